@@ -1,0 +1,96 @@
+"""The request record: one row for every planned request, whatever became of it.
+
+Knows the Arrow schema, its units and how it is written; knows nothing of who sends or serves.
+Raw monotonic offsets are the truth, latencies are derived from them in `metrics`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SCHEMA_VERSION = 1
+
+OK = "ok"
+FAILURES = ("http_error", "truncated", "timeout", "conn_error", "missed", "lost")
+STATUSES = (OK, *FAILURES)
+PENDING = "pending"
+"""Status of a request in flight; it exists in observations during a run, never in Parquet."""
+
+_WORD = pa.dictionary(pa.int16(), pa.string())
+_COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
+    ("seq", pa.int64(), "", "position in the run's master schedule; the key"),
+    ("client_id", pa.int16(), "", "load actor that owned the request"),
+    ("dwell", pa.int16(), "", "segment of the schedule: ramp step or dwell, from 0"),
+    ("phase", _WORD, "", "ramp, transition, window or bridge: what the segment's plan says of the due time"),
+    ("status", _WORD, "", "ok, or what became of it: " + ", ".join(FAILURES)),
+    ("error_kind", _WORD, "", "finer kind of a failure; null when ok"),
+    ("error", pa.string(), "", "message of a failure; null when ok"),
+    ("http_status", pa.int16(), "", "status code of the answer; null without one"),
+    ("finish_reason", _WORD, "", "as the server says"),
+    ("session_id", pa.int32(), "", "chat user's session; -1 without sessions"),
+    ("turn", pa.int16(), "", "turn in the session, from 0"),
+    ("replica_id", _WORD, "", "x-replica-id of the answer; null if unknown"),
+    ("due_ns", pa.int64(), "ns", "planned send time since the start of the run's clock"),
+    ("scheduled_at", pa.timestamp("us", "UTC"), "", "planned send time on the wall clock"),
+    ("send_offset_ns", pa.int64(), "ns", "request written, from due; null if never sent"),
+    ("first_byte_offset_ns", pa.int64(), "ns", "first byte of the answer, from due"),
+    ("first_token_offset_ns", pa.int64(), "ns", "first read that carries an output token, from due"),
+    ("last_token_offset_ns", pa.int64(), "ns", "last read that carries an output token, from due"),
+    ("end_offset_ns", pa.int64(), "ns", "answer complete or failed, from due"),
+    ("requested_input_tokens", pa.int32(), "tokens", "prompt length of the plan"),
+    ("requested_output_tokens", pa.int32(), "tokens", "answer length of the plan"),
+    ("prompt_tokens", pa.int32(), "tokens", "server usage; null if not given"),
+    ("cached_tokens", pa.int32(), "tokens", "server usage: prompt tokens from the prefix cache"),
+    ("output_tokens", pa.int32(), "tokens", "server usage; of an unfinished answer the tokens seen"),
+    ("events", pa.int32(), "", "streamed events that carried output"),
+    ("reads", pa.int32(), "", "socket reads that carried output; fewer than events = merged delivery"),
+    ("engine_steps", pa.int32(), "", "simulated engine: steps that gave this request a token; else null"),
+    ("engine_late_steps", pa.int32(), "", "of these, delivered later than half a step; else null"),
+    ("itl_us", pa.list_(pa.int32()), "us", "gaps between reads that carried output; null if not recorded"),
+)
+
+REQUESTS = pa.schema(
+    [
+        pa.field(name, type_, metadata={"unit": unit, "doc": doc} if unit else {"doc": doc})
+        for name, type_, unit, doc in _COLUMNS
+    ],
+    metadata={"schema_version": str(SCHEMA_VERSION)},
+)
+"""Arrow schema of a request table. Offsets count from `due_ns`, so latency is measured from the plan."""
+
+_DELTA = tuple(name for name, *_ in _COLUMNS if name.endswith("_ns") or name == "scheduled_at")
+_SPLIT = ("itl_us.list.element",)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Rows (dicts; a missing key is null) as a table of schema `REQUESTS`."""
+    return pa.Table.from_pylist(list(rows), schema=REQUESTS)
+
+
+def write(requests: pa.Table, path: Path) -> None:
+    """Write a request table as zstd Parquet, sorted by `due_ns`, complete or not at all (by rename)."""
+    encoded = {**dict.fromkeys(_DELTA, "DELTA_BINARY_PACKED"), **dict.fromkeys(_SPLIT, "BYTE_STREAM_SPLIT")}
+    words = [field.name for field in REQUESTS if pa.types.is_dictionary(field.type)]
+    part = path.with_name(path.name + ".tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(
+        requests.cast(REQUESTS).sort_by("due_ns"),
+        part,
+        compression="zstd",
+        compression_level=3,
+        row_group_size=32_768,
+        use_dictionary=words,
+        column_encoding=encoded,
+        write_page_index=True,
+    )
+    part.replace(path)
+
+
+def read(folder: Path) -> pa.Table:
+    """All request tables below `folder` as one, sorted by `due_ns`; empty if there are none."""
+    files = sorted(folder.glob("**/*.parquet"))
+    tables = [pq.read_table(file, schema=REQUESTS) for file in files]
+    return pa.concat_tables(tables).sort_by("due_ns") if tables else REQUESTS.empty_table()

@@ -1,0 +1,142 @@
+"""Turns YAML groups and `key=value` words into an `Experiment`; the only user of omegaconf.
+
+Precedence: dataclass defaults < the chosen file of each group < `key=value`. A bare group name
+chooses a file (`workload=smoke`), a dotted key sets a value (`slo.ttft_p90_ms=1500`); the order of
+the words never matters.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from conf import schema
+
+ROOT = Path(__file__).parent
+ENGINES: dict[str, type[schema.Engine]] = {
+    "simulated": schema.SimulatedEngine,
+    "vllm": schema.VllmEngine,
+    "vllm_cpu": schema.VllmEngine,
+    "external": schema.ExternalEngine,
+}
+
+
+class ConfigError(ValueError):
+    """The words or files do not make an experiment; the message is one line with the remedy."""
+
+
+def groups() -> dict[str, list[str]]:
+    """Group name -> the names of its choices, sorted."""
+    folders = sorted(path for path in ROOT.iterdir() if path.is_dir() and path.name[0].isalpha())
+    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
+
+
+def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experiment:
+    """The experiment of `words` (`key=value` each) over the defaults or over a saved tree `base`.
+
+    Raises ConfigError with one line: an unknown key, choice or value, or specs that do not fit.
+    """
+    choices, values = _split(words)
+    tree = _read(base) if base else {}
+    if not base:
+        defaults = _read(ROOT / "config.yaml")
+        choices = {**defaults.pop("defaults"), **choices}
+        tree.update(defaults)
+    for group, choice in choices.items():
+        tree[group] = _read(_file(group, choice))
+    try:
+        return _build(tree, values)
+    except ConfigError:
+        raise
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        raise ConfigError(_one_line(error)) from error
+
+
+def dump(experiment: schema.Experiment) -> str:
+    """The resolved tree as YAML, which `load(base=...)` reads back to an equal experiment."""
+    return OmegaConf.to_yaml(OmegaConf.structured(experiment))
+
+
+def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Words that choose a file of a group, and words that set a value."""
+    known = groups()
+    choices: dict[str, str] = {}
+    values: list[str] = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"'{word}' is not of the form key=value")
+        if "${" in value:
+            raise ConfigError(f"{key}: interpolation (${{...}}) is not supported; write the value")
+        if key in known:
+            choices[key] = value
+        else:
+            values.append(word)
+    return choices, values
+
+
+def _file(group: str, choice: str) -> Path:
+    known = groups()[group]
+    if choice not in known:
+        raise ConfigError(
+            f"unknown choice '{group}={choice}'{_hint(choice, known)}; available: {', '.join(known)}"
+        )
+    return ROOT / group / f"{choice}.yaml"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} is not a mapping of keys to values")
+    if "${" in str(tree):
+        raise ConfigError(f"{path}: interpolation (${{...}}) is not supported")
+    return tree
+
+
+def _build(tree: dict[str, Any], values: list[str]) -> schema.Experiment:
+    kind = (tree.get("engine") or {}).get("kind")
+    if kind not in ENGINES:
+        raise ConfigError(f"unknown engine kind '{kind}'; available: {', '.join(ENGINES)}")
+    node = OmegaConf.merge(
+        OmegaConf.structured(schema.Experiment), {"engine": OmegaConf.structured(ENGINES[kind])}
+    )
+    node = OmegaConf.merge(node, tree)
+    overrides = OmegaConf.from_dotlist(values)
+    for word in values:
+        _check_key(node, word.partition("=")[0])
+    if OmegaConf.select(overrides, "engine.kind", default=kind) != kind:
+        raise ConfigError("engine.kind cannot be set; choose a file with engine=NAME")
+    return cast(schema.Experiment, OmegaConf.to_object(OmegaConf.merge(node, overrides)))
+
+
+def _check_key(node: Any, key: str) -> None:
+    """Raise ConfigError when `key` (dotted) does not exist, naming the nearest that does."""
+    at: Any = node
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        if not isinstance(at, DictConfig) or not dataclasses.is_dataclass(OmegaConf.get_type(at)):
+            return
+        if part not in list(at.keys()):
+            near = [".".join([*parts[:depth], str(name)]) for name in at.keys()]
+            raise ConfigError(f"unknown key '{key}'{_hint('.'.join(parts[: depth + 1]), near)}")
+        at = at._get_node(part)
+
+
+def _hint(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+
+
+def _one_line(error: Exception) -> str:
+    """omegaconf puts the key on a line of its own; the user gets both in one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
+    return f"{key}: {lines[0]}" if key and key not in lines[0] else lines[0]

@@ -1,0 +1,61 @@
+"""Request bodies of exact token length, spliced from bytes made before the start.
+
+Knows JSON bodies of vLLM's completions API; knows nothing of sockets. Every token is written with
+the same number of characters, so a prompt of n tokens is a slice of one long string: building a
+body costs a copy, not a tokeniser.
+"""
+
+import json
+
+import numpy as np
+
+from conf.schema import Workload
+
+POOL_TOKENS = 65_536
+UNIQUE_TOKENS = 8
+
+
+class Prompts:
+    """Bodies for one workload. Two bodies never share their first tokens, so none hits a prefix cache.
+
+    `salt` separates runs: prompts of another salt differ too. Token ids are drawn from the ids of
+    the vocabulary with the most digits (10000 to 99999 of 151936), away from special ids.
+    """
+
+    def __init__(self, workload: Workload, model: str, vocab: int, salt: int) -> None:
+        digits = len(str(vocab - 1)) - (1 if vocab <= 2 * 10 ** (len(str(vocab - 1)) - 1) else 0)
+        self._low, self._high = 10 ** (digits - 1), min(10**digits, vocab)
+        rng = np.random.default_rng(salt)
+        ids = rng.integers(self._low, self._high, size=2 * POOL_TOKENS)
+        self._separator = b"," if workload.prompt == "token_ids" else b" "
+        self._open, self._close = (b"[", b"]") if workload.prompt == "token_ids" else (b'"', b'"')
+        self._width = digits + 1
+        self._pool = self._separator.join(str(i).encode() for i in ids.tolist()) + self._separator
+        self._salt = int(rng.integers(0, 2**31))
+        rest = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+        rest |= {"ignore_eos": True, "temperature": 0}
+        self._tail = json.dumps(rest, separators=(",", ":")).encode()[1:]
+
+    def body(self, seq: int, input_tokens: int, output_tokens: int) -> bytes:
+        """The JSON body of request `seq`: `input_tokens` unique tokens in, exactly `output_tokens` out."""
+        unique = self._unique(seq)[:input_tokens]
+        rest = self._slice(seq, input_tokens - len(unique))
+        prompt = self._separator.join([*unique, rest] if rest else unique)
+        limits = b',"max_tokens":%d,"min_tokens":%d,' % (output_tokens, output_tokens)
+        return b'{"prompt":' + self._open + prompt + self._close + limits + self._tail
+
+    def _unique(self, seq: int) -> list[bytes]:
+        """`UNIQUE_TOKENS` tokens that spell salt and seq in the base of the id range."""
+        base = self._high - self._low
+        number, tokens = (self._salt << 40) + seq, []
+        for _ in range(UNIQUE_TOKENS):
+            number, digit = divmod(number, base)
+            tokens.append(b"%d" % (self._low + digit))
+        return tokens
+
+    def _slice(self, seq: int, tokens: int) -> bytes:
+        if tokens <= 0:
+            return b""
+        pool = self._pool if tokens <= POOL_TOKENS else self._pool * -(-tokens // POOL_TOKENS)
+        at = (seq * 7919) % POOL_TOKENS * self._width
+        return pool[at : at + tokens * self._width - 1]

@@ -1,0 +1,184 @@
+"""The client against scripted servers: every way an answer can end has its status and its kind."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.client import Client, EventReader, Exchange
+from tests.mock_server import END, MockServer, answer, event, head, token, usage
+
+BODY = json.dumps({"prompt": [1, 2, 3], "max_tokens": 3}).encode()
+
+
+def run(script: Callable[[dict[str, Any]], list[Any]], count: int = 1, **options: Any) -> list[Exchange]:
+    """Send `count` requests one after another to a server with this script."""
+
+    async def main() -> list[Exchange]:
+        async with MockServer(script) as server:
+            return await exchanges(server.url, count, **options)
+
+    return asyncio.run(main())
+
+
+async def exchanges(url: str, count: int, **options: Any) -> list[Exchange]:
+    results: list[Exchange] = []
+    ended = asyncio.Event()
+
+    def done(exchange: Exchange) -> None:
+        results.append(exchange)
+        ended.set()
+
+    client = Client([url], done, **{"timeout_s": 2.0, **options})
+    for seq in range(count):
+        ended.clear()
+        client.start(Exchange(seq, 3), BODY)
+        await asyncio.wait_for(ended.wait(), 5)
+    client.cut_all("interrupted")
+    return results
+
+
+def test_a_whole_answer_is_ok_and_keeps_its_times_in_order() -> None:
+    (exchange,) = run(lambda body: answer(body, pause_s=0.01))
+    assert exchange.status == "ok"
+    assert (exchange.tokens, exchange.events, exchange.done) == (3, 3, True)
+    assert (exchange.replica_id, exchange.finish_reason) == ("r1", "length")
+    assert exchange.engine == {"steps": 3, "late_steps": 0}
+    times = [
+        exchange.sent_ns,
+        exchange.first_byte_ns,
+        exchange.first_token_ns,
+        exchange.last_token_ns,
+        exchange.end_ns,
+    ]
+    assert times == sorted(times)  # type: ignore[type-var]
+    assert exchange.reads == len(exchange.token_reads_ns) >= 2
+
+
+def test_connections_are_kept_alive() -> None:
+    async def main() -> int:
+        async with MockServer() as server:
+            assert [e.status for e in await exchanges(server.url, 5)] == ["ok"] * 5
+            return server.connections
+
+    assert asyncio.run(main()) == 1
+
+
+def test_the_key_travels_in_the_header_only() -> None:
+    async def main() -> tuple[bytes, list[Exchange]]:
+        async with MockServer() as server:
+            results = await exchanges(server.url, 1, api_key="hush-hush")
+            return server.requests[0][0], results
+
+    request, (exchange,) = asyncio.run(main())
+    assert b"Authorization: Bearer hush-hush\r\n" in request
+    assert "hush" not in repr(exchange)
+
+
+ROLE = event(
+    {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+)
+DELTA = event({"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]})
+SCRIPTS: dict[str, tuple[list[Any], str, str | None]] = {
+    "no [DONE]": ([head(), token(), token(), token(), usage(3, 3), b"0\r\n\r\n"], "truncated", "no_done"),
+    "no usage": ([head(), token(), token(), token(), END], "truncated", "no_usage"),
+    "short": ([head(), token(), token(), usage(3, 2), END], "truncated", "token_count"),
+    "no token": ([head(), usage(3, 0), END], "truncated", "no_token"),
+    "in-band error": ([head(), token(), event({"error": {"message": "boom"}}), END], "http_error", "in_band"),
+    "bad event": ([head(), token(), event(b"{nope"), END], "http_error", "bad_event"),
+    "cut after a token": ([head(), token(), None], "truncated", "connection_lost"),
+    "cut before the head": ([None], "conn_error", "connection_lost"),
+    "not HTTP": ([b"SSH-2.0 hello\r\n\r\n"], "conn_error", "bad_http"),
+    "hangs": ([head(), token(), 5.0], "timeout", "deadline"),
+    "chat, role first": ([head(), ROLE, 0.02, DELTA, DELTA, DELTA, usage(3, 3), END], "ok", None),
+    "several tokens in one event": ([head(), token(" a b c"), usage(3, 3), END], "ok", None),
+    "all in one write": ([head() + token() * 3 + usage(3, 3) + END], "ok", None),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_end_has_a_status(name: str) -> None:
+    pieces, status, kind = SCRIPTS[name]
+    (exchange,) = run(lambda _: pieces, timeout_s=0.4)
+    assert (exchange.status, exchange.error_kind) == (status, kind)
+    assert exchange.end_ns is not None
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "429 Too Many Requests", "503 Service Unavailable"])
+def test_http_errors_keep_code_and_message(status: str) -> None:
+    text = b'{"error":{"message":"why"}}'
+    reply = f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text
+    (exchange,) = run(lambda _: [reply])
+    assert (exchange.status, exchange.error_kind) == ("http_error", status[:3])
+    assert exchange.error is not None and "why" in exchange.error
+
+
+def test_connection_refused_is_a_row() -> None:
+    (exchange,) = asyncio.run(exchanges("http://127.0.0.1:9", 1))
+    assert (exchange.status, exchange.error_kind) == ("conn_error", "ConnectionRefusedError")
+
+
+def test_a_role_delta_is_not_a_first_token() -> None:
+    pieces = SCRIPTS["chat, role first"][0]
+    (exchange,) = run(lambda _: pieces)
+    assert exchange.first_token_ns is not None and exchange.first_byte_ns is not None
+    assert exchange.first_token_ns - exchange.first_byte_ns > 10_000_000
+
+
+def test_cutting_ends_what_runs() -> None:
+    async def main() -> list[Exchange]:
+        results: list[Exchange] = []
+        async with MockServer(lambda _: [head(), token(), 5.0]) as server:
+            client = Client([server.url], results.append)
+            client.start(Exchange(0, 3), BODY)
+            await asyncio.sleep(0.1)
+            client.cut_all("interrupted")
+        return results
+
+    (exchange,) = asyncio.run(main())
+    assert (exchange.status, exchange.error_kind) == ("truncated", "interrupted")
+
+
+STREAM = (
+    b"".join(
+        b"data: " + json.dumps(message, separators=(",", ":")).encode() + b"\n\n"
+        for message in [
+            *[
+                {"choices": [{"index": 0, "text": f" é{i}", "finish_reason": None}], "usage": None}
+                for i in range(5)
+            ],
+            {"choices": [{"index": 0, "text": "\n\n", "finish_reason": "length"}], "usage": None},
+            {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 6}},
+        ]
+    )
+    + b": a comment\n\ndata: [DONE]\n\n"
+)
+
+
+def parse(pieces: list[bytes]) -> dict[str, Any]:
+    exchange = Exchange(0, 6, http_status=200)
+    reader = EventReader(exchange)
+    for piece in pieces:
+        reader.feed(piece, 1)
+    exchange.judge()
+    return {name: getattr(exchange, name) for name in ("status", "events", "usage", "done", "finish_reason")}
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_a_stream_cut_anywhere_parses_the_same(newline: bytes) -> None:
+    stream = STREAM.replace(b"\n\n", newline * 2)
+    whole = parse([stream])
+    assert whole["status"] == "ok" and whole["events"] == 6
+    for at in range(len(stream)):
+        assert parse([stream[:at], stream[at:]]) == whole, at
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.binary(max_size=40), max_size=8))
+def test_broken_streams_never_raise(pieces: list[bytes]) -> None:
+    parse([b"data: " + piece + b"\n\n" for piece in pieces])
+    parse(pieces)

@@ -1,0 +1,71 @@
+"""The import direction of the house, as a table, checked on the source."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("conf", "analysis", "serve_apps", "cluster", "loadgen")
+ALLOWED = {
+    "conf": {"conf"},
+    "analysis": {"conf", "analysis"},
+    "serve_apps": {"conf", "serve_apps"},
+    "cluster": {"conf", "cluster"},
+    "loadgen": {"conf", "analysis", "loadgen"},
+}
+CONFINED = {
+    "ray": {
+        "cluster/session.py",
+        "cluster/deploy.py",
+        "cluster/preflight.py",
+        "serve_apps/app.py",
+        "serve_apps/simulated.py",
+        "serve_apps/routing.py",
+        "serve_apps/vllm_app.py",
+        "loadgen/fleet.py",
+    },
+    "vllm": {"serve_apps/vllm_app.py", "serve_apps/vllm_emulated.py"},
+    "torch": {"serve_apps/vllm_app.py", "serve_apps/vllm_emulated.py"},
+    "omegaconf": {"conf/load.py", "conf/schema.py"},
+    "aiohttp": set(),
+}
+FORBIDDEN_NAMES = ("utils", "util", "common", "helpers", "helper", "manager", "misc")
+SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names a file imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module or "")
+    return names
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_one_way(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0]
+    ours = {name.split(".")[0] for name in imported(path)} & set(ROOMS)
+    if path.name != "__main__.py":
+        assert ours <= ALLOWED[room], f"{path} imports {ours - ALLOWED[room]}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_heavy_imports_stay_where_they_belong(path: Path) -> None:
+    roots = {name.split(".")[0] for name in imported(path)}
+    for package, homes in CONFINED.items():
+        if package in roots and path.name != "__main__.py":
+            assert str(path.relative_to(ROOT)) in homes, f"{path} imports {package}"
+
+
+def test_engine_model_has_no_clock_and_no_loop() -> None:
+    for path in (ROOT / "serve_apps" / "engine_model").glob("*.py"):
+        assert not imported(path) & {"time", "asyncio", "threading", "ray"}, path
+
+
+def test_no_module_is_a_drawer() -> None:
+    assert not [path for path in SOURCES if path.stem in FORBIDDEN_NAMES]

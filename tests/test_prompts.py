@@ -1,0 +1,56 @@
+"""Request bodies: exact lengths, unique beginnings, ids inside the vocabulary."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf import load
+from conf.schema import Workload
+from loadgen.prompts import UNIQUE_TOKENS, Prompts
+
+IDS = load().workload
+TEXT = load(["workload.prompt=text"]).workload
+
+
+def body(prompts: Prompts, seq: int, inputs: int, outputs: int = 140) -> dict[str, Any]:
+    tree = json.loads(prompts.body(seq, inputs, outputs))
+    assert isinstance(tree, dict)
+    return tree
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**40 - 1), st.integers(1, 9000), st.sampled_from([1024, 32000, 128256, 151936]))
+def test_a_body_has_exactly_the_asked_tokens(seq: int, inputs: int, vocab: int) -> None:
+    tree = body(Prompts(IDS, "m", vocab, salt=3), seq, inputs)
+    assert len(tree["prompt"]) == inputs
+    assert all(0 <= token < vocab for token in tree["prompt"])
+    assert (tree["max_tokens"], tree["min_tokens"], tree["ignore_eos"]) == (140, 140, True)
+    assert tree["stream"] and tree["stream_options"] == {"include_usage": True} and tree["model"] == "m"
+
+
+def test_very_long_prompts_repeat_the_pool() -> None:
+    assert len(body(Prompts(IDS, "m", 151936, salt=3), 5, 300_000)["prompt"]) == 300_000
+
+
+def test_text_has_one_word_per_token() -> None:
+    assert len(body(Prompts(TEXT, "m", 151936, salt=3), 5, 321)["prompt"].split()) == 321
+
+
+@pytest.mark.parametrize("workload", [IDS, TEXT], ids=["ids", "text"])
+def test_no_two_prompts_share_their_first_tokens(workload: Workload) -> None:
+    beginnings = set()
+    for salt in (1, 2):
+        prompts = Prompts(workload, "m", 151936, salt)
+        for seq in range(300):
+            prompt = body(prompts, seq, 64)["prompt"]
+            tokens = prompt if isinstance(prompt, list) else prompt.split()
+            beginnings.add(tuple(tokens[:UNIQUE_TOKENS]))
+    assert len(beginnings) == 600
+
+
+def test_salt_and_seq_decide_the_body() -> None:
+    assert Prompts(IDS, "m", 151936, 1).body(7, 100, 5) == Prompts(IDS, "m", 151936, 1).body(7, 100, 5)
+    assert Prompts(IDS, "m", 151936, 1).body(7, 100, 5) != Prompts(IDS, "m", 151936, 2).body(7, 100, 5)
