@@ -101,7 +101,8 @@ class _Root:
         edges = np.concatenate([self.roots[:1] - half, self.roots + half])
         below = np.concatenate([np.zeros((1, len(self.shift))), np.cumsum(self.mass, axis=0)])
         parts = [np.interp(at - shift, edges, below[:, j]) for j, shift in enumerate(self.shift)]
-        return np.minimum(np.sum(parts, axis=0), 1.0)
+        total: Floats = np.sum(parts, axis=0)
+        return np.minimum(total, 1.0)
 
 
 def posterior(dwells: Sequence[Dwell], prior: Prior) -> Capacity:
@@ -129,7 +130,8 @@ def population_shift(slopes: Floats, log_work_var: float) -> Floats:
         middle = (low + high) / 2
         share = _logistic(LOGIT_ALLOWED + slopes[:, None] * (middle[:, None] + loads)) @ _WEIGHTS
         low, high = np.where(share < ALLOWED_OVER, middle, low), np.where(share < ALLOWED_OVER, high, middle)
-    return (low + high) / 2
+    shift: Floats = (low + high) / 2
+    return shift
 
 
 def _fit(dwells: Sequence[Dwell], limit: Limit, prior: Prior) -> _Root:
@@ -255,4 +257,5 @@ def _log_normal(at: Floats, centre: float, sd: float) -> Floats:
 
 
 def _logistic(logit: Floats) -> Floats:
-    return 1 / (1 + np.exp(-logit))
+    share: Floats = 0.5 + 0.5 * np.tanh(logit / 2)
+    return share

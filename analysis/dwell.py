@@ -4,7 +4,7 @@ Knows request rows, the bounds and the workload's means; knows no posterior and 
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -114,7 +114,7 @@ def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_
     work = request_work(rows, workload)
     e2e = quantile(metrics.e2e(rows)[ok], 0.5)
     return Dwell(
-        **asdict(window),
+        **{field.name: getattr(window, field.name) for field in fields(Window)},
         weight=ABORTED_WEIGHT if window.aborted else 1.0,
         requests=rows.num_rows,
         completed=int(ok.sum()),

@@ -22,7 +22,7 @@ PHI_RANGE = (1.0, 400.0)
 
 
 def quantile(values: Floats, q: float) -> float | None:
-    """The `q` quantile (0 to 1) of the values that are not nan, by numpy's `linear` rule; None if there are none.
+    """The `q` quantile (0 to 1) by numpy's `linear` rule; nan is left out, None if nothing remains.
 
     +inf is a value like any other: where the rule interpolates towards it the answer is +inf.
     """
@@ -30,6 +30,8 @@ def quantile(values: Floats, q: float) -> float | None:
     if not len(known):
         return None
     place = q * (len(known) - 1)
+    if abs(place - round(place)) < 1e-9:
+        place = round(place)  # 0.07 * 100 > 7 must not reach for the next value, which may be a failure
     low, high = math.floor(place), math.ceil(place)
     ordered = np.partition(known, (low, high))
     if low == high or ordered[low] == ordered[high]:

@@ -61,6 +61,12 @@ REQUESTS = pa.schema(
 )
 """Arrow schema of a request table. Offsets count from `due_ns`, so latency is measured from the plan."""
 
+SHARD = pa.schema(
+    [f.with_type(pa.string()) if pa.types.is_dictionary(f.type) else f for f in REQUESTS],
+    metadata=REQUESTS.metadata,
+)
+"""`REQUESTS` with words as plain strings: dictionaries would have to agree between a stream's batches."""
+
 _DELTA = tuple(name for name, *_ in _COLUMNS if name.endswith("_ns") or name == "scheduled_at")
 _SPLIT = ("itl_us.list.element",)
 
@@ -94,3 +100,15 @@ def read(folder: Path) -> pa.Table:
     files = sorted(folder.glob("**/*.parquet"))
     tables = [pq.read_table(file, schema=REQUESTS) for file in files]
     return pa.concat_tables(tables).sort_by("due_ns") if tables else REQUESTS.empty_table()
+
+
+def read_shard(path: Path) -> pa.Table:
+    """Every whole batch of a shard, also of one whose writer was killed in the middle of a batch."""
+    batches = []
+    with path.open("rb") as file:
+        try:
+            for batch in pa.ipc.open_stream(file):
+                batches.append(batch)
+        except (pa.ArrowInvalid, OSError, EOFError):
+            pass  # the cut end of a killed writer: what came before is whole
+    return pa.Table.from_batches(batches, schema=SHARD).cast(REQUESTS)

@@ -52,7 +52,7 @@ class LoadActor:
     async def prepare(self, client_id: int, plan: FleetPlan, folder: Path) -> str:
         """Build what is slow, freeze the garbage collector, and return where this actor runs."""
         prompts = Prompts(plan.workload, plan.model, plan.vocab, plan.salt)
-        shard = Shard(folder / f"client-{client_id:02d}.arrow")
+        shard = Shard(folder / f"{_name(client_id)}.arrow")
         self._path = shard.path
         self._worker = Worker(
             client_id,
@@ -133,8 +133,8 @@ class Fleet:
         health = {}
         for i, reply in self._ask("observe", REPLY_TIMEOUT_S):
             rows += reply[0]
-            health[i] = reply[1]
-        return Observation(rows, health, list(self._lost))
+            health[_name(i)] = reply[1]
+        return Observation(rows, health, [_name(i) for i in self._lost])
 
     def retract(self) -> None:
         """Forget every arrival that is not due yet."""
@@ -144,7 +144,7 @@ class Fleet:
         """Stop sending, drain for at most `drain_s`, and return the shards, all in this run's folder."""
         self._ask("finish", drain_s + REPLY_TIMEOUT_S, drain_s)
         for i, actor in self._alive():
-            path = self._folder / f"client-{i:02d}.arrow"
+            path = self._folder / f"{_name(i)}.arrow"
             if not path.exists():
                 path.write_bytes(ray.get(actor.fetch.remote()))
             ray.kill(actor)
@@ -153,9 +153,9 @@ class Fleet:
     def _start(self) -> None:
         lead_ns = int(LEAD_S * NS)
         self._epoch_ns = time.monotonic_ns() + lead_ns
-        start_wall_ns = time.time_ns() + lead_ns
+        self.start_wall_ns = time.time_ns() + lead_ns
         refs = [
-            a.start.remote(start_wall_ns, o.offset_ns)
+            a.start.remote(self.start_wall_ns, o.offset_ns)
             for a, o in zip(self._actors, self.offsets, strict=True)
         ]
         behind = min(ray.get(refs, timeout=REPLY_TIMEOUT_S))
@@ -202,6 +202,10 @@ class Offset:
 
     offset_ns: int
     round_trip_ns: int
+
+
+def _name(i: int) -> str:
+    return f"client-{i:02d}"
 
 
 def urls_of(urls: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ class Shard:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._file = path.open("wb")
-        self._schema = _plain(records.REQUESTS)
+        self._schema = records.SHARD
         self._writer = pa.ipc.new_stream(self._file, self._schema)
         self._rows: list[Mapping[str, Any]] = []
         # The first conversion imports what pyarrow loads lazily: now, not in the middle of a run.
@@ -43,22 +43,3 @@ class Shard:
         self.flush()
         self._writer.close()
         self._file.close()
-
-
-def read_shard(path: Path) -> pa.Table:
-    """Every whole batch of a shard, also of one whose writer was killed in the middle of a batch."""
-    batches = []
-    schema = _plain(records.REQUESTS)
-    with path.open("rb") as file:
-        try:
-            for batch in pa.ipc.open_stream(file):
-                batches.append(batch)
-        except (pa.ArrowInvalid, OSError, EOFError):
-            pass  # the cut end of a killed writer: what came before is whole
-    return pa.Table.from_batches(batches, schema=schema).cast(records.REQUESTS)
-
-
-def _plain(schema: pa.Schema) -> pa.Schema:
-    """The schema with words as plain strings: a stream's dictionaries would have to agree between batches."""
-    words = [f.with_type(pa.string()) if pa.types.is_dictionary(f.type) else f for f in schema]
-    return pa.schema(words, metadata=schema.metadata)

@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis import records
+from analysis.runs import gather
 from loadgen.arrivals import PHASES, ArrivalSchedule
-from loadgen.recorder import read_shard
 
 SCHEMA_VERSION = 1
 PACKAGES = (
@@ -52,7 +52,7 @@ class RunFolder:
         self.shards.mkdir()
         self._events = (self.path / "events.jsonl").open("a")
 
-    def event(self, kind: str, **facts: Any) -> None:
+    def event(self, kind: str, /, **facts: Any) -> None:
         """Append one line to events.jsonl, on disk before this returns."""
         self._events.write(json.dumps({"at": time.time(), "event": kind, **facts}, default=str) + "\n")
         self._events.flush()
@@ -89,33 +89,18 @@ class RunFolder:
     def collect(self, wall_start_ns: int | None = None) -> pa.Table:
         """Shards and plan joined into requests/: exactly one row for every planned request.
 
-        A planned request without a record is `lost`: its actor died with it. Of two records of one
-        request (there should be none) the first counts.
+        The shards go once the Parquet stands.
         """
-        shards = [read_shard(path) for path in sorted(self.shards.glob("*.arrow"))]
-        rows = pa.concat_tables(shards) if shards else records.REQUESTS.empty_table()
-        _, first = np.unique(rows["seq"].to_numpy(), return_index=True)
-        rows = rows.take(pa.array(first))
-        plans = sorted((self.path / "schedule").glob("*.parquet"))
-        if plans:
-            plan = pa.concat_tables([pq.read_table(path) for path in plans])
-            missing = ~np.isin(plan["seq"].to_numpy(), rows["seq"].to_numpy())
-            lost = plan.filter(pa.array(missing)).to_pylist()
-            rows = pa.concat_tables([rows, records.table([_lost(row, wall_start_ns) for row in lost])])
+        rows = gather(self.path, wall_start_ns)
         records.write(rows, self.path / "requests" / "part-000.parquet")
-        for path in self.shards.glob("*.arrow"):
-            path.unlink()
+        for shard in self.shards.glob("*.arrow"):
+            shard.unlink()
         self.shards.rmdir()
-        return rows.unify_dictionaries()
+        return rows
 
     def close(self) -> None:
         """End the event log."""
         self._events.close()
-
-
-def _lost(planned: dict[str, Any], wall_start_ns: int | None) -> dict[str, Any]:
-    at = None if wall_start_ns is None else (wall_start_ns + planned["due_ns"]) // 1000
-    return {**planned, "status": "lost", "error_kind": "no_record", "scheduled_at": at}
 
 
 def finite(tree: Any) -> Any:

@@ -9,12 +9,14 @@ from loadgen.arrivals import ArrivalSchedule
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Rows (of schema `REQUESTS`) that ended since the last call or are in flight now, with status
-    `pending`; each load actor's health since then; and the actors that are gone."""
+    """Rows (of schema `REQUESTS`) that ended since the last call or are in flight now (`pending`).
+
+    `health` maps each load actor to its figures since the last call (`Worker.health`).
+    """
 
     rows: list[dict[str, Any]]
-    health: dict[int, dict[str, float]]
-    lost_actors: list[int]
+    health: dict[str, dict[str, float]]
+    lost_actors: list[str]
 
 
 class Target(Protocol):

@@ -64,6 +64,7 @@ class Worker:
         self._landed = asyncio.Event()
         self._epoch_ns = self._wall_ns = 0
         self._stall_ns = 0
+        self._in_flight: list[int] = []
         self._cpu_mark = (time.process_time_ns(), time.monotonic_ns())
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -100,12 +101,17 @@ class Worker:
         return [{k: v for k, v in row.items() if k != "itl_us"} for row in ended] + flying
 
     def health(self) -> dict[str, float]:
-        """CPU share of this process and the longest stall of its loop since the last call."""
+        """Since the last call: this process's share of a core, the loop's longest stall, mean in flight."""
         cpu_ns, now_ns = time.process_time_ns(), time.monotonic_ns()
         (cpu_was, then), self._cpu_mark = self._cpu_mark, (cpu_ns, now_ns)
-        stall_ms, self._stall_ns = self._stall_ns / 1e6, 0
-        share = (cpu_ns - cpu_was) / max(1, now_ns - then)
-        return {"cpu_share": share, "stall_ms": stall_ms, "in_flight": len(self._flying)}
+        stall_ns, self._stall_ns = self._stall_ns, 0
+        samples, self._in_flight = self._in_flight or [len(self._flying)], []
+        return {
+            "span_s": (now_ns - then) / NS,
+            "cpu_share": (cpu_ns - cpu_was) / max(1, now_ns - then),
+            "stall_ms": stall_ns / 1e6,
+            "in_flight": sum(samples) / len(samples),
+        }
 
     async def finish(self, drain_s: float) -> None:
         """Wait up to `drain_s` for answers, cut the rest as interrupted, and close the shard."""
@@ -145,13 +151,14 @@ class Worker:
         self._client.start(exchange, body)
 
     async def _tick(self) -> None:
-        """Measure how late the loop comes back to a sleeper, and flush the shard every second."""
+        """Sample stalls of the loop and requests in flight, and flush the shard every second."""
         flush_at = time.monotonic() + FLUSH_S
         woke_ns = time.monotonic_ns()
         while True:
             await asyncio.sleep(TICK_S)
             before_ns, woke_ns = woke_ns, time.monotonic_ns()
             self._stall_ns = max(self._stall_ns, woke_ns - before_ns - int(TICK_S * NS))
+            self._in_flight.append(len(self._flying))
             if time.monotonic() >= flush_at:
                 self._shard.flush()
                 flush_at = time.monotonic() + FLUSH_S

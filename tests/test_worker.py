@@ -13,7 +13,7 @@ from analysis import records
 from conf import load
 from loadgen.arrivals import NS, ArrivalSchedule, draw
 from loadgen.prompts import Prompts
-from loadgen.recorder import Shard, read_shard
+from loadgen.recorder import Shard
 from loadgen.worker import Worker
 from tests.mock_server import MockServer, Script, answer, head, token
 
@@ -53,7 +53,7 @@ def run(
             return await drive(server, shard, schedule, **how)
 
     rows = asyncio.run(main())
-    return rows, read_shard(shard)
+    return rows, records.read_shard(shard)
 
 
 def statuses(table: pa.Table) -> Counter[str]:
@@ -119,5 +119,5 @@ def test_a_cut_shard_gives_back_every_flushed_row(tmp_path: Path) -> None:
             shard.flush()
     content = shard.path.read_bytes()
     (tmp_path / "cut.arrow").write_bytes(content[:-37])
-    assert read_shard(tmp_path / "cut.arrow")["seq"].to_pylist() == list(range(40))
-    assert read_shard(shard.path)["seq"].to_pylist() == list(range(50))
+    assert records.read_shard(tmp_path / "cut.arrow")["seq"].to_pylist() == list(range(40))
+    assert records.read_shard(shard.path)["seq"].to_pylist() == list(range(50))

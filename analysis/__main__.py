@@ -1,0 +1,50 @@
+"""Reads run folders from the command line.
+
+examples:
+  python -m analysis show runs/20261121-091200-a1b2
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis import summary
+from analysis.runs import RunError, load_run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return its exit code."""
+    arguments = parser().parse_args(argv)
+    try:
+        print(show(arguments.run))
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return summary.EXIT_USAGE
+    return summary.EXIT_OK
+
+
+def parser() -> argparse.ArgumentParser:
+    """The grammar of the command line."""
+    top = argparse.ArgumentParser(
+        prog="python -m analysis", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = top.add_subparsers(dest="verb", required=True)
+    show_verb = verbs.add_parser("show", help="print what a run concluded, or how far a killed one came")
+    show_verb.add_argument("run", type=Path, help="run folder")
+    return top
+
+
+def show(path: Path) -> str:
+    """The summary of a run; of one that did not end, what can be read."""
+    run = load_run(path)
+    if run.sweep is not None:
+        return summary.text(run.sweep)
+    states = Counter(run.requests()["status"].to_pylist())
+    counted = ", ".join(f"{count} {status}" for status, count in sorted(states.items())) or "none"
+    return f"UNFINISHED  {path} has no sweep.json\n  requests: {counted}\n  events: {len(run.events())}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

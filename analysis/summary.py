@@ -1,0 +1,214 @@
+"""What a run concluded: the tree of sweep.json, and the same tree as a screen of text.
+
+Knows what a planner must read and in which order; computes nothing but sums of counts. The verdict
+stands above the number, and every number carries its unit and its evidence.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from analysis.capacity import LIMITS, Capacity
+from analysis.dwell import Dwell
+from analysis.validity import Verdict
+from conf.schema import Experiment
+
+SCHEMA_VERSION = 1
+EXIT_OK = 0
+EXIT_INTERNAL = 1
+EXIT_USAGE = 2
+EXIT_SLO_MISSED = 3
+EXIT_VOID = 4
+EXIT_TARGET = 5
+EXIT_OPEN = 6
+EXIT_INTERRUPTED = 130
+
+Tree = dict[str, Any]
+
+
+def describe(experiment: Experiment) -> Tree:
+    """What was asked, as far as it belongs beside the answer."""
+    return {
+        "engine": experiment.engine.kind,
+        "model": experiment.model.name,
+        "hardware": experiment.hardware.name,
+        "cluster": experiment.cluster.name,
+        "layout": experiment.layout.name,
+        "routing": experiment.routing.name,
+        "workload": experiment.workload.name,
+        "search": experiment.search.name,
+        "nodes": experiment.cluster.nodes,
+        "replicas": experiment.replicas,
+        "slo": {"ttft_p90_ms": experiment.slo.ttft_p90_ms, "tpot_p90_ms": experiment.slo.tpot_p90_ms},
+        "seed": experiment.seed,
+    }
+
+
+def capacity_tree(capacity: Capacity, replicas_per_node: float) -> Tree:
+    """The posterior in QPS per node and per replica, with what it rests on."""
+    figures = {
+        "estimate": capacity.qps_per_node,
+        "low": capacity.low,
+        "high": capacity.high,
+        "certified": capacity.certified,
+    }
+    return {
+        "qps_per_node": figures,
+        "qps_per_replica": {name: value / replicas_per_node for name, value in figures.items()},
+        "interval": "95 % (2.5 to 97.5 % quantile of the posterior); certified is its 5 % quantile",
+        "binding": capacity.binding,
+        "binding_probability": capacity.binding_probability,
+        "open_above": capacity.open_above,
+        "open_below": capacity.open_below,
+        "dwells_used": list(capacity.dwells),
+        "limits": {limit: asdict(getattr(capacity, limit)) for limit in LIMITS},
+    }
+
+
+def dwell_row(dwell: Dwell, verdict: Verdict, reason: str) -> Tree:
+    """One line of dwells.parquet: counts, load and verdict of a ramp step or dwell."""
+    return {
+        "index": dwell.index,
+        "kind": dwell.kind,
+        "rate_qps": dwell.rate_qps,
+        "rate_qps_per_node": dwell.rate_qps / dwell.nodes,
+        "log_work": dwell.log_work,
+        "log_work_var": dwell.log_work_var,
+        "start_ns": dwell.start_ns,
+        "window_start_ns": dwell.window_start_ns,
+        "window_end_ns": dwell.window_end_ns,
+        "aborted": dwell.aborted,
+        "weight": dwell.weight,
+        "valid": verdict.valid,
+        "void_reason": verdict.reason,
+        "requests": dwell.requests,
+        "completed": dwell.completed,
+        "failed": dwell.failed,
+        "pending": dwell.pending,
+        "waiting_at_start": dwell.waiting_at_start,
+        **{f"{limit}_over": getattr(dwell, limit).over for limit in LIMITS},
+        **{f"{limit}_determined": getattr(dwell, limit).determined for limit in LIMITS},
+        "reason": reason,
+    }
+
+
+def worst_checks(verdicts: Sequence[Verdict]) -> list[Tree]:
+    """Of each check the worst figure over the windows, failed ones first among equals."""
+    worst: dict[str, Tree] = {}
+    for verdict in verdicts:
+        for check in verdict.checks:
+            row = asdict(check)
+            known = worst.setdefault(check.name, row)
+            rank = {False: 2, None: 0, True: 1}
+            beyond = (rank[row["passed"]], _distance(row)) > (rank[known["passed"]], _distance(known))
+            if beyond:
+                worst[check.name] = row
+    return list(worst.values())
+
+
+def text(tree: Mapping[str, Any]) -> str:
+    """The screen that `sweep`, `predict` and `analysis show` print."""
+    lines = [f"{_headline(tree)}", f"  {tree['reason']}" if tree.get("reason") else ""]
+    if tree.get("capacity"):
+        lines += _capacity_lines(tree)
+    if tree.get("probe"):
+        lines += _probe_lines(tree)
+    lines += _evidence_lines(tree)
+    return "\n".join(line for line in lines if line)
+
+
+def _headline(tree: Mapping[str, Any]) -> str:
+    word = "VALID" if tree["valid"] else "INTERRUPTED" if tree["exit_code"] == EXIT_INTERRUPTED else "VOID"
+    if tree["exit_code"] == EXIT_TARGET:
+        word = "NO RESULT"
+    capacity = tree.get("capacity")
+    if not capacity or not tree["valid"]:
+        return f"{word}  no capacity is claimed" if word != "VALID" else word
+    q = capacity["qps_per_node"]
+    if capacity["open_above"]:
+        return (
+            f"{word}  at least {q['low']:.2f} QPS per node (no request was over a bound: a lower bound only)"
+        )
+    if capacity["open_below"]:
+        return f"{word}  at most {q['high']:.2f} QPS per node (an upper bound only)"
+    interval = f"95 % interval [{q['low']:.2f}, {q['high']:.2f}]"
+    return f"{word}  {q['estimate']:.2f} QPS per node, {interval}, certified {q['certified']:.2f}"
+
+
+def _capacity_lines(tree: Mapping[str, Any]) -> list[str]:
+    capacity, asked = tree["capacity"], tree["asked"]
+    replica, bounds = capacity["qps_per_replica"], asked["slo"]
+    limit = capacity["binding"]
+    lines = [
+        f"  limited by p90 {limit.upper()} <= {bounds[f'{limit}_p90_ms']:g} ms"
+        f" (probability {capacity['binding_probability']:.2f});"
+        f" bounds: p90 TTFT <= {bounds['ttft_p90_ms']:g} ms, p90 TPOT <= {bounds['tpot_p90_ms']:g} ms",
+        f"  per replica {replica['estimate']:.2f} QPS [{replica['low']:.2f}, {replica['high']:.2f}]:"
+        f" {asked['replicas']} x {asked['layout']} on {asked['nodes']} node(s) of {asked['hardware']}",
+    ]
+    if asked["nodes"] > 1:
+        lines.append("  pooled service behind one balancer: more per node than a node alone would serve")
+    return lines
+
+
+def _probe_lines(tree: Mapping[str, Any]) -> list[str]:
+    probe = tree["probe"]
+    lines = []
+    for limit in LIMITS:
+        figures = probe[limit]
+        value = "unknown" if figures["p90_ms"] is None else f"{figures['p90_ms']:.1f} ms"
+        low, high = figures["interval_ms"] or (None, None)
+        spread = (
+            "interval unknown (needs 100 requests)" if low is None else f"95 % [{low:.1f}, {_bound(high)}]"
+        )
+        verdict = "within" if figures["passed"] else "over"
+        lines.append(
+            f"  p90 {limit.upper()} {value}, {spread}: {verdict} the bound {figures['bound_ms']:g} ms"
+        )
+    return [f"  at {probe['rate_qps_per_node']:g} QPS per node over {probe['window_s']:g} s:", *lines]
+
+
+def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
+    asked = tree["asked"]
+    lines = [
+        f"  {asked['model']} on {asked['engine']} engine, workload {asked['workload']}, seed {asked['seed']}"
+    ]
+    if tree.get("requests"):
+        counted = tree["requests"]
+        states = ", ".join(f"{count} {status}" for status, count in counted["by_status"].items())
+        rows = f"{counted['rows']} rows of {counted['planned']} planned requests ({states})"
+        lines.append(f"  evidence: {tree['evidence']}; {rows}")
+    elif tree.get("evidence"):
+        lines.append(f"  evidence: {tree['evidence']}")
+    lines += [f"  {_check_line(check)}" for check in tree.get("checks", []) if check["passed"] is not None]
+    if tree.get("prediction"):
+        q, how = tree["prediction"]["qps_per_node"], tree["prediction"]["how"]
+        lines.append(
+            f"  the engine model predicts {q['estimate']:.2f} [{q['low']:.2f}, {q['high']:.2f}] ({how})"
+        )
+    if tree.get("folder"):
+        lines.append(f"  run folder {tree['folder']}")
+    return lines
+
+
+def _check_line(check: Mapping[str, Any]) -> str:
+    state = "ok" if check["passed"] else "FAILED" if check["reason"] else "note"
+    unit = f" {check['unit']}" if check["unit"] else ""
+    value, bound = _figure(check["value"]), _figure(check["bound"])
+    return f"check {check['name']:<20} {value}{unit} (bound {bound}{unit}) {state}"
+
+
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g}"
+
+
+def _bound(value: float | None) -> str:
+    return "open" if value is None or value == float("inf") else f"{value:.1f}"
+
+
+def _distance(check: Mapping[str, Any]) -> float:
+    """How far a figure is from 0 relative to its bound; for shares that must be high, from 1."""
+    value, bound = check["value"], check["bound"]
+    if value is None or bound is None:
+        return 0.0
+    return abs(1 - float(value)) if check["name"] in ("sent", "achieved") else abs(float(value))

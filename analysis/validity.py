@@ -1,0 +1,250 @@
+"""The checks that make a window, or a whole run, worth believing; each with its figure and its bound.
+
+Knows request rows, load-generator health and expected replicas; knows no limit's outcome. A window
+that fails a gate is void: neither pass nor fail, never averaged in. Unknown is None, never True.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from analysis import metrics, records
+from analysis.dwell import NS, Window, in_window
+from analysis.quantiles import quantile
+from conf.schema import Slo
+
+LAG_MS, LAG_SHARE = 5.0, 0.01
+"""Void above p99 send lag of max(5 ms, 1 % of the TTFT bound) (the method, 5.2)."""
+LEAST_SENT = 0.995
+LEAST_ACHIEVED = 0.98
+LITTLE_ERROR = 0.05
+LATE_STEPS = 0.01
+BURST_TOKENS, BURST_READS, BURST_SHARE = 10, 2, 0.01
+CPU_SHARE = 0.60
+STALL_SHARE = 0.05
+"""A stall of the client's loop above this share of the TTFT bound is worth a line (our choice)."""
+UNSTABLE_T = 3.0
+LEAST_VALID_DWELLS = 2
+
+REMEDIES = {
+    "client_limited": "Give the load generator more actors or CPUs, or fewer neighbours on its node.",
+    "engine_late": "The simulated engine missed its own clock: give it more CPUs or fewer replicas.",
+    "replica_lost": "A replica was replaced or unknown: look at its log, redeploy, and run again.",
+    "actor_lost": "A load actor died: look at its node's memory and log, and resume the run.",
+    "burst_delivery": "Tokens came merged, TPOT is not believed: look for buffering in the proxy or server.",
+    "too_few_dwells": "Raise search.budget_s.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One figure against its bound. `passed` None: unknown or not applicable.
+
+    `reason` names why a window is void if the check fails; empty marks mere information.
+    """
+
+    name: str
+    passed: bool | None
+    value: float | None
+    bound: float | None
+    unit: str
+    reason: str = ""
+
+    @property
+    def voids(self) -> bool:
+        """True if this check alone makes its window void."""
+        return self.passed is False and bool(self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Valid, or void for `reason` (a key of `REMEDIES`; empty when valid), with all checks."""
+
+    valid: bool
+    reason: str
+    checks: tuple[Check, ...]
+
+    @property
+    def remedy(self) -> str:
+        """What the user can do; empty when valid."""
+        return REMEDIES.get(self.reason, "")
+
+
+def judge_dwell(
+    requests: pa.Table,
+    window: Window,
+    slo: Slo,
+    *,
+    planned: int | None = None,
+    expected_replicas: Collection[str] | None = None,
+    health: Mapping[str, Mapping[str, float]] | None = None,
+    lost_actors: Collection[str] = (),
+    in_flight_mean: float | None = None,
+) -> Verdict:
+    """Valid or void, from the run's rows, of which the window's are taken.
+
+    `planned` requests were due in the window (default: the rows there are); `health` maps an actor
+    to its cpu_share (0 to 1) and stall_ms; `in_flight_mean` is an average counted apart from the
+    rows, by the server or by the sender.
+    """
+    rows = in_window(requests, window)
+    checks = (
+        check_lost_actors(lost_actors),
+        check_send_lag(rows, slo),
+        check_sent(rows, planned),
+        check_cpu(health),
+        check_stall(health, slo),
+        check_engine(rows),
+        check_replicas(rows, expected_replicas),
+        check_burst(rows),
+        check_achieved(rows),
+        check_little(requests, window, in_flight_mean),
+        check_backlog(requests, window),
+    )
+    reason = next((check.reason for check in checks if check.voids), "")
+    return Verdict(not reason, reason, checks)
+
+
+def judge_run(dwells: Sequence[Verdict], min_dwells: int) -> Verdict:
+    """Valid if at least max(2, `min_dwells`) dwells are not void; else the first void dwell's reason."""
+    needed = max(LEAST_VALID_DWELLS, min_dwells)
+    valid = sum(verdict.valid for verdict in dwells)
+    reason = next((verdict.reason for verdict in dwells if not verdict.valid), "too_few_dwells")
+    enough = valid >= needed
+    check = Check("valid_dwells", enough, float(valid), float(needed), "", reason)
+    return Verdict(enough, "" if enough else reason, (check,))
+
+
+def check_lost_actors(lost: Collection[str]) -> Check:
+    """No load actor died or fell silent."""
+    return Check("lost_actors", not lost, float(len(lost)), 0.0, "", "actor_lost")
+
+
+def check_send_lag(rows: pa.Table, slo: Slo) -> Check:
+    """p99 of the send lag; a request that never left counts as infinitely late."""
+    bound = max(LAG_MS, LAG_SHARE * slo.ttft_p90_ms)
+    return _at_most("send_lag_p99", quantile(metrics.send_lag(rows), 0.99), bound, "ms", "client_limited")
+
+
+def check_sent(rows: pa.Table, planned: int | None = None) -> Check:
+    """Share of the plan that was sent. A refused connection was tried; a row not yet sent is unknown."""
+    lag = metrics.send_lag(rows)
+    unsent = np.isinf(lag)
+    undecided = np.isnan(lag) & metrics.status_in(rows, records.PENDING)
+    total = (rows.num_rows if planned is None else planned) - int(undecided.sum())
+    made = rows.num_rows - int((unsent | undecided).sum())
+    return _at_least("sent", made / total if total > 0 else None, LEAST_SENT, "", "client_limited")
+
+
+def check_cpu(health: Mapping[str, Mapping[str, float]] | None) -> Check:
+    """Share of a core that the busiest actor used."""
+    return _at_most("actor_cpu", _worst(health, "cpu_share"), CPU_SHARE, "", "client_limited")
+
+
+def check_stall(health: Mapping[str, Mapping[str, float]] | None, slo: Slo) -> Check:
+    """Longest stall of an actor's loop; information, because what it spoilt shows in the send lag."""
+    return _at_most("loop_stall", _worst(health, "stall_ms"), STALL_SHARE * slo.ttft_p90_ms, "ms")
+
+
+def check_engine(rows: pa.Table) -> Check:
+    """Share of the simulated engine's steps that were late; unknown for any other engine."""
+    steps = np.nansum(metrics.numbers(rows, "engine_steps"))
+    late = np.nansum(metrics.numbers(rows, "engine_late_steps"))
+    return _at_most(
+        "engine_late_steps", float(late / steps) if steps > 0 else None, LATE_STEPS, "", "engine_late"
+    )
+
+
+def check_replicas(rows: pa.Table, expected: Collection[str] | None) -> Check:
+    """Answers of replicas that are not among the expected ones."""
+    seen = rows.column("replica_id").cast(pa.string()).drop_null()
+    if expected is None or not len(seen):
+        return Check("unexpected_replicas", None, None, 0.0, "", "replica_lost")
+    strange = set(pc.unique(seen).to_pylist()) - set(expected)
+    return Check("unexpected_replicas", not strange, float(len(strange)), 0.0, "", "replica_lost")
+
+
+def check_burst(rows: pa.Table) -> Check:
+    """Share of the answers of 10 tokens or more that came in one or two reads."""
+    reads, tokens = metrics.numbers(rows, "reads"), metrics.numbers(rows, "output_tokens")
+    known = metrics.status_in(rows, records.OK) & (tokens >= BURST_TOKENS) & ~np.isnan(reads)
+    share = float(np.mean(reads[known] <= BURST_READS)) if known.any() else None
+    return _at_most("burst_delivery", share, BURST_SHARE, "", "burst_delivery")
+
+
+def check_achieved(rows: pa.Table) -> Check:
+    """Answered of offered, by the due time; those still in flight (the backlog) count on neither side."""
+    offered = rows.num_rows - int(metrics.status_in(rows, records.PENDING).sum())
+    achieved = int(metrics.status_in(rows, records.OK).sum())
+    return _at_least("achieved", achieved / offered if offered else None, LEAST_ACHIEVED, "")
+
+
+def check_little(requests: pa.Table, window: Window, in_flight_mean: float | None) -> Check:
+    """|rate x time in system / L - 1| with L counted apart from the rows (the method, 5.1 L1).
+
+    Rate x time in system is the time all requests spent in the window, per second of it; this is
+    exact at the edges, where arrivals times their mean sojourn is not.
+    """
+    if in_flight_mean is None or in_flight_mean <= 0:
+        return Check("little", None, None, LITTLE_ERROR, "")
+    due, end = _sojourns(requests)
+    inside = np.minimum(end, window.window_end_ns) - np.maximum(due, window.window_start_ns)
+    mean = float(np.maximum(inside, 0).sum()) / (window.window_end_ns - window.window_start_ns)
+    return _at_most("little", abs(mean / in_flight_mean - 1), LITTLE_ERROR, "")
+
+
+def check_backlog(requests: pa.Table, window: Window) -> Check:
+    """|t| of the slope of the requests in the system, sampled every second; above 3 it is unstable.
+
+    The standard error allows for the autocorrelation of the residuals. Information: a window with a
+    growing queue is measured rightly and shows as over the limit.
+    """
+    due, end = _sojourns(requests)
+    at = np.arange(window.window_start_ns, window.window_end_ns, NS, dtype=np.float64)
+    open_at = np.searchsorted(np.sort(due), at, "right") - np.searchsorted(np.sort(end), at, "right")
+    t = slope_t(open_at.astype(np.float64))
+    return _at_most("backlog_slope_t", None if t is None else abs(t), UNSTABLE_T, "")
+
+
+def slope_t(samples: NDArray[np.float64]) -> float | None:
+    """t-statistic of the linear trend of evenly spaced samples; None below 10 samples or without spread.
+
+    n is reduced to n (1 - a) / (1 + a), a >= 0 being the residuals' autocorrelation at lag 1.
+    """
+    n = len(samples)
+    if n < 10:
+        return None
+    x = np.arange(n) - (n - 1) / 2
+    slope = float(x @ samples) / float(x @ x)
+    residual = samples - samples.mean() - slope * x
+    squares = float(residual @ residual)
+    if squares <= 1e-12 * n:
+        return None if slope == 0 else math.copysign(math.inf, slope)
+    a = max(float(residual[1:] @ residual[:-1]) / squares, 0.0)
+    worth = max(n * (1 - a) / (1 + a), 2.5)
+    return slope / math.sqrt(squares / (worth - 2) / float(x @ x))
+
+
+def _sojourns(requests: pa.Table) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Due and end times in ns; end is +inf while a request is in flight."""
+    due = metrics.numbers(requests, "due_ns")
+    end = due + metrics.numbers(requests, "end_offset_ns")
+    never = metrics.status_in(requests, records.PENDING)
+    return due, np.where(never, np.inf, np.where(np.isnan(end), due, end))
+
+
+def _worst(health: Mapping[str, Mapping[str, float]] | None, figure: str) -> float | None:
+    return max((actor[figure] for actor in (health or {}).values() if figure in actor), default=None)
+
+
+def _at_most(name: str, value: float | None, bound: float, unit: str, reason: str = "") -> Check:
+    return Check(name, None if value is None else value <= bound, value, bound, unit, reason)
+
+
+def _at_least(name: str, value: float | None, bound: float, unit: str, reason: str = "") -> Check:
+    return Check(name, None if value is None else value >= bound, value, bound, unit, reason)

@@ -1,0 +1,245 @@
+"""Maximum QPS per node of an LLM service within its latency bounds, with an interval.
+
+examples:
+  python -m loadgen sweep                               one simulated MI325X node on this machine (5 min)
+  python -m loadgen sweep --dry-run search=standard     what would be done, and for how long
+  python -m loadgen probe rate_qps=4 duration_s=60      hold one rate; exit 3 if a bound is missed
+  python -m loadgen predict layout=dp2_tp4_ep4          the same question on a virtual clock, in seconds
+  python -m loadgen sweep engine=external target.urls=[http://127.0.0.1:8000] search=standard
+"""
+
+# The composition root: the only file of this room that may join the others.
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis import summary
+from analysis.summary import Tree
+from conf import ConfigError, Experiment, load
+from conf.load import dump, groups
+from conf.schema import SimulatedEngine
+from loadgen import conclusion, progress
+from loadgen.run_folder import RunFolder, finite
+from loadgen.search import Start
+from loadgen.sweep import Driver, Plan
+from loadgen.virtual_target import VirtualTarget
+from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model.step_time import Batch, roofline
+from serve_apps.engine_model.virtual import POLICIES
+
+if TYPE_CHECKING:
+    pass
+
+PROBE_TRANSITION_S = 15.0
+GUESS_BATCH = 64
+"""Decoding sequences in the guess that starts a ramp (the concurrency of the Character.ai post)."""
+
+Emit = Callable[..., None]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return its exit code."""
+    arguments = parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        experiment = _experiment(arguments)
+        return VERBS[arguments.verb](experiment, arguments)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return summary.EXIT_USAGE
+    except KeyboardInterrupt:
+        return summary.EXIT_INTERRUPTED
+
+
+def parser() -> argparse.ArgumentParser:
+    """The grammar of the command line."""
+    choices = "\n".join(f"  {group}=  {', '.join(names)}" for group, names in groups().items())
+    top = argparse.ArgumentParser(
+        prog="python -m loadgen",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="A bare group name chooses a file, a dotted key sets a value (slo.ttft_p90_ms=1500):\n"
+        f"{choices}\n\n"
+        "exit codes: 0 valid; 2 wrong usage; 3 a bound is missed; 4 measurement void;\n"
+        "5 target or deployment failed; 6 budget over with an open end; 130 interrupted",
+    )
+    top.add_argument("verb", choices=list(VERBS), help="what to do")
+    top.add_argument("words", nargs="*", metavar="key=value", help="choices and values, in any order")
+    top.add_argument("--config", type=Path, metavar="FILE", help="start from the config.yaml of a run folder")
+    top.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the plan")
+    top.add_argument("--json", action="store_true", help="JSON lines on stdout, the result last")
+    return top
+
+
+def sweep(experiment: Experiment, arguments: argparse.Namespace) -> int:
+    """Measure the capacity of a deployed or external service."""
+    return _measure(experiment, arguments, _search, experiment.search.budget_s)
+
+
+def probe(experiment: Experiment, arguments: argparse.Namespace) -> int:
+    """Hold one rate and judge it."""
+    if experiment.rate_qps is None:
+        raise ConfigError("probe needs rate_qps=... (QPS per node)")
+    return _measure(experiment, arguments, _hold, experiment.duration_s + PROBE_TRANSITION_S)
+
+
+def predict(experiment: Experiment, arguments: argparse.Namespace) -> int:
+    """Answer from the engine model alone, through the same search, on a virtual clock."""
+    if arguments.dry_run:
+        return _dry_run(experiment, 0)
+    with progress.choose(arguments.json) as show:
+        tree = _predict(experiment, show)
+    _print(tree, arguments.json)
+    return int(tree["exit_code"])
+
+
+VERBS: dict[str, Callable[[Experiment, argparse.Namespace], int]] = {
+    "sweep": sweep,
+    "probe": probe,
+    "predict": predict,
+}
+
+
+def _experiment(arguments: argparse.Namespace) -> Experiment:
+    """The experiment of the words. A prediction searches for a virtual hour unless told otherwise."""
+    words = list(arguments.words)
+    predicting = arguments.verb == "predict"
+    if predicting and not arguments.config and not any(word.startswith("search=") for word in words):
+        words.append("search=virtual")
+    experiment = load(words, arguments.config)
+    if isinstance(experiment.engine, SimulatedEngine):
+        _refuse_misfit(experiment, experiment.engine)
+    elif predicting:
+        raise ConfigError(f"predict needs engine=simulated, not {experiment.engine.kind}")
+    return experiment
+
+
+def _refuse_misfit(experiment: Experiment, spec: SimulatedEngine) -> None:
+    """Refuse what the engine would: weights that do not fit, unknown hardware figures, long prompts."""
+    try:
+        Engine(spec, experiment.model, experiment.hardware, experiment.layout)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    tokens = experiment.workload.input_tokens.mean + experiment.workload.output_tokens.mean
+    if tokens > spec.max_model_len:
+        raise ConfigError(f"workload: {tokens} tokens exceed engine.max_model_len={spec.max_model_len}")
+
+
+def _dry_run(experiment: Experiment, load_s: float) -> int:
+    print(dump(experiment))
+    nodes, replicas = experiment.cluster.nodes, experiment.replicas
+    print(f"# {replicas} replica(s) on {nodes} node(s), {experiment.fleet.actors} load actor(s)")
+    print(f"# about {load_s:.0f} s of load after deployment" if load_s else "# no load: a virtual clock")
+    return summary.EXIT_OK
+
+
+def _measure(
+    experiment: Experiment,
+    arguments: argparse.Namespace,
+    act: Callable[[Experiment, Driver], Tree],
+    load_s: float,
+) -> int:
+    """Deploy, load, conclude, print. Ray is imported here: it costs seconds that `predict` must not pay."""
+    if arguments.dry_run:
+        return _dry_run(experiment, load_s)
+    from loadgen.run import Run
+
+    try:
+        folder = RunFolder(Path(experiment.out), experiment.run)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"run folder {error.filename} exists; choose another run=NAME or remove it"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"cannot create the run folder: {error}") from error
+    with progress.choose(arguments.json) as show:
+        run = Run(experiment, folder, arguments.verb, show)
+        start, prediction = _start(experiment, arguments.verb, run.emit)
+        tree = run.measure(
+            _service(experiment, run.emit),
+            start,
+            lambda driver: act(experiment, driver) | ({"prediction": prediction} if prediction else {}),
+        )
+    _print(tree, arguments.json)
+    return int(tree["exit_code"])
+
+
+def _search(experiment: Experiment, driver: Driver) -> Tree:
+    return conclusion.of_sweep(experiment, driver, driver.sweep(), "wall")
+
+
+def _hold(experiment: Experiment, driver: Driver) -> Tree:
+    assert experiment.rate_qps is not None
+    driver.hold(experiment.rate_qps, experiment.duration_s, PROBE_TRANSITION_S)
+    return conclusion.of_probe(experiment, driver)
+
+
+def _start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree | None]:
+    """What is known before the first request: a guess, and the model's own answer where it may place the search."""
+    start = Start(roofline_qps=_guess_qps(experiment))
+    simulated = isinstance(experiment.engine, SimulatedEngine)
+    if verb != "sweep" or experiment.search.start != "prediction" or not simulated:
+        return start, None
+    words = load(["search=virtual"]).search
+    tree = _predict(_with_search(experiment, words), lambda *_, **__: None)
+    if tree["exit_code"] != summary.EXIT_OK:
+        return start, None
+    figures = tree["capacity"]["qps_per_node"]
+    how = "a virtual hour of the same engine; it only places the first dwell"
+    emit("prediction", text=f"the engine model predicts {figures['estimate']:.2f} QPS per node ({how})")
+    return Start(start.roofline_qps, figures["estimate"]), {"qps_per_node": figures, "how": how}
+
+
+def _with_search(experiment: Experiment, search: Any) -> Experiment:
+    from dataclasses import replace
+
+    return replace(experiment, search=search)
+
+
+def _predict(experiment: Experiment, emit: Emit) -> Tree:
+    spec = experiment.engine
+    assert isinstance(spec, SimulatedEngine)
+    parts = experiment.model, experiment.hardware, experiment.layout
+    engines = [Engine(spec, *parts, seed=experiment.seed + i) for i in range(experiment.replicas)]
+    policy = experiment.routing.policy if experiment.routing.policy in POLICIES else "leastconn"
+    plan = Plan(
+        search=experiment.search,
+        slo=experiment.slo,
+        workload=experiment.workload,
+        nodes=experiment.cluster.nodes,
+        seed=experiment.seed,
+        start=Start(roofline_qps=_guess_qps(experiment)),
+    )
+    driver = Driver(VirtualTarget(VirtualService(engines, policy)), plan, emit)
+    tree = conclusion.of_sweep(experiment, driver, driver.sweep(), "virtual")
+    return tree | {"evidence": f"{tree['evidence']}: a model's answer, not a measurement"}
+
+
+def _guess_qps(experiment: Experiment) -> float | None:
+    """Requests per second and node if time went to prefill and full decode batches only."""
+    mean_in, mean_out = experiment.workload.input_tokens.mean, experiment.workload.output_tokens.mean
+    try:
+        step = roofline(experiment.model, experiment.hardware, experiment.layout)
+    except ValueError:
+        return None
+    prefill = Batch()
+    prefill.add_chunk(mean_in, 0)
+    decode = Batch(decode_tokens=GUESS_BATCH, context_tokens=GUESS_BATCH * mean_in, sequences=GUESS_BATCH)
+    per_request_s = step.duration_s(prefill) + mean_out * step.duration_s(decode) / GUESS_BATCH
+    return experiment.layout.replicas_per_node / per_request_s
+
+
+def _print(tree: Tree, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(finite({"event": "result", **tree}), default=str))
+    else:
+        print(summary.text(tree))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

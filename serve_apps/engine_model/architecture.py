@@ -1,0 +1,130 @@
+"""Parameters, FLOPs and bytes of a model, from its config.json; knows no time and no scheduling.
+
+Counts leave out norms, biases, multi-token prediction and vision towers. "Pair" is one new token
+attending to one token of its context.
+"""
+
+import math
+
+from conf.schema import Hardware, Layout, Model, SimulatedEngine
+
+_BF16_BYTES = 2.0
+_FP8_BLOCK_BYTES = 1 + 4 / (128 * 128)
+"""An fp8 weight and its share of the fp32 scale of a 128 x 128 block."""
+_INT4_GROUP_BYTES = 0.5 + 2 / 32
+"""An int4 weight and its share of the bf16 scale of a group of 32."""
+
+
+def expert_layers(model: Model) -> int:
+    """Layers with routed experts; the others are dense."""
+    return model.layers - model.first_dense if model.experts else 0
+
+
+def attention_parameters(model: Model) -> int:
+    """Projections of one layer: q, k, v, o, or the low-rank ones of MLA."""
+    heads = model.heads * model.head_dim
+    if not model.kv_lora_rank:
+        return model.hidden * (2 * heads + 2 * model.kv_heads * model.head_dim)
+    queries = heads + model.heads * model.rope_dim
+    down = model.hidden * (model.q_lora_rank + model.kv_lora_rank + model.rope_dim)
+    up = (model.q_lora_rank or model.hidden) * queries + model.kv_lora_rank * 2 * heads
+    return down + up + heads * model.hidden
+
+
+def expert_parameters(model: Model) -> int:
+    """One routed expert: gate, up and down projection."""
+    return 3 * model.hidden * model.expert_intermediate
+
+
+def dense_parameters(model: Model) -> int:
+    """What every token passes in all layers but the router: attention, dense and shared FFN."""
+    sparse = expert_layers(model)
+    ffn = (model.layers - sparse) * 3 * model.hidden * model.intermediate
+    return model.layers * attention_parameters(model) + ffn + sparse * _shared_parameters(model)
+
+
+def router_parameters(model: Model) -> int:
+    return expert_layers(model) * model.hidden * model.experts
+
+
+def lm_head_parameters(model: Model) -> int:
+    """The output projection; the input embedding has as many."""
+    return model.vocab * model.hidden
+
+
+def total_parameters(model: Model) -> int:
+    routed = expert_layers(model) * model.experts * expert_parameters(model)
+    return dense_parameters(model) + router_parameters(model) + routed + 2 * lm_head_parameters(model)
+
+
+def active_parameters(model: Model) -> int:
+    """Parameters a token is multiplied with, lm_head included."""
+    routed = expert_layers(model) * model.experts_per_token * expert_parameters(model)
+    return dense_parameters(model) + router_parameters(model) + routed + lm_head_parameters(model)
+
+
+def linear_flop_per_token(model: Model) -> int:
+    """Matrix multiplications of one token without the lm_head, which only emitting tokens pass."""
+    return 2 * (active_parameters(model) - lm_head_parameters(model))
+
+
+def attention_flop_per_pair(model: Model) -> float:
+    """Score and weighted sum of one pair in all layers; MLA's head width is the mean of both."""
+    return 4 * model.heads * (model.head_dim + model.rope_dim / 2) * model.layers
+
+
+def expert_bytes(model: Model) -> float:
+    """Stored bytes of one routed expert, scales included."""
+    per_weight = {"bf16": _BF16_BYTES, "fp8": _FP8_BLOCK_BYTES, "int4_experts": _INT4_GROUP_BYTES}
+    return expert_parameters(model) * per_weight[model.weights]
+
+
+def step_bytes(model: Model) -> float:
+    """Bytes every step reads whatever its tokens: all layers but the experts, and the lm_head."""
+    per_weight = _FP8_BLOCK_BYTES if model.weights == "fp8" else _BF16_BYTES
+    always_bf16 = router_parameters(model) + lm_head_parameters(model)
+    return dense_parameters(model) * per_weight + always_bf16 * _BF16_BYTES
+
+
+def weight_bytes(model: Model) -> int:
+    """Bytes of the whole checkpoint in memory, over all GPUs; router and embeddings are bf16."""
+    routed = expert_layers(model) * model.experts * expert_bytes(model)
+    return round(step_bytes(model) + routed + lm_head_parameters(model) * _BF16_BYTES)
+
+
+def kv_bytes_per_token(model: Model, tensor_parallel: int) -> int:
+    """KV bytes of one token on each GPU.
+
+    KV heads are cut over the GPUs and replicated beyond their number; MLA's latent is copied to
+    every GPU (fp8: 4-byte scales per 128 values and a bf16 rope part, 656 bytes per layer).
+    """
+    if model.kv_lora_rank:
+        latent, rope = model.kv_lora_rank, model.rope_dim
+        per_layer = latent + latent // 32 + 2 * rope if model.kv_cache == "fp8" else 2 * (latent + rope)
+    else:
+        heads = math.ceil(model.kv_heads / tensor_parallel)
+        per_layer = 2 * heads * model.head_dim * (1 if model.kv_cache == "fp8" else 2)
+    return model.layers * per_layer
+
+
+def kv_blocks(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> int:
+    """Blocks of `spec.block_size` tokens that fit beside weights and activations.
+
+    Raises ValueError when not even one request of one block fits.
+    """
+    usable = spec.gpu_memory_utilization * hardware.hbm_bytes
+    weights = weight_bytes(model) / layout.tensor_parallel
+    block_bytes = spec.block_size * kv_bytes_per_token(model, layout.tensor_parallel)
+    blocks = int((usable - weights - spec.activation_bytes) // block_bytes)
+    if blocks < 1:
+        raise ValueError(
+            f"{model.name} does not fit {hardware.name} at TP{layout.tensor_parallel}: weights "
+            f"{weights / 1e9:.1f} GB + activations {spec.activation_bytes / 1e9:.1f} GB per GPU leave no KV "
+            f"block of {usable / 1e9:.1f} GB usable; choose a larger tensor_parallel, smaller weights or "
+            "hardware with more memory"
+        )
+    return blocks
+
+
+def _shared_parameters(model: Model) -> int:
+    return model.shared_experts * expert_parameters(model)

@@ -1,0 +1,182 @@
+"""One engine replica as a state machine: requests in, timed token events out; knows no clock.
+
+Time is an argument. A shell calls `step(now_s)` and delivers its events at `end_s`; a virtual
+clock may use the two halves, `begin_step` and `end_step`, which follow the same rules.
+"""
+
+import math
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from conf.schema import Hardware, Layout, Model, SimulatedEngine
+from serve_apps.engine_model.architecture import kv_blocks
+from serve_apps.engine_model.kv_cache import KvCache
+from serve_apps.engine_model.scheduler import RequestState, Scheduler
+from serve_apps.engine_model.step_time import roofline
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """`request_id` is unique within one engine; exactly `output_tokens` are emitted."""
+
+    request_id: int
+    input_tokens: int
+    output_tokens: int
+
+
+class TokenEvent(NamedTuple):
+    """Output token number `index` (from 0) of a request; `finished` marks the last one."""
+
+    request_id: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    finished: bool
+
+
+class Step(NamedTuple):
+    """One step of the engine; `events` are to be delivered at `end_s`, and no step begins before."""
+
+    start_s: float
+    end_s: float
+    events: list[TokenEvent]
+
+
+class Engine:
+    """vLLM's scheduler over a step-time model, behind a serial front end.
+
+    Raises ValueError when the weights do not fit or a needed hardware figure is unknown.
+    """
+
+    def __init__(
+        self, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout, seed: int = 0
+    ) -> None:
+        blocks = spec.num_gpu_blocks
+        kv = KvCache(kv_blocks(spec, model, hardware, layout) if blocks is None else blocks, spec.block_size)
+        self._scheduler = Scheduler(kv, spec.max_num_batched_tokens, spec.max_num_seqs)
+        self._roofline = roofline(model, hardware, layout)
+        self._max_model_len = spec.max_model_len
+        self._noise = _StepNoise(spec.step_noise_cv, seed)
+        self._front_end_s = model.step_time.front_end_ms.value * 1e-3
+        self._front_end_free_s = -math.inf
+        self._arriving: deque[tuple[float, RequestState]] = deque()
+        self._open: dict[int, RequestState] = {}
+        self._step_end_s = -math.inf
+
+    def add(self, request: GenerateRequest, now_s: float) -> RequestState:
+        """Pass the front end, then wait in turn; returns the request's live state, to be read only.
+
+        Raises ValueError for a request that can never be served, or whose id is open already.
+        """
+        self._refuse_impossible(request)
+        final = request.input_tokens + request.output_tokens
+        state = RequestState(request.request_id, request.input_tokens, final, tokens=request.input_tokens)
+        self._front_end_free_s = max(now_s, self._front_end_free_s) + self._front_end_s
+        self._arriving.append((self._front_end_free_s, state))
+        self._open[request.request_id] = state
+        return state
+
+    def abort(self, request_id: int) -> None:
+        """Forget a request and free its blocks; unknown or finished ids are ignored."""
+        state = self._open.pop(request_id, None)
+        if state is None:
+            return
+        for arrival in self._arriving:
+            if arrival[1] is state:
+                self._arriving.remove(arrival)
+                return
+        self._scheduler.abort(state)
+
+    def step(self, now_s: float) -> Step | None:
+        """Run one step from `now_s`; None if nothing can be scheduled now."""
+        end_s = self.begin_step(now_s)
+        if end_s is None:
+            return None
+        events = [TokenEvent(it.request_id, it.emitted - 1, it.finished) for it in self.end_step()]
+        return Step(now_s, end_s, events)
+
+    def begin_step(self, now_s: float) -> float | None:
+        """Schedule a step at `now_s`; returns its end, at which `end_step` is due, or None without work."""
+        scheduler = self._scheduler
+        while self._arriving and self._arriving[0][0] <= now_s:
+            scheduler.add(self._arriving.popleft()[1])
+        if not scheduler.running and not scheduler.waiting:
+            return None
+        duration_s = self._roofline.duration_s(scheduler.schedule()) * self._noise.factor()
+        self._step_end_s = now_s + duration_s
+        return self._step_end_s
+
+    def end_step(self) -> list[RequestState]:
+        """Emit the tokens of the step begun last; returns the requests that got one each."""
+        emitted = self._scheduler.emitting
+        for state in self._scheduler.complete(self._step_end_s):
+            del self._open[state.request_id]
+        return emitted
+
+    def ready_s(self) -> float:
+        """Earliest time a step has work: -inf when some is queued, inf when the engine is empty."""
+        if self._scheduler.running or self._scheduler.waiting:
+            return -math.inf
+        return self._arriving[0][0] if self._arriving else math.inf
+
+    @property
+    def running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that hold no blocks yet, in the front end or queued."""
+        return len(self._arriving) + len(self._scheduler.waiting)
+
+    @property
+    def preemptions(self) -> int:
+        return self._scheduler.preemptions
+
+    @property
+    def prompt_tokens_total(self) -> int:
+        """Prompt tokens of the requests that have their first token."""
+        return self._scheduler.prompt_tokens_total
+
+    @property
+    def generation_tokens_total(self) -> int:
+        return self._scheduler.generation_tokens_total
+
+    @property
+    def kv_blocks(self) -> int:
+        return self._scheduler.kv.blocks
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks in use, 0 to 1."""
+        return self._scheduler.kv.usage
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every KV block is accounted for."""
+        self._scheduler.kv.check_integrity()
+
+    def _refuse_impossible(self, request: GenerateRequest) -> None:
+        if request.request_id in self._open:
+            raise ValueError(f"request {request.request_id} is open already; ids must be unique")
+        if request.input_tokens < 1 or request.output_tokens < 1:
+            raise ValueError(f"request {request.request_id} needs at least one prompt and one output token")
+        kv = self._scheduler.kv
+        longest = min(self._max_model_len, kv.blocks * kv.block_size)
+        asked = request.input_tokens + request.output_tokens
+        if asked > longest:
+            raise ValueError(
+                f"request {request.request_id} asks for {request.input_tokens} + {request.output_tokens} "
+                f"tokens but the engine holds {longest}; shorten it, or raise max_model_len or num_gpu_blocks"
+            )
+
+
+class _StepNoise:
+    """Seeded lognormal factors of mean 1 and the given coefficient of variation."""
+
+    def __init__(self, cv: float, seed: int) -> None:
+        variance = math.log1p(cv * cv)
+        self._mu = -variance / 2
+        self._sigma = math.sqrt(variance)
+        self._random = random.Random(seed)
+
+    def factor(self) -> float:
+        return self._random.lognormvariate(self._mu, self._sigma) if self._sigma else 1.0

@@ -1,0 +1,127 @@
+"""Replicas behind a balancer on one virtual clock: hours of service in seconds; knows no search.
+
+Between two arrivals the replicas do not touch each other, so each runs on its own to the next one.
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from serve_apps.engine_model.engine import Engine, GenerateRequest
+from serve_apps.engine_model.scheduler import RequestState
+
+POLICIES = ("leastconn", "roundrobin")
+
+
+class Progress(NamedTuple):
+    """What is seen of a request at the virtual now: `tokens` emitted so far, first and last when."""
+
+    key: int
+    replica: int
+    first_token_s: float | None
+    last_token_s: float | None
+    tokens: int
+    finished: bool
+
+
+class _Arrival(NamedTuple):
+    at_s: float
+    order: int
+    key: int
+    input_tokens: int
+    output_tokens: int
+
+
+class VirtualService:
+    """`engines` behind a balancer: `leastconn` (fewest open requests, ties in turn) or `roundrobin`."""
+
+    def __init__(self, engines: Sequence[Engine], policy: str = "leastconn") -> None:
+        if policy not in POLICIES:
+            raise ValueError(f"unknown policy '{policy}'; the virtual service has {', '.join(POLICIES)}")
+        if not engines:
+            raise ValueError("a service needs at least one engine")
+        self._replicas = [_Replica(engine) for engine in engines]
+        self._least = policy == "leastconn"
+        self._turn = 0
+        self._arrivals: list[_Arrival] = []
+        self._submitted = 0
+        self._open: dict[int, tuple[int, RequestState]] = {}
+        self.now_s = 0.0
+
+    def submit(self, key: int, at_s: float, input_tokens: int, output_tokens: int) -> None:
+        """Plan an arrival; any order, but not in the past. `key` is unique among open requests."""
+        if at_s < self.now_s:
+            raise ValueError(f"arrival at {at_s} s lies before the virtual now, {self.now_s} s")
+        heapq.heappush(self._arrivals, _Arrival(at_s, self._submitted, key, input_tokens, output_tokens))
+        self._submitted += 1
+
+    def retract(self, after_s: float) -> None:
+        """Forget planned arrivals that are due after `after_s`."""
+        self._arrivals = [arrival for arrival in self._arrivals if arrival.at_s <= after_s]
+        heapq.heapify(self._arrivals)
+
+    def advance(self, until_s: float) -> None:
+        """Run all replicas up to `until_s`, arrivals at that instant included.
+
+        Raises ValueError, from the engine, for a request that can never be served.
+        """
+        while self._arrivals and self._arrivals[0].at_s <= until_s:
+            arrival = heapq.heappop(self._arrivals)
+            self._run(arrival.at_s)
+            self._route(arrival)
+        self._run(until_s)
+
+    def observe(self) -> list[Progress]:
+        """All open requests that have arrived, and once those finished since the last call."""
+        seen = [
+            Progress(key, replica, s.first_token_s, s.last_token_s, s.emitted, s.finished)
+            for key, (replica, s) in self._open.items()
+        ]
+        self._open = {key: entry for key, entry in self._open.items() if not entry[1].finished}
+        return seen
+
+    def _run(self, until_s: float) -> None:
+        for replica in self._replicas:
+            replica.run(until_s)
+        self.now_s = max(self.now_s, until_s)
+
+    def _route(self, arrival: _Arrival) -> None:
+        index = self._choose()
+        self._turn = index + 1
+        request = GenerateRequest(arrival.key, arrival.input_tokens, arrival.output_tokens)
+        self._open[arrival.key] = index, self._replicas[index].engine.add(request, arrival.at_s)
+
+    def _choose(self) -> int:
+        count = len(self._replicas)
+        in_turn = [(self._turn + offset) % count for offset in range(count)]
+        if not self._least:
+            return in_turn[0]
+        return min(in_turn, key=lambda index: self._replicas[index].open_requests)
+
+
+class _Replica:
+    """One engine and the end of its step in flight."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._free_s = 0.0
+        self._end_s: float | None = None
+
+    @property
+    def open_requests(self) -> int:
+        return self.engine.running + self.engine.waiting
+
+    def run(self, until_s: float) -> None:
+        """End every step that ends by `until_s`; begin none there, as arrivals of that instant join it."""
+        engine = self.engine
+        while True:
+            if self._end_s is not None:
+                if self._end_s > until_s:
+                    return
+                engine.end_step()
+                self._free_s = self._end_s
+            start_s = max(self._free_s, engine.ready_s())
+            if start_s >= until_s:
+                self._end_s = None
+                return
+            self._end_s = engine.begin_step(start_s)

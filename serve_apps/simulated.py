@@ -1,0 +1,279 @@
+"""The simulated engine on the real clock, and its ASGI application; knows nothing of Ray and of config files.
+
+Steps begin and end at absolute instants of the engine's own clock: the next one starts where the
+last one ended (or when work arrives), however late this process woke up. A slow machine therefore
+delivers late, which is counted, but never slows the engine.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
+from typing import Any
+
+from serve_apps import openai_api
+from serve_apps.engine_model.engine import Engine, GenerateRequest
+from serve_apps.openai_api import Answer, ApiError, ApiRequest, EngineMetrics, EngineSteps, ServedModel
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+TIMER_S = 1e-3
+"""The event loop's timers count milliseconds: a shorter sleep would spin until it is over."""
+
+log = logging.getLogger(__name__)
+
+
+class EngineDead(Exception):
+    """The engine's loop has ended; the message says why."""
+
+
+class Stream:
+    """The tokens of one request as the engine hands them out."""
+
+    def __init__(self, request_id: int) -> None:
+        self.request_id = request_id
+        self.tokens = 0
+        self.late_steps = 0
+        self.finished = False
+        self._changed = asyncio.Event()
+        self._failure: str | None = None
+
+    async def more_than(self, seen: int) -> int:
+        """Wait for more than `seen` tokens and return how many there are. Raises EngineDead."""
+        while self.tokens <= seen:
+            if self._failure:
+                raise EngineDead(self._failure)
+            self._changed.clear()
+            await self._changed.wait()
+        return self.tokens
+
+    @property
+    def steps(self) -> EngineSteps:
+        """Every token comes from a step of its own."""
+        return EngineSteps(self.tokens, self.late_steps)
+
+    def put(self, tokens: int, finished: bool, late: bool) -> None:
+        self.tokens = tokens
+        self.finished = finished
+        self.late_steps += late
+        self._changed.set()
+
+    def fail(self, reason: str) -> None:
+        self._failure = reason
+        self._changed.set()
+
+
+class RealtimeEngine:
+    """Runs an `Engine` on `clock` (seconds, monotonic) from `start()` to `stop()`."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._streams: dict[int, Stream] = {}
+        self._arrived = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._next_id = 0
+        self._steps = self._late_steps = self._finished = self._aborted = 0
+        self.failure: str | None = "the engine has not been started"
+
+    def start(self) -> None:
+        """Begin to run, in the running event loop."""
+        self.failure = None
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    def stop(self) -> None:
+        """End the loop; open streams fail."""
+        if self._task:
+            self._task.cancel()
+
+    def open(self, input_tokens: int, output_tokens: int) -> Stream:
+        """Hand a request to the engine. Raises EngineDead, or ValueError if it can never be served."""
+        if self.failure:
+            raise EngineDead(self.failure)
+        request = GenerateRequest(self._next_id, input_tokens, output_tokens)
+        self._engine.add(request, self._clock())
+        self._next_id += 1
+        stream = self._streams[request.request_id] = Stream(request.request_id)
+        self._arrived.set()
+        return stream
+
+    def close(self, stream: Stream) -> None:
+        """Forget a stream; one that is unfinished is aborted, which frees its place."""
+        if self._streams.pop(stream.request_id, None) and not stream.finished:
+            self._engine.abort(stream.request_id)
+            self._aborted += 1
+
+    def metrics(self) -> EngineMetrics:
+        engine = self._engine
+        return EngineMetrics(
+            running=engine.running,
+            waiting=engine.waiting,
+            kv_usage=engine.kv_usage,
+            preemptions=engine.preemptions,
+            prompt_tokens=engine.prompt_tokens_total,
+            generation_tokens=engine.generation_tokens_total,
+            finished=self._finished,
+            aborted=self._aborted,
+            steps=self._steps,
+            late_steps=self._late_steps,
+        )
+
+    async def _run(self) -> None:
+        end_s = self._clock()
+        while True:
+            start_s = max(end_s, self._engine.ready_s())
+            if start_s == float("inf"):
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            await self._until(start_s)
+            planned_s = self._engine.begin_step(start_s)
+            if planned_s is not None:  # None: what was about to arrive has been aborted
+                await self._until(planned_s)
+                self._deliver(planned_s - start_s, self._clock() - planned_s)
+                end_s = planned_s
+
+    async def _until(self, due_s: float) -> None:
+        """Sleep until `due_s`; lets others run at least once, also when behind."""
+        while True:
+            remaining_s = due_s - self._clock()
+            await asyncio.sleep(max(remaining_s, TIMER_S) if remaining_s > 0 else 0)
+            if self._clock() >= due_s:  # a timer may fire a millisecond early
+                return
+
+    def _deliver(self, duration_s: float, lateness_s: float) -> None:
+        late = lateness_s > duration_s / 2
+        self._steps += 1
+        self._late_steps += late
+        for state in self._engine.end_step():
+            self._finished += state.finished
+            if stream := self._streams.get(state.request_id):
+                stream.put(state.emitted, state.finished, late)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """However the loop ended, nobody may wait for a token any longer."""
+        error = None if task.cancelled() else task.exception()
+        self.failure = f"the engine died: {error!r}" if error else "the engine was stopped"
+        if error:
+            log.error(self.failure, exc_info=error)
+        for stream in self._streams.values():
+            stream.fail(self.failure)
+
+
+class SimulatedApp:
+    """The ASGI application of one replica; the server in front cancels a call whose client has left."""
+
+    def __init__(self, engine: RealtimeEngine, served: ServedModel, replica_id: str) -> None:
+        self._engine = engine
+        self._served = served
+        self._replica_id = replica_id.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            match (scope["method"], scope["path"]):
+                case ("POST", "/v1/completions"):
+                    request = openai_api.parse_completion(await _body(receive), self._served)
+                    await self._generate(request, scope, send)
+                case ("POST", "/v1/chat/completions"):
+                    request = openai_api.parse_chat(await _body(receive), self._served)
+                    await self._generate(request, scope, send)
+                case ("GET", "/v1/models"):
+                    await self._answer(send, openai_api.models_body(self._served))
+                case ("GET", "/metrics"):
+                    body = openai_api.metrics_body(self._engine.metrics(), self._served)
+                    await self._answer(send, body, kind=openai_api.METRICS_TYPE)
+                case ("GET", "/health"):
+                    alive = self._engine.failure is None
+                    status = HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE
+                    await self._answer(send, b"", status)
+                case (method, path):
+                    raise openai_api.not_found(method, path)
+        except ApiError as error:
+            await self._answer(send, error.body, error.status)
+
+    async def _generate(self, request: ApiRequest, scope: Scope, send: Send) -> None:
+        """Raises ApiError as long as nothing was sent; later errors go in band."""
+        try:
+            stream = self._engine.open(request.input_tokens, request.output_tokens)
+        except ValueError as error:
+            raise ApiError(str(error)) from error
+        except EngineDead as error:
+            raise openai_api.server_error(str(error)) from error
+        answer = Answer(request, _request_id(scope, stream), int(time.time()), self._served)
+        try:
+            await (self._stream if request.stream else self._whole)(stream, answer, send)
+        finally:
+            self._engine.close(stream)
+
+    async def _whole(self, stream: Stream, answer: Answer, send: Send) -> None:
+        try:
+            await stream.more_than(answer.request.output_tokens - 1)
+        except EngineDead as error:
+            raise openai_api.server_error(str(error)) from error
+        await self._answer(send, answer.whole(stream.steps))
+
+    async def _stream(self, stream: Stream, answer: Answer, send: Send) -> None:
+        await send(self._start(HTTPStatus.OK, openai_api.SSE_TYPE))
+        seen = 0
+        try:
+            while seen < answer.request.output_tokens:
+                tokens = await stream.more_than(seen)
+                await send(_part(answer.tokens(seen, tokens)))
+                seen = tokens
+        except EngineDead as error:
+            await send(_part(openai_api.error_events(openai_api.server_error(str(error)))))
+        else:
+            await send(_part(answer.end(stream.steps)))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _answer(
+        self, send: Send, body: bytes, status: HTTPStatus = HTTPStatus.OK, kind: bytes = openai_api.JSON_TYPE
+    ) -> None:
+        await send(self._start(status, kind, (b"content-length", str(len(body)).encode())))
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    def _start(self, status: HTTPStatus, kind: bytes, *more: tuple[bytes, bytes]) -> Message:
+        headers = [(b"content-type", kind), (b"x-replica-id", self._replica_id), *more]
+        return {"type": "http.response.start", "status": status.value, "headers": headers}
+
+
+async def _body(receive: Receive) -> bytes:
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise openai_api.invalid("the client left before its request was complete")
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _part(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+def _request_id(scope: Scope, stream: Stream) -> str:
+    """The caller's x-request-id (Serve gives every request one), as vLLM does."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            return str(value.decode("latin-1"))
+    return str(stream.request_id)
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

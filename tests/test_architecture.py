@@ -1,0 +1,100 @@
+"""Parameters and bytes against published and hand-computed counts."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from conf import load
+from conf.schema import Experiment, Model, SimulatedEngine
+from serve_apps.engine_model import architecture
+
+QWEN, LLAMA = "qwen3_235b_a22b_fp8", "llama31_405b_fp8"
+DEEPSEEK, KIMI = "deepseek_v32_fp8", "kimi_k25_int4"
+
+
+def experiment(model: str = QWEN, layout: str = "dp1_tp8_ep8", hardware: str = "mi325x") -> Experiment:
+    return load([f"hardware={hardware}", f"model={model}", "engine=simulated", f"layout={layout}"])
+
+
+def model(name: str) -> Model:
+    return experiment(name).model
+
+
+def kv_tokens(specs: Experiment) -> int:
+    assert isinstance(specs.engine, SimulatedEngine)
+    blocks = architecture.kv_blocks(specs.engine, specs.model, specs.hardware, specs.layout)
+    return blocks * specs.engine.block_size
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        (QWEN, 235_092_836_352, 21_567_635_456),
+        (LLAMA, 405_849_243_648, 403_747_897_344),
+        (DEEPSEEK, 671_025_397_760, 36_624_596_992),
+        (KIMI, 1_026_407_202_816, 31_686_066_176),
+    ],
+)
+def test_parameters(name: str, total: int, active: int) -> None:
+    assert architecture.total_parameters(model(name)) == total
+    assert architecture.active_parameters(model(name)) == active
+
+
+def test_weight_bytes() -> None:
+    assert architecture.weight_bytes(model(QWEN)) == 236_443_858_944
+    assert architecture.weight_bytes(replace(model(QWEN), weights="bf16")) == 470_185_672_704
+    assert architecture.weight_bytes(model("qwen3_vl_235b_bf16")) == 470_185_672_704
+    assert architecture.weight_bytes(replace(model(LLAMA), weights="bf16")) == 811_698_487_296
+    assert architecture.weight_bytes(model(KIMI)) == 594_203_246_592
+
+
+def test_fp8_dense_weights_differ_from_the_published_count_by_their_block_scales_only() -> None:
+    scales = 401_646_551_040 // (128 * 128) * 4
+    assert architecture.weight_bytes(model(LLAMA)) - scales == 410_051_936_256
+
+
+def test_flops_of_a_prefill_and_of_its_decode() -> None:
+    qwen = model(QWEN)
+    linear, pair = architecture.linear_flop_per_token(qwen), architecture.attention_flop_per_pair(qwen)
+    lm_head = 2 * architecture.lm_head_parameters(qwen)
+    assert linear == 41_890_611_200
+    assert pair == 3_080_192
+    assert 5600 * linear + pair * 5600**2 / 2 == 282_884_833_280_000
+    assert 140 * (linear + lm_head) + pair * (140 * 5600 + 140**2 / 2) == 8_483_994_337_280
+
+
+def test_mla_attends_with_the_mean_of_its_two_head_widths() -> None:
+    assert architecture.attention_flop_per_pair(model(DEEPSEEK)) == 4 * 128 * 160 * 61
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_cache", "tensor_parallel", "expected"),
+    [
+        (QWEN, "bf16", 1, 192_512),
+        (QWEN, "fp8", 1, 96_256),
+        (QWEN, "fp8", 4, 24_064),
+        (QWEN, "fp8", 8, 24_064),
+        (LLAMA, "bf16", 1, 516_096),
+        (LLAMA, "fp8", 1, 258_048),
+        (LLAMA, "fp8", 8, 32_256),
+        (DEEPSEEK, "bf16", 1, 70_272),
+        (DEEPSEEK, "bf16", 8, 70_272),
+        (DEEPSEEK, "fp8", 8, 40_016),
+        (KIMI, "bf16", 4, 70_272),
+    ],
+)
+def test_kv_bytes_per_token_and_gpu(name: str, kv_cache: Any, tensor_parallel: int, expected: int) -> None:
+    chosen = replace(model(name), kv_cache=kv_cache)
+    assert architecture.kv_bytes_per_token(chosen, tensor_parallel) == expected
+
+
+def test_kv_tokens_left_beside_the_weights() -> None:
+    assert round(kv_tokens(experiment(layout="dp1_tp8_ep8")) / 1e6, 1) == 8.0
+    assert round(kv_tokens(experiment(layout="dp2_tp4_ep4")) / 1e6, 1) == 6.8
+
+
+def test_weights_that_do_not_fit_are_refused_in_one_line_with_a_remedy() -> None:
+    with pytest.raises(ValueError, match="larger tensor_parallel") as refusal:
+        kv_tokens(experiment(LLAMA, layout="dp2_tp4_ep4", hardware="h100"))
+    assert "\n" not in str(refusal.value)

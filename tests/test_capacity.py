@@ -1,0 +1,267 @@
+"""Counting a dwell by hand, and the posterior of the capacity on dwells of known truth."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.capacity import LOGIT_ALLOWED, Prior, population_shift, posterior
+from analysis.dwell import NS, Dwell, LimitCount, Window, count, waiting
+from analysis.records import table
+from conf.schema import Lengths, Slo, Workload
+
+MS = 1_000_000
+SLO = Slo("s", ttft_p90_ms=1000.0, tpot_p90_ms=50.0)
+MEANS = Workload("w", Lengths(100), Lengths(50))
+WINDOW = Window(3, "dwell", 2.0, 1, 0, 10 * NS, 55 * NS, 55 * NS)
+
+
+def row(due_s, status="ok", first_ms=500, tokens=50, tpot_ms=20.0, **more):
+    last = None if first_ms is None else int((first_ms + tpot_ms * (tokens - 1)) * MS)
+    return {
+        "dwell": 3,
+        "status": status,
+        "due_ns": int(due_s * NS),
+        "send_offset_ns": 0,
+        "first_token_offset_ns": None if first_ms is None else first_ms * MS,
+        "last_token_offset_ns": last,
+        "end_offset_ns": None if status == "pending" else last,
+        "requested_input_tokens": 100,
+        "requested_output_tokens": 50,
+        "output_tokens": tokens,
+    } | more
+
+
+def counted(*rows, window=WINDOW, now_s=60):
+    return count(table(rows), window, SLO, MEANS, int(now_s * NS))
+
+
+def both(dwell):
+    return [(limit.over, limit.determined) for limit in (dwell.ttft, dwell.tpot)]
+
+
+@pytest.mark.parametrize(
+    ("request_row", "ttft", "tpot"),
+    [
+        (row(20), (0, 1), (0, 1)),
+        (row(20, first_ms=1000, tpot_ms=50.0), (0, 1), (0, 1)),
+        (row(20, first_ms=1001, tpot_ms=50.1), (1, 1), (1, 1)),
+        (row(20, status="timeout"), (1, 1), (1, 1)),
+        (row(20, tokens=1), (0, 1), (0, 0)),
+        (row(59.5, "pending", first_ms=None, tokens=None), (0, 0), (0, 0)),
+        (row(58.9, "pending", first_ms=None, tokens=None), (1, 1), (0, 0)),
+        (row(54, "pending", first_ms=1500, tokens=14), (1, 1), (0, 0)),
+        (row(54, "pending", first_ms=500, tokens=15), (0, 1), (1, 1)),
+        (row(54, "pending", first_ms=500, tokens=200), (0, 1), (0, 1)),
+    ],
+)
+def test_labels(request_row, ttft, tpot):
+    window = replace(WINDOW, window_end_ns=60 * NS, planned_end_ns=60 * NS)
+    assert both(counted(request_row, window=window)) == [ttft, tpot]
+
+
+def test_only_the_requests_due_in_the_window_of_this_segment_count():
+    rows = [row(9.99), row(10), row(54.99), row(55), row(20, dwell=2)]
+    dwell = counted(*rows)
+    assert (dwell.requests, dwell.completed) == (2, 2)
+    assert counted(*rows, now_s=30).requests == 1
+
+
+def test_a_late_finisher_changes_its_old_dwell():
+    early = counted(row(54), row(54.5, "pending", first_ms=None, tokens=None), now_s=55)
+    late = counted(row(54), row(54.5, first_ms=4000), now_s=70)
+    assert both(early) == [(0, 1), (0, 1)]
+    assert both(late) == [(1, 2), (0, 2)]
+    assert (early.pending, late.pending) == (1, 0)
+
+
+def test_blocks_are_five_seconds_of_due_time_and_add_up():
+    dwell = counted(row(10), row(14.99, first_ms=2000), row(15, first_ms=2000), row(54.9))
+    assert dwell.ttft.block_over == (1, 1, 0, 0, 0, 0, 0, 0, 0)
+    assert dwell.ttft.block_determined == (2, 1, 0, 0, 0, 0, 0, 0, 1)
+    assert (dwell.ttft.over, dwell.ttft.determined, dwell.ttft.share) == (2, 4, 0.5)
+
+
+def test_realised_work_is_per_node_and_in_mean_requests():
+    heavy = row(30, requested_input_tokens=300, requested_output_tokens=50)
+    rows = [row(20), row(21), heavy]
+    dwell = counted(*rows, window=replace(WINDOW, nodes=2))
+    assert math.exp(dwell.log_work) == pytest.approx((1 + 1 + 2) / 45 / 2)
+    assert dwell.log_work_var == pytest.approx((1 + np.var([1, 1, 2])) / (2.0 * 45))
+    ended = replace(WINDOW, window_end_ns=40 * NS, aborted=True)
+    assert math.exp(counted(*rows, window=ended).log_work) == pytest.approx(4 / 30)
+    assert counted(*rows, window=ended).weight == 0.3
+
+
+def test_an_empty_window_has_no_work_and_no_share():
+    dwell = counted()
+    assert (dwell.requests, dwell.log_work, dwell.ttft.share) == (0, -math.inf, None)
+
+
+def test_waiting_counts_those_without_a_first_token_yet():
+    rows = table(
+        [
+            row(9.9),
+            row(9.0),
+            row(9.8, "pending", first_ms=None, tokens=None),
+            row(9.8, "conn_error", first_ms=None, tokens=None),
+            row(10.1),
+        ]
+    )
+    assert waiting(rows, 10 * NS) == 2
+    assert count(rows, replace(WINDOW, start_ns=10 * NS), SLO, MEANS, 60 * NS).waiting_at_start == 2
+
+
+def test_a_dwell_can_be_counted_again_from_itself():
+    first = counted(row(20), now_s=30)
+    assert counted(row(20), window=first, now_s=60) == counted(row(20))
+
+
+def simulated(qps, over, requests=300, index=0, limit="tpot", **more):
+    """A dwell of 45 s at realised load `qps` with `over` of `requests` over one limit, spread evenly."""
+
+    def spread(total):
+        return tuple(int(part) for part in np.diff(np.round(np.linspace(0, total, 10))))
+
+    hit = LimitCount(over, requests, spread(over), spread(requests))
+    miss = LimitCount(0, requests, (0,) * 9, spread(requests))
+    limits = {"ttft": hit, "tpot": miss} if limit == "ttft" else {"ttft": miss, "tpot": hit}
+    known = {"requests": requests, "log_work": math.log(qps), "weight": 1.0} | limits | more
+    return Dwell(index, "dwell", qps, 1, 0, 0, 45 * NS, 45 * NS, **known)
+
+
+def on_the_curve(capacity, slope, rates, **more):
+    """Dwells whose counts are exactly what the logistic curve says."""
+    share = [1 / (1 + math.exp(-(LOGIT_ALLOWED + slope * math.log(q / capacity)))) for q in rates]
+    return [
+        simulated(q, round(3000 * v), 3000, i, **more)
+        for i, (q, v) in enumerate(zip(rates, share, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("slope", [12.0, 20.0, 34.0])
+def test_it_finds_the_root_of_the_curve(slope):
+    dwells = on_the_curve(7.0, slope, np.geomspace(6, 8, 12))
+    capacity = posterior(dwells, Prior(math.log(6.5)))
+    assert capacity.qps_per_node == pytest.approx(7.0, rel=0.01)
+    assert capacity.low < 7.0 < capacity.high
+    assert capacity.tpot.slope == pytest.approx(slope, rel=0.25)
+    assert capacity.binding == "tpot" and capacity.binding_probability > 0.9
+    assert not capacity.open_above and not capacity.open_below
+    assert (capacity.tpot.informative, capacity.ttft.informative) == (True, False)
+
+
+def test_the_prior_may_be_wrong_by_a_factor_of_four():
+    dwells = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
+    for guess in (1.75, 28.0):
+        capacity = posterior(dwells, Prior(math.log(guess)))
+        assert capacity.qps_per_node == pytest.approx(7.0, rel=0.02)
+        assert capacity.low < 7.0 < capacity.high
+
+
+def test_population_shift_solves_its_equation():
+    slopes = np.array([10.0, 20.0, 40.0])
+    shift = population_shift(slopes, 0.0032)
+    z = np.linspace(-8, 8, 4001)
+    density = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
+    for slope, d in zip(slopes, shift, strict=True):
+        share = 1 / (1 + np.exp(-(LOGIT_ALLOWED + slope * (d + math.sqrt(0.0032) * z))))
+        assert share @ density == pytest.approx(0.1, abs=2e-4)
+    assert (np.diff(shift) < 0).all()
+    np.testing.assert_allclose(population_shift(slopes, 0.0), 0, atol=1e-6)
+
+
+def test_the_population_root_lowers_the_estimate():
+    dwells = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
+    noisy = [replace(dwell, log_work_var=0.0032) for dwell in dwells]
+    at_load, on_average = (posterior(d, Prior(math.log(6.5))).qps_per_node for d in (dwells, noisy))
+    assert math.log(on_average / at_load) == pytest.approx(
+        float(population_shift(np.array([20.0]), 0.0032)[0]), abs=0.006
+    )
+
+
+def test_clustered_failures_widen_the_interval():
+    even = [simulated(7.0, 30, index=i) for i in range(12)]
+    uneven = [simulated(7.0, 60 * (i % 2), index=i) for i in range(12)]
+    calm, rough = (posterior(d, Prior(math.log(7))) for d in (even, uneven))
+    assert (calm.tpot.over, calm.tpot.determined) == (rough.tpot.over, rough.tpot.determined)
+    assert rough.tpot.phi > 2 * calm.tpot.phi
+    assert rough.high / rough.low > calm.high / calm.low
+    assert rough.certified < calm.certified
+
+
+def test_two_limits_at_one_rate_share_the_binding_and_lower_the_capacity():
+    one = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
+    two = [replace(dwell, ttft=dwell.tpot) for dwell in one]
+    single, double = (posterior(d, Prior(math.log(7))) for d in (one, two))
+    assert double.qps_per_node < single.qps_per_node
+    assert double.binding_probability == pytest.approx(0.5, abs=0.01)
+    assert double.ttft == double.tpot
+
+
+def test_void_dwells_ramp_steps_and_tiny_windows_say_nothing():
+    good = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 6))
+    noise = [
+        simulated(6.0, 300, index=20, weight=0.0),
+        replace(simulated(6.0, 300, index=21), kind="ramp"),
+        simulated(6.0, 9, requests=9, index=22),
+    ]
+    capacity = posterior([*good, *noise], Prior(math.log(7)))
+    assert capacity == posterior(good, Prior(math.log(7)))
+    assert capacity.dwells == (0, 1, 2, 3, 4, 5)
+
+
+def test_an_aborted_dwell_weighs_less():
+    good = on_the_curve(7.0, 20.0, np.geomspace(6, 7, 3))
+    light, full = (
+        posterior([*good, simulated(7, 250, index=9, weight=w)], Prior(math.log(7))) for w in (0.3, 1.0)
+    )
+    assert full.qps_per_node < light.qps_per_node < posterior(good, Prior(math.log(7))).qps_per_node
+
+
+def test_nothing_over_is_a_lower_bound_only():
+    capacity = posterior([simulated(q, 0, index=i) for i, q in enumerate((5, 6, 7))], Prior(math.log(7)))
+    assert (capacity.open_above, capacity.open_below) == (True, False)
+    assert capacity.certified > 6.5
+
+
+def test_everything_over_is_an_upper_bound_only():
+    capacity = posterior([simulated(q, 300, index=i) for i, q in enumerate((7, 6, 5))], Prior(math.log(7)))
+    assert (capacity.open_above, capacity.open_below) == (False, True)
+    assert capacity.qps_per_node < 5.5
+
+
+def test_without_a_dwell_both_ends_are_open():
+    capacity = posterior([], Prior(math.log(7)))
+    assert capacity.dwells == () and capacity.open_above and capacity.open_below
+    assert capacity.low < 7 < capacity.high
+
+
+def test_a_limit_that_never_applies_does_not_bind():
+    none = LimitCount(0, 0, (0,) * 9, (0,) * 9)
+    dwells = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12), limit="ttft")
+    capacity = posterior([replace(dwell, tpot=none) for dwell in dwells], Prior(math.log(7)))
+    assert (capacity.binding, capacity.binding_probability) == ("ttft", 1.0)
+    assert capacity.qps_per_node == pytest.approx(capacity.ttft.qps_per_node)
+
+
+counts = st.lists(st.tuples(st.floats(4, 10), st.integers(0, 100), st.integers(0, 100)), max_size=8)
+
+
+@given(counts, st.floats(4, 10))
+def test_the_posterior_is_ordered_finite_and_falls_when_more_are_over(seen, guess):
+    def dwells(more):
+        return [
+            simulated(q, min(100, tpot + more), 100, i, ttft=simulated(q, ttft, 100).tpot)
+            for i, (q, ttft, tpot) in enumerate(seen)
+        ]
+
+    before, after = (posterior(dwells(more), Prior(math.log(guess), 0.3)) for more in (0, 100))
+    for capacity in (before, after):
+        figures = [0, capacity.low, capacity.certified, capacity.qps_per_node, capacity.high]
+        assert figures == sorted(figures) and math.isfinite(capacity.high)
+        assert 0.5 <= capacity.binding_probability <= 1
+    assert after.qps_per_node <= before.qps_per_node * 1.001

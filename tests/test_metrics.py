@@ -1,0 +1,78 @@
+"""What each latency means, on rows made by hand."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from analysis import metrics
+from analysis.records import FAILURES, REQUESTS, table
+
+MS = 1_000_000
+OK = {
+    "status": "ok",
+    "due_ns": 5 * MS,
+    "send_offset_ns": 2 * MS,
+    "first_token_offset_ns": 100 * MS,
+    "last_token_offset_ns": 340 * MS,
+    "end_offset_ns": 345 * MS,
+    "requested_output_tokens": 13,
+    "output_tokens": 13,
+    "itl_us": [10_000, 230_000],
+}
+LATENCIES = (metrics.ttft, metrics.ttft_from_send, metrics.tpot, metrics.e2e)
+
+
+def test_a_complete_answer():
+    rows = table([OK])
+    assert metrics.send_lag(rows).tolist() == [2.0]
+    assert metrics.ttft(rows).tolist() == [100.0]
+    assert metrics.ttft_from_send(rows).tolist() == [98.0]
+    assert metrics.tpot(rows).tolist() == [20.0]
+    assert metrics.e2e(rows).tolist() == [340.0]
+    assert metrics.itl(rows).tolist() == [10.0, 230.0]
+
+
+@pytest.mark.parametrize("status", FAILURES)
+def test_every_failure_is_infinitely_late_even_with_all_its_times(status):
+    rows = table([OK | {"status": status}])
+    assert [latency(rows).tolist() for latency in LATENCIES] == [[np.inf]] * 4
+    assert metrics.itl(rows).tolist() == [np.inf] * 12
+
+
+def test_a_pending_request_is_unknown():
+    rows = table([OK | {"status": "pending"}])
+    assert all(np.isnan(latency(rows)).all() for latency in LATENCIES)
+    assert len(metrics.itl(rows)) == 0
+
+
+def test_tpot_needs_two_tokens_also_of_a_failure():
+    one = {"output_tokens": 1, "requested_output_tokens": 1}
+    rows = table([OK | one, OK | one | {"status": "timeout", "output_tokens": None}])
+    assert np.isnan(metrics.tpot(rows)).all()
+    assert metrics.ttft(rows).tolist() == [100.0, np.inf]
+
+
+def test_send_lag_blames_the_client_only():
+    late = [("missed", None), ("lost", None), ("http_error", 3 * MS), ("conn_error", None), ("pending", None)]
+    rows = table([OK | {"status": status, "send_offset_ns": sent} for status, sent in late])
+    np.testing.assert_array_equal(metrics.send_lag(rows), [np.inf, np.inf, 3.0, np.nan, np.nan])
+
+
+def test_unrecorded_gaps_are_unknown_not_zero():
+    assert len(metrics.itl(table([OK | {"itl_us": None}, OK | {"itl_us": None, "status": "timeout"}]))) == 0
+
+
+def test_an_empty_table_and_a_chunked_one():
+    assert [len(latency(REQUESTS.empty_table())) for latency in LATENCIES] == [0] * 4
+    assert len(metrics.itl(REQUESTS.empty_table())) == 0
+    chunked = pa.concat_tables([table([OK]), table([OK | {"status": "lost"}])])
+    assert metrics.ttft(chunked).tolist() == [100.0, np.inf]
+
+
+def test_every_metric_is_defined_in_words_and_computed_by_its_name():
+    assert [metric.name for metric in metrics.METRICS] == [
+        "send_lag", "ttft", "ttft_from_send", "tpot", "e2e", "itl",
+    ]  # fmt: skip
+    for metric in metrics.METRICS:
+        assert metric.unit == "ms" and metric.meaning and metric.formula
+        assert len(getattr(metrics, metric.name)(table([OK]))) >= 1

@@ -1,0 +1,108 @@
+"""Quantiles with failures, sectioning intervals and overdispersion, against numpy and known answers."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.quantiles import LAGS, overdispersion, parzen, quantile, sectioning, shrunk
+
+latencies = st.lists(st.floats(0, 1e6), min_size=1, max_size=50)
+levels = st.integers(0, 1000).map(lambda thousandth: thousandth / 1000)
+
+
+@given(latencies, levels)
+def test_it_is_numpys_linear_quantile(values, q):
+    assert quantile(np.array(values), q) == pytest.approx(np.quantile(values, q), rel=1e-9, abs=1e-9)
+
+
+@given(latencies, st.integers(0, 30), levels)
+def test_failures_sort_last_and_never_make_nan(values, failures, q):
+    answer = quantile(np.array(values + [math.inf] * failures), q)
+    reached = q * (len(values) + failures - 1) <= len(values) - 1 + 1e-9
+    assert math.isfinite(answer) == reached
+    if reached:
+        stand_in = np.array(values + [1e7] * failures)
+        assert answer == pytest.approx(np.quantile(stand_in, q), rel=1e-9, abs=1e-9)
+
+
+def test_the_last_finite_value_is_reached_exactly_and_beyond_it_is_infinite():
+    values = np.array([1.0, 2.0, math.inf])
+    assert quantile(values, 0.5) == 2.0
+    assert quantile(values, 0.51) == math.inf
+    assert quantile(np.full(4, math.inf), 0.9) == math.inf
+
+
+def test_a_rounding_error_does_not_reach_for_a_failure():
+    assert 0.07 * 100 > 7
+    assert quantile(np.array([*range(8), *[math.inf] * 93], dtype=float), 0.07) == 7.0
+
+
+def test_nothing_known_has_no_quantile():
+    assert quantile(np.empty(0), 0.9) is None
+    assert quantile(np.array([math.nan, math.nan]), 0.9) is None
+    assert quantile(np.array([math.nan, 3.0]), 0.9) == 3.0
+
+
+def test_sectioning_by_hand():
+    values = np.concatenate([np.full(10, float(level)) for level in range(10)])
+    half = 2.262157 * math.sqrt(sum((level - 4.5) ** 2 for level in range(10)) / 90)
+    assert sectioning(values, 0.5) == pytest.approx((4.5 - half, 4.5 + half))
+
+
+def test_sectioning_covers_the_truth_of_an_independent_sample():
+    rng = np.random.default_rng(3)
+    truth = math.log(10)
+    inside = [
+        low <= truth <= high
+        for low, high in (sectioning(rng.exponential(size=2000), 0.9) for _ in range(400))
+    ]
+    assert 0.91 <= np.mean(inside) <= 0.985
+
+
+def test_sectioning_says_what_it_cannot_know():
+    assert sectioning(np.arange(99.0), 0.9) is None
+    values = np.arange(200.0)
+    values[190:] = math.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sectioning(values, 0.9) == (pytest.approx(17.1), math.inf)
+
+
+def test_parzen_window():
+    assert [parzen(u) for u in (0.0, 0.5, 1.0)] == [1.0, 0.25, 0.0]
+
+
+def test_overdispersion_by_hand():
+    over, seen, mu = np.array([3.0, 0.0]), np.array([10.0, 10.0]), np.array([0.1, 0.1])
+    total = 2.0**2 + 1.0 + 2 * parzen(1 / (LAGS + 1)) * (2.0 * -1.0)
+    assert overdispersion(over, seen, mu) == pytest.approx(max(total / 1.8, 1.0))
+
+
+def test_overdispersion_of_independent_requests_is_one_and_of_whole_blocks_is_their_size():
+    rng = np.random.default_rng(5)
+    seen, mu = np.full(20_000, 40.0), np.full(20_000, 0.1)
+    assert overdispersion(rng.binomial(40, 0.1, 20_000).astype(float), seen, mu) == pytest.approx(1, abs=0.1)
+    assert overdispersion(40.0 * rng.binomial(1, 0.1, 20_000), seen, mu) == pytest.approx(40, rel=0.1)
+
+
+def test_overdispersion_of_clustered_blocks_sums_their_correlation():
+    rng = np.random.default_rng(6)
+    pairs = np.repeat(rng.binomial(1, 0.1, 20_000), 2) * 40.0
+    phi = overdispersion(pairs, np.full(40_000, 40.0), np.full(40_000, 0.1))
+    assert phi == pytest.approx(40 * (1 + parzen(1 / (LAGS + 1))), rel=0.1)
+
+
+def test_overdispersion_is_clipped_and_unknown_without_requests():
+    one = np.ones(1)
+    assert overdispersion(10 * one, 100 * one, 0.1 * one) == 1.0
+    assert overdispersion(1e5 * one, 1e5 * one, 0.1 * one) == 400.0
+    assert overdispersion(0 * one, 0 * one, 0.1 * one) is None
+
+
+def test_few_dwells_keep_near_the_start_value():
+    assert shrunk(80.0, 3) == 50.0
+    assert shrunk(80.0, 0) == 20.0

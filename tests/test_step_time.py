@@ -1,0 +1,132 @@
+"""The step time against published steps, and what must hold for any batch."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf import load
+from conf.schema import Experiment
+from serve_apps.engine_model.step_time import Batch, Roofline, roofline
+
+QWEN, KIMI = "qwen3_235b_a22b_fp8", "kimi_k25_int4"
+
+
+def experiment(model: str = QWEN, layout: str = "dp1_tp8_ep8", hardware: str = "mi325x") -> Experiment:
+    return load([f"hardware={hardware}", f"model={model}", "engine=simulated", f"layout={layout}"])
+
+
+def steps(specs: Experiment) -> Roofline:
+    return roofline(specs.model, specs.hardware, specs.layout)
+
+
+TP8 = steps(experiment())
+
+
+def decode(batch: int, context: int = 5700) -> Batch:
+    return Batch(decode_tokens=batch, context_tokens=batch * context, sequences=batch)
+
+
+def prefill(tokens: int, context: int = 0) -> Batch:
+    batch = Batch()
+    batch.add_chunk(tokens, context)
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected_ms"),
+    [("dp1_tp8_ep8", [23, 36, 51]), ("dp2_tp4_ep4", [33, 53, 77])],
+)
+def test_decode_steps_at_batch_32_128_256(layout: str, expected_ms: list[int]) -> None:
+    model = steps(experiment(layout=layout))
+    assert [round(model.duration_s(decode(batch)) * 1e3) for batch in (32, 128, 256)] == expected_ms
+
+
+def test_all_reduce_of_a_full_prefill_step() -> None:
+    tp4 = steps(experiment(layout="dp2_tp4_ep4"))
+    whole = TP8.terms(prefill(8192))
+    assert whole.all_reduce_s == pytest.approx(0.0657, abs=1e-4)
+    assert tp4.terms(prefill(8192)).all_reduce_s == pytest.approx(2 * whole.all_reduce_s)
+    assert 0.190 <= TP8.duration_s(prefill(8192)) <= 0.206
+
+
+def test_behind_a_switch_the_peers_share_one_link() -> None:
+    h100 = steps(experiment(hardware="h100"))
+    sent_bytes = 94 * 2 * 2 * (4096 * 2 / 8) * 7
+    assert h100.all_reduce_token_s == pytest.approx(sent_bytes / (4.5e11 * 0.75))
+
+
+def test_one_gpu_has_nobody_to_reduce_with() -> None:
+    specs = experiment()
+    alone = replace(specs.layout, tensor_parallel=1)
+    assert roofline(specs.model, specs.hardware, alone).all_reduce_token_s == 0
+
+
+def test_a_mesh_has_one_link_per_peer() -> None:
+    specs = experiment()
+    with pytest.raises(ValueError, match="at most 8"):
+        roofline(specs.model, specs.hardware, replace(specs.layout, tensor_parallel=16))
+
+
+def test_one_token_reads_its_top_k_experts_and_a_large_batch_all() -> None:
+    assert TP8.terms(decode(1)).expert_read_s == pytest.approx(TP8.expert_read_s * 8 / 128)
+    assert TP8.terms(decode(1000)).expert_read_s == pytest.approx(TP8.expert_read_s)
+
+
+def test_imbalance_weighs_on_experts_only_and_only_with_expert_parallelism() -> None:
+    spread, sliced = TP8, steps(experiment(layout="dp1_tp8"))
+    assert spread.expert_read_s == pytest.approx(1.1 * sliced.expert_read_s)
+    assert spread.weight_read_s == sliced.weight_read_s
+    routed_share = 94 * 8 * 3 * 4096 * 1536 * 2 / 41_890_611_200
+    assert spread.decode_gemm_token_s == pytest.approx(sliced.decode_gemm_token_s * (1 + 0.1 * routed_share))
+
+
+def test_prefill_and_decode_tokens_keep_their_own_efficiency_in_any_step() -> None:
+    assert TP8.decode_gemm_token_s / TP8.prefill_gemm_token_s == pytest.approx(0.22 / 0.0375)
+    jump_s = TP8.duration_s(prefill(1025)) - TP8.duration_s(prefill(1000))
+    assert 0 < jump_s < 0.001
+
+
+def test_the_peak_is_that_of_the_weights_type() -> None:
+    qwen, kimi = experiment(QWEN), experiment(KIMI)
+    no_fp8 = replace(qwen.hardware, fp8_flop_per_s=None)
+    assert roofline(kimi.model, no_fp8, kimi.layout) == steps(kimi)
+    with pytest.raises(ValueError, match=r"set hardware\.fp8_flop_per_s="):
+        roofline(qwen.model, no_fp8, qwen.layout)
+
+
+@pytest.mark.parametrize("figure", ["bf16_flop_per_s", "link_bytes_per_s"])
+def test_unknown_figures_refuse_to_be_used(figure: str) -> None:
+    specs = experiment()
+    unknown: dict[str, Any] = {figure: None}
+    with pytest.raises(ValueError, match=figure):
+        roofline(specs.model, replace(specs.hardware, **unknown), specs.layout)
+
+
+def test_a_chunk_attends_to_its_context_and_half_of_itself() -> None:
+    assert prefill(100, context=400) == Batch(0, 100, 400, 100 * 400 + 100**2 / 2, 0)
+
+
+counts = st.integers(0, 8192)
+batches = st.builds(Batch, counts, counts, st.integers(0, 10**7), st.floats(0, 1e9), st.integers(0, 1024))
+
+
+@given(batches, batches)
+def test_more_work_never_takes_less_time(small: Batch, more: Batch) -> None:
+    large = Batch(
+        small.decode_tokens + more.decode_tokens,
+        small.prefill_tokens + more.prefill_tokens,
+        small.context_tokens + more.context_tokens,
+        small.attention_pairs + more.attention_pairs,
+        small.sequences + more.sequences,
+    )
+    assert all(a <= b for a, b in zip(TP8.terms(small), TP8.terms(large), strict=True))
+    assert TP8.duration_s(large) <= TP8.duration_s(small) + TP8.duration_s(more)
+
+
+def test_cutting_a_prefill_costs_the_fixed_part_again_and_the_context_it_reads() -> None:
+    parts = TP8.duration_s(prefill(4096)) + TP8.duration_s(prefill(4096, context=4096))
+    fixed = TP8.launch_s + TP8.weight_read_s + TP8.expert_read_s
+    assert parts == pytest.approx(TP8.duration_s(prefill(8192)) + fixed + 4096 * TP8.context_token_s)
