@@ -23,6 +23,9 @@ EXIT_TARGET = 5
 EXIT_OPEN = 6
 EXIT_INTERRUPTED = 130
 
+AT_LEAST = ("sent", "achieved", "valid_dwells")
+"""Checks whose figure must not be below its bound; all others must not be above."""
+
 Tree = dict[str, Any]
 
 
@@ -194,8 +197,9 @@ def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
 def _check_line(check: Mapping[str, Any]) -> str:
     state = "ok" if check["passed"] else "FAILED" if check["reason"] else "note"
     unit = f" {check['unit']}" if check["unit"] else ""
+    sign = ">=" if check["name"] in AT_LEAST else "<="
     value, bound = _figure(check["value"]), _figure(check["bound"])
-    return f"check {check['name']:<20} {value}{unit} (bound {bound}{unit}) {state}"
+    return f"check {check['name']:<20} {value}{unit} ({sign} {bound}{unit}) {state}"
 
 
 def _figure(value: float | None) -> str:
@@ -211,4 +215,4 @@ def _distance(check: Mapping[str, Any]) -> float:
     value, bound = check["value"], check["bound"]
     if value is None or bound is None:
         return 0.0
-    return abs(1 - float(value)) if check["name"] in ("sent", "achieved") else abs(float(value))
+    return abs(1 - float(value)) if check["name"] in AT_LEAST else abs(float(value))

@@ -125,7 +125,7 @@ def _check_key(node: Any, key: str) -> None:
         if not isinstance(at, DictConfig) or not dataclasses.is_dataclass(OmegaConf.get_type(at)):
             return
         if part not in list(at.keys()):
-            near = [".".join([*parts[:depth], str(name)]) for name in at.keys()]
+            near = [".".join([*parts[:depth], str(name)]) for name in at]
             raise ConfigError(f"unknown key '{key}'{_hint('.'.join(parts[: depth + 1]), near)}")
         at = at._get_node(part)
 

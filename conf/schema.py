@@ -7,6 +7,7 @@ it in its name. A value that depends on two groups is checked in `Experiment.__p
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 
 def require(condition: bool, message: str) -> None:
@@ -297,6 +298,13 @@ class Endpoints:
 
     urls: list[str] = field(default_factory=list)
     api_key_env: str = "OPENAI_API_KEY"
+
+    def __post_init__(self) -> None:
+        for url in self.urls:
+            parts = urlsplit(url)
+            fits = parts.scheme in ("http", "https") and bool(parts.hostname)
+            require(fits, f"target.urls: '{url}' must be http://host:port or https://host:port")
+            require(not parts.username, "target.urls: give credentials by target.api_key_env, not in a URL")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,13 @@ examples:
 
 import argparse
 import json
+import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +37,10 @@ from serve_apps.engine_model.step_time import Batch, roofline
 from serve_apps.engine_model.virtual import POLICIES
 
 if TYPE_CHECKING:
-    pass
+    from loadgen.run import Service
 
 PROBE_TRANSITION_S = 15.0
+READY_TIMEOUT_S = 10.0
 GUESS_BATCH = 64
 """Decoding sequences in the guess that starts a ramp (the concurrency of the Character.ai post)."""
 
@@ -92,8 +97,8 @@ def predict(experiment: Experiment, arguments: argparse.Namespace) -> int:
     """Answer from the engine model alone, through the same search, on a virtual clock."""
     if arguments.dry_run:
         return _dry_run(experiment, 0)
-    with progress.choose(arguments.json) as show:
-        tree = _predict(experiment, show)
+    show = progress.JsonLines() if arguments.json else _silent
+    tree = _predict(experiment, show)
     _print(tree, arguments.json)
     return int(tree["exit_code"])
 
@@ -116,6 +121,9 @@ def _experiment(arguments: argparse.Namespace) -> Experiment:
         _refuse_misfit(experiment, experiment.engine)
     elif predicting:
         raise ConfigError(f"predict needs engine=simulated, not {experiment.engine.kind}")
+    elif experiment.engine.kind != "external":
+        kind = experiment.engine.kind
+        raise ConfigError(f"engine={kind} is not available in this version; use engine=simulated or external")
     return experiment
 
 
@@ -180,25 +188,19 @@ def _hold(experiment: Experiment, driver: Driver) -> Tree:
 
 
 def _start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree | None]:
-    """What is known before the first request: a guess, and the model's own answer where it may place the search."""
+    """What is known before the first request: a guess, and the model's own answer where that may be used."""
     start = Start(roofline_qps=_guess_qps(experiment))
     simulated = isinstance(experiment.engine, SimulatedEngine)
     if verb != "sweep" or experiment.search.start != "prediction" or not simulated:
         return start, None
-    words = load(["search=virtual"]).search
-    tree = _predict(_with_search(experiment, words), lambda *_, **__: None)
+    hour = load(["search=virtual"]).search
+    tree = _predict(replace(experiment, search=hour), _silent)
     if tree["exit_code"] != summary.EXIT_OK:
         return start, None
     figures = tree["capacity"]["qps_per_node"]
     how = "a virtual hour of the same engine; it only places the first dwell"
     emit("prediction", text=f"the engine model predicts {figures['estimate']:.2f} QPS per node ({how})")
     return Start(start.roofline_qps, figures["estimate"]), {"qps_per_node": figures, "how": how}
-
-
-def _with_search(experiment: Experiment, search: Any) -> Experiment:
-    from dataclasses import replace
-
-    return replace(experiment, search=search)
 
 
 def _predict(experiment: Experiment, emit: Emit) -> Tree:
@@ -220,6 +222,10 @@ def _predict(experiment: Experiment, emit: Emit) -> Tree:
     return tree | {"evidence": f"{tree['evidence']}: a model's answer, not a measurement"}
 
 
+def _silent(_kind: str, /, **_facts: Any) -> None:
+    """Progress of what is over in seconds."""
+
+
 def _guess_qps(experiment: Experiment) -> float | None:
     """Requests per second and node if time went to prefill and full decode batches only."""
     mean_in, mean_out = experiment.workload.input_tokens.mean, experiment.workload.output_tokens.mean
@@ -232,6 +238,89 @@ def _guess_qps(experiment: Experiment) -> float | None:
     decode = Batch(decode_tokens=GUESS_BATCH, context_tokens=GUESS_BATCH * mean_in, sequences=GUESS_BATCH)
     per_request_s = step.duration_s(prefill) + mean_out * step.duration_s(decode) / GUESS_BATCH
     return experiment.layout.replicas_per_node / per_request_s
+
+
+@contextmanager
+def _service(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
+    """The service under test, up and warm; what was started for it ends with the block."""
+    from cluster.deploy import DeployError
+    from cluster.placement import PlacementError
+    from cluster.session import SessionError
+    from loadgen.run import TargetError
+
+    up = _external if experiment.engine.kind == "external" else _deployed
+    try:
+        with up(experiment, emit) as service:
+            yield service
+    except (DeployError, PlacementError, SessionError) as error:
+        raise TargetError(str(error)) from error
+
+
+@contextmanager
+def _deployed(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
+    from cluster.deploy import deploy
+    from cluster.placement import place
+    from cluster.session import open_session
+    from loadgen.run import Service
+    from serve_apps.app import application_name, build_app
+
+    load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
+    placement = place(experiment.cluster, experiment.layout)
+    parts = experiment.engine, experiment.model, experiment.hardware, experiment.layout
+    emit("deploying", text=f"starting Ray ({experiment.cluster.name}) and {placement.replicas} replica(s)")
+    with open_session(experiment.cluster, experiment.routing, load_cpus) as session:
+        app = build_app(*parts, placement.replicas, placement.bundles, experiment.seed)
+        deployment = deploy(
+            app,
+            application_name(*parts, experiment.routing),
+            session.url,
+            experiment.model.served_name,
+            placement.replicas,
+            progress=lambda line: emit("deploy", text=line),
+        )
+        try:
+            yield Service(
+                list(deployment.urls),
+                replicas=deployment.replica_ids,
+                fault=deployment.healthy,
+                reported=_reported(session.url, None) | {"replica_nodes": deployment.replica_nodes},
+                actor_options={"label_selector": placement.load_selector} if placement.load_selector else {},
+            )
+        finally:
+            deployment.teardown()
+
+
+@contextmanager
+def _external(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
+    from cluster.session import open_session
+    from loadgen.run import Service
+
+    urls = [url.rstrip("/") for url in experiment.target.urls]
+    key = os.environ.get(experiment.target.api_key_env)
+    reported = _reported(urls[0], key)
+    here = (
+        experiment.cluster
+        if experiment.cluster.session == "address"
+        else replace(experiment.cluster, nodes=1)
+    )
+    load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
+    emit("connecting", text=f"{len(urls)} endpoint(s) answer; starting Ray for the load actors")
+    with open_session(here, None, load_cpus):
+        yield Service(urls, reported=reported, api_key=key)
+
+
+def _reported(url: str, api_key: str | None) -> dict[str, Any]:
+    """What the server says of itself: its models and, where it has them, its metrics' names."""
+    from loadgen.run import TargetError
+
+    request = urllib.request.Request(f"{url}/v1/models")
+    if api_key:
+        request.add_header("Authorization", f"Bearer {api_key}")
+    try:
+        with urllib.request.urlopen(request, timeout=READY_TIMEOUT_S) as response:
+            return {"models": json.load(response)["data"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TargetError(f"{url}/v1/models does not answer as a model server: {error}") from error
 
 
 def _print(tree: Tree, as_json: bool) -> None:

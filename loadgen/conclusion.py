@@ -69,15 +69,16 @@ def of_probe(experiment: Experiment, driver: Driver) -> Tree:
 def of_failure(experiment: Experiment, driver: Driver | None, exit_code: int, reason: str) -> Tree:
     """The conclusion of a run that was interrupted or lost its target: what was seen, no claim."""
     tree = _base(experiment, driver)
+    tree["evidence"] = f"{len(driver.outcomes) if driver else 0} segments finished before the end"
     if driver is not None:
-        tree["evidence"] = f"{len(driver.outcomes)} segments finished before the end"
         tree["checks"] = summary.worst_checks(list(driver.verdicts.values()))
     return _end(tree, exit_code, reason, valid=False)
 
 
 def count_requests(rows: pa.Table, planned: int) -> Tree:
-    """Planned requests, rows, and rows by status."""
-    by_status = Counter(rows["status"].to_pylist())
+    """Planned requests, rows, and rows by status; what was retracted before its due time stands apart."""
+    states = zip(rows["status"].to_pylist(), rows["phase"].to_pylist(), strict=True)
+    by_status = Counter("retracted" if phase == "retracted" else status for status, phase in states)
     return {"planned": planned, "rows": rows.num_rows, "by_status": dict(sorted(by_status.items()))}
 
 

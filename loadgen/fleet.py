@@ -6,7 +6,7 @@ restarted nor retried: a repeated task would send its requests twice.
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -206,11 +206,3 @@ class Offset:
 
 def _name(i: int) -> str:
     return f"client-{i:02d}"
-
-
-def urls_of(urls: Sequence[str]) -> list[str]:
-    """The URLs without a trailing slash, checked to be http or https. Raises ValueError."""
-    for url in urls:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"target url '{url}' must start with http:// or https://")
-    return [url.rstrip("/") for url in urls]

@@ -31,6 +31,10 @@ COLUMNS = (
 )
 
 
+OTHER_LINES = 10
+"""Lines of the terminal that the live table leaves to its frame, its notes and the prompt."""
+
+
 class Progress(Protocol):
     """Shows events as they come; used as a context manager so that the terminal is always restored."""
 
@@ -111,7 +115,8 @@ class LiveTable:
         )
         for column in COLUMNS:
             table.add_column(column, justify="left" if column in ("kind", "verdict") else "right")
-        for row in self._rows:
+        room = max(5, self._live.console.height - OTHER_LINES)
+        for row in self._rows[-room:]:
             table.add_row(*row)
         return table
 
@@ -145,5 +150,9 @@ def sentence(kind: str, facts: dict[str, Any]) -> str:
         rate = f"{facts['rate_qps_per_node']:.3f} QPS per node"
         return f"{facts['kind']} {facts['index']}: {rate}; {facts['reason']}"
     if kind == "segment_done":
-        return "  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells(facts), strict=True))
+        _, segment, rate, count, ttft, tpot, over, lag, verdict = cells(facts)
+        return (
+            f"{segment} {facts['index']}: {rate} QPS per node, {count} requests, p90 TTFT {ttft} ms, "
+            f"p90 TPOT {tpot} ms, over the bounds {over} %, send lag p99 {lag} ms: {verdict}"
+        )
     return str(facts.get("text", ""))

@@ -17,12 +17,18 @@ RAMP_START = 1 / 8
 """First ramp rate over the roofline guess."""
 RAMP_SKIP = 0.2
 """Share of a ramp step whose arrivals are not judged."""
+RAMP_LEAST, DWELL_LEAST = 6, 20
+"""Requests a window should hold on average; below that rate it is made longer (our choice)."""
 DESCENT = 2.0
 """Divisor of the rate while not even the first step is good."""
 BAD_TTFT_SHARE, BAD_TPOT_SHARE, BAD_TPOT_LEAST = 0.15, 0.20, 4
 PRIOR_BELOW_RAMP, PRIOR_SD = 0.08, 0.25
-FIRST_BELOW_GUESS = 0.11
+FIRST_BELOW_RAMP = 0.11
+FIRST_BELOW_PREDICTION = 0.05
+"""ln distance of the first dwell below its guess; a prediction is no overshoot (our choice, simulated)."""
 OFFSETS = (0.0, -0.03, 0.02, -0.015)
+CLIMB = 0.08
+"""ln step while no request at all was over a limit: without one the capacity has no upper end."""
 STEP_UP, STEP_UP_CLEAN = 0.10, 0.25
 """Most that a dwell's ln rate may exceed the last one's; the second if that had nothing over a limit."""
 TRANSITION_E2E = 2.0
@@ -98,6 +104,8 @@ def next_segment(spec: Search, start: Start, outcomes: Sequence[Outcome], elapse
         over_budget = elapsed_s + spec.ramp_step_s > spec.budget_s
         return _ramp_out_of_budget(spec, outcomes) if over_budget else begin
     dwells = [outcome for outcome in outcomes if outcome.segment.kind == "dwell"]
+    if len(dwells) >= 2 and all(o.aborted and o.segment.rate_qps <= spec.lowest_qps for o in dwells[-2:]):
+        return Stop("slo_not_met_at_lowest", f"over twice at search.lowest_qps={spec.lowest_qps:g} per node")
     segment = _dwell(spec, begin, outcomes, dwells)
     valid = sum(not outcome.void for outcome in dwells)
     granted = valid < spec.min_dwells and len(dwells) < VOID_SPARES * spec.min_dwells
@@ -117,8 +125,9 @@ def prior(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Prior | No
 def bad_step(dwell: Dwell) -> bool:
     """True if a ramp step, counted at its end, was too hot: > 15 % over TTFT or > 20 % over TPOT."""
     over_ttft = dwell.ttft.over > BAD_TTFT_SHARE * dwell.requests
-    paced = dwell.tpot.determined >= BAD_TPOT_LEAST
-    return over_ttft or (paced and dwell.tpot.over > BAD_TPOT_SHARE * dwell.tpot.determined)
+    over, paced = dwell.tpot.over, dwell.tpot.determined
+    enough = paced >= BAD_TPOT_LEAST or over == paced
+    return over_ttft or (enough and over > BAD_TPOT_SHARE * paced)
 
 
 def should_abort(dwell: Dwell, waiting: int, slo: Slo, now_ns: int) -> str | None:
@@ -142,7 +151,7 @@ def _begin(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Segment |
     """The next ramp step, or where the dwells begin."""
     if spec.start == "prediction" and start.prediction_qps is not None:
         guess = start.prediction_qps
-        first = _within(spec, guess * math.exp(-FIRST_BELOW_GUESS))
+        first = _within(spec, guess * math.exp(-FIRST_BELOW_PREDICTION))
         return _Found(Prior(math.log(guess), PRIOR_SD), first, f"the model predicts {guess:.3g}")
     return _ramp(spec, start, [outcome for outcome in outcomes if outcome.segment.kind == "ramp"])
 
@@ -191,7 +200,7 @@ def _step(spec: Search, steps: Sequence[Outcome], rate: float, *, settle: bool, 
         kind="ramp",
         rate_qps=rate,
         transition_s=RAMP_SKIP * spec.ramp_step_s,
-        window_s=(1 - RAMP_SKIP) * spec.ramp_step_s,
+        window_s=max((1 - RAMP_SKIP) * spec.ramp_step_s, RAMP_LEAST / rate),
         settle_before=settle,
         reason=f"ramp at {rate:.3g} per node: {why}",
     )
@@ -200,7 +209,7 @@ def _step(spec: Search, steps: Sequence[Outcome], rate: float, *, settle: bool, 
 def _ramp_end(value: float, good: float, bad: float) -> _Found:
     return _Found(
         Prior(math.log(value) - PRIOR_BELOW_RAMP, PRIOR_SD),
-        value * math.exp(-FIRST_BELOW_GUESS),
+        value * math.exp(-FIRST_BELOW_RAMP),
         f"the ramp was good at {good:.3g} and bad twice at {bad:.3g}",
     )
 
@@ -215,7 +224,8 @@ def _ramp_out_of_budget(spec: Search, outcomes: Sequence[Outcome]) -> Stop:
 
 def _dwell(spec: Search, begin: _Found, outcomes: Sequence[Outcome], dwells: Sequence[Outcome]) -> Segment:
     after_abort = bool(dwells) and dwells[-1].aborted
-    rate, reason = (begin.first_qps, begin.reason) if not dwells else _focus(begin, dwells)
+    wanted, reason = (begin.first_qps, begin.reason) if not dwells else _focus(begin, dwells)
+    rate = _within(spec, wanted)
     transition = spec.first_transition_s if not dwells else spec.transition_s * (2 if after_abort else 1)
     answers = [outcome.dwell.median_e2e_s for outcome in outcomes if outcome.dwell.median_e2e_s is not None]
     if answers:
@@ -223,9 +233,9 @@ def _dwell(spec: Search, begin: _Found, outcomes: Sequence[Outcome], dwells: Seq
     return Segment(
         index=len(outcomes),
         kind="dwell",
-        rate_qps=_within(spec, rate),
+        rate_qps=rate,
         transition_s=transition,
-        window_s=spec.window_s,
+        window_s=max(spec.window_s, DWELL_LEAST / rate),
         settle_before=after_abort or (not dwells and bool(outcomes)),
         reason=reason,
     )
@@ -238,6 +248,9 @@ def _focus(begin: _Found, dwells: Sequence[Outcome]) -> tuple[float, str]:
     offset = OFFSETS[(len(dwells) - 1) % len(OFFSETS)]
     wanted = capacity.qps_per_node * math.exp(offset)
     clean = not (last.dwell.ttft.over or last.dwell.tpot.over)
+    if not any(outcome.dwell.ttft.over or outcome.dwell.tpot.over for outcome in dwells):
+        highest = max(outcome.segment.rate_qps for outcome in dwells)
+        wanted = max(wanted, highest * math.exp(CLIMB))
     most = last.segment.rate_qps * math.exp(STEP_UP_CLEAN if clean else STEP_UP)
     reason = f"posterior {capacity.qps_per_node:.3g} [{capacity.low:.3g}, {capacity.high:.3g}] {offset:+.1%}"
     if wanted > most:

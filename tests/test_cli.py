@@ -1,0 +1,163 @@
+"""The commands as a user runs them: real Ray, real Serve, real HTTP, real files, exit codes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from analysis import load_run, records
+from analysis.runs import RunError
+
+ROOT = Path(__file__).parent.parent
+SHORT = [
+    "search.window_s=12",
+    "search.first_transition_s=8",
+    "search.transition_s=4",
+    "search.budget_s=40",
+    "fleet.warmup_requests=4",
+]
+BAD = {
+    "slo.ttft_p90=3": "did you mean 'slo.ttft_p90_ms'",
+    "workload=chat": "available: chat_5600_140",
+    "slo.ttft_p90_ms=soon": "could not be converted to Float",
+    "rate_qps=-4": "rate_qps=-4.0 must be positive",
+    "layout.replicas_per_node=2": "choose a smaller layout",
+    "engine=vllm": "engine=vllm is not available in this version",
+    "model=qwen3_vl_235b_bf16 layout=dp1_tp4 engine.activation_bytes=150e9": "does not fit",
+    "hardware=mi308x": "fp8_flop_per_s is unknown",
+    "workload.input_tokens.mean=40000": "exceed engine.max_model_len",
+}
+
+
+def command(verb: str, *words: str) -> list[str]:
+    return [sys.executable, "-m", "loadgen", verb, *words]
+
+
+def run(verb: str, *words: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(verb, *words), cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+
+
+def leftovers() -> list[str]:
+    """Processes of ours that should be gone with the run."""
+    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    wanted = ("raylet", "gcs_server", "haproxy ", "LoadActor", "SimulatedReplica")
+    return [
+        line for line in listed.splitlines() if any(word in line for word in wanted) and "ps -eo" not in line
+    ]
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_is_one_line_before_anything_starts(words: str, tmp_path: Path) -> None:
+    done = run("sweep", *words.split(), f"out={tmp_path}")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert BAD[words] in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    done = run("sweep", f"out={tmp_path}", "run=mine")
+    assert done.returncode == 2 and "exists; choose another run=NAME" in done.stderr
+    assert not list((tmp_path / "mine").iterdir())
+
+
+def test_help_and_dry_run_start_nothing(tmp_path: Path) -> None:
+    helped = subprocess.run(command("sweep", "--help"), cwd=ROOT, capture_output=True, text=True)
+    assert helped.returncode == 0 and "python -m loadgen predict" in helped.stdout
+    dry = run("sweep", "--dry-run", f"out={tmp_path}")
+    assert dry.returncode == 0 and "name: chat_5600_140" in dry.stdout and "180 s of load" in dry.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_probe_without_a_rate_is_refused() -> None:
+    done = run("probe")
+    assert done.returncode == 2 and "probe needs rate_qps" in done.stderr
+
+
+def test_predict_answers_as_json() -> None:
+    done = run("predict", "--json", "search=standard")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and lines[-1]["event"] == "result"
+    q = lines[-1]["capacity"]["qps_per_node"]
+    assert q["low"] < q["certified"] < q["estimate"] < q["high"]
+
+
+def test_an_unreachable_target_is_exit_5_with_everything_saved(tmp_path: Path) -> None:
+    done = run("sweep", "engine=external", "target.urls=[http://127.0.0.1:9]", f"out={tmp_path}", "run=gone")
+    assert done.returncode == 5, done.stderr
+    assert "NO RESULT" in done.stdout and "127.0.0.1:9" in done.stdout
+    result = json.loads((tmp_path / "gone" / "sweep.json").read_text())
+    assert (result["passed"], result["valid"], result["exit_code"]) == (False, False, 5)
+    assert not leftovers()
+
+
+def check_folder(folder: Path) -> dict[str, Any]:
+    """What must hold of every run folder, however the run ended."""
+    run_ = load_run(folder)
+    rows = run_.requests()
+    planned = sum(pq.read_table(file).num_rows for file in (folder / "schedule").glob("*.parquet"))
+    assert rows.num_rows == planned
+    assert len(set(rows["seq"].to_pylist())) == planned
+    assert set(rows["status"].to_pylist()) <= set(records.STATUSES)
+    assert run_.sweep is not None
+    assert run_.sweep["requests"]["rows"] == run_.sweep["requests"]["planned"] == planned
+    assert run_.manifest["files"]["sweep.json"]
+    assert run_.config.workload.name
+    return run_.sweep
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_whole_sweep_leaves_a_folder_that_proves_its_answer(tmp_path: Path) -> None:
+    done = run("sweep", "--json", f"out={tmp_path}", "run=whole", *SHORT)
+    # A neighbour may spoil the timing on a shared machine; it may not spoil the rows, and never the honesty.
+    assert done.returncode in (0, 4, 6), done.stderr
+    result = check_folder(tmp_path / "whole")
+    assert json.loads(done.stdout.splitlines()[-1])["exit_code"] == done.returncode == result["exit_code"]
+    assert result["valid"] == (done.returncode != 4)
+    assert len(result["dwells"]) >= 2 and result["requests"]["by_status"]["ok"] > 50
+    run_ = load_run(tmp_path / "whole")
+    assert run_.dwells().num_rows == len(result["dwells"])
+    assert {"prediction", "segment", "segment_done", "end"} <= {event["event"] for event in run_.events()}
+    assert run_.manifest["server"]["models"]
+    assert not leftovers()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])
+def test_an_interrupted_sweep_keeps_everything_and_leaves_nothing_running(
+    tmp_path: Path, kind: signal.Signals
+) -> None:
+    words = ["--json", f"out={tmp_path}", "run=cut", *SHORT]
+    process = subprocess.Popen(command("sweep", *words), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if json.loads(line)["event"] == "segment":
+            break
+    time.sleep(6)
+    os.kill(process.pid, kind)
+    rest = process.stdout.read().splitlines()
+    assert process.wait(60) == 130
+    assert json.loads(rest[-1])["exit_code"] == 130
+    result = check_folder(tmp_path / "cut")
+    assert result["requests"]["by_status"].get("ok", 0) > 0
+    assert not result["valid"] and not result["passed"]
+    assert not leftovers()
+
+
+def test_a_foreign_folder_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is not a run folder"):
+        load_run(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "analysis", "show", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,230 @@
+"""vLLM's wire format: bodies, refusals, events and metrics, as bytes."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_apps import openai_api
+from serve_apps.openai_api import Answer, ApiError, ApiRequest, EngineMetrics, EngineSteps, ServedModel
+
+SERVED = ServedModel("org/model", max_model_len=100, vocab=1000, created_s=7)
+
+
+def completion(**fields: Any) -> ApiRequest:
+    return openai_api.parse_completion(json.dumps({"model": SERVED.name} | fields).encode(), SERVED)
+
+
+def chat(**fields: Any) -> ApiRequest:
+    return openai_api.parse_chat(json.dumps({"model": SERVED.name} | fields).encode(), SERVED)
+
+
+def events(stream: bytes) -> list[Any]:
+    """The JSON values of an SSE stream; [DONE] as itself."""
+    assert stream.endswith(b"\n\n")
+    lines = stream.decode().removesuffix("\n\n").split("\n\n")
+    assert all(line.startswith("data: ") for line in lines)
+    data = [line.removeprefix("data: ") for line in lines]
+    return [word if word == "[DONE]" else json.loads(word) for word in data]
+
+
+@pytest.mark.parametrize(
+    ("fields", "input_tokens", "output_tokens"),
+    [
+        ({"prompt": [5, 6, 7], "max_tokens": 9}, 3, 9),
+        ({"prompt": [[5, 6, 7]], "max_tokens": 9}, 3, 9),
+        ({"prompt": "three  little\nwords"}, 3, 16),
+        ({"prompt": ["one word"], "max_tokens": None}, 2, 16),
+        ({"prompt": " ", "max_tokens": 1}, 1, 1),
+        ({"prompt": [1], "max_tokens": 99, "min_tokens": 99, "ignore_eos": True}, 1, 99),
+        ({"prompt": [1], "max_tokens": 2, "model": None, "temperature": 0, "seed": 1, "n": 1}, 1, 2),
+    ],
+)
+def test_a_completion_counts_its_prompt(
+    fields: dict[str, Any], input_tokens: int, output_tokens: int
+) -> None:
+    assert completion(**fields) == ApiRequest(False, input_tokens, output_tokens, stream=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "input_tokens", "output_tokens"),
+    [
+        ({"messages": [{"role": "user", "content": "two words"}], "max_tokens": 5}, 3, 5),
+        ({"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 4, "max_tokens": 5}, 2, 4),
+        ({"messages": [{"role": "user", "content": None}]}, 1, 99),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a b"}]}] * 2}, 6, 94),
+    ],
+)
+def test_a_chat_counts_words_and_roles(fields: dict[str, Any], input_tokens: int, output_tokens: int) -> None:
+    assert chat(**fields) == ApiRequest(True, input_tokens, output_tokens, stream=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "usage", "in_each"),
+    [
+        (None, False, False),
+        ({"include_usage": True}, True, False),
+        ({"include_usage": False, "continuous_usage_stats": True}, False, False),
+        ({"include_usage": True, "continuous_usage_stats": True}, True, True),
+    ],
+)
+def test_stream_options(options: dict[str, bool] | None, usage: bool, in_each: bool) -> None:
+    request = completion(prompt=[1], stream=True, stream_options=options)
+    assert (request.stream, request.include_usage, request.usage_in_each) == (True, usage, in_each)
+
+
+REFUSALS = [
+    (b"{", 400, "Bad Request", None, "JSON decode error"),
+    (b"[1]", 400, "Bad Request", None, "must be a JSON object"),
+    (b"\xff", 400, "Bad Request", None, "JSON decode error"),
+    ({"model": "other", "prompt": [1]}, 404, "NotFoundError", "model", "The model `other` does not exist."),
+    ({"model": 3, "prompt": [1]}, 400, "Bad Request", "model", "must be a string"),
+    ({}, 400, "Bad Request", "prompt", "must be provided and non-empty"),
+    ({"prompt": ""}, 400, "Bad Request", "prompt", "must be provided and non-empty"),
+    ({"prompt": []}, 400, "BadRequestError", "prompt", "cannot be empty"),
+    ({"prompt": [[1], [2]]}, 400, "BadRequestError", "prompt", "one prompt per request"),
+    ({"prompt": [1, "a"]}, 400, "Bad Request", "prompt", "string or a list of token ids"),
+    ({"prompt": [1, True]}, 400, "Bad Request", "prompt", "string or a list of token ids"),
+    ({"prompt": [1.5]}, 400, "Bad Request", "prompt", "string or a list of token ids"),
+    ({"prompt": 7}, 400, "Bad Request", "prompt", "string or a list of token ids"),
+    ({"prompt": [-1]}, 400, "Bad Request", "prompt", "negative"),
+    ({"prompt": [1000]}, 400, "BadRequestError", "prompt", "Token id 1000 is out of vocabulary"),
+    ({"prompt": [1] * 85}, 400, "BadRequestError", "input_tokens", "for a total of 101 tokens"),
+    ({"prompt": [1], "max_tokens": 100}, 400, "BadRequestError", "input_tokens", "context length is 100"),
+    ({"prompt": [1], "max_tokens": 0}, 400, "BadRequestError", "max_tokens", "at least 1, got 0"),
+    ({"prompt": [1], "max_tokens": -3}, 400, "BadRequestError", "max_tokens", "at least 1, got -3"),
+    ({"prompt": [1], "max_tokens": "9"}, 400, "Bad Request", "max_tokens", "must be an integer"),
+    ({"prompt": [1], "max_tokens": True}, 400, "Bad Request", "max_tokens", "must be an integer"),
+    ({"prompt": [1], "min_tokens": -1}, 400, "BadRequestError", "min_tokens", "got -1"),
+    ({"prompt": [1], "min_tokens": 17}, 400, "BadRequestError", "min_tokens", "max_tokens=16, got 17"),
+    ({"prompt": [1], "n": 2}, 400, "BadRequestError", "n", "n=2 is not available"),
+    ({"prompt": [1], "logprobs": 1}, 400, "BadRequestError", "logprobs", "not available"),
+    ({"prompt": [1], "stream": "yes"}, 400, "Bad Request", "stream", "true or false"),
+    (
+        {"prompt": [1], "stream_options": {"include_usage": True}},
+        400,
+        "Bad Request",
+        "stream_options",
+        "only",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "status", "kind", "param", "message"), REFUSALS)
+def test_a_bad_completion_is_refused_as_vllm_does(
+    fields: dict[str, Any] | bytes, status: int, kind: str, param: str | None, message: str
+) -> None:
+    body = fields if isinstance(fields, bytes) else json.dumps({"model": SERVED.name} | fields).encode()
+    with pytest.raises(ApiError) as refused:
+        openai_api.parse_completion(body, SERVED)
+    error = json.loads(refused.value.body)["error"]
+    assert refused.value.status == status == error["code"]
+    assert (error["type"], error["param"]) == (kind, param)
+    assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    "messages", [None, [], "hello", ["hello"], [{"content": "a"}], [{"role": "user", "content": 1}]]
+)
+def test_a_bad_chat_is_refused(messages: Any) -> None:
+    with pytest.raises(ApiError) as refused:
+        chat(messages=messages)
+    assert json.loads(refused.value.body)["error"]["param"] == "messages"
+
+
+def test_a_chat_without_room_for_one_token_is_refused() -> None:
+    with pytest.raises(ApiError, match="maximum context length is 100"):
+        chat(messages=[{"role": "user", "content": "word " * 99}])
+
+
+def answer(**fields: Any) -> Answer:
+    values = {"chat": False, "input_tokens": 3, "output_tokens": 4, "stream": True, "include_usage": True}
+    return Answer(ApiRequest(**(values | fields)), "abc", 1234, SERVED)
+
+
+def test_a_streamed_completion_looks_like_vllms() -> None:
+    wire = answer()
+    head = {"id": "cmpl-abc", "object": "text_completion", "created": 1234, "model": "org/model"}
+    choice = {"index": 0, "text": " token", "logprobs": None, "finish_reason": None, "stop_reason": None}
+    usage = {"prompt_tokens": 3, "total_tokens": 7, "completion_tokens": 4}
+    details = {"prompt_tokens_details": {"cached_tokens": 0}}
+    assert events(wire.tokens(0, 4) + wire.end(EngineSteps(4, 1))) == [
+        *[head | {"choices": [choice]}] * 3,
+        head | {"choices": [choice | {"finish_reason": "length"}]},
+        head | {"choices": [], "usage": usage | details, "engine": {"steps": 4, "late_steps": 1}},
+        "[DONE]",
+    ]
+    assert wire.tokens(0, 1).startswith(b'data: {"id":"cmpl-abc","object":"text_completion","created":1234,')
+    assert b'"finish_reason":null' in wire.tokens(0, 1), "clients look for this very spelling"
+
+
+def test_a_streamed_chat_begins_with_its_role() -> None:
+    wire = answer(chat=True, include_usage=False)
+    got = events(wire.tokens(0, 1) + wire.tokens(1, 4) + wire.end(EngineSteps(4, 0)))
+    assert got[-1] == "[DONE]"
+    assert {chunk["object"] for chunk in got[:-1]} == {"chat.completion.chunk"}
+    assert [chunk["choices"][0]["delta"] for chunk in got[:-1]] == [
+        {"role": "assistant", "content": ""},
+        *[{"content": " token"}] * 4,
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in got[:-1]] == [None] * 4 + ["length"]
+
+
+@given(cuts=st.sets(st.integers(1, 19)), is_chat=st.booleans(), in_each=st.booleans(), usage=st.booleans())
+def test_however_tokens_are_merged_the_stream_is_the_same(
+    cuts: set[int], is_chat: bool, in_each: bool, usage: bool
+) -> None:
+    wire = answer(chat=is_chat, output_tokens=20, usage_in_each=in_each and usage, include_usage=usage)
+    edges = [0, *sorted(cuts), 20]
+    pieces = b"".join(wire.tokens(seen, count) for seen, count in zip(edges, edges[1:], strict=False))
+    assert pieces == b"".join(wire.tokens(index, index + 1) for index in range(20))
+    assert len(events(pieces)) == 20 + is_chat
+
+
+def test_usage_in_each_event_counts_up() -> None:
+    wire = answer(usage_in_each=True)
+    assert [event["usage"]["completion_tokens"] for event in events(wire.tokens(0, 4))] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_whole_answer_counts_the_same_when_it_is_sent_back(is_chat: bool) -> None:
+    body = json.loads(answer(chat=is_chat, stream=False).whole(EngineSteps(4, 0)))
+    choice = body["choices"][0]
+    text = choice["message"]["content"] if is_chat else choice["text"]
+    assert body["object"] == ("chat.completion" if is_chat else "text_completion")
+    assert body["usage"]["completion_tokens"] == 4
+    assert choice["finish_reason"] == "length"
+    assert completion(prompt=text).input_tokens == 4
+
+
+def test_a_failed_stream_ends_in_band() -> None:
+    failed, done = events(openai_api.error_events(openai_api.server_error("the engine died")))
+    assert failed["error"] == {
+        "message": "the engine died",
+        "type": "InternalServerError",
+        "param": None,
+        "code": 500,
+    }
+    assert done == "[DONE]"
+
+
+def test_models_tell_the_context_length() -> None:
+    listed = json.loads(openai_api.models_body(SERVED))
+    assert listed["object"] == "list"
+    assert [(card["id"], card["max_model_len"]) for card in listed["data"]] == [("org/model", 100)]
+
+
+def test_metrics_are_prometheus_text_with_vllms_names() -> None:
+    metrics = EngineMetrics(3, 2, 0.25, 1, 100, 50, finished=9, aborted=4, steps=60, late_steps=5)
+    lines = openai_api.metrics_body(metrics, SERVED).decode().splitlines()
+    samples = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    labels = 'engine="0",model_name="org/model"'
+    assert {name.partition("{")[0] for name in samples} == {
+        line.split()[2] for line in lines if line.startswith("# TYPE")
+    }
+    assert samples[f"vllm:num_requests_running{{{labels}}}"] == "3.0"
+    assert samples[f"vllm:kv_cache_usage_perc{{{labels}}}"] == "0.25"
+    assert samples[f'vllm:request_success_total{{{labels},finished_reason="length"}}'] == "9.0"
+    assert samples[f"maxqps:engine_late_steps_total{{{labels}}}"] == "5.0"

@@ -1,0 +1,149 @@
+"""The driver on a virtual clock: decisions, rows and conclusions of whole searches, in seconds."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from analysis import records, summary
+from conf import Experiment, load
+from loadgen import conclusion
+from loadgen.arrivals import NS, ArrivalSchedule
+from loadgen.search import Start
+from loadgen.sweep import Driver, Plan, TargetLost
+from loadgen.target import Observation
+from loadgen.virtual_target import VirtualTarget
+from serve_apps.engine_model import Engine, VirtualService
+
+
+def plan(experiment: Experiment, start: Start, **more: Any) -> Plan:
+    asked = experiment
+    return Plan(asked.search, asked.slo, asked.workload, asked.cluster.nodes, asked.seed, start, **more)
+
+
+def virtual(experiment: Experiment) -> VirtualTarget:
+    spec: Any = experiment.engine
+    parts = experiment.model, experiment.hardware, experiment.layout
+    return VirtualTarget(VirtualService([Engine(spec, *parts, seed=i) for i in range(experiment.replicas)]))
+
+
+def driver(
+    words: list[str], start: Start | None = None, **more: Any
+) -> tuple[Driver, Experiment, list[tuple[str, Any]]]:
+    experiment = load(words)
+    events: list[tuple[str, Any]] = []
+    emit = lambda kind, /, **facts: events.append((kind, facts))  # noqa: E731
+    target = more.pop("target", None) or virtual(experiment)
+    return Driver(target, plan(experiment, start or Start(8.0)), emit, **more), experiment, events
+
+
+def test_a_virtual_hour_finds_the_capacity_of_the_default_node() -> None:
+    drive, experiment, events = driver(["search=virtual"])
+    tree = conclusion.of_sweep(experiment, drive, drive.sweep(), "virtual")
+    assert (tree["exit_code"], tree["valid"], tree["capacity"]["binding"]) == (0, True, "tpot")
+    q = tree["capacity"]["qps_per_node"]
+    # The engine model's own long runs put the knee near 5.2 QPS.
+    assert 4.9 < q["low"] < q["certified"] < q["estimate"] < q["high"] < 5.6
+    assert [kind for kind, _ in events].count("segment_done") == len(tree["dwells"])
+    assert "QPS per node, 95 % interval" in summary.text(tree | {"folder": None})
+
+
+def test_the_same_seed_gives_the_same_answer_and_another_seed_another() -> None:
+    answers = []
+    for seed in (1, 1, 2):
+        drive, _, _ = driver(["search=standard", f"seed={seed}"])
+        found = drive.sweep().capacity
+        assert found is not None
+        answers.append(found.qps_per_node)
+    assert answers[0] == answers[1] != answers[2]
+
+
+def test_four_nodes_serve_four_times_the_load() -> None:
+    ones, fours = (
+        driver([f"cluster={name}", "search=standard"])[0].sweep() for name in ("laptop", "laptop_4n")
+    )
+    assert ones.capacity and fours.capacity
+    # The pool is at least as good as its nodes alone, and not another machine.
+    assert 0.95 < fours.capacity.qps_per_node / ones.capacity.qps_per_node < 1.25
+
+
+def test_a_prediction_replaces_the_ramp() -> None:
+    drive, experiment, _ = driver(["search=quick"], Start(8.0, prediction_qps=5.2))
+    result = drive.sweep()
+    assert {outcome.segment.kind for outcome in result.outcomes} == {"dwell"}
+    assert result.elapsed_s <= experiment.search.budget_s + 60
+    assert result.capacity is not None and result.capacity.low < 5.2 < result.capacity.high
+
+
+def test_an_unreachable_bound_is_said_not_guessed() -> None:
+    drive, experiment, _ = driver(["search=virtual", "slo.tpot_p90_ms=5"])
+    tree = conclusion.of_sweep(experiment, drive, drive.sweep(), "virtual")
+    assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_SLO_MISSED, False)
+
+
+def test_a_service_above_the_highest_rate_is_a_lower_bound() -> None:
+    drive, experiment, _ = driver(["search=standard", "search.highest_qps=2"])
+    tree = conclusion.of_sweep(experiment, drive, drive.sweep(), "virtual")
+    assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_OPEN, False)
+
+
+def test_a_held_rate_is_judged_with_intervals() -> None:
+    codes = []
+    for rate in (3.0, 8.0):
+        drive, experiment, _ = driver([f"rate_qps={rate}", "duration_s=120"])
+        drive.hold(rate, 120, 15)
+        tree = conclusion.of_probe(experiment, drive)
+        assert tree["probe"]["tpot"]["interval_ms"] is not None
+        codes.append(tree["exit_code"])
+    assert codes == [summary.EXIT_OK, summary.EXIT_SLO_MISSED]
+
+
+class Spoilt(VirtualTarget):
+    """A virtual target whose observations are changed before the driver sees them."""
+
+    def __init__(self, experiment: Experiment, **row: Any) -> None:
+        inner = virtual(experiment)
+        super().__init__(inner._service)
+        self._spoil = row
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = super().run(schedule, until_ns)
+        return dataclasses.replace(seen, rows=[{**row, **self._spoil} for row in seen.rows])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        ({"send_offset_ns": NS // 10}, "client_limited"),
+        ({"engine_steps": 100, "engine_late_steps": 5}, "engine_late"),
+        ({"replica_id": "stranger"}, "replica_lost"),
+        ({"reads": 1}, "burst_delivery"),
+    ],
+)
+def test_a_spoilt_measurement_is_void_never_a_number(spoil: dict[str, Any], reason: str) -> None:
+    experiment = load(["search=quick"])
+    target = Spoilt(experiment, **spoil)
+    chosen = plan(experiment, Start(8.0, prediction_qps=5.2), replicas=frozenset({"0"}))
+    drive = Driver(target, chosen, lambda *_, **__: None)
+    tree = conclusion.of_sweep(experiment, drive, drive.sweep(), "wall")
+    assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_VOID, False, False)
+    assert tree["reason"].startswith(reason)
+    assert "no capacity is claimed" in summary.text(tree)
+
+
+def test_a_lost_deployment_ends_the_sweep_with_its_reason() -> None:
+    drive, _, _ = driver(["search=quick"], fault=lambda: "replica r2 is gone")
+    with pytest.raises(TargetLost, match="replica r2 is gone"):
+        drive.sweep()
+
+
+def test_every_offered_request_is_seen_and_ends() -> None:
+    offered: list[int] = []
+    drive, _, _ = driver(
+        ["search=quick"], Start(8.0, 5.2), plan_saved=lambda s: offered.extend(s.seq.tolist())
+    )
+    drive.sweep()
+    seen = [row for rows in drive._rows.values() for row in rows.values()]
+    assert {row["status"] for row in seen} == {records.OK}
+    assert set(offered) >= {row["seq"] for row in seen}
+    assert len(offered) == len(set(offered))
