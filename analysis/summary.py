@@ -129,9 +129,8 @@ def _headline(tree: Mapping[str, Any]) -> str:
         return f"{word}  no capacity is claimed" if word != "VALID" else word
     q = capacity["qps_per_node"]
     if capacity["open_above"]:
-        return (
-            f"{word}  at least {q['low']:.2f} QPS per node (no request was over a bound: a lower bound only)"
-        )
+        why = "too little was seen over the bounds: a lower bound only"
+        return f"{word}  at least {q['low']:.2f} QPS per node ({why})"
     if capacity["open_below"]:
         return f"{word}  at most {q['high']:.2f} QPS per node (an upper bound only)"
     interval = f"95 % interval [{q['low']:.2f}, {q['high']:.2f}]"

@@ -13,14 +13,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve import Application
-from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
+
+from cluster.session import SERVE_CONTROLLER
 
 POLL_S = 0.1
 WARM_REQUEST_TIMEOUT_S = 30.0
+REMOVE_TIMEOUT_S = 60.0
+STATE_TIMEOUT_S = 10.0
 REPLICA_ID = "x-replica-id"
 
 
@@ -41,26 +45,18 @@ class Deployment:
         """None while exactly the replicas of the start run, else what changed."""
         try:
             state = _state(self.app_name)
-        except (RayError, RayServeException) as error:
-            return f"Ray Serve does not answer: {_line(error)}"
+        except DeployError as error:
+            return str(error)
         if state.replicas != self.replica_ids:
             gone, new = len(self.replica_ids - state.replicas), len(state.replicas - self.replica_ids)
             return f"{gone} of {len(self.replica_ids)} replicas gone, {new} new"
         if state.status != "RUNNING":
-            return f"application {state.status}: {state.message}"
-        return f"proxy {state.proxy}" if state.proxy != "HEALTHY" else None
+            return f"the application is {state.status} {state.message}".rstrip()
+        return f"the proxy is {state.proxy}" if state.proxy != "HEALTHY" else None
 
-    def teardown(self, timeout_s: float = 60.0) -> None:
+    def teardown(self, timeout_s: float = REMOVE_TIMEOUT_S) -> None:
         """Delete the application and wait until no replica is left. Raises DeployError."""
-        try:
-            serve.delete(self.app_name, _blocking=False)
-            _wait(lambda: _state(self.app_name).status == "ABSENT", timeout_s)
-        except TimeoutError as error:
-            raise DeployError(
-                f"{self.app_name} is still there {timeout_s:.0f} s after its deletion"
-            ) from error
-        except (RayError, RayServeException) as error:
-            raise DeployError(f"cannot delete {self.app_name}: {_line(error)}") from error
+        _remove(self.app_name, timeout_s)
 
 
 def deploy(
@@ -78,14 +74,32 @@ def deploy(
     """
     deadline_s = time.monotonic() + timeout_s
     try:
-        target = serve.RunTarget(app, name=app_name)
-        serve.run_many([target], wait_for_applications_running=False)
-        _await_replicas(app_name, replicas, deadline_s, progress)
-        state = _state(app_name)
+        _run(app, app_name)
+        state = _await_replicas(app_name, replicas, deadline_s, progress)
+        _warm(url, model, state.replicas, deadline_s, progress)
+    except DeployError:
+        _remove(app_name, REMOVE_TIMEOUT_S)
+        raise
+    return Deployment(app_name, (url,), state.replicas, state.nodes)
+
+
+def _run(app: Application, app_name: str) -> None:
+    try:
+        serve.run_many([serve.RunTarget(app, name=app_name)], wait_for_applications_running=False)
     except (RayError, RayServeException, RuntimeError) as error:
         raise DeployError(f"cannot deploy {app_name}: {_line(error)}") from error
-    _warm(url, model, state.replicas, deadline_s, progress)
-    return Deployment(app_name, (url,), state.replicas, state.nodes)
+
+
+def _remove(app_name: str, timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        serve.delete(app_name, _blocking=False)
+    except (RayError, RayServeException) as error:
+        raise DeployError(f"cannot delete {app_name}: {_line(error)}") from error
+    while (status := _state(app_name).status) != "ABSENT":
+        if time.monotonic() > deadline_s:
+            raise DeployError(f"{app_name} is {status} {timeout_s:.0f} s after its deletion")
+        time.sleep(POLL_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +115,16 @@ class _State:
 
 
 def _state(app_name: str) -> _State:
-    details: dict[str, Any] = _get_global_client().get_serve_details()
+    """Ask Serve's controller, which may have died with the cluster. Raises DeployError."""
+    if not ray.is_initialized():
+        raise DeployError("the Ray session has ended")
+    try:
+        controller = ray.get_actor(*SERVE_CONTROLLER)
+        details: dict[str, Any] = ray.get(
+            controller.get_serve_instance_details.remote(), timeout=STATE_TIMEOUT_S
+        )
+    except (RayError, ValueError) as error:
+        raise DeployError(f"Ray Serve does not answer: {_line(error)}") from error
     app = details["applications"].get(app_name, {"status": "ABSENT", "message": "", "deployments": {}})
     found = [replica for it in app["deployments"].values() for replica in it["replicas"]]
     running = [replica for replica in found if replica["state"] == "RUNNING"]
@@ -121,7 +144,10 @@ def _word(value: Any) -> str:
     return str(value.value if isinstance(value, Enum) else value)
 
 
-def _await_replicas(app_name: str, replicas: int, deadline_s: float, progress: Callable[[str], None]) -> None:
+def _await_replicas(
+    app_name: str, replicas: int, deadline_s: float, progress: Callable[[str], None]
+) -> _State:
+    """Wait until the application runs with exactly `replicas` replicas, all of them RUNNING."""
     said = ""
     while True:
         state = _state(app_name)
@@ -129,7 +155,7 @@ def _await_replicas(app_name: str, replicas: int, deadline_s: float, progress: C
         if line != said:
             progress(said := line)
         if state.status == "RUNNING" and state.counts == {"RUNNING": replicas}:
-            return
+            return state
         if state.status in ("DEPLOY_FAILED", "UNHEALTHY"):
             raise DeployError(f"{app_name} is {state.status}: {state.message}")
         if time.monotonic() > deadline_s:
@@ -156,14 +182,6 @@ def _warm(
             answer = str(error)
             time.sleep(POLL_S)
     progress(f"{len(replicas)} replicas warm")
-
-
-def _wait(condition: Callable[[], bool], timeout_s: float) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            raise TimeoutError
-        time.sleep(POLL_S)
 
 
 def _line(error: Exception) -> str:

@@ -33,6 +33,8 @@ from conf.schema import Cluster, Routing
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 100 * 2**20
 HAPROXY_THREADS = 2
+KEEP_ALIVE_S = 600
+"""With Serve's 5 s a replica may close an idle connection just as HAProxy sends a request on it."""
 CLUSTER_HTTP_PORT = 8000
 SERVE_CONTROLLER = ("SERVE_CONTROLLER_ACTOR", "serve")
 HEAD_RESOURCE = "node:__internal_head__"
@@ -42,6 +44,8 @@ _HAPROXY_WRAPPER = """#!/bin/sh
 for word in "$@"; do
     case "$word" in */haproxy.cfg) sed -i -E 's/^( *bind )(:|\\*:)/\\1{host}:/' "$word" ;; esac
 done
+# Its parent, an actor, cannot stop it when it is killed itself.
+(while kill -0 $$; do kill -0 $PPID || kill -KILL $$; sleep 1; done) 2>/dev/null &
 exec {binary} "$@"
 """
 
@@ -85,7 +89,8 @@ def _start_serve(cluster: Cluster, stack: ExitStack) -> str:
     # Replicas bind to the same host as the front, each on its own node.
     host = LOOPBACK if head == LOOPBACK else "0.0.0.0"
     stack.callback(_stop_serve)
-    serve.start(ProxyLocation.HeadOnly, HTTPOptions(host=host, port=port))
+    options = HTTPOptions(host=host, port=port, keep_alive_timeout_s=KEEP_ALIVE_S)
+    serve.start(ProxyLocation.HeadOnly, options)
     return f"http://{head}:{port}"
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from analysis import summary
 from analysis.summary import Tree
@@ -49,8 +49,8 @@ Emit = Callable[..., None]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
-    arguments = parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    arguments = parser().parse_intermixed_args(argv)
+    _end_on_sigterm()
     try:
         experiment = _experiment(arguments)
         return VERBS[arguments.verb](experiment, arguments)
@@ -61,10 +61,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return summary.EXIT_INTERRUPTED
 
 
+def _end_on_sigterm() -> None:
+    """Let SIGTERM end a run like Ctrl-C; Ray sets a handler of its own that aborts, hence once more after it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, like every other error here."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(summary.EXIT_USAGE, f"error: {message}; see --help\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """The grammar of the command line."""
     choices = "\n".join(f"  {group}=  {', '.join(names)}" for group, names in groups().items())
-    top = argparse.ArgumentParser(
+    top = OneLineParser(
         prog="python -m loadgen",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -269,6 +281,7 @@ def _deployed(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
     parts = experiment.engine, experiment.model, experiment.hardware, experiment.layout
     emit("deploying", text=f"starting Ray ({experiment.cluster.name}) and {placement.replicas} replica(s)")
     with open_session(experiment.cluster, experiment.routing, load_cpus) as session:
+        _end_on_sigterm()
         app = build_app(*parts, placement.replicas, placement.bundles, experiment.seed)
         deployment = deploy(
             app,
@@ -306,6 +319,7 @@ def _external(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
     load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
     emit("connecting", text=f"{len(urls)} endpoint(s) answer; starting Ray for the load actors")
     with open_session(here, None, load_cpus):
+        _end_on_sigterm()
         yield Service(urls, reported=reported, api_key=key)
 
 

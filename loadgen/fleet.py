@@ -24,6 +24,7 @@ from loadgen.worker import Worker
 ROUND_TRIPS = 20
 LEAD_S = 0.5
 REPLY_TIMEOUT_S = 10.0
+READY_TIMEOUT_S = 60.0
 MAX_OFFSET_NS = 50_000_000
 """Clocks further apart than this void the common start."""
 
@@ -108,10 +109,11 @@ class Fleet:
         self._lost: list[int] = []
         refs = [a.prepare.remote(i, plan, folder) for i, a in enumerate(self._actors)]
         try:
-            self.nodes = ray.get(refs, timeout=60)
+            self.nodes = ray.get(refs, timeout=READY_TIMEOUT_S)
         except GetTimeoutError as error:
             raise FleetError(
-                f"no room for {count} load actors of {cpus} CPUs within 60 s; lower fleet.actors or add CPUs"
+                f"no room for {count} load actors of {cpus:g} CPUs within {READY_TIMEOUT_S:g} s; "
+                "lower fleet.actors or fleet.cpus_per_actor"
             ) from error
         except (RayActorError, RayTaskError) as error:
             raise FleetError(f"load actor failed to start: {str(error).splitlines()[-1]}") from error

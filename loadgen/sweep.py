@@ -285,6 +285,9 @@ class Driver:
                 window = Window(**{name: getattr(old.dwell, name) for name in names})
                 new = self._outcome(old.segment, window, now_ns)
                 self.outcomes[i] = dataclasses.replace(new, bad=old.bad)
+                if new.void != old.void:
+                    state = word(new, self.verdicts[window.index])
+                    self.emit("rejudged", text=f"{old.segment.kind} {window.index}, all answers in: {state}")
         self._touched = set()
 
     def _capacity(self) -> Capacity | None:

@@ -105,4 +105,4 @@ def test_overdispersion_is_clipped_and_unknown_without_requests():
 
 def test_few_dwells_keep_near_the_start_value():
     assert shrunk(80.0, 3) == 60.0
-    assert shrunk(80.0, 0) == 20.0
+    assert shrunk(80.0, 0) == 40.0

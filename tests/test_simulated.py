@@ -41,6 +41,268 @@ class _Impatient(selectors.DefaultSelector):
         return super().select(0)
 
 
-def run[T](story: Coroutine[Any, Any, T]) -> T:
+def run(story: Coroutine[Any, Any, Any]) -> Any:
     with asyncio.Runner(loop_factory=Jumping) as runner:
         return runner.run(story)
+
+
+def engine(**changes: Any) -> Engine:
+    assert isinstance(SPECS.engine, SimulatedEngine)
+    return Engine(replace(SPECS.engine, **changes), SPECS.model, SPECS.hardware, SPECS.layout)
+
+
+def planned(arrivals: list[tuple[float, int, int]]) -> dict[int, list[float]]:
+    """When the engine itself, without any shell, emits each token of each request."""
+    plain, now_s, times = engine(), 0.0, {key: [] for key in range(len(arrivals))}
+    coming = list(enumerate(arrivals))
+    while True:
+        start_s = max(now_s, min(plain.ready_s(), coming[0][1][0] if coming else float("inf")))
+        while coming and coming[0][1][0] <= start_s:
+            key, (at_s, input_tokens, output_tokens) = coming.pop(0)
+            plain.add(GenerateRequest(key, input_tokens, output_tokens), at_s)
+        if start_s == float("inf"):
+            return times
+        if step := plain.step(start_s):
+            now_s = step.end_s
+            for event in step.events:
+                times[event.request_id].append(now_s)
+
+
+class Service:
+    """A running engine with its application, in the loop whose time jumps."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.plain = engine(**changes)
+        self.engine = RealtimeEngine(self.plain, self.loop.time)
+        self.app = SimulatedApp(self.engine, SERVED, "replica-7")
+        self.engine.start()
+
+    def call(self, path: str, **fields: Any) -> "Call":
+        body = json.dumps({"model": SERVED.name} | fields).encode()
+        return Call(self.app, "POST" if fields else "GET", path, body)
+
+
+@dataclass
+class Call:
+    """One request to an ASGI application, and what it sent back when."""
+
+    app: Callable[..., Awaitable[None]]
+    method: str
+    path: str
+    body: bytes
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    parts: list[tuple[float, bytes]] = field(default_factory=list)
+    ended: bool = False
+
+    async def done(self) -> "Call":
+        scope = {"type": "http", "method": self.method, "path": self.path, "headers": []}
+        await self.app(scope, self._receive, self._send)
+        assert self.ended
+        return self
+
+    async def _receive(self) -> dict[str, Any]:
+        middle = len(self.body) // 2
+        part, self.body = (self.body[:middle], self.body[middle:]) if middle else (self.body, b"")
+        return {"type": "http.request", "body": part, "more_body": bool(self.body)}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            assert not self.ended
+            self.parts.append((asyncio.get_running_loop().time(), message["body"]))
+            self.ended = not message.get("more_body", False)
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(part for _, part in self.parts)
+
+    def events(self) -> list[Any]:
+        words = [line.removeprefix("data: ") for line in self.content.decode().split("\n\n") if line]
+        return [word if word == "[DONE]" else json.loads(word) for word in words]
+
+
+async def token_times(stream: Stream, tokens: int) -> list[float]:
+    times: list[float] = []
+    while len(times) < tokens:
+        count = await stream.more_than(len(times))
+        times += [asyncio.get_running_loop().time()] * (count - len(times))
+    return times
+
+
+async def open_all(
+    served: Service, arrivals: list[tuple[float, int, int]]
+) -> list[asyncio.Task[list[float]]]:
+    """Open each request at its time, counted from now; returns what waits for their token times."""
+    begin_s, tasks = served.loop.time(), []
+    for at_s, input_tokens, output_tokens in arrivals:
+        await asyncio.sleep(begin_s + at_s - served.loop.time())
+        stream = served.engine.open(input_tokens, output_tokens)
+        tasks.append(asyncio.create_task(token_times(stream, output_tokens)))
+    return tasks
+
+
+ARRIVALS = [(0.0, 5600, 40), (0.013, 256, 16), (0.3, 9000, 30), (0.3, 64, 5), (2.5, 5600, 3)]
+
+
+def test_tokens_come_when_the_engine_alone_would_emit_them() -> None:
+    async def story() -> tuple[float, list[list[float]]]:
+        served = Service()
+        begin_s = served.loop.time()
+        return begin_s, [await task for task in await open_all(served, ARRIVALS)]
+
+    begin_s, seen = run(story())
+    wanted = planned(ARRIVALS)
+    assert [len(times) for times in seen] == [output_tokens for _, _, output_tokens in ARRIVALS]
+    for key, times in enumerate(seen):  # a timer never fires early; the shell waits at least a millisecond
+        gaps = [time_s - begin_s - due_s for time_s, due_s in zip(times, wanted[key], strict=True)]
+        assert min(gaps) > -1e-9
+        assert max(gaps) <= 1.001e-3
+
+
+def test_a_process_that_sleeps_too_long_delivers_late_but_never_slows_the_engine() -> None:
+    async def story(stall_s: float) -> tuple[list[float], EngineSteps, int]:
+        served = Service()
+        begin_s = served.loop.time()
+        stream = served.engine.open(5600, 60)
+        waiting = asyncio.create_task(token_times(stream, 60))
+        await asyncio.sleep(0.3)
+        served.loop.now_s += stall_s  # type: ignore[attr-defined]
+        times = [time_s - begin_s for time_s in await waiting]
+        return times, stream.steps, served.engine.metrics().late_steps
+
+    prompt, steps, late = run(story(0.0))
+    stalled, stalled_steps, stalled_late = run(story(0.2))
+    assert (steps, late) == (EngineSteps(60, 0), 0)
+    assert stalled[-1] == pytest.approx(prompt[-1], abs=2e-3)
+    held = sum(abs(a - b) > 2e-3 for a, b in zip(prompt, stalled, strict=True))
+    assert stalled_steps == EngineSteps(60, stalled_late)
+    assert held - 1 <= stalled_late <= held
+    assert 12 <= held <= 20, "a stall of 0.2 s holds up some sixteen steps of 12 ms"
+
+
+def test_a_streamed_completion() -> None:
+    async def story() -> Call:
+        call = Service().call(
+            "/v1/completions",
+            prompt=[1] * 300,
+            max_tokens=20,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        return await call.done()
+
+    call = run(story())
+    *tokens, usage, done = call.events()
+    assert call.status == 200
+    assert call.headers["x-replica-id"] == "replica-7"
+    assert call.headers["content-type"].startswith("text/event-stream")
+    assert [event["choices"][0]["finish_reason"] for event in tokens] == [None] * 19 + ["length"]
+    assert usage["usage"]["prompt_tokens"] == 300
+    assert usage["usage"]["completion_tokens"] == 20
+    assert usage["engine"] == {"steps": 20, "late_steps": 0}
+    assert done == "[DONE]"
+    assert len({at_s for at_s, _ in call.parts}) == 20, "each token leaves at the end of its own step"
+
+
+def test_a_whole_chat_comes_with_its_last_token() -> None:
+    async def story() -> tuple[float, Call]:
+        served = Service()
+        begin_s = served.loop.time()
+        messages = [{"role": "user", "content": "one two three"}]
+        return begin_s, await served.call("/v1/chat/completions", messages=messages, max_tokens=8).done()
+
+    begin_s, call = run(story())
+    body = json.loads(call.content)
+    assert (call.status, body["usage"]["total_tokens"]) == (200, 12)
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": " token" * 8}
+    assert call.parts[0][0] - begin_s == pytest.approx(planned([(0.0, 4, 8)])[0][-1], abs=1.1e-3)
+
+
+def test_a_client_that_leaves_frees_its_place() -> None:
+    async def story() -> tuple[int, int, Service]:
+        served = Service()
+        calls = [
+            served.call("/v1/completions", prompt=[1] * 64, max_tokens=500, stream=True) for _ in range(3)
+        ]
+        tasks = [asyncio.create_task(call.done()) for call in calls]
+        await asyncio.sleep(0.5)
+        running = served.engine.metrics().running
+        tasks[1].cancel()
+        await asyncio.wait([tasks[1]])
+        left = served.engine.metrics().running
+        await asyncio.wait(tasks)
+        served.plain.check_integrity()
+        return running, left, served
+
+    running, left, served = run(story())
+    metrics = served.engine.metrics()
+    assert (running, left) == (3, 2)
+    assert (metrics.running, metrics.waiting, metrics.kv_usage) == (0, 0, 0)
+    assert (metrics.finished, metrics.aborted) == (2, 1)
+
+
+def test_a_client_that_leaves_before_its_prompt_is_scheduled_is_forgotten() -> None:
+    async def story() -> int:
+        served = Service()
+        stream = served.engine.open(64, 5)
+        served.engine.close(stream)
+        await asyncio.sleep(1.0)
+        tokens = await token_times(served.engine.open(64, 5), 5)
+        return len(tokens) + stream.tokens
+
+    assert run(story()) == 5
+
+
+class Broken(Engine):
+    """An engine that dies in its tenth step."""
+
+    def begin_step(self, now_s: float) -> float | None:
+        if self.generation_tokens_total >= 9:
+            raise RuntimeError("the tenth step")
+        return super().begin_step(now_s)
+
+
+def test_when_the_engine_dies_everybody_is_told() -> None:
+    async def story() -> tuple[Call, Call, Call, Call]:
+        served = Service()
+        served.plain.__class__ = Broken
+        streamed = served.call("/v1/completions", prompt=[1], max_tokens=99, stream=True)
+        whole = served.call("/v1/completions", prompt=[1], max_tokens=99)
+        await asyncio.gather(streamed.done(), whole.done())
+        late = await served.call("/v1/completions", prompt=[1], stream=True).done()
+        with pytest.raises(EngineDead):
+            served.engine.open(1, 1)
+        return streamed, whole, late, await served.call("/health").done()
+
+    streamed, whole, late, health = run(story())
+    assert streamed.status == 200
+    assert streamed.events()[-2]["error"]["message"] == "the engine died: RuntimeError('the tenth step')"
+    assert streamed.events()[-1] == "[DONE]"
+    assert (whole.status, late.status, health.status) == (500, 500, 503)
+    assert json.loads(late.content)["error"]["type"] == "InternalServerError"
+
+
+def test_the_other_paths() -> None:
+    async def story() -> list[Call]:
+        served = Service()
+        return [await served.call(path).done() for path in ("/health", "/v1/models", "/metrics", "/v2")]
+
+    health, models, metrics, other = run(story())
+    assert [call.status for call in (health, models, metrics, other)] == [200, 200, 200, 404]
+    assert {call.headers["x-replica-id"] for call in (health, models, metrics, other)} == {"replica-7"}
+    assert json.loads(models.content)["data"][0]["id"] == "org/model"
+    assert b"vllm:num_requests_running{" in metrics.content
+    assert json.loads(other.content)["error"]["message"] == "GET /v2 is not served"
+
+
+def test_a_prompt_that_the_cache_can_never_hold_is_refused() -> None:
+    async def story() -> Call:
+        return await Service(num_gpu_blocks=4).call("/v1/completions", prompt=[1] * 64, stream=True).done()
+
+    call = run(story())
+    assert call.status == 400
+    assert "the engine holds 64" in json.loads(call.content)["error"]["message"]

@@ -1,0 +1,22 @@
+"""What tests share: one Ray session, because starting one takes many seconds."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conf.schema import Cluster, Routing
+
+if TYPE_CHECKING:
+    from cluster.session import Session
+
+FAKE = Cluster("two fake nodes", session="fake", nodes=2, gpus_per_node=8)
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator["Session"]:
+    """Ray with Serve behind HAProxy: a head for load actors and two fake nodes of eight GPUs."""
+    from cluster.session import open_session
+
+    with open_session(FAKE, Routing("leastconn"), load_cpus=1) as session:
+        yield session

@@ -1,0 +1,243 @@
+"""The simulated engine behind a real Ray Serve and HAProxy, over HTTP."""
+
+import asyncio
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from cluster.placement import place
+from conf import load
+from tests.conftest import FAKE
+
+pytestmark = pytest.mark.ray
+
+ray = pytest.importorskip("ray")
+
+from cluster.deploy import DeployError, Deployment, deploy  # noqa: E402
+from cluster.session import Session  # noqa: E402
+from serve_apps.app import application_name, build_app  # noqa: E402
+
+SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp2_tp4_ep4"])
+PARTS = SPECS.engine, SPECS.model, SPECS.hardware, SPECS.layout
+MODEL = SPECS.model.served_name
+USAGE = {"include_usage": True}
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    replica_id: str | None
+    body: bytes
+
+    def events(self) -> list[Any]:
+        words = [line.removeprefix("data: ") for line in self.body.decode().split("\n\n") if line]
+        return [word if word == "[DONE]" else json.loads(word) for word in words]
+
+
+@pytest.fixture(scope="module")
+def deployment(ray_session: Session) -> Iterator[Deployment]:
+    placement = place(FAKE, SPECS.layout)
+    said: list[str] = []
+    app = build_app(*PARTS, placement.replicas, placement.bundles)
+    name = application_name(*PARTS)
+    running = deploy(app, name, ray_session.url, MODEL, placement.replicas, progress=said.append)
+    assert said[0] == "0 of 4 replicas running"
+    assert said[-2:] == ["4 of 4 replicas running", "4 replicas warm"]
+    yield running
+    running.teardown()
+    assert running.healthy() == "4 of 4 replicas gone, 0 new"
+
+
+def ask(deployment: Deployment, *calls: tuple[str, dict[str, Any] | bytes | None]) -> list[Answer]:
+    """Send all calls at once, each a path with a body to post or None to get; answers in their order."""
+
+    async def one(client: aiohttp.ClientSession, path: str, body: dict[str, Any] | bytes | None) -> Answer:
+        data = (
+            body if body is None or isinstance(body, bytes) else json.dumps({"model": MODEL} | body).encode()
+        )
+        method = "GET" if data is None else "POST"
+        async with client.request(method, deployment.urls[0] + path, data=data) as response:
+            return Answer(response.status, response.headers.get("x-replica-id"), await response.read())
+
+    async def all_of_them() -> list[Answer]:
+        async with aiohttp.ClientSession() as client:
+            return await asyncio.gather(*(one(client, *call) for call in calls))
+
+    return asyncio.run(all_of_them())
+
+
+def metric(deployment: Deployment, name: str) -> dict[str, float]:
+    """A metric of every replica; the balancer chooses who answers, so ask until all have."""
+    values: dict[str, float] = {}
+    while set(values) < deployment.replica_ids:
+        for answer in ask(deployment, *[("/metrics", None)] * 8):
+            lines = answer.body.decode().splitlines()
+            line = next(line for line in lines if line.startswith(name))
+            values[str(answer.replica_id)] = float(line.rpartition(" ")[2])
+    return values
+
+
+def test_a_deployment_that_does_not_fit_says_so_and_leaves_nothing(ray_session: Session) -> None:
+    """Comes first: there is one application at a time."""
+    app = build_app(*PARTS, 1, [{"GPU": 16.0, "CPU": 0.1}])
+    with pytest.raises(DeployError, match="0 of 1 replicas running in time; too-large is DEPLOYING"):
+        deploy(app, "too-large", ray_session.url, MODEL, 1, timeout_s=2.0)
+    assert Deployment("too-large", (), frozenset()).healthy() == "the application is ABSENT"
+
+
+def test_a_stream_has_every_token_usage_and_an_end(deployment: Deployment) -> None:
+    body = {
+        "prompt": [7] * 500,
+        "max_tokens": 60,
+        "stream": True,
+        "stream_options": USAGE,
+        "ignore_eos": True,
+    }
+    (answer,) = ask(deployment, ("/v1/completions", body))
+    *tokens, usage, done = answer.events()
+    assert answer.status == 200
+    assert answer.replica_id in deployment.replica_ids
+    assert [event["choices"][0]["finish_reason"] for event in tokens] == [None] * 59 + ["length"]
+    assert usage["usage"]["prompt_tokens"] == 500
+    assert usage["usage"]["completion_tokens"] == 60
+    assert usage["engine"]["steps"] == 60
+    assert done == "[DONE]"
+
+
+def test_chats_and_whole_answers(deployment: Deployment) -> None:
+    chat = {"messages": [{"role": "user", "content": "how are you"}], "max_tokens": 4}
+    whole, streamed = ask(
+        deployment, ("/v1/chat/completions", chat), ("/v1/chat/completions", chat | {"stream": True})
+    )
+    assert json.loads(whole.body)["choices"][0]["message"]["content"] == " token" * 4
+    assert [event["choices"][0]["delta"].get("content") for event in streamed.events()[:-1]] == [
+        "",
+        *[" token"] * 4,
+    ]
+
+
+def test_the_balancer_uses_every_replica_alike(deployment: Deployment) -> None:
+    body = {"prompt": [7] * 100, "max_tokens": 40, "stream": True}
+    answers = ask(deployment, *[("/v1/completions", body)] * 12)
+    share = Counter(answer.replica_id for answer in answers)
+    assert set(share) == deployment.replica_ids
+    assert set(share.values()) == {3}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "kind"),
+    [
+        ("/v1/completions", b"{", 400, "Bad Request"),
+        ("/v1/completions", {"model": "other", "prompt": [1]}, 404, "NotFoundError"),
+        ("/v1/completions", {"prompt": [1] * 33_000}, 400, "BadRequestError"),
+        ("/v1/chat/completions", {"messages": []}, 400, "Bad Request"),
+        ("/v1/embeddings", {"input": "a"}, 404, "NotFoundError"),
+    ],
+)
+def test_refusals_come_through_the_proxy(
+    deployment: Deployment, path: str, body: dict[str, Any] | bytes, status: int, kind: str
+) -> None:
+    (answer,) = ask(deployment, (path, body))
+    assert answer.status == status
+    assert answer.replica_id in deployment.replica_ids
+    assert json.loads(answer.body)["error"]["type"] == kind
+
+
+def test_models_and_health(deployment: Deployment) -> None:
+    models, health = ask(deployment, ("/v1/models", None), ("/health", None))
+    assert [card["id"] for card in json.loads(models.body)["data"]] == [MODEL]
+    assert (health.status, health.body) == (200, b"")
+
+
+def test_a_client_that_hangs_up_frees_its_place(deployment: Deployment) -> None:
+    async def hang_up_after_the_first_token() -> None:
+        body = {"model": MODEL, "prompt": [7] * 100, "max_tokens": 20_000, "stream": True}
+        async with aiohttp.ClientSession() as client:
+            response = await client.post(deployment.urls[0] + "/v1/completions", json=body)
+            assert b"token" in await response.content.readany()
+            response.close()
+
+    aborted = 'vllm:request_success_total{engine="0",model_name="' + MODEL + '",finished_reason="abort"}'
+    before = sum(metric(deployment, aborted).values())
+    asyncio.run(hang_up_after_the_first_token())
+    deadline_s = time.monotonic() + 10
+    while sum(metric(deployment, aborted).values()) == before:
+        assert time.monotonic() < deadline_s, "the request was never aborted"
+    assert set(metric(deployment, "vllm:num_requests_running").values()) == {0.0}
+    assert set(metric(deployment, "vllm:kv_cache_usage_perc").values()) == {0.0}
+
+
+def test_each_node_holds_two_replicas(deployment: Deployment) -> None:
+    roles = {node["NodeID"]: node["Labels"]["role"] for node in ray.nodes()}
+    assert sorted(roles.values()) == ["gpu", "gpu", "load"]
+    share = Counter(deployment.replica_nodes.values())
+    assert set(share.values()) == {2}
+    assert {roles[node] for node in share} == {"gpu"}
+
+
+def test_nothing_listens_beyond_the_loopback_address(deployment: Deployment) -> None:
+    owned = {inode for pid in descendants(os.getpid()) for inode in socket_inodes(pid)}
+    listening = {inode: address for inode, address in listeners() if inode in owned}
+    assert len(listening) > 10
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    assert set(listening.values()) <= loopback
+
+
+def listeners() -> Iterator[tuple[str, str]]:
+    """Inode and local address (hexadecimal) of every listening TCP socket."""
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A":
+                yield words[9], words[1].partition(":")[0]
+
+
+def descendants(root: int) -> set[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found = {root}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def socket_inodes(pid: int) -> Iterator[str]:
+    for link in Path("/proc", str(pid), "fd").iterdir():
+        try:
+            target = str(link.readlink())
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            yield target[8:-1]
+
+
+def test_an_engine_of_a_later_version_is_refused() -> None:
+    vllm = load(["engine=vllm"])
+    with pytest.raises(ValueError, match="engine=vllm is not available in this version"):
+        build_app(vllm.engine, *PARTS[1:], 1, [{"GPU": 4.0}])
+
+
+def test_a_lost_replica_is_reported(deployment: Deployment) -> None:
+    """Comes last: it spoils the deployment the others use."""
+    assert deployment.healthy() is None
+    victim = min(deployment.replica_ids)
+    actor = f"SERVE_REPLICA::{deployment.app_name}#SimulatedReplica#{victim}"
+    ray.kill(ray.get_actor(actor, namespace="serve"))
+    deadline_s = time.monotonic() + 20
+    while (reason := deployment.healthy()) is None:
+        assert time.monotonic() < deadline_s, "nobody noticed"
+        time.sleep(0.2)
+    assert reason.startswith("1 of 4 replicas gone")

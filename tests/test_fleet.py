@@ -1,0 +1,125 @@
+"""The fleet for real: load actors in a Ray cluster against a scripted server, also when one is killed."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.runs import gather
+from conf import load
+from loadgen.arrivals import NS, ArrivalSchedule, draw
+from loadgen.run_folder import RunFolder
+from tests.mock_server import MockServer, answer
+
+pytestmark = pytest.mark.ray
+
+ray = pytest.importorskip("ray")
+
+from loadgen.fleet import Fleet, FleetError, FleetPlan  # noqa: E402
+
+WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
+SELECTOR = {"label_selector": {"role": "!gpu"}}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A mock server in a thread of its own."""
+    loop, ready, box = asyncio.new_event_loop(), threading.Event(), {}
+
+    async def serve() -> None:
+        async with MockServer(lambda body: answer(body, 0.02)) as server:
+            box["url"], box["stop"] = server.url, asyncio.Event()
+            ready.set()
+            await box["stop"].wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    yield box["url"]
+    loop.call_soon_threadsafe(box["stop"].set)
+    thread.join(10)
+
+
+def fleet(url: str, folder: RunFolder, count: int = 2, cpus: float = 0.4) -> Fleet:
+    plan = FleetPlan(
+        [url], WORKLOAD, "m", 151936, salt=7, timeout_s=5.0, record_itl=True, api_key="hush-hush"
+    )
+    return Fleet(count, cpus, plan, folder.shards, SELECTOR)
+
+
+def offer(folder: RunFolder, start_ns: int, seconds: float, rate_qps: float = 40.0) -> ArrivalSchedule:
+    bounds = {"window": (start_ns, start_ns + int(seconds * NS))}
+    schedule = draw(rate_qps, bounds, WORKLOAD, dwell=0, first_seq=0, seed=3)
+    folder.plan(schedule)
+    return schedule
+
+
+def statuses(rows: Any) -> dict[str, int]:
+    counted = rows["status"].value_counts().to_pylist()
+    return {item["values"]: item["counts"] for item in counted}
+
+
+def test_actors_share_one_schedule_and_every_request_has_one_row(
+    ray_session: object, url: str, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path, "whole")
+    target = fleet(url, folder)
+    start_ns = max(0, target.now_ns()) + NS // 2
+    schedule = offer(folder, start_ns, 2.0)
+    seen = target.run(schedule, start_ns + 2 * NS + NS // 2)
+    assert {row["client_id"] for row in seen.rows} == {0, 1}
+    assert set(seen.health) == {"client-00", "client-01"} and not seen.lost_actors
+    assert all(0 <= health["cpu_share"] < 1.5 and health["in_flight"] >= 0 for health in seen.health.values())
+    target.finish(2.0)
+    rows = folder.collect(target.start_wall_ns)
+    assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
+    assert statuses(rows) == {"ok": len(schedule)}
+    by_client = {(row["client_id"], row["seq"] % 2) for row in rows.select(["client_id", "seq"]).to_pylist()}
+    assert by_client == {(0, 0), (1, 1)}
+    written = b"".join(path.read_bytes() for path in folder.path.rglob("*") if path.is_file())
+    assert b"hush-hush" not in written
+
+
+def test_a_killed_actor_is_noticed_and_its_requests_are_lost_not_forgotten(
+    ray_session: object, url: str, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path, "killed")
+    target = fleet(url, folder)
+    start_ns = max(0, target.now_ns()) + NS // 2
+    schedule = offer(folder, start_ns, 4.0)
+    target.run(schedule, start_ns + 2 * NS)
+    ray.kill(target._actors[1], no_restart=True)
+    seen = target.run(None, start_ns + 5 * NS)
+    assert seen.lost_actors == ["client-01"] and set(seen.health) == {"client-00"}
+    target.finish(2.0)
+    rows = folder.collect(target.start_wall_ns)
+    assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
+    states = statuses(rows)
+    lost = {row["seq"] for row in rows.select(["seq", "status"]).to_pylist() if row["status"] == "lost"}
+    assert lost and all(seq % 2 == 1 for seq in lost)
+    assert states["ok"] + len(lost) == len(schedule)
+    # Rows flushed before the kill are kept: about a second of the dead actor's two.
+    assert len(lost) < 0.95 * len(schedule) / 2
+
+
+def test_an_unfinished_run_reads_like_a_finished_one(ray_session: object, url: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "unfinished")
+    target = fleet(url, folder, count=1)
+    start_ns = max(0, target.now_ns()) + NS // 2
+    schedule = offer(folder, start_ns, 1.0)
+    target.run(schedule, start_ns + 3 * NS)
+    rows = gather(folder.path)
+    assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
+    assert statuses(rows)["ok"] == len(schedule)
+    target.finish(0.1)
+
+
+def test_no_room_for_the_actors_is_one_line(
+    ray_session: object, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadgen.fleet.READY_TIMEOUT_S", 2.0)
+    with pytest.raises(FleetError, match="no room for 1 load actors of 64 CPUs"):
+        fleet(url, RunFolder(tmp_path, "none"), count=1, cpus=64)
