@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _end_on_sigterm() -> None:
-    """Let SIGTERM end a run like Ctrl-C; Ray sets a handler of its own that aborts, hence once more after it."""
+    """Let SIGTERM end a run like Ctrl-C. Ray sets a handler that aborts: call this again after its start."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
