@@ -29,7 +29,7 @@ check: $(STAMP)  ## format, lint, types
 	$(BIN)/mypy
 
 bench: $(STAMP)  ## speed, as ratios; prints the machine's load beside every figure
-	for file in tests/benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+	for file in tests/benchmarks/[a-z]*.py; do $(BIN)/python -m tests.benchmarks.$$(basename $$file .py) || exit 1; done
 
 lock: $(STAMP)  ## pin what is installed now
 	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable > requirements.lock

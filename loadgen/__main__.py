@@ -50,7 +50,7 @@ Emit = Callable[..., None]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
     arguments = parser().parse_intermixed_args(argv)
-    _end_on_sigterm()
+    _end_on_signals()
     try:
         experiment = _experiment(arguments)
         return VERBS[arguments.verb](experiment, arguments)
@@ -61,9 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return summary.EXIT_INTERRUPTED
 
 
-def _end_on_sigterm() -> None:
-    """Let SIGTERM end a run like Ctrl-C. Ray sets a handler that aborts: call this again after its start."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _end_on_signals() -> None:
+    """Let SIGINT and SIGTERM both end a run like Ctrl-C.
+
+    A background job starts with SIGINT ignored, and Ray sets a SIGTERM handler that aborts: call this
+    again after Ray's start.
+    """
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, signal.default_int_handler)
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -179,12 +184,13 @@ def _measure(
         raise ConfigError(f"cannot create the run folder: {error}") from error
     with progress.choose(arguments.json) as show:
         run = Run(experiment, folder, arguments.verb, show)
-        start, prediction = _start(experiment, arguments.verb, run.emit)
-        tree = run.measure(
-            _service(experiment, run.emit),
-            start,
-            lambda driver: act(experiment, driver) | ({"prediction": prediction} if prediction else {}),
-        )
+
+        def prepare() -> Start:
+            start, run.prediction = _start(experiment, arguments.verb, run.emit)
+            return start
+
+        service = _service(experiment, run.emit)
+        tree = run.measure(prepare, service, lambda driver: act(experiment, driver))
     _print(tree, arguments.json)
     return int(tree["exit_code"])
 
@@ -281,7 +287,7 @@ def _deployed(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
     parts = experiment.engine, experiment.model, experiment.hardware, experiment.layout
     emit("deploying", text=f"starting Ray ({experiment.cluster.name}) and {placement.replicas} replica(s)")
     with open_session(experiment.cluster, experiment.routing, load_cpus) as session:
-        _end_on_sigterm()
+        _end_on_signals()
         app = build_app(*parts, placement.replicas, placement.bundles, experiment.seed)
         deployment = deploy(
             app,
@@ -319,7 +325,7 @@ def _external(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
     load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
     emit("connecting", text=f"{len(urls)} endpoint(s) answer; starting Ray for the load actors")
     with open_session(here, None, load_cpus):
-        _end_on_sigterm()
+        _end_on_signals()
         yield Service(urls, reported=reported, api_key=key)
 
 

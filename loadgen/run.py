@@ -4,10 +4,12 @@ Knows in which order things start, end and are written; the service under test i
 """
 
 import contextlib
+import os
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -50,6 +52,7 @@ class Run:
     ) -> None:
         self.experiment = experiment
         self.folder = folder
+        self.prediction: Tree | None = None
         self._show = show
         self._driver: Driver | None = None
         self._fleet: Fleet | None = None
@@ -65,10 +68,17 @@ class Run:
         self._show(kind, **facts)
 
     def measure(
-        self, service: AbstractContextManager[Service], start: Start, act: Callable[[Driver], Tree]
+        self,
+        prepare: Callable[[], Start],
+        service: AbstractContextManager[Service],
+        act: Callable[[Driver], Tree],
     ) -> Tree:
-        """Load the service and conclude; never raises for what can go wrong with it, nor for Ctrl-C."""
+        """Load the service and conclude; never raises for what can go wrong with it, nor for Ctrl-C.
+
+        `prepare` says, before the service is started, where the search begins.
+        """
         try:
+            start = prepare()
             with service as up:
                 self._manifest["server"] = up.reported
                 self.folder.write_json("manifest.json", self._manifest)
@@ -150,10 +160,14 @@ class Run:
         wall_ns = self._fleet.start_wall_ns if self._fleet else None
         rows = self.folder.collect(wall_ns)
         tree |= {"run_id": self.folder.run_id, "folder": str(self.folder.path)}
+        if self.prediction:
+            tree["prediction"] = self.prediction
         tree["requests"] = conclusion.count_requests(rows, self._planned)
         if tree["dwells"]:
             pq.write_table(pa.Table.from_pylist(tree["dwells"]), self.folder.path / "dwells.parquet")
         self.folder.write_json("sweep.json", tree)
+        self._manifest["ended_at"] = datetime.now(UTC).isoformat()
+        self._manifest["host"]["load_average_at_end"] = os.getloadavg()
         self._manifest["files"] = checksums(self.folder.path)
         self.folder.write_json("manifest.json", self._manifest)
         self.folder.event("end", exit_code=tree["exit_code"], reason=tree["reason"])
