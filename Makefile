@@ -10,6 +10,7 @@ ARGS ?=
 
 $(STAMP): pyproject.toml requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "maxqps needs Python 3.11 or newer; call make PYTHON=/path/to/python3.11")'
+	@echo "installing into $(VENV): a few minutes, once"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --constraint requirements.lock --editable '.[dev]'
 	touch $@
@@ -23,10 +24,11 @@ test: $(STAMP)  ## everything that needs neither a GPU nor vLLM
 test-vllm: $(STAMP)  ## tests that need the CPU build of vLLM
 	@echo "test-vllm: nothing needs vLLM yet (engine=vllm and engine=vllm_cpu come with a later version)"
 
-check: $(STAMP)  ## format, lint, types
+check: $(STAMP)  ## format, lint, types, import direction
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layers.py
 
 bench: $(STAMP)  ## speed, as ratios; prints the machine's load beside every figure
 	for file in tests/benchmarks/[a-z]*.py; do $(BIN)/python -m tests.benchmarks.$$(basename $$file .py) || exit 1; done

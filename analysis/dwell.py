@@ -137,23 +137,33 @@ def request_work(requests: pa.Table, workload: Workload) -> Floats:
     return (prompt + OUTPUT_WORK * metrics.numbers(requests, "requested_output_tokens")) / mean
 
 
-def label_ttft(requests: pa.Table, limit_ms: float, now_ns: int) -> tuple[Bools, Bools]:
-    """(over, determined) per row; one that still waits is over by its age, or undetermined."""
+def ttft_so_far(requests: pa.Table, limit_ms: float, now_ns: int) -> Floats:
+    """TTFT in ms per row; of one that still waits its age once that is over the limit, else nan."""
     pending = metrics.status_in(requests, records.PENDING)
     first_ms = metrics.numbers(requests, "first_token_offset_ns") / metrics.NS_PER_MS
     age_ms = (now_ns - metrics.numbers(requests, "due_ns")) / metrics.NS_PER_MS
     waits = np.where(age_ms > limit_ms, age_ms, np.nan)
-    value = np.where(pending, np.where(np.isnan(first_ms), waits, first_ms), metrics.ttft(requests))
-    return value > limit_ms, ~np.isnan(value)
+    return np.where(pending, np.where(np.isnan(first_ms), waits, first_ms), metrics.ttft(requests))
 
 
-def label_tpot(requests: pa.Table, limit_ms: float, now_ns: int) -> tuple[Bools, Bools]:
-    """(over, determined) per row; an unfinished answer of 15 tokens or more is judged by its pace."""
+def tpot_so_far(requests: pa.Table, now_ns: int) -> Floats:
+    """TPOT in ms per row; of an unfinished answer of 15 tokens or more its pace, of a shorter one nan."""
     tokens = metrics.numbers(requests, "output_tokens")
     paced = metrics.status_in(requests, records.PENDING) & (tokens >= PACE_TOKENS)
     first_ns = metrics.numbers(requests, "due_ns") + metrics.numbers(requests, "first_token_offset_ns")
     pace_ms = (now_ns - first_ns) / metrics.NS_PER_MS / np.where(paced, tokens - 1, np.nan)
-    value = np.where(paced, pace_ms, metrics.tpot(requests))
+    return np.where(paced, pace_ms, metrics.tpot(requests))
+
+
+def label_ttft(requests: pa.Table, limit_ms: float, now_ns: int) -> tuple[Bools, Bools]:
+    """(over, determined) per row."""
+    value = ttft_so_far(requests, limit_ms, now_ns)
+    return value > limit_ms, ~np.isnan(value)
+
+
+def label_tpot(requests: pa.Table, limit_ms: float, now_ns: int) -> tuple[Bools, Bools]:
+    """(over, determined) per row."""
+    value = tpot_so_far(requests, now_ns)
     return value > limit_ms, ~np.isnan(value)
 
 

@@ -33,7 +33,7 @@ class Metric:
 
 
 METRICS = (
-    Metric("send_lag", "ms", "the client's own lateness: request written, from due", "send_offset_ns / 1e6"),
+    Metric("send_lag", "ms", "the client's own lateness: send begun, from due", "send_offset_ns / 1e6"),
     Metric("ttft", "ms", "first read with an output token, from the due time", "first_token_offset_ns / 1e6"),
     Metric(
         "ttft_from_send",
@@ -67,7 +67,7 @@ def status_in(requests: pa.Table, *statuses: str) -> Bools:
 
 
 def send_lag(requests: pa.Table) -> Floats:
-    """Send lag per row; +inf if the client never sent it, nan if a connection failed or it is pending.
+    """Send lag per row; +inf if the client never sent it, nan while it is planned but not sent.
 
     Not a latency of the service: a request that was sent in time and then failed keeps its lag.
     """

@@ -32,7 +32,7 @@ class Run:
 
     def requests(self) -> pa.Table:
         """Every planned request, one row each, in order of due time."""
-        if (self.path / "requests").is_dir():
+        if any((self.path / "requests").glob("*.parquet")):
             return records.read(self.path / "requests")
         return gather(self.path)
 

@@ -26,6 +26,15 @@ EXIT_INTERRUPTED = 130
 AT_LEAST = ("sent", "achieved", "valid_dwells")
 """Checks whose figure must not be below its bound; all others must not be above."""
 
+OPEN_WORDS = {
+    EXIT_SLO_MISSED: "the bounds are not met even at the lowest rate",
+    EXIT_OPEN: "the capacity was not bracketed",
+}
+SIMULATED = (
+    "a simulated engine: the interval is this run's sampling noise; its step-time constants are assumptions "
+    "with sources, good to a factor of 0.6 to 1.5"
+)
+
 Tree = dict[str, Any]
 
 
@@ -47,17 +56,20 @@ def describe(experiment: Experiment) -> Tree:
     }
 
 
-def capacity_tree(capacity: Capacity, replicas_per_node: float) -> Tree:
-    """The posterior in QPS per node and per replica, with what it rests on."""
+def capacity_tree(capacity: Capacity, replicas_per_node: float | None) -> Tree:
+    """The posterior in QPS per node and, where that is known, per replica, with what it rests on."""
     figures = {
         "estimate": capacity.qps_per_node,
         "low": capacity.low,
         "high": capacity.high,
         "certified": capacity.certified,
     }
+    per_replica = None
+    if replicas_per_node is not None:
+        per_replica = {name: value / replicas_per_node for name, value in figures.items()}
     return {
         "qps_per_node": figures,
-        "qps_per_replica": {name: value / replicas_per_node for name, value in figures.items()},
+        "qps_per_replica": per_replica,
         "interval": "95 % (2.5 to 97.5 % quantile of the posterior); certified is its 5 % quantile",
         "binding": capacity.binding,
         "binding_probability": capacity.binding_probability,
@@ -112,7 +124,7 @@ def worst_checks(verdicts: Sequence[Verdict]) -> list[Tree]:
 def text(tree: Mapping[str, Any]) -> str:
     """The screen that `sweep`, `predict` and `analysis show` print."""
     lines = [f"{_headline(tree)}", f"  {tree['reason']}" if tree.get("reason") else ""]
-    if tree.get("capacity"):
+    if tree.get("capacity") and tree["valid"]:
         lines += _capacity_lines(tree)
     if tree.get("probe"):
         lines += _probe_lines(tree)
@@ -121,12 +133,14 @@ def text(tree: Mapping[str, Any]) -> str:
 
 
 def _headline(tree: Mapping[str, Any]) -> str:
-    word = "VALID" if tree["valid"] else "INTERRUPTED" if tree["exit_code"] == EXIT_INTERRUPTED else "VOID"
-    if tree["exit_code"] == EXIT_TARGET:
-        word = "NO RESULT"
-    capacity = tree.get("capacity")
-    if not capacity or not tree["valid"]:
-        return f"{word}  no capacity is claimed" if word != "VALID" else word
+    word = _word(tree)
+    capacity, probe = tree.get("capacity"), tree.get("probe")
+    if not tree["valid"]:
+        return f"{word}  no capacity is claimed"
+    if probe:
+        return f"{word}  {probe['rate_qps_per_node']:g} QPS per node: {_probe_verdict(probe)}"
+    if not capacity:
+        return f"{word}  {OPEN_WORDS.get(tree['exit_code'], 'no capacity was found')}"
     q = capacity["qps_per_node"]
     if capacity["open_above"]:
         why = "too little was seen over the bounds: a lower bound only"
@@ -137,6 +151,21 @@ def _headline(tree: Mapping[str, Any]) -> str:
     return f"{word}  {q['estimate']:.2f} QPS per node, {interval}, certified {q['certified']:.2f}"
 
 
+def _word(tree: Mapping[str, Any]) -> str:
+    """The one word above everything else."""
+    failed = {EXIT_INTERRUPTED: "INTERRUPTED", EXIT_TARGET: "NO RESULT", EXIT_INTERNAL: "FAILED"}
+    if tree["exit_code"] in failed:
+        return failed[tree["exit_code"]]
+    if tree.get("clock") == "virtual":
+        return "PREDICTED" if tree["valid"] else "VOID"
+    return "VALID" if tree["valid"] else "VOID"
+
+
+def _probe_verdict(probe: Mapping[str, Any]) -> str:
+    missed = [limit.upper() for limit in LIMITS if probe[limit]["passed"] is False]
+    return f"p90 {' and '.join(missed)} over the bound" if missed else "within the bounds"
+
+
 def _capacity_lines(tree: Mapping[str, Any]) -> list[str]:
     capacity, asked = tree["capacity"], tree["asked"]
     replica, bounds = capacity["qps_per_replica"], asked["slo"]
@@ -144,10 +173,14 @@ def _capacity_lines(tree: Mapping[str, Any]) -> list[str]:
     lines = [
         f"  limited by p90 {limit.upper()} <= {bounds[f'{limit}_p90_ms']:g} ms"
         f" (probability {capacity['binding_probability']:.2f});"
-        f" bounds: p90 TTFT <= {bounds['ttft_p90_ms']:g} ms, p90 TPOT <= {bounds['tpot_p90_ms']:g} ms",
-        f"  per replica {replica['estimate']:.2f} QPS [{replica['low']:.2f}, {replica['high']:.2f}]:"
-        f" {asked['replicas']} x {asked['layout']} on {asked['nodes']} node(s) of {asked['hardware']}",
+        f" bounds: p90 TTFT <= {bounds['ttft_p90_ms']:g} ms, p90 TPOT <= {bounds['tpot_p90_ms']:g} ms"
     ]
+    if replica:
+        lines.append(
+            f"  per replica {replica['estimate']:.2f} QPS [{replica['low']:.2f}, {replica['high']:.2f}]:"
+            f" {asked['replicas']} x {asked['layout']} on {asked['nodes']} node(s) of {asked['hardware']},"
+            f" routing {asked['routing']}"
+        )
     if asked["nodes"] > 1:
         lines.append("  pooled service behind one balancer: more per node than a node alone would serve")
     return lines
@@ -158,23 +191,24 @@ def _probe_lines(tree: Mapping[str, Any]) -> list[str]:
     lines = []
     for limit in LIMITS:
         figures = probe[limit]
-        value = "unknown" if figures["p90_ms"] is None else f"{figures['p90_ms']:.1f} ms"
-        low, high = figures["interval_ms"] or (None, None)
-        spread = (
-            "interval unknown (needs 100 requests)" if low is None else f"95 % [{low:.1f}, {_bound(high)}]"
-        )
+        if figures["passed"] is None:
+            lines.append(f"  p90 {limit.upper()} does not apply or is unknown")
+            continue
+        spread = "interval unknown: needs 100 requests"
+        if figures["interval_ms"]:
+            spread = "95 % [{}, {}]".format(*map(_ms, figures["interval_ms"]))
         verdict = "within" if figures["passed"] else "over"
-        lines.append(
-            f"  p90 {limit.upper()} {value}, {spread}: {verdict} the bound {figures['bound_ms']:g} ms"
-        )
-    return [f"  at {probe['rate_qps_per_node']:g} QPS per node over {probe['window_s']:g} s:", *lines]
+        p90 = f"p90 {limit.upper()} {_ms(figures['p90_ms'])} ms"
+        lines.append(f"  {p90}, {spread}: {verdict} the bound {figures['bound_ms']:g} ms")
+    return lines
 
 
 def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
     asked = tree["asked"]
-    lines = [
-        f"  {asked['model']} on {asked['engine']} engine, workload {asked['workload']}, seed {asked['seed']}"
-    ]
+    model = "" if asked["engine"] == "external" else f"{asked['model']} on "
+    lines = [f"  {model}{asked['engine']} engine, workload {asked['workload']}, seed {asked['seed']}"]
+    if asked["engine"] == "simulated":
+        lines.append(f"  {SIMULATED}")
     if tree.get("requests"):
         counted = tree["requests"]
         states = ", ".join(f"{count} {status}" for status, count in counted["by_status"].items())
@@ -205,8 +239,9 @@ def _figure(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3g}"
 
 
-def _bound(value: float | None) -> str:
-    return "open" if value is None or value == float("inf") else f"{value:.1f}"
+def _ms(value: float | str) -> str:
+    """A latency in ms; JSON carries an infinite one as text."""
+    return str(value) if isinstance(value, str) or value == float("inf") else f"{value:.1f}"
 
 
 def _distance(check: Mapping[str, Any]) -> float:

@@ -25,6 +25,8 @@ LEAST_ACHIEVED = 0.98
 LITTLE_ERROR = 0.05
 LATE_STEPS = 0.01
 BURST_TOKENS, BURST_READS, BURST_SHARE = 10, 2, 0.01
+PROMPT_ERROR = 0.01
+"""Mean prompt length by the server's count may differ from the plan by this share (our choice)."""
 CPU_SHARE = 0.60
 STALL_SHARE = 0.05
 """A stall of the client's loop above this share of the TTFT bound is worth a line (our choice)."""
@@ -37,6 +39,7 @@ REMEDIES = {
     "replica_lost": "A replica was replaced or unknown: look at its log, redeploy, and run again.",
     "actor_lost": "A load actor died: look at its node's memory and log, and resume the run.",
     "burst_delivery": "Tokens came merged, TPOT is not believed: look for buffering in the proxy or server.",
+    "wrong_prompts": "The server counts other prompt lengths than planned: use workload.prompt=token_ids.",
     "too_few_dwells": "Raise search.budget_s.",
 }
 
@@ -102,6 +105,7 @@ def judge_dwell(
         check_engine(rows),
         check_replicas(rows, expected_replicas),
         check_burst(rows),
+        check_prompts(rows),
         check_achieved(rows),
         check_little(requests, window, in_flight_mean),
         check_backlog(requests, window),
@@ -175,6 +179,15 @@ def check_burst(rows: pa.Table) -> Check:
     known = metrics.status_in(rows, records.OK) & (tokens >= BURST_TOKENS) & ~np.isnan(reads)
     share = float(np.mean(reads[known] <= BURST_READS)) if known.any() else None
     return _at_most("burst_delivery", share, BURST_SHARE, "", "burst_delivery")
+
+
+def check_prompts(rows: pa.Table) -> Check:
+    """Mean prompt tokens by the server's usage against the plan; another workload is another capacity."""
+    counted = metrics.numbers(rows, "prompt_tokens")
+    planned = metrics.numbers(rows, "requested_input_tokens")
+    known = ~np.isnan(counted)
+    error = abs(float(counted[known].sum() / planned[known].sum()) - 1) if known.any() else None
+    return _at_most("prompt_tokens_error", error, PROMPT_ERROR, "", "wrong_prompts")
 
 
 def check_achieved(rows: pa.Table) -> Check:

@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
-from cluster.session import SERVE_CONTROLLER
+from cluster.session import SERVE_CONTROLLER, last_line
 
 POLL_S = 0.1
 WARM_REQUEST_TIMEOUT_S = 30.0
@@ -87,7 +87,7 @@ def _run(app: Application, app_name: str) -> None:
     try:
         serve.run_many([serve.RunTarget(app, name=app_name)], wait_for_applications_running=False)
     except (RayError, RayServeException, RuntimeError) as error:
-        raise DeployError(f"cannot deploy {app_name}: {_line(error)}") from error
+        raise DeployError(f"cannot deploy {app_name}: {last_line(error)}") from error
 
 
 def _remove(app_name: str, timeout_s: float) -> None:
@@ -95,7 +95,7 @@ def _remove(app_name: str, timeout_s: float) -> None:
     try:
         serve.delete(app_name, _blocking=False)
     except (RayError, RayServeException) as error:
-        raise DeployError(f"cannot delete {app_name}: {_line(error)}") from error
+        raise DeployError(f"cannot delete {app_name}: {last_line(error)}") from error
     while (status := _state(app_name).status) != "ABSENT":
         if time.monotonic() > deadline_s:
             raise DeployError(f"{app_name} is {status} {timeout_s:.0f} s after its deletion")
@@ -124,7 +124,7 @@ def _state(app_name: str) -> _State:
             controller.get_serve_instance_details.remote(), timeout=STATE_TIMEOUT_S
         )
     except (RayError, ValueError) as error:
-        raise DeployError(f"Ray Serve does not answer: {_line(error)}") from error
+        raise DeployError(f"Ray Serve does not answer: {last_line(error)}") from error
     app = details["applications"].get(app_name, {"status": "ABSENT", "message": "", "deployments": {}})
     found = [replica for it in app["deployments"].values() for replica in it["replicas"]]
     running = [replica for replica in found if replica["state"] == "RUNNING"]
@@ -182,9 +182,3 @@ def _warm(
             answer = str(error)
             time.sleep(POLL_S)
     progress(f"{len(replicas)} replicas warm")
-
-
-def _line(error: Exception) -> str:
-    """The last line of an error: of a remote one, what was raised there."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

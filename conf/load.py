@@ -42,7 +42,7 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experime
     Raises ConfigError with one line: an unknown key, choice or value, or specs that do not fit.
     """
     choices, values = _split(words)
-    tree = _read(base) if base else {}
+    tree = _read_saved(base) if base else {}
     if not base:
         defaults = _read(ROOT / "config.yaml")
         choices = {**defaults.pop("defaults"), **choices}
@@ -71,6 +71,8 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise ConfigError(f"'{word}' is not of the form key=value")
+        if "[" in key:
+            raise ConfigError(f"{key}: set the whole list, {key.partition('[')[0]}=[...]")
         if "${" in value:
             raise ConfigError(f"{key}: interpolation (${{...}}) is not supported; write the value")
         if key in known:
@@ -92,7 +94,7 @@ def _file(group: str, choice: str) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path}: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} is not a mapping of keys to values")
@@ -101,20 +103,51 @@ def _read(path: Path) -> dict[str, Any]:
     return tree
 
 
+def _read_saved(path: Path) -> dict[str, Any]:
+    """A tree whose groups are mappings, as `dump` writes it."""
+    tree = _read(path)
+    for group in [*groups(), "target"]:
+        if not isinstance(tree.get(group, {}), dict):
+            raise ConfigError(f"{path}: {group} is not a mapping of keys to values")
+    return tree
+
+
 def _build(tree: dict[str, Any], values: list[str]) -> schema.Experiment:
     kind = (tree.get("engine") or {}).get("kind")
-    if kind not in ENGINES:
+    if kind not in list(ENGINES):
         raise ConfigError(f"unknown engine kind '{kind}'; available: {', '.join(ENGINES)}")
     node = OmegaConf.merge(
         OmegaConf.structured(schema.Experiment), {"engine": OmegaConf.structured(ENGINES[kind])}
     )
-    node = OmegaConf.merge(node, tree)
-    overrides = OmegaConf.from_dotlist(values)
+    for name, value in tree.items():
+        node = _merge(node, str(name), {name: value})
     for word in values:
-        _check_key(node, word.partition("=")[0])
-    if OmegaConf.select(overrides, "engine.kind", default=kind) != kind:
+        key = word.partition("=")[0]
+        _check_key(node, key)
+        node = _merge(node, key, _parse(key, word))
+    if node.engine.kind != kind:
         raise ConfigError("engine.kind cannot be set; choose a file with engine=NAME")
-    return cast(schema.Experiment, OmegaConf.to_object(OmegaConf.merge(node, overrides)))
+    return cast(schema.Experiment, OmegaConf.to_object(node))
+
+
+def _parse(key: str, word: str) -> Any:
+    try:
+        return OmegaConf.from_dotlist([word])
+    except (yaml.YAMLError, ValueError) as error:
+        # The error as a whole would show the value, which may hold a secret.
+        reason = getattr(error, "problem", None) or "not a text YAML allows"
+        raise ConfigError(
+            f"{key}: the value is not YAML ({reason}); put text with brackets or colons in quotes"
+        ) from error
+
+
+def _merge(node: Any, key: str, values: Any) -> Any:
+    """`node` with `values`. An error names `key`, and the value only within a sentence of omegaconf."""
+    try:
+        return OmegaConf.merge(node, values)
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        line = _one_line(error).partition(". value: ")[0]
+        raise ConfigError(line if key in line else f"{key}: {line}") from error
 
 
 def _check_key(node: Any, key: str) -> None:

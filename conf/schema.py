@@ -39,7 +39,8 @@ class Cluster:
     """Where the experiment runs.
 
     `session` is `local` (one Ray node on this machine), `fake` (one Ray process group per node,
-    all on this machine) or `address` (join the cluster at `address`).
+    all on this machine) or `address` (join the cluster at `address`). With `engine=external`,
+    `nodes` counts the nodes behind the endpoints.
     """
 
     name: str
@@ -294,17 +295,39 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Endpoints of `engine=external`; `api_key_env` names the environment variable of the key."""
+    """Endpoints of `engine=external`.
+
+    `api_key_env` names the environment variable that holds the key sent to every URL, in clear text
+    where the URL is http://; empty, as by default, no key is sent. Set, the variable must exist:
+    whoever reads it refuses an unset one. URLs hold no secrets, since they are saved with the run.
+    """
 
     urls: list[str] = field(default_factory=list)
-    api_key_env: str = "OPENAI_API_KEY"
+    api_key_env: str = ""
 
     def __post_init__(self) -> None:
         for url in self.urls:
-            parts = urlsplit(url)
-            fits = parts.scheme in ("http", "https") and bool(parts.hostname)
-            require(fits, f"target.urls: '{url}' must be http://host:port or https://host:port")
-            require(not parts.username, "target.urls: give credentials by target.api_key_env, not in a URL")
+            _check_url(url)
+
+
+def _check_url(url: str) -> None:
+    """Raise ValueError unless `url` is a plain http(s) address; no message shows it: it may hold a secret."""
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname)
+        secret = "@" in parts.netloc or parts.query or parts.fragment
+    except ValueError:
+        fits, secret = False, ""
+    require(not secret, "target.urls: no user, password, query or fragment; give a key by target.api_key_env")
+    require(fits and url.isprintable() and " " not in url, "target.urls: must be http(s)://host:port")
+    require(_has_valid_port(url), "target.urls: the port of a URL must be a number up to 65535")
+
+
+def _has_valid_port(url: str) -> bool:
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +358,11 @@ class Experiment:
     def __post_init__(self) -> None:
         require_positive("", self, "duration_s", *(["rate_qps"] if self.rate_qps is not None else []))
         require(self.seed >= 0, f"seed={self.seed} must not be negative")
+        require(
+            self.cluster.session != "local" or self.cluster.nodes == 1 or self.engine.kind == "external",
+            f"cluster.session=local is one node but cluster.nodes={self.cluster.nodes}; "
+            "use cluster=laptop_4n or cluster.session=fake",
+        )
         asked = self.layout.tensor_parallel * self.layout.replicas_per_node
         require(
             asked <= self.cluster.gpus_per_node,

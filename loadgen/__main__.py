@@ -12,6 +12,7 @@ examples:
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,11 +28,11 @@ from analysis import summary
 from analysis.summary import Tree
 from conf import ConfigError, Experiment, load
 from conf.load import dump, groups
-from conf.schema import SimulatedEngine
+from conf.schema import Lengths, SimulatedEngine
 from loadgen import conclusion, progress
 from loadgen.run_folder import RunFolder, finite
 from loadgen.search import Start
-from loadgen.sweep import Driver, Plan
+from loadgen.sweep import WARMUP_QPS, Driver, Plan
 from loadgen.virtual_target import VirtualTarget
 from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.engine_model.step_time import Batch, roofline
@@ -43,6 +45,9 @@ PROBE_TRANSITION_S = 15.0
 READY_TIMEOUT_S = 10.0
 GUESS_BATCH = 64
 """Decoding sequences in the guess that starts a ramp (the concurrency of the Character.ai post)."""
+
+RAREST_SIGMA = 4.75
+"""Standard deviations that one normal draw of a million exceeds."""
 
 Emit = Callable[..., None]
 
@@ -59,14 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return summary.EXIT_USAGE
     except KeyboardInterrupt:
         return summary.EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output is gone; the run folder, if any, is complete.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return summary.EXIT_INTERNAL
 
 
 def _end_on_signals() -> None:
-    """Let SIGINT and SIGTERM both end a run like Ctrl-C.
-
-    A background job starts with SIGINT ignored, and Ray sets a SIGTERM handler that aborts: call this
-    again after Ray's start.
-    """
+    """Let SIGINT and SIGTERM both end a run like Ctrl-C; a background job starts with SIGINT ignored."""
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, signal.default_int_handler)
 
@@ -131,14 +136,16 @@ def _experiment(arguments: argparse.Namespace) -> Experiment:
     """The experiment of the words. A prediction searches for a virtual hour unless told otherwise."""
     words = list(arguments.words)
     predicting = arguments.verb == "predict"
-    if predicting and not arguments.config and not any(word.startswith("search=") for word in words):
+    if predicting and not any(word.startswith("search=") for word in words):
         words.append("search=virtual")
     experiment = load(words, arguments.config)
     if isinstance(experiment.engine, SimulatedEngine):
         _refuse_misfit(experiment, experiment.engine)
     elif predicting:
         raise ConfigError(f"predict needs engine=simulated, not {experiment.engine.kind}")
-    elif experiment.engine.kind != "external":
+    elif experiment.engine.kind == "external":
+        _api_key(experiment.target.api_key_env)
+    else:
         kind = experiment.engine.kind
         raise ConfigError(f"engine={kind} is not available in this version; use engine=simulated or external")
     return experiment
@@ -147,19 +154,42 @@ def _experiment(arguments: argparse.Namespace) -> Experiment:
 def _refuse_misfit(experiment: Experiment, spec: SimulatedEngine) -> None:
     """Refuse what the engine would: weights that do not fit, unknown hardware figures, long prompts."""
     try:
-        Engine(spec, experiment.model, experiment.hardware, experiment.layout)
+        engine = Engine(spec, experiment.model, experiment.hardware, experiment.layout)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    tokens = experiment.workload.input_tokens.mean + experiment.workload.output_tokens.mean
-    if tokens > spec.max_model_len:
-        raise ConfigError(f"workload: {tokens} tokens exceed engine.max_model_len={spec.max_model_len}")
+    room = min(spec.max_model_len, engine.kv_blocks * spec.block_size)
+    tokens = _longest(experiment.workload.input_tokens) + _longest(experiment.workload.output_tokens)
+    if tokens > room:
+        raise ConfigError(
+            f"workload: requests of up to {tokens} tokens exceed the {room} that the engine holds "
+            "(engine.max_model_len, engine.num_gpu_blocks); shorten them or lower their cv"
+        )
+
+
+def _longest(lengths: Lengths) -> int:
+    """The longest of a million draws, about; a fixed length is its own."""
+    sigma = math.sqrt(math.log1p(lengths.cv**2))
+    return round(lengths.mean * math.exp(RAREST_SIGMA * sigma - sigma**2 / 2))
 
 
 def _dry_run(experiment: Experiment, load_s: float) -> int:
+    """Print what would be done. Bad input was refused before; whether the run folder is free is said here."""
     print(dump(experiment))
-    nodes, replicas = experiment.cluster.nodes, experiment.replicas
-    print(f"# {replicas} replica(s) on {nodes} node(s), {experiment.fleet.actors} load actor(s)")
-    print(f"# about {load_s:.0f} s of load after deployment" if load_s else "# no load: a virtual clock")
+    print(f"# {experiment.replicas} replica(s) on {experiment.cluster.nodes} node(s)")
+    if not load_s:
+        print("# no load: a virtual clock")
+        return summary.EXIT_OK
+    warm_s = experiment.fleet.warmup_requests / WARMUP_QPS
+    longest_s = load_s + warm_s + experiment.search.settle_s + experiment.fleet.drain_s
+    print(f"# {experiment.fleet.actors} load actor(s), {experiment.fleet.warmup_requests} warm-up requests")
+    print(
+        f"# {load_s:.0f} s of load; at most about {longest_s:.0f} s with warm-up and drain, after deployment"
+    )
+    if guess := _guess_qps(experiment):
+        planned = guess * experiment.cluster.nodes * load_s
+        print(f"# some {planned:.0f} requests, if a node serves about {guess:.1f} QPS")
+    if experiment.run and (Path(experiment.out) / experiment.run).exists():
+        raise ConfigError(f"run folder {experiment.out}/{experiment.run} exists; choose another run=NAME")
     return summary.EXIT_OK
 
 
@@ -216,7 +246,7 @@ def _start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree |
     if tree["exit_code"] != summary.EXIT_OK:
         return start, None
     figures = tree["capacity"]["qps_per_node"]
-    how = "a virtual hour of the same engine; it only places the first dwell"
+    how = "a virtual hour of the same engine: it places the first dwell and centres a wide prior, sd 25 %"
     emit("prediction", text=f"the engine model predicts {figures['estimate']:.2f} QPS per node ({how})")
     return Start(start.roofline_qps, figures["estimate"]), {"qps_per_node": figures, "how": how}
 
@@ -226,6 +256,7 @@ def _predict(experiment: Experiment, emit: Emit) -> Tree:
     assert isinstance(spec, SimulatedEngine)
     parts = experiment.model, experiment.hardware, experiment.layout
     engines = [Engine(spec, *parts, seed=experiment.seed + i) for i in range(experiment.replicas)]
+    # The virtual service has no power of two choices; fewest connections is its limit of full knowledge.
     policy = experiment.routing.policy if experiment.routing.policy in POLICIES else "leastconn"
     plan = Plan(
         search=experiment.search,
@@ -236,8 +267,7 @@ def _predict(experiment: Experiment, emit: Emit) -> Tree:
         start=Start(roofline_qps=_guess_qps(experiment)),
     )
     driver = Driver(VirtualTarget(VirtualService(engines, policy)), plan, emit)
-    tree = conclusion.of_sweep(experiment, driver, driver.sweep(), "virtual")
-    return tree | {"evidence": f"{tree['evidence']}: a model's answer, not a measurement"}
+    return conclusion.of_sweep(experiment, driver, driver.sweep(), "virtual")
 
 
 def _silent(_kind: str, /, **_facts: Any) -> None:
@@ -283,11 +313,12 @@ def _deployed(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
     from serve_apps.app import application_name, build_app
 
     load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
-    placement = place(experiment.cluster, experiment.layout)
     parts = experiment.engine, experiment.model, experiment.hardware, experiment.layout
-    emit("deploying", text=f"starting Ray ({experiment.cluster.name}) and {placement.replicas} replica(s)")
+    emit("deploying", text=f"starting Ray ({experiment.cluster.name}) and {experiment.replicas} replica(s)")
     with open_session(experiment.cluster, experiment.routing, load_cpus) as session:
-        _end_on_signals()
+        placement = place(experiment.cluster, experiment.layout, session.roles)
+        if experiment.cluster.session == "address" and not placement.load_selector:
+            emit("placement", text="no node carries the label role=load: load actors may run beside replicas")
         app = build_app(*parts, placement.replicas, placement.bundles, experiment.seed)
         deployment = deploy(
             app,
@@ -302,7 +333,10 @@ def _deployed(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
                 list(deployment.urls),
                 replicas=deployment.replica_ids,
                 fault=deployment.healthy,
-                reported=_reported(session.url, None) | {"replica_nodes": deployment.replica_nodes},
+                reported={
+                    "models": [_reported(session.url, None)],
+                    "replica_nodes": deployment.replica_nodes,
+                },
                 actor_options={"label_selector": placement.load_selector} if placement.load_selector else {},
             )
         finally:
@@ -315,8 +349,9 @@ def _external(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
     from loadgen.run import Service
 
     urls = [url.rstrip("/") for url in experiment.target.urls]
-    key = os.environ.get(experiment.target.api_key_env)
-    reported = _reported(urls[0], key)
+    key = _api_key(experiment.target.api_key_env)
+    reported = {"models": [_reported(url, key) for url in urls]}
+    # cluster.nodes stands for the nodes behind the endpoints; the load actors need one of ours.
     here = (
         experiment.cluster
         if experiment.cluster.session == "address"
@@ -325,12 +360,20 @@ def _external(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
     load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
     emit("connecting", text=f"{len(urls)} endpoint(s) answer; starting Ray for the load actors")
     with open_session(here, None, load_cpus):
-        _end_on_signals()
         yield Service(urls, reported=reported, api_key=key)
 
 
-def _reported(url: str, api_key: str | None) -> dict[str, Any]:
-    """What the server says of itself: its models and, where it has them, its metrics' names."""
+def _api_key(variable: str) -> str | None:
+    """The key that the environment holds under this name; no name means no key."""
+    if not variable:
+        return None
+    if variable not in os.environ:
+        raise ConfigError(f"target.api_key_env={variable} names no environment variable; export it first")
+    return os.environ[variable]
+
+
+def _reported(url: str, api_key: str | None) -> Any:
+    """The models a server says it serves. Raises TargetError when it does not answer as one."""
     from loadgen.run import TargetError
 
     request = urllib.request.Request(f"{url}/v1/models")
@@ -338,8 +381,8 @@ def _reported(url: str, api_key: str | None) -> dict[str, Any]:
         request.add_header("Authorization", f"Bearer {api_key}")
     try:
         with urllib.request.urlopen(request, timeout=READY_TIMEOUT_S) as response:
-            return {"models": json.load(response)["data"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            return json.load(response)["data"]
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         raise TargetError(f"{url}/v1/models does not answer as a model server: {error}") from error
 
 

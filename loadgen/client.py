@@ -1,154 +1,25 @@
-"""One streamed request: HTTP/1.1 and SSE on the hot path, from the written bytes to a finished exchange.
+"""Streamed requests over HTTP/1.1 on the hot path, from the written bytes to a finished exchange.
 
-Knows the wire format of an OpenAI-compatible server from the client's side; knows nothing of
-schedules, records or Ray. One timestamp is taken per socket read, and only events that are not
-plainly one more token are parsed.
+Knows sockets and HTTP from the client's side; knows nothing of events (`exchange`), schedules,
+records or Ray. One timestamp is taken per socket read. The garbage collector is off during a run,
+so what is closed must not be part of a reference cycle.
 """
 
 import asyncio
-import json
 import ssl
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import httptools
 
+from loadgen.exchange import ERROR_CHARS, EventReader, Exchange
+
 IDLE_LIMIT_NS = 3_000_000_000
 """A kept connection older than this is not reused: uvicorn closes idle ones after 5 s."""
-ERROR_CHARS = 200
-CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")
-_ORDINARY = b'"finish_reason":null'
-
-
-@dataclass(slots=True)
-class Exchange:
-    """What happened to one request; times are monotonic ns, None where the event never came."""
-
-    seq: int
-    expected_tokens: int
-    sent_ns: int | None = None
-    first_byte_ns: int | None = None
-    first_token_ns: int | None = None
-    last_token_ns: int | None = None
-    end_ns: int | None = None
-    status: str | None = None
-    error_kind: str | None = None
-    error: str | None = None
-    http_status: int | None = None
-    replica_id: str | None = None
-    finish_reason: str | None = None
-    usage: dict[str, Any] | None = None
-    engine: dict[str, Any] | None = None
-    events: int = 0
-    reads: int = 0
-    done: bool = False
-    token_reads_ns: list[int] = field(default_factory=list)
-
-    @property
-    def tokens(self) -> int:
-        """Output tokens: the server's count when it came, else the events seen so far."""
-        reported = (self.usage or {}).get("completion_tokens")
-        return reported if isinstance(reported, int) else self.events
-
-    def fail(self, status: str, kind: str, error: str | None = None) -> None:
-        """Record the first reason of a failure; a later one never replaces it."""
-        if self.status is None:
-            self.status, self.error_kind = status, kind
-            self.error = error[:ERROR_CHARS] if error else self.error
-
-    def judge(self) -> None:
-        """Name the outcome of a complete answer: ok only with [DONE], usage and the asked tokens."""
-        if self.http_status != 200:
-            self.fail("http_error", str(self.http_status))
-        elif not self.events:
-            self.fail("truncated", "no_token")
-        elif not self.done:
-            self.fail("truncated", "no_done")
-        elif self.usage is None:
-            self.fail("truncated", "no_usage")
-        elif self.tokens != self.expected_tokens:
-            self.fail("truncated", "token_count", f"{self.tokens} tokens instead of {self.expected_tokens}")
-        elif self.status is None:
-            self.status = "ok"
-
-
-class EventReader:
-    """Turns body bytes, cut anywhere, into the facts of an `Exchange`."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._rest = b""
-
-    def feed(self, body: bytes, now_ns: int) -> None:
-        """Take the body bytes of one socket read that happened at `now_ns`."""
-        data = self._rest + body if self._rest else body
-        if b"\r" in data:
-            # Hold back a final CR: its LF may come with the next read.
-            held = data.endswith(b"\r")
-            data = data.replace(b"\r\n", b"\n") if not held else data[:-1].replace(b"\r\n", b"\n") + b"\r"
-        end = data.rfind(b"\n\n")
-        if end < 0:
-            self._rest = data
-            return
-        complete, self._rest = data[:end], data[end + 2 :]
-        exchange, before = self._exchange, self._exchange.events
-        count = complete.count(b"\n\n") + 1
-        if exchange.events and complete.count(_ORDINARY) == count and b'"error"' not in complete:
-            exchange.events += count
-        else:
-            for event in complete.split(b"\n\n"):
-                self._event(event)
-        if exchange.events > before:
-            if exchange.first_token_ns is None:
-                exchange.first_token_ns = now_ns
-            exchange.last_token_ns = now_ns
-            exchange.reads += 1
-            exchange.token_reads_ns.append(now_ns)
-
-    def _event(self, event: bytes) -> None:
-        lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
-        data = b"\n".join(lines)
-        if not data:
-            return
-        if data == b"[DONE]":
-            self._exchange.done = True
-            return
-        try:
-            message = json.loads(data)
-        except ValueError:
-            self._exchange.fail("http_error", "bad_event", data[:ERROR_CHARS].decode(errors="replace"))
-            return
-        if isinstance(message, dict):
-            self._message(message)
-
-    def _message(self, message: dict[str, Any]) -> None:
-        exchange = self._exchange
-        if message.get("error") is not None:
-            exchange.fail("http_error", "in_band", json.dumps(message["error"]))
-            return
-        if isinstance(message.get("usage"), dict):
-            exchange.usage = message["usage"]
-        if isinstance(message.get("engine"), dict):
-            exchange.engine = message["engine"]
-        choices = message.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else None
-        if not isinstance(choice, dict):
-            return
-        exchange.finish_reason = choice.get("finish_reason") or exchange.finish_reason
-        if _carries_output(choice):
-            exchange.events += 1
-
-
-def _carries_output(choice: dict[str, Any]) -> bool:
-    """True for a completion's text (even empty: some tokens print nothing) and a delta with content."""
-    delta = choice.get("delta")
-    if isinstance(delta, dict):
-        return any(delta.get(key) for key in CONTENT_KEYS)
-    return "text" in choice
 
 
 class Connection(asyncio.Protocol):
@@ -170,12 +41,13 @@ class Connection(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]
 
     def send(self, exchange: Exchange, request: bytes, timeout_s: float) -> None:
-        """Write one request and take its time of sending."""
+        """Write one request; it is sent now, unless it was when this connection was begun for it."""
         assert self.transport is not None
         self._exchange, self._reader = exchange, EventReader(exchange)
         self._parser, self._complete = httptools.HttpResponseParser(self), False
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self.cut, "timeout", "deadline")
-        exchange.sent_ns = time.monotonic_ns()
+        if exchange.sent_ns is None:
+            exchange.sent_ns = time.monotonic_ns()
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
@@ -219,6 +91,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = self._parser.should_keep_alive()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.transport = None
         self._client.forget(self)
         self.cut("truncated", "connection_lost", str(error) if error else None)
 
@@ -240,6 +113,8 @@ class Connection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if self._timer is not None:
             self._timer.cancel()
+        # The parser holds this connection's methods: a cycle, if it were kept.
+        self._parser = self._reader = self._timer = None
         if exchange is not None:
             exchange.end_ns = time.monotonic_ns()
         if keep:
@@ -268,11 +143,14 @@ class Client:
     ) -> None:
         self.ended = ended
         self._urls = urls
+        # Loading the trusted certificates takes tens of milliseconds: once, and not during the run.
+        secure = any(urlsplit(url).scheme == "https" for url in urls)
+        tls = ssl.create_default_context() if secure else None
+        self._servers = {url: _server(url, path, api_key, tls) for url in urls}
         self._timeout_s = timeout_s
         self._idle: dict[str, deque[Connection]] = defaultdict(deque)
         self._open: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._heads = {url: _head(url, path, api_key) for url in urls}
 
     @property
     def connections(self) -> int:
@@ -280,9 +158,9 @@ class Client:
         return len(self._open)
 
     def start(self, exchange: Exchange, body: bytes) -> None:
-        """Send a request now; returns at once."""
+        """Send a request now, over a new connection if none is idle; returns at once."""
         url = self._urls[exchange.seq % len(self._urls)]
-        request = self._heads[url] + b"%d\r\n\r\n" % len(body) + body
+        request = self._servers[url].head + b"%d\r\n\r\n" % len(body) + body
         connection = self._take(url)
         if connection is not None:
             connection.send(exchange, request, self._timeout_s)
@@ -305,6 +183,7 @@ class Client:
         for connection in list(self._open):
             connection.cut("truncated", kind)
             connection.close()
+        self._idle.clear()
 
     def _take(self, url: str) -> Connection | None:
         """The most recently used idle connection that is surely still open."""
@@ -320,29 +199,40 @@ class Client:
         return None
 
     async def _connect(self, url: str, exchange: Exchange, request: bytes) -> None:
-        parts = urlsplit(url)
-        secure = ssl.create_default_context() if parts.scheme == "https" else None
-        port = parts.port or (443 if secure else 80)
+        server = self._servers[url]
+        exchange.sent_ns = time.monotonic_ns()
         try:
             async with asyncio.timeout(self._timeout_s):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(self, url), parts.hostname or "", port, ssl=secure
+                    lambda: Connection(self, url), server.host, server.port, ssl=server.tls
                 )
         except (OSError, TimeoutError) as error:
             exchange.fail("conn_error", type(error).__name__, str(error))
         except asyncio.CancelledError:
             exchange.fail("conn_error", "interrupted")
         else:
-            self._open.add(connection)
-            connection.send(exchange, request, self._timeout_s)
-            return
+            if connection.transport is not None:
+                self._open.add(connection)
+                connection.send(exchange, request, self._timeout_s)
+                return
+            exchange.fail("conn_error", "connection_lost")
         exchange.end_ns = time.monotonic_ns()
         self.ended(exchange)
 
 
-def _head(url: str, path: str, api_key: str | None) -> bytes:
-    """Everything of a request before its content length."""
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """One URL, taken apart once; `head` is everything of a request before its content length."""
+
+    head: bytes
+    host: str
+    port: int
+    tls: ssl.SSLContext | None
+
+
+def _server(url: str, path: str, api_key: str | None, tls: ssl.SSLContext | None) -> _Server:
     parts = urlsplit(url)
+    secure = parts.scheme == "https"
     lines = [
         f"POST {parts.path.rstrip('/')}{path} HTTP/1.1",
         f"Host: {parts.netloc.rpartition('@')[2]}",
@@ -351,4 +241,6 @@ def _head(url: str, path: str, api_key: str | None) -> bytes:
     ]
     if api_key:
         lines.append(f"Authorization: Bearer {api_key}")
-    return "\r\n".join([*lines, "Content-Length: "]).encode()
+    head = "\r\n".join([*lines, "Content-Length: "]).encode()
+    port = parts.port or (443 if secure else 80)
+    return _Server(head, parts.hostname or "", port, tls if secure else None)

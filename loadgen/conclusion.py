@@ -7,14 +7,15 @@ prints nothing and writes nothing.
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from analysis import metrics, summary
-from analysis.capacity import LIMITS
+from analysis import metrics, records, summary
+from analysis.capacity import LEAST_REQUESTS, LIMITS
 from analysis.dwell import in_window
 from analysis.quantiles import quantile, sectioning
 from analysis.summary import Tree
-from analysis.validity import judge_run
+from analysis.validity import Verdict, judge_run
 from conf.schema import Experiment
 from loadgen.sweep import Driver, Sweep
 
@@ -22,22 +23,23 @@ from loadgen.sweep import Driver, Sweep
 def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -> Tree:
     """The conclusion of a search that ran to its end; `clock` is `wall` or `virtual`."""
     dwells = [o for o in sweep.outcomes if o.segment.kind == "dwell"]
-    verdicts = [sweep.verdicts[o.segment.index] for o in dwells]
+    verdicts = [driver.verdicts[o.segment.index] for o in dwells]
+    verdict = judge_run(verdicts, experiment.search.min_dwells)
     tree = _base(experiment, driver)
-    tree["evidence"] = _evidence(len(sweep.outcomes) - len(dwells), len(dwells), sweep.elapsed_s, clock)
-    tree["checks"] = summary.worst_checks(verdicts)
-    if sweep.capacity is not None:
-        tree["capacity"] = summary.capacity_tree(sweep.capacity, experiment.layout.replicas_per_node)
+    tree["clock"] = clock
+    tree["evidence"] = _evidence(sweep, verdicts, clock)
+    # What was not used must not stand as evidence; of a void run every window is told.
+    used = [v for v in verdicts if v.valid] if verdict.valid else list(driver.verdicts.values())
+    tree["checks"] = summary.worst_checks(used)
+    if sweep.stop.kind == "void":
+        reasons = [v for v in driver.verdicts.values() if not v.valid]
+        return _end(tree, summary.EXIT_VOID, f"{reasons[-1].reason}: {reasons[-1].remedy}", valid=False)
     if sweep.stop.kind == "slo_not_met_at_lowest":
         return _end(tree, summary.EXIT_SLO_MISSED, sweep.stop.reason, valid=True)
-    if sweep.stop.kind == "above_highest":
+    if sweep.stop.kind == "above_highest" or sweep.capacity is None:
         return _end(tree, summary.EXIT_OPEN, sweep.stop.reason, valid=True)
-    if sweep.capacity is None:
-        void = next((v for v in driver.verdicts.values() if not v.valid), None)
-        if void:
-            return _end(tree, summary.EXIT_VOID, f"{void.reason}: {void.remedy}", valid=False)
-        return _end(tree, summary.EXIT_OPEN, sweep.stop.reason, valid=True)
-    verdict = judge_run(verdicts, experiment.search.min_dwells)
+    replicas_per_node = None if experiment.engine.kind == "external" else experiment.layout.replicas_per_node
+    tree["capacity"] = summary.capacity_tree(sweep.capacity, replicas_per_node)
     if not verdict.valid:
         return _end(tree, summary.EXIT_VOID, f"{verdict.reason}: {verdict.remedy}", valid=False)
     if sweep.capacity.open_above or sweep.capacity.open_below:
@@ -53,6 +55,7 @@ def of_probe(experiment: Experiment, driver: Driver) -> Tree:
     tree["checks"] = summary.worst_checks([verdict])
     tree["evidence"] = f"one window of {outcome.segment.window_s:g} s, {rows.num_rows} requests"
     figures = {limit: _p90(rows, limit, getattr(experiment.slo, f"{limit}_p90_ms")) for limit in LIMITS}
+    tree["clock"] = "wall"
     tree["probe"] = {
         "rate_qps_per_node": outcome.segment.rate_qps,
         "window_s": outcome.segment.window_s,
@@ -60,7 +63,10 @@ def of_probe(experiment: Experiment, driver: Driver) -> Tree:
     }
     if not verdict.valid:
         return _end(tree, summary.EXIT_VOID, f"{verdict.reason}: {verdict.remedy}", valid=False)
-    missed = [limit.upper() for limit in LIMITS if not figures[limit]["passed"]]
+    if rows.num_rows < LEAST_REQUESTS:
+        few = f"{rows.num_rows} requests say nothing; raise duration_s for {LEAST_REQUESTS} or more"
+        return _end(tree, summary.EXIT_VOID, few, valid=False)
+    missed = [limit.upper() for limit in LIMITS if figures[limit]["passed"] is False]
     if missed:
         return _end(tree, summary.EXIT_SLO_MISSED, f"p90 {' and '.join(missed)} over the bound", valid=True)
     return _end(tree, summary.EXIT_OK, "", valid=True)
@@ -93,19 +99,27 @@ def _base(experiment: Experiment, driver: Driver | None) -> Tree:
 
 
 def _p90(rows: pa.Table, limit: str, bound_ms: float) -> dict[str, Any]:
+    """p90 of a limit's latency; what did not end by the end of the drain is infinitely late.
+
+    `passed` is None where the latency does not apply, as TPOT to answers of one token.
+    """
     latency = metrics.ttft(rows) if limit == "ttft" else metrics.tpot(rows)
+    latency = np.where(metrics.status_in(rows, records.PENDING), np.inf, latency)
     p90 = quantile(latency, 0.9)
     return {
         "p90_ms": p90,
         "interval_ms": sectioning(latency, 0.9),
         "bound_ms": bound_ms,
-        "passed": p90 is not None and p90 <= bound_ms,
+        "passed": None if p90 is None else p90 <= bound_ms,
     }
 
 
-def _evidence(ramps: int, dwells: int, elapsed_s: float, clock: str) -> str:
+def _evidence(sweep: Sweep, verdicts: list[Verdict], clock: str) -> str:
+    ramps = len(sweep.outcomes) - len(verdicts)
     ramp = f"{ramps} ramp steps and " if ramps else ""
-    return f"{ramp}{dwells} dwells in {elapsed_s:.0f} s of {clock} time"
+    void = Counter(verdict.reason for verdict in verdicts if not verdict.valid)
+    lost = f" ({', '.join(f'{count} void: {reason}' for reason, count in void.items())})" if void else ""
+    return f"{ramp}{len(verdicts)} dwells{lost} in {sweep.elapsed_s:.0f} s of {clock} time"
 
 
 def _end(tree: Tree, exit_code: int, reason: str, *, valid: bool) -> Tree:

@@ -110,6 +110,8 @@ class Fleet:
         refs = [a.prepare.remote(i, plan, folder) for i, a in enumerate(self._actors)]
         try:
             self.nodes = ray.get(refs, timeout=READY_TIMEOUT_S)
+            self.offsets = [self._offset(actor) for actor in self._actors]
+            self._start()
         except GetTimeoutError as error:
             raise FleetError(
                 f"no room for {count} load actors of {cpus:g} CPUs within {READY_TIMEOUT_S:g} s; "
@@ -117,8 +119,6 @@ class Fleet:
             ) from error
         except (RayActorError, RayTaskError) as error:
             raise FleetError(f"load actor failed to start: {str(error).splitlines()[-1]}") from error
-        self.offsets = [self._offset(actor) for actor in self._actors]
-        self._start()
 
     def now_ns(self) -> int:
         """The run's clock."""
@@ -148,7 +148,7 @@ class Fleet:
         for i, actor in self._alive():
             path = self._folder / f"{_name(i)}.arrow"
             if not path.exists():
-                path.write_bytes(ray.get(actor.fetch.remote()))
+                path.write_bytes(ray.get(actor.fetch.remote(), timeout=READY_TIMEOUT_S))
             ray.kill(actor)
         return sorted(self._folder.glob("client-*.arrow"))
 
@@ -170,14 +170,14 @@ class Fleet:
         return [(i, actor) for i, actor in enumerate(self._actors) if i not in self._lost]
 
     def _ask(self, method: str, timeout_s: float, *words: Any) -> list[tuple[int, Any]]:
-        """The answers of all living actors; one that died or does not answer is lost from now on."""
+        """The answers of all living actors; one that died, failed or does not answer is lost from now on."""
         refs = [(i, getattr(actor, method).remote(*words)) for i, actor in self._alive()]
         deadline = time.monotonic() + timeout_s
         answers = []
         for i, ref in refs:
             try:
                 answers.append((i, ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))))
-            except (RayActorError, GetTimeoutError):
+            except (RayActorError, RayTaskError, GetTimeoutError):
                 self._lost.append(i)
         return answers
 

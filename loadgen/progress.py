@@ -89,9 +89,8 @@ class LiveTable:
         self._rows: list[tuple[str, ...]] = []
         self._notes: list[str] = []
         self._now = ""
-        self._live = Live(
-            console=Console(stderr=True), refresh_per_second=4, get_renderable=self._render, transient=False
-        )
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render)
         self._live.__enter__()
         return self
 
@@ -103,7 +102,7 @@ class LiveTable:
             self._rows.append(cells(facts))
         elif line := sentence(kind, facts):
             self._now = line
-            if kind in ("deployed", "prediction"):
+            if kind in ("prediction", "rejudged"):
                 self._notes.append(line)
 
     def _render(self) -> Table:
@@ -115,7 +114,7 @@ class LiveTable:
         )
         for column in COLUMNS:
             table.add_column(column, justify="left" if column in ("kind", "verdict") else "right")
-        room = max(5, self._live.console.height - OTHER_LINES)
+        room = max(5, self._console.height - OTHER_LINES)
         for row in self._rows[-room:]:
             table.add_row(*row)
         return table

@@ -5,6 +5,7 @@ Knows in which order things start, end and are written; the service under test i
 
 import contextlib
 import os
+import traceback
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -77,6 +78,7 @@ class Run:
 
         `prepare` says, before the service is started, where the search begins.
         """
+        tree = None
         try:
             start = prepare()
             with service as up:
@@ -84,9 +86,13 @@ class Run:
                 self.folder.write_json("manifest.json", self._manifest)
                 tree = self._drive(up, start, act)
         except KeyboardInterrupt:
-            tree = self._failed(summary.EXIT_INTERRUPTED, "interrupted before the first request")
+            tree = tree or self._failed(summary.EXIT_INTERRUPTED, "interrupted before the load began")
         except (TargetError, FleetError) as error:
-            tree = self._failed(summary.EXIT_TARGET, str(error))
+            tree = tree or self._failed(summary.EXIT_TARGET, str(error))
+        except Exception as error:  # noqa: BLE001  the boundary of a run: what was received must be saved
+            self.folder.write_text("traceback.txt", traceback.format_exc())
+            reason = f"internal error, see traceback.txt: {type(error).__name__}: {error}"
+            tree = tree or self._failed(summary.EXIT_INTERNAL, reason)
         return self._finish(tree)
 
     def _drive(self, service: Service, start: Start, act: Callable[[Driver], Tree]) -> Tree:
@@ -100,13 +106,12 @@ class Run:
             drain_s = self.experiment.fleet.drain_s
         except KeyboardInterrupt:
             self.emit("interrupted", text="interrupted: no more sends; saving what was received")
-            tree = self._failed(
-                summary.EXIT_INTERRUPTED, "interrupted; every request received so far is saved"
-            )
+            tree = self._failed(summary.EXIT_INTERRUPTED, "every request received so far is saved")
         except TargetLost as error:
             tree = self._failed(summary.EXIT_TARGET, str(error))
-        with contextlib.suppress(KeyboardInterrupt):
-            self._fleet.finish(drain_s)
+        finally:
+            with contextlib.suppress(KeyboardInterrupt):
+                self._fleet.finish(drain_s)
         return tree
 
     def _start_fleet(self, service: Service) -> Fleet:
@@ -131,6 +136,7 @@ class Run:
         offsets = [
             {"offset_us": o.offset_ns / 1e3, "within_us": o.round_trip_ns / 2e3} for o in fleet.offsets
         ]
+        self._manifest["load_actor_nodes"] = fleet.nodes
         self._manifest["clock_offsets"] = offsets
         self.emit("fleet", text=f"{asked.fleet.actors} load actor(s) ready", clock_offsets=offsets)
         return fleet

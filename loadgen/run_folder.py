@@ -5,6 +5,7 @@ Knows file names and their order of writing (outputs of a run); knows nothing of
 
 import hashlib
 import json
+import math
 import os
 import platform
 import secrets
@@ -53,8 +54,10 @@ class RunFolder:
         self._events = (self.path / "events.jsonl").open("a")
 
     def event(self, kind: str, /, **facts: Any) -> None:
-        """Append one line to events.jsonl, on disk before this returns."""
-        self._events.write(json.dumps({"at": time.time(), "event": kind, **facts}, default=str) + "\n")
+        """Append one line to events.jsonl and hand it to the operating system."""
+        self._events.write(
+            json.dumps(finite({"at": time.time(), "event": kind, **facts}), default=str) + "\n"
+        )
         self._events.flush()
 
     def write_text(self, name: str, text: str) -> None:
@@ -64,7 +67,7 @@ class RunFolder:
         part.replace(self.path / name)
 
     def write_json(self, name: str, tree: Any) -> None:
-        """Write a JSON file whole or not at all; numbers that are not finite become null."""
+        """Write a JSON file whole or not at all; see `finite` for numbers that are not."""
         self.write_text(name, json.dumps(finite(tree), indent=2, default=str) + "\n")
 
     def plan(self, schedule: ArrivalSchedule) -> None:
@@ -104,14 +107,16 @@ class RunFolder:
 
 
 def finite(tree: Any) -> Any:
-    """The tree with NaN and infinities as null, which JSON can carry."""
+    """The tree as JSON can carry it: NaN (unknown) as null, infinities as the words "inf" and "-inf"."""
     if isinstance(tree, dict):
         return {key: finite(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         return [finite(value) for value in tree]
     if isinstance(tree, np.generic):
         tree = tree.item()
-    return None if isinstance(tree, float) and not np.isfinite(tree) else tree
+    if isinstance(tree, float) and not math.isfinite(tree):
+        return None if math.isnan(tree) else str(tree)
+    return tree
 
 
 def manifest(run_id: str, verb: str, seed: int, salt: int) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Outcome:
 class Stop:
     """No further segment, and why."""
 
-    kind: Literal["budget", "slo_not_met_at_lowest", "above_highest"]
+    kind: Literal["budget", "slo_not_met_at_lowest", "above_highest", "void"]
     reason: str
 
 
@@ -157,7 +157,12 @@ def _begin(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Segment |
 
 
 def _ramp(spec: Search, start: Start, steps: Sequence[Outcome]) -> Segment | Stop | _Found:
-    good, bad, doubted = _brackets(steps)
+    if steps and steps[-1].void:
+        rate = steps[-1].segment.rate_qps
+        if len(steps) > 1 and steps[-2].void:
+            return Stop("void", f"two ramp steps in a row were void, the last at {rate:.3g} per node")
+        return _step(spec, steps, rate, settle=True, why="the step was void: repeat")
+    good, bad, doubted = _brackets([step for step in steps if not step.void])
     if doubted is not None:
         return _step(spec, steps, doubted, settle=True, why="the step was bad, once may be chance: repeat")
     if good is None and bad is None:
@@ -181,11 +186,11 @@ def _ramp(spec: Search, start: Start, steps: Sequence[Outcome]) -> Segment | Sto
 
 
 def _brackets(steps: Sequence[Outcome]) -> tuple[float | None, float | None, float | None]:
-    """(highest good rate, lowest rate bad twice, rate bad once and to be repeated); void counts as bad."""
+    """(highest good rate, lowest rate bad twice, rate bad once and to be repeated) of steps not void."""
     good = bad = doubted = None
     for step in steps:
         rate = step.segment.rate_qps
-        if not (step.bad or step.void):
+        if not step.bad:
             good, doubted = rate, None
         elif doubted == rate:
             bad, doubted = rate, None

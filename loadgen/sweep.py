@@ -6,7 +6,7 @@ randomness comes from the schedule's seed, so the same rows give the same decisi
 
 import dataclasses
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from analysis import metrics, records
 from analysis.capacity import Capacity, posterior
-from analysis.dwell import Window, count, in_window, waiting
+from analysis.dwell import Window, count, in_window, tpot_so_far, ttft_so_far, waiting
 from analysis.quantiles import quantile
 from analysis.validity import Verdict, judge_dwell
 from conf.schema import Search, Slo, Workload
@@ -38,7 +38,11 @@ BRIDGE_NS = 1 * NS
 """Arrivals at the old rate go on this long after a window, so that deciding never leaves a gap."""
 LEAD_NS = NS // 5
 """A schedule reaches the load actors at least this long before its first send."""
-WARMUP_GAP_NS = NS // 4
+WARMUP_QPS = 4.0
+"""Highest rate of the warm-up; a service that is thought slower gets half of what is thought."""
+WARMUP_LIMIT_S = 600.0
+DEAD_SHARE, DEAD_LEAST = 0.9, 5
+"""A window in which this share of at least so many ended requests failed has no service behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a sweep found: the outcomes in order, each window's verdict, the posterior, and why it ended."""
+    """What a sweep found: the outcomes in order, the posterior, and why it ended."""
 
     outcomes: list[Outcome]
-    verdicts: dict[int, Verdict]
     capacity: Capacity | None
     stop: Stop
     elapsed_s: float
@@ -110,17 +113,15 @@ class Driver:
             if isinstance(step, Stop):
                 self._drain()
                 self.emit("stop", stop=step.kind, text=f"end of search: {step.reason}", elapsed_s=elapsed_s)
-                return Sweep(self.outcomes, self.verdicts, self._capacity(), step, elapsed_s)
+                return Sweep(self.outcomes, self._capacity(), step, elapsed_s)
             self._segment(step)
 
-    def hold(self, rate_qps: float, duration_s: float, transition_s: float) -> Sweep:
+    def hold(self, rate_qps: float, duration_s: float, transition_s: float) -> None:
         """Hold one rate per node for `duration_s` after a transition, without a search."""
         self._warm_up()
         segment = Segment(0, "dwell", rate_qps, transition_s, duration_s, False, "the rate that was asked")
         self._segment(segment, may_abort=False)
         self._drain()
-        stop = Stop("budget", "the window is over")
-        return Sweep(self.outcomes, self.verdicts, None, stop, transition_s + duration_s)
 
     def requests(self, index: int) -> pa.Table:
         """Rows of a segment and of the one before, as known now; those in flight are `pending`."""
@@ -131,23 +132,21 @@ class Driver:
         self._free_ns = max(self._free_ns, self.target.now_ns() + LEAD_NS)
         if not self.plan.warmup_requests:
             return
-        schedule = evenly(
-            self.plan.warmup_requests, self._free_ns, WARMUP_GAP_NS, self.plan.workload, self.plan.seed
-        )
+        guess = self.plan.start.prediction_qps or self.plan.start.roofline_qps or WARMUP_QPS
+        gap_ns = int(NS / min(WARMUP_QPS, guess * self.plan.nodes / 2))
+        wanted = self.plan.warmup_requests
+        schedule = evenly(wanted, self._free_ns, gap_ns, self.plan.workload, self.plan.seed)
         self._offer(schedule, int(schedule.due_ns[-1]) + NS)
-        self._settle(-1, until_done=True)
-        failed = [row for row in self._rows[-1].values() if row["status"] != records.OK]
-        self.emit("warm", text=f"warm-up: {len(schedule)} requests, {len(failed)} failed")
-        if len(failed) == len(schedule):
-            row = failed[0]
-            raise TargetLost(
-                f"every warm-up request failed: {row['error_kind']} {row['error'] or ''}".strip()
-            )
+        self._settle(-1, WARMUP_LIMIT_S, until_done=True)
+        states = Counter(row["status"] for row in self._rows[-1].values())
+        counted = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+        self.emit("warm", text=f"warm-up: {len(schedule)} requests, {counted}")
+        self._refuse_dead(list(self._rows[-1].values()), least=1)
 
     def _segment(self, segment: Segment, may_abort: bool = True) -> None:
         """Offer one segment, watch it, and add its outcome."""
         if segment.settle_before and self.outcomes:
-            self._settle(self.outcomes[-1].segment.index)
+            self._settle(self.outcomes[-1].segment.index, self.plan.search.settle_s)
         window = self._window(segment)
         self.emit(
             "segment",
@@ -208,6 +207,7 @@ class Driver:
         at_ns = window.window_start_ns + int(ABORT_FROM_S * NS)
         while at_ns < window.planned_end_ns:
             self._take(self.target.run(None, at_ns))
+            self._refuse_dead(list(self._rows[window.index].values()))
             table = self.requests(window.index)
             dwell = count(table, window, self.plan.slo, self.plan.workload, at_ns)
             reason = should_abort(dwell, waiting(table, at_ns), self.plan.slo, at_ns)
@@ -216,17 +216,25 @@ class Driver:
             at_ns += int(ABORT_EVERY_S * NS)
         return None
 
+    def _refuse_dead(self, rows: list[dict[str, Any]], least: int = DEAD_LEAST) -> None:
+        """Raise TargetLost when almost nothing is answered: that is no capacity, however low."""
+        ended = [row for row in rows if row["status"] not in (records.PENDING, "missed")]
+        failed = [row for row in ended if row["status"] in ("conn_error", "http_error")]
+        if len(failed) >= max(least, DEAD_SHARE * len(ended)):
+            kind, error = failed[-1]["error_kind"], failed[-1].get("error") or ""
+            raise TargetLost(f"{len(failed)} of {len(ended)} requests failed: {kind} {error}".strip())
+
     def _drain(self) -> None:
         """Let what is in flight end, so that every window is judged on whole answers."""
         if self.outcomes:
-            self._settle(self.outcomes[-1].segment.index, until_done=True)
+            self._settle(self.outcomes[-1].segment.index, self.plan.search.settle_s, until_done=True)
             self._recount(self.target.now_ns())
 
-    def _settle(self, index: int, until_done: bool = False) -> None:
+    def _settle(self, index: int, limit_s: float, until_done: bool = False) -> None:
         """Offer nothing until no request of the last two segments waits for its first token, or its end."""
         self.target.retract()
         now_ns = self.target.now_ns()
-        deadline_ns = now_ns + int(self.plan.search.settle_s * NS)
+        deadline_ns = now_ns + int(limit_s * NS)
         while now_ns < deadline_ns and self._waits(index, until_done):
             now_ns += NS // 2
             self._take(self.target.run(None, now_ns))
@@ -250,11 +258,12 @@ class Driver:
         fault = self.fault()
         if fault:
             raise TargetLost(fault)
+        self._refuse_dead(list(self._rows[window.index].values()))
         outcome = self._outcome(segment, window, now_ns)
         bad = segment.kind == "ramp" and bad_step(outcome.dwell)
         self._recount(now_ns)
         self.outcomes.append(dataclasses.replace(outcome, bad=bad))
-        self._tell(self.outcomes[-1])
+        self._tell(self.outcomes[-1], now_ns)
 
     def _outcome(self, segment: Segment, window: Window, now_ns: int) -> Outcome:
         """Counts and verdict of a window as known now; a void one weighs nothing."""
@@ -296,7 +305,7 @@ class Driver:
             return None
         return posterior([outcome.dwell for outcome in self.outcomes if not outcome.void], belief)
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _tell(self, outcome: Outcome, now_ns: int) -> None:
         dwell, capacity = outcome.dwell, self._capacity()
         rows = in_window(self.requests(dwell.index), dwell)
         self.emit(
@@ -307,8 +316,8 @@ class Driver:
             requests=dwell.requests,
             failed=dwell.failed,
             pending=dwell.pending,
-            ttft_p90_ms=quantile(metrics.ttft(rows), 0.9),
-            tpot_p90_ms=quantile(metrics.tpot(rows), 0.9),
+            ttft_p90_ms=quantile(ttft_so_far(rows, self.plan.slo.ttft_p90_ms, now_ns), 0.9),
+            tpot_p90_ms=quantile(tpot_so_far(rows, now_ns), 0.9),
             over_ttft_pct=percent(dwell.ttft.share),
             over_tpot_pct=percent(dwell.tpot.share),
             lag_p99_ms=quantile(metrics.send_lag(rows), 0.99),

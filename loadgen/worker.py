@@ -1,7 +1,8 @@
 """Sends one shard of the schedule on time and keeps what became of every request; plain asyncio, no Ray.
 
 The loop is open: a send waits for its due time and for nothing else. Latency counts from the due
-time; how late the send itself was is a column of its own.
+time; how late the send itself was is a column of its own, and it is this client's lateness alone: a
+send is the start of the attempt, be it to write or, without an idle connection, to connect.
 """
 
 import asyncio
@@ -13,7 +14,8 @@ from typing import Any
 
 from analysis import records
 from loadgen.arrivals import NS, PHASES, ArrivalSchedule
-from loadgen.client import Client, Exchange
+from loadgen.client import Client
+from loadgen.exchange import Exchange
 from loadgen.prompts import Prompts
 from loadgen.recorder import Shard
 
@@ -95,7 +97,12 @@ class Worker:
         self._wake.set()
 
     def observe(self) -> list[dict[str, Any]]:
-        """Rows that ended since the last call, and the present state of those due and not ended."""
+        """Rows that ended since the last call, and the present state of those due and not ended.
+
+        Raises what ended one of the loops (such as OSError of a full disk): from then on nothing is
+        sent, or nothing written.
+        """
+        self._raise_dead()
         ended, self._ended_rows = self._ended_rows, []
         flying = [self._row(planned, exchange) for planned, exchange in self._flying.values()]
         return [{k: v for k, v in row.items() if k != "itl_us"} for row in ended] + flying
@@ -114,7 +121,10 @@ class Worker:
         }
 
     async def finish(self, drain_s: float) -> None:
-        """Wait up to `drain_s` for answers, cut the rest as interrupted, and close the shard."""
+        """Wait up to `drain_s` for answers, cut the rest as interrupted, and close the shard.
+
+        Raises, after all that, what ended a loop or else what kept the shard from being written.
+        """
         self.retract()
         if self._flying:
             self._landed.clear()
@@ -124,9 +134,18 @@ class Worker:
         await asyncio.sleep(0)
         for task in self._tasks:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        self._shard.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            self._shard.close()
+        finally:
+            self._raise_dead()
+
+    def _raise_dead(self) -> None:
+        """Raise the exception of a loop that ended by one."""
+        for task in self._tasks:
+            error = task.exception() if task.done() and not task.cancelled() else None
+            if error is not None:
+                raise error
 
     async def _send(self) -> None:
         """The open loop. uvloop's timers may fire a millisecond early, hence the loop around the sleep."""
@@ -146,8 +165,8 @@ class Worker:
             self._miss(planned, "overdue")
             return
         exchange = Exchange(planned.seq, planned.output_tokens)
-        self._flying[planned.seq] = (planned, exchange)
         body = self._prompts.body(planned.seq, planned.input_tokens, planned.output_tokens)
+        self._flying[planned.seq] = (planned, exchange)
         self._client.start(exchange, body)
 
     async def _tick(self) -> None:
@@ -210,7 +229,7 @@ class Worker:
             "requested_input_tokens": planned.input_tokens,
             "requested_output_tokens": planned.output_tokens,
             "prompt_tokens": usage.get("prompt_tokens"),
-            "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            "cached_tokens": usage.get("cached_tokens"),
             "output_tokens": exchange.tokens if exchange.events else None,
             "events": exchange.events,
             "reads": exchange.reads,

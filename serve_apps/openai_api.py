@@ -374,4 +374,5 @@ def _event(chunk: dict[str, Any]) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    """A string may hold a lone surrogate, which JSON can escape but UTF-8 cannot encode."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")

@@ -1,15 +1,22 @@
 """The client against scripted servers: every way an answer can end has its status and its kind."""
 
 import asyncio
+import gc
 import json
+import ssl
+import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.client import Client, EventReader, Exchange
+from loadgen.client import Client, Connection
+from loadgen.exchange import EventReader, Exchange
 from tests.mock_server import END, MockServer, answer, event, head, token, usage
 
 BODY = json.dumps({"prompt": [1, 2, 3], "max_tokens": 3}).encode()
@@ -120,6 +127,74 @@ def test_http_errors_keep_code_and_message(status: str) -> None:
 def test_connection_refused_is_a_row() -> None:
     (exchange,) = asyncio.run(exchanges("http://127.0.0.1:9", 1))
     assert (exchange.status, exchange.error_kind) == ("conn_error", "ConnectionRefusedError")
+    assert exchange.sent_ns is not None and exchange.end_ns is not None
+    assert exchange.sent_ns <= exchange.end_ns
+
+
+def test_a_slow_connection_is_not_the_clients_lateness(monkeypatch: pytest.MonkeyPatch) -> None:
+    connected_ns: list[int] = []
+
+    async def main() -> list[Exchange]:
+        loop = asyncio.get_running_loop()
+        connect = loop.create_connection
+
+        async def slow(*args: Any, **options: Any) -> Any:
+            await asyncio.sleep(0.05)
+            connected_ns.append(time.monotonic_ns())
+            return await connect(*args, **options)
+
+        monkeypatch.setattr(loop, "create_connection", slow)
+        async with MockServer() as server:
+            return await exchanges(server.url, 2)
+
+    first, second = asyncio.run(main())
+    (at_ns,) = connected_ns
+    assert first.sent_ns is not None and first.first_byte_ns is not None and second.sent_ns is not None
+    assert first.sent_ns < at_ns < first.first_byte_ns < second.sent_ns
+
+
+@pytest.mark.parametrize(("scheme", "contexts"), [("https", 1), ("http", 0)])
+def test_certificates_are_loaded_once_per_client(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, contexts: int
+) -> None:
+    made: list[ssl.SSLContext] = []
+
+    def counted() -> ssl.SSLContext:
+        made.append(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        return made[-1]
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    Client([f"{scheme}://127.0.0.1:9", f"{scheme}://127.0.0.1:10"], lambda _: None)
+    assert len(made) == contexts
+    refused = asyncio.run(exchanges(f"{scheme}://127.0.0.1:9", 3))
+    assert {exchange.error_kind for exchange in refused} == {"ConnectionRefusedError"}
+    assert len(made) == 2 * contexts
+
+
+@pytest.mark.parametrize("name", ["cut after a token", "not HTTP", "hangs", "all in one write"])
+def test_closed_connections_need_no_garbage_collector(name: str) -> None:
+    ours = (Connection, EventReader, Exchange, httptools.HttpResponseParser)
+    pieces, status, _ = SCRIPTS[name]
+
+    async def main() -> Counter[str]:
+        async with MockServer(lambda _: pieces) as server:
+            ended: asyncio.Queue[str | None] = asyncio.Queue()
+            client = Client([server.url], lambda exchange: ended.put_nowait(exchange.status), timeout_s=0.1)
+            for seq in range(4):
+                client.start(Exchange(seq, 3), BODY)
+            assert [await ended.get() for _ in range(4)] == [status] * 4
+            client.cut_all("interrupted")
+            await asyncio.sleep(0.05)
+            assert client.connections == 0
+            return Counter(type(thing).__name__ for thing in gc.get_objects() if type(thing) in ours)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            assert runner.run(main()) == {}
+    finally:
+        gc.enable()
 
 
 def test_a_role_delta_is_not_a_first_token() -> None:
@@ -166,6 +241,50 @@ def parse(pieces: list[bytes]) -> dict[str, Any]:
         reader.feed(piece, 1)
     exchange.judge()
     return {name: getattr(exchange, name) for name in ("status", "events", "usage", "done", "finish_reason")}
+
+
+CHOICE = {"index": 0, "text": " a", "finish_reason": None}
+STRANGE: list[dict[str, Any]] = [
+    *[
+        {"usage": {"prompt_tokens": 3, "completion_tokens": 3, name: value}}
+        for name in ("prompt_tokens", "completion_tokens")
+        for value in ("12", True, 1.5, -1, 2**31, [3])
+    ],
+    {"usage": {"prompt_tokens_details": [1]}},
+    {"usage": {"prompt_tokens_details": {"cached_tokens": "2"}}},
+    {"usage": 3},
+    {"engine": "vllm"},
+    {"engine": {"steps": 1.0, "late_steps": 0}},
+    {"engine": {"steps": 1, "late_steps": False}},
+    {"choices": [CHOICE | {"finish_reason": 7}]},
+    {"choices": [CHOICE | {"finish_reason": "\ud800"}]},
+    {"choices": [CHOICE | {"delta": "x"}]},
+    {"choices": ["x"]},
+    {"choices": {"0": CHOICE}},
+]
+
+
+@pytest.mark.parametrize("strange", STRANGE, ids=json.dumps)
+def test_an_unexpected_type_is_a_bad_event_and_leaves_nothing_behind(strange: dict[str, Any]) -> None:
+    pieces = [head(), token(), token(), token(finish="length"), event(strange), usage(3, 3), END]
+    (exchange,) = run(lambda _: pieces)
+    assert (exchange.status, exchange.error_kind) == ("http_error", "bad_event")
+    assert (exchange.tokens, exchange.events, exchange.finish_reason) == (3, 3, "length")
+    assert exchange.usage == {"prompt_tokens": 3, "completion_tokens": 3} and exchange.engine is None
+
+
+@pytest.mark.parametrize("data", [b"[1]", b"3", b'"x"', b"[" * 100_000])
+def test_an_event_that_is_no_object_is_a_bad_event(data: bytes) -> None:
+    (exchange,) = run(lambda _: [head(), *[token()] * 3, event(data), usage(3, 3), END])
+    assert (exchange.status, exchange.error_kind) == ("http_error", "bad_event")
+
+
+def test_null_is_not_given() -> None:
+    nothing = {"choices": None, "usage": None, "engine": None, "error": None}
+    details = {"prompt_tokens": 3, "completion_tokens": 3, "prompt_tokens_details": None}
+    last = {"choices": [], "usage": details, "engine": {"steps": None}}
+    (exchange,) = run(lambda _: [head(), *[token()] * 3, event(nothing), event(last), END])
+    assert exchange.status == "ok"
 
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])

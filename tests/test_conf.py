@@ -27,6 +27,30 @@ WRONG = {
     "sweep": "not of the form key=value",
     "workload.input_tokens.cv=0.5": "kind=fixed has no cv",
     "routing.policy=pow2": "pow2 needs data_path=python_proxy",
+    "target.urls=[http://[::1]:8000]": "target.urls: the value is not YAML",
+    "slo.ttft_p90_ms=[1": "slo.ttft_p90_ms: the value is not YAML",
+    "seed=!!python/object:x 3": "seed: the value is not YAML",
+    "run=\0": "run: the value is not YAML",
+    "workload.input_tokens=5": "workload.input_tokens: Merge error: int",
+    "target.urls.0=a": "target.urls.0: Cannot merge",
+    "target.urls[0]=a": "set the whole list, target.urls=[...]",
+    "cluster.nodes=4": "cluster.nodes=4; use cluster=laptop_4n or cluster.session=fake",
+}
+BAD_URLS = {
+    "http://user:secret@host:80": "no user, password",
+    "http://:secret@host": "no user, password",
+    "http://host/?key=secret": "no user, password, query",
+    "http://host#secret": "query or fragment",
+    "ftp://user:secret@host": "no user, password",
+    "http://user:secret": "the port of a URL must be a number",
+    "http://host:80x": "the port of a URL must be a number",
+    "http://host:65536": "the port of a URL must be a number",
+    "http://host:0": "the port of a URL must be a number",
+    "http://user:secret@[::1": "must be http(s)://host:port",
+    "http://user:secret@\u2100": "must be http(s)://host:port",
+    "secret": "must be http(s)://host:port",
+    "http://": "must be http(s)://host:port",
+    "http://a b": "must be http(s)://host:port",
 }
 
 
@@ -46,6 +70,22 @@ def test_a_wrong_word_is_one_line(word: str) -> None:
         load([word])
     assert WRONG[word] in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", BAD_URLS)
+def test_a_wrong_url_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(["engine=external", f'target.urls=["http://127.0.0.1:8000", "{url}"]'])
+    assert BAD_URLS[url] in str(caught.value)
+    assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_endpoints_may_stand_for_many_nodes_and_get_no_key_unasked() -> None:
+    urls = "target.urls=['http://[::1]:8000', 'https://host/prefix']"
+    experiment = load(["engine=external", urls, "cluster.nodes=4"])
+    assert experiment.target.urls == ["http://[::1]:8000", "https://host/prefix"]
+    assert (experiment.cluster.nodes, experiment.target.api_key_env) == (4, "")
+    assert load(["cluster.nodes=4", "cluster.session=fake"]).cluster.nodes == 4
 
 
 def test_a_value_beats_its_file_in_any_order() -> None:
@@ -68,7 +108,19 @@ def test_a_saved_tree_takes_new_words(tmp_path: Path) -> None:
     assert (experiment.workload.name, experiment.search.name, experiment.seed) == ("smoke", "standard", 8)
 
 
-@pytest.mark.parametrize("text", ["- a list", "a: [", "", "seed: ${oc.env:HOME}"])
+@pytest.mark.parametrize("group", ["engine", "layout", "target"])
+@pytest.mark.parametrize("value", ["simulated", "[1]", "null"])
+def test_a_group_of_a_saved_tree_is_a_mapping(group: str, value: str, tmp_path: Path) -> None:
+    saved = tmp_path / "config.yaml"
+    saved.write_text(f"{group}: {value}")
+    with pytest.raises(ConfigError, match=f"{group} is not a mapping of keys to values$"):
+        load(base=saved)
+
+
+BROKEN = ["- a list", "a: [", "", "seed: ${oc.env:HOME}", "out: 2001-99-99", "engine: {kind: [1]}", "1: 2"]
+
+
+@pytest.mark.parametrize("text", BROKEN)
 def test_a_broken_saved_tree_is_one_line(text: str, tmp_path: Path) -> None:
     saved = tmp_path / "config.yaml"
     saved.write_text(text)

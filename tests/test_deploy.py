@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
+import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ import pytest
 
 from cluster.placement import place
 from conf import load
+from conf.schema import Cluster, Routing
 from tests.conftest import FAKE
 
 pytestmark = pytest.mark.ray
 
 ray = pytest.importorskip("ray")
 
+from cluster import session as cluster_session  # noqa: E402
 from cluster.deploy import DeployError, Deployment, deploy  # noqa: E402
-from cluster.session import Session  # noqa: E402
+from cluster.session import Session, SessionError, open_session  # noqa: E402
 from serve_apps.app import application_name, build_app  # noqa: E402
 
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp2_tp4_ep4"])
@@ -85,8 +88,105 @@ def metric(deployment: Deployment, name: str) -> dict[str, float]:
     return values
 
 
+JOINED = Cluster("joined", session="address", address="10.0.0.1:6379", gpus_per_node=8)
+HEAD = {
+    "Alive": True,
+    "NodeManagerAddress": "10.0.0.1",
+    "Resources": {"GPU": 8.0, "node:__internal_head__": 1.0},
+    "Labels": {},
+}
+
+
+def fails(error: Exception) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+def does_nothing(*_: object, **__: object) -> None:
+    """In place of what would reach a cluster."""
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A cluster to join that is not there; one module's calls into Ray and Serve are stand-ins."""
+    for name in ("init", "shutdown"):
+        monkeypatch.setattr(ray, name, does_nothing)
+    monkeypatch.setattr(ray, "nodes", lambda: [HEAD])
+    monkeypatch.setattr(ray, "get_actor", fails(ValueError("no such actor")))
+    for name in ("start", "shutdown"):
+        monkeypatch.setattr(cluster_session.serve, name, does_nothing)
+    return monkeypatch
+
+
+FAILURES = [
+    RuntimeError("a\n  the reason\n"),
+    TimeoutError("the reason"),
+    OSError("the reason"),
+    ray.exceptions.RaySystemError("the reason"),
+    ray.serve.exceptions.RayServeException("the reason"),
+    Exception("the reason"),
+]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("where", ["init", "nodes", "get_actor", "start", "own"])
+def test_a_session_that_does_not_start_is_one_line(
+    joined: pytest.MonkeyPatch, where: str, error: Exception
+) -> None:
+    cluster, home = JOINED, ray
+    if where == "start":
+        home = cluster_session.serve
+    if where == "own":
+        cluster, home, where = FAKE, cluster_session, "RayCluster"
+    joined.setattr(home, where, fails(error))
+    before = dict(os.environ)
+    with pytest.raises(SessionError, match=r"^cannot .*: .*the reason.*; .*$") as caught:
+        open_session(cluster, Routing("leastconn")).__enter__()
+    assert "\n" not in str(caught.value)
+    assert os.environ == before
+
+
+def test_an_error_of_the_run_is_not_the_sessions(joined: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="of the run"), open_session(JOINED, Routing("leastconn")):
+        raise RuntimeError("of the run")
+
+
+def test_the_callers_signal_handlers_hold_while_serve_starts(joined: pytest.MonkeyPatch) -> None:
+    kinds = signal.SIGINT, signal.SIGTERM
+    before = [signal.getsignal(kind) for kind in kinds]
+    while_serve_starts: list[Any] = []
+
+    def init(**_: object) -> None:
+        for kind in kinds:
+            signal.signal(kind, does_nothing)
+
+    def start(*_: object) -> None:
+        while_serve_starts.extend(signal.getsignal(kind) for kind in kinds)
+
+    joined.setattr(ray, "init", init)
+    joined.setattr(cluster_session.serve, "start", start)
+    try:
+        with open_session(JOINED, Routing("leastconn")):
+            assert [signal.getsignal(kind) for kind in kinds] == before
+    finally:
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)
+    assert while_serve_starts == before
+
+
+@pytest.mark.parametrize("labels", [{}, {"role": "load"}])
+def test_a_session_knows_the_roles_of_its_nodes(joined: pytest.MonkeyPatch, labels: dict[str, str]) -> None:
+    dead = HEAD | {"Alive": False, "Labels": {"role": "dead"}}
+    joined.setattr(ray, "nodes", lambda: [HEAD, HEAD | {"Labels": labels}, dead])
+    with open_session(JOINED, None) as session:
+        assert session.roles == set(labels.values())
+
+
 def test_a_deployment_that_does_not_fit_says_so_and_leaves_nothing(ray_session: Session) -> None:
     """Comes first: there is one application at a time."""
+    assert "ray" not in str(getattr(signal.getsignal(signal.SIGTERM), "__module__", ""))
     app = build_app(*PARTS, 1, [{"GPU": 16.0, "CPU": 0.1}])
     with pytest.raises(DeployError, match="0 of 1 replicas running in time; too-large is DEPLOYING"):
         deploy(app, "too-large", ray_session.url, MODEL, 1, timeout_s=2.0)
@@ -175,7 +275,8 @@ def test_a_client_that_hangs_up_frees_its_place(deployment: Deployment) -> None:
     assert set(metric(deployment, "vllm:kv_cache_usage_perc").values()) == {0.0}
 
 
-def test_each_node_holds_two_replicas(deployment: Deployment) -> None:
+def test_each_node_holds_two_replicas(ray_session: Session, deployment: Deployment) -> None:
+    assert ray_session.roles == {"gpu", "load"}
     roles = {node["NodeID"]: node["Labels"]["role"] for node in ray.nodes()}
     assert sorted(roles.values()) == ["gpu", "gpu", "load"]
     share = Counter(deployment.replica_nodes.values())

@@ -75,6 +75,13 @@ def test_stream_options(options: dict[str, bool] | None, usage: bool, in_each: b
     assert (request.stream, request.include_usage, request.usage_in_each) == (True, usage, in_each)
 
 
+def test_a_model_that_utf8_cannot_encode_is_refused_like_any_other() -> None:
+    with pytest.raises(ApiError) as caught:
+        openai_api.parse_completion(rb'{"model": "\ud800", "prompt": [1]}', SERVED)
+    assert caught.value.status == 404
+    assert json.loads(caught.value.body)["error"]["message"] == "The model `?` does not exist."
+
+
 REFUSALS = [
     (b"{", 400, "Bad Request", None, "JSON decode error"),
     (b"[1]", 400, "Bad Request", None, "must be a JSON object"),

@@ -11,29 +11,29 @@ def layout(tensor_parallel: int, replicas_per_node: int) -> Layout:
 
 
 @pytest.mark.parametrize(
-    ("session", "nodes", "shape", "replicas", "gpus", "selector"),
+    ("session", "nodes", "roles", "shape", "replicas", "gpus", "selector"),
     [
-        ("local", 1, (8, 1), 1, 8, {}),
-        ("local", 1, (4, 2), 2, 4, {}),
-        ("fake", 4, (4, 2), 8, 4, {"role": "!gpu"}),
-        ("address", 3, (4, 1), 3, 4, {"role": "!gpu"}),
+        ("local", 1, (), (8, 1), 1, 8, {}),
+        ("local", 1, {"gpu"}, (4, 2), 2, 4, {}),
+        ("fake", 4, (), (4, 2), 8, 4, {"role": "load"}),
+        ("fake", 4, {"gpu", "load"}, (4, 2), 8, 4, {"role": "load"}),
+        ("address", 3, (), (4, 1), 3, 4, {}),
+        ("address", 3, {"gpu"}, (4, 1), 3, 4, {}),
+        ("address", 3, {"gpu", "load"}, (4, 1), 3, 4, {"role": "load"}),
     ],
 )
-def test_every_replica_gets_its_gpus_on_one_node(
-    session: str, nodes: int, shape: tuple[int, int], replicas: int, gpus: float, selector: dict[str, str]
+def test_replicas_get_their_gpus_and_load_actors_the_nodes_kept_for_them(
+    session: str,
+    nodes: int,
+    roles: set[str],
+    shape: tuple[int, int],
+    replicas: int,
+    gpus: float,
+    selector: dict[str, str],
 ) -> None:
     cluster = Cluster("it", session=session, nodes=nodes)  # type: ignore[arg-type]
-    assert place(cluster, layout(*shape)) == Placement(replicas, ({"GPU": gpus, "CPU": 0.1},), selector)
-
-
-def test_a_layout_larger_than_a_node_is_refused() -> None:
-    with pytest.raises(PlacementError, match="layout it needs 16 GPUs per node but cluster tiny has 8"):
-        place(Cluster("tiny"), layout(8, 2))
-
-
-def test_a_local_session_is_one_node() -> None:
-    with pytest.raises(PlacementError, match="use cluster.session=fake"):
-        place(Cluster("laptop", nodes=2), layout(8, 1))
+    expected = Placement(replicas, ({"GPU": gpus, "CPU": 0.1},), selector)
+    assert place(cluster, layout(*shape), roles) == expected
 
 
 @pytest.mark.parametrize("gpus", [[8, 8], [0, 8, 8], [8, 16, 8]])

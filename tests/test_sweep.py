@@ -131,6 +131,63 @@ def test_a_spoilt_measurement_is_void_never_a_number(spoil: dict[str, Any], reas
     assert "no capacity is claimed" in summary.text(tree)
 
 
+class Dying(VirtualTarget):
+    """A virtual target that refuses every connection from `dies_s` on."""
+
+    def __init__(self, experiment: Experiment, dies_s: float) -> None:
+        super().__init__(virtual(experiment)._service)
+        self._dies_ns = int(dies_s * NS)
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = super().run(schedule, until_ns)
+        refused = {
+            "status": "conn_error",
+            "error_kind": "ConnectionRefusedError",
+            "first_token_offset_ns": None,
+        }
+        rows = [row | (refused if row["due_ns"] >= self._dies_ns else {}) for row in seen.rows]
+        return dataclasses.replace(seen, rows=rows)
+
+
+@pytest.mark.parametrize("dies_s", [0.0, 60.0, 300.0, 500.0])
+def test_a_service_that_dies_is_no_low_capacity(dies_s: float) -> None:
+    drive, _, _ = driver(["search=standard"], target=Dying(load(["search=standard"]), dies_s))
+    with pytest.raises(TargetLost, match="requests failed: ConnectionRefusedError"):
+        drive.sweep()
+
+
+def test_void_ramp_steps_are_void_not_a_missed_bound() -> None:
+    experiment = load(["search=standard"])
+    drive, _, _ = driver(["search=standard"], target=Spoilt(experiment, send_offset_ns=NS // 10))
+    tree = conclusion.of_sweep(experiment, drive, drive.sweep(), "wall")
+    assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
+    assert tree["reason"].startswith("client_limited") and len(tree["dwells"]) == 2
+
+
+def test_a_probe_of_one_token_answers_has_no_tpot_to_miss() -> None:
+    drive, experiment, _ = driver(["workload=smoke", "workload.output_tokens.mean=1"])
+    drive.hold(2.0, 60, 5)
+    tree = conclusion.of_probe(experiment, drive)
+    assert (tree["exit_code"], tree["probe"]["tpot"]["passed"]) == (summary.EXIT_OK, None)
+
+
+def test_a_probe_without_requests_says_nothing() -> None:
+    drive, experiment, _ = driver([])
+    drive.hold(0.01, 20, 5)
+    tree = conclusion.of_probe(experiment, drive)
+    assert tree["exit_code"] == summary.EXIT_VOID and "say nothing" in tree["reason"]
+
+
+def test_a_probe_counts_what_never_ended_as_infinitely_late() -> None:
+    experiment = load([])
+    hanging = {"status": "pending", "end_offset_ns": None, "output_tokens": 3}
+    drive, _, _ = driver([], target=Spoilt(experiment, **hanging))
+    drive.hold(2.0, 60, 5)
+    tree = conclusion.of_probe(experiment, drive)
+    assert tree["exit_code"] == summary.EXIT_SLO_MISSED
+    assert tree["probe"]["ttft"]["p90_ms"] == float("inf")
+
+
 def test_a_lost_deployment_ends_the_sweep_with_its_reason() -> None:
     drive, _, _ = driver(["search=quick"], fault=lambda: "replica r2 is gone")
     with pytest.raises(TargetLost, match="replica r2 is gone"):

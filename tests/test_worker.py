@@ -1,6 +1,7 @@
 """Worker and shard: one row for every planned request, whatever becomes of it, on disk at once."""
 
 import asyncio
+import io
 import time
 from collections import Counter
 from pathlib import Path
@@ -8,14 +9,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from analysis import records
 from conf import load
+from loadgen import worker as worker_module
 from loadgen.arrivals import NS, ArrivalSchedule, draw
 from loadgen.prompts import Prompts
 from loadgen.recorder import Shard
 from loadgen.worker import Worker
-from tests.mock_server import MockServer, Script, answer, head, token
+from tests.mock_server import END, MockServer, Script, answer, event, head, token, usage
 
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
 LEAD_NS = NS // 10
@@ -121,3 +124,140 @@ def test_a_cut_shard_gives_back_every_flushed_row(tmp_path: Path) -> None:
     (tmp_path / "cut.arrow").write_bytes(content[:-37])
     assert records.read_shard(tmp_path / "cut.arrow")["seq"].to_pylist() == list(range(40))
     assert records.read_shard(shard.path)["seq"].to_pylist() == list(range(50))
+
+
+def test_an_answer_of_strange_types_is_a_row_like_any_other(tmp_path: Path) -> None:
+    strange = event({"choices": [], "usage": {"prompt_tokens": "12", "completion_tokens": True}})
+    pieces = [head(), token(), strange, usage(3, 1), END]
+    schedule = plan(20, 0.5)
+    _, table = run(tmp_path / "s.arrow", schedule, lambda _: pieces, after_s=0.8)
+    ends = {(row["status"], row["error_kind"], row["prompt_tokens"]) for row in table.to_pylist()}
+    assert ends == {("http_error", "bad_event", 3)} and table.num_rows == len(schedule)
+
+
+def test_refused_connections_were_sent_in_time(tmp_path: Path) -> None:
+    schedule = plan(20, 0.5)
+
+    async def main() -> None:
+        server = MockServer()
+        server.url = "http://127.0.0.1:9"
+        await drive(server, tmp_path / "s.arrow", schedule, after_s=0.8)
+
+    asyncio.run(main())
+    rows = records.read_shard(tmp_path / "s.arrow").to_pylist()
+    assert len(rows) == len(schedule) and all(row["send_offset_ns"] is not None for row in rows)
+
+
+class Disk(io.FileIO):
+    """A file on a disk with so many bytes of room; a write takes what fits, the next one fails."""
+
+    room_bytes = 1 << 30
+
+    def write(self, data: Any) -> int:
+        if not self.room_bytes:
+            raise OSError(28, "No space left on device")
+        written = super().write(bytes(data)[: self.room_bytes]) or 0
+        self.room_bytes -= written
+        return written
+
+
+def on_disk(path: Path) -> tuple[Shard, Disk]:
+    """A shard whose file is a `Disk`."""
+    disk = Disk(path, "w")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", lambda *_, **__: disk)
+        return Shard(path), disk
+
+
+def test_a_full_disk_neither_cuts_nor_doubles_rows(tmp_path: Path) -> None:
+    path = tmp_path / "s.arrow"
+    shard, disk = on_disk(path)
+
+    def append(*seqs: int) -> None:
+        for seq in seqs:
+            shard.append({"seq": seq, "due_ns": seq, "status": "ok", "itl_us": [1, 2]})
+
+    append(*range(10))
+    shard.flush()
+    disk.room_bytes = 300
+    append(*range(10, 20))
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            shard.flush()
+        assert records.read_shard(path)["seq"].to_pylist() == list(range(10))
+    disk.room_bytes = 1 << 30
+    append(*range(20, 30))
+    shard.flush()
+    append(30)
+    shard.close()
+    assert records.read_shard(path)["seq"].to_pylist() == list(range(31))
+    assert disk.closed
+
+
+def test_a_full_disk_closes_the_file_all_the_same(tmp_path: Path) -> None:
+    shard, disk = on_disk(tmp_path / "s.arrow")
+    shard.append({"seq": 0})
+    disk.room_bytes = 0
+    with pytest.raises(OSError, match="No space"):
+        shard.close()
+    assert disk.closed
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_full_disk_is_told_at_once_and_again_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool
+) -> None:
+    monkeypatch.setattr(worker_module, "FLUSH_S", 0.1)
+    schedule = plan(40, 1.0)
+    shard, disk = on_disk(tmp_path / "s.arrow")
+
+    async def main() -> int:
+        async with MockServer() as server:
+            prompts = Prompts(WORKLOAD, "m", 151936, salt=1)
+            worker = Worker(0, [server.url], prompts, shard, record_itl=True)
+            worker.start(time.monotonic_ns(), time.time_ns())
+            worker.offer(schedule)
+            await asyncio.sleep(0.5)
+            worker.observe()
+            flushed = records.read_shard(shard.path).num_rows
+            disk.room_bytes = 100
+            await asyncio.sleep(0.7)
+            with pytest.raises(OSError, match="No space"):
+                worker.observe()
+            disk.room_bytes = 1 << 30 if recovers else 0
+            with pytest.raises(OSError, match="No space"):
+                await worker.finish(1.0)
+            return flushed
+
+    flushed = asyncio.run(main())
+    assert disk.closed and flushed
+    seqs = records.read_shard(shard.path)["seq"].to_pylist()
+    assert len(seqs) == len(set(seqs)) >= flushed
+    assert not recovers or sorted(seqs) == schedule.seq.tolist()
+
+
+def test_a_broken_send_loop_is_told_and_what_flies_lands(tmp_path: Path) -> None:
+    schedule = plan(40, 1.0)
+
+    class Broken(Prompts):
+        def body(self, seq: int, input_tokens: int, output_tokens: int) -> bytes:
+            if seq == 5:
+                raise RuntimeError("no such prompt")
+            return super().body(seq, input_tokens, output_tokens)
+
+    async def main() -> None:
+        async with MockServer(lambda body: answer(body, 0.2)) as server:
+            prompts = Broken(WORKLOAD, "m", 151936, salt=1)
+            worker = Worker(0, [server.url], prompts, Shard(tmp_path / "s.arrow"), record_itl=True)
+            worker.start(time.monotonic_ns(), time.time_ns())
+            worker.offer(schedule)
+            await asyncio.sleep(0.5)
+            with pytest.raises(RuntimeError, match="no such prompt"):
+                worker.observe()
+            with pytest.raises(RuntimeError, match="no such prompt"):
+                await worker.finish(5.0)
+
+    asyncio.run(main())
+    table = records.read_shard(tmp_path / "s.arrow")
+    assert statuses(table) == {"ok": 5, "missed": len(schedule) - 6}
+    assert sorted(table["seq"].to_pylist()) == [seq for seq in schedule.seq.tolist() if seq != 5]

@@ -17,7 +17,8 @@ import aiohttp
 import uvloop
 
 from conf import load
-from loadgen.client import Client, Exchange
+from loadgen.client import Client
+from loadgen.exchange import Exchange
 from loadgen.prompts import Prompts
 from tests.mock_server import MockServer, answer
 

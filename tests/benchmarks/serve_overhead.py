@@ -14,7 +14,8 @@ from cluster.placement import place
 from cluster.session import open_session
 from conf import Experiment, load
 from conf.schema import SimulatedEngine
-from loadgen.client import Client, Exchange
+from loadgen.client import Client
+from loadgen.exchange import Exchange
 from loadgen.prompts import Prompts
 from serve_apps.app import application_name, build_app
 from serve_apps.engine_model import Engine, VirtualService

@@ -1,0 +1,132 @@
+"""The boundary of a run: whatever goes wrong, the folder is whole and says what happened."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import load_run, summary
+from conf import load
+from loadgen import conclusion, run
+from loadgen.arrivals import NS, draw
+from loadgen.run import Run, Service, TargetError
+from loadgen.run_folder import RunFolder, finite, without_credentials
+from loadgen.search import Start
+from loadgen.sweep import Driver
+from loadgen.virtual_target import VirtualTarget
+from serve_apps.engine_model import Engine, VirtualService
+
+EXPERIMENT = load(["search=quick", "fleet.warmup_requests=4"])
+
+
+class VirtualFleet(VirtualTarget):
+    """The fleet's seam over the engine model, so that a run takes no time."""
+
+    offsets: tuple[()] = ()
+    nodes = ("here",)
+    start_wall_ns = 0
+
+    def __init__(self, *_: Any) -> None:
+        spec: Any = EXPERIMENT.engine
+        engine = Engine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
+        super().__init__(VirtualService([engine]))
+
+
+@contextmanager
+def service(leaving: BaseException | None = None, entering: BaseException | None = None) -> Iterator[Service]:
+    if entering:
+        raise entering
+    yield Service(["http://127.0.0.1:1"])
+    if leaving:
+        raise leaving
+
+
+def measure(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    act: Callable[[Driver], Any] | None = None,
+    prepare: Callable[[], Start] = lambda: Start(8.0, 5.2),
+    **how: Any,
+) -> tuple[dict[str, Any], Path]:
+    monkeypatch.setattr(run, "Fleet", VirtualFleet)
+    folder = RunFolder(tmp_path, "one")
+    found = act or (lambda driver: conclusion.of_sweep(EXPERIMENT, driver, driver.sweep(), "wall"))
+    tree = Run(EXPERIMENT, folder, "sweep", lambda *_, **__: None).measure(prepare, service(**how), found)
+    saved = json.loads((folder.path / "sweep.json").read_text())
+    assert saved["exit_code"] == tree["exit_code"] and saved["reason"] == tree["reason"]
+    assert load_run(folder.path).manifest["files"]["sweep.json"]
+    assert summary.text(tree) and summary.text(saved)
+    return tree, folder.path
+
+
+@pytest.mark.parametrize("leaving", [KeyboardInterrupt(), TargetError("still there"), RuntimeError("odd")])
+def test_trouble_while_the_service_goes_down_does_not_undo_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaving: BaseException
+) -> None:
+    tree, _ = measure(tmp_path, monkeypatch, leaving=leaving)
+    assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_OK, True)
+
+
+@pytest.mark.parametrize(
+    ("entering", "exit_code", "reason"),
+    [
+        (KeyboardInterrupt(), summary.EXIT_INTERRUPTED, "before the load began"),
+        (TargetError("no replica came up"), summary.EXIT_TARGET, "no replica came up"),
+        (OSError(28, "No space left on device"), summary.EXIT_INTERNAL, "No space left on device"),
+    ],
+)
+def test_a_service_that_does_not_come_up_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entering: BaseException, exit_code: int, reason: str
+) -> None:
+    tree, _ = measure(tmp_path, monkeypatch, entering=entering)
+    assert (tree["exit_code"], tree["valid"], tree["passed"]) == (exit_code, False, False)
+    assert reason in tree["reason"] and "\n" not in tree["reason"]
+
+
+def test_an_internal_error_keeps_its_traceback_and_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(driver: Driver) -> Any:
+        driver.hold(2.0, 20, 5)
+        raise ZeroDivisionError("a bug")
+
+    tree, folder = measure(tmp_path, monkeypatch, act=broken)
+    assert tree["exit_code"] == summary.EXIT_INTERNAL and "a bug" in tree["reason"]
+    assert "ZeroDivisionError" in (folder / "traceback.txt").read_text()
+    assert tree["requests"]["rows"] == tree["requests"]["planned"] > 10
+
+
+def test_ctrl_c_while_preparing_leaves_a_readable_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> Start:
+        raise KeyboardInterrupt
+
+    tree, _ = measure(tmp_path, monkeypatch, prepare=interrupted)
+    assert tree["exit_code"] == summary.EXIT_INTERRUPTED
+
+
+def test_a_kill_while_the_parquet_is_written_loses_nothing(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "cut")
+    folder.write_json("manifest.json", {})
+    schedule = draw(5.0, {"window": (0, 4 * NS)}, EXPERIMENT.workload, dwell=0, first_seq=0, seed=1)
+    folder.plan(schedule)
+    (folder.path / "requests").mkdir()
+    (folder.path / "requests" / "part-000.parquet.tmp").write_bytes(b"half")
+    rows = load_run(folder.path).requests()
+    assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
+    assert set(rows["status"].to_pylist()) == {"lost"}
+
+
+def test_json_carries_infinity_as_a_word_and_unknown_as_null() -> None:
+    tree = {"a": float("inf"), "b": [float("nan"), 1.5], "c": "x"}
+    assert finite(tree) == {"a": "inf", "b": [None, 1.5], "c": "x"}
+    json.dumps(finite(tree), allow_nan=False)
+
+
+def test_argv_in_the_manifest_has_no_credentials() -> None:
+    assert without_credentials("target.urls=[http://me:secret@host:1/v1]") == "target.urls=[http://host:1/v1]"
+    assert without_credentials("slo.ttft_p90_ms=2000") == "slo.ttft_p90_ms=2000"
