@@ -28,9 +28,10 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
     tree = _base(experiment, driver)
     tree["clock"] = clock
     tree["evidence"] = _evidence(sweep, verdicts, clock)
-    # What was not used must not stand as evidence; of a void run every window is told.
-    used = [v for v in verdicts if v.valid] if verdict.valid else list(driver.verdicts.values())
-    tree["checks"] = summary.worst_checks(used)
+    if clock == "wall":
+        # What was not used must not stand as evidence; of a void run every window is told.
+        used = [v for v in verdicts if v.valid] if verdict.valid else list(driver.verdicts.values())
+        tree["checks"] = summary.worst_checks(used)
     if sweep.stop.kind == "void":
         reasons = [v for v in driver.verdicts.values() if not v.valid]
         return _end(tree, summary.EXIT_VOID, f"{reasons[-1].reason}: {reasons[-1].remedy}", valid=False)

@@ -126,14 +126,14 @@ class EventReader:
         tree = _typed(message.get("usage"), dict)
         usage = _counts(tree, "prompt_tokens", "completion_tokens")
         usage |= _counts(_typed(tree.get("prompt_tokens_details"), dict), "cached_tokens")
-        engine = _counts(_typed(message.get("engine"), dict), "steps", "late_steps")
+        engine = _counts(_typed(message.get("maxqps"), dict), "steps", "late_steps")
         choice = _typed(next(iter(_typed(message.get("choices"), list)), None), dict)
         reason = _typed(choice.get("finish_reason"), str)
         reason.encode()  # half a surrogate pair is no text and could not be recorded
         output = _carries_output(choice)
         if message.get("usage") is not None:
             exchange.usage = usage
-        if message.get("engine") is not None:
+        if message.get("maxqps") is not None:
             exchange.engine = engine
         exchange.finish_reason = reason or exchange.finish_reason
         exchange.events += output

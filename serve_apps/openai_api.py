@@ -275,7 +275,7 @@ class Answer:
         """The closing events: usage where it was asked for, and [DONE]."""
         if not self.request.include_usage:
             return DONE
-        closing = {"choices": [], "usage": self._usage(self.request.output_tokens), "engine": _steps(steps)}
+        closing = {"choices": [], "usage": self._usage(self.request.output_tokens), "maxqps": _steps(steps)}
         return _event(self._head | closing) + DONE
 
     def whole(self, steps: EngineSteps) -> bytes:
@@ -287,7 +287,7 @@ class Answer:
         kind = "chat.completion" if self.request.chat else "text_completion"
         usage = self._usage(self.request.output_tokens)
         return _json(
-            self._head | {"object": kind, "choices": [choice], "usage": usage, "engine": _steps(steps)}
+            self._head | {"object": kind, "choices": [choice], "usage": usage, "maxqps": _steps(steps)}
         )
 
     def _chunk(self, finish_reason: str | None, usage: dict[str, Any] | None = None) -> bytes:

@@ -41,7 +41,7 @@ def answer(body: dict[str, Any], pause_s: float = 0.0) -> list[bytes | float | N
     pieces: list[bytes | float | None] = [head(extra="x-replica-id: r1\r\n")]
     for i in range(count):
         pieces += [token(finish="length" if i == count - 1 else None), pause_s]
-    return [*pieces, usage(len(body["prompt"]), count, engine={"steps": count, "late_steps": 0}), END]
+    return [*pieces, usage(len(body["prompt"]), count, maxqps={"steps": count, "late_steps": 0}), END]
 
 
 class MockServer:

@@ -253,9 +253,9 @@ STRANGE: list[dict[str, Any]] = [
     {"usage": {"prompt_tokens_details": [1]}},
     {"usage": {"prompt_tokens_details": {"cached_tokens": "2"}}},
     {"usage": 3},
-    {"engine": "vllm"},
-    {"engine": {"steps": 1.0, "late_steps": 0}},
-    {"engine": {"steps": 1, "late_steps": False}},
+    {"maxqps": "vllm"},
+    {"maxqps": {"steps": 1.0, "late_steps": 0}},
+    {"maxqps": {"steps": 1, "late_steps": False}},
     {"choices": [CHOICE | {"finish_reason": 7}]},
     {"choices": [CHOICE | {"finish_reason": "\ud800"}]},
     {"choices": [CHOICE | {"delta": "x"}]},
@@ -280,9 +280,9 @@ def test_an_event_that_is_no_object_is_a_bad_event(data: bytes) -> None:
 
 
 def test_null_is_not_given() -> None:
-    nothing = {"choices": None, "usage": None, "engine": None, "error": None}
+    nothing = {"choices": None, "usage": None, "maxqps": None, "error": None}
     details = {"prompt_tokens": 3, "completion_tokens": 3, "prompt_tokens_details": None}
-    last = {"choices": [], "usage": details, "engine": {"steps": None}}
+    last = {"choices": [], "usage": details, "maxqps": {"steps": None}}
     (exchange,) = run(lambda _: [head(), *[token()] * 3, event(nothing), event(last), END])
     assert exchange.status == "ok"
 

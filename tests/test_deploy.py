@@ -208,7 +208,7 @@ def test_a_stream_has_every_token_usage_and_an_end(deployment: Deployment) -> No
     assert [event["choices"][0]["finish_reason"] for event in tokens] == [None] * 59 + ["length"]
     assert usage["usage"]["prompt_tokens"] == 500
     assert usage["usage"]["completion_tokens"] == 60
-    assert usage["engine"]["steps"] == 60
+    assert usage["maxqps"]["steps"] == 60
     assert done == "[DONE]"
 
 

@@ -160,7 +160,7 @@ def test_a_streamed_completion_looks_like_vllms() -> None:
     assert events(wire.tokens(0, 4) + wire.end(EngineSteps(4, 1))) == [
         *[head | {"choices": [choice]}] * 3,
         head | {"choices": [choice | {"finish_reason": "length"}]},
-        head | {"choices": [], "usage": usage | details, "engine": {"steps": 4, "late_steps": 1}},
+        head | {"choices": [], "usage": usage | details, "maxqps": {"steps": 4, "late_steps": 1}},
         "[DONE]",
     ]
     assert wire.tokens(0, 1).startswith(b'data: {"id":"cmpl-abc","object":"text_completion","created":1234,')

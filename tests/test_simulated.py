@@ -203,7 +203,7 @@ def test_a_streamed_completion() -> None:
     assert [event["choices"][0]["finish_reason"] for event in tokens] == [None] * 19 + ["length"]
     assert usage["usage"]["prompt_tokens"] == 300
     assert usage["usage"]["completion_tokens"] == 20
-    assert usage["engine"] == {"steps": 20, "late_steps": 0}
+    assert usage["maxqps"] == {"steps": 20, "late_steps": 0}
     assert done == "[DONE]"
     assert len({at_s for at_s, _ in call.parts}) == 20, "each token leaves at the end of its own step"
 
