@@ -212,7 +212,7 @@ def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
     if tree.get("requests"):
         counted = tree["requests"]
         states = ", ".join(f"{count} {status}" for status, count in counted["by_status"].items())
-        rows = f"{counted['rows']} rows of {counted['planned']} planned requests ({states})"
+        rows = f"{counted['rows']} rows of {counted['planned']} planned requests ({states or 'none'})"
         lines.append(f"  evidence: {tree['evidence']}; {rows}")
     elif tree.get("evidence"):
         lines.append(f"  evidence: {tree['evidence']}")

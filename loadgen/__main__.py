@@ -12,24 +12,24 @@ examples:
 
 import argparse
 import json
-import math
 import os
 import signal
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from analysis import summary
 from analysis.summary import Tree
 from conf import ConfigError, Experiment, load
-from conf.load import dump, groups
-from conf.schema import Lengths, SimulatedEngine
+from conf.load import dump
+from conf.schema import SimulatedEngine
 from loadgen import conclusion, progress
+from loadgen.arrivals import longest_tokens
+from loadgen.command_line import parser
+from loadgen.endpoint import TargetError, api_key, models_of
 from loadgen.run_folder import RunFolder, finite
 from loadgen.search import Start
 from loadgen.sweep import WARMUP_QPS, Driver, Plan
@@ -42,19 +42,15 @@ if TYPE_CHECKING:
     from loadgen.run import Service
 
 PROBE_TRANSITION_S = 15.0
-READY_TIMEOUT_S = 10.0
 GUESS_BATCH = 64
 """Decoding sequences in the guess that starts a ramp (the concurrency of the Character.ai post)."""
-
-RAREST_SIGMA = 4.75
-"""Standard deviations that one normal draw of a million exceeds."""
 
 Emit = Callable[..., None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
-    arguments = parser().parse_intermixed_args(argv)
+    arguments = parser(list(VERBS), __doc__).parse_intermixed_args(argv)
     _end_on_signals()
     try:
         experiment = _experiment(arguments)
@@ -74,33 +70,6 @@ def _end_on_signals() -> None:
     """Let SIGINT and SIGTERM both end a run like Ctrl-C; a background job starts with SIGINT ignored."""
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, signal.default_int_handler)
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, like every other error here."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(summary.EXIT_USAGE, f"error: {message}; see --help\n")
-
-
-def parser() -> argparse.ArgumentParser:
-    """The grammar of the command line."""
-    choices = "\n".join(f"  {group}=  {', '.join(names)}" for group, names in groups().items())
-    top = OneLineParser(
-        prog="python -m loadgen",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="A bare group name chooses a file, a dotted key sets a value (slo.ttft_p90_ms=1500):\n"
-        f"{choices}\n\n"
-        "exit codes: 0 valid; 2 wrong usage; 3 a bound is missed; 4 measurement void;\n"
-        "5 target or deployment failed; 6 budget over with an open end; 130 interrupted",
-    )
-    top.add_argument("verb", choices=list(VERBS), help="what to do")
-    top.add_argument("words", nargs="*", metavar="key=value", help="choices and values, in any order")
-    top.add_argument("--config", type=Path, metavar="FILE", help="start from the config.yaml of a run folder")
-    top.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the plan")
-    top.add_argument("--json", action="store_true", help="JSON lines on stdout, the result last")
-    return top
 
 
 def sweep(experiment: Experiment, arguments: argparse.Namespace) -> int:
@@ -144,7 +113,7 @@ def _experiment(arguments: argparse.Namespace) -> Experiment:
     elif predicting:
         raise ConfigError(f"predict needs engine=simulated, not {experiment.engine.kind}")
     elif experiment.engine.kind == "external":
-        _api_key(experiment.target.api_key_env)
+        api_key(experiment.target.api_key_env)
     else:
         kind = experiment.engine.kind
         raise ConfigError(f"engine={kind} is not available in this version; use engine=simulated or external")
@@ -158,18 +127,14 @@ def _refuse_misfit(experiment: Experiment, spec: SimulatedEngine) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     room = min(spec.max_model_len, engine.kv_blocks * spec.block_size)
-    tokens = _longest(experiment.workload.input_tokens) + _longest(experiment.workload.output_tokens)
+    tokens = longest_tokens(experiment.workload.input_tokens) + longest_tokens(
+        experiment.workload.output_tokens
+    )
     if tokens > room:
         raise ConfigError(
             f"workload: requests of up to {tokens} tokens exceed the {room} that the engine holds "
             "(engine.max_model_len, engine.num_gpu_blocks); shorten them or lower their cv"
         )
-
-
-def _longest(lengths: Lengths) -> int:
-    """The longest of a million draws, about; a fixed length is its own."""
-    sigma = math.sqrt(math.log1p(lengths.cv**2))
-    return round(lengths.mean * math.exp(RAREST_SIGMA * sigma - sigma**2 / 2))
 
 
 def _dry_run(experiment: Experiment, load_s: float) -> int:
@@ -294,7 +259,6 @@ def _service(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
     from cluster.deploy import DeployError
     from cluster.placement import PlacementError
     from cluster.session import SessionError
-    from loadgen.run import TargetError
 
     up = _external if experiment.engine.kind == "external" else _deployed
     try:
@@ -334,7 +298,7 @@ def _deployed(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
                 replicas=deployment.replica_ids,
                 fault=deployment.healthy,
                 reported={
-                    "models": [_reported(session.url, None)],
+                    "models": [models_of(session.url, None)],
                     "replica_nodes": deployment.replica_nodes,
                 },
                 actor_options={"label_selector": placement.load_selector} if placement.load_selector else {},
@@ -349,8 +313,8 @@ def _external(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
     from loadgen.run import Service
 
     urls = [url.rstrip("/") for url in experiment.target.urls]
-    key = _api_key(experiment.target.api_key_env)
-    reported = {"models": [_reported(url, key) for url in urls]}
+    key = api_key(experiment.target.api_key_env)
+    reported = {"models": [models_of(url, key) for url in urls]}
     # cluster.nodes stands for the nodes behind the endpoints; the load actors need one of ours.
     here = (
         experiment.cluster
@@ -361,29 +325,6 @@ def _external(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
     emit("connecting", text=f"{len(urls)} endpoint(s) answer; starting Ray for the load actors")
     with open_session(here, None, load_cpus):
         yield Service(urls, reported=reported, api_key=key)
-
-
-def _api_key(variable: str) -> str | None:
-    """The key that the environment holds under this name; no name means no key."""
-    if not variable:
-        return None
-    if variable not in os.environ:
-        raise ConfigError(f"target.api_key_env={variable} names no environment variable; export it first")
-    return os.environ[variable]
-
-
-def _reported(url: str, api_key: str | None) -> Any:
-    """The models a server says it serves. Raises TargetError when it does not answer as one."""
-    from loadgen.run import TargetError
-
-    request = urllib.request.Request(f"{url}/v1/models")
-    if api_key:
-        request.add_header("Authorization", f"Bearer {api_key}")
-    try:
-        with urllib.request.urlopen(request, timeout=READY_TIMEOUT_S) as response:
-            return json.load(response)["data"]
-    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
-        raise TargetError(f"{url}/v1/models does not answer as a model server: {error}") from error
 
 
 def _print(tree: Tree, as_json: bool) -> None:

@@ -15,6 +15,8 @@ from conf.schema import Lengths, Workload
 
 PHASES = ("warmup", "ramp", "transition", "window", "bridge", "retracted")
 NS = 1_000_000_000
+RAREST_SIGMA = 4.75
+"""Standard deviations that one normal draw of a million exceeds."""
 
 Ints = NDArray[np.int64]
 
@@ -66,6 +68,12 @@ def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> Ints
     sigma = math.sqrt(math.log1p(lengths.cv**2))
     drawn = rng.lognormal(math.log(lengths.mean) - sigma**2 / 2, sigma, size=count)
     return np.maximum(1, np.rint(drawn)).astype(np.int64)
+
+
+def longest_tokens(lengths: Lengths) -> int:
+    """The longest of a million draws, about; a fixed length is its own."""
+    sigma = math.sqrt(math.log1p(lengths.cv**2))
+    return round(lengths.mean * math.exp(RAREST_SIGMA * sigma - sigma**2 / 2))
 
 
 def draw(

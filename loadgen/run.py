@@ -21,16 +21,13 @@ from analysis.summary import Tree
 from conf import Experiment
 from conf.load import dump
 from loadgen import conclusion
+from loadgen.endpoint import TargetError
 from loadgen.fleet import Fleet, FleetError, FleetPlan
 from loadgen.run_folder import RunFolder, checksums, manifest
 from loadgen.search import Start
 from loadgen.sweep import Driver, Plan, TargetLost
 
 INTERRUPT_DRAIN_S = 1.0
-
-
-class TargetError(RuntimeError):
-    """The service could not be deployed or reached; one line with the reason."""
 
 
 @dataclass(frozen=True, slots=True)

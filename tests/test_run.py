@@ -12,7 +12,8 @@ from analysis import load_run, summary
 from conf import load
 from loadgen import conclusion, run
 from loadgen.arrivals import NS, draw
-from loadgen.run import Run, Service, TargetError
+from loadgen.endpoint import TargetError
+from loadgen.run import Run, Service
 from loadgen.run_folder import RunFolder, finite, without_credentials
 from loadgen.search import Start
 from loadgen.sweep import Driver

@@ -51,7 +51,8 @@ def open_loop(rate_qps: float) -> float:
 if __name__ == "__main__":
     print(f"machine load {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
     base = closed_loop(8)
-    for running in (8, 30, 128):
+    print(f"closed loop,   8 running: {base:9.0f} steps per CPU s")
+    for running in (30, 128):
         rate = closed_loop(running)
         print(
             f"closed loop, {running:3d} running: {rate:9.0f} steps per CPU s  ({rate / base:.2f} x that of 8)"
