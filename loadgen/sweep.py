@@ -84,8 +84,11 @@ class TargetLost(RuntimeError):
 
 @dataclass(slots=True)
 class Driver:
-    """One run over a target. `emit(kind, **facts)` is told every decision, `plan_saved` every schedule
-    before its first send, `fault` says why the deployment is no longer whole (None: it is)."""
+    """One run over a target.
+
+    `emit(kind, **facts)` is told every decision, `plan_saved` every schedule before its first send;
+    `fault` says why the deployment is no longer whole, or None while it is.
+    """
 
     target: Target
     plan: Plan
@@ -110,6 +113,8 @@ class Driver:
         while True:
             elapsed_s = (self._free_ns - began_ns) / NS
             step = next_segment(self.plan.search, self.plan.start, self.outcomes, elapsed_s)
+            if self._lost_actors:
+                step = Stop("void", f"{' and '.join(self._lost_actors)} died: nothing more can be measured")
             if isinstance(step, Stop):
                 self._drain()
                 self.emit("stop", stop=step.kind, text=f"end of search: {step.reason}", elapsed_s=elapsed_s)

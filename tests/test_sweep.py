@@ -164,6 +164,21 @@ def test_void_ramp_steps_are_void_not_a_missed_bound() -> None:
     assert tree["reason"].startswith("client_limited") and len(tree["dwells"]) == 2
 
 
+class Bereaved(VirtualTarget):
+    """A virtual target that has lost a load actor."""
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        return dataclasses.replace(super().run(schedule, until_ns), lost_actors=["client-01"])
+
+
+def test_a_lost_load_actor_ends_the_search_as_void() -> None:
+    target = Bereaved(virtual(load(["search=standard"]))._service)
+    drive, experiment, _ = driver(["search=standard"], target=target)
+    tree = conclusion.of_sweep(experiment, drive, drive.sweep(), "wall")
+    assert (tree["exit_code"], len(tree["dwells"])) == (summary.EXIT_VOID, 1)
+    assert tree["reason"].startswith("actor_lost")
+
+
 def test_a_probe_of_one_token_answers_has_no_tpot_to_miss() -> None:
     drive, experiment, _ = driver(["workload=smoke", "workload.output_tokens.mean=1"])
     drive.hold(2.0, 60, 5)
