@@ -126,6 +126,9 @@ def _refuse_misfit(experiment: Experiment, spec: SimulatedEngine) -> None:
         engine = Engine(spec, experiment.model, experiment.hardware, experiment.layout)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    context = experiment.model.max_context_tokens
+    if spec.max_model_len > context:
+        raise ConfigError(f"engine.max_model_len={spec.max_model_len} exceeds the model's {context} tokens")
     room = min(spec.max_model_len, engine.kv_blocks * spec.block_size)
     tokens = longest_tokens(experiment.workload.input_tokens) + longest_tokens(
         experiment.workload.output_tokens

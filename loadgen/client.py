@@ -152,11 +152,6 @@ class Client:
         self._open: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def connections(self) -> int:
-        """Connections open now, idle ones included."""
-        return len(self._open)
-
     def start(self, exchange: Exchange, body: bytes) -> None:
         """Send a request now, over a new connection if none is idle; returns at once."""
         url = self._urls[exchange.seq % len(self._urls)]

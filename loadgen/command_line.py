@@ -25,7 +25,7 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="A bare group name chooses a file, a dotted key sets a value (slo.ttft_p90_ms=1500):\n"
         f"{choices}\n\n"
-        "exit codes: 0 valid; 2 wrong usage; 3 a bound is missed; 4 measurement void;\n"
+        "exit codes: 0 valid; 1 internal error; 2 wrong usage; 3 a bound is missed; 4 measurement void;\n"
         "5 target or deployment failed; 6 budget over with an open end; 130 interrupted",
     )
     top.add_argument("verb", choices=verbs, help="what to do")

@@ -142,15 +142,18 @@ class Fleet:
         """Forget every arrival that is not due yet."""
         self._ask("retract", REPLY_TIMEOUT_S)
 
-    def finish(self, drain_s: float) -> list[Path]:
-        """Stop sending, drain for at most `drain_s`, and return the shards, all in this run's folder."""
+    def finish(self, drain_s: float) -> None:
+        """Stop sending, drain for at most `drain_s`, and bring every shard into this run's folder.
+
+        An actor that cannot hand its shard over is lost, and so are its requests; the others' are not.
+        """
         self._ask("finish", drain_s + REPLY_TIMEOUT_S, drain_s)
-        for i, actor in self._alive():
-            path = self._folder / f"{_name(i)}.arrow"
-            if not path.exists():
-                path.write_bytes(ray.get(actor.fetch.remote(), timeout=READY_TIMEOUT_S))
+        elsewhere = [i for i, _ in self._alive() if not self._shard(i).exists()]
+        for i, content in self._ask("fetch", READY_TIMEOUT_S) if elsewhere else []:
+            if i in elsewhere:
+                self._shard(i).write_bytes(content)
+        for _, actor in self._alive():
             ray.kill(actor)
-        return sorted(self._folder.glob("client-*.arrow"))
 
     def _start(self) -> None:
         lead_ns = int(LEAD_S * NS)
@@ -165,6 +168,9 @@ class Fleet:
             raise FleetError(
                 f"a load actor got the start signal {-behind:.0f} ms late; the machine is too busy"
             )
+
+    def _shard(self, i: int) -> Path:
+        return self._folder / f"{_name(i)}.arrow"
 
     def _alive(self) -> list[tuple[int, Any]]:
         return [(i, actor) for i, actor in enumerate(self._actors) if i not in self._lost]

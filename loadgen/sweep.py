@@ -295,13 +295,11 @@ class Driver:
         """Late finishers change the window they were due in."""
         for i, old in enumerate(self.outcomes):
             if old.segment.index in self._touched:
-                names = [f.name for f in dataclasses.fields(Window)]
-                window = Window(**{name: getattr(old.dwell, name) for name in names})
-                new = self._outcome(old.segment, window, now_ns)
+                new = self._outcome(old.segment, old.dwell, now_ns)
                 self.outcomes[i] = dataclasses.replace(new, bad=old.bad)
                 if new.void != old.void:
-                    state = word(new, self.verdicts[window.index])
-                    self.emit("rejudged", text=f"{old.segment.kind} {window.index}, all answers in: {state}")
+                    state = word(new, self.verdicts[new.dwell.index])
+                    self.emit("rejudged", text=f"{new.dwell.kind} {new.dwell.index}, recounted: {state}")
         self._touched = set()
 
     def _capacity(self) -> Capacity | None:

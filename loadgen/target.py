@@ -1,7 +1,6 @@
 """The seam between the search and what it loads: arrivals in, request rows out, on one clock."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from loadgen.arrivals import ArrivalSchedule
@@ -32,8 +31,4 @@ class Target(Protocol):
 
     def retract(self) -> None:
         """Forget every arrival that is not due yet."""
-        ...
-
-    def finish(self, drain_s: float) -> list[Path]:
-        """Stop, drain for at most `drain_s`, and return the shards that hold every row."""
         ...

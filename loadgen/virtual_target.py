@@ -5,7 +5,6 @@ No time passes: an hour of traffic takes as long as its arithmetic.
 """
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Protocol
 
 from analysis import records
@@ -66,10 +65,6 @@ class VirtualTarget:
         self._planned = {
             seq: planned for seq, planned in self._planned.items() if planned.due_ns <= self._now_ns
         }
-
-    def finish(self, drain_s: float) -> list[Path]:
-        """Nothing to drain and no shard to hand over."""
-        return []
 
     def _submit(self, schedule: ArrivalSchedule) -> None:
         columns = (

@@ -32,6 +32,7 @@ BAD = {
     "layout.replicas_per_node=2": "choose a smaller layout",
     "engine=vllm": "engine=vllm is not available in this version",
     "model=qwen3_vl_235b_bf16 layout=dp1_tp4 engine.activation_bytes=150e9": "does not fit",
+    "engine.max_model_len=300000": "exceeds the model's 262144 tokens",
     "hardware=mi308x": "fp8_flop_per_s is unknown",
     "workload.input_tokens.mean=40000": "tokens exceed the 32768 that the engine holds",
 }

@@ -123,3 +123,16 @@ def test_no_room_for_the_actors_is_one_line(
     monkeypatch.setattr("loadgen.fleet.READY_TIMEOUT_S", 2.0)
     with pytest.raises(FleetError, match="no room for 1 load actors of 64 CPUs"):
         fleet(url, RunFolder(tmp_path, "none"), count=1, cpus=64)
+
+
+def test_a_shard_from_another_disk_is_fetched(ray_session: object, url: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "remote")
+    target = fleet(url, folder, count=1)
+    start_ns = max(0, target.now_ns()) + NS // 2
+    schedule = offer(folder, start_ns, 1.0)
+    target.run(schedule, start_ns + 2 * NS)
+    # The actor keeps writing to its own disk; the driver's folder lies elsewhere.
+    elsewhere = RunFolder(tmp_path, "driver")
+    target._folder = elsewhere.shards
+    target.finish(2.0)
+    assert sorted(gather(elsewhere.path)["seq"].to_pylist()) == schedule.seq.tolist()
