@@ -33,7 +33,8 @@ class Window:
     """A segment of the schedule with its measured window; ns count from the start of the run's clock.
 
     `rate_qps` is the offered rate of the whole service of `nodes` nodes. `window_end_ns` is where the
-    window ended, before `planned_end_ns` if it was aborted. A ramp step is a window too.
+    window ended, before `planned_end_ns` if it was aborted. A ramp step is a window too. `concurrency` is
+    that of a closed loop, whose rate is what came of it; 0 is an open one.
     """
 
     index: int
@@ -45,6 +46,12 @@ class Window:
     window_end_ns: int
     planned_end_ns: int
     aborted: bool = False
+    concurrency: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Length of the window, as far as it went."""
+        return (self.window_end_ns - self.window_start_ns) / NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +91,10 @@ class Dwell(Window):
 
 
 def in_window(requests: pa.Table, window: Window) -> pa.Table:
-    """The rows of the window: those of its segment that were due in it."""
+    """The rows of the window: those of its segment that were due in it, but for what was retracted."""
     due, segment = metrics.numbers(requests, "due_ns"), metrics.numbers(requests, "dwell")
-    inside = (due >= window.window_start_ns) & (due < window.window_end_ns)
-    return requests.filter(pa.array(inside & (segment == window.index)))
+    inside = (due >= window.window_start_ns) & (due < window.window_end_ns) & (segment == window.index)
+    return requests.filter(pa.array(inside & ~metrics.word_in(requests, "phase", "retracted")))
 
 
 def waiting(requests: pa.Table, at_ns: int) -> int:
@@ -150,6 +157,7 @@ def tpot_so_far(requests: pa.Table, now_ns: int) -> Floats:
     """TPOT in ms per row; of an unfinished answer of 15 tokens or more its pace, of a shorter one nan."""
     tokens = metrics.numbers(requests, "output_tokens")
     paced = metrics.status_in(requests, records.PENDING) & (tokens >= PACE_TOKENS)
+    paced &= ~metrics.burst(requests)
     first_ns = metrics.numbers(requests, "due_ns") + metrics.numbers(requests, "first_token_offset_ns")
     pace_ms = (now_ns - first_ns) / metrics.NS_PER_MS / np.where(paced, tokens - 1, np.nan)
     return np.where(paced, pace_ms, metrics.tpot(requests))

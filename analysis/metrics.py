@@ -20,6 +20,8 @@ Bools = NDArray[np.bool_]
 NS_PER_MS = 1e6
 UNSENT = ("missed", "lost")
 """Failures of the load generator: the request never left it, or nobody knows whether it did."""
+BURST_TOKENS, BURST_READS = 10, 2
+"""An answer of so many tokens that came in so few reads was held back on its way (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ METRICS = (
     Metric(
         "tpot",
         "ms",
-        "mean time per output token after the first, of one request with at least 2",
+        "mean time per output token after the first, of one request with at least 2; unknown of a burst",
         "(last_token_offset_ns - first_token_offset_ns) / (output_tokens - 1) / 1e6",
     ),
     Metric("e2e", "ms", "last read with an output token, from the due time", "last_token_offset_ns / 1e6"),
@@ -59,11 +61,15 @@ def numbers(requests: pa.Table, name: str) -> Floats:
     return values
 
 
+def word_in(requests: pa.Table, column: str, *words: str) -> Bools:
+    """Mask of the rows whose column is one of `words`; null is none."""
+    mask: Bools = pc.is_in(requests.column(column).cast(pa.string()), value_set=pa.array(words)).to_numpy()
+    return mask
+
+
 def status_in(requests: pa.Table, *statuses: str) -> Bools:
     """Mask of the rows whose status is one of `statuses`."""
-    words = requests.column("status").cast(pa.string())
-    mask: Bools = pc.is_in(words, value_set=pa.array(statuses, pa.string())).to_numpy()
-    return mask
+    return word_in(requests, "status", *statuses)
 
 
 def send_lag(requests: pa.Table) -> Floats:
@@ -73,6 +79,16 @@ def send_lag(requests: pa.Table) -> Floats:
     """
     lag = numbers(requests, "send_offset_ns") / NS_PER_MS
     return np.where(status_in(requests, *UNSENT), np.inf, lag)
+
+
+def burst(requests: pa.Table) -> Bools:
+    """Mask of answers, whole or in flight, of 10 tokens or more that came in one or two reads.
+
+    How fast the engine made the tokens cannot be known then. False where reads were not counted.
+    """
+    tokens, reads = numbers(requests, "output_tokens"), numbers(requests, "reads")
+    answered = status_in(requests, records.OK, records.PENDING)
+    return answered & (tokens >= BURST_TOKENS) & (reads <= BURST_READS)
 
 
 def ttft(requests: pa.Table) -> Floats:
@@ -87,12 +103,16 @@ def ttft_from_send(requests: pa.Table) -> Floats:
 
 
 def tpot(requests: pa.Table) -> Floats:
-    """Time per output token, per row; nan where fewer than 2 tokens came, or were asked of a failed one."""
+    """Time per output token, per row; nan where fewer than 2 tokens came, or were asked of a failed one.
+
+    Also nan of a burst: its tokens may have taken any time, and its two reads would flatter.
+    """
     tokens = numbers(requests, "output_tokens")
     tokens = np.where(status_in(requests, records.OK), tokens, numbers(requests, "requested_output_tokens"))
-    gaps = np.where(tokens >= 2, tokens - 1, np.nan)
+    applies = (tokens >= 2) & ~burst(requests)
+    gaps = np.where(applies, tokens - 1, np.nan)
     first, last = numbers(requests, "first_token_offset_ns"), numbers(requests, "last_token_offset_ns")
-    return np.where(tokens >= 2, _judged(requests, (last - first) / gaps / NS_PER_MS), np.nan)
+    return np.where(applies, _judged(requests, (last - first) / gaps / NS_PER_MS), np.nan)
 
 
 def e2e(requests: pa.Table) -> Floats:

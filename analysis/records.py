@@ -77,6 +77,17 @@ SHARD = pa.schema(
 )
 """`REQUESTS` with words as plain strings: dictionaries would have to agree between a stream's batches."""
 
+PROGRESS = SHARD.remove(SHARD.get_field_index("itl_us"))
+"""`SHARD` without the gaps: what is told of requests while a run goes on."""
+
+PLAN = pa.schema(
+    [
+        *(SHARD.field(name) for name in ("seq", "dwell", "phase", "due_ns")),
+        *(SHARD.field(name) for name in ("requested_input_tokens", "requested_output_tokens")),
+    ]
+)
+"""What is known of a request before it is sent."""
+
 _DELTA = tuple(name for name, *_ in _COLUMNS if name.endswith("_ns") or name == "scheduled_at")
 _SPLIT = ("itl_us.list.element",)
 
@@ -84,6 +95,23 @@ _SPLIT = ("itl_us.list.element",)
 def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Rows (dicts; a missing key is null) as a table of schema `REQUESTS`."""
     return pa.Table.from_pylist(list(rows), schema=REQUESTS)
+
+
+def empty(schema: pa.Schema, count: int) -> dict[str, pa.Array]:
+    """Columns of `count` nulls, to be replaced by what is known."""
+    return {field.name: pa.nulls(count, field.type) for field in schema}
+
+
+def lost(plan: pa.Table, wall_start_ns: int | None = None) -> pa.Table:
+    """The rows (schema `SHARD`) of planned requests, of schema `PLAN`, that nobody has a record of."""
+    count = plan.num_rows
+    columns = empty(SHARD, count) | {name: plan.column(name) for name in PLAN.names}
+    columns["status"] = pa.repeat("lost", count)
+    columns["error_kind"] = pa.repeat("no_record", count)
+    if wall_start_ns is not None:
+        at_us = (plan.column("due_ns").to_numpy() + wall_start_ns) // 1000
+        columns["scheduled_at"] = pa.array(at_us).cast(SHARD.field("scheduled_at").type)
+    return pa.table(columns, schema=SHARD)
 
 
 def write(requests: pa.Table, path: Path) -> None:
@@ -113,12 +141,24 @@ def read(folder: Path) -> pa.Table:
 
 
 def read_shard(path: Path) -> pa.Table:
-    """Every whole batch of a shard, also of one whose writer was killed in the middle of a batch."""
+    """Every whole batch of a shard of requests, also of one whose writer was killed in the middle of one."""
+    return read_stream(path, SHARD).cast(REQUESTS)
+
+
+def read_told(path: Path) -> pa.Table:
+    """What a driver was told of ended requests, from its own shard (schema `PROGRESS`); gaps are null."""
+    told = read_stream(path, PROGRESS)
+    gaps = SHARD.field("itl_us")
+    return told.append_column(gaps, pa.nulls(told.num_rows, gaps.type)).cast(REQUESTS)
+
+
+def read_stream(path: Path, schema: pa.Schema) -> pa.Table:
+    """Every whole batch of an Arrow IPC stream of `schema`; the cut end of a killed writer is left out."""
     batches = []
     with path.open("rb") as file:
         try:
             for batch in pa.ipc.open_stream(file):
                 batches.append(batch)
         except (pa.ArrowInvalid, OSError, EOFError):
-            pass  # the cut end of a killed writer: what came before is whole
-    return pa.Table.from_batches(batches, schema=SHARD).cast(REQUESTS)
+            pass  # what came before is whole
+    return pa.Table.from_batches(batches, schema=schema)

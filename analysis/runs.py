@@ -1,6 +1,7 @@
 """Opens a run folder, also of a run that was killed; knows file names and columns, not what they prove."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import records
+from analysis import records, series
 from conf import Experiment, load
+
+REQUEST_SHARD = re.compile(r"client-\d+\.arrow")
+HEALTH_SHARDS = "client-*.health.arrow"
+SERVER_SHARDS = "server*.arrow"
+DRIVER_SHARDS = "driver-*.arrow"
 
 
 class RunError(ValueError):
@@ -32,9 +38,15 @@ class Run:
 
     def requests(self) -> pa.Table:
         """Every planned request, one row each, in order of due time."""
-        if any((self.path / "requests").glob("*.parquet")):
-            return records.read(self.path / "requests")
         return gather(self.path)
+
+    def clients(self) -> pa.Table:
+        """The load actors' own health: one row per actor and second (schema `series.CLIENTS`)."""
+        return gather_series(self.path, "clients.parquet", HEALTH_SHARDS, series.CLIENTS, "client_id")
+
+    def timeseries(self) -> pa.Table:
+        """The servers' own figures: one row per replica and second (schema `series.SERVER`)."""
+        return gather_series(self.path, "timeseries.parquet", SERVER_SHARDS, series.SERVER, "replica")
 
     def dwells(self) -> pa.Table:
         """One row per ramp step and dwell; empty for a run that did not end."""
@@ -44,7 +56,7 @@ class Run:
     def events(self) -> list[dict[str, Any]]:
         """Every decision in order; a line cut by a kill is left out."""
         events = []
-        for line in (self.path / "events.jsonl").read_text().splitlines():
+        for line in (self.path / "events.jsonl").read_bytes().splitlines():
             try:
                 events.append(json.loads(line))
             except ValueError:
@@ -67,23 +79,41 @@ def load_run(path: Path | str) -> Run:
 
 
 def gather(path: Path, wall_start_ns: int | None = None) -> pa.Table:
-    """Shards and saved plans of an unfinished run as one row per planned request, by due time.
+    """Parquet, shards and saved plans of a run as one row per planned request, by due time.
 
-    A planned request without a record is `lost`: its load actor died with it. Of two records of one
-    request (there should be none) the first counts.
+    Of several records of one request the first counts: that of the Parquet (which shards may outlive, for
+    they go after it is written), of the load actor, of what the driver was told by an actor whose shard is
+    out of reach. A planned request without any is `lost`: its load actor died with it.
     """
-    shards = [records.read_shard(file) for file in sorted((path / "shards").glob("*.arrow"))]
-    rows = pa.concat_tables([records.REQUESTS.empty_table(), *shards])
-    _, first = np.unique(rows["seq"].to_numpy(), return_index=True)
-    rows = rows.take(pa.array(first))
+    files = sorted((path / "shards").glob("*.arrow"))
+    shards = [records.read_shard(file) for file in files if is_request_shard(file)]
+    told = [records.read_told(file) for file in files if file.match(DRIVER_SHARDS)]
+    rows = once(pa.concat_tables([records.read(path / "requests"), *shards, *told]), "seq")
+    tables = [rows]
     for file in sorted((path / "schedule").glob("*.parquet")):
-        plan = pq.read_table(file)
+        plan = pq.read_table(file, schema=records.PLAN)
         missing = ~np.isin(plan["seq"].to_numpy(), rows["seq"].to_numpy())
-        lost = [_lost(row, wall_start_ns) for row in plan.filter(pa.array(missing)).to_pylist()]
-        rows = pa.concat_tables([rows, records.table(lost)])
-    return rows.sort_by("due_ns")
+        tables.append(records.lost(plan.filter(pa.array(missing)), wall_start_ns).cast(records.REQUESTS))
+    return pa.concat_tables(tables).sort_by("due_ns")
 
 
-def _lost(planned: dict[str, Any], wall_start_ns: int | None) -> dict[str, Any]:
-    at = None if wall_start_ns is None else (wall_start_ns + planned["due_ns"]) // 1000
-    return {**planned, "status": "lost", "error_kind": "no_record", "scheduled_at": at}
+def gather_series(path: Path, file: str, pattern: str, schema: pa.Schema, source: str) -> pa.Table:
+    """A series of an ended run (`file`) and what its shards (`pattern`) of a killed session add.
+
+    A row is known by its `source` (a column) and its time.
+    """
+    ended = [pq.read_table(path / file, schema=schema)] if (path / file).exists() else []
+    shards = [records.read_stream(shard, schema) for shard in sorted((path / "shards").glob(pattern))]
+    return once(pa.concat_tables([schema.empty_table(), *ended, *shards]), source, "clock_ns")
+
+
+def once(table: pa.Table, *keys: str) -> pa.Table:
+    """The first row of each key, in their order."""
+    numbered = table.select(keys).append_column("row", pa.array(np.arange(table.num_rows)))
+    first = numbered.group_by(keys).aggregate([("row", "min")])["row_min"].to_numpy()
+    return table if len(first) == table.num_rows else table.take(pa.array(np.sort(first)))
+
+
+def is_request_shard(path: Path) -> bool:
+    """True for the shard of a load actor's requests, not of its health or of the server's metrics."""
+    return REQUEST_SHARD.fullmatch(path.name) is not None

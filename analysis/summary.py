@@ -4,6 +4,7 @@ Knows what a planner must read and in which order; computes nothing but sums of 
 stands above the number, and every number carries its unit and its evidence.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -23,8 +24,8 @@ EXIT_TARGET = 5
 EXIT_OPEN = 6
 EXIT_INTERRUPTED = 130
 
-AT_LEAST = ("sent", "achieved", "valid_dwells")
-"""Checks whose figure must not be below its bound; all others must not be above."""
+RESUMABLE = (EXIT_INTERNAL, EXIT_VOID, EXIT_TARGET, EXIT_INTERRUPTED)
+"""Ends of a sweep after which `resume` may still reach a result."""
 
 OPEN_WORDS = {
     EXIT_SLO_MISSED: "the bounds are not met even at the lowest rate",
@@ -48,12 +49,23 @@ def describe(experiment: Experiment) -> Tree:
         "layout": experiment.layout.name,
         "routing": experiment.routing.name,
         "workload": experiment.workload.name,
+        "arrivals": _arrivals(experiment),
         "search": experiment.search.name,
         "nodes": experiment.cluster.nodes,
         "replicas": experiment.replicas,
         "slo": {"ttft_p90_ms": experiment.slo.ttft_p90_ms, "tpot_p90_ms": experiment.slo.tpot_p90_ms},
         "seed": experiment.seed,
     }
+
+
+def _arrivals(experiment: Experiment) -> str:
+    """The process that requests come by, in words."""
+    arrivals, trace = experiment.workload.arrivals, experiment.workload.trace
+    if experiment.concurrency:
+        return f"closed loop, {experiment.concurrency} in flight"
+    if arrivals.kind == "gamma":
+        return f"gamma, burstiness {arrivals.burstiness:g}"
+    return f"trace {trace}" if arrivals.kind == "trace" else arrivals.kind
 
 
 def capacity_tree(capacity: Capacity, replicas_per_node: float | None) -> Tree:
@@ -138,7 +150,7 @@ def _headline(tree: Mapping[str, Any]) -> str:
     if not tree["valid"]:
         return f"{word}  no capacity is claimed"
     if probe:
-        return f"{word}  {probe['rate_qps_per_node']:g} QPS per node: {_probe_verdict(probe)}"
+        return f"{word}  {_probe_load(probe)}: {_probe_verdict(probe)}"
     if not capacity:
         return f"{word}  {OPEN_WORDS.get(tree['exit_code'], 'no capacity was found')}"
     q = capacity["qps_per_node"]
@@ -159,6 +171,15 @@ def _word(tree: Mapping[str, Any]) -> str:
     if tree.get("clock") == "virtual":
         return "PREDICTED" if tree["valid"] else "VOID"
     return "VALID" if tree["valid"] else "VOID"
+
+
+def _probe_load(probe: Mapping[str, Any]) -> str:
+    """What was offered. A closed loop throttles its own load, so that what it shows is no capacity."""
+    if probe["loop"] == "closed":
+        rate = f"{probe['rate_qps_per_node']:.3g} requests/s per node"
+        return f"closed loop, {probe['concurrency']} in flight, {rate} (not a capacity)"
+    mean = "mean " if probe["varies"] else ""
+    return f"{mean}{probe['rate_qps_per_node']:.4g} QPS per node"
 
 
 def _probe_verdict(probe: Mapping[str, Any]) -> str:
@@ -200,13 +221,21 @@ def _probe_lines(tree: Mapping[str, Any]) -> list[str]:
         verdict = "within" if figures["passed"] else "over"
         p90 = f"p90 {limit.upper()} {_ms(figures['p90_ms'])} ms"
         lines.append(f"  {p90}, {spread}: {verdict} the bound {figures['bound_ms']:g} ms")
-    return lines
+    return lines + [_piece_line(piece) for piece in probe["pieces"]]
+
+
+def _piece_line(piece: Mapping[str, Any]) -> str:
+    span = f"{piece['from_s']:g} to {piece['to_s']:g} s"
+    load = f"{piece['requests']} requests, {piece['rate_qps_per_node']:.3g} QPS per node"
+    p90s = ", ".join(f"p90 {limit.upper()} {_ms(piece[limit]['p90_ms'])} ms" for limit in LIMITS)
+    return f"  {span}: {load}, {p90s}"
 
 
 def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
     asked = tree["asked"]
     model = "" if asked["engine"] == "external" else f"{asked['model']} on "
-    lines = [f"  {model}{asked['engine']} engine, workload {asked['workload']}, seed {asked['seed']}"]
+    load = f"workload {asked['workload']}, arrivals {asked['arrivals']}, seed {asked['seed']}"
+    lines = [f"  {model}{asked['engine']} engine, {load}"]
     if asked["engine"] == "simulated":
         lines.append(f"  {SIMULATED}")
     if tree.get("requests"):
@@ -224,13 +253,15 @@ def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
         )
     if tree.get("folder"):
         lines.append(f"  run folder {tree['folder']}")
+        if tree["exit_code"] in RESUMABLE and tree.get("verb") == "sweep":
+            lines.append(f"  to go on: python -m loadgen resume {tree['folder']}")
     return lines
 
 
 def _check_line(check: Mapping[str, Any]) -> str:
     state = "ok" if check["passed"] else "FAILED" if check["reason"] else "note"
     unit = f" {check['unit']}" if check["unit"] else ""
-    sign = ">=" if check["name"] in AT_LEAST else "<="
+    sign = ">=" if check["least"] else "<="
     value, bound = _figure(check["value"]), _figure(check["bound"])
     return f"check {check['name']:<20} {value}{unit} ({sign} {bound}{unit}) {state}"
 
@@ -239,14 +270,16 @@ def _figure(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3g}"
 
 
-def _ms(value: float | str) -> str:
+def _ms(value: float | str | None) -> str:
     """A latency in ms; JSON carries an infinite one as text."""
+    if value is None:
+        return "unknown"
     return str(value) if isinstance(value, str) or value == float("inf") else f"{value:.1f}"
 
 
 def _distance(check: Mapping[str, Any]) -> float:
-    """How far a figure is from 0 relative to its bound; for shares that must be high, from 1."""
+    """How far a figure went towards its bound: of two the larger is the worse."""
     value, bound = check["value"], check["bound"]
     if value is None or bound is None:
-        return 0.0
-    return abs(1 - float(value)) if check["name"] in AT_LEAST else abs(float(value))
+        return -math.inf
+    return float(bound - value) if check["least"] else abs(float(value))

@@ -6,7 +6,8 @@ that fails a gate is void: neither pass nor fail, never averaged in. Unknown is 
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,14 +25,21 @@ LEAST_SENT = 0.995
 LEAST_ACHIEVED = 0.98
 LITTLE_ERROR = 0.05
 LATE_STEPS = 0.01
-BURST_TOKENS, BURST_READS, BURST_SHARE = 10, 2, 0.01
+BURST_SHARE = 0.01
 PROMPT_ERROR = 0.01
 """Mean prompt length by the server's count may differ from the plan by this share (our choice)."""
+HIT_ERROR = 0.01
+"""Share of the prompt tokens that came from the prefix cache, against the intended one (the method, 5.2)."""
 CPU_SHARE = 0.60
+RUN_SHARE = 0.60
+"""A client that had its core for a smaller part of the time it wanted it measured its neighbours too."""
 STALL_SHARE = 0.05
 """A stall of the client's loop above this share of the TTFT bound is worth a line (our choice)."""
 UNSTABLE_T = 3.0
+LEAST_ROUNDS, LEAST_STEADY_S = 10.0, 30.0
+"""Requests per request in flight, and seconds after the ramp-up, of a closed loop (the method, 5.1 L2)."""
 LEAST_VALID_DWELLS = 2
+BACKLOG = "backlog_slope_t"
 
 REMEDIES = {
     "client_limited": "Give the load generator more actors or CPUs, or fewer neighbours on its node.",
@@ -40,13 +48,14 @@ REMEDIES = {
     "actor_lost": "A load actor died: look at its node's memory and log, and resume the run.",
     "burst_delivery": "Tokens came merged, TPOT is not believed: look for buffering in the proxy or server.",
     "wrong_prompts": "The server counts other prompt lengths than planned: use workload.prompt=token_ids.",
+    "wrong_prefix_hits": "Prompts hit the prefix cache more or less than intended: reset it and run again.",
     "too_few_dwells": "Raise search.budget_s.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One figure against its bound. `passed` None: unknown or not applicable.
+    """One figure against its bound, a `least` one or else a most. `passed` None: unknown or not applicable.
 
     `reason` names why a window is void if the check fails; empty marks mere information.
     """
@@ -57,6 +66,7 @@ class Check:
     bound: float | None
     unit: str
     reason: str = ""
+    least: bool = False
 
     @property
     def voids(self) -> bool:
@@ -88,24 +98,28 @@ def judge_dwell(
     health: Mapping[str, Mapping[str, float]] | None = None,
     lost_actors: Collection[str] = (),
     in_flight_mean: float | None = None,
+    intended_hit: float = 0.0,
 ) -> Verdict:
     """Valid or void, from the run's rows, of which the window's are taken.
 
     `planned` requests were due in the window (default: the rows there are); `health` maps an actor
-    to its cpu_share (0 to 1) and stall_ms; `in_flight_mean` is an average counted apart from the
-    rows, by the server or by the sender.
+    to its cpu_share and run_share (means over the window, 0 to 1) and stall_ms (the longest); unknown
+    figures are left out. `in_flight_mean` is an average counted apart from the rows, by the server or by
+    the sender. `intended_hit` is the share of the prompt tokens that the prefix cache should serve.
     """
     rows = in_window(requests, window)
     checks = (
-        check_lost_actors(lost_actors),
+        check_lost_actors(rows, lost_actors),
         check_send_lag(rows, slo),
         check_sent(rows, planned),
         check_cpu(health),
+        check_run_share(health),
         check_stall(health, slo),
         check_engine(rows),
         check_replicas(rows, expected_replicas),
         check_burst(rows),
         check_prompts(rows),
+        check_prefix_hits(rows, intended_hit),
         check_achieved(rows),
         check_little(requests, window, in_flight_mean),
         check_backlog(requests, window),
@@ -114,19 +128,36 @@ def judge_dwell(
     return Verdict(not reason, reason, checks)
 
 
+def judge_closed(requests: pa.Table, window: Window, slo: Slo, **evidence: Any) -> Verdict:
+    """The same of a closed loop (`window.concurrency`); `evidence` is that of `judge_dwell`.
+
+    The window begins after the ramp-up and ends when the last request is sent. What only a closed loop
+    can get wrong is information: its figures are for comparison and no capacity. Its backlog is fixed.
+    """
+    opened = judge_dwell(requests, window, slo, **evidence)
+    checks = (
+        *(check for check in opened.checks if check.name != BACKLOG),
+        check_concurrency(requests, window),
+        check_rounds(requests, window),
+        check_steady(window),
+    )
+    return replace(opened, checks=checks)
+
+
 def judge_run(dwells: Sequence[Verdict], min_dwells: int) -> Verdict:
     """Valid if at least max(2, `min_dwells`) dwells are not void; else the first void dwell's reason."""
     needed = max(LEAST_VALID_DWELLS, min_dwells)
     valid = sum(verdict.valid for verdict in dwells)
     reason = next((verdict.reason for verdict in dwells if not verdict.valid), "too_few_dwells")
     enough = valid >= needed
-    check = Check("valid_dwells", enough, float(valid), float(needed), "", reason)
+    check = Check("valid_dwells", enough, float(valid), float(needed), "", reason, least=True)
     return Verdict(enough, "" if enough else reason, (check,))
 
 
-def check_lost_actors(lost: Collection[str]) -> Check:
-    """No load actor died or fell silent."""
-    return Check("lost_actors", not lost, float(len(lost)), 0.0, "", "actor_lost")
+def check_lost_actors(rows: pa.Table, lost: Collection[str]) -> Check:
+    """No load actor died or fell silent in the window, nor later with requests of the window in flight."""
+    orphans = int(metrics.status_in(rows, "lost").sum())
+    return Check("lost_actors", not lost and not orphans, float(len(lost)), 0.0, "", "actor_lost")
 
 
 def check_send_lag(rows: pa.Table, slo: Slo) -> Check:
@@ -146,8 +177,14 @@ def check_sent(rows: pa.Table, planned: int | None = None) -> Check:
 
 
 def check_cpu(health: Mapping[str, Mapping[str, float]] | None) -> Check:
-    """Share of a core that the busiest actor used."""
+    """Mean share of a core that the busiest actor used."""
     return _at_most("actor_cpu", _worst(health, "cpu_share"), CPU_SHARE, "", "client_limited")
+
+
+def check_run_share(health: Mapping[str, Mapping[str, float]] | None) -> Check:
+    """Of the time the most crowded actor wanted its core, the share it had it; information, see the lag."""
+    shares = _figures(health, "run_share")
+    return _at_least("run_share", min(shares, default=None), RUN_SHARE, "")
 
 
 def check_stall(health: Mapping[str, Mapping[str, float]] | None, slo: Slo) -> Check:
@@ -176,8 +213,8 @@ def check_replicas(rows: pa.Table, expected: Collection[str] | None) -> Check:
 def check_burst(rows: pa.Table) -> Check:
     """Share of the answers of 10 tokens or more that came in one or two reads."""
     reads, tokens = metrics.numbers(rows, "reads"), metrics.numbers(rows, "output_tokens")
-    known = metrics.status_in(rows, records.OK) & (tokens >= BURST_TOKENS) & ~np.isnan(reads)
-    share = float(np.mean(reads[known] <= BURST_READS)) if known.any() else None
+    known = metrics.status_in(rows, records.OK) & (tokens >= metrics.BURST_TOKENS) & ~np.isnan(reads)
+    share = float(np.mean(metrics.burst(rows)[known])) if known.any() else None
     return _at_most("burst_delivery", share, BURST_SHARE, "", "burst_delivery")
 
 
@@ -185,9 +222,21 @@ def check_prompts(rows: pa.Table) -> Check:
     """Mean prompt tokens by the server's usage against the plan; another workload is another capacity."""
     counted = metrics.numbers(rows, "prompt_tokens")
     planned = metrics.numbers(rows, "requested_input_tokens")
-    known = ~np.isnan(counted)
+    known = ~np.isnan(counted) & (planned > 0)
     error = abs(float(counted[known].sum() / planned[known].sum()) - 1) if known.any() else None
     return _at_most("prompt_tokens_error", error, PROMPT_ERROR, "", "wrong_prompts")
+
+
+def check_prefix_hits(rows: pa.Table, intended: float) -> Check:
+    """Share of the prompt tokens from the prefix cache, by the server's usage, against the intended one.
+
+    vLLM leaves the count out where it is 0: once one answer has it, an answer without it had no hit.
+    """
+    cached, prompt = metrics.numbers(rows, "cached_tokens"), metrics.numbers(rows, "prompt_tokens")
+    known = prompt > 0
+    told = not np.isnan(cached[known]).all()
+    error = abs(float(np.nansum(cached[known]) / prompt[known].sum()) - intended) if told else None
+    return _at_most("prefix_hit_error", error, HIT_ERROR, "", "wrong_prefix_hits")
 
 
 def check_achieved(rows: pa.Table) -> Check:
@@ -212,16 +261,41 @@ def check_little(requests: pa.Table, window: Window, in_flight_mean: float | Non
 
 
 def check_backlog(requests: pa.Table, window: Window) -> Check:
-    """|t| of the slope of the requests in the system, sampled every second; above 3 it is unstable.
+    """|t| of a slope over the window, sampled every second; above 3 it is unstable (the method, 5.2).
 
-    The standard error allows for the autocorrelation of the residuals. Information: a window with a
-    growing queue is measured rightly and shows as over the limit.
+    The steeper one of the requests in the system and of those that wait for their first token. The
+    standard error allows for the autocorrelation of the residuals. Information: a window with a growing
+    queue is measured rightly and shows as over the limit.
     """
     due, end = _sojourns(requests)
+    first = due + metrics.numbers(requests, "first_token_offset_ns")
     at = np.arange(window.window_start_ns, window.window_end_ns, NS, dtype=np.float64)
-    open_at = np.searchsorted(np.sort(due), at, "right") - np.searchsorted(np.sort(end), at, "right")
-    t = slope_t(open_at.astype(np.float64))
-    return _at_most("backlog_slope_t", None if t is None else abs(t), UNSTABLE_T, "")
+    slopes = [slope_t(_inside(due, left, at)) for left in (end, np.fmin(first, end))]
+    worst = max((abs(t) for t in slopes if t is not None), default=None)
+    return _at_most(BACKLOG, worst, UNSTABLE_T, "")
+
+
+def check_concurrency(requests: pa.Table, window: Window) -> Check:
+    """|X R / C - 1| of a closed loop (the method, 5.1 L1): else there were too few requests.
+
+    X are the requests begun per second of the window, R is their mean time in the system.
+    """
+    due, end = _sojourns(in_window(requests, window))
+    if not len(due) or np.isinf(end).any():
+        return Check("concurrency_error", None, None, LITTLE_ERROR, "")
+    in_flight = float(np.sum(end - due)) / NS / window.seconds
+    return _at_most("concurrency_error", abs(in_flight / window.concurrency - 1), LITTLE_ERROR, "")
+
+
+def check_rounds(requests: pa.Table, window: Window) -> Check:
+    """Requests of the closed loop, ramp-up included, for each one in flight."""
+    sent = int(np.sum(metrics.numbers(requests, "dwell") == window.index))
+    return _at_least("requests_per_concurrency", sent / window.concurrency, LEAST_ROUNDS, "")
+
+
+def check_steady(window: Window) -> Check:
+    """Length of a closed loop's window."""
+    return _at_least("steady_window", window.seconds, LEAST_STEADY_S, "s")
 
 
 def slope_t(samples: NDArray[np.float64]) -> float | None:
@@ -251,8 +325,21 @@ def _sojourns(requests: pa.Table) -> tuple[NDArray[np.float64], NDArray[np.float
     return due, np.where(never, np.inf, np.where(np.isnan(end), due, end))
 
 
+def _inside(
+    came: NDArray[np.float64], left: NDArray[np.float64], at: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """How many had come and not left at each instant."""
+    inside = np.searchsorted(np.sort(came), at, "right") - np.searchsorted(np.sort(left), at, "right")
+    return inside.astype(np.float64)
+
+
 def _worst(health: Mapping[str, Mapping[str, float]] | None, figure: str) -> float | None:
-    return max((actor[figure] for actor in (health or {}).values() if figure in actor), default=None)
+    return max(_figures(health, figure), default=None)
+
+
+def _figures(health: Mapping[str, Mapping[str, float]] | None, figure: str) -> list[float]:
+    """That figure of every actor that tells it."""
+    return [actor[figure] for actor in (health or {}).values() if figure in actor]
 
 
 def _at_most(name: str, value: float | None, bound: float, unit: str, reason: str = "") -> Check:
@@ -260,4 +347,4 @@ def _at_most(name: str, value: float | None, bound: float, unit: str, reason: st
 
 
 def _at_least(name: str, value: float | None, bound: float, unit: str, reason: str = "") -> Check:
-    return Check(name, None if value is None else value >= bound, value, bound, unit, reason)
+    return Check(name, None if value is None else value >= bound, value, bound, unit, reason, least=True)

@@ -34,12 +34,17 @@ class DeployError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A running application: where it answers and which replicas stand behind it."""
+    """A running application: where it answers and which replicas stand behind it.
+
+    `metrics_urls` tells for each replica where it answers /metrics itself; empty where replicas have no
+    HTTP port of their own, as behind Serve's Python proxy.
+    """
 
     app_name: str
     urls: tuple[str, ...]
     replica_ids: frozenset[str]
     replica_nodes: dict[str, str] = field(default_factory=dict)
+    metrics_urls: dict[str, str] = field(default_factory=dict)
 
     def healthy(self) -> str | None:
         """None while exactly the replicas of the start run, else what changed."""
@@ -77,10 +82,11 @@ def deploy(
         _run(app, app_name)
         state = _await_replicas(app_name, replicas, deadline_s, progress)
         _warm(url, model, state.replicas, deadline_s, progress)
+        metrics_urls = _metrics_urls(app_name, state.replicas)
     except DeployError:
         _remove(app_name, REMOVE_TIMEOUT_S)
         raise
-    return Deployment(app_name, (url,), state.replicas, state.nodes)
+    return Deployment(app_name, (url,), state.replicas, state.nodes, metrics_urls)
 
 
 def _run(app: Application, app_name: str) -> None:
@@ -114,17 +120,36 @@ class _State:
     proxy: str
 
 
-def _state(app_name: str) -> _State:
-    """Ask Serve's controller, which may have died with the cluster. Raises DeployError."""
+def _ask_controller(method: str, *words: Any) -> Any:
+    """The answer of Serve's controller, which may have died with the cluster. Raises DeployError."""
     if not ray.is_initialized():
         raise DeployError("the Ray session has ended")
     try:
         controller = ray.get_actor(*SERVE_CONTROLLER)
-        details: dict[str, Any] = ray.get(
-            controller.get_serve_instance_details.remote(), timeout=STATE_TIMEOUT_S
-        )
+        return ray.get(getattr(controller, method).remote(*words), timeout=STATE_TIMEOUT_S)
     except (RayError, ValueError) as error:
         raise DeployError(f"Ray Serve does not answer: {last_line(error)}") from error
+
+
+def _metrics_urls(app_name: str, replicas: frozenset[str]) -> dict[str, str]:
+    """/metrics of each replica at the HTTP port that HAProxy sends it requests to. Raises DeployError.
+
+    Asked for the targets of a proxy, the controller names replicas by their actors, which end in the
+    replica's id; without such ports it names the proxy itself.
+    """
+    groups = _ask_controller("get_target_groups", app_name, True)
+    targets = [target for group in groups if _word(group.protocol) == "HTTP" for target in group.targets]
+    named = {target.name.rpartition("#")[2]: target for target in targets}
+    return {
+        replica: f"http://{target.ip}:{target.port}/metrics"
+        for replica, target in named.items()
+        if replica in replicas
+    }
+
+
+def _state(app_name: str) -> _State:
+    """What Serve's controller says now. Raises DeployError."""
+    details: dict[str, Any] = _ask_controller("get_serve_instance_details")
     app = details["applications"].get(app_name, {"status": "ABSENT", "message": "", "deployments": {}})
     found = [replica for it in app["deployments"].values() for replica in it["replicas"]]
     running = [replica for replica in found if replica["state"] == "RUNNING"]

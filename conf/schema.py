@@ -209,28 +209,82 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """A distribution of token counts; `cv` is the coefficient of variation of `lognormal`."""
+class Arrivals:
+    """How the gaps between requests vary around the asked rate.
 
-    mean: int
-    kind: Literal["fixed", "lognormal"] = "fixed"
-    cv: float = 0.0
+    `burstiness` is the shape of gamma gaps, as in vLLM's benchmark: their coefficient of variation
+    is 1/sqrt(burstiness), so below 1 is burstier than Poisson. `trace` takes the arrivals of
+    `workload.trace`.
+    """
+
+    kind: Literal["poisson", "gamma", "constant", "trace"] = "poisson"
+    burstiness: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.mean >= 1, f"workload: mean={self.mean} tokens must be at least 1")
-        require(self.cv >= 0, "workload: cv must not be negative")
+        # Of a smaller shape most gaps are zero in floating point, in the end all of them.
+        require(
+            0.001 <= self.burstiness < math.inf,
+            f"workload.arrivals.burstiness={self.burstiness} must be at least 0.001 (gaps with cv 32) and "
+            "finite; use workload.arrivals.kind=constant for equal gaps",
+        )
+        require(
+            self.kind == "gamma" or self.burstiness == 1,
+            f"workload.arrivals.burstiness={self.burstiness} belongs to workload.arrivals.kind=gamma, "
+            f"not {self.kind}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A distribution of token counts.
+
+    `cv` is the coefficient of variation of `lognormal`; `uniform` lies within mean * (1 -+ spread),
+    as vLLM's random range ratio; `empirical` are the lengths of `workload.trace`, whose mean is 0
+    until that file has been read.
+    """
+
+    mean: int = 0
+    kind: Literal["fixed", "lognormal", "uniform", "empirical"] = "fixed"
+    cv: float = 0.0
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        least = 0 if self.kind == "empirical" else 1
+        require(self.mean >= least, f"workload: mean={self.mean} tokens must be at least {least}")
+        require(0 <= self.cv < math.inf, f"workload: cv={self.cv} must be finite and not negative")
         require(self.kind != "lognormal" or self.cv > 0, "workload: kind=lognormal needs cv > 0")
-        require(self.kind != "fixed" or self.cv == 0, "workload: kind=fixed has no cv")
+        require(self.kind == "lognormal" or self.cv == 0, f"workload: kind={self.kind} has no cv")
+        require(0 <= self.spread <= 1, f"workload: spread={self.spread} must be between 0 and 1")
+        require(self.kind != "uniform" or self.spread > 0, "workload: kind=uniform needs spread > 0")
+        require(self.kind == "uniform" or self.spread == 0, f"workload: kind={self.kind} has no spread")
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked: lengths of prompt and answer, and how the prompt is sent."""
+    """What is asked: lengths of prompt and answer, how the prompt is sent, and how requests arrive.
+
+    `trace` is the path of recorded requests: JSON lines in the Mooncake form or CSV in the Azure
+    LLM trace form. `prompt` sends token ids or text to the completions API, or a chat message.
+    """
 
     name: str
     input_tokens: Lengths
     output_tokens: Lengths
-    prompt: Literal["token_ids", "text"] = "token_ids"
+    prompt: Literal["token_ids", "text", "chat"] = "token_ids"
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    trace: str = ""
+
+    def __post_init__(self) -> None:
+        kinds = {self.input_tokens.kind, self.output_tokens.kind, self.arrivals.kind}
+        used = bool(kinds & {"empirical", "trace"})
+        require(
+            bool(self.trace) or not used,
+            f"workload {self.name} needs workload.trace=FILE, for arrivals.kind=trace or kind=empirical",
+        )
+        require(
+            used or not self.trace,
+            "nothing uses workload.trace; set workload.arrivals.kind=trace or lengths to kind=empirical",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,12 +384,33 @@ def _has_valid_port(url: str) -> bool:
         return False
 
 
+def _check_profile(points: list[list[float]], duration_s: float | None) -> None:
+    """Raise ValueError unless points [seconds, QPS] ascend from 0 s within `duration_s` and offer load."""
+    pairs = all(len(point) == 2 for point in points)
+    require(pairs, "profile_qps must be a list of pairs [seconds, QPS per node], such as [[0,2],[60,8]]")
+    finite = all(0 <= number < math.inf for point in points for number in point)
+    require(finite, f"profile_qps={points}: seconds and rates must be finite and not negative")
+    seconds = [second for second, _ in points]
+    require(seconds[0] == 0, f"profile_qps begins at {seconds[0]:g} s; its first point must be at 0 s")
+    require(seconds == sorted(seconds), f"profile_qps={points}: the seconds must not go back")
+    require(
+        duration_s is None or seconds[-1] <= duration_s,
+        f"profile_qps ends at {seconds[-1]:g} s but duration_s={duration_s}; raise it or leave it out",
+    )
+    held = [*points, [duration_s or seconds[-1] or 1.0, points[-1][1]]]
+    offered = any(b[0] > a[0] and a[1] + b[1] > 0 for a, b in zip(held, held[1:], strict=False))
+    require(offered, "profile_qps is zero all the time; give one of its points a rate")
+
+
 @dataclass(frozen=True, slots=True)
 class Experiment:
     """Everything that was asked. Only composition roots see it whole.
 
-    `rate_qps` (per node) and `duration_s` belong to `probe`, which holds one rate; `out` is the
-    folder of the run folders and `run` the name of this one (by default UTC time and four digits).
+    `out` is the folder of the run folders and `run` the name of this one (by default UTC time and
+    four digits). A `probe` offers one of these: a constant `rate_qps` (per node); `profile_qps`, linear
+    between its points [seconds, QPS per node] and then held; a closed loop that keeps `concurrency`
+    requests in flight until `requests` are done; or, with none of them, a trace in its own time.
+    `duration_s` is by default a minute, or as long as the profile or the trace.
     """
 
     cluster: Cluster
@@ -350,14 +425,19 @@ class Experiment:
     fleet: Fleet
     target: Endpoints = field(default_factory=Endpoints)
     rate_qps: float | None = None
-    duration_s: float = 60.0
+    profile_qps: list[list[float]] = field(default_factory=list)
+    concurrency: int | None = None
+    requests: int | None = None
+    duration_s: float | None = None
     seed: int = 1
     out: str = "runs"
     run: str | None = None
 
     def __post_init__(self) -> None:
-        require_positive("", self, "duration_s", *(["rate_qps"] if self.rate_qps is not None else []))
+        given = [name for name in ("rate_qps", "duration_s") if getattr(self, name) is not None]
+        require_positive("", self, *given)
         require(self.seed >= 0, f"seed={self.seed} must not be negative")
+        self._check_load()
         require(
             self.cluster.session != "local" or self.cluster.nodes == 1 or self.engine.kind == "external",
             f"cluster.session=local is one node but cluster.nodes={self.cluster.nodes}; "
@@ -379,6 +459,43 @@ class Experiment:
             self.engine.kind != "external" or bool(self.target.urls),
             "engine=external needs target.urls=[http://host:port,...]",
         )
+
+    def _check_load(self) -> None:
+        """Refuse two kinds of load at once, and what one kind does not know."""
+        given = {"rate_qps": self.rate_qps, "profile_qps": self.profile_qps, "concurrency": self.concurrency}
+        asked = [name for name, value in given.items() if value not in (None, [])]
+        require(len(asked) <= 1, f"{' and '.join(asked)} exclude each other; give one of them")
+        if self.profile_qps:
+            _check_profile(self.profile_qps, self.duration_s)
+            require(
+                self.workload.arrivals.kind != "trace",
+                "profile_qps: a trace has its own rate over time; use rate_qps=... or other arrivals",
+            )
+        if self.concurrency is not None:
+            self._check_closed_loop(self.concurrency)
+        require(self.requests is None or self.concurrency is not None, "requests=... needs concurrency=...")
+
+    def _check_closed_loop(self, concurrency: int) -> None:
+        require(
+            concurrency >= self.fleet.actors,
+            f"concurrency={concurrency} must be at least fleet.actors={self.fleet.actors}",
+        )
+        require(
+            self.closed_requests > concurrency,
+            f"requests={self.requests} must be above concurrency={concurrency}: the first ones only fill it",
+        )
+        require(self.duration_s is None, "concurrency=... ends by requests=..., not by duration_s=...")
+        kind = self.workload.arrivals.kind
+        require(
+            kind == "poisson",
+            f"concurrency=... is a closed loop, which knows no arrivals, but workload.arrivals.kind={kind}; "
+            "set workload.arrivals.kind=poisson (the default) or give rate_qps=...",
+        )
+
+    @property
+    def closed_requests(self) -> int:
+        """Requests of the closed loop: as asked, or ten for each in flight."""
+        return 10 * (self.concurrency or 0) if self.requests is None else self.requests
 
     @property
     def replicas(self) -> int:

@@ -5,6 +5,10 @@ examples:
   python -m loadgen sweep --dry-run search=standard     what would be done, and for how long
   python -m loadgen probe rate_qps=4 duration_s=60      hold one rate; exit 3 if a bound is missed
   python -m loadgen predict layout=dp2_tp4_ep4          the same question on a virtual clock, in seconds
+  python -m loadgen probe profile_qps=[[0,2],[60,6]]    ramp from 2 to 6 QPS per node within a minute
+  python -m loadgen probe workload=trace workload.trace=FILE     replay a trace at its own times
+  python -m loadgen probe concurrency=32                a closed loop, to compare with tools that use one
+  python -m loadgen resume runs/20261121-091200-a1b2    go on with a sweep that was cut short
   python -m loadgen sweep engine=external target.urls=[http://127.0.0.1:8000] search=standard
 """
 
@@ -22,17 +26,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis import summary
+from analysis.runs import Run as RunOnDisk
+from analysis.runs import RunError, load_run
 from analysis.summary import Tree
 from conf import ConfigError, Experiment, load
-from conf.load import dump
 from conf.schema import SimulatedEngine
-from loadgen import conclusion, progress
-from loadgen.arrivals import longest_tokens
+from loadgen import conclusion, dry_run, hold, progress, trace
+from loadgen.arrivals import Traffic
 from loadgen.command_line import parser
+from loadgen.driver import Driver, Past, Plan
 from loadgen.endpoint import TargetError, api_key, models_of
-from loadgen.run_folder import RunFolder, finite
+from loadgen.resume import past
+from loadgen.run_folder import BusyError, RunFolder, finite, sha256_of
 from loadgen.search import Start
-from loadgen.sweep import WARMUP_QPS, Driver, Plan
+from loadgen.sweep import sweep as search
 from loadgen.virtual_target import VirtualTarget
 from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.engine_model.step_time import Batch, roofline
@@ -41,7 +48,7 @@ from serve_apps.engine_model.virtual import POLICIES
 if TYPE_CHECKING:
     from loadgen.run import Service
 
-PROBE_TRANSITION_S = 15.0
+PROBE_KEYS = ("rate_qps", "profile_qps", "concurrency", "requests", "duration_s")
 GUESS_BATCH = 64
 """Decoding sequences in the guess that starts a ramp (the concurrency of the Character.ai post)."""
 
@@ -53,8 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser(list(VERBS), __doc__).parse_intermixed_args(argv)
     _end_on_signals()
     try:
-        experiment = _experiment(arguments)
-        return VERBS[arguments.verb](experiment, arguments)
+        return VERBS[arguments.verb](arguments)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return summary.EXIT_USAGE
@@ -64,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output is gone; the run folder, if any, is complete.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return summary.EXIT_INTERNAL
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return summary.EXIT_INTERNAL
 
 
 def _end_on_signals() -> None:
@@ -72,32 +81,85 @@ def _end_on_signals() -> None:
         signal.signal(kind, signal.default_int_handler)
 
 
-def sweep(experiment: Experiment, arguments: argparse.Namespace) -> int:
+def sweep(arguments: argparse.Namespace) -> int:
     """Measure the capacity of a deployed or external service."""
+    experiment = _experiment(arguments)
     return _measure(experiment, arguments, _search, experiment.search.budget_s)
 
 
-def probe(experiment: Experiment, arguments: argparse.Namespace) -> int:
-    """Hold one rate and judge it."""
-    if experiment.rate_qps is None:
-        raise ConfigError("probe needs rate_qps=... (QPS per node)")
-    return _measure(experiment, arguments, _hold, experiment.duration_s + PROBE_TRANSITION_S)
+def probe(arguments: argparse.Namespace) -> int:
+    """Offer one load without a search, and judge it."""
+    experiment = _experiment(arguments)
+    loads = (experiment.rate_qps, experiment.profile_qps, experiment.concurrency)
+    if not any(loads) and experiment.workload.arrivals.kind != "trace":
+        raise ConfigError(
+            "probe needs rate_qps=... (QPS per node), profile_qps=[[second,QPS],...], concurrency=... or "
+            "workload=trace"
+        )
+    return _measure(experiment, arguments, _hold, hold.seconds(experiment))
 
 
-def predict(experiment: Experiment, arguments: argparse.Namespace) -> int:
+def predict(arguments: argparse.Namespace) -> int:
     """Answer from the engine model alone, through the same search, on a virtual clock."""
+    experiment = _experiment(arguments)
     if arguments.dry_run:
-        return _dry_run(experiment, 0)
+        print(dry_run.text(experiment, 0, None))
+        return summary.EXIT_OK
     show = progress.JsonLines() if arguments.json else _silent
     tree = _predict(experiment, show)
     _print(tree, arguments.json)
     return int(tree["exit_code"])
 
 
-VERBS: dict[str, Callable[[Experiment, argparse.Namespace], int]] = {
+def resume(arguments: argparse.Namespace) -> int:
+    """Recover what a killed run left, and go on with its search."""
+    if len(arguments.words) != 1 or arguments.config:
+        raise ConfigError("resume takes one run folder and nothing else: python -m loadgen resume runs/NAME")
+    run = _open(arguments.words[0])
+    if run.sweep is not None and run.sweep["exit_code"] not in summary.RESUMABLE:
+        print(f"{run.path} has ended: nothing to resume", file=sys.stderr)
+        _print(run.sweep, arguments.json)
+        return int(run.sweep["exit_code"])
+    if arguments.dry_run:
+        experiment = load(base=run.path / "config.yaml")
+        left_s = max(0.0, experiment.search.budget_s - past(run).elapsed_s)
+        print(f"# {len(past(run).segments)} finished segments, {left_s:.0f} s of load left")
+        return summary.EXIT_OK
+    try:
+        folder = RunFolder(run.path)
+        rows = folder.collect()
+    except (BusyError, OSError) as error:
+        raise ConfigError(f"cannot resume: {error}") from error
+    print(f"{run.path}: {rows.num_rows} requests on record", file=sys.stderr)
+    if run.manifest["verb"] != "sweep":
+        raise ConfigError(
+            f"a {run.manifest['verb']} is not continued; run it again: "
+            f"python -m loadgen {run.manifest['verb']} --config {run.path}/config.yaml run=NAME"
+        )
+    arguments.words, arguments.config, arguments.verb = [], run.path / "config.yaml", "sweep"
+    experiment = _experiment(arguments)
+    _refuse_other_trace(experiment, run)
+    return _fill(experiment, arguments, folder, _search, past(run))
+
+
+def _refuse_other_trace(experiment: Experiment, run: RunOnDisk) -> None:
+    path = Path(experiment.workload.trace)
+    if experiment.workload.trace and sha256_of(path) != run.manifest.get("trace_sha256"):
+        raise ConfigError(f"{path} is not what it was when {run.path} began; put the old file back")
+
+
+def _open(path: str) -> RunOnDisk:
+    try:
+        return load_run(path)
+    except RunError as error:
+        raise ConfigError(str(error)) from error
+
+
+VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "sweep": sweep,
     "probe": probe,
     "predict": predict,
+    "resume": resume,
 }
 
 
@@ -108,6 +170,8 @@ def _experiment(arguments: argparse.Namespace) -> Experiment:
     if predicting and not any(word.startswith("search=") for word in words):
         words.append("search=virtual")
     experiment = load(words, arguments.config)
+    experiment = replace(experiment, workload=trace.resolve(experiment.workload))
+    _refuse_idle_words(experiment, arguments.verb)
     if isinstance(experiment.engine, SimulatedEngine):
         _refuse_misfit(experiment, experiment.engine)
     elif predicting:
@@ -120,6 +184,13 @@ def _experiment(arguments: argparse.Namespace) -> Experiment:
     return experiment
 
 
+def _refuse_idle_words(experiment: Experiment, verb: str) -> None:
+    """Refuse what only a probe honours; a search finds the rate itself."""
+    for key in PROBE_KEYS:
+        if verb != "probe" and getattr(experiment, key):
+            raise ConfigError(f"{key} belongs to probe; {verb} finds the rate itself")
+
+
 def _refuse_misfit(experiment: Experiment, spec: SimulatedEngine) -> None:
     """Refuse what the engine would: weights that do not fit, unknown hardware figures, long prompts."""
     try:
@@ -130,58 +201,49 @@ def _refuse_misfit(experiment: Experiment, spec: SimulatedEngine) -> None:
     if spec.max_model_len > context:
         raise ConfigError(f"engine.max_model_len={spec.max_model_len} exceeds the model's {context} tokens")
     room = min(spec.max_model_len, engine.kv_blocks * spec.block_size)
-    tokens = longest_tokens(experiment.workload.input_tokens) + longest_tokens(
-        experiment.workload.output_tokens
-    )
+    tokens = Traffic(experiment.workload).longest_request_tokens
     if tokens > room:
         raise ConfigError(
             f"workload: requests of up to {tokens} tokens exceed the {room} that the engine holds "
-            "(engine.max_model_len, engine.num_gpu_blocks); shorten them or lower their cv"
+            "(engine.max_model_len, engine.num_gpu_blocks); shorten them"
         )
-
-
-def _dry_run(experiment: Experiment, load_s: float) -> int:
-    """Print what would be done. Bad input was refused before; whether the run folder is free is said here."""
-    print(dump(experiment))
-    print(f"# {experiment.replicas} replica(s) on {experiment.cluster.nodes} node(s)")
-    if not load_s:
-        print("# no load: a virtual clock")
-        return summary.EXIT_OK
-    warm_s = experiment.fleet.warmup_requests / WARMUP_QPS
-    longest_s = load_s + warm_s + experiment.search.settle_s + experiment.fleet.drain_s
-    print(f"# {experiment.fleet.actors} load actor(s), {experiment.fleet.warmup_requests} warm-up requests")
-    print(
-        f"# {load_s:.0f} s of load; at most about {longest_s:.0f} s with warm-up and drain, after deployment"
-    )
-    if guess := _guess_qps(experiment):
-        planned = guess * experiment.cluster.nodes * load_s
-        print(f"# some {planned:.0f} requests, if a node serves about {guess:.1f} QPS")
-    if experiment.run and (Path(experiment.out) / experiment.run).exists():
-        raise ConfigError(f"run folder {experiment.out}/{experiment.run} exists; choose another run=NAME")
-    return summary.EXIT_OK
 
 
 def _measure(
     experiment: Experiment,
     arguments: argparse.Namespace,
     act: Callable[[Experiment, Driver], Tree],
-    load_s: float,
+    load_s: float | None,
 ) -> int:
-    """Deploy, load, conclude, print. Ray is imported here: it costs seconds that `predict` must not pay."""
+    """Measure in a new run folder."""
     if arguments.dry_run:
-        return _dry_run(experiment, load_s)
-    from loadgen.run import Run
-
+        print(dry_run.text(experiment, load_s, _guess_qps(experiment)))
+        return summary.EXIT_OK
     try:
-        folder = RunFolder(Path(experiment.out), experiment.run)
+        folder = RunFolder.create(Path(experiment.out), experiment.run)
     except FileExistsError as error:
         raise ConfigError(
             f"run folder {error.filename} exists; choose another run=NAME or remove it"
         ) from error
     except OSError as error:
         raise ConfigError(f"cannot create the run folder: {error}") from error
+    return _fill(experiment, arguments, folder, act)
+
+
+def _fill(
+    experiment: Experiment,
+    arguments: argparse.Namespace,
+    folder: RunFolder,
+    act: Callable[[Experiment, Driver], Tree],
+    before: Past | None = None,
+) -> int:
+    """Deploy, load, conclude, print. Ray is imported here: it costs seconds that `predict` must not pay."""
+    from loadgen.run import Run
+
     with progress.choose(arguments.json) as show:
-        run = Run(experiment, folder, arguments.verb, show)
+        run = Run(experiment, folder, arguments.verb, show, before)
+        for line in trace.cautions(experiment.workload):
+            run.emit("trace", text=line)
 
         def prepare() -> Start:
             start, run.prediction = _start(experiment, arguments.verb, run.emit)
@@ -194,12 +256,11 @@ def _measure(
 
 
 def _search(experiment: Experiment, driver: Driver) -> Tree:
-    return conclusion.of_sweep(experiment, driver, driver.sweep(), "wall")
+    return conclusion.of_sweep(experiment, driver, search(driver), "wall")
 
 
 def _hold(experiment: Experiment, driver: Driver) -> Tree:
-    assert experiment.rate_qps is not None
-    driver.hold(experiment.rate_qps, experiment.duration_s, PROBE_TRANSITION_S)
+    hold.asked(driver, experiment)
     return conclusion.of_probe(experiment, driver)
 
 
@@ -235,7 +296,7 @@ def _predict(experiment: Experiment, emit: Emit) -> Tree:
         start=Start(roofline_qps=_guess_qps(experiment)),
     )
     driver = Driver(VirtualTarget(VirtualService(engines, policy)), plan, emit)
-    return conclusion.of_sweep(experiment, driver, driver.sweep(), "virtual")
+    return conclusion.of_sweep(experiment, driver, search(driver), "virtual")
 
 
 def _silent(_kind: str, /, **_facts: Any) -> None:
@@ -304,6 +365,7 @@ def _deployed(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
                     "models": [models_of(session.url, None)],
                     "replica_nodes": deployment.replica_nodes,
                 },
+                metrics_urls=deployment.metrics_urls or {url: f"{url}/metrics" for url in deployment.urls},
                 actor_options={"label_selector": placement.load_selector} if placement.load_selector else {},
             )
         finally:
@@ -327,7 +389,9 @@ def _external(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
     load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
     emit("connecting", text=f"{len(urls)} endpoint(s) answer; starting Ray for the load actors")
     with open_session(here, None, load_cpus):
-        yield Service(urls, reported=reported, api_key=key)
+        yield Service(
+            urls, reported=reported, metrics_urls={url: f"{url}/metrics" for url in urls}, api_key=key
+        )
 
 
 def _print(tree: Tree, as_json: bool) -> None:

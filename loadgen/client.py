@@ -6,6 +6,7 @@ so what is closed must not be part of a reference cycle.
 """
 
 import asyncio
+import errno
 import ssl
 import time
 from collections import defaultdict, deque
@@ -16,112 +17,136 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from loadgen.exchange import ERROR_CHARS, EventReader, Exchange
+from loadgen.exchange import ErrorReader, EventReader, Exchange
 
 IDLE_LIMIT_NS = 3_000_000_000
 """A kept connection older than this is not reused: uvicorn closes idle ones after 5 s."""
+SWEEP_S = 1.0
+"""How often, at least, the time of running requests is looked at."""
+SHORTAGES = {
+    errno.EMFILE: "no_file",
+    errno.ENFILE: "no_file",
+    errno.EADDRNOTAVAIL: "no_port",
+    errno.ENOBUFS: "no_memory",
+    errno.ENOMEM: "no_memory",
+}
+"""What keeps this machine from opening a connection, and is not the server's failure."""
 
 
 class Connection(asyncio.Protocol):
     """One kept-alive connection; serves one exchange at a time and tells `Client` when it ended."""
 
+    __slots__ = (
+        "_client",
+        "_delimited",
+        "_kept",
+        "_parser",
+        "_reader",
+        "exchange",
+        "transport",
+        "url",
+    )
+
     def __init__(self, client: "Client", url: str) -> None:
         self._client = client
         self.url = url
         self.transport: asyncio.Transport | None = None
-        self.idle_since_ns = 0
-        self._exchange: Exchange | None = None
-        self._reader: EventReader | None = None
+        self.exchange: Exchange | None = None
+        self._reader: EventReader | ErrorReader | None = None
         self._parser: Any = None
-        self._body: list[bytes] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._complete = self._keep_alive = False
+        self._delimited = False
+        self._kept: bool | None = None  # of a complete answer: can the next request use this connection?
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
 
-    def send(self, exchange: Exchange, request: bytes, timeout_s: float) -> None:
-        """Write one request; it is sent now, unless it was when this connection was begun for it."""
+    def send(self, exchange: Exchange, request: bytes) -> None:
         assert self.transport is not None
-        self._exchange, self._reader = exchange, EventReader(exchange)
-        self._parser, self._complete = httptools.HttpResponseParser(self), False
-        self._timer = asyncio.get_running_loop().call_later(timeout_s, self.cut, "timeout", "deadline")
-        if exchange.sent_ns is None:
-            exchange.sent_ns = time.monotonic_ns()
+        self.exchange = exchange
+        self._parser = httptools.HttpResponseParser(self)
+        self._delimited, self._kept = False, None
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         now_ns = time.monotonic_ns()
-        exchange = self._exchange
-        if exchange is None or self._reader is None:
+        exchange = self.exchange
+        if exchange is None:
             self.close()
             return
         if exchange.first_byte_ns is None:
             exchange.first_byte_ns = now_ns
+        events = exchange.events
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            exchange.fail("conn_error", "bad_http", str(error))
-            self._finish(keep=False)
-            return
-        if self._body:
-            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-            self._body.clear()
-            if exchange.http_status == 200:
-                self._reader.feed(body, now_ns)
-            else:
-                exchange.error = ((exchange.error or "") + body.decode(errors="replace"))[:ERROR_CHARS]
-        if self._complete:
+            if self._kept is None:
+                exchange.fail("conn_error", "bad_http", str(error))
+            self._kept = False
+        if exchange.events != events:
+            exchange.output_at(now_ns)
+        if self._kept is not None:
             exchange.judge()
-            self._finish(keep=self._keep_alive)
+            self._finish(keep=self._kept)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"x-replica-id" and self._exchange:
-            self._exchange.replica_id = value.decode(errors="replace")
+        if self._kept is not None:
+            return
+        name = name.lower()
+        if name == b"x-replica-id" and self.exchange:
+            self.exchange.replica_id = value.decode(errors="replace")
+        elif name in (b"content-length", b"transfer-encoding"):
+            self._delimited = True
 
     def on_headers_complete(self) -> None:
-        if self._exchange:
-            self._exchange.http_status = self._parser.get_status_code()
+        status = self._parser.get_status_code()
+        if self._kept is not None:
+            self._kept = False  # a second answer, which nobody asked for
+        elif self.exchange and status >= 200:  # early hints and their like come before the answer
+            self.exchange.http_status = status
+            self._reader = (EventReader if status == 200 else ErrorReader)(self.exchange)
 
     def on_body(self, body: bytes) -> None:
-        self._body.append(body)
+        if self._reader is not None:
+            self._reader.feed(body)
 
     def on_message_complete(self) -> None:
-        self._complete = True
-        self._keep_alive = self._parser.should_keep_alive()
+        if self._reader is not None:
+            self._kept, self._reader = self._parser.should_keep_alive(), None
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
         self._client.forget(self)
-        self.cut("truncated", "connection_lost", str(error) if error else None)
-
-    def cut(self, status: str, kind: str, error: str | None = None) -> None:
-        """End a running exchange from this side, or because the connection is gone."""
-        exchange = self._exchange
+        exchange = self.exchange
         if exchange is None:
             return
-        if kind == "connection_lost" and exchange.http_status is None:
-            status = "conn_error"
-        exchange.fail(status, kind, error)
-        self._finish(keep=False)
+        if exchange.http_status is None:
+            self.cut("conn_error", "connection_lost", str(error) if error else None)
+        elif error is None and not self._delimited:
+            exchange.judge()
+            self._finish(keep=False)
+        else:
+            self.cut("truncated", "connection_lost", str(error) if error else None)
+
+    def cut(self, status: str, kind: str, error: str | None = None) -> None:
+        """End a running exchange before its answer is whole."""
+        if self.exchange is not None:
+            self.exchange.fail(status, kind, error)
+            self._finish(keep=False)
 
     def close(self) -> None:
         if self.transport is not None:
             self.transport.abort()
 
     def _finish(self, *, keep: bool) -> None:
-        exchange, self._exchange = self._exchange, None
-        if self._timer is not None:
-            self._timer.cancel()
+        exchange, self.exchange = self.exchange, None
         # The parser holds this connection's methods: a cycle, if it were kept.
-        self._parser = self._reader = self._timer = None
-        if exchange is not None:
-            exchange.end_ns = time.monotonic_ns()
+        self._parser = self._reader = None
         if keep:
             self._client.keep(self)
         else:
             self.close()
         if exchange is not None:
+            exchange.end_ns = time.monotonic_ns()
             self._client.ended(exchange)
 
 
@@ -148,28 +173,31 @@ class Client:
         tls = ssl.create_default_context() if secure else None
         self._servers = {url: _server(url, path, api_key, tls) for url in urls}
         self._timeout_s = timeout_s
-        self._idle: dict[str, deque[Connection]] = defaultdict(deque)
-        self._open: set[Connection] = set()
+        self._sweep: asyncio.TimerHandle | None = None
+        self._idle: dict[str, deque[tuple[int, Connection]]] = defaultdict(deque)
+        self._open: dict[Connection, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, exchange: Exchange, body: bytes) -> None:
         """Send a request now, over a new connection if none is idle; returns at once."""
         url = self._urls[exchange.seq % len(self._urls)]
-        request = self._servers[url].head + b"%d\r\n\r\n" % len(body) + body
+        request = b"".join((self._servers[url].head, b"%d\r\n\r\n" % len(body), body))
+        exchange.sent_ns = time.monotonic_ns()
+        if self._sweep is None:
+            self._sweep_later()
         connection = self._take(url)
         if connection is not None:
-            connection.send(exchange, request, self._timeout_s)
+            connection.send(exchange, request)
             return
         task = asyncio.ensure_future(self._connect(url, exchange, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def keep(self, connection: Connection) -> None:
-        connection.idle_since_ns = time.monotonic_ns()
-        self._idle[connection.url].append(connection)
+        self._idle[connection.url].append((time.monotonic_ns(), connection))
 
     def forget(self, connection: Connection) -> None:
-        self._open.discard(connection)
+        self._open.pop(connection, None)
 
     def cut_all(self, kind: str) -> None:
         """End every running exchange as truncated with `kind`, and close all connections."""
@@ -179,36 +207,52 @@ class Client:
             connection.cut("truncated", kind)
             connection.close()
         self._idle.clear()
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+
+    def _sweep_later(self) -> None:
+        after_s = min(SWEEP_S, self._timeout_s / 8)
+        self._sweep = asyncio.get_running_loop().call_later(after_s, self._cut_overdue)
+
+    def _cut_overdue(self) -> None:
+        """End what has run for longer than the timeout; one timer for all costs less than one for each."""
+        self._sweep_later()
+        oldest_ns = time.monotonic_ns() - int(self._timeout_s * 1e9)
+        overdue = [one for one in self._open if one.exchange and (one.exchange.sent_ns or 0) < oldest_ns]
+        for connection in overdue:
+            connection.cut("timeout", "deadline")
 
     def _take(self, url: str) -> Connection | None:
         """The most recently used idle connection that is surely still open."""
         idle, oldest = self._idle[url], time.monotonic_ns() - IDLE_LIMIT_NS
         while idle:
-            connection = idle.pop()
+            since_ns, connection = idle.pop()
             usable = (
                 connection in self._open and connection.transport and not connection.transport.is_closing()
             )
-            if usable and connection.idle_since_ns > oldest:
+            if usable and since_ns > oldest:
                 return connection
             connection.close()
         return None
 
     async def _connect(self, url: str, exchange: Exchange, request: bytes) -> None:
         server = self._servers[url]
-        exchange.sent_ns = time.monotonic_ns()
         try:
             async with asyncio.timeout(self._timeout_s):
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: Connection(self, url), server.host, server.port, ssl=server.tls
                 )
-        except (OSError, TimeoutError) as error:
-            exchange.fail("conn_error", type(error).__name__, str(error))
+        except (OSError, ValueError) as error:  # ValueError: no name of a host
+            shortage = SHORTAGES.get(error.errno or 0) if isinstance(error, OSError) else None
+            status = "missed" if shortage else "conn_error"
+            exchange.fail(status, shortage or type(error).__name__, str(error))
         except asyncio.CancelledError:
             exchange.fail("conn_error", "interrupted")
         else:
             if connection.transport is not None:
-                self._open.add(connection)
-                connection.send(exchange, request, self._timeout_s)
+                self._open[connection] = None
+                connection.send(exchange, request)
                 return
             exchange.fail("conn_error", "connection_lost")
         exchange.end_ns = time.monotonic_ns()

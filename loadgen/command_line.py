@@ -29,7 +29,12 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
         "5 target or deployment failed; 6 budget over with an open end; 130 interrupted",
     )
     top.add_argument("verb", choices=verbs, help="what to do")
-    top.add_argument("words", nargs="*", metavar="key=value", help="choices and values, in any order")
+    top.add_argument(
+        "words",
+        nargs="*",
+        metavar="key=value",
+        help="choices and values, in any order; resume takes a run folder",
+    )
     top.add_argument("--config", type=Path, metavar="FILE", help="start from the config.yaml of a run folder")
     top.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the plan")
     top.add_argument("--json", action="store_true", help="JSON lines on stdout, the result last")

@@ -5,6 +5,7 @@ prints nothing and writes nothing.
 """
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ import pyarrow as pa
 
 from analysis import metrics, records, summary
 from analysis.capacity import LEAST_REQUESTS, LIMITS
-from analysis.dwell import in_window
+from analysis.dwell import NS, Window, in_window
 from analysis.quantiles import quantile, sectioning
 from analysis.summary import Tree
 from analysis.validity import Verdict, judge_run
 from conf.schema import Experiment
-from loadgen.sweep import Driver, Sweep
+from loadgen.driver import Driver
+from loadgen.sweep import Sweep
 
 
 def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -> Tree:
@@ -33,8 +35,9 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
         used = [v for v in verdicts if v.valid] if verdict.valid else list(driver.verdicts.values())
         tree["checks"] = summary.worst_checks(used)
     if sweep.stop.kind == "void":
-        reasons = [v for v in driver.verdicts.values() if not v.valid]
-        return _end(tree, summary.EXIT_VOID, f"{reasons[-1].reason}: {reasons[-1].remedy}", valid=False)
+        last = [verdict for verdict in driver.verdicts.values() if not verdict.valid][-1]
+        why = f"{last.reason}: {sweep.stop.reason}. {last.remedy}"
+        return _end(tree, summary.EXIT_VOID, why, valid=False)
     if sweep.stop.kind == "slo_not_met_at_lowest":
         return _end(tree, summary.EXIT_SLO_MISSED, sweep.stop.reason, valid=True)
     if sweep.stop.kind == "above_highest" or sweep.capacity is None:
@@ -49,28 +52,58 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
 
 
 def of_probe(experiment: Experiment, driver: Driver) -> Tree:
-    """The conclusion of one held rate: each p90 with its interval against its bound."""
+    """The conclusion of one window without a search: each p90 with its interval against its bound."""
     outcome = driver.outcomes[0]
     rows, verdict = in_window(driver.requests(0), outcome.dwell), driver.verdicts[0]
     tree = _base(experiment, driver)
     tree["checks"] = summary.worst_checks([verdict])
-    tree["evidence"] = f"one window of {outcome.segment.window_s:g} s, {rows.num_rows} requests"
-    figures = {limit: _p90(rows, limit, getattr(experiment.slo, f"{limit}_p90_ms")) for limit in LIMITS}
+    tree["evidence"] = f"one window of {outcome.dwell.seconds:.4g} s, {rows.num_rows} requests"
+    figures = _p90s(experiment, rows)
     tree["clock"] = "wall"
     tree["probe"] = {
+        "loop": "closed" if experiment.concurrency else "open",
+        "varies": experiment.rate_qps is None,
+        "concurrency": experiment.concurrency,
         "rate_qps_per_node": outcome.segment.rate_qps,
-        "window_s": outcome.segment.window_s,
+        "offered": outcome.segment.reason,
+        "window_s": outcome.dwell.seconds,
+        "pieces": _pieces(experiment, rows, outcome.dwell),
         **figures,
     }
     if not verdict.valid:
-        return _end(tree, summary.EXIT_VOID, f"{verdict.reason}: {verdict.remedy}", valid=False)
+        lost = "".join(f"{actor}. " for actor in driver.lost_in(0))
+        return _end(tree, summary.EXIT_VOID, f"{verdict.reason}: {lost}{verdict.remedy}", valid=False)
     if rows.num_rows < LEAST_REQUESTS:
-        few = f"{rows.num_rows} requests say nothing; raise duration_s for {LEAST_REQUESTS} or more"
+        few = f"{rows.num_rows} requests say nothing; offer longer for {LEAST_REQUESTS} or more"
         return _end(tree, summary.EXIT_VOID, few, valid=False)
     missed = [limit.upper() for limit in LIMITS if figures[limit]["passed"] is False]
     if missed:
         return _end(tree, summary.EXIT_SLO_MISSED, f"p90 {' and '.join(missed)} over the bound", valid=True)
     return _end(tree, summary.EXIT_OK, "", valid=True)
+
+
+def _p90s(experiment: Experiment, rows: pa.Table) -> Tree:
+    return {limit: _p90(rows, limit, getattr(experiment.slo, f"{limit}_p90_ms")) for limit in LIMITS}
+
+
+def _pieces(experiment: Experiment, rows: pa.Table, window: Window) -> list[Tree]:
+    """Of a profile, the figures between each two of its points, and after the last."""
+    starts_s = [second for second, _ in experiment.profile_qps]
+    offset_s = (metrics.numbers(rows, "due_ns") - window.window_start_ns) / NS
+    pieces = []
+    for start_s, end_s in pairwise([*starts_s, window.seconds]):
+        inside = rows.filter(pa.array((offset_s >= start_s) & (offset_s < end_s)))
+        if end_s > start_s:
+            pieces.append(
+                {
+                    "from_s": start_s,
+                    "to_s": end_s,
+                    "requests": inside.num_rows,
+                    "rate_qps_per_node": inside.num_rows / (end_s - start_s) / window.nodes,
+                    **_p90s(experiment, inside),
+                }
+            )
+    return pieces
 
 
 def of_failure(experiment: Experiment, driver: Driver | None, exit_code: int, reason: str) -> Tree:

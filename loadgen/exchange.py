@@ -4,15 +4,21 @@ Knows the events of an OpenAI-compatible server; knows no socket, schedule or re
 that are not plainly one more token are parsed, and what is kept of them has the type it should have.
 """
 
+import codecs
 import json
+import re
+from array import array
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 ERROR_CHARS = 200
+EVENT_BYTES_LIMIT = 2**20
+"""An event that is longer is not waited for."""
 CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")
 COUNT_LIMIT = 2**31
 """Counts are kept as 32 bits with a sign; a server that says more is not believed."""
-_ORDINARY = b'"finish_reason":null'
+_TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning)": ?"([^"\\]*(?:\\.[^"\\]*)*)"')
 _T = TypeVar("_T")
 
 
@@ -22,6 +28,7 @@ class Exchange:
 
     `sent_ns` is when the client did its part: wrote the request to a kept connection, or began to
     open a new one. How long the server and the network then take to accept is not its lateness.
+    `gaps_us` are the microseconds between consecutive socket reads that carried output.
     """
 
     seq: int
@@ -40,14 +47,27 @@ class Exchange:
     usage: dict[str, int] | None = None
     engine: dict[str, int] | None = None
     events: int = 0
-    reads: int = 0
     done: bool = False
-    token_reads_ns: list[int] = field(default_factory=list)
+    gaps_us: "array[int]" = field(default_factory=partial(array, "i"))
 
     @property
     def tokens(self) -> int:
         """Output tokens: the server's count when it came, else the events seen so far."""
         return (self.usage or {}).get("completion_tokens", self.events)
+
+    @property
+    def reads(self) -> int:
+        """Socket reads that carried output; fewer than `events` where several came at once."""
+        return len(self.gaps_us) + (self.first_token_ns is not None)
+
+    def output_at(self, now_ns: int) -> None:
+        """Take note of a socket read that carried output."""
+        if self.last_token_ns is None:
+            self.first_token_ns = now_ns
+        else:
+            gap_us = (now_ns - self.last_token_ns) // 1000
+            self.gaps_us.append(gap_us if gap_us < COUNT_LIMIT else COUNT_LIMIT - 1)
+        self.last_token_ns = now_ns
 
     def fail(self, status: str, kind: str, error: str | None = None) -> None:
         """Record the first reason of a failure; a later one never replaces it."""
@@ -56,7 +76,7 @@ class Exchange:
             self.error = error[:ERROR_CHARS] if error else self.error
 
     def judge(self) -> None:
-        """Name the outcome of a complete answer: ok only with [DONE], usage and the asked tokens."""
+        """Name the outcome of a complete answer: ok only with all that a whole one has."""
         if self.http_status != 200:
             self.fail("http_error", str(self.http_status))
         elif not self.events:
@@ -65,57 +85,90 @@ class Exchange:
             self.fail("truncated", "no_done")
         elif self.usage is None:
             self.fail("truncated", "no_usage")
+        elif self.finish_reason is None:
+            self.fail("truncated", "no_finish_reason")
         elif self.tokens != self.expected_tokens:
             self.fail("truncated", "token_count", f"{self.tokens} tokens instead of {self.expected_tokens}")
         elif self.status is None:
             self.status = "ok"
 
 
+class ErrorReader:
+    """Keeps the beginning of an answer that brings no events but says why."""
+
+    __slots__ = ("_decode", "_exchange")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def feed(self, body: bytes) -> None:
+        self._exchange.error = ((self._exchange.error or "") + self._decode(body))[:ERROR_CHARS]
+
+
 class EventReader:
-    """Turns body bytes, cut anywhere, into the facts of an `Exchange`."""
+    """Turns body bytes, cut anywhere, into the facts of an `Exchange`.
+
+    The tokens of a stream differ in their text alone: what stood around the text of one that was
+    parsed is what must stand around the next, which is then compared instead of parsed.
+    """
+
+    __slots__ = ("_after", "_before", "_exchange", "_rest")
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._rest = b""
+        self._before: bytes | tuple[()] = ()  # nothing starts with it
+        self._after = b""
 
-    def feed(self, body: bytes, now_ns: int) -> None:
-        """Take the body bytes of one socket read that happened at `now_ns`."""
-        data = self._rest + body if self._rest else body
-        if b"\r" in data:
-            # Hold back a final CR: its LF may come with the next read.
-            held = data.endswith(b"\r")
-            data = data.replace(b"\r\n", b"\n") if not held else data[:-1].replace(b"\r\n", b"\n") + b"\r"
-        end = data.rfind(b"\n\n")
-        if end < 0:
-            self._rest = data
+    def feed(self, body: bytes) -> None:
+        """Take body bytes, which are one whole event in most cases."""
+        if not self._rest and self._is_token(body):
+            self._exchange.events += 1
             return
-        complete, self._rest = data[:end], data[end + 2 :]
-        exchange, before = self._exchange, self._exchange.events
-        count = complete.count(b"\n\n") + 1
-        if exchange.events and complete.count(_ORDINARY) == count and b'"error"' not in complete:
-            exchange.events += count
-        else:
-            for event in complete.split(b"\n\n"):
-                self._event(event)
-        if exchange.events > before:
-            if exchange.first_token_ns is None:
-                exchange.first_token_ns = now_ns
-            exchange.last_token_ns = now_ns
-            exchange.reads += 1
-            exchange.token_reads_ns.append(now_ns)
+        data = (self._rest + body).replace(b"\r\n", b"\n")
+        start = 0
+        while (end := data.find(b"\n\n", start) + 2) > 1:
+            self._event(data[start:end])
+            start = end
+        self._rest = data[start:]
+        if len(self._rest) > EVENT_BYTES_LIMIT:
+            self._exchange.fail("http_error", "bad_event", f"longer than {EVENT_BYTES_LIMIT} bytes")
+            self._rest = b""
+
+    def _is_token(self, event: bytes) -> bool:
+        """True if only the text differs from the last token parsed: some, and up to the same quote."""
+        return (
+            event.startswith(self._before)
+            and event.endswith(self._after)
+            and (start := len(self._before)) < event.find(b'"', start) == len(event) - len(self._after)
+        )
 
     def _event(self, event: bytes) -> None:
+        exchange = self._exchange
+        if self._is_token(event):
+            exchange.events += 1
+            return
         lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
         data = b"\n".join(lines)
         if not data:
             return
         if data == b"[DONE]":
-            self._exchange.done = True
+            exchange.done = True
             return
+        before = exchange.events
         try:
-            self._message(_typed(json.loads(data), dict))
+            self._message(_typed(json.loads(data.decode()), dict))
         except (ValueError, RecursionError):
-            self._exchange.fail("http_error", "bad_event", data[:ERROR_CHARS].decode(errors="replace"))
+            exchange.fail("http_error", "bad_event", data[:ERROR_CHARS].decode(errors="replace"))
+        if exchange.events > before:
+            self._learn(event)
+
+    def _learn(self, event: bytes) -> None:
+        """Remember what stands around the text of a token."""
+        text = _TEXT.search(event)
+        if text is not None:
+            self._before, self._after = event[: text.start(1)], _shared(event[text.end(1) :])
 
     def _message(self, message: dict[str, Any]) -> None:
         """Take what one event says, or nothing of it; ValueError if it has a type it must not have."""
@@ -123,20 +176,28 @@ class EventReader:
         if message.get("error") is not None:
             exchange.fail("http_error", "in_band", json.dumps(message["error"]))
             return
-        tree = _typed(message.get("usage"), dict)
-        usage = _counts(tree, "prompt_tokens", "completion_tokens")
-        usage |= _counts(_typed(tree.get("prompt_tokens_details"), dict), "cached_tokens")
-        engine = _counts(_typed(message.get("maxqps"), dict), "steps", "late_steps")
+        usage, engine = message.get("usage"), message.get("maxqps")
+        usage = None if usage is None else _usage(_typed(usage, dict))
+        engine = None if engine is None else _counts(_typed(engine, dict), "steps", "late_steps")
         choice = _typed(next(iter(_typed(message.get("choices"), list)), None), dict)
         reason = _typed(choice.get("finish_reason"), str)
         reason.encode()  # half a surrogate pair is no text and could not be recorded
         output = _carries_output(choice)
-        if message.get("usage") is not None:
-            exchange.usage = usage
-        if message.get("maxqps") is not None:
-            exchange.engine = engine
+        exchange.usage = exchange.usage if usage is None else usage
+        exchange.engine = exchange.engine if engine is None else engine
         exchange.finish_reason = reason or exchange.finish_reason
         exchange.events += output
+
+
+def _usage(tree: dict[str, Any]) -> dict[str, int]:
+    usage = _counts(tree, "prompt_tokens", "completion_tokens")
+    return usage | _counts(_typed(tree.get("prompt_tokens_details"), dict), "cached_tokens")
+
+
+@lru_cache(maxsize=16)
+def _shared(ending: bytes) -> bytes:
+    """The same object for equal bytes: the events of all streams end alike, and there may be thousands."""
+    return ending
 
 
 def _carries_output(choice: dict[str, Any]) -> bool:

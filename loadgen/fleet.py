@@ -4,204 +4,41 @@ Knows Ray and the run's clock; knows URLs, but nothing of what serves them. Acto
 restarted nor retried: a repeated task would send its requests twice.
 """
 
-import gc
+import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import pyarrow as pa
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from conf.schema import Workload
+from analysis import records
 from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.prompts import Prompts
-from loadgen.recorder import Shard
-from loadgen.target import Observation
-from loadgen.worker import Worker
+from loadgen.limits import shortage
+from loadgen.load_actor import FleetPlan, LoadActor, Place, name
+from loadgen.target import LostActor, Observation
+from loadgen.worker import Report
 
 ROUND_TRIPS = 20
-LEAD_S = 0.5
 REPLY_TIMEOUT_S = 10.0
 READY_TIMEOUT_S = 60.0
+LAST_WORDS_S = 3.0
 MAX_OFFSET_NS = 50_000_000
-"""Clocks further apart than this void the common start."""
+"""Clocks further apart than this refuse a common start."""
+MOST_REPLACED = 3
+"""Load actors replaced in one run; where more die, something is wrong with their nodes."""
+
+
+_NOTHING = records.PROGRESS.empty_table()
 
 
 class FleetError(RuntimeError):
     """The fleet could not be started; the message says why in one line."""
-
-
-@dataclass(frozen=True, slots=True)
-class FleetPlan:
-    """What every actor needs to know before the start."""
-
-    urls: list[str]
-    workload: Workload
-    model: str
-    vocab: int
-    salt: int
-    timeout_s: float
-    record_itl: bool
-    api_key: str | None = field(default=None, repr=False)
-
-
-class LoadActor:
-    """One worker in a process of its own; the methods are its worker's, on the run's clock."""
-
-    async def prepare(self, client_id: int, plan: FleetPlan, folder: Path) -> str:
-        """Build what is slow, freeze the garbage collector, and return where this actor runs."""
-        prompts = Prompts(plan.workload, plan.model, plan.vocab, plan.salt)
-        shard = Shard(folder / f"{_name(client_id)}.arrow")
-        self._path = shard.path
-        self._worker = Worker(
-            client_id,
-            plan.urls,
-            prompts,
-            shard,
-            record_itl=plan.record_itl,
-            timeout_s=plan.timeout_s,
-            api_key=plan.api_key,
-        )
-        # A full collection stops the loop for tens of milliseconds: none during the run.
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        return str(ray.get_runtime_context().get_node_id())
-
-    async def wall_ns(self) -> int:
-        return time.time_ns()
-
-    async def start(self, start_wall_ns: int, offset_ns: int) -> float:
-        """Start the run's clock at the driver's wall-clock instant; returns the ms until then."""
-        ahead_ns = start_wall_ns + offset_ns - time.time_ns()
-        self._worker.start(time.monotonic_ns() + ahead_ns, start_wall_ns)
-        return ahead_ns / 1e6
-
-    async def offer(self, schedule: ArrivalSchedule) -> None:
-        self._worker.offer(schedule)
-
-    async def retract(self) -> None:
-        self._worker.retract()
-
-    async def observe(self) -> tuple[list[dict[str, Any]], dict[str, float]]:
-        return self._worker.observe(), self._worker.health()
-
-    async def finish(self, drain_s: float) -> None:
-        """Drain and close the shard."""
-        await self._worker.finish(drain_s)
-
-    async def fetch(self) -> bytes:
-        """The closed shard, for a driver that does not see this node's disk."""
-        return self._path.read_bytes()
-
-
-class Fleet:
-    """The HTTP target of a sweep: `len(actors)` load actors that send one master schedule together."""
-
-    def __init__(
-        self, count: int, cpus: float, plan: FleetPlan, folder: Path, options: Mapping[str, Any]
-    ) -> None:
-        remote = ray.remote(max_restarts=0, max_task_retries=0)(LoadActor)
-        self._actors = [remote.options(num_cpus=cpus, **options).remote() for _ in range(count)]
-        self._folder = folder
-        self._lost: list[int] = []
-        refs = [a.prepare.remote(i, plan, folder) for i, a in enumerate(self._actors)]
-        try:
-            self.nodes = ray.get(refs, timeout=READY_TIMEOUT_S)
-            self.offsets = [self._offset(actor) for actor in self._actors]
-            self._start()
-        except GetTimeoutError as error:
-            raise FleetError(
-                f"no room for {count} load actors of {cpus:g} CPUs within {READY_TIMEOUT_S:g} s; "
-                "lower fleet.actors or fleet.cpus_per_actor"
-            ) from error
-        except (RayActorError, RayTaskError) as error:
-            raise FleetError(f"load actor failed to start: {str(error).splitlines()[-1]}") from error
-
-    def now_ns(self) -> int:
-        """The run's clock."""
-        return time.monotonic_ns() - self._epoch_ns
-
-    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        """Hand out a schedule, wait until `until_ns` on the run's clock, and report."""
-        if schedule is not None:
-            count = len(self._actors)
-            for i, actor in self._alive():
-                actor.offer.remote(schedule.shard(i, count))
-        time.sleep(max(0, until_ns - self.now_ns()) / NS)
-        rows: list[dict[str, Any]] = []
-        health = {}
-        for i, reply in self._ask("observe", REPLY_TIMEOUT_S):
-            rows += reply[0]
-            health[_name(i)] = reply[1]
-        return Observation(rows, health, [_name(i) for i in self._lost])
-
-    def retract(self) -> None:
-        """Forget every arrival that is not due yet."""
-        self._ask("retract", REPLY_TIMEOUT_S)
-
-    def finish(self, drain_s: float) -> None:
-        """Stop sending, drain for at most `drain_s`, and bring every shard into this run's folder.
-
-        An actor that cannot hand its shard over is lost, and so are its requests; the others' are not.
-        """
-        self._ask("finish", drain_s + REPLY_TIMEOUT_S, drain_s)
-        elsewhere = [i for i, _ in self._alive() if not self._shard(i).exists()]
-        for i, content in self._ask("fetch", READY_TIMEOUT_S) if elsewhere else []:
-            if i in elsewhere:
-                self._shard(i).write_bytes(content)
-        for _, actor in self._alive():
-            ray.kill(actor)
-
-    def _start(self) -> None:
-        lead_ns = int(LEAD_S * NS)
-        self._epoch_ns = time.monotonic_ns() + lead_ns
-        self.start_wall_ns = time.time_ns() + lead_ns
-        refs = [
-            a.start.remote(self.start_wall_ns, o.offset_ns)
-            for a, o in zip(self._actors, self.offsets, strict=True)
-        ]
-        behind = min(ray.get(refs, timeout=REPLY_TIMEOUT_S))
-        if behind <= 0:
-            raise FleetError(
-                f"a load actor got the start signal {-behind:.0f} ms late; the machine is too busy"
-            )
-
-    def _shard(self, i: int) -> Path:
-        return self._folder / f"{_name(i)}.arrow"
-
-    def _alive(self) -> list[tuple[int, Any]]:
-        return [(i, actor) for i, actor in enumerate(self._actors) if i not in self._lost]
-
-    def _ask(self, method: str, timeout_s: float, *words: Any) -> list[tuple[int, Any]]:
-        """The answers of all living actors; one that died, failed or does not answer is lost from now on."""
-        refs = [(i, getattr(actor, method).remote(*words)) for i, actor in self._alive()]
-        deadline = time.monotonic() + timeout_s
-        answers = []
-        for i, ref in refs:
-            try:
-                answers.append((i, ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))))
-            except (RayActorError, RayTaskError, GetTimeoutError):
-                self._lost.append(i)
-        return answers
-
-    @staticmethod
-    def _offset(actor: Any) -> "Offset":
-        """Best of twenty round trips: the actor's wall clock minus the middle of two readings here."""
-        trips = []
-        for _ in range(ROUND_TRIPS):
-            before = time.time_ns()
-            remote = ray.get(actor.wall_ns.remote(), timeout=REPLY_TIMEOUT_S)
-            after = time.time_ns()
-            trips.append(Offset(remote - (before + after) // 2, after - before))
-        best = min(trips, key=lambda trip: trip.round_trip_ns)
-        if abs(best.offset_ns) > MAX_OFFSET_NS:
-            raise FleetError(
-                f"clocks differ by {best.offset_ns / 1e6:.0f} ms; synchronise the nodes (chrony)"
-            )
-        return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,5 +49,221 @@ class Offset:
     round_trip_ns: int
 
 
-def _name(i: int) -> str:
-    return f"client-{i:02d}"
+@dataclass(slots=True)
+class Member:
+    """One load actor, owner of the requests with seq mod size = `index`."""
+
+    client_id: int
+    index: int
+    actor: Any
+    place: Place | None = None
+    offset: Offset = Offset(0, 0)
+
+    def described(self) -> dict[str, Any]:
+        """Where it runs and how its clock differs, for the manifest."""
+        clock = {"offset_us": self.offset.offset_ns / 1e3, "within_us": self.offset.round_trip_ns / 2e3}
+        return {"client_id": self.client_id, **(asdict(self.place) if self.place else {}), **clock}
+
+
+class Fleet:
+    """The HTTP target of a sweep: `count` load actors that send one master schedule together.
+
+    The run's clock starts at `from_ns`, which a resumed run sets after everything it has seen.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        cpus: float,
+        plan: FleetPlan,
+        folder: Path,
+        options: Mapping[str, Any],
+        *,
+        first_client: int = 0,
+        from_ns: int = 0,
+    ) -> None:
+        remote = ray.remote(max_restarts=0, max_task_retries=0)(LoadActor)
+        self._remote = remote.options(num_cpus=cpus, **options)
+        self._count, self._plan, self._folder = count, plan, folder
+        self._next_client = first_client
+        self._epoch_ns = time.monotonic_ns() - from_ns
+        self.zero_wall_ns = time.time_ns() - from_ns
+        self.members: list[Member] = []
+        self.lost: list[LostActor] = []
+        self._untold: list[Member] = []
+        self._offers: list[tuple[Member, Any]] = []
+        try:
+            self._add(range(count))
+        except GetTimeoutError as error:
+            raise FleetError(
+                f"no room for {count} load actors of {cpus:g} CPUs within {READY_TIMEOUT_S:g} s; "
+                "lower fleet.actors or fleet.cpus_per_actor"
+            ) from error
+        except RayError as error:
+            raise FleetError(f"load actor failed to start: {_last_line(error)}") from error
+
+    def shortage(self, wanted: int) -> str | None:
+        """Why the actors cannot have `wanted` requests in flight together, with the remedy; or None."""
+        endpoints = len({urlsplit(url).netloc for url in self._plan.urls})
+        places = [member.place for member in self._alive() if member.place]
+        for place in places:
+            sharing = sum(other.host == place.host for other in places)
+            reason = shortage(place.limits, endpoints, math.ceil(wanted / len(places)), sharing)
+            if reason:
+                return reason
+        return None
+
+    def now_ns(self) -> int:
+        """The run's clock."""
+        return time.monotonic_ns() - self._epoch_ns
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        """Hand out a schedule, wait until `until_ns` on the run's clock, and report."""
+        if schedule is not None:
+            for member in self._alive():
+                shard = schedule.shard(member.index, self._count)
+                self._offers.append((member, member.actor.offer.remote(shard)))
+        time.sleep(max(0, until_ns - self.now_ns()) / NS)
+        offers, self._offers = self._offers, []
+        self._answers(offers, REPLY_TIMEOUT_S)
+        reports: list[Report] = [report for _, report in self._ask("observe", REPLY_TIMEOUT_S)]
+        untold, self._untold = self._untold, []
+        return Observation(
+            pa.concat_tables([_NOTHING, *(report.ended for report in reports), *map(self._left_by, untold)]),
+            pa.concat_tables([_NOTHING, *(report.pending for report in reports)]),
+            [beat for report in reports for beat in report.health],
+            list(self.lost),
+        )
+
+    def retract(self) -> None:
+        """Forget every arrival that is not due yet."""
+        self._ask("retract", REPLY_TIMEOUT_S)
+
+    def heal(self) -> bool:
+        """Replace lost actors by fresh ones; False if too many were lost or none can be had."""
+        alive = {member.index for member in self._alive()}
+        if len(self.lost) > MOST_REPLACED:
+            return False
+        try:
+            self._add(index for index in range(self._count) if index not in alive)
+        except (RayError, FleetError):
+            return False
+        return True
+
+    def finish(self, drain_s: float) -> None:
+        """Stop sending, drain for at most `drain_s`, and bring every shard into this run's folder.
+
+        Ctrl-C cuts what is in flight and ends the drain. An actor that cannot hand its shard over is
+        lost, and so are its requests; the others' are not.
+        """
+        try:
+            running = self._call("finish", drain_s)
+            try:
+                self._answers(running, drain_s + REPLY_TIMEOUT_S)
+            except KeyboardInterrupt:
+                self._call("cut")
+                self._answers(running, REPLY_TIMEOUT_S)
+            self._fetch([member for member in self._alive() if not self._shard(member).exists()])
+        finally:
+            for member in self.members:
+                ray.kill(member.actor)
+
+    def _fetch(self, elsewhere: list[Member]) -> None:
+        """Write down here the shards of actors whose disk is not ours."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        calls = [(member, member.actor.fetch.remote()) for member in elsewhere]
+        for _, shards in self._answers(calls, READY_TIMEOUT_S):
+            for file, content in shards.items():
+                part = self._folder / f"{file}.tmp"
+                part.write_bytes(content)
+                part.replace(self._folder / file)
+
+    def _add(self, indices: Iterable[int]) -> None:
+        """Start one actor for each index of the stride, all at once."""
+        new = []
+        for index in indices:
+            new.append(Member(self._next_client, index, self._remote.remote()))
+            self._next_client += 1
+        try:
+            self._start(new)
+        except BaseException:
+            for member in new:
+                ray.kill(member.actor)
+            raise
+        self.members += new
+
+    def _start(self, new: list[Member]) -> None:
+        """Make actors ready, compare clocks, and start theirs."""
+        refs = [m.actor.prepare.remote(m.client_id, self._plan, self._folder) for m in new]
+        for member, place in zip(new, ray.get(refs, timeout=READY_TIMEOUT_S), strict=True):
+            member.place, member.offset = place, _offset(member.actor)
+        starts = [m.actor.start.remote(self.zero_wall_ns, m.offset.offset_ns) for m in new]
+        ray.get(starts, timeout=REPLY_TIMEOUT_S)
+
+    def _shard(self, member: Member) -> Path:
+        return self._folder / f"{name(member.client_id)}.arrow"
+
+    def _left_by(self, member: Member) -> pa.Table:
+        """What a lost actor had written, where its disk is ours."""
+        if not self._shard(member).exists():
+            return _NOTHING
+        return records.read_stream(self._shard(member), records.SHARD).select(records.PROGRESS.names)
+
+    def _alive(self) -> list[Member]:
+        gone = {lost.client_id for lost in self.lost}
+        return [member for member in self.members if member.client_id not in gone]
+
+    def _ask(self, method: str, timeout_s: float, *words: Any) -> list[tuple[Member, Any]]:
+        return self._answers(self._call(method, *words), timeout_s)
+
+    def _call(self, method: str, *words: Any) -> list[tuple[Member, Any]]:
+        return [(member, getattr(member.actor, method).remote(*words)) for member in self._alive()]
+
+    def _answers(self, calls: list[tuple[Member, Any]], timeout_s: float) -> list[tuple[Member, Any]]:
+        """The answers in time; an actor that died, failed or does not answer is lost from now on."""
+        deadline = time.monotonic() + timeout_s
+        answers = []
+        for member, ref in calls:
+            try:
+                answers.append((member, ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))))
+            except GetTimeoutError:
+                self._lose(member, f"no answer within {timeout_s:g} s")
+            except RayTaskError as error:
+                self._lose(member, _last_line(error), last_words=True)
+            except RayError as error:
+                self._lose(member, _last_line(error))
+        return answers
+
+    def _lose(self, member: Member, reason: str, last_words: bool = False) -> None:
+        """Give an actor up: it must not send any more, whatever state it is in.
+
+        One that only failed in its work may still write down what it knows (`last_words`).
+        """
+        if any(lost.client_id == member.client_id for lost in self.lost):
+            return
+        self.lost.append(LostActor(member.client_id, member.index, self._count, reason))
+        self._untold.append(member)
+        if last_words:
+            with suppress(RayError):
+                ray.get(member.actor.finish.remote(0.0), timeout=LAST_WORDS_S)
+        ray.kill(member.actor)
+
+
+def _offset(actor: Any) -> Offset:
+    """Best of twenty round trips: the actor's wall clock minus the middle of two readings here."""
+    trips = []
+    for _ in range(ROUND_TRIPS):
+        before = time.time_ns()
+        remote = ray.get(actor.wall_ns.remote(), timeout=REPLY_TIMEOUT_S)
+        after = time.time_ns()
+        trips.append(Offset(remote - (before + after) // 2, after - before))
+    best = min(trips, key=lambda trip: trip.round_trip_ns)
+    if abs(best.offset_ns) > MAX_OFFSET_NS:
+        raise FleetError(f"clocks differ by {best.offset_ns / 1e6:.0f} ms; synchronise the nodes (chrony)")
+    return best
+
+
+def _last_line(error: Exception) -> str:
+    """What was raised in the actor, or what Ray says of its end, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -146,6 +146,8 @@ def cells(facts: dict[str, Any]) -> tuple[str, ...]:
 def sentence(kind: str, facts: dict[str, Any]) -> str:
     """An event as one line, or nothing if it is for the log only."""
     if kind == "segment":
+        if facts["rate_qps_per_node"] is None:
+            return f"{facts['kind']} {facts['index']}: {facts['reason']}"
         rate = f"{facts['rate_qps_per_node']:.3f} QPS per node"
         return f"{facts['kind']} {facts['index']}: {rate}; {facts['reason']}"
     if kind == "segment_done":

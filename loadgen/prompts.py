@@ -1,8 +1,8 @@
 """Request bodies of exact token length, spliced from bytes made before the start.
 
-Knows JSON bodies of vLLM's completions API; knows nothing of sockets. Every token is written with
-the same number of characters, so a prompt of n tokens is a slice of one long string: building a
-body costs a copy, not a tokeniser.
+Knows JSON bodies of vLLM's completions and chat APIs; knows nothing of sockets. Every token is
+written with the same number of characters, so a prompt of n tokens is a slice of one long string:
+building a body costs a copy, not a tokeniser.
 """
 
 import json
@@ -13,13 +13,21 @@ from conf.schema import Workload
 
 POOL_TOKENS = 65_536
 UNIQUE_TOKENS = 8
+ENVELOPES = {
+    "token_ids": (b'{"prompt":[', b"]"),
+    "text": (b'{"prompt":"', b'"'),
+    "chat": (b'{"messages":[{"role":"user","content":"', b'"}]'),
+}
+"""What stands before and after the tokens of a prompt."""
 
 
 class Prompts:
     """Bodies for one workload. Two bodies never share their first tokens, so none hits a prefix cache.
 
     `salt` separates runs: prompts of another salt differ too. Token ids are drawn from the ids of
-    the vocabulary with the most digits (10000 to 99999 of 151936), away from special ids.
+    the vocabulary with the most digits (10000 to 99999 of 151936), away from special ids. `path` is
+    the URL path of the API that takes the bodies. A chat is one user message; what the server's
+    template puts around it comes on top of the asked tokens.
     """
 
     def __init__(self, workload: Workload, model: str, vocab: int, salt: int) -> None:
@@ -28,7 +36,8 @@ class Prompts:
         rng = np.random.default_rng(salt)
         ids = rng.integers(self._low, self._high, size=2 * POOL_TOKENS)
         self._separator = b"," if workload.prompt == "token_ids" else b" "
-        self._open, self._close = (b"[", b"]") if workload.prompt == "token_ids" else (b'"', b'"')
+        self._head, self._close = ENVELOPES[workload.prompt]
+        self.path = "/v1/chat/completions" if workload.prompt == "chat" else "/v1/completions"
         self._width = digits + 1
         self._pool = self._separator.join(str(i).encode() for i in ids.tolist()) + self._separator
         self._salt = int(rng.integers(0, 2**31))
@@ -42,7 +51,7 @@ class Prompts:
         rest = self._slice(seq, input_tokens - len(unique))
         prompt = self._separator.join([*unique, rest] if rest else unique)
         limits = b',"max_tokens":%d,"min_tokens":%d,' % (output_tokens, output_tokens)
-        return b'{"prompt":' + self._open + prompt + self._close + limits + self._tail
+        return b"".join((self._head, prompt, self._close, limits, self._tail))
 
     def _unique(self, seq: int) -> list[bytes]:
         """`UNIQUE_TOKENS` tokens that spell salt and seq in the base of the id range."""
@@ -53,9 +62,8 @@ class Prompts:
             tokens.append(b"%d" % (self._low + digit))
         return tokens
 
-    def _slice(self, seq: int, tokens: int) -> bytes:
-        if tokens <= 0:
-            return b""
+    def _slice(self, seq: int, tokens: int) -> memoryview:
+        """A view, because at 25 kB each copy costs as much as reading several tokens."""
         pool = self._pool if tokens <= POOL_TOKENS else self._pool * -(-tokens // POOL_TOKENS)
         at = (seq * 7919) % POOL_TOKENS * self._width
-        return pool[at : at + tokens * self._width - 1]
+        return memoryview(pool)[at : at + max(0, tokens * self._width - 1)]

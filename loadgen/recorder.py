@@ -1,44 +1,56 @@
-"""Durable shards: finished requests appended to an Arrow IPC stream that survives a killed process.
+"""Durable shards: rows appended to an Arrow IPC stream that survives a killed process.
 
-Knows files and the request schema; knows nothing of HTTP. A kill costs at most the rows since the
-last flush, a full disk no row as long as it does not last; Parquet is made once, at the end, by rename.
+Knows files, locks and one schema; knows nothing of HTTP. A kill costs at most the rows since the last
+flush, a full disk no row as long as it does not last; Parquet is made once, at the end, by rename.
 """
 
-from collections.abc import Mapping
+import errno
+import fcntl
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 
 from analysis import records
 
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What a file system without locks answers (some network ones, as they are mounted)."""
+
 
 class Shard:
-    """An append-only Arrow IPC stream of request rows."""
+    """An append-only Arrow IPC stream of rows of one schema, held by its writer until it is closed or dies.
 
-    def __init__(self, path: Path) -> None:
+    Raises BlockingIOError if another writer holds it.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema = records.SHARD) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._file = path.open("wb", buffering=0)
-        self._schema = records.SHARD
-        self._rows: list[Mapping[str, Any]] = []
+        path.touch()
+        self._file = path.open("r+b", buffering=0)
+        self._kept: list[pa.RecordBatch] = []
         self._whole_bytes = 0
-        self._write(self._schema.serialize())
-        # The first conversion imports what pyarrow loads lazily: now, not in the middle of a run.
-        pa.RecordBatch.from_pylist([{"seq": 0, "itl_us": [0]}], schema=self._schema)
+        self._cut = path.stat().st_size > 0
+        try:
+            lock(self._file)
+            self._write(schema.serialize())
+        except OSError:
+            self._file.close()
+            raise
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Keep a row until the next flush."""
-        self._rows.append(row)
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Keep rows until the next flush."""
+        if batch.num_rows:
+            self._kept.append(batch)
 
     def flush(self) -> None:
         """Hand the rows kept so far to the operating system.
 
         Raises OSError if it does not take them; they are kept, and the next flush writes them once.
         """
-        if self._rows:
-            self._write(pa.RecordBatch.from_pylist(self._rows, schema=self._schema).serialize())
-            self._rows = []
+        while self._kept:
+            self._write(self._kept[0].serialize())
+            del self._kept[0]
 
     def close(self) -> None:
         """Flush and close the file, which is closed even if the flush fails. Its end ends the stream."""
@@ -49,9 +61,24 @@ class Shard:
 
     def _write(self, message: pa.Buffer) -> None:
         """Append one whole message, in the place of what a failed attempt may have left there."""
-        self._file.truncate(self._whole_bytes)
-        self._file.seek(self._whole_bytes)
+        if self._cut:  # only then: on a network file system it is a round trip that the loop waits for
+            self._file.truncate(self._whole_bytes)
+            self._file.seek(self._whole_bytes)
+        self._cut = True
         rest = memoryview(message)
         while rest:
             rest = rest[self._file.write(rest) :]
         self._whole_bytes += message.size
+        self._cut = False
+
+
+def lock(file: IO[Any]) -> None:
+    """Take the lock of an open, writable file until it is closed; without locks everybody gets it.
+
+    Raises BlockingIOError while another process, or another opening of the file in this one, has it.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise

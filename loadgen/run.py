@@ -3,14 +3,16 @@
 Knows in which order things start, end and are written; the service under test is handed in.
 """
 
-import contextlib
+import math
 import os
+import secrets
 import traceback
-import zlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pyarrow as pa
@@ -21,47 +23,72 @@ from analysis.summary import Tree
 from conf import Experiment
 from conf.load import dump
 from loadgen import conclusion
+from loadgen.driver import Driver, Past, Plan, TargetLost
 from loadgen.endpoint import TargetError
-from loadgen.fleet import Fleet, FleetError, FleetPlan
-from loadgen.run_folder import RunFolder, checksums, manifest
+from loadgen.fleet import Fleet, FleetError
+from loadgen.load_actor import FleetPlan
+from loadgen.run_folder import RunFolder, checksums, manifest, sha256_of
+from loadgen.scrape import Scraper
 from loadgen.search import Start
-from loadgen.sweep import Driver, Plan, TargetLost
 
-INTERRUPT_DRAIN_S = 1.0
+STREAMS_SPARE = 2.0
+"""Requests in flight at the bounds, times this, must fit into the actors' files and ports (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What is loaded: where it listens, the replicas expected in answers, and what it says of itself."""
+    """What is loaded: where it listens, the replicas expected in answers, and what it says of itself.
+
+    `metrics_urls` maps a replica (or an endpoint) to the address of its metrics.
+    """
 
     urls: list[str]
     replicas: frozenset[str] | None = None
     fault: Callable[[], str | None] = lambda: None
     reported: dict[str, Any] = field(default_factory=dict)
+    metrics_urls: dict[str, str] = field(default_factory=dict)
     actor_options: dict[str, Any] = field(default_factory=dict)
     api_key: str | None = field(default=None, repr=False)
 
 
+FAILED = {"valid": False, "passed": False, "exit_code": summary.EXIT_INTERNAL}
+
+
 class Run:
-    """A run folder being filled. `act` drives the target and concludes; `show` is the progress."""
+    """A run folder being filled. `show` is the progress, `past` what earlier sessions of the run left."""
 
     def __init__(
-        self, experiment: Experiment, folder: RunFolder, verb: str, show: Callable[..., None]
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        verb: str,
+        show: Callable[..., None],
+        past: Past | None = None,
     ) -> None:
         self.experiment = experiment
         self.folder = folder
         self.prediction: Tree | None = None
         self._show = show
+        self._past = past
         self._driver: Driver | None = None
         self._fleet: Fleet | None = None
-        self._planned = 0
-        self._salt = zlib.crc32(folder.run_id.encode())
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        before = folder.read_json("manifest.json") if past is not None else {}
+        self._salt = before.get("prompt_salt", secrets.randbits(31))
         self._manifest = manifest(folder.run_id, verb, experiment.seed, self._salt)
+        if before:
+            self._manifest["sessions_before"] = [*before.pop("sessions_before", []), before]
+        if experiment.workload.trace:
+            self._manifest["trace_sha256"] = sha256_of(Path(experiment.workload.trace))
         folder.write_text("config.yaml", dump(experiment))
         folder.write_json("manifest.json", self._manifest)
 
     def emit(self, kind: str, /, **facts: Any) -> None:
-        """Log an event and show it."""
+        """Log an event and show it, and before it what other threads had to say."""
+        while not self._lines.empty():
+            text = self._lines.get()
+            self.folder.event("metrics", text=text)
+            self._show("metrics", text=text)
         self.folder.event(kind, **facts)
         self._show(kind, **facts)
 
@@ -83,33 +110,58 @@ class Run:
                 self.folder.write_json("manifest.json", self._manifest)
                 tree = self._drive(up, start, act)
         except KeyboardInterrupt:
-            tree = tree or self._failed(summary.EXIT_INTERRUPTED, "interrupted before the load began")
+            when = "before the load began" if self._driver is None else "at once; answers in flight were cut"
+            tree = tree or self._failed(summary.EXIT_INTERRUPTED, f"interrupted {when}")
         except (TargetError, FleetError) as error:
             tree = tree or self._failed(summary.EXIT_TARGET, str(error))
+        except OSError as error:
+            tree = tree or self._failed(summary.EXIT_INTERNAL, str(error))
         except Exception as error:  # noqa: BLE001  the boundary of a run: what was received must be saved
-            self.folder.write_text("traceback.txt", traceback.format_exc())
+            with suppress(OSError):
+                self.folder.write_text("traceback.txt", traceback.format_exc())
             reason = f"internal error, see traceback.txt: {type(error).__name__}: {error}"
             tree = tree or self._failed(summary.EXIT_INTERNAL, reason)
-        return self._finish(tree)
+        try:
+            return self._finish(tree)
+        except OSError as error:
+            why = f"{tree['reason'] or 'measured'}; then the run folder could not be written: {error}"
+            rescue = f"mend that, then: python -m loadgen resume {_from_here(self.folder.path)}"
+            return tree | {"reason": f"{why}; {rescue}"} | FAILED
+        finally:
+            self.folder.close()
 
     def _drive(self, service: Service, start: Start, act: Callable[[Driver], Tree]) -> Tree:
-        self._fleet = self._start_fleet(service)
-        drain_s = INTERRUPT_DRAIN_S
-        try:
-            self._driver = Driver(
-                self._fleet, self._plan(service, start), self.emit, self._save, service.fault
-            )
-            tree = act(self._driver)
-            drain_s = self.experiment.fleet.drain_s
-        except KeyboardInterrupt:
-            self.emit("interrupted", text="interrupted: no more sends; saving what was received")
-            tree = self._failed(summary.EXIT_INTERRUPTED, "every request received so far is saved")
-        except TargetLost as error:
-            tree = self._failed(summary.EXIT_TARGET, str(error))
-        finally:
-            with contextlib.suppress(KeyboardInterrupt):
-                self._fleet.finish(drain_s)
-        return tree
+        fleet = self._start_fleet(service)
+        with self._scraping(service, fleet):
+            try:
+                self._refuse_cramped(fleet, start)
+                plan, told = self._plan(service, start), self.folder.tell
+                self._driver = Driver(fleet, plan, self.emit, self.folder.plan, service.fault, told)
+                if self._past is not None:
+                    self._driver.restore(self._past)
+                return act(self._driver)
+            except KeyboardInterrupt:
+                drain_s = self.experiment.fleet.drain_s
+                text = (
+                    f"interrupted: no more sends; waiting up to {drain_s:g} s for answers (Ctrl-C cuts them)"
+                )
+                self.emit("interrupted", text=text)
+                return self._failed(summary.EXIT_INTERRUPTED, "every request received so far is saved")
+            except TargetLost as error:
+                return self._failed(summary.EXIT_TARGET, str(error))
+            finally:
+                fleet.finish(self.experiment.fleet.drain_s)
+
+    def _scraping(self, service: Service, fleet: Fleet) -> AbstractContextManager[object]:
+        if not service.metrics_urls:
+            return nullcontext()
+        return Scraper(
+            service.metrics_urls,
+            self.folder.shards / f"server-{fleet.zero_wall_ns}.arrow",
+            fleet.now_ns,
+            service.api_key,
+            self._lines.put,
+        )
 
     def _start_fleet(self, service: Service) -> Fleet:
         asked = self.experiment
@@ -123,20 +175,29 @@ class Run:
             record_itl=asked.fleet.record_itl,
             api_key=service.api_key,
         )
-        fleet = Fleet(
+        self._fleet = fleet = Fleet(
             asked.fleet.actors,
             asked.fleet.cpus_per_actor,
             plan,
             self.folder.shards.resolve(),
             service.actor_options,
+            first_client=self._past.next_client if self._past else 0,
+            from_ns=self._past.end_ns if self._past else 0,
         )
-        offsets = [
-            {"offset_us": o.offset_ns / 1e3, "within_us": o.round_trip_ns / 2e3} for o in fleet.offsets
-        ]
-        self._manifest["load_actor_nodes"] = fleet.nodes
-        self._manifest["clock_offsets"] = offsets
-        self.emit("fleet", text=f"{asked.fleet.actors} load actor(s) ready", clock_offsets=offsets)
+        self._manifest["load_actors"] = [member.described() for member in fleet.members]
+        self.folder.write_json("manifest.json", self._manifest)
+        self.emit("fleet", text=f"{len(fleet.members)} load actor(s) ready")
         return fleet
+
+    def _refuse_cramped(self, fleet: Fleet, start: Start) -> None:
+        """Refuse a rate whose requests in flight do not fit into the fleet's files and ports."""
+        asked = self.experiment
+        e2e_s = (asked.slo.ttft_p90_ms + asked.workload.output_tokens.mean * asked.slo.tpot_p90_ms) / 1e3
+        guess = asked.rate_qps or max([qps for _, qps in asked.profile_qps], default=0.0)
+        qps = (guess or start.prediction_qps or start.roofline_qps or 0.0) * asked.cluster.nodes
+        wanted = asked.concurrency or math.ceil(STREAMS_SPARE * qps * e2e_s)
+        if reason := fleet.shortage(wanted):
+            raise FleetError(reason)
 
     def _plan(self, service: Service, start: Start) -> Plan:
         asked = self.experiment
@@ -151,28 +212,36 @@ class Run:
             replicas=service.replicas,
         )
 
-    def _save(self, schedule: Any) -> None:
-        self._planned += len(schedule)
-        self.folder.plan(schedule)
-
     def _failed(self, exit_code: int, reason: str) -> Tree:
         return conclusion.of_failure(self.experiment, self._driver, exit_code, reason)
 
     def _finish(self, tree: Tree) -> Tree:
         """Write every file of the folder, the verdict last."""
-        wall_ns = self._fleet.start_wall_ns if self._fleet else None
-        rows = self.folder.collect(wall_ns)
-        tree |= {"run_id": self.folder.run_id, "folder": str(self.folder.path)}
+        rows = self.folder.collect(self._fleet.zero_wall_ns if self._fleet else None)
+        tree |= {
+            "verb": self._manifest["verb"],
+            "run_id": self.folder.run_id,
+            "folder": str(_from_here(self.folder.path)),
+        }
         if self.prediction:
             tree["prediction"] = self.prediction
-        tree["requests"] = conclusion.count_requests(rows, self._planned)
+        tree["requests"] = conclusion.count_requests(rows, RunFolder.planned_in(self.folder.path))
         if tree["dwells"]:
-            pq.write_table(pa.Table.from_pylist(tree["dwells"]), self.folder.path / "dwells.parquet")
+            part = self.folder.path / "dwells.tmp"
+            pq.write_table(pa.Table.from_pylist(tree["dwells"]), part)
+            part.replace(part.with_suffix(".parquet"))
         self.folder.write_json("sweep.json", tree)
+        if self._fleet:
+            # Those that replaced others are among them by now.
+            self._manifest["load_actors"] = [member.described() for member in self._fleet.members]
         self._manifest["ended_at"] = datetime.now(UTC).isoformat()
         self._manifest["host"]["load_average_at_end"] = os.getloadavg()
         self._manifest["files"] = checksums(self.folder.path)
         self.folder.write_json("manifest.json", self._manifest)
         self.folder.event("end", exit_code=tree["exit_code"], reason=tree["reason"])
-        self.folder.close()
         return tree
+
+
+def _from_here(path: Path) -> Path:
+    """The path as a person would type it here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -3,15 +3,19 @@
 Knows file names and their order of writing (outputs of a run); knows nothing of what the numbers mean.
 """
 
+import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
 import platform
 import secrets
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -22,11 +26,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import records
-from analysis.runs import gather
-from loadgen.arrivals import PHASES, ArrivalSchedule
+from analysis import records, series
+from analysis.runs import Run, gather
+from loadgen.arrivals import ArrivalSchedule
+from loadgen.recorder import Shard, lock
+from loadgen.rows import plan_table
 
 SCHEMA_VERSION = 1
+RELEASE_S = 10.0
+"""Load actors outlive a killed driver by a moment; so long their shards are waited for."""
+RETRY_S = 0.1
 PACKAGES = (
     "maxqps",
     "ray",
@@ -41,17 +50,42 @@ PACKAGES = (
 )
 
 
-class RunFolder:
-    """Creates and fills `out/name`. Raises FileExistsError when it is already there."""
+class BusyError(OSError):
+    """Another process is filling the folder."""
 
-    def __init__(self, out: Path, name: str | None) -> None:
+
+class RunFolder:
+    """A run's folder and the files in it, held by one process at a time. Raises BusyError, OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path = path.resolve()
+        self.run_id = path.name
+        self.shards = path / "shards"
+        self._told: Shard | None = None
+        self._events = (path / "events.jsonl").open("a")
+        try:
+            lock(self._events)
+            self.shards.mkdir(exist_ok=True)
+        except BlockingIOError as error:
+            self._events.close()
+            raise BusyError(f"{path} is being filled by another process") from error
+        except OSError:
+            self._events.close()
+            raise
+        if self._events.tell() and not (path / "events.jsonl").read_bytes().endswith(b"\n"):
+            self._events.write("\n")  # the last line was cut by a kill; what follows must not be lost with it
+
+    @classmethod
+    def create(cls, out: Path, name: str | None) -> "RunFolder":
+        """A new folder `out/name`, by default the UTC time and four digits. Raises OSError."""
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        self.run_id = name or f"{stamp}-{secrets.token_hex(2)}"
-        self.path = out / self.run_id
-        self.path.mkdir(parents=True, exist_ok=False)
-        self.shards = self.path / "shards"
-        self.shards.mkdir()
-        self._events = (self.path / "events.jsonl").open("a")
+        path = out / (name or f"{stamp}-{secrets.token_hex(2)}")
+        path.mkdir(parents=True, exist_ok=False)
+        try:
+            return cls(path)
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)  # else the next try finds its name taken
+            raise
 
     def event(self, kind: str, /, **facts: Any) -> None:
         """Append one line to events.jsonl and hand it to the operating system."""
@@ -63,47 +97,114 @@ class RunFolder:
     def write_text(self, name: str, text: str) -> None:
         """Write a small file whole or not at all."""
         part = self.path / f"{name}.tmp"
-        part.write_text(text)
-        part.replace(self.path / name)
+        try:
+            part.write_text(text)
+            part.replace(self.path / name)
+        except OSError:
+            part.unlink(missing_ok=True)  # a full disk has no room for halves
+            raise
+
+    def read_json(self, name: str) -> Any:
+        """A JSON file of this folder."""
+        return json.loads((self.path / name).read_text())
 
     def write_json(self, name: str, tree: Any) -> None:
         """Write a JSON file whole or not at all; see `finite` for numbers that are not."""
         self.write_text(name, json.dumps(finite(tree), indent=2, default=str) + "\n")
 
     def plan(self, schedule: ArrivalSchedule) -> None:
-        """Save a segment's plan before its first send: what was planned is known whatever happens."""
+        """Save a segment's plan before its first send: what was planned is known whatever happens.
+
+        Raises OSError if the disk does not take it.
+        """
+        if not len(schedule):
+            return
         folder = self.path / "schedule"
         folder.mkdir(exist_ok=True)
-        count = len(schedule)
-        table = pa.table(
-            {
-                "seq": schedule.seq,
-                "dwell": np.full(count, schedule.dwell, dtype=np.int16),
-                "phase": pa.array([PHASES[i] for i in schedule.phase.tolist()], pa.string()),
-                "due_ns": schedule.due_ns,
-                "requested_input_tokens": schedule.input_tokens,
-                "requested_output_tokens": schedule.output_tokens,
-            }
-        )
-        name = f"segment-{schedule.dwell + 1:04d}.parquet"
-        pq.write_table(table, folder / f"{name}.tmp")
-        (folder / f"{name}.tmp").replace(folder / name)
+        part = folder / f"from-{schedule.seq[0]:09d}.tmp"
+        pq.write_table(plan_table(schedule), part)
+        part.replace(part.with_suffix(".parquet"))
+
+    def tell(self, rows: pa.Table) -> None:
+        """Keep what load actors told of requests that ended (schema `records.PROGRESS`).
+
+        An actor's shard may lie on a machine that is out of reach once the actor or this process is dead.
+
+        Raises OSError if the disk does not take them.
+        """
+        if not rows.num_rows:
+            return
+        if self._told is None:
+            names = (self.shards / f"driver-{n}.arrow" for n in itertools.count())
+            self._told = Shard(next(name for name in names if not name.exists()), records.PROGRESS)
+        for batch in rows.to_batches():
+            self._told.append(batch)
+        self._told.flush()
+
+    @staticmethod
+    def planned_in(path: Path) -> int:
+        """Requests planned so far in the run at `path`, by its saved plans."""
+        return sum(pq.read_metadata(file).num_rows for file in path.glob("schedule/*.parquet"))
 
     def collect(self, wall_start_ns: int | None = None) -> pa.Table:
         """Shards and plan joined into requests/: exactly one row for every planned request.
 
-        The shards go once the Parquet stands.
+        The load actors' health and the servers' figures become clients.parquet and timeseries.parquet.
+        The shards go once the Parquet stands on the disk. Raises BusyError while somebody still writes one,
+        and OSError; then they stay.
         """
-        rows = gather(self.path, wall_start_ns)
-        records.write(rows, self.path / "requests" / "part-000.parquet")
-        for shard in self.shards.glob("*.arrow"):
-            shard.unlink()
-        self.shards.rmdir()
+        self._close_told()
+        shards = sorted(self.shards.glob("*.arrow"))
+        with _locked(shards):
+            run = Run(self.path, {}, None)
+            rows = gather(self.path, wall_start_ns)
+            tables = {"clients.parquet": run.clients(), "timeseries.parquet": run.timeseries()}
+            tables = {file: table for file, table in tables.items() if table.num_rows}
+            records.write(rows, self.path / "requests" / "part-000.parquet")
+            for file, table in tables.items():
+                series.write(table, self.path / file)
+            _sync(self.path / "requests" / "part-000.parquet", *(self.path / file for file in tables))
+            for shard in shards:
+                shard.unlink()
+        with contextlib.suppress(OSError):  # what is not ours stays
+            self.shards.rmdir()
         return rows
 
     def close(self) -> None:
-        """End the event log."""
-        self._events.close()
+        """End the event log and the driver's shard; on a full disk without what it could not take."""
+        for end in (self._close_told, self._events.close):
+            with contextlib.suppress(OSError):
+                end()
+
+    def _close_told(self) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told.close()
+
+
+@contextlib.contextmanager
+def _locked(shards: Sequence[Path]) -> Iterator[None]:
+    """Lock shards against their writers. Raises BusyError if one still has its shard after `RELEASE_S`."""
+    deadline_s = time.monotonic() + RELEASE_S
+    with contextlib.ExitStack() as files:
+        for shard in shards:
+            file = files.enter_context(shard.open("r+b"))
+            while True:
+                try:
+                    lock(file)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() > deadline_s:
+                        raise BusyError(f"a load actor still writes {shard}; try again") from error
+                time.sleep(RETRY_S)
+        yield
+
+
+def _sync(*paths: Path) -> None:
+    """Wait until the disk has these files: until then a dead machine may take them along."""
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def finite(tree: Any) -> Any:
@@ -145,7 +246,13 @@ def checksums(folder: Path) -> dict[str, str]:
     """sha256 of every file below `folder` except the manifest and the growing event log."""
     skipped = {"manifest.json", "events.jsonl"}
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in skipped)
-    return {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+    return {str(file.relative_to(folder)): sha256_of(file) for file in files}
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 of a file, in hexadecimal. Raises OSError if it cannot be read."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def without_credentials(word: str) -> str:

@@ -1,21 +1,38 @@
 """The seam between the search and what it loads: arrivals in, request rows out, on one clock."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import pyarrow as pa
 
 from loadgen.arrivals import ArrivalSchedule
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
-    """Rows (of schema `REQUESTS`) that ended since the last call or are in flight now (`pending`).
+class LostActor:
+    """A load actor that died or fell silent: it owned the requests with seq mod `of` = `index`."""
 
-    `health` maps each load actor to its figures since the last call (`Worker.health`).
+    client_id: int
+    index: int
+    of: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"load actor {self.client_id} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What is known now: requests that ended since the last call and those in flight (`records.PROGRESS`).
+
+    Rows that a lost actor left on disk may have been told before. `health` has one row per load actor and
+    second since the last call (schema `series.CLIENTS`).
     """
 
-    rows: list[dict[str, Any]]
-    health: dict[str, dict[str, float]]
-    lost_actors: list[str]
+    ended: pa.Table
+    pending: pa.Table
+    health: list[dict[str, Any]] = field(default_factory=list)
+    lost_actors: list[LostActor] = field(default_factory=list)
 
 
 class Target(Protocol):
@@ -31,4 +48,8 @@ class Target(Protocol):
 
     def retract(self) -> None:
         """Forget every arrival that is not due yet."""
+        ...
+
+    def heal(self) -> bool:
+        """Replace lost load actors by fresh ones; False if that is not possible (any more)."""
         ...

@@ -4,13 +4,17 @@ Knows how progress becomes request rows; the engines behind it are injected by a
 No time passes: an hour of traffic takes as long as its arithmetic.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from analysis import records
-from loadgen.arrivals import NS, PHASES, ArrivalSchedule
+from loadgen.arrivals import NS, ArrivalSchedule
+from loadgen.rows import Planned, planned
 from loadgen.target import Observation
-from loadgen.worker import Planned
 
 
 class Progress(Protocol):
@@ -57,50 +61,56 @@ class VirtualTarget:
             self._submit(schedule)
         self._now_ns = max(self._now_ns, until_ns)
         self._service.advance(self._now_ns / NS)
-        return Observation([self._row(progress) for progress in self._service.observe()], {}, [])
+        seen = [(self._planned[progress.key], progress) for progress in self._service.observe()]
+        done = [flight for flight in seen if flight[1].finished]
+        for plan, _ in done:
+            del self._planned[plan.seq]
+        return Observation(_table(done), _table([flight for flight in seen if not flight[1].finished]))
 
     def retract(self) -> None:
         """Forget every arrival that is not due yet."""
         self._service.retract(self._now_ns / NS)
-        self._planned = {
-            seq: planned for seq, planned in self._planned.items() if planned.due_ns <= self._now_ns
-        }
+        self._planned = {seq: plan for seq, plan in self._planned.items() if plan.due_ns <= self._now_ns}
+
+    def heal(self) -> bool:
+        """Nothing is lost on a virtual clock."""
+        return False
 
     def _submit(self, schedule: ArrivalSchedule) -> None:
-        columns = (
-            schedule.seq,
-            schedule.phase,
-            schedule.due_ns,
-            schedule.input_tokens,
-            schedule.output_tokens,
-        )
-        for seq, phase, due_ns, inputs, outputs in zip(*(c.tolist() for c in columns), strict=True):
-            self._planned[seq] = Planned(seq, schedule.dwell, PHASES[phase], due_ns, inputs, outputs)
-            self._service.submit(seq, due_ns / NS, inputs, outputs)
+        for plan in planned(schedule):
+            self._planned[plan.seq] = plan
+            self._service.submit(plan.seq, plan.due_ns / NS, plan.input_tokens, plan.output_tokens)
 
-    def _row(self, progress: Progress) -> dict[str, Any]:
-        planned = self._planned[progress.key]
-        if progress.finished:
-            del self._planned[progress.key]
 
-        def offset(at_s: float | None) -> int | None:
-            return None if at_s is None else round(at_s * NS) - planned.due_ns
+def _table(flights: Sequence[tuple[Planned, Progress]]) -> pa.Table:
+    """Rows of schema `PROGRESS`: sent in time, and ended with the last token."""
+    plans = [plan for plan, _ in flights]
+    due_ns = np.array([plan.due_ns for plan in plans], dtype=np.int64)
+    finished = np.array([progress.finished for _, progress in flights], dtype=np.bool_)
+    last = _offsets([progress.last_token_s for _, progress in flights], due_ns)
+    input_tokens = pa.array([plan.input_tokens for plan in plans], pa.int32())
+    columns: dict[str, Any] = {
+        "seq": pa.array([plan.seq for plan in plans], pa.int64()),
+        "client_id": pa.array(np.zeros(len(plans), dtype=np.int16)),
+        "dwell": pa.array([plan.dwell for plan in plans], pa.int16()),
+        "phase": pa.array([plan.phase for plan in plans], pa.string()),
+        "status": pa.array([records.OK if it else records.PENDING for it in finished.tolist()], pa.string()),
+        "replica_id": pa.array([str(progress.replica) for _, progress in flights], pa.string()),
+        "due_ns": pa.array(due_ns),
+        "send_offset_ns": pa.array(np.zeros(len(plans), dtype=np.int64)),
+        "first_token_offset_ns": _offsets([progress.first_token_s for _, progress in flights], due_ns),
+        "last_token_offset_ns": last,
+        "end_offset_ns": pc.if_else(pa.array(finished), last, None),
+        "requested_input_tokens": input_tokens,
+        "requested_output_tokens": pa.array([plan.output_tokens for plan in plans], pa.int32()),
+        "prompt_tokens": input_tokens,
+        "output_tokens": pa.array([progress.tokens or None for _, progress in flights], pa.int32()),
+    }
+    return pa.table(records.empty(records.PROGRESS, len(plans)) | columns, schema=records.PROGRESS)
 
-        last = offset(progress.last_token_s)
-        return {
-            "seq": planned.seq,
-            "client_id": 0,
-            "dwell": planned.dwell,
-            "phase": planned.phase,
-            "status": records.OK if progress.finished else records.PENDING,
-            "replica_id": str(progress.replica),
-            "due_ns": planned.due_ns,
-            "send_offset_ns": 0,
-            "first_token_offset_ns": offset(progress.first_token_s),
-            "last_token_offset_ns": last,
-            "end_offset_ns": last if progress.finished else None,
-            "requested_input_tokens": planned.input_tokens,
-            "requested_output_tokens": planned.output_tokens,
-            "prompt_tokens": planned.input_tokens,
-            "output_tokens": progress.tokens or None,
-        }
+
+def _offsets(at_s: list[float | None], due_ns: Any) -> pa.Array:
+    """Seconds on the virtual clock as ns from due; null where nothing came."""
+    missing = np.array([at is None for at in at_s], dtype=np.bool_)
+    at_ns = np.rint(np.array([at or 0.0 for at in at_s]) * NS).astype(np.int64)
+    return pa.array(at_ns - due_ns, mask=missing)

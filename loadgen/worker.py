@@ -12,36 +12,46 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from analysis import records
-from loadgen.arrivals import NS, PHASES, ArrivalSchedule
+import pyarrow as pa
+
+from analysis import records, series
+from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.client import Client
 from loadgen.exchange import Exchange
+from loadgen.health import Pulse
 from loadgen.prompts import Prompts
 from loadgen.recorder import Shard
+from loadgen.rows import Clock, Flight, Planned, batch, planned
 
 MISSED_AFTER_NS = NS
 """A request overdue by more than this is not sent in a late burst but recorded as missed."""
 TICK_S = 0.05
+LEAST_SLEEP_S = 0.001
+"""uvloop sleeps whole milliseconds: asked for less it does not sleep at all, and the loop spins."""
 FLUSH_S = 1.0
+FULL_DISK_S = 5.0
+"""A shard that cannot be written for so long ends the worker; until then its rows are kept."""
+SLICE = 500
+"""Rows that are made at once: some 3 ms, in which nothing can be sent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """One row of the schedule, as plain numbers."""
+class Report:
+    """What a load actor tells: requests that ended since the last report, those in flight, its health.
 
-    seq: int
-    dwell: int
-    phase: str
-    due_ns: int
-    input_tokens: int
-    output_tokens: int
+    `ended` and `pending` are of schema `records.PROGRESS`, `health` is rows of `series.CLIENTS`.
+    """
+
+    ended: pa.Table
+    pending: pa.Table
+    health: list[dict[str, Any]]
 
 
 class Worker:
     """One load generator: `offer` plans, `observe` reports, `retract` and `finish` end.
 
-    All times are on the run's clock, which starts at the monotonic instant `epoch_ns`; `wall_ns` is
-    the wall-clock time of that instant.
+    All times are on the run's clock, which `start` sets. `shard` takes one row for every request,
+    `pulse_shard` one row of this worker's health a second.
     """
 
     def __init__(
@@ -50,6 +60,7 @@ class Worker:
         urls: list[str],
         prompts: Prompts,
         shard: Shard,
+        pulse_shard: Shard | None = None,
         *,
         record_itl: bool,
         **client: Any,
@@ -57,88 +68,105 @@ class Worker:
         self._client_id = client_id
         self._prompts = prompts
         self._shard = shard
+        self._pulse_shard = pulse_shard
+        self._shards = [each for each in (shard, pulse_shard) if each is not None]
+        self._written_at = time.monotonic()
         self._record_itl = record_itl
         self._client = Client(urls, self._ended, **client)
         self._plan: deque[Planned] = deque()
-        self._flying: dict[int, tuple[Planned, Exchange]] = {}
-        self._ended_rows: list[dict[str, Any]] = []
+        self._closed: deque[Planned] = deque()
+        self._flying: dict[int, Flight] = {}
+        self._retractions = 0
+        self._landed: list[Flight] = []
+        self._unseen: list[pa.RecordBatch] = []
+        self._beats: list[dict[str, Any]] = []
         self._wake = asyncio.Event()
-        self._landed = asyncio.Event()
-        self._epoch_ns = self._wall_ns = 0
-        self._stall_ns = 0
-        self._in_flight: list[int] = []
-        self._cpu_mark = (time.process_time_ns(), time.monotonic_ns())
+        self._empty = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        # The first conversions import what pyarrow loads lazily: now, not in the middle of a run.
+        warm = Planned(0, 0, "warmup", 0, 1, 1), Exchange(0, 1)
+        batch([warm], Clock(0, 0), client_id, record_itl)
+        pa.RecordBatch.from_pylist([{"at": 0}], schema=series.CLIENTS)
 
     def start(self, epoch_ns: int, wall_ns: int) -> None:
-        """Start the run's clock and the loops."""
-        self._epoch_ns, self._wall_ns = epoch_ns, wall_ns
+        """Start the run's clock, whose zero is `epoch_ns` (monotonic) and `wall_ns`, and the loops."""
+        self._clock = Clock(epoch_ns, wall_ns)
+        self._pulse = Pulse(self._client_id, self._clock)
         self._tasks = [asyncio.ensure_future(loop()) for loop in (self._send, self._tick)]
 
-    def offer(self, schedule: ArrivalSchedule) -> None:
-        """Append this worker's shard of a schedule that lies after everything offered before."""
-        columns = zip(
-            schedule.seq.tolist(),
-            schedule.phase.tolist(),
-            schedule.due_ns.tolist(),
-            schedule.input_tokens.tolist(),
-            schedule.output_tokens.tolist(),
-            strict=True,
-        )
-        for seq, phase, due_ns, input_tokens, output_tokens in columns:
-            planned = Planned(seq, schedule.dwell, PHASES[phase], due_ns, input_tokens, output_tokens)
-            self._plan.append(planned)
-        self._wake.set()
+    async def offer(self, schedule: ArrivalSchedule) -> None:
+        """Append this worker's shard of a schedule that lies after everything offered before.
+
+        Of a closed loop only as many requests are due as may be in flight; each that ends starts the next.
+        """
+        due, retractions = schedule.concurrency or len(schedule), self._retractions
+        for start in range(0, len(schedule), SLICE):
+            for row in planned(schedule.where(slice(start, start + SLICE))):
+                (self._plan if due > 0 else self._closed).append(row)
+                due -= 1
+            if retractions != self._retractions:
+                retractions += 1
+                self.retract()  # it came while this schedule was being taken, and holds for all of it
+            self._wake.set()
+            await asyncio.sleep(0)
 
     def retract(self) -> None:
         """Forget what is not due yet; each keeps its row, as missed in the phase `retracted`."""
-        while self._plan:
-            self._miss(self._plan.popleft(), "retracted", phase="retracted")
+        self._retractions += 1
+        for plan in (self._plan, self._closed):
+            while plan:
+                row = plan.popleft()
+                row.phase = "retracted"
+                self._miss(row, "retracted")
         self._wake.set()
 
-    def observe(self) -> list[dict[str, Any]]:
-        """Rows that ended since the last call, and the present state of those due and not ended.
+    async def observe(self) -> Report:
+        """What ended since the last call, and the present state of what is due and has not ended.
 
         Raises what ended one of the loops (such as OSError of a full disk): from then on nothing is
         sent, or nothing written.
         """
         self._raise_dead()
-        ended, self._ended_rows = self._ended_rows, []
-        flying = [self._row(planned, exchange) for planned, exchange in self._flying.values()]
-        return [{k: v for k, v in row.items() if k != "itl_us"} for row in ended] + flying
-
-    def health(self) -> dict[str, float]:
-        """Since the last call: this process's share of a core, the loop's longest stall, mean in flight."""
-        cpu_ns, now_ns = time.process_time_ns(), time.monotonic_ns()
-        (cpu_was, then), self._cpu_mark = self._cpu_mark, (cpu_ns, now_ns)
-        stall_ns, self._stall_ns = self._stall_ns, 0
-        samples, self._in_flight = self._in_flight or [len(self._flying)], []
-        return {
-            "span_s": (now_ns - then) / NS,
-            "cpu_share": (cpu_ns - cpu_was) / max(1, now_ns - then),
-            "stall_ms": stall_ns / 1e6,
-            "in_flight": sum(samples) / len(samples),
-        }
+        self._roll()
+        unseen, self._unseen = self._unseen, []
+        beats, self._beats = self._beats, []
+        flying, pending = list(self._flying.values()), []
+        for start in range(0, len(flying), SLICE):
+            pending.append(self._rows(flying[start : start + SLICE], record_itl=False))
+            await asyncio.sleep(0)
+        return Report(_progress(unseen), _progress(pending), beats)
 
     async def finish(self, drain_s: float) -> None:
-        """Wait up to `drain_s` for answers, cut the rest as interrupted, and close the shard.
+        """Wait up to `drain_s` for answers, cut the rest as interrupted, and close the shards.
 
-        Raises, after all that, what ended a loop or else what kept the shard from being written.
+        Raises, after all that, what ended a loop or else what kept a shard from being written.
         """
         self.retract()
         if self._flying:
-            self._landed.clear()
+            self._empty.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._landed.wait(), drain_s)
+                await asyncio.wait_for(self._empty.wait(), drain_s)
         self._client.cut_all("interrupted")
         await asyncio.sleep(0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._roll()
         try:
-            self._shard.close()
+            self._close_shards()
         finally:
             self._raise_dead()
+
+    def cut(self) -> None:
+        """End every request in flight now, so that a `finish` under way need not wait for it."""
+        self._client.cut_all("interrupted")
+        self._empty.set()
+
+    def _close_shards(self) -> None:
+        """Close every shard, also when one cannot be written."""
+        with contextlib.ExitStack() as stack:
+            for shard in self._shards:
+                stack.callback(shard.close)
 
     def _raise_dead(self) -> None:
         """Raise the exception of a loop that ended by one."""
@@ -154,91 +182,86 @@ class Worker:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            wait_ns = self._epoch_ns + self._plan[0].due_ns - time.monotonic_ns()
+            wait_ns = self._clock.epoch_ns + self._plan[0].due_ns - time.monotonic_ns()
             if wait_ns <= 0:
                 self._launch(self._plan.popleft(), -wait_ns)
             else:
-                await asyncio.sleep(min(wait_ns / NS, TICK_S))
+                await asyncio.sleep(min(max(wait_ns / NS, LEAST_SLEEP_S), TICK_S))
 
-    def _launch(self, planned: Planned, late_ns: int) -> None:
+    def _launch(self, plan: Planned, late_ns: int) -> None:
         if late_ns > MISSED_AFTER_NS:
-            self._miss(planned, "overdue")
+            self._miss(plan, "overdue")
             return
-        exchange = Exchange(planned.seq, planned.output_tokens)
-        body = self._prompts.body(planned.seq, planned.input_tokens, planned.output_tokens)
-        self._flying[planned.seq] = (planned, exchange)
+        exchange = Exchange(plan.seq, plan.output_tokens)
+        body = self._prompts.body(plan.seq, plan.input_tokens, plan.output_tokens)
+        self._flying[plan.seq] = (plan, exchange)
         self._client.start(exchange, body)
+        if exchange.sent_ns is not None:
+            self._pulse.sent(exchange.sent_ns - self._clock.epoch_ns - plan.due_ns)
 
     async def _tick(self) -> None:
-        """Sample stalls of the loop and requests in flight, and flush the shard every second."""
-        flush_at = time.monotonic() + FLUSH_S
-        woke_ns = time.monotonic_ns()
-        while True:
-            await asyncio.sleep(TICK_S)
-            before_ns, woke_ns = woke_ns, time.monotonic_ns()
-            self._stall_ns = max(self._stall_ns, woke_ns - before_ns - int(TICK_S * NS))
-            self._in_flight.append(len(self._flying))
-            if time.monotonic() >= flush_at:
-                self._shard.flush()
-                flush_at = time.monotonic() + FLUSH_S
+        """Watch the loop's own punctuality, and every second record it and flush the shards."""
+        with self._pulse.watch_gc():
+            beat_at = time.monotonic() + FLUSH_S
+            woke_ns = time.monotonic_ns()
+            while True:
+                await asyncio.sleep(TICK_S)
+                before_ns, woke_ns = woke_ns, time.monotonic_ns()
+                self._pulse.woke(woke_ns - before_ns - int(TICK_S * NS), len(self._flying))
+                if time.monotonic() >= beat_at:
+                    self._beat()
+                    beat_at = time.monotonic() + FLUSH_S
+
+    def _beat(self) -> None:
+        self._roll()
+        self._beats.append(self._pulse.beat())
+        if self._pulse_shard is not None:
+            self._pulse_shard.append(pa.RecordBatch.from_pylist(self._beats[-1:], schema=series.CLIENTS))
+        try:
+            self._flush()
+        except OSError:
+            if time.monotonic() > self._written_at + FULL_DISK_S:
+                raise
+
+    def _flush(self) -> None:
+        """Write what the shards keep. Raises OSError; what could not be written is kept."""
+        for shard in self._shards:
+            shard.flush()
+        self._written_at = time.monotonic()
 
     def _ended(self, exchange: Exchange) -> None:
-        planned, _ = self._flying.pop(exchange.seq)
-        self._keep(self._row(planned, exchange))
+        flight = self._flying.pop(exchange.seq)
+        self._landed.append(flight)
+        self._pulse.ended(exchange.reads, exchange.events)
+        if exchange.status == "missed":  # out of files or ports
+            self._pulse.missed()
+        if self._closed:
+            follower = self._closed.popleft()
+            follower.due_ns = time.monotonic_ns() - self._clock.epoch_ns
+            self._launch(follower, 0)
         if not self._flying:
-            self._landed.set()
+            self._empty.set()
 
-    def _miss(self, planned: Planned, kind: str, phase: str | None = None) -> None:
-        exchange = Exchange(planned.seq, planned.output_tokens)
+    def _miss(self, plan: Planned, kind: str) -> None:
+        exchange = Exchange(plan.seq, plan.output_tokens)
         exchange.fail("missed", kind)
-        self._keep(self._row(planned, exchange) | ({"phase": phase} if phase else {}))
+        self._landed.append((plan, exchange))
+        if kind != "retracted":
+            self._pulse.missed()
 
-    def _keep(self, row: dict[str, Any]) -> None:
-        self._ended_rows.append(row)
-        self._shard.append(row)
+    def _roll(self) -> None:
+        """Turn what ended since the last call into rows, once for the disk and for the driver."""
+        landed, self._landed = self._landed, []
+        if landed:
+            rows = self._rows(landed, self._record_itl)
+            self._shard.append(rows)
+            self._unseen.append(rows)
 
-    def _row(self, planned: Planned, exchange: Exchange) -> dict[str, Any]:
-        """The record of schema `REQUESTS` of a request, ended or in flight."""
-        usage = exchange.usage or {}
-        engine = exchange.engine or {}
-        zero_ns = self._epoch_ns + planned.due_ns
+    def _rows(self, flights: list[Flight], record_itl: bool) -> pa.RecordBatch:
+        return batch(flights, self._clock, self._client_id, record_itl)
 
-        def offset(at_ns: int | None) -> int | None:
-            return None if at_ns is None else at_ns - zero_ns
 
-        return {
-            "seq": planned.seq,
-            "client_id": self._client_id,
-            "dwell": planned.dwell,
-            "phase": planned.phase,
-            "status": exchange.status if exchange.end_ns or exchange.status == "missed" else records.PENDING,
-            "error_kind": exchange.error_kind,
-            "error": exchange.error,
-            "http_status": exchange.http_status,
-            "finish_reason": exchange.finish_reason,
-            "session_id": -1,
-            "turn": 0,
-            "replica_id": exchange.replica_id,
-            "due_ns": planned.due_ns,
-            "scheduled_at": (self._wall_ns + planned.due_ns) // 1000,
-            "send_offset_ns": offset(exchange.sent_ns),
-            "first_byte_offset_ns": offset(exchange.first_byte_ns),
-            "first_token_offset_ns": offset(exchange.first_token_ns),
-            "last_token_offset_ns": offset(exchange.last_token_ns),
-            "end_offset_ns": offset(exchange.end_ns),
-            "requested_input_tokens": planned.input_tokens,
-            "requested_output_tokens": planned.output_tokens,
-            "prompt_tokens": usage.get("prompt_tokens"),
-            "cached_tokens": usage.get("cached_tokens"),
-            "output_tokens": exchange.tokens if exchange.events else None,
-            "events": exchange.events,
-            "reads": exchange.reads,
-            "engine_steps": engine.get("steps"),
-            "engine_late_steps": engine.get("late_steps"),
-            "itl_us": self._gaps(exchange) if self._record_itl and exchange.end_ns else None,
-        }
-
-    @staticmethod
-    def _gaps(exchange: Exchange) -> list[int]:
-        reads = exchange.token_reads_ns
-        return [(after - before) // 1000 for before, after in zip(reads, reads[1:], strict=False)]
+def _progress(batches: list[pa.RecordBatch]) -> pa.Table:
+    """Rows without their gaps: those are many, and only for the disk."""
+    rows = pa.Table.from_batches(batches, schema=records.SHARD)
+    return rows.select(records.PROGRESS.names).combine_chunks()

@@ -7,7 +7,7 @@ sent back as a prompt counts the same again. It always answers `max_tokens` toke
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -338,27 +338,32 @@ def models_body(served: ServedModel) -> bytes:
 
 def metrics_body(metrics: EngineMetrics, served: ServedModel) -> bytes:
     """The answer to /metrics, in Prometheus' text format under vLLM's names; ours begin with maxqps."""
-    labels = f'engine="0",model_name="{_escape(served.name)}"'
-    lines: list[str] = []
-    for name, kind, value in _samples(metrics):
-        lines += [f"# TYPE {name} {kind}", f"{name}{{{labels}}} {float(value)}"]
-    lines.append("# TYPE vllm:request_success_total counter")
-    for reason, count in (("length", metrics.finished), ("abort", metrics.aborted)):
-        lines.append(f'vllm:request_success_total{{{labels},finished_reason="{reason}"}} {float(count)}')
-    return ("\n".join(lines) + "\n").encode()
+    engine = f'engine="0",model_name="{_escape(served.name)}"'
+    ended = {"stop": 0, "length": metrics.finished, "abort": metrics.aborted, "error": 0}
+    by_reason = {f'{engine},finished_reason="{reason}"': count for reason, count in ended.items()}
+    families = [
+        _family(name, kind, meaning, {engine: value}) for name, kind, meaning, value in _samples(metrics)
+    ]
+    families.append(_family("vllm:request_success_total", "counter", "Requests ended, by reason.", by_reason))
+    return "".join(families).encode()
 
 
-def _samples(metrics: EngineMetrics) -> Iterable[tuple[str, str, float]]:
-    yield "vllm:num_requests_running", "gauge", metrics.running
-    yield "vllm:num_requests_waiting", "gauge", metrics.waiting
-    yield "vllm:kv_cache_usage_perc", "gauge", metrics.kv_usage
-    yield "vllm:num_preemptions_total", "counter", metrics.preemptions
-    yield "vllm:prompt_tokens_total", "counter", metrics.prompt_tokens
-    yield "vllm:generation_tokens_total", "counter", metrics.generation_tokens
-    yield "vllm:prefix_cache_queries_total", "counter", 0
-    yield "vllm:prefix_cache_hits_total", "counter", 0
-    yield "maxqps:engine_steps_total", "counter", metrics.steps
-    yield "maxqps:engine_late_steps_total", "counter", metrics.late_steps
+def _family(name: str, kind: str, meaning: str, values: Mapping[str, float]) -> str:
+    head = f"# HELP {name} {meaning}\n# TYPE {name} {kind}\n"
+    return head + "".join(f"{name}{{{labels}}} {float(value)}\n" for labels, value in values.items())
+
+
+def _samples(metrics: EngineMetrics) -> Iterable[tuple[str, str, str, float]]:
+    yield "vllm:num_requests_running", "gauge", "Requests in the engine's batch.", metrics.running
+    yield "vllm:num_requests_waiting", "gauge", "Requests queued in the engine.", metrics.waiting
+    yield "vllm:kv_cache_usage_perc", "gauge", "KV cache in use; 1 is all of it.", metrics.kv_usage
+    yield "vllm:num_preemptions_total", "counter", "Requests put back in the queue.", metrics.preemptions
+    yield "vllm:prompt_tokens_total", "counter", "Prompt tokens prefilled.", metrics.prompt_tokens
+    yield "vllm:generation_tokens_total", "counter", "Tokens generated.", metrics.generation_tokens
+    yield "vllm:prefix_cache_queries_total", "counter", "Tokens looked up in the prefix cache.", 0
+    yield "vllm:prefix_cache_hits_total", "counter", "Tokens found in the prefix cache.", 0
+    yield "maxqps:engine_steps_total", "counter", "Steps of the engine.", metrics.steps
+    yield "maxqps:engine_late_steps_total", "counter", "Steps delivered late.", metrics.late_steps
 
 
 def _steps(steps: EngineSteps) -> dict[str, int]:

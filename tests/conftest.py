@@ -1,4 +1,4 @@
-"""What tests share: one Ray session, because starting one takes many seconds."""
+"""What tests share: a Ray session per file, because starting one takes many seconds and a process has one."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 FAKE = Cluster("two fake nodes", session="fake", nodes=2, gpus_per_node=8)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_session() -> Iterator["Session"]:
     """Ray with Serve behind HAProxy: a head for load actors and two fake nodes of eight GPUs."""
     from cluster.session import open_session

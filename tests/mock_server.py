@@ -47,14 +47,15 @@ def answer(body: dict[str, Any], pause_s: float = 0.0) -> list[bytes | float | N
 class MockServer:
     """Serves a script on a free loopback port; keeps every request's head and body."""
 
-    def __init__(self, script: Script = answer) -> None:
+    def __init__(self, script: Script = answer, host: str = "127.0.0.1") -> None:
         self.script = script
+        self._host = host
         self.requests: list[tuple[bytes, dict[str, Any]]] = []
         self.connections = 0
 
     async def __aenter__(self) -> "MockServer":
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._serve, self._host, 0)
+        self.url = f"http://{self._host}:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -72,6 +73,12 @@ class MockServer:
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         request = await reader.readuntil(b"\r\n\r\n")
+        if request.startswith(b"GET "):
+            found = request.startswith(b"GET /v1/models ")
+            text = b'{"object":"list","data":[{"id":"m"}]}' if found else b""
+            status = b"200 OK" if found else b"404 Not Found"
+            writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text))
+            return True
         length = next(line for line in request.split(b"\r\n") if line.lower().startswith(b"content-length"))
         body = json.loads(await reader.readexactly(int(length.split(b":")[1])))
         self.requests.append((request, body))

@@ -18,11 +18,13 @@ from analysis.runs import RunError
 
 ROOT = Path(__file__).parent.parent
 SHORT = [
-    "search.window_s=12",
-    "search.first_transition_s=8",
+    "search.window_s=10",
+    "search.first_transition_s=6",
     "search.transition_s=4",
-    "search.budget_s=40",
+    "search.budget_s=30",
+    "search.min_dwells=2",
     "fleet.warmup_requests=4",
+    "fleet.drain_s=3",
 ]
 BAD = {
     "slo.ttft_p90=3": "did you mean 'slo.ttft_p90_ms'",
@@ -136,6 +138,12 @@ def test_a_whole_sweep_leaves_a_folder_that_proves_its_answer(tmp_path: Path) ->
     assert run_.dwells().num_rows == len(result["dwells"])
     assert {"prediction", "segment", "segment_done", "end"} <= {event["event"] for event in run_.events()}
     assert run_.manifest["server"]["models"]
+    seconds = run_.timeseries().to_pylist()
+    assert len(seconds) > 20 and {row["replica"] for row in seconds} <= set(
+        run_.manifest["server"]["replica_nodes"]
+    )
+    assert max(row["running"] or 0 for row in seconds) > 0
+    assert run_.clients().num_rows > 20 and sum(run_.clients()["sends"].to_pylist()) > 50
 
 
 @pytest.mark.ray
@@ -151,7 +159,7 @@ def test_an_interrupted_sweep_keeps_everything_and_leaves_nothing_running(
     for line in process.stdout:
         if json.loads(line)["event"] == "segment":
             break
-    time.sleep(6)
+    time.sleep(3)
     os.kill(process.pid, kind)
     rest = process.stdout.read().splitlines()
     assert process.wait(60) == 130

@@ -1,19 +1,22 @@
 """The client against scripted servers: every way an answer can end has its status and its kind."""
 
 import asyncio
+import errno
 import gc
 import json
+import os
+import resource
+import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httptools
 import pytest
 import uvloop
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from loadgen.client import Client, Connection
 from loadgen.exchange import EventReader, Exchange
@@ -63,7 +66,10 @@ def test_a_whole_answer_is_ok_and_keeps_its_times_in_order() -> None:
         exchange.end_ns,
     ]
     assert times == sorted(times)  # type: ignore[type-var]
-    assert exchange.reads == len(exchange.token_reads_ns) >= 2
+    assert exchange.first_token_ns is not None and exchange.last_token_ns is not None
+    whole_us = (exchange.last_token_ns - exchange.first_token_ns) / 1000
+    assert exchange.reads == len(exchange.gaps_us) + 1 >= 2
+    assert sum(exchange.gaps_us) <= whole_us < sum(exchange.gaps_us) + exchange.reads
 
 
 def test_connections_are_kept_alive() -> None:
@@ -86,14 +92,17 @@ def test_the_key_travels_in_the_header_only() -> None:
     assert "hush" not in repr(exchange)
 
 
-ROLE = event(
-    {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
-)
-DELTA = event({"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]})
+def delta(finish: str | None = None, **content: str) -> bytes:
+    return event({"choices": [{"index": 0, "delta": content, "finish_reason": finish}]})
+
+
+LAST = token(finish="length")
+ROLE, WORD, LAST_WORD = delta(role="assistant", content=""), delta(content="x"), delta("length", content="x")
 SCRIPTS: dict[str, tuple[list[Any], str, str | None]] = {
     "no [DONE]": ([head(), token(), token(), token(), usage(3, 3), b"0\r\n\r\n"], "truncated", "no_done"),
-    "no usage": ([head(), token(), token(), token(), END], "truncated", "no_usage"),
-    "short": ([head(), token(), token(), usage(3, 2), END], "truncated", "token_count"),
+    "no usage": ([head(), token(), token(), LAST, END], "truncated", "no_usage"),
+    "no finish": ([head(), token() * 3, usage(3, 3), END], "truncated", "no_finish_reason"),
+    "short": ([head(), token(), LAST, usage(3, 2), END], "truncated", "token_count"),
     "no token": ([head(), usage(3, 0), END], "truncated", "no_token"),
     "in-band error": ([head(), token(), event({"error": {"message": "boom"}}), END], "http_error", "in_band"),
     "bad event": ([head(), token(), event(b"{nope"), END], "http_error", "bad_event"),
@@ -101,9 +110,9 @@ SCRIPTS: dict[str, tuple[list[Any], str, str | None]] = {
     "cut before the head": ([None], "conn_error", "connection_lost"),
     "not HTTP": ([b"SSH-2.0 hello\r\n\r\n"], "conn_error", "bad_http"),
     "hangs": ([head(), token(), 5.0], "timeout", "deadline"),
-    "chat, role first": ([head(), ROLE, 0.02, DELTA, DELTA, DELTA, usage(3, 3), END], "ok", None),
-    "several tokens in one event": ([head(), token(" a b c"), usage(3, 3), END], "ok", None),
-    "all in one write": ([head() + token() * 3 + usage(3, 3) + END], "ok", None),
+    "chat, role first": ([head(), ROLE, 0.02, WORD, WORD, LAST_WORD, usage(3, 3), END], "ok", None),
+    "several tokens in one event": ([head(), token(" a b c", "length"), usage(3, 3), END], "ok", None),
+    "all in one write": ([head() + token() * 2 + LAST + usage(3, 3) + END], "ok", None),
 }
 
 
@@ -113,6 +122,27 @@ def test_every_end_has_a_status(name: str) -> None:
     (exchange,) = run(lambda _: pieces, timeout_s=0.4)
     assert (exchange.status, exchange.error_kind) == (status, kind)
     assert exchange.end_ns is not None
+
+
+def test_a_timeout_counts_from_the_send_and_ends_one_request_only() -> None:
+    async def main() -> list[Exchange]:
+        ended: asyncio.Queue[Exchange] = asyncio.Queue()
+        async with MockServer(lambda body: [head(), token(), 5.0]) as server:
+            client = Client([server.url], ended.put_nowait, timeout_s=0.4)
+            client.start(Exchange(0, 3), BODY)
+            await asyncio.sleep(0.3)
+            client.start(Exchange(1, 3), BODY)
+            first = await ended.get()
+            client.cut_all("interrupted")
+        return [first, ended.get_nowait()]
+
+    first, second = asyncio.run(main())
+    assert first.sent_ns is not None and first.end_ns is not None
+    assert first.end_ns - first.sent_ns >= 0.4e9
+    assert [(e.seq, e.status, e.error_kind) for e in (first, second)] == [
+        (0, "timeout", "deadline"),
+        (1, "truncated", "interrupted"),
+    ]
 
 
 @pytest.mark.parametrize("status", ["400 Bad Request", "429 Too Many Requests", "503 Service Unavailable"])
@@ -129,6 +159,103 @@ def test_connection_refused_is_a_row() -> None:
     assert (exchange.status, exchange.error_kind) == ("conn_error", "ConnectionRefusedError")
     assert exchange.sent_ns is not None and exchange.end_ns is not None
     assert exchange.sent_ns <= exchange.end_ns
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.EMFILE, "no_file"),
+        (errno.ENFILE, "no_file"),
+        (errno.EADDRNOTAVAIL, "no_port"),
+        (errno.ENOBUFS, "no_memory"),
+        (errno.ENOMEM, "no_memory"),
+    ],
+)
+def test_what_this_machine_lacks_is_not_the_servers_failure(
+    monkeypatch: pytest.MonkeyPatch, number: int, kind: str
+) -> None:
+    async def main() -> list[Exchange]:
+        async def fail(*args: Any, **options: Any) -> None:
+            raise OSError(number, "none left")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", fail)
+        return await exchanges("http://127.0.0.1:9", 1)
+
+    (exchange,) = asyncio.run(main())
+    assert (exchange.status, exchange.error_kind) == ("missed", kind)
+    assert exchange.error is not None and "none left" in exchange.error and exchange.end_ns is not None
+
+
+def test_no_file_left_is_a_miss_on_uvloop() -> None:
+    async def main() -> list[Exchange]:
+        with no_file_left():
+            return await exchanges("http://127.0.0.1:9", 1)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        (exchange,) = runner.run(main())
+    assert (exchange.status, exchange.error_kind) == ("missed", "no_file")
+
+
+@contextmanager
+def no_file_left() -> Iterator[None]:
+    """Open files up to a low limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = [os.dup(0)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files[0] + 32, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                files.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for file in files:
+            os.close(file)
+
+
+def test_the_next_address_of_a_host_is_tried() -> None:
+    async def main() -> list[Exchange]:
+        async with MockServer() as server:
+            port = int(server.url.rpartition(":")[2])
+            addresses = [
+                (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))
+                for host in ("127.0.0.2", "127.0.0.1")
+            ]
+
+            async def resolve(*args: Any, **options: Any) -> list[Any]:
+                return addresses
+
+            asyncio.get_running_loop().getaddrinfo = resolve  # type: ignore[method-assign]
+            return await exchanges(f"http://server.test:{port}", 1)
+
+    (exchange,) = asyncio.run(main())
+    assert exchange.status == "ok"
+
+
+@pytest.mark.parametrize("url", [f"http://{'a' * 64}.test", "http://[::1]:9"])
+def test_an_address_that_leads_nowhere_is_a_row(url: str) -> None:
+    (exchange,) = asyncio.run(exchanges(url, 1))
+    assert exchange.status in ("conn_error", "missed") and exchange.error_kind and exchange.end_ns
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "target"),
+    [
+        ("http://[::1]:{port}", b"Host: [::1]:{port}\r\n", b"POST /v1/completions "),
+        ("http://127.0.0.1:{port}/prefix/", b"Host: 127.0.0.1:{port}\r\n", b"POST /prefix/v1/completions "),
+        ("http://user:word@127.0.0.1:{port}", b"Host: 127.0.0.1:{port}\r\n", b"POST /v1/completions "),
+    ],
+)
+def test_the_request_names_host_port_and_path(url: str, host: bytes, target: bytes) -> None:
+    async def main() -> tuple[bytes, str]:
+        async with MockServer(host="::1" if "::1" in url else "127.0.0.1") as server:
+            port = server.url.rpartition(":")[2]
+            (exchange,) = await exchanges(url.replace("{port}", port), 1)
+            assert exchange.status == "ok"
+            return server.requests[0][0], port
+
+    request, port = asyncio.run(main())
+    assert request.startswith(target) and host.replace(b"{port}", port.encode()) in request
 
 
 def test_a_slow_connection_is_not_the_clients_lateness(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,31 +345,6 @@ def test_cutting_ends_what_runs() -> None:
     assert (exchange.status, exchange.error_kind) == ("truncated", "interrupted")
 
 
-STREAM = (
-    b"".join(
-        b"data: " + json.dumps(message, separators=(",", ":")).encode() + b"\n\n"
-        for message in [
-            *[
-                {"choices": [{"index": 0, "text": f" é{i}", "finish_reason": None}], "usage": None}
-                for i in range(5)
-            ],
-            {"choices": [{"index": 0, "text": "\n\n", "finish_reason": "length"}], "usage": None},
-            {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 6}},
-        ]
-    )
-    + b": a comment\n\ndata: [DONE]\n\n"
-)
-
-
-def parse(pieces: list[bytes]) -> dict[str, Any]:
-    exchange = Exchange(0, 6, http_status=200)
-    reader = EventReader(exchange)
-    for piece in pieces:
-        reader.feed(piece, 1)
-    exchange.judge()
-    return {name: getattr(exchange, name) for name in ("status", "events", "usage", "done", "finish_reason")}
-
-
 CHOICE = {"index": 0, "text": " a", "finish_reason": None}
 STRANGE: list[dict[str, Any]] = [
     *[
@@ -275,7 +377,7 @@ def test_an_unexpected_type_is_a_bad_event_and_leaves_nothing_behind(strange: di
 
 @pytest.mark.parametrize("data", [b"[1]", b"3", b'"x"', b"[" * 100_000])
 def test_an_event_that_is_no_object_is_a_bad_event(data: bytes) -> None:
-    (exchange,) = run(lambda _: [head(), *[token()] * 3, event(data), usage(3, 3), END])
+    (exchange,) = run(lambda _: [head(), token(), token(), LAST, event(data), usage(3, 3), END])
     assert (exchange.status, exchange.error_kind) == ("http_error", "bad_event")
 
 
@@ -283,21 +385,5 @@ def test_null_is_not_given() -> None:
     nothing = {"choices": None, "usage": None, "maxqps": None, "error": None}
     details = {"prompt_tokens": 3, "completion_tokens": 3, "prompt_tokens_details": None}
     last = {"choices": [], "usage": details, "maxqps": {"steps": None}}
-    (exchange,) = run(lambda _: [head(), *[token()] * 3, event(nothing), event(last), END])
+    (exchange,) = run(lambda _: [head(), token(), token(), LAST, event(nothing), event(last), END])
     assert exchange.status == "ok"
-
-
-@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
-def test_a_stream_cut_anywhere_parses_the_same(newline: bytes) -> None:
-    stream = STREAM.replace(b"\n\n", newline * 2)
-    whole = parse([stream])
-    assert whole["status"] == "ok" and whole["events"] == 6
-    for at in range(len(stream)):
-        assert parse([stream[:at], stream[at:]]) == whole, at
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.binary(max_size=40), max_size=8))
-def test_broken_streams_never_raise(pieces: list[bytes]) -> None:
-    parse([b"data: " + piece + b"\n\n" for piece in pieces])
-    parse(pieces)

@@ -1,14 +1,21 @@
 """Configuration: every file loads, precedence holds, and each wrong word is one clear line."""
 
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from conf import ConfigError, load
 from conf.load import dump, groups
-from conf.schema import SimulatedEngine, VllmEngine
+from conf.schema import Arrivals, Lengths, SimulatedEngine, VllmEngine, Workload
 
-NEEDS = {"engine=external": ["target.urls=[http://127.0.0.1:8000]"]}
+NEEDS = {
+    "engine=external": ["target.urls=[http://127.0.0.1:8000]"],
+    "workload=trace": ["workload.trace=a/trace.jsonl"],
+}
 WRONG = {
     "slo.ttft_p90=2000": "unknown key 'slo.ttft_p90'; did you mean 'slo.ttft_p90_ms'",
     "sede=3": "unknown key 'sede'; did you mean 'seed'?",
@@ -35,7 +42,17 @@ WRONG = {
     "target.urls.0=a": "target.urls.0: Cannot merge",
     "target.urls[0]=a": "set the whole list, target.urls=[...]",
     "cluster.nodes=4": "cluster.nodes=4; use cluster=laptop_4n or cluster.session=fake",
+    "workload.arrivals.kind=uniform": "Invalid value 'uniform', expected one of",
+    "workload.arrivals.burstiness=2": "burstiness=2.0 belongs to workload.arrivals.kind=gamma, not poisson",
+    "workload=trace": "workload trace needs workload.trace=FILE",
+    "workload.prompt=words": "Invalid value 'words', expected one of",
+    "profile_qps=[[0,fast]]": "profile_qps[0][1]: Value 'fast' of type 'str' could not be converted",
+    "profile_qps=[[0,1],[90,2]] duration_s=60": "ends at 90 s but duration_s=60.0; raise it",
+    "rate_qps=1 concurrency=4": "rate_qps and concurrency exclude each other; give one of them",
+    "concurrency=4.5": "concurrency: Value '4.5' of type 'float' could not be converted to Integer",
 }
+WHOLE = {"seed=!!python/object:x 3"}
+"""Words with a space in them."""
 BAD_URLS = {
     "http://user:secret@host:80": "no user, password",
     "http://:secret@host": "no user, password",
@@ -64,11 +81,11 @@ def test_every_choice_loads_and_survives_a_round_trip(word: str, tmp_path: Path)
     assert load(base=saved) == experiment
 
 
-@pytest.mark.parametrize("word", WRONG)
-def test_a_wrong_word_is_one_line(word: str) -> None:
+@pytest.mark.parametrize("words", WRONG)
+def test_a_wrong_word_is_one_line(words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load([word])
-    assert WRONG[word] in str(caught.value)
+        load([words] if words in WHOLE else words.split(" "))
+    assert WRONG[words] in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -86,6 +103,93 @@ def test_endpoints_may_stand_for_many_nodes_and_get_no_key_unasked() -> None:
     assert experiment.target.urls == ["http://[::1]:8000", "https://host/prefix"]
     assert (experiment.cluster.nodes, experiment.target.api_key_env) == (4, "")
     assert load(["cluster.nodes=4", "cluster.session=fake"]).cluster.nodes == 4
+
+
+PLAIN = load()
+FIXED = Lengths(5)
+GAMMA = replace(PLAIN.workload, arrivals=Arrivals("gamma", 0.1))
+RECORDED = Workload("w", FIXED, Lengths(0, "empirical"), arrivals=Arrivals("trace"), trace="a.csv")
+MISFITS: list[tuple[Callable[[], object], str]] = [
+    (lambda: Arrivals("gamma", 0), "burstiness=0 must be at least 0.001"),
+    (lambda: Arrivals("gamma", math.nan), "burstiness=nan must be at least 0.001"),
+    (lambda: Arrivals("gamma", math.inf), "use workload.arrivals.kind=constant for equal gaps"),
+    (lambda: Lengths(0), "mean=0 tokens must be at least 1"),
+    (lambda: Lengths(-1, "empirical"), "mean=-1 tokens must be at least 0"),
+    (lambda: Lengths(0, "empirical", cv=1), "kind=empirical has no cv"),
+    (lambda: Lengths(5, "lognormal"), "kind=lognormal needs cv > 0"),
+    (lambda: Lengths(5, "lognormal", cv=math.inf), "cv=inf must be finite"),
+    (lambda: Lengths(5, spread=0.5), "kind=fixed has no spread"),
+    (lambda: Lengths(5, "uniform"), "kind=uniform needs spread > 0"),
+    (lambda: Lengths(5, "uniform", spread=1.1), "spread=1.1 must be between 0 and 1"),
+    (lambda: Lengths(5, "uniform", spread=math.nan), "spread=nan must be between 0 and 1"),
+    (lambda: Workload("w", FIXED, FIXED, arrivals=Arrivals("trace")), "w needs workload.trace=FILE"),
+    (lambda: Workload("w", FIXED, Lengths(0, "empirical")), "w needs workload.trace=FILE"),
+    (lambda: Workload("w", FIXED, FIXED, trace="a.csv"), "nothing uses workload.trace; set workload"),
+    (lambda: replace(PLAIN, rate_qps=1.0, profile_qps=[[0, 1]]), "rate_qps and profile_qps exclude each"),
+    (lambda: replace(PLAIN, profile_qps=[[0, 1]], concurrency=4), "profile_qps and concurrency exclude each"),
+    (lambda: replace(PLAIN, profile_qps=[[0]]), "must be a list of pairs [seconds, QPS per node]"),
+    (lambda: replace(PLAIN, profile_qps=[[0, 1], [9, 2, 3]]), "must be a list of pairs"),
+    (lambda: replace(PLAIN, profile_qps=[[0, -1]]), "seconds and rates must be finite and not negative"),
+    (lambda: replace(PLAIN, profile_qps=[[0, math.nan]]), "seconds and rates must be finite"),
+    (lambda: replace(PLAIN, profile_qps=[[0, 1], [math.inf, 1]]), "seconds and rates must be finite"),
+    (lambda: replace(PLAIN, profile_qps=[[5, 1]]), "begins at 5 s; its first point must be at 0 s"),
+    (lambda: replace(PLAIN, profile_qps=[[0, 1], [9, 2], [8, 3]]), "the seconds must not go back"),
+    (lambda: replace(PLAIN, profile_qps=[[0, 0], [9, 0]]), "profile_qps is zero all the time"),
+    (lambda: replace(PLAIN, profile_qps=[[0, 0]]), "profile_qps is zero all the time"),
+    (lambda: replace(PLAIN, profile_qps=[[0, 0], [9, 0], [9, 5]]), "profile_qps is zero all the time"),
+    (lambda: replace(PLAIN, profile_qps=[[0, 1]], workload=RECORDED), "a trace has its own rate over time"),
+    (lambda: replace(PLAIN, concurrency=0), "concurrency=0 must be at least fleet.actors=1"),
+    (
+        lambda: replace(PLAIN, concurrency=3, fleet=replace(PLAIN.fleet, actors=4)),
+        "concurrency=3 must be at least fleet.actors=4",
+    ),
+    (lambda: replace(PLAIN, concurrency=4, requests=4), "requests=4 must be above concurrency=4"),
+    (lambda: replace(PLAIN, concurrency=4, workload=RECORDED), "but workload.arrivals.kind=trace; set"),
+    (
+        lambda: replace(PLAIN, concurrency=4, workload=GAMMA),
+        "set workload.arrivals.kind=poisson (the default)",
+    ),
+    (lambda: replace(PLAIN, concurrency=4, duration_s=60), "ends by requests=..., not by duration_s=..."),
+    (lambda: replace(PLAIN, duration_s=0), "duration_s=0 must be positive"),
+    (lambda: replace(PLAIN, requests=40), "requests=... needs concurrency=..."),
+]
+
+
+@pytest.mark.parametrize(("build", "message"), MISFITS, ids=[message for _, message in MISFITS])
+def test_what_does_not_fit_is_refused_in_one_line(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        build()
+    assert "\n" not in str(caught.value)
+
+
+LOADS = [
+    "rate_qps=4 workload=chat_5600_140_bursty",
+    "profile_qps=[[0,2],[20,8],[20,4],[60,0]]",
+    "profile_qps=[[0,5]] duration_s=120",
+    "concurrency=64 requests=100",
+    "workload=trace workload.trace=a.csv workload.input_tokens.mean=12 workload.output_tokens.mean=3",
+    "workload=trace workload.trace=a.csv workload.arrivals.kind=poisson concurrency=8",
+    "workload.trace=a.csv workload.arrivals.kind=trace rate_qps=4",
+]
+
+
+@pytest.mark.parametrize("words", LOADS)
+def test_every_kind_of_load_survives_a_round_trip(words: str, tmp_path: Path) -> None:
+    experiment = load(words.split(" "))
+    saved = tmp_path / "config.yaml"
+    saved.write_text(dump(experiment))
+    assert load(base=saved) == experiment
+
+
+def test_a_profile_lasts_as_long_as_its_points_unless_told() -> None:
+    for points in ([[0, 5]], [[0, 0], [300, 5]], [[0, 0], [9, 0], [9, 5], [10, 5]]):
+        assert replace(PLAIN, profile_qps=points).duration_s is None
+    assert replace(PLAIN, profile_qps=[[0, 0], [9, 0], [9, 5]], duration_s=10).duration_s == 10
+
+
+def test_a_closed_loop_asks_ten_times_what_is_in_flight_unless_told() -> None:
+    assert replace(PLAIN, concurrency=64).closed_requests == 640
+    assert replace(PLAIN, concurrency=64, requests=100).closed_requests == 100
 
 
 def test_a_value_beats_its_file_in_any_order() -> None:

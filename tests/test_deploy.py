@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,15 +15,22 @@ from typing import Any
 import aiohttp
 import pytest
 
+from analysis.records import read_stream
+from analysis.series import SERVER
 from cluster.placement import place
 from conf import load
 from conf.schema import Cluster, Routing
+from loadgen import scrape
 from tests.conftest import FAKE
 
 pytestmark = pytest.mark.ray
 
 ray = pytest.importorskip("ray")
 
+from ray.serve._private.common import RequestProtocol  # noqa: E402
+from ray.serve.schema import Target, TargetGroup  # noqa: E402
+
+from cluster import deploy as cluster_deploy  # noqa: E402
 from cluster import session as cluster_session  # noqa: E402
 from cluster.deploy import DeployError, Deployment, deploy  # noqa: E402
 from cluster.session import Session, SessionError, open_session  # noqa: E402
@@ -78,13 +86,14 @@ def ask(deployment: Deployment, *calls: tuple[str, dict[str, Any] | bytes | None
 
 
 def metric(deployment: Deployment, name: str) -> dict[str, float]:
-    """A metric of every replica; the balancer chooses who answers, so ask until all have."""
-    values: dict[str, float] = {}
-    while set(values) < deployment.replica_ids:
-        for answer in ask(deployment, *[("/metrics", None)] * 8):
-            lines = answer.body.decode().splitlines()
-            line = next(line for line in lines if line.startswith(name))
-            values[str(answer.replica_id)] = float(line.rpartition(" ")[2])
+    """A metric of every replica, by the replica's own word."""
+    values = {}
+    for replica, url in deployment.metrics_urls.items():
+        with urllib.request.urlopen(url, timeout=10) as response:
+            lines = response.read().decode().splitlines()
+            assert response.headers["x-replica-id"] == replica
+        values[replica] = next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+    assert set(values) == deployment.replica_ids
     return values
 
 
@@ -230,6 +239,65 @@ def test_the_balancer_uses_every_replica_alike(deployment: Deployment) -> None:
     share = Counter(answer.replica_id for answer in answers)
     assert set(share) == deployment.replica_ids
     assert set(share.values()) == {3}
+
+
+@pytest.mark.parametrize(
+    ("targets", "urls"),
+    [
+        ({"SERVE_PROXY_ACTOR-1": 8000}, {}),
+        ({"SERVE_REPLICA::app#It#r0": 30000}, {"r0": "http://10.0.0.1:30000/metrics"}),
+        ({"SERVE_REPLICA::app#It#gone": 30000}, {}),
+    ],
+)
+def test_metrics_come_from_the_replicas_own_ports_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, targets: dict[str, int], urls: dict[str, str]
+) -> None:
+    def group(protocol: str, shift: int) -> TargetGroup:
+        found = [Target(ip="10.0.0.1", port=p + shift, instance_id="", name=n) for n, p in targets.items()]
+        return TargetGroup(targets=found, route_prefix="/", protocol=RequestProtocol(protocol))
+
+    groups = [group("HTTP", 0), group("gRPC", 10_000)]
+    monkeypatch.setattr(cluster_deploy, "_ask_controller", lambda *_: groups)
+    assert cluster_deploy._metrics_urls("app", frozenset({"r0", "r1"})) == urls
+
+
+def test_each_replica_tells_what_it_did_itself(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrape, "PERIOD_S", 0.2)
+    path = tmp_path / "timeseries.arrow"
+
+    def last_known() -> dict[str, dict[str, Any]]:
+        rows = read_stream(path, SERVER).to_pylist()
+        return {row["replica"]: row for row in rows if row["error"] is None}
+
+    def tell(since_ns: int) -> dict[str, dict[str, Any]]:
+        """Each replica's figures in a sample after that instant."""
+        deadline_s = time.monotonic() + 20
+        while True:
+            known = {name: row for name, row in last_known().items() if row["clock_ns"] > since_ns}
+            if set(known) == deployment.replica_ids:
+                return known
+            assert time.monotonic() < deadline_s, "not every replica was sampled"
+            time.sleep(0.1)
+
+    with scrape.Scraper(deployment.metrics_urls, path, time.monotonic_ns):
+        before = tell(0)
+        answers = ask(
+            deployment,
+            *[("/v1/completions", {"prompt": [7] * 10, "max_tokens": n}) for n in (3, 5, 7, 11, 13)],
+        )
+        after = tell(time.monotonic_ns())
+    told = {name: Counter({"finished": 0}) for name in deployment.replica_ids}
+    for answer in answers:
+        usage = json.loads(answer.body)["usage"]
+        told[str(answer.replica_id)] += Counter(
+            finished=1, prompt_tokens=usage["prompt_tokens"], generation_tokens=usage["completion_tokens"]
+        )
+    for name, counted in told.items():
+        for figure in ("finished", "prompt_tokens", "generation_tokens"):
+            assert after[name][figure] - before[name][figure] == counted[figure]
+        assert (after[name]["running"], after[name]["waiting"], after[name]["kv_usage"]) == (0, 0, 0.0)
 
 
 @pytest.mark.parametrize(

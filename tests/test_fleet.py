@@ -10,7 +10,7 @@ import pytest
 
 from analysis.runs import gather
 from conf import load
-from loadgen.arrivals import NS, ArrivalSchedule, draw
+from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.run_folder import RunFolder
 from tests.mock_server import MockServer, answer
 
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.ray
 
 ray = pytest.importorskip("ray")
 
-from loadgen.fleet import Fleet, FleetError, FleetPlan  # noqa: E402
+from loadgen.fleet import Fleet, FleetError  # noqa: E402
+from loadgen.load_actor import FleetPlan  # noqa: E402
 
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
 SELECTOR = {"label_selector": {"role": "!gpu"}}
@@ -27,19 +28,19 @@ SELECTOR = {"label_selector": {"role": "!gpu"}}
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A mock server in a thread of its own."""
-    loop, ready, box = asyncio.new_event_loop(), threading.Event(), {}
+    ready, box = threading.Event(), {}
 
     async def serve() -> None:
         async with MockServer(lambda body: answer(body, 0.02)) as server:
-            box["url"], box["stop"] = server.url, asyncio.Event()
+            box["url"], box["stop"], box["loop"] = server.url, asyncio.Event(), asyncio.get_running_loop()
             ready.set()
             await box["stop"].wait()
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     assert ready.wait(10)
     yield box["url"]
-    loop.call_soon_threadsafe(box["stop"].set)
+    box["loop"].call_soon_threadsafe(box["stop"].set)
     thread.join(10)
 
 
@@ -52,7 +53,7 @@ def fleet(url: str, folder: RunFolder, count: int = 2, cpus: float = 0.4) -> Fle
 
 def offer(folder: RunFolder, start_ns: int, seconds: float, rate_qps: float = 40.0) -> ArrivalSchedule:
     bounds = {"window": (start_ns, start_ns + int(seconds * NS))}
-    schedule = draw(rate_qps, bounds, WORKLOAD, dwell=0, first_seq=0, seed=3)
+    schedule = Traffic(WORKLOAD).draw(rate_qps, bounds, dwell=0, first_seq=0, seed=3)
     folder.plan(schedule)
     return schedule
 
@@ -65,16 +66,16 @@ def statuses(rows: Any) -> dict[str, int]:
 def test_actors_share_one_schedule_and_every_request_has_one_row(
     ray_session: object, url: str, tmp_path: Path
 ) -> None:
-    folder = RunFolder(tmp_path, "whole")
+    folder = RunFolder.create(tmp_path, "whole")
     target = fleet(url, folder)
     start_ns = max(0, target.now_ns()) + NS // 2
     schedule = offer(folder, start_ns, 2.0)
     seen = target.run(schedule, start_ns + 2 * NS + NS // 2)
-    assert {row["client_id"] for row in seen.rows} == {0, 1}
-    assert set(seen.health) == {"client-00", "client-01"} and not seen.lost_actors
-    assert all(0 <= health["cpu_share"] < 1.5 and health["in_flight"] >= 0 for health in seen.health.values())
+    assert set(seen.ended["client_id"].to_pylist()) == {0, 1}
+    assert {beat["client_id"] for beat in seen.health} == {0, 1} and not seen.lost_actors
+    assert all(0 <= beat["cpu_share"] < 1.5 and beat["in_flight"] >= 0 for beat in seen.health)
     target.finish(2.0)
-    rows = folder.collect(target.start_wall_ns)
+    rows = folder.collect(target.zero_wall_ns)
     assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
     assert statuses(rows) == {"ok": len(schedule)}
     by_client = {(row["client_id"], row["seq"] % 2) for row in rows.select(["client_id", "seq"]).to_pylist()}
@@ -86,16 +87,17 @@ def test_actors_share_one_schedule_and_every_request_has_one_row(
 def test_a_killed_actor_is_noticed_and_its_requests_are_lost_not_forgotten(
     ray_session: object, url: str, tmp_path: Path
 ) -> None:
-    folder = RunFolder(tmp_path, "killed")
+    folder = RunFolder.create(tmp_path, "killed")
     target = fleet(url, folder)
     start_ns = max(0, target.now_ns()) + NS // 2
     schedule = offer(folder, start_ns, 4.0)
     target.run(schedule, start_ns + 2 * NS)
-    ray.kill(target._actors[1], no_restart=True)
+    ray.kill(target.members[1].actor, no_restart=True)
     seen = target.run(None, start_ns + 5 * NS)
-    assert seen.lost_actors == ["client-01"] and set(seen.health) == {"client-00"}
+    assert [actor.client_id for actor in seen.lost_actors] == [1]
+    assert {beat["client_id"] for beat in seen.health} == {0}
     target.finish(2.0)
-    rows = folder.collect(target.start_wall_ns)
+    rows = folder.collect(target.zero_wall_ns)
     assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
     states = statuses(rows)
     lost = {row["seq"] for row in rows.select(["seq", "status"]).to_pylist() if row["status"] == "lost"}
@@ -106,7 +108,7 @@ def test_a_killed_actor_is_noticed_and_its_requests_are_lost_not_forgotten(
 
 
 def test_an_unfinished_run_reads_like_a_finished_one(ray_session: object, url: str, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, "unfinished")
+    folder = RunFolder.create(tmp_path, "unfinished")
     target = fleet(url, folder, count=1)
     start_ns = max(0, target.now_ns()) + NS // 2
     schedule = offer(folder, start_ns, 1.0)
@@ -122,17 +124,17 @@ def test_no_room_for_the_actors_is_one_line(
 ) -> None:
     monkeypatch.setattr("loadgen.fleet.READY_TIMEOUT_S", 2.0)
     with pytest.raises(FleetError, match="no room for 1 load actors of 64 CPUs"):
-        fleet(url, RunFolder(tmp_path, "none"), count=1, cpus=64)
+        fleet(url, RunFolder.create(tmp_path, "none"), count=1, cpus=64)
 
 
 def test_a_shard_from_another_disk_is_fetched(ray_session: object, url: str, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, "remote")
+    folder = RunFolder.create(tmp_path, "remote")
     target = fleet(url, folder, count=1)
     start_ns = max(0, target.now_ns()) + NS // 2
     schedule = offer(folder, start_ns, 1.0)
     target.run(schedule, start_ns + 2 * NS)
     # The actor keeps writing to its own disk; the driver's folder lies elsewhere.
-    elsewhere = RunFolder(tmp_path, "driver")
+    elsewhere = RunFolder.create(tmp_path, "driver")
     target._folder = elsewhere.shards
     target.finish(2.0)
     assert sorted(gather(elsewhere.path)["seq"].to_pylist()) == schedule.seq.tolist()

@@ -52,10 +52,40 @@ def test_tpot_needs_two_tokens_also_of_a_failure():
     assert metrics.ttft(rows).tolist() == [100.0, np.inf]
 
 
+ANSWER = OK | {"output_tokens": 10, "reads": 10}
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_burst"),
+    [
+        ({"reads": 1}, True),
+        ({"reads": 2}, True),
+        ({"reads": 3}, False),
+        ({"reads": None}, False),
+        ({"reads": 2, "output_tokens": 9}, False),
+        ({"reads": 2, "output_tokens": None}, False),
+        ({"reads": 2, "status": "pending"}, True),
+        ({"reads": 2, "status": "truncated"}, False),
+    ],
+)
+def test_an_answer_that_came_in_one_or_two_reads_is_a_burst(changes, is_burst):
+    assert metrics.burst(table([ANSWER, ANSWER | changes])).tolist() == [False, is_burst]
+
+
+def test_the_tpot_of_a_burst_is_unknown_and_of_a_failed_one_still_infinite():
+    rows = table([ANSWER, ANSWER | {"reads": 2}, ANSWER | {"reads": 2, "status": "timeout"}])
+    np.testing.assert_allclose(metrics.tpot(rows), [240 / 9, np.nan, np.inf])
+    assert metrics.ttft(rows).tolist() == [100.0, 100.0, np.inf]
+    assert metrics.e2e(rows).tolist() == [340.0, 340.0, np.inf]
+
+
 def test_send_lag_blames_the_client_only():
-    late = [("missed", None), ("lost", None), ("http_error", 3 * MS), ("conn_error", None), ("pending", None)]
+    late = [
+        ("missed", None), ("missed", 3 * MS), ("lost", None), ("http_error", 3 * MS), ("conn_error", None),
+        ("pending", None),
+    ]  # fmt: skip
     rows = table([OK | {"status": status, "send_offset_ns": sent} for status, sent in late])
-    np.testing.assert_array_equal(metrics.send_lag(rows), [np.inf, np.inf, 3.0, np.nan, np.nan])
+    np.testing.assert_array_equal(metrics.send_lag(rows), [np.inf, np.inf, np.inf, 3.0, np.nan, np.nan])
 
 
 def test_unrecorded_gaps_are_unknown_not_zero():

@@ -1,12 +1,15 @@
 """vLLM's wire format: bodies, refusals, events and metrics, as bytes."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
+from loadgen.scrape import figures
 from serve_apps import openai_api
 from serve_apps.openai_api import Answer, ApiError, ApiRequest, EngineMetrics, EngineSteps, ServedModel
 
@@ -223,15 +226,47 @@ def test_models_tell_the_context_length() -> None:
     assert [(card["id"], card["max_model_len"]) for card in listed["data"]] == [("org/model", 100)]
 
 
-def test_metrics_are_prometheus_text_with_vllms_names() -> None:
-    metrics = EngineMetrics(3, 2, 0.25, 1, 100, 50, finished=9, aborted=4, steps=60, late_steps=5)
-    lines = openai_api.metrics_body(metrics, SERVED).decode().splitlines()
-    samples = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    labels = 'engine="0",model_name="org/model"'
-    assert {name.partition("{")[0] for name in samples} == {
-        line.split()[2] for line in lines if line.startswith("# TYPE")
+METRICS = EngineMetrics(3, 2, 0.25, 1, 100, 50, finished=9, aborted=4, steps=60, late_steps=5)
+
+
+def test_metrics_are_prometheus_text_with_vllms_names_and_types() -> None:
+    text = openai_api.metrics_body(METRICS, replace(SERVED, name='org/"model"\\')).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert {name: family.type for name, family in families.items()} == {
+        "vllm:num_requests_running": "gauge",
+        "vllm:num_requests_waiting": "gauge",
+        "vllm:kv_cache_usage_perc": "gauge",
+        "vllm:prefix_cache_queries": "counter",
+        "vllm:prefix_cache_hits": "counter",
+        "vllm:num_preemptions": "counter",
+        "vllm:prompt_tokens": "counter",
+        "vllm:generation_tokens": "counter",
+        "vllm:request_success": "counter",
+        "maxqps:engine_steps": "counter",
+        "maxqps:engine_late_steps": "counter",
     }
-    assert samples[f"vllm:num_requests_running{{{labels}}}"] == "3.0"
-    assert samples[f"vllm:kv_cache_usage_perc{{{labels}}}"] == "0.25"
-    assert samples[f'vllm:request_success_total{{{labels},finished_reason="length"}}'] == "9.0"
-    assert samples[f"maxqps:engine_late_steps_total{{{labels}}}"] == "5.0"
+    assert all(family.documentation for family in families.values())
+    labels = {"engine": "0", "model_name": 'org/"model"\\'}
+    (late,) = families["maxqps:engine_late_steps"].samples
+    assert (late.name, late.labels, late.value) == ("maxqps:engine_late_steps_total", labels, 5.0)
+    ended = {
+        sample.labels.pop("finished_reason"): sample for sample in families["vllm:request_success"].samples
+    }
+    assert {reason: sample.value for reason, sample in ended.items()} == {
+        "stop": 0, "length": 9, "abort": 4, "error": 0,
+    }  # fmt: skip
+    assert all(sample.labels == labels for sample in ended.values())
+
+
+def test_the_scraper_reads_what_the_engine_tells() -> None:
+    assert figures(openai_api.metrics_body(METRICS, SERVED).decode()) == {
+        "running": 3,
+        "waiting": 2,
+        "kv_usage": 0.25,
+        "prefix_queries": 0,
+        "prefix_hits": 0,
+        "preemptions": 1,
+        "prompt_tokens": 100,
+        "generation_tokens": 50,
+        "finished": 13,
+    }

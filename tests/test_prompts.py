@@ -13,6 +13,7 @@ from loadgen.prompts import UNIQUE_TOKENS, Prompts
 
 IDS = load().workload
 TEXT = load(["workload.prompt=text"]).workload
+CHAT = load(["workload=chat_5600_140_api"]).workload
 
 
 def body(prompts: Prompts, seq: int, inputs: int, outputs: int = 140) -> dict[str, Any]:
@@ -39,13 +40,26 @@ def test_text_has_one_word_per_token() -> None:
     assert len(body(Prompts(TEXT, "m", 151936, salt=3), 5, 321)["prompt"].split()) == 321
 
 
-@pytest.mark.parametrize("workload", [IDS, TEXT], ids=["ids", "text"])
+def test_a_chat_is_one_message_with_the_words_of_the_text() -> None:
+    chat, text = Prompts(CHAT, "m", 151936, salt=3), Prompts(TEXT, "m", 151936, salt=3)
+    asked, plain = body(chat, 5, 321), body(text, 5, 321)
+    assert asked.pop("messages") == [{"role": "user", "content": plain.pop("prompt")}]
+    assert asked == plain
+
+
+def test_the_path_belongs_to_the_bodies() -> None:
+    paths = [Prompts(workload, "m", 151936, salt=3).path for workload in (IDS, TEXT, CHAT)]
+    assert paths == ["/v1/completions", "/v1/completions", "/v1/chat/completions"]
+
+
+@pytest.mark.parametrize("workload", [IDS, TEXT, CHAT], ids=["ids", "text", "chat"])
 def test_no_two_prompts_share_their_first_tokens(workload: Workload) -> None:
     beginnings = set()
     for salt in (1, 2):
         prompts = Prompts(workload, "m", 151936, salt)
         for seq in range(300):
-            prompt = body(prompts, seq, 64)["prompt"]
+            tree = body(prompts, seq, 64)
+            prompt = tree["messages"][0]["content"] if "messages" in tree else tree["prompt"]
             tokens = prompt if isinstance(prompt, list) else prompt.split()
             beginnings.add(tuple(tokens[:UNIQUE_TOKENS]))
     assert len(beginnings) == 600

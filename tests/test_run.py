@@ -10,13 +10,14 @@ import pytest
 
 from analysis import load_run, summary
 from conf import load
-from loadgen import conclusion, run
-from loadgen.arrivals import NS, draw
+from loadgen import conclusion, hold, run
+from loadgen.arrivals import NS, Traffic
+from loadgen.driver import Driver
 from loadgen.endpoint import TargetError
 from loadgen.run import Run, Service
 from loadgen.run_folder import RunFolder, finite, without_credentials
 from loadgen.search import Start
-from loadgen.sweep import Driver
+from loadgen.sweep import sweep
 from loadgen.virtual_target import VirtualTarget
 from serve_apps.engine_model import Engine, VirtualService
 
@@ -26,14 +27,16 @@ EXPERIMENT = load(["search=quick", "fleet.warmup_requests=4"])
 class VirtualFleet(VirtualTarget):
     """The fleet's seam over the engine model, so that a run takes no time."""
 
-    offsets: tuple[()] = ()
-    nodes = ("here",)
-    start_wall_ns = 0
+    members: tuple[()] = ()
+    zero_wall_ns = 0
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         spec: Any = EXPERIMENT.engine
         engine = Engine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
         super().__init__(VirtualService([engine]))
+
+    def shortage(self, wanted: int) -> None:
+        """A virtual clock needs no files."""
 
     def finish(self, drain_s: float) -> None:
         """Nothing is in flight on a virtual clock that stands still."""
@@ -56,8 +59,8 @@ def measure(
     **how: Any,
 ) -> tuple[dict[str, Any], Path]:
     monkeypatch.setattr(run, "Fleet", VirtualFleet)
-    folder = RunFolder(tmp_path, "one")
-    found = act or (lambda driver: conclusion.of_sweep(EXPERIMENT, driver, driver.sweep(), "wall"))
+    folder = RunFolder.create(tmp_path, "one")
+    found = act or (lambda driver: conclusion.of_sweep(EXPERIMENT, driver, sweep(driver), "wall"))
     tree = Run(EXPERIMENT, folder, "sweep", lambda *_, **__: None).measure(prepare, service(**how), found)
     saved = json.loads((folder.path / "sweep.json").read_text())
     assert saved["exit_code"] == tree["exit_code"] and saved["reason"] == tree["reason"]
@@ -94,7 +97,7 @@ def test_an_internal_error_keeps_its_traceback_and_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(driver: Driver) -> Any:
-        driver.hold(2.0, 20, 5)
+        hold.rate(driver, 2.0, 20, 5)
         raise ZeroDivisionError("a bug")
 
     tree, folder = measure(tmp_path, monkeypatch, act=broken)
@@ -114,9 +117,9 @@ def test_ctrl_c_while_preparing_leaves_a_readable_folder(
 
 
 def test_a_kill_while_the_parquet_is_written_loses_nothing(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, "cut")
+    folder = RunFolder.create(tmp_path, "cut")
     folder.write_json("manifest.json", {})
-    schedule = draw(5.0, {"window": (0, 4 * NS)}, EXPERIMENT.workload, dwell=0, first_seq=0, seed=1)
+    schedule = Traffic(EXPERIMENT.workload).draw(5.0, {"window": (0, 4 * NS)}, dwell=0, first_seq=0, seed=1)
     folder.plan(schedule)
     (folder.path / "requests").mkdir()
     (folder.path / "requests" / "part-000.parquet.tmp").write_bytes(b"half")

@@ -146,9 +146,8 @@ class Bench:
             "transition": (window.start_ns, window.window_start_ns),
             "window": (window.window_start_ns, window.planned_end_ns),
         }
-        schedule = arrivals.draw(
-            segment.rate_qps, bounds, self.workload, dwell=segment.index, first_seq=0, seed=self.seed
-        )
+        traffic = arrivals.Traffic(self.workload)
+        schedule = traffic.draw(segment.rate_qps, bounds, dwell=segment.index, first_seq=0, seed=self.seed)
         queue.submit(schedule)
         self.segments += [segment.index] * len(schedule)
         window = self._watch(segment, window)
@@ -362,7 +361,7 @@ def test_aborts(over, waiting, at_s, stops):
 
 def test_the_queue_of_the_bench_conserves_requests_and_tokens():
     queue = Queue(1)
-    queue.submit(arrivals.draw(6.0, {"window": (0, 60 * NS)}, VARIED, dwell=0, first_seq=0, seed=1))
+    queue.submit(arrivals.Traffic(VARIED).draw(6.0, {"window": (0, 60 * NS)}, dwell=0, first_seq=0, seed=1))
     queue.advance(30.0)
     early = queue.table([0] * len(queue.due))
     queue.advance(200.0)

@@ -3,15 +3,18 @@
 import dataclasses
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from analysis import records, summary
 from conf import Experiment, load
-from loadgen import conclusion
+from loadgen import conclusion, hold
 from loadgen.arrivals import NS, ArrivalSchedule
+from loadgen.driver import Driver, Plan, TargetLost
 from loadgen.search import Start
-from loadgen.sweep import Driver, Plan, TargetLost
-from loadgen.target import Observation
+from loadgen.sweep import sweep
+from loadgen.target import LostActor, Observation
 from loadgen.virtual_target import VirtualTarget
 from serve_apps.engine_model import Engine, VirtualService
 
@@ -39,7 +42,7 @@ def driver(
 
 def test_a_virtual_hour_finds_the_capacity_of_the_default_node() -> None:
     drive, experiment, events = driver(["search=virtual"])
-    tree = conclusion.of_sweep(experiment, drive, drive.sweep(), "virtual")
+    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "virtual")
     assert (tree["exit_code"], tree["valid"], tree["capacity"]["binding"]) == (0, True, "tpot")
     q = tree["capacity"]["qps_per_node"]
     # The engine model's own long runs put the knee near 5.2 QPS.
@@ -52,7 +55,7 @@ def test_the_same_seed_gives_the_same_answer_and_another_seed_another() -> None:
     answers = []
     for seed in (1, 1, 2):
         drive, _, _ = driver(["search=standard", f"seed={seed}"])
-        found = drive.sweep().capacity
+        found = sweep(drive).capacity
         assert found is not None
         answers.append(found.qps_per_node)
     assert answers[0] == answers[1] != answers[2]
@@ -60,7 +63,7 @@ def test_the_same_seed_gives_the_same_answer_and_another_seed_another() -> None:
 
 def test_four_nodes_serve_four_times_the_load() -> None:
     ones, fours = (
-        driver([f"cluster={name}", "search=standard"])[0].sweep() for name in ("laptop", "laptop_4n")
+        sweep(driver([f"cluster={name}", "search=standard"])[0]) for name in ("laptop", "laptop_4n")
     )
     assert ones.capacity and fours.capacity
     # The pool is at least as good as its nodes alone, and not another machine.
@@ -69,7 +72,7 @@ def test_four_nodes_serve_four_times_the_load() -> None:
 
 def test_a_prediction_replaces_the_ramp() -> None:
     drive, experiment, _ = driver(["search=quick"], Start(8.0, prediction_qps=5.2))
-    result = drive.sweep()
+    result = sweep(drive)
     assert {outcome.segment.kind for outcome in result.outcomes} == {"dwell"}
     assert result.elapsed_s <= experiment.search.budget_s + 60
     assert result.capacity is not None and result.capacity.low < 5.2 < result.capacity.high
@@ -77,13 +80,13 @@ def test_a_prediction_replaces_the_ramp() -> None:
 
 def test_an_unreachable_bound_is_said_not_guessed() -> None:
     drive, experiment, _ = driver(["search=virtual", "slo.tpot_p90_ms=5"])
-    tree = conclusion.of_sweep(experiment, drive, drive.sweep(), "virtual")
+    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "virtual")
     assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_SLO_MISSED, False)
 
 
 def test_a_service_above_the_highest_rate_is_a_lower_bound() -> None:
     drive, experiment, _ = driver(["search=standard", "search.highest_qps=2"])
-    tree = conclusion.of_sweep(experiment, drive, drive.sweep(), "virtual")
+    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "virtual")
     assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_OPEN, False)
 
 
@@ -91,11 +94,17 @@ def test_a_held_rate_is_judged_with_intervals() -> None:
     codes = []
     for rate in (3.0, 8.0):
         drive, experiment, _ = driver([f"rate_qps={rate}", "duration_s=120"])
-        drive.hold(rate, 120, 15)
+        hold.rate(drive, rate, 120, 15)
         tree = conclusion.of_probe(experiment, drive)
         assert tree["probe"]["tpot"]["interval_ms"] is not None
         codes.append(tree["exit_code"])
     assert codes == [summary.EXIT_OK, summary.EXIT_SLO_MISSED]
+
+
+def spoilt(rows: pa.Table, row: dict[str, Any], from_ns: int = 0) -> pa.Table:
+    """The rows due at or after `from_ns` with other figures."""
+    changed = [old | (row if old["due_ns"] >= from_ns else {}) for old in rows.to_pylist()]
+    return pa.Table.from_pylist(changed, schema=records.PROGRESS)
 
 
 class Spoilt(VirtualTarget):
@@ -108,7 +117,7 @@ class Spoilt(VirtualTarget):
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         seen = super().run(schedule, until_ns)
-        return dataclasses.replace(seen, rows=[{**row, **self._spoil} for row in seen.rows])
+        return Observation(spoilt(seen.ended, self._spoil), spoilt(seen.pending, self._spoil))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +134,7 @@ def test_a_spoilt_measurement_is_void_never_a_number(spoil: dict[str, Any], reas
     target = Spoilt(experiment, **spoil)
     chosen = plan(experiment, Start(8.0, prediction_qps=5.2), replicas=frozenset({"0"}))
     drive = Driver(target, chosen, lambda *_, **__: None)
-    tree = conclusion.of_sweep(experiment, drive, drive.sweep(), "wall")
+    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "wall")
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_VOID, False, False)
     assert tree["reason"].startswith(reason)
     assert "no capacity is claimed" in summary.text(tree)
@@ -145,50 +154,156 @@ class Dying(VirtualTarget):
             "error_kind": "ConnectionRefusedError",
             "first_token_offset_ns": None,
         }
-        rows = [row | (refused if row["due_ns"] >= self._dies_ns else {}) for row in seen.rows]
-        return dataclasses.replace(seen, rows=rows)
+        ended, pending = (spoilt(rows, refused, self._dies_ns) for rows in (seen.ended, seen.pending))
+        return Observation(ended, pending)
 
 
 @pytest.mark.parametrize("dies_s", [0.0, 60.0, 300.0, 500.0])
 def test_a_service_that_dies_is_no_low_capacity(dies_s: float) -> None:
     drive, _, _ = driver(["search=standard"], target=Dying(load(["search=standard"]), dies_s))
     with pytest.raises(TargetLost, match="requests failed: ConnectionRefusedError"):
-        drive.sweep()
+        sweep(drive)
 
 
 def test_void_ramp_steps_are_void_not_a_missed_bound() -> None:
     experiment = load(["search=standard"])
     drive, _, _ = driver(["search=standard"], target=Spoilt(experiment, send_offset_ns=NS // 10))
-    tree = conclusion.of_sweep(experiment, drive, drive.sweep(), "wall")
+    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "wall")
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
     assert tree["reason"].startswith("client_limited") and len(tree["dwells"]) == 2
+
+
+LOST = LostActor(1, 1, 2, "killed")
 
 
 class Bereaved(VirtualTarget):
     """A virtual target that has lost a load actor."""
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        return dataclasses.replace(super().run(schedule, until_ns), lost_actors=["client-01"])
+        return dataclasses.replace(super().run(schedule, until_ns), lost_actors=[LOST])
 
 
 def test_a_lost_load_actor_ends_the_search_as_void() -> None:
     target = Bereaved(virtual(load(["search=standard"]))._service)
     drive, experiment, _ = driver(["search=standard"], target=target)
-    tree = conclusion.of_sweep(experiment, drive, drive.sweep(), "wall")
+    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "wall")
     assert (tree["exit_code"], len(tree["dwells"])) == (summary.EXIT_VOID, 1)
+    assert tree["reason"].startswith("actor_lost")
+
+
+class Healing(VirtualTarget):
+    """A virtual target that loses an actor at `at_s`, which can be replaced `times` times."""
+
+    def __init__(self, experiment: Experiment, at_s: float, times: int) -> None:
+        super().__init__(virtual(experiment)._service)
+        self._at_ns, self._times = int(at_s * NS), times
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = super().run(schedule, until_ns)
+        return dataclasses.replace(seen, lost_actors=[LOST] if until_ns >= self._at_ns else [])
+
+    def heal(self) -> bool:
+        self._times -= 1
+        return self._times >= 0
+
+
+def test_a_replaced_load_actor_voids_its_window_and_the_search_goes_on() -> None:
+    words = ["search=standard"]
+    drive, experiment, events = driver(words, target=Healing(load(words), at_s=300, times=1))
+    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "wall")
+    void = [verdict.reason for verdict in drive.verdicts.values() if not verdict.valid]
+    assert tree["exit_code"] == summary.EXIT_OK
+    # The window it died in; the one before too, if that still waited for answers of its own.
+    assert set(void) <= {"actor_lost", "client_limited"} and void.count("actor_lost") == 1
+    assert [kind for kind, _ in events].count("healed") == 1
+
+
+class Hanging(VirtualTarget):
+    """A virtual target whose service never answers what is due from `from_s` on."""
+
+    def __init__(self, experiment: Experiment, from_s: float) -> None:
+        super().__init__(virtual(experiment)._service)
+        self._from_ns = int(from_s * NS)
+        self._stuck: list[pa.Table] = []
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = super().run(schedule, until_ns)
+        silence = dict.fromkeys(("first_token_offset_ns", "last_token_offset_ns", "end_offset_ns"))
+        silent = silence | {"status": records.PENDING, "output_tokens": None}
+        ended = spoilt(seen.ended, silent, self._from_ns)
+        stuck = ended.filter(pc.equal(ended["status"], records.PENDING))
+        self._stuck.append(stuck)
+        pending = spoilt(seen.pending, silent, self._from_ns)
+        answered = ended.filter(pc.equal(ended["status"], records.OK))
+        return Observation(answered, pa.concat_tables([pending, *self._stuck]))
+
+
+@pytest.mark.parametrize("from_s", [0.0, 200.0])
+def test_a_service_that_hangs_is_lost_and_no_low_capacity(from_s: float) -> None:
+    words = ["search=standard", "search.settle_s=20"]
+    drive, _, events = driver(words, target=Hanging(load(words), from_s))
+    with pytest.raises(TargetLost, match="waited 20 s without a token: the service hangs"):
+        sweep(drive)
+    assert events[-1][0] == "target_lost"
+
+
+def test_a_service_that_hangs_in_a_held_window_is_lost_not_slow() -> None:
+    words = ["search.settle_s=20"]
+    drive, _, _ = driver(words, target=Hanging(load(words), 50.0))
+    with pytest.raises(TargetLost, match="the service hangs"):
+        hold.rate(drive, 3.0, 60, 15)
+
+
+class Choosy(Spoilt):
+    """A virtual target that refuses every second request at once."""
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = VirtualTarget.run(self, schedule, until_ns)
+        no = {"status": "http_error", "error_kind": "429", "error": "busy", "end_offset_ns": 1}
+        refused = dict.fromkeys(("first_token_offset_ns", "last_token_offset_ns", "output_tokens")) | no
+
+        def chosen(rows: pa.Table, odd: int) -> pa.Table:
+            return rows.filter(pc.equal(pc.bit_wise_and(rows["seq"], 1), odd))
+
+        ended = [chosen(seen.ended, 0), spoilt(chosen(seen.ended, 1), refused)]
+        return Observation(pa.concat_tables(ended), seen.pending)
+
+
+def test_a_service_that_refuses_half_is_judged_and_not_called_dead() -> None:
+    drive, experiment, _ = driver([], target=Choosy(load([])))
+    hold.rate(drive, 3.0, 60, 15)
+    tree = conclusion.of_probe(experiment, drive)
+    assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_SLO_MISSED, True)
+
+
+def test_an_actor_that_dies_with_answers_of_a_finished_window_voids_it() -> None:
+    class Late(VirtualTarget):
+        """Loses an actor only after the window is over, while its last answers are awaited."""
+
+        def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+            seen = super().run(schedule, until_ns)
+            if until_ns < 76 * NS:
+                return seen
+            mine = pc.equal(pc.bit_wise_and(seen.pending["seq"], 1), 1)
+            return Observation(seen.ended, seen.pending.filter(pc.invert(mine)), [], [LOST])
+
+    drive, experiment, _ = driver([], target=Late(virtual(load([]))._service))
+    hold.rate(drive, 5.0, 60, 15)
+    tree = conclusion.of_probe(experiment, drive)
+    assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
     assert tree["reason"].startswith("actor_lost")
 
 
 def test_a_probe_of_one_token_answers_has_no_tpot_to_miss() -> None:
     drive, experiment, _ = driver(["workload=smoke", "workload.output_tokens.mean=1"])
-    drive.hold(2.0, 60, 5)
+    hold.rate(drive, 2.0, 60, 5)
     tree = conclusion.of_probe(experiment, drive)
     assert (tree["exit_code"], tree["probe"]["tpot"]["passed"]) == (summary.EXIT_OK, None)
 
 
 def test_a_probe_without_requests_says_nothing() -> None:
     drive, experiment, _ = driver([])
-    drive.hold(0.01, 20, 5)
+    hold.rate(drive, 0.01, 20, 5)
     tree = conclusion.of_probe(experiment, drive)
     assert tree["exit_code"] == summary.EXIT_VOID and "say nothing" in tree["reason"]
 
@@ -197,7 +312,7 @@ def test_a_probe_counts_what_never_ended_as_infinitely_late() -> None:
     experiment = load([])
     hanging = {"status": "pending", "end_offset_ns": None, "output_tokens": 3}
     drive, _, _ = driver([], target=Spoilt(experiment, **hanging))
-    drive.hold(2.0, 60, 5)
+    hold.rate(drive, 2.0, 60, 5)
     tree = conclusion.of_probe(experiment, drive)
     assert tree["exit_code"] == summary.EXIT_SLO_MISSED
     assert tree["probe"]["ttft"]["p90_ms"] == float("inf")
@@ -206,7 +321,7 @@ def test_a_probe_counts_what_never_ended_as_infinitely_late() -> None:
 def test_a_lost_deployment_ends_the_sweep_with_its_reason() -> None:
     drive, _, _ = driver(["search=quick"], fault=lambda: "replica r2 is gone")
     with pytest.raises(TargetLost, match="replica r2 is gone"):
-        drive.sweep()
+        sweep(drive)
 
 
 def test_every_offered_request_is_seen_and_ends() -> None:
@@ -214,8 +329,8 @@ def test_every_offered_request_is_seen_and_ends() -> None:
     drive, _, _ = driver(
         ["search=quick"], Start(8.0, 5.2), plan_saved=lambda s: offered.extend(s.seq.tolist())
     )
-    drive.sweep()
-    seen = [row for rows in drive._rows.values() for row in rows.values()]
-    assert {row["status"] for row in seen} == {records.OK}
-    assert set(offered) >= {row["seq"] for row in seen}
+    sweep(drive)
+    seen = drive.ledger.rows(*range(-1, len(drive.outcomes)))
+    assert set(seen["status"].to_pylist()) == {records.OK}
+    assert set(offered) >= set(seen["seq"].to_pylist())
     assert len(offered) == len(set(offered))

@@ -1,6 +1,8 @@
 """Which windows are void, for which reason, and what is merely noted."""
 
+import heapq
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +13,10 @@ from analysis.validity import (
     REMEDIES,
     Check,
     Verdict,
+    check_concurrency,
     check_little,
+    check_prefix_hits,
+    judge_closed,
     judge_dwell,
     judge_run,
     slope_t,
@@ -54,13 +59,18 @@ def named(verdict, name):
     return next(check for check in verdict.checks if check.name == name)
 
 
+HEALTH = {"cpu_share": 0.4, "run_share": 0.9, "stall_ms": 9.0}
+
+
 def test_a_healthy_window_is_valid():
+    made = rows(requested_input_tokens=5600, prompt_tokens=5600, cached_tokens=0)
+    mean = 450 / 45 * 0.901 - 0.901**2 * 10 / 2 / 45
     verdict = judged(
-        rows(), planned=450, expected_replicas={"r0", "r1"}, health={"a": {"cpu_share": 0.4, "stall_ms": 9}}
+        made, planned=450, expected_replicas={"r0", "r1"}, health={"a": HEALTH}, in_flight_mean=mean
     )
     assert (verdict.valid, verdict.reason, verdict.remedy) == (True, "", "")
     assert named(verdict, "send_lag_p99").value == 1.0
-    assert named(verdict, "loop_stall").passed is True
+    assert all(check.passed for check in verdict.checks)
 
 
 @pytest.mark.parametrize(
@@ -68,12 +78,16 @@ def test_a_healthy_window_is_valid():
     [
         (rows(send_offset_ns=[11 * MS] * 6), {}, "client_limited"),
         (rows(status=["missed"] * 3), {}, "client_limited"),
+        (rows(status=["missed"] * 3, error_kind=["no_file", "no_port", "no_memory"]), {}, "client_limited"),
         (rows(440), {"planned": 450}, "client_limited"),
         (rows(), {"health": {"a": {"cpu_share": 0.2}, "b": {"cpu_share": 0.61}}}, "client_limited"),
         (rows(engine_late_steps=[50] * 5), {}, "engine_late"),
         (rows(replica_id=["r9"]), {"expected_replicas": ["r0"]}, "replica_lost"),
         (rows(), {"lost_actors": ["c1"]}, "actor_lost"),
         (rows(reads=[2] * 5), {}, "burst_delivery"),
+        (rows(requested_input_tokens=100, prompt_tokens=102), {}, "wrong_prompts"),
+        (rows(prompt_tokens=1000, cached_tokens=[500] * 10), {}, "wrong_prefix_hits"),
+        (rows(prompt_tokens=1000, cached_tokens=480), {"intended_hit": 0.5}, "wrong_prefix_hits"),
     ],
 )
 def test_a_failed_gate_voids_the_window_and_names_a_remedy(made, evidence, reason):
@@ -92,7 +106,9 @@ def test_a_failed_gate_voids_the_window_and_names_a_remedy(made, evidence, reaso
         (rows(engine_late_steps=[50] * 4), {}),
         (rows(reads=[2] * 4), {}),
         (rows(output_tokens=9, reads=1), {}),
-        (rows(), {"health": {"a": {"cpu_share": 0.6, "stall_ms": 500.0}}}),
+        (rows(), {"health": {"a": {"cpu_share": 0.6, "run_share": 0.3, "stall_ms": 500.0}}}),
+        (rows(prompt_tokens=1000, cached_tokens=[500] * 8), {}),
+        (rows(prompt_tokens=1000, cached_tokens=495), {"intended_hit": 0.5}),
         (rows(status=["pending"] * 9, send_offset_ns=[None] * 9), {"planned": 450}),
     ],
 )
@@ -113,6 +129,8 @@ def test_what_is_not_given_is_unknown_and_does_not_pass():
         "burst_delivery",
         "little",
         "prompt_tokens_error",
+        "prefix_hit_error",
+        "run_share",
     }
     assert all(check.value is None for check in verdict.checks if check.passed is None)
 
@@ -120,6 +138,20 @@ def test_what_is_not_given_is_unknown_and_does_not_pass():
 def test_rows_outside_the_window_do_not_count():
     outside = [row | {"due_ns": 9 * NS, "status": "missed"} for row in rows(100)]
     assert judged(rows() + outside).valid
+
+
+def test_the_worst_actor_counts_and_one_that_does_not_tell_does_not():
+    crowded = judged(rows(), health={"a": HEALTH, "b": HEALTH | {"run_share": 0.59}, "c": {"cpu_share": 0.1}})
+    assert (named(crowded, "run_share").passed, named(crowded, "run_share").value) == (False, 0.59)
+    assert named(crowded, "actor_cpu").value == 0.4
+    assert crowded.valid
+
+
+def test_an_answer_without_a_cached_count_had_no_hit_once_another_has_one():
+    half = table(rows(100, prompt_tokens=1000, cached_tokens=[800] * 50))
+    assert check_prefix_hits(half, 0.4).value == pytest.approx(0.0)
+    assert check_prefix_hits(table(rows(100, prompt_tokens=1000)), 0.0).passed is None
+    assert check_prefix_hits(table(rows(100, cached_tokens=0)), 0.0).passed is None
 
 
 def test_failures_are_noted_as_not_achieved_but_the_backlog_is_not():
@@ -143,6 +175,65 @@ def test_a_growing_queue_is_noted_as_unstable_and_does_not_void():
     assert verdict.valid
 
 
+def test_a_growing_wait_is_noted_also_while_the_number_in_the_system_stands_still():
+    rng = np.random.default_rng(5)
+    waits = [60 * i * MS + int(rng.integers(0, 900 * MS)) for i in range(450)]
+    before = [row | {"due_ns": row["due_ns"] - 45 * NS} for row in rows(end_offset_ns=40 * NS)]
+
+    def backlog(**more):
+        made = before + rows(end_offset_ns=40 * NS, **more)
+        return named(judged(made), "backlog_slope_t").passed
+
+    assert (backlog(), backlog(first_token_offset_ns=waits)) == (None, False)
+
+
+def closed_loop(concurrency, count, seed=3):
+    """Rows of a closed loop of 1 to 3 s each: whichever ends is followed at once; the first fill it."""
+    rng = np.random.default_rng(seed)
+    free = [0] * concurrency
+    made = []
+    for took_ns in map(int, rng.uniform(1, 3, count) * NS):
+        at_ns = heapq.heappop(free)
+        heapq.heappush(free, at_ns + took_ns)
+        made.append({"due_ns": at_ns, "end_offset_ns": took_ns, "last_token_offset_ns": took_ns})
+    begin_ns, last_ns = made[concurrency]["due_ns"], made[-1]["due_ns"]
+    end_ns = last_ns + 1
+    window = Window(0, "dwell", 1.0, 1, 0, begin_ns, end_ns, end_ns, concurrency=concurrency)
+    return table([rows(1)[0] | row for row in made]), window
+
+
+def test_a_closed_loop_of_enough_requests_is_proved():
+    made, window = closed_loop(8, 320)
+    verdict = judge_closed(made, window, SLO, planned=None, health={"a": HEALTH})
+    assert verdict.valid
+    assert named(verdict, "requests_per_concurrency").value == 40
+    told = {name: named(verdict, name).passed for name in ("concurrency_error", "steady_window")}
+    assert told == {"concurrency_error": True, "steady_window": True}
+    assert named(verdict, "actor_cpu").value == 0.4
+    assert "backlog_slope_t" not in {check.name for check in verdict.checks}
+
+
+def test_a_short_closed_loop_is_noted_and_not_void():
+    made, window = closed_loop(8, 40)
+    verdict = judge_closed(made, window, SLO)
+    noted = {check.name for check in verdict.checks if check.passed is False}
+    assert noted >= {"requests_per_concurrency", "steady_window"}
+    assert verdict.valid
+
+
+def test_a_closed_loop_that_did_not_hold_its_concurrency_is_seen():
+    made, window = closed_loop(8, 320)
+    assert check_concurrency(made, window).value < 0.05
+    assert check_concurrency(made, replace(window, concurrency=10)).value == pytest.approx(0.2, abs=0.04)
+    assert check_concurrency(made.slice(0, 0), window).passed is None
+
+
+def test_a_closed_loop_is_void_for_what_voids_any_window():
+    made, window = closed_loop(8, 320)
+    verdict = judge_closed(made, window, SLO, lost_actors=["c1"])
+    assert (verdict.valid, verdict.reason) == (False, "actor_lost")
+
+
 def test_the_trend_test_allows_for_autocorrelation():
     rng = np.random.default_rng(4)
     alarms = []
@@ -156,6 +247,13 @@ def test_the_trend_test_allows_for_autocorrelation():
     assert abs(slope_t(np.arange(45.0) + rng.normal(size=45))) > 20
     assert slope_t(np.ones(45)) is None
     assert slope_t(np.arange(9.0)) is None
+
+
+def test_every_reason_has_a_remedy():
+    verdict = judge_dwell(table(rows()), WINDOW, SLO)
+    reasons = {check.reason for check in verdict.checks if check.reason}
+    assert reasons | {"too_few_dwells"} == set(REMEDIES)
+    assert all("\n" not in remedy for remedy in REMEDIES.values())
 
 
 def void(reason):

@@ -1,7 +1,6 @@
 """Worker and shard: one row for every planned request, whatever becomes of it, on disk at once."""
 
 import asyncio
-import io
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,11 +13,12 @@ import pytest
 from analysis import records
 from conf import load
 from loadgen import worker as worker_module
-from loadgen.arrivals import NS, ArrivalSchedule, draw
+from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.prompts import Prompts
 from loadgen.recorder import Shard
 from loadgen.worker import Worker
 from tests.mock_server import END, MockServer, Script, answer, event, head, token, usage
+from tests.test_recorder import on_disk
 
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
 LEAD_NS = NS // 10
@@ -26,7 +26,7 @@ LEAD_NS = NS // 10
 
 def plan(rate_qps: float, seconds: float, start_ns: int = 0) -> ArrivalSchedule:
     bounds = {"window": (start_ns, start_ns + int(seconds * NS))}
-    return draw(rate_qps, bounds, WORKLOAD, dwell=0, first_seq=0, seed=1)
+    return Traffic(WORKLOAD).draw(rate_qps, bounds, dwell=0, first_seq=0, seed=1)
 
 
 async def drive(
@@ -38,9 +38,10 @@ async def drive(
         0, [server.url], prompts, Shard(shard), record_itl=True, timeout_s=how.get("timeout_s", 5.0)
     )
     worker.start(time.monotonic_ns() + LEAD_NS, time.time_ns() + LEAD_NS)
-    worker.offer(schedule)
+    await worker.offer(schedule)
     await asyncio.sleep(how["after_s"])
-    rows = worker.observe()
+    seen = await worker.observe()
+    rows = pa.concat_tables([seen.ended, seen.pending]).to_pylist()
     if how.get("block_s"):
         time.sleep(how["block_s"])  # noqa: ASYNC251  a stalled loop is what is tested
         await asyncio.sleep(0.2)
@@ -98,6 +99,28 @@ def test_a_stalled_loop_misses_instead_of_bursting(tmp_path: Path) -> None:
     assert table.num_rows == len(schedule)
 
 
+def test_a_closed_loop_keeps_so_many_in_flight_and_counts_from_their_start(tmp_path: Path) -> None:
+    schedule = Traffic(WORKLOAD).closed(40, 4, 0, dwell=0, first_seq=10, seed=1)
+    _, table = run(tmp_path / "s.arrow", schedule, lambda body: answer(body, 0.01), after_s=1.2)
+    rows = sorted(table.to_pylist(), key=lambda row: row["due_ns"])
+    assert [row["status"] for row in rows] == ["ok"] * 40
+    assert sorted(row["seq"] for row in rows) == list(range(10, 50))
+    assert [row["phase"] for row in rows].count("transition") == 4
+    starts = [row["due_ns"] + row["send_offset_ns"] for row in rows]
+    ends = sorted(row["due_ns"] + row["end_offset_ns"] for row in rows)
+    # The k-th request starts when the (k - 4)-th has ended, and is due at that moment.
+    assert all(start >= end for start, end in zip(starts[4:], ends, strict=False))
+    assert max(row["send_offset_ns"] for row in rows[4:]) < NS // 10
+
+
+def test_a_retracted_closed_loop_keeps_a_row_for_every_request(tmp_path: Path) -> None:
+    schedule = Traffic(WORKLOAD).closed(400, 4, 0, dwell=0, first_seq=0, seed=1)
+    _, table = run(tmp_path / "s.arrow", schedule, lambda body: answer(body, 0.01), after_s=0.5)
+    states = statuses(table)
+    assert table.num_rows == len(schedule) and states["ok"] > 4
+    assert {row["phase"] for row in table.to_pylist() if row["status"] == "missed"} == {"retracted"}
+
+
 def test_a_hung_server_is_seen_pending_and_then_cut(tmp_path: Path) -> None:
     schedule = plan(20, 0.5)
     rows, table = run(
@@ -112,18 +135,6 @@ def test_a_dead_server_gives_rows_too(tmp_path: Path) -> None:
     schedule = plan(20, 0.5)
     _, table = run(tmp_path / "s.arrow", schedule, lambda _: [None], after_s=0.8)
     assert statuses(table) == {"conn_error": len(schedule)}
-
-
-def test_a_cut_shard_gives_back_every_flushed_row(tmp_path: Path) -> None:
-    shard = Shard(tmp_path / "s.arrow")
-    for seq in range(50):
-        shard.append({"seq": seq, "due_ns": seq, "status": "ok", "itl_us": [1, 2]})
-        if seq % 10 == 9:
-            shard.flush()
-    content = shard.path.read_bytes()
-    (tmp_path / "cut.arrow").write_bytes(content[:-37])
-    assert records.read_shard(tmp_path / "cut.arrow")["seq"].to_pylist() == list(range(40))
-    assert records.read_shard(shard.path)["seq"].to_pylist() == list(range(50))
 
 
 def test_an_answer_of_strange_types_is_a_row_like_any_other(tmp_path: Path) -> None:
@@ -148,66 +159,12 @@ def test_refused_connections_were_sent_in_time(tmp_path: Path) -> None:
     assert len(rows) == len(schedule) and all(row["send_offset_ns"] is not None for row in rows)
 
 
-class Disk(io.FileIO):
-    """A file on a disk with so many bytes of room; a write takes what fits, the next one fails."""
-
-    room_bytes = 1 << 30
-
-    def write(self, data: Any) -> int:
-        if not self.room_bytes:
-            raise OSError(28, "No space left on device")
-        written = super().write(bytes(data)[: self.room_bytes]) or 0
-        self.room_bytes -= written
-        return written
-
-
-def on_disk(path: Path) -> tuple[Shard, Disk]:
-    """A shard whose file is a `Disk`."""
-    disk = Disk(path, "w")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "open", lambda *_, **__: disk)
-        return Shard(path), disk
-
-
-def test_a_full_disk_neither_cuts_nor_doubles_rows(tmp_path: Path) -> None:
-    path = tmp_path / "s.arrow"
-    shard, disk = on_disk(path)
-
-    def append(*seqs: int) -> None:
-        for seq in seqs:
-            shard.append({"seq": seq, "due_ns": seq, "status": "ok", "itl_us": [1, 2]})
-
-    append(*range(10))
-    shard.flush()
-    disk.room_bytes = 300
-    append(*range(10, 20))
-    for _ in range(2):
-        with pytest.raises(OSError, match="No space"):
-            shard.flush()
-        assert records.read_shard(path)["seq"].to_pylist() == list(range(10))
-    disk.room_bytes = 1 << 30
-    append(*range(20, 30))
-    shard.flush()
-    append(30)
-    shard.close()
-    assert records.read_shard(path)["seq"].to_pylist() == list(range(31))
-    assert disk.closed
-
-
-def test_a_full_disk_closes_the_file_all_the_same(tmp_path: Path) -> None:
-    shard, disk = on_disk(tmp_path / "s.arrow")
-    shard.append({"seq": 0})
-    disk.room_bytes = 0
-    with pytest.raises(OSError, match="No space"):
-        shard.close()
-    assert disk.closed
-
-
 @pytest.mark.parametrize("recovers", [True, False])
-def test_a_full_disk_is_told_at_once_and_again_at_the_end(
+def test_a_disk_that_stays_full_is_told_and_again_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool
 ) -> None:
     monkeypatch.setattr(worker_module, "FLUSH_S", 0.1)
+    monkeypatch.setattr(worker_module, "FULL_DISK_S", 0.2)
     schedule = plan(40, 1.0)
     shard, disk = on_disk(tmp_path / "s.arrow")
 
@@ -216,14 +173,14 @@ def test_a_full_disk_is_told_at_once_and_again_at_the_end(
             prompts = Prompts(WORKLOAD, "m", 151936, salt=1)
             worker = Worker(0, [server.url], prompts, shard, record_itl=True)
             worker.start(time.monotonic_ns(), time.time_ns())
-            worker.offer(schedule)
+            await worker.offer(schedule)
             await asyncio.sleep(0.5)
-            worker.observe()
+            await worker.observe()
             flushed = records.read_shard(shard.path).num_rows
             disk.room_bytes = 100
             await asyncio.sleep(0.7)
             with pytest.raises(OSError, match="No space"):
-                worker.observe()
+                await worker.observe()
             disk.room_bytes = 1 << 30 if recovers else 0
             with pytest.raises(OSError, match="No space"):
                 await worker.finish(1.0)
@@ -234,6 +191,31 @@ def test_a_full_disk_is_told_at_once_and_again_at_the_end(
     seqs = records.read_shard(shard.path)["seq"].to_pylist()
     assert len(seqs) == len(set(seqs)) >= flushed
     assert not recovers or sorted(seqs) == schedule.seq.tolist()
+
+
+def test_a_disk_that_is_full_for_a_moment_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "FLUSH_S", 0.1)
+    schedule = plan(40, 1.0)
+    shard, disk = on_disk(tmp_path / "s.arrow")
+
+    async def main() -> None:
+        async with MockServer() as server:
+            prompts = Prompts(WORKLOAD, "m", 151936, salt=1)
+            worker = Worker(0, [server.url], prompts, shard, record_itl=True)
+            worker.start(time.monotonic_ns(), time.time_ns())
+            await worker.offer(schedule)
+            await asyncio.sleep(0.3)
+            disk.room_bytes = 100
+            await asyncio.sleep(0.4)
+            await worker.observe()
+            disk.room_bytes = 1 << 30
+            await asyncio.sleep(0.6)
+            await worker.finish(1.0)
+
+    asyncio.run(main())
+    assert sorted(records.read_shard(shard.path)["seq"].to_pylist()) == schedule.seq.tolist()
 
 
 def test_a_broken_send_loop_is_told_and_what_flies_lands(tmp_path: Path) -> None:
@@ -250,10 +232,10 @@ def test_a_broken_send_loop_is_told_and_what_flies_lands(tmp_path: Path) -> None
             prompts = Broken(WORKLOAD, "m", 151936, salt=1)
             worker = Worker(0, [server.url], prompts, Shard(tmp_path / "s.arrow"), record_itl=True)
             worker.start(time.monotonic_ns(), time.time_ns())
-            worker.offer(schedule)
+            await worker.offer(schedule)
             await asyncio.sleep(0.5)
             with pytest.raises(RuntimeError, match="no such prompt"):
-                worker.observe()
+                await worker.observe()
             with pytest.raises(RuntimeError, match="no such prompt"):
                 await worker.finish(5.0)
 

@@ -1,0 +1,63 @@
+"""Token counts of requests: what the distributions of a workload draw.
+
+Knows the distributions of one column; knows nothing of due times, nor of a trace, whose lines are
+drawn where its arrivals are.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.schema import Lengths
+
+RAREST_SIGMA = 4.75
+"""Standard deviations that one normal draw of a million exceeds."""
+
+Ints = NDArray[np.int64]
+
+
+def draw_lengths(
+    lengths: Lengths, count: int, rng: np.random.Generator, recorded: Ints | None = None
+) -> Ints:
+    """`count` token counts, each at least 1.
+
+    Lognormal counts have the asked mean and coefficient of variation; uniform ones lie between
+    floor(mean * (1 - spread)) and as far above the mean, both included, as in vLLM's benchmark;
+    empirical ones are `recorded`, the counts of the lines that were chosen.
+    """
+    match lengths.kind:
+        case "lognormal":
+            sigma = math.sqrt(math.log1p(lengths.cv**2))
+            drawn = rng.lognormal(math.log(lengths.mean) - sigma**2 / 2, sigma, size=count)
+            return np.maximum(1, np.rint(drawn)).astype(np.int64)
+        case "uniform":
+            low = _lowest(lengths)
+            return np.maximum(1, rng.integers(low, 2 * lengths.mean - low, size=count, endpoint=True))
+        case "empirical":
+            assert recorded is not None, "empirical lengths come from a trace"
+            return recorded
+        case "fixed":
+            return np.full(count, lengths.mean, dtype=np.int64)
+
+
+def longest_tokens(lengths: Lengths, recorded: Ints | None = None) -> int:
+    """The longest of a million lognormal draws, about; of the others the longest there is.
+
+    `recorded` are all counts of the trace, for empirical lengths.
+    """
+    match lengths.kind:
+        case "lognormal":
+            sigma = math.sqrt(math.log1p(lengths.cv**2))
+            return round(lengths.mean * math.exp(RAREST_SIGMA * sigma - sigma**2 / 2))
+        case "uniform":
+            return 2 * lengths.mean - _lowest(lengths)
+        case "empirical":
+            assert recorded is not None, "empirical lengths come from a trace"
+            return int(recorded.max())
+        case "fixed":
+            return lengths.mean
+
+
+def _lowest(lengths: Lengths) -> int:
+    return math.floor(lengths.mean * (1 - lengths.spread))

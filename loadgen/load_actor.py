@@ -1,0 +1,128 @@
+"""One load actor: a worker in a process of its own, on a node of the Ray cluster.
+
+Knows what makes a process a good load generator (its garbage collector, its files, its driver's life); the
+fleet knows the others.
+"""
+
+import asyncio
+import gc
+import os
+import platform
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ray
+
+from analysis import series
+from conf.schema import Workload
+from loadgen.arrivals import ArrivalSchedule
+from loadgen.lifeline import Lifeline, own, watch
+from loadgen.limits import Limits, limits, raise_files
+from loadgen.prompts import Prompts
+from loadgen.recorder import Shard
+from loadgen.worker import Report, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """What every actor needs to know before the start."""
+
+    urls: list[str]
+    workload: Workload
+    model: str
+    vocab: int
+    salt: int
+    timeout_s: float
+    record_itl: bool
+    driver: Lifeline = field(default_factory=own)
+    api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a load actor runs, and what the operating system lets it open."""
+
+    client_id: int
+    node: str
+    host: str
+    pid: int
+    limits: Limits
+
+
+class LoadActor:
+    """One worker in a process of its own; the methods are its worker's, on the run's clock."""
+
+    async def prepare(self, client_id: int, plan: FleetPlan, folder: Path) -> Place:
+        """Build what is slow, freeze the garbage collector, and return where this actor is."""
+        prompts = Prompts(plan.workload, plan.model, plan.vocab, plan.salt)
+        self._shards = [
+            Shard(folder / f"{name(client_id)}.arrow"),
+            Shard(folder / f"{name(client_id)}.health.arrow", series.CLIENTS),
+        ]
+        self._worker = Worker(
+            client_id,
+            plan.urls,
+            prompts,
+            *self._shards,
+            record_itl=plan.record_itl,
+            timeout_s=plan.timeout_s,
+            api_key=plan.api_key,
+            path=prompts.path,
+        )
+        raise_files()
+        watch(plan.driver, self._orphaned)
+        # A full collection stops the loop for tens of milliseconds: none during the run.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        node = str(ray.get_runtime_context().get_node_id())
+        return Place(client_id, node, platform.node(), os.getpid(), limits())
+
+    def _orphaned(self) -> None:
+        """The driver is dead: nobody wants these requests any more. What is known is written, then we go."""
+
+        async def end() -> None:
+            try:
+                await self._worker.finish(0.0)
+            finally:
+                os._exit(1)
+
+        self._end = asyncio.ensure_future(end())
+
+    async def wall_ns(self) -> int:
+        return time.time_ns()
+
+    async def start(self, zero_wall_ns: int, offset_ns: int) -> None:
+        """Start the run's clock, whose zero is `zero_wall_ns` on the driver's wall clock.
+
+        The wall clocks are compared here once; from then on only the monotonic clock counts.
+        """
+        ahead_ns = zero_wall_ns + offset_ns - time.time_ns()
+        self._worker.start(time.monotonic_ns() + ahead_ns, zero_wall_ns)
+
+    async def offer(self, schedule: ArrivalSchedule) -> None:
+        await self._worker.offer(schedule)
+
+    async def retract(self) -> None:
+        self._worker.retract()
+
+    async def observe(self) -> Report:
+        return await self._worker.observe()
+
+    async def finish(self, drain_s: float) -> None:
+        """Drain and close the shards."""
+        await self._worker.finish(drain_s)
+
+    async def cut(self) -> None:
+        """End what is in flight: a `finish` under way returns."""
+        self._worker.cut()
+
+    async def fetch(self) -> dict[str, bytes]:
+        """The closed shards by file name, for a driver that does not see this node's disk."""
+        return {shard.path.name: shard.path.read_bytes() for shard in self._shards}
+
+
+def name(client_id: int) -> str:
+    """A load actor's name, as in its shard's file name."""
+    return f"client-{client_id:02d}"

@@ -1,0 +1,69 @@
+"""What an ended or killed session left of a run, as the next session takes it up.
+
+Knows the run folder's events and tables; decides nothing.
+"""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from analysis import metrics
+from analysis.dwell import NS, Window, in_window
+from analysis.runs import Run
+from loadgen.driver import Past
+from loadgen.search import Segment
+from loadgen.watch import Watched, watched
+
+
+def past(run: Run) -> Past:
+    """The finished segments with their rows; what was cut short is not among them."""
+    rows = run.requests()
+    beats = run.clients().to_pylist()
+    done = _sound(run.events(), rows)
+    segments = [_segment(event, beats) for event in done]
+    finished = np.isin(metrics.numbers(rows, "dwell"), [segment.index for segment, *_ in segments])
+    due_ns, end_ns = metrics.numbers(rows, "due_ns"), metrics.numbers(rows, "end_offset_ns")
+    last_ns = [*(due_ns + np.nan_to_num(end_ns)), *(beat["clock_ns"] for beat in beats), 0]
+    return Past(
+        segments=segments,
+        rows=rows.filter(pa.array(finished)),
+        next_seq=int(max(metrics.numbers(rows, "seq"), default=-1)) + 1,
+        end_ns=int(max(last_ns)) + NS,
+        elapsed_s=done[-1]["elapsed_s"] if done else 0.0,
+        next_client=int(max([*_clients(rows), *(beat["client_id"] for beat in beats)], default=-1)) + 1,
+    )
+
+
+def _sound(events: list[dict[str, Any]], rows: pa.Table) -> list[dict[str, Any]]:
+    """Finished segments up to the last that can be believed; what follows is measured again.
+
+    The end of a session spoils its last windows: their answers were cut or lost with the load actors, or
+    the service was dying. A window that was void for another reason is worth another try too.
+    """
+    done: list[dict[str, Any]] = []
+    for event in events:
+        if event["event"] == "segment_done":
+            done = [*done[: event["index"]], event]
+        elif event["event"] == "target_lost":
+            done = done[: max(0, event["last"])]
+    while done and (done[-1]["void"] or _cut(rows, Window(**done[-1]["window"]))):
+        done.pop()
+    return done
+
+
+def _cut(rows: pa.Table, window: Window) -> bool:
+    """True if answers of the window were cut off by the end of the session, or died with it."""
+    inside = in_window(rows, window)
+    ours = metrics.status_in(inside, "lost") | metrics.word_in(inside, "error_kind", "interrupted")
+    return bool(ours.any())
+
+
+def _clients(rows: pa.Table) -> list[float]:
+    known = metrics.numbers(rows, "client_id")
+    return list(known[~np.isnan(known)])
+
+
+def _segment(event: dict[str, Any], beats: list[dict[str, Any]]) -> tuple[Segment, Window, bool, Watched]:
+    window = Window(**event["window"])
+    return Segment(**event["segment"]), window, event["bad"], watched(beats, window, event["lost_actors"])

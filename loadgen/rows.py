@@ -1,0 +1,132 @@
+"""Request rows from what happened: many requests at once, column by column, into Arrow.
+
+Knows how plan and exchange become a row of schema `SHARD`; knows neither sockets nor files. A row at a
+time would cost a tenth of the request itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from analysis import records
+from loadgen.arrivals import PHASES, ArrivalSchedule
+from loadgen.exchange import Exchange
+
+
+@dataclass(slots=True)
+class Planned:
+    """One request of the schedule as plain numbers; a closed loop sets `due_ns` when it starts it."""
+
+    seq: int
+    dwell: int
+    phase: str
+    due_ns: int
+    input_tokens: int
+    output_tokens: int
+
+
+Flight = tuple[Planned, Exchange]
+"""A request and what became of it so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The run's clock: its zero is the monotonic instant `epoch_ns`, on the wall clock `wall_ns`."""
+
+    epoch_ns: int
+    wall_ns: int
+
+
+def planned(schedule: ArrivalSchedule) -> list[Planned]:
+    """The schedule row by row."""
+    columns = zip(
+        schedule.seq.tolist(),
+        schedule.phase.tolist(),
+        schedule.due_ns.tolist(),
+        schedule.input_tokens.tolist(),
+        schedule.output_tokens.tolist(),
+        strict=True,
+    )
+    return [Planned(seq, schedule.dwell, PHASES[phase], *rest) for seq, phase, *rest in columns]
+
+
+def plan_table(schedule: ArrivalSchedule) -> pa.Table:
+    """The schedule as a table of schema `PLAN`."""
+    columns = {
+        "seq": schedule.seq,
+        "dwell": np.full(len(schedule), schedule.dwell, dtype=np.int16),
+        "phase": pa.array([PHASES[phase] for phase in schedule.phase.tolist()], pa.string()),
+        "due_ns": schedule.due_ns,
+        "requested_input_tokens": schedule.input_tokens.astype(np.int32),
+        "requested_output_tokens": schedule.output_tokens.astype(np.int32),
+    }
+    return pa.table(columns, schema=records.PLAN)
+
+
+def batch(flights: Sequence[Flight], clock: Clock, client_id: int, record_itl: bool) -> pa.RecordBatch:
+    """Rows of schema `SHARD` for requests that ended, or are in flight (`pending`)."""
+    plans = [plan for plan, _ in flights]
+    ends = [exchange for _, exchange in flights]
+    due_ns = np.array([plan.due_ns for plan in plans], dtype=np.int64)
+    columns: dict[str, Any] = {
+        "seq": [plan.seq for plan in plans],
+        "client_id": np.full(len(plans), client_id, dtype=np.int16),
+        "dwell": [plan.dwell for plan in plans],
+        "phase": [plan.phase for plan in plans],
+        "status": [_status(exchange) for exchange in ends],
+        "error_kind": [exchange.error_kind for exchange in ends],
+        "error": [exchange.error for exchange in ends],
+        "http_status": [exchange.http_status for exchange in ends],
+        "finish_reason": [exchange.finish_reason for exchange in ends],
+        "session_id": np.full(len(plans), -1, dtype=np.int32),
+        "turn": np.zeros(len(plans), dtype=np.int16),
+        "replica_id": [exchange.replica_id for exchange in ends],
+        "due_ns": due_ns,
+        "scheduled_at": (due_ns + clock.wall_ns) // 1000,
+        "requested_input_tokens": [plan.input_tokens for plan in plans],
+        "requested_output_tokens": [plan.output_tokens for plan in plans],
+        "prompt_tokens": [(exchange.usage or {}).get("prompt_tokens") for exchange in ends],
+        "cached_tokens": [(exchange.usage or {}).get("cached_tokens") for exchange in ends],
+        "output_tokens": [exchange.tokens if exchange.events else None for exchange in ends],
+        "events": [exchange.events for exchange in ends],
+        "reads": [exchange.reads for exchange in ends],
+        "engine_steps": [(exchange.engine or {}).get("steps") for exchange in ends],
+        "engine_late_steps": [(exchange.engine or {}).get("late_steps") for exchange in ends],
+        "itl_us": _gaps(ends) if record_itl else [None] * len(ends),
+    }
+    zero_ns = due_ns + clock.epoch_ns
+    for event in ("sent", "first_byte", "first_token", "last_token", "end"):
+        at_ns = [getattr(exchange, f"{event}_ns") for exchange in ends]
+        columns["send_offset_ns" if event == "sent" else f"{event}_offset_ns"] = _offsets(at_ns, zero_ns)
+    return pa.record_batch(
+        [_array(columns[field.name], field.type) for field in records.SHARD], schema=records.SHARD
+    )
+
+
+def _array(values: Any, kind: pa.DataType) -> pa.Array:
+    return values if isinstance(values, pa.Array) else pa.array(values).cast(kind)
+
+
+def _status(exchange: Exchange) -> str | None:
+    """An outcome counts once the exchange has ended; a request that was missed never began."""
+    ended = exchange.end_ns is not None or exchange.status == "missed"
+    return exchange.status if ended else records.PENDING
+
+
+def _offsets(at_ns: list[int | None], zero_ns: NDArray[np.int64]) -> pa.Array:
+    """Monotonic instants as offsets from each row's due time; null where the event never came."""
+    missing = np.array([at is None for at in at_ns], dtype=np.bool_)
+    instants = np.array([0 if at is None else at for at in at_ns], dtype=np.int64)
+    return pa.array(instants - zero_ns, mask=missing)
+
+
+def _gaps(exchanges: Sequence[Exchange]) -> pa.Array:
+    """The gaps of each request as one list column, their bytes copied once; null while in flight."""
+    ends = np.cumsum([0, *(len(exchange.gaps_us) for exchange in exchanges)], dtype=np.int32)
+    values = pa.array(np.frombuffer(b"".join(exchange.gaps_us for exchange in exchanges), dtype=np.int32))
+    open_ = np.array([exchange.end_ns is None for exchange in exchanges], dtype=np.bool_)
+    return pa.ListArray.from_arrays(pa.array(ends), values, mask=pa.array(open_))

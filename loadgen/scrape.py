@@ -1,0 +1,189 @@
+"""Samples /metrics of every replica once a second into an Arrow IPC stream, in a thread of its own.
+
+Knows vLLM's metric names, also older ones, and one clock; knows nothing of the load. Whatever a server does
+ends as a row with its reason: a sample may be missing, but the run goes on.
+"""
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+import pyarrow as pa
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from analysis import series
+from loadgen.arrivals import NS
+from loadgen.recorder import Shard
+
+PERIOD_S = 1.0
+TIMEOUT_S = 0.8
+"""Below the period, so that a replica that hangs never delays the next sample of the others."""
+ABSENT_S = 30.0
+"""A server that has no /metrics is asked again after this time."""
+WORD_CHARS = 200
+COUNT_LIMIT = 2**53
+"""Up to here a float holds every whole number; a server that says more is not believed."""
+REPLICA_ID = "x-replica-id"
+
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    "running": ("vllm:num_requests_running",),
+    "waiting": ("vllm:num_requests_waiting",),
+    "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "prefix_queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
+    "prefix_hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits"),
+    "preemptions": ("vllm:num_preemptions",),
+    "prompt_tokens": ("vllm:prompt_tokens",),
+    "generation_tokens": ("vllm:generation_tokens",),
+    "finished": ("vllm:request_success",),
+}
+"""Column and metric, newest name first: vLLM 0.9 to 0.11 give both. Counters may end in `_total`."""
+AVERAGED = ("kv_usage",)
+"""Of several engines behind one address these are averaged, all others summed."""
+
+_NAMES = "|".join(name for names in SPELLINGS.values() for name in names)
+_WANTED = re.compile(rf"^(?:{_NAMES})(?:_total)?[ \t{{].*$", re.MULTILINE)
+
+
+class Scraper:
+    """Samples `urls` (a replica's name to the address of its metrics) while the block lasts.
+
+    `clock_ns` is the run's clock, on whose whole seconds samples are taken. A sample bears the name that
+    the answer gives in x-replica-id, else the URL's. `api_key` goes to every URL, so it is only for
+    endpoints that are not ours; `say` gets, in the scraper's thread, a line about what the user should know.
+    """
+
+    def __init__(
+        self,
+        urls: Mapping[str, str],
+        path: Path,
+        clock_ns: Callable[[], int],
+        api_key: str | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._urls = dict(urls)
+        self._clock_ns = clock_ns
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._say = say
+        self._shard = Shard(path, series.SERVER)
+        self._absent_until_ns: dict[str, int] = {}
+        self._said: set[str] = set()
+        self._loop = asyncio.new_event_loop()
+        self._ended = asyncio.Event()
+        # A second Ctrl-C must not wait for a sample.
+        self._thread = threading.Thread(target=self._run, name="scraper", daemon=True)
+
+    def __enter__(self) -> "Scraper":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(RuntimeError):  # the thread has ended by itself and closed its loop
+            self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join(2 * TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._sample())
+        finally:
+            self._loop.close()
+
+    async def _sample(self) -> None:
+        """Sample on the grid until the end; a tick that was slept through is left out, not made up for."""
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        every_replica_at_once = aiohttp.TCPConnector(limit=0)
+        try:
+            async with aiohttp.ClientSession(
+                connector=every_replica_at_once, headers=self._headers, timeout=timeout
+            ) as session:
+                while not await self._ends_before_tick():
+                    clock_ns, at_us = self._clock_ns(), time.time_ns() // 1000
+                    due = [
+                        name for name in self._urls if self._absent_until_ns.get(name, clock_ns) <= clock_ns
+                    ]
+                    samples = await asyncio.gather(*(self._ask(session, name, clock_ns) for name in due))
+                    self._keep([{"at": at_us, "clock_ns": clock_ns, **sample} for sample in samples])
+        finally:
+            self._write(self._shard.close)
+
+    async def _ends_before_tick(self) -> bool:
+        period_ns = int(PERIOD_S * NS)
+        tick_ns = (self._clock_ns() // period_ns + 1) * period_ns
+        while (ahead_ns := tick_ns - self._clock_ns()) > 0:  # timers may fire early
+            try:
+                await asyncio.wait_for(self._ended.wait(), ahead_ns / NS)
+            except TimeoutError:
+                continue
+            return True
+        return self._ended.is_set()
+
+    async def _ask(self, session: aiohttp.ClientSession, name: str, clock_ns: int) -> dict[str, Any]:
+        """One sample, or why there is none."""
+        try:
+            async with session.get(self._urls[name], allow_redirects=False) as response:
+                replica = _plain(response.headers.get(REPLICA_ID, name))
+                if response.status != HTTPStatus.OK:
+                    self._refused(name, response.status, clock_ns)
+                    return {"replica": replica, "error": f"HTTP {response.status}"}
+                return {"replica": replica, **figures(await response.text(errors="replace"))}
+        except TimeoutError:
+            return {"replica": name, "error": f"no answer within {TIMEOUT_S:g} s"}
+        except Exception as error:  # noqa: BLE001  the boundary of a request: whatever came, the run goes on
+            return {"replica": name, "error": _plain(f"{type(error).__name__}: {error}")}
+
+    def _refused(self, name: str, status: int, clock_ns: int) -> None:
+        """Ask a server that has no metrics for us less often. One that fails (5xx) may recover at once."""
+        if status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._absent_until_ns[name] = clock_ns + int(ABSENT_S * NS)
+            self._say_once(f"{self._urls[name]} gives no metrics (HTTP {status}): the engine is not observed")
+
+    def _keep(self, rows: list[dict[str, Any]]) -> None:
+        self._shard.append(pa.RecordBatch.from_pylist(rows, schema=series.SERVER))
+        self._write(self._shard.flush)
+
+    def _write(self, action: Callable[[], None]) -> None:
+        """The shard keeps what a full disk does not take for the next time."""
+        try:
+            action()
+        except OSError as error:
+            self._say_once(f"cannot write {self._shard.path.name}: {error}")
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            with suppress(OSError):  # who listens may write to the same full disk
+                self._say(line)
+
+
+def figures(text: str) -> dict[str, Any]:
+    """What a page tells, by column of `series.SERVER`, or `error`. Raises ValueError if it is garbled."""
+    samples: dict[str, list[float]] = {}
+    for sample in _samples(text):
+        samples.setdefault(sample.name.removesuffix("_total"), []).append(sample.value)
+    told: dict[str, Any] = {}
+    for column, names in SPELLINGS.items():
+        values = next((samples[name] for name in names if name in samples), [])
+        if values and all(0 <= value < COUNT_LIMIT for value in values):
+            told[column] = sum(values) / len(values) if column in AVERAGED else round(sum(values))
+    return told or {"error": "none of vLLM's metrics in the answer"}
+
+
+def _plain(text: str) -> str:
+    """What a server said, short and writable: a header may hold bytes that are no text."""
+    return text[:WORD_CHARS].encode(errors="replace").decode()
+
+
+def _samples(text: str) -> Iterable[Sample]:
+    """The samples of the metrics we want; parsing a whole page, mostly histograms, costs tens of ms."""
+    lines = "".join(f"{line}\n" for line in _WANTED.findall(text))
+    return (sample for family in text_string_to_metric_families(lines) for sample in family.samples)

@@ -1,0 +1,216 @@
+"""Recorded requests: when each came and how many tokens it had, read from a file.
+
+Knows two forms: JSON lines as published with Mooncake (`timestamp` in ms, `input_length`,
+`output_length`, `hash_ids`) and CSV as in the Azure LLM inference traces (`TIMESTAMP`,
+`ContextTokens`, `GeneratedTokens`). Knows nothing of what is drawn from them and who sends it.
+"""
+
+import csv
+import json
+import math
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf import ConfigError
+from conf.schema import Lengths, Workload
+
+JSON_KEYS = ("timestamp", "input_length", "output_length")
+CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MOST_US = 2**52
+"""Times further from 1970, some 142 years, are refused: nanoseconds hold the difference of any two others."""
+MOST_TOKENS = 2**31 - 1
+"""What the columns of the request table hold."""
+
+Row = tuple[int, int, int, str | None]
+"""Time in microseconds, input tokens, output tokens, and what names the beginning of the prompt."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Requests in order of time, the first at 0; all arrays have one length, at least 1.
+
+    `shares_prefixes`: the file says that prompts begin alike (`hash_ids`), so whoever sends prompts
+    that never do should say so. `empty_answers` counts requests recorded without output tokens.
+    """
+
+    due_ns: NDArray[np.int64]
+    input_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    shares_prefixes: bool
+    empty_answers: int
+
+    def __len__(self) -> int:
+        return len(self.due_ns)
+
+    @property
+    def mean_qps(self) -> float:
+        """Gaps per second from the first request to the last; infinite if all came at once."""
+        span_ns = int(self.due_ns[-1])
+        return (len(self) - 1) * 1e9 / span_ns if span_ns else math.inf
+
+
+def read(path: str | Path) -> Trace:
+    """The trace in a file; the first line tells its form.
+
+    Requests are put in order of time, those of one time as they stand: logs are often written when an
+    answer ends. Times count from the first request, to the microsecond, and without a zone are UTC. A
+    request recorded without output tokens stays, since it came and was prefilled; it asks for one
+    token, the least a server gives. Raises ConfigError with one line that names file and line.
+    """
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            return _read(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read the trace {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"trace {path} is not text; unpack it first if it is compressed") from error
+    except (ValueError, csv.Error) as error:
+        raise ConfigError(f"trace {path}: {error}") from error
+
+
+def of(workload: Workload) -> Trace | None:
+    """The trace that a workload names, or None.
+
+    Raises ConfigError as `read`, and where the arrivals wanted of it all come at once: no rate and no
+    duration would change them.
+    """
+    if not workload.trace:
+        return None
+    trace = read(workload.trace)
+    if workload.arrivals.kind == "trace" and math.isinf(trace.mean_qps):
+        raise ConfigError(f"trace {workload.trace}: arrivals.kind=trace needs requests at different times")
+    return trace
+
+
+def resolve(workload: Workload) -> Workload:
+    """The workload with the rounded means of its empirical lengths, as the trace has them.
+
+    Raises ConfigError as `of`.
+    """
+    trace = of(workload)
+    if trace is None:
+        return workload
+    return replace(
+        workload,
+        input_tokens=_with_mean(workload.input_tokens, trace.input_tokens),
+        output_tokens=_with_mean(workload.output_tokens, trace.output_tokens),
+    )
+
+
+def cautions(workload: Workload) -> list[str]:
+    """What of its trace a workload does not send as it was recorded, a line each."""
+    trace = of(workload)
+    lines = []
+    if trace is not None and trace.shares_prefixes:
+        lines.append(f"{workload.trace}: its shared prefixes are not replayed, every prompt is unique")
+    if trace is not None and trace.empty_answers:
+        lines.append(f"{workload.trace}: {trace.empty_answers} requests without an answer ask for one token")
+    return lines
+
+
+def _with_mean(lengths: Lengths, tokens: NDArray[np.int64]) -> Lengths:
+    return replace(lengths, mean=round(float(tokens.mean()))) if lengths.kind == "empirical" else lengths
+
+
+def _read(file: TextIO) -> Trace:
+    """Raises ValueError or csv.Error, as do all below, with the line that is wrong."""
+    first = file.readline()
+    if not first:
+        raise ValueError("the file is empty")
+    if not first.lstrip().startswith("{"):
+        return _gather(_csv_rows(first, file))
+    file.seek(0)
+    return _gather(_json_rows(file))
+
+
+def _json_rows(lines: Iterable[str]) -> Iterator[Row]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            request = json.loads(line)
+        except (ValueError, RecursionError):
+            request = None
+        if not isinstance(request, dict):
+            raise ValueError(f"line {number} is not a JSON object")
+        at_ms, inputs, outputs = (_number(request, key, number) for key in JSON_KEYS)
+        blocks = request.get("hash_ids")
+        prefix = str(blocks[0]) if isinstance(blocks, list) and blocks else None
+        yield _row(number, round(at_ms * 1000), inputs, outputs, prefix)
+
+
+def _number(request: dict[str, Any], key: str, number: int) -> float:
+    value = request.get(key)
+    if key not in request:
+        raise ValueError(f"line {number} has no {key}; needed are {', '.join(JSON_KEYS)}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MOST_US:
+        raise ValueError(f"line {number}: {key}={value!r:.40} is not a usable number")
+    return value
+
+
+def _csv_rows(header: str, lines: Iterable[str]) -> Iterator[Row]:
+    names = [name.strip() for name in next(csv.reader([header]))]
+    if not set(CSV_COLUMNS) <= set(names):
+        raise ValueError(f"line 1 is neither a JSON object nor a header with {','.join(CSV_COLUMNS)}")
+    at, inputs, outputs = (names.index(name) for name in CSV_COLUMNS)
+    reader = csv.reader(lines)
+    for cells in reader:
+        number = reader.line_num + 1
+        if not cells:
+            continue
+        if len(cells) != len(names):
+            raise ValueError(f"line {number} has {len(cells)} columns, not {len(names)}")
+        try:
+            moment, asked, answered = _microseconds(cells[at]), int(cells[inputs]), int(cells[outputs])
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
+        yield _row(number, moment, asked, answered, None)
+
+
+def _microseconds(stamp: str) -> int:
+    moment = datetime.fromisoformat(stamp.strip())
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (moment - EPOCH) // timedelta(microseconds=1)
+
+
+def _row(number: int, at_us: int, inputs: float, outputs: float, prefix: str | None) -> Row:
+    if abs(at_us) > MOST_US:
+        raise ValueError(f"line {number}: a time of {at_us // 1_000_000} s is out of range")
+    if not 1 <= inputs <= MOST_TOKENS or inputs % 1:
+        raise ValueError(f"line {number}: {inputs!s:.20} input tokens; a whole count from 1 up is needed")
+    if not 0 <= outputs <= MOST_TOKENS or outputs % 1:
+        raise ValueError(f"line {number}: {outputs!s:.20} output tokens; a whole count from 0 up is needed")
+    return at_us, int(inputs), int(outputs), prefix
+
+
+def _gather(rows: Iterable[Row]) -> Trace:
+    """Columns of the rows, in order of time."""
+    at_us, inputs, outputs = array("q"), array("q"), array("q")
+    prefixes: set[str] = set()
+    named = 0
+    for moment_us, input_tokens, output_tokens, prefix in rows:
+        at_us.append(moment_us)
+        inputs.append(input_tokens)
+        outputs.append(output_tokens)
+        if prefix is not None:
+            named += 1
+            prefixes.add(prefix)
+    if not at_us:
+        raise ValueError("no request follows its header")
+    times_us, answers = np.array(at_us), np.array(outputs)
+    order = np.argsort(times_us, kind="stable")
+    return Trace(
+        due_ns=(times_us[order] - times_us.min()) * 1000,
+        input_tokens=np.array(inputs)[order],
+        output_tokens=np.maximum(1, answers[order]),
+        shares_prefixes=named > len(prefixes),
+        empty_answers=int(np.count_nonzero(answers == 0)),
+    )

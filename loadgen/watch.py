@@ -1,0 +1,69 @@
+"""What was seen of the load actors during one window, from their rows of a second each.
+
+Knows rows of schema `series.CLIENTS`; knows no request.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.dwell import NS, Window
+
+LEAST_COVERED = 0.95
+"""The check that uses the mean in flight allows an error of 5 % (the method, 5.1 L1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Figures of each actor over a window, the mean of requests in flight, and who was lost in it.
+
+    `replicas` are those that were expected to answer, None if unknown.
+    """
+
+    health: dict[str, dict[str, float]]
+    in_flight: float | None
+    lost_actors: tuple[str, ...] = ()
+    replicas: frozenset[str] | None = None
+
+
+def watched(
+    beats: Iterable[dict[str, Any]],
+    window: Window,
+    lost_actors: Sequence[str] = (),
+    replicas: frozenset[str] | None = None,
+) -> Watched:
+    """The seconds that lie in the window: mean shares, longest stall, mean in flight over all actors."""
+    actors: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for beat in beats:
+        began_ns = beat["clock_ns"] - beat["span_s"] * NS
+        if (
+            began_ns >= window.window_start_ns - NS // 2
+            and beat["clock_ns"] <= window.window_end_ns + NS // 2
+        ):
+            actors[beat["client_id"]].append(beat)
+    health = {f"client-{client_id:02d}": _figures(rows) for client_id, rows in sorted(actors.items())}
+    means = [_mean(rows, "in_flight_mean") for rows in actors.values() if _covers(rows, window)]
+    known = [mean for mean in means if mean is not None]
+    return Watched(
+        health, sum(known) if len(known) == len(actors) > 0 else None, tuple(lost_actors), replicas
+    )
+
+
+def _covers(rows: list[dict[str, Any]], window: Window) -> bool:
+    """False where whole seconds leave out so much of the window that their mean is not its mean."""
+    covered_s: float = sum(row["span_s"] for row in rows)
+    return covered_s >= LEAST_COVERED * window.seconds
+
+
+def _figures(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Means by time, and the longest stall; what is unknown is left out."""
+    figures = {name: _mean(rows, name) for name in ("cpu_share", "run_share")}
+    figures["stall_ms"] = max(row["stall_ms"] for row in rows)
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def _mean(rows: list[dict[str, Any]], name: str) -> float | None:
+    known = [row for row in rows if row[name] is not None]
+    span_s = sum(row["span_s"] for row in known)
+    return sum(row[name] * row["span_s"] for row in known) / span_s if span_s else None

@@ -1,0 +1,90 @@
+"""The ledger: every request once, what ended stays, what flies is replaced, what died is lost."""
+
+from typing import Any
+
+import pyarrow as pa
+
+from analysis import records
+from conf import load
+from loadgen.arrivals import NS, ArrivalSchedule, Traffic
+from loadgen.ledger import Ledger
+from loadgen.target import LostActor, Observation
+
+TRAFFIC = Traffic(load(["workload=smoke"]).workload)
+
+
+def segment(dwell: int, first_seq: int, count: int = 8) -> ArrivalSchedule:
+    return TRAFFIC.closed(count, 2, dwell * NS, dwell=dwell, first_seq=first_seq, seed=1)
+
+
+def rows(status: str, *keys: tuple[int, int]) -> pa.Table:
+    """Rows of (segment, seq)."""
+    columns = [{"dwell": dwell, "seq": seq, "due_ns": seq, "status": status} for dwell, seq in keys]
+    return pa.Table.from_pylist(columns, schema=records.PROGRESS)
+
+
+def seen(ended: pa.Table, pending: pa.Table, *lost: LostActor) -> Observation:
+    return Observation(ended, pending, [], list(lost))
+
+
+def told(ledger: Ledger, *segments: int) -> dict[int, str]:
+    table: Any = ledger.rows(*segments)
+    seqs = table["seq"].to_pylist()
+    assert len(seqs) == len(set(seqs)), "each request once"
+    return dict(zip(seqs, table["status"].to_pylist(), strict=True))
+
+
+def test_what_ended_stays_and_what_flies_is_as_last_seen() -> None:
+    ledger = Ledger()
+    ledger.take(seen(rows("ok", (0, 0)), rows("pending", (0, 1), (1, 2))))
+    assert told(ledger, 0, 1) == {0: "ok", 1: "pending", 2: "pending"}
+    ledger.settled()
+    ledger.take(seen(rows("timeout", (0, 1)), rows("pending", (1, 2))))
+    assert told(ledger, 0) == {0: "ok", 1: "timeout"} and told(ledger, 1) == {2: "pending"}
+    assert ledger.touched == {0, 1}
+    ledger.settled()
+    ledger.take(seen(rows("ok", (1, 2)), rows("pending")))
+    assert told(ledger, 0, 1) == {0: "ok", 1: "timeout", 2: "ok"} and ledger.touched == {1}
+
+
+def test_a_lost_actor_leaves_what_it_wrote_and_loses_the_rest_once() -> None:
+    ledger = Ledger()
+    for schedule in (segment(0, 0), segment(1, 8)):
+        ledger.plan(schedule)
+    ledger.take(seen(rows("ok", (0, 0), (0, 1), (0, 2)), rows("pending", (0, 3))))
+    dead = LostActor(1, 1, 2, "killed")
+    # Its disk repeats request 1 and adds request 3; the other actor's requests 4 and 6 are on their way.
+    ledger.take(seen(rows("ok", (0, 1), (0, 3)), rows("pending", (0, 4), (0, 6)), dead))
+    lost_first = {0: "ok", 1: "ok", 2: "ok", 3: "ok", 4: "pending", 5: "lost", 6: "pending", 7: "lost"}
+    assert told(ledger, 0) == lost_first
+    assert told(ledger, 1) == {9: "lost", 11: "lost", 13: "lost", 15: "lost"}
+    ledger.take(seen(rows("ok", (0, 4)), rows("pending", (0, 6)), dead))
+    assert told(ledger, 0) == lost_first | {4: "ok"}
+
+
+def test_a_restored_ledger_counts_like_one_that_saw_it_all() -> None:
+    ledger, again = Ledger(), Ledger()
+    ledger.take(seen(rows("ok", (0, 0), (1, 1)), rows("pending")))
+    whole = records.table([{"dwell": 0, "seq": 0, "due_ns": 0, "status": "ok", "itl_us": [3]}])
+    again.restore(
+        pa.concat_tables(
+            [
+                whole,
+                rows("ok", (1, 1))
+                .append_column("itl_us", pa.nulls(1, pa.list_(pa.int32())))
+                .cast(records.REQUESTS),
+            ]
+        )
+    )
+    assert again.rows(0, 1).equals(ledger.rows(0, 1))
+
+
+def test_the_plan_knows_how_many_were_due() -> None:
+    ledger = Ledger()
+    bounds = {"transition": (0, NS), "window": (NS, 5 * NS)}
+    schedule = TRAFFIC.draw(20.0, bounds, dwell=3, first_seq=0, seed=1)
+    ledger.plan(schedule)
+    ledger.plan(segment(4, 1000))
+    assert ledger.planned(3, NS, 5 * NS) == int((schedule.due_ns >= NS).sum())
+    assert ledger.planned(4, 0, 9 * NS) is None, "a closed loop's due times are not known beforehand"
+    assert ledger.planned(5, 0, NS) is None

@@ -1,0 +1,201 @@
+"""A run that was cut short and goes on: the same counts and posterior, nothing twice, nothing forgotten."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from analysis import load_run, records
+from analysis.capacity import posterior
+from analysis.dwell import Window
+from conf import load
+from loadgen.arrivals import NS, ArrivalSchedule
+from loadgen.driver import Driver, Past, Plan
+from loadgen.recorder import Shard
+from loadgen.resume import past
+from loadgen.run_folder import BusyError, RunFolder
+from loadgen.search import Start, prior
+from loadgen.sweep import sweep
+from loadgen.target import Observation
+from loadgen.virtual_target import VirtualTarget
+from serve_apps.engine_model import Engine, VirtualService
+
+EXPERIMENT = load(["search=quick", "search.budget_s=400"])
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class Recorded(VirtualTarget):
+    """The engine model as target, whose rows reach a shard as a load actor's would until it is `ended`."""
+
+    def __init__(self, folder: RunFolder, from_ns: int = 0, first_client: int = 0) -> None:
+        spec: Any = EXPERIMENT.engine
+        engine = Engine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
+        super().__init__(VirtualService([engine]))
+        self._now_ns = from_ns
+        self._shard = Shard(folder.shards / f"client-{first_client:02d}.arrow")
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = super().run(schedule, until_ns)
+        gaps = pa.nulls(seen.ended.num_rows, records.SHARD.field("itl_us").type)
+        for batch in seen.ended.append_column("itl_us", gaps).select(records.SHARD.names).to_batches():
+            self._shard.append(batch)
+        self._shard.flush()
+        return seen
+
+    def end(self) -> None:
+        """The load actor ends: its shard is let go."""
+        self._shard.close()
+
+
+def driver(
+    folder: RunFolder,
+    emit: Callable[..., None],
+    before: Past | None = None,
+    replicas: frozenset[str] | None = None,
+) -> Driver:
+    target = Recorded(folder, before.end_ns if before else 0, before.next_client if before else 0)
+    asked = EXPERIMENT
+    plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, Start(8.0, 5.2), 4, replicas)
+    drive = Driver(target, plan, emit, folder.plan)
+    if before is not None:
+        drive.restore(before)
+    return drive
+
+
+def killed_after(folder: RunFolder, segments: int) -> Driver:
+    """A sweep whose process dies in the window after so many finished segments."""
+
+    def emit(kind: str, /, **facts: Any) -> None:
+        folder.event(kind, **facts)
+        if kind == "segment" and facts["index"] == segments:
+            raise Killed
+
+    drive = driver(folder, emit)
+    with pytest.raises(Killed):
+        sweep(drive)
+    ended(drive)
+    return drive
+
+
+def ended(drive: Driver) -> None:
+    """The load actors of a driver are gone, as they are at the end of a run and soon after a kill."""
+    assert isinstance(drive.target, Recorded)
+    drive.target.end()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    made = RunFolder.create(tmp_path, "run")
+    made.write_json("manifest.json", {"verb": "sweep"})
+    return made
+
+
+def capacity(drive: Driver) -> Any:
+    belief = prior(drive.plan.search, drive.plan.start, drive.outcomes)
+    assert belief is not None
+    return posterior([outcome.dwell for outcome in drive.outcomes if not outcome.void], belief)
+
+
+def test_a_restored_search_has_the_posterior_it_had(folder: RunFolder) -> None:
+    before = killed_after(folder, 4)
+    folder.close()
+    again = RunFolder(folder.path)
+    again.collect()
+    after = driver(again, again.event, past(load_run(folder.path)))
+    # The kill took answers of the last window with it, so that one is measured again.
+    before.outcomes.pop()
+    assert after.outcomes == before.outcomes
+    assert capacity(after) == capacity(before)
+    assert after.elapsed_s() > 100
+
+
+def test_finished_windows_stay_valid_although_the_service_was_deployed_anew(folder: RunFolder) -> None:
+    killed_after(folder, 4)
+    folder.close()
+    again = RunFolder(folder.path)
+    again.collect()
+    after = driver(again, again.event, past(load_run(folder.path)), frozenset({"another"}))
+    assert after.outcomes and not any(outcome.void for outcome in after.outcomes)
+
+
+def cut(folder: Path, window: Window, **end: Any) -> None:
+    """Gives the last answer of a window another end."""
+    rows = records.read(folder / "requests").to_pylist()
+    inside = [row for row in rows if window.window_start_ns <= row["due_ns"] < window.window_end_ns]
+    inside[-1].update(end)
+    records.write(records.table(rows), folder / "requests" / "part-000.parquet")
+
+
+@pytest.mark.parametrize(
+    "row", [{"status": "lost"}, {"status": "truncated", "error_kind": "interrupted"}], ids=["lost", "cut"]
+)
+def test_a_window_whose_answers_ended_with_the_session_is_measured_again(
+    folder: RunFolder, row: dict[str, Any]
+) -> None:
+    killed_after(folder, 4)
+    folder.collect()
+    before = past(load_run(folder.path))
+    cut(folder.path, before.segments[-1][1], **row)
+    after = past(load_run(folder.path))
+    assert len(after.segments) == len(before.segments) - 1
+    assert after.segments == before.segments[:-1] and after.elapsed_s < before.elapsed_s
+    assert after.next_seq == before.next_seq
+
+
+def test_what_was_measured_while_the_service_died_is_measured_again(folder: RunFolder) -> None:
+    killed_after(folder, 4)
+    folder.collect()
+    before = past(load_run(folder.path))
+    folder.event("target_lost", text="gone", last=3)
+    assert past(load_run(folder.path)).segments == before.segments[:3]
+
+
+def test_a_resumed_run_ends_like_any_other_with_one_row_for_every_request(folder: RunFolder) -> None:
+    killed_after(folder, 3)
+    folder.close()
+    again = RunFolder(folder.path)
+    first = again.collect()
+    drive = driver(again, again.event, past(load_run(folder.path)))
+    found = sweep(drive)
+    assert found.capacity is not None and found.capacity.low < 5.2 < found.capacity.high
+    assert found.elapsed_s <= EXPERIMENT.search.budget_s + 60
+    ended(drive)
+    rows = again.collect()
+    seqs = rows["seq"].to_pylist()
+    assert len(seqs) == len(set(seqs)) == RunFolder.planned_in(again.path) > first.num_rows
+    assert [row["due_ns"] for row in rows.to_pylist()] == sorted(rows["due_ns"].to_pylist())
+    indices = [event["index"] for event in load_run(folder.path).events() if event["event"] == "segment_done"]
+    assert sorted(set(indices)) == list(range(len(drive.outcomes))), "the last window was measured again"
+
+
+def test_a_run_killed_before_its_first_segment_starts_anew(folder: RunFolder) -> None:
+    killed_after(folder, 0)
+    folder.close()
+    again = RunFolder(folder.path)
+    assert again.collect().num_rows > 0
+    before = past(load_run(folder.path))
+    assert (before.segments, before.elapsed_s) == ([], 0.0) and before.next_seq == 4
+
+
+def test_one_process_at_a_time_fills_a_folder(folder: RunFolder) -> None:
+    with pytest.raises(BusyError, match="filled by another process"):
+        RunFolder(folder.path)
+    folder.close()
+    RunFolder(folder.path).close()
+
+
+def test_an_event_cut_by_the_kill_is_left_out(folder: RunFolder) -> None:
+    killed_after(folder, 2)
+    folder.close()
+    events = folder.path / "events.jsonl"
+    whole = past(load_run(folder.path))
+    with events.open("a") as file:
+        file.write(json.dumps({"event": "segment_done", "index": 2})[:20])
+    assert past(load_run(folder.path)).segments == whole.segments
+    assert whole.end_ns > NS

@@ -1,0 +1,222 @@
+"""Recorded requests: both forms are read alike, and whatever is wrong with a file is one clear line."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf import ConfigError, load
+from conf.schema import Lengths
+from loadgen import trace
+
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+AZURE = HEADER + "".join(
+    f"{line}\r\n"
+    for line in (
+        "2023-11-16 18:17:03.9799600,4808,10",
+        "2023-11-16 18:17:04.0319600,3180,8",
+        "2023-11-16 18:17:04.0781490,110,27",
+    )
+)
+MOONCAKE = """{"timestamp": 0, "input_length": 40160, "output_length": 6, "hash_ids": [0, 1]}
+{"timestamp": 40.5, "input_length": 23769, "output_length": 3, "hash_ids": [2]}
+{"timestamp": 277, "input_length": 28, "output_length": 92}
+"""
+
+
+def written(folder: Path, text: str | bytes) -> Path:
+    path = folder / "a trace"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def request(**fields: Any) -> str:
+    return json.dumps({"timestamp": 0, "input_length": 9, "output_length": 9} | fields) + "\n"
+
+
+def columns(read: trace.Trace) -> list[list[int]]:
+    return [column.tolist() for column in (read.due_ns, read.input_tokens, read.output_tokens)]
+
+
+def test_json_lines_in_the_mooncake_form(tmp_path: Path) -> None:
+    read = trace.read(written(tmp_path, MOONCAKE))
+    assert columns(read) == [[0, 40_500_000, 277_000_000], [40160, 23769, 28], [6, 3, 92]]
+    assert read.mean_qps == pytest.approx(2 / 0.277)
+    assert (read.shares_prefixes, read.empty_answers) == (False, 0)
+
+
+def test_csv_in_the_azure_form(tmp_path: Path) -> None:
+    read = trace.read(written(tmp_path, AZURE))
+    assert columns(read) == [[0, 52_000_000, 98_189_000], [4808, 3180, 110], [10, 8, 27]]
+    assert (len(read), read.shares_prefixes) == (3, False)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "2024-05-10 00:00:01.500000",
+        "2024-05-10T00:00:01.5",
+        "2024-05-10T00:00:01.500Z",
+        "2024-05-10 00:00:01.500000+00:00",
+        "2024-05-10 02:00:01.500000+02:00",
+    ],
+)
+def test_times_with_and_without_a_zone(second: str, tmp_path: Path) -> None:
+    text = f"{HEADER}2024-05-10 00:00:00+00:00,5,5\n{second},5,5\n"
+    assert trace.read(written(tmp_path, text)).due_ns.tolist() == [0, 1_500_000_000]
+
+
+def test_times_without_a_zone_do_not_depend_on_where_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"{HEADER}2023-11-05 00:30:00,5,5\n2023-11-05 03:30:00,5,5\n2023-11-05 03:30:00Z,5,5\n"
+    with monkeypatch.context() as there:
+        there.setenv("TZ", "America/New_York")
+        time.tzset()
+        due_ns = trace.read(written(tmp_path, text)).due_ns
+    time.tzset()
+    assert (due_ns // 10**9).tolist() == [0, 10_800, 10_800]
+
+
+def test_columns_are_found_by_name_and_others_are_left(tmp_path: Path) -> None:
+    text = '\ufeff"GeneratedTokens", "x", TIMESTAMP,ContextTokens\n7,"a,b",2024-05-10,5\n\n8,,2024-05-11,6\n'
+    assert columns(trace.read(written(tmp_path, text))) == [[0, 86_400_000_000_000], [5, 6], [7, 8]]
+
+
+def test_late_lines_are_put_in_order_and_equal_times_stay_as_they_stand(tmp_path: Path) -> None:
+    times = [3, 1, 3, 1, 0] * 20
+    read = trace.read(
+        written(tmp_path, "".join(request(timestamp=t, input_length=i) for i, t in enumerate(times, 1)))
+    )
+    order = sorted(range(len(times)), key=lambda i: times[i])
+    assert read.due_ns.tolist() == [times[i] * 1_000_000 for i in order]
+    assert read.input_tokens.tolist() == [i + 1 for i in order]
+
+
+def test_a_request_without_an_answer_asks_for_one_token(tmp_path: Path) -> None:
+    text = request(output_length=0) + request(output_length=3) + request(output_length=0)
+    read = trace.read(written(tmp_path, text))
+    assert (read.output_tokens.tolist(), read.empty_answers) == ([1, 3, 1], 2)
+
+
+@pytest.mark.parametrize(
+    ("ids", "shared"), [([[0, 1], [2, 3]], False), ([[0, 1], [0, 2]], True), ([[], [], None], False)]
+)
+def test_shared_prefixes_are_told(ids: list[Any], shared: bool, tmp_path: Path) -> None:
+    text = "".join(request(hash_ids=blocks) for blocks in ids)
+    assert trace.read(written(tmp_path, text)).shares_prefixes is shared
+
+
+WRONG = {
+    "": "the file is empty",
+    "\n": "line 1 is neither a JSON object nor a header",
+    "time,in,out\n1,2,3\n": "line 1 is neither a JSON object nor a header with TIMESTAMP,ContextTokens",
+    HEADER: "no request follows",
+    HEADER + "2024-05-10,5\n": "line 2 has 2 columns, not 3",
+    HEADER + "2024-05-10,5,5\nsoon,5,5\n": "line 3: Invalid isoformat string: 'soon'",
+    HEADER + "2024-05-10,5,5\n\n2024-05-10,many,5\n": "line 4: invalid literal for int",
+    HEADER + "2024-05-10,5.5,5\n": "line 2: invalid literal for int",
+    HEADER + "2024-05-10,0,5\n": "line 2: 0 input tokens; a whole count from 1 up is needed",
+    HEADER + "2024-05-10,5,-1\n": "line 2: -1 output tokens; a whole count from 0 up is needed",
+    HEADER + "2024-05-10,5," + "9" * 400 + "\n": "line 2: 99999999999999999999 output tokens",
+    HEADER + "9999-05-10,5,5\n": "line 2: a time of",
+    request() + "{\n": "line 2 is not a JSON object",
+    request() + "[" * 100_000: "line 2 is not a JSON object",
+    request() + "\n[1]\n": "line 3 is not a JSON object",
+    request() + '{"timestamp": 0, "input_length": 5}': "line 2 has no output_length; needed are timestamp,",
+    request(timestamp="soon"): "line 1: timestamp='soon' is not a usable number",
+    request(timestamp=float("nan")): "line 1: timestamp=nan is not a usable number",
+    request(timestamp=10**400): "line 1: timestamp=1000",
+    request(timestamp=True): "line 1: timestamp=True is not a usable number",
+    request(input_length=None): "line 1: input_length=None is not a usable number",
+    request(input_length=0): "line 1: 0 input tokens",
+    request(output_length=1.5): "line 1: 1.5 output tokens; a whole count",
+    request(output_length="a\nb"): "line 1: output_length='a\\nb' is not",
+}
+
+
+@pytest.mark.parametrize("text", WRONG, ids=range(len(WRONG)))
+def test_a_wrong_file_is_one_line_with_its_place(text: str, tmp_path: Path) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        trace.read(path)
+    assert f"{path}: {WRONG[text]}" in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 250
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(ConfigError, match=f"^cannot read the trace {path}: {why}"):
+            trace.read(path)
+    with pytest.raises(ConfigError, match="is not text; unpack it first"):
+        trace.read(written(tmp_path, b"\x1f\x8b\x08\x00"))
+    with pytest.raises(ConfigError, match=": line"):
+        trace.read(written(tmp_path, f"{HEADER}2024-05-10,5\0,5\n"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.one_of(st.binary(), st.text(), st.text().map(lambda t: HEADER + t), st.text().map(lambda t: "{" + t))
+)
+def test_no_file_gets_past_its_error(tmp_path_factory: pytest.TempPathFactory, text: str | bytes) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    data = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+    try:
+        read = trace.read(written(folder, data))
+    except ConfigError as error:
+        assert str(error).splitlines()[0] == str(error)
+    else:
+        assert len(read) >= 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**9), st.integers(1, 10**6), st.integers(0, 10**5)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_both_forms_say_the_same(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int]]
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    lines = "".join(request(timestamp=at, input_length=i, output_length=o) for at, i, o in rows)
+    times = np.array([at for at, _, _ in rows]).astype("datetime64[ms]")
+    table = "".join(f"{at},{i},{o}\n" for at, (_, i, o) in zip(times, rows, strict=True))
+    one, other = trace.read(written(folder, lines)), trace.read(written(folder, HEADER + table))
+    assert columns(one) == columns(other)
+    assert one.due_ns[0] == 0 and np.all(np.diff(one.due_ns) >= 0)
+
+
+def test_resolving_fills_in_the_means(tmp_path: Path) -> None:
+    workload = load(["workload=trace", f"workload.trace={written(tmp_path, AZURE)}"]).workload
+    found = trace.resolve(workload)
+    assert found.input_tokens == Lengths(2699, "empirical")
+    assert found.output_tokens == Lengths(15, "empirical")
+    assert trace.resolve(found) == found
+    mixed = replace(workload, output_tokens=Lengths(140))
+    assert trace.resolve(mixed).output_tokens == Lengths(140)
+    plain = load().workload
+    assert trace.resolve(plain) is plain and trace.of(plain) is None
+
+
+@pytest.mark.parametrize("text", [request(), request() + request()])
+def test_arrivals_at_one_time_cannot_be_scaled(text: str, tmp_path: Path) -> None:
+    words = ["workload=trace", f"workload.trace={written(tmp_path, text)}"]
+    with pytest.raises(ConfigError, match="arrivals.kind=trace needs requests at different times"):
+        trace.resolve(load(words).workload)
+    poisson = load([*words, "workload.arrivals.kind=poisson"]).workload
+    assert trace.resolve(poisson).input_tokens.mean == 9
+
+
+def test_a_missing_trace_is_refused_where_the_workload_is_resolved(tmp_path: Path) -> None:
+    workload = load(["workload=trace", f"workload.trace={tmp_path}/none.csv"]).workload
+    with pytest.raises(ConfigError, match="none.csv: No such file"):
+        trace.resolve(workload)
