@@ -155,9 +155,10 @@ def judge_run(dwells: Sequence[Verdict], min_dwells: int) -> Verdict:
 
 
 def check_lost_actors(rows: pa.Table, lost: Collection[str]) -> Check:
-    """No load actor died or fell silent in the window, nor later with requests of the window in flight."""
-    orphans = int(metrics.status_in(rows, "lost").sum())
-    return Check("lost_actors", not lost and not orphans, float(len(lost)), 0.0, "", "actor_lost")
+    """Load actors that died or fell silent in the window, and requests that ended with one later."""
+    orphans = metrics.status_in(rows, "lost") | metrics.word_in(rows, "error_kind", "interrupted")
+    count = len(lost) + int(orphans.sum())
+    return Check("lost_actors", not count, float(count), 0.0, "", "actor_lost")
 
 
 def check_send_lag(rows: pa.Table, slo: Slo) -> Check:

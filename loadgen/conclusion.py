@@ -16,7 +16,7 @@ from analysis.capacity import LEAST_REQUESTS, LIMITS
 from analysis.dwell import NS, Window, in_window
 from analysis.quantiles import quantile, sectioning
 from analysis.summary import Tree
-from analysis.validity import Verdict, judge_run
+from analysis.validity import REMEDIES, Verdict, judge_run
 from conf.schema import Experiment
 from loadgen.driver import Driver
 from loadgen.sweep import Sweep
@@ -34,6 +34,9 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
         # What was not used must not stand as evidence; of a void run every window is told.
         used = [v for v in verdicts if v.valid] if verdict.valid else list(driver.verdicts.values())
         tree["checks"] = summary.worst_checks(used)
+    if sweep.stop.kind == "actor_lost":
+        why = f"actor_lost: {sweep.stop.reason}. {REMEDIES['actor_lost']}"
+        return _end(tree, summary.EXIT_VOID, why, valid=False)
     if sweep.stop.kind == "void":
         last = [verdict for verdict in driver.verdicts.values() if not verdict.valid][-1]
         why = f"{last.reason}: {sweep.stop.reason}. {last.remedy}"

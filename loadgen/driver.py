@@ -22,7 +22,7 @@ from analysis.validity import Verdict, judge_closed, judge_dwell
 from conf.schema import Search, Slo, Workload
 from loadgen.arrivals import NS, ArrivalSchedule, Profile, Traffic
 from loadgen.ledger import Ledger
-from loadgen.liveness import DEAD_LEAST, death, heard_ns, waiting
+from loadgen.liveness import DEAD_LEAST, death, heard_ns, silent, waiting
 from loadgen.search import (
     ABORT_EVERY_S,
     ABORT_FROM_S,
@@ -106,6 +106,7 @@ class Driver:
     _beats: list[dict[str, Any]] = field(default_factory=list)
     _lost: list[LostActor] = field(default_factory=list)
     _healed: int = 0
+    _restored: int = 0
     _watched: dict[int, Watched] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -120,6 +121,7 @@ class Driver:
             self._watched[window.index] = seen
             outcome = self._outcome(segment, window, past.end_ns)
             self.outcomes.append(dataclasses.replace(outcome, bad=bad))
+        self._restored = len(self.outcomes)
         self.ledger.settled()
 
     def requests(self, index: int) -> pa.Table:
@@ -140,11 +142,12 @@ class Driver:
 
     def heal(self) -> Stop | None:
         """Replace load actors that were lost; returns why nothing more can be measured if that fails."""
+        self.take(self.target.run(None, self.target.now_ns()))
         if len(self._lost) <= self._healed:
             return None
         lost = ", ".join(map(str, self._lost[self._healed :]))
         if not self.target.heal():
-            return Stop("void", f"lost {lost}: nothing more can be measured")
+            return Stop("actor_lost", f"lost {lost}: nothing more can be measured")
         self._healed = len(self._lost)
         self.emit("healed", text=f"replaced {lost}; what it owned is lost and its windows are void")
         return None
@@ -252,12 +255,13 @@ class Driver:
 
     def refuse_dead(self, index: int, least: int = DEAD_LEAST) -> None:
         """Raise TargetLost when almost nothing of a segment is answered."""
-        if reason := death(self.ledger.rows(index), least):
+        if reason := death(self.ledger.rows(index), self.target.now_ns(), least):
             self._lose(reason)
 
     def _lose(self, reason: str) -> None:
-        """Raise TargetLost; the last finished window may have been the dead service's, and is told so."""
-        self.emit("target_lost", text=f"the service is lost: {reason}", last=len(self.outcomes) - 1)
+        """Raise TargetLost; this session's last finished window may have been the dead service's."""
+        last = max(len(self.outcomes) - 1, self._restored)
+        self.emit("target_lost", text=f"the service is lost: {reason}", last=last)
         raise TargetLost(reason)
 
     def drain(self) -> None:
@@ -280,7 +284,9 @@ class Driver:
             self.take(self.target.run(None, now_ns))
             left = waiting(self.requests(index), until_done)
         self.free_ns = max(self.free_ns, self.target.now_ns())
-        if waited >= DEAD_LEAST and heard_ns(self.requests(index)) < began_ns:
+        rows = self.requests(index)
+        left += int(silent(rows).sum())
+        if min(waited, left) >= DEAD_LEAST and heard_ns(rows) < began_ns:
             waited_s = (now_ns - began_ns) / NS
             self._lose(f"{waited} requests waited {waited_s:g} s without a token: the service hangs")
         self.refuse_dead(index)

@@ -10,22 +10,34 @@ import numpy as np
 import pyarrow as pa
 
 from analysis import metrics, records
+from analysis.metrics import Bools
+from loadgen.arrivals import NS
 
-DEAD_SHARE, DEAD_LEAST = 0.9, 5
-"""Requests of which this share of at least so many failed have no service behind them (our choice)."""
+DEAD_SHARE, DEAD_LEAST, RECENT_NS = 0.9, 5, 10 * NS
+"""Of the newest requests, at least so many and those of so long, this share failed (our choice)."""
 
 
-def death(rows: pa.Table, least: int = DEAD_LEAST) -> str | None:
-    """Why nobody serves these requests, or None: almost all that ended or gave a token have failed."""
-    token = ~np.isnan(metrics.numbers(rows, "first_token_offset_ns"))
-    silent = metrics.status_in(rows, "timeout") & ~token
-    failed = metrics.status_in(rows, "conn_error", "http_error") | silent
-    told = token | ~metrics.status_in(rows, records.PENDING, *metrics.UNSENT)
-    if failed.sum() < max(least, DEAD_SHARE * told.sum()):
+def death(rows: pa.Table, now_ns: int, least: int = DEAD_LEAST) -> str | None:
+    """Why nobody serves the newest of these requests, or None.
+
+    Almost all of them have failed, and not a token was heard since the first of them was due. One that
+    is still in flight speaks for the service: whether it hangs is another question.
+    """
+    due = metrics.numbers(rows, "due_ns")
+    sent = np.flatnonzero(~metrics.status_in(rows, *metrics.UNSENT) & (due <= now_ns))
+    sent = sent[np.argsort(due[sent], kind="stable")]
+    newest = sent[-max(least, int((due[sent] >= now_ns - RECENT_NS).sum())) :]
+    failed = newest[(metrics.status_in(rows, "conn_error", "http_error") | silent(rows))[newest]]
+    if len(failed) < max(least, DEAD_SHARE * len(newest)) or heard_ns(rows) >= due[newest].min():
         return None
-    last = rows.filter(pa.array(failed)).slice(int(failed.sum()) - 1).to_pylist()[0]
+    last = rows.take(pa.array(failed[-1:])).to_pylist()[0]
     what = " ".join(f"{last['error_kind']} {last['error'] or ''}".split())
-    return f"{failed.sum()} of {told.sum()} requests failed: {what}"
+    return f"{len(failed)} of the newest {len(newest)} requests failed: {what}"
+
+
+def silent(rows: pa.Table) -> Bools:
+    """Requests that timed out without a token."""
+    return metrics.status_in(rows, "timeout") & np.isnan(metrics.numbers(rows, "first_token_offset_ns"))
 
 
 def waiting(rows: pa.Table, until_done: bool) -> int:

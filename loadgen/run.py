@@ -122,10 +122,15 @@ class Run:
             reason = f"internal error, see traceback.txt: {type(error).__name__}: {error}"
             tree = tree or self._failed(summary.EXIT_INTERNAL, reason)
         try:
-            return self._finish(tree)
+            try:
+                return self._finish(tree)
+            except KeyboardInterrupt:
+                return self._finish(
+                    tree
+                )  # what was measured is worth a moment; only one more Ctrl-C ends this
         except OSError as error:
             why = f"{tree['reason'] or 'measured'}; then the run folder could not be written: {error}"
-            rescue = f"mend that, then: python -m loadgen resume {_from_here(self.folder.path)}"
+            rescue = f"mend that, then: python -m loadgen resume {_from_here(self.folder.path)} recovers it"
             return tree | {"reason": f"{why}; {rescue}"} | FAILED
         finally:
             self.folder.close()

@@ -82,7 +82,7 @@ class Outcome:
 class Stop:
     """No further segment, and why."""
 
-    kind: Literal["budget", "slo_not_met_at_lowest", "above_highest", "void"]
+    kind: Literal["budget", "slo_not_met_at_lowest", "above_highest", "void", "actor_lost"]
     reason: str
 
 

@@ -77,6 +77,7 @@ class Worker:
         self._closed: deque[Planned] = deque()
         self._flying: dict[int, Flight] = {}
         self._retractions = 0
+        self._taking = asyncio.Lock()
         self._landed: list[Flight] = []
         self._unseen: list[pa.RecordBatch] = []
         self._beats: list[dict[str, Any]] = []
@@ -100,15 +101,16 @@ class Worker:
         Of a closed loop only as many requests are due as may be in flight; each that ends starts the next.
         """
         due, retractions = schedule.concurrency or len(schedule), self._retractions
-        for start in range(0, len(schedule), SLICE):
-            for row in planned(schedule.where(slice(start, start + SLICE))):
-                (self._plan if due > 0 else self._closed).append(row)
-                due -= 1
-            if retractions != self._retractions:
-                retractions += 1
-                self.retract()  # it came while this schedule was being taken, and holds for all of it
-            self._wake.set()
-            await asyncio.sleep(0)
+        async with self._taking:
+            for start in range(0, len(schedule), SLICE):
+                for row in planned(schedule.where(slice(start, start + SLICE))):
+                    (self._plan if due > 0 else self._closed).append(row)
+                    due -= 1
+                if retractions != self._retractions:
+                    retractions += 1
+                    self.retract()  # it came while this schedule was being taken, and holds for all of it
+                self._wake.set()
+                await asyncio.sleep(0)
 
     def retract(self) -> None:
         """Forget what is not due yet; each keeps its row, as missed in the phase `retracted`."""
@@ -142,6 +144,8 @@ class Worker:
         Raises, after all that, what ended a loop or else what kept a shard from being written.
         """
         self.retract()
+        async with self._taking:
+            pass  # what was being taken is retracted by now
         if self._flying:
             self._empty.clear()
             with contextlib.suppress(TimeoutError):

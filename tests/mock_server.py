@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -47,15 +48,18 @@ def answer(body: dict[str, Any], pause_s: float = 0.0) -> list[bytes | float | N
 class MockServer:
     """Serves a script on a free loopback port; keeps every request's head and body."""
 
-    def __init__(self, script: Script = answer, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, script: Script = answer, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+    ) -> None:
         self.script = script
-        self._host = host
+        self._host, self._tls = host, tls
         self.requests: list[tuple[bytes, dict[str, Any]]] = []
         self.connections = 0
 
     async def __aenter__(self) -> "MockServer":
-        self._server = await asyncio.start_server(self._serve, self._host, 0)
-        self.url = f"http://{self._host}:{self._server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._serve, self._host, 0, ssl=self._tls)
+        scheme = "https" if self._tls else "http"
+        self.url = f"{scheme}://{self._host}:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -12,11 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
+from pathlib import Path
 from typing import Any
 
 import httptools
 import pytest
 import uvloop
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from loadgen.client import Client, Connection
 from loadgen.exchange import EventReader, Exchange
@@ -278,6 +285,48 @@ def test_a_slow_connection_is_not_the_clients_lateness(monkeypatch: pytest.Monke
     (at_ns,) = connected_ns
     assert first.sent_ns is not None and first.first_byte_ns is not None and second.sent_ns is not None
     assert first.sent_ns < at_ns < first.first_byte_ns < second.sent_ns
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A key and a certificate that it signed itself, for 127.0.0.1."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mock")])
+    now = datetime.now(UTC)
+    address = x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))])
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(now).not_valid_after(now + timedelta(days=1)).add_extension(address, False)
+    pem, clear = serialization.Encoding.PEM, serialization.NoEncryption()
+    path = tmp_path_factory.mktemp("tls") / "mock.pem"
+    path.write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, clear)
+        + made.sign(key, hashes.SHA256()).public_bytes(pem)
+    )
+    return path
+
+
+async def over_tls(certificate: Path, count: int) -> tuple[list[Exchange], MockServer]:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate)
+    async with MockServer(lambda body: answer(body, 0.01), tls=tls) as server:
+        return await exchanges(server.url, count, api_key="hush"), server
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_answers_come_over_tls_too(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, runner: Callable[..., Any]
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    ended, server = runner(over_tls(certificate, 3))
+    assert [(exchange.status, exchange.tokens) for exchange in ended] == [("ok", 3)] * 3
+    assert server.connections == 1, "kept alive"
+    assert all(b"Authorization: Bearer hush" in head for head, _ in server.requests)
+
+
+def test_a_server_that_nobody_vouches_for_gets_no_request(certificate: Path) -> None:
+    (exchange,), server = asyncio.run(over_tls(certificate, 1))
+    assert (exchange.status, exchange.error_kind) == ("conn_error", "SSLCertVerificationError")
+    assert not server.requests
 
 
 @pytest.mark.parametrize(("scheme", "contexts"), [("https", 1), ("http", 0)])

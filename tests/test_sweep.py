@@ -153,6 +153,7 @@ class Dying(VirtualTarget):
             "status": "conn_error",
             "error_kind": "ConnectionRefusedError",
             "first_token_offset_ns": None,
+            "last_token_offset_ns": None,
         }
         ended, pending = (spoilt(rows, refused, self._dies_ns) for rows in (seen.ended, seen.pending))
         return Observation(ended, pending)
@@ -176,19 +177,19 @@ def test_void_ramp_steps_are_void_not_a_missed_bound() -> None:
 LOST = LostActor(1, 1, 2, "killed")
 
 
-class Bereaved(VirtualTarget):
-    """A virtual target that has lost a load actor."""
+def test_a_service_that_dies_in_a_held_window_is_lost_and_not_slow() -> None:
+    drive, _, events = driver([], target=Dying(load([]), 90.0))
+    with pytest.raises(TargetLost, match="of the newest"):
+        hold.rate(drive, 3.0, 300, 15)
+    assert events[-1] == ("target_lost", events[-1][1]) and events[-1][1]["last"] == 0
 
-    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        return dataclasses.replace(super().run(schedule, until_ns), lost_actors=[LOST])
 
-
-def test_a_lost_load_actor_ends_the_search_as_void() -> None:
-    target = Bereaved(virtual(load(["search=standard"]))._service)
-    drive, experiment, _ = driver(["search=standard"], target=target)
+def test_a_load_actor_lost_in_the_warm_up_is_said_too() -> None:
+    words = ["search=standard"]
+    drive, experiment, _ = driver(words, target=Healing(load(words), at_s=0.0, times=0))
     tree = conclusion.of_sweep(experiment, drive, sweep(drive), "wall")
-    assert (tree["exit_code"], len(tree["dwells"])) == (summary.EXIT_VOID, 1)
-    assert tree["reason"].startswith("actor_lost")
+    assert (tree["exit_code"], tree["dwells"]) == (summary.EXIT_VOID, [])
+    assert tree["reason"].startswith("actor_lost: lost load actor 1 (killed)")
 
 
 class Healing(VirtualTarget):
