@@ -43,7 +43,14 @@ def show(path: Path) -> str:
         return summary.text(run.sweep)
     states = Counter(run.requests()["status"].to_pylist())
     counted = ", ".join(f"{count} {status}" for status, count in sorted(states.items())) or "none"
-    return f"UNFINISHED  {path} has no sweep.json\n  requests: {counted}\n  events: {len(run.events())}"
+    lines = [
+        f"UNFINISHED  {path} has no sweep.json",
+        f"  requests: {counted}",
+        f"  events: {len(run.events())}",
+    ]
+    if run.manifest.get("verb") == "sweep":
+        lines.append(f"  to go on: python -m loadgen resume {path}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
