@@ -175,11 +175,11 @@ def _word(tree: Mapping[str, Any]) -> str:
 
 def _probe_load(probe: Mapping[str, Any]) -> str:
     """What was offered. A closed loop throttles its own load, so that what it shows is no capacity."""
-    if probe["loop"] == "closed":
+    if probe.get("loop") == "closed":
         rate = f"{probe['rate_qps_per_node']:.3g} requests/s per node"
         return f"closed loop, {probe['concurrency']} in flight, {rate} (not a capacity)"
-    mean = "mean " if probe["varies"] else ""
-    return f"{mean}{probe['rate_qps_per_node']:.4g} QPS per node"
+    load = f"{probe['rate_qps_per_node']:.4g} QPS per node"
+    return f"mean {load}, {probe['offered']}" if probe.get("varies") else load
 
 
 def _probe_verdict(probe: Mapping[str, Any]) -> str:
@@ -221,7 +221,7 @@ def _probe_lines(tree: Mapping[str, Any]) -> list[str]:
         verdict = "within" if figures["passed"] else "over"
         p90 = f"p90 {limit.upper()} {_ms(figures['p90_ms'])} ms"
         lines.append(f"  {p90}, {spread}: {verdict} the bound {figures['bound_ms']:g} ms")
-    return lines + [_piece_line(piece) for piece in probe["pieces"]]
+    return lines + [_piece_line(piece) for piece in probe.get("pieces", [])]
 
 
 def _piece_line(piece: Mapping[str, Any]) -> str:
@@ -234,7 +234,7 @@ def _piece_line(piece: Mapping[str, Any]) -> str:
 def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
     asked = tree["asked"]
     model = "" if asked["engine"] == "external" else f"{asked['model']} on "
-    load = f"workload {asked['workload']}, arrivals {asked['arrivals']}, seed {asked['seed']}"
+    load = f"workload {asked['workload']}, arrivals {asked.get('arrivals', 'poisson')}, seed {asked['seed']}"
     lines = [f"  {model}{asked['engine']} engine, {load}"]
     if asked["engine"] == "simulated":
         lines.append(f"  {SIMULATED}")
@@ -261,7 +261,8 @@ def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
 def _check_line(check: Mapping[str, Any]) -> str:
     state = "ok" if check["passed"] else "FAILED" if check["reason"] else "note"
     unit = f" {check['unit']}" if check["unit"] else ""
-    sign = ">=" if check["least"] else "<="
+    # Runs of an earlier version do not say which way a bound holds.
+    sign = {True: ">=", False: "<=", None: "bound"}[check.get("least")]
     value, bound = _figure(check["value"]), _figure(check["bound"])
     return f"check {check['name']:<20} {value}{unit} ({sign} {bound}{unit}) {state}"
 

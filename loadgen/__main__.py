@@ -37,7 +37,7 @@ from loadgen.command_line import parser
 from loadgen.driver import Driver, Past, Plan
 from loadgen.endpoint import TargetError, api_key, models_of
 from loadgen.resume import past
-from loadgen.run_folder import BusyError, RunFolder, finite, sha256_of
+from loadgen.run_folder import RunFolder, finite, sha256_of
 from loadgen.search import Start
 from loadgen.sweep import sweep as search
 from loadgen.virtual_target import VirtualTarget
@@ -128,7 +128,7 @@ def resume(arguments: argparse.Namespace) -> int:
     try:
         folder = RunFolder(run.path)
         rows = folder.collect()
-    except (BusyError, OSError) as error:
+    except OSError as error:
         raise ConfigError(f"cannot resume: {error}") from error
     print(f"{run.path}: {rows.num_rows} requests on record", file=sys.stderr)
     if run.manifest["verb"] != "sweep":

@@ -13,16 +13,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import metrics
+from analysis import metrics, records
 from analysis.capacity import Capacity, posterior
-from analysis.dwell import Window, count, in_window, tpot_so_far, ttft_so_far
-from analysis.dwell import waiting as queued
+from analysis.dwell import Window, count, in_window, tpot_so_far, ttft_so_far, waiting
 from analysis.quantiles import quantile
 from analysis.validity import Verdict, judge_closed, judge_dwell
 from conf.schema import Search, Slo, Workload
 from loadgen.arrivals import NS, ArrivalSchedule, Profile, Traffic
 from loadgen.ledger import Ledger
-from loadgen.liveness import DEAD_LEAST, death, heard_ns, silent, waiting
+from loadgen.liveness import DEAD_LEAST, death, heard_ns, silent
 from loadgen.search import (
     ABORT_EVERY_S,
     ABORT_FROM_S,
@@ -251,7 +250,7 @@ class Driver:
         """Why a window need not go on: what was seen of it is too far over the bounds."""
         table = self.requests(window.index)
         dwell = count(table, window, self.plan.slo, self.plan.workload, now_ns)
-        return should_abort(dwell, queued(table, now_ns), self.plan.slo, now_ns)
+        return should_abort(dwell, waiting(table, now_ns), self.plan.slo, now_ns)
 
     def refuse_dead(self, index: int, least: int = DEAD_LEAST) -> None:
         """Raise TargetLost when almost nothing of a segment is answered."""
@@ -278,11 +277,11 @@ class Driver:
         self.target.retract()
         began_ns = now_ns = self.target.now_ns()
         self.take(self.target.run(None, now_ns))
-        left = waited = waiting(self.requests(index), until_done)
+        left = waited = self._left(index, until_done)
         while now_ns < began_ns + int(limit_s * NS) and left:
             now_ns += POLL_NS
             self.take(self.target.run(None, now_ns))
-            left = waiting(self.requests(index), until_done)
+            left = self._left(index, until_done)
         self.free_ns = max(self.free_ns, self.target.now_ns())
         rows = self.requests(index)
         left += int(silent(rows).sum())
@@ -290,6 +289,13 @@ class Driver:
             waited_s = (now_ns - began_ns) / NS
             self._lose(f"{waited} requests waited {waited_s:g} s without a token: the service hangs")
         self.refuse_dead(index)
+
+    def _left(self, index: int, until_done: bool) -> int:
+        """Requests of the last two segments that wait for their first token, or for their end."""
+        rows = self.requests(index)
+        if until_done:
+            return int(metrics.status_in(rows, records.PENDING).sum())
+        return waiting(rows, self.target.now_ns())
 
     def take(self, observation: Observation) -> None:
         """Add what a target told to what is known, and keep it."""

@@ -12,10 +12,9 @@ from analysis.dwell import Window
 from conf import Experiment
 from loadgen import trace
 from loadgen.arrivals import NS, Profile
-from loadgen.driver import Driver
+from loadgen.driver import POLL_NS, Driver
 from loadgen.search import Segment
 
-POLL_NS = NS // 2
 TRANSITION_S, DEFAULT_S = 15.0, 60.0
 
 
@@ -58,12 +57,12 @@ def rate(driver: Driver, qps_per_node: float, duration_s: float, transition_s: f
     driver.drain()
 
 
-def profile(driver: Driver, asked: Profile, duration_s: float, transition_s: float) -> None:
+def profile(driver: Driver, whole: Profile, duration_s: float, transition_s: float) -> None:
     """Follow a profile (of the whole service) for `duration_s` after a transition at its first rate."""
     driver.warm_up()
-    mean_qps = asked.mean_qps(duration_s) / driver.plan.nodes
+    mean_qps = whole.mean_qps(duration_s) / driver.plan.nodes
     segment = Segment(0, "dwell", mean_qps, transition_s, duration_s, False, "the profile that was asked")
-    driver.load(segment, may_abort=False, profile=asked)
+    driver.load(segment, may_abort=False, profile=whole)
     driver.drain()
 
 

@@ -7,7 +7,6 @@ from collections import defaultdict
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from analysis import metrics, records
 from loadgen.arrivals import ArrivalSchedule
@@ -26,7 +25,7 @@ class Ledger:
         self._ended: dict[int, list[pa.Table]] = defaultdict(list)
         self._pending: dict[int, pa.Table] = {}
         self._plans: dict[int, ArrivalSchedule] = {}
-        self._lost: set[LostActor] = set()
+        self._lost = 0
 
     def plan(self, schedule: ArrivalSchedule) -> None:
         """Remember what was planned for a segment."""
@@ -38,13 +37,12 @@ class Ledger:
 
     def take(self, seen: Observation) -> None:
         """Add what ended, replace what is in flight, and give up what a lost actor owned."""
-        new = [actor for actor in seen.lost_actors if actor not in self._lost]
+        new, self._lost = seen.lost_actors[self._lost :], len(seen.lost_actors)
         self._keep(self._untold(seen.ended) if new else seen.ended)
         self.touched |= set(self._pending)
         self._pending = _by_segment(seen.pending)
         self.touched |= set(self._pending)
         for actor in new:
-            self._lost.add(actor)
             self._give_up(actor)
 
     def rows(self, *segments: int) -> pa.Table:
@@ -90,8 +88,8 @@ class Ledger:
 
 
 def _by_segment(rows: pa.Table) -> dict[int, pa.Table]:
-    segments: NDArray[np.float64] = np.unique(metrics.numbers(rows, "dwell"))
+    number = metrics.numbers(rows, "dwell")
+    segments = np.unique(number)
     if len(segments) == 1:
         return {int(segments[0]): rows}
-    number = metrics.numbers(rows, "dwell")
     return {int(i): rows.filter(pa.array(number == i)) for i in segments}

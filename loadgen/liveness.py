@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pyarrow as pa
 
-from analysis import metrics, records
+from analysis import metrics
 from analysis.metrics import Bools
 from loadgen.arrivals import NS
 
@@ -38,14 +38,6 @@ def death(rows: pa.Table, now_ns: int, least: int = DEAD_LEAST) -> str | None:
 def silent(rows: pa.Table) -> Bools:
     """Requests that timed out without a token."""
     return metrics.status_in(rows, "timeout") & np.isnan(metrics.numbers(rows, "first_token_offset_ns"))
-
-
-def waiting(rows: pa.Table, until_done: bool) -> int:
-    """Requests in flight without a first token, or without an end."""
-    open_ = metrics.status_in(rows, records.PENDING)
-    if not until_done:
-        open_ &= np.isnan(metrics.numbers(rows, "first_token_offset_ns"))
-    return int(open_.sum())
 
 
 def heard_ns(rows: pa.Table) -> float:

@@ -121,13 +121,14 @@ class Run:
                 self.folder.write_text("traceback.txt", traceback.format_exc())
             reason = f"internal error, see traceback.txt: {type(error).__name__}: {error}"
             tree = tree or self._failed(summary.EXIT_INTERNAL, reason)
+        return self._saved(tree)
+
+    def _saved(self, tree: Tree) -> Tree:
+        """The conclusion, written down; what was measured is worth a moment, so one Ctrl-C is not heard."""
         try:
-            try:
+            with suppress(KeyboardInterrupt):
                 return self._finish(tree)
-            except KeyboardInterrupt:
-                return self._finish(
-                    tree
-                )  # what was measured is worth a moment; only one more Ctrl-C ends this
+            return self._finish(tree)
         except OSError as error:
             why = f"{tree['reason'] or 'measured'}; then the run folder could not be written: {error}"
             rescue = f"mend that, then: python -m loadgen resume {_from_here(self.folder.path)} recovers it"

@@ -25,8 +25,8 @@ class LostActor:
 class Observation:
     """What is known now: requests that ended since the last call and those in flight (`records.PROGRESS`).
 
-    Rows that a lost actor left on disk may have been told before. `health` has one row per load actor and
-    second since the last call (schema `series.CLIENTS`).
+    `lost_actors` are all so far, in the order of their loss; rows that one left on disk may have been told
+    before. `health` has one row per load actor and second since the last call (schema `series.CLIENTS`).
     """
 
     ended: pa.Table

@@ -292,7 +292,7 @@ Mount = Callable[[Path, int], None]
 
 
 @pytest.mark.parametrize("full", ["the load actors' disk", "every disk"])
-def test_a_full_disk_ends_as_void_with_what_was_written(
+def test_a_full_disk_claims_nothing_and_keeps_what_was_written(
     session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_disk: Mount, full: str
 ) -> None:
     run = tmp_path / "run"

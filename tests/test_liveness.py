@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from analysis import records
 from loadgen.arrivals import NS
-from loadgen.liveness import death, heard_ns, silent, waiting
+from loadgen.liveness import death, heard_ns, silent
 
 REFUSED = {"status": "conn_error", "error_kind": "ConnectionRefusedError", "error": "line one\nline two"}
 ANSWERED = {"status": "ok", "first_token_offset_ns": NS, "last_token_offset_ns": 2 * NS}
@@ -49,8 +49,7 @@ def test_a_slow_rate_is_judged_by_its_last_requests() -> None:
     assert death(rows((9, 0, ANSWERED), *((1, 20 * n, REFUSED) for n in range(1, 6))), 101 * NS) is not None
 
 
-def test_silence_and_waiting_are_told_apart() -> None:
+def test_silence_is_a_timeout_without_a_token() -> None:
     table = rows((3, 0, TIMED_OUT), (4, 1, WAITS), (5, 2, STREAMS))
     assert int(silent(table).sum()) == 3
-    assert (waiting(table, until_done=False), waiting(table, until_done=True)) == (4, 9)
     assert heard_ns(table) == 11 * NS and heard_ns(rows((3, 0, WAITS))) == float("-inf")

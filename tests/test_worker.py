@@ -159,6 +159,14 @@ def test_refused_connections_were_sent_in_time(tmp_path: Path) -> None:
     assert len(rows) == len(schedule) and all(row["send_offset_ns"] is not None for row in rows)
 
 
+async def started(server: MockServer, shard: Shard, schedule: ArrivalSchedule) -> Worker:
+    """A worker under way with a schedule."""
+    worker = Worker(0, [server.url], Prompts(WORKLOAD, "m", 151936, salt=1), shard, record_itl=True)
+    worker.start(time.monotonic_ns(), time.time_ns())
+    await worker.offer(schedule)
+    return worker
+
+
 @pytest.mark.parametrize("recovers", [True, False])
 def test_a_disk_that_stays_full_is_told_and_again_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool
@@ -170,10 +178,7 @@ def test_a_disk_that_stays_full_is_told_and_again_at_the_end(
 
     async def main() -> int:
         async with MockServer() as server:
-            prompts = Prompts(WORKLOAD, "m", 151936, salt=1)
-            worker = Worker(0, [server.url], prompts, shard, record_itl=True)
-            worker.start(time.monotonic_ns(), time.time_ns())
-            await worker.offer(schedule)
+            worker = await started(server, shard, schedule)
             await asyncio.sleep(0.5)
             await worker.observe()
             flushed = records.read_shard(shard.path).num_rows
@@ -202,10 +207,7 @@ def test_a_disk_that_is_full_for_a_moment_costs_nothing(
 
     async def main() -> None:
         async with MockServer() as server:
-            prompts = Prompts(WORKLOAD, "m", 151936, salt=1)
-            worker = Worker(0, [server.url], prompts, shard, record_itl=True)
-            worker.start(time.monotonic_ns(), time.time_ns())
-            await worker.offer(schedule)
+            worker = await started(server, shard, schedule)
             await asyncio.sleep(0.3)
             disk.room_bytes = 100
             await asyncio.sleep(0.4)
