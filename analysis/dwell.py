@@ -4,7 +4,7 @@ Knows request rows, the bounds and the workload's means; knows no posterior and 
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -21,8 +21,12 @@ PACE_TOKENS = 15
 """Output tokens from which the pace of an unfinished answer is believed (the method, 4.2 step 4)."""
 OUTPUT_WORK = 2.0
 """Work of an output token in prompt tokens (the method, 4.2 step 5)."""
-ABORTED_WEIGHT = 0.5
-"""The method says 0.3; on its own bench S1 that covers .89 (200 runs), 0.5 covers .94."""
+ARRIVALS_VAR = {"poisson": 1.0, "gamma": 1.0, "constant": 0.0, "trace": 1.0}
+"""Variance over mean of the number of arrivals, before burstiness; of a trace it is taken as Poisson's."""
+LOOK_BACK, LOOK_AHEAD = 12, 6
+"""Blocks before and after a window whose load is counted too: requests feel it."""
+LEAST_COVER_NS = NS
+"""A block of which less is known has no load."""
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -38,7 +42,7 @@ class Window:
     """
 
     index: int
-    kind: Literal["ramp", "dwell"]
+    kind: Literal["ramp", "dwell", "hold"]
     rate_qps: float
     nodes: int
     start_ns: int
@@ -71,10 +75,13 @@ class LimitCount:
 
 @dataclass(frozen=True, slots=True)
 class Dwell(Window):
-    """A window with its counts so far. `weight` 0 excludes it (void), 0.5 is an aborted one.
+    """A window with its counts so far; `weight` 0 excludes it (void).
 
-    `log_work` is x = ln(sum of work / seconds / nodes), in units of the workload's mean request, -inf
-    without requests; `log_work_var` is its variance s2 (the method, 4.2 step 5).
+    `log_work` is ln(work / seconds / nodes) in units of the workload's mean request, -inf without any.
+    `load` is that work per second and node of each 5 s block, from `LOOK_BACK` blocks before the window to
+    `LOOK_AHEAD` after it, None where nothing is known. `work_var` is the variance of one request's work,
+    `arrivals_var` variance over mean of the number of arrivals, 1 for Poisson. `stream` is the node whose
+    own stream was counted, None for the whole service.
     """
 
     weight: float = 1.0
@@ -85,9 +92,12 @@ class Dwell(Window):
     waiting_at_start: int = 0
     median_e2e_s: float | None = None
     log_work: float = -math.inf
-    log_work_var: float = 0.0
+    load: tuple[float | None, ...] = ()
+    work_var: float = 0.0
+    arrivals_var: float = 1.0
     ttft: LimitCount = LimitCount(0, 0, (), ())
     tpot: LimitCount = LimitCount(0, 0, (), ())
+    stream: int | None = None
 
 
 def in_window(requests: pa.Table, window: Window) -> pa.Table:
@@ -123,7 +133,7 @@ def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_
     e2e = quantile(metrics.e2e(rows)[ok], 0.5)
     return Dwell(
         **{field.name: getattr(window, field.name) for field in fields(Window)},
-        weight=ABORTED_WEIGHT if window.aborted else 1.0,
+        weight=1.0,
         requests=rows.num_rows,
         completed=int(ok.sum()),
         failed=int((~ok & ~pending).sum()),
@@ -131,10 +141,23 @@ def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_
         waiting_at_start=waiting(requests, window.start_ns),
         median_e2e_s=e2e / 1e3 if e2e is not None else None,
         log_work=_log_rate(float(work.sum()), (end_ns - window.window_start_ns) / NS * window.nodes),
-        log_work_var=_log_rate_var(work, window.rate_qps * (end_ns - window.window_start_ns) / NS),
+        load=_load(requests, window, workload, now_ns, blocks),
+        work_var=float(np.var(work)) if len(work) else 0.0,
+        arrivals_var=ARRIVALS_VAR[workload.arrivals.kind] / workload.arrivals.burstiness,
         ttft=_tally(*label_ttft(rows, slo.ttft_p90_ms, now_ns), block, blocks),
         tpot=_tally(*label_tpot(rows, slo.tpot_p90_ms, now_ns), block, blocks),
     )
+
+
+def count_streams(
+    requests: pa.Table, window: Window, streams: int, slo: Slo, workload: Workload, now_ns: int
+) -> tuple[Dwell, ...]:
+    """`count` of each of so many independent streams: a window of one node at its part of the rate."""
+    own = replace(window, nodes=1, rate_qps=window.rate_qps / streams)
+    number = metrics.numbers(requests, "stream")
+    rows = [requests.filter(pa.array(number == stream)) for stream in range(streams)]
+    counted = [count(part, own, slo, workload, now_ns) for part in rows]
+    return tuple(replace(dwell, stream=stream) for stream, dwell in enumerate(counted))
 
 
 def request_work(requests: pa.Table, workload: Workload) -> Floats:
@@ -187,6 +210,24 @@ def _log_rate(work: float, node_s: float) -> float:
     return math.log(work / node_s) if work > 0 and node_s > 0 else -math.inf
 
 
-def _log_rate_var(work: Floats, expected_requests: float) -> float:
-    spread = float(np.var(work)) if len(work) else 0.0
-    return (1 + spread) / expected_requests if expected_requests > 0 else 0.0
+def _load(
+    requests: pa.Table, window: Window, workload: Workload, now_ns: int, blocks: int
+) -> tuple[float | None, ...]:
+    """Work offered per second and node, block by block (`Dwell.load`).
+
+    What follows the window is known as far as the next segment goes; without one nothing is.
+    """
+    due, segment = metrics.numbers(requests, "due_ns"), metrics.numbers(requests, "dwell")
+    sent = (due <= now_ns) & ~metrics.word_in(requests, "phase", "retracted")
+    sent &= ~metrics.status_in(requests, *metrics.UNSENT)
+    # A window measured again has the same number; what a killed session offered after it lies before.
+    later = due[sent & (segment > window.index) & (due >= window.window_end_ns)]
+    until_ns = later.max() if len(later) else min(window.window_end_ns, now_ns)
+    sent &= due < until_ns
+    edges = window.window_start_ns + BLOCK_S * NS * np.arange(-LOOK_BACK, blocks + LOOK_AHEAD + 1)
+    work, _ = np.histogram(due[sent], edges, weights=request_work(requests, workload)[sent])
+    from_ns = due[sent].min() if sent.any() else until_ns
+    covered_ns = np.minimum(edges[1:], until_ns) - np.maximum(edges[:-1], from_ns)
+    load = work / np.maximum(covered_ns, 1) * NS / window.nodes
+    known = covered_ns >= LEAST_COVER_NS
+    return tuple(float(rate) if it else None for rate, it in zip(load, known, strict=True))

@@ -35,6 +35,7 @@ _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
     ("error", pa.string(), "", "message of a failure; null when ok"),
     ("http_status", pa.int16(), "", "status code of the answer; null without one"),
     ("finish_reason", _WORD, "", "as the server says"),
+    ("stream", pa.int16(), "", "node whose own stream it belongs to, from 0; null in a pooled one"),
     ("session_id", pa.int32(), "", "chat user's session; -1 without sessions"),
     ("turn", pa.int16(), "", "turn in the session, from 0"),
     ("replica_id", _WORD, "", "x-replica-id of the answer; null if unknown"),
@@ -82,7 +83,7 @@ PROGRESS = SHARD.remove(SHARD.get_field_index("itl_us"))
 
 PLAN = pa.schema(
     [
-        *(SHARD.field(name) for name in ("seq", "dwell", "phase", "due_ns")),
+        *(SHARD.field(name) for name in ("seq", "dwell", "phase", "stream", "due_ns")),
         *(SHARD.field(name) for name in ("requested_input_tokens", "requested_output_tokens")),
     ]
 )
@@ -153,7 +154,10 @@ def read_told(path: Path) -> pa.Table:
 
 
 def read_stream(path: Path, schema: pa.Schema) -> pa.Table:
-    """Every whole batch of an Arrow IPC stream of `schema`; the cut end of a killed writer is left out."""
+    """Every whole batch of an Arrow IPC stream of `schema`; the cut end of a killed writer is left out.
+
+    Columns that the writer's version did not have yet are null.
+    """
     batches = []
     with path.open("rb") as file:
         try:
@@ -161,4 +165,6 @@ def read_stream(path: Path, schema: pa.Schema) -> pa.Table:
                 batches.append(batch)
         except (pa.ArrowInvalid, OSError, EOFError):
             pass  # what came before is whole
-    return pa.Table.from_batches(batches, schema=schema)
+    written = pa.Table.from_batches(batches) if batches else schema.empty_table()
+    known = {name: written.column(name) for name in written.column_names}
+    return pa.table(empty(schema, written.num_rows) | known, schema=schema)

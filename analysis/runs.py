@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,10 @@ class RunError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run folder. Tables are read when asked for; `sweep` is None for a run that did not end."""
+    """A run folder. Tables are read when asked for; `sweep` is None for a run that did not end.
+
+    Raises RunError for a file of requests, dwells or events that is missing or broken.
+    """
 
     path: Path
     manifest: dict[str, Any]
@@ -38,7 +43,8 @@ class Run:
 
     def requests(self) -> pa.Table:
         """Every planned request, one row each, in order of due time."""
-        return gather(self.path)
+        with _readable(self.path):
+            return gather(self.path)
 
     def clients(self) -> pa.Table:
         """The load actors' own health: one row per actor and second (schema `series.CLIENTS`)."""
@@ -51,12 +57,15 @@ class Run:
     def dwells(self) -> pa.Table:
         """One row per ramp step and dwell; empty for a run that did not end."""
         path = self.path / "dwells.parquet"
-        return pq.read_table(path) if path.exists() else pa.table({})
+        with _readable(self.path):
+            return pq.read_table(path) if path.exists() else pa.table({})
 
     def events(self) -> list[dict[str, Any]]:
         """Every decision in order; a line cut by a kill is left out."""
         events = []
-        for line in (self.path / "events.jsonl").read_bytes().splitlines():
+        with _readable(self.path):
+            lines = (self.path / "events.jsonl").read_bytes().splitlines()
+        for line in lines:
             try:
                 events.append(json.loads(line))
             except ValueError:
@@ -76,6 +85,15 @@ def load_run(path: Path | str) -> Run:
     except (OSError, ValueError) as error:
         raise RunError(f"{path} is not a readable run folder: {error}") from error
     return Run(path, manifest, sweep)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raise RunError with one line where a file of the folder cannot be read."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise RunError(f"{path} holds a file that cannot be read: {' '.join(str(error).split())}") from error
 
 
 def gather(path: Path, wall_start_ns: int | None = None) -> pa.Table:

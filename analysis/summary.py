@@ -7,10 +7,11 @@ stands above the number, and every number carries its unit and its evidence.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from analysis import compare, nodes, studies
 from analysis.capacity import LIMITS, Capacity
-from analysis.dwell import Dwell
 from analysis.validity import Verdict
 from conf.schema import Experiment
 
@@ -37,6 +38,12 @@ SIMULATED = (
 )
 
 Tree = dict[str, Any]
+
+
+def resumable(tree: Mapping[str, Any]) -> bool:
+    """True of a sweep or a study that `resume` may still bring to a result; a veto is final."""
+    vetoed = (tree.get("hold") or {}).get("vetoed", False)
+    return tree["exit_code"] in (None, *RESUMABLE) and not vetoed
 
 
 def describe(experiment: Experiment) -> Tree:
@@ -92,33 +99,6 @@ def capacity_tree(capacity: Capacity, replicas_per_node: float | None) -> Tree:
     }
 
 
-def dwell_row(dwell: Dwell, verdict: Verdict, reason: str) -> Tree:
-    """One line of dwells.parquet: counts, load and verdict of a ramp step or dwell."""
-    return {
-        "index": dwell.index,
-        "kind": dwell.kind,
-        "rate_qps": dwell.rate_qps,
-        "rate_qps_per_node": dwell.rate_qps / dwell.nodes,
-        "log_work": dwell.log_work,
-        "log_work_var": dwell.log_work_var,
-        "start_ns": dwell.start_ns,
-        "window_start_ns": dwell.window_start_ns,
-        "window_end_ns": dwell.window_end_ns,
-        "aborted": dwell.aborted,
-        "weight": dwell.weight,
-        "valid": verdict.valid,
-        "void_reason": verdict.reason,
-        "requests": dwell.requests,
-        "completed": dwell.completed,
-        "failed": dwell.failed,
-        "pending": dwell.pending,
-        "waiting_at_start": dwell.waiting_at_start,
-        **{f"{limit}_over": getattr(dwell, limit).over for limit in LIMITS},
-        **{f"{limit}_determined": getattr(dwell, limit).determined for limit in LIMITS},
-        "reason": reason,
-    }
-
-
 def worst_checks(verdicts: Sequence[Verdict]) -> list[Tree]:
     """Of each check the worst figure over the windows, failed ones first among equals."""
     worst: dict[str, Tree] = {}
@@ -133,14 +113,25 @@ def worst_checks(verdicts: Sequence[Verdict]) -> list[Tree]:
     return list(worst.values())
 
 
-def text(tree: Mapping[str, Any]) -> str:
-    """The screen that `sweep`, `predict` and `analysis show` print."""
+def text(tree: Mapping[str, Any], resume: Path | None = None) -> str:
+    """The screen that `sweep`, `predict` and `analysis show` print.
+
+    `resume` is the folder by which an unfinished one goes on; by default its own.
+    """
     lines = [f"{_headline(tree)}", f"  {tree['reason']}" if tree.get("reason") else ""]
     if tree.get("capacity") and tree["valid"]:
         lines += _capacity_lines(tree)
+    if tree.get("hold"):
+        lines += _hold_lines(tree)
     if tree.get("probe"):
         lines += _probe_lines(tree)
+    if tree.get("ratio"):
+        lines += compare.lines(tree)
+    if tree.get("study"):
+        lines += studies.lines(tree)
     lines += _evidence_lines(tree)
+    if tree.get("folder") and resumable(tree) and (tree.get("study") or tree.get("verb") == "sweep"):
+        lines.append(f"  to go on: python -m loadgen resume {resume or tree['folder']}")
     return "\n".join(line for line in lines if line)
 
 
@@ -149,6 +140,10 @@ def _headline(tree: Mapping[str, Any]) -> str:
     capacity, probe = tree.get("capacity"), tree.get("probe")
     if not tree["valid"]:
         return f"{word}  no capacity is claimed"
+    if tree.get("ratio"):
+        return f"{word}  {compare.headline(tree['ratio'])}"
+    if tree.get("study") == "compare":
+        return f"{word}  no ratio was shown"
     if probe:
         return f"{word}  {_probe_load(probe)}: {_probe_verdict(probe)}"
     if not capacity:
@@ -165,6 +160,8 @@ def _headline(tree: Mapping[str, Any]) -> str:
 
 def _word(tree: Mapping[str, Any]) -> str:
     """The one word above everything else."""
+    if tree["exit_code"] is None:
+        return "UNFINISHED"
     failed = {EXIT_INTERRUPTED: "INTERRUPTED", EXIT_TARGET: "NO RESULT", EXIT_INTERNAL: "FAILED"}
     if tree["exit_code"] in failed:
         return failed[tree["exit_code"]]
@@ -183,6 +180,8 @@ def _probe_load(probe: Mapping[str, Any]) -> str:
 
 
 def _probe_verdict(probe: Mapping[str, Any]) -> str:
+    if required := probe.get("required"):
+        return str(required["verdict"])
     missed = [limit.upper() for limit in LIMITS if probe[limit]["passed"] is False]
     return f"p90 {' and '.join(missed)} over the bound" if missed else "within the bounds"
 
@@ -202,16 +201,33 @@ def _capacity_lines(tree: Mapping[str, Any]) -> list[str]:
             f" {asked['replicas']} x {asked['layout']} on {asked['nodes']} node(s) of {asked['hardware']},"
             f" routing {asked['routing']}"
         )
-    if asked["nodes"] > 1:
+    if tree.get("nodes"):
+        lines += nodes.lines(tree["nodes"])
+    elif asked["nodes"] > 1:
         lines.append("  pooled service behind one balancer: more per node than a node alone would serve")
     return lines
 
 
 def _probe_lines(tree: Mapping[str, Any]) -> list[str]:
     probe = tree["probe"]
+    return _p90_lines(probe) + [_piece_line(piece) for piece in probe.get("pieces", [])]
+
+
+def _hold_lines(tree: Mapping[str, Any]) -> list[str]:
+    hold = tree["hold"]
+    rate = f"{hold['rate_qps_per_node']:.4g} QPS per node"
+    if not hold["valid"]:
+        return [f"  not confirmed: the hold at the certified {rate} was void ({hold['void_reason']})"]
+    word = "vetoes the answer" if hold["vetoed"] else "does not veto the answer"
+    shown = f"alone it shows at most {hold['capacity_high_qps_per_node']:.2f} (97.5 %) and {word}"
+    return [f"  certified {rate} held for {hold['window_s']:.0f} s: {shown}", *_p90_lines(hold)]
+
+
+def _p90_lines(measured: Mapping[str, Any]) -> list[str]:
+    """Each p90 with its interval against its bound."""
     lines = []
     for limit in LIMITS:
-        figures = probe[limit]
+        figures = measured[limit]
         if figures["passed"] is None:
             lines.append(f"  p90 {limit.upper()} does not apply or is unknown")
             continue
@@ -221,7 +237,7 @@ def _probe_lines(tree: Mapping[str, Any]) -> list[str]:
         verdict = "within" if figures["passed"] else "over"
         p90 = f"p90 {limit.upper()} {_ms(figures['p90_ms'])} ms"
         lines.append(f"  {p90}, {spread}: {verdict} the bound {figures['bound_ms']:g} ms")
-    return lines + [_piece_line(piece) for piece in probe.get("pieces", [])]
+    return lines
 
 
 def _piece_line(piece: Mapping[str, Any]) -> str:
@@ -253,8 +269,6 @@ def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
         )
     if tree.get("folder"):
         lines.append(f"  run folder {tree['folder']}")
-        if tree["exit_code"] in RESUMABLE and tree.get("verb") == "sweep":
-            lines.append(f"  to go on: python -m loadgen resume {tree['folder']}")
     return lines
 
 

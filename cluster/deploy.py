@@ -72,10 +72,13 @@ def deploy(
     replicas: int,
     timeout_s: float = 120.0,
     progress: Callable[[str], None] = lambda _: None,
+    *,
+    per_node: bool = False,
 ) -> Deployment:
     """Run `app`, wait until exactly `replicas` replicas run, and let each answer one request to `model`.
 
-    `progress` gets one line whenever something changed. Raises DeployError.
+    `progress` gets one line whenever something changed. With `per_node` the deployment's URLs are those of
+    its replicas, one on each node, instead of the front's. Raises DeployError.
     """
     deadline_s = time.monotonic() + timeout_s
     try:
@@ -83,10 +86,11 @@ def deploy(
         state = _await_replicas(app_name, replicas, deadline_s, progress)
         _warm(url, model, state.replicas, deadline_s, progress)
         metrics_urls = _metrics_urls(app_name, state.replicas)
+        urls = _node_urls(metrics_urls, state.nodes) if per_node else (url,)
     except DeployError:
         _remove(app_name, REMOVE_TIMEOUT_S)
         raise
-    return Deployment(app_name, (url,), state.replicas, state.nodes, metrics_urls)
+    return Deployment(app_name, urls, state.replicas, state.nodes, metrics_urls)
 
 
 def _run(app: Application, app_name: str) -> None:
@@ -145,6 +149,21 @@ def _metrics_urls(app_name: str, replicas: frozenset[str]) -> dict[str, str]:
         for replica, target in named.items()
         if replica in replicas
     }
+
+
+def _node_urls(metrics_urls: dict[str, str], nodes: dict[str, str]) -> tuple[str, ...]:
+    """Where the one replica of each node answers, in order of the replicas' ids. Raises DeployError."""
+    if set(metrics_urls) != set(nodes):
+        raise DeployError(
+            f"{len(metrics_urls)} of {len(nodes)} replicas have an address; use another routing"
+        )
+    hosts = len(set(nodes.values()))
+    if hosts < len(nodes):
+        raise DeployError(
+            f"{len(nodes)} replicas share {hosts} node(s), so no stream is a node's own; use a layout that "
+            "fills a node, or another routing"
+        )
+    return tuple(metrics_urls[replica].removesuffix("/metrics") for replica in sorted(metrics_urls))
 
 
 def _state(app_name: str) -> _State:

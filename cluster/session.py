@@ -138,7 +138,8 @@ def serve_environment(routing: Routing | None) -> dict[str, str]:
     """What Serve's processes read from the environment when they start, for one routing."""
     if routing is None:
         return {}
-    haproxy = routing.data_path == "haproxy"
+    # Also replicas that are spoken to directly have ports of their own only with HAProxy.
+    haproxy = routing.data_path != "python_proxy"
     environment = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",
         # One event loop per replica: a token costs no hop between threads.
@@ -149,7 +150,8 @@ def serve_environment(routing: Routing | None) -> dict[str, str]:
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.1",
     }
     if haproxy:
-        environment["RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"] = routing.policy
+        policy = "roundrobin" if routing.policy == "per_node" else routing.policy
+        environment["RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"] = policy
         environment["RAY_SERVE_HAPROXY_NBTHREAD"] = str(HAPROXY_THREADS)
     return environment
 

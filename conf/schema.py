@@ -144,8 +144,10 @@ class Engine:
 class SimulatedEngine(Engine):
     """vLLM's V1 scheduler over a step-time model; no GPU, no weights.
 
-    `step_noise_cv` multiplies each step by a seeded lognormal factor of that coefficient of
-    variation; 0 is deterministic.
+    `step_noise_cv` multiplies each step by a seeded lognormal factor of that coefficient of variation;
+    `drift_sd` is the sd of ln slowness that wanders with a memory of `drift_memory_s`; every
+    `stall_every_steps` steps, on average, one lasts longer by an exponential time of mean `stall_mean_s`.
+    All 0 is deterministic.
     """
 
     kind: str = "simulated"
@@ -157,12 +159,19 @@ class SimulatedEngine(Engine):
     activation_bytes: float = 8e9
     num_gpu_blocks: int | None = None
     step_noise_cv: float = 0.0
+    drift_sd: float = 0.0
+    drift_memory_s: float = 120.0
+    stall_every_steps: int = 0
+    stall_mean_s: float = 1.0
 
     def __post_init__(self) -> None:
         limits = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
         require_positive("engine.", self, *limits)
         require(0 < self.gpu_memory_utilization <= 1, "engine.gpu_memory_utilization must be in (0, 1]")
         require(self.step_noise_cv >= 0, "engine.step_noise_cv must not be negative")
+        require(0 <= self.drift_sd < 1, f"engine.drift_sd={self.drift_sd} must be in [0, 1)")
+        require(self.stall_every_steps >= 0, "engine.stall_every_steps must not be negative")
+        require_positive("engine.", self, "drift_memory_s", "stall_mean_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,15 +206,23 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How a request finds its replica, and through which proxy its tokens flow back."""
+    """How a request finds its replica, and through which proxy its tokens flow back.
+
+    With policy `per_node` nothing is balanced: every node has a stream of arrivals of its own, independent
+    of the others' and sent straight to it. Other policies make one pooled service of all nodes.
+    """
 
     name: str
-    data_path: Literal["haproxy", "python_proxy"] = "haproxy"
-    policy: Literal["leastconn", "roundrobin", "pow2"] = "leastconn"
+    data_path: Literal["haproxy", "python_proxy", "direct"] = "haproxy"
+    policy: Literal["leastconn", "roundrobin", "pow2", "per_node"] = "leastconn"
 
     def __post_init__(self) -> None:
-        fits = (self.policy == "pow2") == (self.data_path == "python_proxy")
-        require(fits, "routing: pow2 needs data_path=python_proxy; leastconn and roundrobin need haproxy")
+        needed = {"pow2": "python_proxy", "per_node": "direct"}.get(self.policy, "haproxy")
+        require(
+            self.data_path == needed,
+            "routing: pow2 needs data_path=python_proxy and per_node direct; leastconn and roundrobin need "
+            "haproxy",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,8 +320,11 @@ class Slo:
 class Search:
     """The budget and the clockwork of "ramp, then focus" (method.md section 4).
 
-    `start=prediction` replaces the ramp by the engine model's own answer and is honoured for the
-    simulated engine only; every other engine ramps. Rates are per node.
+    `start=prediction` replaces the ramp by `expected_qps`, or without one by the engine model's own answer,
+    which only the simulated engine has; every other engine then ramps. Rates are per node.
+    `deployments` spreads the budget over so many sweeps, each of a service deployed anew and with a seed of
+    its own, and pools them; `repeats` repeats the whole, budget included, for a mean and its spread.
+    After the budget the certified rate is held for `confirm_s`, which may veto the answer and never raise it.
     """
 
     name: str
@@ -319,13 +339,46 @@ class Search:
     settle_s: float = 120.0
     lowest_qps: float = 0.05
     highest_qps: float = 200.0
+    confirm_s: float = 0.0
+    expected_qps: float | None = None
+    deployments: int = 1
+    repeats: int = 1
 
     def __post_init__(self) -> None:
         require_positive("search.", self, "budget_s", "ramp_step_s", "transition_s", "first_transition_s")
         require_positive("search.", self, "window_s", "settle_s", "lowest_qps", "highest_qps")
-        require(self.ramp_factor > 1, f"search.ramp_factor={self.ramp_factor} must be above 1")
+        require(
+            1 < self.ramp_factor < math.inf,
+            f"search.ramp_factor={self.ramp_factor} must be above 1 and finite",
+        )
         require(self.lowest_qps < self.highest_qps, "search.lowest_qps must be below search.highest_qps")
         require(self.min_dwells >= 1, "search.min_dwells must be at least 1")
+        require(
+            0 <= self.confirm_s < math.inf,
+            f"search.confirm_s={self.confirm_s} must be finite and not negative",
+        )
+        require(self.deployments >= 1, "search.deployments must be at least 1")
+        require(self.repeats >= 1, "search.repeats must be at least 1")
+        if self.expected_qps is not None:
+            require_positive("search.", self, "expected_qps")
+            require(self.start == "prediction", "search.expected_qps needs search.start=prediction")
+        share_s, least_s = self.budget_s / self.deployments, self.least_s
+        require(
+            self.deployments == 1 or share_s >= least_s,
+            f"search.deployments={self.deployments} leaves each {share_s:g} s, too short for "
+            f"search.min_dwells={self.min_dwells}; raise search.budget_s to {self.deployments * least_s:g} "
+            "or lower search.deployments",
+        )
+
+    @property
+    def least_s(self) -> float:
+        """Seconds of the least number of dwells, which are granted also beyond the budget."""
+        return self.min_dwells * (self.transition_s + self.window_s)
+
+    @property
+    def parts(self) -> int:
+        """Sweeps that answer the question together."""
+        return self.deployments * self.repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,6 +512,26 @@ class Experiment:
             self.engine.kind != "external" or bool(self.target.urls),
             "engine=external needs target.urls=[http://host:port,...]",
         )
+        if self.streams:
+            self._check_streams()
+
+    def _check_streams(self) -> None:
+        """Refuse streams per node where a stream would not be a node's."""
+        nodes, urls, per_node = self.cluster.nodes, len(set(self.target.urls)), self.layout.replicas_per_node
+        require(
+            self.engine.kind != "external" or urls == nodes,
+            f"routing=per_node needs one of target.urls for each node but there are {urls} and "
+            f"cluster.nodes={nodes}; set cluster.nodes={urls} or use routing=leastconn",
+        )
+        require(
+            self.engine.kind == "external" or per_node == 1,
+            f"routing=per_node sends a node's stream to one replica but layout {self.layout.name} has "
+            f"{per_node} per node; use a layout with replicas_per_node=1 or routing=leastconn",
+        )
+        require(
+            self.concurrency is None,
+            "concurrency=... is one closed loop over all nodes; use another routing, or rate_qps=...",
+        )
 
     def _check_load(self) -> None:
         """Refuse two kinds of load at once, and what one kind does not know."""
@@ -501,3 +574,8 @@ class Experiment:
     def replicas(self) -> int:
         """Independent engines behind the whole service."""
         return self.cluster.nodes * self.layout.replicas_per_node
+
+    @property
+    def streams(self) -> int:
+        """Independent streams of arrivals, one for each node; 0 where all nodes share one."""
+        return self.cluster.nodes if self.routing.policy == "per_node" else 0

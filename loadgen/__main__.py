@@ -4,10 +4,12 @@ examples:
   python -m loadgen sweep                               one simulated MI325X node on this machine (5 min)
   python -m loadgen sweep --dry-run search=standard     what would be done, and for how long
   python -m loadgen probe rate_qps=4 duration_s=60      hold one rate; exit 3 if a bound is missed
+  python -m loadgen probe rate_qps=4 --require          pass or fail, ends when it is shown; exit 0, 3 or 6
   python -m loadgen predict layout=dp2_tp4_ep4          the same question on a virtual clock, in seconds
   python -m loadgen probe profile_qps=[[0,2],[60,6]]    ramp from 2 to 6 QPS per node within a minute
   python -m loadgen probe workload=trace workload.trace=FILE     replay a trace at its own times
   python -m loadgen probe concurrency=32                a closed loop, to compare with tools that use one
+  python -m loadgen compare b.layout=dp2_tp4_ep4        capacity of B over that of A, on the same requests
   python -m loadgen resume runs/20261121-091200-a1b2    go on with a sweep that was cut short
   python -m loadgen sweep engine=external target.urls=[http://127.0.0.1:8000] search=standard
 """
@@ -22,37 +24,33 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis import summary
-from analysis.runs import Run as RunOnDisk
-from analysis.runs import RunError, load_run
+from analysis.runs import RunError
 from analysis.summary import Tree
 from conf import ConfigError, Experiment, load
 from conf.schema import SimulatedEngine
-from loadgen import conclusion, dry_run, hold, progress, trace
+from loadgen import dry_run, hold, prediction, progress, require, sides
 from loadgen.arrivals import Traffic
-from loadgen.command_line import parser
-from loadgen.driver import Driver, Past, Plan
+from loadgen.command_line import asked, parser, refuse_idle_flags, resumed
+from loadgen.driver import TargetLost
 from loadgen.endpoint import TargetError, api_key, models_of
-from loadgen.resume import past
-from loadgen.run_folder import RunFolder, finite, sha256_of
+from loadgen.folder import finite
+from loadgen.progress import Emit
 from loadgen.search import Start
-from loadgen.sweep import sweep as search
-from loadgen.virtual_target import VirtualTarget
 from serve_apps.engine_model import Engine, VirtualService
-from serve_apps.engine_model.step_time import Batch, roofline
+from serve_apps.engine_model.guess import guess_qps
 from serve_apps.engine_model.virtual import POLICIES
 
 if TYPE_CHECKING:
+    from loadgen.measure import Site
     from loadgen.run import Service
 
-PROBE_KEYS = ("rate_qps", "profile_qps", "concurrency", "requests", "duration_s")
-GUESS_BATCH = 64
-"""Decoding sequences in the guess that starts a ramp (the concurrency of the Character.ai post)."""
-
-Emit = Callable[..., None]
+RELIEF = "raise search.ramp_step_s, whose steps must outlast the TTFT bound to show an overload, or lower slo"
+PLACES = "it places the first dwell and centres a wide prior, sd 25 %"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,8 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser(list(VERBS), __doc__).parse_intermixed_args(argv)
     _end_on_signals()
     try:
+        refuse_idle_flags(arguments)
         return VERBS[arguments.verb](arguments)
-    except ConfigError as error:
+    except (ConfigError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return summary.EXIT_USAGE
     except KeyboardInterrupt:
@@ -83,112 +82,77 @@ def _end_on_signals() -> None:
 
 def sweep(arguments: argparse.Namespace) -> int:
     """Measure the capacity of a deployed or external service."""
-    experiment = _experiment(arguments)
-    return _measure(experiment, arguments, _search, experiment.search.budget_s)
+    experiment = _experiment(arguments.verb, arguments.words, arguments.config)
+    if arguments.dry_run:
+        return _plan(experiment, dry_run.swept_s(experiment.search))
+    from loadgen import verbs
+
+    return _answer(arguments, lambda site, show: verbs.sweep(experiment, site, show))
 
 
 def probe(arguments: argparse.Namespace) -> int:
     """Offer one load without a search, and judge it."""
-    experiment = _experiment(arguments)
-    loads = (experiment.rate_qps, experiment.profile_qps, experiment.concurrency)
-    if not any(loads) and experiment.workload.arrivals.kind != "trace":
-        raise ConfigError(
-            "probe needs rate_qps=... (QPS per node), profile_qps=[[second,QPS],...], concurrency=... or "
-            "workload=trace"
-        )
-    return _measure(experiment, arguments, _hold, hold.seconds(experiment))
+    experiment = _experiment(arguments.verb, arguments.words, arguments.config)
+    if arguments.require:
+        require.refuse(experiment)
+    if arguments.dry_run:
+        return _plan(experiment, (require if arguments.require else hold).seconds(experiment))
+    from loadgen import verbs
+
+    return _answer(arguments, lambda site, show: verbs.probe(experiment, site, show, arguments.require))
 
 
 def predict(arguments: argparse.Namespace) -> int:
     """Answer from the engine model alone, through the same search, on a virtual clock."""
-    experiment = _experiment(arguments)
+    experiment = _experiment(arguments.verb, arguments.words, arguments.config)
     if arguments.dry_run:
-        print(dry_run.text(experiment, 0, None))
-        return summary.EXIT_OK
-    show = progress.JsonLines() if arguments.json else _silent
-    tree = _predict(experiment, show)
-    _print(tree, arguments.json)
-    return int(tree["exit_code"])
+        return _plan(experiment, 0)
+    try:
+        tree = _predict(experiment, progress.JsonLines() if arguments.json else _silent)
+    except TargetLost as error:
+        print(f"error: no prediction: {error}; {RELIEF}", file=sys.stderr)
+        return summary.EXIT_TARGET
+    return _print(tree, arguments.json)
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Measure two services on the same requests."""
+    a, b = sides.compared(arguments.words, arguments.config, partial(_experiment, arguments.verb))
+    if arguments.dry_run:
+        print(sides.text(a, b))
+        return _plan(a, dry_run.compared_s(a.search), services=2)
+    from loadgen import verbs
+
+    return _answer(arguments, lambda site, show: verbs.compare(a, b, site, show))
 
 
 def resume(arguments: argparse.Namespace) -> int:
-    """Recover what a killed run left, and go on with its search."""
-    if len(arguments.words) != 1 or arguments.config:
-        raise ConfigError("resume takes one run folder and nothing else: python -m loadgen resume runs/NAME")
-    run = _open(arguments.words[0])
-    if run.sweep is not None and run.sweep["exit_code"] not in summary.RESUMABLE:
-        print(f"{run.path} has ended: nothing to resume", file=sys.stderr)
-        _print(run.sweep, arguments.json)
-        return int(run.sweep["exit_code"])
+    """Recover what a killed run or study left, and go on with it."""
+    path = resumed(arguments)
+    from loadgen import verbs
+
+    asked = partial(_experiment, "sweep", [])
     if arguments.dry_run:
-        experiment = load(base=run.path / "config.yaml")
-        left_s = max(0.0, experiment.search.budget_s - past(run).elapsed_s)
-        print(f"# {len(past(run).segments)} finished segments, {left_s:.0f} s of load left")
+        print(verbs.left(path, asked))
         return summary.EXIT_OK
-    try:
-        folder = RunFolder(run.path)
-        rows = folder.collect()
-    except OSError as error:
-        raise ConfigError(f"cannot resume: {error}") from error
-    print(f"{run.path}: {rows.num_rows} requests on record", file=sys.stderr)
-    if run.manifest["verb"] != "sweep":
-        raise ConfigError(
-            f"a {run.manifest['verb']} is not continued; run it again: "
-            f"python -m loadgen {run.manifest['verb']} --config {run.path}/config.yaml run=NAME"
-        )
-    arguments.words, arguments.config, arguments.verb = [], run.path / "config.yaml", "sweep"
-    experiment = _experiment(arguments)
-    _refuse_other_trace(experiment, run)
-    return _fill(experiment, arguments, folder, _search, past(run))
-
-
-def _refuse_other_trace(experiment: Experiment, run: RunOnDisk) -> None:
-    path = Path(experiment.workload.trace)
-    if experiment.workload.trace and sha256_of(path) != run.manifest.get("trace_sha256"):
-        raise ConfigError(f"{path} is not what it was when {run.path} began; put the old file back")
-
-
-def _open(path: str) -> RunOnDisk:
-    try:
-        return load_run(path)
-    except RunError as error:
-        raise ConfigError(str(error)) from error
+    return _answer(arguments, lambda site, show: verbs.resume(path, asked, site, show))
 
 
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "sweep": sweep,
     "probe": probe,
     "predict": predict,
+    "compare": compare,
     "resume": resume,
 }
 
 
-def _experiment(arguments: argparse.Namespace) -> Experiment:
-    """The experiment of the words. A prediction searches for a virtual hour unless told otherwise."""
-    words = list(arguments.words)
-    predicting = arguments.verb == "predict"
-    if predicting and not any(word.startswith("search=") for word in words):
-        words.append("search=virtual")
-    experiment = load(words, arguments.config)
-    experiment = replace(experiment, workload=trace.resolve(experiment.workload))
-    _refuse_idle_words(experiment, arguments.verb)
+def _experiment(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
+    """What the command line asks for, if it can be done at all."""
+    experiment = asked(verb, words, config)
     if isinstance(experiment.engine, SimulatedEngine):
         _refuse_misfit(experiment, experiment.engine)
-    elif predicting:
-        raise ConfigError(f"predict needs engine=simulated, not {experiment.engine.kind}")
-    elif experiment.engine.kind == "external":
-        api_key(experiment.target.api_key_env)
-    else:
-        kind = experiment.engine.kind
-        raise ConfigError(f"engine={kind} is not available in this version; use engine=simulated or external")
     return experiment
-
-
-def _refuse_idle_words(experiment: Experiment, verb: str) -> None:
-    """Refuse what only a probe honours; a search finds the rate itself."""
-    for key in PROBE_KEYS:
-        if verb != "probe" and getattr(experiment, key):
-            raise ConfigError(f"{key} belongs to probe; {verb} finds the rate itself")
 
 
 def _refuse_misfit(experiment: Experiment, spec: SimulatedEngine) -> None:
@@ -209,73 +173,43 @@ def _refuse_misfit(experiment: Experiment, spec: SimulatedEngine) -> None:
         )
 
 
-def _measure(
-    experiment: Experiment,
-    arguments: argparse.Namespace,
-    act: Callable[[Experiment, Driver], Tree],
-    load_s: float | None,
-) -> int:
-    """Measure in a new run folder."""
-    if arguments.dry_run:
-        print(dry_run.text(experiment, load_s, _guess_qps(experiment)))
-        return summary.EXIT_OK
-    try:
-        folder = RunFolder.create(Path(experiment.out), experiment.run)
-    except FileExistsError as error:
-        raise ConfigError(
-            f"run folder {error.filename} exists; choose another run=NAME or remove it"
-        ) from error
-    except OSError as error:
-        raise ConfigError(f"cannot create the run folder: {error}") from error
-    return _fill(experiment, arguments, folder, act)
+def _plan(experiment: Experiment, load_s: float | None, services: int | None = None) -> int:
+    """Say what would be done."""
+    print(dry_run.text(experiment, load_s, _guess_qps(experiment), services))
+    return summary.EXIT_OK
 
 
-def _fill(
-    experiment: Experiment,
-    arguments: argparse.Namespace,
-    folder: RunFolder,
-    act: Callable[[Experiment, Driver], Tree],
-    before: Past | None = None,
-) -> int:
-    """Deploy, load, conclude, print. Ray is imported here: it costs seconds that `predict` must not pay."""
-    from loadgen.run import Run
+def _answer(arguments: argparse.Namespace, act: "Callable[[Site, Emit], Tree]") -> int:
+    """Measure and print. Ray comes with this import: it costs seconds that `predict` must not pay."""
+    from loadgen.measure import Site
 
     with progress.choose(arguments.json) as show:
-        run = Run(experiment, folder, arguments.verb, show, before)
-        for line in trace.cautions(experiment.workload):
-            run.emit("trace", text=line)
-
-        def prepare() -> Start:
-            start, run.prediction = _start(experiment, arguments.verb, run.emit)
-            return start
-
-        service = _service(experiment, run.emit)
-        tree = run.measure(prepare, service, lambda driver: act(experiment, driver))
-    _print(tree, arguments.json)
-    return int(tree["exit_code"])
-
-
-def _search(experiment: Experiment, driver: Driver) -> Tree:
-    return conclusion.of_sweep(experiment, driver, search(driver), "wall")
-
-
-def _hold(experiment: Experiment, driver: Driver) -> Tree:
-    hold.asked(driver, experiment)
-    return conclusion.of_probe(experiment, driver)
+        tree = act(Site(_start, _service), show)
+    return _print(tree, arguments.json)
 
 
 def _start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree | None]:
     """What is known before the first request: a guess, and the model's own answer where that may be used."""
     start = Start(roofline_qps=_guess_qps(experiment))
     simulated = isinstance(experiment.engine, SimulatedEngine)
-    if verb != "sweep" or experiment.search.start != "prediction" or not simulated:
+    if verb != "sweep" or experiment.search.start != "prediction":
+        return start, None
+    if expected := experiment.search.expected_qps:
+        emit("prediction", text=f"{expected:g} QPS per node is expected (search.expected_qps): {PLACES}")
+        return Start(start.roofline_qps, expected), None
+    if not simulated:
         return start, None
     hour = load(["search=virtual"]).search
-    tree = _predict(replace(experiment, search=hour), _silent)
-    if tree["exit_code"] != summary.EXIT_OK:
+    try:
+        tree = _predict(replace(experiment, search=hour), _silent)
+        why = "" if tree["exit_code"] == summary.EXIT_OK else tree["reason"]
+    except TargetLost as error:
+        why = str(error)
+    if why:
+        emit("prediction", text=f"no prediction, the search begins with a ramp: {why}")
         return start, None
     figures = tree["capacity"]["qps_per_node"]
-    how = "a virtual hour of the same engine: it places the first dwell and centres a wide prior, sd 25 %"
+    how = f"a virtual hour of the same engine: {PLACES}"
     emit("prediction", text=f"the engine model predicts {figures['estimate']:.2f} QPS per node ({how})")
     return Start(start.roofline_qps, figures["estimate"]), {"qps_per_node": figures, "how": how}
 
@@ -286,17 +220,13 @@ def _predict(experiment: Experiment, emit: Emit) -> Tree:
     parts = experiment.model, experiment.hardware, experiment.layout
     engines = [Engine(spec, *parts, seed=experiment.seed + i) for i in range(experiment.replicas)]
     # The virtual service has no power of two choices; fewest connections is its limit of full knowledge.
-    policy = experiment.routing.policy if experiment.routing.policy in POLICIES else "leastconn"
-    plan = Plan(
-        search=experiment.search,
-        slo=experiment.slo,
-        workload=experiment.workload,
-        nodes=experiment.cluster.nodes,
-        seed=experiment.seed,
-        start=Start(roofline_qps=_guess_qps(experiment)),
-    )
-    driver = Driver(VirtualTarget(VirtualService(engines, policy)), plan, emit)
-    return conclusion.of_sweep(experiment, driver, search(driver), "virtual")
+    wanted = experiment.routing.policy
+    policy = wanted if wanted in POLICIES else "leastconn"
+    start = Start(_guess_qps(experiment), experiment.search.expected_qps)
+    tree = prediction.predict(experiment, VirtualService(engines, policy), start, emit)
+    if policy != wanted and not experiment.streams:
+        tree["evidence"] += f"; {policy} stands for {wanted}, which the virtual service does not have"
+    return tree
 
 
 def _silent(_kind: str, /, **_facts: Any) -> None:
@@ -304,17 +234,7 @@ def _silent(_kind: str, /, **_facts: Any) -> None:
 
 
 def _guess_qps(experiment: Experiment) -> float | None:
-    """Requests per second and node if time went to prefill and full decode batches only."""
-    mean_in, mean_out = experiment.workload.input_tokens.mean, experiment.workload.output_tokens.mean
-    try:
-        step = roofline(experiment.model, experiment.hardware, experiment.layout)
-    except ValueError:
-        return None
-    prefill = Batch()
-    prefill.add_chunk(mean_in, 0)
-    decode = Batch(decode_tokens=GUESS_BATCH, context_tokens=GUESS_BATCH * mean_in, sequences=GUESS_BATCH)
-    per_request_s = step.duration_s(prefill) + mean_out * step.duration_s(decode) / GUESS_BATCH
-    return experiment.layout.replicas_per_node / per_request_s
+    return guess_qps(experiment.workload, experiment.model, experiment.hardware, experiment.layout)
 
 
 @contextmanager
@@ -355,6 +275,7 @@ def _deployed(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
             experiment.model.served_name,
             placement.replicas,
             progress=lambda line: emit("deploy", text=line),
+            per_node=experiment.streams > 0,
         )
         try:
             yield Service(
@@ -363,6 +284,7 @@ def _deployed(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
                 fault=deployment.healthy,
                 reported={
                     "models": [models_of(session.url, None)],
+                    "urls": list(deployment.urls),
                     "replica_nodes": deployment.replica_nodes,
                 },
                 metrics_urls=deployment.metrics_urls or {url: f"{url}/metrics" for url in deployment.urls},
@@ -394,11 +316,13 @@ def _external(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
         )
 
 
-def _print(tree: Tree, as_json: bool) -> None:
+def _print(tree: Tree, as_json: bool) -> int:
+    """Show a result and return its exit code."""
     if as_json:
         print(json.dumps(finite({"event": "result", **tree}), default=str))
     else:
         print(summary.text(tree))
+    return int(tree["exit_code"])
 
 
 if __name__ == "__main__":

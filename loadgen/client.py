@@ -23,6 +23,7 @@ IDLE_LIMIT_NS = 3_000_000_000
 """A kept connection older than this is not reused: uvicorn closes idle ones after 5 s."""
 SWEEP_S = 1.0
 """How often, at least, the time of running requests is looked at."""
+MASK_64 = 2**64 - 1
 SHORTAGES = {
     errno.EMFILE: "no_file",
     errno.ENFILE: "no_file",
@@ -151,7 +152,9 @@ class Connection(asyncio.Protocol):
 
 
 class Client:
-    """Sends requests to `urls` in turn over kept-alive connections, without a limit on those in flight.
+    """Sends requests to `urls` over kept-alive connections, without a limit on those in flight.
+
+    A request of stream s goes to the s-th URL, one without a stream to any of them, by `chosen`.
 
     `ended` is called once for every exchange, whatever became of it. `api_key` goes into the
     Authorization header and nowhere else. No request is ever repeated.
@@ -178,9 +181,9 @@ class Client:
         self._open: dict[Connection, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, exchange: Exchange, body: bytes) -> None:
+    def start(self, exchange: Exchange, body: bytes, stream: int | None = None) -> None:
         """Send a request now, over a new connection if none is idle; returns at once."""
-        url = self._urls[exchange.seq % len(self._urls)]
+        url = self._urls[chosen(exchange.seq, len(self._urls)) if stream is None else stream]
         request = b"".join((self._servers[url].head, b"%d\r\n\r\n" % len(body), body))
         exchange.sent_ns = time.monotonic_ns()
         if self._sweep is None:
@@ -257,6 +260,18 @@ class Client:
             exchange.fail("conn_error", "connection_lost")
         exchange.end_ns = time.monotonic_ns()
         self.ended(exchange)
+
+
+def chosen(seq: int, count: int) -> int:
+    """One of `count` URLs for request `seq`: as good as random, and the same in every run.
+
+    In turn, each URL would see every k-th arrival, and so a smoother process than the one asked for. The
+    mixing is SplitMix64's (Steele, Lea, Flood, OOPSLA 2014).
+    """
+    mixed = (seq + 1) * 0x9E3779B97F4A7C15 & MASK_64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK_64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK_64
+    return (mixed ^ mixed >> 31) % count
 
 
 @dataclass(frozen=True, slots=True)

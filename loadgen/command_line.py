@@ -1,12 +1,21 @@
-"""The grammar of `python -m loadgen`: verbs, words and flags; knows nothing of what they do."""
+"""The grammar of `python -m loadgen`: verbs, words and flags, and the experiment they ask for.
+
+Knows which words a verb honours; knows nothing of how it is done.
+"""
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from analysis import summary
+from conf import ConfigError, Experiment, load
 from conf.load import groups
+from loadgen import trace
+from loadgen.endpoint import api_key
+
+PROBE_KEYS = ("rate_qps", "profile_qps", "concurrency", "requests", "duration_s")
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -21,6 +30,7 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
     choices = "\n".join(f"  {group}=  {', '.join(names)}" for group, names in groups().items())
     top = OneLineParser(
         prog="python -m loadgen",
+        allow_abbrev=False,  # the manifest keeps the flags as they were typed
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="A bare group name chooses a file, a dotted key sets a value (slo.ttft_p90_ms=1500):\n"
@@ -33,9 +43,72 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
         "words",
         nargs="*",
         metavar="key=value",
-        help="choices and values, in any order; resume takes a run folder",
+        help="choices and values, in any order; resume takes a run folder, compare two config.yaml or words "
+        "a.key=value and b.key=value",
     )
     top.add_argument("--config", type=Path, metavar="FILE", help="start from the config.yaml of a run folder")
     top.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the plan")
+    top.add_argument("--require", action="store_true", help="probe: pass or fail rate_qps, until it is shown")
     top.add_argument("--json", action="store_true", help="JSON lines on stdout, the result last")
     return top
+
+
+def refuse_idle_flags(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for a flag that would do nothing."""
+    if arguments.require and arguments.verb != "probe":
+        finds = "goes on with what was asked" if arguments.verb == "resume" else "finds the rate itself"
+        raise ConfigError(f"--require belongs to probe; {arguments.verb} {finds}")
+    if arguments.json and arguments.dry_run:
+        raise ConfigError("--dry-run prints a configuration for people, no JSON lines; leave --json out")
+
+
+def resumed(arguments: argparse.Namespace) -> Path:
+    """The folder to resume. Raises ConfigError if anything else is given."""
+    if len(arguments.words) != 1 or arguments.config:
+        raise ConfigError("resume takes one run folder and nothing else: python -m loadgen resume runs/NAME")
+    return Path(arguments.words[0])
+
+
+def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
+    """The experiment of the words; a prediction searches for a virtual hour unless told otherwise.
+
+    Raises ConfigError with the remedy for what the verb does not honour.
+    """
+    words = list(words)
+    if verb == "predict" and not any(word.startswith("search=") for word in words):
+        words.append("search=virtual")
+    experiment = load(words, config)
+    experiment = replace(experiment, workload=trace.resolve(experiment.workload))
+    _refuse_idle_words(experiment, verb)
+    kind = experiment.engine.kind
+    if kind == "external" and verb != "predict":
+        api_key(experiment.target.api_key_env)
+    elif kind != "simulated" and verb == "predict":
+        raise ConfigError(f"predict needs engine=simulated, not {kind}")
+    elif kind != "simulated":
+        raise ConfigError(f"engine={kind} is not available in this version; use engine=simulated or external")
+    return experiment
+
+
+def _refuse_idle_words(experiment: Experiment, verb: str) -> None:
+    """Refuse what the verb does not honour, and a probe of nothing."""
+    given = [key for key in PROBE_KEYS if getattr(experiment, key)]
+    if verb != "probe" and given:
+        raise ConfigError(f"{given[0]} belongs to probe; {verb} finds the rate itself")
+    if verb == "probe" and experiment.search.expected_qps:
+        raise ConfigError(
+            "search.expected_qps belongs to a search; probe offers the load it is told: "
+            "leave it out, or add search.expected_qps=null where a file has it"
+        )
+    parts = experiment.search.parts
+    if parts > 1 and verb in ("predict", "probe"):
+        raise ConfigError(
+            f"{verb} is one run, not the {parts} of search.deployments and search.repeats; "
+            "add search.deployments=1 search.repeats=1"
+        )
+    loads = (experiment.rate_qps, experiment.profile_qps, experiment.concurrency)
+    if verb == "probe" and not any(loads) and experiment.workload.arrivals.kind != "trace":
+        raise ConfigError(
+            "probe needs rate_qps=... (QPS per node), profile_qps=[[second,QPS],...], concurrency=... or "
+            "workload=trace"
+        )

@@ -5,20 +5,26 @@ prints nothing and writes nothing.
 """
 
 from collections import Counter
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from analysis import metrics, records, summary
-from analysis.capacity import LEAST_REQUESTS, LIMITS
+from analysis import dwell_table, metrics, nodes, records, summary
+from analysis.capacity import LEAST_REQUESTS, LIMITS, posterior
 from analysis.dwell import NS, Window, in_window
+from analysis.dwell_table import Basis
 from analysis.quantiles import quantile, sectioning
+from analysis.root import Prior
 from analysis.summary import Tree
 from analysis.validity import REMEDIES, Verdict, judge_run
 from conf.schema import Experiment
+from loadgen import require
 from loadgen.driver import Driver
+from loadgen.require import Required
+from loadgen.search import Outcome, dwells_of, prior
 from loadgen.sweep import Sweep
 
 
@@ -38,20 +44,57 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
         why = f"actor_lost: {sweep.stop.reason}. {REMEDIES['actor_lost']}"
         return _end(tree, summary.EXIT_VOID, why, valid=False)
     if sweep.stop.kind == "void":
-        last = [verdict for verdict in driver.verdicts.values() if not verdict.valid][-1]
-        why = f"{last.reason}: {sweep.stop.reason}. {last.remedy}"
+        last = [verdict for verdict in driver.verdicts.values() if not verdict.valid][-1:]
+        why = " ".join([f"{v.reason}: {v.remedy}" for v in last] + [sweep.stop.reason])
         return _end(tree, summary.EXIT_VOID, why, valid=False)
     if sweep.stop.kind == "slo_not_met_at_lowest":
         return _end(tree, summary.EXIT_SLO_MISSED, sweep.stop.reason, valid=True)
-    if sweep.stop.kind == "above_highest" or sweep.capacity is None:
+    capacity = driver.capacity()
+    if sweep.stop.kind == "above_highest" or capacity is None:
         return _end(tree, summary.EXIT_OPEN, sweep.stop.reason, valid=True)
     replicas_per_node = None if experiment.engine.kind == "external" else experiment.layout.replicas_per_node
-    tree["capacity"] = summary.capacity_tree(sweep.capacity, replicas_per_node)
+    effects = driver.node_effects()
+    tree["capacity"] = summary.capacity_tree(nodes.including(capacity, effects), replicas_per_node)
+    if effects:
+        tree["nodes"] = nodes.tree(effects)
     if not verdict.valid:
         return _end(tree, summary.EXIT_VOID, f"{verdict.reason}: {verdict.remedy}", valid=False)
-    if sweep.capacity.open_above or sweep.capacity.open_below:
+    if held := _held(experiment, driver):
+        tree["hold"] = held
+        if held["vetoed"]:
+            why = (
+                "vetoed: the certified rate was held, and what it showed lies below it; search again, longer"
+            )
+            return _end(tree, summary.EXIT_VOID, why, valid=False)
+    if capacity.open_above or capacity.open_below:
         return _end(tree, summary.EXIT_OPEN, "the budget ran out with one end open", valid=True)
     return _end(tree, summary.EXIT_OK, "", valid=True)
+
+
+def _held(experiment: Experiment, driver: Driver) -> Tree | None:
+    """What the last hold of the certified rate showed, by itself; None where none was asked for.
+
+    It vetoes where even the upper end of the capacity that it alone would give lies below the rate.
+    """
+    holds = [outcome for outcome in driver.outcomes if outcome.segment.kind == "hold"]
+    if not holds:
+        return None
+    last, rate_qps = holds[-1], holds[-1].segment.rate_qps
+    rows, verdict = (
+        in_window(driver.requests(last.dwell.index), last.dwell),
+        driver.verdicts[last.dwell.index],
+    )
+    alone = posterior([replace(last.dwell, kind="dwell")], require.prior(rate_qps))
+    return {
+        "rate_qps_per_node": rate_qps,
+        "window_s": last.dwell.seconds,
+        "requests": rows.num_rows,
+        "valid": verdict.valid,
+        "void_reason": verdict.reason,
+        "capacity_high_qps_per_node": alone.high,
+        "vetoed": verdict.valid and alone.high < rate_qps,
+        **_p90s(experiment, rows),
+    }
 
 
 def of_probe(experiment: Experiment, driver: Driver) -> Tree:
@@ -85,6 +128,47 @@ def of_probe(experiment: Experiment, driver: Driver) -> Tree:
     return _end(tree, summary.EXIT_OK, "", valid=True)
 
 
+def of_required(experiment: Experiment, driver: Driver, required: Required) -> Tree:
+    """The conclusion on a required rate: passed, failed, or neither shown."""
+    assert experiment.rate_qps
+    look = require.look(driver, experiment.rate_qps)
+    used = [outcome for outcome in driver.outcomes if not outcome.void]
+    verdicts = [driver.verdicts[outcome.segment.index] for outcome in driver.outcomes]
+    windows = [in_window(driver.requests(o.segment.index), o.dwell) for o in used]
+    rows = pa.concat_tables([records.PROGRESS.empty_table(), *windows])
+    tree = _base(experiment, driver, require.prior(experiment.rate_qps))
+    tree["clock"] = "wall"
+    tree["checks"] = summary.worst_checks([v for v in verdicts if v.valid] or verdicts)
+    window_s = sum(outcome.dwell.seconds for outcome in used)
+    tree["evidence"] = (
+        f"{len(used)} of {len(verdicts)} windows used, {window_s:.4g} s, {rows.num_rows} requests"
+    )
+    tree["probe"] = {
+        "loop": "open",
+        "rate_qps_per_node": experiment.rate_qps,
+        "window_s": window_s,
+        **_p90s(experiment, rows),
+        "required": {"verdict": look.verdict, "reason": look.reason, "looks": required.looks},
+    }
+    if look.capacity is not None:
+        tree["probe"]["required"]["capacity"] = summary.capacity_tree(look.capacity, None)
+    if required.stop is not None or look.capacity is None:
+        why = required.stop.reason if required.stop else look.reason
+        return _end(tree, summary.EXIT_VOID, _void_reason(verdicts, why), valid=False)
+    if look.verdict == "undecided":
+        remedy = "offer longer (duration_s=...) or require another rate"
+        why = f"neither is shown after {driver.elapsed_s():.0f} s: {look.reason}; {remedy}"
+        return _end(tree, summary.EXIT_OPEN, why, valid=True)
+    code = summary.EXIT_OK if look.verdict == "passed" else summary.EXIT_SLO_MISSED
+    return _end(tree, code, look.reason, valid=True)
+
+
+def _void_reason(verdicts: list[Verdict], why: str) -> str:
+    """Why nothing is claimed, with the remedy of the last void window."""
+    void = [verdict for verdict in verdicts if not verdict.valid]
+    return f"{void[-1].reason}: {why}. {void[-1].remedy}" if void else why
+
+
 def _p90s(experiment: Experiment, rows: pa.Table) -> Tree:
     return {limit: _p90(rows, limit, getattr(experiment.slo, f"{limit}_p90_ms")) for limit in LIMITS}
 
@@ -111,7 +195,7 @@ def _pieces(experiment: Experiment, rows: pa.Table, window: Window) -> list[Tree
 
 def of_failure(experiment: Experiment, driver: Driver | None, exit_code: int, reason: str) -> Tree:
     """The conclusion of a run that was interrupted or lost its target: what was seen, no claim."""
-    tree = _base(experiment, driver)
+    tree = _base(experiment, driver, fitted=False)
     tree["evidence"] = f"{len(driver.outcomes) if driver else 0} segments finished before the end"
     if driver is not None:
         tree["checks"] = summary.worst_checks(list(driver.verdicts.values()))
@@ -125,14 +209,26 @@ def count_requests(rows: pa.Table, planned: int) -> Tree:
     return {"planned": planned, "rows": rows.num_rows, "by_status": dict(sorted(by_status.items()))}
 
 
-def _base(experiment: Experiment, driver: Driver | None) -> Tree:
-    outcomes = driver.outcomes if driver else []
-    verdicts = driver.verdicts if driver else {}
-    return {
-        "schema_version": summary.SCHEMA_VERSION,
-        "asked": summary.describe(experiment),
-        "dwells": [summary.dwell_row(o.dwell, verdicts[o.segment.index], o.segment.reason) for o in outcomes],
-    }
+def _base(
+    experiment: Experiment, driver: Driver | None, belief: Prior | None = None, fitted: bool = True
+) -> Tree:
+    """What every conclusion holds. `belief` is the posterior's prior where the search has none of its own."""
+    tree = {"schema_version": summary.SCHEMA_VERSION, "asked": summary.describe(experiment), "dwells": []}
+    if driver is None:
+        return tree
+    plan, outcomes = driver.plan, driver.outcomes
+    belief = belief or prior(plan.search, plan.start, outcomes)
+    basis = Basis.of(plan.slo, plan.workload, plan.streams, driver.counted_ns, belief)
+    rows = [_dwell_row(driver, outcome, basis) for outcome in outcomes]
+    capacity = posterior(dwells_of(outcomes), belief) if belief and fitted else None
+    return tree | {"dwells": dwell_table.with_phi(rows, capacity), "basis": asdict(basis)}
+
+
+def _dwell_row(driver: Driver, outcome: Outcome, basis: Basis) -> Tree:
+    index = outcome.segment.index
+    rows = in_window(driver.requests(index), outcome.dwell)
+    why = outcome.segment.reason
+    return dwell_table.row(outcome.dwell, driver.verdicts[index], basis, rows, why, outcome.bad)
 
 
 def _p90(rows: pa.Table, limit: str, bound_ms: float) -> dict[str, Any]:
@@ -152,8 +248,8 @@ def _p90(rows: pa.Table, limit: str, bound_ms: float) -> dict[str, Any]:
 
 
 def _evidence(sweep: Sweep, verdicts: list[Verdict], clock: str) -> str:
-    ramps = len(sweep.outcomes) - len(verdicts)
-    ramp = f"{ramps} ramp steps and " if ramps else ""
+    kinds = Counter(outcome.segment.kind for outcome in sweep.outcomes)
+    ramp = f"{kinds['ramp']} ramp steps and " if kinds["ramp"] else ""
     void = Counter(verdict.reason for verdict in verdicts if not verdict.valid)
     lost = f" ({', '.join(f'{count} void: {reason}' for reason, count in void.items())})" if void else ""
     return f"{ramp}{len(verdicts)} dwells{lost} in {sweep.elapsed_s:.0f} s of {clock} time"

@@ -5,35 +5,37 @@ All randomness comes from the schedule's seed, so the same rows give the same de
 """
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from analysis import metrics, records
 from analysis.capacity import Capacity, posterior
-from analysis.dwell import Window, count, in_window, tpot_so_far, ttft_so_far, waiting
-from analysis.quantiles import quantile
+from analysis.dwell import Window, count, count_streams, in_window, waiting
+from analysis.nodes import NodeEffects, node_effects
 from analysis.validity import Verdict, judge_closed, judge_dwell
-from conf.schema import Search, Slo, Workload
-from loadgen.arrivals import NS, ArrivalSchedule, Profile, Traffic
+from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.ledger import Ledger
 from loadgen.liveness import DEAD_LEAST, death, heard_ns, silent
+from loadgen.plan import Past, Plan
+from loadgen.processes import Profile
 from loadgen.search import (
     ABORT_EVERY_S,
     ABORT_FROM_S,
     Outcome,
     Segment,
-    Start,
     Stop,
     bad_step,
+    dwells_of,
     prior,
     should_abort,
 )
 from loadgen.target import LostActor, Observation, Target
+from loadgen.telling import far_within, segment_done, word
 from loadgen.watch import Watched, watched
 
 BRIDGE_NS = 1 * NS
@@ -44,36 +46,6 @@ WARMUP_QPS = 4.0
 """Highest rate of the warm-up; a service that is thought slower gets half of what is thought."""
 WARMUP_LIMIT_S = 600.0
 POLL_NS = NS // 2
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is asked of a sweep. `replicas` are the ids expected in answers, None if unknown."""
-
-    search: Search
-    slo: Slo
-    workload: Workload
-    nodes: int
-    seed: int
-    start: Start
-    warmup_requests: int = 0
-    replicas: frozenset[str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """What earlier sessions of a run left: finished segments with what was seen of the load actors.
-
-    `rows` are those of the finished segments; `next_seq`, `end_ns` and `next_client` are beyond all that was
-    used. `elapsed_s` of the budget was spent until the last segment's end.
-    """
-
-    segments: list[tuple[Segment, Window, bool, Watched]]
-    rows: pa.Table
-    next_seq: int
-    end_ns: int
-    elapsed_s: float
-    next_client: int
 
 
 class TargetLost(RuntimeError):
@@ -100,6 +72,7 @@ class Driver:
     traffic: Traffic = field(init=False)
     next_seq: int = 0
     free_ns: int = 0
+    counted_ns: int = 0
     _elapsed_before_ns: int = 0
     _began_ns: int = 0
     _beats: list[dict[str, Any]] = field(default_factory=list)
@@ -116,16 +89,15 @@ class Driver:
         self.ledger.restore(past.rows)
         self.next_seq, self.free_ns = past.next_seq, past.end_ns
         self._elapsed_before_ns = int(past.elapsed_s * NS)
-        for segment, window, bad, seen in past.segments:
+        for segment, window, judged, seen in past.segments:
             self._watched[window.index] = seen
-            outcome = self._outcome(segment, window, past.end_ns)
-            self.outcomes.append(dataclasses.replace(outcome, bad=bad))
+            self.outcomes.append(self._again(segment, window, judged, past.end_ns))
         self._restored = len(self.outcomes)
         self.ledger.settled()
 
     def requests(self, index: int) -> pa.Table:
-        """Rows of a segment and of the one before, as known now; those in flight are `pending`."""
-        return self.ledger.rows(index - 1, index)
+        """Rows of a segment and of its neighbours, as known now; those in flight are `pending`."""
+        return self.ledger.rows(index - 1, index, index + 1)
 
     def lost_in(self, index: int) -> tuple[str, ...]:
         """The load actors that were lost in a window, each with the reason."""
@@ -164,6 +136,7 @@ class Driver:
             gap_ns,
             first_seq=self.next_seq,
             seed=self.plan.seed,
+            streams=self.plan.streams,
         )
         self.offer(schedule, int(schedule.due_ns[-1]) + NS)
         self._settle(-1, WARMUP_LIMIT_S, until_done=True)
@@ -190,10 +163,13 @@ class Driver:
         """Offer one segment, watch it, and add its outcome."""
         if segment.settle_before and self.outcomes:
             self._settle(self.outcomes[-1].segment.index, self.plan.search.settle_s)
+        if 0 < len(self.outcomes) == self._restored:  # nothing was offered just before, however near its rate
+            least_s = max(segment.transition_s, self.plan.search.transition_s)
+            segment = dataclasses.replace(segment, transition_s=least_s)
         window = self._window(segment)
         self.announce(segment, window)
-        self.offer(self._draw(window, profile or window.rate_qps), window.window_start_ns)
-        reason = self.watch(window, may_abort=may_abort and segment.kind == "dwell")
+        self.offer(self._draw(segment, window, profile or window.rate_qps), window.window_start_ns)
+        reason = self.watch(window, may_abort=may_abort and segment.kind != "ramp")
         now_ns = self.target.now_ns() if reason else window.planned_end_ns
         if reason:
             self.target.retract()
@@ -211,16 +187,24 @@ class Driver:
             segment.index, segment.kind, rate_qps, self.plan.nodes, start_ns, begin_ns, end_ns, end_ns
         )
 
-    def _draw(self, window: Window, rate_qps: float | Profile) -> ArrivalSchedule:
+    def _draw(self, segment: Segment, window: Window, rate_qps: float | Profile) -> ArrivalSchedule:
+        """The requests of a window; those of a pair are drawn like the segment that it replays."""
         inner = "ramp" if window.kind == "ramp" else "window"
+        begin_ns = window.start_ns + int(segment.lead_s * NS)
         bounds = {
-            "transition": (window.start_ns, window.window_start_ns),
+            "transition": (begin_ns, window.window_start_ns),
             inner: (window.window_start_ns, window.planned_end_ns),
             "bridge": (window.planned_end_ns, window.planned_end_ns + BRIDGE_NS),
         }
-        return self.traffic.draw(
-            rate_qps, bounds, dwell=window.index, first_seq=self.next_seq, seed=self.plan.seed
-        )
+        draw = partial(self.traffic.draw, rate_qps, streams=self.plan.streams)
+        seq, seed = self.next_seq, self.plan.seed
+        if segment.pair is None:
+            return draw(bounds, dwell=window.index, first_seq=seq, seed=seed)
+        before = {"transition": (window.start_ns, begin_ns)}
+        # Another seed: the numbers of this segment and of the pair may be the same.
+        lead = draw(before, dwell=window.index, first_seq=seq, seed=seed + 1)
+        replayed = draw(bounds, dwell=segment.pair, first_seq=seq + len(lead), seed=seed)
+        return lead.followed_by(replayed)
 
     def offer(self, schedule: ArrivalSchedule, until_ns: int) -> None:
         """Save a schedule, hand it to the target, and let time pass until `until_ns`."""
@@ -248,9 +232,7 @@ class Driver:
 
     def _hopeless(self, window: Window, now_ns: int) -> str | None:
         """Why a window need not go on: what was seen of it is too far over the bounds."""
-        table = self.requests(window.index)
-        dwell = count(table, window, self.plan.slo, self.plan.workload, now_ns)
-        return should_abort(dwell, waiting(table, now_ns), self.plan.slo, now_ns)
+        return should_abort(window, waiting(self.requests(window.index), now_ns), self.plan.slo)
 
     def refuse_dead(self, index: int, least: int = DEAD_LEAST) -> None:
         """Raise TargetLost when almost nothing of a segment is answered."""
@@ -268,6 +250,13 @@ class Driver:
         if self.outcomes:
             self._settle(self.outcomes[-1].segment.index, self.plan.search.settle_s, until_done=True)
             self._recount(self.target.now_ns())
+
+    def recount_on(self, rows: pa.Table) -> None:
+        """Count and judge every window again on the rows as they were saved, as whoever reads them would."""
+        self.counted_ns = self.target.now_ns()
+        self.ledger.replace(rows)
+        self.ledger.touched |= {outcome.segment.index for outcome in self.outcomes}
+        self._recount(self.counted_ns)
 
     def _settle(self, index: int, limit_s: float, until_done: bool = False) -> None:
         """Offer nothing until no request of the last two segments waits for its first token, or its end.
@@ -314,9 +303,13 @@ class Driver:
             self._lose(fault)
         self.refuse_dead(window.index)
         outcome = self._outcome(segment, window, now_ns)
-        bad = segment.kind == "ramp" and bad_step(outcome.dwell)
+        ramp = segment.kind == "ramp"
+        bad, far = (
+            ramp and bad_step(outcome.dwell),
+            ramp and far_within(in_window(self.requests(window.index), window), self.plan.slo, now_ns),
+        )
         self._recount(now_ns)
-        self.outcomes.append(dataclasses.replace(outcome, bad=bad))
+        self.outcomes.append(dataclasses.replace(outcome, bad=bad, far=far))
         self._tell(self.outcomes[-1], now_ns)
 
     def _outcome(self, segment: Segment, window: Window, now_ns: int) -> Outcome:
@@ -337,62 +330,47 @@ class Driver:
         self.verdicts[window.index] = verdict
         if not verdict.valid:
             dwell = dataclasses.replace(dwell, weight=0.0)
-        return Outcome(segment, dwell, aborted=window.aborted, void=not verdict.valid)
+        streams, asked = self.plan.streams, (self.plan.slo, self.plan.workload)
+        parts = count_streams(table, window, streams, *asked, now_ns) if streams else ()
+        return Outcome(segment, dwell, aborted=window.aborted, void=not verdict.valid, parts=parts)
+
+    def _again(
+        self, segment: Segment, window: Window, judged: tuple[bool, bool, bool], now_ns: int
+    ) -> Outcome:
+        """A window counted and judged as known now, but for what decided the ramp: bad, far and void."""
+        bad, far, void = judged
+        new = dataclasses.replace(self._outcome(segment, window, now_ns), bad=bad, far=far)
+        return dataclasses.replace(new, void=void) if segment.kind == "ramp" else new
 
     def _recount(self, now_ns: int) -> None:
-        """Late finishers change the window they were due in."""
+        """Late finishers change the window they were due in, and what was offered next its last blocks."""
+        last = len(self.outcomes) - 1
         for i, old in enumerate(self.outcomes):
-            if old.segment.index in self.ledger.touched:
-                new = self._outcome(old.segment, old.dwell, now_ns)
-                self.outcomes[i] = dataclasses.replace(new, bad=old.bad)
+            if old.segment.index in self.ledger.touched or i == last:
+                judged = old.bad, old.far, old.void
+                self.outcomes[i] = new = self._again(old.segment, old.dwell, judged, now_ns)
                 if new.void != old.void:
                     state = word(new, self.verdicts[new.dwell.index])
                     self.emit("rejudged", text=f"{new.dwell.kind} {new.dwell.index}, recounted: {state}")
         self.ledger.settled()
 
     def capacity(self) -> Capacity | None:
+        """What is known of the capacity now; None while the ramp is not over."""
         belief = prior(self.plan.search, self.plan.start, self.outcomes)
-        if belief is None:
-            return None
-        return posterior([outcome.dwell for outcome in self.outcomes if not outcome.void], belief)
+        return None if belief is None else posterior(dwells_of(self.outcomes), belief)
+
+    def node_effects(self) -> NodeEffects | None:
+        """How the nodes differ; None where they share one stream, and while the ramp is not over."""
+        belief = prior(self.plan.search, self.plan.start, self.outcomes)
+        return None if belief is None else node_effects(dwells_of(self.outcomes), belief)
 
     def _tell(self, outcome: Outcome, now_ns: int) -> None:
-        dwell, capacity = outcome.dwell, self.capacity()
-        rows = in_window(self.requests(dwell.index), dwell)
+        index, capacity = outcome.dwell.index, self.capacity()
+        rows = in_window(self.requests(index), outcome.dwell)
         self.emit(
             "segment_done",
-            index=dwell.index,
-            kind=dwell.kind,
-            rate_qps_per_node=outcome.segment.rate_qps,
-            requests=dwell.requests,
-            failed=dwell.failed,
-            pending=dwell.pending,
-            ttft_p90_ms=quantile(ttft_so_far(rows, self.plan.slo.ttft_p90_ms, now_ns), 0.9),
-            tpot_p90_ms=quantile(tpot_so_far(rows, now_ns), 0.9),
-            over_ttft_pct=percent(dwell.ttft.share),
-            over_tpot_pct=percent(dwell.tpot.share),
-            lag_p99_ms=quantile(metrics.send_lag(rows), 0.99),
-            work_qps_per_node=math.exp(dwell.log_work),
-            verdict=word(outcome, self.verdicts[dwell.index]),
-            bad=outcome.bad,
-            void=outcome.void,
-            lost_actors=self._watched[dwell.index].lost_actors,
-            segment=dataclasses.asdict(outcome.segment),
-            window={f.name: getattr(dwell, f.name) for f in dataclasses.fields(Window)},
+            **segment_done(outcome, rows, self.verdicts[index], self.plan.slo, now_ns),
+            lost_actors=self._watched[index].lost_actors,
             elapsed_s=self.elapsed_s(),
             capacity=dataclasses.asdict(capacity) if capacity else None,
         )
-
-
-def percent(share: float | None) -> float | None:
-    """A share as percent; unknown stays unknown."""
-    return None if share is None else 100 * share
-
-
-def word(outcome: Outcome, verdict: Verdict) -> str:
-    """One word on a window: void with its reason, aborted, or which limits were kept (share over <= 10 %)."""
-    if outcome.void:
-        return f"VOID {verdict.reason}"
-    over = [name for name in ("ttft", "tpot") if (getattr(outcome.dwell, name).share or 0) > 0.1]
-    state = f"over {' and '.join(over)}" if over else "within"
-    return f"{state} (ended early)" if outcome.aborted else state

@@ -4,14 +4,33 @@ from pathlib import Path
 
 from conf import ConfigError, Experiment
 from conf.load import dump
+from conf.schema import Search
 from loadgen.driver import WARMUP_QPS
 
 
-def text(experiment: Experiment, load_s: float | None, guess_qps: float | None) -> str:
+def swept_s(search: Search) -> float:
+    """Seconds of load of all sweeps, each with its hold."""
+    return search.parts * (_swept_s(search) + search.confirm_s)
+
+
+def compared_s(search: Search) -> float:
+    """Seconds of load of A's sweep with its hold and of B's, which is as long if B is as fast."""
+    return 2 * _swept_s(search) + search.confirm_s
+
+
+def _swept_s(search: Search) -> float:
+    """Seconds of one sweep without its hold; the least number of dwells is granted beyond the budget."""
+    return max(search.budget_s / search.deployments, search.least_s)
+
+
+def text(
+    experiment: Experiment, load_s: float | None, guess_qps: float | None, services: int | None = None
+) -> str:
     """The resolved configuration and the plan.
 
     `load_s` is the time under load: 0 on a virtual clock, None where the service decides (a closed loop);
-    `guess_qps` is what a node may serve, None if nobody knows. Raises ConfigError if the run folder exists.
+    `guess_qps` is what a node may serve, None if nobody knows; `services` are deployed one after the other,
+    by default one for each sweep. Raises ConfigError if the run folder exists.
     """
     if experiment.run and (Path(experiment.out) / experiment.run).exists():
         raise ConfigError(f"run folder {experiment.out}/{experiment.run} exists; choose another run=NAME")
@@ -23,19 +42,24 @@ def text(experiment: Experiment, load_s: float | None, guess_qps: float | None) 
         return "\n".join([*lines, "# no load: a virtual clock"])
     warm = experiment.fleet.warmup_requests
     lines.append(f"# {experiment.fleet.actors} load actor(s), {warm} warm-up requests")
-    return "\n".join([*lines, *_load(experiment, load_s, guess_qps)])
+    services = services or experiment.search.parts
+    return "\n".join([*lines, *_load(experiment, load_s, guess_qps, services)])
 
 
-def _load(experiment: Experiment, load_s: float | None, guess_qps: float | None) -> list[str]:
+def _load(experiment: Experiment, load_s: float | None, guess_qps: float | None, services: int) -> list[str]:
     """How long the load lasts and how much it is, as far as that can be known."""
     if load_s is None:
         count, held = experiment.closed_requests, experiment.concurrency
         return [f"# closed loop: {count} requests, {held} in flight; as long as that takes"]
     warm_s = experiment.fleet.warmup_requests / WARMUP_QPS
-    longest_s = load_s + warm_s + experiment.search.settle_s + experiment.fleet.drain_s
-    lines = [
-        f"# {load_s:.0f} s of load; at most about {longest_s:.0f} s with warm-up and drain, after deployment"
-    ]
+    parts = experiment.search.parts
+    longest_s = load_s + services * (warm_s + experiment.search.settle_s + experiment.fleet.drain_s)
+    longest = f"at most about {longest_s:.0f} s with warm-up and drain"
+    deployed = "after deployment" if services == 1 else f"and {services} deployments"
+    lines = [f"# {load_s:.0f} s of load; {longest}, {deployed}"]
+    if parts > 1:
+        each = f"{load_s / parts:.0f} s, each of a service deployed anew, with its own seed"
+        lines = [f"# {parts} sweeps of {each}", *lines]
     rate_qps = experiment.rate_qps or guess_qps
     varies = experiment.profile_qps or experiment.workload.arrivals.kind == "trace"
     if rate_qps and not varies:

@@ -11,8 +11,9 @@ from analysis import metrics, records
 from analysis.dwell import Window
 from conf import Experiment
 from loadgen import trace
-from loadgen.arrivals import NS, Profile
+from loadgen.arrivals import NS
 from loadgen.driver import POLL_NS, Driver
+from loadgen.processes import Profile
 from loadgen.search import Segment
 
 TRANSITION_S, DEFAULT_S = 15.0, 60.0

@@ -35,6 +35,12 @@ class Ledger:
         """Take the rows of an earlier session of this run, all of them ended."""
         self._keep(rows.select(records.PROGRESS.names).cast(records.PROGRESS))
 
+    def replace(self, rows: pa.Table) -> None:
+        """Forget all rows for those of the whole run, as they were saved in the end."""
+        self._ended.clear()
+        self._pending = {}
+        self.restore(rows)
+
     def take(self, seen: Observation) -> None:
         """Add what ended, replace what is in flight, and give up what a lost actor owned."""
         new, self._lost = seen.lost_actors[self._lost :], len(seen.lost_actors)

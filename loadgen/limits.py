@@ -43,7 +43,7 @@ def raise_files() -> None:
 
 
 def streams(found: Limits, endpoints: int, sharing: int = 1) -> int:
-    """Streams that one load actor can hold open to `endpoints` different (host, port), taken in turn.
+    """Streams that one load actor can hold open to `endpoints` different (host, port), taken at random.
 
     `sharing` load actors run on its machine.
     """

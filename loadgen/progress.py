@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from loadgen.run_folder import finite
+from loadgen.folder import finite
 
 Emit = Callable[..., None]
 """emit(kind, **facts): one event of a run, for the log and for the screen."""
@@ -102,21 +103,21 @@ class LiveTable:
             self._rows.append(cells(facts))
         elif line := sentence(kind, facts):
             self._now = line
-            if kind in ("prediction", "rejudged"):
+            if kind in ("prediction", "rejudged", "study"):
                 self._notes.append(line)
 
     def _render(self) -> Table:
         elapsed = time.monotonic() - self._start
         minutes, seconds = divmod(int(elapsed), 60)
-        notes = "\n".join(self._notes)
-        table = Table(
-            title=notes or None, caption=f"{minutes}:{seconds:02d}  {self._now}", title_justify="left"
-        )
+        # As `Text`, or brackets in them would be taken for markup.
+        notes = Text("\n".join(self._notes))
+        caption = Text(f"{minutes}:{seconds:02d}  {self._now}")
+        table = Table(title=notes if self._notes else None, caption=caption, title_justify="left")
         for column in COLUMNS:
             table.add_column(column, justify="left" if column in ("kind", "verdict") else "right")
         room = max(5, self._console.height - OTHER_LINES)
         for row in self._rows[-room:]:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))
         return table
 
 

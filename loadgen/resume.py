@@ -8,26 +8,29 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis import metrics
+from analysis import metrics, records
 from analysis.dwell import NS, Window, in_window
 from analysis.runs import Run
-from loadgen.driver import Past
+from loadgen.plan import Past
 from loadgen.search import Segment
 from loadgen.watch import Watched, watched
 
 
 def past(run: Run) -> Past:
-    """The finished segments with their rows; what was cut short is not among them."""
+    """The finished segments with their rows; what was cut short is measured again."""
     rows = run.requests()
     beats = run.clients().to_pylist()
     done = _sound(run.events(), rows)
     segments = [_segment(event, beats) for event in done]
-    finished = np.isin(metrics.numbers(rows, "dwell"), [segment.index for segment, *_ in segments])
+    number = metrics.numbers(rows, "dwell")
+    # Windows feel the load around them: before the first the warm-up, after the last what was cut short.
+    around = (number == -1) | ((number == len(segments)) & metrics.status_in(rows, records.OK))
+    kept = around | np.isin(number, [segment.index for segment, *_ in segments])
     due_ns, end_ns = metrics.numbers(rows, "due_ns"), metrics.numbers(rows, "end_offset_ns")
     last_ns = [*(due_ns + np.nan_to_num(end_ns)), *(beat["clock_ns"] for beat in beats), 0]
     return Past(
         segments=segments,
-        rows=rows.filter(pa.array(finished)),
+        rows=rows.filter(pa.array(kept)),
         next_seq=int(max(metrics.numbers(rows, "seq"), default=-1)) + 1,
         end_ns=int(max(last_ns)) + NS,
         elapsed_s=done[-1]["elapsed_s"] if done else 0.0,
@@ -64,6 +67,9 @@ def _clients(rows: pa.Table) -> list[float]:
     return list(known[~np.isnan(known)])
 
 
-def _segment(event: dict[str, Any], beats: list[dict[str, Any]]) -> tuple[Segment, Window, bool, Watched]:
+def _segment(
+    event: dict[str, Any], beats: list[dict[str, Any]]
+) -> tuple[Segment, Window, tuple[bool, bool, bool], Watched]:
     window = Window(**event["window"])
-    return Segment(**event["segment"]), window, event["bad"], watched(beats, window, event["lost_actors"])
+    judged = event["bad"], event.get("far", False), event["void"]
+    return Segment(**event["segment"]), window, judged, watched(beats, window, event["lost_actors"])

@@ -4,6 +4,7 @@ Knows how plan and exchange become a row of schema `SHARD`; knows neither socket
 time would cost a tenth of the request itself.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ class Planned:
     due_ns: int
     input_tokens: int
     output_tokens: int
+    stream: int | None = None
 
 
 Flight = tuple[Planned, Exchange]
@@ -49,6 +51,7 @@ def planned(schedule: ArrivalSchedule) -> list[Planned]:
         schedule.due_ns.tolist(),
         schedule.input_tokens.tolist(),
         schedule.output_tokens.tolist(),
+        itertools.repeat(None, len(schedule)) if schedule.stream is None else schedule.stream.tolist(),
         strict=True,
     )
     return [Planned(seq, schedule.dwell, PHASES[phase], *rest) for seq, phase, *rest in columns]
@@ -60,6 +63,7 @@ def plan_table(schedule: ArrivalSchedule) -> pa.Table:
         "seq": schedule.seq,
         "dwell": np.full(len(schedule), schedule.dwell, dtype=np.int16),
         "phase": pa.array([PHASES[phase] for phase in schedule.phase.tolist()], pa.string()),
+        "stream": pa.nulls(len(schedule)) if schedule.stream is None else schedule.stream,
         "due_ns": schedule.due_ns,
         "requested_input_tokens": schedule.input_tokens.astype(np.int32),
         "requested_output_tokens": schedule.output_tokens.astype(np.int32),
@@ -82,6 +86,7 @@ def batch(flights: Sequence[Flight], clock: Clock, client_id: int, record_itl: b
         "error": [exchange.error for exchange in ends],
         "http_status": [exchange.http_status for exchange in ends],
         "finish_reason": [exchange.finish_reason for exchange in ends],
+        "stream": pa.array([plan.stream for plan in plans], pa.int16()),
         "session_id": np.full(len(plans), -1, dtype=np.int32),
         "turn": np.zeros(len(plans), dtype=np.int16),
         "replica_id": [exchange.replica_id for exchange in ends],

@@ -16,20 +16,23 @@ from queue import SimpleQueue
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from analysis import summary
+from analysis import dwell_table, summary
 from analysis.summary import Tree
 from conf import Experiment
 from conf.load import dump
 from loadgen import conclusion
-from loadgen.driver import Driver, Past, Plan, TargetLost
+from loadgen.driver import Driver, TargetLost
 from loadgen.endpoint import TargetError
 from loadgen.fleet import Fleet, FleetError
 from loadgen.load_actor import FleetPlan
+from loadgen.plan import Past, Plan
 from loadgen.run_folder import RunFolder, checksums, manifest, sha256_of
 from loadgen.scrape import Scraper
 from loadgen.search import Start
+
+Conclude = Callable[[], Tree]
+"""Draws a conclusion, the tree of sweep.json, from what the driver knows by then."""
 
 STREAMS_SPARE = 2.0
 """Requests in flight at the bounds, times this, must fit into the actors' files and ports (our choice)."""
@@ -96,48 +99,55 @@ class Run:
         self,
         prepare: Callable[[], Start],
         service: AbstractContextManager[Service],
-        act: Callable[[Driver], Tree],
+        act: Callable[[Driver], Conclude],
     ) -> Tree:
         """Load the service and conclude; never raises for what can go wrong with it, nor for Ctrl-C.
 
-        `prepare` says, before the service is started, where the search begins.
+        `prepare` says, before the service is started, where the search begins; what `act` returns concludes
+        once every row is final.
         """
-        tree = None
+        conclude = None
         try:
             start = prepare()
             with service as up:
                 self._manifest["server"] = up.reported
                 self.folder.write_json("manifest.json", self._manifest)
-                tree = self._drive(up, start, act)
+                conclude = self._drive(up, start, act)
         except KeyboardInterrupt:
             when = "before the load began" if self._driver is None else "at once; answers in flight were cut"
-            tree = tree or self._failed(summary.EXIT_INTERRUPTED, f"interrupted {when}")
+            conclude = conclude or self._failed(summary.EXIT_INTERRUPTED, f"interrupted {when}")
         except (TargetError, FleetError) as error:
-            tree = tree or self._failed(summary.EXIT_TARGET, str(error))
+            conclude = conclude or self._failed(summary.EXIT_TARGET, str(error))
         except OSError as error:
-            tree = tree or self._failed(summary.EXIT_INTERNAL, str(error))
+            conclude = conclude or self._failed(summary.EXIT_INTERNAL, str(error))
         except Exception as error:  # noqa: BLE001  the boundary of a run: what was received must be saved
-            with suppress(OSError):
-                self.folder.write_text("traceback.txt", traceback.format_exc())
-            reason = f"internal error, see traceback.txt: {type(error).__name__}: {error}"
-            tree = tree or self._failed(summary.EXIT_INTERNAL, reason)
-        return self._saved(tree)
+            conclude = conclude or self._broken(error)
+        return self._saved(conclude)
 
-    def _saved(self, tree: Tree) -> Tree:
+    def _broken(self, error: Exception) -> Conclude:
+        """The conclusion of a run that an error of ours ended."""
+        with suppress(OSError):
+            self.folder.write_text("traceback.txt", traceback.format_exc())
+        reason = f"internal error, see traceback.txt: {type(error).__name__}: {error}"
+        return self._failed(summary.EXIT_INTERNAL, reason)
+
+    def _saved(self, conclude: Conclude) -> Tree:
         """The conclusion, written down; what was measured is worth a moment, so one Ctrl-C is not heard."""
         try:
             with suppress(KeyboardInterrupt):
-                return self._finish(tree)
-            return self._finish(tree)
+                return self._finish(conclude)
+            return self._finish(conclude)
         except OSError as error:
+            tree = self._concluded(conclude)
             why = f"{tree['reason'] or 'measured'}; then the run folder could not be written: {error}"
             rescue = f"mend that, then: python -m loadgen resume {_from_here(self.folder.path)} recovers it"
             return tree | {"reason": f"{why}; {rescue}"} | FAILED
         finally:
             self.folder.close()
 
-    def _drive(self, service: Service, start: Start, act: Callable[[Driver], Tree]) -> Tree:
-        fleet = self._start_fleet(service)
+    def _drive(self, service: Service, start: Start, act: Callable[[Driver], Conclude]) -> Conclude:
+        fleet, asked = self._start_fleet(service), self.experiment.fleet
+        drain_s = asked.drain_s
         with self._scraping(service, fleet):
             try:
                 self._refuse_cramped(fleet, start)
@@ -145,9 +155,11 @@ class Run:
                 self._driver = Driver(fleet, plan, self.emit, self.folder.plan, service.fault, told)
                 if self._past is not None:
                     self._driver.restore(self._past)
-                return act(self._driver)
+                conclude = act(self._driver)
+                # Nothing may be cut: whatever still flies ends by itself, or times out.
+                drain_s = max(drain_s, asked.request_timeout_s)
+                return conclude
             except KeyboardInterrupt:
-                drain_s = self.experiment.fleet.drain_s
                 text = (
                     f"interrupted: no more sends; waiting up to {drain_s:g} s for answers (Ctrl-C cuts them)"
                 )
@@ -156,7 +168,7 @@ class Run:
             except TargetLost as error:
                 return self._failed(summary.EXIT_TARGET, str(error))
             finally:
-                fleet.finish(self.experiment.fleet.drain_s)
+                fleet.finish(drain_s)
 
     def _scraping(self, service: Service, fleet: Fleet) -> AbstractContextManager[object]:
         if not service.metrics_urls:
@@ -216,14 +228,27 @@ class Run:
             start=start,
             warmup_requests=asked.fleet.warmup_requests,
             replicas=service.replicas,
+            streams=asked.streams,
         )
 
-    def _failed(self, exit_code: int, reason: str) -> Tree:
-        return conclusion.of_failure(self.experiment, self._driver, exit_code, reason)
+    def _failed(self, exit_code: int, reason: str) -> Conclude:
+        return lambda: conclusion.of_failure(self.experiment, self._driver, exit_code, reason)
 
-    def _finish(self, tree: Tree) -> Tree:
+    def _concluded(self, conclude: Conclude, rows: pa.Table | None = None) -> Tree:
+        """The conclusion from the rows of the folder, so that whoever counts them again finds the same."""
+        try:
+            if self._driver is not None and rows is not None:
+                self._driver.recount_on(rows)
+            return conclude()
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001  the boundary of a run, as in `measure`
+            return self._broken(error)()
+
+    def _finish(self, conclude: Conclude) -> Tree:
         """Write every file of the folder, the verdict last."""
         rows = self.folder.collect(self._fleet.zero_wall_ns if self._fleet else None)
+        tree = self._concluded(conclude, rows)
         tree |= {
             "verb": self._manifest["verb"],
             "run_id": self.folder.run_id,
@@ -233,9 +258,7 @@ class Run:
             tree["prediction"] = self.prediction
         tree["requests"] = conclusion.count_requests(rows, RunFolder.planned_in(self.folder.path))
         if tree["dwells"]:
-            part = self.folder.path / "dwells.tmp"
-            pq.write_table(pa.Table.from_pylist(tree["dwells"]), part)
-            part.replace(part.with_suffix(".parquet"))
+            dwell_table.write(tree["dwells"], tree["basis"], self.folder.path / "dwells.parquet")
         self.folder.write_json("sweep.json", tree)
         if self._fleet:
             # Those that replaced others are among them by now.

@@ -6,12 +6,8 @@ Knows file names and their order of writing (outputs of a run); knows nothing of
 import contextlib
 import hashlib
 import itertools
-import json
-import math
 import os
 import platform
-import secrets
-import shutil
 import subprocess
 import sys
 import time
@@ -22,13 +18,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis import records, series
 from analysis.runs import Run, gather
 from loadgen.arrivals import ArrivalSchedule
+from loadgen.folder import BusyError, Folder
 from loadgen.recorder import Shard, lock
 from loadgen.rows import plan_table
 
@@ -50,67 +46,18 @@ PACKAGES = (
 )
 
 
-class BusyError(OSError):
-    """Another process is filling the folder."""
-
-
-class RunFolder:
+class RunFolder(Folder):
     """A run's folder and the files in it, held by one process at a time. Raises BusyError, OSError."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path = path.resolve()
-        self.run_id = path.name
-        self.shards = path / "shards"
+        super().__init__(path)
+        self.shards = self.path / "shards"
         self._told: Shard | None = None
-        self._events = (path / "events.jsonl").open("a")
         try:
-            lock(self._events)
             self.shards.mkdir(exist_ok=True)
-        except BlockingIOError as error:
-            self._events.close()
-            raise BusyError(f"{path} is being filled by another process") from error
         except OSError:
-            self._events.close()
+            super().close()
             raise
-        if self._events.tell() and not (path / "events.jsonl").read_bytes().endswith(b"\n"):
-            self._events.write("\n")  # the last line was cut by a kill; what follows must not be lost with it
-
-    @classmethod
-    def create(cls, out: Path, name: str | None) -> "RunFolder":
-        """A new folder `out/name`, by default the UTC time and four digits. Raises OSError."""
-        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        path = out / (name or f"{stamp}-{secrets.token_hex(2)}")
-        path.mkdir(parents=True, exist_ok=False)
-        try:
-            return cls(path)
-        except OSError:
-            shutil.rmtree(path, ignore_errors=True)  # else the next try finds its name taken
-            raise
-
-    def event(self, kind: str, /, **facts: Any) -> None:
-        """Append one line to events.jsonl and hand it to the operating system."""
-        self._events.write(
-            json.dumps(finite({"at": time.time(), "event": kind, **facts}), default=str) + "\n"
-        )
-        self._events.flush()
-
-    def write_text(self, name: str, text: str) -> None:
-        """Write a small file whole or not at all."""
-        part = self.path / f"{name}.tmp"
-        try:
-            part.write_text(text)
-            part.replace(self.path / name)
-        except OSError:
-            part.unlink(missing_ok=True)  # a full disk has no room for halves
-            raise
-
-    def read_json(self, name: str) -> Any:
-        """A JSON file of this folder."""
-        return json.loads((self.path / name).read_text())
-
-    def write_json(self, name: str, tree: Any) -> None:
-        """Write a JSON file whole or not at all; see `finite` for numbers that are not."""
-        self.write_text(name, json.dumps(finite(tree), indent=2, default=str) + "\n")
 
     def plan(self, schedule: ArrivalSchedule) -> None:
         """Save a segment's plan before its first send: what was planned is known whatever happens.
@@ -172,9 +119,9 @@ class RunFolder:
 
     def close(self) -> None:
         """End the event log and the driver's shard; on a full disk without what it could not take."""
-        for end in (self._close_told, self._events.close):
-            with contextlib.suppress(OSError):
-                end()
+        with contextlib.suppress(OSError):
+            self._close_told()
+        super().close()
 
     def _close_told(self) -> None:
         told, self._told = self._told, None
@@ -205,19 +152,6 @@ def _sync(*paths: Path) -> None:
     for path in paths:
         with path.open("rb") as file:
             os.fsync(file.fileno())
-
-
-def finite(tree: Any) -> Any:
-    """The tree as JSON can carry it: NaN (unknown) as null, infinities as the words "inf" and "-inf"."""
-    if isinstance(tree, dict):
-        return {key: finite(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [finite(value) for value in tree]
-    if isinstance(tree, np.generic):
-        tree = tree.item()
-    if isinstance(tree, float) and not math.isfinite(tree):
-        return None if math.isnan(tree) else str(tree)
-    return tree
 
 
 def manifest(run_id: str, verb: str, seed: int, salt: int) -> dict[str, Any]:

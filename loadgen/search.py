@@ -5,35 +5,49 @@ run replays it from its outcomes. Source of every constant: the method, sections
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from analysis.capacity import Prior, posterior
-from analysis.dwell import NS, Dwell
+from analysis.capacity import posterior
+from analysis.dwell import Dwell, Window
+from analysis.root import HOT_SHARE, Prior
 from conf.schema import Search, Slo
 
 RAMP_START = 1 / 8
 """First ramp rate over the roofline guess."""
 RAMP_SKIP = 0.2
 """Share of a ramp step whose arrivals are not judged."""
+FAR_FACTOR, FAR_SHARE = 1.6, 0.5
+"""The ramp's factor while both p90s are below this share of their bounds: it saves a minute (simulated)."""
 RAMP_LEAST, DWELL_LEAST = 6, 20
 """Requests a window should hold on average; below that rate it is made longer (our choice)."""
 DESCENT = 2.0
 """Divisor of the rate while not even the first step is good."""
-BAD_TTFT_SHARE, BAD_TPOT_SHARE, BAD_TPOT_LEAST = 0.15, 0.20, 4
-PRIOR_BELOW_RAMP, PRIOR_SD = 0.08, 0.25
-FIRST_BELOW_RAMP = 0.11
-FIRST_BELOW_PREDICTION = 0.05
+BAD_TTFT_SHARE, BAD_TPOT_SHARE, BAD_LEAST = 0.15, 0.20, 4
+"""Fewer requests over a limit are no bad step: at 1 QPS one stall of a second delays two of twelve."""
+PRIOR_BELOW_RAMP, PRIOR_SD = 0.16, 0.2
+"""ln distance and spread of the capacity below the ramp's end: a step of 15 s sees no slow overload. On the
+engine model at four pairs of bounds 0.15 to 0.18, sd 0.10 to 0.13."""
+FIRST_BELOW_RAMP = 0.20
+FIRST_BELOW_PREDICTION, PREDICTION_SD = 0.05, 0.25
 """ln distance of the first dwell below its guess; a prediction is no overshoot (our choice, simulated)."""
 OFFSETS = (0.0, -0.03, 0.02, -0.015)
-CLIMB = 0.08
-"""ln step while no request at all was over a limit: without one the capacity has no upper end."""
-STEP_UP, STEP_UP_CLEAN = 0.10, 0.25
-"""Most that a dwell's ln rate may exceed the last one's; the second if that had nothing over a limit."""
+NEAR = 0.06
+"""A change of the ln rate up to this is followed without a transition: the load before is counted too."""
+CLEAN_SHARE = 0.01
+"""With no more over any limit a dwell is clean: it teaches little, and the search climbs."""
+CLIMB, MOST_CLIMB, BELOW_HOT = 0.05, 0.4, 0.05
+"""The ln step of a climb, doubled from the third clean dwell in a row on; never to a rate that was hot."""
+STEP_UP, STEP_DOWN, MOST_DOWN = 0.10, 0.20, 0.8
+"""Most that a dwell's ln rate may exceed the last one's that was not clean, or fall below it; a fall is
+doubled from the third dwell on where all missed a bound, for nothing is known below all of them."""
+MISSED_SHARE = 0.2
+"""A dwell with more over a limit missed it, and not by chance."""
 TRANSITION_E2E = 2.0
 ABORT_FROM_S, ABORT_EVERY_S = 10.0, 5.0
-ABORT_SHARE, ABORT_WAITING_TTFTS, ABORT_WAITING = 0.5, 3.0, 10
+ABORT_WAITING_TTFTS, ABORT_WAITING = 3.0, 10
+HOLD_TRIES = 2
 VOID_SPARES = 2
 """Beyond the budget void dwells are replaced, up to this many times `min_dwells` dwells in all."""
 
@@ -52,23 +66,29 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The load to offer next. `rate_qps` is per node; `settle_before`: first let the waiting queue empty."""
+    """The load to offer next. `rate_qps` is per node; `settle_before`: first let the waiting queue empty.
+
+    `pair`: after the first `lead_s` it has the arrivals and lengths of that segment, not its own.
+    """
 
     index: int
-    kind: Literal["ramp", "dwell"]
+    kind: Literal["ramp", "dwell", "hold"]
     rate_qps: float
     transition_s: float
     window_s: float
     settle_before: bool
     reason: str
+    pair: int | None = None
+    lead_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A segment that was run. `dwell` holds its counts as known now, weight 0 if void.
 
-    `bad` is the judgement of a ramp step when it ended (`bad_step`); it is kept, never recomputed,
-    because late finishers would change it and with it the replay.
+    `bad` and `far` are judgements of a ramp step when it ended (`bad_step`, `FAR_SHARE`); like its `void`
+    they are kept, never recomputed: late finishers would change them, and with them the replay. `parts` are
+    the dwells of the nodes where each has its own stream: the posterior rests on them, all else on `dwell`.
     """
 
     segment: Segment
@@ -76,6 +96,8 @@ class Outcome:
     aborted: bool = False
     void: bool = False
     bad: bool = False
+    far: bool = False
+    parts: tuple[Dwell, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +126,22 @@ def next_segment(spec: Search, start: Start, outcomes: Sequence[Outcome], elapse
         over_budget = elapsed_s + spec.ramp_step_s > spec.budget_s
         return _ramp_out_of_budget(spec, outcomes) if over_budget else begin
     dwells = [outcome for outcome in outcomes if outcome.segment.kind == "dwell"]
-    if len(dwells) >= 2 and all(o.aborted and o.segment.rate_qps <= spec.lowest_qps for o in dwells[-2:]):
+    if len(dwells) >= 2 and all(_missed(o) and o.segment.rate_qps <= spec.lowest_qps for o in dwells[-2:]):
         return Stop("slo_not_met_at_lowest", f"over twice at search.lowest_qps={spec.lowest_qps:g} per node")
     segment = _dwell(spec, begin, outcomes, dwells)
     valid = sum(not outcome.void for outcome in dwells)
     granted = valid < spec.min_dwells and len(dwells) < VOID_SPARES * spec.min_dwells
-    if elapsed_s + segment.transition_s + segment.window_s > spec.budget_s and not granted:
-        return Stop(
-            "budget", f"{valid} dwells in {elapsed_s:.0f} s; one more would exceed {spec.budget_s:g} s"
-        )
-    return segment
+    holds = [outcome for outcome in outcomes if outcome.segment.kind == "hold"]
+    over_budget = elapsed_s + segment.transition_s + segment.window_s > spec.budget_s
+    if not holds and (granted or not over_budget):
+        return segment
+    if (
+        spec.confirm_s
+        and valid >= spec.min_dwells
+        and (not holds or (holds[-1].void and len(holds) < HOLD_TRIES))
+    ):
+        return _hold(spec, begin, outcomes, dwells)
+    return Stop("budget", f"{valid} dwells in {elapsed_s:.0f} s; one more would exceed {spec.budget_s:g} s")
 
 
 def prior(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Prior | None:
@@ -122,26 +150,33 @@ def prior(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Prior | No
     return begin.prior if isinstance(begin, _Found) else None
 
 
+def dwells_of(outcomes: Sequence[Outcome]) -> list[Dwell]:
+    """What the posterior rests on, stream by stream: all that is not void.
+
+    Neighbours in a stream follow each other, as the overdispersion over lags needs it.
+    """
+    dwells = [
+        dwell for outcome in outcomes if not outcome.void for dwell in outcome.parts or (outcome.dwell,)
+    ]
+    return sorted(dwells, key=lambda dwell: (dwell.stream or 0, dwell.index))
+
+
 def bad_step(dwell: Dwell) -> bool:
     """True if a ramp step, counted at its end, was too hot: > 15 % over TTFT or > 20 % over TPOT."""
-    over_ttft = dwell.ttft.over > BAD_TTFT_SHARE * dwell.requests
-    over, paced = dwell.tpot.over, dwell.tpot.determined
-    enough = paced >= BAD_TPOT_LEAST or over == paced
-    return over_ttft or (enough and over > BAD_TPOT_SHARE * paced)
+    judged = (
+        (dwell.ttft.over, BAD_TTFT_SHARE, dwell.requests),
+        (dwell.tpot.over, BAD_TPOT_SHARE, dwell.tpot.determined),
+    )
+    return any(over > share * seen and (over >= BAD_LEAST or over == seen) for over, share, seen in judged)
 
 
-def should_abort(dwell: Dwell, waiting: int, slo: Slo, now_ns: int) -> str | None:
-    """Why the window of `dwell`, counted at `now_ns`, should end now; None to go on.
+def should_abort(window: Window, waiting: int, slo: Slo) -> str | None:
+    """Why a window should end now, with so many `waiting` for a first token; None to go on.
 
-    `waiting` requests have no first token yet. To be asked every 5 s from 10 s into the window.
+    To be asked every 5 s from 10 s into the window. Requests over a limit are no reason: to cut short the
+    bursts that are all there is to see biases upwards (simulated).
     """
-    if now_ns < dwell.window_start_ns + ABORT_FROM_S * NS:
-        return None
-    planned = dwell.rate_qps * (dwell.planned_end_ns - dwell.window_start_ns) / NS
-    over = max(dwell.ttft.over, dwell.tpot.over)
-    if over > ABORT_SHARE * planned:
-        return f"{over} requests over a limit already, of about {planned:.0f} planned"
-    queue = ABORT_WAITING_TTFTS * slo.ttft_p90_ms / 1e3 * dwell.rate_qps + ABORT_WAITING
+    queue = ABORT_WAITING_TTFTS * slo.ttft_p90_ms / 1e3 * window.rate_qps + ABORT_WAITING
     if waiting > queue:
         return f"{waiting} requests wait for a first token (bound {queue:.0f})"
     return None
@@ -152,7 +187,7 @@ def _begin(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Segment |
     if spec.start == "prediction" and start.prediction_qps is not None:
         guess = start.prediction_qps
         first = _within(spec, guess * math.exp(-FIRST_BELOW_PREDICTION))
-        return _Found(Prior(math.log(guess), PRIOR_SD), first, f"the model predicts {guess:.3g}")
+        return _Found(Prior(math.log(guess), PREDICTION_SD), first, f"{guess:.3g} is expected")
     return _ramp(spec, start, [outcome for outcome in outcomes if outcome.segment.kind == "ramp"])
 
 
@@ -175,14 +210,16 @@ def _ramp(spec: Search, start: Start, steps: Sequence[Outcome]) -> Segment | Sto
             )
         return _step(spec, steps, _within(spec, bad / DESCENT), settle=True, why="go down")
     assert good is not None
-    higher = _within(spec, good * spec.ramp_factor)
+    fast = bad is None and steps[-1].far
+    higher = _within(spec, good * (max(FAR_FACTOR, spec.ramp_factor) if fast else spec.ramp_factor))
     if bad is not None and higher >= bad * (1 - 1e-9):
         return _ramp_end(math.sqrt(good * bad), good, bad)
     if good >= spec.highest_qps:
         return Stop(
             "above_highest", f"search.highest_qps={spec.highest_qps:g} per node was good; the answer is above"
         )
-    return _step(spec, steps, higher, settle=False, why="the last step was good")
+    why = "the step before was too fast" if steps[-1].bad else "the last step was good"
+    return _step(spec, steps, higher, settle=steps[-1].bad, why=why)
 
 
 def _brackets(steps: Sequence[Outcome]) -> tuple[float | None, float | None, float | None]:
@@ -220,7 +257,7 @@ def _ramp_end(value: float, good: float, bad: float) -> _Found:
 
 
 def _ramp_out_of_budget(spec: Search, outcomes: Sequence[Outcome]) -> Stop:
-    good, _, _ = _brackets(outcomes)
+    good, _, _ = _brackets([outcome for outcome in outcomes if not outcome.void])
     last = "no step was good" if good is None else f"{good:.3g} QPS per node was good"
     return Stop(
         "budget", f"the ramp did not end within search.budget_s={spec.budget_s:g}: {last}; raise the budget"
@@ -228,39 +265,106 @@ def _ramp_out_of_budget(spec: Search, outcomes: Sequence[Outcome]) -> Stop:
 
 
 def _dwell(spec: Search, begin: _Found, outcomes: Sequence[Outcome], dwells: Sequence[Outcome]) -> Segment:
-    after_abort = bool(dwells) and dwells[-1].aborted
     wanted, reason = (begin.first_qps, begin.reason) if not dwells else _focus(begin, dwells)
     rate = _within(spec, wanted)
-    transition = spec.first_transition_s if not dwells else spec.transition_s * (2 if after_abort else 1)
-    answers = [outcome.dwell.median_e2e_s for outcome in outcomes if outcome.dwell.median_e2e_s is not None]
-    if answers:
-        transition = max(transition, min(TRANSITION_E2E * answers[-1], spec.settle_s))
     return Segment(
         index=len(outcomes),
         kind="dwell",
         rate_qps=rate,
-        transition_s=transition,
+        transition_s=_transition_s(spec, outcomes, dwells, rate),
         window_s=max(spec.window_s, DWELL_LEAST / rate),
-        settle_before=after_abort or (not dwells and bool(outcomes)),
+        settle_before=_overloaded(dwells[-1], rate) if dwells else bool(outcomes),
         reason=reason,
     )
 
 
+def _hold(spec: Search, begin: _Found, outcomes: Sequence[Outcome], dwells: Sequence[Outcome]) -> Segment:
+    """The certified rate held: it can veto the answer, and is no part of what the answer rests on."""
+    rate = _within(spec, posterior(dwells_of(dwells), begin.prior).certified)
+    return Segment(
+        index=len(outcomes),
+        kind="hold",
+        rate_qps=rate,
+        transition_s=_transition_s(spec, outcomes, dwells, rate),
+        window_s=max(spec.confirm_s, DWELL_LEAST / rate),
+        settle_before=_overloaded(dwells[-1], rate),
+        reason=f"hold at the certified {rate:.3g} per node: it may veto the answer",
+    )
+
+
+def _transition_s(spec: Search, outcomes: Sequence[Outcome], dwells: Sequence[Outcome], rate: float) -> float:
+    """What the service needs to forget the rate before: two answers' time, nothing for a small change."""
+    if not dwells:
+        least = spec.first_transition_s
+    elif _overloaded(dwells[-1], rate):
+        least = 2 * spec.transition_s
+    elif not dwells[-1].void and abs(math.log(rate / dwells[-1].segment.rate_qps)) <= NEAR:
+        return 0.0
+    else:
+        least = spec.transition_s
+    answers = [outcome.dwell.median_e2e_s for outcome in outcomes if outcome.dwell.median_e2e_s is not None]
+    return max(least, min(TRANSITION_E2E * answers[-1], spec.settle_s)) if answers else least
+
+
+def hot(outcome: Outcome) -> bool:
+    """True if most of a dwell was over a limit."""
+    return outcome.aborted or _share_over(outcome) > HOT_SHARE
+
+
+def _overloaded(last: Outcome, rate: float) -> bool:
+    """True if the last dwell left a backlog that one at `rate`, well below it, must not inherit.
+
+    One that was hot by chance is followed without a break: to forget its burst biases upwards (simulated).
+    """
+    return last.aborted or (hot(last) and math.log(last.segment.rate_qps / rate) > NEAR)
+
+
+def _share_over(outcome: Outcome) -> float:
+    return max(outcome.dwell.ttft.share or 0.0, outcome.dwell.tpot.share or 0.0)
+
+
 def _focus(begin: _Found, dwells: Sequence[Outcome]) -> tuple[float, str]:
-    """The posterior's median with a small spread that shows the slope, never far above the last dwell."""
+    """The posterior's median with a small spread that shows the slope, never far from the last dwell."""
     last = dwells[-1]
-    capacity = posterior([outcome.dwell for outcome in dwells if not outcome.void], begin.prior)
+    before = last.segment.rate_qps
+    capacity = posterior(dwells_of(dwells), begin.prior)
     offset = OFFSETS[(len(dwells) - 1) % len(OFFSETS)]
     wanted = capacity.qps_per_node * math.exp(offset)
-    clean = not (last.dwell.ttft.over or last.dwell.tpot.over)
-    if not any(outcome.dwell.ttft.over or outcome.dwell.tpot.over for outcome in dwells):
-        highest = max(outcome.segment.rate_qps for outcome in dwells)
-        wanted = max(wanted, highest * math.exp(CLIMB))
-    most = last.segment.rate_qps * math.exp(STEP_UP_CLEAN if clean else STEP_UP)
     reason = f"posterior {capacity.qps_per_node:.3g} [{capacity.low:.3g}, {capacity.high:.3g}] {offset:+.1%}"
-    if wanted > most:
-        return most, reason + ", held back to a small step up"
+    clean = _in_a_row(dwells, _clean)
+    if clean and (higher := _climb(dwells, clean)) > wanted:
+        return higher, f"{reason}, climbing: {clean} in a row had next to nothing over a bound"
+    if wanted > (most := before * math.exp(MOST_CLIMB if clean else STEP_UP)):
+        return most, f"{reason}, held back to a small step up"
+    missed = _in_a_row(dwells, _missed)
+    down = min(STEP_DOWN * 2 ** max(0, missed - 2), MOST_DOWN)
+    if missed == len(dwells) > 2:
+        return min(wanted, before * math.exp(-down)), f"{reason}, going down: all {missed} missed a bound"
+    if wanted < (least := before * math.exp(-STEP_DOWN)):
+        return least, f"{reason}, held back to a small step down"
     return wanted, reason
+
+
+def _in_a_row(dwells: Sequence[Outcome], fits: Callable[[Outcome], bool]) -> int:
+    """How many of the last dwells fit."""
+    return next((n for n, outcome in enumerate(reversed(dwells)) if not fits(outcome)), len(dwells))
+
+
+def _clean(outcome: Outcome) -> bool:
+    """True if next to nothing was over a limit."""
+    return not (outcome.void or outcome.aborted) and _share_over(outcome) <= CLEAN_SHARE
+
+
+def _missed(outcome: Outcome) -> bool:
+    """True if a limit was missed, and not by chance."""
+    return not outcome.void and (outcome.aborted or _share_over(outcome) > MISSED_SHARE)
+
+
+def _climb(dwells: Sequence[Outcome], clean: int) -> float:
+    """The next rate of a climb that so many clean dwells have begun."""
+    step = min(CLIMB * 2 ** max(0, clean - 2), MOST_CLIMB)
+    ceilings = [o.segment.rate_qps * math.exp(-BELOW_HOT) for o in dwells if not o.void and hot(o)]
+    return min([dwells[-1].segment.rate_qps * math.exp(step), *ceilings])
 
 
 def _within(spec: Search, rate: float) -> float:

@@ -3,11 +3,12 @@
 Knows the order of things; the search decides rates, the driver loads and judges.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from analysis.capacity import Capacity
 from loadgen.driver import Driver
-from loadgen.search import Outcome, Stop, next_segment
+from loadgen.search import Outcome, Segment, Stop, next_segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,16 @@ class Sweep:
     elapsed_s: float
 
 
-def sweep(driver: Driver) -> Sweep:
-    """Search for the capacity until the budget or the search ends it."""
+def focus(driver: Driver) -> Segment | Stop:
+    """The next step of "ramp, then focus"."""
+    return next_segment(driver.plan.search, driver.plan.start, driver.outcomes, driver.elapsed_s())
+
+
+def sweep(driver: Driver, choose: Callable[[Driver], Segment | Stop] = focus) -> Sweep:
+    """Load what `choose` says until the budget or the search ends it."""
     driver.warm_up()
     while True:
-        step = next_segment(driver.plan.search, driver.plan.start, driver.outcomes, driver.elapsed_s())
+        step = choose(driver)
         if not isinstance(step, Stop):
             step = driver.heal() or step
         if isinstance(step, Stop):

@@ -35,9 +35,11 @@ class Progress(Protocol):
 
 
 class Service(Protocol):
-    """Engines behind a balancer on one virtual clock."""
+    """Engines behind a balancer on one virtual clock; a request may name its engine, `replica`."""
 
-    def submit(self, key: int, at_s: float, input_tokens: int, output_tokens: int) -> None: ...
+    def submit(
+        self, key: int, at_s: float, input_tokens: int, output_tokens: int, replica: int | None = None
+    ) -> None: ...
     def retract(self, after_s: float) -> None: ...
     def advance(self, until_s: float) -> None: ...
     def observe(self) -> Iterable[Progress]: ...
@@ -79,7 +81,8 @@ class VirtualTarget:
     def _submit(self, schedule: ArrivalSchedule) -> None:
         for plan in planned(schedule):
             self._planned[plan.seq] = plan
-            self._service.submit(plan.seq, plan.due_ns / NS, plan.input_tokens, plan.output_tokens)
+            at_s = plan.due_ns / NS
+            self._service.submit(plan.seq, at_s, plan.input_tokens, plan.output_tokens, plan.stream)
 
 
 def _table(flights: Sequence[tuple[Planned, Progress]]) -> pa.Table:
@@ -96,6 +99,7 @@ def _table(flights: Sequence[tuple[Planned, Progress]]) -> pa.Table:
         "phase": pa.array([plan.phase for plan in plans], pa.string()),
         "status": pa.array([records.OK if it else records.PENDING for it in finished.tolist()], pa.string()),
         "replica_id": pa.array([str(progress.replica) for _, progress in flights], pa.string()),
+        "stream": pa.array([plan.stream for plan in plans], pa.int16()),
         "due_ns": pa.array(due_ns),
         "send_offset_ns": pa.array(np.zeros(len(plans), dtype=np.int64)),
         "first_token_offset_ns": _offsets([progress.first_token_s for _, progress in flights], due_ns),

@@ -199,7 +199,7 @@ class Worker:
         exchange = Exchange(plan.seq, plan.output_tokens)
         body = self._prompts.body(plan.seq, plan.input_tokens, plan.output_tokens)
         self._flying[plan.seq] = (plan, exchange)
-        self._client.start(exchange, body)
+        self._client.start(exchange, body, plan.stream)
         if exchange.sent_ns is not None:
             self._pulse.sent(exchange.sent_ns - self._clock.epoch_ns - plan.due_ns)
 

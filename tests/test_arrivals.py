@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from conf import load
 from conf.schema import Arrivals, Lengths, Workload
-from loadgen.arrivals import NS, PHASES, ArrivalSchedule, Profile, Traffic, renewal_ns, scaled_ns
+from loadgen.arrivals import NS, PHASES, ArrivalSchedule, Traffic
 from loadgen.lengths import Ints, draw_lengths, longest_tokens
+from loadgen.processes import Profile, renewal_ns, scaled_ns
 from loadgen.trace import Trace
 
 FIXED = load().workload

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.capacity import LOGIT_ALLOWED, Prior, population_shift, posterior
-from analysis.dwell import NS, Dwell, LimitCount, Window, count, waiting
+from analysis.capacity import posterior
+from analysis.dwell import LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount, Window, count, waiting
 from analysis.records import table
-from conf.schema import Lengths, Slo, Workload
+from analysis.root import E2E_UNKNOWN_S, LOGIT_ALLOWED, Kernel, Prior, population_shift
+from conf.schema import Arrivals, Lengths, Slo, Workload
 
 MS = 1_000_000
 SLO = Slo("s", ttft_p90_ms=1000.0, tpot_p90_ms=50.0)
@@ -90,10 +91,36 @@ def test_realised_work_is_per_node_and_in_mean_requests():
     rows = [row(20), row(21), heavy]
     dwell = counted(*rows, window=replace(WINDOW, nodes=2))
     assert math.exp(dwell.log_work) == pytest.approx((1 + 1 + 2) / 45 / 2)
-    assert dwell.log_work_var == pytest.approx((1 + np.var([1, 1, 2])) / (2.0 * 45))
+    assert dwell.work_var == pytest.approx(np.var([1, 1, 2]))
     ended = replace(WINDOW, window_end_ns=40 * NS, aborted=True)
     assert math.exp(counted(*rows, window=ended).log_work) == pytest.approx(4 / 30)
-    assert counted(*rows, window=ended).weight == 0.5
+
+
+def test_the_load_of_every_block_reaches_beyond_the_window():
+    rows = [
+        row(3, dwell=2),
+        row(9),
+        row(12),
+        row(12.5),
+        row(54),
+        row(55.5),
+        row(64, dwell=4),
+        row(66, dwell=4),
+    ]
+    load = counted(*rows, now_s=70).load
+    known = {i: value for i, value in enumerate(load) if value is not None}
+    # From the first arrival to the last of the next segment; what was cut is per second of what is known.
+    assert len(load) == LOOK_BACK + 9 + LOOK_AHEAD and list(known) == list(range(10, 24))
+    assert [known[i] * 5 for i in (11, 12, 13, 20, 21)] == [1, 2, 0, 1, 1]
+    assert known[10] == 1 / 2 and known[23] == 0
+    alone = counted(*rows[:6], now_s=70).load
+    assert alone[21] is None and alone[20] * 5 == 1
+
+
+def test_bursty_arrivals_vary_more_than_their_mean():
+    bursty = replace(MEANS, arrivals=Arrivals("gamma", 0.25))
+    assert count(table([row(20)]), WINDOW, SLO, bursty, 60 * NS).arrivals_var == 4.0
+    assert counted(row(20)).arrivals_var == 1.0
 
 
 def test_an_empty_window_has_no_work_and_no_share():
@@ -120,6 +147,9 @@ def test_a_dwell_can_be_counted_again_from_itself():
     assert counted(row(20), window=first, now_s=60) == counted(row(20))
 
 
+BLOCKS = LOOK_BACK + 9 + LOOK_AHEAD
+
+
 def simulated(qps, over, requests=300, index=0, limit="tpot", **more):
     """A dwell of 45 s at realised load `qps` with `over` of `requests` over one limit, spread evenly."""
 
@@ -129,7 +159,8 @@ def simulated(qps, over, requests=300, index=0, limit="tpot", **more):
     hit = LimitCount(over, requests, spread(over), spread(requests))
     miss = LimitCount(0, requests, (0,) * 9, spread(requests))
     limits = {"ttft": hit, "tpot": miss} if limit == "ttft" else {"ttft": miss, "tpot": hit}
-    known = {"requests": requests, "log_work": math.log(qps), "weight": 1.0} | limits | more
+    known = {"requests": requests, "log_work": math.log(qps), "load": (qps,) * BLOCKS, "arrivals_var": 0.0}
+    known |= limits | more
     return Dwell(index, "dwell", qps, 1, 0, 0, 45 * NS, 45 * NS, **known)
 
 
@@ -163,24 +194,39 @@ def test_the_prior_may_be_wrong_by_a_factor_of_four():
 
 
 def test_population_shift_solves_its_equation():
+    """Loads are the counts of a Poisson process with mean 150, met by as many requests as they hold."""
     slopes = np.array([10.0, 20.0, 40.0])
-    shift = population_shift(slopes, 0.0032)
-    z = np.linspace(-8, 8, 4001)
-    density = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
-    for slope, d in zip(slopes, shift, strict=True):
-        share = 1 / (1 + np.exp(-(LOGIT_ALLOWED + slope * (d + math.sqrt(0.0032) * z))))
-        assert share @ density == pytest.approx(0.1, abs=2e-4)
-    assert (np.diff(shift) < 0).all()
-    np.testing.assert_allclose(population_shift(slopes, 0.0), 0, atol=1e-6)
+    counts = np.random.default_rng(1).poisson(150, 400_000)
+    for slope, d in zip(slopes, population_shift(slopes, 1 / 150, 1 / 150), strict=True):
+        share = 1 / (1 + np.exp(-(LOGIT_ALLOWED + slope * (d + np.log(counts / 150)))))
+        assert np.average(share, weights=counts) == pytest.approx(0.1, abs=7e-4)
+    np.testing.assert_allclose(population_shift(slopes, 0.0, 0.0), 0, atol=1e-6)
 
 
 def test_the_population_root_lowers_the_estimate():
     dwells = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
-    noisy = [replace(dwell, log_work_var=0.0032) for dwell in dwells]
-    at_load, on_average = (posterior(d, Prior(math.log(6.5))).qps_per_node for d in (dwells, noisy))
-    assert math.log(on_average / at_load) == pytest.approx(
-        float(population_shift(np.array([20.0]), 0.0032)[0]), abs=0.006
-    )
+    random = [replace(dwell, arrivals_var=1.0) for dwell in dwells]
+    at_load, on_average = (posterior(d, Prior(math.log(6.5))).qps_per_node for d in (dwells, random))
+    expected = 7.0 * Kernel.of("tpot", E2E_UNKNOWN_S).seconds
+    shift = population_shift(np.array([20.0]), 1 / expected, 1 / expected)
+    assert math.log(on_average / at_load) == pytest.approx(float(shift[0]), abs=0.006)
+
+
+def test_bursts_of_load_explain_bursts_of_failures():
+    """Failures that follow the load around each block, with that load known and with only its mean known."""
+    rng, kernel = np.random.default_rng(3), Kernel.of("tpot", E2E_UNKNOWN_S)
+    explained = []
+    for i in range(12):
+        dwell = simulated(7.0, 0, 900, i, load=tuple(rng.gamma(150, 7 / 150, BLOCKS)))
+        share = 1 / (1 + np.exp(-(LOGIT_ALLOWED + 30 * (kernel.log_load([dwell]) - math.log(7)))))
+        over = tuple(int(n) for n in rng.binomial(100, share))
+        explained.append(replace(dwell, tpot=LimitCount(sum(over), 900, over, (100,) * 9)))
+    blind = [replace(dwell, load=(7.0,) * BLOCKS) for dwell in explained]
+    seeing, guessing = (posterior(dwells, Prior(math.log(7))) for dwells in (explained, blind))
+    assert seeing.tpot.phi < guessing.tpot.phi / 3
+    assert seeing.high / seeing.low < 1.04 < guessing.high / guessing.low
+    assert seeing.low < 7.0 < seeing.high
+    assert seeing.tpot.slope == pytest.approx(30, rel=0.25)
 
 
 def test_clustered_failures_widen_the_interval():
@@ -188,7 +234,7 @@ def test_clustered_failures_widen_the_interval():
     uneven = [simulated(7.0, 60 * (i % 2), index=i) for i in range(12)]
     calm, rough = (posterior(d, Prior(math.log(7))) for d in (even, uneven))
     assert (calm.tpot.over, calm.tpot.determined) == (rough.tpot.over, rough.tpot.determined)
-    assert rough.tpot.phi > 2 * calm.tpot.phi
+    assert rough.tpot.phi > 1.3 * calm.tpot.phi
     assert rough.high / rough.low > calm.high / calm.low
     assert rough.certified < calm.certified
 
@@ -199,7 +245,7 @@ def test_two_limits_at_one_rate_share_the_binding_and_lower_the_capacity():
     single, double = (posterior(d, Prior(math.log(7))) for d in (one, two))
     assert double.qps_per_node < single.qps_per_node
     assert double.binding_probability == pytest.approx(0.5, abs=0.01)
-    assert double.ttft == double.tpot
+    assert double.ttft.qps_per_node == pytest.approx(double.tpot.qps_per_node)
 
 
 def test_void_dwells_ramp_steps_and_tiny_windows_say_nothing():
@@ -214,12 +260,15 @@ def test_void_dwells_ramp_steps_and_tiny_windows_say_nothing():
     assert capacity.dwells == (0, 1, 2, 3, 4, 5)
 
 
-def test_an_aborted_dwell_weighs_less():
-    good = on_the_curve(7.0, 20.0, np.geomspace(6, 7, 3))
-    light, full = (
-        posterior([*good, simulated(7, 250, index=9, weight=w)], Prior(math.log(7))) for w in (0.5, 1.0)
+def test_a_hot_dwell_says_only_that_the_root_lies_below():
+    good = on_the_curve(7.0, 20.0, np.geomspace(6, 7.2, 6))
+    known = posterior(good, Prior(math.log(7)))
+    above, aborted, below = (
+        posterior([*good, simulated(q, 2900, 3000, 9, aborted=cut)], Prior(math.log(7))).qps_per_node
+        for q, cut in ((9.0, False), (9.0, True), (6.0, False))
     )
-    assert full.qps_per_node < light.qps_per_node < posterior(good, Prior(math.log(7))).qps_per_node
+    assert above == pytest.approx(known.qps_per_node, rel=0.005) == aborted
+    assert below < 0.98 * known.qps_per_node
 
 
 def test_nothing_over_is_a_lower_bound_only():

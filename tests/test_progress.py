@@ -48,12 +48,13 @@ def test_the_live_table_keeps_its_newest_rows_in_sight(monkeypatch: pytest.Monke
     screen = Console(file=io.StringIO(), width=140, height=20, force_terminal=True)
     monkeypatch.setattr(progress, "Console", lambda **_: screen)
     with progress.LiveTable() as show:
-        show("prediction", text="the engine model predicts 5.20")
+        show("prediction", text="the engine model predicts 5.20 [/] [red]")
         for index in range(40):
             show("segment_done", **{**DONE, "index": index})
         table = show._render()
         assert table.row_count == 20 - progress.OTHER_LINES
-        assert list(table.columns[0].cells)[-1] == "39"
+        assert str(list(table.columns[0].cells)[-1]) == "39"
+        assert str(table.title).endswith("5.20 [/] [red]") and str(table.caption).endswith("[/] [red]")
 
 
 def test_the_screen_follows_where_the_output_goes() -> None:

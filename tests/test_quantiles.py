@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.quantiles import LAGS, overdispersion, parzen, quantile, sectioning, shrunk
+from analysis.quantiles import (
+    GROWTH,
+    PHI_START,
+    PHI_START_FREEDOM,
+    overdispersion,
+    parzen,
+    quantile,
+    sectioning,
+)
 
 latencies = st.lists(st.floats(0, 1e6), min_size=1, max_size=50)
 levels = st.integers(0, 1000).map(lambda thousandth: thousandth / 1000)
@@ -78,31 +86,43 @@ def test_parzen_window():
 
 def test_overdispersion_by_hand():
     over, seen, mu = np.array([3.0, 0.0]), np.array([10.0, 10.0]), np.array([0.1, 0.1])
-    total = 2.0**2 + 1.0 + 2 * parzen(1 / (LAGS + 1)) * (2.0 * -1.0)
-    assert overdispersion(over, seen, mu) == pytest.approx(max(total / 1.8, 1.0))
+    total = 2.0**2 + 1.0 + 2 * parzen(1 / 2) * (2.0 * -1.0)
+    raw = total / 1.8 / 0.3  # two blocks and one lag: all but nothing is left after the fit
+    grown = raw * (raw / (5 / 1.8)) ** GROWTH
+    freedom = 2 / (0.539 * 2)
+    found = overdispersion(over, seen, mu)
+    assert found.freedom == pytest.approx(freedom + PHI_START_FREEDOM)
+    assert found.phi == pytest.approx((freedom * grown + 3 * PHI_START) / (freedom + 3))
 
 
 def test_overdispersion_of_independent_requests_is_one_and_of_whole_blocks_is_their_size():
     rng = np.random.default_rng(5)
-    seen, mu = np.full(20_000, 40.0), np.full(20_000, 0.1)
-    assert overdispersion(rng.binomial(40, 0.1, 20_000).astype(float), seen, mu) == pytest.approx(1, abs=0.1)
-    assert overdispersion(40.0 * rng.binomial(1, 0.1, 20_000), seen, mu) == pytest.approx(40, rel=0.1)
+    seen, mu = np.full(40_000, 40.0), np.full(40_000, 0.1)
+    assert overdispersion(rng.binomial(40, 0.1, 40_000).astype(float), seen, mu).phi == pytest.approx(
+        1, abs=0.1
+    )
+    assert overdispersion(40.0 * rng.binomial(1, 0.1, 40_000), seen, mu).phi == pytest.approx(40, rel=0.1)
 
 
-def test_overdispersion_of_clustered_blocks_sums_their_correlation():
+def test_memory_over_many_blocks_counts_for_more_than_the_lags_see():
     rng = np.random.default_rng(6)
-    pairs = np.repeat(rng.binomial(1, 0.1, 20_000), 2) * 40.0
-    phi = overdispersion(pairs, np.full(40_000, 40.0), np.full(40_000, 0.1))
-    assert phi == pytest.approx(40 * (1 + parzen(1 / (LAGS + 1))), rel=0.1)
+    pairs, runs = (np.repeat(rng.binomial(1, 0.1, 40_000 // n), n) * 40.0 for n in (2, 8))
+    two, eight = (overdispersion(x, np.full(40_000, 40.0), np.full(40_000, 0.1)).phi for x in (pairs, runs))
+    assert two == pytest.approx(80 * 2**GROWTH, rel=0.1)
+    assert eight > 400 * 0.99
 
 
 def test_overdispersion_is_clipped_and_unknown_without_requests():
-    one = np.ones(1)
-    assert overdispersion(10 * one, 100 * one, 0.1 * one) == 1.0
-    assert overdispersion(1e5 * one, 1e5 * one, 0.1 * one) == 400.0
-    assert overdispersion(0 * one, 0 * one, 0.1 * one) is None
+    blocks = np.ones(1000)
+    assert overdispersion(10 * blocks, 100 * blocks, 0.1 * blocks).phi == pytest.approx(1.0, abs=0.7)
+    assert overdispersion(1e5 * blocks, 1e5 * blocks, 0.1 * blocks).phi < 400.0
+    assert overdispersion(0 * blocks, 0 * blocks, 0.1 * blocks) is None
 
 
-def test_few_dwells_keep_near_the_start_value():
-    assert shrunk(80.0, 3) == 60.0
-    assert shrunk(80.0, 0) == 40.0
+def test_few_blocks_keep_near_the_start_value():
+    rng = np.random.default_rng(7)
+    few, many = (
+        overdispersion(40.0 * rng.binomial(1, 0.1, n), np.full(n, 40.0), np.full(n, 0.1)) for n in (12, 9000)
+    )
+    assert few.freedom < 9 < 300 < many.freedom
+    assert abs(many.phi - 40) < 8

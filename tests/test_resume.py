@@ -13,7 +13,8 @@ from analysis.capacity import posterior
 from analysis.dwell import Window
 from conf import load
 from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.driver import Driver, Past, Plan
+from loadgen.driver import Driver
+from loadgen.plan import Past, Plan
 from loadgen.recorder import Shard
 from loadgen.resume import past
 from loadgen.run_folder import BusyError, RunFolder

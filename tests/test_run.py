@@ -14,8 +14,9 @@ from loadgen import conclusion, hold, run
 from loadgen.arrivals import NS, Traffic
 from loadgen.driver import Driver
 from loadgen.endpoint import TargetError
+from loadgen.folder import finite
 from loadgen.run import Run, Service
-from loadgen.run_folder import RunFolder, finite, without_credentials
+from loadgen.run_folder import RunFolder, without_credentials
 from loadgen.search import Start
 from loadgen.sweep import sweep
 from loadgen.virtual_target import VirtualTarget
@@ -51,6 +52,11 @@ def service(leaving: BaseException | None = None, entering: BaseException | None
         raise leaving
 
 
+def searched(driver: Driver) -> Callable[[], Any]:
+    found = sweep(driver)
+    return lambda: conclusion.of_sweep(EXPERIMENT, driver, found, "wall")
+
+
 def measure(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -60,7 +66,7 @@ def measure(
 ) -> tuple[dict[str, Any], Path]:
     monkeypatch.setattr(run, "Fleet", VirtualFleet)
     folder = RunFolder.create(tmp_path, "one")
-    found = act or (lambda driver: conclusion.of_sweep(EXPERIMENT, driver, sweep(driver), "wall"))
+    found = act or searched
     tree = Run(EXPERIMENT, folder, "sweep", lambda *_, **__: None).measure(prepare, service(**how), found)
     saved = json.loads((folder.path / "sweep.json").read_text())
     assert saved["exit_code"] == tree["exit_code"] and saved["reason"] == tree["reason"]

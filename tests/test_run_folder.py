@@ -13,10 +13,10 @@ import pytest
 
 from analysis import load_run, records
 from analysis.runs import DRIVER_SHARDS, HEALTH_SHARDS, SERVER_SHARDS, Run, gather, is_request_shard
-from loadgen import run_folder
 from loadgen.arrivals import NS, PHASES, ArrivalSchedule
+from loadgen.folder import BusyError
 from loadgen.recorder import Shard
-from loadgen.run_folder import BusyError, RunFolder, sha256_of
+from loadgen.run_folder import RunFolder, sha256_of
 
 
 class Killed(BaseException):
@@ -152,7 +152,7 @@ def test_a_load_actor_that_still_writes_is_waited_for(folder: RunFolder) -> None
 def test_a_load_actor_that_does_not_end_is_left_alone(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_folder, "RELEASE_S", 0.0)
+    monkeypatch.setattr("loadgen.run_folder.RELEASE_S", 0.0)
     planned(folder, 0)
     writing = shard(folder, "ok", 0)
     with pytest.raises(BusyError) as busy:
@@ -204,7 +204,7 @@ def test_a_folder_that_cannot_be_begun_does_not_take_its_name(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(run_folder, "lock", full)
+        patch.setattr("loadgen.folder.lock", full)
         RunFolder.create(tmp_path, "one")
     RunFolder.create(tmp_path, "one").close()
 

@@ -11,7 +11,8 @@ from analysis import records, summary
 from conf import Experiment, load
 from loadgen import conclusion, hold
 from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.driver import Driver, Plan, TargetLost
+from loadgen.driver import Driver, TargetLost
+from loadgen.plan import Plan
 from loadgen.search import Start
 from loadgen.sweep import sweep
 from loadgen.target import LostActor, Observation
@@ -71,7 +72,7 @@ def test_four_nodes_serve_four_times_the_load() -> None:
 
 
 def test_a_prediction_replaces_the_ramp() -> None:
-    drive, experiment, _ = driver(["search=quick"], Start(8.0, prediction_qps=5.2))
+    drive, experiment, _ = driver(["search=quick", "seed=2"], Start(8.0, prediction_qps=5.2))
     result = sweep(drive)
     assert {outcome.segment.kind for outcome in result.outcomes} == {"dwell"}
     assert result.elapsed_s <= experiment.search.budget_s + 60

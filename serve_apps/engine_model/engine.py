@@ -5,7 +5,6 @@ clock may use the two halves, `begin_step` and `end_step`, which follow the same
 """
 
 import math
-import random
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from typing import NamedTuple
 from conf.schema import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.architecture import kv_blocks
 from serve_apps.engine_model.kv_cache import KvCache
+from serve_apps.engine_model.noise import Noise
 from serve_apps.engine_model.scheduler import RequestState, Scheduler
 from serve_apps.engine_model.step_time import roofline
 
@@ -56,7 +56,7 @@ class Engine:
         self._scheduler = Scheduler(kv, spec.max_num_batched_tokens, spec.max_num_seqs)
         self._roofline = roofline(model, hardware, layout)
         self._max_model_len = spec.max_model_len
-        self._noise = _StepNoise(spec.step_noise_cv, seed)
+        self._noise = Noise(spec, seed)
         self._front_end_s = model.step_time.front_end_ms.value * 1e-3
         self._front_end_free_s = -math.inf
         self._arriving: deque[tuple[float, RequestState]] = deque()
@@ -102,8 +102,8 @@ class Engine:
             scheduler.add(self._arriving.popleft()[1])
         if not scheduler.running and not scheduler.waiting:
             return None
-        duration_s = self._roofline.duration_s(scheduler.schedule()) * self._noise.factor()
-        self._step_end_s = now_s + duration_s
+        duration_s = self._roofline.duration_s(scheduler.schedule())
+        self._step_end_s = now_s + self._noise.lengthen(duration_s, now_s)
         return self._step_end_s
 
     def end_step(self) -> list[RequestState]:
@@ -167,16 +167,3 @@ class Engine:
                 f"request {request.request_id} asks for {request.input_tokens} + {request.output_tokens} "
                 f"tokens but the engine holds {longest}; shorten it, or raise max_model_len or num_gpu_blocks"
             )
-
-
-class _StepNoise:
-    """Seeded lognormal factors of mean 1 and the given coefficient of variation."""
-
-    def __init__(self, cv: float, seed: int) -> None:
-        variance = math.log1p(cv * cv)
-        self._mu = -variance / 2
-        self._sigma = math.sqrt(variance)
-        self._random = random.Random(seed)
-
-    def factor(self) -> float:
-        return self._random.lognormvariate(self._mu, self._sigma) if self._sigma else 1.0

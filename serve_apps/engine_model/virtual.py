@@ -30,10 +30,14 @@ class _Arrival(NamedTuple):
     key: int
     input_tokens: int
     output_tokens: int
+    replica: int | None
 
 
 class VirtualService:
-    """`engines` behind a balancer: `leastconn` (fewest open requests, ties in turn) or `roundrobin`."""
+    """`engines` behind a balancer: `leastconn` (fewest open requests, ties in turn) or `roundrobin`.
+
+    A request that names its replica passes the balancer by.
+    """
 
     def __init__(self, engines: Sequence[Engine], policy: str = "leastconn") -> None:
         if policy not in POLICIES:
@@ -48,11 +52,14 @@ class VirtualService:
         self._open: dict[int, tuple[int, RequestState]] = {}
         self.now_s = 0.0
 
-    def submit(self, key: int, at_s: float, input_tokens: int, output_tokens: int) -> None:
+    def submit(
+        self, key: int, at_s: float, input_tokens: int, output_tokens: int, replica: int | None = None
+    ) -> None:
         """Plan an arrival; any order, but not in the past. `key` is unique among open requests."""
         if at_s < self.now_s:
             raise ValueError(f"arrival at {at_s} s lies before the virtual now, {self.now_s} s")
-        heapq.heappush(self._arrivals, _Arrival(at_s, self._submitted, key, input_tokens, output_tokens))
+        arrival = _Arrival(at_s, self._submitted, key, input_tokens, output_tokens, replica)
+        heapq.heappush(self._arrivals, arrival)
         self._submitted += 1
 
     def retract(self, after_s: float) -> None:
@@ -86,8 +93,10 @@ class VirtualService:
         self.now_s = max(self.now_s, until_s)
 
     def _route(self, arrival: _Arrival) -> None:
-        index = self._choose()
-        self._turn = index + 1
+        index = arrival.replica
+        if index is None:
+            index = self._choose()
+            self._turn = index + 1
         request = GenerateRequest(arrival.key, arrival.input_tokens, arrival.output_tokens)
         self._open[arrival.key] = index, self._replicas[index].engine.add(request, arrival.at_s)
 

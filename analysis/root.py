@@ -1,0 +1,260 @@
+"""The rate at which one limit would just be kept: its posterior from the 5 s blocks of all dwells.
+
+Knows counts and offered loads and a prior; knows nothing of the other limit and of no next rate. The model:
+of the requests due in a block a share logistic(logit .1 + slope (x - root')) is over the limit, x being the
+logarithm of the load around the block (`Kernel`). Bursts of load explain most of what makes neighbours alike,
+so that what is left is worth many more independent requests than whole windows are. The share at a rate is
+the mean of that curve over the loads that arrive at this rate, hence the shift from root' to the root.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.dwell import BLOCK_S, LOOK_AHEAD, LOOK_BACK, Dwell, LimitCount
+from analysis.quantiles import PHI_START, Dispersion, overdispersion
+
+Floats = NDArray[np.float64]
+Limit = Literal["ttft", "tpot"]
+
+ALLOWED_OVER = 0.1
+LOGIT_ALLOWED = math.log(ALLOWED_OVER / (1 - ALLOWED_OVER))
+SLOPE_CENTRE, SLOPE_SD = math.log(25), 0.5
+"""Prior of ln slope. 21 to 46 on the engine model at four pairs of bounds, given the load around a block."""
+STEP, REACH = 0.005, 140
+"""Roots (ln) on either side of the prior's centre. Loads are rounded to the same steps: then a likelihood is
+a correlation of counts with one curve per slope, and costs the same after five dwells and after fifty."""
+ROOTS = np.linspace(-STEP * REACH, STEP * REACH, 2 * REACH + 1)
+LOG_SLOPES = SLOPE_CENTRE + np.linspace(-1.2, 1.2, 13)
+HOT_SHARE = 0.6
+"""A dwell with more over the limit was no steady state: all it says is that the root lies below. Near the
+knee of the engine model 0.5 makes the estimate 0.2 % too high, for it mutes bursts, 0.7 0.4 % too low."""
+LEAST_DISPERSION_DWELLS = 3
+E2E_UNKNOWN_S = 10.0
+KERNEL_E2E: dict[Limit, tuple[float, float]] = {"ttft": (2.5, 0.0), "tpot": (1.5, 1.0)}
+"""How far back and ahead of a block its load reaches, in median durations of an answer: a first token
+waits for what came before, an answer also shares its steps with what comes after. Over 40 virtual hours this
+leaves 0.11 to 0.26 of the long-run variance of the share; one load per 45 s window leaves 0.5 to 0.58."""
+SHIFT_RANGE = (-1.5, 0.05)
+LEAST_LOAD = 0.02
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """ln(QPS per node) of each limit's root ~ N(centre, sd)."""
+
+    centre: float
+    sd: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Blocks whose mean load a block's requests feel: `back` ones, its own the last, and `ahead`."""
+
+    back: int
+    ahead: int
+
+    @classmethod
+    def of(cls, limit: Limit, e2e_s: float) -> "Kernel":
+        """The reach for answers that last `e2e_s`, as far as dwells know their surroundings."""
+        back, ahead = (round(reach * e2e_s / BLOCK_S) for reach in KERNEL_E2E[limit])
+        return cls(min(max(back, 1), LOOK_BACK + 1), min(ahead, LOOK_AHEAD))
+
+    @property
+    def seconds(self) -> float:
+        return (self.back + self.ahead) * BLOCK_S
+
+    def log_load(self, dwells: Sequence[Dwell]) -> Floats:
+        """ln of the mean load around each block of the dwells' windows; nan where none was offered."""
+        load = np.array([rate for dwell in dwells for rate in dwell.load], dtype=np.float64)
+        sizes = np.array([len(dwell.load) for dwell in dwells])
+        place = np.arange(len(load)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        inside = (place >= LOOK_BACK) & (place < np.repeat(sizes, sizes) - LOOK_AHEAD)
+        unknown = np.isnan(load)
+        known = np.concatenate([[0], np.cumsum(~unknown)])
+        total = np.concatenate([[0.0], np.cumsum(np.where(unknown, 0.0, load))])
+        end = np.flatnonzero(inside) + 1
+        low, high = end - self.back, end + self.ahead
+        mean = (total[high] - total[low]) / np.maximum(known[high] - known[low], 1)
+        return np.log(np.where(mean > 0, mean, np.nan))
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """Posterior of one limit's root: a mass per (root', slope) cell, and each slope's shift to the root.
+
+    `kept`: at least one dwell kept the limit. `beyond`: the evidence has its maximum at the grid's lower (-1)
+    or upper (1) end, so that the prior was far off.
+    """
+
+    applies: bool
+    roots: Floats
+    mass: Floats
+    shift: Floats
+    beyond: int
+    slope: float
+    phi: float
+    kept: bool
+    over: int
+    determined: int
+
+    def cdf(self, at: Floats) -> Floats:
+        """P(root <= at), shape of `at`."""
+        half = (self.roots[1] - self.roots[0]) / 2
+        edges = np.concatenate([self.roots[:1] - half, self.roots + half])
+        below = np.concatenate([np.zeros((1, len(self.shift))), np.cumsum(self.mass, axis=0)])
+        parts = [np.interp(at - shift, edges, below[:, j]) for j, shift in enumerate(self.shift)]
+        total: Floats = np.sum(parts, axis=0)
+        return np.minimum(total, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """The blocks of calm dwells in their order; all arrays have one length."""
+
+    log_load: Floats
+    over: Floats
+    determined: Floats
+
+    def evidence(self, centre: float, slopes: Floats) -> Floats:
+        """Log-likelihood of each (root', slope), as if requests were independent."""
+        step = np.rint((self.log_load - centre) / STEP).astype(np.int64)
+        if not len(step):
+            return np.zeros((len(ROOTS), len(slopes)))
+        least = int(step.min())
+        determined = np.bincount(step - least, self.determined)
+        apart = STEP * np.arange(least - REACH, least + len(determined) + REACH)
+        curves = _softplus(LOGIT_ALLOWED + slopes[:, None] * apart)
+        expected = [np.correlate(curve, determined, "valid")[::-1] for curve in curves]
+        over, load = self.over.sum(), self.over @ (STEP * step)
+        given = over * LOGIT_ALLOWED + slopes * (load - over * ROOTS[:, None])
+        return np.asarray(given - np.stack(expected, axis=1))
+
+    def dispersion(self, root: float, slope: float) -> Dispersion | None:
+        """What is left of the likeness of neighbours at a fit."""
+        expected = _logistic(LOGIT_ALLOWED + slope * (self.log_load - root))
+        return overdispersion(self.over, self.determined, expected)
+
+
+def fit(dwells: Sequence[Dwell], limit: Limit, prior: Prior) -> Root:
+    """The posterior from dwells that are neither void nor empty, in order of time.
+
+    The likelihood is a quasi-likelihood: divided by the overdispersion phi, and, as phi is itself an
+    estimate of few degrees of freedom, with the tails of Student's t.
+    """
+    known = [dwell for dwell in dwells if _counts(dwell, limit).determined]
+    calm = [dwell for dwell in known if not _hot(dwell, limit)]
+    kernel, slopes = Kernel.of(limit, _e2e_s(dwells)), np.exp(LOG_SLOPES)
+    # The prior is one of the root, and the grid one of root', which lies above it by the shift.
+    usual = float(_shifts(known, np.array([math.exp(SLOPE_CENTRE)]), math.exp(prior.centre), kernel)[0])
+    roots = prior.centre - usual + ROOTS
+    belief = _log_normal(roots, prior.centre - usual, prior.sd)[:, None]
+    belief = belief + _log_normal(LOG_SLOPES, SLOPE_CENTRE, SLOPE_SD)
+    blocks = _blocks(calm, limit, kernel)
+    evidence = blocks.evidence(prior.centre - usual, slopes)
+    for dwell in known:
+        if _hot(dwell, limit):
+            evidence += _hot_evidence(dwell, limit, roots, slopes)
+    i, j = np.unravel_index(np.argmax(belief + evidence / PHI_START), belief.shape)
+    beyond = int(i == len(roots) - 1) - int(i == 0)
+    enough = len(calm) >= LEAST_DISPERSION_DWELLS and blocks.over.any()
+    left = (blocks.dispersion(roots[i], slopes[j]) if enough else None) or Dispersion.unknown()
+    deviance = 2 * (evidence.max() - evidence) / left.phi
+    log_mass = belief - (left.freedom + 1) / 2 * np.log1p(deviance / left.freedom)
+    i, j = np.unravel_index(np.argmax(log_mass), belief.shape)
+    mass = np.exp(log_mass - log_mass.max())
+    return Root(
+        applies=bool(known),
+        roots=roots,
+        mass=mass / mass.sum(),
+        shift=_shifts(known, slopes, math.exp(roots[i] + usual), kernel),
+        beyond=beyond,
+        slope=float(slopes[j]),
+        phi=left.phi,
+        kept=any((_counts(dwell, limit).share or 0.0) <= ALLOWED_OVER for dwell in known),
+        over=sum(_counts(dwell, limit).over for dwell in known),
+        determined=sum(_counts(dwell, limit).determined for dwell in known),
+    )
+
+
+def population_shift(slopes: Floats, load_var: float, arrivals_var: float) -> Floats:
+    """Shift d from root' to the root, per slope: the share is a mean over loads, as requests meet them.
+
+    Solves E of logistic(logit .1 + slope (d + ln L)) = .1 by bisection. L has variance `load_var` and the
+    skewness of a Poisson count; its mean is 1 + `arrivals_var`, the variance that arrivals alone cause, for
+    a load meets the more requests the more of them it is made of.
+    """
+    deviation = math.sqrt(load_var) * _NODES + load_var * (_NODES**2 - 1) / 6
+    loads = np.log(np.maximum(1 + arrivals_var + deviation, LEAST_LOAD))
+    low, high = (np.full(len(slopes), end) for end in SHIFT_RANGE)
+    for _ in range(28):
+        middle = (low + high) / 2
+        share = _logistic(LOGIT_ALLOWED + slopes[:, None] * (middle[:, None] + loads)) @ _WEIGHTS
+        low, high = np.where(share < ALLOWED_OVER, middle, low), np.where(share < ALLOWED_OVER, high, middle)
+    shift: Floats = (low + high) / 2
+    return shift
+
+
+def _shifts(dwells: Sequence[Dwell], slopes: Floats, qps_per_node: float, kernel: Kernel) -> Floats:
+    if not dwells:
+        return np.zeros(len(slopes))
+    expected = qps_per_node * dwells[0].nodes * kernel.seconds
+    arrivals_var = float(np.mean([dwell.arrivals_var for dwell in dwells]))
+    work_var = float(np.mean([dwell.work_var for dwell in dwells]))
+    return population_shift(slopes, (arrivals_var + work_var) / expected, arrivals_var / expected)
+
+
+def _counts(dwell: Dwell, limit: Limit) -> LimitCount:
+    counted: LimitCount = getattr(dwell, limit)
+    return counted
+
+
+def _hot(dwell: Dwell, limit: Limit) -> bool:
+    """True where the counts are those of an overload and not of a rate."""
+    return dwell.aborted or (_counts(dwell, limit).share or 0.0) > HOT_SHARE
+
+
+def _hot_evidence(dwell: Dwell, limit: Limit, roots: Floats, slopes: Floats) -> Floats:
+    """So large a share over the limit where less is expected, and no objection where more is."""
+    logit = LOGIT_ALLOWED + slopes * (dwell.log_work - roots[:, None])
+    logit = np.minimum(logit, math.log(HOT_SHARE / (1 - HOT_SHARE)))
+    loss: Floats = _counts(dwell, limit).determined * (HOT_SHARE * logit - _softplus(logit))
+    return loss
+
+
+def _e2e_s(dwells: Sequence[Dwell]) -> float:
+    known = [dwell.median_e2e_s for dwell in dwells if dwell.median_e2e_s is not None]
+    return float(np.median(known)) if known else E2E_UNKNOWN_S
+
+
+def _blocks(dwells: Sequence[Dwell], limit: Limit, kernel: Kernel) -> _Blocks:
+    columns = [np.array([], dtype=np.float64)] * 3
+    if dwells:
+        counts = [_counts(dwell, limit) for dwell in dwells]
+        columns = [
+            kernel.log_load(dwells),
+            np.concatenate([np.array(counted.block_over, dtype=np.float64) for counted in counts]),
+            np.concatenate([np.array(counted.block_determined, dtype=np.float64) for counted in counts]),
+        ]
+    offered = ~np.isnan(columns[0])
+    return _Blocks(*(column[offered] for column in columns))
+
+
+def _log_normal(at: Floats, centre: float, sd: float) -> Floats:
+    return -0.5 * ((at - centre) / sd) ** 2
+
+
+def _softplus(logit: Floats) -> Floats:
+    """ln(1 + e^logit)."""
+    return np.logaddexp(0.0, logit)
+
+
+def _logistic(logit: Floats) -> Floats:
+    share: Floats = 0.5 + 0.5 * np.tanh(logit / 2)
+    return share

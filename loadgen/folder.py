@@ -1,0 +1,101 @@
+"""A folder that one process at a time fills: an event log, and files written whole or not at all.
+
+Knows how a kill at any moment leaves something readable; knows nothing of what is in the files.
+"""
+
+import contextlib
+import json
+import math
+import secrets
+import shutil
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from loadgen.recorder import lock
+
+
+class BusyError(OSError):
+    """Another process is filling the folder."""
+
+
+class Folder:
+    """A folder held by one process at a time, with its events.jsonl. Raises BusyError, OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path = path.resolve()
+        self.run_id = path.name
+        self._events = (path / "events.jsonl").open("a")
+        try:
+            lock(self._events)
+        except BlockingIOError as error:
+            self._events.close()
+            raise BusyError(f"{path} is being filled by another process") from error
+        except OSError:
+            self._events.close()
+            raise
+        if self._events.tell() and not (path / "events.jsonl").read_bytes().endswith(b"\n"):
+            self._events.write("\n")  # the last line was cut by a kill; what follows must not be lost with it
+
+    @classmethod
+    def create(cls, out: Path, name: str | None) -> Self:
+        """A new folder `out/name`, by default the UTC time and four digits. Raises OSError."""
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        path = out / (name or f"{stamp}-{secrets.token_hex(2)}")
+        path.mkdir(parents=True, exist_ok=False)
+        try:
+            return cls(path)
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)  # else the next try finds its name taken
+            raise
+
+    def event(self, kind: str, /, **facts: Any) -> None:
+        """Append one line to events.jsonl and hand it to the operating system."""
+        self._events.write(
+            json.dumps(finite({"at": time.time(), "event": kind, **facts}), default=str) + "\n"
+        )
+        self._events.flush()
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a small file whole or not at all."""
+        part = self.path / f"{name}.tmp"
+        try:
+            part.write_text(text)
+            part.replace(self.path / name)
+        except OSError:
+            part.unlink(missing_ok=True)  # a full disk has no room for halves
+            raise
+
+    def read_json(self, name: str) -> Any:
+        """A JSON file of this folder."""
+        return json.loads((self.path / name).read_text())
+
+    def write_json(self, name: str, tree: Any) -> None:
+        """Write a JSON file whole or not at all; see `finite` for numbers that are not."""
+        self.write_text(name, json.dumps(finite(tree), indent=2, default=str) + "\n")
+
+    @property
+    def typed(self) -> Path:
+        """The path as a person would type it here."""
+        return self.path.relative_to(Path.cwd()) if self.path.is_relative_to(Path.cwd()) else self.path
+
+    def close(self) -> None:
+        """End the event log; on a full disk without what it could not take."""
+        with contextlib.suppress(OSError):
+            self._events.close()
+
+
+def finite(tree: Any) -> Any:
+    """The tree as JSON can carry it: NaN (unknown) as null, infinities as the words "inf" and "-inf"."""
+    if isinstance(tree, dict):
+        return {key: finite(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [finite(value) for value in tree]
+    if isinstance(tree, np.generic):
+        tree = tree.item()
+    if isinstance(tree, float) and not math.isfinite(tree):
+        return None if math.isnan(tree) else str(tree)
+    return tree

@@ -1,0 +1,45 @@
+"""What a run is asked to do, and what earlier sessions of it left; knows no target."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from analysis.dwell import Window
+from conf.schema import Search, Slo, Workload
+from loadgen.search import Segment, Start
+from loadgen.watch import Watched
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked of a sweep. `replicas` are the ids expected in answers, None if unknown.
+
+    `streams` are the independent streams of arrivals, one for each node; 0 where all nodes share one.
+    """
+
+    search: Search
+    slo: Slo
+    workload: Workload
+    nodes: int
+    seed: int
+    start: Start
+    warmup_requests: int = 0
+    replicas: frozenset[str] | None = None
+    streams: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What earlier sessions of a run left: finished segments with what was seen of the load actors.
+
+    Beside a segment's window stand its judgements `bad`, `far` and `void`. `rows` are those of the finished
+    segments; `next_seq`, `end_ns` and `next_client` are beyond all that was used. `elapsed_s` of the budget
+    was spent until the last segment's end.
+    """
+
+    segments: list[tuple[Segment, Window, tuple[bool, bool, bool], Watched]]
+    rows: pa.Table
+    next_seq: int
+    end_ns: int
+    elapsed_s: float
+    next_client: int

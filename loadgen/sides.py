@@ -1,0 +1,97 @@
+"""The two sides of a comparison, from words or from two saved configurations.
+
+Knows which words belong to which side and what may differ between them; measures nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from conf import ConfigError, Experiment
+
+SHARED = ("workload", "slo", "search", "fleet")
+"""What both sides must have in common, or B would be asked another question."""
+OF_BOTH = ("seed", "run", "out")
+USAGE = (
+    "compare takes two config.yaml of runs, or words for one side: "
+    "python -m loadgen compare a.layout=dp1_tp8_ep8 b.layout=dp2_tp4_ep4"
+)
+
+
+Asked = Callable[[Sequence[str], Path | None], Experiment]
+"""The experiment of words over a saved configuration."""
+
+
+def compared(words: Sequence[str], config: Path | None, asked: Asked) -> tuple[Experiment, Experiment]:
+    """A and B of the words, with one seed.
+
+    Raises ConfigError unless there are two files or something that differs, and where B could not be given
+    A's requests.
+    """
+    files = [Path(word) for word in words if "=" not in word]
+    given = [word for word in words if "=" in word]
+    if len(files) not in (0, 2) or (files and config):
+        raise ConfigError(USAGE)
+    _refuse_one_sided(given)
+    bases: Sequence[Path | None] = files or [config, config]
+    a, b = (asked(_of(side, given), base) for side, base in zip("ab", bases, strict=True))
+    # The name in a file is that of the run it comes from.
+    name = a.run if any(word.startswith("run=") for word in given) else None
+    a, b = replace(a, run=name), replace(b, run=name, seed=a.seed, out=a.out)
+    _refuse_unlike(a, b)
+    return a, b
+
+
+def text(a: Experiment, b: Experiment) -> str:
+    """What is compared, as a comment above A's configuration."""
+    told = (f"{key} {ours} -> {theirs}" for key, (ours, theirs) in differences(a, b).items())
+    replicas = f"{a.replicas} replica(s) for A, then {b.replicas} for B"
+    return f"# A is below; B differs in {', '.join(told)}\n# two services, one after the other: {replicas}"
+
+
+def _refuse_one_sided(words: Sequence[str]) -> None:
+    """Refuse for one side what the study has once."""
+    for word in words:
+        side, _, rest = word.partition(".")
+        key = rest.partition("=")[0]
+        if side in ("a", "b") and key in OF_BOTH:
+            raise ConfigError(f"{side}.{key}: {key} belongs to both: {rest}")
+
+
+def _refuse_unlike(a: Experiment, b: Experiment) -> None:
+    for group in SHARED:
+        if getattr(a, group) != getattr(b, group):
+            why = f"compare gives B what A was given, but {group} differs"
+            raise ConfigError(f"{why}; give {group}=... for both")
+    if a.cluster.nodes != b.cluster.nodes or a.streams != b.streams:
+        raise ConfigError(
+            "compare needs as many nodes on both sides, pooled on both or routing=per_node on both: "
+            f"cluster.nodes are {a.cluster.nodes} and {b.cluster.nodes}, streams {a.streams} and {b.streams}"
+        )
+    if a.search.parts > 1:
+        raise ConfigError("compare is one pair of sweeps; add search.deployments=1 search.repeats=1")
+    if not differences(a, b):
+        raise ConfigError(f"A and B are the same; {USAGE}")
+
+
+def differences(a: Experiment, b: Experiment) -> dict[str, list[Any]]:
+    """Every key whose value differs, with the value of A and of B."""
+    flat_a, flat_b = _flat(asdict(a)), _flat(asdict(b))
+    keys = [*flat_a, *(key for key in flat_b if key not in flat_a)]
+    return {key: [flat_a.get(key), flat_b.get(key)] for key in keys if flat_a.get(key) != flat_b.get(key)}
+
+
+def _of(side: str, words: Sequence[str]) -> list[str]:
+    """The words of one side: its own last, so that they win."""
+    both = [word for word in words if not word.startswith(("a.", "b."))]
+    own = [word.removeprefix(f"{side}.") for word in words if word.startswith(f"{side}.")]
+    keys = {word.partition("=")[0] for word in own}
+    return [word for word in both if word.partition("=")[0] not in keys] + own
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return flat

@@ -1,0 +1,97 @@
+"""What a verb does once its words make an experiment: one run or a study of several, new or taken up again.
+
+Knows which folder and which act belong to a verb; knows no argument, and prints nothing.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from analysis import studies
+from analysis.runs import Run, load_run
+from analysis.summary import Tree
+from conf import ConfigError, Experiment
+from loadgen import comparison, measure, study
+from loadgen.folder import Folder
+from loadgen.measure import Act, Site
+from loadgen.plan import Past
+from loadgen.progress import Emit
+from loadgen.run_folder import RunFolder
+
+
+def sweep(asked: Experiment, site: Site, show: Emit) -> Tree:
+    """Search for the capacity: in one run, or in a study where several deployments or repeats are asked."""
+    if asked.search.parts > 1:
+        return study.run(study.of(asked), measure.create(Folder, asked), _fill(site, show), show)
+    folder = measure.create(RunFolder, asked)
+    return measure.measure(asked, "sweep", folder, measure.search, site, show)
+
+
+def probe(asked: Experiment, site: Site, show: Emit, required: bool = False) -> Tree:
+    """Offer one load without a search, and judge it: one window, or as many as pass or fail it."""
+    folder = measure.create(RunFolder, asked)
+    act = measure.require if required else measure.hold
+    return measure.measure(asked, "probe", folder, act, site, show)
+
+
+def compare(a: Experiment, b: Experiment, site: Site, show: Emit) -> Tree:
+    """Search on A and replay its windows on B: a study of two parts."""
+    folder = measure.create(Folder, a)
+    return study.run(comparison.begun(folder, a, b), folder, _fill(site, show), show)
+
+
+def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Emit) -> Tree:
+    """Recover what a killed run or study left, and go on with it.
+
+    `asked` makes the experiment of a saved config.yaml. Raises ConfigError with the remedy, or RunError.
+    """
+    known = study.result(path)
+    if known is not None:
+        show("resume", text=f"{path} has ended: nothing to resume")
+        return known
+    if studies.is_study(path):
+        experiment = asked(path / "config.yaml")
+        try:
+            folder = Folder(path)
+        except OSError as error:
+            raise ConfigError(f"cannot resume: {error}") from error
+        return study.run(_study(path, experiment), folder, _fill(site, show), show)
+    run = _cut_short(path)
+    again, rows = measure.reopen(run)
+    show("resume", text=f"{path}: {rows} requests on record")
+    before = measure.continued(run)
+    return _fill(site, show)(asked(path / "config.yaml"), again, measure.search, before)
+
+
+def left(path: Path, asked: Callable[[Path], Experiment]) -> str:
+    """What `resume` would still do in a folder, in a line. Refuses what `resume` refuses."""
+    if study.result(path) is not None:
+        return f"# {path} has ended: nothing to resume"
+    if studies.is_study(path):
+        names = _study(path, asked(path / "config.yaml")).names
+        ended = [name for name in names if study.result(path / name) is not None]
+        left = ", ".join(name for name in names if name not in ended) or "only what they say together"
+        return f"# {len(ended)} of {len(names)} parts have ended; left: {left}"
+    run = _cut_short(path)
+    before, search = measure.continued(run), asked(path / "config.yaml").search
+    left_s = max(0.0, search.budget_s - before.elapsed_s) + search.confirm_s
+    return f"# {len(before.segments)} finished segments, {left_s:.0f} s of load left"
+
+
+def _cut_short(path: Path) -> Run:
+    """The run of a folder that goes on by itself. Raises ConfigError or RunError of any other."""
+    whole = studies.whole(path)
+    if whole != path:
+        raise ConfigError(f"{path} is one side of a comparison: python -m loadgen resume {whole}")
+    return load_run(path)
+
+
+def _study(path: Path, asked: Experiment) -> study.Study:
+    compared = studies.load_study(path)["study"] == comparison.KIND
+    return comparison.again(path, asked) if compared else study.of(asked)
+
+
+def _fill(site: Site, show: Emit) -> study.Fill:
+    def fill(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> Tree:
+        return measure.measure(experiment, "sweep", folder, act, site, show, before)
+
+    return fill

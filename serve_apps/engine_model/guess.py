@@ -1,0 +1,24 @@
+"""A guess of what a node may serve, by the roofline alone; knows no queue and no bound on latency."""
+
+from conf.schema import Hardware, Layout, Model, Workload
+from serve_apps.engine_model.step_time import Batch, roofline
+
+GUESS_BATCH = 64
+"""Decoding sequences in the guess (the concurrency of the Character.ai post)."""
+
+
+def guess_qps(workload: Workload, model: Model, hardware: Hardware, layout: Layout) -> float | None:
+    """Requests per second and node if time went to prefill and full decode batches only.
+
+    None where the hardware's figures are unknown or the weights do not fit.
+    """
+    mean_in, mean_out = workload.input_tokens.mean, workload.output_tokens.mean
+    try:
+        step = roofline(model, hardware, layout)
+    except ValueError:
+        return None
+    prefill = Batch()
+    prefill.add_chunk(mean_in, 0)
+    decode = Batch(decode_tokens=GUESS_BATCH, context_tokens=GUESS_BATCH * mean_in, sequences=GUESS_BATCH)
+    per_request_s = step.duration_s(prefill) + mean_out * step.duration_s(decode) / GUESS_BATCH
+    return layout.replicas_per_node / per_request_s

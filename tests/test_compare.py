@@ -1,0 +1,324 @@
+"""Two services on the same requests: pairs of windows, the ratio, the rates of the replay, the study."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis import compare, studies, summary
+from analysis.__main__ import show
+from analysis.compare import Latencies, Pair
+from analysis.dwell import Dwell, LimitCount
+from conf import ConfigError, Experiment, load
+from conf.load import dump
+from loadgen import comparison, measure, sides, study, verbs
+from loadgen.arrivals import NS, PHASES
+from loadgen.driver import Driver
+from loadgen.folder import Folder
+from loadgen.pairing import Template, next_pair, without_evidence
+from loadgen.plan import Past, Plan
+from loadgen.run_folder import RunFolder
+from loadgen.search import Outcome, Segment, Start, Stop
+from loadgen.virtual_target import VirtualTarget
+from serve_apps.engine_model import Engine, VirtualService
+
+BOUNDS_MS = (2000.0, 100.0)
+REQUESTS = 250
+
+
+def silent(_kind: str, /, **_facts: Any) -> None:
+    """Nobody looks on."""
+
+
+def pairs(delta: float, tried: list[float], seed: int, noise: float = 0.01) -> list[Pair]:
+    """Pairs of services whose TPOT grows with the rate; B's grows `delta` (ln) later."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for index, log_ratio in enumerate(tried):
+        luck = rng.normal(math.log(70), 0.2) + rng.normal(0, 0.1, REQUESTS)
+        # d ln(TPOT) / d ln(rate) = 3.5 with this spread makes the slope of the logit some 18.
+        shift = 3.5 * (log_ratio - delta) + rng.normal(0, noise, REQUESTS)
+        quick = np.full(REQUESTS, 300.0)
+        a, b = Latencies(quick, np.exp(luck)), Latencies(quick, np.exp(luck + shift))
+        made.append(compare.pair(index, log_ratio, True, a, b, BOUNDS_MS))
+    return made
+
+
+@pytest.mark.parametrize("delta", [-0.15, 0.0, 0.03])
+def test_the_interval_holds_the_true_ratio_and_is_narrow(delta: float) -> None:
+    tried = [delta + apart for apart in (0.05, -0.03, 0.01, 0, 0, 0, 0, 0)]
+    found = [compare.ratio(pairs(delta, tried, seed), delta + 0.06) for seed in range(20)]
+    known = [one for one in found if one]
+    errors = [math.log(one.value) - delta for one in known]
+    assert len(known) == 20 and np.std(errors) < 0.012 and abs(np.mean(errors)) < 0.005
+    assert sum(math.log(one.low) <= delta <= math.log(one.high) for one in known) >= 19
+    assert all((one.ttft, one.unlike) == (None, False) and one.tpot for one in known)
+
+
+def test_the_verdict_is_what_the_interval_shows() -> None:
+    verdicts = []
+    for delta in (0.1, -0.1, 0.0):
+        found = compare.ratio(pairs(delta, [delta] * 10, 1), delta)
+        assert found is not None
+        verdicts.append(found.verdict)
+    assert verdicts == ["B is better", "B is worse", "no difference shown"]
+
+
+def test_two_sides_exchanged_give_the_inverse_ratio() -> None:
+    ours = pairs(0.05, [0.04, 0.06, 0.05, 0.05], 3)
+    theirs = []
+    for one in ours:
+        turned = compare.Shares(one.tpot.determined, one.tpot.over[::-1], one.tpot.near[::-1])
+        theirs.append(Pair(one.index, -one.log_ratio, True, one.ttft, turned))
+    there, back = compare.ratio(ours, 0.0), compare.ratio(theirs, 0.0)
+    assert there and back and there.value == pytest.approx(1 / back.value, rel=1e-3)
+    assert (there.low, there.high) == pytest.approx((1 / back.high, 1 / back.low), rel=1e-3)
+
+
+def test_pairs_without_a_request_over_a_bound_say_nothing() -> None:
+    easy = Latencies(np.full(REQUESTS, 300.0), np.full(REQUESTS, 40.0))
+    made = [compare.pair(index, 0.0, True, easy, easy, BOUNDS_MS) for index in range(5)]
+    assert compare.ratio(made, 0.0) is None
+
+
+def test_other_binding_limits_are_said_and_the_capacities_decide() -> None:
+    fast, slow = np.full(REQUESTS, 300.0), np.full(REQUESTS, 300.0)
+    slow[:30] = 2500.0
+    a = Latencies(fast, np.where(np.arange(REQUESTS) < 30, 130.0, 60.0))
+    b = Latencies(slow, np.full(REQUESTS, 60.0))
+    found = compare.ratio([compare.pair(n, 0.0, True, a, b, BOUNDS_MS) for n in range(5)], 0.0)
+    assert found is not None and found.unlike
+    value, low, high = compare.unpaired((5.0, 4.8, 5.2), (6.0, 5.8, 6.2))
+    assert value == pytest.approx(1.2) and low < 1.2 / 1.04 < 1.2 * 1.04 < high
+
+
+def test_a_pair_counts_what_both_sides_had_and_knew() -> None:
+    a = Latencies(np.array([100.0, 3000.0, 100.0]), np.array([50.0, np.nan, 120.0]))
+    b = Latencies(np.array([100.0, np.inf]), np.array([110.0, 50.0]))
+    made = compare.pair(7, 0.0, False, a, b, BOUNDS_MS)
+    assert (made.ttft.determined, made.ttft.over) == (2, (1, 1))
+    assert (made.tpot.determined, made.tpot.over) == (1, (0, 1))
+    assert made.ttft.near[1] == pytest.approx(1.0) and 0.5 < made.tpot.near[1] < 1.0
+
+
+SPEC = load(["search=standard"]).search
+TEMPLATES = [
+    Template(index, 5.0 + 0.01 * index, 15.0 if index == 4 else 0.0, 45.0, False) for index in (4, 5, 7)
+]
+
+
+def outcome(index: int, pair: int, rate_qps: float, **state: bool) -> Outcome:
+    segment = Segment(index, "dwell", rate_qps, 15, 45, False, "", pair)
+    counts = LimitCount(20, 200, (20,), (200,))
+    window = Dwell(
+        index, "dwell", rate_qps, 1, 0, 0, 45 * NS, 45 * NS, ttft=counts, tpot=counts, median_e2e_s=6.0
+    )
+    return Outcome(segment, window, **state)
+
+
+def test_b_replays_a_window_by_window_in_scaled_time() -> None:
+    first = next_pair(SPEC, TEMPLATES, [], math.log(1.25), 100.0)
+    assert isinstance(first, Segment) and first.pair == 4
+    assert first.rate_qps == pytest.approx(1.25 * TEMPLATES[0].rate_qps)
+    assert first.window_s == pytest.approx(45 / 1.25)
+    # A's own 15 s of transition, scaled, after as many seconds more as a first window needs.
+    assert first.transition_s - first.lead_s == pytest.approx(15 / 1.25)
+    assert first.transition_s == pytest.approx(SPEC.first_transition_s)
+    went_on = next_pair(SPEC, TEMPLATES, [outcome(0, 4, 5.04)], 0.0, 100.0)
+    assert isinstance(went_on, Segment) and (went_on.pair, went_on.transition_s) == (5, 0.0)
+    # A had another window before its 7: what B did before is not what A did.
+    apart = next_pair(SPEC, TEMPLATES, [outcome(0, 4, 5.04), outcome(1, 5, 5.05)], 0.0, 100.0)
+    assert isinstance(apart, Segment) and apart.pair == 7 and apart.lead_s == SPEC.transition_s
+
+
+@pytest.mark.parametrize(
+    ("rates", "states", "elapsed_s", "then"),
+    [
+        ((5.04, 5.05, 5.07), ({}, {}, {}), 300.0, None),
+        ((5.04, 5.05, 5.07), ({}, {"aborted": True}, {}), 300.0, 5),
+        ((5.04, 5.05, 5.07), ({"void": True}, {}, {}), 300.0, 4),
+        ((4.50, 5.05, 5.07), ({}, {}, {}), 300.0, 4),  # far from the answer
+        ((4.50, 5.05, 5.07), ({}, {}, {}), 880.0, None),  # the budget is spent
+    ],
+)
+def test_what_was_void_cut_or_far_is_tried_once_more(
+    rates: tuple[float, ...], states: tuple[dict[str, bool], ...], elapsed_s: float, then: int | None
+) -> None:
+    done = [
+        outcome(n, t.index, r, **s) for n, (t, r, s) in enumerate(zip(TEMPLATES, rates, states, strict=True))
+    ]
+    step = next_pair(SPEC, TEMPLATES, done, 0.0, elapsed_s)
+    assert (step.pair if isinstance(step, Segment) else None) == then
+    if then is not None:
+        twice = [*done, outcome(3, then, 4.0, aborted=True)]
+        assert isinstance(next_pair(SPEC, TEMPLATES, twice, 0.0, elapsed_s), Stop)
+
+
+def test_without_evidence_the_ratio_falls_after_an_early_end_and_climbs_else() -> None:
+    assert without_evidence([], [], 0.2) == 0.2
+    assert without_evidence([outcome(0, 4, 5.0)], [0.2], 0.2) > 0.2
+    assert without_evidence([outcome(0, 4, 5.0, aborted=True)], [0.2], 0.2) < 0.2
+
+
+class Faster:
+    """A service that is `factor` times as fast in everything."""
+
+    def __init__(self, inner: VirtualService, factor: float) -> None:
+        self._inner, self._factor = inner, factor
+
+    def submit(self, key: int, at_s: float, *more: Any) -> None:
+        self._inner.submit(key, at_s * self._factor, *more)
+
+    def retract(self, after_s: float) -> None:
+        self._inner.retract(after_s * self._factor)
+
+    def advance(self, until_s: float) -> None:
+        self._inner.advance(until_s * self._factor)
+
+    def observe(self) -> list[Any]:
+        scaled = lambda at_s: None if at_s is None else at_s / self._factor  # noqa: E731
+        return [
+            one._replace(first_token_s=scaled(one.first_token_s), last_token_s=scaled(one.last_token_s))
+            for one in self._inner.observe()
+        ]
+
+
+def driver(experiment: Experiment, factor: float = 1.0, *tellers: Any, **more: Any) -> Driver:
+    spec: Any = experiment.engine
+    parts = experiment.model, experiment.hardware, experiment.layout
+    service: Any = Faster(VirtualService([Engine(spec, *parts, seed=experiment.seed)]), factor)
+    asked = experiment
+    plan = Plan(asked.search, asked.slo, asked.workload, asked.cluster.nodes, asked.seed, Start(8.0))
+    return Driver(VirtualTarget(service), plan, *(tellers or (silent,)), **more)
+
+
+VARIED = ["workload=chat_5600_140_varied", "engine.step_noise_cv=0.04", "search=standard"]
+
+
+def test_a_replayed_window_has_the_same_requests_at_another_rate() -> None:
+    drive = driver(load(VARIED))
+    drawn = []
+    for rate_qps, lead_s, index, pair in ((5.0, 0.0, 6, None), (6.5, 8.0, 9, 6)):
+        slower = 5.0 / rate_qps
+        segment = Segment(
+            index, "dwell", rate_qps, lead_s + 15 * slower, 45 * slower, False, "", pair, lead_s
+        )
+        window = drive._window(segment)
+        schedule = drive._draw(segment, window, window.rate_qps)
+        assert set(schedule.dwell * np.ones(1)) == {index} and (np.diff(schedule.due_ns) >= 0).all()
+        assert schedule.seq.tolist() == list(range(len(schedule)))
+        inside = schedule.where(schedule.phase == PHASES.index("window"))
+        drawn.append((inside, (inside.due_ns - window.window_start_ns) * rate_qps))
+    (a, unit_a), (b, unit_b) = drawn
+    assert len(a) == len(b) > 150
+    assert a.input_tokens.tolist() == b.input_tokens.tolist() != sorted(a.input_tokens.tolist())
+    assert a.output_tokens.tolist() == b.output_tokens.tolist()
+    assert np.abs(unit_a - unit_b).max() < 100  # ns at unit rate: rounding
+
+
+def asked(words: list[str], out: Path) -> tuple[Experiment, Experiment]:
+    shared = [*words, f"out={out}", "run=one", "a.engine.max_num_seqs=1023", "b.engine.max_num_seqs=1024"]
+    return sides.compared(shared, None, load)
+
+
+class Site:
+    """Fills run folders from virtual services; B's is `factor` times as fast."""
+
+    def __init__(self, factor: float) -> None:
+        self.plans: list[Plan] = []
+        self._factor = factor
+
+    def __call__(
+        self, experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None
+    ) -> dict[str, Any]:
+        folder.write_text("config.yaml", dump(experiment))
+        folder.write_json("manifest.json", {"verb": "sweep"})
+        factor = self._factor if folder.run_id == "b" else 1.0
+        drive = driver(experiment, factor, folder.event, folder.plan, told=folder.tell)
+        conclude = act(experiment, drive)
+        self.plans.append(drive.plan)
+        drive.recount_on(folder.collect())
+        tree = conclude()
+        folder.write_json("sweep.json", tree)
+        folder.close()
+        return tree
+
+
+def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_path: Path) -> None:
+    a, b = asked([*VARIED, "search.budget_s=500"], tmp_path)
+    site = Site(1.08)
+    folder = measure.create(Folder, a)
+    tree = study.run(comparison.begun(folder, a, b), folder, site, silent)
+    ratio = tree["ratio"]
+    # A service faster in everything by 8 % gains a little more where a bound is in seconds.
+    assert (tree["exit_code"], tree["valid"], ratio["verdict"]) == (0, True, "B is better")
+    assert 1.06 < ratio["low"] < ratio["value"] < ratio["high"] < 1.15
+    assert ratio["pairs"] >= 6 and ratio["correlation"] > 0.8
+    # Common are the arrivals; the engines' own noise is not.
+    assert {one.seed for one in site.plans} == {a.seed}
+    assert load(base=tmp_path / "one" / "b" / "config.yaml").seed != a.seed
+    text = show(tmp_path / "one")
+    assert text.startswith(f"VALID  B / A = {ratio['value']:.3f} [")
+    assert "(95 %): B is better" in text and "engine.max_num_seqs 1023 -> 1024" in text
+    assert "B got A's arrivals and lengths" in text and "  b: " in text
+    again = comparison.again(tmp_path / "one", load(base=tmp_path / "one" / "config.yaml"))
+    done = {name: json.loads((tmp_path / "one" / name / "sweep.json").read_text()) for name in "ab"}
+    assert again.conclude(done)["ratio"] == ratio
+    for line in done["b"]["dwells"][:-2]:
+        line["valid"] = False
+    (tmp_path / "one" / "b" / "sweep.json").write_text(json.dumps(done["b"]))
+    few = again.conclude(done)
+    assert (few["exit_code"], few["passed"]) == (summary.EXIT_OPEN, False)
+    assert "2 whole pairs of windows are too few: 3 are needed" in few["reason"]
+    assert summary.text({**tree, "ratio": None, **few}).startswith("VALID  no ratio was shown")
+
+
+def test_one_side_alone_is_not_resumed(tmp_path: Path) -> None:
+    (tmp_path / studies.OTHER).write_text("")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(ConfigError, match="one side of a comparison: python -m loadgen resume"):
+        verbs.resume(tmp_path / "b", lambda path: load(base=path), None, silent)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="one side of a comparison: python -m loadgen resume"):
+        verbs.left(tmp_path / "b", lambda path: load(base=path))
+    (tmp_path / "b" / "manifest.json").write_text('{"verb": "sweep"}')
+    (tmp_path / "b" / "events.jsonl").touch()
+    assert show(tmp_path / "b").endswith(f"to go on: python -m loadgen resume {tmp_path}")
+
+
+def test_words_for_one_side_win_over_words_for_both() -> None:
+    a, b = sides.compared(
+        ["search=standard", "layout=dp1_tp8_ep8", "b.layout=dp2_tp4_ep4", "seed=9"], None, load
+    )
+    assert (a.layout.name, b.layout.name, a.seed, b.seed) == ("dp1_tp8_ep8", "dp2_tp4_ep4", 9, 9)
+    assert sides.differences(a, b)["layout.tensor_parallel"] == [8, 4]
+
+
+def test_saved_configurations_are_compared_under_a_new_name(tmp_path: Path) -> None:
+    files = []
+    for name, layout in (("A", "dp1_tp8_ep8"), ("B", "dp2_tp4_ep4")):
+        files.append(tmp_path / f"{name}.yaml")
+        files[-1].write_text(dump(load([f"layout={layout}", f"run={name}", "search=standard"])))
+    a, b = sides.compared([*map(str, files), "search.budget_s=600"], None, load)
+    assert (a.layout.name, b.layout.name) == ("dp1_tp8_ep8", "dp2_tp4_ep4")
+    assert (a.run, b.run, a.search.budget_s, b.search.budget_s) == (None, None, 600.0, 600.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["layout=dp2_tp4_ep4"], "A and B are the same"),
+        (["one.yaml", "b.seed=2"], "takes two config.yaml"),
+        (["b.workload=smoke"], "workload differs; give workload=... for both"),
+        (["b.slo.tpot_p90_ms=50"], "slo differs"),
+        (["b.cluster=laptop_4n"], "as many nodes on both sides"),
+        (["b.layout=dp2_tp4_ep4", "search.repeats=3"], "one pair of sweeps"),
+        (["b.layout=dp2_tp4_ep4", "b.seed=2"], "seed belongs to both: seed=2"),
+        (["b.layout=dp2_tp4_ep4", "a.run=mine"], "run belongs to both: run=mine"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_the_remedy(words: list[str], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        sides.compared(words, None, load)

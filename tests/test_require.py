@@ -1,0 +1,153 @@
+"""One rate, passed or failed: when an answer is clear, what ends without one, and how it is told."""
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import summary
+from analysis.dwell import LOOK_AHEAD, LOOK_BACK, Dwell, LimitCount
+from conf import load
+from loadgen import conclusion, require
+from loadgen.__main__ import main
+from loadgen.arrivals import NS
+from loadgen.driver import Driver
+from tests.test_sweep import Healing, Spoilt, driver
+
+
+def required(words: list[str], **more: Any) -> tuple[dict[str, Any], list[dict[str, Any]], Driver]:
+    """The conclusion, the looks in order, and the driver of a rate required of the engine model."""
+    drive, experiment, events = driver(words, **more)
+    assert experiment.rate_qps
+    found = require.require(drive, experiment.rate_qps, require.seconds(experiment))
+    tree = conclusion.of_required(experiment, drive, found)
+    assert summary.text(tree)
+    return tree, [facts for kind, facts in events if kind == "look"], drive
+
+
+# The capacity of the default node is near 5.2 QPS.
+@pytest.mark.parametrize(
+    ("rate_qps", "verdict", "exit_code", "within_s"),
+    [(3.7, "passed", summary.EXIT_OK, 180), (7.0, "failed", summary.EXIT_SLO_MISSED, 61)],
+)
+def test_far_from_the_knee_the_answer_is_clear_early(
+    rate_qps: float, verdict: str, exit_code: int, within_s: float
+) -> None:
+    tree, looks, drive = required([f"rate_qps={rate_qps}"])
+    assert (tree["exit_code"], tree["valid"], tree["probe"]["required"]["verdict"]) == (
+        exit_code,
+        True,
+        verdict,
+    )
+    assert drive.outcomes[-1].dwell.window_end_ns / NS < within_s
+    assert [look["verdict"] for look in looks] == ["undecided"] * (len(looks) - 1) + [verdict]
+    first, second = summary.text(tree).splitlines()[:2]
+    assert first == f"VALID  {rate_qps:g} QPS per node: {verdict}"
+    assert second == f"  {tree['reason']}" and looks[-1]["text"].endswith(tree["reason"])
+
+
+def test_at_the_knee_a_short_look_says_so_with_the_remedy() -> None:
+    tree, looks, drive = required(["rate_qps=5.2", "duration_s=155"])
+    assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_OPEN, True, False)
+    assert "neither is shown after" in tree["reason"] and "offer longer (duration_s=...)" in tree["reason"]
+    windows = [outcome.dwell for outcome in drive.outcomes]
+    assert len(looks) == len(windows) == 3 and windows[-1].window_end_ns < 156 * NS
+    # No gap in the load: for this second the arrivals of the window before go on.
+    assert [b.window_start_ns - a.window_end_ns for a, b in pairwise(windows)] == [NS, NS]
+
+
+def test_a_spoilt_load_neither_passes_nor_fails() -> None:
+    words = ["rate_qps=3.7"]
+    tree, _, drive = required(words, target=Spoilt(load(words), send_offset_ns=NS // 10))
+    assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_VOID, False, False)
+    assert tree["reason"].startswith("client_limited: 2 windows in a row were void. Give the load generator")
+    assert len(drive.outcomes) == 2
+
+
+def test_a_lost_load_actor_costs_its_window_only() -> None:
+    words = ["rate_qps=3.7"]
+    tree, _, drive = required(words, target=Healing(load(words), at_s=100, times=1))
+    assert tree["exit_code"] == summary.EXIT_OK
+    assert [outcome.void for outcome in drive.outcomes].count(True) == 1
+
+
+BLOCKS = 9
+LOAD = tuple(4.8 if i % 8 < 4 else 3.2 for i in range(LOOK_BACK + BLOCKS + LOOK_AHEAD))
+
+
+def window(index: int, over: int) -> Dwell:
+    """A window of 180 requests at 4 QPS, of which the first so many were over each limit."""
+    start_ns, end_ns = 45 * index * NS, 45 * (index + 1) * NS
+    blocks = tuple(min(max(over - 20 * i, 0), 20) for i in range(BLOCKS))
+    limit = LimitCount(over, 180, blocks, (20,) * BLOCKS)
+    ends = start_ns, start_ns, end_ns, end_ns
+    known: dict[str, Any] = {"requests": 180, "log_work": math.log(4), "load": LOAD, "work_var": 0.1}
+    return Dwell(index, "dwell", 4.0, 1, *ends, **known, ttft=limit, tpot=limit)
+
+
+@pytest.mark.parametrize(
+    ("over", "tight", "verdict"),
+    [
+        ([0, 0], [0, 0], "undecided"),  # a quiet minute is no evidence
+        ([0, 0, 0], [0, 0, 0], "passed"),
+        ([8, 8, 8], [10, 10, 40], "undecided"),  # within the bounds, but not far within
+        ([170], [180], "failed"),
+        ([60], [90], "undecided"),  # one burst is no evidence
+        ([20, 20, 20], [40, 40, 40], "undecided"),
+        ([], [], "undecided"),
+    ],
+)
+def test_when_an_answer_is_clear(over: list[int], tight: list[int], verdict: str) -> None:
+    dwells, tightened = ([window(i, count) for i, count in enumerate(counts)] for counts in (over, tight))
+    assert require.decide(4.0, dwells, tightened).verdict == verdict
+
+
+def test_the_interval_decides_where_nothing_is_clear_at_once() -> None:
+    far_over = [window(i, 80) for i in range(6)]
+    assert "the capacity is at most" in require.decide(4.0, far_over, far_over).reason
+    within, tightened = ([window(i, over) for i in range(6)] for over in (0, 20))
+    assert "the capacity is at least" in require.decide(4.0, within, tightened).reason
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["probe", "concurrency=4", "--require"], "--require needs rate_qps"),
+        (["probe", "rate_qps=4", "duration_s=30", "--require"], "raise it to 60"),
+        (["probe", "rate_qps=0.1", "duration_s=100", "--require"], "raise it to 215"),
+        (
+            ["probe", "rate_qps=0.001", "--require"],
+            "duration_s=600 is short of one window; raise it to 20015",
+        ),
+        (["sweep", "--require"], "--require belongs to probe; sweep finds the rate itself"),
+        (["resume", "runs/x", "--require"], "--require belongs to probe; resume goes on with what was asked"),
+        (["probe", "rate_qps=4", "--dry-run", "--json"], "leave --json out"),
+        (
+            ["probe", "rate_qps=4", "search=quick", "search.expected_qps=4"],
+            "search.expected_qps belongs to a",
+        ),
+    ],
+)
+def test_what_cannot_be_required_is_refused(words: list[str], said: str, capsys: Any) -> None:
+    assert main(words) == summary.EXIT_USAGE
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("flag", "ends"), [(["--require"], "run=NAME --require"), ([], "run=NAME")])
+def test_a_probe_is_not_resumed_but_run_again_as_it_was(
+    flag: list[str], ends: str, tmp_path: Path, capsys: Any
+) -> None:
+    argv = ["loadgen", "probe", "rate_qps=4", *flag]
+    (tmp_path / "manifest.json").write_text(json.dumps({"verb": "probe", "argv": argv}))
+    assert main(["resume", str(tmp_path), "--dry-run"]) == summary.EXIT_USAGE
+    error = capsys.readouterr().err
+    assert error.startswith("error: a probe is not continued") and error.endswith(f"{ends}\n")
+
+
+def test_the_plan_of_a_required_rate_says_how_long_it_may_take(capsys: Any) -> None:
+    assert main(["probe", "rate_qps=4", "--require", "--dry-run"]) == summary.EXIT_OK
+    assert "600 s of load" in capsys.readouterr().out

@@ -1,0 +1,322 @@
+"""Several sweeps as one answer: folders, seeds and budgets, and what becomes of a part without a result."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import studies, summary
+from analysis.__main__ import show
+from analysis.runs import RunError
+from conf import ConfigError, Experiment, load
+from conf.load import dump
+from loadgen import __main__ as root
+from loadgen import command_line, dry_run, measure, study, verbs
+from loadgen.driver import Driver, TargetLost
+from loadgen.folder import Folder
+from loadgen.plan import Past, Plan
+from loadgen.run_folder import RunFolder
+from loadgen.search import Start
+from loadgen.virtual_target import VirtualTarget
+from serve_apps.engine_model import Engine, VirtualService
+
+FINDS = (5.0, 5.2, 5.1, 5.3)
+VETO = {
+    "rate_qps_per_node": 5.0,
+    "window_s": 150.0,
+    "valid": True,
+    "capacity_high_qps_per_node": 4.8,
+    "vetoed": True,
+    "ttft": {"passed": None},
+    "tpot": {"passed": None},
+}
+
+
+def found(qps: float) -> dict[str, Any]:
+    figures = {"estimate": qps, "low": 0.97 * qps, "high": 1.03 * qps, "certified": 0.975 * qps}
+    return {"qps_per_node": figures, "binding": "tpot", "binding_probability": 0.9}
+
+
+class Site:
+    """Fills run folders at once, one figure after the other; `ends` says which part ends otherwise.
+
+    `more` is what the conclusion of such a part holds besides.
+    """
+
+    def __init__(self, ends: dict[str, int] | None = None, **more: Any) -> None:
+        self.asked: list[Experiment] = []
+        self.befores: list[Past | None] = []
+        self._ends, self._more = ends or {}, more
+
+    def __call__(
+        self, experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None
+    ) -> dict[str, Any]:
+        folder.write_text("config.yaml", dump(experiment))
+        folder.write_json("manifest.json", {"verb": "sweep"})
+        if folder.run_id in self._ends and self._ends[folder.run_id] < 0:
+            folder.close()
+            raise KeyboardInterrupt
+        self.asked.append(experiment)
+        self.befores.append(before)
+        code = self._ends.get(folder.run_id, 0)
+        tree = {
+            "verb": "sweep",
+            "folder": str(folder.path),
+            "asked": summary.describe(experiment),
+            "requests": {"planned": 9, "rows": 9, "by_status": {"ok": 9}},
+            "valid": code == 0,
+            "exit_code": code,
+            "reason": "client_limited: more actors" if code else "",
+            "evidence": "some",
+        }
+        tree |= self._more if code else {"capacity": found(FINDS[len(self.asked) - 1])}
+        folder.write_json("sweep.json", tree)
+        folder.close()
+        return tree
+
+
+def left(path: Path) -> str:
+    return verbs.left(path, lambda file: load(base=file))
+
+
+def silent(_kind: str, /, **_facts: Any) -> None:
+    """Nobody looks on."""
+
+
+def asked(out: Path, *words: str) -> Experiment:
+    return load(["search=standard", f"out={out}", "run=one", *words])
+
+
+def ran(experiment: Experiment, site: Any) -> dict[str, Any]:
+    return study.run(study.of(experiment), measure.create(Folder, experiment), site, silent)
+
+
+def resumed(path: Path, site: Any) -> dict[str, Any]:
+    experiment = load(base=path / "config.yaml")
+    return study.run(study.of(experiment), Folder(path), site, silent)
+
+
+def test_deployments_share_the_budget_with_seeds_of_their_own_and_are_pooled(tmp_path: Path) -> None:
+    site = Site()
+    tree = ran(asked(tmp_path, "search.deployments=3", "search.budget_s=1200", "seed=7"), site)
+    assert [one.search.budget_s for one in site.asked] == [400.0] * 3
+    assert [one.search.parts for one in site.asked] == [1] * 3
+    assert [one.seed for one in site.asked][0] == 7 and len({one.seed for one in site.asked}) == 3
+    first, *later = site.asked
+    assert (first.search.start, first.search.expected_qps) == ("ramp", None)
+    assert {(one.search.start, one.search.expected_qps) for one in later} == {("prediction", 5.0)}
+    q = tree["capacity"]["qps_per_node"]
+    assert (tree["exit_code"], tree["valid"], tree["state"]) == (0, True, "ended")
+    assert 4.9 < q["low"] < q["certified"] < q["estimate"] < q["high"] < 5.3
+    assert tree["between"]["sd_pct"]["high"] > tree["between"]["sd_pct"]["low"] >= 0
+    assert tree["requests"] == {"planned": 27, "rows": 27, "by_status": {"ok": 27}}
+    on_disk = json.loads((tmp_path / "one" / "study.json").read_text())
+    assert on_disk["capacity"] == tree["capacity"]
+    assert {path.name for path in (tmp_path / "one").iterdir()} == {
+        "config.yaml", "study.json", "events.jsonl", "deployment-1", "deployment-2", "deployment-3",
+    }  # fmt: skip
+
+
+def test_the_screen_of_a_study_says_verdict_parts_and_spread(tmp_path: Path) -> None:
+    tree = ran(asked(tmp_path, "search.deployments=2"), Site())
+    first, *lines = show(tmp_path / "one").splitlines()
+    assert first == summary.text(tree).splitlines()[0]
+    assert first.startswith("VALID  5.10 QPS per node, 95 % interval [")
+    assert any("pooled over 2 deployments: sd between them" in line for line in lines)
+    assert any(
+        line.startswith("  deployment-2: 5.20 QPS per node, 95 % interval [5.04, 5.36]") for line in lines
+    )
+
+
+def test_repeats_are_whole_sweeps_with_their_mean_and_variation(tmp_path: Path) -> None:
+    site = Site()
+    tree = ran(asked(tmp_path, "search.repeats=3"), site)
+    assert {(one.search.budget_s, one.search.start) for one in site.asked} == {(900.0, "ramp")}
+    assert tree["capacity"]["qps_per_node"]["estimate"] == pytest.approx(5.1)
+    assert tree["variation_pct"]["estimate"] == pytest.approx(100 * 0.1 / 5.1)
+    text = summary.text(tree)
+    assert "coefficient of variation 2.0 % [1.0, 12.3]" in text and "search.repeats=5 narrows it" in text
+
+
+def test_a_repeat_of_several_deployments_pools_them_first(tmp_path: Path) -> None:
+    site = Site()
+    tree = ran(asked(tmp_path, "search.repeats=2", "search.deployments=2"), site)
+    assert len({one.seed for one in site.asked}) == 4
+    inner = studies.load_study(tmp_path / "one" / "repeat-2")
+    assert (inner["study"], inner["names"]) == ("deployments", ["deployment-1", "deployment-2"])
+    pooled = [row["qps_per_node"]["estimate"] for row in tree["parts"]]
+    assert pooled == pytest.approx([5.1, 5.2], abs=0.001)
+    assert tree["capacity"]["qps_per_node"]["estimate"] == pytest.approx(5.15, abs=0.001)
+    assert tree["requests"]["rows"] == 36
+
+
+@pytest.mark.parametrize("code", [4, 6])
+def test_a_part_without_a_result_ends_the_study_with_its_code(tmp_path: Path, code: int) -> None:
+    site = Site({"deployment-2": code})
+    tree = ran(asked(tmp_path, "search.deployments=3", "search.budget_s=1200"), site)
+    assert (tree["exit_code"], tree["passed"], len(site.asked)) == (code, False, 2)
+    assert tree["reason"] == "deployment-2: client_limited: more actors" and "capacity" not in tree
+    text = summary.text(tree)
+    assert f"deployment-2: no result (exit {code})" in text and "deployment-3: no result yet" in text
+    assert ("to go on: python -m loadgen resume" in text) == (code in summary.RESUMABLE)
+    assert (study.result(tmp_path / "one") is None) == (code in summary.RESUMABLE)
+
+
+def test_a_vetoed_part_ends_the_study_for_good(tmp_path: Path) -> None:
+    site = Site({"deployment-2": 4}, hold=VETO)
+    tree = ran(asked(tmp_path, "search.deployments=2"), site)
+    assert tree["exit_code"] == 4 and not summary.resumable(tree)
+    path = tmp_path / "one"
+    assert study.result(path) is not None and study.result(path / "deployment-2") is not None
+    assert "vetoes the answer" in show(path) and "to go on" not in show(path) + show(path / "deployment-2")
+    assert left(path) == f"# {path} has ended: nothing to resume"
+
+
+def test_the_plan_of_a_resumed_study_counts_what_ended_well_only(tmp_path: Path) -> None:
+    ran(asked(tmp_path, "search.deployments=2"), Site({"deployment-2": 5}))
+    assert left(tmp_path / "one") == "# 1 of 2 parts have ended; left: deployment-2"
+    (tmp_path / "one" / "study.json").write_text("[]")
+    with pytest.raises(RunError, match="lacks its exit code, names or parts"):
+        left(tmp_path / "one")
+
+
+def test_a_study_cut_short_goes_on_and_answers_as_if_it_never_was(tmp_path: Path) -> None:
+    words, at = ["search.deployments=2"], "deployment-2"
+    whole = ran(asked(tmp_path / "whole", *words), Site())
+    site = Site({at: -1})
+    cut = ran(asked(tmp_path, *words), site)
+    assert (cut["exit_code"], cut["valid"]) == (130, False)
+    assert "INTERRUPTED" in show(tmp_path / "one").splitlines()[0]
+    site._ends.clear()
+    tree = resumed(tmp_path / "one", site)
+    assert [before is None for before in site.befores] == [True, False]
+    assert (tree["capacity"], tree["parts"]) == (whole["capacity"], whole["parts"])
+    assert study.result(tmp_path / "one") is not None
+
+
+def test_a_killed_study_shows_how_far_it_came(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        """The process is gone."""
+
+    site = Site()
+
+    def killed(experiment: Experiment, folder: RunFolder, *rest: Any) -> Any:
+        if folder.run_id == "deployment-2":
+            raise Killed
+        return site(experiment, folder, *rest)
+
+    with pytest.raises(Killed):
+        ran(asked(tmp_path, "search.deployments=2"), killed)
+    text = show(tmp_path / "one")
+    assert text.startswith("UNFINISHED") and "deployment-1: 5.00 QPS per node" in text
+    assert "deployment-2: no result yet" in text and "python -m loadgen resume" in text
+    assert left(tmp_path / "one") == "# 1 of 2 parts have ended; left: deployment-2"
+
+
+def test_one_process_at_a_time_fills_a_study(tmp_path: Path) -> None:
+    experiment = asked(tmp_path, "search.deployments=2")
+    held = measure.create(Folder, experiment)
+    with pytest.raises(OSError, match="filled by another process"):
+        Folder(held.path)
+    with pytest.raises(ConfigError, match="choose another run=NAME"):
+        measure.create(Folder, experiment)
+
+
+def test_two_virtual_deployments_find_the_capacity(tmp_path: Path) -> None:
+    def virtual(experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None) -> Any:
+        spec: Any = experiment.engine
+        engine = Engine(spec, experiment.model, experiment.hardware, experiment.layout, seed=experiment.seed)
+        expected = experiment.search.expected_qps
+        plan = Plan(
+            experiment.search, experiment.slo, experiment.workload, 1, experiment.seed, Start(8.0, expected)
+        )
+        driver = Driver(VirtualTarget(VirtualService([engine])), plan, folder.event)
+        tree = act(experiment, driver)() | {"clock": "virtual"}
+        folder.close()
+        return tree
+
+    tree = ran(asked(tmp_path, "search.budget_s=720", "search.deployments=2"), virtual)
+    q = tree["capacity"]["qps_per_node"]
+    # The engine model's own long runs put the knee near 5.2 QPS.
+    assert tree["exit_code"] == 0 and q["low"] < 5.2 < q["high"]
+    assert 0.8 < q["low"] / q["high"] < 0.99
+
+
+@pytest.mark.parametrize("verb", ["predict", "probe"])
+def test_one_run_refuses_to_be_several(verb: str) -> None:
+    with pytest.raises(ConfigError, match="add search.deployments=1 search.repeats=1"):
+        command_line.asked(verb, ["search.deployments=2"], None)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("search.deployments=0", "must be at least 1"),
+        ("search.repeats=0", "must be at least 1"),
+        ("search.expected_qps=5", "needs search.start=prediction"),
+        ("search.deployments=3", "leaves each 300 s.*raise search.budget_s to 1080 or lower"),
+        ("search.confirm_s=.inf", "confirm_s=inf must be finite"),
+        ("search.ramp_factor=.inf", "ramp_factor=inf must be above 1 and finite"),
+    ],
+)
+def test_what_makes_no_study_is_refused(word: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(["search=standard", word])
+
+
+def test_the_plan_of_a_study_says_its_parts_and_its_time() -> None:
+    asked = load(["search=publish", "search.repeats=2"])
+    text = dry_run.text(asked, dry_run.swept_s(asked.search), None)
+    assert "# 4 sweeps of 1050 s, each of a service deployed anew, with its own seed" in text
+    assert "# 4200 s of load" in text and "and 4 deployments" in text
+
+
+def test_dwells_that_are_granted_beyond_the_budget_are_part_of_the_plan() -> None:
+    short = load(["search=standard", "search.budget_s=10", "search.repeats=2"]).search
+    assert dry_run.swept_s(short) == 2 * 6 * (15 + 45)
+    assert dry_run.compared_s(load(["search=standard", "search.confirm_s=100"]).search) == 900 + 100 + 900
+
+
+def test_a_sweep_whose_prediction_is_lost_ramps_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: Any) -> Any:
+        raise TargetLost("the queue")
+
+    monkeypatch.setattr(root, "_predict", lost)
+    said: list[str] = []
+    start, predicted = root._start(
+        load(["search=quick"]), "sweep", lambda _, **facts: said.append(facts["text"])
+    )
+    assert (start.prediction_qps, predicted) == (None, None)
+    assert said == ["no prediction, the search begins with a ramp: the queue"]
+
+
+def test_a_prediction_that_is_lost_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def lost(*_: Any) -> Any:
+        raise TargetLost("the queue")
+
+    monkeypatch.setattr(root.prediction, "predict", lost)
+    assert root.main(["predict"]) == summary.EXIT_TARGET
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1) and "the queue; raise" in error
+
+
+def test_a_prediction_honours_what_is_expected_and_says_who_stands_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[Start] = []
+    monkeypatch.setattr(
+        root.prediction,
+        "predict",
+        lambda _asked, _service, start, _emit: begun.append(start) or {"evidence": "x"},
+    )
+    tree = root._predict(load(["search=quick", "search.expected_qps=4", "routing=pow2"]), silent)
+    assert begun[0].prediction_qps == 4.0 and "leastconn stands for pow2" in tree["evidence"]
+
+
+def test_a_sweep_that_expects_a_capacity_begins_there_and_says_so() -> None:
+    said: list[str] = []
+    experiment = load(["search=quick", "search.expected_qps=5"])
+    start, predicted = root._start(experiment, "sweep", lambda _, **facts: said.append(facts["text"]))
+    assert (start.prediction_qps, predicted) == (5.0, None)
+    assert said[0].startswith("5 QPS per node is expected (search.expected_qps)")
