@@ -36,7 +36,7 @@ ray = pytest.importorskip("ray")
 
 from cluster.session import open_session  # noqa: E402
 from conf.schema import Cluster  # noqa: E402
-from loadgen.run import Run, Service  # noqa: E402
+from loadgen.run import Conclude, Run, Service  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 WORDS = [
@@ -129,13 +129,14 @@ def check_rows(folder: Path) -> Counter[str]:
     return Counter(row["status"] for row in rows)
 
 
-def held(experiment: Experiment, driver: Driver, rate_qps: float = 30.0) -> Any:
+def held(experiment: Experiment, driver: Driver, rate_qps: float = 30.0) -> Conclude:
     hold.rate(driver, rate_qps, 2.5, 0.5)
-    return conclusion.of_probe(experiment, driver)
+    return lambda: conclusion.of_probe(experiment, driver)
 
 
-def searched(experiment: Experiment, driver: Driver) -> Any:
-    return conclusion.of_sweep(experiment, driver, sweep(driver), "wall")
+def searched(experiment: Experiment, driver: Driver) -> Conclude:
+    found = sweep(driver)
+    return lambda: conclusion.of_sweep(experiment, driver, found, "wall")
 
 
 def later(seconds: float, act: Callable[[], object]) -> threading.Timer:
