@@ -64,8 +64,10 @@ class Capacity:
 
 
 def posterior(dwells: Sequence[Dwell], prior: Prior) -> Capacity:
-    """Capacity from all dwells with weight above 0, in order of time; ramp steps and holds are not used."""
+    """Capacity from all dwells with weight above 0, in any order; ramp steps and holds are not used."""
     used = [d for d in dwells if d.kind == "dwell" and d.weight > 0 and d.requests >= LEAST_REQUESTS]
+    # Neighbours in a stream follow each other, as the overdispersion over lags needs it.
+    used.sort(key=lambda dwell: (dwell.stream or 0, dwell.index))
     for _ in range(RECENTRINGS):
         fits = {limit: fit(used, limit, prior) for limit in LIMITS}
         grid = _grid(fits["ttft"], fits["tpot"])

@@ -52,8 +52,6 @@ def recount(run: Run) -> Recount:
         counted.append(dwell)
         if line["valid"]:
             used += count_streams(rows, window, basis.streams, *asked) if basis.streams else (dwell,)
-    # Neighbours in a stream follow each other, as in the search.
-    used.sort(key=lambda dwell: (dwell.stream or 0, dwell.index))
     if basis.prior is None:
         return Recount(tuple(counted), None)
     found = including(posterior(used, basis.prior), node_effects(used, basis.prior))

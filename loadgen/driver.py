@@ -216,7 +216,7 @@ class Driver:
     def watch(self, window: Window, may_abort: bool) -> str | None:
         """Let the window pass in slices; returns why it should end early, or None when it is over.
 
-        Whatever may not abort for its latency still ends when a load actor or the service is lost.
+        Whatever may not abort for its queue still ends when a load actor or the service is lost.
         """
         at_ns = window.window_start_ns + int(ABORT_FROM_S * NS)
         while at_ns < window.planned_end_ns:
@@ -224,15 +224,12 @@ class Driver:
             if len(self._lost) > self._healed:
                 return f"lost {', '.join(map(str, self._lost[self._healed :]))}"
             self.refuse_dead(window.index)
-            if may_abort and (reason := self._hopeless(window, at_ns)):
+            waits = waiting(self.requests(window.index), at_ns)
+            if may_abort and (reason := should_abort(window, waits, self.plan.slo)):
                 return reason
             at_ns += int(ABORT_EVERY_S * NS)
         self.take(self.target.run(None, window.planned_end_ns))
         return None
-
-    def _hopeless(self, window: Window, now_ns: int) -> str | None:
-        """Why a window need not go on: what was seen of it is too far over the bounds."""
-        return should_abort(window, waiting(self.requests(window.index), now_ns), self.plan.slo)
 
     def refuse_dead(self, index: int, least: int = DEAD_LEAST) -> None:
         """Raise TargetLost when almost nothing of a segment is answered."""
@@ -304,10 +301,8 @@ class Driver:
         self.refuse_dead(window.index)
         outcome = self._outcome(segment, window, now_ns)
         ramp = segment.kind == "ramp"
-        bad, far = (
-            ramp and bad_step(outcome.dwell),
-            ramp and far_within(in_window(self.requests(window.index), window), self.plan.slo, now_ns),
-        )
+        rows = in_window(self.requests(window.index), window)
+        bad, far = ramp and bad_step(outcome.dwell), ramp and far_within(rows, self.plan.slo, now_ns)
         self._recount(now_ns)
         self.outcomes.append(dataclasses.replace(outcome, bad=bad, far=far))
         self._tell(self.outcomes[-1], now_ns)

@@ -140,7 +140,7 @@ class Run:
         except OSError as error:
             tree = self._concluded(conclude)
             why = f"{tree['reason'] or 'measured'}; then the run folder could not be written: {error}"
-            rescue = f"mend that, then: python -m loadgen resume {_from_here(self.folder.path)} recovers it"
+            rescue = f"mend that, then: python -m loadgen resume {self.folder.typed} recovers it"
             return tree | {"reason": f"{why}; {rescue}"} | FAILED
         finally:
             self.folder.close()
@@ -252,7 +252,7 @@ class Run:
         tree |= {
             "verb": self._manifest["verb"],
             "run_id": self.folder.run_id,
-            "folder": str(_from_here(self.folder.path)),
+            "folder": str(self.folder.typed),
         }
         if self.prediction:
             tree["prediction"] = self.prediction
@@ -269,8 +269,3 @@ class Run:
         self.folder.write_json("manifest.json", self._manifest)
         self.folder.event("end", exit_code=tree["exit_code"], reason=tree["reason"])
         return tree
-
-
-def _from_here(path: Path) -> Path:
-    """The path as a person would type it here."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,7 +1,8 @@
 """The search "ramp, then focus": the next segment of load as a function of what was seen so far.
 
 Knows rates per node, counts and the posterior; does no I/O and reads no clock, so that a resumed
-run replays it from its outcomes. Source of every constant: the method, sections 4.1 and 4.2.
+run replays it from its outcomes. Source of the constants: the method, sections 4.1 and 4.2, where no other
+is named.
 """
 
 import math
@@ -151,14 +152,8 @@ def prior(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Prior | No
 
 
 def dwells_of(outcomes: Sequence[Outcome]) -> list[Dwell]:
-    """What the posterior rests on, stream by stream: all that is not void.
-
-    Neighbours in a stream follow each other, as the overdispersion over lags needs it.
-    """
-    dwells = [
-        dwell for outcome in outcomes if not outcome.void for dwell in outcome.parts or (outcome.dwell,)
-    ]
-    return sorted(dwells, key=lambda dwell: (dwell.stream or 0, dwell.index))
+    """What the posterior rests on: all that is not void, node by node where each has its own stream."""
+    return [dwell for outcome in outcomes if not outcome.void for dwell in outcome.parts or (outcome.dwell,)]
 
 
 def bad_step(dwell: Dwell) -> bool:

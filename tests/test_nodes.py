@@ -200,7 +200,9 @@ def test_the_posterior_rests_on_the_streams_and_not_twice_on_the_whole() -> None
         Outcome(segment, dwell(9, None, 0.9), void=True, parts=(dwell(9, 0, 0.9),)),
         Outcome(segment, dwell(1, None, 0.15), parts=later),
     ]
-    assert dwells_of(outcomes) == [parts[0], later[0], parts[1], later[1]]
+    assert dwells_of(outcomes) == [*parts, *later]
+    prior = Prior(math.log(5))
+    assert posterior([*parts, *later], prior) == posterior([parts[0], later[0], parts[1], later[1]], prior)
     pooled = [Outcome(segment, dwell(i, None, 0.1)) for i in range(2)]
     assert dwells_of(pooled) == [outcome.dwell for outcome in pooled]
 
