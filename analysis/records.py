@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -53,6 +54,7 @@ _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
     ("end_offset_ns", pa.int64(), "ns", "answer complete or failed, from due"),
     ("requested_input_tokens", pa.int32(), "tokens", "prompt length of the plan"),
     ("requested_output_tokens", pa.int32(), "tokens", "answer length of the plan"),
+    ("shared_tokens", pa.int32(), "tokens", "of the prompt's plan, those with which every prompt begins"),
     ("prompt_tokens", pa.int32(), "tokens", "server usage; null if not given"),
     ("cached_tokens", pa.int32(), "tokens", "server usage: prompt tokens from the prefix cache"),
     ("output_tokens", pa.int32(), "tokens", "server usage; of an unfinished answer the tokens seen"),
@@ -60,6 +62,19 @@ _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
     ("reads", pa.int32(), "", "socket reads that carried output; fewer than events = merged delivery"),
     ("engine_steps", pa.int32(), "", "simulated engine: steps that gave this request a token; else null"),
     ("engine_late_steps", pa.int32(), "", "of these, delivered later than half a step; else null"),
+    (
+        "time_scale",
+        pa.float64(),
+        "",
+        "how fast the run's clock was; offsets from due over it are real ns; null is 1",
+    ),
+    (
+        "engine_first_token_ns",
+        pa.int64(),
+        "ns",
+        "first token by the simulated engine's own clock, from its having the request; null if not told",
+    ),
+    ("engine_last_token_ns", pa.int64(), "ns", "last token, likewise"),
     ("itl_us", pa.list_(pa.int32()), "us", "gaps between reads that carried output; null if not recorded"),
 )
 
@@ -84,7 +99,7 @@ PROGRESS = SHARD.remove(SHARD.get_field_index("itl_us"))
 PLAN = pa.schema(
     [
         *(SHARD.field(name) for name in ("seq", "dwell", "phase", "stream", "due_ns")),
-        *(SHARD.field(name) for name in ("requested_input_tokens", "requested_output_tokens")),
+        *(SHARD.field(f"{name}_tokens") for name in ("requested_input", "requested_output", "shared")),
     ]
 )
 """What is known of a request before it is sent."""
@@ -103,14 +118,14 @@ def empty(schema: pa.Schema, count: int) -> dict[str, pa.Array]:
     return {field.name: pa.nulls(count, field.type) for field in schema}
 
 
-def lost(plan: pa.Table, wall_start_ns: int | None = None) -> pa.Table:
+def lost(plan: pa.Table, wall_start_ns: int | None = None, time_scale: float = 1.0) -> pa.Table:
     """The rows (schema `SHARD`) of planned requests, of schema `PLAN`, that nobody has a record of."""
     count = plan.num_rows
     columns = empty(SHARD, count) | {name: plan.column(name) for name in PLAN.names}
     columns["status"] = pa.repeat("lost", count)
     columns["error_kind"] = pa.repeat("no_record", count)
     if wall_start_ns is not None:
-        at_us = (plan.column("due_ns").to_numpy() + wall_start_ns) // 1000
+        at_us = ((plan.column("due_ns").to_numpy() / time_scale).astype(np.int64) + wall_start_ns) // 1000
         columns["scheduled_at"] = pa.array(at_us).cast(SHARD.field("scheduled_at").type)
     return pa.table(columns, schema=SHARD)
 

@@ -96,7 +96,7 @@ def _readable(path: Path) -> Iterator[None]:
         raise RunError(f"{path} holds a file that cannot be read: {' '.join(str(error).split())}") from error
 
 
-def gather(path: Path, wall_start_ns: int | None = None) -> pa.Table:
+def gather(path: Path, wall_start_ns: int | None = None, time_scale: float = 1.0) -> pa.Table:
     """Parquet, shards and saved plans of a run as one row per planned request, by due time.
 
     Of several records of one request the first counts: that of the Parquet (which shards may outlive, for
@@ -111,7 +111,8 @@ def gather(path: Path, wall_start_ns: int | None = None) -> pa.Table:
     for file in sorted((path / "schedule").glob("*.parquet")):
         plan = pq.read_table(file, schema=records.PLAN)
         missing = ~np.isin(plan["seq"].to_numpy(), rows["seq"].to_numpy())
-        tables.append(records.lost(plan.filter(pa.array(missing)), wall_start_ns).cast(records.REQUESTS))
+        lost = records.lost(plan.filter(pa.array(missing)), wall_start_ns, time_scale)
+        tables.append(lost.cast(records.REQUESTS))
     return pa.concat_tables(tables).sort_by("due_ns")
 
 

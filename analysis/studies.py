@@ -46,6 +46,16 @@ def load_study(path: Path) -> Tree:
     return tree
 
 
+def parts(path: Path) -> list[Path]:
+    """The folders of a study's parts that have a result, or a run's own. Raises RunError if it has none."""
+    if not is_study(path):
+        return [path]
+    ended = [path / row["name"] for row in load_study(path)["parts"] if row["exit_code"] == 0]
+    if not ended:
+        raise RunError(f"{path}: no part of this study has a result yet")
+    return ended
+
+
 def part_row(name: str, tree: Mapping[str, Any]) -> Tree:
     """What study.json keeps of one part."""
     capacity = tree.get("capacity") or {}
@@ -123,6 +133,8 @@ def lines(tree: Mapping[str, Any]) -> list[str]:
 def _part(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "no result yet"
+    if not row["exit_code"] and row["qps_per_node"] is None:
+        return "recorded"
     if row["exit_code"] or not row["qps_per_node"]:
         return f"no result (exit {row['exit_code']})"
     q = row["qps_per_node"]

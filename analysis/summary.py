@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from analysis import compare, nodes, studies
+from analysis import compare, forecasts, nodes, studies
 from analysis.capacity import LIMITS, Capacity
 from analysis.validity import Verdict
 from conf.schema import Experiment
@@ -35,6 +35,10 @@ OPEN_WORDS = {
 SIMULATED = (
     "a simulated engine: the interval is this run's sampling noise; its step-time constants are assumptions "
     "with sources, good to a factor of 0.6 to 1.5"
+)
+
+DILATED = (
+    "engine.time_scale={:g}: seconds are the engine's own; what lies outside it (path_p90) counts its real ms"
 )
 
 Tree = dict[str, Any]
@@ -62,6 +66,7 @@ def describe(experiment: Experiment) -> Tree:
         "replicas": experiment.replicas,
         "slo": {"ttft_p90_ms": experiment.slo.ttft_p90_ms, "tpot_p90_ms": experiment.slo.tpot_p90_ms},
         "seed": experiment.seed,
+        "time_scale": experiment.time_scale,
     }
 
 
@@ -125,6 +130,8 @@ def text(tree: Mapping[str, Any], resume: Path | None = None) -> str:
         lines += _hold_lines(tree)
     if tree.get("probe"):
         lines += _probe_lines(tree)
+    if tree.get("forecast"):
+        lines += forecasts.lines(tree)
     if tree.get("ratio"):
         lines += compare.lines(tree)
     if tree.get("study"):
@@ -144,6 +151,8 @@ def _headline(tree: Mapping[str, Any]) -> str:
         return f"{word}  {compare.headline(tree['ratio'])}"
     if tree.get("study") == "compare":
         return f"{word}  no ratio was shown"
+    if tree.get("study") == "recipe":
+        return f"{word}  {tree['evidence']}: python -m analysis calibrate {tree['folder']} --out FILE"
     if probe:
         return f"{word}  {_probe_load(probe)}: {_probe_verdict(probe)}"
     if not capacity:
@@ -192,7 +201,7 @@ def _capacity_lines(tree: Mapping[str, Any]) -> list[str]:
     limit = capacity["binding"]
     lines = [
         f"  limited by p90 {limit.upper()} <= {bounds[f'{limit}_p90_ms']:g} ms"
-        f" (probability {capacity['binding_probability']:.2f});"
+        f" ({_surely(capacity['binding_probability'])});"
         f" bounds: p90 TTFT <= {bounds['ttft_p90_ms']:g} ms, p90 TPOT <= {bounds['tpot_p90_ms']:g} ms"
     ]
     if replica:
@@ -203,9 +212,13 @@ def _capacity_lines(tree: Mapping[str, Any]) -> list[str]:
         )
     if tree.get("nodes"):
         lines += nodes.lines(tree["nodes"])
-    elif asked["nodes"] > 1:
+    elif asked["nodes"] > 1 and asked["routing"] != "per_node":
         lines.append("  pooled service behind one balancer: more per node than a node alone would serve")
     return lines
+
+
+def _surely(probability: float | None) -> str:
+    return "probability unknown" if probability is None else f"probability {probability:.2f}"
 
 
 def _probe_lines(tree: Mapping[str, Any]) -> list[str]:
@@ -252,8 +265,11 @@ def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
     model = "" if asked["engine"] == "external" else f"{asked['model']} on "
     load = f"workload {asked['workload']}, arrivals {asked.get('arrivals', 'poisson')}, seed {asked['seed']}"
     lines = [f"  {model}{asked['engine']} engine, {load}"]
-    if asked["engine"] == "simulated":
+    if asked["engine"] == "simulated" and not tree.get("forecast"):
         lines.append(f"  {SIMULATED}")
+    scale = asked.get("time_scale", 1)
+    if scale != 1 and tree.get("clock") != "virtual":
+        lines.append(f"  {DILATED.format(scale)}")
     if tree.get("requests"):
         counted = tree["requests"]
         states = ", ".join(f"{count} {status}" for status, count in counted["by_status"].items())

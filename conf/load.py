@@ -1,13 +1,13 @@
 """Turns YAML groups and `key=value` words into an `Experiment`; the only user of omegaconf.
 
-Precedence: dataclass defaults < the chosen file of each group < `key=value`. A bare group name
-chooses a file (`workload=smoke`), a dotted key sets a value (`slo.ttft_p90_ms=1500`); the order of
-the words never matters.
+Precedence: dataclass defaults < the chosen file of each group < the files that `model.config_json` and
+`engine.constants` name < `key=value`. A bare group name chooses a file (`workload=smoke`), a dotted key
+sets a value (`slo.ttft_p90_ms=1500`); the order of the words never matters.
 """
 
 import dataclasses
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf import schema
+from conf import checkpoint, constants, schema
 
 ROOT = Path(__file__).parent
 ENGINES: dict[str, type[schema.Engine]] = {
@@ -24,6 +24,8 @@ ENGINES: dict[str, type[schema.Engine]] = {
     "vllm_cpu": schema.VllmEngine,
     "external": schema.ExternalEngine,
 }
+_Changes = Callable[[Any, dict[str, Any]], dict[str, Any]]
+"""From the tree so far and that of a named file to what the file changes."""
 
 
 class ConfigError(ValueError):
@@ -50,7 +52,7 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experime
     for group, choice in choices.items():
         tree[group] = _read(_file(group, choice))
     try:
-        return _build(tree, values)
+        return _build(tree, values, set(choices))
     except ConfigError:
         raise
     except (OmegaConfBaseException, ValueError, TypeError) as error:
@@ -112,22 +114,92 @@ def _read_saved(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _build(tree: dict[str, Any], values: list[str]) -> schema.Experiment:
+def _build(tree: dict[str, Any], values: list[str], chosen: set[str]) -> schema.Experiment:
+    """`chosen` groups are from their files; the others were saved, with what a named file said of them."""
     kind = (tree.get("engine") or {}).get("kind")
     if kind not in list(ENGINES):
         raise ConfigError(f"unknown engine kind '{kind}'; available: {', '.join(ENGINES)}")
+    keys = [word.partition("=")[0] for word in values]
+    chosen |= {key.partition(".")[0] for key in keys if key in _NAMED_FILES}
+    if chosen & {"engine", "hardware", "model"}:
+        tree["engine"].pop("constants_covariance", None)
     node = OmegaConf.merge(
         OmegaConf.structured(schema.Experiment), {"engine": OmegaConf.structured(ENGINES[kind])}
     )
     for name, value in tree.items():
         node = _merge(node, str(name), {name: value})
-    for word in values:
-        key = word.partition("=")[0]
+    for key in keys:
         _check_key(node, key)
+    for key, (groups_of, changes) in _NAMED_FILES.items():
+        for word in [word for word, of in zip(values, keys, strict=True) if of == key][-1:]:
+            node = _merge(node, key, _parse(key, word))
+        if chosen & groups_of and OmegaConf.select(node, key):
+            node = _merge(node, key, _read_named(node, key, changes))
+    for key in keys:
+        node = _merge(node, key, _exact(node, key))
+    for word, key in zip(values, keys, strict=True):
         node = _merge(node, key, _parse(key, word))
     if node.engine.kind != kind:
         raise ConfigError("engine.kind cannot be set; choose a file with engine=NAME")
     return cast(schema.Experiment, OmegaConf.to_object(node))
+
+
+def _read_named(node: Any, key: str, changes: _Changes) -> dict[str, Any]:
+    """What the file that `key` names changes in `node`."""
+    path = OmegaConf.select(node, key)
+    tree = _read(Path(path))
+    try:
+        return changes(node, tree)
+    except ValueError as error:
+        raise ConfigError(f"{key}={path}: {error}") from error
+
+
+def _checkpoint(node: Any, tree: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a config.json, with the constants of the chosen model as those of a relative."""
+    model, facts = node.model, checkpoint.facts(tree)
+    if bool(facts["experts"]) != bool(model.experts):
+        kind = "a mixture of experts" if facts["experts"] else "dense"
+        raise ValueError(
+            f"is {kind}, unlike {model.name}, whose constants it would have; choose another with model=NAME"
+        )
+    path = Path(model.config_json)
+    name = path.absolute().parent.name if path.name == "config.json" else path.stem.removesuffix("_config")
+    peak = "FP8" if facts["weights"] == "fp8" else "BF16"
+    step_time = {field: {"source": f"of {model.name}: {of.source}"} for field, of in model.step_time.items()}
+    for field in ("gemm_decode", "gemm_prefill"):
+        step_time[field]["unit"] = f"share of {peak} peak"
+    source = f"config.json of {name}"
+    return {"model": {**facts, "name": name, "served_name": name, "source": source, "step_time": step_time}}
+
+
+def _calibration(node: Any, tree: dict[str, Any]) -> dict[str, Any]:
+    names = {group: node[group].name for group in ("model", "hardware")}
+    return constants.overlay(tree, names, _units(node))
+
+
+_NAMED_FILES: dict[str, tuple[set[str], _Changes]] = {
+    "model.config_json": ({"model"}, _checkpoint),
+    "engine.constants": ({"engine", "hardware", "model"}, _calibration),
+}
+"""Keys that name a file of further values, with the groups whose choice makes it read anew."""
+
+
+def _exact(node: Any, key: str) -> dict[str, Any]:
+    """A constant whose value is given as a word is taken as given: the old evidence is not of it."""
+    path, _, field = key.rpartition(".")
+    if field != "value" or path not in _units(node):
+        return {}
+    outer, inner, name = path.split(".")
+    return {outer: {inner: {name: {"low": None, "high": None, "source": f"given as {key}"}}}}
+
+
+def _units(node: Any) -> dict[str, str]:
+    """The units of the constants of the step time by config key."""
+    return {
+        f"{group}.{name}": entry.unit
+        for group in ("model.step_time", "hardware.efficiency")
+        for name, entry in OmegaConf.select(node, group).items()
+    }
 
 
 def _parse(key: str, word: str) -> Any:
@@ -144,7 +216,7 @@ def _parse(key: str, word: str) -> Any:
 def _merge(node: Any, key: str, values: Any) -> Any:
     """`node` with `values`. An error names `key`, and the value only within a sentence of omegaconf."""
     try:
-        return OmegaConf.merge(node, values)
+        return OmegaConf.unsafe_merge(node, values)  # `node` is given up: to copy it costs most of a start-up
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         line = _one_line(error).partition(". value: ")[0]
         raise ConfigError(line if key in line else f"{key}: {line}") from error

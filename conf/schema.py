@@ -1,37 +1,56 @@
 """The typed specs of an experiment, one per config group; knows no file and no other package.
 
 Specs are frozen: what was asked never changes during a run. Every field that has a unit carries
-it in its name. A value that depends on two groups is checked in `Experiment.__post_init__`.
+it in its name. A value that depends on two groups is checked in `Experiment.__post_init__`. What is
+served has its specs in `served`, what is asked in `traffic`; all have their names here too.
 """
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
+from conf.check import require, require_positive
+from conf.served import (
+    MAX_TIME_SCALE,
+    Constant,
+    Efficiency,
+    Engine,
+    ExternalEngine,
+    Hardware,
+    Layout,
+    Model,
+    SimulatedEngine,
+    StepTime,
+    VllmEngine,
+)
+from conf.traffic import Arrivals, Lengths, Slo, Workload
 
-def require(condition: bool, message: str) -> None:
-    """Raise ValueError with a one-line message the user can act on."""
-    if not condition:
-        raise ValueError(message)
-
-
-def require_positive(group: str, spec: object, *names: str) -> None:
-    """Raise ValueError unless each named field is a finite number above zero."""
-    for name in names:
-        value = getattr(spec, name)
-        require(0 < value < math.inf, f"{group}{name}={value} must be positive and finite")
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A number with its evidence; `low` and `high` bound it where an interval is known."""
-
-    value: float
-    unit: str
-    source: str
-    low: float | None = None
-    high: float | None = None
+__all__ = [
+    "Arrivals",
+    "Cluster",
+    "Constant",
+    "Efficiency",
+    "Endpoints",
+    "Engine",
+    "Experiment",
+    "ExternalEngine",
+    "Fleet",
+    "Hardware",
+    "Layout",
+    "Lengths",
+    "MAX_TIME_SCALE",
+    "Model",
+    "Routing",
+    "Search",
+    "SimulatedEngine",
+    "Slo",
+    "StepTime",
+    "VllmEngine",
+    "Workload",
+    "require",
+    "require_positive",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,156 +74,6 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Efficiency:
-    """Reached share of a peak (0 to 1), per resource of the accelerator."""
-
-    hbm: Constant
-    kv_read: Constant
-    attention: Constant
-    link: Constant
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """One accelerator. Unknown figures are null and refuse to be used, never zero.
-
-    `link_bytes_per_s` is one direction of one link; a `mesh` has `links` of them, one per peer;
-    behind a `switch` one fat link per GPU is shared by all peers (`links` = 1).
-    """
-
-    name: str
-    arch: str
-    hbm_bytes: float
-    hbm_bytes_per_s: float
-    efficiency: Efficiency
-    source: str
-    bf16_flop_per_s: float | None = None
-    fp8_flop_per_s: float | None = None
-    fp4_flop_per_s: float | None = None
-    topology: Literal["mesh", "switch"] = "mesh"
-    links: int = 7
-    link_bytes_per_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """Constants of the step-time model that belong to a model (engine-model equation terms)."""
-
-    step_ms: Constant
-    layer_us: Constant
-    gemm_decode: Constant
-    gemm_prefill: Constant
-    expert_read: Constant
-    expert_imbalance: Constant
-    host_per_sequence_us: Constant
-    front_end_ms: Constant
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """Architecture facts of a checkpoint, named as in its config.json, and its fitted constants.
-
-    `kv_lora_rank > 0` means multi-head latent attention (MLA), whose KV is one latent of
-    `kv_lora_rank + rope_dim` per token and layer. `experts == 0` means a dense model; in a mixture
-    the first `first_dense` layers are dense with `intermediate` width.
-    """
-
-    name: str
-    served_name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    max_context_tokens: int
-    weights: Literal["fp8", "bf16", "int4_experts"]
-    kv_cache: Literal["fp8", "bf16"]
-    step_time: StepTime
-    source: str
-    intermediate: int = 0
-    experts: int = 0
-    experts_per_token: int = 0
-    shared_experts: int = 0
-    expert_intermediate: int = 0
-    first_dense: int = 0
-    q_lora_rank: int = 0
-    kv_lora_rank: int = 0
-    rope_dim: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """What serves the model. The subclass is chosen by `kind`."""
-
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedEngine(Engine):
-    """vLLM's V1 scheduler over a step-time model; no GPU, no weights.
-
-    `step_noise_cv` multiplies each step by a seeded lognormal factor of that coefficient of variation;
-    `drift_sd` is the sd of ln slowness that wanders with a memory of `drift_memory_s`; every
-    `stall_every_steps` steps, on average, one lasts longer by an exponential time of mean `stall_mean_s`.
-    All 0 is deterministic.
-    """
-
-    kind: str = "simulated"
-    max_num_batched_tokens: int = 8192
-    max_num_seqs: int = 1024
-    max_model_len: int = 32768
-    block_size: int = 16
-    gpu_memory_utilization: float = 0.90
-    activation_bytes: float = 8e9
-    num_gpu_blocks: int | None = None
-    step_noise_cv: float = 0.0
-    drift_sd: float = 0.0
-    drift_memory_s: float = 120.0
-    stall_every_steps: int = 0
-    stall_mean_s: float = 1.0
-
-    def __post_init__(self) -> None:
-        limits = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
-        require_positive("engine.", self, *limits)
-        require(0 < self.gpu_memory_utilization <= 1, "engine.gpu_memory_utilization must be in (0, 1]")
-        require(self.step_noise_cv >= 0, "engine.step_noise_cv must not be negative")
-        require(0 <= self.drift_sd < 1, f"engine.drift_sd={self.drift_sd} must be in [0, 1)")
-        require(self.stall_every_steps >= 0, "engine.stall_every_steps must not be negative")
-        require_positive("engine.", self, "drift_memory_s", "stall_mean_s")
-
-
-@dataclass(frozen=True, slots=True)
-class VllmEngine(Engine):
-    """Real vLLM; `args` and `env` are handed through untouched (`vllm` on GPUs, `vllm_cpu`)."""
-
-    kind: str = "vllm"
-    args: dict[str, Any] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ExternalEngine(Engine):
-    """Nothing is deployed: `target.urls` name the endpoints."""
-
-    kind: str = "external"
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How the GPUs of a node are cut into independent replicas (never vLLM's data parallelism)."""
-
-    name: str
-    tensor_parallel: int
-    replicas_per_node: int
-    expert_parallel: bool
-
-    def __post_init__(self) -> None:
-        require(self.tensor_parallel >= 1, "layout.tensor_parallel must be at least 1")
-        require(self.replicas_per_node >= 1, "layout.replicas_per_node must be at least 1")
-
-
-@dataclass(frozen=True, slots=True)
 class Routing:
     """How a request finds its replica, and through which proxy its tokens flow back.
 
@@ -223,97 +92,6 @@ class Routing:
             "routing: pow2 needs data_path=python_proxy and per_node direct; leastconn and roundrobin need "
             "haproxy",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Arrivals:
-    """How the gaps between requests vary around the asked rate.
-
-    `burstiness` is the shape of gamma gaps, as in vLLM's benchmark: their coefficient of variation
-    is 1/sqrt(burstiness), so below 1 is burstier than Poisson. `trace` takes the arrivals of
-    `workload.trace`.
-    """
-
-    kind: Literal["poisson", "gamma", "constant", "trace"] = "poisson"
-    burstiness: float = 1.0
-
-    def __post_init__(self) -> None:
-        # Of a smaller shape most gaps are zero in floating point, in the end all of them.
-        require(
-            0.001 <= self.burstiness < math.inf,
-            f"workload.arrivals.burstiness={self.burstiness} must be at least 0.001 (gaps with cv 32) and "
-            "finite; use workload.arrivals.kind=constant for equal gaps",
-        )
-        require(
-            self.kind == "gamma" or self.burstiness == 1,
-            f"workload.arrivals.burstiness={self.burstiness} belongs to workload.arrivals.kind=gamma, "
-            f"not {self.kind}",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """A distribution of token counts.
-
-    `cv` is the coefficient of variation of `lognormal`; `uniform` lies within mean * (1 -+ spread),
-    as vLLM's random range ratio; `empirical` are the lengths of `workload.trace`, whose mean is 0
-    until that file has been read.
-    """
-
-    mean: int = 0
-    kind: Literal["fixed", "lognormal", "uniform", "empirical"] = "fixed"
-    cv: float = 0.0
-    spread: float = 0.0
-
-    def __post_init__(self) -> None:
-        least = 0 if self.kind == "empirical" else 1
-        require(self.mean >= least, f"workload: mean={self.mean} tokens must be at least {least}")
-        require(0 <= self.cv < math.inf, f"workload: cv={self.cv} must be finite and not negative")
-        require(self.kind != "lognormal" or self.cv > 0, "workload: kind=lognormal needs cv > 0")
-        require(self.kind == "lognormal" or self.cv == 0, f"workload: kind={self.kind} has no cv")
-        require(0 <= self.spread <= 1, f"workload: spread={self.spread} must be between 0 and 1")
-        require(self.kind != "uniform" or self.spread > 0, "workload: kind=uniform needs spread > 0")
-        require(self.kind == "uniform" or self.spread == 0, f"workload: kind={self.kind} has no spread")
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What is asked: lengths of prompt and answer, how the prompt is sent, and how requests arrive.
-
-    `trace` is the path of recorded requests: JSON lines in the Mooncake form or CSV in the Azure
-    LLM trace form. `prompt` sends token ids or text to the completions API, or a chat message.
-    """
-
-    name: str
-    input_tokens: Lengths
-    output_tokens: Lengths
-    prompt: Literal["token_ids", "text", "chat"] = "token_ids"
-    arrivals: Arrivals = field(default_factory=Arrivals)
-    trace: str = ""
-
-    def __post_init__(self) -> None:
-        kinds = {self.input_tokens.kind, self.output_tokens.kind, self.arrivals.kind}
-        used = bool(kinds & {"empirical", "trace"})
-        require(
-            bool(self.trace) or not used,
-            f"workload {self.name} needs workload.trace=FILE, for arrivals.kind=trace or kind=empirical",
-        )
-        require(
-            used or not self.trace,
-            "nothing uses workload.trace; set workload.arrivals.kind=trace or lengths to kind=empirical",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """Bounds on the 90th percentile over requests: TTFT from the due time, TPOT per request."""
-
-    name: str
-    ttft_p90_ms: float
-    tpot_p90_ms: float
-
-    def __post_init__(self) -> None:
-        require_positive("slo.", self, "ttft_p90_ms", "tpot_p90_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,8 +287,19 @@ class Experiment:
             f"{self.model.heads} attention heads of {self.model.name}",
         )
         require(
+            self.layout.quick_reduce == "none" or self.engine.kind == "simulated",
+            f"layout.quick_reduce={self.layout.quick_reduce} is of the simulated engine; for a real one set "
+            "engine.env.VLLM_ROCM_QUICK_REDUCE_QUANTIZATION=INT8",
+        )
+        require(
             self.engine.kind != "external" or bool(self.target.urls),
             "engine=external needs target.urls=[http://host:port,...]",
+        )
+        cold = isinstance(self.engine, SimulatedEngine) and not self.engine.enable_prefix_caching
+        require(
+            not (cold and self.workload.prefix_hit),
+            f"workload.prefix_hit={self.workload.prefix_hit} is never hit while "
+            "engine.enable_prefix_caching=false; set one of them otherwise",
         )
         if self.streams:
             self._check_streams()
@@ -574,6 +363,11 @@ class Experiment:
     def replicas(self) -> int:
         """Independent engines behind the whole service."""
         return self.cluster.nodes * self.layout.replicas_per_node
+
+    @property
+    def time_scale(self) -> float:
+        """Seconds of the run's clock in a real one; 1 of whatever is not simulated."""
+        return self.engine.time_scale if isinstance(self.engine, SimulatedEngine) else 1.0
 
     @property
     def streams(self) -> int:

@@ -5,11 +5,15 @@ examples:
   python -m loadgen sweep --dry-run search=standard     what would be done, and for how long
   python -m loadgen probe rate_qps=4 duration_s=60      hold one rate; exit 3 if a bound is missed
   python -m loadgen probe rate_qps=4 --require          pass or fail, ends when it is shown; exit 0, 3 or 6
-  python -m loadgen predict layout=dp2_tp4_ep4          the same question on a virtual clock, in seconds
+  python -m loadgen predict layout=dp2_tp4_ep4          what the engine model says, in seconds
+  python -m loadgen predict --sensitivity               and which of its constants to measure first
+  python -m loadgen predict matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4] matrix.workload.prefix_hit=[0,.5,.95]
+  python -m loadgen predict cluster.nodes=3000 rate_qps=10      many nodes behind one balancer at one rate
   python -m loadgen probe profile_qps=[[0,2],[60,6]]    ramp from 2 to 6 QPS per node within a minute
   python -m loadgen probe workload=trace workload.trace=FILE     replay a trace at its own times
   python -m loadgen probe concurrency=32                a closed loop, to compare with tools that use one
   python -m loadgen compare b.layout=dp2_tp4_ep4        capacity of B over that of A, on the same requests
+  python -m loadgen recipe run=node7                    probes for python -m analysis calibrate runs/node7
   python -m loadgen resume runs/20261121-091200-a1b2    go on with a sweep that was cut short
   python -m loadgen sweep engine=external target.urls=[http://127.0.0.1:8000] search=standard
 """
@@ -22,26 +26,32 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from analysis import summary
+import pyarrow.parquet as pq
+
+from analysis import forecasts, summary
 from analysis.runs import RunError
 from analysis.summary import Tree
-from conf import ConfigError, Experiment, load
-from conf.schema import SimulatedEngine
-from loadgen import dry_run, hold, prediction, progress, require, sides
-from loadgen.arrivals import Traffic
+from conf import ConfigError, Experiment
+from conf.matrix import matrix
+from conf.schema import Hardware, Layout, Model, SimulatedEngine
+from loadgen import dry_run, grid, hold, prediction, progress, require, sides
+from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.command_line import asked, parser, refuse_idle_flags, resumed
-from loadgen.driver import TargetLost
 from loadgen.endpoint import TargetError, api_key, models_of
 from loadgen.folder import finite
+from loadgen.forecast import Simulated
 from loadgen.progress import Emit
 from loadgen.search import Start
-from serve_apps.engine_model import Engine, VirtualService
+from loadgen.uncertainty import DRAWS, Spread
+from serve_apps.engine_model import Engine, whole
 from serve_apps.engine_model.guess import guess_qps
 from serve_apps.engine_model.virtual import POLICIES
 
@@ -49,7 +59,8 @@ if TYPE_CHECKING:
     from loadgen.measure import Site
     from loadgen.run import Service
 
-RELIEF = "raise search.ramp_step_s, whose steps must outlast the TTFT bound to show an overload, or lower slo"
+HOUR_S = 3600.0
+"""Virtual time of the prediction that only places a dwell."""
 PLACES = "it places the first dwell and centres a wide prior, sd 25 %"
 
 
@@ -103,16 +114,30 @@ def probe(arguments: argparse.Namespace) -> int:
 
 
 def predict(arguments: argparse.Namespace) -> int:
-    """Answer from the engine model alone, through the same search, on a virtual clock."""
-    experiment = _experiment(arguments.verb, arguments.words, arguments.config)
+    """Answer from the engine model alone: direct simulation on a virtual clock, of one point or a grid."""
+    cells = matrix(arguments.words)
+    found = grid.experiments(lambda words: _experiment(arguments.verb, words, arguments.config), cells)
     if arguments.dry_run:
-        return _plan(experiment, 0)
-    try:
-        tree = _predict(experiment, progress.JsonLines() if arguments.json else _silent)
-    except TargetLost as error:
-        print(f"error: no prediction: {error}; {RELIEF}", file=sys.stderr)
-        return summary.EXIT_TARGET
+        return max(_plan(one, 0) for one in found if isinstance(one, Experiment))
+    one = next(one for one in found if isinstance(one, Experiment))
+    if arguments.sensitivity and one.rate_qps:
+        raise ConfigError("--sensitivity is that of the capacity; leave rate_qps=... out")
+    act = partial(_predict, sensitivity=arguments.sensitivity)
+    with _processes() as spread:
+        tree = grid.predicted(cells, found, act, spread) if cells.axes else act(one, spread=spread)
+    if arguments.out:
+        pq.write_table(forecasts.rows(tree.get("cells", [{"at": {}, **tree}])), arguments.out)
+    if cells.axes and not arguments.json:
+        print(forecasts.table(tree["axes"], tree["cells"]))
+        return int(tree["exit_code"])
     return _print(tree, arguments.json)
+
+
+@contextmanager
+def _processes() -> Iterator[Spread]:
+    """The map of one process per core; forked, so that each begins with what is imported and compiled."""
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+        yield pool.map
 
 
 def compare(arguments: argparse.Namespace) -> int:
@@ -126,12 +151,26 @@ def compare(arguments: argparse.Namespace) -> int:
     return _answer(arguments, lambda site, show: verbs.compare(a, b, site, show))
 
 
+def record(arguments: argparse.Namespace) -> int:
+    """Record the probes from which the engine model's constants are fitted."""
+    experiment = _experiment(arguments.verb, arguments.words, arguments.config)
+    from loadgen import recipe, verbs
+
+    study = recipe.of(experiment, _guess_qps(experiment))
+    if arguments.dry_run:
+        for name in study.names:
+            print(recipe.line(study.part(name, {})))
+        return summary.EXIT_OK
+    guess_qps = study.asked.rate_qps
+    return _answer(arguments, lambda site, show: verbs.record(experiment, guess_qps, site, show))
+
+
 def resume(arguments: argparse.Namespace) -> int:
     """Recover what a killed run or study left, and go on with it."""
     path = resumed(arguments)
     from loadgen import verbs
 
-    asked = partial(_experiment, "sweep", [])
+    asked = partial(_experiment, verbs.verb(path), [])
     if arguments.dry_run:
         print(verbs.left(path, asked))
         return summary.EXIT_OK
@@ -143,6 +182,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "probe": probe,
     "predict": predict,
     "compare": compare,
+    "recipe": record,
     "resume": resume,
 }
 
@@ -199,14 +239,9 @@ def _start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree |
         return Start(start.roofline_qps, expected), None
     if not simulated:
         return start, None
-    hour = load(["search=virtual"]).search
-    try:
-        tree = _predict(replace(experiment, search=hour), _silent)
-        why = "" if tree["exit_code"] == summary.EXIT_OK else tree["reason"]
-    except TargetLost as error:
-        why = str(error)
-    if why:
-        emit("prediction", text=f"no prediction, the search begins with a ramp: {why}")
+    tree = _predict(replace(experiment, search=replace(experiment.search, budget_s=HOUR_S)), draws=0)
+    if tree["exit_code"] != summary.EXIT_OK:
+        emit("prediction", text=f"no prediction, the search begins with a ramp: {tree['reason']}")
         return start, None
     figures = tree["capacity"]["qps_per_node"]
     how = f"a virtual hour of the same engine: {PLACES}"
@@ -214,27 +249,48 @@ def _start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree |
     return Start(start.roofline_qps, figures["estimate"]), {"qps_per_node": figures, "how": how}
 
 
-def _predict(experiment: Experiment, emit: Emit) -> Tree:
-    spec = experiment.engine
-    assert isinstance(spec, SimulatedEngine)
-    parts = experiment.model, experiment.hardware, experiment.layout
-    engines = [Engine(spec, *parts, seed=experiment.seed + i) for i in range(experiment.replicas)]
-    # The virtual service has no power of two choices; fewest connections is its limit of full knowledge.
-    wanted = experiment.routing.policy
-    policy = wanted if wanted in POLICIES else "leastconn"
-    start = Start(_guess_qps(experiment), experiment.search.expected_qps)
-    tree = prediction.predict(experiment, VirtualService(engines, policy), start, emit)
-    if policy != wanted and not experiment.streams:
-        tree["evidence"] += f"; {policy} stands for {wanted}, which the virtual service does not have"
+def _predict(
+    experiment: Experiment, spread: Spread = map, draws: int = DRAWS, sensitivity: bool = False
+) -> Tree:
+    if experiment.rate_qps:
+        tree = prediction.at_rate(experiment, MODEL, spread, draws)
+    else:
+        tree = prediction.predict(experiment, MODEL, spread, draws, sensitivity)
+    if (policy := _balancer(experiment)) != (wanted := experiment.routing.policy) and not experiment.streams:
+        tree["evidence"] = f"{policy} stands for {wanted}, which the virtual service does not have"
     return tree
 
 
-def _silent(_kind: str, /, **_facts: Any) -> None:
-    """Progress of what is over in seconds."""
+def _simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed: int) -> Simulated:
+    """All requests through so many nodes of the engine model."""
+    engines = nodes * experiment.layout.replicas_per_node
+    asked = arrivals.input_tokens, arrivals.output_tokens, arrivals.shared_tokens
+    sent_s, policy = arrivals.due_ns / NS, _balancer(experiment)
+    seen = whole.serve(*_parts(experiment), sent_s, asked, seed, engines, policy)
+    return Simulated(seen.first_token_s, seen.last_token_s, seen.cached_tokens, seen.work._asdict())
+
+
+def _balancer(experiment: Experiment) -> str:
+    """The virtual service has no power of two choices; fewest connections is its limit of full knowledge."""
+    return experiment.routing.policy if experiment.routing.policy in POLICIES else "leastconn"
+
+
+def _parts(experiment: Experiment) -> tuple[SimulatedEngine, Model, Hardware, Layout]:
+    assert isinstance(experiment.engine, SimulatedEngine)
+    return experiment.engine, experiment.model, experiment.hardware, experiment.layout
+
+
+def _machine(experiment: Experiment) -> prediction.Machine:
+    parts = _parts(experiment)
+    replicas = experiment.layout.replicas_per_node
+    return prediction.Machine(replicas, *whole.peaks(*parts), partial(whole.shares, *parts[1:]))
 
 
 def _guess_qps(experiment: Experiment) -> float | None:
     return guess_qps(experiment.workload, experiment.model, experiment.hardware, experiment.layout)
+
+
+MODEL = prediction.EngineModel(_simulate, _machine, _guess_qps)
 
 
 @contextmanager

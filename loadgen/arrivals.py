@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from conf.schema import Workload
 from loadgen import trace
-from loadgen.lengths import Ints, draw_lengths, longest_tokens
+from loadgen.lengths import Ints, draw_lengths, longest_tokens, shared_with_all
 from loadgen.processes import Floats, Profile, renewal_ns, scaled_ns
 
 PHASES = ("warmup", "ramp", "transition", "window", "bridge", "retracted")
@@ -25,9 +25,10 @@ class ArrivalSchedule:
     """Planned requests in order of due time; all arrays have one length.
 
     `seq` is the position in the run's master schedule, `due_ns` counts from the start of the run's
-    clock, `phase` indexes `PHASES`, `dwell` is the segment (-1: warm-up). `concurrency` above 0 is a
-    closed loop: that many requests are in flight, `due_ns` is only the start, and each request is due
-    when one before it ends. `stream` is the node that a request is for; None where all nodes share one.
+    clock, `phase` indexes `PHASES`, `dwell` is the segment (-1: warm-up). The first `shared_tokens` of
+    `input_tokens` are those of every prompt. `concurrency` above 0 is a closed loop: that many requests
+    are in flight, `due_ns` is only the start, and each request is due when one before it ends. `stream`
+    is the node that a request is for; None where all nodes share one.
     """
 
     dwell: int
@@ -36,6 +37,7 @@ class ArrivalSchedule:
     phase: Ints
     input_tokens: Ints
     output_tokens: Ints
+    shared_tokens: Ints
     concurrency: int = 0
     stream: Ints | None = None
 
@@ -208,13 +210,15 @@ class Traffic:
         if self.trace is not None:
             lines = draws[0].integers(len(self.trace), size=count) if lines is None else lines
             inputs, outputs = self.trace.input_tokens[lines], self.trace.output_tokens[lines]
+        input_tokens = draw_lengths(self._workload.input_tokens, count, draws[0], inputs)
         return ArrivalSchedule(
             dwell=dwell,
             seq=np.arange(first_seq, first_seq + count, dtype=np.int64),
             due_ns=due_ns,
             phase=phase,
-            input_tokens=draw_lengths(self._workload.input_tokens, count, draws[0], inputs),
+            input_tokens=input_tokens,
             output_tokens=draw_lengths(self._workload.output_tokens, count, draws[1], outputs),
+            shared_tokens=shared_with_all(input_tokens, self._workload.prefix_hit),
             stream=None if stream < 0 else np.full(count, stream, dtype=np.int64),
         )
 
@@ -226,7 +230,7 @@ def _generator(seed: int, dwell: int, column: int, stream: int) -> np.random.Gen
 
 def _interleaved(streams: Sequence[ArrivalSchedule], first_seq: int) -> ArrivalSchedule:
     """Streams as one schedule in order of due time."""
-    columns = ("due_ns", "phase", "input_tokens", "output_tokens", "stream")
+    columns = ("due_ns", "phase", "input_tokens", "output_tokens", "shared_tokens", "stream")
     joined = {name: np.concatenate([getattr(stream, name) for stream in streams]) for name in columns}
     order = np.argsort(joined["due_ns"], kind="stable")
     arrays: dict[str, Any] = {name: column[order] for name, column in joined.items()}

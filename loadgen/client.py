@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from loadgen.exchange import ErrorReader, EventReader, Exchange
+from loadgen.exchange import STAMP_DIGITS, ErrorReader, EventReader, Exchange, StampedReader
 
 IDLE_LIMIT_NS = 3_000_000_000
 """A kept connection older than this is not reused: uvicorn closes idle ones after 5 s."""
@@ -97,6 +97,10 @@ class Connection(asyncio.Protocol):
             self.exchange.replica_id = value.decode(errors="replace")
         elif name in (b"content-length", b"transfer-encoding"):
             self._delimited = True
+        elif name == b"x-accepted-virtual-ns" and self.exchange and value.isdigit():
+            self.exchange.accepted_virtual_ns = int(value[:STAMP_DIGITS])
+        elif name == b"x-time-scale" and self.exchange:
+            self.exchange.time_scale = _positive(value)
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -104,7 +108,12 @@ class Connection(asyncio.Protocol):
             self._kept = False  # a second answer, which nobody asked for
         elif self.exchange and status >= 200:  # early hints and their like come before the answer
             self.exchange.http_status = status
-            self._reader = (EventReader if status == 200 else ErrorReader)(self.exchange)
+            if status != 200:
+                self._reader = ErrorReader(self.exchange)
+                return
+            self._client.check_clock(self.exchange)
+            stamped = self.exchange.accepted_virtual_ns is not None
+            self._reader = (StampedReader if stamped else EventReader)(self.exchange)
 
     def on_body(self, body: bytes) -> None:
         if self._reader is not None:
@@ -157,7 +166,8 @@ class Client:
     A request of stream s goes to the s-th URL, one without a stream to any of them, by `chosen`.
 
     `ended` is called once for every exchange, whatever became of it. `api_key` goes into the
-    Authorization header and nowhere else. No request is ever repeated.
+    Authorization header and nowhere else. No request is ever repeated. `time_scale` is how many times as
+    fast as the real clock a server's must run; an answer from another one fails.
     """
 
     def __init__(
@@ -168,8 +178,10 @@ class Client:
         path: str = "/v1/completions",
         timeout_s: float = 120.0,
         api_key: str | None = None,
+        time_scale: float = 1.0,
     ) -> None:
         self.ended = ended
+        self._time_scale = time_scale
         self._urls = urls
         # Loading the trusted certificates takes tens of milliseconds: once, and not during the run.
         secure = any(urlsplit(url).scheme == "https" for url in urls)
@@ -195,6 +207,12 @@ class Client:
         task = asyncio.ensure_future(self._connect(url, exchange, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def check_clock(self, exchange: Exchange) -> None:
+        """Fail an exchange with a server whose clock is not as fast as ours: its latencies mean nothing."""
+        if exchange.time_scale != self._time_scale:
+            clocks = f"the server's clock runs at {exchange.time_scale:g}, the load's at {self._time_scale:g}"
+            exchange.fail("http_error", "time_scale", f"{clocks}; set engine.time_scale alike")
 
     def keep(self, connection: Connection) -> None:
         self._idle[connection.url].append((time.monotonic_ns(), connection))
@@ -272,6 +290,14 @@ def chosen(seq: int, count: int) -> int:
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK_64
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK_64
     return (mixed ^ mixed >> 31) % count
+
+
+def _positive(value: bytes) -> float:
+    """A number of a header; 0, which no clock runs at, if it is none."""
+    try:
+        return float(value)
+    except ValueError:
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True)

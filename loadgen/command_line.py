@@ -12,6 +12,7 @@ from typing import NoReturn
 from analysis import summary
 from conf import ConfigError, Experiment, load
 from conf.load import groups
+from conf.matrix import PREFIX
 from loadgen import trace
 from loadgen.endpoint import api_key
 
@@ -36,7 +37,8 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
         epilog="A bare group name chooses a file, a dotted key sets a value (slo.ttft_p90_ms=1500):\n"
         f"{choices}\n\n"
         "exit codes: 0 valid; 1 internal error; 2 wrong usage; 3 a bound is missed; 4 measurement void;\n"
-        "5 target or deployment failed; 6 budget over with an open end; 130 interrupted",
+        "5 target or deployment failed; 6 budget over with an open end; 130 interrupted\n"
+        "predict of a grid (matrix.KEY=[a,b] for any keys) ends with the highest code of its cells",
     )
     top.add_argument("verb", choices=verbs, help="what to do")
     top.add_argument(
@@ -49,6 +51,10 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
     top.add_argument("--config", type=Path, metavar="FILE", help="start from the config.yaml of a run folder")
     top.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the plan")
     top.add_argument("--require", action="store_true", help="probe: pass or fail rate_qps, until it is shown")
+    top.add_argument(
+        "--sensitivity", action="store_true", help="predict: what each constant does to the answer"
+    )
+    top.add_argument("--out", type=Path, metavar="FILE", help="predict: write the answers as Parquet")
     top.add_argument("--json", action="store_true", help="JSON lines on stdout, the result last")
     return top
 
@@ -58,6 +64,11 @@ def refuse_idle_flags(arguments: argparse.Namespace) -> None:
     if arguments.require and arguments.verb != "probe":
         finds = "goes on with what was asked" if arguments.verb == "resume" else "finds the rate itself"
         raise ConfigError(f"--require belongs to probe; {arguments.verb} {finds}")
+    for flag in ("sensitivity", "out"):
+        if getattr(arguments, flag) and (arguments.verb != "predict" or arguments.dry_run):
+            raise ConfigError(f"--{flag} belongs to an answer of predict; leave it out")
+    if arguments.verb != "predict" and any(word.startswith(PREFIX) for word in arguments.words):
+        raise ConfigError(f"{PREFIX}KEY=[...] belongs to predict; {arguments.verb} takes one value of a key")
     if arguments.json and arguments.dry_run:
         raise ConfigError("--dry-run prints a configuration for people, no JSON lines; leave --json out")
 
@@ -70,13 +81,15 @@ def resumed(arguments: argparse.Namespace) -> Path:
 
 
 def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
-    """The experiment of the words; a prediction searches for a virtual hour unless told otherwise.
+    """The experiment of the words; a prediction takes ten virtual hours unless told otherwise.
 
     Raises ConfigError with the remedy for what the verb does not honour.
     """
     words = list(words)
     if verb == "predict" and not any(word.startswith("search=") for word in words):
         words.append("search=virtual")
+    if verb == "predict" and not any(word.startswith("cluster.session=") for word in words):
+        words.append("cluster.session=fake")  # nothing is started, so that any number of nodes will do
     experiment = load(words, config)
     experiment = replace(experiment, workload=trace.resolve(experiment.workload))
     _refuse_idle_words(experiment, verb)
@@ -92,16 +105,17 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
 
 def _refuse_idle_words(experiment: Experiment, verb: str) -> None:
     """Refuse what the verb does not honour, and a probe of nothing."""
-    given = [key for key in PROBE_KEYS if getattr(experiment, key)]
+    honoured = {"predict": ("rate_qps",), "recipe": ("rate_qps", "duration_s")}.get(verb, ())
+    given = [key for key in PROBE_KEYS if getattr(experiment, key) and key not in honoured]
     if verb != "probe" and given:
         raise ConfigError(f"{given[0]} belongs to probe; {verb} finds the rate itself")
-    if verb == "probe" and experiment.search.expected_qps:
+    if verb in ("probe", "recipe") and experiment.search.expected_qps:
         raise ConfigError(
             "search.expected_qps belongs to a search; probe offers the load it is told: "
             "leave it out, or add search.expected_qps=null where a file has it"
         )
     parts = experiment.search.parts
-    if parts > 1 and verb in ("predict", "probe"):
+    if parts > 1 and verb in ("predict", "probe", "recipe"):
         raise ConfigError(
             f"{verb} is one run, not the {parts} of search.deployments and search.repeats; "
             "add search.deployments=1 search.repeats=1"

@@ -35,7 +35,7 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
     verdict = judge_run(verdicts, experiment.search.min_dwells)
     tree = _base(experiment, driver)
     tree["clock"] = clock
-    tree["evidence"] = _evidence(sweep, verdicts, clock)
+    tree["evidence"] = _evidence(sweep, verdicts, clock, experiment.time_scale)
     if clock == "wall":
         # What was not used must not stand as evidence; of a void run every window is told.
         used = [v for v in verdicts if v.valid] if verdict.valid else list(driver.verdicts.values())
@@ -247,12 +247,17 @@ def _p90(rows: pa.Table, limit: str, bound_ms: float) -> dict[str, Any]:
     }
 
 
-def _evidence(sweep: Sweep, verdicts: list[Verdict], clock: str) -> str:
+def _evidence(sweep: Sweep, verdicts: list[Verdict], clock: str, time_scale: float) -> str:
     kinds = Counter(outcome.segment.kind for outcome in sweep.outcomes)
     ramp = f"{kinds['ramp']} ramp steps and " if kinds["ramp"] else ""
     void = Counter(verdict.reason for verdict in verdicts if not verdict.valid)
     lost = f" ({', '.join(f'{count} void: {reason}' for reason, count in void.items())})" if void else ""
-    return f"{ramp}{len(verdicts)} dwells{lost} in {sweep.elapsed_s:.0f} s of {clock} time"
+    took = f"{sweep.elapsed_s:.0f} s of {clock} time"
+    if clock == "wall" and time_scale != 1:
+        took = (
+            f"{sweep.elapsed_s:.0f} s of the engine's time, {sweep.elapsed_s / time_scale:.0f} s of wall time"
+        )
+    return f"{ramp}{len(verdicts)} dwells{lost} in {took}"
 
 
 def _end(tree: Tree, exit_code: int, reason: str, *, valid: bool) -> Tree:

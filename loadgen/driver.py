@@ -39,9 +39,9 @@ from loadgen.telling import far_within, segment_done, word
 from loadgen.watch import Watched, watched
 
 BRIDGE_NS = 1 * NS
-"""Arrivals at the old rate go on this long after a window, so that deciding never leaves a gap."""
+"""Arrivals at the old rate go on this long (real) after a window, so that deciding never leaves a gap."""
 LEAD_NS = NS // 5
-"""A schedule reaches the load actors at least this long before its first send."""
+"""A schedule reaches the load actors at least this long (real) before its first send."""
 WARMUP_QPS = 4.0
 """Highest rate of the warm-up; a service that is thought slower gets half of what is thought."""
 WARMUP_LIMIT_S = 600.0
@@ -109,7 +109,7 @@ class Driver:
 
     def next_start_ns(self) -> int:
         """The earliest start of what is offered next."""
-        return max(self.free_ns, self.target.now_ns() + LEAD_NS)
+        return max(self.free_ns, self.target.now_ns() + int(LEAD_NS * self.plan.time_scale))
 
     def heal(self) -> Stop | None:
         """Replace load actors that were lost; returns why nothing more can be measured if that fails."""
@@ -175,7 +175,7 @@ class Driver:
             self.target.retract()
             window = dataclasses.replace(window, window_end_ns=now_ns, aborted=True)
             self.emit("abort", index=segment.index, text=f"dwell {segment.index} ended early: {reason}")
-        self.free_ns = now_ns if reason else window.planned_end_ns + BRIDGE_NS
+        self.free_ns = now_ns if reason else window.planned_end_ns + self._bridge_ns
         self.close(segment, window, now_ns)
 
     def _window(self, segment: Segment) -> Window:
@@ -187,6 +187,11 @@ class Driver:
             segment.index, segment.kind, rate_qps, self.plan.nodes, start_ns, begin_ns, end_ns, end_ns
         )
 
+    @property
+    def _bridge_ns(self) -> int:
+        """Deciding takes real time."""
+        return int(BRIDGE_NS * self.plan.time_scale)
+
     def _draw(self, segment: Segment, window: Window, rate_qps: float | Profile) -> ArrivalSchedule:
         """The requests of a window; those of a pair are drawn like the segment that it replays."""
         inner = "ramp" if window.kind == "ramp" else "window"
@@ -194,7 +199,7 @@ class Driver:
         bounds = {
             "transition": (begin_ns, window.window_start_ns),
             inner: (window.window_start_ns, window.planned_end_ns),
-            "bridge": (window.planned_end_ns, window.planned_end_ns + BRIDGE_NS),
+            "bridge": (window.planned_end_ns, window.planned_end_ns + self._bridge_ns),
         }
         draw = partial(self.traffic.draw, rate_qps, streams=self.plan.streams)
         seq, seed = self.next_seq, self.plan.seed

@@ -57,6 +57,11 @@ def _load(experiment: Experiment, load_s: float | None, guess_qps: float | None,
     longest = f"at most about {longest_s:.0f} s with warm-up and drain"
     deployed = "after deployment" if services == 1 else f"and {services} deployments"
     lines = [f"# {load_s:.0f} s of load; {longest}, {deployed}"]
+    if experiment.time_scale != 1:
+        real_s, scale = longest_s / experiment.time_scale, experiment.time_scale
+        lines.append(
+            f"# of the engine's own seconds: at engine.time_scale={scale:g} at most {real_s:.0f} real ones"
+        )
     if parts > 1:
         each = f"{load_s / parts:.0f} s, each of a service deployed anew, with its own seed"
         lines = [f"# {parts} sweeps of {each}", *lines]

@@ -18,6 +18,9 @@ EVENT_BYTES_LIMIT = 2**20
 CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")
 COUNT_LIMIT = 2**31
 """Counts are kept as 32 bits with a sign; a server that says more is not believed."""
+STAMP_DIGITS = 18
+"""So many digits of ns are thirty years, and fit into 64 bits."""
+_STAMP = b'data: {"virtual_ns":'
 _TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning)": ?"([^"\\]*(?:\\.[^"\\]*)*)"')
 _T = TypeVar("_T")
 
@@ -28,7 +31,9 @@ class Exchange:
 
     `sent_ns` is when the client did its part: wrote the request to a kept connection, or began to
     open a new one. How long the server and the network then take to accept is not its lateness.
-    `gaps_us` are the microseconds between consecutive socket reads that carried output.
+    `gaps_us` are the microseconds between consecutive socket reads that carried output. A simulated
+    engine whose clock runs `time_scale` times as fast tells its own time: `accepted_virtual_ns` of the
+    request, and first and last of its tokens.
     """
 
     seq: int
@@ -46,6 +51,10 @@ class Exchange:
     finish_reason: str | None = None
     usage: dict[str, int] | None = None
     engine: dict[str, int] | None = None
+    time_scale: float = 1.0
+    accepted_virtual_ns: int | None = None
+    first_virtual_ns: int | None = None
+    last_virtual_ns: int | None = None
     events: int = 0
     done: bool = False
     gaps_us: "array[int]" = field(default_factory=partial(array, "i"))
@@ -68,6 +77,12 @@ class Exchange:
             gap_us = (now_ns - self.last_token_ns) // 1000
             self.gaps_us.append(gap_us if gap_us < COUNT_LIMIT else COUNT_LIMIT - 1)
         self.last_token_ns = now_ns
+
+    def stamped(self, virtual_ns: int) -> None:
+        """Take note of a token's time on the engine's clock."""
+        if self.first_virtual_ns is None:
+            self.first_virtual_ns = virtual_ns
+        self.last_virtual_ns = virtual_ns
 
     def fail(self, status: str, kind: str, error: str | None = None) -> None:
         """Record the first reason of a failure; a later one never replaces it."""
@@ -187,6 +202,20 @@ class EventReader:
         exchange.engine = exchange.engine if engine is None else engine
         exchange.finish_reason = reason or exchange.finish_reason
         exchange.events += output
+
+
+class StampedReader(EventReader):
+    """The same for events that begin with the engine's own time: cut off, it leaves them alike again."""
+
+    __slots__ = ()
+
+    def _event(self, event: bytes) -> None:
+        if event.startswith(_STAMP):
+            digits, _, rest = event[len(_STAMP) :].partition(b",")
+            if digits.isdigit() and len(digits) <= STAMP_DIGITS:
+                self._exchange.stamped(int(digits))
+                event = b"data: {" + rest
+        super()._event(event)
 
 
 def _usage(tree: dict[str, Any]) -> dict[str, int]:

@@ -21,6 +21,7 @@ from analysis import records
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.limits import shortage
 from loadgen.load_actor import FleetPlan, LoadActor, Place, name
+from loadgen.rows import Clock
 from loadgen.target import LostActor, Observation
 from loadgen.worker import Report
 
@@ -68,7 +69,8 @@ class Member:
 class Fleet:
     """The HTTP target of a sweep: `count` load actors that send one master schedule together.
 
-    The run's clock starts at `from_ns`, which a resumed run sets after everything it has seen.
+    The run's clock starts at `from_ns`, which a resumed run sets after everything it has seen, and runs
+    `plan.time_scale` times as fast as the real one.
     """
 
     def __init__(
@@ -86,8 +88,9 @@ class Fleet:
         self._remote = remote.options(num_cpus=cpus, **options)
         self._count, self._plan, self._folder = count, plan, folder
         self._next_client = first_client
-        self._epoch_ns = time.monotonic_ns() - from_ns
-        self.zero_wall_ns = time.time_ns() - from_ns
+        real_ns = int(from_ns / plan.time_scale)
+        self._clock = Clock(time.monotonic_ns() - real_ns, time.time_ns() - real_ns, plan.time_scale)
+        self.zero_wall_ns = self._clock.wall_ns
         self.members: list[Member] = []
         self.lost: list[LostActor] = []
         self._untold: list[Member] = []
@@ -115,7 +118,7 @@ class Fleet:
 
     def now_ns(self) -> int:
         """The run's clock."""
-        return time.monotonic_ns() - self._epoch_ns
+        return self._clock.run_ns(time.monotonic_ns())
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         """Hand out a schedule, wait until `until_ns` on the run's clock, and report."""
@@ -123,7 +126,7 @@ class Fleet:
             for member in self._alive():
                 shard = schedule.shard(member.index, self._count)
                 self._offers.append((member, member.actor.offer.remote(shard)))
-        time.sleep(max(0, until_ns - self.now_ns()) / NS)
+        time.sleep(max(0, self._clock.monotonic_ns(until_ns) - time.monotonic_ns()) / NS)
         offers, self._offers = self._offers, []
         self._answers(offers, REPLY_TIMEOUT_S)
         reports: list[Report] = [report for _, report in self._ask("observe", REPLY_TIMEOUT_S)]
@@ -151,11 +154,12 @@ class Fleet:
         return True
 
     def finish(self, drain_s: float) -> None:
-        """Stop sending, drain for at most `drain_s`, and bring every shard into this run's folder.
+        """Stop sending, drain for at most `drain_s` of the run's clock, and bring all shards into the folder.
 
         Ctrl-C cuts what is in flight and ends the drain. An actor that cannot hand its shard over is
         lost, and so are its requests; the others' are not.
         """
+        drain_s /= self._plan.time_scale
         try:
             running = self._call("finish", drain_s)
             try:

@@ -78,13 +78,13 @@ class Pulse:
         """The row of the time since the last beat."""
         second, self._second = self._second, _second()
         span_ns = max(1, self._second.since_ns - second.since_ns)
-        clock_ns = self._second.since_ns - self._clock.epoch_ns
+        clock = self._clock
         lags_ms = np.quantile(second.lags_ns, [0.5, 0.99, 1.0]) / 1e6 if second.lags_ns else [None] * 3
         return {
             "client_id": self._client_id,
-            "at": (self._clock.wall_ns + clock_ns) // 1000,
-            "clock_ns": clock_ns,
-            "span_s": span_ns / NS,
+            "at": (clock.wall_ns + self._second.since_ns - clock.epoch_ns) // 1000,
+            "clock_ns": clock.run_ns(self._second.since_ns),
+            "span_s": span_ns * clock.scale / NS,
             "sends": len(second.lags_ns),
             "missed": second.missed,
             "in_flight": second.in_flight[-1] if second.in_flight else None,

@@ -41,6 +41,12 @@ def draw_lengths(
             return np.full(count, lengths.mean, dtype=np.int64)
 
 
+def shared_with_all(input_tokens: Ints, prefix_hit: float) -> Ints:
+    """How many tokens at the beginning of each prompt are those of every other, to the nearest token."""
+    shared: Ints = np.rint(prefix_hit * input_tokens).astype(np.int64)
+    return shared
+
+
 def longest_tokens(lengths: Lengths, recorded: Ints | None = None) -> int:
     """The longest of a million lognormal draws, about; of the others the longest there is.
 

@@ -26,7 +26,7 @@ from loadgen.worker import Report, Worker
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """What every actor needs to know before the start."""
+    """What every actor needs to know before the start; `timeout_s` is on the run's clock."""
 
     urls: list[str]
     workload: Workload
@@ -35,6 +35,7 @@ class FleetPlan:
     salt: int
     timeout_s: float
     record_itl: bool
+    time_scale: float = 1.0
     driver: Lifeline = field(default_factory=own)
     api_key: str | None = field(default=None, repr=False)
 
@@ -66,7 +67,8 @@ class LoadActor:
             prompts,
             *self._shards,
             record_itl=plan.record_itl,
-            timeout_s=plan.timeout_s,
+            time_scale=plan.time_scale,
+            timeout_s=plan.timeout_s / plan.time_scale,
             api_key=plan.api_key,
             path=prompts.path,
         )
@@ -111,7 +113,7 @@ class LoadActor:
         return await self._worker.observe()
 
     async def finish(self, drain_s: float) -> None:
-        """Drain and close the shards."""
+        """Drain for so many real seconds and close the shards."""
         await self._worker.finish(drain_s)
 
     async def cut(self) -> None:

@@ -15,6 +15,7 @@ class Plan:
     """What is asked of a sweep. `replicas` are the ids expected in answers, None if unknown.
 
     `streams` are the independent streams of arrivals, one for each node; 0 where all nodes share one.
+    All times are on a clock that runs `time_scale` times as fast as the real one.
     """
 
     search: Search
@@ -26,6 +27,7 @@ class Plan:
     warmup_requests: int = 0
     replicas: frozenset[str] | None = None
     streams: int = 0
+    time_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

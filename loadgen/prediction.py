@@ -1,26 +1,219 @@
-"""The search on a virtual clock: the answer of an engine model, which is handed in as a service."""
+"""What an engine model says of a service: the tree that `predict` prints, of one point.
 
+Knows what a planner asks of an answer (interval, limit, throughput, what to measure first) and its exit code;
+the engine model is handed in, and what the machine could do at most.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+from analysis import summary
+from analysis.capacity import LIMITS
+from analysis.root import Limit
 from analysis.summary import Tree
-from conf import Experiment
-from loadgen import conclusion
-from loadgen.driver import Driver
-from loadgen.plan import Plan
-from loadgen.progress import Emit
-from loadgen.search import Start
-from loadgen.sweep import sweep
-from loadgen.virtual_target import Service, VirtualTarget
+from conf.schema import Experiment, SimulatedEngine
+from loadgen.forecast import (
+    MANY_NODES,
+    QUICK_S,
+    SLOW_S,
+    Bench,
+    Effort,
+    Forecast,
+    Point,
+    Simulate,
+    Solution,
+    forecast,
+)
+from loadgen.uncertainty import (
+    DRAWS,
+    Spread,
+    Uncertainty,
+    held,
+    sensitivities,
+    uncertain,
+    uncertainty,
+)
+
+INTERVAL = "95 %: sampled uncertainty of the constants, and Monte Carlo noise; certified is the 5 % quantile"
+SLOW_DRAWS = 16
+"""Draws of the constants for an engine that is simulated block by block: fifteen seconds of two cores."""
+UNGUESSED_QPS = 5.0
+"""Where the search for the crossing begins if nobody can guess."""
 
 
-def predict(experiment: Experiment, service: Service, start: Start, emit: Emit) -> Tree:
-    """The conclusion of a search over `service`: the tree of sweep.json with `clock` = `virtual`."""
-    plan = Plan(
-        search=experiment.search,
-        slo=experiment.slo,
-        workload=experiment.workload,
-        nodes=experiment.cluster.nodes,
-        seed=experiment.seed,
-        start=start,
-        streams=experiment.streams,
-    )
-    driver = Driver(VirtualTarget(service), plan, emit)
-    return conclusion.of_sweep(experiment, driver, sweep(driver), "virtual")
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What one node holds and computes at most; `flop` are those that the model needs, not what is executed.
+
+    `kv_tokens` is the room of all `replicas` of a node together; `peak_flop_per_s` that of all their GPUs, in
+    the type of the weights, None if unknown. `shares` gives the busy time by term from the sums of a run.
+    """
+
+    replicas: int
+    kv_tokens: float
+    peak_flop_per_s: float | None
+    flop_per_token: float
+    flop_per_pair: float
+    shares: Callable[[Mapping[str, float]], dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """The engine model, as it is handed in; `guess_qps` is QPS per node by the roofline alone."""
+
+    simulate: Simulate
+    machine: Callable[[Experiment], Machine]
+    guess_qps: Callable[[Experiment], float | None]
+
+
+def predict(
+    experiment: Experiment,
+    model: EngineModel,
+    spread: Spread = map,
+    draws: int = DRAWS,
+    sensitivity: bool = False,
+) -> Tree:
+    """The capacity with its interval, as a tree of the form of sweep.json with `clock` = `virtual`.
+
+    `draws` 0 leaves the constants' uncertainty out, so that the interval is Monte Carlo noise alone.
+    """
+    guess = experiment.search.expected_qps or model.guess_qps(experiment) or UNGUESSED_QPS
+    found = forecast(experiment, model.simulate, guess)
+    tree = _base(experiment)
+    point, side = found.answer.point, found.answer.crossing.side
+    tree["forecast"] = {**_figures(point, model.machine(experiment)), **_basis(found)}
+    if side < 0:
+        low = (
+            f"even at {point.rate_qps:g} QPS per node (search.lowest_qps) p90 {point.binding.upper()} is over"
+        )
+        return _end(tree, summary.EXIT_SLO_MISSED, f"{low} its bound")
+    draws = min(draws, SLOW_DRAWS) if point.slow else draws
+    unsure = Uncertainty(()) if side else uncertainty(found, draws, spread)
+    tree["capacity"] = _capacity(experiment, found.answer, unsure)
+    if draws:
+        tree["forecast"] |= {
+            "draws": len(unsure.ln_ratios),
+            "open_draws": unsure.open_draws,
+            "constants_sampled": list(unsure.sampled),
+            "ln_ratios": list(unsure.ln_ratios),
+        }
+    if side > 0:
+        why = f"the bounds are kept even at {point.rate_qps:g} QPS per node, search.highest_qps; raise it"
+        return _end(tree, summary.EXIT_OPEN, why)
+    if sensitivity:
+        tree["sensitivity"] = [{**asdict(row), "ln_sd": row.ln_sd} for row in sensitivities(found, spread)]
+    return _end(tree, summary.EXIT_OK, "")
+
+
+def at_rate(experiment: Experiment, model: EngineModel, spread: Spread = map, draws: int = DRAWS) -> Tree:
+    """What the engine model says of one rate, `rate_qps` per node: each p90 against its bound.
+
+    Also in how many draws of the constants both bounds are kept.
+    """
+    assert experiment.rate_qps
+    nodes = 1 if experiment.streams else experiment.cluster.nodes
+    rough = Bench(experiment, model.simulate, Effort.of(QUICK_S, min(nodes, MANY_NODES)))
+    slow = rough.at(experiment.rate_qps).slow
+    budget_s = min(experiment.search.budget_s, SLOW_S if slow else math.inf)
+    bench = Bench(experiment, model.simulate, Effort.of(budget_s, nodes))
+    point = bench.at(experiment.rate_qps)
+    tree, draws = _base(experiment), min(draws, SLOW_DRAWS) if slow else draws
+    kept = held(rough, experiment.rate_qps, draws, spread)
+    tree["forecast"] = _figures(point, model.machine(experiment)) | {
+        "draws": len(kept),
+        "constants_sampled": list(uncertain(experiment)),
+        "kept_probability": sum(kept) / len(kept) if kept else None,
+    }
+    missed = [limit.upper() for limit in LIMITS if point.excess(limit) > 0]
+    tree["probe"] = {
+        "loop": "open",
+        "rate_qps_per_node": experiment.rate_qps,
+        "window_s": bench.effort.window_s,
+        **{limit: _p90(point, limit) for limit in LIMITS},
+    }
+    if missed:
+        return _end(tree, summary.EXIT_SLO_MISSED, f"p90 {' and '.join(missed)} over the bound")
+    return _end(tree, summary.EXIT_OK, "")
+
+
+def _p90(point: Point, limit: Limit) -> Tree:
+    p90 = point.p90_ms(limit)
+    return {
+        "p90_ms": p90,
+        "interval_ms": point.interval_ms(limit),
+        "bound_ms": point.bound_ms(limit),
+        "passed": None if p90 is None else p90 <= point.bound_ms(limit),
+    }
+
+
+def _base(experiment: Experiment) -> Tree:
+    return {
+        "schema_version": summary.SCHEMA_VERSION,
+        "asked": summary.describe(experiment),
+        "clock": "virtual",
+        "dwells": [],
+        "calibration": experiment.engine.constants if isinstance(experiment.engine, SimulatedEngine) else "",
+    }
+
+
+def _figures(point: Point, machine: Machine) -> Tree:
+    """What a node does at the rate of the point; requests in flight by Little's law."""
+    rate, new = point.rate_qps, point.input_tokens - point.cached_tokens
+    pairs = new * (point.cached_tokens + new / 2)
+    decoded = point.output_tokens * (point.input_tokens + point.output_tokens / 2)
+    flop = machine.flop_per_token * (new + point.output_tokens) + machine.flop_per_pair * (pairs + decoded)
+    return {
+        "rate_qps_per_node": rate,
+        **{f"{limit}_p90_ms": point.p90_ms(limit) for limit in LIMITS},
+        "input_tokens_per_s_per_node": rate * point.input_tokens,
+        "output_tokens_per_s_per_node": rate * point.output_tokens,
+        "cached_share_of_input": point.cached_tokens / point.input_tokens,
+        "in_flight_per_node": rate * point.e2e_s,
+        "kv_used": _known(point.work["kv_token_seconds"] / point.load_s / machine.kv_tokens),
+        "busy": _known(point.work["busy_s"] / point.load_s / machine.replicas),
+        "mfu": rate * flop / machine.peak_flop_per_s if machine.peak_flop_per_s else None,
+        "step_terms": machine.shares(point.work),
+        "requests": len(point.ttft_ms),
+        "simulated_node_s": point.load_s,
+    }
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _basis(found: Forecast) -> Tree:
+    """What the answer rests on."""
+    noise = found.answer.noise
+    return {
+        "noise_pct": None if noise is None else 100 * noise,
+        "varied_nodes": found.bench.effort.nodes,
+        "varied_node_s": found.bench.effort.nodes * found.bench.effort.parts * found.bench.effort.window_s,
+    }
+
+
+def _capacity(experiment: Experiment, answer: Solution, unsure: Uncertainty) -> Tree:
+    """The figures of a search's capacity, as far as a prediction has them."""
+    estimate, noise, side = answer.crossing.rate_qps, answer.noise or 0.0, answer.crossing.side
+    ends = {"low": 0.025, "high": 0.975, "certified": 0.05}
+    figures = {"estimate": estimate} | {
+        name: estimate * math.exp(unsure.ends(share, noise)) for name, share in ends.items()
+    }
+    replicas = experiment.layout.replicas_per_node
+    binding = answer.point.binding
+    same = sum(limit == binding for limit in unsure.bindings)
+    return {
+        "qps_per_node": figures,
+        "qps_per_replica": {name: value / replicas for name, value in figures.items()},
+        "interval": INTERVAL,
+        "binding": binding,
+        "binding_probability": same / len(unsure.bindings) if unsure.bindings else None,
+        "open_above": side > 0,
+        "open_below": side < 0,
+    }
+
+
+def _end(tree: Tree, exit_code: int, reason: str) -> Tree:
+    ok = exit_code == summary.EXIT_OK
+    return tree | {"valid": True, "passed": ok, "exit_code": exit_code, "reason": reason}

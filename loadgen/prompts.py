@@ -22,9 +22,10 @@ ENVELOPES = {
 
 
 class Prompts:
-    """Bodies for one workload. Two bodies never share their first tokens, so none hits a prefix cache.
+    """Bodies for one workload. Two bodies share the first tokens that they are asked to share, and no more.
 
-    `salt` separates runs: prompts of another salt differ too. Token ids are drawn from the ids of
+    What follows those is unique, so that a prefix cache is hit as intended and never by chance. `salt`
+    separates runs: prompts of another salt differ, shared tokens too. Token ids are drawn from the ids of
     the vocabulary with the most digits (10000 to 99999 of 151936), away from special ids. `path` is
     the URL path of the API that takes the bodies. A chat is one user message; what the server's
     template puts around it comes on top of the asked tokens.
@@ -45,11 +46,15 @@ class Prompts:
         rest |= {"ignore_eos": True, "temperature": 0}
         self._tail = json.dumps(rest, separators=(",", ":")).encode()[1:]
 
-    def body(self, seq: int, input_tokens: int, output_tokens: int) -> bytes:
-        """The JSON body of request `seq`: `input_tokens` unique tokens in, exactly `output_tokens` out."""
-        unique = self._unique(seq)[:input_tokens]
-        rest = self._slice(seq, input_tokens - len(unique))
-        prompt = self._separator.join([*unique, rest] if rest else unique)
+    def body(self, seq: int, input_tokens: int, output_tokens: int, shared_tokens: int = 0) -> bytes:
+        """The JSON body of request `seq`: `input_tokens` tokens in, exactly `output_tokens` out.
+
+        The first `shared_tokens` are the same in every body, however many of them it has.
+        """
+        unique = self._unique(seq)[: input_tokens - shared_tokens]
+        rest = self._slice(seq * 7919, input_tokens - shared_tokens - len(unique))
+        pieces: list[bytes | memoryview] = [self._slice(0, shared_tokens)] if shared_tokens else []
+        prompt = self._separator.join([*pieces, *unique, rest] if rest else [*pieces, *unique])
         limits = b',"max_tokens":%d,"min_tokens":%d,' % (output_tokens, output_tokens)
         return b"".join((self._head, prompt, self._close, limits, self._tail))
 
@@ -62,8 +67,8 @@ class Prompts:
             tokens.append(b"%d" % (self._low + digit))
         return tokens
 
-    def _slice(self, seq: int, tokens: int) -> memoryview:
+    def _slice(self, first: int, tokens: int) -> memoryview:
         """A view, because at 25 kB each copy costs as much as reading several tokens."""
         pool = self._pool if tokens <= POOL_TOKENS else self._pool * -(-tokens // POOL_TOKENS)
-        at = (seq * 7919) % POOL_TOKENS * self._width
+        at = first % POOL_TOKENS * self._width
         return memoryview(pool)[at : at + max(0, tokens * self._width - 1)]

@@ -28,6 +28,7 @@ class Planned:
     due_ns: int
     input_tokens: int
     output_tokens: int
+    shared_tokens: int = 0
     stream: int | None = None
 
 
@@ -37,10 +38,22 @@ Flight = tuple[Planned, Exchange]
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The run's clock: its zero is the monotonic instant `epoch_ns`, on the wall clock `wall_ns`."""
+    """The run's clock: its zero is the monotonic instant `epoch_ns`, on the wall clock `wall_ns`.
+
+    It runs `scale` times as fast as those two.
+    """
 
     epoch_ns: int
     wall_ns: int
+    scale: float = 1.0
+
+    def run_ns(self, monotonic_ns: int) -> int:
+        """The run's time at a monotonic instant."""
+        return int((monotonic_ns - self.epoch_ns) * self.scale)
+
+    def monotonic_ns(self, run_ns: int) -> int:
+        """The monotonic instant of a time of the run."""
+        return self.epoch_ns + int(run_ns / self.scale)
 
 
 def planned(schedule: ArrivalSchedule) -> list[Planned]:
@@ -51,6 +64,7 @@ def planned(schedule: ArrivalSchedule) -> list[Planned]:
         schedule.due_ns.tolist(),
         schedule.input_tokens.tolist(),
         schedule.output_tokens.tolist(),
+        schedule.shared_tokens.tolist(),
         itertools.repeat(None, len(schedule)) if schedule.stream is None else schedule.stream.tolist(),
         strict=True,
     )
@@ -67,6 +81,7 @@ def plan_table(schedule: ArrivalSchedule) -> pa.Table:
         "due_ns": schedule.due_ns,
         "requested_input_tokens": schedule.input_tokens.astype(np.int32),
         "requested_output_tokens": schedule.output_tokens.astype(np.int32),
+        "shared_tokens": schedule.shared_tokens.astype(np.int32),
     }
     return pa.table(columns, schema=records.PLAN)
 
@@ -91,9 +106,10 @@ def batch(flights: Sequence[Flight], clock: Clock, client_id: int, record_itl: b
         "turn": np.zeros(len(plans), dtype=np.int16),
         "replica_id": [exchange.replica_id for exchange in ends],
         "due_ns": due_ns,
-        "scheduled_at": (due_ns + clock.wall_ns) // 1000,
+        "scheduled_at": ((due_ns / clock.scale).astype(np.int64) + clock.wall_ns) // 1000,
         "requested_input_tokens": [plan.input_tokens for plan in plans],
         "requested_output_tokens": [plan.output_tokens for plan in plans],
+        "shared_tokens": [plan.shared_tokens for plan in plans],
         "prompt_tokens": [(exchange.usage or {}).get("prompt_tokens") for exchange in ends],
         "cached_tokens": [(exchange.usage or {}).get("cached_tokens") for exchange in ends],
         "output_tokens": [exchange.tokens if exchange.events else None for exchange in ends],
@@ -101,12 +117,16 @@ def batch(flights: Sequence[Flight], clock: Clock, client_id: int, record_itl: b
         "reads": [exchange.reads for exchange in ends],
         "engine_steps": [(exchange.engine or {}).get("steps") for exchange in ends],
         "engine_late_steps": [(exchange.engine or {}).get("late_steps") for exchange in ends],
-        "itl_us": _gaps(ends) if record_itl else [None] * len(ends),
+        "time_scale": np.full(len(plans), clock.scale),
+        "engine_first_token_ns": [_since_accepted(exchange, exchange.first_virtual_ns) for exchange in ends],
+        "engine_last_token_ns": [_since_accepted(exchange, exchange.last_virtual_ns) for exchange in ends],
+        "itl_us": _gaps(ends, clock.scale) if record_itl else [None] * len(ends),
     }
-    zero_ns = due_ns + clock.epoch_ns
     for event in ("sent", "first_byte", "first_token", "last_token", "end"):
         at_ns = [getattr(exchange, f"{event}_ns") for exchange in ends]
-        columns["send_offset_ns" if event == "sent" else f"{event}_offset_ns"] = _offsets(at_ns, zero_ns)
+        columns["send_offset_ns" if event == "sent" else f"{event}_offset_ns"] = _offsets(
+            at_ns, due_ns, clock
+        )
     return pa.record_batch(
         [_array(columns[field.name], field.type) for field in records.SHARD], schema=records.SHARD
     )
@@ -122,16 +142,26 @@ def _status(exchange: Exchange) -> str | None:
     return exchange.status if ended else records.PENDING
 
 
-def _offsets(at_ns: list[int | None], zero_ns: NDArray[np.int64]) -> pa.Array:
-    """Monotonic instants as offsets from each row's due time; null where the event never came."""
+def _since_accepted(exchange: Exchange, virtual_ns: int | None) -> int | None:
+    """A time of the engine's, from its having the request; None of an engine that tells none."""
+    if virtual_ns is None or exchange.accepted_virtual_ns is None:
+        return None
+    return virtual_ns - exchange.accepted_virtual_ns
+
+
+def _offsets(at_ns: list[int | None], due_ns: NDArray[np.int64], clock: Clock) -> pa.Array:
+    """Monotonic instants on the run's clock, from each row's due time; null where the event never came."""
     missing = np.array([at is None for at in at_ns], dtype=np.bool_)
-    instants = np.array([0 if at is None else at for at in at_ns], dtype=np.int64)
-    return pa.array(instants - zero_ns, mask=missing)
+    real_ns = np.array([0 if at is None else at - clock.epoch_ns for at in at_ns], dtype=np.int64)
+    run_ns = real_ns if clock.scale == 1 else np.rint(real_ns * clock.scale).astype(np.int64)
+    return pa.array(run_ns - due_ns, mask=missing)
 
 
-def _gaps(exchanges: Sequence[Exchange]) -> pa.Array:
+def _gaps(exchanges: Sequence[Exchange], scale: float) -> pa.Array:
     """The gaps of each request as one list column, their bytes copied once; null while in flight."""
     ends = np.cumsum([0, *(len(exchange.gaps_us) for exchange in exchanges)], dtype=np.int32)
-    values = pa.array(np.frombuffer(b"".join(exchange.gaps_us for exchange in exchanges), dtype=np.int32))
+    gaps_us = np.frombuffer(b"".join(exchange.gaps_us for exchange in exchanges), dtype=np.int32)
+    if scale != 1:
+        gaps_us = np.minimum(np.rint(gaps_us * scale), np.iinfo(np.int32).max).astype(np.int32)
     open_ = np.array([exchange.end_ns is None for exchange in exchanges], dtype=np.bool_)
-    return pa.ListArray.from_arrays(pa.array(ends), values, mask=pa.array(open_))
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(gaps_us), mask=pa.array(open_))

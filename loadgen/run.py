@@ -160,8 +160,9 @@ class Run:
                 drain_s = max(drain_s, asked.request_timeout_s)
                 return conclude
             except KeyboardInterrupt:
+                real_s = drain_s / self.experiment.time_scale
                 text = (
-                    f"interrupted: no more sends; waiting up to {drain_s:g} s for answers (Ctrl-C cuts them)"
+                    f"interrupted: no more sends; waiting up to {real_s:g} s for answers (Ctrl-C cuts them)"
                 )
                 self.emit("interrupted", text=text)
                 return self._failed(summary.EXIT_INTERRUPTED, "every request received so far is saved")
@@ -179,6 +180,7 @@ class Run:
             fleet.now_ns,
             service.api_key,
             self._lines.put,
+            self.experiment.time_scale,
         )
 
     def _start_fleet(self, service: Service) -> Fleet:
@@ -191,6 +193,7 @@ class Run:
             salt=self._salt,
             timeout_s=asked.fleet.request_timeout_s,
             record_itl=asked.fleet.record_itl,
+            time_scale=asked.time_scale,
             api_key=service.api_key,
         )
         self._fleet = fleet = Fleet(
@@ -203,6 +206,7 @@ class Run:
             from_ns=self._past.end_ns if self._past else 0,
         )
         self._manifest["load_actors"] = [member.described() for member in fleet.members]
+        self._manifest["clock"] = {"time_scale": asked.time_scale, "zero_wall_ns": fleet.zero_wall_ns}
         self.folder.write_json("manifest.json", self._manifest)
         self.emit("fleet", text=f"{len(fleet.members)} load actor(s) ready")
         return fleet
@@ -229,6 +233,7 @@ class Run:
             warmup_requests=asked.fleet.warmup_requests,
             replicas=service.replicas,
             streams=asked.streams,
+            time_scale=asked.time_scale,
         )
 
     def _failed(self, exit_code: int, reason: str) -> Conclude:
@@ -247,7 +252,8 @@ class Run:
 
     def _finish(self, conclude: Conclude) -> Tree:
         """Write every file of the folder, the verdict last."""
-        rows = self.folder.collect(self._fleet.zero_wall_ns if self._fleet else None)
+        zero_wall_ns = self._fleet.zero_wall_ns if self._fleet else None
+        rows = self.folder.collect(zero_wall_ns, self.experiment.time_scale)
         tree = self._concluded(conclude, rows)
         tree |= {
             "verb": self._manifest["verb"],

@@ -93,7 +93,7 @@ class RunFolder(Folder):
         """Requests planned so far in the run at `path`, by its saved plans."""
         return sum(pq.read_metadata(file).num_rows for file in path.glob("schedule/*.parquet"))
 
-    def collect(self, wall_start_ns: int | None = None) -> pa.Table:
+    def collect(self, wall_start_ns: int | None = None, time_scale: float = 1.0) -> pa.Table:
         """Shards and plan joined into requests/: exactly one row for every planned request.
 
         The load actors' health and the servers' figures become clients.parquet and timeseries.parquet.
@@ -104,7 +104,7 @@ class RunFolder(Folder):
         shards = sorted(self.shards.glob("*.arrow"))
         with _locked(shards):
             run = Run(self.path, {}, None)
-            rows = gather(self.path, wall_start_ns)
+            rows = gather(self.path, wall_start_ns, time_scale)
             tables = {"clients.parquet": run.clients(), "timeseries.parquet": run.timeseries()}
             tables = {file: table for file, table in tables.items() if table.num_rows}
             records.write(rows, self.path / "requests" / "part-000.parquet")

@@ -56,7 +56,8 @@ _WANTED = re.compile(rf"^(?:{_NAMES})(?:_total)?[ \t{{].*$", re.MULTILINE)
 class Scraper:
     """Samples `urls` (a replica's name to the address of its metrics) while the block lasts.
 
-    `clock_ns` is the run's clock, on whose whole seconds samples are taken. A sample bears the name that
+    `clock_ns` is the run's clock, on whose whole seconds samples are taken; it runs `time_scale` times as
+    fast as the real one. A sample bears the name that
     the answer gives in x-replica-id, else the URL's. `api_key` goes to every URL, so it is only for
     endpoints that are not ours; `say` gets, in the scraper's thread, a line about what the user should know.
     """
@@ -68,7 +69,9 @@ class Scraper:
         clock_ns: Callable[[], int],
         api_key: str | None = None,
         say: Callable[[str], None] = lambda _: None,
+        time_scale: float = 1.0,
     ) -> None:
+        self._time_scale = time_scale
         self._urls = dict(urls)
         self._clock_ns = clock_ns
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -121,7 +124,7 @@ class Scraper:
         tick_ns = (self._clock_ns() // period_ns + 1) * period_ns
         while (ahead_ns := tick_ns - self._clock_ns()) > 0:  # timers may fire early
             try:
-                await asyncio.wait_for(self._ended.wait(), ahead_ns / NS)
+                await asyncio.wait_for(self._ended.wait(), ahead_ns / NS / self._time_scale)
             except TimeoutError:
                 continue
             return True

@@ -51,6 +51,7 @@ class Study:
     part: Callable[[str, Trees], Experiment]
     conclude: Callable[[Trees], Tree]
     act: Callable[[str], Act] = lambda _: measure.search
+    anew: bool = False
 
 
 def of(asked: Experiment) -> Study:
@@ -140,8 +141,10 @@ def _part(study: Study, name: str, done: Trees, folder: Folder, fill: Fill, show
     """The conclusion of one part: as it stands, resumed, or measured now."""
     path = folder.path / name
     known = result(path)
-    if known is not None:
+    if known is not None and (known["exit_code"] == summary.EXIT_OK or not study.anew):
         return known
+    if study.anew:
+        _set_aside(path)
     asked = path / "config.yaml"
     out = str(folder.typed)
     experiment = load(base=asked) if asked.exists() else replace(study.part(name, done), out=out)
@@ -156,6 +159,13 @@ def _part(study: Study, name: str, done: Trees, folder: Folder, fill: Fill, show
     before = load_run(path)
     again, _ = measure.reopen(before)
     return fill(experiment, again, study.act(name), measure.continued(before))
+
+
+def _set_aside(path: Path) -> None:
+    """Keep what is left of a part under another name."""
+    if (path / "manifest.json").exists():
+        cuts = len(list(path.parent.glob(f"{path.name}.cut*")))
+        path.rename(path.with_name(f"{path.name}.cut{cuts + 1}"))
 
 
 def _tell(folder: Folder, show: Emit, text: str) -> None:

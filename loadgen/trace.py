@@ -110,10 +110,17 @@ def cautions(workload: Workload) -> list[str]:
     trace = of(workload)
     lines = []
     if trace is not None and trace.shares_prefixes:
-        lines.append(f"{workload.trace}: its shared prefixes are not replayed, every prompt is unique")
+        lines.append(f"{workload.trace}: its shared prefixes are not replayed, {_beginning(workload)}")
     if trace is not None and trace.empty_answers:
         lines.append(f"{workload.trace}: {trace.empty_answers} requests without an answer ask for one token")
     return lines
+
+
+def _beginning(workload: Workload) -> str:
+    """How the prompts begin that are sent instead."""
+    if not workload.prefix_hit:
+        return "every prompt is unique"
+    return f"every prompt begins with workload.prefix_hit={workload.prefix_hit:g} of it"
 
 
 def _with_mean(lengths: Lengths, tokens: NDArray[np.int64]) -> Lengths:

@@ -10,7 +10,7 @@ from analysis import studies
 from analysis.runs import Run, load_run
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
-from loadgen import comparison, measure, study
+from loadgen import comparison, measure, recipe, study
 from loadgen.folder import Folder
 from loadgen.measure import Act, Site
 from loadgen.plan import Past
@@ -39,6 +39,12 @@ def compare(a: Experiment, b: Experiment, site: Site, show: Emit) -> Tree:
     return study.run(comparison.begun(folder, a, b), folder, _fill(site, show), show)
 
 
+def record(asked: Experiment, guess_qps: float | None, site: Site, show: Emit) -> Tree:
+    """Run the probes of the calibration recipe: a study."""
+    study_asked = recipe.of(asked, guess_qps)
+    return study.run(study_asked, measure.create(Folder, asked), _fill(site, show, "probe"), show)
+
+
 def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Emit) -> Tree:
     """Recover what a killed run or study left, and go on with it.
 
@@ -54,12 +60,20 @@ def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Em
             folder = Folder(path)
         except OSError as error:
             raise ConfigError(f"cannot resume: {error}") from error
-        return study.run(_study(path, experiment), folder, _fill(site, show), show)
+        again_asked = _study(path, experiment)
+        verb = "probe" if again_asked.kind == recipe.KIND else "sweep"
+        return study.run(again_asked, folder, _fill(site, show, verb), show)
     run = _cut_short(path)
     again, rows = measure.reopen(run)
     show("resume", text=f"{path}: {rows} requests on record")
     before = measure.continued(run)
     return _fill(site, show)(asked(path / "config.yaml"), again, measure.search, before)
+
+
+def verb(path: Path) -> str:
+    """The verb whose words the config.yaml of a folder holds."""
+    recorded = studies.is_study(path) and studies.load_study(path)["study"] == recipe.KIND
+    return recipe.KIND if recorded else "sweep"
 
 
 def left(path: Path, asked: Callable[[Path], Experiment]) -> str:
@@ -86,12 +100,14 @@ def _cut_short(path: Path) -> Run:
 
 
 def _study(path: Path, asked: Experiment) -> study.Study:
-    compared = studies.load_study(path)["study"] == comparison.KIND
-    return comparison.again(path, asked) if compared else study.of(asked)
+    kind = studies.load_study(path)["study"]
+    if kind == recipe.KIND:
+        return recipe.of(asked)
+    return comparison.again(path, asked) if kind == comparison.KIND else study.of(asked)
 
 
-def _fill(site: Site, show: Emit) -> study.Fill:
+def _fill(site: Site, show: Emit, verb: str = "sweep") -> study.Fill:
     def fill(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> Tree:
-        return measure.measure(experiment, "sweep", folder, act, site, show, before)
+        return measure.measure(experiment, verb, folder, act, site, show, before)
 
     return fill

@@ -38,7 +38,13 @@ class Service(Protocol):
     """Engines behind a balancer on one virtual clock; a request may name its engine, `replica`."""
 
     def submit(
-        self, key: int, at_s: float, input_tokens: int, output_tokens: int, replica: int | None = None
+        self,
+        key: int,
+        at_s: float,
+        input_tokens: int,
+        output_tokens: int,
+        replica: int | None = None,
+        shared_tokens: int = 0,
     ) -> None: ...
     def retract(self, after_s: float) -> None: ...
     def advance(self, until_s: float) -> None: ...
@@ -82,7 +88,8 @@ class VirtualTarget:
         for plan in planned(schedule):
             self._planned[plan.seq] = plan
             at_s = plan.due_ns / NS
-            self._service.submit(plan.seq, at_s, plan.input_tokens, plan.output_tokens, plan.stream)
+            lengths = plan.input_tokens, plan.output_tokens
+            self._service.submit(plan.seq, at_s, *lengths, plan.stream, plan.shared_tokens)
 
 
 def _table(flights: Sequence[tuple[Planned, Progress]]) -> pa.Table:

@@ -50,7 +50,8 @@ class Report:
 class Worker:
     """One load generator: `offer` plans, `observe` reports, `retract` and `finish` end.
 
-    All times are on the run's clock, which `start` sets. `shard` takes one row for every request,
+    All times are on the run's clock, which `start` sets and which runs `time_scale` times as fast as the
+    real one; timeouts and drains are real. `shard` takes one row for every request,
     `pulse_shard` one row of this worker's health a second.
     """
 
@@ -63,16 +64,18 @@ class Worker:
         pulse_shard: Shard | None = None,
         *,
         record_itl: bool,
+        time_scale: float = 1.0,
         **client: Any,
     ) -> None:
         self._client_id = client_id
+        self._time_scale = time_scale
         self._prompts = prompts
         self._shard = shard
         self._pulse_shard = pulse_shard
         self._shards = [each for each in (shard, pulse_shard) if each is not None]
         self._written_at = time.monotonic()
         self._record_itl = record_itl
-        self._client = Client(urls, self._ended, **client)
+        self._client = Client(urls, self._ended, time_scale=time_scale, **client)
         self._plan: deque[Planned] = deque()
         self._closed: deque[Planned] = deque()
         self._flying: dict[int, Flight] = {}
@@ -91,7 +94,7 @@ class Worker:
 
     def start(self, epoch_ns: int, wall_ns: int) -> None:
         """Start the run's clock, whose zero is `epoch_ns` (monotonic) and `wall_ns`, and the loops."""
-        self._clock = Clock(epoch_ns, wall_ns)
+        self._clock = Clock(epoch_ns, wall_ns, self._time_scale)
         self._pulse = Pulse(self._client_id, self._clock)
         self._tasks = [asyncio.ensure_future(loop()) for loop in (self._send, self._tick)]
 
@@ -186,7 +189,7 @@ class Worker:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            wait_ns = self._clock.epoch_ns + self._plan[0].due_ns - time.monotonic_ns()
+            wait_ns = self._clock.monotonic_ns(self._plan[0].due_ns) - time.monotonic_ns()
             if wait_ns <= 0:
                 self._launch(self._plan.popleft(), -wait_ns)
             else:
@@ -197,16 +200,17 @@ class Worker:
             self._miss(plan, "overdue")
             return
         exchange = Exchange(plan.seq, plan.output_tokens)
-        body = self._prompts.body(plan.seq, plan.input_tokens, plan.output_tokens)
+        body = self._prompts.body(plan.seq, plan.input_tokens, plan.output_tokens, plan.shared_tokens)
         self._flying[plan.seq] = (plan, exchange)
         self._client.start(exchange, body, plan.stream)
         if exchange.sent_ns is not None:
-            self._pulse.sent(exchange.sent_ns - self._clock.epoch_ns - plan.due_ns)
+            self._pulse.sent(exchange.sent_ns - self._clock.monotonic_ns(plan.due_ns))
 
     async def _tick(self) -> None:
-        """Watch the loop's own punctuality, and every second record it and flush the shards."""
+        """Watch the loop's own punctuality, and every second of the run record it and flush the shards."""
         with self._pulse.watch_gc():
-            beat_at = time.monotonic() + FLUSH_S
+            period_s = FLUSH_S / self._time_scale
+            beat_at = time.monotonic() + period_s
             woke_ns = time.monotonic_ns()
             while True:
                 await asyncio.sleep(TICK_S)
@@ -214,7 +218,7 @@ class Worker:
                 self._pulse.woke(woke_ns - before_ns - int(TICK_S * NS), len(self._flying))
                 if time.monotonic() >= beat_at:
                     self._beat()
-                    beat_at = time.monotonic() + FLUSH_S
+                    beat_at = time.monotonic() + period_s
 
     def _beat(self) -> None:
         self._roll()
@@ -241,7 +245,7 @@ class Worker:
             self._pulse.missed()
         if self._closed:
             follower = self._closed.popleft()
-            follower.due_ns = time.monotonic_ns() - self._clock.epoch_ns
+            follower.due_ns = self._clock.run_ns(time.monotonic_ns())
             self._launch(follower, 0)
         if not self._flying:
             self._empty.set()

@@ -69,8 +69,12 @@ class SimulatedReplica:
         _stay_on_loopback()
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
-        self._engine = RealtimeEngine(Engine(engine, model, hardware, layout, seed + context.rank.rank))
-        self._served = ServedModel(model.served_name, engine.max_model_len, model.vocab, int(time.time()))
+        replica = Engine(engine, model, hardware, layout, seed + context.rank.rank)
+        self._engine = RealtimeEngine(replica, time_scale=engine.time_scale)
+        block_size = engine.block_size if engine.enable_prefix_caching else 0
+        self._served = ServedModel(
+            model.served_name, engine.max_model_len, model.vocab, int(time.time()), block_size
+        )
 
     async def __serve_build_asgi_app__(self) -> SimulatedApp:
         self._engine.start()

@@ -1,9 +1,9 @@
-"""vLLM's OpenAI-compatible wire format as pure functions: bytes in, bytes out; knows no clock and no server.
+"""vLLM's OpenAI-compatible answers as pure functions: bytes out; knows no clock and no server.
 
-Read in vLLM's completion and chat servers: shapes, key order, default values and error bodies are
-theirs. The simulated engine has no tokenizer: one word between white space is one token, each chat
-message costs one more for its role, and every answered token is the word " token", so that an answer
-sent back as a prompt counts the same again. It always answers `max_tokens` tokens.
+Read in vLLM's completion and chat servers: shapes, key order, default values and error bodies are theirs.
+What is asked is read in `openai_request`. Every answered token is the word " token", so that an answer sent
+back as a prompt counts the same again. The simulated engine always answers `max_tokens` tokens, and tells the
+prompt tokens that it found in its prefix cache, as vLLM does with --enable-prompt-tokens-details.
 """
 
 import json
@@ -17,26 +17,27 @@ DONE = b"data: [DONE]\n\n"
 JSON_TYPE = b"application/json"
 SSE_TYPE = b"text/event-stream; charset=utf-8"
 METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-DEFAULT_MAX_TOKENS = 16
-"""vLLM's default of /v1/completions; a chat without `max_tokens` may fill the model's context."""
-
-NOT_SIMULATED = ("echo", "logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "use_beam_search")
-"""Parameters that would change the shape of an answer in a way the simulated engine cannot follow."""
+TIME_SCALE, ACCEPTED_NS = b"x-time-scale", b"x-accepted-virtual-ns"
+"""Headers where the engine's clock is not the real one: how much faster, and when it got the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What /v1/models tells, and what bounds a request; `created_s` is in Unix seconds."""
+    """What /v1/models tells, and what bounds a request; `created_s` is in Unix seconds.
+
+    `block_size` is the tokens of a block of the prefix cache; 0 without one.
+    """
 
     name: str
     max_model_len: int
     vocab: int
     created_s: int = 0
+    block_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
-    """A request the engine can serve; the text of a prompt is of no use to it, only its length."""
+    """A request the engine can serve: of a prompt it needs the length, and `hashes` of its full blocks."""
 
     chat: bool
     input_tokens: int
@@ -44,14 +45,19 @@ class ApiRequest:
     stream: bool
     include_usage: bool = False
     usage_in_each: bool = False
+    hashes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSteps:
-    """Steps that gave a request a token, and how many of them came later than half their duration."""
+    """Steps that gave a request a token, and how many of them came later than half their duration.
+
+    `cached_tokens` of its prompt needed none: they were in the prefix cache when it was admitted.
+    """
 
     steps: int
     late_steps: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,8 @@ class EngineMetrics:
     aborted: int
     steps: int
     late_steps: int
+    prefix_queries: int
+    prefix_hits: int
 
 
 class ApiError(Exception):
@@ -96,156 +104,15 @@ def server_error(message: str) -> ApiError:
     return ApiError(message, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError")
 
 
+def overloaded(message: str) -> ApiError:
+    """A queue limit refuses the request; another replica may take it (vLLM names the type so)."""
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    return ApiError(message, status, status.phrase)
+
+
 def not_found(method: str, path: str) -> ApiError:
     """No such method on that path."""
     return ApiError(f"{method} {path} is not served", HTTPStatus.NOT_FOUND, "NotFoundError")
-
-
-def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
-    """The body of /v1/completions: a prompt as text or as token ids. Raises ApiError."""
-    fields = _fields(body)
-    _require_model(fields, served)
-    input_tokens = _prompt_tokens(fields.get("prompt"), served)
-    asked = _integer(fields, "max_tokens")
-    return _request(fields, served, False, input_tokens, DEFAULT_MAX_TOKENS if asked is None else asked)
-
-
-def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
-    """The body of /v1/chat/completions. Raises ApiError."""
-    fields = _fields(body)
-    _require_model(fields, served)
-    input_tokens = _message_tokens(fields.get("messages"))
-    asked = _integer(fields, "max_completion_tokens")
-    if asked is None:
-        asked = _integer(fields, "max_tokens")
-    return _request(fields, served, True, input_tokens, asked)
-
-
-def _fields(body: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise invalid(f"JSON decode error: {error}") from error
-    if not isinstance(fields, dict):
-        raise invalid("the body must be a JSON object")
-    return fields
-
-
-def _require_model(fields: dict[str, Any], served: ServedModel) -> None:
-    name = fields.get("model")
-    if name is not None and not isinstance(name, str):
-        raise invalid("model must be a string", "model")
-    if name and name != served.name:
-        message = f"The model `{name}` does not exist."
-        raise ApiError(message, HTTPStatus.NOT_FOUND, "NotFoundError", "model")
-
-
-def _prompt_tokens(prompt: Any, served: ServedModel) -> int:
-    """Length of the one prompt; vLLM also takes a list of one prompt."""
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if prompt is None or prompt == "":
-        raise invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-    if isinstance(prompt, str):
-        return max(1, len(prompt.split()))
-    if not isinstance(prompt, list):
-        raise invalid("prompt must be a string or a list of token ids", "prompt")
-    if not prompt:
-        raise ApiError("The decoder prompt cannot be empty", param="prompt")
-    kinds = set(map(type, prompt))
-    if kinds <= {str, list}:
-        raise ApiError("the simulated engine takes one prompt per request", param="prompt")
-    if kinds != {int}:
-        raise invalid("prompt must be a string or a list of token ids", "prompt")
-    if min(prompt) < 0:
-        raise invalid("token ids must not be negative", "prompt")
-    if max(prompt) >= served.vocab:
-        raise ApiError(f"Token id {max(prompt)} is out of vocabulary", param="prompt")
-    return len(prompt)
-
-
-def _message_tokens(messages: Any) -> int:
-    if not isinstance(messages, list) or not messages:
-        raise invalid("messages must be a non-empty list", "messages")
-    return sum(1 + _words(message) for message in messages)
-
-
-def _words(message: Any) -> int:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise invalid("each message must be an object with a role", "messages")
-    content = message.get("content")
-    if content is None:
-        return 0
-    if isinstance(content, str):
-        return len(content.split())
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        return sum(len(str(part.get("text", "")).split()) for part in content)
-    raise invalid("the content of a message must be a string or a list of parts", "messages")
-
-
-def _request(
-    fields: dict[str, Any], served: ServedModel, chat: bool, input_tokens: int, asked: int | None
-) -> ApiRequest:
-    _refuse_not_simulated(fields)
-    if asked is not None and asked < 1:
-        message = f"max_tokens must be at least 1, got {asked}. (parameter=max_tokens, value={asked})"
-        raise ApiError(message, param="max_tokens")
-    _require_room(input_tokens, asked or 1, served.max_model_len)
-    output_tokens = served.max_model_len - input_tokens if asked is None else asked
-    _require_min_tokens(_integer(fields, "min_tokens") or 0, output_tokens)
-    stream = _flag(fields, "stream")
-    options = fields.get("stream_options") or {}
-    if not isinstance(options, dict):
-        raise invalid("stream_options must be an object", "stream_options")
-    if options and not stream:
-        raise invalid("Stream options can only be defined when `stream=True`.", "stream_options")
-    usage = bool(options) and _flag(options, "include_usage", default=True)
-    in_each = usage and _flag(options, "continuous_usage_stats")
-    return ApiRequest(chat, input_tokens, output_tokens, stream, usage, in_each)
-
-
-def _refuse_not_simulated(fields: dict[str, Any]) -> None:
-    if (choices := _integer(fields, "n")) not in (None, 1):
-        raise ApiError(f"n={choices} is not available from the simulated engine", param="n")
-    for name in NOT_SIMULATED:
-        if fields.get(name):
-            raise ApiError(f"{name} is not available from the simulated engine", param=name)
-
-
-def _require_room(input_tokens: int, output_tokens: int, max_model_len: int) -> None:
-    total = input_tokens + output_tokens
-    if total > max_model_len:
-        raise ApiError(
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
-            f"{output_tokens} output tokens and your prompt contains {input_tokens} input tokens, for a "
-            f"total of {total} tokens. Please reduce the length of the input prompt or the number of "
-            f"requested output tokens. (parameter=input_tokens, value={input_tokens})",
-            param="input_tokens",
-        )
-
-
-def _require_min_tokens(least: int, output_tokens: int) -> None:
-    if least < 0:
-        raise ApiError(f"min_tokens must be greater than or equal to 0, got {least}.", param="min_tokens")
-    if least > output_tokens:
-        message = f"min_tokens must be less than or equal to max_tokens={output_tokens}, got {least}."
-        raise ApiError(message, param="min_tokens")
-
-
-def _integer(fields: dict[str, Any], name: str) -> int | None:
-    value = fields.get(name)
-    if value is None or type(value) is int:
-        return value
-    raise invalid(f"{name} must be an integer", name)
-
-
-def _flag(fields: dict[str, Any], name: str, default: bool = False) -> bool:
-    value = fields.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool):
-        return value
-    raise invalid(f"{name} must be true or false", name)
 
 
 class Answer:
@@ -275,7 +142,7 @@ class Answer:
         """The closing events: usage where it was asked for, and [DONE]."""
         if not self.request.include_usage:
             return DONE
-        closing = {"choices": [], "usage": self._usage(self.request.output_tokens), "maxqps": _steps(steps)}
+        closing = {"choices": [], "usage": self._final_usage(steps), "maxqps": _steps(steps)}
         return _event(self._head | closing) + DONE
 
     def whole(self, steps: EngineSteps) -> bytes:
@@ -285,7 +152,7 @@ class Answer:
         choice |= {"message": {"role": "assistant", "content": text}} if self.request.chat else {"text": text}
         choice |= {"logprobs": None, "finish_reason": "length", "stop_reason": None}
         kind = "chat.completion" if self.request.chat else "text_completion"
-        usage = self._usage(self.request.output_tokens)
+        usage = self._final_usage(steps)
         return _json(
             self._head | {"object": kind, "choices": [choice], "usage": usage, "maxqps": _steps(steps)}
         )
@@ -313,8 +180,17 @@ class Answer:
             "prompt_tokens": self.request.input_tokens,
             "total_tokens": self.request.input_tokens + output_tokens,
             "completion_tokens": output_tokens,
-            "prompt_tokens_details": {"cached_tokens": 0},
         }
+
+    def _final_usage(self, steps: EngineSteps) -> dict[str, Any]:
+        """What vLLM tells once, at the end: the usage before it has no details."""
+        details = {"prompt_tokens_details": {"cached_tokens": steps.cached_tokens}}
+        return self._usage(self.request.output_tokens) | details
+
+
+def stamped(events: bytes, virtual_ns: int) -> bytes:
+    """Token events with the engine's own time as a field of each; no text of ours looks like one's head."""
+    return events.replace(b"data: {", b'data: {"virtual_ns":%d,' % virtual_ns)
 
 
 def error_events(error: ApiError) -> bytes:
@@ -360,8 +236,8 @@ def _samples(metrics: EngineMetrics) -> Iterable[tuple[str, str, str, float]]:
     yield "vllm:num_preemptions_total", "counter", "Requests put back in the queue.", metrics.preemptions
     yield "vllm:prompt_tokens_total", "counter", "Prompt tokens prefilled.", metrics.prompt_tokens
     yield "vllm:generation_tokens_total", "counter", "Tokens generated.", metrics.generation_tokens
-    yield "vllm:prefix_cache_queries_total", "counter", "Tokens looked up in the prefix cache.", 0
-    yield "vllm:prefix_cache_hits_total", "counter", "Tokens found in the prefix cache.", 0
+    yield "vllm:prefix_cache_queries_total", "counter", "Prefix cache: tokens asked.", metrics.prefix_queries
+    yield "vllm:prefix_cache_hits_total", "counter", "Prefix cache: tokens found.", metrics.prefix_hits
     yield "maxqps:engine_steps_total", "counter", "Steps of the engine.", metrics.steps
     yield "maxqps:engine_late_steps_total", "counter", "Steps delivered late.", metrics.late_steps
 

@@ -2,7 +2,8 @@
 
 Steps begin and end at absolute instants of the engine's own clock: the next one starts where the
 last one ended (or when work arrives), however late this process woke up. A slow machine therefore
-delivers late, which is counted, but never slows the engine.
+delivers late, which is counted, but never slows the engine. That clock may run `time_scale` times as
+fast as the real one; then its time is told in-band, for a late timer weighs so much more.
 """
 
 import asyncio
@@ -12,8 +13,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
-from serve_apps import openai_api
-from serve_apps.engine_model.engine import Engine, GenerateRequest
+from serve_apps import openai_api, openai_request
+from serve_apps.engine_model.engine import Engine, GenerateRequest, QueueFull
+from serve_apps.engine_model.request import RequestState
 from serve_apps.openai_api import Answer, ApiError, ApiRequest, EngineMetrics, EngineSteps, ServedModel
 
 Scope = MutableMapping[str, Any]
@@ -23,6 +25,9 @@ Send = Callable[[Message], Awaitable[None]]
 
 TIMER_S = 1e-3
 """The event loop's timers count milliseconds: a shorter sleep would spin until it is over."""
+SPIN_S = 1e-4
+"""No sleep to uvloop: a millisecond too many would be a third of a fast clock's step."""
+NS = 1_000_000_000
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +37,13 @@ class EngineDead(Exception):
 
 
 class Stream:
-    """The tokens of one request as the engine hands them out."""
+    """The tokens of one request as the engine hands them out; times are the engine's, in seconds."""
 
-    def __init__(self, request_id: int) -> None:
-        self.request_id = request_id
-        self.tokens = 0
+    def __init__(self, state: RequestState, accepted_s: float) -> None:
+        self.state = state
+        self.request_id = state.request_id
+        self.accepted_s = accepted_s
+        self.emitted_s: list[float] = []
         self.late_steps = 0
         self.finished = False
         self._changed = asyncio.Event()
@@ -44,20 +51,20 @@ class Stream:
 
     async def more_than(self, seen: int) -> int:
         """Wait for more than `seen` tokens and return how many there are. Raises EngineDead."""
-        while self.tokens <= seen:
+        while len(self.emitted_s) <= seen:
             if self._failure:
                 raise EngineDead(self._failure)
             self._changed.clear()
             await self._changed.wait()
-        return self.tokens
+        return len(self.emitted_s)
 
     @property
     def steps(self) -> EngineSteps:
         """Every token comes from a step of its own."""
-        return EngineSteps(self.tokens, self.late_steps)
+        return EngineSteps(len(self.emitted_s), self.late_steps, self.state.cached_tokens)
 
-    def put(self, tokens: int, finished: bool, late: bool) -> None:
-        self.tokens = tokens
+    def put(self, emitted_s: float, finished: bool, late: bool) -> None:
+        self.emitted_s.append(emitted_s)
         self.finished = finished
         self.late_steps += late
         self._changed.set()
@@ -68,11 +75,16 @@ class Stream:
 
 
 class RealtimeEngine:
-    """Runs an `Engine` on `clock` (seconds, monotonic) from `start()` to `stop()`."""
+    """Runs an `Engine` from `start()` to `stop()`, `time_scale` times as fast as `clock` (seconds)."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, engine: Engine, clock: Callable[[], float] = time.monotonic, time_scale: float = 1.0
+    ) -> None:
+        self.time_scale = time_scale
         self._engine = engine
-        self._clock = clock
+        self._real_clock = clock
+        self._epoch_s = clock()
+        self._least_sleep_s = TIMER_S if time_scale == 1 else SPIN_S
         self._streams: dict[int, Stream] = {}
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -91,14 +103,19 @@ class RealtimeEngine:
         if self._task:
             self._task.cancel()
 
-    def open(self, input_tokens: int, output_tokens: int) -> Stream:
-        """Hand a request to the engine. Raises EngineDead, or ValueError if it can never be served."""
+    def _clock(self) -> float:
+        """The engine's own time, in seconds since its beginning."""
+        return (self._real_clock() - self._epoch_s) * self.time_scale
+
+    def open(self, input_tokens: int, output_tokens: int, hashes: tuple[int, ...] = ()) -> Stream:
+        """Hand a request to the engine. Raises EngineDead, QueueFull, ValueError for what never fits."""
         if self.failure:
             raise EngineDead(self.failure)
-        request = GenerateRequest(self._next_id, input_tokens, output_tokens)
-        self._engine.add(request, self._clock())
+        request = GenerateRequest(self._next_id, input_tokens, output_tokens, hashes)
+        now_s = self._clock()
+        state = self._engine.add(request, now_s)
         self._next_id += 1
-        stream = self._streams[request.request_id] = Stream(request.request_id)
+        stream = self._streams[request.request_id] = Stream(state, now_s)
         self._arrived.set()
         return stream
 
@@ -121,6 +138,8 @@ class RealtimeEngine:
             aborted=self._aborted,
             steps=self._steps,
             late_steps=self._late_steps,
+            prefix_queries=engine.prefix_queries,
+            prefix_hits=engine.prefix_hits,
         )
 
     async def _run(self) -> None:
@@ -135,25 +154,28 @@ class RealtimeEngine:
             planned_s = self._engine.begin_step(start_s)
             if planned_s is not None:  # None: what was about to arrive has been aborted
                 await self._until(planned_s)
-                self._deliver(planned_s - start_s, self._clock() - planned_s)
+                self._deliver(planned_s, planned_s - start_s)
                 end_s = planned_s
 
     async def _until(self, due_s: float) -> None:
         """Sleep until `due_s`; lets others run at least once, also when behind."""
         while True:
-            remaining_s = due_s - self._clock()
-            await asyncio.sleep(max(remaining_s, TIMER_S) if remaining_s > 0 else 0)
+            remaining_s = (due_s - self._clock()) / self.time_scale
+            if 0 < remaining_s < TIMER_S:
+                remaining_s = self._least_sleep_s
+            await asyncio.sleep(max(remaining_s, 0))
             if self._clock() >= due_s:  # a timer may fire a millisecond early
                 return
 
-    def _deliver(self, duration_s: float, lateness_s: float) -> None:
-        late = lateness_s > duration_s / 2
+    def _deliver(self, end_s: float, duration_s: float) -> None:
+        late = self._clock() - end_s > duration_s / 2
         self._steps += 1
         self._late_steps += late
-        for state in self._engine.end_step():
-            self._finished += state.finished
+        emitting = self._engine.emitting()
+        self._finished += len(self._engine.end_step())
+        for state in emitting:
             if stream := self._streams.get(state.request_id):
-                stream.put(state.emitted, state.finished, late)
+                stream.put(end_s, state.finished, late)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """However the loop ended, nobody may wait for a token any longer."""
@@ -183,10 +205,10 @@ class SimulatedApp:
         try:
             match (scope["method"], scope["path"]):
                 case ("POST", "/v1/completions"):
-                    request = openai_api.parse_completion(await _body(receive), self._served)
+                    request = openai_request.parse_completion(await _body(receive), self._served)
                     await self._generate(request, scope, send)
                 case ("POST", "/v1/chat/completions"):
-                    request = openai_api.parse_chat(await _body(receive), self._served)
+                    request = openai_request.parse_chat(await _body(receive), self._served)
                     await self._generate(request, scope, send)
                 case ("GET", "/v1/models"):
                     await self._answer(send, openai_api.models_body(self._served))
@@ -205,7 +227,9 @@ class SimulatedApp:
     async def _generate(self, request: ApiRequest, scope: Scope, send: Send) -> None:
         """Raises ApiError as long as nothing was sent; later errors go in band."""
         try:
-            stream = self._engine.open(request.input_tokens, request.output_tokens)
+            stream = self._engine.open(request.input_tokens, request.output_tokens, request.hashes)
+        except QueueFull as error:
+            raise openai_api.overloaded(str(error)) from error
         except ValueError as error:
             raise ApiError(str(error)) from error
         except EngineDead as error:
@@ -223,13 +247,31 @@ class SimulatedApp:
             raise openai_api.server_error(str(error)) from error
         await self._answer(send, answer.whole(stream.steps))
 
+    def _tokens(self, stream: Stream, answer: Answer, seen: int, count: int) -> bytes:
+        """The events of tokens `seen` to `count` - 1, with the engine's time where that is not the real."""
+        if self._engine.time_scale == 1:
+            return answer.tokens(seen, count)
+        return b"".join(
+            openai_api.stamped(answer.tokens(index, index + 1), round(stream.emitted_s[index] * NS))
+            for index in range(seen, count)
+        )
+
+    def _clock_headers(self, stream: Stream) -> list[tuple[bytes, bytes]]:
+        if self._engine.time_scale == 1:
+            return []
+        accepted_ns = round(stream.accepted_s * NS)
+        return [
+            (openai_api.TIME_SCALE, b"%.17g" % self._engine.time_scale),
+            (openai_api.ACCEPTED_NS, b"%d" % accepted_ns),
+        ]
+
     async def _stream(self, stream: Stream, answer: Answer, send: Send) -> None:
-        await send(self._start(HTTPStatus.OK, openai_api.SSE_TYPE))
+        await send(self._start(HTTPStatus.OK, openai_api.SSE_TYPE, *self._clock_headers(stream)))
         seen = 0
         try:
             while seen < answer.request.output_tokens:
                 tokens = await stream.more_than(seen)
-                await send(_part(answer.tokens(seen, tokens)))
+                await send(_part(self._tokens(stream, answer, seen, tokens)))
                 seen = tokens
         except EngineDead as error:
             await send(_part(openai_api.error_events(openai_api.server_error(str(error)))))

@@ -1,6 +1,7 @@
 """Parameters and bytes against published and hand-computed counts."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ QWEN, LLAMA = "qwen3_235b_a22b_fp8", "llama31_405b_fp8"
 DEEPSEEK, KIMI = "deepseek_v32_fp8", "kimi_k25_int4"
 
 
+@cache
 def experiment(model: str = QWEN, layout: str = "dp1_tp8_ep8", hardware: str = "mi325x") -> Experiment:
     return load([f"hardware={hardware}", f"model={model}", "engine=simulated", f"layout={layout}"])
 
@@ -87,6 +89,36 @@ def test_mla_attends_with_the_mean_of_its_two_head_widths() -> None:
 def test_kv_bytes_per_token_and_gpu(name: str, kv_cache: Any, tensor_parallel: int, expected: int) -> None:
     chosen = replace(model(name), kv_cache=kv_cache)
     assert architecture.kv_bytes_per_token(chosen, tensor_parallel) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor_parallel", "table_gib"),
+    [(DEEPSEEK, 8, 83), ("qwen3_vl_235b_bf16", 8, 58), (KIMI, 4, 145)],
+)
+def test_weights_per_gpu_are_a_little_below_what_the_paper_loaded(
+    name: str, tensor_parallel: int, table_gib: float
+) -> None:
+    """arXiv 2603.10031, table 27; the rest is prediction layers, the vision tower and what ranks copy."""
+    gib = architecture.weight_bytes(model(name)) / tensor_parallel / 2**30
+    assert 0.94 < gib / table_gib < 0.96
+
+
+def test_the_papers_weights_of_llama_are_no_share_of_eight_gpus() -> None:
+    """Table 27 says 112 GiB at FP8 and TP8, but 410 GB over 8 GPUs are 48 GiB, and 94 even in 16 bits."""
+    gib = architecture.weight_bytes(model(LLAMA)) / 8 / 2**30
+    sixteen_bit = architecture.weight_bytes(replace(model(LLAMA), weights="bf16")) / 8 / 2**30
+    assert (round(gib), round(sixteen_bit)) == (48, 94)
+    assert 112 / gib > 2.3
+
+
+def test_memory_of_a_gpu_is_weights_activations_and_whole_blocks_of_kv() -> None:
+    specs = experiment()
+    assert isinstance(specs.engine, SimulatedEngine)
+    held = architecture.memory(specs.engine, specs.model, specs.hardware, specs.layout)
+    assert held.weight_bytes == architecture.weight_bytes(specs.model) / 8
+    assert held.weight_bytes + held.activation_bytes + held.kv_bytes == pytest.approx(0.9 * 256e9)
+    block_bytes = 16 * 24_064
+    assert held.kv_blocks * block_bytes <= held.kv_bytes < (held.kv_blocks + 1) * block_bytes
 
 
 def test_kv_tokens_left_beside_the_weights() -> None:

@@ -88,6 +88,24 @@ def test_send_lag_blames_the_client_only():
     np.testing.assert_array_equal(metrics.send_lag(rows), [np.inf, np.inf, np.inf, 3.0, np.nan, np.nan])
 
 
+def test_where_the_engine_told_its_own_time_only_its_part_is_multiplied():
+    """A clock of 5: 40 ms to the first token and 300 ms to the last in the engine, 12 ms real outside."""
+    told = OK | {
+        "time_scale": 5.0,
+        "engine_first_token_ns": 40 * MS,
+        "engine_last_token_ns": 300 * MS,
+        "first_token_offset_ns": 100 * MS,
+        "last_token_offset_ns": 360 * MS,
+        "send_offset_ns": 10 * MS,
+    }
+    assert metrics.path(table([told, OK])).tolist() == pytest.approx([12.0, np.nan], nan_ok=True)
+    assert metrics.send_lag(table([told])).tolist() == [2.0]
+    assert metrics.ttft(table([told, OK])).tolist() == [52.0, 100.0]
+    assert metrics.ttft_from_send(table([told])).tolist() == [50.0]
+    assert metrics.e2e(table([told])).tolist() == [312.0]
+    assert metrics.tpot(table([told])).tolist() == pytest.approx([260 / 12])
+
+
 def test_unrecorded_gaps_are_unknown_not_zero():
     assert len(metrics.itl(table([OK | {"itl_us": None}, OK | {"itl_us": None, "status": "timeout"}]))) == 0
 
@@ -101,7 +119,7 @@ def test_an_empty_table_and_a_chunked_one():
 
 def test_every_metric_is_defined_in_words_and_computed_by_its_name():
     assert [metric.name for metric in metrics.METRICS] == [
-        "send_lag", "ttft", "ttft_from_send", "tpot", "e2e", "itl",
+        "send_lag", "ttft", "ttft_from_send", "tpot", "path", "e2e", "itl",
     ]  # fmt: skip
     for metric in metrics.METRICS:
         assert metric.unit == "ms" and metric.meaning and metric.formula

@@ -259,7 +259,8 @@ def test_a_sweep_says_what_it_measured_streams_per_node_or_a_pool() -> None:
     assert len(tree["nodes"]["effects_pct"]) == 2
     said = summary.text(tree)
     assert "independent streams per node: each of 2 nodes" in said and "pooled" not in said
-    pooled = summary.text({key: value for key, value in tree.items() if key != "nodes"})
+    routed = {**tree, "asked": {**tree["asked"], "routing": "leastconn"}, "nodes": None}
+    pooled = summary.text(routed)
     assert "pooled service behind one balancer" in pooled
 
 

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.scrape import figures
-from serve_apps import openai_api
+from serve_apps import openai_api, openai_request
 from serve_apps.openai_api import Answer, ApiError, ApiRequest, EngineMetrics, EngineSteps, ServedModel
 
 SERVED = ServedModel("org/model", max_model_len=100, vocab=1000, created_s=7)
 
 
 def completion(**fields: Any) -> ApiRequest:
-    return openai_api.parse_completion(json.dumps({"model": SERVED.name} | fields).encode(), SERVED)
+    return openai_request.parse_completion(json.dumps({"model": SERVED.name} | fields).encode(), SERVED)
 
 
 def chat(**fields: Any) -> ApiRequest:
-    return openai_api.parse_chat(json.dumps({"model": SERVED.name} | fields).encode(), SERVED)
+    return openai_request.parse_chat(json.dumps({"model": SERVED.name} | fields).encode(), SERVED)
 
 
 def events(stream: bytes) -> list[Any]:
@@ -80,7 +80,7 @@ def test_stream_options(options: dict[str, bool] | None, usage: bool, in_each: b
 
 def test_a_model_that_utf8_cannot_encode_is_refused_like_any_other() -> None:
     with pytest.raises(ApiError) as caught:
-        openai_api.parse_completion(rb'{"model": "\ud800", "prompt": [1]}', SERVED)
+        openai_request.parse_completion(rb'{"model": "\ud800", "prompt": [1]}', SERVED)
     assert caught.value.status == 404
     assert json.loads(caught.value.body)["error"]["message"] == "The model `?` does not exist."
 
@@ -128,7 +128,7 @@ def test_a_bad_completion_is_refused_as_vllm_does(
 ) -> None:
     body = fields if isinstance(fields, bytes) else json.dumps({"model": SERVED.name} | fields).encode()
     with pytest.raises(ApiError) as refused:
-        openai_api.parse_completion(body, SERVED)
+        openai_request.parse_completion(body, SERVED)
     error = json.loads(refused.value.body)["error"]
     assert refused.value.status == status == error["code"]
     assert (error["type"], error["param"]) == (kind, param)
@@ -193,6 +193,16 @@ def test_however_tokens_are_merged_the_stream_is_the_same(
     assert len(events(pieces)) == 20 + is_chat
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_cached_tokens_are_told_once_in_the_end(is_chat: bool) -> None:
+    wire = answer(chat=is_chat, usage_in_each=True)
+    *before, closing, _ = events(wire.tokens(0, 4) + wire.end(EngineSteps(4, 0, cached_tokens=2)))
+    assert closing["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert all("prompt_tokens_details" not in event["usage"] for event in before)
+    whole = json.loads(answer(chat=is_chat, stream=False).whole(EngineSteps(4, 0, cached_tokens=2)))
+    assert whole["usage"] == closing["usage"]
+
+
 def test_usage_in_each_event_counts_up() -> None:
     wire = answer(usage_in_each=True)
     assert [event["usage"]["completion_tokens"] for event in events(wire.tokens(0, 4))] == [1, 2, 3, 4]
@@ -226,7 +236,20 @@ def test_models_tell_the_context_length() -> None:
     assert [(card["id"], card["max_model_len"]) for card in listed["data"]] == [("org/model", 100)]
 
 
-METRICS = EngineMetrics(3, 2, 0.25, 1, 100, 50, finished=9, aborted=4, steps=60, late_steps=5)
+METRICS = EngineMetrics(
+    running=3,
+    waiting=2,
+    kv_usage=0.25,
+    preemptions=1,
+    prompt_tokens=100,
+    generation_tokens=50,
+    finished=9,
+    aborted=4,
+    steps=60,
+    late_steps=5,
+    prefix_queries=80,
+    prefix_hits=32,
+)
 
 
 def test_metrics_are_prometheus_text_with_vllms_names_and_types() -> None:
@@ -263,8 +286,8 @@ def test_the_scraper_reads_what_the_engine_tells() -> None:
         "running": 3,
         "waiting": 2,
         "kv_usage": 0.25,
-        "prefix_queries": 0,
-        "prefix_hits": 0,
+        "prefix_queries": 80,
+        "prefix_hits": 32,
         "preemptions": 1,
         "prompt_tokens": 100,
         "generation_tokens": 50,

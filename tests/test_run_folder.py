@@ -32,7 +32,7 @@ def planned(folder: RunFolder, *seqs: int) -> None:
     """Plan these requests, each due so many seconds after the start."""
     count = len(seqs)
     window, tokens = np.full(count, PHASES.index("window")), np.full(count, 4)
-    folder.plan(ArrivalSchedule(0, np.array(seqs), np.array(seqs) * NS, window, tokens, tokens))
+    folder.plan(ArrivalSchedule(0, np.array(seqs), np.array(seqs) * NS, window, tokens, tokens, tokens * 0))
 
 
 def rows(schema: pa.Schema, status: str, *seqs: int, **more: Any) -> pa.Table:

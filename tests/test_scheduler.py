@@ -1,4 +1,4 @@
-"""vLLM's scheduling rules as stories and as properties: blocks, scheduler and engine."""
+"""vLLM's scheduling rules as stories and as properties: scheduler and engine."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,7 +13,8 @@ from conf import load
 from conf.schema import Constant, SimulatedEngine
 from serve_apps.engine_model import Engine, GenerateRequest, Step
 from serve_apps.engine_model.kv_cache import KvCache
-from serve_apps.engine_model.scheduler import RequestState, Scheduler
+from serve_apps.engine_model.request import RequestState
+from serve_apps.engine_model.scheduler import Scheduler
 
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
 
@@ -24,12 +25,18 @@ def engine(seed: int = 0, front_end_ms: float = 0.0, **changes: Any) -> Engine:
     return Engine(SimulatedEngine(**changes), model, SPECS.hardware, SPECS.layout, seed)
 
 
-def scheduler(blocks: int = 1000, budget: int = 100, seqs: int = 100, block_size: int = 4) -> Scheduler:
-    return Scheduler(KvCache(blocks, block_size), budget, seqs)
+def scheduler(
+    blocks: int = 1000, budget: int = 100, seqs: int = 100, block_size: int = 4, caching: bool = False
+) -> Scheduler:
+    return Scheduler(KvCache(blocks, block_size, caching), budget, seqs)
 
 
-def request(request_id: int, prompt: int, output: int) -> RequestState:
-    return RequestState(request_id, prompt, prompt + output, tokens=prompt)
+def add(
+    rules: Scheduler, request_id: int, prompt: int, output: int, hashes: tuple[int, ...] = ()
+) -> RequestState:
+    request = rules.request(request_id, prompt, output, hashes)
+    rules.add(request)
+    return request
 
 
 def ids(requests: Iterable[RequestState]) -> list[int]:
@@ -39,9 +46,10 @@ def ids(requests: Iterable[RequestState]) -> list[int]:
 def one_step(rules: Scheduler) -> tuple[int, int, list[int]]:
     """Prefill tokens, decode tokens and who emits, of the next step."""
     batch = rules.schedule()
-    emitting = ids(rules.emitting)
+    assert batch is not None
+    emitting = ids(rules.emitting())
     rules.complete(0.0)
-    rules.kv.check_integrity()
+    rules.check_integrity()
     return batch.prefill_tokens, batch.decode_tokens, emitting
 
 
@@ -55,33 +63,13 @@ def drain(served: Engine, now_s: float = 0.0) -> list[Step]:
     return done
 
 
-# The pool.
-
-
-def test_the_pool_gives_whole_blocks_and_takes_them_back() -> None:
-    pool = KvCache(blocks=4, block_size=16)
-    assert pool.allocate(1, 17) == 32
-    assert pool.allocate(1, 5) == 32
-    assert pool.allocate(2, 33) == 0
-    assert pool.can_hold(32) and not pool.can_hold(33)
-    assert pool.usage == 0.5
-    pool.free(1)
-    pool.free(1)
-    assert pool.free_blocks == 4
-
-
-def test_an_empty_pool_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_gpu_blocks"):
-        KvCache(blocks=0, block_size=16)
-
-
 # The rules, one story each.
 
 
 def test_a_long_prompt_is_cut_by_the_budget_and_the_next_one_fills_the_step() -> None:
     rules = scheduler(budget=100)
-    rules.add(request(1, 250, 3))
-    rules.add(request(2, 70, 3))
+    add(rules, 1, 250, 3)
+    add(rules, 2, 70, 3)
     assert one_step(rules) == (100, 0, [])
     assert one_step(rules) == (100, 0, [])
     assert one_step(rules) == (100, 0, [1])
@@ -92,16 +80,16 @@ def test_a_long_prompt_is_cut_by_the_budget_and_the_next_one_fills_the_step() ->
 
 def test_decoders_come_before_prompts() -> None:
     rules = scheduler(budget=10)
-    rules.add(request(1, 2, 9))
+    add(rules, 1, 2, 9)
     assert one_step(rules) == (2, 0, [1])
-    rules.add(request(2, 18, 9))
+    add(rules, 2, 18, 9)
     assert one_step(rules) == (9, 1, [1])
     assert one_step(rules) == (9, 1, [1, 2])
 
 
 def test_the_last_token_of_a_prompt_is_prefill_even_alone() -> None:
     rules = scheduler(budget=10)
-    rules.add(request(1, 11, 2))
+    add(rules, 1, 11, 2)
     assert one_step(rules) == (10, 0, [])
     assert one_step(rules) == (1, 0, [1])
     assert one_step(rules) == (0, 1, [1])
@@ -110,7 +98,7 @@ def test_the_last_token_of_a_prompt_is_prefill_even_alone() -> None:
 def test_no_more_requests_run_than_allowed() -> None:
     rules = scheduler(seqs=2)
     for number in range(3):
-        rules.add(request(number, 4, 2))
+        add(rules, number, 4, 2)
     assert one_step(rules) == (8, 0, [0, 1])
     assert one_step(rules) == (0, 2, [0, 1])
     assert one_step(rules) == (4, 0, [2])
@@ -119,7 +107,7 @@ def test_no_more_requests_run_than_allowed() -> None:
 def test_decoders_beyond_the_budget_wait_for_the_next_step() -> None:
     rules = scheduler(budget=2)
     for number in range(3):
-        rules.add(request(number, 1, 9))
+        add(rules, number, 1, 9)
     assert one_step(rules) == (2, 0, [0, 1])
     assert one_step(rules) == (0, 2, [0, 1])
     assert ids(rules.waiting) == [2]
@@ -127,9 +115,9 @@ def test_decoders_beyond_the_budget_wait_for_the_next_step() -> None:
 
 def test_a_prompt_waits_for_room_for_all_of_it_and_nobody_overtakes() -> None:
     rules = scheduler(blocks=10, budget=12)
-    rules.add(request(1, 20, 3))
-    rules.add(request(2, 24, 3))
-    rules.add(request(3, 4, 3))
+    add(rules, 1, 20, 3)
+    add(rules, 2, 24, 3)
+    add(rules, 3, 4, 3)
     assert one_step(rules) == (12, 0, [])
     assert one_step(rules) == (8, 0, [1])
     assert ids(rules.waiting) == [2, 3]
@@ -140,14 +128,13 @@ def test_a_prompt_waits_for_room_for_all_of_it_and_nobody_overtakes() -> None:
 
 def test_the_last_running_is_preempted_recomputed_and_emits_nothing_twice() -> None:
     rules = scheduler(blocks=5)
-    first, second, third = request(1, 8, 5), request(2, 8, 4), request(3, 4, 1)
-    rules.add(first)
-    rules.add(second)
+    add(rules, 1, 8, 5)
+    second = add(rules, 2, 8, 4)
     assert one_step(rules) == (16, 0, [1, 2])
-    rules.add(third)
+    add(rules, 3, 4, 1)
     # Both need a third block and one is left: the first takes it, the second goes.
     assert one_step(rules) == (0, 1, [1])
-    assert (rules.preemptions, second.computed, second.emitted) == (1, 0, 1)
+    assert (rules.preemptions, second.emitted) == (1, 1)
     assert ids(rules.waiting) == [2, 3], "to the front, and nothing is admitted in that step"
     assert [one_step(rules)[:2] for _ in range(3)] == [(0, 1)] * 3, "9 tokens need 3 blocks, 2 are free"
     assert one_step(rules) == (13, 0, [2, 3]), "prompt and emitted token at once, beside the third's prompt"
@@ -157,8 +144,8 @@ def test_the_last_running_is_preempted_recomputed_and_emits_nothing_twice() -> N
 
 def test_a_request_may_preempt_itself() -> None:
     rules = scheduler(blocks=4)
-    rules.add(request(1, 4, 9))
-    rules.add(request(2, 8, 8))
+    add(rules, 1, 4, 9)
+    add(rules, 2, 8, 8)
     assert one_step(rules) == (12, 0, [1, 2])
     assert one_step(rules) == (0, 1, [1])
     assert rules.preemptions == 1
@@ -166,9 +153,7 @@ def test_a_request_may_preempt_itself() -> None:
 
 def test_abort_in_the_middle_of_a_step_emits_nothing_more() -> None:
     rules = scheduler()
-    gone, stays = request(1, 4, 2), request(2, 4, 2)
-    rules.add(gone)
-    rules.add(stays)
+    gone, stays = add(rules, 1, 4, 2), add(rules, 2, 4, 2)
     rules.schedule()
     rules.abort(gone)
     rules.complete(1.0)
@@ -185,13 +170,14 @@ def test_any_load_is_served_within_the_limits(
 ) -> None:
     rules = scheduler(blocks, budget, seqs)
     for number, (prompt, output) in enumerate(loads):
-        rules.add(request(number, prompt, output))
+        add(rules, number, prompt, output)
     while rules.running or rules.waiting:
         batch = rules.schedule()
+        assert batch is not None
         assert 0 < batch.decode_tokens + batch.prefill_tokens <= budget
         assert len(rules.running) <= seqs
-        assert batch.sequences == len(rules.emitting) == len(set(ids(rules.emitting)))
-        rules.kv.check_integrity()
+        assert batch.sequences == len(set(ids(rules.emitting())))
+        rules.check_integrity()
         rules.complete(0.0)
     assert rules.kv.free_blocks == blocks
     assert rules.generation_tokens_total == sum(output for _, output in loads)
@@ -204,9 +190,10 @@ def test_with_room_for_all_no_step_is_left_unfilled(
 ) -> None:
     rules = scheduler(1000, budget, seqs)
     for number, (prompt, output) in enumerate(loads):
-        rules.add(request(number, prompt, output))
+        add(rules, number, prompt, output)
     while rules.running or rules.waiting:
         batch = rules.schedule()
+        assert batch is not None
         if batch.decode_tokens + batch.prefill_tokens < budget and len(rules.running) < seqs:
             assert not rules.waiting
         rules.complete(0.0)
@@ -280,7 +267,7 @@ def test_a_preempted_request_keeps_its_tokens() -> None:
 
 
 def test_the_front_end_serves_one_request_after_the_other() -> None:
-    served = engine(front_end_ms=10.0)
+    served = engine(front_end_ms=10.0, async_scheduling=False)
     for number in range(3):
         served.add(GenerateRequest(number, 8, 1), 1.0)
     assert served.waiting == 3

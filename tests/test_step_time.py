@@ -1,19 +1,23 @@
 """The step time against published steps, and what must hold for any batch."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import load
+from conf import ConfigError, load
+from conf.constants import replaced
 from conf.schema import Experiment
+from serve_apps.engine_model.guess import guess_qps
 from serve_apps.engine_model.step_time import Batch, Roofline, roofline
 
 QWEN, KIMI = "qwen3_235b_a22b_fp8", "kimi_k25_int4"
 
 
+@cache
 def experiment(model: str = QWEN, layout: str = "dp1_tp8_ep8", hardware: str = "mi325x") -> Experiment:
     return load([f"hardware={hardware}", f"model={model}", "engine=simulated", f"layout={layout}"])
 
@@ -58,6 +62,33 @@ def test_behind_a_switch_the_peers_share_one_link() -> None:
     assert h100.all_reduce_token_s == pytest.approx(sent_bytes / (4.5e11 * 0.75))
 
 
+@pytest.mark.parametrize(
+    ("codec", "layout", "smallest", "share"),
+    [
+        ("int8", "dp1_tp8_ep8", 512, 1.0625 / 2),
+        ("int4", "dp1_tp8_ep8", 256, 0.5625 / 2),
+        ("int8", "dp2_tp4_ep4", 2048, 1.0625 / 2),
+        ("int6", "dp2_tp4_ep4", 512, 0.8125 / 2),
+    ],
+)
+def test_quick_reduce_shrinks_large_all_reduces_only(
+    codec: Any, layout: str, smallest: int, share: float
+) -> None:
+    specs = experiment(layout=layout)
+    plain, quick = steps(specs), steps(replace(specs, layout=replace(specs.layout, quick_reduce=codec)))
+    below, above = smallest - 1, smallest
+    assert quick.all_reduce_s(below) == plain.all_reduce_s(below)
+    assert quick.all_reduce_s(above) == pytest.approx(share * plain.all_reduce_s(above))
+
+
+def test_quick_reduce_is_for_a_mesh_and_for_the_simulated_engine() -> None:
+    specs = experiment(hardware="h100")
+    with pytest.raises(ValueError, match=r"not TP8 on H100 SXM; set layout\.quick_reduce=none"):
+        roofline(specs.model, specs.hardware, replace(specs.layout, quick_reduce="int8"))
+    with pytest.raises(ConfigError, match="VLLM_ROCM_QUICK_REDUCE_QUANTIZATION"):
+        load(["engine=vllm", "layout.quick_reduce=int8"])
+
+
 def test_one_gpu_has_nobody_to_reduce_with() -> None:
     specs = experiment()
     alone = replace(specs.layout, tensor_parallel=1)
@@ -75,6 +106,11 @@ def test_one_token_reads_its_top_k_experts_and_a_large_batch_all() -> None:
     assert TP8.terms(decode(1000)).expert_read_s == pytest.approx(TP8.expert_read_s)
 
 
+def test_tokens_that_route_alike_read_fewer_experts() -> None:
+    alike = steps(replaced(experiment(), {"model.step_time.expert_spread": 0.1}))
+    assert alike.terms(decode(40)).expert_read_s == pytest.approx(TP8.terms(decode(4)).expert_read_s)
+
+
 def test_imbalance_weighs_on_experts_only_and_only_with_expert_parallelism() -> None:
     spread, sliced = TP8, steps(experiment(layout="dp1_tp8"))
     assert spread.expert_read_s == pytest.approx(1.1 * sliced.expert_read_s)
@@ -89,12 +125,41 @@ def test_prefill_and_decode_tokens_keep_their_own_efficiency_in_any_step() -> No
     assert 0 < jump_s < 0.001
 
 
+def rising(tokens: float) -> Roofline:
+    """The default model whose prefill reaches its efficiency after about `tokens` of a step."""
+    return steps(replaced(experiment(), {"model.step_time.gemm_rise_tokens": tokens}))
+
+
+def test_prefill_efficiency_rises_smoothly_from_that_of_decode() -> None:
+    slow = rising(200)
+    marginal_s = [slow.prefill_gemm_s(n + 1) - slow.prefill_gemm_s(n) for n in range(4096)]
+    assert marginal_s[0] == pytest.approx(slow.decode_gemm_token_s, rel=0.005)
+    assert marginal_s[-1] == pytest.approx(slow.prefill_gemm_token_s, rel=0.001)
+    falls = [a - b for a, b in zip(marginal_s, marginal_s[1:], strict=False)]
+    assert min(falls) >= 0 and max(falls) < 0.006 * slow.decode_gemm_token_s
+
+
+def test_without_a_rise_every_prefill_token_costs_the_same_and_the_default_hardly_rises() -> None:
+    assert rising(0).prefill_gemm_s(280) == pytest.approx(280 * TP8.prefill_gemm_token_s)
+    assert TP8.duration_s(prefill(8192)) / rising(0).duration_s(prefill(8192)) - 1 < 0.0003
+
+
 def test_the_peak_is_that_of_the_weights_type() -> None:
     qwen, kimi = experiment(QWEN), experiment(KIMI)
     no_fp8 = replace(qwen.hardware, fp8_flop_per_s=None)
     assert roofline(kimi.model, no_fp8, kimi.layout) == steps(kimi)
     with pytest.raises(ValueError, match=r"set hardware\.fp8_flop_per_s="):
         roofline(qwen.model, no_fp8, qwen.layout)
+
+
+@pytest.mark.parametrize("hardware", ["mi300x", "mi355x", "h100", "h200", "b200"])
+def test_every_accelerator_with_known_peaks_has_a_step_time(hardware: str) -> None:
+    assert 0.001 < steps(experiment(hardware=hardware)).duration_s(decode(64)) < 0.1
+
+
+def test_the_cut_accelerator_has_no_known_peak() -> None:
+    with pytest.raises(ValueError, match=r"MI308X: fp8_flop_per_s is unknown; set hardware"):
+        steps(experiment(hardware="mi308x"))
 
 
 @pytest.mark.parametrize("figure", ["bf16_flop_per_s", "link_bytes_per_s"])
@@ -107,6 +172,17 @@ def test_unknown_figures_refuse_to_be_used(figure: str) -> None:
 
 def test_a_chunk_attends_to_its_context_and_half_of_itself() -> None:
     assert prefill(100, context=400) == Batch(0, 100, 400, 100 * 400 + 100**2 / 2, 0)
+
+
+def test_a_guess_grows_with_the_share_of_cached_prompt_and_is_none_for_unknown_hardware() -> None:
+    specs = experiment()
+    cached = replace(specs.workload, prefix_hit=0.95)
+    plain_qps = guess_qps(specs.workload, specs.model, specs.hardware, specs.layout)
+    cached_qps = guess_qps(cached, specs.model, specs.hardware, specs.layout)
+    assert plain_qps and cached_qps and 2 < cached_qps / plain_qps < 20
+    assert (
+        guess_qps(specs.workload, specs.model, experiment(hardware="mi308x").hardware, specs.layout) is None
+    )
 
 
 counts = st.integers(0, 8192)
@@ -128,5 +204,22 @@ def test_more_work_never_takes_less_time(small: Batch, more: Batch) -> None:
 
 def test_cutting_a_prefill_costs_the_fixed_part_again_and_the_context_it_reads() -> None:
     parts = TP8.duration_s(prefill(4096)) + TP8.duration_s(prefill(4096, context=4096))
-    fixed = TP8.launch_s + TP8.weight_read_s + TP8.expert_read_s
+    fixed = TP8.launch_s + TP8.weight_read_s + TP8.expert_read_s + TP8.prefill_rise_s
     assert parts == pytest.approx(TP8.duration_s(prefill(8192)) + fixed + 4096 * TP8.context_token_s)
+
+
+@given(
+    st.builds(
+        Batch,
+        decode_tokens=st.integers(0, 1024),
+        prefill_tokens=st.integers(0, 16384),
+        context_tokens=st.integers(0, 10**7),
+        attention_pairs=st.floats(0, 1e9),
+        sequences=st.integers(0, 1024),
+    ),
+    st.sampled_from(["none", "int4"]),
+)
+def test_the_terms_of_a_step_add_up_to_its_duration(batch: Batch, reduce: Any) -> None:
+    asked = experiment()
+    model = steps(replace(asked, layout=replace(asked.layout, quick_reduce=reduce)))
+    assert model.duration_s(batch) == pytest.approx(sum(model.terms(batch)), rel=1e-12)

@@ -13,7 +13,7 @@ from conf import ConfigError, Experiment, load
 from conf.load import dump
 from loadgen import __main__ as root
 from loadgen import command_line, dry_run, measure, study, verbs
-from loadgen.driver import Driver, TargetLost
+from loadgen.driver import Driver
 from loadgen.folder import Folder
 from loadgen.plan import Past, Plan
 from loadgen.run_folder import RunFolder
@@ -278,40 +278,17 @@ def test_dwells_that_are_granted_beyond_the_budget_are_part_of_the_plan() -> Non
     assert dry_run.compared_s(load(["search=standard", "search.confirm_s=100"]).search) == 900 + 100 + 900
 
 
-def test_a_sweep_whose_prediction_is_lost_ramps_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*_: Any) -> Any:
-        raise TargetLost("the queue")
-
-    monkeypatch.setattr(root, "_predict", lost)
+def test_a_sweep_without_a_predicted_capacity_ramps_and_says_so() -> None:
     said: list[str] = []
-    start, predicted = root._start(
-        load(["search=quick"]), "sweep", lambda _, **facts: said.append(facts["text"])
-    )
+    asked = load(["search=quick", "slo.tpot_p90_ms=1"])
+    start, predicted = root._start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
     assert (start.prediction_qps, predicted) == (None, None)
-    assert said == ["no prediction, the search begins with a ramp: the queue"]
+    assert "no prediction, the search begins with a ramp: even at 0.05 QPS per node" in said[0]
 
 
-def test_a_prediction_that_is_lost_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    def lost(*_: Any) -> Any:
-        raise TargetLost("the queue")
-
-    monkeypatch.setattr(root.prediction, "predict", lost)
-    assert root.main(["predict"]) == summary.EXIT_TARGET
-    out, error = capsys.readouterr()
-    assert (out, error.count("\n")) == ("", 1) and "the queue; raise" in error
-
-
-def test_a_prediction_honours_what_is_expected_and_says_who_stands_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    begun: list[Start] = []
-    monkeypatch.setattr(
-        root.prediction,
-        "predict",
-        lambda _asked, _service, start, _emit: begun.append(start) or {"evidence": "x"},
-    )
-    tree = root._predict(load(["search=quick", "search.expected_qps=4", "routing=pow2"]), silent)
-    assert begun[0].prediction_qps == 4.0 and "leastconn stands for pow2" in tree["evidence"]
+def test_a_prediction_says_who_stands_in_for_a_balancer_it_does_not_have() -> None:
+    tree = root._predict(load(["search=quick", "routing=pow2", "rate_qps=1"]), draws=0)
+    assert tree["exit_code"] == 0 and "leastconn stands for pow2" in tree["evidence"]
 
 
 def test_a_sweep_that_expects_a_capacity_begins_there_and_says_so() -> None:

@@ -42,7 +42,7 @@ def driver(
 
 
 def test_a_virtual_hour_finds_the_capacity_of_the_default_node() -> None:
-    drive, experiment, events = driver(["search=virtual"])
+    drive, experiment, events = driver(["search=virtual", "search.budget_s=3600"])
     tree = conclusion.of_sweep(experiment, drive, sweep(drive), "virtual")
     assert (tree["exit_code"], tree["valid"], tree["capacity"]["binding"]) == (0, True, "tpot")
     q = tree["capacity"]["qps_per_node"]
@@ -80,7 +80,7 @@ def test_a_prediction_replaces_the_ramp() -> None:
 
 
 def test_an_unreachable_bound_is_said_not_guessed() -> None:
-    drive, experiment, _ = driver(["search=virtual", "slo.tpot_p90_ms=5"])
+    drive, experiment, _ = driver(["search=virtual", "search.budget_s=3600", "slo.tpot_p90_ms=5"])
     tree = conclusion.of_sweep(experiment, drive, sweep(drive), "virtual")
     assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_SLO_MISSED, False)
 

@@ -59,11 +59,13 @@ def named(verdict, name):
     return next(check for check in verdict.checks if check.name == name)
 
 
+HALF_SHARED = {"prompt_tokens": 1000, "requested_input_tokens": 1000, "shared_tokens": 500}
 HEALTH = {"cpu_share": 0.4, "run_share": 0.9, "stall_ms": 9.0}
 
 
 def test_a_healthy_window_is_valid():
-    made = rows(requested_input_tokens=5600, prompt_tokens=5600, cached_tokens=0)
+    told = {"time_scale": 1.0, "engine_first_token_ns": 97 * MS}
+    made = rows(requested_input_tokens=5600, prompt_tokens=5600, cached_tokens=0, **told)
     mean = 450 / 45 * 0.901 - 0.901**2 * 10 / 2 / 45
     verdict = judged(
         made, planned=450, expected_replicas={"r0", "r1"}, health={"a": HEALTH}, in_flight_mean=mean
@@ -87,7 +89,8 @@ def test_a_healthy_window_is_valid():
         (rows(reads=[2] * 5), {}, "burst_delivery"),
         (rows(requested_input_tokens=100, prompt_tokens=102), {}, "wrong_prompts"),
         (rows(prompt_tokens=1000, cached_tokens=[500] * 10), {}, "wrong_prefix_hits"),
-        (rows(prompt_tokens=1000, cached_tokens=480), {"intended_hit": 0.5}, "wrong_prefix_hits"),
+        (rows(**HALF_SHARED, cached_tokens=474), {}, "wrong_prefix_hits"),
+        (rows(**HALF_SHARED, cached_tokens=511), {}, "wrong_prefix_hits"),
     ],
 )
 def test_a_failed_gate_voids_the_window_and_names_a_remedy(made, evidence, reason):
@@ -108,7 +111,8 @@ def test_a_failed_gate_voids_the_window_and_names_a_remedy(made, evidence, reaso
         (rows(output_tokens=9, reads=1), {}),
         (rows(), {"health": {"a": {"cpu_share": 0.6, "run_share": 0.3, "stall_ms": 500.0}}}),
         (rows(prompt_tokens=1000, cached_tokens=[500] * 8), {}),
-        (rows(prompt_tokens=1000, cached_tokens=495), {"intended_hit": 0.5}),
+        (rows(**HALF_SHARED, cached_tokens=476), {}),
+        (rows(**HALF_SHARED, cached_tokens=509), {}),
         (rows(status=["pending"] * 9, send_offset_ns=[None] * 9), {"planned": 450}),
     ],
 )
@@ -131,6 +135,7 @@ def test_what_is_not_given_is_unknown_and_does_not_pass():
         "prompt_tokens_error",
         "prefix_hit_error",
         "run_share",
+        "path_p90",
     }
     assert all(check.value is None for check in verdict.checks if check.passed is None)
 
@@ -149,9 +154,15 @@ def test_the_worst_actor_counts_and_one_that_does_not_tell_does_not():
 
 def test_an_answer_without_a_cached_count_had_no_hit_once_another_has_one():
     half = table(rows(100, prompt_tokens=1000, cached_tokens=[800] * 50))
-    assert check_prefix_hits(half, 0.4).value == pytest.approx(0.0)
-    assert check_prefix_hits(table(rows(100, prompt_tokens=1000)), 0.0).passed is None
-    assert check_prefix_hits(table(rows(100, cached_tokens=0)), 0.0).passed is None
+    assert check_prefix_hits(half).value == pytest.approx(0.4)
+    assert check_prefix_hits(table(rows(100, prompt_tokens=1000))).passed is None
+    assert check_prefix_hits(table(rows(100, cached_tokens=0))).passed is None
+
+
+@pytest.mark.parametrize(("cached", "error"), [(485, 0.0), (500, 0.0), (480, 0.005), (507, 0.007)])
+def test_a_prefix_cache_serves_whole_blocks_of_what_is_shared(cached, error):
+    check = check_prefix_hits(table(rows(100, **HALF_SHARED, cached_tokens=cached)))
+    assert check.value == pytest.approx(error)
 
 
 def test_failures_are_noted_as_not_achieved_but_the_backlog_is_not():

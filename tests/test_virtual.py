@@ -128,7 +128,7 @@ def test_many_small_advances_equal_a_large_one(cuts: list[float], policy: str) -
 
 
 def test_all_arrivals_of_an_instant_join_the_step_that_starts_there() -> None:
-    instant = replace(SPECS.model.step_time.front_end_ms, value=0.0)
+    instant = replace(SPECS.model.step_time.front_end_ms, value=0.0, low=None, high=None)
     model = replace(SPECS.model, step_time=replace(SPECS.model.step_time, front_end_ms=instant))
     assert isinstance(SPECS.engine, SimulatedEngine)
     served = VirtualService([Engine(SPECS.engine, model, SPECS.hardware, SPECS.layout)])

@@ -5,6 +5,7 @@ attending to one token of its context.
 """
 
 import math
+from typing import NamedTuple
 
 from conf.schema import Hardware, Layout, Model, SimulatedEngine
 
@@ -13,6 +14,15 @@ _FP8_BLOCK_BYTES = 1 + 4 / (128 * 128)
 """An fp8 weight and its share of the fp32 scale of a 128 x 128 block."""
 _INT4_GROUP_BYTES = 0.5 + 2 / 32
 """An int4 weight and its share of the bf16 scale of a group of 32."""
+
+
+class Memory(NamedTuple):
+    """Bytes on each GPU of a replica, and the KV blocks that fit in what is left for the cache."""
+
+    weight_bytes: float
+    activation_bytes: float
+    kv_bytes: float
+    kv_blocks: int
 
 
 def expert_layers(model: Model) -> int:
@@ -107,23 +117,28 @@ def kv_bytes_per_token(model: Model, tensor_parallel: int) -> int:
     return model.layers * per_layer
 
 
-def kv_blocks(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> int:
-    """Blocks of `spec.block_size` tokens that fit beside weights and activations.
+def memory(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> Memory:
+    """What the memory of each GPU holds, as far as `spec` may use it.
 
-    Raises ValueError when not even one request of one block fits.
+    Raises ValueError when not even one block of KV fits beside weights and activations.
     """
     usable = spec.gpu_memory_utilization * hardware.hbm_bytes
     weights = weight_bytes(model) / layout.tensor_parallel
     block_bytes = spec.block_size * kv_bytes_per_token(model, layout.tensor_parallel)
-    blocks = int((usable - weights - spec.activation_bytes) // block_bytes)
-    if blocks < 1:
+    left = usable - weights - spec.activation_bytes
+    if left < block_bytes:
         raise ValueError(
             f"{model.name} does not fit {hardware.name} at TP{layout.tensor_parallel}: weights "
             f"{weights / 1e9:.1f} GB + activations {spec.activation_bytes / 1e9:.1f} GB per GPU leave no KV "
             f"block of {usable / 1e9:.1f} GB usable; choose a larger tensor_parallel, smaller weights or "
             "hardware with more memory"
         )
-    return blocks
+    return Memory(weights, spec.activation_bytes, left, int(left // block_bytes))
+
+
+def kv_blocks(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> int:
+    """Blocks of `spec.block_size` tokens that fit beside weights and activations; raises as `memory` does."""
+    return memory(spec, model, hardware, layout).kv_blocks
 
 
 def _shared_parameters(model: Model) -> int:

@@ -1,7 +1,7 @@
 """One engine replica as a state machine: requests in, timed token events out; knows no clock.
 
-Time is an argument. A shell calls `step(now_s)` and delivers its events at `end_s`; a virtual
-clock may use the two halves, `begin_step` and `end_step`, which follow the same rules.
+Time is an argument. A shell calls `step(now_s)` and delivers its events at `end_s`; another may use
+the two halves, `begin_step` and `end_step`, which follow the same rules.
 """
 
 import math
@@ -13,17 +13,30 @@ from conf.schema import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.architecture import kv_blocks
 from serve_apps.engine_model.kv_cache import KvCache
 from serve_apps.engine_model.noise import Noise
-from serve_apps.engine_model.scheduler import RequestState, Scheduler
-from serve_apps.engine_model.step_time import roofline
+from serve_apps.engine_model.request import RequestState
+from serve_apps.engine_model.scheduler import Scheduler
+from serve_apps.engine_model.step_time import Batch, roofline
+
+IDLE_POLL_S = 1e-3
+"""vLLM's core sleeps so long when a step has nothing to compute (engine/core.py, _process_engine_step)."""
+
+
+class QueueFull(ValueError):
+    """The engine's queue limits refuse a request that it could serve later; the words are vLLM's."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """`request_id` is unique within one engine; exactly `output_tokens` are emitted."""
+    """`request_id` is unique within one engine; exactly `output_tokens` are emitted.
+
+    `hashes[i]` stands for all prompt tokens up to the end of the i-th full KV block: requests whose
+    prompts begin alike have the same ones. Prompt blocks beyond them are shared with nobody.
+    """
 
     request_id: int
     input_tokens: int
     output_tokens: int
+    hashes: tuple[int, ...] = ()
 
 
 class TokenEvent(NamedTuple):
@@ -52,25 +65,33 @@ class Engine:
         self, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout, seed: int = 0
     ) -> None:
         blocks = spec.num_gpu_blocks
-        kv = KvCache(kv_blocks(spec, model, hardware, layout) if blocks is None else blocks, spec.block_size)
-        self._scheduler = Scheduler(kv, spec.max_num_batched_tokens, spec.max_num_seqs)
+        blocks = kv_blocks(spec, model, hardware, layout) if blocks is None else blocks
+        kv = KvCache(blocks, spec.block_size, spec.enable_prefix_caching)
+        self._scheduler = Scheduler(
+            kv, spec.max_num_batched_tokens, spec.max_num_seqs, spec.long_prefill_token_threshold
+        )
+        self._spec = spec
+        self._asynchronous = spec.async_scheduling
         self._roofline = roofline(model, hardware, layout)
-        self._max_model_len = spec.max_model_len
         self._noise = Noise(spec, seed)
         self._front_end_s = model.step_time.front_end_ms.value * 1e-3
         self._front_end_free_s = -math.inf
         self._arriving: deque[tuple[float, RequestState]] = deque()
         self._open: dict[int, RequestState] = {}
-        self._step_end_s = -math.inf
+        self._next: Batch | None = None  # scheduled while the last step was computed, if asynchronous
+        self._step_end_s = self._idle_until_s = -math.inf
 
     def add(self, request: GenerateRequest, now_s: float) -> RequestState:
         """Pass the front end, then wait in turn; returns the request's live state, to be read only.
 
-        Raises ValueError for a request that can never be served, or whose id is open already.
+        Raises ValueError for a request that can never be served, or whose id is open already, and
+        QueueFull where a queue limit refuses it now.
         """
         self._refuse_impossible(request)
-        final = request.input_tokens + request.output_tokens
-        state = RequestState(request.request_id, request.input_tokens, final, tokens=request.input_tokens)
+        self._refuse_beyond_limits()
+        state = self._scheduler.request(
+            request.request_id, request.input_tokens, request.output_tokens, request.hashes
+        )
         self._front_end_free_s = max(now_s, self._front_end_free_s) + self._front_end_s
         self._arriving.append((self._front_end_free_s, state))
         self._open[request.request_id] = state
@@ -92,32 +113,49 @@ class Engine:
         end_s = self.begin_step(now_s)
         if end_s is None:
             return None
-        events = [TokenEvent(it.request_id, it.emitted - 1, it.finished) for it in self.end_step()]
-        return Step(now_s, end_s, events)
+        emitting = self.emitting()
+        self.end_step()
+        return Step(now_s, end_s, [TokenEvent(it.request_id, it.emitted - 1, it.finished) for it in emitting])
 
     def begin_step(self, now_s: float) -> float | None:
-        """Schedule a step at `now_s`; returns its end, at which `end_step` is due, or None without work."""
+        """Start a step at `now_s`; returns its end, at which `end_step` is due, or None without work.
+
+        With asynchronous scheduling its tokens were chosen when the last step began, unless the engine
+        was idle, and those of the following step are chosen now (EngineCore.step_with_batch_queue).
+        """
         scheduler = self._scheduler
         while self._arriving and self._arriving[0][0] <= now_s:
             scheduler.add(self._arriving.popleft()[1])
-        if not scheduler.running and not scheduler.waiting:
+        batch = self._next
+        if batch is None and now_s >= self._idle_until_s:
+            batch = scheduler.schedule()
+        if batch is None:
             return None
-        duration_s = self._roofline.duration_s(scheduler.schedule())
-        self._step_end_s = now_s + self._noise.lengthen(duration_s, now_s)
+        if self._asynchronous:
+            self._next = scheduler.schedule()
+        self._step_end_s = now_s + self._noise.lengthen(self._roofline.duration_s(batch), now_s)
         return self._step_end_s
 
+    def emitting(self) -> list[RequestState]:
+        """The requests that get a token from the step begun last; to be asked before `end_step`."""
+        return list(self._scheduler.emitting())
+
     def end_step(self) -> list[RequestState]:
-        """Emit the tokens of the step begun last; returns the requests that got one each."""
-        emitted = self._scheduler.emitting
-        for state in self._scheduler.complete(self._step_end_s):
+        """Emit the tokens of the step begun last; returns the requests that finished."""
+        finished = self._scheduler.complete(self._step_end_s)
+        for state in finished:
             del self._open[state.request_id]
-        return emitted
+        if self._asynchronous and self._next is None:
+            self._idle_until_s = self._step_end_s + IDLE_POLL_S
+        return finished
 
     def ready_s(self) -> float:
-        """Earliest time a step has work: -inf when some is queued, inf when the engine is empty."""
-        if self._scheduler.running or self._scheduler.waiting:
+        """Earliest time a step has work: -inf when it is there already, inf when the engine is empty."""
+        if self._next is not None:
             return -math.inf
-        return self._arriving[0][0] if self._arriving else math.inf
+        if self._scheduler.running or self._scheduler.waiting:
+            return self._idle_until_s
+        return max(self._arriving[0][0], self._idle_until_s) if self._arriving else math.inf
 
     @property
     def running(self) -> int:
@@ -142,8 +180,23 @@ class Engine:
         return self._scheduler.generation_tokens_total
 
     @property
+    def prefix_queries(self) -> int:
+        """Prompt tokens looked up in the prefix cache, at first admissions only, as vLLM counts them."""
+        return self._scheduler.prefix_queries
+
+    @property
+    def prefix_hits(self) -> int:
+        """How many of `prefix_queries` were found."""
+        return self._scheduler.prefix_hits
+
+    @property
     def kv_blocks(self) -> int:
         return self._scheduler.kv.blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block."""
+        return self._spec.block_size
 
     @property
     def kv_usage(self) -> float:
@@ -152,7 +205,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every KV block is accounted for."""
-        self._scheduler.kv.check_integrity()
+        self._scheduler.check_integrity()
 
     def _refuse_impossible(self, request: GenerateRequest) -> None:
         if request.request_id in self._open:
@@ -160,10 +213,26 @@ class Engine:
         if request.input_tokens < 1 or request.output_tokens < 1:
             raise ValueError(f"request {request.request_id} needs at least one prompt and one output token")
         kv = self._scheduler.kv
-        longest = min(self._max_model_len, kv.blocks * kv.block_size)
+        longest = min(self._spec.max_model_len, kv.blocks * kv.block_size)
         asked = request.input_tokens + request.output_tokens
         if asked > longest:
             raise ValueError(
                 f"request {request.request_id} asks for {request.input_tokens} + {request.output_tokens} "
                 f"tokens but the engine holds {longest}; shorten it, or raise max_model_len or num_gpu_blocks"
             )
+
+    def _refuse_beyond_limits(self) -> None:
+        """vLLM's check_admission: all open requests count, and the whole prompts still in prefill."""
+        most_requests, most_tokens = self._spec.max_num_queued_reqs, self._spec.max_num_queued_tokens
+        if most_requests is not None and len(self._open) >= most_requests:
+            raise QueueFull(
+                "The engine is currently busy and cannot accept new requests. "
+                "Please try again later or on a different instance."
+            )
+        if most_tokens is not None:
+            in_prefill = (state for state in self._open.values() if state.first_token_s is None)
+            if sum(state.prompt_tokens for state in in_prefill) >= most_tokens:
+                raise QueueFull(
+                    "The engine has reached its prefill token backlog limit. "
+                    "Please try again later or on a different instance."
+                )

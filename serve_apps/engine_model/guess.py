@@ -10,7 +10,8 @@ GUESS_BATCH = 64
 def guess_qps(workload: Workload, model: Model, hardware: Hardware, layout: Layout) -> float | None:
     """Requests per second and node if time went to prefill and full decode batches only.
 
-    None where the hardware's figures are unknown or the weights do not fit.
+    The share of prompts that `workload.prefix_hit` repeats counts as cached. None where a figure of the
+    hardware that is needed is unknown.
     """
     mean_in, mean_out = workload.input_tokens.mean, workload.output_tokens.mean
     try:
@@ -18,7 +19,8 @@ def guess_qps(workload: Workload, model: Model, hardware: Hardware, layout: Layo
     except ValueError:
         return None
     prefill = Batch()
-    prefill.add_chunk(mean_in, 0)
+    shared = round(workload.prefix_hit * mean_in)
+    prefill.add_chunk(mean_in - shared, shared)
     decode = Batch(decode_tokens=GUESS_BATCH, context_tokens=GUESS_BATCH * mean_in, sequences=GUESS_BATCH)
     per_request_s = step.duration_s(prefill) + mean_out * step.duration_s(decode) / GUESS_BATCH
     return layout.replicas_per_node / per_request_s

@@ -1,21 +1,78 @@
-"""The pool of KV blocks of one engine: who holds how many; knows no scheduling and no contents yet."""
+"""The pool of KV blocks of one engine with vLLM's prefix cache; knows no scheduling and no durations.
+
+The rules (vLLM's block_pool.py): only full blocks are hashed, at their allocation; a freed block goes
+to the back of the free queue when it is hashed and to the front when it is not; an allocation takes
+from the front and forgets the hashes it meets; a hit takes a block out of the queue. Blocks that live
+and die together are kept as one run, so that a prompt costs as much as its runs, not its blocks.
+"""
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+Chain = tuple[Hashable, ...]
+"""Hashes of a request's full blocks, each over all tokens up to its block's end."""
+
+
+class Run:
+    """Blocks `start` to `end` of a chain, held by the same requests; without a chain nobody finds them."""
+
+    __slots__ = ("alone", "chain", "end", "holders", "start")
+
+    def __init__(self, chain: Chain, start: int, end: int, holders: Iterable["Holding"] = ()) -> None:
+        self.chain = chain
+        self.start = start
+        self.end = end
+        self.holders = set(holders)
+        self.alone = True  # no other run has one of its hashes
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+class Holding:
+    """What one request holds: `runs` cover its first blocks, the rest of its `blocks` have no name."""
+
+    __slots__ = ("blocks", "chain", "runs")
+
+    def __init__(self, chain: Chain = ()) -> None:
+        self.chain = chain
+        self.runs: list[Run] = []
+        self.blocks = 0
+
+    @property
+    def named(self) -> int:
+        return self.runs[-1].end if self.runs else 0
+
+
+class Hit(NamedTuple):
+    """Blocks `start` to `end` of a chain, found in `run`."""
+
+    run: Run
+    start: int
+    end: int
 
 
 class KvCache:
-    """`blocks` blocks of `block_size` tokens, all free at first.
+    """`blocks` blocks of `block_size` tokens, all free at first; `caching` keeps what is freed for reuse.
 
     Raises ValueError unless there is at least one block.
     """
 
-    def __init__(self, blocks: int, block_size: int) -> None:
+    def __init__(self, blocks: int, block_size: int, caching: bool = True) -> None:
         if blocks < 1:
             raise ValueError(
                 f"a KV cache of {blocks} blocks serves nothing; set num_gpu_blocks to at least 1"
             )
         self.blocks = blocks
         self.block_size = block_size
+        self.caching = caching
         self.free_blocks = blocks
-        self._held: dict[int, int] = {}
+        self._blank = blocks  # free and not hashed: always the front of the free queue
+        self._idle: OrderedDict[Run, None] = OrderedDict()  # the rest of it, least recently used first
+        self._index: dict[Hashable, Run] = {}
+        self._twins: dict[Hashable, dict[Run, None]] = {}  # runs beside the one in the index, oldest first
 
     @property
     def usage(self) -> float:
@@ -25,29 +82,139 @@ class KvCache:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
-    def can_hold(self, tokens: int) -> bool:
-        """Whether a request that holds nothing could get room for `tokens` now."""
-        return self.blocks_for(tokens) <= self.free_blocks
+    def find(self, chain: Chain, limit: int) -> list[Hit]:
+        """The longest cached beginning of `chain`, of at most `limit` blocks; changes nothing."""
+        hits: list[Hit] = []
+        at, limit = 0, min(limit, len(chain)) if self.caching else 0
+        while at < limit and (run := self._index.get(chain[at])) is not None:
+            end = self._agree(run, chain, at, min(limit, run.end))
+            if end <= at:  # not chained: this hash belongs elsewhere
+                break
+            hits.append(Hit(run, at, end))
+            at = end
+        return hits
 
-    def allocate(self, request_id: int, tokens: int) -> int:
-        """Give the request room for `tokens` in all; returns the room it then has, 0 if blocks lack.
+    def hold(self, holding: Holding, hits: Iterable[Hit]) -> None:
+        """Give a request that holds nothing what was just found for it."""
+        for run, start, end in hits:
+            if start > run.start:
+                self._set_back(self._split(run, start), run)
+            held = run if end == run.end else self._split(run, end)
+            if not held.holders:
+                self._idle.pop(held, None)
+                self.free_blocks -= len(held)
+            held.holders.add(holding)
+            holding.runs.append(held)
+            holding.blocks = end
 
-        A request that cannot get all keeps what it holds.
-        """
-        held = self._held.get(request_id, 0)
-        needed = max(self.blocks_for(tokens), held)
-        if needed - held > self.free_blocks:
-            return 0
-        self.free_blocks -= needed - held
-        self._held[request_id] = needed
-        return needed * self.block_size
+    def take(self, blocks: int) -> None:
+        """Allocate so many of the free blocks, which there must be, and forget what they cached."""
+        self.free_blocks -= blocks
+        self._blank -= blocks
+        while self._blank < 0:
+            run = next(iter(self._idle))
+            # What nobody can find is as good as blank once it is the next to go.
+            evicted = min(len(run), -self._blank) if run.chain else len(run)
+            self._forget(run, run.end - evicted)
+            if not run:
+                del self._idle[run]
+            self._blank += evicted
 
-    def free(self, request_id: int) -> None:
-        """Return all blocks of the request; one that holds none is ignored."""
-        self.free_blocks += self._held.pop(request_id, 0)
+    def name(self, holding: Holding, blocks: int) -> None:
+        """Let others find the first `blocks` of a request, as far as its chain goes."""
+        start, end = holding.named, min(blocks, len(holding.chain))
+        if self.caching and start < end:
+            run = Run(holding.chain, start, end, (holding,))
+            self._enter(run)
+            holding.runs.append(run)
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless every block is either free or held by one request."""
-        held = sum(self._held.values())
-        if self.free_blocks < 0 or held + self.free_blocks != self.blocks:
+    def free(self, holding: Holding, hashed: int) -> None:
+        """Return all blocks of a request, of which the first `hashed` are hashed; the last ones go first."""
+        named = holding.named
+        hashed = max(hashed, named) if self.caching else 0
+        self._blank += holding.blocks - hashed
+        self.free_blocks += holding.blocks - named
+        if hashed > named:
+            self._idle[Run((), named, hashed)] = None
+        for run in reversed(holding.runs):
+            run.holders.remove(holding)
+            if not run.holders:
+                self._idle[run] = None
+                self.free_blocks += len(run)
+        holding.runs = []
+        holding.blocks = 0
+
+    def check_integrity(self, holdings: Iterable[Holding]) -> None:
+        """Raise AssertionError unless every block is either free or held by one of `holdings`."""
+        idle = sum(map(len, self._idle))
+        if self._blank < 0 or self._blank + idle != self.free_blocks:
+            raise AssertionError(f"{self._blank} blank + {idle} idle blocks are not {self.free_blocks} free")
+        holdings = list(holdings)
+        held = sum(len(run) for run in {run for holding in holdings for run in holding.runs})
+        held += sum(holding.blocks - holding.named for holding in holdings)
+        if held + self.free_blocks != self.blocks:
             raise AssertionError(f"{held} held + {self.free_blocks} free blocks are not {self.blocks}")
+
+    def _agree(self, run: Run, chain: Chain, at: int, end: int) -> int:
+        """Where the stretch from `at` ends that a look-up block by block would take from `run`."""
+        if not run.alone:
+            while at < end and self._index.get(chain[at]) is run:
+                at += 1
+            return at
+        if run.chain is chain or run.chain[end - 1] == chain[end - 1]:
+            return end
+        return bisect_left(range(end), True, at, key=lambda index: run.chain[index] != chain[index])
+
+    def _split(self, run: Run, at: int) -> Run:
+        """Cut the blocks before `at` off a run, which keeps its place in the queue; returns the new run."""
+        head = Run(run.chain, run.start, at, run.holders)
+        head.alone = run.alone
+        for one in run.chain[run.start : at]:
+            if self._index[one] is run:
+                self._index[one] = head
+            else:
+                self._twins[one] = {head if twin is run else twin: None for twin in self._twins[one]}
+        run.start = at
+        for holding in run.holders:
+            holding.runs.insert(holding.runs.index(run), head)
+        return head
+
+    def _set_back(self, head: Run, rest: Run) -> None:
+        """Queue what was split off an idle run behind its rest, as the first blocks are evicted last."""
+        if rest in self._idle:
+            order = [(run, head) if run is rest else (run,) for run in self._idle]
+            self._idle = OrderedDict.fromkeys(run for runs in order for run in runs)
+
+    def _enter(self, run: Run) -> None:
+        named = run.chain[run.start : run.end]
+        if self._index.keys().isdisjoint(named):
+            self._index.update(dict.fromkeys(named, run))
+            return
+        for one in named:
+            first = self._index.setdefault(one, run)
+            if first is not run:
+                self._twins.setdefault(one, {})[run] = None
+                for twin in (first, *self._twins[one]):
+                    twin.alone = False
+
+    def _forget(self, run: Run, end: int) -> None:
+        """Evict the blocks of a run from `end` on."""
+        for one in run.chain[end : run.end]:
+            if run.alone or one not in self._twins:
+                del self._index[one]
+                continue
+            twins = self._twins[one]
+            heir = next(iter(twins))
+            if self._index[one] is run:
+                self._index[one] = heir
+                del twins[heir]
+            else:
+                del twins[run]
+            if not twins:
+                del self._twins[one]
+        run.end = end
+
+
+def own_chain(known: Sequence[Hashable], blocks: int) -> Chain:
+    """`known` made as long as `blocks`, with hashes that nobody else has."""
+    return (*known, *(object() for _ in range(blocks - len(known))))

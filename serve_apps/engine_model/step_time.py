@@ -1,11 +1,13 @@
 """Duration of one engine step: an additive roofline; knows no requests, blocks or clocks.
 
 Memory time and compute time are added, not maximised: the sum fits measured decode steps better.
-Prefill and decode tokens have GEMM efficiencies of their own in every step; there is no threshold
-at which one replaces the other.
+Prefill and decode tokens have GEMM efficiencies of their own in every step. The first prefill tokens of
+a step may cost as much as decode tokens; the efficiency then rises smoothly, without a threshold.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import astuple, dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from conf.schema import Hardware, Layout, Model
@@ -13,6 +15,17 @@ from serve_apps.engine_model import architecture
 
 _ACTIVATION_BYTES = 2
 """All-reduces carry bf16."""
+_CODEC_BYTES = {"int8": 2176 / 2048, "int6": 1664 / 2048, "int4": 1152 / 2048}
+"""Bytes of a value in quick reduce: the tile of 2048 values of each codec, scales included
+(vLLM csrc/quickreduce/quick_reduce_impl.cuh, kRankTileStride)."""
+_MIB = 2**20
+_QUICK_MIN_BYTES = {
+    2: {"int8": 2 * _MIB, "int6": 2 * _MIB, "int4": 1 * _MIB},
+    4: {"int8": 16 * _MIB, "int6": 4 * _MIB, "int4": 2 * _MIB},
+    8: {"int8": 4 * _MIB, "int6": 4 * _MIB, "int4": 2 * _MIB},
+}
+"""Smallest message quick reduce takes over, by GPUs and codec, cast to fp16 as by default (vLLM
+vllm/distributed/device_communicators/quick_all_reduce.py, _QR_MIN_SIZE)."""
 
 
 @dataclass(slots=True)
@@ -50,9 +63,13 @@ class StepTerms(NamedTuple):
     host_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Roofline:
-    """Seconds per unit of work of one replica; `expert_miss` is the chance that a token avoids an expert."""
+    """Seconds per unit of work of one replica; `expert_miss` is the chance that a token avoids an expert.
+
+    The first `prefill_rise_tokens` prefill tokens of a step cost `prefill_rise_s` more in all. Steps of
+    at least `quick_reduce_tokens` tokens pay `quick_reduce_token_s` for their all-reduces.
+    """
 
     launch_s: float
     weight_read_s: float
@@ -64,6 +81,10 @@ class Roofline:
     context_token_s: float
     attention_pair_s: float
     host_sequence_s: float
+    prefill_rise_s: float
+    prefill_rise_tokens: float
+    quick_reduce_token_s: float
+    quick_reduce_tokens: float
 
     def terms(self, batch: Batch) -> StepTerms:
         """The additive step time, the engine model, section 2, term by term."""
@@ -73,21 +94,64 @@ class Roofline:
             self.weight_read_s,
             self.expert_read_s * (1 - self.expert_miss**tokens),
             self.decode_gemm_token_s * batch.decode_tokens,
-            self.prefill_gemm_token_s * batch.prefill_tokens,
-            self.all_reduce_token_s * tokens,
+            self.prefill_gemm_s(batch.prefill_tokens),
+            self.all_reduce_s(tokens),
             self.context_token_s * batch.context_tokens,
             self.attention_pair_s * batch.attention_pairs,
             self.host_sequence_s * batch.sequences,
         )
 
+    def prefill_gemm_s(self, tokens: int) -> float:
+        """Linear layers of the prefill tokens of a step: from decode's marginal cost down to prefill's."""
+        risen = 1 - math.exp(-tokens / self.prefill_rise_tokens) if tokens else 0.0
+        return self.prefill_gemm_token_s * tokens + self.prefill_rise_s * risen
+
+    def all_reduce_s(self, tokens: int) -> float:
+        quick = tokens >= self.quick_reduce_tokens
+        return (self.quick_reduce_token_s if quick else self.all_reduce_token_s) * tokens
+
     def duration_s(self, batch: Batch) -> float:
-        return sum(self.terms(batch))
+        """Seconds of the step: the sum of its terms."""
+        tokens = batch.decode_tokens, batch.prefill_tokens, batch.context_tokens
+        return step_s(self.costs, *tokens, batch.attention_pairs, batch.sequences)
+
+    @cached_property
+    def costs(self) -> tuple[float, ...]:
+        """The fields in their order, as `step_s` wants them."""
+        return astuple(self)
+
+
+def step_s(
+    costs: tuple[float, ...],
+    decode_tokens: int,
+    prefill_tokens: int,
+    context_tokens: int,
+    attention_pairs: float,
+    sequences: int,
+) -> float:
+    """`Roofline.terms`, summed; a function of plain numbers, so that numba can compile it for `loop`."""
+    launch, weights, experts, miss, decode, prefill, reduce, read, pair, host = costs[:10]
+    rise, rise_tokens, quick_reduce, quick_tokens = costs[10:]
+    tokens = decode_tokens + prefill_tokens
+    return (
+        launch
+        + weights
+        + experts * (1 - miss**tokens)
+        + decode * decode_tokens
+        + prefill * prefill_tokens
+        + (rise * (1 - math.exp(-prefill_tokens / rise_tokens)) if prefill_tokens else 0.0)
+        + (reduce if tokens < quick_tokens else quick_reduce) * tokens
+        + read * context_tokens
+        + pair * attention_pairs
+        + host * sequences
+    )
 
 
 def roofline(model: Model, hardware: Hardware, layout: Layout) -> Roofline:
     """The step time of `model` on one replica of `layout`.
 
-    Raises ValueError when a figure of the hardware that is needed is unknown.
+    Raises ValueError when a figure of the hardware that is needed is unknown, or its GPUs cannot do what
+    the layout asks.
     """
     gpus = layout.tensor_parallel
     constants, reached = model.step_time, hardware.efficiency
@@ -95,18 +159,25 @@ def roofline(model: Model, hardware: Hardware, layout: Layout) -> Roofline:
     experts = architecture.expert_layers(model) * model.experts * architecture.expert_bytes(model)
     pair_flop = architecture.attention_flop_per_pair(model)
     gemm_s = _gemm_token_s(model, hardware, layout)
+    decode_s, prefill_s = gemm_s / constants.gemm_decode.value, gemm_s / constants.gemm_prefill.value
+    rise_tokens = constants.gemm_rise_tokens.value
+    quick_bytes, quick_tokens = _quick_reduce(model, hardware, layout)
     return Roofline(
         launch_s=constants.step_ms.value * 1e-3 + model.layers * constants.layer_us.value * 1e-6,
         weight_read_s=architecture.step_bytes(model) / (bandwidth * reached.hbm.value),
         expert_read_s=experts / (bandwidth * constants.expert_read.value) * _imbalance(model, layout),
-        expert_miss=1 - model.experts_per_token / model.experts if model.experts else 0.0,
-        decode_gemm_token_s=gemm_s / constants.gemm_decode.value,
-        prefill_gemm_token_s=gemm_s / constants.gemm_prefill.value,
-        all_reduce_token_s=_all_reduce_token_s(model, hardware, gpus),
+        expert_miss=_expert_miss(model),
+        decode_gemm_token_s=decode_s,
+        prefill_gemm_token_s=prefill_s,
+        all_reduce_token_s=_all_reduce_token_s(model, hardware, gpus, _ACTIVATION_BYTES),
         context_token_s=architecture.kv_bytes_per_token(model, gpus)
         / (hardware.hbm_bytes_per_s * reached.kv_read.value),
         attention_pair_s=pair_flop / (gpus * _known(hardware, "bf16_flop_per_s") * reached.attention.value),
         host_sequence_s=constants.host_per_sequence_us.value * 1e-6,
+        prefill_rise_s=(decode_s - prefill_s) * rise_tokens,
+        prefill_rise_tokens=rise_tokens or 1.0,
+        quick_reduce_token_s=_all_reduce_token_s(model, hardware, gpus, quick_bytes),
+        quick_reduce_tokens=quick_tokens,
     )
 
 
@@ -120,12 +191,34 @@ def _gemm_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:
     return flop / (layout.tensor_parallel * peak)
 
 
+def _expert_miss(model: Model) -> float:
+    """Chance that one token avoids one expert; tokens of equal prompts route alike and so count as fewer."""
+    if not model.experts:
+        return 0.0
+    chance: float = (1 - model.experts_per_token / model.experts) ** model.step_time.expert_spread.value
+    return chance
+
+
 def _imbalance(model: Model, layout: Layout) -> float:
     """Load of the fullest GPU over the mean; without expert parallelism every GPU holds a slice of all."""
     return model.step_time.expert_imbalance.value if layout.expert_parallel else 1.0
 
 
-def _all_reduce_token_s(model: Model, hardware: Hardware, gpus: int) -> float:
+def _quick_reduce(model: Model, hardware: Hardware, layout: Layout) -> tuple[float, float]:
+    """Bytes of a value in the layout's quick reduce, and the tokens of its smallest message."""
+    gpus = layout.tensor_parallel
+    if layout.quick_reduce == "none" or gpus == 1:
+        return _ACTIVATION_BYTES, math.inf
+    if hardware.topology != "mesh" or gpus not in _QUICK_MIN_BYTES:
+        raise ValueError(
+            f"layout.quick_reduce={layout.quick_reduce} is for 2, 4 or 8 GPUs in an xGMI mesh, not TP{gpus} "
+            f"on {hardware.name}; set layout.quick_reduce=none"
+        )
+    smallest = _QUICK_MIN_BYTES[gpus][layout.quick_reduce]
+    return _CODEC_BYTES[layout.quick_reduce], math.ceil(smallest / (model.hidden * _ACTIVATION_BYTES))
+
+
+def _all_reduce_token_s(model: Model, hardware: Hardware, gpus: int, value_bytes: float) -> float:
     """Two two-shot all-reduces per layer.
 
     In a mesh each shot sends a `gpus`-th of the activations over every link to a peer; behind a
@@ -140,7 +233,7 @@ def _all_reduce_token_s(model: Model, hardware: Hardware, gpus: int) -> float:
         )
     shares = 1 if hardware.topology == "mesh" else gpus - 1
     link = _known(hardware, "link_bytes_per_s") * hardware.efficiency.link.value
-    shot_bytes = model.hidden * _ACTIVATION_BYTES / gpus * shares
+    shot_bytes = model.hidden * value_bytes / gpus * shares
     return model.layers * 2 * 2 * shot_bytes / link
 
 

@@ -5,10 +5,10 @@ Between two arrivals the replicas do not touch each other, so each runs on its o
 
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from serve_apps.engine_model.engine import Engine, GenerateRequest
-from serve_apps.engine_model.scheduler import RequestState
+from serve_apps.engine_model.request import RequestState
 
 POLICIES = ("leastconn", "roundrobin")
 
@@ -24,12 +24,23 @@ class Progress(NamedTuple):
     finished: bool
 
 
+class Replica(Protocol):
+    """An engine that keeps its own time; requests are known by the number that `add` gives them."""
+
+    def add(self, at_s: float, input_tokens: int, output_tokens: int, shared_tokens: int) -> int: ...
+    def run(self, until_s: float) -> None: ...
+    def seen(self, number: int) -> tuple[float | None, float | None, int, bool]: ...
+    @property
+    def open_requests(self) -> int: ...
+
+
 class _Arrival(NamedTuple):
     at_s: float
     order: int
     key: int
     input_tokens: int
     output_tokens: int
+    shared_tokens: int
     replica: int | None
 
 
@@ -39,26 +50,35 @@ class VirtualService:
     A request that names its replica passes the balancer by.
     """
 
-    def __init__(self, engines: Sequence[Engine], policy: str = "leastconn") -> None:
+    def __init__(self, engines: Sequence[Engine | Replica], policy: str = "leastconn") -> None:
         if policy not in POLICIES:
             raise ValueError(f"unknown policy '{policy}'; the virtual service has {', '.join(POLICIES)}")
         if not engines:
             raise ValueError("a service needs at least one engine")
-        self._replicas = [_Replica(engine) for engine in engines]
+        self._replicas = [Stepped(each) if isinstance(each, Engine) else each for each in engines]
         self._least = policy == "leastconn"
         self._turn = 0
         self._arrivals: list[_Arrival] = []
         self._submitted = 0
-        self._open: dict[int, tuple[int, RequestState]] = {}
+        self._open: dict[int, tuple[int, int]] = {}
         self.now_s = 0.0
 
     def submit(
-        self, key: int, at_s: float, input_tokens: int, output_tokens: int, replica: int | None = None
+        self,
+        key: int,
+        at_s: float,
+        input_tokens: int,
+        output_tokens: int,
+        replica: int | None = None,
+        shared_tokens: int = 0,
     ) -> None:
-        """Plan an arrival; any order, but not in the past. `key` is unique among open requests."""
+        """Plan an arrival; any order, but not in the past. `key` is unique among open requests.
+
+        The first `shared_tokens` of its prompt are those of every other request.
+        """
         if at_s < self.now_s:
             raise ValueError(f"arrival at {at_s} s lies before the virtual now, {self.now_s} s")
-        arrival = _Arrival(at_s, self._submitted, key, input_tokens, output_tokens, replica)
+        arrival = _Arrival(at_s, self._submitted, key, input_tokens, output_tokens, shared_tokens, replica)
         heapq.heappush(self._arrivals, arrival)
         self._submitted += 1
 
@@ -80,11 +100,11 @@ class VirtualService:
 
     def observe(self) -> list[Progress]:
         """All open requests that have arrived, and once those finished since the last call."""
-        seen = [
-            Progress(key, replica, s.first_token_s, s.last_token_s, s.emitted, s.finished)
-            for key, (replica, s) in self._open.items()
-        ]
-        self._open = {key: entry for key, entry in self._open.items() if not entry[1].finished}
+        places = self._open.items()
+        seen = [Progress(key, at, *self._replicas[at].seen(number)) for key, (at, number) in places]
+        for progress in seen:
+            if progress.finished:
+                del self._open[progress.key]
         return seen
 
     def _run(self, until_s: float) -> None:
@@ -97,8 +117,8 @@ class VirtualService:
         if index is None:
             index = self._choose()
             self._turn = index + 1
-        request = GenerateRequest(arrival.key, arrival.input_tokens, arrival.output_tokens)
-        self._open[arrival.key] = index, self._replicas[index].engine.add(request, arrival.at_s)
+        asked = arrival.input_tokens, arrival.output_tokens, arrival.shared_tokens
+        self._open[arrival.key] = index, self._replicas[index].add(arrival.at_s, *asked)
 
     def _choose(self) -> int:
         count = len(self._replicas)
@@ -108,13 +128,32 @@ class VirtualService:
         return min(in_turn, key=lambda index: self._replicas[index].open_requests)
 
 
-class _Replica:
-    """One engine and the end of its step in flight."""
+class Stepped:
+    """`Engine` as a replica: the end of its step in flight, and the states of its requests."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._free_s = 0.0
         self._end_s: float | None = None
+        self._added = 0
+        self._states: dict[int, RequestState] = {}
+
+    def add(self, at_s: float, input_tokens: int, output_tokens: int, shared_tokens: int) -> int:
+        """Raises ValueError for a request that can never be served."""
+        number = self._added
+        blocks = tuple(range(shared_tokens // self.engine.block_size))
+        self._states[number] = self.engine.add(
+            GenerateRequest(number, input_tokens, output_tokens, blocks), at_s
+        )
+        self._added += 1
+        return number
+
+    def seen(self, number: int) -> tuple[float | None, float | None, int, bool]:
+        """First and last token so far (s), their number, and whether they are all; then it is forgotten."""
+        state = self._states[number]
+        if state.finished:
+            del self._states[number]
+        return state.first_token_s, state.last_token_s, state.emitted, state.finished
 
     @property
     def open_requests(self) -> int:

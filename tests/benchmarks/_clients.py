@@ -188,6 +188,7 @@ def _schedule(due_ns: np.ndarray, tokens: int) -> ArrivalSchedule:
         phase=np.full(count, PHASES.index("window")),
         input_tokens=np.full(count, INPUT_TOKENS),
         output_tokens=np.full(count, tokens),
+        shared_tokens=np.zeros(count, dtype=np.int64),
     )
 
 

@@ -1,39 +1,54 @@
 """Steps per CPU second of the engine model, and how much faster than the clock it simulates.
 
-python tests/benchmarks/engine_speed.py
+python -m tests.benchmarks.engine_speed
 """
 
 import os
 import time
+from dataclasses import replace
 
 import numpy as np
 
 from conf import load
 from conf.schema import SimulatedEngine
 from serve_apps.engine_model import Engine, GenerateRequest, VirtualService
+from serve_apps.engine_model.fast import Machine, serve_open
 
 CLOSED_STEPS = 20_000
 VIRTUAL_S = 1800.0
+LOOP_TURNS = 5_000_000
+LOOP_REQUESTS = 200_000
 
 
-def engine() -> Engine:
+def engine(caching: bool = True) -> Engine:
     experiment = load()
     spec = experiment.engine
     assert isinstance(spec, SimulatedEngine)
+    spec = replace(spec, enable_prefix_caching=caching)
     return Engine(spec, experiment.model, experiment.hardware, experiment.layout)
 
 
-def closed_loop(running: int) -> float:
-    """Steps per CPU second with `running` requests of 5600/140 in the batch."""
-    target, now_s, next_id = engine(), 0.0, 0
+def closed_loop(
+    running: int, shared_blocks: int = 0, output_tokens: int = 140, caching: bool = True
+) -> float:
+    """Steps per CPU second, block by block, with `running` requests of 5600 tokens in the batch.
+
+    Their first `shared_blocks` KV blocks are the same.
+    """
+    target, hashes = engine(caching), tuple(range(shared_blocks))
+    for number in range(running):
+        target.add(GenerateRequest(number, 5600, output_tokens, hashes), 0.0)
+    now_s, next_id = 0.0, running
     start = time.process_time()
     for _ in range(CLOSED_STEPS):
-        while target.running + target.waiting < running:
-            target.add(GenerateRequest(next_id, 5600, 140), now_s)
-            next_id += 1
         now_s = max(now_s, target.ready_s())
-        step = target.step(now_s)
-        now_s = step.end_s if step else now_s
+        end_s = target.begin_step(now_s)
+        if end_s is None:
+            continue
+        now_s = end_s
+        for _ in target.end_step():
+            target.add(GenerateRequest(next_id, 5600, output_tokens, hashes), now_s)
+            next_id += 1
     return CLOSED_STEPS / (time.process_time() - start)
 
 
@@ -48,14 +63,54 @@ def open_loop(rate_qps: float) -> float:
     return VIRTUAL_S / (time.process_time() - start)
 
 
+def at_once(rate_qps: float, native: bool) -> float:
+    """Steps per CPU second of `loop` with Poisson arrivals of 5600/140, after a run that compiles it."""
+    asked = load()
+    assert isinstance(asked.engine, SimulatedEngine)
+    machine = Machine.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    count = LOOP_REQUESTS if native else LOOP_REQUESTS // 20
+    sent_s = np.cumsum(np.random.default_rng(1).exponential(1 / rate_qps, count))
+    columns = [np.full(count, tokens) for tokens in (5600, 140, 0)]
+    serve_open(machine, sent_s[:10], [column[:10] for column in columns], native=native)
+    start = time.process_time()
+    steps = serve_open(machine, sent_s, columns, native=native).work.steps
+    return steps / (time.process_time() - start)
+
+
+def empty_loop_ns() -> float:
+    """CPU time of one turn of an empty loop: what this machine's share of a core is worth now."""
+    start = time.process_time()
+    for _ in range(LOOP_TURNS):
+        pass
+    return (time.process_time() - start) / LOOP_TURNS * 1e9
+
+
 if __name__ == "__main__":
     print(f"machine load {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
+    print(f"one turn of an empty loop {empty_loop_ns():.0f} ns of CPU time")
     base = closed_loop(8)
     print(f"closed loop,   8 running: {base:9.0f} steps per CPU s")
-    for running in (30, 128):
-        rate = closed_loop(running)
+    for running, shared_blocks, output_tokens, caching in (
+        (64, 0, 140, True),
+        (64, 175, 140, True),
+        (64, 332, 140, True),
+        (64, 0, 140, False),
+        (64, 0, 2000, True),
+        (256, 0, 140, True),
+    ):
+        rate = closed_loop(running, shared_blocks, output_tokens, caching)
         print(
-            f"closed loop, {running:3d} running: {rate:9.0f} steps per CPU s  ({rate / base:.2f} x that of 8)"
+            f"closed loop, {running:3d} running, {shared_blocks:3d} of 350 blocks shared, "
+            f"{output_tokens:4d} out, cache {'on ' if caching else 'off'}: {rate:9.0f} steps per CPU s "
+            f"({rate / base:.2f} x the first)"
         )
+    for rate_qps in (2.0, 5.0):
+        for native in (False, True):
+            rate = at_once(rate_qps, native)
+            how = "numba " if native else "Python"
+            print(
+                f"one call, {rate_qps:.0f} QPS, {how}: {rate:9.0f} steps per CPU s "
+                f"({rate / base:.2f} x the first)"
+            )
     for rate_qps in (1.0, 3.0, 5.0):
         print(f"open loop, {rate_qps:.0f} QPS: {open_loop(rate_qps):6.0f} x real time")

@@ -31,6 +31,7 @@ def one_request(due_ns: int) -> ArrivalSchedule:
         phase=one * PHASES.index("window"),
         input_tokens=one * 5600,
         output_tokens=one * TOKENS,
+        shared_tokens=one * 0,
     )
 
 

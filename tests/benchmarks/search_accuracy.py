@@ -32,15 +32,17 @@ from loadgen.plan import Plan
 from loadgen.search import Start
 from loadgen.sweep import sweep
 from loadgen.virtual_target import VirtualTarget
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import VirtualService
+from serve_apps.engine_model.fast import FastEngine, Machine
 
-NOISE = "engine.step_noise_cv=0.04"
+NOISE = ("engine.step_noise_cv=0.04", "engine.async_scheduling=false")
+"""The engine whose capacities are in `TRUTH`: steps of an uncertain length, each scheduled after the last."""
 SCENARIOS: dict[str, list[str]] = {
-    "S1": [NOISE, "workload=chat_5600_140_varied", "slo.ttft_p90_ms=1900", "slo.tpot_p90_ms=200"],
-    "S2": [NOISE, "workload=chat_5600_140_varied", "slo.ttft_p90_ms=2000", "slo.tpot_p90_ms=90"],
-    "S4": [NOISE, "workload=chat_5600_140", "slo.ttft_p90_ms=2000", "slo.tpot_p90_ms=100"],
+    "S1": [*NOISE, "workload=chat_5600_140_varied", "slo.ttft_p90_ms=1900", "slo.tpot_p90_ms=200"],
+    "S2": [*NOISE, "workload=chat_5600_140_varied", "slo.ttft_p90_ms=2000", "slo.tpot_p90_ms=90"],
+    "S4": [*NOISE, "workload=chat_5600_140", "slo.ttft_p90_ms=2000", "slo.tpot_p90_ms=100"],
     "S5": [
-        NOISE,
+        *NOISE,
         "workload=chat_5600_140",
         "slo.ttft_p90_ms=1000",
         "slo.tpot_p90_ms=100",
@@ -97,7 +99,8 @@ def truths(column: str = "capacity_qps") -> dict[str, float]:
 def service(asked: Experiment, seed: int) -> VirtualService:
     """One fresh node."""
     spec: Any = asked.engine
-    return VirtualService([Engine(spec, asked.model, asked.hardware, asked.layout, seed=seed)])
+    machine = Machine.of(spec, asked.model, asked.hardware, asked.layout)
+    return VirtualService([FastEngine(machine, spec.max_model_len, seed)])
 
 
 def searched(scenario: str, seed: int, *words: str) -> Found:

@@ -1,0 +1,178 @@
+"""The step-time constants that recorded runs tell: figures of each run, a fit against the prior, a check.
+
+Knows constants and what was observed; knows no file, and the engine model is handed in.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from analysis.gauss_newton import Fit, Floats, Prior, fit
+from analysis.observed import Observed, Serve
+from analysis.runs import RunError
+from conf import Experiment
+from conf.constants import Covariance, calibration, constants, covariance, replaced
+from conf.schema import Constant, SimulatedEngine
+
+Z95 = NormalDist().inv_cdf(0.975)
+LEAST_SD = 0.01
+"""A prior that ends at its value does not end there to the last digit, or nothing could ever move it."""
+LEARNT = 0.5
+"""From this share of a prior's variance on, the data are said to identify a constant (our choice)."""
+SOURCE = "calibrated on {count} runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """`fit` of `paths`; `error` is the rms (ln) on figures that were not fitted, `check` says which."""
+
+    experiment: Experiment
+    paths: tuple[str, ...]
+    prior: dict[str, Constant]
+    fit: Fit
+    fitted: tuple[Observed, ...]
+    checked: tuple[Observed, ...]
+    check: str
+    error: float
+
+    def constants(self) -> dict[str, Constant]:
+        """Every fitted constant with the ends of its 95 % interval and what it rests on."""
+        count, found = len(self.fitted), {}
+        for index, path in enumerate(self.paths):
+            at, reach, before = self.fit.at[index], Z95 * self.fit.sd[index], self.prior[path]
+            learnt = self.fit.learnt[index] > LEARNT
+            source = (
+                SOURCE.format(count=count) if learnt else f"not identified by {count} runs; {before.source}"
+            )
+            low, value, high = (math.exp(at + side * reach) for side in (-1, 0, 1))
+            found[path] = Constant(value, before.unit, source, low, high)
+        return found
+
+    def tree(self) -> dict[str, Any]:
+        """What `engine.constants=FILE` reads."""
+        rows = tuple(tuple(float(cell) for cell in row) for row in self.fit.covariance)
+        return calibration(self.experiment, self.constants(), Covariance(self.paths, rows))
+
+
+def calibrate(runs: Sequence[Observed], serve: Serve) -> Calibrated:
+    """Fit every constant that has an interval, and say how well runs are met that were not fitted.
+
+    Closed loops are fitted and open ones checked; where there is only one kind, each run in turn is left
+    out. Raises RunError if the runs are of several machines or nothing is uncertain.
+    """
+    experiment = _one_machine(runs)
+    known = {path: constant for path, constant in constants(experiment).items() if constant.low is not None}
+    if not known:
+        raise RunError(
+            "no constant has an interval, so there is nothing to fit; begin with the published ones: add "
+            "model=NAME hardware=NAME"
+        )
+    paths, prior = tuple(known), _prior(known)
+    closed = [run for run in runs if run.load.concurrency]
+    both = bool(closed) and len(closed) < len(runs)
+    fitted = closed if both else list(runs)
+    found = _fit(fitted, paths, prior, serve)
+    if both:
+        checked, check = (
+            [run for run in runs if not run.load.concurrency],
+            "open loops, which were not fitted",
+        )
+        residuals = _predict(checked, paths, serve, found.at) - _measured(checked)
+    else:
+        checked, check = fitted, "each run predicted from the others"
+        residuals = _left_out(fitted, paths, prior, serve, found)
+    error = math.sqrt(float(np.mean(residuals**2))) if len(residuals) else math.nan
+    return Calibrated(experiment, paths, known, found, tuple(fitted), tuple(checked), check, error)
+
+
+def _left_out(
+    runs: Sequence[Observed], paths: tuple[str, ...], prior: Prior, serve: Serve, whole: Fit
+) -> Floats:
+    """Residuals of each run, predicted from the others; none of a single one."""
+    parts = [np.zeros(0)]
+    for index, run in enumerate(runs if len(runs) > 1 else []):
+        found = _fit([*runs[:index], *runs[index + 1 :]], paths, prior, serve, [whole.at])
+        parts.append(_predict([run], paths, serve, found.at) - run.measured)
+    return np.concatenate(parts)
+
+
+def _one_machine(runs: Sequence[Observed]) -> Experiment:
+    """The experiment that stands for all runs."""
+    first = runs[0].experiment
+    for run in runs[1:]:
+        one = run.experiment
+        for group in ("model", "hardware", "layout", "engine", "cluster"):
+            if getattr(one, group) != getattr(first, group):
+                raise RunError(
+                    f"{run.path} has another {group} than {runs[0].path}; calibrate each by itself, or say "
+                    f"which it is: {group}=NAME"
+                )
+    if isinstance(first.engine, SimulatedEngine) and covariance(first) is not None:
+        quiet = replace(first.engine, constants="", constants_covariance={})
+        return replace(first, engine=quiet)
+    return first
+
+
+def _prior(known: Mapping[str, Constant]) -> Prior:
+    sds = np.maximum(np.array([constant.ln_sd for constant in known.values()]), LEAST_SD)
+    centre = np.log(np.array([constant.value for constant in known.values()]))
+    return Prior(centre, sds[:, 0], sds[:, 1])
+
+
+def _fit(
+    runs: Sequence[Observed],
+    paths: tuple[str, ...],
+    prior: Prior,
+    serve: Serve,
+    starts: Sequence[Floats] = (),
+) -> Fit:
+    noise = np.concatenate([run.noise for run in runs])
+    return fit(partial(_predict, runs, paths, serve), _measured(runs), prior, starts, noise)
+
+
+def _predict(runs: Sequence[Observed], paths: tuple[str, ...], serve: Serve, at: Floats) -> Floats:
+    machine = _machine(runs[0].experiment, paths, at)
+    return np.concatenate([run.predict(serve, machine) for run in runs])
+
+
+def _machine(experiment: Experiment, paths: tuple[str, ...], at: Floats) -> Experiment:
+    return replaced(experiment, dict(zip(paths, np.exp(at).tolist(), strict=True)))
+
+
+def _measured(runs: Sequence[Observed]) -> Floats:
+    return np.concatenate([run.measured for run in runs])
+
+
+def text(found: Calibrated, serve: Serve) -> str:
+    """Constants, what is not identified, and every figure measured and predicted."""
+    fit = found.fit
+    count = len(fit.residuals)
+    lines = [f"rms {100 * fit.rms:.1f} % of {count} fitted figures; {_held_out(found)}"]
+    for (path, constant), learnt in zip(found.constants().items(), fit.learnt, strict=True):
+        said = f"{100 * learnt:.0f} % of the prior's variance gone"
+        said = said if learnt > LEARNT else f"NOT IDENTIFIED, the prior's ({said})"
+        lines.append(
+            f"  {path} {constant.value:.4g} {constant.unit}, 95 % interval "
+            f"[{constant.low:.4g}, {constant.high:.4g}]; {said}"
+        )
+    machine = _machine(found.experiment, found.paths, fit.at)
+    checked = [run for run in found.checked if run not in found.fitted]
+    for run in [*found.fitted, *checked]:
+        told = run.predict(serve, machine)
+        lines.append(f"  {run.name}{'' if run in found.fitted else ', not fitted'}:")
+        for name, was, will in zip(run.figures, np.exp(run.measured), np.exp(told), strict=True):
+            unit = "" if name == "requests/s" else " s"
+            off = f"{100 * (will / was - 1):+.1f} %"
+            lines.append(f"    {name} measured {was:.4g}{unit}, model {will:.4g}{unit} ({off})")
+    return "\n".join(lines)
+
+
+def _held_out(found: Calibrated) -> str:
+    if math.isnan(found.error):
+        return "no held-out error: it takes a second run"
+    return f"held out {100 * found.error:.1f} % ({found.check})"

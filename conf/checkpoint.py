@@ -1,0 +1,112 @@
+"""Architecture facts of a checkpoint from its config.json; knows nothing of speed and reads no file.
+
+Families: Qwen3-MoE and Llama (also dense Qwen3), and DeepSeek's latent attention, which Kimi shares. The text
+part of a vision model counts. What is left out (norms, vision towers, extra prediction layers) is left out of
+the facts too.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from conf.schema import require
+
+_GQA = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "vocab": "vocab_size",
+    "intermediate": "intermediate_size",
+    "max_context_tokens": "max_position_embeddings",
+}
+_QWEN_MOE = _GQA | {
+    "experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "expert_intermediate": "moe_intermediate_size",
+}
+_MLA = _GQA | {
+    "experts": "n_routed_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "shared_experts": "n_shared_experts",
+    "expert_intermediate": "moe_intermediate_size",
+    "first_dense": "first_k_dense_replace",
+    "kv_lora_rank": "kv_lora_rank",
+    "q_lora_rank": "q_lora_rank",
+    "rope_dim": "qk_rope_head_dim",
+    "head_dim": "qk_nope_head_dim",
+}
+_FAMILIES = {
+    "LlamaForCausalLM": _GQA,
+    "Qwen3ForCausalLM": _GQA,
+    "Qwen3MoeForCausalLM": _QWEN_MOE,
+    "Qwen3VLMoeForConditionalGeneration": _QWEN_MOE,
+    "DeepseekV3ForCausalLM": _MLA,
+    "DeepseekV32ForCausalLM": _MLA,
+    "KimiK25ForConditionalGeneration": _MLA,
+}
+_ONLY = {
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_layer_freq": 1,
+    "attention_bias": False,
+    "use_sliding_window": False,
+}
+"""Keys that change the architecture, and the one value of each that the model of it covers."""
+
+
+def facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `conf.schema.Model` that `config` (the tree of a config.json) settles.
+
+    Raises ValueError with one line for an architecture or quantisation that is not modelled.
+    """
+    names = config.get("architectures")
+    family = names[0] if isinstance(names, list) and names else "none"
+    require(
+        family in _FAMILIES,
+        f"architecture {family} is not modelled; there are {', '.join(_FAMILIES)}; for another one set the "
+        "fields of model by hand (model.layers=... and so on, as in conf/model)",
+    )
+    nested = config.get("text_config")
+    text = {**config, **nested} if isinstance(nested, dict) else dict(config)
+    for key, only in _ONLY.items():
+        require(text.get(key, only) == only, f"{key}={text.get(key)} is not modelled, only {only}")
+    found = {ours: _count(text, theirs) for ours, theirs in _FAMILIES[family].items()}
+    if _FAMILIES[family] is _MLA:
+        width = text.get("v_head_dim", found["head_dim"])
+        require(width == found["head_dim"], f"v_head_dim={width} other than qk_nope_head_dim is not modelled")
+    else:
+        found["head_dim"] = text.get("head_dim") or found["hidden"] // found["heads"]
+    # A model of another family was chosen for its constants: none of its architecture may stay.
+    rest = {ours: 0 for ours in {**_QWEN_MOE, **_MLA} if ours not in found}
+    return {**found, **rest, "weights": _weights(text)}
+
+
+def _count(text: Mapping[str, Any], key: str) -> int:
+    """A size; `null`, which some keys have for "none of it", is 0."""
+    require(key in text, f"has no {key}")
+    value = text[key] or 0
+    require(isinstance(value, int) and value >= 0, f"{key}={value} is not a count")
+    return int(value)
+
+
+def _weights(text: Mapping[str, Any]) -> str:
+    """The type of the linear layers' weights, as `Model.weights` names it."""
+    quantised = text.get("quantization_config")
+    if not quantised:
+        dtype = text.get("torch_dtype", text.get("dtype", "bfloat16"))
+        require(dtype in ("bfloat16", "float16"), f"weights of type {dtype} are not modelled")
+        return "bf16"
+    method = quantised.get("quant_method", "none")
+    if method in ("fp8", "fbgemm_fp8"):
+        return "fp8"
+    groups = quantised.get("config_groups") or {}
+    weights = [group.get("weights") or {} for group in groups.values()]
+    formats = {(each.get("type"), each.get("num_bits")) for each in weights}
+    known = {"fp8": {("float", 8)}, "int4_experts": {("int", 4)}}
+    found = [ours for ours, theirs in known.items() if theirs == formats]
+    require(
+        method == "compressed-tensors" and len(found) == 1,
+        f"quantization_config of {method} is not modelled; there are fp8, fbgemm_fp8 and compressed-tensors "
+        "with 8-bit float or 4-bit integer weights",
+    )
+    return found[0]

@@ -1,0 +1,130 @@
+"""The constants of the step-time model by their config keys, with their uncertainty; draws nothing itself.
+
+A constant is lognormal around its value with an sd of its own to each side (`Constant.ln_sd`), or exact.
+A calibration says more: a covariance of the logarithms, and for which model and hardware it was made.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from conf.schema import Constant, Efficiency, Experiment, SimulatedEngine, StepTime, require
+
+_SPECS: dict[str, type] = {"model.step_time": StepTime, "hardware.efficiency": Efficiency}
+_MADE_FOR = ("model", "hardware")
+_NO_INTERVAL = {"low": None, "high": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Covariance:
+    """Covariance of ln values: `rows[i][j]` belongs to `paths[i]` and `paths[j]`."""
+
+    paths: tuple[str, ...]
+    rows: tuple[tuple[float, ...], ...]
+
+
+def constants(experiment: Experiment) -> dict[str, Constant]:
+    """Every constant of the step time by its config key, such as `model.step_time.layer_us`."""
+    found: dict[str, Constant] = {}
+    for group in _SPECS:
+        outer, inner = group.split(".")
+        spec = getattr(getattr(experiment, outer), inner)
+        found |= {f"{group}.{field.name}": getattr(spec, field.name) for field in fields(spec)}
+    return found
+
+
+def replaced(experiment: Experiment, values: Mapping[str, float]) -> Experiment:
+    """`experiment` with other values of its constants, which thereby become exact: one draw of many.
+
+    Raises ValueError for a key that is no constant, or for a value that is negative or not finite.
+    """
+    known = constants(experiment)
+    for path in values:
+        require(path in known, f"'{path}' is no constant of the step time; there are {', '.join(known)}")
+    exact = {path: replace(known[path], value=value, low=None, high=None) for path, value in values.items()}
+    model, hardware = experiment.model, experiment.hardware
+    return replace(
+        experiment,
+        model=replace(model, step_time=replace(model.step_time, **_within("model.step_time", exact))),
+        hardware=replace(
+            hardware, efficiency=replace(hardware.efficiency, **_within("hardware.efficiency", exact))
+        ),
+    )
+
+
+def covariance(experiment: Experiment) -> Covariance | None:
+    """What the calibration of `engine.constants` knows of constants that are still uncertain, or None."""
+    engine = experiment.engine
+    if not isinstance(engine, SimulatedEngine) or not engine.constants_covariance:
+        return None
+    known = constants(experiment)
+    table = engine.constants_covariance
+    kept = [(index, path) for index, path in enumerate(table) if known[path].low is not None]
+    rows = tuple(tuple(table[path][index] for index, _ in kept) for _, path in kept)
+    return Covariance(tuple(path for _, path in kept), rows) if kept else None
+
+
+def calibration(
+    experiment: Experiment, fitted: Mapping[str, Constant], known: Covariance | None = None
+) -> dict[str, Any]:
+    """The tree of a file for `engine.constants=FILE`: `fitted` by config key, for `experiment`'s machine."""
+    rows = dict(zip(known.paths, map(list, known.rows), strict=True)) if known else {}
+    made_for = {group: getattr(experiment, group).name for group in _MADE_FOR}
+    tree = {**made_for, "constants": {path: asdict(constant) for path, constant in fitted.items()}}
+    return {**tree, "covariance": rows} if rows else tree
+
+
+def overlay(tree: Mapping[str, Any], names: Mapping[str, str], units: Mapping[str, str]) -> dict[str, Any]:
+    """What a calibration's tree changes in the tree of an experiment.
+
+    `names` are those of the chosen model and hardware, which a calibration that states its own must match;
+    `units` those of the constants by config key. Raises ValueError with one line.
+    """
+    unknown = sorted(set(tree) - {*_MADE_FOR, "constants", "covariance"})
+    require(not unknown, f"unknown key '{unknown[0] if unknown else ''}'; a calibration has constants")
+    for group in _MADE_FOR:
+        made_for = tree.get(group, names[group])
+        require(made_for == names[group], f"was calibrated for {group} {made_for}, not {names[group]}")
+    entries = tree.get("constants")
+    require(isinstance(entries, dict) and bool(entries), "has no constants: a mapping of keys to values")
+    changes: dict[str, Any] = {outer: {} for outer in _MADE_FOR}
+    for path, entry in dict(entries or {}).items():
+        require(path in units, f"'{path}' is no constant of the step time; there are {', '.join(units)}")
+        outer, inner, name = path.split(".")
+        changes[outer].setdefault(inner, {})[name] = _entry(path, entry, units[path])
+    rows = tree.get("covariance") or {}
+    _check_rows(rows, list(entries or {}))
+    return {**changes, "engine": {"constants_covariance": rows}}
+
+
+def _entry(path: str, entry: Any, unit: str) -> dict[str, Any]:
+    """One constant of a file, with nothing left over from the one it replaces."""
+    allowed = {field.name for field in fields(Constant)}
+    fits = isinstance(entry, dict) and {"value", "source"} <= set(entry) <= allowed
+    require(fits, f"{path} needs value and source; unit, low and high are optional")
+    given = entry.get("unit", unit)
+    require(given == unit, f"{path} is in '{given}', but this model's is in '{unit}'")
+    return {**_NO_INTERVAL, **entry}
+
+
+def _check_rows(rows: Any, paths: list[str]) -> None:
+    """Raise ValueError unless `rows` (path -> list, in the order of its own keys) may be a covariance."""
+    require(isinstance(rows, dict) and set(rows) <= set(paths), "covariance must be of its constants")
+    table = list(rows.values())
+    square = all(isinstance(row, list) and len(row) == len(table) for row in table)
+    require(square, "covariance needs a row of as many numbers as it has keys for each key")
+    finite = all(isinstance(cell, int | float) and math.isfinite(cell) for row in table for cell in row)
+    require(finite, "covariance must be finite numbers")
+    for i, row in enumerate(table):
+        for j, cell in enumerate(row):
+            bound = math.sqrt(max(0.0, row[i]) * max(0.0, table[j][j]))
+            close = math.isclose(cell, table[j][i], rel_tol=1e-6, abs_tol=1e-12)
+            require(
+                close and abs(cell) <= bound * (1 + 1e-6), "covariance is not symmetric, or no covariance"
+            )
+
+
+def _within(group: str, exact: Mapping[str, Constant]) -> dict[str, Any]:
+    """The constants of one spec by field name."""
+    return {path.rpartition(".")[2]: new for path, new in exact.items() if path.startswith(f"{group}.")}

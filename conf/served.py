@@ -1,0 +1,226 @@
+"""Specs of what is served, and on what: constants with their evidence, hardware, model, engine and layout."""
+
+import math
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any, Literal
+
+from conf.check import require, require_positive
+
+_Z95 = NormalDist().inv_cdf(0.975)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A number with its evidence; without `low` and `high`, the ends of its 95 % interval, it is exact.
+
+    Otherwise it is normal in ln, with an sd of its own to each side of `value`.
+    """
+
+    value: float
+    unit: str
+    source: str
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        text = f"value={self.value:g} {self.unit}"
+        require(0 <= self.value < math.inf, f"{text}: a constant must be finite and not negative")
+        require((self.low is None) == (self.high is None), f"{text}: give low and high together, or neither")
+        if self.low is not None and self.high is not None:
+            require(
+                0 < self.low <= self.value <= self.high < math.inf,
+                f"{text} must lie between low={self.low:g} and high={self.high:g}, which are positive",
+            )
+
+    @property
+    def ln_sd(self) -> tuple[float, float]:
+        """The sds of ln value below and above `value`; 0 and 0 where it is exact."""
+        if self.low is None or self.high is None:
+            return 0.0, 0.0
+        return math.log(self.value / self.low) / _Z95, math.log(self.high / self.value) / _Z95
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Reached share of a peak (0 to 1), per resource of the accelerator."""
+
+    hbm: Constant
+    kv_read: Constant
+    attention: Constant
+    link: Constant
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One accelerator. Unknown figures are null and refuse to be used, never zero.
+
+    `link_bytes_per_s` is one direction of one link; a `mesh` has `links` of them, one per peer;
+    behind a `switch` one fat link per GPU is shared by all peers (`links` = 1).
+    """
+
+    name: str
+    arch: str
+    hbm_bytes: float
+    hbm_bytes_per_s: float
+    efficiency: Efficiency
+    source: str
+    bf16_flop_per_s: float | None = None
+    fp8_flop_per_s: float | None = None
+    fp4_flop_per_s: float | None = None
+    topology: Literal["mesh", "switch"] = "mesh"
+    links: int = 7
+    link_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Constants of the step-time model that belong to a model (engine-model equation terms).
+
+    Prefill tokens reach `gemm_prefill` after about `gemm_rise_tokens` of a step, the first at `gemm_decode`.
+    `expert_spread` is the share of a step's tokens that choose their experts independently of each other.
+    """
+
+    step_ms: Constant
+    layer_us: Constant
+    gemm_decode: Constant
+    gemm_prefill: Constant
+    expert_read: Constant
+    expert_imbalance: Constant
+    host_per_sequence_us: Constant
+    front_end_ms: Constant
+    gemm_rise_tokens: Constant = Constant(0.0, "tokens", "none in runs saved before it was known")
+    expert_spread: Constant = Constant(1.0, "share of tokens", "unique prompts route independently")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Architecture facts of a checkpoint, named as in its config.json, and its fitted constants.
+
+    `kv_lora_rank > 0` means multi-head latent attention (MLA), whose KV is one latent of
+    `kv_lora_rank + rope_dim` per token and layer. `experts == 0` means a dense model; in a mixture
+    the first `first_dense` layers are dense with `intermediate` width. `config_json` is the file of a
+    checkpoint whose facts replace those of the chosen model; its constants stay, as those of a relative.
+    """
+
+    name: str
+    served_name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    max_context_tokens: int
+    weights: Literal["fp8", "bf16", "int4_experts"]
+    kv_cache: Literal["fp8", "bf16"]
+    step_time: StepTime
+    source: str
+    intermediate: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_experts: int = 0
+    expert_intermediate: int = 0
+    first_dense: int = 0
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    rope_dim: int = 0
+    config_json: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What serves the model. The subclass is chosen by `kind`."""
+
+    kind: str
+
+
+MAX_TIME_SCALE = 10.0
+"""A timer that fires 1 ms late is then a third of a 30 ms step (engine-model.md, section 6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedEngine(Engine):
+    """vLLM's V1 scheduler over a step-time model; no GPU, no weights.
+
+    `step_noise_cv` multiplies each step by a seeded lognormal factor of that coefficient of variation;
+    `drift_sd` is the sd of ln slowness that wanders with a memory of `drift_memory_s`; every
+    `stall_every_steps` steps, on average, one lasts longer by an exponential time of mean `stall_mean_s`.
+    All 0 is deterministic. `constants` names a calibration, whose values replace those of the model and
+    the hardware and whose covariance is kept here, so that a saved experiment needs the file no more.
+    With `time_scale` above 1 the engine and its load run so many times as fast as the real clock, and all
+    seconds asked for, those of budgets, windows and timeouts, are the engine's.
+    """
+
+    kind: str = "simulated"
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 1024
+    max_model_len: int = 32768
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.90
+    activation_bytes: float = 8e9
+    num_gpu_blocks: int | None = None
+    enable_prefix_caching: bool = True
+    async_scheduling: bool = True
+    long_prefill_token_threshold: int = 0
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    step_noise_cv: float = 0.0
+    drift_sd: float = 0.0
+    drift_memory_s: float = 120.0
+    stall_every_steps: int = 0
+    stall_mean_s: float = 1.0
+    time_scale: float = 1.0
+    constants: str = ""
+    constants_covariance: dict[str, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        limits = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
+        require_positive("engine.", self, *limits)
+        threshold = self.long_prefill_token_threshold
+        require(threshold >= 0, f"engine.long_prefill_token_threshold={threshold} must not be negative")
+        require(0 < self.gpu_memory_utilization <= 1, "engine.gpu_memory_utilization must be in (0, 1]")
+        require(self.step_noise_cv >= 0, "engine.step_noise_cv must not be negative")
+        require(0 <= self.drift_sd < 1, f"engine.drift_sd={self.drift_sd} must be in [0, 1)")
+        require(self.stall_every_steps >= 0, "engine.stall_every_steps must not be negative")
+        require_positive("engine.", self, "drift_memory_s", "stall_mean_s")
+        require(
+            1 <= self.time_scale <= MAX_TIME_SCALE,
+            f"engine.time_scale={self.time_scale} must be 1 to {MAX_TIME_SCALE:g}: beyond that a late timer "
+            "is longer than a step",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VllmEngine(Engine):
+    """Real vLLM; `args` and `env` are handed through untouched (`vllm` on GPUs, `vllm_cpu`)."""
+
+    kind: str = "vllm"
+    args: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalEngine(Engine):
+    """Nothing is deployed: `target.urls` name the endpoints."""
+
+    kind: str = "external"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the GPUs of a node are cut into independent replicas (never vLLM's data parallelism).
+
+    `quick_reduce` is the codec of large all-reduces between the GPUs of a replica (ROCm only); a real vLLM
+    takes it from VLLM_ROCM_QUICK_REDUCE_QUANTIZATION.
+    """
+
+    name: str
+    tensor_parallel: int
+    replicas_per_node: int
+    expert_parallel: bool
+    quick_reduce: Literal["none", "int8", "int6", "int4"] = "none"
+
+    def __post_init__(self) -> None:
+        require(self.tensor_parallel >= 1, "layout.tensor_parallel must be at least 1")
+        require(self.replicas_per_node >= 1, "layout.replicas_per_node must be at least 1")

@@ -1,0 +1,220 @@
+"""How well the engine model retells the MI325X paper's throughput tables, with constants fitted to them.
+
+python -m tests.benchmarks.paper_tables             fit the tables, every row measured and predicted
+python -m tests.benchmarks.paper_tables --hold-out  and each half of the tables from a fit of the other
+
+The tables (arXiv 2603.10031, 14 to 17, 22 and 23) state a concurrency; the experiment behind them follows
+from Little's law (the engine model, section 4): `saturation` rows are one burst of min(C, 450) requests,
+`scaling` rows a closed loop over min(3C, 300). All prompts are one text, so that all but the first are found
+in the prefix cache, and the requests of a batch choose alike among the experts (`expert_spread`).
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+
+from analysis.gauss_newton import Fit, Floats, Prior, fit
+from conf import Experiment, load
+from conf.constants import constants, replaced
+from conf.schema import SimulatedEngine
+from serve_apps.engine_model.fast import Machine, serve_closed
+from tests.benchmarks._paper import HELD, SPREAD, SUBJECTS, Row, Subject, halves, kept, outputs, read
+
+TABLES = Path(__file__).with_name("mi325x_tables.csv")
+HELD_OUT_MOST = 1.5
+"""The goal for the error of rows held out, over the training error: that of the fit to all rows."""
+Z95 = NormalDist().inv_cdf(0.975)
+
+
+def shipped(subject: Subject) -> Experiment:
+    """The paper's node and model with the constants of conf/."""
+    return load(["hardware=mi325x", *subject.words])
+
+
+def machine(experiment: Experiment, constants: Mapping[str, float]) -> Machine:
+    """One replica with other constants."""
+    asked = replaced(experiment, constants)
+    spec = asked.engine
+    assert isinstance(spec, SimulatedEngine)
+    return Machine.of(spec, asked.model, asked.hardware, asked.layout)
+
+
+def told(served: Machine, subject: Subject, row: Row) -> tuple[float, float]:
+    """Total tokens/s and p99 (s) of a row's experiment on a machine."""
+    asked = outputs(subject, row)
+    prompts = np.full(len(asked), subject.prompt)
+    times = serve_closed(served, row.in_flight, [prompts, asked, prompts])
+    tokens = float(prompts.sum() + asked.sum())
+    e2e_s = times.last_token_s - times.sent_s
+    return tokens / float(times.last_token_s.max()), float(np.percentile(e2e_s, 99))
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """One model's rows as a problem of least squares in the logarithms of `names`."""
+
+    subject: Subject
+    experiment: Experiment
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, subject: Subject) -> "Tables":
+        return cls(subject, replaced(shipped(subject), HELD), tuple(subject.free))
+
+    @property
+    def prior(self) -> Prior:
+        ends = np.log([self.subject.free[name] for name in self.names])
+        sd = (ends[:, 1] - ends[:, 0]) / 2 / Z95
+        return Prior(ends.mean(axis=1), sd, sd)
+
+    def constants(self, at: Floats) -> dict[str, float]:
+        """A batch touches no more experts than its tokens choose: `expert_spread` ends at 1."""
+        values = dict(zip(self.names, np.exp(at).tolist(), strict=True))
+        return {name: min(1.0, value) if name == SPREAD else value for name, value in values.items()}
+
+    def predict(self, rows: Sequence[Row], at: Floats) -> Floats:
+        """ln of throughput and p99 of each row in turn."""
+        served = machine(self.experiment, self.constants(at))
+        known: dict[bytes, tuple[float, float]] = {}
+        pairs = []
+        for row in rows:
+            key = bytes([row.burst]) + outputs(self.subject, row).tobytes() + row.in_flight.to_bytes(4)
+            if key not in known:
+                known[key] = told(served, self.subject, row)
+            pairs.append(known[key])
+        return np.log(np.array(pairs)).ravel()
+
+    def fit(self, rows: Sequence[Row]) -> Fit:
+        prior = self.prior
+        starts = [prior.centre + offset * prior.below for offset in _corners(len(self.names))]
+        figures = measured(rows)
+        model_error = np.full(len(figures), self.subject.goal_rms)
+        return fit(partial(self.predict, rows), figures, prior, starts, model_error)
+
+    def errors(self, rows: Sequence[Row], at: Floats) -> Floats:
+        """ln of predicted over measured, throughput and p99 of each row in turn."""
+        return self.predict(rows, at) - measured(rows)
+
+
+def measured(rows: Sequence[Row]) -> Floats:
+    return np.log(np.array([(row.total_tok_s, row.p99_s) for row in rows])).ravel()
+
+
+def _corners(count: int) -> Iterator[Floats]:
+    """Starts away from the centre, two for each parameter."""
+    for index in range(count):
+        for side in (-1.0, 1.0):
+            offset = np.zeros(count)
+            offset[index] = side
+            yield offset
+
+
+def rms(residuals: Floats) -> float:
+    return math.sqrt(float(np.mean(residuals**2)))
+
+
+def reached(figure: float, most: float) -> str:
+    return "reached" if figure <= most else "MISSED"
+
+
+def print_constants(tables: Tables, found: Fit) -> None:
+    """Value, unit, 95 % interval and what the rows say of it."""
+    known = constants(tables.experiment)
+    for name, at, sd, learnt in zip(tables.names, found.at, found.sd, found.learnt, strict=True):
+        low, value, high = (math.exp(at + z * sd) for z in (-Z95, 0, Z95))
+        high = min(1.0, high) if name == SPREAD else high
+        said = "fitted" if learnt > 0.5 else "the prior's: the rows do not identify it"
+        print(f"  {name} {value:.3g} [{low:.3g}, {high:.3g}] {known[name].unit}, {said}")
+
+
+def print_rows(tables: Tables, rows: Sequence[Row], at: Floats) -> None:
+    """Measured, predicted and error of each row."""
+    print("  table     C    N |  tok/s   model   error | p99 s   model   error")
+    predicted = np.exp(tables.predict(rows, at)).reshape(-1, 2)
+    for row, (total, p99_s) in zip(rows, predicted, strict=True):
+        why = tables.subject.left_out.get((row.table, row.concurrency))
+        print(
+            f"  {row.table:>5} {row.concurrency:>5} {row.requests:>4} | "
+            f"{row.total_tok_s:>6.0f} {total:>7.0f} {_percent(total / row.total_tok_s)} | "
+            f"{row.p99_s:>6.2f} {p99_s:>6.2f} {_percent(p99_s / row.p99_s)}"
+            f"{f'  not fitted: {why}' if why else ''}"
+        )
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):>+6.1f}%"
+
+
+def report(tables: Tables, rows: Sequence[Row]) -> tuple[float, bool]:
+    """Fit and print one model: the error of the rows fitted, and whether it is within its goal."""
+    subject, used = tables.subject, kept(tables.subject, rows)
+    found = tables.fit(used)
+    print(f"\n{subject.name}")
+    print_constants(tables, found)
+    print_rows(tables, rows, found.at)
+    print(
+        f"  training: rms of ln error {100 * found.rms:.1f} % of {2 * len(used)} figures, {len(found.at)} "
+        f"constants free; goal {100 * subject.goal_rms:.1f} % {reached(found.rms, subject.goal_rms)}"
+    )
+    if len(used) < len(rows):
+        print(f"            {100 * rms(tables.errors(rows, found.at)):.1f} % with the rows not fitted")
+    return found.rms, found.rms <= subject.goal_rms
+
+
+def hold_out(tables: Tables, rows: Sequence[Row], training: float) -> bool:
+    """Fit either half and predict the other; True if the error is within its goal.
+
+    What counts is all rows held out against `training`, the error of the fit to all rows: beside it a half's
+    own says mostly whether its outlying rows are in it. Both are printed.
+    """
+    parts = [kept(tables.subject, half) for half in halves(rows)]
+    fitted, held = [], []
+    for half, others in (parts, parts[::-1]):
+        found = tables.fit(half)
+        fitted.append(found.residuals)
+        held.append(tables.errors(others, found.at))
+        error = rms(held[-1])
+        print(
+            f"  held out: {100 * error:.1f} % of {len(others)} rows by a fit of the other {len(half)}, "
+            f"{error / training:.2f} x training on all rows, {error / found.rms:.2f} x that fit's own "
+            f"{100 * found.rms:.1f} %"
+        )
+    error, own = rms(np.concatenate(held)), rms(np.concatenate(fitted))
+    print(
+        f"  held out: {100 * error:.1f} % of both halves together, {error / training:.2f} x training on all "
+        f"rows, {error / own:.2f} x the halves' own {100 * own:.1f} %;\n            goal {HELD_OUT_MOST:g} x "
+        f"training on all rows {reached(error / training, HELD_OUT_MOST)}",
+        flush=True,
+    )
+    return error / training <= HELD_OUT_MOST
+
+
+def main() -> int:
+    """Returns 0 if every goal is reached, 3 if one is missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", type=Path, nargs="?", default=TABLES, help="a file like the default")
+    parser.add_argument("--hold-out", action="store_true", help="fit every second row, predict the others")
+    parser.add_argument("--model", default="", help="only models whose name begins so")
+    asked = parser.parse_args()
+    known, goals = read(asked.tables), []
+    for subject in SUBJECTS:
+        if subject.name.startswith(asked.model):
+            tables, rows = Tables.of(subject), known[subject.name]
+            training, met = report(tables, rows)
+            goals.append(met)
+            if asked.hold_out:
+                goals.append(hold_out(tables, rows, training))
+    return 0 if all(goals) else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""Constants are found again from the runs of an engine that has them, and what runs do not tell is said."""
+
+import json
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from analysis import __main__ as root
+from analysis import records
+from analysis.gauss_newton import Prior, fit
+from conf import Experiment, load
+from conf.constants import constants, covariance, replaced
+from conf.load import dump
+from conf.schema import SimulatedEngine
+from serve_apps.engine_model.fast import Machine, Times, serve_closed, serve_open
+
+TRUTH = {
+    "model.step_time.layer_us": 118.0,
+    "model.step_time.gemm_prefill": 0.28,
+    "model.step_time.front_end_ms": 3.2,
+    "hardware.efficiency.kv_read": 0.40,
+}
+BEGIN = ["model=qwen3_235b_a22b_fp8", "hardware=mi325x"]
+"""Not the saved constants, which are the truth, but those that are published."""
+
+
+@cache
+def noisy() -> Experiment:
+    return load(["engine.step_noise_cv=0.03"])
+
+
+def recorded(
+    folder: Path, concurrency: int, tokens: tuple[int, int, int], count: int, qps: float = 0.0, **truth: float
+) -> Path:
+    """The folder of a probe, as the load generator leaves it, of an engine whose steps scatter."""
+    asked: dict[str, Any] = {"rate_qps": qps}
+    if concurrency:
+        asked = {"concurrency": concurrency, "requests": count}
+    experiment = replaced(replace(noisy(), **asked), truth)
+    folder.mkdir()
+    (folder / "config.yaml").write_text(dump(experiment))
+    (folder / "manifest.json").write_text(json.dumps({"verb": "probe"}))
+    (folder / "sweep.json").write_text(json.dumps({"exit_code": 0}))
+    times = served(experiment, concurrency, tokens, count, qps)
+    due_ns = np.rint(times.sent_s * 1e9).astype(np.int64)
+    rows = [
+        {
+            "seq": seq,
+            "dwell": 0,
+            "phase": "window" if seq >= concurrency else "transition",
+            "status": "ok",
+            "due_ns": int(due_ns[seq]),
+            "first_token_offset_ns": round(float(times.first_token_s[seq]) * 1e9) - int(due_ns[seq]),
+            "last_token_offset_ns": round(float(times.last_token_s[seq]) * 1e9) - int(due_ns[seq]),
+            "requested_input_tokens": tokens[0],
+            "requested_output_tokens": tokens[1],
+            "output_tokens": tokens[1],
+            "shared_tokens": tokens[2],
+        }
+        for seq in range(count)
+    ]
+    records.write(records.table(rows), folder / "requests" / "part-000.parquet")
+    return folder
+
+
+def served(
+    experiment: Experiment, concurrency: int, tokens: tuple[int, int, int], count: int, qps: float
+) -> Times:
+    spec = experiment.engine
+    assert isinstance(spec, SimulatedEngine)
+    machine = Machine.of(spec, experiment.model, experiment.hardware, experiment.layout)
+    asked = [np.full(count, length) for length in tokens]
+    if concurrency:
+        return serve_closed(machine, concurrency, asked, seed=7)
+    gaps_s = np.random.default_rng(3).exponential(1 / qps, count)
+    return serve_open(machine, np.cumsum(gaps_s), asked, seed=7)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The recipe in small: prefill, decoding, decoding over long contexts, and traffic to check."""
+    base = tmp_path_factory.mktemp("runs")
+    made = [
+        recorded(base / "r1-1", 1, (5600, 1, 0), 12, **TRUTH),
+        recorded(base / "r2-1", 1, (16, 60, 0), 12, **TRUTH),
+        recorded(base / "r2-64", 64, (16, 60, 0), 256, **TRUTH),
+        recorded(base / "r3-64", 64, (5600, 60, 5570), 256, **TRUTH),
+        recorded(base / "r4", 0, (5600, 140, 0), 150, 3.0, **TRUTH),
+    ]
+    return [str(path) for path in made]
+
+
+def test_the_constants_of_the_engine_that_was_measured_are_found_again(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "fitted.yaml"
+    assert root.main(["calibrate", *runs, *BEGIN, "--out", str(file)]) == 0
+    text = capsys.readouterr().out
+    found = yaml.safe_load(file.read_text())["constants"]
+    for path, value in TRUTH.items():
+        assert found[path]["low"] < value < found[path]["high"], path
+    before = constants(load(BEGIN))["model.step_time.layer_us"]
+    layer = found["model.step_time.layer_us"]
+    assert before.low and before.high
+    assert layer["high"] / layer["low"] < 0.8 * before.high / before.low
+    assert "calibrated on 4 runs" in layer["source"]
+    # Nothing here sends an all-reduce over worse links: what cannot be told apart stays as it was.
+    assert "expert_imbalance 1." in text and "NOT IDENTIFIED" in text
+    held_out = float(text.partition("held out ")[2].partition(" %")[0])
+    assert held_out < 5
+    assert "open loops, which were not fitted" in text
+    again = load([f"engine.constants={file}"])
+    assert constants(again)["model.step_time.layer_us"].value == pytest.approx(layer["value"])
+    known = covariance(again)
+    assert known is not None
+    assert np.linalg.eigvalsh(np.array(known.rows)).min() > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "needs the folder of a run"),
+        (["nowhere"], "is not a run folder"),
+        (["r1-1", "layout=dp2_tp4_ep4", "--out", "."], "exists"),
+        (["r1-1", "engine.num_gpu_blocks=9"], "cannot serve these runs"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused_in_one_line(
+    runs: list[str], words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = Path(runs[0]).parent
+    given = [str(base / word) if word.startswith("r1") else word for word in words] or ["seed=1"]
+    assert root.main(["calibrate", *given]) == 2
+    told = capsys.readouterr().err
+    assert says in told and told.count("\n") == 1
+
+
+def test_runs_of_two_machines_are_not_mixed(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = recorded(tmp_path / "other", 1, (16, 60, 0), 12)
+    assert root.main(["calibrate", runs[1], str(other)]) == 2
+    assert "has another model than" in capsys.readouterr().err
+
+
+def test_a_run_that_failed_says_nothing_of_the_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = recorded(tmp_path / "failed", 1, (16, 60, 0), 12)
+    rows = records.read(folder / "requests").to_pylist()
+    rows[5]["status"] = "http_error"
+    records.write(records.table(rows), folder / "requests" / "part-000.parquet")
+    assert root.main(["calibrate", str(folder)]) == 2
+    assert "1 of 12 requests failed" in capsys.readouterr().err
+
+
+def test_the_fit_weighs_data_against_the_prior_by_their_scatter() -> None:
+    """y = a + b x in ln; the third parameter is in no figure and keeps its prior, sides apart."""
+    x = np.linspace(-1, 1, 40)
+    noise = np.random.default_rng(1).normal(0, 0.02, 40)
+    prior = Prior(np.zeros(3), np.full(3, 0.5), np.array([0.5, 0.5, 0.2]))
+    found = fit(lambda at: at[0] + at[1] * x, 0.3 - 0.2 * x + noise, prior)
+    assert found.at == pytest.approx([0.3, -0.2, 0.0], abs=0.02)
+    assert 0.014 < found.scatter < 0.027
+    assert found.sd[0] == pytest.approx(found.scatter / math.sqrt(40), rel=0.05)
+    assert found.learnt[0] > 0.99
+    assert abs(found.learnt[2]) < 1e-6
+    assert found.sd[2] == pytest.approx(0.2)

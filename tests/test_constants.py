@@ -1,0 +1,151 @@
+"""Constants by key: their intervals, their replacement, a calibration as a file that a run then carries."""
+
+import math
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conf import ConfigError, load
+from conf.constants import Covariance, calibration, constants, covariance, overlay, replaced
+from conf.load import ROOT, dump
+from conf.schema import Constant, Efficiency, StepTime
+
+LAYER, LINK = "model.step_time.layer_us", "hardware.efficiency.link"
+PLAIN = load()
+FITTED = {
+    LAYER: Constant(92.0, "us", "fit", 90.0, 94.5),
+    LINK: Constant(0.7, "share of raw", "fit", 0.65, 0.76),
+}
+EXACT = ("no experts", "unique prompts route independently")
+KNOWN = Covariance((LAYER, LINK), ((1.6e-4, -2e-4), (-2e-4, 1.5e-3)))
+
+
+def written(tree: dict[str, Any], folder: Path) -> str:
+    path = folder / "constants.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return f"engine.constants={path}"
+
+
+def test_an_interval_is_that_of_a_split_normal_in_ln() -> None:
+    below, above = Constant(100, "us", "test", 70, 130).ln_sd
+    assert 100 * math.exp(-1.959964 * below) == pytest.approx(70)
+    assert 100 * math.exp(1.959964 * above) == pytest.approx(130)
+    assert Constant(1.0, "ratio", "test", 0.6, 1.0).ln_sd[1] == 0
+    assert Constant(0.0, "ms", "test").ln_sd == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((-1, None, None), "value=-1 us: a constant must be finite and not negative"),
+        ((math.nan, None, None), "must be finite"),
+        ((5, 4, None), "give low and high together"),
+        ((5, 6, 7), "value=5 us must lie between low=6 and high=7"),
+        ((0, 0, 7), "which are positive"),
+    ],
+)
+def test_a_constant_outside_its_interval_is_refused(numbers: tuple[Any, ...], message: str) -> None:
+    value, low, high = numbers
+    with pytest.raises(ValueError, match=message):
+        Constant(value, "us", "test", low, high)
+
+
+def test_every_constant_has_a_key_and_the_defaults_an_interval() -> None:
+    known = constants(PLAIN)
+    assert len(known) == 14
+    assert known[LAYER] is PLAIN.model.step_time.layer_us
+    assert known[LINK] is PLAIN.hardware.efficiency.link
+    exact = [path for path, constant in known.items() if constant.low is None]
+    assert exact == ["model.step_time.expert_spread"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(ROOT.glob("model/*.yaml")) + sorted(ROOT.glob("hardware/*.yaml")),
+    ids=lambda path: path.stem,
+)
+def test_every_constant_has_its_evidence_and_an_interval_unless_it_cannot_matter(path: Path) -> None:
+    tree = yaml.safe_load(path.read_text())
+    entries = tree["step_time"] if "step_time" in tree else tree["efficiency"]
+    assert set(entries) == {field.name for field in fields(StepTime if "step_time" in tree else Efficiency)}
+    for name, entry in entries.items():
+        assert Constant(**entry).low is not None or entry["source"] in EXACT, name
+
+
+def test_replaced_values_are_exact_and_the_rest_stays() -> None:
+    drawn = replaced(PLAIN, {LAYER: 999.0, LINK: 0.1})
+    assert constants(drawn)[LAYER] == Constant(999.0, "us", constants(PLAIN)[LAYER].source)
+    assert drawn.hardware.efficiency.link.value == 0.1
+    assert replaced(drawn, {}) == drawn
+    others = [path for path in constants(PLAIN) if path not in (LAYER, LINK)]
+    assert all(constants(drawn)[path] == constants(PLAIN)[path] for path in others)
+    with pytest.raises(ValueError, match=r"'model\.layers' is no constant"):
+        replaced(PLAIN, {"model.layers": 3})
+
+
+def test_a_word_makes_a_constant_exact() -> None:
+    given = load([f"{LAYER}.value=500"])
+    assert constants(given)[LAYER] == Constant(500.0, "us", f"given as {LAYER}.value")
+
+
+def test_a_calibration_replaces_values_and_stays_with_the_saved_run(tmp_path: Path) -> None:
+    word = written(calibration(PLAIN, FITTED, KNOWN), tmp_path)
+    calibrated = load([word])
+    assert {path: constants(calibrated)[path] for path in FITTED} == FITTED
+    assert covariance(calibrated) == KNOWN
+    saved = tmp_path / "config.yaml"
+    saved.write_text(dump(calibrated))
+    (tmp_path / "constants.yaml").unlink()
+    assert load(base=saved) == calibrated
+
+
+def test_what_is_exact_has_no_covariance(tmp_path: Path) -> None:
+    word = written(calibration(PLAIN, FITTED, KNOWN), tmp_path)
+    assert covariance(load([word, f"{LINK}.value=0.7"])) == Covariance((LAYER,), ((1.6e-4,),))
+    assert covariance(replaced(load([word]), {LAYER: 1.0, LINK: 1.0})) is None
+    assert covariance(PLAIN) is None
+
+
+NAMES = {"model": PLAIN.model.name, "hardware": PLAIN.hardware.name}
+UNITS = {path: constant.unit for path, constant in constants(PLAIN).items()}
+GOOD = calibration(PLAIN, FITTED, KNOWN)
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({**GOOD, "model": "other"}, "was calibrated for model other, not Qwen3-235B-A22B"),
+    ({**GOOD, "constants": {}}, "has no constants"),
+    ({**GOOD, "constants": {"model.layers": {"value": 1}}}, "'model.layers' is no constant"),
+    ({**GOOD, "constants": {LAYER: {"value": 1}}}, "layer_us needs value and source"),
+    ({**GOOD, "constants": {LAYER: 5}}, "layer_us needs value and source"),
+    (
+        {"constants": {LAYER: {"value": 1, "source": "x", "unit": "ms"}}},
+        "layer_us is in 'ms', but this model's is in 'us'",
+    ),
+    ({**GOOD, "covariance": {LAYER: [1.0, 0.0]}}, "a row of as many numbers"),
+    ({**GOOD, "covariance": {LAYER: [1.0, 2.0], LINK: [2.0, 1.0]}}, "no covariance"),
+    ({**GOOD, "covariance": {LAYER: [1.0, 0.5], LINK: [0.4, 1.0]}}, "not symmetric"),
+    ({**GOOD, "covariance": {"model.layers": [1.0]}}, "covariance must be of its constants"),
+    ({**GOOD, "speed": 3}, "unknown key 'speed'"),
+]
+
+
+@pytest.mark.parametrize(("tree", "message"), BAD, ids=[message for _, message in BAD])
+def test_a_calibration_that_does_not_fit_is_refused(tree: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        overlay(tree, NAMES, UNITS)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_refusal_names_the_file(tmp_path: Path) -> None:
+    word = written({**GOOD, "hardware": "MI300X"}, tmp_path)
+    with pytest.raises(ConfigError, match=f"^{word}: was calibrated for hardware MI300X, not MI325X$"):
+        load([word])
+    with pytest.raises(ConfigError, match="^cannot read "):
+        load(["engine.constants=nowhere.yaml"])
+
+
+def test_only_the_simulated_engine_takes_a_calibration() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'engine\.constants'"):
+        load(["engine=external", "target.urls=[http://127.0.0.1:1]", "engine.constants=a.yaml"])

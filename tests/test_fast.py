@@ -1,0 +1,146 @@
+"""The loop at O(1) per step against the engine that keeps books of every block: the same times."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from conf import load
+from conf.schema import SimulatedEngine
+from serve_apps.engine_model import Engine, VirtualService, loop
+from serve_apps.engine_model.fast import FastEngine, Machine, Times, Unfit, serve_closed, serve_open
+
+ASKED = load(["engine=simulated"])
+PARTS = ASKED.model, ASKED.hardware, ASKED.layout
+
+
+def spec(**fields: Any) -> SimulatedEngine:
+    assert isinstance(ASKED.engine, SimulatedEngine)
+    return replace(ASKED.engine, **fields)
+
+
+def by_blocks(
+    asked: SimulatedEngine, sent_s: Any, columns: Any, replicas: int = 1, policy: str = "leastconn"
+) -> Any:
+    """(replica, first token, last token) of each request, by `Engine`."""
+    service = VirtualService([Engine(asked, *PARTS, seed=3) for _ in range(replicas)], policy)
+    rows = zip(sent_s.tolist(), *(column.tolist() for column in columns), strict=True)
+    for key, (at_s, inputs, outputs, shared) in enumerate(rows):
+        service.submit(key, at_s, inputs, outputs, shared_tokens=shared)
+    service.advance(1e9)
+    seen = sorted(service.observe())
+    return np.array([(one.replica, one.first_token_s, one.last_token_s) for one in seen])
+
+
+def by_loop(served: Times) -> Any:
+    return np.column_stack([served.replica, served.first_token_s, served.last_token_s])
+
+
+def traffic(seed: int, count: int, rate_qps: float, shared: int = 0) -> Any:
+    """Arrivals and lengths around 1500 / 12."""
+    rng = np.random.default_rng(seed)
+    inputs, outputs = rng.integers(shared + 1, 3000 + shared, count), rng.integers(1, 24, count)
+    return np.cumsum(rng.exponential(1 / rate_qps, count)), (inputs, outputs, np.full(count, shared))
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    rate_qps=st.sampled_from([1.0, 10.0, 60.0]),
+    budget=st.sampled_from([64, 700, 8192]),
+    slots=st.sampled_from([2, 16, 64]),
+    ahead=st.booleans(),
+    shared=st.sampled_from([0, 5, 1000]),
+    caching=st.booleans(),
+    noise=st.sampled_from([{}, {"step_noise_cv": 0.05}, {"drift_sd": 0.1, "stall_every_steps": 20}]),
+)
+@settings(max_examples=40, deadline=None)
+def test_every_token_comes_when_the_block_by_block_engine_says(
+    seed: int, rate_qps: float, budget: int, slots: int, ahead: bool, shared: int, caching: bool, noise: Any
+) -> None:
+    asked = spec(
+        max_num_batched_tokens=budget,
+        max_num_seqs=slots,
+        async_scheduling=ahead,
+        enable_prefix_caching=caching,
+        **noise,
+    )
+    sent_s, columns = traffic(seed, 40, rate_qps, shared)
+    expected = by_blocks(asked, sent_s, columns)
+    machine = Machine.of(asked, *PARTS)
+    assert_allclose(by_loop(serve_open(machine, sent_s, columns, seed=3)), expected, rtol=1e-12)
+    assert_allclose(by_loop(serve_open(machine, sent_s, columns, seed=3, native=False)), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("policy", ["leastconn", "roundrobin"])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_router_in_front_of_engines_chooses_as_the_virtual_service_does(policy: str, ahead: bool) -> None:
+    asked = spec(async_scheduling=ahead)
+    sent_s, columns = traffic(5, 300, 60.0)
+    served = serve_open(Machine.of(asked, *PARTS), sent_s, columns, replicas=3, policy=policy)
+    assert_allclose(by_loop(served), by_blocks(asked, sent_s, columns, 3, policy), rtol=1e-12)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_closed_loop_keeps_its_concurrency_and_serves_each_request_once(native: bool) -> None:
+    _, columns = traffic(9, 60, 1.0)
+    served = serve_closed(Machine.of(spec(), *PARTS), 8, columns, native=native)
+    ends = np.sort(served.last_token_s)
+    assert np.array_equal(served.sent_s, np.concatenate([np.zeros(8), ends[: 60 - 8]]))
+    assert (served.last_token_s >= served.first_token_s).all() and served.work.sequences == columns[1].sum()
+
+
+def test_step_by_step_a_service_sees_what_one_call_gives() -> None:
+    sent_s, columns = traffic(2, 60, 20.0)
+    machine = Machine.of(spec(step_noise_cv=0.05), *PARTS)
+    service = VirtualService([FastEngine(machine, 64, seed=3)])
+    stepped = VirtualService([Engine(machine.spec, *PARTS, seed=3)])
+    rows = list(zip(sent_s.tolist(), *(column.tolist() for column in columns), strict=True))
+    for key, (at_s, inputs, outputs, _) in enumerate(rows):
+        service.submit(key, at_s, inputs, outputs)
+        stepped.submit(key, at_s, inputs, outputs)
+    for until_s in np.linspace(0.1, 30.0, 40).tolist():
+        service.advance(until_s)
+        stepped.advance(until_s)
+        assert sorted(service.observe()) == sorted(stepped.observe())
+    assert service.observe() == []
+
+
+def test_work_adds_up() -> None:
+    sent_s, columns = traffic(4, 50, 10.0)
+    work = serve_open(Machine.of(spec(), *PARTS), sent_s, columns).work
+    inputs, outputs, _ = columns
+    assert (work.prefill_tokens, work.sequences) == (inputs.sum(), outputs.sum())
+    assert work.decode_tokens == (outputs - 1).sum()
+    assert 0 < work.busy_s < 1e3 and work.kv_token_seconds > 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_num_seqs": 65, "max_num_batched_tokens": 64},
+        {"long_prefill_token_threshold": 100},
+        {"max_num_queued_reqs": 3},
+    ],
+)
+def test_an_engine_beyond_the_loops_rules_is_refused(fields: dict[str, int]) -> None:
+    with pytest.raises(Unfit):
+        Machine.of(spec(**fields), *PARTS)
+
+
+def test_requests_beyond_the_loops_rules_are_refused() -> None:
+    sent_s, (inputs, outputs, shared) = traffic(4, 50, 1000.0)
+    small = Machine.of(spec(num_gpu_blocks=200), *PARTS)
+    with pytest.raises(Unfit, match="overflow"):
+        serve_open(small, sent_s, (inputs, outputs, shared))
+    with pytest.raises(ValueError, match="asks for"):
+        serve_open(small, sent_s, (inputs + 4000, outputs, shared))
+    with pytest.raises(Unfit, match="lengths"):
+        serve_open(Machine.of(spec(), *PARTS), sent_s, (inputs, outputs, inputs // 2))
+
+
+def test_numba_is_here_so_that_both_machines_are_tested() -> None:
+    assert loop.NATIVE

@@ -1,0 +1,224 @@
+"""Predictions over an engine model whose answer is known: TPOT grows with the rate and one constant."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from analysis import forecasts, metrics, records, summary
+from conf import ConfigError, Experiment, load
+from conf.constants import constants
+from conf.matrix import matrix
+from conf.schema import Constant
+from loadgen import __main__ as root
+from loadgen import command_line, grid, uncertainty
+from loadgen.arrivals import NS, ArrivalSchedule
+from loadgen.forecast import Bench, Effort, Simulated
+from loadgen.prediction import EngineModel, Machine, at_rate, predict
+
+LAYER = "model.step_time.layer_us"
+EVEN = ["workload.arrivals.kind=constant", "search=virtual", "search.budget_s=600"]
+
+
+def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, _seed: int) -> Simulated:
+    """p90 TPOT is 20 ms x QPS per node x layer_us / 100, whatever else; p90 TTFT is 100 ms."""
+    due_s = arrivals.due_ns / NS
+    qps = (len(due_s) - 1) / (due_s[-1] - due_s[0]) / nodes
+    tpot_s = 0.020 * qps * experiment.model.step_time.layer_us.value / 100
+    last_s = due_s + 0.1 + tpot_s * (arrivals.output_tokens - 1)
+    work = {"busy_s": 30.0, "kv_token_seconds": 1e6}
+    return Simulated(due_s + 0.1, last_s, np.zeros(len(due_s)), work)
+
+
+MODEL = EngineModel(
+    simulate,
+    lambda experiment: Machine(1, 8e6, 2e16, 4e10, 3e6, lambda work: {"all": work["busy_s"] / 30}),
+    lambda _: 9.0,
+)
+
+
+def only_layer(*words: str) -> Experiment:
+    """An experiment of which one constant is uncertain: layer_us, 100 within [80, 160]."""
+    asked = load([*EVEN, *words])
+    known = {name: replace(it, low=None, high=None) for name, it in fields(asked).items()}
+    known["layer_us"] = Constant(100.0, "us", "a test", 80.0, 160.0)
+    efficiency = asked.hardware.efficiency
+    exact = {
+        name: replace(getattr(efficiency, name), low=None, high=None)
+        for name in ("hbm", "kv_read", "attention", "link")
+    }
+    return replace(
+        asked,
+        model=replace(asked.model, step_time=replace(asked.model.step_time, **known)),
+        hardware=replace(asked.hardware, efficiency=replace(efficiency, **exact)),
+    )
+
+
+def fields(asked: Experiment) -> dict[str, Constant]:
+    prefix = "model.step_time."
+    return {path.removeprefix(prefix): it for path, it in constants(asked).items() if path.startswith(prefix)}
+
+
+def test_the_answer_and_its_interval_are_those_of_the_constants() -> None:
+    tree = predict(only_layer(), MODEL)
+    q = tree["capacity"]["qps_per_node"]
+    assert (tree["exit_code"], tree["valid"], tree["clock"]) == (0, True, "virtual")
+    # 100 ms / 20 ms; capacity goes with 1 / layer_us, whose 95 % interval is 0.8 to 1.6 of its value.
+    assert q["estimate"] == pytest.approx(5.0, rel=0.005)
+    assert q["low"] == pytest.approx(5.0 / 1.6, rel=0.05)
+    assert q["high"] == pytest.approx(5.0 / 0.8, rel=0.03)
+    assert q["low"] < q["certified"] < q["estimate"]
+    assert (tree["capacity"]["binding"], tree["capacity"]["binding_probability"]) == ("tpot", 1.0)
+    assert tree["forecast"]["constants_sampled"] == [LAYER]
+    assert tree["forecast"]["in_flight_per_node"] == pytest.approx(5.0 * (0.1 + 13.9), rel=0.02)
+    assert tree["forecast"]["input_tokens_per_s_per_node"] == pytest.approx(5.0 * 5600, rel=0.01)
+
+
+def test_without_uncertain_constants_the_interval_is_noise_and_says_so() -> None:
+    asked = only_layer()
+    exact = replace(asked.model.step_time.layer_us, low=None, high=None)
+    asked = replace(
+        asked, model=replace(asked.model, step_time=replace(asked.model.step_time, layer_us=exact))
+    )
+    tree = predict(asked, MODEL)
+    q = tree["capacity"]["qps_per_node"]
+    assert q["high"] / q["low"] < 1.01 and "Monte Carlo noise alone" in summary.text(tree)
+    assert tree["capacity"]["binding_probability"] is None
+
+
+def test_the_sensitivity_says_what_to_measure_first() -> None:
+    tree = predict(only_layer(), MODEL, draws=2, sensitivity=True)
+    first, *others = tree["sensitivity"]
+    assert (first["path"], first["share"]) == (LAYER, 1.0)
+    assert first["elasticity"] == pytest.approx(-1.0, abs=0.05)
+    assert (first["at_low_qps"], first["at_high_qps"]) == pytest.approx((6.25, 3.125), rel=0.02)
+    assert all(row["elasticity"] == pytest.approx(0, abs=0.02) for row in others)
+    text = summary.text(tree)
+    assert text.startswith("PREDICTED  5.0") and "what to measure first" in text
+
+
+def test_open_ends_are_bounds_and_no_numbers() -> None:
+    above = predict(only_layer("search.highest_qps=3"), MODEL, draws=0)
+    assert (above["exit_code"], above["capacity"]["open_above"]) == (summary.EXIT_OPEN, True)
+    assert "at least 3.00 QPS per node" in summary.text(above)
+    below = predict(only_layer("slo.tpot_p90_ms=0.5"), MODEL, draws=0)
+    assert below["exit_code"] == summary.EXIT_SLO_MISSED and "capacity" not in below
+    assert "the bounds are not met even at the lowest rate" in summary.text(below)
+
+
+def test_one_rate_is_judged_against_the_bounds() -> None:
+    kept, missed = (at_rate(only_layer(f"rate_qps={qps}"), MODEL, draws=8) for qps in (4.5, 5.5))
+    assert (kept["exit_code"], missed["exit_code"]) == (summary.EXIT_OK, summary.EXIT_SLO_MISSED)
+    assert missed["probe"]["tpot"]["p90_ms"] == pytest.approx(110, rel=0.01)
+    # The value is above 91 us, where 5.5 QPS would just be kept, in all but the lowest fifth of its draws.
+    assert missed["forecast"]["kept_probability"] == pytest.approx(0.2, abs=0.07)
+    assert "PREDICTED  5.5 QPS per node: p90 TPOT over the bound" in summary.text(missed)
+
+
+def test_independent_nodes_answer_as_one_and_pooled_ones_together() -> None:
+    words = ("cluster.session=fake", "cluster.nodes=3000")
+    apart = Bench(only_layer(*words, "routing=per_node"), simulate, Effort.of(600, 1))
+    assert apart.at(5.0).load_s < 2 * 600
+    # A pooled service is simulated whole, yet not for longer than its requests are worth.
+    whole = Effort.of(36000, 3000)
+    assert (whole.parts, whole.nodes, whole.window_s) == (1, 3000, 60.0)
+    tree = predict(only_layer(*words, "routing=per_node"), MODEL, draws=0)
+    assert tree["capacity"]["qps_per_node"]["estimate"] == pytest.approx(5.0, rel=0.005)
+
+
+def test_draws_have_the_constants_intervals_and_a_calibrations_correlation() -> None:
+    asked = only_layer()
+    values = np.array([draw[LAYER] for draw in uncertainty.drawn(asked, 400)])
+    assert np.quantile(values, [0.025, 0.5, 0.975]) == pytest.approx([80, 100, 160], rel=0.03)
+    layer, step = LAYER, "model.step_time.step_ms"
+    rows: dict[str, list[float]] = {layer: [0.01, -0.0099], step: [-0.0099, 0.01]}
+    engine: Any = replace(asked.engine, constants_covariance=rows)  # type: ignore[call-arg]
+    step_ms = Constant(2.0, "ms", "a test", 1.6, 2.4)
+    both = replace(asked.model, step_time=replace(asked.model.step_time, step_ms=step_ms))
+    draws = uncertainty.drawn(replace(asked, model=both, engine=engine), 400)
+    ln = np.log([[draw[layer], draw[step]] for draw in draws])
+    assert np.corrcoef(ln.T)[0, 1] == pytest.approx(-0.99, abs=0.01)
+    assert ln.std(axis=0) == pytest.approx([0.1, 0.1], rel=0.05)
+
+
+def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path) -> None:
+    cells = matrix(["matrix.slo.tpot_p90_ms=[100,50]", "matrix.layout=[dp1_tp8_ep8,nonsense]"])
+
+    def asked(words: list[str]) -> Experiment:
+        return only_layer(*words)
+
+    found = grid.experiments(asked, cells)
+    tree = grid.predicted(cells, found, lambda one: predict(one, MODEL, draws=8), map)
+    first, refused, second, _ = tree["cells"]
+    # layer_us is wrong alike in both cells, so that the ratio knows nothing of its error.
+    assert second["ratio"]["value"] == pytest.approx(0.5, rel=0.01)
+    assert second["ratio"]["high"] / second["ratio"]["low"] < 1.03
+    assert "unknown choice 'layout=nonsense'" in refused["reason"] and refused["exit_code"] == 2
+    assert tree["exit_code"] == 2
+    table = forecasts.table(tree["axes"], tree["cells"]).splitlines()
+    assert len(table) == 5 and "unknown choice" in table[2]
+    pq.write_table(forecasts.rows(tree["cells"]), tmp_path / "grid.parquet")
+    rows = pq.read_table(tmp_path / "grid.parquet").to_pylist()
+    assert [row["asked.slo.tpot_p90_ms"] for row in rows] == ["100", "100", "50", "50"]
+    assert rows[0]["qps_per_node"] == pytest.approx(first["capacity"]["qps_per_node"]["estimate"])
+    assert rows[1]["qps_per_node"] is None and rows[0]["mfu"] > 0
+    with pytest.raises(ConfigError, match="unknown choice"):
+        grid.experiments(asked, matrix(["matrix.layout=[nonsense]"]))
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "said"),
+    [
+        ("sweep", ["--sensitivity"], "--sensitivity belongs to an answer of predict"),
+        ("probe", ["--out", "x.parquet"], "--out belongs to an answer of predict"),
+        ("sweep", ["matrix.seed=[1,2]"], "belongs to predict; sweep takes one value"),
+    ],
+)
+def test_flags_of_predict_are_refused_elsewhere(verb: str, words: list[str], said: str) -> None:
+    arguments = command_line.parser(["sweep", "probe", "predict"], None).parse_intermixed_args([verb, *words])
+    with pytest.raises(ConfigError, match=said):
+        command_line.refuse_idle_flags(arguments)
+
+
+def test_a_prediction_honours_nodes_and_one_rate() -> None:
+    asked = command_line.asked("predict", ["cluster.nodes=3000", "rate_qps=10"], None)
+    assert (asked.cluster.nodes, asked.rate_qps, asked.search.budget_s) == (3000, 10.0, 36000.0)
+    with pytest.raises(ConfigError, match="duration_s belongs to probe"):
+        command_line.asked("predict", ["rate_qps=10", "duration_s=5"], None)
+
+
+def test_block_by_block_is_the_same_service_only_slower() -> None:
+    asked = load(["workload=chat_5600_140_varied", "workload.prefix_hit=.5", "seed=4"])
+    # A queue limit that nobody reaches keeps the compiled loop away.
+    booked: Any = replace(asked.engine, max_num_queued_reqs=10**6)  # type: ignore[call-arg]
+    fixed = replace(asked.workload, input_tokens=load().workload.input_tokens)
+    bench = Bench(replace(asked, workload=fixed), root._simulate, Effort(1, 60.0))
+    fast, slow = (b.at(6.0) for b in (bench, bench.varied(replace(bench.experiment, engine=booked))))
+    assert (fast.slow, slow.slow) == (False, True)
+    assert slow.ttft_ms == pytest.approx(fast.ttft_ms) and slow.tpot_ms == pytest.approx(fast.tpot_ms)
+    assert slow.cached_tokens == pytest.approx(fast.cached_tokens, rel=0.01)
+    figures = summary.text(
+        at_rate(replace(bench.experiment, rate_qps=6.0, engine=booked), root.MODEL, draws=0)
+    )
+    assert "KV cache unknown in use" in figures
+
+
+def test_plain_columns_have_the_latencies_of_the_request_table() -> None:
+    due, first, last = np.array([0.0, 1.0]), np.array([0.4, 1.3]), np.array([1.4, 1.3])
+    tokens = np.array([11, 1])
+    ns = {
+        "first_token_offset_ns": ((first - due) * NS).astype(np.int64),
+        "last_token_offset_ns": ((last - due) * NS).astype(np.int64),
+        "output_tokens": tokens.astype(np.int32),
+        "status": pa.array([records.OK] * 2),
+    }
+    columns: dict[str, Any] = records.empty(records.PROGRESS, 2) | ns
+    table = pa.table(columns, schema=records.PROGRESS)
+    assert metrics.ttft_ms(due, first) == pytest.approx(metrics.ttft(table))
+    assert metrics.tpot_ms(first, last, tokens) == pytest.approx(metrics.tpot(table), nan_ok=True)
+    assert math.isnan(metrics.tpot_ms(first, last, tokens)[1])

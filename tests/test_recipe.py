@@ -1,0 +1,107 @@
+"""The probes of the calibration recipe: what each asks, and what becomes of one that was cut short."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import studies, summary
+from analysis.__main__ import show
+from analysis.runs import RunError
+from conf import ConfigError, Experiment, load
+from loadgen import command_line, measure, recipe, study, verbs
+from loadgen.folder import Folder
+from loadgen.plan import Past
+from loadgen.run_folder import RunFolder
+
+
+class Site:
+    """Fills run folders at once; `ends` says which part ends otherwise, and with which code."""
+
+    def __init__(self, ends: dict[str, int]) -> None:
+        self.asked: list[Experiment] = []
+        self.ends = ends
+
+    def __call__(
+        self, experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None
+    ) -> dict[str, Any]:
+        assert act is measure.hold and before is None
+        self.asked.append(experiment)
+        code = self.ends.get(folder.run_id, 0)
+        folder.write_json("manifest.json", {"verb": "probe"})
+        tree = {"verb": "probe", "exit_code": code, "reason": "void" if code else "", "valid": code == 0}
+        folder.write_json("sweep.json", tree)
+        folder.close()
+        return tree
+
+
+def silent(_kind: str, /, **_facts: Any) -> None:
+    """Nobody looks on."""
+
+
+def begun(out: Path, site: Site) -> dict[str, Any]:
+    asked = load([f"out={out}", "run=one", "fleet.actors=4", "workload.prompt=text", "seed=5"])
+    return study.run(recipe.of(asked, guess_qps=5.0), measure.create(Folder, asked), site, silent)
+
+
+def resumed(path: Path, site: Site) -> dict[str, Any]:
+    asked = command_line.asked(verbs.verb(path), [], path / "config.yaml")
+    return study.run(recipe.of(asked), Folder(path), site, silent)
+
+
+def test_every_part_is_a_probe_of_its_own_load(tmp_path: Path) -> None:
+    site = Site({})
+    tree = begun(tmp_path, site)
+    loads = [(a.workload.name, a.concurrency, a.requests, a.rate_qps) for a in site.asked]
+    assert loads[0] == ("r1_prefill", 1, 30, None)
+    assert loads[7] == ("r2_decode", 256, 2560, None)
+    assert loads[13:] == [("r4_check", None, None, pytest.approx(qps)) for qps in (1.5, 2.5, 3.5)]
+    assert len(loads) == 16 and len({a.seed for a in site.asked}) == 16
+    assert {a.workload.prompt for a in site.asked} == {"text"}
+    assert [a.fleet.actors for a in site.asked[:3]] == [1, 2, 4]
+    # R3's cached prompt ends in less than three unique blocks.
+    cached = site.asked[8].workload
+    assert 16 < cached.input_tokens.mean * (1 - cached.prefix_hit) < 48
+    assert (tree["exit_code"], tree["evidence"]) == (0, "16 probes")
+    text = show(tmp_path / "one")
+    assert "16 probes: python -m analysis calibrate" in text and "r4-70pct: recorded" in text
+    assert [path.name for path in studies.parts(tmp_path / "one")][::15] == ["r1-c1", "r4-70pct"]
+
+
+def test_a_part_that_was_void_is_measured_anew_and_nothing_else(tmp_path: Path) -> None:
+    site = Site({"r2-c4": summary.EXIT_VOID})
+    tree = begun(tmp_path, site)
+    assert (tree["exit_code"], tree["reason"], len(site.asked)) == (summary.EXIT_VOID, "r2-c4: void", 5)
+    path = tmp_path / "one"
+    assert len(studies.parts(path)) == 4
+    site.ends.clear()
+    tree = resumed(path, site)
+    assert (tree["exit_code"], len(tree["parts"]), len(site.asked)) == (0, 16, 17)
+    assert site.asked[4] == site.asked[5]
+    kept = json.loads((path / "r2-c4.cut1" / "sweep.json").read_text())
+    assert kept["exit_code"] == summary.EXIT_VOID
+
+
+@pytest.mark.parametrize(
+    ("words", "guess_qps", "says"),
+    [
+        ([], None, "needs rate_qps="),
+        (["cluster=laptop_4n"], 5.0, "measures one node, not cluster.nodes=4"),
+    ],
+)
+def test_what_makes_no_recipe_is_refused(words: list[str], guess_qps: float | None, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        recipe.of(load(words), guess_qps)
+
+
+@pytest.mark.parametrize("word", ["concurrency=4", "search.deployments=2", "search.expected_qps=5"])
+def test_words_that_a_recipe_would_ignore_are_refused(word: str) -> None:
+    with pytest.raises(ConfigError):
+        command_line.asked("recipe", [word, "search=standard", "search.start=prediction"], None)
+
+
+def test_a_study_without_a_result_cannot_be_calibrated(tmp_path: Path) -> None:
+    begun(tmp_path, Site({"r1-c1": summary.EXIT_VOID}))
+    with pytest.raises(RunError, match="no part of this study has a result yet"):
+        studies.parts(tmp_path / "one")
