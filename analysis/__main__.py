@@ -7,6 +7,7 @@ examples:
 """
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ from analysis.runs import RunError, load_run
 from conf import ConfigError, Experiment, load
 from conf.schema import SimulatedEngine
 
+MACHINE = ("engine", "model", "hardware", "layout")
+"""Groups whose words may say what a run did not know of the service it measured."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
@@ -35,6 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (RunError, ConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
         return summary.EXIT_USAGE
+    except BrokenPipeError:
+        # Whoever read our output is gone.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return summary.EXIT_INTERNAL
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return summary.EXIT_INTERNAL
     return summary.EXIT_OK
 
 
@@ -69,8 +80,12 @@ def calibrate(words: Sequence[str], out: Path | None) -> int:
     paths = [path for word in words if "=" not in word for path in studies.parts(Path(word))]
     if not paths:
         raise RunError("calibrate needs the folder of a run; see --help")
-    if out is not None and out.exists():
-        raise RunError(f"{out} exists; choose another --out or remove it")
+    _refuse_words(given)
+    _refuse_out(out)
+    resolved = [path.resolve() for path in paths]
+    for path in paths:
+        if resolved.count(path.resolve()) > 1:
+            raise RunError(f"{path} is given twice; a run counts once")
     runs = [observe(path, partial(_simulated, given)) for path in paths]
     try:
         found = calibration.calibrate(runs, _serve)
@@ -81,6 +96,26 @@ def calibrate(words: Sequence[str], out: Path | None) -> int:
         out.write_text(yaml.safe_dump(found.tree(), sort_keys=False))
         print(f"  use them: python -m loadgen predict engine.constants={out}")
     return summary.EXIT_OK
+
+
+def _refuse_words(given: Sequence[str]) -> None:
+    """Raise RunError for a word that would overrule what a run recorded of its load."""
+    for word in given:
+        if word.partition("=")[0].partition(".")[0] not in MACHINE:
+            raise RunError(
+                f"'{word}' is not of the machine; calibrate takes {', '.join(MACHINE)} words, "
+                "the runs say the rest"
+            )
+
+
+def _refuse_out(out: Path | None) -> None:
+    """Raise RunError for a file that could not be written once the fit is done."""
+    if out is None:
+        return
+    if out.exists():
+        raise RunError(f"{out} exists; choose another --out or remove it")
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise RunError(f"cannot write to {out.parent}; choose another --out")
 
 
 def _simulated(words: Sequence[str], config: Path) -> Experiment:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,17 @@ from analysis.gauss_newton import Fit, Floats, Prior, fit
 from analysis.observed import Observed, Serve
 from analysis.runs import RunError
 from conf import Experiment
-from conf.constants import Covariance, calibration, constants, covariance, replaced
+from conf.constants import Covariance, bounded, calibration, constants, covariance, replaced
 from conf.schema import Constant, SimulatedEngine
 
-Z95 = NormalDist().inv_cdf(0.975)
 LEAST_SD = 0.01
 """A prior that ends at its value does not end there to the last digit, or nothing could ever move it."""
 LEARNT = 0.5
-"""From this share of a prior's variance on, the data are said to identify a constant (our choice)."""
+"""From this share of a prior's variance on, the data are said to identify a constant (our choice).
+
+What they do not identify keeps its prior whole: value, interval, and no covariance."""
+POOR = 0.15
+"""rms of a fit beyond which another engine ran than the one that the model was told of (our choice)."""
 SOURCE = "calibrated on {count} runs"
 
 
@@ -42,21 +44,26 @@ class Calibrated:
 
     def constants(self) -> dict[str, Constant]:
         """Every fitted constant with the ends of its 95 % interval and what it rests on."""
-        count, found = len(self.fitted), {}
+        found, fit = {}, self.fit
         for index, path in enumerate(self.paths):
-            at, reach, before = self.fit.at[index], Z95 * self.fit.sd[index], self.prior[path]
-            learnt = self.fit.learnt[index] > LEARNT
-            source = (
-                SOURCE.format(count=count) if learnt else f"not identified by {count} runs; {before.source}"
-            )
-            low, value, high = (math.exp(at + side * reach) for side in (-1, 0, 1))
+            before = self.prior[path]
+            if fit.held[index]:
+                source = f"not identified by {len(self.fitted)} runs; {before.source}"
+                found[path] = replace(before, source=source)
+                continue
+            # A share that the data push over its peak is at the peak, as the engine model takes it.
+            ends = (bounded(before, math.exp(ln[index])) for ln in (fit.low, fit.at, fit.high))
+            low, value, high = ends
+            source = SOURCE.format(count=len(self.fitted))
             found[path] = Constant(value, before.unit, source, low, high)
         return found
 
     def tree(self) -> dict[str, Any]:
         """What `engine.constants=FILE` reads."""
-        rows = tuple(tuple(float(cell) for cell in row) for row in self.fit.covariance)
-        return calibration(self.experiment, self.constants(), Covariance(self.paths, rows))
+        moved = np.flatnonzero(~self.fit.held)
+        cells = self.fit.covariance[np.ix_(moved, moved)].tolist()
+        known = Covariance(tuple(self.paths[index] for index in moved), tuple(map(tuple, cells)))
+        return calibration(self.experiment, self.constants(), known)
 
 
 def calibrate(runs: Sequence[Observed], serve: Serve) -> Calibrated:
@@ -75,11 +82,11 @@ def calibrate(runs: Sequence[Observed], serve: Serve) -> Calibrated:
     paths, prior = tuple(known), _prior(known)
     closed = [run for run in runs if run.load.concurrency]
     both = bool(closed) and len(closed) < len(runs)
-    fitted = closed if both else list(runs)
-    found = _fit(fitted, paths, prior, serve)
+    fitted = tuple(closed if both else runs)
+    found = _fit(fitted, paths, prior, serve, _starts(known, prior))
     if both:
         checked, check = (
-            [run for run in runs if not run.load.concurrency],
+            tuple(run for run in runs if not run.load.concurrency),
             "open loops, which were not fitted",
         )
         residuals = _predict(checked, paths, serve, found.at) - _measured(checked)
@@ -87,7 +94,7 @@ def calibrate(runs: Sequence[Observed], serve: Serve) -> Calibrated:
         checked, check = fitted, "each run predicted from the others"
         residuals = _left_out(fitted, paths, prior, serve, found)
     error = math.sqrt(float(np.mean(residuals**2))) if len(residuals) else math.nan
-    return Calibrated(experiment, paths, known, found, tuple(fitted), tuple(checked), check, error)
+    return Calibrated(experiment, paths, known, found, fitted, checked, check, error)
 
 
 def _left_out(
@@ -124,6 +131,12 @@ def _prior(known: Mapping[str, Constant]) -> Prior:
     return Prior(centre, sds[:, 0], sds[:, 1])
 
 
+def _starts(known: Mapping[str, Constant], prior: Prior) -> list[Floats]:
+    """A machine that is slow in everything and one that is fast, one sd from the prior each."""
+    slower = np.array([-1.0 if constant.unit.startswith("share") else 1.0 for constant in known.values()])
+    return [prior.ln(slower), prior.ln(-slower)]
+
+
 def _fit(
     runs: Sequence[Observed],
     paths: tuple[str, ...],
@@ -132,7 +145,7 @@ def _fit(
     starts: Sequence[Floats] = (),
 ) -> Fit:
     noise = np.concatenate([run.noise for run in runs])
-    return fit(partial(_predict, runs, paths, serve), _measured(runs), prior, starts, noise)
+    return fit(partial(_predict, runs, paths, serve), _measured(runs), prior, starts, noise, LEARNT)
 
 
 def _predict(runs: Sequence[Observed], paths: tuple[str, ...], serve: Serve, at: Floats) -> Floats:
@@ -153,23 +166,40 @@ def text(found: Calibrated, serve: Serve) -> str:
     fit = found.fit
     count = len(fit.residuals)
     lines = [f"rms {100 * fit.rms:.1f} % of {count} fitted figures; {_held_out(found)}"]
-    for (path, constant), learnt in zip(found.constants().items(), fit.learnt, strict=True):
+    lines += _warnings(fit)
+    for (path, constant), learnt, held in zip(found.constants().items(), fit.learnt, fit.held, strict=True):
         said = f"{100 * learnt:.0f} % of the prior's variance gone"
-        said = said if learnt > LEARNT else f"NOT IDENTIFIED, the prior's ({said})"
+        said = f"NOT IDENTIFIED, the prior's ({said})" if held else said
         lines.append(
             f"  {path} {constant.value:.4g} {constant.unit}, 95 % interval "
             f"[{constant.low:.4g}, {constant.high:.4g}]; {said}"
         )
     machine = _machine(found.experiment, found.paths, fit.at)
-    checked = [run for run in found.checked if run not in found.fitted]
-    for run in [*found.fitted, *checked]:
+    told_apart = [] if found.checked is found.fitted else found.checked
+    named = [*((run, "") for run in found.fitted), *((run, ", not fitted") for run in told_apart)]
+    for run, aside in named:
         told = run.predict(serve, machine)
-        lines.append(f"  {run.name}{'' if run in found.fitted else ', not fitted'}:")
+        lines.append(f"  {run.name}{aside}:")
         for name, was, will in zip(run.figures, np.exp(run.measured), np.exp(told), strict=True):
             unit = "" if name == "requests/s" else " s"
             off = f"{100 * (will / was - 1):+.1f} %"
             lines.append(f"    {name} measured {was:.4g}{unit}, model {will:.4g}{unit} ({off})")
     return "\n".join(lines)
+
+
+def _warnings(fit: Fit) -> list[str]:
+    """What makes a fit doubtful."""
+    said = []
+    if fit.stalled:
+        said.append("  the descent from the prior gained nothing; what follows is from other starts")
+    if fit.held.all():
+        said.append("  no constant is identified: all stay the prior's; add the runs of a recipe")
+    if fit.rms > POOR:
+        said.append(
+            f"  WARNING: an rms above {100 * POOR:.0f} % says that another engine ran; check the model, the "
+            "layout and the engine.* words"
+        )
+    return said
 
 
 def _held_out(found: Calibrated) -> str:

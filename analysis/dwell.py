@@ -20,7 +20,9 @@ BLOCK_S = 5
 PACE_TOKENS = 15
 """Output tokens from which the pace of an unfinished answer is believed (the method, 4.2 step 4)."""
 OUTPUT_WORK = 2.0
-"""Work of an output token in prompt tokens (the method, 4.2 step 5)."""
+"""Work of an output token in prompt tokens (the method, 4.2 step 5); cached prompt tokens are none."""
+PATH_MS = 100.0
+"""Real time outside the engine that a waiting request is granted where the clock is fast (our choice)."""
 ARRIVALS_VAR = {"poisson": 1.0, "gamma": 1.0, "constant": 0.0, "trace": 1.0}
 """Variance over mean of the number of arrivals, before burstiness; of a trace it is taken as Poisson's."""
 LOOK_BACK, LOOK_AHEAD = 12, 6
@@ -161,17 +163,27 @@ def count_streams(
 
 
 def request_work(requests: pa.Table, workload: Workload) -> Floats:
-    """Work of each request, (prompt + 2 out) as planned, in units of the workload's mean."""
-    mean = workload.input_tokens.mean + OUTPUT_WORK * workload.output_tokens.mean
+    """Work of each request, (prompt - shared + 2 out) as planned, in units of the workload's mean.
+
+    What all prompts share is taken as cached: the mean is (1 - prefix_hit) * prompt + 2 out.
+    """
+    own = (1 - workload.prefix_hit) * workload.input_tokens.mean
+    mean = own + OUTPUT_WORK * workload.output_tokens.mean
     prompt = metrics.numbers(requests, "requested_input_tokens")
+    if workload.prefix_hit:  # a run of an earlier version has shared tokens and no such mean
+        prompt = prompt - np.nan_to_num(metrics.numbers(requests, "shared_tokens"))
     return (prompt + OUTPUT_WORK * metrics.numbers(requests, "requested_output_tokens")) / mean
 
 
 def ttft_so_far(requests: pa.Table, limit_ms: float, now_ns: int) -> Floats:
-    """TTFT in ms per row; of one that still waits its age once that is over the limit, else nan."""
+    """TTFT in ms per row; of one that still waits its age once that is over the limit, else nan.
+
+    A fast clock multiplies in that age, unlike in a TTFT, what lies outside the engine: less `PATH_MS` of it.
+    """
     pending = metrics.status_in(requests, records.PENDING)
     first_ms = metrics.token_offset_ns(requests, "first") / metrics.NS_PER_MS
     age_ms = (now_ns - metrics.numbers(requests, "due_ns")) / metrics.NS_PER_MS
+    age_ms -= PATH_MS * (metrics.time_scale(requests) - 1)
     waits = np.where(age_ms > limit_ms, age_ms, np.nan)
     return np.where(pending, np.where(np.isnan(first_ms), waits, first_ms), metrics.ttft(requests))
 

@@ -84,8 +84,8 @@ class Basis:
     """What the posterior rests on beside the rows.
 
     `input_tokens` and `output_tokens` are the workload's means, in whose work the load is counted; `prior` is
-    None where nothing was searched, `streams` as in the run's plan. What was due after `counted_ns`, on the
-    run's clock, was not yet sent when the windows were counted.
+    None where nothing was searched, `streams` and `prefix_hit` as they were asked. What was due after
+    `counted_ns`, on the run's clock, was not yet sent when the windows were counted.
     """
 
     ttft_p90_ms: float
@@ -96,12 +96,14 @@ class Basis:
     streams: int
     counted_ns: int
     prior: Prior | None
+    prefix_hit: float = 0.0
 
     @classmethod
     def of(cls, slo: Slo, workload: Workload, streams: int, counted_ns: int, prior: Prior | None) -> "Basis":
         """What matters of these."""
         means = workload.input_tokens.mean, workload.output_tokens.mean
-        return cls(slo.ttft_p90_ms, slo.tpot_p90_ms, *means, workload.arrivals, streams, counted_ns, prior)
+        asked = slo.ttft_p90_ms, slo.tpot_p90_ms, *means, workload.arrivals
+        return cls(*asked, streams, counted_ns, prior, workload.prefix_hit)
 
     @property
     def slo(self) -> Slo:
@@ -110,10 +112,10 @@ class Basis:
 
     @property
     def workload(self) -> Workload:
-        """A workload of these means and arrivals; of its lengths nothing else is known."""
+        """A workload of these means, arrivals and hits; of its lengths nothing else is known."""
         lengths = Lengths(self.input_tokens), Lengths(self.output_tokens)
         trace = "recorded" if self.arrivals.kind == "trace" else ""
-        return Workload("recorded", *lengths, arrivals=self.arrivals, trace=trace)
+        return Workload("recorded", *lengths, "token_ids", self.arrivals, trace, self.prefix_hit)
 
 
 def row(

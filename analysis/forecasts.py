@@ -12,6 +12,7 @@ Tree = Mapping[str, Any]
 
 TERMS_SHOWN = 4
 SENSITIVITIES_SHOWN = 12
+SENSITIVITIES_IN_A_TABLE = 3
 COLUMNS = (
     ("QPS/node", 9),
     ("95 % interval", 16),
@@ -23,9 +24,71 @@ COLUMNS = (
     ("in flight", 10),
     ("over the first", 20),
 )
+TEXT, COUNT, FIGURE, TRUTH = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+FOUND = {
+    "rate_qps_per_node": FIGURE,
+    "steady": TRUTH,
+    "ttft_p90_ms": FIGURE,
+    "tpot_p90_ms": FIGURE,
+    "input_tokens_per_s_per_node": FIGURE,
+    "output_tokens_per_s_per_node": FIGURE,
+    "cached_share_of_input": FIGURE,
+    "in_flight_per_node": FIGURE,
+    "kv_used": FIGURE,
+    "busy": FIGURE,
+    "mfu": FIGURE,
+    "requests": COUNT,
+    "simulated_node_s": FIGURE,
+    "noise_pct": FIGURE,
+    "varied_nodes": COUNT,
+    "varied_node_s": FIGURE,
+    "draws": COUNT,
+    "open_draws_below": COUNT,
+    "open_draws_above": COUNT,
+    "kept_probability": FIGURE,
+}
+TYPES = {
+    **dict.fromkeys(("model", "hardware", "layout", "routing", "workload"), TEXT),
+    **dict.fromkeys(("nodes", "seed"), COUNT),
+    **dict.fromkeys(("ttft_p90_bound_ms", "tpot_p90_bound_ms", "qps_per_node"), FIGURE),
+    **{f"qps_per_node_{end}": FIGURE for end in ("low", "high", "certified")},
+    "binding": TEXT,
+    "binding_probability": FIGURE,
+    **dict.fromkeys(("open_above", "open_below"), TRUTH),
+    **dict.fromkeys(("ratio_to_first", "ratio_to_first_low", "ratio_to_first_high"), FIGURE),
+    **FOUND,
+    "exit_code": COUNT,
+    "reason": TEXT,
+}
+"""Columns of the Parquet file behind those of the grid's axes."""
 CAUTION = (
     "constants are assumptions with sources, no measurement of this machine; calibrate to narrow the interval"
 )
+
+
+def headline(tree: Tree) -> str:
+    """The capacity in one line; what lies beyond an end of the search is unknown."""
+    q = tree["capacity"]["qps_per_node"]
+    if tree["capacity"]["at_end"]:
+        end = f"{q['estimate']:.2f} QPS per node"
+        return f"at least {end}: the bounds are kept even there (search.highest_qps){kept(tree)}"
+    certified = "unknown" if q["certified"] is None else f"{q['certified']:.2f}"
+    return f"{q['estimate']:.2f} QPS per node, 95 % interval {interval(q)}, certified {certified}"
+
+
+def kept(tree: Tree) -> str:
+    """In how many draws both bounds are kept at the rate of the answer; empty where that was not asked."""
+    found = tree.get("forecast") or {}
+    if found.get("kept_probability") is None:
+        return ""
+    share = f"{100 * found['kept_probability']:.0f} % of {found['draws']} draws"
+    return f"; both are kept in {share} of the constants"
+
+
+def interval(q: Mapping[str, float | None]) -> str:
+    """Its ends in brackets."""
+    low, high = ("unknown" if q[end] is None else f"{q[end]:.2f}" for end in ("low", "high"))
+    return "(interval unknown)" if low == high == "unknown" else f"[{low}, {high}]"
 
 
 def lines(tree: Tree) -> list[str]:
@@ -39,7 +102,7 @@ def lines(tree: Tree) -> list[str]:
         f"  per node {found['input_tokens_per_s_per_node']:.0f} input"
         f" ({100 * found['cached_share_of_input']:.0f} % cached) and"
         f" {found['output_tokens_per_s_per_node']:.0f} output tok/s,"
-        f" {found['in_flight_per_node']:.1f} requests in flight,"
+        f" {_in_flight(found)},"
         f" KV cache {_percent(found['kv_used'])} in use,"
         f" MFU {_percent(found['mfu'])}",
         *(
@@ -50,6 +113,12 @@ def lines(tree: Tree) -> list[str]:
         *_evidence(found, tree.get("calibration", "")),
         *_sensitivity_lines(tree.get("sensitivity", [])),
     ]
+
+
+def _in_flight(found: Tree) -> str:
+    if found["in_flight_per_node"] is None:
+        return "requests in flight unknown (overload: the queue grows)"
+    return f"{found['in_flight_per_node']:.1f} requests in flight"
 
 
 def _service(asked: Tree, rate_qps: float) -> list[str]:
@@ -69,11 +138,11 @@ def _evidence(found: Tree, calibration: str) -> list[str]:
         kept = f"{100 * found['kept_probability']:.0f} % of {found['draws']} draws"
         out.append(f"  both bounds are kept in {kept} of the uncertain constants; {caution}")
     elif found.get("draws"):
-        open_draws = found["open_draws"]
+        open_draws = found["open_draws_below"] + found["open_draws_above"]
         beyond = f", {open_draws} of them beyond an end of the search" if open_draws else ""
         count = len(found["constants_sampled"])
         out.append(f"  interval: {found['draws']} draws of {count} uncertain constants{beyond}; {caution}")
-    elif "draws" in found:
+    elif "constants_sampled" in found and not found["constants_sampled"]:
         out.append(
             "  interval: Monte Carlo noise alone; no constant of this model and hardware has an interval"
         )
@@ -119,39 +188,53 @@ def table(axes: Sequence[str], cells: Sequence[Tree]) -> str:
             continue
         pairs = zip(figures, COLUMNS, strict=True)
         out.append(at + "".join(f"{figure:>{width}}" for figure, (_, width) in pairs))
+        if first := cell.get("sensitivity", [])[:SENSITIVITIES_IN_A_TABLE]:
+            parts = (f"{row['path']} ({100 * row['share']:.0f} % of variance)" for row in first)
+            out.append(f"  measure first: {', '.join(parts)}")
     return "\n".join(out)
 
 
 def _figures(cell: Tree) -> list[str] | None:
-    found, capacity = cell.get("forecast"), cell.get("capacity")
-    if not found or not capacity:
+    found, ratio = cell.get("forecast"), cell.get("ratio")
+    if not found or not (cell.get("capacity") or cell.get("probe")):
         return None
-    q, ratio = capacity["qps_per_node"], cell.get("ratio")
     return [
-        f"{'>= ' if capacity['open_above'] else ''}{q['estimate']:.2f}",
-        "open" if capacity["open_above"] else f"[{q['low']:.2f}, {q['high']:.2f}]",
-        capacity["binding"].upper(),
+        *(_capacity(cell["capacity"]) if cell.get("capacity") else _rate(cell)),
         *(
             ("n/a" if found[name] is None else f"{found[name]:.0f}")
             for name in ("ttft_p90_ms", "tpot_p90_ms")
         ),
         f"{found['input_tokens_per_s_per_node']:.0f}",
         f"{found['output_tokens_per_s_per_node']:.0f}",
-        f"{found['in_flight_per_node']:.1f}",
+        "unknown" if found["in_flight_per_node"] is None else f"{found['in_flight_per_node']:.1f}",
         f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]" if ratio else "",
     ]
 
 
+def _capacity(capacity: Tree) -> tuple[str, str, str]:
+    q = capacity["qps_per_node"]
+    if capacity["at_end"]:
+        return f">= {q['estimate']:.2f}", "open", capacity["binding"].upper()
+    ends = ("open" if q[end] is None else f"{q[end]:.2f}" for end in ("low", "high"))
+    return f"{q['estimate']:.2f}", f"[{', '.join(ends)}]", capacity["binding"].upper()
+
+
+def _rate(cell: Tree) -> tuple[str, str, str]:
+    """The rate that was asked, in how many draws its bounds are kept, and which one is missed."""
+    probe, share = cell["probe"], cell["forecast"]["kept_probability"]
+    missed = [limit.upper() for limit in ("ttft", "tpot") if probe[limit]["passed"] is False]
+    chance = "unknown" if share is None else f"kept in {100 * share:.0f} %"
+    return f"{probe['rate_qps_per_node']:.2f}", chance, "both" if len(missed) > 1 else "".join(missed) or "-"
+
+
 def rows(cells: Sequence[Tree]) -> pa.Table:
-    """A row per cell: its words as text, then figures; null where there is none. Units are in the names."""
-    return pa.table({name: [_row(cell).get(name) for cell in cells] for name in _names(cells)})
+    """A row per cell: its words as text, then figures; null where there is none. Units are in the names.
 
-
-def _names(cells: Sequence[Tree]) -> list[str]:
-    names: dict[str, None] = {}
-    for cell in cells:
-        names |= dict.fromkeys(_row(cell))
-    return list(names)
+    The columns and their types do not depend on the answers.
+    """
+    asked = dict.fromkeys((f"asked.{key}" for cell in cells for key in cell["at"]), pa.string())
+    schema = pa.schema([*asked.items(), *TYPES.items()])
+    return pa.Table.from_pylist([_row(cell) for cell in cells], schema=schema)
 
 
 def _row(cell: Tree) -> dict[str, Any]:
@@ -162,7 +245,7 @@ def _row(cell: Tree) -> dict[str, Any]:
     }
     capacity, found, ratio = cell.get("capacity") or {}, cell.get("forecast") or {}, cell.get("ratio") or {}
     q = capacity.get("qps_per_node") or {}
-    flat = {name: value for name, value in found.items() if isinstance(value, int | float) or value is None}
+    flat = {name: found.get(name) for name in FOUND}
     return {
         **at,
         **asked,
@@ -175,6 +258,7 @@ def _row(cell: Tree) -> dict[str, Any]:
         "binding": capacity.get("binding"),
         "binding_probability": capacity.get("binding_probability"),
         "open_above": capacity.get("open_above"),
+        "open_below": capacity.get("open_below"),
         **{
             f"ratio_to_first{'' if end == 'value' else f'_{end}'}": ratio.get(end)
             for end in ("value", "low", "high")

@@ -6,12 +6,14 @@ prior counts beside the data.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 Predict = Callable[[Floats], Floats]
 """ln of what would be measured, given the ln of the parameters."""
 
@@ -25,37 +27,50 @@ FIRST_SCATTER, LEAST_SCATTER = 0.1, 0.003
 """Where its estimate begins (ln), and the truest an engine model is, however well a few numbers are met."""
 ENOUGH = 1e-4
 """Relative gain in the loss below which an optimum is reached."""
+Z95 = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """ln of each parameter ~ normal around `centre`, with an sd of its own to either side."""
+    """ln of each parameter ~ normal around `centre`, with an sd of its own to either side.
+
+    The fit goes by z, sds from the centre: a step across a centre then never costs more than one that stays,
+    however tight that side is.
+    """
 
     centre: Floats
     below: Floats
     above: Floats
 
-    def pull(self, at: Floats) -> Floats:
-        """Sds that each parameter lies away from its centre, with the sign."""
-        off = at - self.centre
-        return off / np.where(off < 0, self.below, self.above)
+    def ln(self, z: Floats) -> Floats:
+        return self.centre + self.sd(z) * z
 
-    def sd(self, at: Floats) -> Floats:
-        return np.where(at < self.centre, self.below, self.above)
+    def z(self, ln: Floats) -> Floats:
+        off = ln - self.centre
+        return off / self.sd(off)
+
+    def sd(self, z: Floats) -> Floats:
+        return np.where(z < 0, self.below, self.above)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`at`: ln of the parameters, `covariance` theirs, `scatter`: sd of one residual (ln).
+    """`at`, `low` and `high`: ln of the parameters and of the ends of their 95 % intervals.
 
-    `learnt` is the share of each prior variance that the data took away: near 0 the data do not identify it.
+    `scatter` is the sd of one residual (ln); `learnt` the share of each prior variance that the data took
+    away: near 0 the data do not identify it. Parameters that are `held` stayed at the centre. `stalled` says
+    that the descent from the prior's centre gained nothing. `correlation` is between the parameters.
     """
 
     at: Floats
-    covariance: Floats
+    low: Floats
+    high: Floats
+    correlation: Floats
     residuals: Floats
     scatter: float
     learnt: Floats
+    held: Flags
+    stalled: bool
 
     @property
     def rms(self) -> float:
@@ -64,8 +79,50 @@ class Fit:
 
     @property
     def sd(self) -> Floats:
-        found: Floats = np.sqrt(np.diag(self.covariance))
+        """Mean of both sides (ln)."""
+        found: Floats = (self.high - self.low) / (2 * Z95)
         return found
+
+    @property
+    def covariance(self) -> Floats:
+        found: Floats = self.correlation * np.outer(self.sd, self.sd)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """Residuals and their slopes by z; `noise` is the sampling error of each figure."""
+
+    predict: Predict
+    measured: Floats
+    prior: Prior
+    noise: Floats
+
+    def residuals(self, z: Floats) -> Floats:
+        return self.predict(self.prior.ln(z)) - self.measured
+
+    def loss(self, z: Floats, reach: Floats) -> float:
+        return float(np.sum((self.residuals(z) / reach) ** 2) + np.sum(z**2))
+
+    def slope(self, z: Floats) -> Floats:
+        """Derivatives of the residuals (rows) by z (columns)."""
+        at = self.prior.ln(z)
+        ends = [(self.predict(at + step), self.predict(at - step)) for step in STEP * np.eye(len(z))]
+        by_ln = np.column_stack([(high - low) / (2 * STEP) for high, low in ends])
+        slope: Floats = by_ln * self.prior.sd(z)
+        return slope
+
+    def scatter(self, residuals: Floats, slope: Floats, reach: Floats) -> float:
+        """sd of the residuals beyond their noise, for as many degrees of freedom as the fit left.
+
+        Parameters that the prior holds take less than one each (a ridge's effective number).
+        """
+        slope = slope / reach[:, None]
+        information = slope.T @ slope
+        used = float(np.trace(np.linalg.solve(information + np.eye(len(information)), information)))
+        left = max(1.0, len(residuals) - used) / len(residuals)
+        beyond = float(np.mean(residuals**2)) / left - float(np.mean(self.noise**2))
+        return math.sqrt(max(LEAST_SCATTER**2, beyond))
 
 
 def fit(
@@ -74,73 +131,71 @@ def fit(
     prior: Prior,
     starts: Sequence[Floats] = (),
     noise: Floats | None = None,
+    enough: float = 0.0,
 ) -> Fit:
-    """The most likely parameters for `measured` (ln), from the best of the prior's centre and `starts`.
+    """The most likely parameters for `measured` (ln), from the best of the prior's centre and `starts` (ln).
 
     `noise` is the sampling error of each figure (ln), beside which the scatter counts. A loss with steps has
-    dimples; several starts keep out of them.
+    dimples; several starts keep out of them. Parameters learnt to a share below `enough` go back to the
+    centre and the others are fitted beside them, with the uncertainty that the former leave; `learnt` is the
+    least that was found meanwhile.
     """
     noise = np.zeros_like(measured) if noise is None else noise
-    reach = np.hypot(FIRST_SCATTER, noise)
-    best = min(
-        (_descend(predict, measured, prior, start, reach) for start in [prior.centre, *starts]),
-        key=lambda end: end[1],
-    )[0]
+    problem = _Problem(predict, measured, prior, noise)
+    reach, free = np.hypot(FIRST_SCATTER, noise), np.ones(len(prior.centre), dtype=bool)
+    ends = [_descend(problem, start, reach, free) for start in [0 * prior.centre, *map(prior.z, starts)]]
+    best = min(ends, key=lambda end: end.loss).z
     for _ in range(ROUNDS):
-        scatter = _scatter(predict(best) - measured, _slope(predict, best), prior.sd(best), reach, noise)
+        scatter = problem.scatter(problem.residuals(best), problem.slope(best), reach)
         reach = np.hypot(scatter, noise)
-        best = _descend(predict, measured, prior, best, reach)[0]
-    slope, sd, residuals = _slope(predict, best), prior.sd(best), predict(best) - measured
-    scatter = _scatter(residuals, slope, sd, reach, noise)
-    slope = slope / np.hypot(scatter, noise)[:, None]
-    covariance: Floats = np.asarray(np.linalg.inv(slope.T @ slope + np.diag(sd**-2)), dtype=np.float64)
-    learnt: Floats = 1 - np.diag(covariance) / sd**2
-    return Fit(best, covariance, residuals, scatter, learnt)
+        best = _descend(problem, best, reach, free).z
+    found = _around(problem, best, reach, ~free, ends[0].stalled)
+    while (found.held != (held := found.held | (found.learnt < enough))).any():
+        best = _descend(problem, np.where(held, 0.0, best), reach, ~held).z
+        again = _around(problem, best, reach, held, ends[0].stalled)
+        found = replace(again, learnt=np.minimum(again.learnt, found.learnt))
+    return found
 
 
-def _descend(
-    predict: Predict, measured: Floats, prior: Prior, start: Floats, reach: Floats
-) -> tuple[Floats, float]:
-    """The nearest optimum and its loss; `reach` is the sd of each residual."""
+def _around(problem: _Problem, z: Floats, reach: Floats, held: Flags, stalled: bool) -> Fit:
+    """The fit whose optimum is `z`: a normal in z, which the sides of the prior make a split one in ln."""
+    prior, residuals, slope = problem.prior, problem.residuals(z), problem.slope(z)
+    scatter = problem.scatter(residuals, slope, reach)
+    slope = slope / np.hypot(scatter, problem.noise)[:, None]
+    covariance = np.asarray(np.linalg.inv(slope.T @ slope + np.eye(len(z))), dtype=np.float64)
+    variance = np.diag(covariance)
+    sd = np.sqrt(variance)
+    low, high = (prior.ln(z + side * Z95 * sd) for side in (-1, 1))
+    correlation: Floats = covariance / np.outer(sd, sd)
+    return Fit(prior.ln(z), low, high, correlation, residuals, scatter, 1 - variance, held, stalled)
 
-    def loss(at: Floats) -> float:
-        return float(np.sum(((predict(at) - measured) / reach) ** 2) + np.sum(prior.pull(at) ** 2))
 
-    at, damping = start, 1e-2
-    least = loss(at)
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The nearest optimum, its loss, and whether no step was found that gained anything."""
+
+    z: Floats
+    loss: float
+    stalled: bool
+
+
+def _descend(problem: _Problem, start: Floats, reach: Floats, free: Flags) -> _End:
+    """The nearest optimum among the `free` parameters; `reach` is the sd of each residual."""
+    z, damping = start, 1e-2
+    first = least = problem.loss(z, reach)
     for _ in range(ITERATIONS):
-        slope = _slope(predict, at) / reach[:, None]
-        weight = prior.sd(at) ** -2
-        normal = slope.T @ slope + np.diag(weight)
-        pull = slope.T @ ((measured - predict(at)) / reach) + weight * (prior.centre - at)
+        slope = problem.slope(z) / reach[:, None] * free
+        normal = slope.T @ slope + np.eye(len(z))
+        pull = -slope.T @ (problem.residuals(z) / reach) - z * free
         for _ in range(TRIALS):
-            trial = at + np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull)
-            found = loss(trial)
+            trial = z + np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull)
+            found = problem.loss(trial, reach)
             if found < least:
                 break
             damping *= 5
         else:
             break
-        gained, at, least, damping = least - found, trial, found, damping / 10
+        gained, z, least, damping = least - found, trial, found, damping / 10
         if gained < ENOUGH * least:
             break
-    return at, least
-
-
-def _slope(predict: Predict, at: Floats) -> Floats:
-    """Derivatives of the predictions (rows) by the parameters (columns)."""
-    ends = [(predict(at + step), predict(at - step)) for step in STEP * np.eye(len(at))]
-    return np.column_stack([(high - low) / (2 * STEP) for high, low in ends])
-
-
-def _scatter(residuals: Floats, slope: Floats, prior_sd: Floats, reach: Floats, noise: Floats) -> float:
-    """sd of the residuals beyond their noise, for as many degrees of freedom as the fit left.
-
-    Parameters that the prior holds take less than one each (a ridge's effective number).
-    """
-    slope = slope / reach[:, None]
-    information = slope.T @ slope
-    used = float(np.trace(np.linalg.solve(information + np.diag(prior_sd**-2), information)))
-    left = max(1.0, len(residuals) - used) / len(residuals)
-    beyond = float(np.mean(residuals**2)) / left - float(np.mean(noise**2))
-    return math.sqrt(max(LEAST_SCATTER**2, beyond))
+    return _End(z, least, first - least <= ENOUGH * first)

@@ -61,12 +61,18 @@ METRICS = (
         "(first_token_offset_ns - engine_first_token_ns) / time_scale / 1e6",
     ),
     Metric("e2e", "ms", "last read with an output token, from the due time", "last_token_offset_ns / 1e6"),
-    Metric("itl", "ms", "gaps between reads with output, pooled over all requests", "itl_us / 1e3"),
+    Metric(
+        "itl",
+        "ms",
+        "gaps between reads with output, pooled over all requests; in seconds of the run's clock",
+        "itl_us / 1e3",
+    ),
 )
 """Definitions, the method, section 1.
 
 Where the engine told its own time, token offsets are that time plus `path` as it was: the clock's speed
-multiplies what the engine does, and must not multiply what the machine in front of it does.
+multiplies what the engine does, and must not multiply what the machine in front of it does. Only `itl` is
+as it was read, in seconds of the run's clock: a fast one multiplies in it the jitter of the way too.
 """
 
 

@@ -20,6 +20,8 @@ from conf import Experiment
 NS = 1e9
 FAILED_MOST = 0.01
 LEAST_REQUESTS = 5
+RECORDED = (0, 3)
+"""Exit codes of a probe that measured what it says; one that missed its bounds did."""
 MEDIAN, P90 = 1.25, 1.71
 """Standard errors of a normal sample's quantiles over that of its mean."""
 CLOSED = ("mean TTFT", "mean TPOT", "requests/s")
@@ -83,6 +85,9 @@ def observe(path: Path, asked: Callable[[Path], Experiment]) -> Observed:
     run = load_run(path)
     if run.sweep is None or run.manifest.get("verb") != "probe":
         raise RunError(f"{path} is not a probe that ended; calibrate takes those of python -m loadgen probe")
+    if run.sweep["exit_code"] not in RECORDED or run.sweep.get("valid") is False:
+        why = run.sweep.get("reason") or f"exit {run.sweep['exit_code']}"
+        raise RunError(f"{path} is no valid measurement ({why}); leave it out or measure it again")
     experiment, rows = asked(path / "config.yaml"), run.requests()
     rows = rows.filter(pa.array(metrics.numbers(rows, "dwell") >= 0))
     in_window = metrics.word_in(rows, "phase", "window")
@@ -95,6 +100,7 @@ def observe(path: Path, asked: Callable[[Path], Experiment]) -> Observed:
             f"{LEAST_REQUESTS} and at most {FAILED_MOST:.0%} failed"
         )
     rows, counted = rows.filter(pa.array(answered)), in_window[answered]
+    _refuse_whole(path, rows)
     load = _load(rows, experiment.concurrency or 0)
     served = Served(
         load.due_s,
@@ -105,6 +111,17 @@ def observe(path: Path, asked: Callable[[Path], Experiment]) -> Observed:
     named = [name for name in (CLOSED if closed else OPEN) if "TPOT" not in name or _several(load, counted)]
     told = _figures(served, load, counted), _noise(served, load, counted)
     return Observed(path, experiment, load, counted, tuple(named), *told)
+
+
+def _refuse_whole(path: Path, rows: pa.Table) -> None:
+    """Raise RunError for answers that were not streamed: their times tell no time per token."""
+    several = metrics.numbers(rows, "output_tokens") > 1
+    whole = int(np.count_nonzero(several & (metrics.e2e(rows) <= metrics.ttft(rows))))
+    if whole > FAILED_MOST * rows.num_rows:
+        raise RunError(
+            f"{path}: {whole} of {rows.num_rows} answers came in one piece, so that they have no time per "
+            "token; serve without buffering and measure it again"
+        )
 
 
 def _load(rows: pa.Table, concurrency: int) -> Load:

@@ -75,7 +75,12 @@ _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
         "first token by the simulated engine's own clock, from its having the request; null if not told",
     ),
     ("engine_last_token_ns", pa.int64(), "ns", "last token, likewise"),
-    ("itl_us", pa.list_(pa.int32()), "us", "gaps between reads that carried output; null if not recorded"),
+    (
+        "itl_us",
+        pa.list_(pa.int32()),
+        "us",
+        "gaps between reads that carried output, by the run's clock; null if not recorded",
+    ),
 )
 
 REQUESTS = pa.schema(

@@ -1,6 +1,7 @@
 """What is sampled once a second while a run lasts: the engines by their own count, the load actors by theirs.
 
-Knows two Arrow schemas, their units and their files; knows nothing of who samples or who judges.
+Knows two Arrow schemas, their units and their files; knows nothing of who samples or who judges. Seconds are
+those of the run's clock, milliseconds are real.
 """
 
 from pathlib import Path
@@ -14,7 +15,7 @@ _Columns = tuple[tuple[str, pa.DataType, str, str], ...]
 
 _WHEN: _Columns = (
     ("at", pa.timestamp("us", "UTC"), "", "when the sample was taken, on the wall clock"),
-    ("clock_ns", pa.int64(), "ns", "the same since the start of the run's clock"),
+    ("clock_ns", pa.int64(), "ns", "the same since the start of the run's clock, in its seconds"),
 )
 _SERVER_COLUMNS: _Columns = (
     *_WHEN,
@@ -33,24 +34,24 @@ _SERVER_COLUMNS: _Columns = (
 _CLIENT_COLUMNS: _Columns = (
     ("client_id", pa.int16(), "", "load actor"),
     *_WHEN,
-    ("span_s", pa.float64(), "s", "time the other figures cover, up to `at`"),
+    ("span_s", pa.float64(), "s", "time the other figures cover, up to `at`, in seconds of the run's clock"),
     ("sends", pa.int32(), "requests", "sends begun"),
     ("missed", pa.int32(), "requests", "due and not sent"),
     ("in_flight", pa.int32(), "requests", "sent and not ended, at the end of the span"),
     ("in_flight_mean", pa.float64(), "requests", "the same, averaged over the span"),
-    ("lag_p50_ms", pa.float64(), "ms", "median send lag; null without a send"),
-    ("lag_p99_ms", pa.float64(), "ms", "99th percentile of the send lag; null without a send"),
-    ("lag_max_ms", pa.float64(), "ms", "longest send lag; null without a send"),
-    ("cpu_share", pa.float64(), "share", "CPU time of the process over wall time; 1 is one core"),
+    ("lag_p50_ms", pa.float64(), "ms", "median send lag, in real time; null without a send"),
+    ("lag_p99_ms", pa.float64(), "ms", "99th percentile of the send lag, in real time; null without a send"),
+    ("lag_max_ms", pa.float64(), "ms", "longest send lag, in real time; null without a send"),
+    ("cpu_share", pa.float64(), "share", "CPU time of the process over real time; 1 is one core"),
     (
         "run_share",
         pa.float64(),
         "share",
         "time the loop's thread ran, of the time it wanted to; null where the kernel does not tell",
     ),
-    ("stall_ms", pa.float64(), "ms", "longest time the loop was away"),
+    ("stall_ms", pa.float64(), "ms", "longest time the loop was away, in real time"),
     ("gc_pauses", pa.int16(), "", "runs of the garbage collector"),
-    ("gc_ms", pa.float64(), "ms", "time they took together"),
+    ("gc_ms", pa.float64(), "ms", "time they took together, in real time"),
     ("reads", pa.int64(), "", "socket reads that carried output"),
     ("events", pa.int64(), "", "streamed events that carried output; more than reads = merged delivery"),
 )

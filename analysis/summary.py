@@ -154,9 +154,11 @@ def _headline(tree: Mapping[str, Any]) -> str:
     if tree.get("study") == "recipe":
         return f"{word}  {tree['evidence']}: python -m analysis calibrate {tree['folder']} --out FILE"
     if probe:
-        return f"{word}  {_probe_load(probe)}: {_probe_verdict(probe)}"
+        return f"{word}  {_probe_load(probe)}: {_probe_verdict(probe)}{forecasts.kept(tree)}"
     if not capacity:
         return f"{word}  {OPEN_WORDS.get(tree['exit_code'], 'no capacity was found')}"
+    if tree.get("forecast"):
+        return f"{word}  {forecasts.headline(tree)}"
     q = capacity["qps_per_node"]
     if capacity["open_above"]:
         why = "too little was seen over the bounds: a lower bound only"
@@ -199,14 +201,15 @@ def _capacity_lines(tree: Mapping[str, Any]) -> list[str]:
     capacity, asked = tree["capacity"], tree["asked"]
     replica, bounds = capacity["qps_per_replica"], asked["slo"]
     limit = capacity["binding"]
+    held = "nearest to its bound:" if capacity.get("at_end") else "limited by"
     lines = [
-        f"  limited by p90 {limit.upper()} <= {bounds[f'{limit}_p90_ms']:g} ms"
+        f"  {held} p90 {limit.upper()} <= {bounds[f'{limit}_p90_ms']:g} ms"
         f" ({_surely(capacity['binding_probability'])});"
         f" bounds: p90 TTFT <= {bounds['ttft_p90_ms']:g} ms, p90 TPOT <= {bounds['tpot_p90_ms']:g} ms"
     ]
     if replica:
         lines.append(
-            f"  per replica {replica['estimate']:.2f} QPS [{replica['low']:.2f}, {replica['high']:.2f}]:"
+            f"  per replica {replica['estimate']:.2f} QPS {forecasts.interval(replica)}:"
             f" {asked['replicas']} x {asked['layout']} on {asked['nodes']} node(s) of {asked['hardware']},"
             f" routing {asked['routing']}"
         )

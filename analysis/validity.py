@@ -20,7 +20,11 @@ from analysis.quantiles import quantile
 from conf.schema import Slo
 
 LAG_MS, LAG_SHARE = 5.0, 0.01
-"""Void above p99 send lag of max(5 ms, 1 % of the TTFT bound) (the method, 5.2)."""
+"""Void above p99 send lag of max(5 ms, 1 % of the TTFT bound) (the method, 5.2), on the run's clock."""
+LEAST_LAG_MS = 1.0
+"""However fast the clock, a send may be as late as this: the event loop's timers count milliseconds."""
+PATH_SHARE = 0.1
+"""Of the TTFT bound, on the run's clock, outside the engine: more is worth a line (our choice)."""
 LEAST_SENT = 0.995
 LEAST_ACHIEVED = 0.98
 LITTLE_ERROR = 0.05
@@ -32,7 +36,7 @@ PROMPT_ERROR = 0.01
 HIT_ERROR = 0.01
 """Share of the prompt tokens that came from the prefix cache, against the intended one (the method, 5.2)."""
 BLOCK_TOKENS = 16
-"""vLLM's default block: a prefix cache serves whole ones, so up to 15 shared tokens are computed anew."""
+"""vLLM's default block: a prefix cache serves whole ones, the rest of what is shared is computed anew."""
 CPU_SHARE = 0.60
 RUN_SHARE = 0.60
 """A client that had its core for a smaller part of the time it wanted it measured its neighbours too."""
@@ -46,8 +50,7 @@ BACKLOG = "backlog_slope_t"
 
 REMEDIES = {
     "client_limited": "Give the load generator more actors or CPUs, or fewer neighbours on its node.",
-    "engine_late": "The simulated engine missed its own clock: give it more CPUs, fewer replicas, or a lower "
-    "engine.time_scale.",
+    "engine_late": "The simulated engine missed its own clock: give it more CPUs or fewer replicas.",
     "replica_lost": "A replica was replaced or unknown: look at its log, redeploy, and run again.",
     "actor_lost": "A load actor died: look at its node's memory and log, and resume the run.",
     "burst_delivery": "Tokens came merged, TPOT is not believed: look for buffering in the proxy or server.",
@@ -55,6 +58,8 @@ REMEDIES = {
     "wrong_prefix_hits": "The prefix cache was not hit as intended: reset it, warm every replica, run again.",
     "too_few_dwells": "Raise search.budget_s.",
 }
+SLOWER = dict.fromkeys(("client_limited", "engine_late"), "A lower engine.time_scale helps too.")
+"""What else can be done where the run's clock was faster than the real one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +85,21 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Valid, or void for `reason` (a key of `REMEDIES`; empty when valid), with all checks."""
+    """Valid, or void for `reason` (a key of `REMEDIES`; empty when valid), with all checks.
+
+    `time_scale` is how many times as fast as the real clock the run's was.
+    """
 
     valid: bool
     reason: str
     checks: tuple[Check, ...]
+    time_scale: float = 1.0
 
     @property
     def remedy(self) -> str:
         """What the user can do; empty when valid."""
-        return REMEDIES.get(self.reason, "")
+        slower = SLOWER.get(self.reason, "") if self.time_scale > 1 else ""
+        return f"{REMEDIES.get(self.reason, '')} {slower}".strip()
 
 
 def judge_dwell(
@@ -102,13 +112,14 @@ def judge_dwell(
     health: Mapping[str, Mapping[str, float]] | None = None,
     lost_actors: Collection[str] = (),
     in_flight_mean: float | None = None,
+    block_tokens: int = BLOCK_TOKENS,
 ) -> Verdict:
     """Valid or void, from the run's rows, of which the window's are taken.
 
     `planned` requests were due in the window (default: the rows there are); `health` maps an actor
     to its cpu_share and run_share (means over the window, 0 to 1) and stall_ms (the longest); unknown
     figures are left out. `in_flight_mean` is an average counted apart from the rows, by the server or by
-    the sender.
+    the sender. `block_tokens` are those of a block of the engine's prefix cache.
     """
     rows = in_window(requests, window)
     checks = (
@@ -123,13 +134,13 @@ def judge_dwell(
         check_replicas(rows, expected_replicas),
         check_burst(rows),
         check_prompts(rows),
-        check_prefix_hits(rows),
+        check_prefix_hits(rows, block_tokens),
         check_achieved(rows),
         check_little(requests, window, in_flight_mean),
         check_backlog(requests, window),
     )
     reason = next((check.reason for check in checks if check.voids), "")
-    return Verdict(not reason, reason, checks)
+    return Verdict(not reason, reason, checks, _time_scale(rows))
 
 
 def judge_closed(requests: pa.Table, window: Window, slo: Slo, **evidence: Any) -> Verdict:
@@ -155,7 +166,8 @@ def judge_run(dwells: Sequence[Verdict], min_dwells: int) -> Verdict:
     reason = next((verdict.reason for verdict in dwells if not verdict.valid), "too_few_dwells")
     enough = valid >= needed
     check = Check("valid_dwells", enough, float(valid), float(needed), "", reason, least=True)
-    return Verdict(enough, "" if enough else reason, (check,))
+    scale = max((verdict.time_scale for verdict in dwells), default=1.0)
+    return Verdict(enough, "" if enough else reason, (check,), scale)
 
 
 def check_lost_actors(rows: pa.Table, lost: Collection[str]) -> Check:
@@ -166,8 +178,11 @@ def check_lost_actors(rows: pa.Table, lost: Collection[str]) -> Check:
 
 
 def check_send_lag(rows: pa.Table, slo: Slo) -> Check:
-    """p99 of the send lag; a request that never left counts as infinitely late."""
-    bound = max(LAG_MS, LAG_SHARE * slo.ttft_p90_ms)
+    """p99 of the send lag in real time; a request that never left counts as infinitely late.
+
+    On a clock of speed D it displaces an arrival by D times as much: the bound is the D-th part.
+    """
+    bound = max(max(LAG_MS, LAG_SHARE * slo.ttft_p90_ms) / _time_scale(rows), LEAST_LAG_MS)
     return _at_most("send_lag_p99", quantile(metrics.send_lag(rows), 0.99), bound, "ms", "client_limited")
 
 
@@ -210,9 +225,12 @@ def check_engine(rows: pa.Table) -> Check:
 
 
 def check_path(rows: pa.Table, slo: Slo) -> Check:
-    """p90 of the real time outside an engine that told its own; information: it is in TTFT as it was."""
+    """p90 of the real time outside an engine that told its own; information: it is in TTFT as it was.
+
+    What of it lies before the engine displaces the arrival, on a clock of speed D by D times as much.
+    """
     path = metrics.path(rows)[metrics.status_in(rows, records.OK)]
-    return _at_most("path_p90", quantile(path, 0.9), max(LAG_MS, LAG_SHARE * slo.ttft_p90_ms), "ms")
+    return _at_most("path_p90", quantile(path, 0.9), PATH_SHARE * slo.ttft_p90_ms / _time_scale(rows), "ms")
 
 
 def check_replicas(rows: pa.Table, expected: Collection[str] | None) -> Check:
@@ -241,10 +259,13 @@ def check_prompts(rows: pa.Table) -> Check:
     return _at_most("prompt_tokens_error", error, PROMPT_ERROR, "", "wrong_prompts")
 
 
-def check_prefix_hits(rows: pa.Table) -> Check:
-    """The share of the prompt tokens that the prefix cache served against the one that the plan shares."""
+def check_prefix_hits(rows: pa.Table, block_tokens: int = BLOCK_TOKENS) -> Check:
+    """The share of the prompt tokens that the prefix cache served against the one that the plan shares.
+
+    Whatever the shared tokens leave of a last block may be computed anew: up to `block_tokens` - 1.
+    """
     hit = metrics.prefix_hit(rows)
-    most, least = metrics.prefix_shared(rows), metrics.prefix_shared(rows, BLOCK_TOKENS - 1)
+    most, least = metrics.prefix_shared(rows), metrics.prefix_shared(rows, block_tokens - 1)
     error = None if hit is None else max(hit - most, least - hit, 0.0)
     return _at_most("prefix_hit_error", error, HIT_ERROR, "", "wrong_prefix_hits")
 
@@ -341,6 +362,11 @@ def _inside(
     """How many had come and not left at each instant."""
     inside = np.searchsorted(np.sort(came), at, "right") - np.searchsorted(np.sort(left), at, "right")
     return inside.astype(np.float64)
+
+
+def _time_scale(rows: pa.Table) -> float:
+    """How many times as fast as the real clock the run's was; that of no rows is 1."""
+    return float(np.max(metrics.time_scale(rows), initial=1.0))
 
 
 def _worst(health: Mapping[str, Mapping[str, float]] | None, figure: str) -> float | None:

@@ -52,46 +52,64 @@ _ONLY = {
     "use_sliding_window": False,
 }
 """Keys that change the architecture, and the one value of each that the model of it covers."""
+_SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "max_context_tokens", "kv_lora_rank"}
+"""Fields that no checkpoint has none of."""
+_QUANTISED = {"fp8": ("float", 8), "int4_experts": ("int", 4)}
+"""Type and bits of compressed-tensors by what `Model.weights` calls them."""
 
 
 def facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `conf.schema.Model` that `config` (the tree of a config.json) settles.
 
-    Raises ValueError with one line for an architecture or quantisation that is not modelled.
+    Raises ValueError with one line for an architecture or quantisation that is not modelled, or for a value
+    that cannot be.
     """
     names = config.get("architectures")
-    family = names[0] if isinstance(names, list) and names else "none"
+    family = str(names[0]) if isinstance(names, list) and names else "none"
     require(
         family in _FAMILIES,
         f"architecture {family} is not modelled; there are {', '.join(_FAMILIES)}; for another one set the "
         "fields of model by hand (model.layers=... and so on, as in conf/model)",
     )
-    nested = config.get("text_config")
-    text = {**config, **nested} if isinstance(nested, dict) else dict(config)
+    text = {**config, **_mapping(config, "text_config")}
     for key, only in _ONLY.items():
         require(text.get(key, only) == only, f"{key}={text.get(key)} is not modelled, only {only}")
-    found = {ours: _count(text, theirs) for ours, theirs in _FAMILIES[family].items()}
-    if _FAMILIES[family] is _MLA:
+    keys = _FAMILIES[family]
+    found = {ours: _count(text, theirs, ours in _SIZES) for ours, theirs in keys.items()}
+    for part, whole in (("experts_per_token", "experts"), ("first_dense", "layers")):
+        if part in found:
+            fits = found[part] <= found[whole]
+            require(fits, f"{keys[part]}={found[part]} is above {keys[whole]}={found[whole]}")
+    if keys is _MLA:
         width = text.get("v_head_dim", found["head_dim"])
         require(width == found["head_dim"], f"v_head_dim={width} other than qk_nope_head_dim is not modelled")
     else:
-        found["head_dim"] = text.get("head_dim") or found["hidden"] // found["heads"]
+        own = text.get("head_dim") is not None
+        found["head_dim"] = _count(text, "head_dim", True) if own else found["hidden"] // found["heads"]
     # A model of another family was chosen for its constants: none of its architecture may stay.
     rest = {ours: 0 for ours in {**_QWEN_MOE, **_MLA} if ours not in found}
     return {**found, **rest, "weights": _weights(text)}
 
 
-def _count(text: Mapping[str, Any], key: str) -> int:
-    """A size; `null`, which some keys have for "none of it", is 0."""
+def _count(text: Mapping[str, Any], key: str, is_size: bool) -> int:
+    """A number of things; `null`, which some keys have for "none of it", is 0, and a size is above that."""
     require(key in text, f"has no {key}")
-    value = text[key] or 0
-    require(isinstance(value, int) and value >= 0, f"{key}={value} is not a count")
+    value = 0 if text[key] is None else text[key]
+    require(type(value) is int and value >= 0, f"{key}={value} is not a count")  # true is an int too
+    require(value > 0 or not is_size, f"{key}={text[key]} must be at least 1")
     return int(value)
+
+
+def _mapping(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """What `key` holds; empty where there is none or `null`."""
+    value = tree.get(key)
+    require(value is None or isinstance(value, dict), f"{key}={value} is not a mapping of keys to values")
+    return value or {}
 
 
 def _weights(text: Mapping[str, Any]) -> str:
     """The type of the linear layers' weights, as `Model.weights` names it."""
-    quantised = text.get("quantization_config")
+    quantised = _mapping(text, "quantization_config")
     if not quantised:
         dtype = text.get("torch_dtype", text.get("dtype", "bfloat16"))
         require(dtype in ("bfloat16", "float16"), f"weights of type {dtype} are not modelled")
@@ -99,11 +117,10 @@ def _weights(text: Mapping[str, Any]) -> str:
     method = quantised.get("quant_method", "none")
     if method in ("fp8", "fbgemm_fp8"):
         return "fp8"
-    groups = quantised.get("config_groups") or {}
-    weights = [group.get("weights") or {} for group in groups.values()]
-    formats = {(each.get("type"), each.get("num_bits")) for each in weights}
-    known = {"fp8": {("float", 8)}, "int4_experts": {("int", 4)}}
-    found = [ours for ours, theirs in known.items() if theirs == formats]
+    groups = _mapping(quantised, "config_groups")
+    weights = [_mapping(_mapping(groups, name), "weights") for name in groups]
+    formats = [(each.get("type"), each.get("num_bits")) for each in weights]
+    found = [ours for ours, theirs in _QUANTISED.items() if formats and formats == [theirs] * len(formats)]
     require(
         method == "compressed-tensors" and len(found) == 1,
         f"quantization_config of {method} is not modelled; there are fp8, fbgemm_fp8 and compressed-tensors "

@@ -9,11 +9,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+import numpy as np
+
 from conf.schema import Constant, Efficiency, Experiment, SimulatedEngine, StepTime, require
 
 _SPECS: dict[str, type] = {"model.step_time": StepTime, "hardware.efficiency": Efficiency}
 _MADE_FOR = ("model", "hardware")
 _NO_INTERVAL = {"low": None, "high": None}
+ROUNDING = 1e-12
+"""How far below zero an eigenvalue of a written covariance may lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +41,16 @@ def constants(experiment: Experiment) -> dict[str, Constant]:
 def replaced(experiment: Experiment, values: Mapping[str, float]) -> Experiment:
     """`experiment` with other values of its constants, which thereby become exact: one draw of many.
 
-    Raises ValueError for a key that is no constant, or for a value that is negative or not finite.
+    A share above 1, as a wide interval may draw it, is 1. Raises ValueError for a key that is no constant, or
+    for a value that is negative or not finite.
     """
     known = constants(experiment)
     for path in values:
         require(path in known, f"'{path}' is no constant of the step time; there are {', '.join(known)}")
-    exact = {path: replace(known[path], value=value, low=None, high=None) for path, value in values.items()}
+    exact = {
+        path: replace(known[path], value=bounded(known[path], value), low=None, high=None)
+        for path, value in values.items()
+    }
     model, hardware = experiment.model, experiment.hardware
     return replace(
         experiment,
@@ -51,6 +59,11 @@ def replaced(experiment: Experiment, values: Mapping[str, float]) -> Experiment:
             hardware, efficiency=replace(hardware.efficiency, **_within("hardware.efficiency", exact))
         ),
     )
+
+
+def bounded(constant: Constant, value: float) -> float:
+    """`value`, at most the 1 of what is a share."""
+    return min(value, 1.0) if constant.is_share else value
 
 
 def covariance(experiment: Experiment) -> Covariance | None:
@@ -94,7 +107,7 @@ def overlay(tree: Mapping[str, Any], names: Mapping[str, str], units: Mapping[st
         outer, inner, name = path.split(".")
         changes[outer].setdefault(inner, {})[name] = _entry(path, entry, units[path])
     rows = tree.get("covariance") or {}
-    _check_rows(rows, list(entries or {}))
+    _check_rows(rows, [path for path, entry in dict(entries or {}).items() if entry.get("low") is not None])
     return {**changes, "engine": {"constants_covariance": rows}}
 
 
@@ -110,19 +123,19 @@ def _entry(path: str, entry: Any, unit: str) -> dict[str, Any]:
 
 def _check_rows(rows: Any, paths: list[str]) -> None:
     """Raise ValueError unless `rows` (path -> list, in the order of its own keys) may be a covariance."""
-    require(isinstance(rows, dict) and set(rows) <= set(paths), "covariance must be of its constants")
+    require(
+        isinstance(rows, dict) and set(rows) <= set(paths),
+        "covariance must be of its constants that have an interval",
+    )
     table = list(rows.values())
     square = all(isinstance(row, list) and len(row) == len(table) for row in table)
     require(square, "covariance needs a row of as many numbers as it has keys for each key")
     finite = all(isinstance(cell, int | float) and math.isfinite(cell) for row in table for cell in row)
     require(finite, "covariance must be finite numbers")
-    for i, row in enumerate(table):
-        for j, cell in enumerate(row):
-            bound = math.sqrt(max(0.0, row[i]) * max(0.0, table[j][j]))
-            close = math.isclose(cell, table[j][i], rel_tol=1e-6, abs_tol=1e-12)
-            require(
-                close and abs(cell) <= bound * (1 + 1e-6), "covariance is not symmetric, or no covariance"
-            )
+    cells = np.array(table, dtype=float).reshape(len(table), len(table))
+    require(bool(np.allclose(cells, cells.T, rtol=1e-6, atol=1e-12)), "covariance is not symmetric")
+    least = min(np.linalg.eigvalsh(cells), default=0.0)
+    require(least >= -ROUNDING, f"covariance is none: it has the eigenvalue {least:.3g}")
 
 
 def _within(group: str, exact: Mapping[str, Constant]) -> dict[str, Any]:

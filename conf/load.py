@@ -7,6 +7,7 @@ sets a value (`slo.ttft_p90_ms=1500`); the order of the words never matters.
 
 import dataclasses
 import difflib
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +25,7 @@ ENGINES: dict[str, type[schema.Engine]] = {
     "vllm_cpu": schema.VllmEngine,
     "external": schema.ExternalEngine,
 }
+_Read = Callable[[Path], dict[str, Any]]
 _Changes = Callable[[Any, dict[str, Any]], dict[str, Any]]
 """From the tree so far and that of a named file to what the file changes."""
 
@@ -45,6 +47,7 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experime
     """
     choices, values = _split(words)
     tree = _read_saved(base) if base else {}
+    calibration = tree.get("engine", {}).get("constants")
     if not base:
         defaults = _read(ROOT / "config.yaml")
         choices = {**defaults.pop("defaults"), **choices}
@@ -52,11 +55,18 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experime
     for group, choice in choices.items():
         tree[group] = _read(_file(group, choice))
     try:
-        return _build(tree, values, set(choices))
+        experiment = _build(tree, values, set(choices))
     except ConfigError:
         raise
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError(_one_line(error)) from error
+    dropped = calibration and getattr(experiment.engine, "constants", None) == ""
+    if dropped and not {"model", "hardware"} <= set(choices):
+        raise ConfigError(
+            f"engine.constants={calibration} is dropped but {base} holds its values: also choose model=NAME "
+            "hardware=NAME"
+        )
+    return experiment
 
 
 def dump(experiment: schema.Experiment) -> str:
@@ -94,14 +104,23 @@ def _file(group: str, choice: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    tree = _mapping(path, yaml.safe_load)
+    if "${" in str(tree):
+        raise ConfigError(f"{path}: interpolation (${{...}}) is not supported")
+    return tree
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return _mapping(path, json.loads)
+
+
+def _mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(path.read_text())
+        tree = parse(path.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path}: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} is not a mapping of keys to values")
-    if "${" in str(tree):
-        raise ConfigError(f"{path}: interpolation (${{...}}) is not supported")
     return tree
 
 
@@ -130,28 +149,44 @@ def _build(tree: dict[str, Any], values: list[str], chosen: set[str]) -> schema.
         node = _merge(node, str(name), {name: value})
     for key in keys:
         _check_key(node, key)
-    for key, (groups_of, changes) in _NAMED_FILES.items():
+        _check_constant(key)
+        if key.partition(".")[2].startswith("constants_covariance"):
+            raise ConfigError(f"{key} belongs to a calibration; name its file: engine.constants=FILE")
+    for key, (groups_of, read, changes) in _NAMED_FILES.items():
         for word in [word for word, of in zip(values, keys, strict=True) if of == key][-1:]:
             node = _merge(node, key, _parse(key, word))
         if chosen & groups_of and OmegaConf.select(node, key):
-            node = _merge(node, key, _read_named(node, key, changes))
+            node = _merge(node, key, _read_named(node, key, read, changes))
     for key in keys:
         node = _merge(node, key, _exact(node, key))
     for word, key in zip(values, keys, strict=True):
         node = _merge(node, key, _parse(key, word))
     if node.engine.kind != kind:
         raise ConfigError("engine.kind cannot be set; choose a file with engine=NAME")
-    return cast(schema.Experiment, OmegaConf.to_object(node))
+    try:
+        return cast(schema.Experiment, OmegaConf.to_object(node))
+    except ValueError:
+        _refuse_constant(node)
+        raise
 
 
-def _read_named(node: Any, key: str, changes: _Changes) -> dict[str, Any]:
+def _refuse_constant(node: Any) -> None:
+    """Raise ConfigError for a constant that cannot be; by itself it does not know its key."""
+    for path in _units(node):
+        try:
+            OmegaConf.to_object(OmegaConf.select(node, path))
+        except ValueError as error:
+            raise ConfigError(f"{path}: {_one_line(error)}") from error
+
+
+def _read_named(node: Any, key: str, read: _Read, changes: _Changes) -> dict[str, Any]:
     """What the file that `key` names changes in `node`."""
     path = OmegaConf.select(node, key)
-    tree = _read(Path(path))
+    tree = read(Path(path))
     try:
         return changes(node, tree)
     except ValueError as error:
-        raise ConfigError(f"{key}={path}: {error}") from error
+        raise ConfigError(f"{key}={path}: {' '.join(str(error).split())}") from error
 
 
 def _checkpoint(node: Any, tree: dict[str, Any]) -> dict[str, Any]:
@@ -177,11 +212,12 @@ def _calibration(node: Any, tree: dict[str, Any]) -> dict[str, Any]:
     return constants.overlay(tree, names, _units(node))
 
 
-_NAMED_FILES: dict[str, tuple[set[str], _Changes]] = {
-    "model.config_json": ({"model"}, _checkpoint),
-    "engine.constants": ({"engine", "hardware", "model"}, _calibration),
+_NAMED_FILES: dict[str, tuple[set[str], _Read, _Changes]] = {
+    "model.config_json": ({"model"}, _read_json, _checkpoint),
+    "engine.constants": ({"engine", "hardware", "model"}, _read, _calibration),
 }
 """Keys that name a file of further values, with the groups whose choice makes it read anew."""
+_CONSTANTS = ("model.step_time", "hardware.efficiency")
 
 
 def _exact(node: Any, key: str) -> dict[str, Any]:
@@ -197,7 +233,7 @@ def _units(node: Any) -> dict[str, str]:
     """The units of the constants of the step time by config key."""
     return {
         f"{group}.{name}": entry.unit
-        for group in ("model.step_time", "hardware.efficiency")
+        for group in _CONSTANTS
         for name, entry in OmegaConf.select(node, group).items()
     }
 
@@ -230,9 +266,21 @@ def _check_key(node: Any, key: str) -> None:
         if not isinstance(at, DictConfig) or not dataclasses.is_dataclass(OmegaConf.get_type(at)):
             return
         if part not in list(at.keys()):
+            if parts[0] == "engine" and part in schema.SimulatedEngine.__dataclass_fields__:
+                raise ConfigError(f"{key} belongs to engine=simulated; leave it out")
             near = [".".join([*parts[:depth], str(name)]) for name in at]
             raise ConfigError(f"unknown key '{key}'{_hint('.'.join(parts[: depth + 1]), near)}")
         at = at._get_node(part)
+
+
+def _check_constant(key: str) -> None:
+    """Raise ConfigError when `key` would replace a constant or relabel it."""
+    parts = key.split(".")
+    if ".".join(parts[:2]) in _CONSTANTS and (len(parts) < 4 or parts[3] == "unit"):
+        raise ConfigError(
+            f"{key} cannot be set: of a constant only value, low, high and source can, each in its unit, as "
+            "in model.step_time.layer_us.value=100"
+        )
 
 
 def _hint(word: str, known: Sequence[str]) -> str:

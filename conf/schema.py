@@ -53,6 +53,10 @@ __all__ = [
 ]
 
 
+MOST_BLOCK_TOKENS = 128
+"""A block of the prefix cache of an engine that does not tell: vLLM's is 16, elsewhere up to this."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """Where the experiment runs.
@@ -353,6 +357,11 @@ class Experiment:
             f"concurrency=... is a closed loop, which knows no arrivals, but workload.arrivals.kind={kind}; "
             "set workload.arrivals.kind=poisson (the default) or give rate_qps=...",
         )
+        require(
+            self.time_scale == 1,
+            f"concurrency=... is a closed loop: engine.time_scale={self.time_scale:g} would multiply the way "
+            "to the engine too; leave engine.time_scale out or give rate_qps=...",
+        )
 
     @property
     def closed_requests(self) -> int:
@@ -368,6 +377,11 @@ class Experiment:
     def time_scale(self) -> float:
         """Seconds of the run's clock in a real one; 1 of whatever is not simulated."""
         return self.engine.time_scale if isinstance(self.engine, SimulatedEngine) else 1.0
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block, of which a prefix cache serves whole ones; the most where nobody tells."""
+        return self.engine.block_size if isinstance(self.engine, SimulatedEngine) else MOST_BLOCK_TOKENS
 
     @property
     def streams(self) -> int:

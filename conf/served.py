@@ -26,12 +26,19 @@ class Constant:
     def __post_init__(self) -> None:
         text = f"value={self.value:g} {self.unit}"
         require(0 <= self.value < math.inf, f"{text}: a constant must be finite and not negative")
+        if self.is_share:
+            require(0 < self.value <= 1, f"{text}: a share must be above 0 and at most 1")
         require((self.low is None) == (self.high is None), f"{text}: give low and high together, or neither")
         if self.low is not None and self.high is not None:
             require(
                 0 < self.low <= self.value <= self.high < math.inf,
                 f"{text} must lie between low={self.low:g} and high={self.high:g}, which are positive",
             )
+
+    @property
+    def is_share(self) -> bool:
+        """Whether 1 is the most that it can be, and 0 would stop the engine."""
+        return self.unit.startswith("share")
 
     @property
     def ln_sd(self) -> tuple[float, float]:
@@ -71,6 +78,11 @@ class Hardware:
     topology: Literal["mesh", "switch"] = "mesh"
     links: int = 7
     link_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        unknowable = ("bf16_flop_per_s", "fp8_flop_per_s", "fp4_flop_per_s", "link_bytes_per_s")
+        known = [name for name in unknowable if getattr(self, name) is not None]
+        require_positive("hardware.", self, "hbm_bytes", "hbm_bytes_per_s", "links", *known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +139,20 @@ class Model:
     rope_dim: int = 0
     config_json: str = ""
 
+    def __post_init__(self) -> None:
+        sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "max_context_tokens")
+        mixture = ("experts_per_token", "expert_intermediate") if self.experts else ()
+        dense = ("intermediate",) if self.first_dense or not self.experts else ()
+        require_positive("model.", self, *sizes, *mixture, *dense)
+        for name in ("experts", "shared_experts", "first_dense", "q_lora_rank", "kv_lora_rank", "rope_dim"):
+            require(getattr(self, name) >= 0, f"model.{name}={getattr(self, name)} must not be negative")
+        grouped = f"model.kv_heads={self.kv_heads} must divide model.heads={self.heads}"
+        require(self.heads % self.kv_heads == 0, grouped)
+        for part, whole in (("experts_per_token", "experts"), ("first_dense", "layers")):
+            most = getattr(self, whole)
+            within = 0 <= getattr(self, part) <= most
+            require(within, f"model.{part}={getattr(self, part)} must be 0 to model.{whole}={most}")
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -179,16 +205,18 @@ class SimulatedEngine(Engine):
         require_positive("engine.", self, *limits)
         threshold = self.long_prefill_token_threshold
         require(threshold >= 0, f"engine.long_prefill_token_threshold={threshold} must not be negative")
+        activation = f"engine.activation_bytes={self.activation_bytes:g} must be finite and not negative"
+        require(0 <= self.activation_bytes < math.inf, activation)
         require(0 < self.gpu_memory_utilization <= 1, "engine.gpu_memory_utilization must be in (0, 1]")
-        require(self.step_noise_cv >= 0, "engine.step_noise_cv must not be negative")
+        require(0 <= self.step_noise_cv < math.inf, "engine.step_noise_cv must be finite and not negative")
+        lasting = math.isfinite(self.drift_memory_s) and math.isfinite(self.stall_mean_s)
+        require(lasting, "engine.drift_memory_s and engine.stall_mean_s must be finite")
         require(0 <= self.drift_sd < 1, f"engine.drift_sd={self.drift_sd} must be in [0, 1)")
         require(self.stall_every_steps >= 0, "engine.stall_every_steps must not be negative")
         require_positive("engine.", self, "drift_memory_s", "stall_mean_s")
-        require(
-            1 <= self.time_scale <= MAX_TIME_SCALE,
-            f"engine.time_scale={self.time_scale} must be 1 to {MAX_TIME_SCALE:g}: beyond that a late timer "
-            "is longer than a step",
-        )
+        scale = f"engine.time_scale={self.time_scale:g} must be 1 to {MAX_TIME_SCALE:g}"
+        require(self.time_scale >= 1, f"{scale}: slower than real time is not offered")
+        require(self.time_scale <= MAX_TIME_SCALE, f"{scale}: beyond that a late timer is longer than a step")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from analysis import forecasts, summary
@@ -47,11 +48,11 @@ from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.command_line import asked, parser, refuse_idle_flags, resumed
 from loadgen.endpoint import TargetError, api_key, models_of
 from loadgen.folder import finite
-from loadgen.forecast import Simulated
+from loadgen.forecast import Simulated, quiet
 from loadgen.progress import Emit
 from loadgen.search import Start
 from loadgen.uncertainty import DRAWS, Spread
-from serve_apps.engine_model import Engine, whole
+from serve_apps.engine_model import Engine, fast, whole
 from serve_apps.engine_model.guess import guess_qps
 from serve_apps.engine_model.virtual import POLICIES
 
@@ -116,21 +117,53 @@ def probe(arguments: argparse.Namespace) -> int:
 def predict(arguments: argparse.Namespace) -> int:
     """Answer from the engine model alone: direct simulation on a virtual clock, of one point or a grid."""
     cells = matrix(arguments.words)
-    found = grid.experiments(lambda words: _experiment(arguments.verb, words, arguments.config), cells)
+    found = grid.experiments(partial(_foreseeable, arguments), cells)
+    if arguments.out:
+        _refuse_occupied(arguments.out)
     if arguments.dry_run:
         return max(_plan(one, 0) for one in found if isinstance(one, Experiment))
     one = next(one for one in found if isinstance(one, Experiment))
-    if arguments.sensitivity and one.rate_qps:
-        raise ConfigError("--sensitivity is that of the capacity; leave rate_qps=... out")
-    act = partial(_predict, sensitivity=arguments.sensitivity)
+    act = partial(_predict, sensitivity=arguments.sensitivity, say=_say)
     with _processes() as spread:
-        tree = grid.predicted(cells, found, act, spread) if cells.axes else act(one, spread=spread)
+        tree = grid.predicted(cells, found, act, spread, _say) if cells.axes else act(one, spread=spread)
     if arguments.out:
         pq.write_table(forecasts.rows(tree.get("cells", [{"at": {}, **tree}])), arguments.out)
     if cells.axes and not arguments.json:
         print(forecasts.table(tree["axes"], tree["cells"]))
         return int(tree["exit_code"])
     return _print(tree, arguments.json)
+
+
+def _foreseeable(arguments: argparse.Namespace, words: Sequence[str]) -> Experiment:
+    """What a prediction, or a cell of a grid, asks for. Raises ConfigError for what it cannot answer."""
+    experiment = _experiment(arguments.verb, words, arguments.config)
+    rate_qps, highest_qps = experiment.rate_qps, experiment.search.highest_qps
+    if rate_qps and arguments.sensitivity:
+        raise ConfigError("--sensitivity is that of the capacity; leave rate_qps=... out")
+    engine = experiment.engine
+    assert isinstance(engine, SimulatedEngine)
+    if engine.max_num_queued_reqs is not None or engine.max_num_queued_tokens is not None:
+        raise ConfigError(
+            "predict knows no refusals: leave engine.max_num_queued_reqs and engine.max_num_queued_tokens "
+            "out, or measure with sweep or probe"
+        )
+    if rate_qps and rate_qps > highest_qps:
+        raise ConfigError(
+            f"rate_qps={rate_qps:g} is above search.highest_qps={highest_qps:g}; raise that too"
+        )
+    return experiment
+
+
+def _refuse_occupied(out: Path) -> None:
+    """Refuse a file that could not be written, or would replace another, before the work is done."""
+    if out.exists():
+        raise ConfigError(f"{out} exists; choose another --out or remove it")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out: there is no folder {out.parent}; create it")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -153,13 +186,16 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def record(arguments: argparse.Namespace) -> int:
     """Record the probes from which the engine model's constants are fitted."""
-    experiment = _experiment(arguments.verb, arguments.words, arguments.config)
     from loadgen import recipe, verbs
 
-    study = recipe.of(experiment, _guess_qps(experiment))
+    recipe.refuse(arguments.words)
+    experiment = asked(arguments.verb, arguments.words, arguments.config)
+    study = recipe.of(experiment, _guess_qps(recipe.checked(experiment)))
+    parts = [study.part(name, {}) for name in study.names]
+    for part in parts:
+        _refuse_misfit(part)
     if arguments.dry_run:
-        for name in study.names:
-            print(recipe.line(study.part(name, {})))
+        print("\n".join([*map(recipe.line, parts), recipe.total(parts, _closed_s)]))
         return summary.EXIT_OK
     guess_qps = study.asked.rate_qps
     return _answer(arguments, lambda site, show: verbs.record(experiment, guess_qps, site, show))
@@ -190,13 +226,15 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
 def _experiment(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
     """What the command line asks for, if it can be done at all."""
     experiment = asked(verb, words, config)
-    if isinstance(experiment.engine, SimulatedEngine):
-        _refuse_misfit(experiment, experiment.engine)
+    _refuse_misfit(experiment)
     return experiment
 
 
-def _refuse_misfit(experiment: Experiment, spec: SimulatedEngine) -> None:
+def _refuse_misfit(experiment: Experiment) -> None:
     """Refuse what the engine would: weights that do not fit, unknown hardware figures, long prompts."""
+    spec = experiment.engine
+    if not isinstance(spec, SimulatedEngine):
+        return
     try:
         engine = Engine(spec, experiment.model, experiment.hardware, experiment.layout)
     except ValueError as error:
@@ -239,7 +277,11 @@ def _start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree |
         return Start(start.roofline_qps, expected), None
     if not simulated:
         return start, None
-    tree = _predict(replace(experiment, search=replace(experiment.search, budget_s=HOUR_S)), draws=0)
+    try:
+        tree = _predict(replace(experiment, search=replace(experiment.search, budget_s=HOUR_S)), draws=0)
+    except ValueError as error:  # what the model does not predict can be measured all the same
+        emit("prediction", text=f"no prediction, the search begins with a ramp: {error}")
+        return start, None
     if tree["exit_code"] != summary.EXIT_OK:
         emit("prediction", text=f"no prediction, the search begins with a ramp: {tree['reason']}")
         return start, None
@@ -250,12 +292,17 @@ def _start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree |
 
 
 def _predict(
-    experiment: Experiment, spread: Spread = map, draws: int = DRAWS, sensitivity: bool = False
+    experiment: Experiment,
+    spread: Spread = map,
+    draws: int = DRAWS,
+    sensitivity: bool = False,
+    say: Callable[[str], None] = quiet,
 ) -> Tree:
+    model = replace(MODEL, say=say)
     if experiment.rate_qps:
-        tree = prediction.at_rate(experiment, MODEL, spread, draws)
+        tree = prediction.at_rate(experiment, model, spread, draws)
     else:
-        tree = prediction.predict(experiment, MODEL, spread, draws, sensitivity)
+        tree = prediction.predict(experiment, model, spread, draws, sensitivity)
     if (policy := _balancer(experiment)) != (wanted := experiment.routing.policy) and not experiment.streams:
         tree["evidence"] = f"{policy} stands for {wanted}, which the virtual service does not have"
     return tree
@@ -268,6 +315,20 @@ def _simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, see
     sent_s, policy = arrivals.due_ns / NS, _balancer(experiment)
     seen = whole.serve(*_parts(experiment), sent_s, asked, seed, engines, policy)
     return Simulated(seen.first_token_s, seen.last_token_s, seen.cached_tokens, seen.work._asdict())
+
+
+def _closed_s(experiment: Experiment) -> float | None:
+    """Seconds of a closed loop by the engine model, each replica with its share; None of another engine."""
+    if not isinstance(experiment.engine, SimulatedEngine):
+        return None
+    machine = fast.Machine.of(*_parts(experiment))
+    replicas = min(experiment.layout.replicas_per_node, experiment.concurrency or 1)
+    held, count = (-(-each // replicas) for each in (experiment.concurrency or 1, experiment.closed_requests))
+    workload = experiment.workload
+    prompt, output = workload.input_tokens.mean, workload.output_tokens.mean
+    lengths = prompt, output, round(workload.prefix_hit * prompt)
+    times = fast.serve_closed(machine, held, [np.full(count, each) for each in lengths])
+    return float(times.last_token_s.max())
 
 
 def _balancer(experiment: Experiment) -> str:

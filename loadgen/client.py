@@ -212,7 +212,8 @@ class Client:
         """Fail an exchange with a server whose clock is not as fast as ours: its latencies mean nothing."""
         if exchange.time_scale != self._time_scale:
             clocks = f"the server's clock runs at {exchange.time_scale:g}, the load's at {self._time_scale:g}"
-            exchange.fail("http_error", "time_scale", f"{clocks}; set engine.time_scale alike")
+            remedy = f"start that server with engine.time_scale={self._time_scale:g}"
+            exchange.fail("http_error", "time_scale", f"{clocks}; {remedy}")
 
     def keep(self, connection: Connection) -> None:
         self._idle[connection.url].append((time.monotonic_ns(), connection))

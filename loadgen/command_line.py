@@ -114,6 +114,8 @@ def _refuse_idle_words(experiment: Experiment, verb: str) -> None:
             "search.expected_qps belongs to a search; probe offers the load it is told: "
             "leave it out, or add search.expected_qps=null where a file has it"
         )
+    if verb == "predict" and experiment.time_scale != 1:
+        raise ConfigError("predict has no real clock; leave engine.time_scale out (or set it to 1)")
     parts = experiment.search.parts
     if parts > 1 and verb in ("predict", "probe", "recipe"):
         raise ConfigError(

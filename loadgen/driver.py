@@ -140,9 +140,12 @@ class Driver:
         )
         self.offer(schedule, int(schedule.due_ns[-1]) + NS)
         self._settle(-1, WARMUP_LIMIT_S, until_done=True)
-        states = Counter(self.ledger.rows(-1)["status"].to_pylist())
+        rows = self.ledger.rows(-1)
+        states = Counter(rows["status"].to_pylist())
         counted = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
         self.emit("warm", text=f"warm-up: {len(schedule)} requests, {counted}")
+        if other := rows.filter(pa.array(metrics.word_in(rows, "error_kind", "time_scale"))).to_pylist():
+            self._lose(other[0]["error"])
         self.refuse_dead(-1, least=1)
         self._began_ns = self.free_ns
 
@@ -326,6 +329,7 @@ class Driver:
             health=seen.health or None,
             lost_actors=seen.lost_actors,
             in_flight_mean=seen.in_flight,
+            block_tokens=self.plan.block_tokens,
         )
         self.verdicts[window.index] = verdict
         if not verdict.valid:

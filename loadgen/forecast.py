@@ -50,12 +50,15 @@ ENOUGH_QPS = 8.0
 LIVES = 4
 """Lives of a request, at its bounds, before what is seen counts: an engine that begins empty is too fast."""
 LONGEST_LIFE_S = 60.0
+OVERLOAD = 0.1
+"""A service that needs so much longer than its requests came for, and some lives, has no steady state."""
 MANY_NODES = 8
 """A pooled service of more gains little by pooling: uncertainty is sampled on so many (our choice)."""
 QUICK_S = 1200.0
 """Seconds of a node that one rough run simulates: the constants move an answer far more than its noise."""
 SLOW_S, SLOW_QUICK_S = 3600.0, 600.0
 """What is simulated at most, and in a rough run, of an engine that is simulated block by block."""
+SLOWLY = "this engine is simulated block by block: slower, on less virtual time and with fewer draws"
 ROUGH, FINE = 0.004, 0.002
 """Tolerances of ln rate."""
 SLOPE = 2.0
@@ -84,7 +87,8 @@ class Point:
     """What was seen at one rate (QPS per node): latencies in order of arrival, and means over requests.
 
     `e2e_s` is the mean life of a request. `work` are sums over all runs, `load_s` how long those lasted: node
-    seconds, with the load around the window.
+    seconds, with the load around the window. `served_qps` is the rate at which requests were served, below
+    the one they came at if `steady` is false: the queue grew for as long as they came.
     """
 
     rate_qps: float
@@ -97,6 +101,8 @@ class Point:
     e2e_s: float
     work: Mapping[str, float]
     load_s: float
+    served_qps: float
+    steady: bool
 
     def p90_ms(self, limit: Limit) -> float | None:
         """None where the latency does not apply, as TPOT to answers of one token."""
@@ -155,6 +161,10 @@ class Bench:
         runs = [self._run(rate_qps, window_s, part) for part in range(effort.parts)]
         columns = zip(*(columns for columns, _, _ in runs), strict=True)
         due, first, last, inputs, outputs, cached = (np.concatenate(column) for column in columns)
+        load_s = effort.nodes * sum(ended_s for _, _, ended_s in runs)
+        offered_s = effort.nodes * effort.parts * self._edges_s(window_s)[-1]
+        lasting_s = LIVES * self._life_s * effort.nodes * effort.parts
+        steady = load_s - offered_s <= max(lasting_s, OVERLOAD * offered_s)
         return Point(
             rate_qps=rate_qps,
             slo=self.experiment.slo,
@@ -165,8 +175,15 @@ class Bench:
             cached_tokens=_mean(cached),
             e2e_s=_mean(last - due),
             work={name: sum(work[name] for _, work, _ in runs) for name in runs[0][1]},
-            load_s=effort.nodes * sum(ended_s for _, _, ended_s in runs),
+            load_s=load_s,
+            served_qps=rate_qps if steady else rate_qps * offered_s / load_s,
+            steady=steady,
         )
+
+    def _edges_s(self, window_s: float) -> tuple[float, float, float, float]:
+        """Where the load, the window and what follows it begin, and where that ends."""
+        warm_s = LIVES * self._life_s
+        return 0.0, warm_s, warm_s + window_s, warm_s + window_s + self._life_s
 
     def _run(
         self, rate_qps: float, window_s: float, part: int
@@ -176,9 +193,7 @@ class Bench:
         Load goes on around it: before, until the service is no longer empty, and after, as long as a request
         of the window may be in flight.
         """
-        warm_s = LIVES * self._life_s
-        edges_s = (0.0, warm_s, warm_s + window_s, warm_s + window_s + self._life_s)
-        ns = [round(edge * NS) for edge in edges_s]
+        ns = [round(edge * NS) for edge in self._edges_s(window_s)]
         phases = ("transition", "window", "bridge")
         bounds = dict(zip(phases, zip(ns[:-1], ns[1:], strict=True), strict=True))
         nodes, seed = self.effort.nodes, self.experiment.seed
@@ -208,10 +223,10 @@ class Solution:
 
     @property
     def noise(self) -> float | None:
-        """95 % half width of ln rate by Monte Carlo noise; None where it is unknown."""
+        """95 % half width of ln rate by Monte Carlo noise; None where it is unknown, as at an open end."""
         limit = self.point.binding
         p90, ends = self.point.p90_ms(limit), self.point.interval_ms(limit)
-        if p90 is None or ends is None or not math.isfinite(ends[1]):
+        if self.crossing.side or p90 is None or ends is None or not math.isfinite(ends[1]):
             return None
         return (ends[1] - ends[0]) / 2 / p90 / self.crossing.slope
 
@@ -238,7 +253,13 @@ class Forecast:
     bench: Bench
 
 
-def forecast(experiment: Experiment, simulate: Simulate, guess_qps: float) -> Forecast:
+def quiet(_: str) -> None:
+    """Says nothing of how the work goes."""
+
+
+def forecast(
+    experiment: Experiment, simulate: Simulate, guess_qps: float, say: Callable[[str], None] = quiet
+) -> Forecast:
     """The capacity from `search.budget_s` virtual seconds of a node at each rate; rough runs find the place.
 
     Where every node has a stream of its own, one node speaks for all: they do not touch each other.
@@ -253,6 +274,7 @@ def forecast(experiment: Experiment, simulate: Simulate, guess_qps: float) -> Fo
         return Forecast(quick, quick, bench)
     budget_s = experiment.search.budget_s
     if quick.point.slow:
+        say(SLOWLY)
         budget_s = min(SLOW_S, budget_s)
         bench = Bench(experiment, simulate, Effort.of(min(SLOW_QUICK_S, budget_s), bench.effort.nodes))
         quick = solve(bench, quick.crossing.rate_qps, quick.crossing.slope, ROUGH)

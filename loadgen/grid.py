@@ -13,6 +13,7 @@ from analysis import summary
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix
+from loadgen.forecast import quiet
 from loadgen.uncertainty import Spread, drawn_quantile
 
 Predict = Callable[[Experiment], Tree]
@@ -31,13 +32,20 @@ def experiments(asked: Callable[[list[str]], Experiment], grid: Matrix) -> list[
     return found
 
 
-def predicted(grid: Matrix, found: Sequence[Experiment | str], predict: Predict, spread: Spread) -> Tree:
+def predicted(
+    grid: Matrix,
+    found: Sequence[Experiment | str],
+    predict: Predict,
+    spread: Spread,
+    say: Callable[[str], None] = quiet,
+) -> Tree:
     """The tree of a grid: every cell with its answer, and its ratio to the first cell that has one."""
     answers = iter(spread(predict, [one for one in found if isinstance(one, Experiment)]))
     cells: list[Tree] = []
     for at, one in zip(grid.cells(), found, strict=True):
         cell = _refused(one) if isinstance(one, str) else next(answers)
         cells.append({"at": at, **cell})
+        say(f"cell {len(cells)} of {len(found)} is done")
     first = next((cell for cell in cells if _answered(cell)), None)
     for cell in cells:
         if first is not None and _answered(cell):
@@ -68,7 +76,8 @@ def ratio(cell: Tree, first: Tree) -> dict[str, float]:
 
 
 def _answered(cell: Mapping[str, Any]) -> bool:
-    return bool(cell.get("capacity")) and not cell["capacity"]["open_above"]
+    capacity = cell.get("capacity")
+    return capacity is not None and not capacity["open_above"] and not capacity["open_below"]
 
 
 def _refused(why: str) -> Tree:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema import Lengths
+from loadgen.prompts import UNIQUE_TOKENS
 
 RAREST_SIGMA = 4.75
 """Standard deviations that one normal draw of a million exceeds."""
@@ -42,8 +43,12 @@ def draw_lengths(
 
 
 def shared_with_all(input_tokens: Ints, prefix_hit: float) -> Ints:
-    """How many tokens at the beginning of each prompt are those of every other, to the nearest token."""
-    shared: Ints = np.rint(prefix_hit * input_tokens).astype(np.int64)
+    """How many tokens at the beginning of each prompt are those of every other, to the nearest token.
+
+    Never all of them: as many as make a prompt unique are left, or the last one of a prompt without room.
+    """
+    unique = np.where(input_tokens > UNIQUE_TOKENS, UNIQUE_TOKENS, 1)
+    shared: Ints = np.minimum(np.rint(prefix_hit * input_tokens).astype(np.int64), input_tokens - unique)
     return shared
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from analysis.dwell import Window
+from analysis.validity import BLOCK_TOKENS
 from conf.schema import Search, Slo, Workload
 from loadgen.search import Segment, Start
 from loadgen.watch import Watched
@@ -15,7 +16,8 @@ class Plan:
     """What is asked of a sweep. `replicas` are the ids expected in answers, None if unknown.
 
     `streams` are the independent streams of arrivals, one for each node; 0 where all nodes share one.
-    All times are on a clock that runs `time_scale` times as fast as the real one.
+    All times are on a clock that runs `time_scale` times as fast as the real one. A prefix cache serves
+    whole blocks of `block_tokens`.
     """
 
     search: Search
@@ -28,6 +30,7 @@ class Plan:
     replicas: frozenset[str] | None = None
     streams: int = 0
     time_scale: float = 1.0
+    block_tokens: int = BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from analysis import summary
 from analysis.capacity import LIMITS
 from analysis.root import Limit
 from analysis.summary import Tree
-from conf.schema import Experiment, SimulatedEngine
+from conf.schema import Experiment, Search, SimulatedEngine
 from loadgen.forecast import (
     MANY_NODES,
     QUICK_S,
     SLOW_S,
+    SLOWLY,
     Bench,
     Effort,
     Forecast,
@@ -24,6 +25,7 @@ from loadgen.forecast import (
     Simulate,
     Solution,
     forecast,
+    quiet,
 )
 from loadgen.uncertainty import (
     DRAWS,
@@ -36,6 +38,7 @@ from loadgen.uncertainty import (
 )
 
 INTERVAL = "95 %: sampled uncertainty of the constants, and Monte Carlo noise; certified is the 5 % quantile"
+SHARES = {"low": 0.025, "high": 0.975, "certified": 0.05}
 SLOW_DRAWS = 16
 """Draws of the constants for an engine that is simulated block by block: fifteen seconds of two cores."""
 UNGUESSED_QPS = 5.0
@@ -60,11 +63,15 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """The engine model, as it is handed in; `guess_qps` is QPS per node by the roofline alone."""
+    """The engine model, as it is handed in; `guess_qps` is QPS per node by the roofline alone.
+
+    `say` is told what makes an answer slow.
+    """
 
     simulate: Simulate
     machine: Callable[[Experiment], Machine]
     guess_qps: Callable[[Experiment], float | None]
+    say: Callable[[str], None] = quiet
 
 
 def predict(
@@ -79,31 +86,62 @@ def predict(
     `draws` 0 leaves the constants' uncertainty out, so that the interval is Monte Carlo noise alone.
     """
     guess = experiment.search.expected_qps or model.guess_qps(experiment) or UNGUESSED_QPS
-    found = forecast(experiment, model.simulate, guess)
+    found = forecast(experiment, model.simulate, guess, model.say)
     tree = _base(experiment)
     point, side = found.answer.point, found.answer.crossing.side
     tree["forecast"] = {**_figures(point, model.machine(experiment)), **_basis(found)}
+    draws = min(draws, SLOW_DRAWS) if point.slow else draws
+    if side:
+        tree["forecast"] |= _held(found.bench, point.rate_qps, draws, spread)
     if side < 0:
         low = (
             f"even at {point.rate_qps:g} QPS per node (search.lowest_qps) p90 {point.binding.upper()} is over"
         )
         return _end(tree, summary.EXIT_SLO_MISSED, f"{low} its bound")
-    draws = min(draws, SLOW_DRAWS) if point.slow else draws
-    unsure = Uncertainty(()) if side else uncertainty(found, draws, spread)
+    if side > 0:
+        tree["capacity"] = _open_capacity(experiment, point)
+        why = f"the bounds are kept even at {point.rate_qps:g} QPS per node (search.highest_qps); raise it"
+        if not point.steady:
+            why += (
+                "; the queue grew all along there, so that bounds so wide are missed later than was watched"
+            )
+        return _end(tree, summary.EXIT_OPEN, why)
+    unsure = uncertainty(found, draws, spread)
     tree["capacity"] = _capacity(experiment, found.answer, unsure)
     if draws:
         tree["forecast"] |= {
             "draws": len(unsure.ln_ratios),
-            "open_draws": unsure.open_draws,
+            "open_draws_below": unsure.open_below,
+            "open_draws_above": unsure.open_above,
             "constants_sampled": list(unsure.sampled),
             "ln_ratios": list(unsure.ln_ratios),
         }
-    if side > 0:
-        why = f"the bounds are kept even at {point.rate_qps:g} QPS per node, search.highest_qps; raise it"
-        return _end(tree, summary.EXIT_OPEN, why)
     if sensitivity:
         tree["sensitivity"] = [{**asdict(row), "ln_sd": row.ln_sd} for row in sensitivities(found, spread)]
-    return _end(tree, summary.EXIT_OK, "")
+    why = _beyond(experiment.search, tree["capacity"], unsure)
+    return _end(tree, summary.EXIT_OPEN if why else summary.EXIT_OK, why)
+
+
+def _held(bench: Bench, rate_qps: float, draws: int, spread: Spread) -> Tree:
+    """In how many draws of the constants both bounds are kept at a rate."""
+    kept = held(bench, rate_qps, draws, spread)
+    return {
+        "draws": len(kept),
+        "constants_sampled": list(uncertain(bench.experiment)),
+        "kept_probability": sum(kept) / len(kept) if kept else None,
+    }
+
+
+def _beyond(search: Search, capacity: Tree, unsure: Uncertainty) -> str:
+    """Why an end of the interval is unknown; empty where both are known."""
+    out, of = [], f"of {len(unsure.ln_ratios)} draws of the constants"
+    if capacity["open_below"]:
+        lowest = f"{search.lowest_qps:g} QPS per node (search.lowest_qps); lower it"
+        out.append(f"a bound is missed in {unsure.open_below} {of} even at {lowest}")
+    if capacity["open_above"]:
+        highest = f"{search.highest_qps:g} QPS per node (search.highest_qps); raise it"
+        out.append(f"the bounds are kept in {unsure.open_above} {of} even at {highest}")
+    return "; ".join(out)
 
 
 def at_rate(experiment: Experiment, model: EngineModel, spread: Spread = map, draws: int = DRAWS) -> Tree:
@@ -115,16 +153,14 @@ def at_rate(experiment: Experiment, model: EngineModel, spread: Spread = map, dr
     nodes = 1 if experiment.streams else experiment.cluster.nodes
     rough = Bench(experiment, model.simulate, Effort.of(QUICK_S, min(nodes, MANY_NODES)))
     slow = rough.at(experiment.rate_qps).slow
+    if slow:
+        model.say(SLOWLY)
     budget_s = min(experiment.search.budget_s, SLOW_S if slow else math.inf)
     bench = Bench(experiment, model.simulate, Effort.of(budget_s, nodes))
     point = bench.at(experiment.rate_qps)
     tree, draws = _base(experiment), min(draws, SLOW_DRAWS) if slow else draws
-    kept = held(rough, experiment.rate_qps, draws, spread)
-    tree["forecast"] = _figures(point, model.machine(experiment)) | {
-        "draws": len(kept),
-        "constants_sampled": list(uncertain(experiment)),
-        "kept_probability": sum(kept) / len(kept) if kept else None,
-    }
+    kept = _held(rough, experiment.rate_qps, draws, spread)
+    tree["forecast"] = _figures(point, model.machine(experiment)) | kept
     missed = [limit.upper() for limit in LIMITS if point.excess(limit) > 0]
     tree["probe"] = {
         "loop": "open",
@@ -158,18 +194,19 @@ def _base(experiment: Experiment) -> Tree:
 
 
 def _figures(point: Point, machine: Machine) -> Tree:
-    """What a node does at the rate of the point; requests in flight by Little's law."""
-    rate, new = point.rate_qps, point.input_tokens - point.cached_tokens
+    """What a node does at the rate of the point; requests in flight by Little's law, which needs `steady`."""
+    rate, new = point.served_qps, point.input_tokens - point.cached_tokens
     pairs = new * (point.cached_tokens + new / 2)
     decoded = point.output_tokens * (point.input_tokens + point.output_tokens / 2)
     flop = machine.flop_per_token * (new + point.output_tokens) + machine.flop_per_pair * (pairs + decoded)
     return {
-        "rate_qps_per_node": rate,
+        "rate_qps_per_node": point.rate_qps,
+        "steady": point.steady,
         **{f"{limit}_p90_ms": point.p90_ms(limit) for limit in LIMITS},
         "input_tokens_per_s_per_node": rate * point.input_tokens,
         "output_tokens_per_s_per_node": rate * point.output_tokens,
         "cached_share_of_input": point.cached_tokens / point.input_tokens,
-        "in_flight_per_node": rate * point.e2e_s,
+        "in_flight_per_node": rate * point.e2e_s if point.steady else None,
         "kv_used": _known(point.work["kv_token_seconds"] / point.load_s / machine.kv_tokens),
         "busy": _known(point.work["busy_s"] / point.load_s / machine.replicas),
         "mfu": rate * flop / machine.peak_flop_per_s if machine.peak_flop_per_s else None,
@@ -195,23 +232,37 @@ def _basis(found: Forecast) -> Tree:
 
 def _capacity(experiment: Experiment, answer: Solution, unsure: Uncertainty) -> Tree:
     """The figures of a search's capacity, as far as a prediction has them."""
-    estimate, noise, side = answer.crossing.rate_qps, answer.noise or 0.0, answer.crossing.side
-    ends = {"low": 0.025, "high": 0.975, "certified": 0.05}
-    figures = {"estimate": estimate} | {
-        name: estimate * math.exp(unsure.ends(share, noise)) for name, share in ends.items()
-    }
-    replicas = experiment.layout.replicas_per_node
+    estimate, noise = answer.crossing.rate_qps, answer.noise or 0.0
+    away = {name: unsure.ends(share, noise) for name, share in SHARES.items()}
+    ends = {name: None if ln is None else estimate * math.exp(ln) for name, ln in away.items()}
     binding = answer.point.binding
     same = sum(limit == binding for limit in unsure.bindings)
     return {
-        "qps_per_node": figures,
-        "qps_per_replica": {name: value / replicas for name, value in figures.items()},
-        "interval": INTERVAL,
+        **_figures_of(experiment, {"estimate": estimate, **ends}),
         "binding": binding,
         "binding_probability": same / len(unsure.bindings) if unsure.bindings else None,
-        "open_above": side > 0,
-        "open_below": side < 0,
+        "open_above": ends["high"] is None,
+        "open_below": ends["low"] is None,
+        "at_end": False,
     }
+
+
+def _open_capacity(experiment: Experiment, point: Point) -> Tree:
+    """The end of the search where the bounds are still kept: a lower bound, without an interval."""
+    return {
+        **_figures_of(experiment, {"estimate": experiment.search.highest_qps, **dict.fromkeys(SHARES)}),
+        "binding": point.binding,
+        "binding_probability": None,
+        "open_above": True,
+        "open_below": False,
+        "at_end": True,
+    }
+
+
+def _figures_of(experiment: Experiment, per_node: Mapping[str, float | None]) -> Tree:
+    replicas = experiment.layout.replicas_per_node
+    per_replica = {name: None if value is None else value / replicas for name, value in per_node.items()}
+    return {"qps_per_node": dict(per_node), "qps_per_replica": per_replica, "interval": INTERVAL}
 
 
 def _end(tree: Tree, exit_code: int, reason: str) -> Tree:

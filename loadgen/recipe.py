@@ -4,12 +4,13 @@ Knows which loads tell which constants (the engine model, section 9); each part 
 and one that was cut short is measured anew.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from analysis.summary import Tree
 from conf import ConfigError, Experiment, load
 from conf.schema import Slo, Workload
-from loadgen import measure
+from loadgen import hold, measure
 from loadgen.study import Study, Trees, seed_of
 
 KIND = "recipe"
@@ -18,6 +19,10 @@ WAVES, LEAST_REQUESTS = 10, 30
 CHECKED = (0.3, 0.5, 0.7)
 """Shares of the rate that is expected of a node: below the knee, where a run says most of the constants."""
 CHECK_S = 300.0
+CHECK = "r4_check"
+OWN = ("workload", "slo", "search")
+"""Groups that the recipe decides; what else of a workload may be asked is how prompts are sent."""
+PROMPT = "workload.prompt"
 LOOSE = Slo("recipe", ttft_p90_ms=60_000, tpot_p90_ms=1_000)
 """A recipe measures and judges nothing: bounds that a probe of it does not miss."""
 
@@ -44,14 +49,14 @@ PARTS = (
     *_closed("r1_prefill", 1, 2, 4),
     *_closed("r2_decode", 1, 4, 16, 64, 256),
     *_closed("r3_context", 1, 4, 16, 64, 256),
-    *(Part("r4_check", share=share) for share in CHECKED),
+    *(Part(CHECK, share=share) for share in CHECKED),
 )
 
 
 def of(asked: Experiment, guess_qps: float | None = None) -> Study:
     """The study; `guess_qps` (per node) stands in for `rate_qps` where the words give none.
 
-    Raises ConfigError where neither is known, or for more than one node.
+    Raises ConfigError where neither is known, for more than one node, or for another clock than the real one.
     """
     expected = asked.rate_qps or guess_qps
     if not expected:
@@ -60,6 +65,10 @@ def of(asked: Experiment, guess_qps: float | None = None) -> Study:
         )
     if asked.cluster.nodes != 1:
         raise ConfigError(f"recipe measures one node, not cluster.nodes={asked.cluster.nodes}; choose one")
+    if asked.time_scale != 1:
+        raise ConfigError(
+            f"recipe measures on the real clock, not at engine.time_scale={asked.time_scale:g}; leave it out"
+        )
     asked = replace(asked, rate_qps=float(f"{expected:.3g}"), duration_s=asked.duration_s or CHECK_S)
     parts = {part.name: part for part in PARTS}
     workloads = {name: _workload(name, asked) for name in {part.workload for part in PARTS}}
@@ -72,6 +81,30 @@ def of(asked: Experiment, guess_qps: float | None = None) -> Study:
         conclude=conclusion,
         act=lambda _: measure.hold,
         anew=True,
+    )
+
+
+def refuse(words: Sequence[str]) -> None:
+    """Raise ConfigError for a word that no part would honour."""
+    for word in words:
+        key = word.partition("=")[0]
+        if key.partition(".")[0] in OWN and key != PROMPT:
+            raise ConfigError(f"{key}: recipe has its own workloads and judges nothing; leave it out")
+
+
+def checked(asked: Experiment) -> Experiment:
+    """The traffic whose rate is to be guessed."""
+    return replace(asked, workload=_workload(CHECK, asked))
+
+
+def total(parts: Sequence[Experiment], closed_s: Callable[[Experiment], float | None]) -> str:
+    """How long the load of all parts lasts; `closed_s` is what an engine model says of a closed loop."""
+    lasts = [hold.seconds(part) or closed_s(part) for part in parts]
+    unknown, load_s = lasts.count(None), sum(filter(None, lasts))
+    besides = f", besides {unknown} closed loops that last as long as the service takes" if unknown else ""
+    return (
+        f"# in total {load_s:.0f} s ({load_s / 60:.0f} min) of load{besides}; "
+        "deployment, warm-up and drain of each part come on top"
     )
 
 

@@ -234,6 +234,7 @@ class Run:
             replicas=service.replicas,
             streams=asked.streams,
             time_scale=asked.time_scale,
+            block_tokens=asked.block_tokens,
         )
 
     def _failed(self, exit_code: int, reason: str) -> Conclude:

@@ -69,6 +69,11 @@ def _refuse_unlike(a: Experiment, b: Experiment) -> None:
             "compare needs as many nodes on both sides, pooled on both or routing=per_node on both: "
             f"cluster.nodes are {a.cluster.nodes} and {b.cluster.nodes}, streams {a.streams} and {b.streams}"
         )
+    if a.time_scale != b.time_scale:
+        raise ConfigError(
+            "compare needs one clock, but engine.time_scale differs: "
+            f"{a.time_scale:g} and {b.time_scale:g}; give engine.time_scale=... for both"
+        )
     if a.search.parts > 1:
         raise ConfigError("compare is one pair of sweeps; add search.deployments=1 search.repeats=1")
     if not differences(a, b):

@@ -25,6 +25,8 @@ Spread = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 """`map`, or that of a pool of processes."""
 
 DRAWS = 48
+SEED = 0
+"""Draws of constants are no part of the traffic: experiment.seed does not move them."""
 MANY_DRAWS, DRAWS_PER_CONSTANT = 2000, 2
 """Draws of the response that was learnt, and how many it takes to learn it."""
 ROUGH = 0.01
@@ -39,19 +41,27 @@ Z95 = NORMAL.inv_cdf(0.975)
 class Uncertainty:
     """Answers under drawn constants over that under their values, in ln, and which limit bound in each.
 
-    `sampled` are the config keys that were drawn; without any the draws are none. `open_draws` lie beyond an
-    end of the search and stand there as that end. The interval is that of `smoothed`.
+    `sampled` are the config keys that were drawn; without any the draws are none. `open_below` and
+    `open_above` of them lie beyond an end of the search and stand there as that end. The interval is that of
+    `smoothed`.
     """
 
     sampled: tuple[str, ...]
     ln_ratios: tuple[float, ...] = ()
     bindings: tuple[Limit, ...] = ()
-    open_draws: int = 0
+    open_below: int = 0
+    open_above: int = 0
     smoothed: tuple[float, ...] = ()
 
-    def ends(self, share: float, noise: float) -> float:
-        """ln distance from the estimate to the quantile `share`, the Monte Carlo noise (95 %) included."""
+    def ends(self, share: float, noise: float) -> float | None:
+        """ln distance from the estimate to the quantile `share`, the Monte Carlo noise (95 %) included.
+
+        None where that quantile lies beyond an end of the search.
+        """
         side = 1 if share > 0.5 else -1
+        beyond = self.open_above if side > 0 else self.open_below
+        if beyond and beyond >= min(share, 1 - share) * len(self.ln_ratios):
+            return None
         away = max(0.0, side * drawn_quantile(self.smoothed, share))
         return side * math.hypot(away, noise / Z95 * NORMAL.inv_cdf(max(share, 1 - share)))
 
@@ -88,12 +98,11 @@ def uncertainty(found: Forecast, draws: int = DRAWS, spread: Spread = map) -> Un
     answers = list(spread(partial(_varied, found.bench, found.quick.crossing), sets))
     base = math.log(found.quick.crossing.rate_qps)
     ln_ratios = tuple(ln_qps - base for ln_qps, _, _ in answers)
-    open_draws = sum(side != 0 for _, _, side in answers)
-    smooth = not open_draws and draws >= DRAWS_PER_CONSTANT * (len(sets[0]) + 1)
+    below, above = (sum(side == end for _, _, side in answers) for end in (-1, 1))
+    smooth = not below and not above and draws >= DRAWS_PER_CONSTANT * (len(sets[0]) + 1)
     smoothed = _smoothed(sets, ln_ratios, drawn(found.bench.experiment, MANY_DRAWS)) if smooth else ln_ratios
-    return Uncertainty(
-        tuple(sets[0]), ln_ratios, tuple(binding for _, binding, _ in answers), open_draws, smoothed
-    )
+    bindings = tuple(binding for _, binding, _ in answers)
+    return Uncertainty(tuple(sets[0]), ln_ratios, bindings, below, above, smoothed)
 
 
 def _smoothed(
@@ -140,12 +149,12 @@ def drawn_quantile(ln_ratios: Sequence[float], share: float) -> float:
 def drawn(experiment: Experiment, count: int) -> list[dict[str, float]]:
     """Values of the uncertain constants, by config key: `count` sets.
 
-    Each constant's draws are stratified (a Latin hypercube) and depend on its key and the seed alone, so that
-    two experiments with a constant in common see the same errors of it. Those of a calibration are correlated
-    as it says.
+    Each constant's draws are stratified (a Latin hypercube) and depend on its key alone, so that two
+    experiments with a constant in common see the same errors of it. Those of a calibration are correlated as
+    it says.
     """
     unsure = uncertain(experiment)
-    normal = {path: _normals(path, count, experiment.seed) for path in unsure}
+    normal = {path: _normals(path, count) for path in unsure}
     ln = {path: _ln_error(it, normal[path]) for path, it in unsure.items()}
     known = covariance(experiment)
     if known:
@@ -164,8 +173,8 @@ def uncertain(experiment: Experiment) -> dict[str, Constant]:
     return {path: it for path, it in constants(experiment).items() if any(it.ln_sd)}
 
 
-def _normals(path: str, count: int, seed: int) -> Floats:
-    rng = np.random.default_rng([seed, zlib.crc32(path.encode())])
+def _normals(path: str, count: int) -> Floats:
+    rng = np.random.default_rng([SEED, zlib.crc32(path.encode())])
     shares = (rng.permutation(count) + rng.random(count)) / count
     return np.array([NORMAL.inv_cdf(share) for share in shares.tolist()])
 

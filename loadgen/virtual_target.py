@@ -114,6 +114,7 @@ def _table(flights: Sequence[tuple[Planned, Progress]]) -> pa.Table:
         "end_offset_ns": pc.if_else(pa.array(finished), last, None),
         "requested_input_tokens": input_tokens,
         "requested_output_tokens": pa.array([plan.output_tokens for plan in plans], pa.int32()),
+        "shared_tokens": pa.array([plan.shared_tokens for plan in plans], pa.int32()),
         "prompt_tokens": input_tokens,
         "output_tokens": pa.array([progress.tokens or None for _, progress in flights], pa.int32()),
     }

@@ -1,7 +1,4 @@
-"""What tests share: a Ray session per file, because starting one takes many seconds and a process has one.
-
-Tests run in two processes; all that start Ray run in the same one, one after the other.
-"""
+"""What tests share: a Ray session per file, because starting one takes many seconds and a process has one."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -14,13 +11,6 @@ if TYPE_CHECKING:
     from cluster.session import Session
 
 FAKE = Cluster("two fake nodes", session="fake", nodes=2, gpus_per_node=8)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests marked `ray` together: they look for processes of Ray that were left behind."""
-    for item in items:
-        if item.get_closest_marker("ray"):
-            item.add_marker(pytest.mark.xdist_group("ray"))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.capacity import posterior
-from analysis.dwell import LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount, Window, count, waiting
+from analysis.dwell import LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount, Window, count, request_work, waiting
 from analysis.records import table
 from analysis.root import E2E_UNKNOWN_S, LOGIT_ALLOWED, Kernel, Prior, population_shift
 from conf.schema import Arrivals, Lengths, Slo, Workload
@@ -94,6 +94,24 @@ def test_realised_work_is_per_node_and_in_mean_requests():
     assert dwell.work_var == pytest.approx(np.var([1, 1, 2]))
     ended = replace(WINDOW, window_end_ns=40 * NS, aborted=True)
     assert math.exp(counted(*rows, window=ended).log_work) == pytest.approx(4 / 30)
+
+
+def test_cached_tokens_are_no_work():
+    """Half of each prompt is shared: the mean request is 50 + 2 * 50, and so is one of 100 tokens."""
+    half = replace(MEANS, prefix_hit=0.5)
+    made = [row(20, shared_tokens=50), row(21, requested_input_tokens=400, shared_tokens=200), row(22)]
+    assert request_work(table(made), half).tolist() == pytest.approx([1, 2, 200 / 150])
+    assert request_work(table(made), MEANS).tolist() == [1, 2.5, 1], (
+        "of an earlier version nothing was cached"
+    )
+
+
+@pytest.mark.parametrize(("age_ms", "known"), [(1050, False), (1399, False), (1401, True)])
+def test_a_fast_clock_multiplies_the_way_in_the_age_of_what_still_waits(age_ms, known):
+    waits = row(60 - age_ms / 1e3, "pending", first_ms=None, tokens=None)
+    window = replace(WINDOW, window_end_ns=60 * NS, planned_end_ns=60 * NS)
+    assert both(counted(waits | {"time_scale": 5.0}, window=window))[0] == (known, known)
+    assert both(counted(waits | {"time_scale": 1.0}, window=window))[0] == (1, 1)
 
 
 def test_the_load_of_every_block_reaches_beyond_the_window():

@@ -130,6 +130,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "architecture none is not modelled"),
     ({key: value for key, value in QWEN.items() if key != "num_experts"}, "has no num_experts"),
     ({**QWEN, "num_experts": "many"}, "num_experts=many is not a count"),
+    ({**QWEN, "num_experts": True}, "num_experts=True is not a count"),
+    ({**QWEN, "num_experts_per_tok": 129}, "num_experts_per_tok=129 is above num_experts=128"),
+    ({**DEEPSEEK, "first_k_dense_replace": 62}, "first_k_dense_replace=62 is above num_hidden_layers=61"),
+    ({**QWEN, "head_dim": -4}, "head_dim=-4 is not a count"),
+    ({**LLAMA, "hidden_size": [16384]}, "hidden_size=[16384] is not a count"),
+    ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers=0 must be at least 1"),
+    ({**LLAMA, "num_attention_heads": 0}, "num_attention_heads=0 must be at least 1"),
+    ({**LLAMA, "num_key_value_heads": None}, "num_key_value_heads=None must be at least 1"),
+    ({**LLAMA, "architectures": [{}]}, "architecture {} is not modelled"),
+    ({**QWEN_VL, "text_config": [1]}, "text_config=[1] is not a mapping"),
+    ({**LLAMA, "quantization_config": "fp8"}, "quantization_config=fp8 is not a mapping"),
+    ({**LLAMA, "quantization_config": {**INT4, "config_groups": [1]}}, "config_groups=[1] is not a mapping"),
+    ({**LLAMA, "quantization_config": {"config_groups": {"a": [1]}}}, "a=[1] is not a mapping"),
+    (
+        {**LLAMA, "quantization_config": {**INT4, "config_groups": {"a": {"weights": {"type": [1]}}}}},
+        "quantization_config of compressed-tensors is not modelled",
+    ),
     ({**QWEN, "mlp_only_layers": [0]}, "mlp_only_layers=[0] is not modelled, only []"),
     ({**DEEPSEEK, "v_head_dim": 64}, "v_head_dim=64 other than qk_nope_head_dim"),
     ({**QWEN, "quantization_config": {"quant_method": "awq"}}, "quantization_config of awq is not modelled"),
@@ -151,3 +168,21 @@ def test_a_dense_checkpoint_does_not_borrow_the_constants_of_a_mixture(tmp_path:
     with pytest.raises(ConfigError, match="is dense, unlike Qwen3-235B.*choose another with model=NAME$"):
         load([f"model.config_json={path}"])
     assert load([f"model.config_json={path}", "model=llama31_405b_fp8"]).model.name == "Llama"
+
+
+def test_a_checkpoint_is_json_and_not_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "Small_config.json"
+    path.write_text(json.dumps({**QWEN, "num_hidden_layers": 48, "chat_template": "${role}"}, indent="\t"))
+    assert load([f"model.config_json={path}"]).model.layers == 48
+    path.write_text("layers: 48")
+    with pytest.raises(ConfigError, match="^cannot read .*Small_config.json: Expecting value") as caught:
+        load([f"model.config_json={path}"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_value_of_a_checkpoint_is_one_line_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "Small_config.json"
+    path.write_text(json.dumps({**QWEN, "torch_dtype": "a\nb", "quantization_config": None}))
+    with pytest.raises(ConfigError) as caught:
+        load([f"model.config_json={path}"])
+    assert str(caught.value) == f"model.config_json={path}: weights of type a b are not modelled"

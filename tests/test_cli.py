@@ -17,6 +17,7 @@ from analysis import load_run, records
 from analysis.runs import RunError
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.ray
 SHORT = [
     "search.window_s=10",
     "search.first_transition_s=6",
@@ -123,7 +124,6 @@ def check_folder(folder: Path) -> dict[str, Any]:
     return run_.sweep
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 def test_a_whole_sweep_leaves_a_folder_that_proves_its_answer(tmp_path: Path) -> None:
@@ -146,7 +146,6 @@ def test_a_whole_sweep_leaves_a_folder_that_proves_its_answer(tmp_path: Path) ->
     assert run_.clients().num_rows > 20 and sum(run_.clients()["sends"].to_pylist()) > 50
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])

@@ -10,22 +10,29 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis import metrics, records
+from analysis import load_run, metrics, records
 from conf import ConfigError, Experiment, load
 from conf.schema import SimulatedEngine
+from loadgen import command_line, conclusion, hold, recipe
 from loadgen.arrivals import NS, Traffic
+from loadgen.driver import Driver, TargetLost
 from loadgen.exchange import Exchange, StampedReader
 from loadgen.health import Pulse
 from loadgen.prompts import Prompts
 from loadgen.recorder import Shard
 from loadgen.rows import Clock, Planned, batch, plan_table
+from loadgen.run import Conclude, Run
+from loadgen.run_folder import RunFolder
+from loadgen.search import Segment, Start
 from loadgen.worker import Worker
 from serve_apps.engine_model.engine import Engine, GenerateRequest
 from serve_apps.openai_api import stamped
 from tests import test_client
 from tests.mock_server import END, Script, answer, event, head, token, usage
 from tests.test_prefix import simulated
+from tests.test_run import VirtualFleet, service
 from tests.test_simulated import ARRIVALS, Service, planned, run
+from tests.test_sweep import Spoilt, plan, virtual
 
 FAST = 5.0
 MS = 1_000_000
@@ -108,6 +115,10 @@ def test_a_server_with_another_clock_is_refused(script: Script, time_scale: floa
     (seen,) = test_client.run(script, time_scale=time_scale)
     assert seen.status == status
     assert (seen.error_kind == "time_scale") == (status != "ok")
+    if seen.status != "ok":
+        assert seen.error is not None and seen.error.endswith(
+            f"; start that server with engine.time_scale={time_scale:g}"
+        )
     if seen.status == "ok":
         assert (seen.accepted_virtual_ns, seen.first_virtual_ns) == (7 * MS, 50 * MS)
 
@@ -205,10 +216,68 @@ def test_a_beat_covers_seconds_of_the_run() -> None:
     assert beat["lag_max_ms"] == 2, "how late a send was is real time"
 
 
+FAST_WORD = f"engine.time_scale={FAST}"
+
+
 @pytest.mark.parametrize(
-    "words",
-    [["engine.time_scale=11"], ["engine.time_scale=5", "engine=external", "target.urls=[http://h:1]"]],
+    ("words", "says"),
+    [
+        (["engine.time_scale=11"], r"engine\.time_scale=11 must be 1 to 10: beyond that a late timer"),
+        (["engine.time_scale=.5"], r"engine\.time_scale=0.5 must be 1 to 10: slower than real time"),
+        ([FAST_WORD, "engine=external", "target.urls=[http://h:1]"], "belongs to engine=simulated"),
+        ([FAST_WORD, "concurrency=4"], "is a closed loop: engine.time_scale=5 would multiply the way"),
+    ],
 )
-def test_only_a_simulated_clock_runs_faster_and_not_without_end(words: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"engine\.time_scale"):
+def test_only_a_simulated_clock_runs_faster_and_not_without_end(words: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
         load(words)
+
+
+def test_verbs_without_use_for_another_clock_refuse_it() -> None:
+    with pytest.raises(ConfigError, match="predict has no real clock; leave engine.time_scale out"):
+        command_line.asked("predict", [FAST_WORD], None)
+    with pytest.raises(ConfigError, match="recipe measures on the real clock, not at engine.time_scale=5"):
+        recipe.of(load([FAST_WORD]), guess_qps=5.0)
+
+
+def test_a_server_on_another_clock_ends_the_run_in_its_warm_up() -> None:
+    """Its tokens come, so it is alive; nothing that it says of latency would mean anything."""
+    experiment = load([])
+    why = "the server's clock runs at 5, the load's at 1; start that server with engine.time_scale=1"
+    target = Spoilt(experiment, status="http_error", error_kind="time_scale", error=why)
+    driver = Driver(target, plan(experiment, Start(8.0), warmup_requests=4), lambda *_, **__: None)
+    with pytest.raises(TargetLost, match=why):
+        hold.rate(driver, 3.0, 60, 15)
+    assert not driver.outcomes
+
+
+def test_lead_and_bridge_are_real_time() -> None:
+    """On a clock of 5 a schedule is due 1 s of the run ahead, and deciding between windows may take 5 s."""
+    experiment = load([])
+    ahead_s, gaps_s = [], []
+    for scale in (1.0, FAST):
+        target = virtual(experiment)
+        driver = Driver(target, plan(experiment, Start(8.0), time_scale=scale), lambda *_, **__: None)
+        ahead_s.append(driver.next_start_ns() / NS)
+        for index in range(2):
+            driver.load(Segment(index, "dwell", 2.0, 0.0, 10.0, False, ""), may_abort=False)
+        first, second = (outcome.dwell for outcome in driver.outcomes)
+        gaps_s.append((second.window_start_ns - first.window_end_ns) / NS)
+    assert (ahead_s, gaps_s) == ([0.2, 1.0], [1.0, 5.0])
+
+
+def test_the_manifest_says_which_clock_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadgen.run.Fleet", VirtualFleet)
+    experiment = load([FAST_WORD, "engine.block_size=128", "fleet.warmup_requests=4"])
+    folder = RunFolder.create(tmp_path, "one")
+    plans = []
+
+    def act(driver: Driver) -> Conclude:
+        plans.append(driver.plan)
+        hold.rate(driver, 3.0, 60, 15)
+        return lambda: conclusion.of_probe(experiment, driver)
+
+    filled = Run(experiment, folder, "probe", lambda *_, **__: None)
+    assert filled.measure(lambda: Start(8.0), service(), act)["exit_code"] == 0
+    assert load_run(folder.path).manifest["clock"] == {"time_scale": FAST, "zero_wall_ns": 0}
+    assert (plans[0].time_scale, plans[0].block_tokens) == (FAST, 128)

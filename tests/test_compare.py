@@ -315,6 +315,10 @@ def test_saved_configurations_are_compared_under_a_new_name(tmp_path: Path) -> N
         (["b.slo.tpot_p90_ms=50"], "slo differs"),
         (["b.cluster=laptop_4n"], "as many nodes on both sides"),
         (["b.layout=dp2_tp4_ep4", "search.repeats=3"], "one pair of sweeps"),
+        (
+            ["b.engine.time_scale=5"],
+            "engine.time_scale differs: 1 and 5; give engine.time_scale=... for both",
+        ),
         (["b.layout=dp2_tp4_ep4", "b.seed=2"], "seed belongs to both: seed=2"),
         (["b.layout=dp2_tp4_ep4", "a.run=mine"], "run belongs to both: run=mine"),
     ],

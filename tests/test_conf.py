@@ -49,6 +49,12 @@ WRONG = {
     "profile_qps=[[0,fast]]": "profile_qps[0][1]: Value 'fast' of type 'str' could not be converted",
     "profile_qps=[[0,1],[90,2]] duration_s=60": "ends at 90 s but duration_s=60.0; raise it",
     "rate_qps=1 concurrency=4": "rate_qps and concurrency exclude each other; give one of them",
+    "model.layers=0": "model.layers=0 must be positive",
+    "model.step_time.layer_us.low=200": "model.step_time.layer_us: value=100 us must lie between low=200",
+    "model.step_time.layer_us.value=-1": "model.step_time.layer_us: value=-1 us: a constant must be",
+    "model.step_time.layer_us.unit=ms": "model.step_time.layer_us.unit cannot be set: of a constant only",
+    "model.step_time.layer_us={unit:ms}": "model.step_time.layer_us cannot be set",
+    "hardware.efficiency={}": "hardware.efficiency cannot be set",
     "concurrency=4.5": "concurrency: Value '4.5' of type 'float' could not be converted to Integer",
 }
 WHOLE = {"seed=!!python/object:x 3"}
@@ -155,7 +161,30 @@ MISFITS: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("build", "message"), MISFITS, ids=[message for _, message in MISFITS])
+HARDWARE, SERVED = PLAIN.hardware, PLAIN.model
+IMPOSSIBLE: list[tuple[Callable[[], object], str]] = [
+    (lambda: replace(HARDWARE, hbm_bytes_per_s=0), "hardware.hbm_bytes_per_s=0 must be positive and finite"),
+    (lambda: replace(HARDWARE, hbm_bytes=math.inf), "hardware.hbm_bytes=inf must be positive and finite"),
+    (lambda: replace(HARDWARE, link_bytes_per_s=-1), "hardware.link_bytes_per_s=-1 must be positive"),
+    (lambda: replace(HARDWARE, fp8_flop_per_s=0), "hardware.fp8_flop_per_s=0 must be positive"),
+    (lambda: replace(HARDWARE, links=0), "hardware.links=0 must be positive"),
+    (lambda: replace(SERVED, heads=0), "model.heads=0 must be positive"),
+    (lambda: replace(SERVED, kv_heads=0), "model.kv_heads=0 must be positive"),
+    (lambda: replace(SERVED, kv_heads=3), "model.kv_heads=3 must divide model.heads=64"),
+    (lambda: replace(SERVED, experts=-1), "model.experts=-1 must not be negative"),
+    (lambda: replace(SERVED, experts=0), "model.intermediate=0 must be positive"),
+    (lambda: replace(SERVED, experts_per_token=0), "model.experts_per_token=0 must be positive"),
+    (lambda: replace(SERVED, experts_per_token=500), "experts_per_token=500 must be 0 to model.experts=128"),
+    (lambda: replace(SERVED, first_dense=1), "model.intermediate=0 must be positive"),
+    (
+        lambda: replace(SERVED, first_dense=500, intermediate=9),
+        "first_dense=500 must be 0 to model.layers=94",
+    ),
+    (lambda: replace(PLAIN.engine, activation_bytes=-1e11), "engine.activation_bytes=-1e+11 must be finite"),
+]
+
+
+@pytest.mark.parametrize(("build", "message"), MISFITS + IMPOSSIBLE)
 def test_what_does_not_fit_is_refused_in_one_line(build: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         build()
@@ -210,6 +239,19 @@ def test_a_saved_tree_takes_new_words(tmp_path: Path) -> None:
     saved.write_text(dump(load(["workload=smoke", "seed=7"])))
     experiment = load(["search=standard", "seed=8"], base=saved)
     assert (experiment.workload.name, experiment.search.name, experiment.seed) == ("smoke", "standard", 8)
+
+
+def test_a_saved_calibration_is_dropped_only_with_its_values(tmp_path: Path) -> None:
+    fitted, saved = tmp_path / "fitted.yaml", tmp_path / "config.yaml"
+    fitted.write_text("constants: {model.step_time.layer_us: {value: 92, source: fit}}")
+    saved.write_text(dump(load([f"engine.constants={fitted}"])))
+    for words in (["engine=simulated"], ["engine.constants=''"], ["engine=simulated", "hardware=mi325x"]):
+        with pytest.raises(ConfigError, match="also choose model=NAME hardware=NAME$"):
+            load(words, base=saved)
+    afresh = ["engine=simulated", "model=qwen3_235b_a22b_fp8", "hardware=mi325x"]
+    assert load(afresh, base=saved) == PLAIN
+    assert load(["engine=simulated", f"engine.constants={fitted}"], base=saved) == load(base=saved)
+    assert load(["engine=vllm"], base=saved).engine.kind == "vllm"
 
 
 @pytest.mark.parametrize("group", ["engine", "layout", "target"])

@@ -124,7 +124,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "layer_us is in 'ms', but this model's is in 'us'",
     ),
     ({**GOOD, "covariance": {LAYER: [1.0, 0.0]}}, "a row of as many numbers"),
-    ({**GOOD, "covariance": {LAYER: [1.0, 2.0], LINK: [2.0, 1.0]}}, "no covariance"),
+    (
+        {**GOOD, "covariance": {LAYER: [1.0, 2.0], LINK: [2.0, 1.0]}},
+        "covariance is none: it has the eigenvalue -1",
+    ),
+    (
+        {**GOOD, "constants": {LAYER: {"value": 1, "source": "x"}}, "covariance": {LAYER: [1.0]}},
+        "have an interval",
+    ),
     ({**GOOD, "covariance": {LAYER: [1.0, 0.5], LINK: [0.4, 1.0]}}, "not symmetric"),
     ({**GOOD, "covariance": {"model.layers": [1.0]}}, "covariance must be of its constants"),
     ({**GOOD, "speed": 3}, "unknown key 'speed'"),
@@ -147,5 +154,31 @@ def test_the_refusal_names_the_file(tmp_path: Path) -> None:
 
 
 def test_only_the_simulated_engine_takes_a_calibration() -> None:
-    with pytest.raises(ConfigError, match=r"unknown key 'engine\.constants'"):
+    with pytest.raises(ConfigError, match=r"engine\.constants belongs to engine=simulated"):
         load(["engine=external", "target.urls=[http://127.0.0.1:1]", "engine.constants=a.yaml"])
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *(f"hardware.efficiency.{field.name}.value=0" for field in fields(Efficiency)),
+        "model.step_time.gemm_prefill.value=0",
+        "model.step_time.gemm_decode.value=1.2",
+        "model.step_time.expert_read.value=0",
+    ],
+)
+def test_a_share_is_above_nothing_and_at_most_all(word: str) -> None:
+    with pytest.raises(ConfigError, match=r"a share must be above 0 and at most 1") as caught:
+        load([word])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_draw_beyond_the_peak_is_the_peak() -> None:
+    assert replaced(PLAIN, {LINK: 1.3}).hardware.efficiency.link.value == 1
+
+
+def test_a_covariance_is_no_word() -> None:
+    with pytest.raises(
+        ConfigError, match=r"belongs to a calibration; name its file: engine\.constants=FILE$"
+    ):
+        load(["engine.constants_covariance={foo: [1.0]}"])

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 from conf import load
 from conf.schema import SimulatedEngine
-from serve_apps.engine_model import Engine, VirtualService, loop
+from serve_apps.engine_model import Engine, GenerateRequest, VirtualService, loop
 from serve_apps.engine_model.fast import FastEngine, Machine, Times, Unfit, serve_closed, serve_open
 
 ASKED = load(["engine=simulated"])
@@ -77,10 +77,13 @@ def test_every_token_comes_when_the_block_by_block_engine_says(
 
 @pytest.mark.parametrize("policy", ["leastconn", "roundrobin"])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_router_in_front_of_engines_chooses_as_the_virtual_service_does(policy: str, ahead: bool) -> None:
+@pytest.mark.parametrize("native", [False, True])
+def test_a_router_in_front_of_engines_chooses_as_the_virtual_service_does(
+    policy: str, ahead: bool, native: bool
+) -> None:
     asked = spec(async_scheduling=ahead)
     sent_s, columns = traffic(5, 300, 60.0)
-    served = serve_open(Machine.of(asked, *PARTS), sent_s, columns, replicas=3, policy=policy)
+    served = serve_open(Machine.of(asked, *PARTS), sent_s, columns, replicas=3, policy=policy, native=native)
     assert_allclose(by_loop(served), by_blocks(asked, sent_s, columns, 3, policy), rtol=1e-12)
 
 
@@ -91,6 +94,54 @@ def test_a_closed_loop_keeps_its_concurrency_and_serves_each_request_once(native
     ends = np.sort(served.last_token_s)
     assert np.array_equal(served.sent_s, np.concatenate([np.zeros(8), ends[: 60 - 8]]))
     assert (served.last_token_s >= served.first_token_s).all() and served.work.sequences == columns[1].sum()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_closed_loop_is_that_of_the_block_by_block_engine(ahead: bool) -> None:
+    asked = spec(async_scheduling=ahead, max_num_seqs=6)
+    _, (inputs, outputs, shared) = traffic(9, 60, 1.0)
+    engine, now_s, sent = Engine(asked, *PARTS), 0.0, 8
+    states = [engine.add(GenerateRequest(i, int(inputs[i]), int(outputs[i])), 0.0) for i in range(8)]
+    while (ready_s := engine.ready_s()) < np.inf:
+        now_s = max(now_s, ready_s)
+        end_s = engine.begin_step(now_s)
+        assert end_s is not None
+        now_s = end_s
+        for _ in engine.end_step()[: 60 - sent]:
+            states.append(engine.add(GenerateRequest(sent, int(inputs[sent]), int(outputs[sent])), now_s))
+            sent += 1
+    expected = [(state.first_token_s, state.last_token_s) for state in states]
+    served = serve_closed(Machine.of(asked, *PARTS), 8, (inputs, outputs, shared))
+    assert_allclose(np.column_stack([served.first_token_s, served.last_token_s]), expected, rtol=1e-12)
+
+
+def test_the_kv_in_use_is_that_of_the_blocks_held() -> None:
+    asked, count = spec(), 300
+    sent_s = np.cumsum(np.random.default_rng(1).exponential(0.05, count))
+    columns = np.full(count, 5600), np.full(count, 140), np.full(count, 5320)
+    work = serve_open(Machine.of(asked, *PARTS), sent_s, columns).work
+    engine = Engine(asked, *PARTS)
+    service = VirtualService([engine])
+    for key, at_s in enumerate(sent_s.tolist()):
+        service.submit(key, at_s, 5600, 140, shared_tokens=5320)
+    held = 0.0
+    for until_s in np.arange(0.02, sent_s[-1], 0.02).tolist():
+        service.advance(until_s)
+        held += 0.02 * engine.kv_usage * engine.kv_blocks * engine.block_size
+    assert work.kv_token_seconds == pytest.approx(held, rel=0.15)
+
+
+def test_a_request_that_the_loop_may_not_serve_is_refused_when_it_comes() -> None:
+    engine = FastEngine(Machine.of(spec(), *PARTS), longest_output=64)
+    with pytest.raises(ValueError, match="made room"):
+        engine.add(0.0, 100, 65)
+    with pytest.raises(ValueError, match="at least one"):
+        engine.add(0.0, 100, 0)
+    with pytest.raises(Unfit, match="shorter than the prefix"):
+        engine.add(0.0, 100, 10, 101)
+    engine.add(0.0, 100, 10, 50)
+    with pytest.raises(Unfit, match="lengths"):
+        engine.add(1.0, 100, 10, 60)
 
 
 def test_step_by_step_a_service_sees_what_one_call_gives() -> None:

@@ -105,10 +105,58 @@ def test_the_sensitivity_says_what_to_measure_first() -> None:
 def test_open_ends_are_bounds_and_no_numbers() -> None:
     above = predict(only_layer("search.highest_qps=3"), MODEL, draws=0)
     assert (above["exit_code"], above["capacity"]["open_above"]) == (summary.EXIT_OPEN, True)
-    assert "at least 3.00 QPS per node" in summary.text(above)
+    q = above["capacity"]["qps_per_node"]
+    assert q == {"estimate": 3.0, "low": None, "high": None, "certified": None}
+    assert above["forecast"]["noise_pct"] is None
+    text = summary.text(above)
+    assert "at least 3.00 QPS per node: the bounds are kept even there (search.highest_qps)" in text
+    assert "has an interval" not in text and "per replica 3.00 QPS (interval unknown)" in text
+    shared = predict(only_layer("search.highest_qps=4.5"), MODEL, draws=16)
+    assert "both are kept in 6" in summary.text(shared) or "both are kept in 7" in summary.text(shared)
     below = predict(only_layer("slo.tpot_p90_ms=0.5"), MODEL, draws=0)
     assert below["exit_code"] == summary.EXIT_SLO_MISSED and "capacity" not in below
     assert "the bounds are not met even at the lowest rate" in summary.text(below)
+
+
+def test_a_quantile_among_draws_beyond_an_end_is_unknown() -> None:
+    below = predict(only_layer("search.lowest_qps=4"), MODEL)
+    q = below["capacity"]["qps_per_node"]
+    assert (q["low"], q["certified"], below["exit_code"]) == (None, None, summary.EXIT_OPEN)
+    assert q["high"] == pytest.approx(5.0 / 0.8, rel=0.05)
+    assert (below["capacity"]["open_below"], below["capacity"]["open_above"]) == (True, False)
+    assert "draws of the constants even at 4 QPS per node (search.lowest_qps)" in below["reason"]
+    assert "95 % interval [unknown, 6." in summary.text(below)
+    above = predict(only_layer("search.highest_qps=5.5"), MODEL)
+    q = above["capacity"]["qps_per_node"]
+    assert (q["high"], above["exit_code"]) == (None, summary.EXIT_OPEN) and q["certified"] > q["low"] > 2.9
+    few = uncertainty.Uncertainty((LAYER,), (-1.0,) + (0.0,) * 24, open_below=1, smoothed=(0.0,) * 25)
+    assert few.ends(0.025, 0.0) is None and few.ends(0.05, 0.0) == 0.0
+
+
+def queueing(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed: int) -> Simulated:
+    """`simulate` of a node that ends three requests a second at most."""
+    seen = simulate(experiment, arrivals, nodes, seed)
+    turn_s = np.arange(1, len(seen.first_s) + 1) / 3.0
+    wait_s = np.maximum(turn_s - arrivals.due_ns / NS, 0.0)
+    return seen._replace(first_s=seen.first_s + wait_s, last_s=seen.last_s + wait_s)
+
+
+def test_an_overload_shows_what_was_served_and_no_steady_state() -> None:
+    tree = at_rate(only_layer("rate_qps=12"), replace(MODEL, simulate=queueing), draws=0)
+    assert tree["forecast"]["output_tokens_per_s_per_node"] == pytest.approx(3 * 140, rel=0.1)
+    assert tree["forecast"]["input_tokens_per_s_per_node"] == pytest.approx(3 * 5600, rel=0.1)
+    assert tree["forecast"]["in_flight_per_node"] is None
+    assert "requests in flight unknown (overload" in summary.text(tree)
+
+
+def test_slow_engines_are_announced() -> None:
+    def by_block(*asked: Any) -> Simulated:
+        return simulate(*asked)._replace(work={"busy_s": math.nan, "kv_token_seconds": math.nan})
+
+    said: list[str] = []
+    for act, words in ((predict, ()), (at_rate, ("rate_qps=4",))):
+        act(only_layer(*words), replace(MODEL, simulate=by_block, say=said.append), draws=0)
+    assert len(said) == 2 and all("block by block: slower" in line for line in said)
 
 
 def test_one_rate_is_judged_against_the_bounds() -> None:
@@ -117,7 +165,29 @@ def test_one_rate_is_judged_against_the_bounds() -> None:
     assert missed["probe"]["tpot"]["p90_ms"] == pytest.approx(110, rel=0.01)
     # The value is above 91 us, where 5.5 QPS would just be kept, in all but the lowest fifth of its draws.
     assert missed["forecast"]["kept_probability"] == pytest.approx(0.2, abs=0.07)
-    assert "PREDICTED  5.5 QPS per node: p90 TPOT over the bound" in summary.text(missed)
+    headline = summary.text(missed).splitlines()[0]
+    assert headline.startswith("PREDICTED  5.5 QPS per node: p90 TPOT over the bound; both are kept in ")
+    assert headline.endswith(" % of 8 draws of the constants")
+
+
+def test_a_grid_of_rates_fills_its_rows_and_columns_keep_their_types() -> None:
+    rates = matrix(["matrix.rate_qps=[2,8]"])
+    found = grid.experiments(lambda words: only_layer(*words), rates)
+    said: list[str] = []
+    tree = grid.predicted(rates, found, lambda one: at_rate(one, MODEL, draws=8), map, said.append)
+    assert said == ["cell 1 of 2 is done", "cell 2 of 2 is done"]
+    _, slow, fast = forecasts.table(tree["axes"], tree["cells"]).splitlines()
+    assert slow.split()[:8] == ["2", "2.00", "kept", "in", "100", "%", "-", "100"]
+    assert fast.split()[1:9] == ["8.00", "kept", "in", "0", "%", "TPOT", "100", "160"]
+    assert len(fast.split()) == 12
+    row = forecasts.rows([{"at": {"rate_qps": 2}, **predict(only_layer(), MODEL, draws=0)}])
+    assert row.schema == forecasts.rows(tree["cells"]).schema
+
+
+def test_a_grid_says_what_to_measure_first() -> None:
+    tree = predict(only_layer(), MODEL, draws=2, sensitivity=True)
+    table = forecasts.table(["layout"], [{"at": {"layout": "a"}, **tree}])
+    assert f"measure first: {LAYER} (100 % of variance)" in table
 
 
 def test_independent_nodes_answer_as_one_and_pooled_ones_together() -> None:
@@ -135,6 +205,7 @@ def test_draws_have_the_constants_intervals_and_a_calibrations_correlation() -> 
     asked = only_layer()
     values = np.array([draw[LAYER] for draw in uncertainty.drawn(asked, 400)])
     assert np.quantile(values, [0.025, 0.5, 0.975]) == pytest.approx([80, 100, 160], rel=0.03)
+    assert uncertainty.drawn(only_layer("seed=7"), 3) == uncertainty.drawn(asked, 3)
     layer, step = LAYER, "model.step_time.step_ms"
     rows: dict[str, list[float]] = {layer: [0.01, -0.0099], step: [-0.0099, 0.01]}
     engine: Any = replace(asked.engine, constants_covariance=rows)  # type: ignore[call-arg]
@@ -185,6 +256,29 @@ def test_flags_of_predict_are_refused_elsewhere(verb: str, words: list[str], sai
         command_line.refuse_idle_flags(arguments)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rate_qps=300"], "rate_qps=300 is above search.highest_qps=200; raise that too"),
+        (["--sensitivity", "matrix.rate_qps=[2,5]"], "leave rate_qps=... out"),
+        (["--out", "{folder}"], "exists; choose another --out"),
+        (["--out", "{folder}/file"], "exists; choose another --out"),
+        (["--out", "{folder}/none/file"], "there is no folder"),
+        (["engine.max_num_queued_reqs=9"], "predict knows no refusals"),
+        (["engine.step_noise_cv=.inf"], "engine.step_noise_cv must be finite"),
+        (["engine.drift_memory_s=.inf"], "must be finite"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_a_line(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    code = root.main(["predict", *(word.format(folder=tmp_path) for word in words)])
+    error = capsys.readouterr().err
+    assert code == summary.EXIT_USAGE and said in error and len(error.splitlines()) == 1
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_prediction_honours_nodes_and_one_rate() -> None:
     asked = command_line.asked("predict", ["cluster.nodes=3000", "rate_qps=10"], None)
     assert (asked.cluster.nodes, asked.rate_qps, asked.search.budget_s) == (3000, 10.0, 36000.0)
@@ -194,8 +288,8 @@ def test_a_prediction_honours_nodes_and_one_rate() -> None:
 
 def test_block_by_block_is_the_same_service_only_slower() -> None:
     asked = load(["workload=chat_5600_140_varied", "workload.prefix_hit=.5", "seed=4"])
-    # A queue limit that nobody reaches keeps the compiled loop away.
-    booked: Any = replace(asked.engine, max_num_queued_reqs=10**6)  # type: ignore[call-arg]
+    # More sequences than a step has tokens keep the compiled loop away.
+    booked: Any = replace(asked.engine, max_num_seqs=10**4)  # type: ignore[call-arg]
     fixed = replace(asked.workload, input_tokens=load().workload.input_tokens)
     bench = Bench(replace(asked, workload=fixed), root._simulate, Effort(1, 60.0))
     fast, slow = (b.at(6.0) for b in (bench, bench.varied(replace(bench.experiment, engine=booked))))

@@ -51,6 +51,18 @@ def test_every_schedule_says_how_much_of_a_prompt_is_shared(streams: int) -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("input_tokens", "hit", "shared"), [(5600, 0.99995, 5592), (10, 0.95, 2), (8, 0.99, 7), (1, 0.9, 0)]
+)
+def test_no_prompt_is_shared_whole(input_tokens: int, hit: float, shared: int) -> None:
+    words = [f"workload.input_tokens.mean={input_tokens}", f"workload.prefix_hit={hit}"]
+    workload = load(["workload=smoke", *words]).workload
+    schedule = drawn(workload)
+    assert set(schedule.shared_tokens.tolist()) == {shared}
+    prompts = Prompts(workload, "m", 151936, salt=1)
+    assert prompts.body(1, input_tokens, 4, shared) != prompts.body(2, input_tokens, 4, shared)
+
+
 def test_sharing_changes_neither_arrivals_nor_lengths() -> None:
     plain, shared = (drawn(replace(HALF.workload, prefix_hit=hit)) for hit in (0.0, 0.5))
     assert not plain.shared_tokens.any()
@@ -117,6 +129,7 @@ def test_the_engines_of_a_virtual_target_share_the_same_prefix() -> None:
     schedule = drawn(HALF.workload)
     seen = target.run(schedule, 60 * NS)
     assert seen.ended["status"].to_pylist() == ["ok"] * len(schedule)
+    assert seen.ended["shared_tokens"].to_pylist() == schedule.shared_tokens.tolist()
     assert engine.prefix_hits / engine.prefix_queries == pytest.approx(0.5, abs=0.01)
 
 

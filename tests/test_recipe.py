@@ -10,6 +10,7 @@ from analysis import studies, summary
 from analysis.__main__ import show
 from analysis.runs import RunError
 from conf import ConfigError, Experiment, load
+from loadgen import __main__ as root
 from loadgen import command_line, measure, recipe, study, verbs
 from loadgen.folder import Folder
 from loadgen.plan import Past
@@ -105,3 +106,36 @@ def test_a_study_without_a_result_cannot_be_calibrated(tmp_path: Path) -> None:
     begun(tmp_path, Site({"r1-c1": summary.EXIT_VOID}))
     with pytest.raises(RunError, match="no part of this study has a result yet"):
         studies.parts(tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("workload=smoke", "workload: recipe has its own workloads"),
+        ("workload.input_tokens.mean=9", "recipe has its own workloads"),
+        ("slo.ttft_p90_ms=900", "judges nothing"),
+        ("search=standard", "judges nothing"),
+        ("engine.max_model_len=3000", "exceed the 3000 that the engine holds"),
+    ],
+)
+def test_what_no_part_would_honour_or_fit_is_refused_before_anything_starts(
+    word: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert root.main(["recipe", word, f"out={tmp_path}"]) == summary.EXIT_USAGE
+    told = capsys.readouterr().err
+    assert says in told and told.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_plan_says_how_long_all_parts_last(capsys: pytest.CaptureFixture[str]) -> None:
+    assert root.main(["recipe", "--dry-run", "workload.prompt=text", "rate_qps=2", "duration_s=60"]) == 0
+    *parts, total = capsys.readouterr().out.splitlines()
+    assert len(parts) == 16 and "# r4-50pct: 5600/140 tokens, prefix_hit 0, 1 QPS per node for 60 s" in parts
+    seconds = float(total.partition("in total ")[2].partition(" s")[0])
+    assert seconds > 3 * 60 + 30 * 500 * 0.01  # R2 alone decodes 30 x 500 tokens in turn
+
+
+def test_the_rate_is_guessed_for_the_traffic_that_it_is_offered() -> None:
+    asked = load(["workload=smoke", "workload.prompt=text"])
+    checked = recipe.checked(asked).workload
+    assert (checked.name, checked.prompt) == ("r4_check", "text")

@@ -1,5 +1,6 @@
 """What a run concluded, from its Parquet files again: the same to the last digit, or said where not."""
 
+import json
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +18,7 @@ from analysis.dwell import in_window
 from analysis.quantiles import quantile
 from analysis.runs import RunError
 from conf import Experiment, load
-from loadgen import conclusion, run
+from loadgen import conclusion, hold, run
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.driver import Driver
 from loadgen.measure import require
@@ -74,6 +75,36 @@ def test_a_sweep_is_recomputed_to_the_last_digit(swept: Path, capsys: Any) -> No
     assert main(["show", str(swept), "--recompute"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("IDENTICAL") and f"low       recorded {low!r}, recomputed {low!r}" in shown
+
+
+def test_a_run_of_shared_prompts_is_recomputed_in_the_work_of_what_is_left(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "Fleet", VirtualFleet)
+    experiment = load(["rate_qps=3", "fleet.warmup_requests=4", "workload.prefix_hit=.5"])
+    filled = Run(experiment, folder, "probe", lambda *_, **__: None)
+
+    def act(driver: Driver) -> run.Conclude:
+        hold.rate(driver, 3.0, 60, 15)
+        return lambda: conclusion.of_probe(experiment, driver)
+
+    (line,) = filled.measure(lambda: Start(8.0), service(), act)["dwells"]
+    assert line["work_qps_per_node"] == pytest.approx(line["requests"] / 60), "alike requests are mean ones"
+    lines, identical = recount.text(load_run(folder.path))
+    assert identical, lines
+
+
+def test_a_folder_without_the_new_columns_is_recomputed(swept: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(swept, tmp_path / "old"))
+    rows = pq.read_table(path / "requests" / "part-000.parquet")
+    new = ["time_scale", "engine_first_token_ns", "engine_last_token_ns", "shared_tokens"]
+    pq.write_table(rows.drop_columns(new), path / "requests" / "part-000.parquet")
+    dwells = load_run(path).dwells()
+    basis = json.loads(dwells.schema.metadata[b"basis"])
+    del basis["prefix_hit"]
+    dwell_table.write(dwells.to_pylist(), basis, path / "dwells.parquet")
+    lines, identical = recount.text(load_run(path))
+    assert identical, lines
 
 
 class Late(VirtualFleet):

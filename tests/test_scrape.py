@@ -288,6 +288,20 @@ def test_samples_lie_on_the_grid_of_the_runs_clock(path: Path) -> None:
     assert all(tick < 0 for tick in ticks)
 
 
+def test_a_fast_clock_is_sampled_in_each_of_its_seconds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slept by the real clock instead, there would be a sample in every tenth of them."""
+    monkeypatch.setattr(scrape, "PERIOD_S", 1.0)
+    scale, zero_ns = 10.0, time.monotonic_ns()
+
+    def clock_ns() -> int:
+        return int((time.monotonic_ns() - zero_ns) * scale)
+
+    with Server(fine=says(page())) as server, Scraper(server.urls, path, clock_ns, time_scale=scale):
+        until(lambda: len(good(path, "fine")) >= 5)
+    seconds = [row["clock_ns"] // 10**9 for row in rows_of(path)["fine"]]
+    assert seconds[-1] - seconds[0] < 5 * len(seconds)
+
+
 def test_a_server_without_metrics_is_said_once_and_asked_seldom(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

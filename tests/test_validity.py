@@ -260,6 +260,32 @@ def test_the_trend_test_allows_for_autocorrelation():
     assert slope_t(np.arange(9.0)) is None
 
 
+def test_whole_blocks_are_those_of_the_engine():
+    """Of 500 shared tokens blocks of 128 hold 384; blocks of 16 hold 496."""
+    made = rows(**HALF_SHARED, cached_tokens=384)
+    assert judged(made).reason == "wrong_prefix_hits"
+    assert judged(made, block_tokens=128).valid
+    assert judged(rows(**HALF_SHARED, cached_tokens=360), block_tokens=128).reason == "wrong_prefix_hits"
+
+
+@pytest.mark.parametrize(("scale", "bound_ms"), [(1, 10.0), (5, 2.0), (10, 1.0), (20, 1.0)])
+def test_a_fast_clock_leaves_less_real_time_to_be_late(scale, bound_ms):
+    made = rows(time_scale=float(scale), send_offset_ns=round(1.5 * scale * MS))
+    verdict = judged(made)
+    lag = named(verdict, "send_lag_p99")
+    assert (lag.value, lag.bound) == (1.5, bound_ms)
+    assert verdict.reason == ("" if bound_ms > 1.5 else "client_limited")
+    assert named(verdict, "path_p90").bound == 100 / scale
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+def test_a_slower_clock_is_a_remedy_only_where_it_was_fast(scale):
+    verdict = judged(rows(time_scale=scale, engine_late_steps=[50] * 5))
+    run = judge_run([verdict] * 3, 2)
+    assert (verdict.reason, run.reason) == ("engine_late", "engine_late")
+    assert ("engine.time_scale" in verdict.remedy, "engine.time_scale" in run.remedy) == (scale > 1,) * 2
+
+
 def test_every_reason_has_a_remedy():
     verdict = judge_dwell(table(rows()), WINDOW, SLO)
     reasons = {check.reason for check in verdict.checks if check.reason}

@@ -90,12 +90,14 @@ class Machine:
         beside = self.front_end_s, noise.drift_sd, noise.memory_s, float(not noise.silent)
         return *self.roofline.costs, *beside
 
-    def shared(self, shared_tokens: Ints) -> Ints:
-        """Tokens of the common prefix that may be cached. Raises Unfit where prefixes differ in length."""
+    def shared(self, input_tokens: Ints, shared_tokens: Ints) -> Ints:
+        """Tokens of the common prefix that may be cached. Raises Unfit where not all hold the same of it."""
         if not self.spec.enable_prefix_caching:
             return np.zeros_like(shared_tokens)
         if len(shared_tokens) and shared_tokens.min() != shared_tokens.max():
             raise Unfit("prefixes of several lengths age apart in the cache")
+        if (shared_tokens > input_tokens).any():
+            raise Unfit("a prompt is shorter than the prefix that it shares")
         return shared_tokens
 
     def refuse_impossible(self, input_tokens: Ints, output_tokens: Ints) -> None:
@@ -124,6 +126,7 @@ class FastEngine:
         self._noise = Noise(machine.spec, seed)
         self._costs = machine.costs(self._noise)
         self._closed = 0
+        self._longest_output = longest_output
         ints, floats = _state(1)
         floats[0, loop.DRIFT] = self._noise.drift
         self._ints, self._floats = self._column(ints[0]), self._column(floats[0])
@@ -132,8 +135,17 @@ class FastEngine:
         self._chunk = self._drawn()
 
     def add(self, at_s: float, input_tokens: int, output_tokens: int, shared_tokens: int = 0) -> int:
-        """A request that arrives at `at_s`, not before the last one; returns its number, counted from 0."""
+        """A request that arrives at `at_s`, not before the last one; returns its number, counted from 0.
+
+        Raises ValueError for a request that can never be served, Unfit for another prefix than the others'.
+        """
         number = int(self._ints[loop.TAIL])
+        asked = [np.array([tokens]) for tokens in (input_tokens, output_tokens, shared_tokens)]
+        shared_tokens = int(_checked(self.machine, asked)[2][0])
+        if number and shared_tokens != self._requests[3][0]:
+            raise Unfit("prefixes of several lengths age apart in the cache")
+        if output_tokens > self._longest_output:
+            raise ValueError(f"{output_tokens} output tokens exceed the {self._longest_output} made room for")
         self._reserve(number + 1)
         ready, prompt, output, shared, sent, *_ = self._requests
         self._floats[loop.FRONT_FREE] = max(at_s, self._floats[loop.FRONT_FREE]) + self.machine.front_end_s
@@ -185,10 +197,12 @@ class FastEngine:
         self._reserve(self._closed)
         for place, values in enumerate(asked, 1):
             self._requests[place][: self._closed] = values if self._native else values.tolist()
+        if concurrency < 1:
+            raise ValueError(f"a closed loop of concurrency {concurrency} sends nothing")
         first = min(concurrency, self._closed)
         ready_s = (np.arange(first) + 1) * self.machine.front_end_s
         self._requests[0][:first] = ready_s if self._native else ready_s.tolist()
-        self._floats[loop.FRONT_FREE] = float(ready_s[-1])
+        self._floats[loop.FRONT_FREE] = first * self.machine.front_end_s
         self._ints[loop.TAIL] = self._ints[loop.OPEN] = first
         return self._ended()
 
@@ -239,6 +253,7 @@ def serve_open(
     if replicas == 1:
         return FastEngine(machine, int(asked[1].max(initial=1)), seed, native).serve(sent_s, asked)
     noise = Noise(machine.spec, seed)
+    route = loop.route if native or not loop.NATIVE else loop.route.py_func  # type: ignore[attr-defined]
     if not noise.silent:
         raise Unfit("noise of many engines is drawn by each of them")
     room = len(sent_s) // replicas + 64
@@ -248,7 +263,7 @@ def serve_open(
         taken = np.zeros(len(sent_s), np.int64)
         state = ints, floats, requests, ring, tuple(np.zeros(0) for _ in range(3))
         balance = policy == "leastconn"
-        why = loop.route(taken, sent_s, tuple(asked), balance, machine.limits(), machine.costs(noise), *state)
+        why = route(taken, sent_s, tuple(asked), balance, machine.limits(), machine.costs(noise), *state)
         if why == loop.REACHED:
             break
         if why == loop.OUT_OF_KV:
@@ -274,7 +289,7 @@ def serve_closed(
 def _checked(machine: Machine, asked: Sequence[Ints]) -> list[Ints]:
     prompt, output, shared = (np.ascontiguousarray(column, dtype=np.int64) for column in asked)
     machine.refuse_impossible(prompt, output)
-    return [prompt, output, machine.shared(shared)]
+    return [prompt, output, machine.shared(prompt, shared)]
 
 
 def _state(engines: int) -> tuple[Ints, Floats]:

@@ -9,9 +9,12 @@ Decoders are a count and a sum of contexts. Who gets a first token in step s emi
 s + output - 1, which is known then: a ring of buckets, one per step, says who leaves when.
 """
 
+import hashlib
 import heapq
 import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,18 +23,17 @@ from serve_apps.engine_model.engine import IDLE_POLL_S
 from serve_apps.engine_model.step_time import step_s
 
 try:
-    from numba import njit
-
-    NATIVE = True
+    import numba
 except ImportError:  # the same rules, some fifteen times slower
-    NATIVE = False
+    numba = None
+NATIVE = numba is not None
 
 # Places in `ints`: requests added, the next to admit, the one prefilled in part (-1: none), how far ...
 TAIL, HEAD, PART, PART_DONE, RUNNING, DECODERS, CONTEXT, STEP, ENDED, RESERVED, WARM, OPEN, DRAWN = range(13)
 # ... the step scheduled but not begun, and the one that runs: if there is one, and whose prompts end ...
 AHEAD, AHEAD_LOW, AHEAD_HIGH, FLYING, FLYING_LOW, FLYING_HIGH, LOOKED = range(13, 20)
 # ... and the tokens of all steps so far.
-DECODED, PREFILLED, READ, EMITTED, INTS = range(20, 25)
+DECODED, PREFILLED, READ, EMITTED, BORROWED, INTS = range(20, 26)
 # Places in `floats`.
 NOW, AHEAD_S, FLYING_END, DRIFT, DRIFTED_AT, FRONT_FREE, BUSY, PAIRS, HELD, FLOATS = range(10)
 
@@ -39,8 +41,28 @@ REACHED, OUT_OF_NOISE, OUT_OF_KV, OUT_OF_ROOM = range(4)
 """Why a loop returned: `until` is reached; more noise is due; the cache, or a column, may overflow."""
 
 
+def _cache() -> str | None:
+    """A folder of the user's for machine code of exactly these sources; None where none can be written.
+
+    numba looks at the file of a function alone, and would keep a `_step_s` that has changed.
+    """
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = home / "maxqps" / hashlib.sha256(sources).hexdigest()[:16]
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    return str(folder) if os.access(folder, os.W_OK) else None
+
+
 def _native(function: Callable[..., Any]) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = njit(cache=True, nogil=True)(function) if NATIVE else function
+    if not NATIVE:
+        return function
+    before, folder = numba.config.CACHE_DIR, _cache()
+    numba.config.CACHE_DIR = folder or before
+    compiled: Callable[..., Any] = numba.njit(cache=folder is not None, nogil=True)(function)
+    numba.config.CACHE_DIR = before
     return compiled
 
 
@@ -73,7 +95,7 @@ def advance(
     now, ahead_s, flying_end = floats[NOW], floats[AHEAD_S], floats[FLYING_END]
     drift, drifted_at, front_free = floats[DRIFT], floats[DRIFTED_AT], floats[FRONT_FREE]
     busy, all_pairs, held = floats[BUSY], floats[PAIRS], floats[HELD]
-    still_open = ints[OPEN]
+    still_open, borrowed = ints[OPEN], ints[BORROWED]
     status = REACHED
     while True:
         if flying and looked:  # end the step that runs
@@ -89,6 +111,7 @@ def advance(
                 running -= 1
                 still_open -= 1
                 reserved -= (prompt[i] + output[i] + block - 1) // block - cached[i] // block
+                borrowed -= cached[i]
                 if tail < closed:  # in a closed loop whoever leaves makes room for the next
                     sent[tail] = now
                     front_free = max(now, front_free) + front_end
@@ -118,7 +141,8 @@ def advance(
                 drawn += 1
             flying_end = now + took
             busy += took
-            held += took * (context + done if part >= 0 else context)
+            own = context - borrowed + (done if part >= 0 else 0)
+            held += took * (own + warm * block if borrowed else own)
             flying, flying_low, flying_high = 1, ahead_low, ahead_high
             ahead, looked = 0, 1 - lookahead
             continue
@@ -152,6 +176,7 @@ def advance(
                     status = OUT_OF_KV
                     break
                 cached[part] = done
+                borrowed += done
                 running += 1
                 head += 1
             new = min(prompt[part] - done, left)
@@ -191,7 +216,7 @@ def advance(
     ints[AHEAD], ints[AHEAD_LOW], ints[AHEAD_HIGH] = ahead, ahead_low, ahead_high
     ints[FLYING], ints[FLYING_LOW], ints[FLYING_HIGH], ints[LOOKED] = flying, flying_low, flying_high, looked
     ints[DECODED], ints[PREFILLED], ints[READ], ints[EMITTED] = decoded, prefilled, all_read, emitted
-    ints[OPEN] = still_open
+    ints[OPEN], ints[BORROWED] = still_open, borrowed
     floats[NOW], floats[AHEAD_S], floats[FLYING_END] = now, ahead_s, flying_end
     floats[DRIFT], floats[DRIFTED_AT], floats[FRONT_FREE] = drift, drifted_at, front_free
     floats[BUSY], floats[PAIRS], floats[HELD] = busy, all_pairs, held
@@ -242,7 +267,10 @@ def route(
             if ints[r, FLYING]:
                 heapq.heappush(events, (floats[r, FLYING_END], r))
             elif count[r]:
-                heapq.heappush(events, (max(ready[r, ints[r, HEAD]], np.nextafter(now, math.inf)), r))
+                at = np.nextafter(now, math.inf)  # all that came by now has been seen
+                if ints[r, HEAD] < ints[r, TAIL]:
+                    at = max(at, ready[r, ints[r, HEAD]])
+                heapq.heappush(events, (at, r))
         if j == len(due):
             break
         r = turn

@@ -31,8 +31,14 @@ def serve(
 ) -> Times:
     """`fast.serve_open`, and where that is Unfit the same with the scheduler that keeps books of every block.
 
-    Raises ValueError for a request that can never be served, weights that do not fit, an unknown figure.
+    Raises ValueError for a request that can never be served, weights that do not fit, an unknown figure, and
+    for limits of the queue, whose refusals it does not model.
     """
+    if spec.max_num_queued_reqs is not None or spec.max_num_queued_tokens is not None:
+        raise ValueError(
+            "the engine model does not predict refusals: leave out engine.max_num_queued_reqs and "
+            "engine.max_num_queued_tokens, or measure with sweep or probe"
+        )
     try:
         return serve_open(Machine.of(spec, model, hardware, layout), sent_s, asked, seed, replicas, policy)
     except Unfit:

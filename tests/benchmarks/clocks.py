@@ -80,6 +80,7 @@ def measure(time_scale: float, seed: int, seconds: int, out: Path) -> Row:
     if run.sweep is None or not run.requests().num_rows:
         raise SystemExit(f"{name}: no requests; {(run.sweep or {}).get('reason', 'see its folder')}")
     rows = run.requests()
+    rows = rows.filter(pa.array(~metrics.word_in(rows, "phase", "retracted")))
     inside = (metrics.numbers(rows, "dwell") == 0) & metrics.word_in(rows, "phase", "window")
     ttft_ms, tpot_ms = (values[inside] for values in virtual(rows, run.config))
     seen = rows.filter(pa.array(inside))
@@ -105,17 +106,18 @@ def virtual(rows: pa.Table, experiment: Experiment) -> tuple[np.ndarray, np.ndar
     parts = experiment.model, experiment.hardware, experiment.layout
     seeds = range(experiment.seed, experiment.seed + experiment.replicas)
     service = VirtualService([Engine(spec, *parts, seed) for seed in seeds])
-    names = ("due_ns", "requested_input_tokens", "requested_output_tokens")
-    due_s, prompt, output = (metrics.numbers(rows, name) for name in names)
-    due_s = due_s / NS
+    due_s = metrics.numbers(rows, "due_ns") / NS
+    names = ("requested_input_tokens", "requested_output_tokens", "shared_tokens")
+    prompt, output, shared = (metrics.numbers(rows, name) for name in names)
     for key, at_s in enumerate(due_s):
-        service.submit(key, float(at_s), int(prompt[key]), int(output[key]))
+        lengths = int(prompt[key]), int(output[key])
+        service.submit(key, float(at_s), *lengths, shared_tokens=int(np.nan_to_num(shared[key])))
     service.advance(float(due_s.max()) + LONGEST_S)
     seen = sorted(service.observe(), key=lambda progress: progress.key)
     first_s, last_s = (
         np.array([getattr(each, f"{which}_token_s") for each in seen]) for which in ("first", "last")
     )
-    return (first_s - due_s) * 1e3, (last_s - first_s) / (output - 1) * 1e3
+    return metrics.ttft_ms(due_s, first_s), metrics.tpot_ms(first_s, last_s, output)
 
 
 if __name__ == "__main__":
