@@ -30,7 +30,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -170,7 +170,12 @@ def _say(line: str) -> None:
 def _processes() -> Iterator[Spread]:
     """The map of one process per core; forked, so that each begins with what is imported and compiled."""
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
-        yield pool.map
+        try:
+            yield pool.map
+        except BaseException:  # who interrupts a prediction does not wait for its workers
+            for worker in active_children():
+                worker.kill()
+            raise
 
 
 def compare(arguments: argparse.Namespace) -> int:
