@@ -19,7 +19,7 @@ import yaml
 
 from analysis import calibration, recount, studies, summary
 from analysis.observed import Load, Served, observe
-from analysis.runs import RunError, load_run
+from analysis.runs import RunError, load_run, refuse_out
 from conf import ConfigError, Experiment, load
 from conf.schema import SimulatedEngine
 
@@ -81,7 +81,7 @@ def calibrate(words: Sequence[str], out: Path | None) -> int:
     if not paths:
         raise RunError("calibrate needs the folder of a run; see --help")
     _refuse_words(given)
-    _refuse_out(out)
+    refuse_out(out)
     resolved = [path.resolve() for path in paths]
     for path in paths:
         if resolved.count(path.resolve()) > 1:
@@ -106,16 +106,6 @@ def _refuse_words(given: Sequence[str]) -> None:
                 f"'{word}' is not of the machine; calibrate takes {', '.join(MACHINE)} words, "
                 "the runs say the rest"
             )
-
-
-def _refuse_out(out: Path | None) -> None:
-    """Raise RunError for a file that could not be written once the fit is done."""
-    if out is None:
-        return
-    if out.exists():
-        raise RunError(f"{out} exists; choose another --out or remove it")
-    if not os.access(out.parent, os.W_OK | os.X_OK):
-        raise RunError(f"cannot write to {out.parent}; choose another --out")
 
 
 def _simulated(words: Sequence[str], config: Path) -> Experiment:

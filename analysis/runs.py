@@ -1,6 +1,7 @@
 """Opens a run folder, also of a run that was killed; knows file names and columns, not what they prove."""
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,16 @@ DRIVER_SHARDS = "driver-*.arrow"
 
 class RunError(ValueError):
     """The folder is not a run, or a file in it is broken; one line."""
+
+
+def refuse_out(out: Path | None) -> None:
+    """Raise RunError for an `--out` file that would replace another or could not be written."""
+    if out is None:
+        return
+    if out.exists():
+        raise RunError(f"{out} exists; choose another --out or remove it")
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise RunError(f"cannot write to {out.parent}; choose another --out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from analysis import forecasts, summary
-from analysis.runs import RunError
+from analysis.runs import RunError, refuse_out
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
 from conf.matrix import matrix
@@ -118,8 +118,7 @@ def predict(arguments: argparse.Namespace) -> int:
     """Answer from the engine model alone: direct simulation on a virtual clock, of one point or a grid."""
     cells = matrix(arguments.words)
     found = grid.experiments(partial(_foreseeable, arguments), cells)
-    if arguments.out:
-        _refuse_occupied(arguments.out)
+    refuse_out(arguments.out)
     if arguments.dry_run:
         return max(_plan(one, 0) for one in found if isinstance(one, Experiment))
     one = next(one for one in found if isinstance(one, Experiment))
@@ -152,14 +151,6 @@ def _foreseeable(arguments: argparse.Namespace, words: Sequence[str]) -> Experim
             f"rate_qps={rate_qps:g} is above search.highest_qps={highest_qps:g}; raise that too"
         )
     return experiment
-
-
-def _refuse_occupied(out: Path) -> None:
-    """Refuse a file that could not be written, or would replace another, before the work is done."""
-    if out.exists():
-        raise ConfigError(f"{out} exists; choose another --out or remove it")
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out: there is no folder {out.parent}; create it")
 
 
 def _say(line: str) -> None:

@@ -263,7 +263,7 @@ def test_flags_of_predict_are_refused_elsewhere(verb: str, words: list[str], sai
         (["--sensitivity", "matrix.rate_qps=[2,5]"], "leave rate_qps=... out"),
         (["--out", "{folder}"], "exists; choose another --out"),
         (["--out", "{folder}/file"], "exists; choose another --out"),
-        (["--out", "{folder}/none/file"], "there is no folder"),
+        (["--out", "{folder}/none/file"], "cannot write to"),
         (["engine.max_num_queued_reqs=9"], "predict knows no refusals"),
         (["engine.step_noise_cv=.inf"], "engine.step_noise_cv must be finite"),
         (["engine.drift_memory_s=.inf"], "must be finite"),

@@ -14,12 +14,14 @@ import heapq
 import math
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from serve_apps.engine_model.engine import IDLE_POLL_S
+from serve_apps.engine_model.noise import drifted
 from serve_apps.engine_model.step_time import step_s
 
 try:
@@ -41,7 +43,8 @@ REACHED, OUT_OF_NOISE, OUT_OF_KV, OUT_OF_ROOM = range(4)
 """Why a loop returned: `until` is reached; more noise is due; the cache, or a column, may overflow."""
 
 
-def _cache() -> str | None:
+@cache
+def _folder() -> str | None:
     """A folder of the user's for machine code of exactly these sources; None where none can be written.
 
     numba looks at the file of a function alone, and would keep a `_step_s` that has changed.
@@ -59,14 +62,14 @@ def _cache() -> str | None:
 def _native(function: Callable[..., Any]) -> Callable[..., Any]:
     if not NATIVE:
         return function
-    before, folder = numba.config.CACHE_DIR, _cache()
+    before, folder = numba.config.CACHE_DIR, _folder()
     numba.config.CACHE_DIR = folder or before
     compiled: Callable[..., Any] = numba.njit(cache=folder is not None, nogil=True)(function)
     numba.config.CACHE_DIR = before
     return compiled
 
 
-_step_s = _native(step_s)
+_step_s, _drifted = _native(step_s), _native(drifted)
 
 
 @_native
@@ -134,8 +137,7 @@ def advance(
                     status = OUT_OF_NOISE
                     break
                 if drift_sd > 0:
-                    kept = math.exp(-max(0.0, now - drifted_at) / memory)
-                    drift = kept * drift + drift_sd * math.sqrt(1 - kept * kept) * gauss[drawn]
+                    drift = _drifted(drift, now - drifted_at, drift_sd, memory, gauss[drawn])
                     drifted_at = now
                 took = took * factors[drawn] * math.exp(drift) + stalls[drawn]
                 drawn += 1

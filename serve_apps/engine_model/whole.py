@@ -47,7 +47,9 @@ def serve(
 
 
 def _block_by_block(engines: Sequence[Engine], sent_s: Floats, asked: Sequence[Ints], policy: str) -> Times:
-    """What the engines did is told by their counters alone: busy seconds and KV in use stay unknown (nan)."""
+    """The same by scheduler. What the engines did is told by their counters alone: busy seconds and KV in use
+    stay unknown (nan), and every prompt is said to have the mean share of cached tokens.
+    """
     service = VirtualService(engines, policy)
     count = len(sent_s)
     prompt, output, shared = (column.tolist() for column in asked)
