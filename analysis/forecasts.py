@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from analysis import grid_table
+
 Tree = Mapping[str, Any]
 
 TERMS_SHOWN = 4
@@ -177,17 +179,10 @@ def _sensitivity_lines(rows: Sequence[Tree]) -> list[str]:
 
 def table(axes: Sequence[str], cells: Sequence[Tree]) -> str:
     """The grid as text: one line per cell, the reason where there is no number."""
-    widths = [max(len(axis), *(len(str(cell["at"][axis])) for cell in cells)) + 2 for axis in axes]
-    heads = "".join(f"{axis:<{width}}" for axis, width in zip(axes, widths, strict=True))
-    out = [heads + "".join(f"{name:>{width}}" for name, width in COLUMNS)]
-    for cell in cells:
-        at = "".join(f"{cell['at'][axis]!s:<{width}}" for axis, width in zip(axes, widths, strict=True))
-        figures = _figures(cell)
-        if figures is None:
-            out.append(f"{at}  {cell['reason']}")
-            continue
-        pairs = zip(figures, COLUMNS, strict=True)
-        out.append(at + "".join(f"{figure:>{width}}" for figure, (_, width) in pairs))
+    heads, *shown = grid_table.lines(axes, cells, COLUMNS, _figures)
+    out = [heads]
+    for line, cell in zip(shown, cells, strict=True):
+        out.append(line)
         if first := cell.get("sensitivity", [])[:SENSITIVITIES_IN_A_TABLE]:
             parts = (f"{row['path']} ({100 * row['share']:.0f} % of variance)" for row in first)
             out.append(f"  measure first: {', '.join(parts)}")

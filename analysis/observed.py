@@ -89,6 +89,11 @@ def observe(path: Path, asked: Callable[[Path], Experiment]) -> Observed:
         why = run.sweep.get("reason") or f"exit {run.sweep['exit_code']}"
         raise RunError(f"{path} is no valid measurement ({why}); leave it out or measure it again")
     experiment, rows = asked(path / "config.yaml"), run.requests()
+    if experiment.workload.session_hit:
+        raise RunError(
+            f"{path}: the engine model knows nothing of what its sessions share (workload.session_hit="
+            f"{experiment.workload.session_hit:g}); leave it out or measure it with 0"
+        )
     rows = rows.filter(pa.array(metrics.numbers(rows, "dwell") >= 0))
     in_window = metrics.word_in(rows, "phase", "window")
     answered = metrics.status_in(rows, records.OK)

@@ -38,7 +38,12 @@ _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
     ("finish_reason", _WORD, "", "as the server says"),
     ("stream", pa.int16(), "", "node whose own stream it belongs to, from 0; null in a pooled one"),
     ("session_id", pa.int32(), "", "chat user's session; -1 without sessions"),
-    ("turn", pa.int16(), "", "turn in the session, from 0"),
+    (
+        "turn",
+        pa.int16(),
+        "",
+        "requests of its session planned before it in its segment (dwell), at most 32767; 0 without sessions",
+    ),
     ("replica_id", _WORD, "", "x-replica-id of the answer; null if unknown"),
     ("due_ns", pa.int64(), "ns", "planned send time since the start of the run's clock"),
     ("scheduled_at", pa.timestamp("us", "UTC"), "", "planned send time on the wall clock"),
@@ -103,7 +108,7 @@ PROGRESS = SHARD.remove(SHARD.get_field_index("itl_us"))
 
 PLAN = pa.schema(
     [
-        *(SHARD.field(name) for name in ("seq", "dwell", "phase", "stream", "due_ns")),
+        *(SHARD.field(name) for name in ("seq", "dwell", "phase", "stream", "session_id", "turn", "due_ns")),
         *(SHARD.field(f"{name}_tokens") for name in ("requested_input", "requested_output", "shared")),
     ]
 )

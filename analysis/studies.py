@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from analysis import matrix_table
+from analysis.observed import RECORDED
 from analysis.pooling import Estimate, Figure, pooled, repeated, student_t
 from analysis.runs import RunError
 
@@ -29,10 +31,14 @@ def is_study(path: Path) -> bool:
 
 
 def whole(path: Path) -> Path:
-    """The folder to resume: that of the comparison for one side, which alone would not go on."""
+    """The folder to resume: that of the comparison or matrix for a part, which alone would not go on."""
     above = path.resolve().parent
     typed = path.parent if path.parent.resolve() == above else above
-    return typed if (above / OTHER).exists() else path
+    return typed if (above / OTHER).exists() or _is_matrix(above) else path
+
+
+def _is_matrix(path: Path) -> bool:
+    return is_study(path) and load_study(path)["study"] == matrix_table.KIND
 
 
 def load_study(path: Path) -> Tree:
@@ -47,10 +53,13 @@ def load_study(path: Path) -> Tree:
 
 
 def parts(path: Path) -> list[Path]:
-    """The folders of a study's parts that have a result, or a run's own. Raises RunError if it has none."""
+    """The folders of a study's parts that have a result, or a run's own. Raises RunError if it has none.
+
+    A probe that missed its bounds has one too: it measured what it says.
+    """
     if not is_study(path):
         return [path]
-    ended = [path / row["name"] for row in load_study(path)["parts"] if row["exit_code"] == 0]
+    ended = [path / row["name"] for row in load_study(path)["parts"] if row["exit_code"] in RECORDED]
     if not ended:
         raise RunError(f"{path}: no part of this study has a result yet")
     return ended
@@ -119,6 +128,8 @@ def mean_of_repeats(parts: Trees, replicas_per_node: float | None) -> Tree:
 
 def lines(tree: Mapping[str, Any]) -> list[str]:
     """The parts of a study on the screen, under its verdict."""
+    if tree["study"] == matrix_table.KIND:
+        return matrix_table.lines(tree)
     shown = []
     if between := tree.get("between"):
         sds = f"sd between them {_pct(between['sd_pct'])}, within {between['within_sd_pct']:.1f} %"
@@ -126,15 +137,18 @@ def lines(tree: Mapping[str, Any]) -> list[str]:
     if tree.get("variation_pct"):
         shown.append(f"  mean of {tree['evidence']}: coefficient of variation {_pct(tree['variation_pct'])}")
     known = {row["name"]: row for row in tree["parts"]}
-    shown += [f"  {name}: {_part(known.get(name))}" for name in tree["names"]]
+    said = _probe if tree["study"] == "recipe" else _part
+    shown += [
+        f"  {name}: {said(known[name]) if name in known else 'no result yet'}" for name in tree["names"]
+    ]
     return shown + ([f"  {tree['remedy']}"] if tree.get("remedy") else [])
 
 
-def _part(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return "no result yet"
-    if not row["exit_code"] and row["qps_per_node"] is None:
-        return "recorded"
+def _probe(row: Mapping[str, Any]) -> str:
+    return "recorded" if row["exit_code"] in RECORDED else f"no result (exit {row['exit_code']})"
+
+
+def _part(row: Mapping[str, Any]) -> str:
     if row["exit_code"] or not row["qps_per_node"]:
         return f"no result (exit {row['exit_code']})"
     q = row["qps_per_node"]
@@ -150,18 +164,22 @@ def _capacity(
     found = [tree["capacity"] for tree in parts.values()]
     likely = [(one["binding"], one["binding_probability"]) for one in found]
     by_ttft = sum(p if limit == "ttft" else 1 - p for limit, p in likely) / len(likely)
-    per_replica = None
-    if replicas_per_node is not None:
-        per_replica = {name: value / replicas_per_node for name, value in figures.items()}
     return {
-        "qps_per_node": figures,
-        "qps_per_replica": per_replica,
+        **per_node_and_replica(figures, replicas_per_node),
         "interval": interval,
         "binding": "ttft" if by_ttft >= 0.5 else "tpot",
         "binding_probability": max(by_ttft, 1 - by_ttft),
         "open_above": False,
         "open_below": False,
     }
+
+
+def per_node_and_replica(figures: Mapping[str, float], replicas_per_node: float | None) -> Tree:
+    """Figures in QPS per node as they are and, where the replicas are known, per replica."""
+    per_replica = None
+    if replicas_per_node is not None:
+        per_replica = {name: value / replicas_per_node for name, value in figures.items()}
+    return {"qps_per_node": dict(figures), "qps_per_replica": per_replica}
 
 
 def _percent(figure: Figure) -> Tree:

@@ -10,10 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from analysis import compare, forecasts, nodes, studies
+from analysis import agreement, compare, forecasts, matrix_table, nodes, routing, studies
 from analysis.capacity import LIMITS, Capacity
 from analysis.validity import Verdict
-from conf.schema import Experiment
+from conf.constants import fingerprint
+from conf.schema import EmulatedEngine, Experiment
 
 SCHEMA_VERSION = 1
 EXIT_OK = 0
@@ -36,6 +37,11 @@ SIMULATED = (
     "a simulated engine: the interval is this run's sampling noise; its step-time constants are assumptions "
     "with sources, good to a factor of 0.6 to 1.5"
 )
+EMULATED = (
+    "emulated: vLLM {} itself on GPUs that do not exist; step times are the simulated engine's "
+    "(constants {}), assumptions with sources, good to a factor of 0.6 to 1.5"
+)
+ON_CPU = "a functional test: a tiny model on a CPU, which says nothing about a GPU"
 
 DILATED = (
     "engine.time_scale={:g}: seconds are the engine's own; what lies outside it (path_p90) counts its real ms"
@@ -46,6 +52,8 @@ Tree = dict[str, Any]
 
 def resumable(tree: Mapping[str, Any]) -> bool:
     """True of a sweep or a study that `resume` may still bring to a result; a veto is final."""
+    if tree.get("study") == matrix_table.KIND:
+        return any(map(resumable, tree["cells"]))
     vetoed = (tree.get("hold") or {}).get("vetoed", False)
     return tree["exit_code"] in (None, *RESUMABLE) and not vetoed
 
@@ -54,11 +62,14 @@ def describe(experiment: Experiment) -> Tree:
     """What was asked, as far as it belongs beside the answer."""
     return {
         "engine": experiment.engine.kind,
+        **_emulated(experiment),
         "model": experiment.model.name,
         "hardware": experiment.hardware.name,
         "cluster": experiment.cluster.name,
         "layout": experiment.layout.name,
         "routing": experiment.routing.name,
+        "data_path": experiment.routing.data_path,
+        "sessions": experiment.workload.sessions,
         "workload": experiment.workload.name,
         "arrivals": _arrivals(experiment),
         "search": experiment.search.name,
@@ -68,6 +79,14 @@ def describe(experiment: Experiment) -> Tree:
         "seed": experiment.seed,
         "time_scale": experiment.time_scale,
     }
+
+
+def _emulated(experiment: Experiment) -> Tree:
+    """Whose scheduler, and whose step times, an emulated vLLM has."""
+    if not isinstance(experiment.engine, EmulatedEngine):
+        return {}
+    constants = fingerprint(experiment.model, experiment.hardware)
+    return {"vllm_version": experiment.engine.vllm_version, "constants": constants}
 
 
 def _arrivals(experiment: Experiment) -> str:
@@ -88,12 +107,8 @@ def capacity_tree(capacity: Capacity, replicas_per_node: float | None) -> Tree:
         "high": capacity.high,
         "certified": capacity.certified,
     }
-    per_replica = None
-    if replicas_per_node is not None:
-        per_replica = {name: value / replicas_per_node for name, value in figures.items()}
     return {
-        "qps_per_node": figures,
-        "qps_per_replica": per_replica,
+        **studies.per_node_and_replica(figures, replicas_per_node),
         "interval": "95 % (2.5 to 97.5 % quantile of the posterior); certified is its 5 % quantile",
         "binding": capacity.binding,
         "binding_probability": capacity.binding_probability,
@@ -126,6 +141,8 @@ def text(tree: Mapping[str, Any], resume: Path | None = None) -> str:
     lines = [f"{_headline(tree)}", f"  {tree['reason']}" if tree.get("reason") else ""]
     if tree.get("capacity") and tree["valid"]:
         lines += _capacity_lines(tree)
+    if tree.get("verify"):
+        lines += [agreement.line(one) for one in tree["verify"]["comparisons"]]
     if tree.get("hold"):
         lines += _hold_lines(tree)
     if tree.get("probe"):
@@ -145,6 +162,8 @@ def text(tree: Mapping[str, Any], resume: Path | None = None) -> str:
 def _headline(tree: Mapping[str, Any]) -> str:
     word = _word(tree)
     capacity, probe = tree.get("capacity"), tree.get("probe")
+    if tree.get("study") == matrix_table.KIND:
+        return f"{word}  {matrix_table.headline(tree)}"
     if not tree["valid"]:
         return f"{word}  no capacity is claimed"
     if tree.get("ratio"):
@@ -153,6 +172,8 @@ def _headline(tree: Mapping[str, Any]) -> str:
         return f"{word}  no ratio was shown"
     if tree.get("study") == "recipe":
         return f"{word}  {tree['evidence']}: python -m analysis calibrate {tree['folder']} --out FILE"
+    if tree.get("verify"):
+        return f"{word}  {_probe_load(probe or {})} through vLLM: {agreement.headline(tree['verify'])}"
     if probe:
         return f"{word}  {_probe_load(probe)}: {_probe_verdict(probe)}{forecasts.kept(tree)}"
     if not capacity:
@@ -173,6 +194,8 @@ def _word(tree: Mapping[str, Any]) -> str:
     """The one word above everything else."""
     if tree["exit_code"] is None:
         return "UNFINISHED"
+    if tree.get("study") == matrix_table.KIND and tree["valid"]:  # what one cell lacks, others have
+        return "VALID"
     failed = {EXIT_INTERRUPTED: "INTERRUPTED", EXIT_TARGET: "NO RESULT", EXIT_INTERNAL: "FAILED"}
     if tree["exit_code"] in failed:
         return failed[tree["exit_code"]]
@@ -267,9 +290,11 @@ def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
     asked = tree["asked"]
     model = "" if asked["engine"] == "external" else f"{asked['model']} on "
     load = f"workload {asked['workload']}, arrivals {asked.get('arrivals', 'poisson')}, seed {asked['seed']}"
-    lines = [f"  {model}{asked['engine']} engine, {load}"]
-    if asked["engine"] == "simulated" and not tree.get("forecast"):
-        lines.append(f"  {SIMULATED}")
+    # The cells of a matrix differ in what stands here.
+    first = f"{tree['names'][0]}: " if tree.get("study") == matrix_table.KIND else ""
+    lines = [f"  {first}{model}{asked['engine']} engine, {load}"]
+    if label := _engine_label(tree):
+        lines.append(f"  {label}")
     scale = asked.get("time_scale", 1)
     if scale != 1 and tree.get("clock") != "virtual":
         lines.append(f"  {DILATED.format(scale)}")
@@ -280,6 +305,7 @@ def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
         lines.append(f"  evidence: {tree['evidence']}; {rows}")
     elif tree.get("evidence"):
         lines.append(f"  evidence: {tree['evidence']}")
+    lines += routing.lines(tree)
     lines += [f"  {_check_line(check)}" for check in tree.get("checks", []) if check["passed"] is not None]
     if tree.get("prediction"):
         q, how = tree["prediction"]["qps_per_node"], tree["prediction"]["how"]
@@ -289,6 +315,16 @@ def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
     if tree.get("folder"):
         lines.append(f"  run folder {tree['folder']}")
     return lines
+
+
+def _engine_label(tree: Mapping[str, Any]) -> str:
+    """What an engine's figures are good for, where it is not the real one on real hardware."""
+    asked = tree["asked"]
+    if asked["engine"] == "vllm_emulated":
+        return EMULATED.format(asked.get("vllm_version") or "of unknown version", asked.get("constants"))
+    if asked["engine"] == "vllm_cpu":
+        return ON_CPU
+    return SIMULATED if asked["engine"] == "simulated" and not tree.get("forecast") else ""
 
 
 def _check_line(check: Mapping[str, Any]) -> str:

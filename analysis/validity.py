@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from analysis import metrics, records
+from analysis import metrics, records, routing
 from analysis.dwell import NS, Window, in_window
 from analysis.quantiles import quantile
 from conf.schema import Slo
@@ -262,8 +262,11 @@ def check_prompts(rows: pa.Table) -> Check:
 def check_prefix_hits(rows: pa.Table, block_tokens: int = BLOCK_TOKENS) -> Check:
     """The share of the prompt tokens that the prefix cache served against the one that the plan shares.
 
-    Whatever the shared tokens leave of a last block may be computed anew: up to `block_tokens` - 1.
+    Whatever the shared tokens leave of a last block may be computed anew: up to `block_tokens` - 1. With
+    sessions the hits depend on the routing, which is what is measured: then there is no bound, and no check.
     """
+    if routing.with_sessions(rows):
+        return _at_most("prefix_hit_error", None, HIT_ERROR, "", "wrong_prefix_hits")
     hit = metrics.prefix_hit(rows)
     most, least = metrics.prefix_shared(rows), metrics.prefix_shared(rows, block_tokens - 1)
     error = None if hit is None else max(hit - most, least - hit, 0.0)

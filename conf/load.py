@@ -23,6 +23,7 @@ ENGINES: dict[str, type[schema.Engine]] = {
     "simulated": schema.SimulatedEngine,
     "vllm": schema.VllmEngine,
     "vllm_cpu": schema.VllmEngine,
+    "vllm_emulated": schema.EmulatedEngine,
     "external": schema.ExternalEngine,
 }
 _Read = Callable[[Path], dict[str, Any]]

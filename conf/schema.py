@@ -2,7 +2,8 @@
 
 Specs are frozen: what was asked never changes during a run. Every field that has a unit carries
 it in its name. A value that depends on two groups is checked in `Experiment.__post_init__`. What is
-served has its specs in `served`, what is asked in `traffic`; all have their names here too.
+served has its specs in `served`, what is asked in `traffic`, the way between in `routed`; all have their
+names here too.
 """
 
 import math
@@ -11,10 +12,12 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from conf.check import require, require_positive
+from conf.routed import SESSION_POLICIES, Routing
 from conf.served import (
     MAX_TIME_SCALE,
     Constant,
     Efficiency,
+    EmulatedEngine,
     Engine,
     ExternalEngine,
     Hardware,
@@ -31,6 +34,7 @@ __all__ = [
     "Cluster",
     "Constant",
     "Efficiency",
+    "EmulatedEngine",
     "Endpoints",
     "Engine",
     "Experiment",
@@ -63,7 +67,8 @@ class Cluster:
 
     `session` is `local` (one Ray node on this machine), `fake` (one Ray process group per node,
     all on this machine) or `address` (join the cluster at `address`). With `engine=external`,
-    `nodes` counts the nodes behind the endpoints.
+    `nodes` counts the nodes behind the endpoints. A sweep that loses its service waits up to `recovery_s`
+    (real seconds, not charged to its budget) until it is whole again; 0 ends the sweep at once.
     """
 
     name: str
@@ -71,31 +76,13 @@ class Cluster:
     address: str = "auto"
     nodes: int = 1
     gpus_per_node: int = 8
+    recovery_s: float = 300.0
 
     def __post_init__(self) -> None:
+        limit = f"cluster.recovery_s={self.recovery_s:g} must be finite and not negative"
+        require(0 <= self.recovery_s < math.inf, limit)
         require(self.nodes >= 1, f"cluster.nodes={self.nodes} must be at least 1")
         require(self.gpus_per_node >= 1, "cluster.gpus_per_node must be at least 1")
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """How a request finds its replica, and through which proxy its tokens flow back.
-
-    With policy `per_node` nothing is balanced: every node has a stream of arrivals of its own, independent
-    of the others' and sent straight to it. Other policies make one pooled service of all nodes.
-    """
-
-    name: str
-    data_path: Literal["haproxy", "python_proxy", "direct"] = "haproxy"
-    policy: Literal["leastconn", "roundrobin", "pow2", "per_node"] = "leastconn"
-
-    def __post_init__(self) -> None:
-        needed = {"pow2": "python_proxy", "per_node": "direct"}.get(self.policy, "haproxy")
-        require(
-            self.data_path == needed,
-            "routing: pow2 needs data_path=python_proxy and per_node direct; leastconn and roundrobin need "
-            "haproxy",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +278,7 @@ class Experiment:
             f"{self.model.heads} attention heads of {self.model.name}",
         )
         require(
-            self.layout.quick_reduce == "none" or self.engine.kind == "simulated",
+            self.layout.quick_reduce == "none" or self.engine.kind in ("simulated", "vllm_emulated"),
             f"layout.quick_reduce={self.layout.quick_reduce} is of the simulated engine; for a real one set "
             "engine.env.VLLM_ROCM_QUICK_REDUCE_QUANTIZATION=INT8",
         )
@@ -300,13 +287,39 @@ class Experiment:
             "engine=external needs target.urls=[http://host:port,...]",
         )
         cold = isinstance(self.engine, SimulatedEngine) and not self.engine.enable_prefix_caching
-        require(
-            not (cold and self.workload.prefix_hit),
-            f"workload.prefix_hit={self.workload.prefix_hit} is never hit while "
-            "engine.enable_prefix_caching=false; set one of them otherwise",
-        )
+        for name in ("prefix_hit", "session_hit"):
+            hit = getattr(self.workload, name)
+            require(
+                not (cold and hit),
+                f"workload.{name}={hit} is never hit while engine.enable_prefix_caching=false; set one of "
+                "them otherwise",
+            )
+        self._check_routing()
         if self.streams:
             self._check_streams()
+
+    def _check_routing(self) -> None:
+        """Refuse a policy that has nothing to go by."""
+        policy, sessions = self.routing.policy, self.workload.sessions
+        require(
+            policy not in SESSION_POLICIES or sessions > 0,
+            f"routing.policy={policy} goes by sessions but workload.sessions=0; use workload=chat_sessions "
+            "or routing=leastconn",
+        )
+        require(
+            policy != "per_node" or not sessions,
+            "routing=per_node gives every node requests of its own, so that a session would have several "
+            "replicas; use routing=client_side",
+        )
+        require(
+            policy != "prefix_affinity" or getattr(self.engine, "server", "") == "ray_llm",
+            "routing=prefix_affinity reads requests that ray.serve.llm has parsed, and a plain application "
+            "passes them on unread; use engine=vllm with engine.server=ray_llm, or routing=consistent_hash",
+        )
+        require(
+            policy != "prefix_affinity" or self.workload.prompt != "token_ids",
+            "routing=prefix_affinity compares texts and fails on token ids; set workload.prompt=text or chat",
+        )
 
     def _check_streams(self) -> None:
         """Refuse streams per node where a stream would not be a node's."""

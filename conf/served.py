@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any, Literal
 
-from conf.check import require, require_positive
+from conf.check import require, require_positive, require_public
 
 _Z95 = NormalDist().inv_cdf(0.975)
 
@@ -221,11 +221,53 @@ class SimulatedEngine(Engine):
 
 @dataclass(frozen=True, slots=True)
 class VllmEngine(Engine):
-    """Real vLLM; `args` and `env` are handed through untouched (`vllm` on GPUs, `vllm_cpu`)."""
+    """Real vLLM: `vllm` on GPUs, `vllm_cpu` its CPU build.
+
+    `recipe` chooses what is passed besides what is said here: `modern` flags, or those that were `published`
+    for the model and layout; `profile` is one of the MI325X paper's scheduling profiles. `args` are vLLM's
+    engine arguments by their Python names and `env` its environment, both over the recipe; a null removes
+    one. Secrets belong in neither: both are saved. `vllm_version` is checked against the installed one; empty
+    means that. `model_path` is a folder with the weights on every node; empty, vLLM looks the model's name
+    up. `server` is Ray's LLM application, or vLLM's own server `process` behind a plain replica.
+    `node_resource` is a custom resource of the nodes to use, one unit a node, for accelerators that Ray does
+    not recognise.
+    """
 
     kind: str = "vllm"
+    recipe: Literal["modern", "published"] = "modern"
+    profile: Literal["none", "low_latency", "balanced", "high_throughput", "maximum"] = "none"
+    vllm_version: str = ""
+    model_path: str = ""
+    server: Literal["ray_llm", "process"] = "ray_llm"
+    accelerator_type: str = ""
+    node_resource: str = ""
+    start_timeout_s: float = 3600.0
     args: dict[str, Any] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_positive("engine.", self, "start_timeout_s")
+        require_public("engine.env.", self.env)
+        require_public("engine.args.", self.args)
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedEngine(VllmEngine):
+    """Unmodified vLLM on GPUs that do not exist: its steps take the step-time model's time, in real time.
+
+    `constants` and `constants_covariance` are those of a calibration, as for the simulated engine.
+    `activation_bytes` of each GPU are not KV; vLLM's own `gpu_memory_utilization` says what may be used.
+    """
+
+    kind: str = "vllm_emulated"
+    activation_bytes: float = 8e9
+    constants: str = ""
+    constants_covariance: dict[str, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        VllmEngine.__post_init__(self)  # super() knows no class that has slots
+        activation = f"engine.activation_bytes={self.activation_bytes:g} must be finite and not negative"
+        require(0 <= self.activation_bytes < math.inf, activation)
 
 
 @dataclass(frozen=True, slots=True)

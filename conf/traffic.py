@@ -6,6 +6,9 @@ from typing import Literal
 
 from conf.check import require, require_positive
 
+MOST_SESSIONS = 10_000_000
+"""Their numbers fit into the 32 bits of a record, and the set of them into a driver's memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
@@ -65,7 +68,10 @@ class Workload:
     `trace` is the path of recorded requests: JSON lines in the Mooncake form or CSV in the Azure
     LLM trace form. `prompt` sends token ids or text to the completions API, or a chat message.
     Every prompt begins with the same share `prefix_hit` of its tokens, in [0, 1), which a prefix cache
-    serves once it has seen them; the rest is unique.
+    serves once it has seen them; the rest is unique. `sessions` above 0 are so many chat users, from whom
+    each request is drawn, all equally likely. Its prompt then begins with the share `session_hit` of its
+    tokens (those of `prefix_hit` are part of it) that every prompt of its session begins with: they stand for
+    the history, which the replica that served the session before may still have in its cache.
     """
 
     name: str
@@ -75,9 +81,12 @@ class Workload:
     arrivals: Arrivals = field(default_factory=Arrivals)
     trace: str = ""
     prefix_hit: float = 0.0
+    sessions: int = 0
+    session_hit: float = 0.0
 
     def __post_init__(self) -> None:
         require(0 <= self.prefix_hit < 1, f"workload.prefix_hit={self.prefix_hit} must be in [0, 1)")
+        self._check_sessions()
         kinds = {self.input_tokens.kind, self.output_tokens.kind, self.arrivals.kind}
         used = bool(kinds & {"empirical", "trace"})
         require(
@@ -87,6 +96,17 @@ class Workload:
         require(
             used or not self.trace,
             "nothing uses workload.trace; set workload.arrivals.kind=trace or lengths to kind=empirical",
+        )
+
+    def _check_sessions(self) -> None:
+        count, hit = self.sessions, self.session_hit
+        require(0 <= count <= MOST_SESSIONS, f"workload.sessions={count} must be 0 to {MOST_SESSIONS}")
+        require(0 <= hit < 1, f"workload.session_hit={hit} must be in [0, 1)")
+        require(count > 0 or not hit, f"workload.session_hit={hit} needs workload.sessions=N")
+        require(
+            not hit or hit > self.prefix_hit,
+            f"workload.session_hit={hit} includes what all prompts share: it must be above "
+            f"workload.prefix_hit={self.prefix_hit}, or 0",
         )
 
 

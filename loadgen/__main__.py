@@ -3,6 +3,7 @@
 examples:
   python -m loadgen sweep                               one simulated MI325X node on this machine (5 min)
   python -m loadgen sweep --dry-run search=standard     what would be done, and for how long
+  python -m loadgen sweep matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4] matrix.slo.tpot_p90_ms=[50,100]
   python -m loadgen probe rate_qps=4 duration_s=60      hold one rate; exit 3 if a bound is missed
   python -m loadgen probe rate_qps=4 --require          pass or fail, ends when it is shown; exit 0, 3 or 6
   python -m loadgen predict layout=dp2_tp4_ep4          what the engine model says, in seconds
@@ -15,6 +16,7 @@ examples:
   python -m loadgen compare b.layout=dp2_tp4_ep4        capacity of B over that of A, on the same requests
   python -m loadgen recipe run=node7                    probes for python -m analysis calibrate runs/node7
   python -m loadgen resume runs/20261121-091200-a1b2    go on with a sweep that was cut short
+  python -m loadgen verify runs/20261121-091200-a1b2    its certified rate once more, through an emulated vLLM
   python -m loadgen sweep engine=external target.urls=[http://127.0.0.1:8000] search=standard
 """
 
@@ -41,27 +43,32 @@ from analysis import forecasts, summary
 from analysis.runs import RunError, refuse_out
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
-from conf.matrix import matrix
-from conf.schema import Hardware, Layout, Model, SimulatedEngine
-from loadgen import dry_run, grid, hold, prediction, progress, require, sides
+from conf.matrix import Matrix, matrix
+from conf.schema import EmulatedEngine, Hardware, Layout, Model, SimulatedEngine, VllmEngine
+from loadgen import dry_run, grid, hold, matrix_cells, prediction, progress, require, sides
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
-from loadgen.command_line import asked, parser, refuse_idle_flags, resumed
-from loadgen.endpoint import TargetError, api_key, models_of
+from loadgen.command_line import asked, parser, refuse_idle_flags, resumed, verified
 from loadgen.folder import finite
 from loadgen.forecast import Simulated, quiet
 from loadgen.progress import Emit
 from loadgen.search import Start
 from loadgen.uncertainty import DRAWS, Spread
+from serve_apps.emulation import has_gpu, installed_vllm, refuse_gpu_node
 from serve_apps.engine_model import Engine, fast, whole
 from serve_apps.engine_model.guess import guess_qps
 from serve_apps.engine_model.virtual import POLICIES
+from serve_apps.prepared import prepared
 
 if TYPE_CHECKING:
     from loadgen.measure import Site
-    from loadgen.run import Service
 
 HOUR_S = 3600.0
 """Virtual time of the prediction that only places a dwell."""
+WARM_OUTPUT_TOKENS = 8
+"""Output tokens of the requests that warm a replica: enough for decode steps of every kind (our choice)."""
+CPU_GUESS_QPS = 60.0
+"""Short requests to the tiny model on two cores: 55 per second were well within the default bounds, 200 were
+not (measured, 2026-11-22). It only says where a ramp begins."""
 PLACES = "it places the first dwell and centres a wide prior, sd 25 %"
 
 
@@ -93,13 +100,25 @@ def _end_on_signals() -> None:
 
 
 def sweep(arguments: argparse.Namespace) -> int:
-    """Measure the capacity of a deployed or external service."""
+    """Measure the capacity of a deployed or external service, or of every cell of a grid of them."""
+    if (words := matrix(arguments.words)).axes:
+        return _sweep_cells(arguments, words)
     experiment = _experiment(arguments.verb, arguments.words, arguments.config)
     if arguments.dry_run:
         return _plan(experiment, dry_run.swept_s(experiment.search))
     from loadgen import verbs
 
     return _answer(arguments, lambda site, show: verbs.sweep(experiment, site, show))
+
+
+def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
+    cells = matrix_cells.of(words, partial(_experiment, arguments.verb, config=arguments.config))
+    if arguments.dry_run:
+        print("\n".join(f"# {line}" for line in [*matrix_cells.lines(cells), "the first one is below"]))
+        return _plan(cells.first, cells.load_s, cells.deployments, runs=len(cells.asked))
+    from loadgen import verbs
+
+    return _answer(arguments, lambda site, show: verbs.matrix(cells, site, show))
 
 
 def probe(arguments: argparse.Namespace) -> int:
@@ -145,6 +164,11 @@ def _foreseeable(arguments: argparse.Namespace, words: Sequence[str]) -> Experim
         raise ConfigError(
             "predict knows no refusals: leave engine.max_num_queued_reqs and engine.max_num_queued_tokens "
             "out, or measure with sweep or probe"
+        )
+    if experiment.workload.sessions:
+        raise ConfigError(
+            f"predict knows no sessions yet but workload.sessions={experiment.workload.sessions}; leave it "
+            "and workload.session_hit out, or measure with sweep or probe"
         )
     if rate_qps and rate_qps > highest_qps:
         raise ConfigError(
@@ -209,6 +233,18 @@ def resume(arguments: argparse.Namespace) -> int:
     return _answer(arguments, lambda site, show: verbs.resume(path, asked, site, show))
 
 
+def verify(arguments: argparse.Namespace) -> int:
+    """Replay a sweep's certified rate through vLLM itself, emulated; exit 3 if the two engines disagree."""
+    path, words = verified(arguments)
+    from loadgen import verify as replaying
+
+    replay = replaying.Replay.asked(path, words, installed_vllm())
+    _refuse_misfit(replay.emulated)
+    if arguments.dry_run:
+        return _plan(replay.emulated, hold.seconds(replay.emulated))
+    return _answer(arguments, lambda site, show: replaying.run(replay, site, show, _simulate))
+
+
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "sweep": sweep,
     "probe": probe,
@@ -216,12 +252,17 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "compare": compare,
     "recipe": record,
     "resume": resume,
+    "verify": verify,
 }
 
 
 def _experiment(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
     """What the command line asks for, if it can be done at all."""
     experiment = asked(verb, words, config)
+    engine = experiment.engine
+    if isinstance(engine, EmulatedEngine) and not engine.vllm_version:
+        # It belongs to the label of every figure.
+        experiment = replace(experiment, engine=replace(engine, vllm_version=installed_vllm()))
     _refuse_misfit(experiment)
     return experiment
 
@@ -229,6 +270,8 @@ def _experiment(verb: str, words: Sequence[str], config: Path | None) -> Experim
 def _refuse_misfit(experiment: Experiment) -> None:
     """Refuse what the engine would: weights that do not fit, unknown hardware figures, long prompts."""
     spec = experiment.engine
+    if isinstance(spec, VllmEngine):
+        _refuse_vllm(spec, experiment)
     if not isinstance(spec, SimulatedEngine):
         return
     try:
@@ -247,18 +290,37 @@ def _refuse_misfit(experiment: Experiment) -> None:
         )
 
 
-def _plan(experiment: Experiment, load_s: float | None, services: int | None = None) -> int:
+def _refuse_vllm(spec: VllmEngine, experiment: Experiment) -> None:
+    """Refuse what this vLLM, or the hardware under it, would refuse, and an emulated one beside a GPU."""
+    tokens = Traffic(experiment.workload).longest_request_tokens
+    try:
+        if isinstance(spec, EmulatedEngine):
+            refuse_gpu_node()
+        elif spec.kind == "vllm" and experiment.cluster.session != "address" and not has_gpu():
+            raise ValueError(
+                f"engine=vllm needs GPUs, which cluster={experiment.cluster.name} only pretends to have; use "
+                "cluster=mi325x_1n in a Ray cluster of GPU nodes, or engine=vllm_emulated here"
+            )
+        prepared(spec, experiment.model, experiment.layout, experiment.hardware, tokens)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _plan(
+    experiment: Experiment, load_s: float | None, services: int | None = None, runs: int | None = None
+) -> int:
     """Say what would be done."""
-    print(dry_run.text(experiment, load_s, _guess_qps(experiment), services))
+    print(dry_run.text(experiment, load_s, _guess_qps(experiment), services, runs))
     return summary.EXIT_OK
 
 
 def _answer(arguments: argparse.Namespace, act: "Callable[[Site, Emit], Tree]") -> int:
     """Measure and print. Ray comes with this import: it costs seconds that `predict` must not pay."""
     from loadgen.measure import Site
+    from loadgen.site import service
 
     with progress.choose(arguments.json) as show:
-        tree = act(Site(_start, _service), show)
+        tree = act(Site(_start, service), show)
     return _print(tree, arguments.json)
 
 
@@ -272,6 +334,9 @@ def _start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree |
         emit("prediction", text=f"{expected:g} QPS per node is expected (search.expected_qps): {PLACES}")
         return Start(start.roofline_qps, expected), None
     if not simulated:
+        return start, None
+    if experiment.workload.sessions:
+        emit("prediction", text="no prediction of sessions yet, the search begins with a ramp")
         return start, None
     try:
         tree = _predict(replace(experiment, search=replace(experiment.search, budget_s=HOUR_S)), draws=0)
@@ -344,89 +409,12 @@ def _machine(experiment: Experiment) -> prediction.Machine:
 
 
 def _guess_qps(experiment: Experiment) -> float | None:
+    if experiment.engine.kind == "vllm_cpu":
+        return CPU_GUESS_QPS  # the roofline is that of an accelerator
     return guess_qps(experiment.workload, experiment.model, experiment.hardware, experiment.layout)
 
 
 MODEL = prediction.EngineModel(_simulate, _machine, _guess_qps)
-
-
-@contextmanager
-def _service(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
-    """The service under test, up and warm; what was started for it ends with the block."""
-    from cluster.deploy import DeployError
-    from cluster.placement import PlacementError
-    from cluster.session import SessionError
-
-    up = _external if experiment.engine.kind == "external" else _deployed
-    try:
-        with up(experiment, emit) as service:
-            yield service
-    except (DeployError, PlacementError, SessionError) as error:
-        raise TargetError(str(error)) from error
-
-
-@contextmanager
-def _deployed(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
-    from cluster.deploy import deploy
-    from cluster.placement import place
-    from cluster.session import open_session
-    from loadgen.run import Service
-    from serve_apps.app import application_name, build_app
-
-    load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
-    parts = experiment.engine, experiment.model, experiment.hardware, experiment.layout
-    emit("deploying", text=f"starting Ray ({experiment.cluster.name}) and {experiment.replicas} replica(s)")
-    with open_session(experiment.cluster, experiment.routing, load_cpus) as session:
-        placement = place(experiment.cluster, experiment.layout, session.roles)
-        if experiment.cluster.session == "address" and not placement.load_selector:
-            emit("placement", text="no node carries the label role=load: load actors may run beside replicas")
-        app = build_app(*parts, placement.replicas, placement.bundles, experiment.seed)
-        deployment = deploy(
-            app,
-            application_name(*parts, experiment.routing),
-            session.url,
-            experiment.model.served_name,
-            placement.replicas,
-            progress=lambda line: emit("deploy", text=line),
-            per_node=experiment.streams > 0,
-        )
-        try:
-            yield Service(
-                list(deployment.urls),
-                replicas=deployment.replica_ids,
-                fault=deployment.healthy,
-                reported={
-                    "models": [models_of(session.url, None)],
-                    "urls": list(deployment.urls),
-                    "replica_nodes": deployment.replica_nodes,
-                },
-                metrics_urls=deployment.metrics_urls or {url: f"{url}/metrics" for url in deployment.urls},
-                actor_options={"label_selector": placement.load_selector} if placement.load_selector else {},
-            )
-        finally:
-            deployment.teardown()
-
-
-@contextmanager
-def _external(experiment: Experiment, emit: Emit) -> "Iterator[Service]":
-    from cluster.session import open_session
-    from loadgen.run import Service
-
-    urls = [url.rstrip("/") for url in experiment.target.urls]
-    key = api_key(experiment.target.api_key_env)
-    reported = {"models": [models_of(url, key) for url in urls]}
-    # cluster.nodes stands for the nodes behind the endpoints; the load actors need one of ours.
-    here = (
-        experiment.cluster
-        if experiment.cluster.session == "address"
-        else replace(experiment.cluster, nodes=1)
-    )
-    load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
-    emit("connecting", text=f"{len(urls)} endpoint(s) answer; starting Ray for the load actors")
-    with open_session(here, None, load_cpus):
-        yield Service(
-            urls, reported=reported, metrics_urls={url: f"{url}/metrics" for url in urls}, api_key=key
-        )
 
 
 def _print(tree: Tree, as_json: bool) -> int:

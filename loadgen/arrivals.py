@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from conf.schema import Workload
 from loadgen import trace
-from loadgen.lengths import Ints, draw_lengths, longest_tokens, shared_with_all
+from loadgen.lengths import Ints, draw_lengths, longest_tokens, shared_with_all, turns
 from loadgen.processes import Floats, Profile, renewal_ns, scaled_ns
 
 PHASES = ("warmup", "ramp", "transition", "window", "bridge", "retracted")
@@ -28,7 +28,8 @@ class ArrivalSchedule:
     clock, `phase` indexes `PHASES`, `dwell` is the segment (-1: warm-up). The first `shared_tokens` of
     `input_tokens` are those of every prompt. `concurrency` above 0 is a closed loop: that many requests
     are in flight, `due_ns` is only the start, and each request is due when one before it ends. `stream`
-    is the node that a request is for; None where all nodes share one.
+    is the node that a request is for; None where all nodes share one. `session` is the chat user, from 0,
+    and `turn` how many requests of the same segment that one has sent before; None without sessions.
     """
 
     dwell: int
@@ -40,6 +41,8 @@ class ArrivalSchedule:
     shared_tokens: Ints
     concurrency: int = 0
     stream: Ints | None = None
+    session: Ints | None = None
+    turn: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -67,7 +70,8 @@ class ArrivalSchedule:
         arrays: dict[str, Any] = {
             k: np.concatenate(v) for k, v in columns.items() if isinstance(v[0], np.ndarray)
         }
-        return replace(self, **arrays)
+        joined = replace(self, **arrays)
+        return joined if joined.session is None else replace(joined, turn=turns(joined.session))
 
 
 class Traffic:
@@ -211,6 +215,7 @@ class Traffic:
             lines = draws[0].integers(len(self.trace), size=count) if lines is None else lines
             inputs, outputs = self.trace.input_tokens[lines], self.trace.output_tokens[lines]
         input_tokens = draw_lengths(self._workload.input_tokens, count, draws[0], inputs)
+        session = self._sessions(count, _generator(seed, dwell, 3, stream))
         return ArrivalSchedule(
             dwell=dwell,
             seq=np.arange(first_seq, first_seq + count, dtype=np.int64),
@@ -220,7 +225,14 @@ class Traffic:
             output_tokens=draw_lengths(self._workload.output_tokens, count, draws[1], outputs),
             shared_tokens=shared_with_all(input_tokens, self._workload.prefix_hit),
             stream=None if stream < 0 else np.full(count, stream, dtype=np.int64),
+            session=session,
+            turn=None if session is None else turns(session),
         )
+
+    def _sessions(self, count: int, rng: np.random.Generator) -> Ints | None:
+        """The session of each request: the same users in every segment, whoever is drawn in this one."""
+        users = self._workload.sessions
+        return rng.integers(users, size=count) if users else None
 
 
 def _generator(seed: int, dwell: int, column: int, stream: int) -> np.random.Generator:

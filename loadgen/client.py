@@ -12,6 +12,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -163,7 +164,8 @@ class Connection(asyncio.Protocol):
 class Client:
     """Sends requests to `urls` over kept-alive connections, without a limit on those in flight.
 
-    A request of stream s goes to the s-th URL, one without a stream to any of them, by `chosen`.
+    A request of stream s goes to the s-th URL, one without a stream to any of them, by `chosen`. One of a
+    session says so in the header x-session-id; with `sticky` its session alone chooses the URL.
 
     `ended` is called once for every exchange, whatever became of it. `api_key` goes into the
     Authorization header and nowhere else. No request is ever repeated. `time_scale` is how many times as
@@ -179,24 +181,39 @@ class Client:
         timeout_s: float = 120.0,
         api_key: str | None = None,
         time_scale: float = 1.0,
+        sticky: bool = False,
     ) -> None:
         self.ended = ended
         self._time_scale = time_scale
-        self._urls = urls
+        self._sticky = sticky
         # Loading the trusted certificates takes tens of milliseconds: once, and not during the run.
         secure = any(urlsplit(url).scheme == "https" for url in urls)
         tls = ssl.create_default_context() if secure else None
-        self._servers = {url: _server(url, path, api_key, tls) for url in urls}
+        self._server = partial(_server, path=path, api_key=api_key, tls=tls)
+        self._servers: dict[str, _Server] = {}
+        self.retarget(urls)
         self._timeout_s = timeout_s
         self._sweep: asyncio.TimerHandle | None = None
         self._idle: dict[str, deque[tuple[int, Connection]]] = defaultdict(deque)
         self._open: dict[Connection, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, exchange: Exchange, body: bytes, stream: int | None = None) -> None:
+    def retarget(self, urls: list[str]) -> None:
+        """Send what comes from now on to these URLs, of the scheme of the first ones."""
+        self._urls = urls
+        self._servers |= {url: self._server(url) for url in urls}  # the old ones are still being connected to
+
+    def start(
+        self, exchange: Exchange, body: bytes, stream: int | None = None, session: int | None = None
+    ) -> None:
         """Send a request now, over a new connection if none is idle; returns at once."""
-        url = self._urls[chosen(exchange.seq, len(self._urls)) if stream is None else stream]
-        request = b"".join((self._servers[url].head, b"%d\r\n\r\n" % len(body), body))
+        if stream is None:
+            by = session if self._sticky and session is not None else exchange.seq
+            stream = chosen(by, len(self._urls))
+        url, end = self._urls[stream], b"\r\n\r\n"
+        if session is not None:
+            end = b"\r\nx-session-id: session-%d\r\n\r\n" % session
+        request = b"".join((self._servers[url].head, b"%d" % len(body), end, body))
         exchange.sent_ns = time.monotonic_ns()
         if self._sweep is None:
             self._sweep_later()
@@ -282,7 +299,7 @@ class Client:
 
 
 def chosen(seq: int, count: int) -> int:
-    """One of `count` URLs for request `seq`: as good as random, and the same in every run.
+    """One of `count` URLs for request (or session) `seq`: as good as random, and the same in every run.
 
     In turn, each URL would see every k-th arrival, and so a smoother process than the one asked for. The
     mixing is SplitMix64's (Steele, Lea, Flood, OOPSLA 2014).

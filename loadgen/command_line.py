@@ -7,23 +7,15 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
-from analysis import summary
 from conf import ConfigError, Experiment, load
 from conf.load import groups
 from conf.matrix import PREFIX
+from conf.one_line import OneLineParser
 from loadgen import trace
 from loadgen.endpoint import api_key
 
 PROBE_KEYS = ("rate_qps", "profile_qps", "concurrency", "requests", "duration_s")
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, like every other error here."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(summary.EXIT_USAGE, f"error: {message}; see --help\n")
 
 
 def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentParser:
@@ -38,15 +30,15 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
         f"{choices}\n\n"
         "exit codes: 0 valid; 1 internal error; 2 wrong usage; 3 a bound is missed; 4 measurement void;\n"
         "5 target or deployment failed; 6 budget over with an open end; 130 interrupted\n"
-        "predict of a grid (matrix.KEY=[a,b] for any keys) ends with the highest code of its cells",
+        "predict and sweep of a grid (matrix.KEY=[a,b] for any keys) end with the highest code of its cells",
     )
     top.add_argument("verb", choices=verbs, help="what to do")
     top.add_argument(
         "words",
         nargs="*",
         metavar="key=value",
-        help="choices and values, in any order; resume takes a run folder, compare two config.yaml or words "
-        "a.key=value and b.key=value",
+        help="choices and values, in any order; resume and verify take a run folder, compare two config.yaml "
+        "or words a.key=value and b.key=value",
     )
     top.add_argument("--config", type=Path, metavar="FILE", help="start from the config.yaml of a run folder")
     top.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the plan")
@@ -67,8 +59,11 @@ def refuse_idle_flags(arguments: argparse.Namespace) -> None:
     for flag in ("sensitivity", "out"):
         if getattr(arguments, flag) and (arguments.verb != "predict" or arguments.dry_run):
             raise ConfigError(f"--{flag} belongs to an answer of predict; leave it out")
-    if arguments.verb != "predict" and any(word.startswith(PREFIX) for word in arguments.words):
-        raise ConfigError(f"{PREFIX}KEY=[...] belongs to predict; {arguments.verb} takes one value of a key")
+    gridded = any(word.startswith(PREFIX) for word in arguments.words)
+    if gridded and arguments.verb not in ("predict", "sweep"):
+        raise ConfigError(
+            f"{PREFIX}KEY=[...] belongs to predict and sweep; {arguments.verb} takes one value of a key"
+        )
     if arguments.json and arguments.dry_run:
         raise ConfigError("--dry-run prints a configuration for people, no JSON lines; leave --json out")
 
@@ -78,6 +73,14 @@ def resumed(arguments: argparse.Namespace) -> Path:
     if len(arguments.words) != 1 or arguments.config:
         raise ConfigError("resume takes one run folder and nothing else: python -m loadgen resume runs/NAME")
     return Path(arguments.words[0])
+
+
+def verified(arguments: argparse.Namespace) -> tuple[Path, list[str]]:
+    """The run folder to verify, and the words beside it. Raises ConfigError unless there is one."""
+    folders = [word for word in arguments.words if "=" not in word]
+    if len(folders) != 1 or arguments.config:
+        raise ConfigError("verify takes one run folder of a sweep: python -m loadgen verify runs/NAME")
+    return Path(folders[0]), [word for word in arguments.words if "=" in word]
 
 
 def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
@@ -98,8 +101,6 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
         api_key(experiment.target.api_key_env)
     elif kind != "simulated" and verb == "predict":
         raise ConfigError(f"predict needs engine=simulated, not {kind}")
-    elif kind != "simulated":
-        raise ConfigError(f"engine={kind} is not available in this version; use engine=simulated or external")
     return experiment
 
 

@@ -1,4 +1,4 @@
-"""A study of two parts: the ordinary search on A, then A's windows once more on B, scaled in time.
+"""One run's windows once more on another service, scaled in time; and the study of two that does so, A and B.
 
 Knows the parts and how their windows become pairs; rates are chosen in `loadgen.pairing`, the statistics are
 those of `analysis.compare`.
@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from analysis import compare, studies, summary
-from analysis.compare import LEAST_PAIRS, Latencies, Pair
+from analysis.compare import LEAST_PAIRS, Latencies, Pair, Ratio
 from analysis.dwell import NS, Window, in_window, tpot_so_far, ttft_so_far
 from analysis.dwell_table import window
 from analysis.runs import Run, load_run
@@ -32,6 +32,8 @@ from loadgen.study import Study, Trees, seed_of
 from loadgen.sweep import sweep
 
 KIND = "compare"
+Next = Callable[[Driver, "Original"], Segment | Stop]
+"""What is offered next to a service that replays an original."""
 ENDED_NS = 2**62
 """A time by which every request on record has ended."""
 
@@ -114,39 +116,67 @@ def again(path: Path, a: Experiment) -> Study:
     return of(a, load(base=path / studies.OTHER), path)
 
 
-def replay_of(path: Path) -> Act:
-    """The act of B: the replay of the run in `path`."""
+def replay_of(path: Path, next_step: Next | None = None) -> Act:
+    """The act of B: the replay of the run in `path`, by `next_replay` or another rule."""
 
     def act(experiment: Experiment, driver: Driver) -> Conclude:
-        original = Original.of(load_run(path))
+        original, choose = Original.of(load_run(path)), next_step or next_replay
         driver.plan = replace(driver.plan, seed=original.seed)
-        found = sweep(driver, lambda driver: next_replay(driver, original))
+        found = sweep(driver, lambda driver: choose(driver, original))
         return lambda: conclusion.of_sweep(experiment, driver, found, "wall")
 
     return act
 
 
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """What `whole` replays of an original's windows show; `ratio` is None where that is too little."""
+
+    whole: int
+    ratio: Ratio | None
+
+    @classmethod
+    def of(cls, original: Original, b: Run) -> "Paired":
+        """From the folder of a run that has replayed the original's windows."""
+        rows = b.requests()
+        pairs = [
+            original.pair(segment, place, rows, ENDED_NS)
+            for segment, place, valid in played(b)
+            if valid and segment.pair is not None
+        ]
+        whole = [pair for pair in pairs if pair.whole]
+        enough = len(whole) >= LEAST_PAIRS
+        return cls(len(whole), compare.ratio(whole, _centre(b) - original.centre) if enough else None)
+
+    @property
+    def lack(self) -> str:
+        """Why there is no ratio."""
+        if self.whole < LEAST_PAIRS:
+            return f"{self.whole} whole pairs of windows are too few: {LEAST_PAIRS} are needed"
+        return f"in {self.whole} whole pairs of windows no request was over a bound, or all were"
+
+
 def conclude(parts: Trees, path: Path, differs: Tree) -> Tree:
     """What study.json adds: the ratio, from the rows of both folders; too few pairs are an open end."""
-    a, b = load_run(path / "a"), load_run(path / "b")
-    original, rows = Original.of(a), b.requests()
-    pairs = [original.pair(segment, place, rows, ENDED_NS) for segment, place, valid in played(b) if valid]
-    whole = [pair for pair in pairs if pair.whole]
-    found = compare.ratio(whole, _centre(b) - original.centre) if len(whole) >= LEAST_PAIRS else None
+    original = Original.of(load_run(path / "a"))
+    paired = Paired.of(original, load_run(path / "b"))
+    found = paired.ratio
     tree: Tree = {
         "differs": differs,
-        "evidence": f"{len(whole)} of {len(original.templates)} windows of A paired",
+        "evidence": f"{paired.whole} of {len(original.templates)} windows of A paired",
     }
     if found is None:
-        few = f"{len(whole)} whole pairs of windows are too few: {LEAST_PAIRS} are needed"
-        dull = f"in {len(whole)} whole pairs of windows no request was over a bound, or all were"
-        reason = f"{few if len(whole) < LEAST_PAIRS else dull}; raise search.budget_s"
+        reason = f"{paired.lack}; raise search.budget_s"
         return tree | {"passed": False, "exit_code": summary.EXIT_OPEN, "reason": reason}
     if found.unlike:
-        figures = [_figures(parts[name]) for name in ("a", "b")]
-        value, low, high = compare.unpaired(figures[0], figures[1])
+        value, low, high = unpaired(parts["a"], parts["b"])
         found = replace(found, value=value, low=low, high=high)
     return tree | {"ratio": compare.tree(found)}
+
+
+def unpaired(a: Tree, b: Tree) -> tuple[float, float, float]:
+    """Ratio of two capacities as if they were independent, with its 95 % interval."""
+    return compare.unpaired(_figures(a), _figures(b))
 
 
 def played(run: Run) -> list[tuple[Segment, Window, bool]]:

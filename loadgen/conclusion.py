@@ -35,7 +35,7 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
     verdict = judge_run(verdicts, experiment.search.min_dwells)
     tree = _base(experiment, driver)
     tree["clock"] = clock
-    tree["evidence"] = _evidence(sweep, verdicts, clock, experiment.time_scale)
+    tree["evidence"] = _evidence(sweep, verdicts, clock, experiment.time_scale) + _waited(driver)
     if clock == "wall":
         # What was not used must not stand as evidence; of a void run every window is told.
         used = [v for v in verdicts if v.valid] if verdict.valid else list(driver.verdicts.values())
@@ -216,9 +216,12 @@ def _base(
     tree = {"schema_version": summary.SCHEMA_VERSION, "asked": summary.describe(experiment), "dwells": []}
     if driver is None:
         return tree
+    if driver.recoveries:
+        tree["recoveries"] = driver.recoveries
     plan, outcomes = driver.plan, driver.outcomes
     belief = belief or prior(plan.search, plan.start, outcomes)
-    basis = Basis.of(plan.slo, plan.workload, plan.streams, driver.counted_ns, belief)
+    replicas = len(plan.replicas) if plan.replicas else None
+    basis = Basis.of(plan.slo, plan.workload, plan.streams, driver.counted_ns, belief, replicas)
     rows = [_dwell_row(driver, outcome, basis) for outcome in outcomes]
     capacity = posterior(dwells_of(outcomes), belief) if belief and fitted else None
     return tree | {"dwells": dwell_table.with_phi(rows, capacity), "basis": asdict(basis)}
@@ -258,6 +261,14 @@ def _evidence(sweep: Sweep, verdicts: list[Verdict], clock: str, time_scale: flo
             f"{sweep.elapsed_s:.0f} s of the engine's time, {sweep.elapsed_s / time_scale:.0f} s of wall time"
         )
     return f"{ramp}{len(verdicts)} dwells{lost} in {took}"
+
+
+def _waited(driver: Driver) -> str:
+    """How often the service was lost and came back, and the time of it, which no budget counts."""
+    if not driver.recoveries:
+        return ""
+    waited_s = sum(recovery["waited_s"] for recovery in driver.recoveries)
+    return f", and {waited_s:.0f} s in which the service came back ({len(driver.recoveries)} time(s))"
 
 
 def _end(tree: Tree, exit_code: int, reason: str, *, valid: bool) -> Tree:

@@ -6,7 +6,7 @@ All randomness comes from the schedule's seed, so the same rows give the same de
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from loadgen.ledger import Ledger
 from loadgen.liveness import DEAD_LEAST, death, heard_ns, silent
 from loadgen.plan import Past, Plan
 from loadgen.processes import Profile
+from loadgen.recovery import MOST_RECOVERIES, spoilt, spoilt_before
 from loadgen.search import (
     ABORT_EVERY_S,
     ABORT_FROM_S,
@@ -58,6 +59,8 @@ class Driver:
 
     `emit(kind, **facts)` is told every decision, `plan_saved` every schedule before its first send, `told`
     the rows of requests that ended; `fault` says why the deployment is no longer whole, or None while it is.
+    `repair` waits until it is whole again and returns the replicas to expect from then on, or raises
+    TargetLost; without it whatever is lost stays lost.
     """
 
     target: Target
@@ -66,6 +69,7 @@ class Driver:
     plan_saved: Callable[[ArrivalSchedule], None] = lambda _: None
     fault: Callable[[], str | None] = lambda: None
     told: Callable[[pa.Table], None] = lambda _: None
+    repair: Callable[[], frozenset[str] | None] | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
@@ -73,12 +77,15 @@ class Driver:
     next_seq: int = 0
     free_ns: int = 0
     counted_ns: int = 0
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
     _elapsed_before_ns: int = 0
     _began_ns: int = 0
     _beats: list[dict[str, Any]] = field(default_factory=list)
     _lost: list[LostActor] = field(default_factory=list)
     _healed: int = 0
-    _restored: int = 0
+    _begun: int = 0
+    _whole_ns: int = 0
+    _open: tuple[Segment, Window] | None = None
     _watched: dict[int, Watched] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -92,7 +99,7 @@ class Driver:
         for segment, window, judged, seen in past.segments:
             self._watched[window.index] = seen
             self.outcomes.append(self._again(segment, window, judged, past.end_ns))
-        self._restored = len(self.outcomes)
+        self._begun = len(self.outcomes)
         self.ledger.settled()
 
     def requests(self, index: int) -> pa.Table:
@@ -166,10 +173,11 @@ class Driver:
         """Offer one segment, watch it, and add its outcome."""
         if segment.settle_before and self.outcomes:
             self._settle(self.outcomes[-1].segment.index, self.plan.search.settle_s)
-        if 0 < len(self.outcomes) == self._restored:  # nothing was offered just before, however near its rate
+        if 0 < len(self.outcomes) == self._begun:  # nothing was offered just before, however near its rate
             least_s = max(segment.transition_s, self.plan.search.transition_s)
             segment = dataclasses.replace(segment, transition_s=least_s)
         window = self._window(segment)
+        self._open = segment, window
         self.announce(segment, window)
         self.offer(self._draw(segment, window, profile or window.rate_qps), window.window_start_ns)
         reason = self.watch(window, may_abort=may_abort and segment.kind != "ramp")
@@ -232,7 +240,7 @@ class Driver:
             if len(self._lost) > self._healed:
                 return f"lost {', '.join(map(str, self._lost[self._healed :]))}"
             self.refuse_dead(window.index)
-            waits = waiting(self.requests(window.index), at_ns)
+            waits = waiting(self._answerable(window.index), at_ns)
             if may_abort and (reason := should_abort(window, waits, self.plan.slo)):
                 return reason
             at_ns += int(ABORT_EVERY_S * NS)
@@ -240,21 +248,95 @@ class Driver:
         return None
 
     def refuse_dead(self, index: int, least: int = DEAD_LEAST) -> None:
-        """Raise TargetLost when almost nothing of a segment is answered."""
+        """Raise TargetLost when almost nothing of a segment is answered, and its loss is not known yet."""
+        if index in self._watched and self._watched[index].loss:
+            return
         if reason := death(self.ledger.rows(index), self.target.now_ns(), least):
             self._lose(reason)
 
     def _lose(self, reason: str) -> None:
-        """Raise TargetLost; this session's last finished window may have been the dead service's."""
-        last = max(len(self.outcomes) - 1, self._restored)
-        self.emit("target_lost", text=f"the service is lost: {reason}", last=last)
+        """Raise TargetLost."""
+        self._tell_lost(f"the service is lost: {reason}", self._spoilt(self.target.now_ns()))
         raise TargetLost(reason)
 
-    def drain(self) -> None:
-        """Let what is in flight end, so that every window is judged on whole answers."""
-        if self.outcomes:
-            self._settle(self.outcomes[-1].segment.index, self.plan.search.settle_s, until_done=True)
+    def _tell_lost(self, text: str, too: list[int]) -> None:
+        """Tell whoever resumes which window is the first to be measured again, unless the service comes back.
+
+        This session's last finished window may have been the dead service's whatever it shows.
+        """
+        self.emit("target_lost", text=text, last=min([max(len(self.outcomes) - 1, self._begun), *too]))
+
+    def recover(self, lost: TargetLost) -> None:
+        """Wait until the service is whole again; what its loss spoilt is void, and the wait costs no budget.
+
+        Raises `lost` again where nothing can be waited for, and TargetLost when it was waited for in vain.
+        """
+        if self.repair is None:
+            raise lost
+        if len(self.recoveries) >= MOST_RECOVERIES:
+            raise TargetLost(f"{lost}; it came back {MOST_RECOVERIES} times already: mend it first") from lost
+        self.target.retract()
+        self.free_ns = lost_ns = self.target.now_ns()
+        try:
+            replicas = self.repair()
+        except TargetLost as still:
+            self.take(self.target.run(None, self.target.now_ns()))
+            too = self._spoilt(lost_ns)
+            self._tell_lost(f"the service stays away: {still}", too)
+            self._void(str(lost), lost_ns, too)
+            raise TargetLost(f"{lost}; {still}") from still
+        self._await_answers()
+        too = self._spoilt(lost_ns)
+        waited_s = (self.target.now_ns() - lost_ns) / NS / self.plan.time_scale
+        facts = {"reason": str(lost), "windows": too, "waited_s": waited_s}
+        self.recoveries.append(facts)
+        self.emit("recovered", text=f"whole again after {waited_s:.0f} s: the search goes on", **facts)
+        self._void(str(lost), lost_ns, too)
+        self._elapsed_before_ns -= self.target.now_ns() - lost_ns
+        self.free_ns = self._whole_ns = self.target.now_ns()
+        self._begun = len(self.outcomes)
+        self.plan = dataclasses.replace(self.plan, replicas=replicas)
+
+    def _await_answers(self) -> None:
+        """Let end what was in flight when the service was lost: it would count as the next window's queue."""
+        now_ns, index = self.target.now_ns(), len(self.outcomes)
+        limit_ns = now_ns + int(self.plan.search.settle_s * NS)
+        self.take(self.target.run(None, now_ns))
+        while now_ns < limit_ns and self._left(index, until_done=True):
+            now_ns += POLL_NS
+            self.take(self.target.run(None, now_ns))
+
+    def _spoilt(self, lost_ns: int) -> list[int]:
+        """Finished windows that may have felt the loss too."""
+        seen = self.outcomes[self._begun :], self.requests, self.plan.replicas, lost_ns
+        return spoilt_before(*seen, self.plan.time_scale)
+
+    def _void(self, reason: str, lost_ns: int, too: Iterable[int]) -> None:
+        """Void finished windows that felt a loss, and add the one that was open then, if any."""
+        for index in too:
+            self._watched[index] = dataclasses.replace(self._watched[index], loss=reason)
+            self.ledger.touched.add(index)
+        if self._open is None:
             self._recount(self.target.now_ns())
+            return
+        segment, window = self._open
+        end_ns = min(window.planned_end_ns, max(lost_ns, window.window_start_ns + 1))
+        window = dataclasses.replace(window, window_end_ns=end_ns, aborted=end_ns < window.planned_end_ns)
+        self._see(window)
+        self._watched[window.index] = dataclasses.replace(self._watched[window.index], loss=reason)
+        self._add(segment, window, self.target.now_ns())
+
+    def drain(self) -> None:
+        """Let what is in flight end, so that every window is judged on whole answers.
+
+        Raises TargetLost when the service was lost meanwhile, and took answers of a window with it.
+        """
+        if not self.outcomes:
+            return
+        self._settle(self.outcomes[-1].segment.index, self.plan.search.settle_s, until_done=True)
+        if (fault := self.fault()) and self._spoilt(self.target.now_ns()):
+            self._lose(fault)
+        self._recount(self.target.now_ns())
 
     def recount_on(self, rows: pa.Table) -> None:
         """Count and judge every window again on the rows as they were saved, as whoever reads them would."""
@@ -277,7 +359,7 @@ class Driver:
             self.take(self.target.run(None, now_ns))
             left = self._left(index, until_done)
         self.free_ns = max(self.free_ns, self.target.now_ns())
-        rows = self.requests(index)
+        rows = self._answerable(index)
         left += int(silent(rows).sum())
         if min(waited, left) >= DEAD_LEAST and heard_ns(rows) < began_ns:
             waited_s = (now_ns - began_ns) / NS
@@ -286,10 +368,15 @@ class Driver:
 
     def _left(self, index: int, until_done: bool) -> int:
         """Requests of the last two segments that wait for their first token, or for their end."""
-        rows = self.requests(index)
+        rows = self._answerable(index)
         if until_done:
             return int(metrics.status_in(rows, records.PENDING).sum())
         return waiting(rows, self.target.now_ns())
+
+    def _answerable(self, index: int) -> pa.Table:
+        """As `requests`, without those that a loss of the service may have left hanging for good."""
+        rows = self.requests(index)
+        return rows.filter(pa.array(metrics.numbers(rows, "due_ns") >= self._whole_ns))
 
     def take(self, observation: Observation) -> None:
         """Add what a target told to what is known, and keep it."""
@@ -300,13 +387,20 @@ class Driver:
 
     def close(self, segment: Segment, window: Window, now_ns: int) -> None:
         """Add this window's outcome, recount the dwells that changed, and tell."""
+        self._see(window)
+        if fault := self.fault():
+            self._lose(fault)
+        self.refuse_dead(window.index)
+        self._add(segment, window, now_ns)
+
+    def _see(self, window: Window) -> None:
+        """Keep what was seen of the load actors in a window."""
         lost = [str(actor) for actor in self._lost[self._healed :]]
         self._watched[window.index] = watched(self._beats, window, lost, self.plan.replicas)
         self._beats = [beat for beat in self._beats if beat["clock_ns"] > window.window_start_ns]
-        fault = self.fault()
-        if fault:
-            self._lose(fault)
-        self.refuse_dead(window.index)
+
+    def _add(self, segment: Segment, window: Window, now_ns: int) -> None:
+        self._open = None
         outcome = self._outcome(segment, window, now_ns)
         ramp = segment.kind == "ramp"
         rows = in_window(self.requests(window.index), window)
@@ -331,7 +425,7 @@ class Driver:
             in_flight_mean=seen.in_flight,
             block_tokens=self.plan.block_tokens,
         )
-        self.verdicts[window.index] = verdict
+        self.verdicts[window.index] = verdict = spoilt(verdict) if seen.loss else verdict
         if not verdict.valid:
             dwell = dataclasses.replace(dwell, weight=0.0)
         streams, asked = self.plan.streams, (self.plan.slo, self.plan.workload)
@@ -375,6 +469,7 @@ class Driver:
             "segment_done",
             **segment_done(outcome, rows, self.verdicts[index], self.plan.slo, now_ns),
             lost_actors=self._watched[index].lost_actors,
+            loss=self._watched[index].loss,
             elapsed_s=self.elapsed_s(),
             capacity=dataclasses.asdict(capacity) if capacity else None,
         )

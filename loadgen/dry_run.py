@@ -24,13 +24,18 @@ def _swept_s(search: Search) -> float:
 
 
 def text(
-    experiment: Experiment, load_s: float | None, guess_qps: float | None, services: int | None = None
+    experiment: Experiment,
+    load_s: float | None,
+    guess_qps: float | None,
+    services: int | None = None,
+    runs: int | None = None,
 ) -> str:
     """The resolved configuration and the plan.
 
     `load_s` is the time under load: 0 on a virtual clock, None where the service decides (a closed loop);
     `guess_qps` is what a node may serve, None if nobody knows; `services` are deployed one after the other,
-    by default one for each sweep. Raises ConfigError if the run folder exists.
+    by default one for each sweep, and loaded by `runs`, by default one each. Raises ConfigError if the run
+    folder exists.
     """
     if experiment.run and (Path(experiment.out) / experiment.run).exists():
         raise ConfigError(f"run folder {experiment.out}/{experiment.run} exists; choose another run=NAME")
@@ -43,17 +48,19 @@ def text(
     warm = experiment.fleet.warmup_requests
     lines.append(f"# {experiment.fleet.actors} load actor(s), {warm} warm-up requests")
     services = services or experiment.search.parts
-    return "\n".join([*lines, *_load(experiment, load_s, guess_qps, services)])
+    return "\n".join([*lines, *_load(experiment, load_s, guess_qps, services, runs or services)])
 
 
-def _load(experiment: Experiment, load_s: float | None, guess_qps: float | None, services: int) -> list[str]:
+def _load(
+    experiment: Experiment, load_s: float | None, guess_qps: float | None, services: int, runs: int
+) -> list[str]:
     """How long the load lasts and how much it is, as far as that can be known."""
     if load_s is None:
         count, held = experiment.closed_requests, experiment.concurrency
         return [f"# closed loop: {count} requests, {held} in flight; as long as that takes"]
     warm_s = experiment.fleet.warmup_requests / WARMUP_QPS
     parts = experiment.search.parts
-    longest_s = load_s + services * (warm_s + experiment.search.settle_s + experiment.fleet.drain_s)
+    longest_s = load_s + runs * (warm_s + experiment.search.settle_s + experiment.fleet.drain_s)
     longest = f"at most about {longest_s:.0f} s with warm-up and drain"
     deployed = "after deployment" if services == 1 else f"and {services} deployments"
     lines = [f"# {load_s:.0f} s of load; {longest}, {deployed}"]

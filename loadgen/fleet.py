@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -152,6 +152,12 @@ class Fleet:
         except (RayError, FleetError):
             return False
         return True
+
+    def retarget(self, urls: list[str]) -> None:
+        """Send what comes from now on to other URLs; those that replace a lost actor do so too."""
+        if urls != self._plan.urls:
+            self._plan = replace(self._plan, urls=urls)
+            self._ask("retarget", REPLY_TIMEOUT_S, urls)
 
     def finish(self, drain_s: float) -> None:
         """Stop sending, drain for at most `drain_s` of the run's clock, and bring all shards into the folder.

@@ -80,7 +80,13 @@ class Folder:
     @property
     def typed(self) -> Path:
         """The path as a person would type it here."""
-        return self.path.relative_to(Path.cwd()) if self.path.is_relative_to(Path.cwd()) else self.path
+        try:
+            here = Path.cwd()
+        except (
+            FileNotFoundError
+        ):  # nodes that share a machine lay a job's working directory anew, each in turn
+            return self.path
+        return self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
 
     def close(self) -> None:
         """End the event log; on a full disk without what it could not take."""

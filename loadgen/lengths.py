@@ -52,6 +52,15 @@ def shared_with_all(input_tokens: Ints, prefix_hit: float) -> Ints:
     return shared
 
 
+def turns(session: Ints) -> Ints:
+    """How many of the requests before it are of the same session, for each one."""
+    order = np.argsort(session, kind="stable")
+    _, first, counts = np.unique(session[order], return_index=True, return_counts=True)
+    turn = np.empty_like(order)
+    turn[order] = np.arange(len(session)) - np.repeat(first, counts)
+    return turn
+
+
 def longest_tokens(lengths: Lengths, recorded: Ints | None = None) -> int:
     """The longest of a million lognormal draws, about; of the others the longest there is.
 

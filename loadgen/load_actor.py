@@ -26,7 +26,10 @@ from loadgen.worker import Report, Worker
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """What every actor needs to know before the start; `timeout_s` is on the run's clock."""
+    """What every actor needs to know before the start; `timeout_s` is on the run's clock.
+
+    With `sticky` all requests of a session go to the same one of `urls`.
+    """
 
     urls: list[str]
     workload: Workload
@@ -36,6 +39,7 @@ class FleetPlan:
     timeout_s: float
     record_itl: bool
     time_scale: float = 1.0
+    sticky: bool = False
     driver: Lifeline = field(default_factory=own)
     api_key: str | None = field(default=None, repr=False)
 
@@ -71,6 +75,7 @@ class LoadActor:
             timeout_s=plan.timeout_s / plan.time_scale,
             api_key=plan.api_key,
             path=prompts.path,
+            sticky=plan.sticky,
         )
         raise_files()
         watch(plan.driver, self._orphaned)
@@ -105,6 +110,9 @@ class LoadActor:
 
     async def offer(self, schedule: ArrivalSchedule) -> None:
         await self._worker.offer(schedule)
+
+    async def retarget(self, urls: list[str]) -> None:
+        self._worker.retarget(urls)
 
     async def retract(self) -> None:
         self._worker.retract()

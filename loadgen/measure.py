@@ -95,6 +95,8 @@ def reopen(run: RunOnDisk) -> tuple[RunFolder, int]:
 def continued(run: RunOnDisk) -> Past:
     """What a sweep goes on from. Raises ConfigError with the remedy if it cannot go on."""
     verb = run.manifest["verb"]
+    if verb == "verify":
+        raise ConfigError("a verify is not continued; run it again: python -m loadgen verify RUN")
     if verb != "sweep":
         required = " --require" if "--require" in run.manifest.get("argv", []) else ""
         raise ConfigError(

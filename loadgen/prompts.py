@@ -13,6 +13,8 @@ from conf.schema import Workload
 
 POOL_TOKENS = 65_536
 UNIQUE_TOKENS = 8
+SESSIONS_FROM = 2**39
+"""Sessions are numbered like requests, beyond them all, where they need tokens of their own."""
 ENVELOPES = {
     "token_ids": (b'{"prompt":[', b"]"),
     "text": (b'{"prompt":"', b'"'),
@@ -23,6 +25,8 @@ ENVELOPES = {
 
 class Prompts:
     """Bodies for one workload. Two bodies share the first tokens that they are asked to share, and no more.
+
+    Those of one session share more: the share `session_hit` of the shorter one.
 
     What follows those is unique, so that a prefix cache is hit as intended and never by chance. `salt`
     separates runs: prompts of another salt differ, shared tokens too. Token ids are drawn from the ids of
@@ -42,21 +46,49 @@ class Prompts:
         self._width = digits + 1
         self._pool = self._separator.join(str(i).encode() for i in ids.tolist()) + self._separator
         self._salt = int(rng.integers(0, 2**31))
+        self._session_hit = workload.session_hit
         rest = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
         rest |= {"ignore_eos": True, "temperature": 0}
         self._tail = json.dumps(rest, separators=(",", ":")).encode()[1:]
 
-    def body(self, seq: int, input_tokens: int, output_tokens: int, shared_tokens: int = 0) -> bytes:
+    def body(
+        self,
+        seq: int,
+        input_tokens: int,
+        output_tokens: int,
+        shared_tokens: int = 0,
+        session: int | None = None,
+    ) -> bytes:
         """The JSON body of request `seq`: `input_tokens` tokens in, exactly `output_tokens` out.
 
-        The first `shared_tokens` are the same in every body, however many of them it has.
+        The first `shared_tokens` are the same in every body, however many of them it has; what follows them
+        up to the share `session_hit` is the same in every body of `session`.
         """
-        unique = self._unique(seq)[: input_tokens - shared_tokens]
-        rest = self._slice(seq * 7919, input_tokens - shared_tokens - len(unique))
         pieces: list[bytes | memoryview] = [self._slice(0, shared_tokens)] if shared_tokens else []
+        begun = shared_tokens
+        if session is not None:
+            history = self._history(session, input_tokens, shared_tokens)
+            begun += sum(tokens for tokens, _ in history)
+            pieces += [piece for _, piece in history]
+        unique = self._unique(seq)[: input_tokens - begun]
+        rest = self._slice(seq * 7919, input_tokens - begun - len(unique))
         prompt = self._separator.join([*pieces, *unique, rest] if rest else [*pieces, *unique])
         limits = b',"max_tokens":%d,"min_tokens":%d,' % (output_tokens, output_tokens)
         return b"".join((self._head, prompt, self._close, limits, self._tail))
+
+    def _history(
+        self, session: int, input_tokens: int, shared_tokens: int
+    ) -> list[tuple[int, bytes | memoryview]]:
+        """What the prompts of a session begin with after that of all: tokens that name it, and a slice.
+
+        Nothing where there is no room for its name, or beside it none for what makes the prompt unique.
+        """
+        most = min(round(self._session_hit * input_tokens), input_tokens - UNIQUE_TOKENS)
+        rest = most - shared_tokens - UNIQUE_TOKENS
+        if rest < 1:
+            return []
+        name = self._separator.join(self._unique(SESSIONS_FROM + session))
+        return [(UNIQUE_TOKENS, name), (rest, self._slice(session * 7919, rest))]
 
     def _unique(self, seq: int) -> list[bytes]:
         """`UNIQUE_TOKENS` tokens that spell salt and seq in the base of the id range."""

@@ -7,6 +7,7 @@ and one that was cut short is measured anew.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from analysis.observed import RECORDED
 from analysis.summary import Tree
 from conf import ConfigError, Experiment, load
 from conf.schema import Slo, Workload
@@ -81,6 +82,7 @@ def of(asked: Experiment, guess_qps: float | None = None) -> Study:
         conclude=conclusion,
         act=lambda _: measure.hold,
         anew=True,
+        results=RECORDED,
     )
 
 

@@ -3,6 +3,7 @@
 Knows the run folder's events and tables; decides nothing.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,14 +43,20 @@ def _sound(events: list[dict[str, Any]], rows: pa.Table) -> list[dict[str, Any]]
     """Finished segments up to the last that can be believed; what follows is measured again.
 
     The end of a session spoils its last windows: their answers were cut or lost with the load actors, or
-    the service was dying. A window that was void for another reason is worth another try too.
+    the service was dying. A window that was void for another reason is worth another try too. Where the
+    service came back the session went on: `recovered` names what its loss spoilt, and no more is measured
+    again.
     """
     done: list[dict[str, Any]] = []
+    whole = done
     for event in events:
         if event["event"] == "segment_done":
             done = [*done[: event["index"]], event]
         elif event["event"] == "target_lost":
-            done = done[: max(0, event["last"])]
+            whole, done = done, done[: max(0, event["last"])]
+        elif event["event"] == "recovered":
+            lost = {"void": True, "loss": event["reason"]}
+            done = [one | (lost if one["index"] in event["windows"] else {}) for one in whole]
     while done and (done[-1]["void"] or _cut(rows, Window(**done[-1]["window"]))):
         done.pop()
     return done
@@ -72,4 +79,5 @@ def _segment(
 ) -> tuple[Segment, Window, tuple[bool, bool, bool], Watched]:
     window = Window(**event["window"])
     judged = event["bad"], event.get("far", False), event["void"]
-    return Segment(**event["segment"]), window, judged, watched(beats, window, event["lost_actors"])
+    seen = replace(watched(beats, window, event["lost_actors"]), loss=event.get("loss", ""))
+    return Segment(**event["segment"]), window, judged, seen

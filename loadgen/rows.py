@@ -20,7 +20,10 @@ from loadgen.exchange import Exchange
 
 @dataclass(slots=True)
 class Planned:
-    """One request of the schedule as plain numbers; a closed loop sets `due_ns` when it starts it."""
+    """One request of the schedule as plain numbers; a closed loop sets `due_ns` when it starts it.
+
+    `session` is -1 without sessions.
+    """
 
     seq: int
     dwell: int
@@ -30,8 +33,12 @@ class Planned:
     output_tokens: int
     shared_tokens: int = 0
     stream: int | None = None
+    session: int = -1
+    turn: int = 0
 
 
+LAST_TURN = 2**15 - 1
+"""A record has 16 bits for the turn; whatever comes later counts as this one."""
 Flight = tuple[Planned, Exchange]
 """A request and what became of it so far."""
 
@@ -66,6 +73,8 @@ def planned(schedule: ArrivalSchedule) -> list[Planned]:
         schedule.output_tokens.tolist(),
         schedule.shared_tokens.tolist(),
         itertools.repeat(None, len(schedule)) if schedule.stream is None else schedule.stream.tolist(),
+        itertools.repeat(-1, len(schedule)) if schedule.session is None else schedule.session.tolist(),
+        itertools.repeat(0, len(schedule)) if schedule.turn is None else schedule.turn.tolist(),
         strict=True,
     )
     return [Planned(seq, schedule.dwell, PHASES[phase], *rest) for seq, phase, *rest in columns]
@@ -78,12 +87,18 @@ def plan_table(schedule: ArrivalSchedule) -> pa.Table:
         "dwell": np.full(len(schedule), schedule.dwell, dtype=np.int16),
         "phase": pa.array([PHASES[phase] for phase in schedule.phase.tolist()], pa.string()),
         "stream": pa.nulls(len(schedule)) if schedule.stream is None else schedule.stream,
+        "session_id": _int32(-1, schedule) if schedule.session is None else schedule.session,
+        "turn": _int32(0, schedule) if schedule.turn is None else np.minimum(schedule.turn, LAST_TURN),
         "due_ns": schedule.due_ns,
         "requested_input_tokens": schedule.input_tokens.astype(np.int32),
         "requested_output_tokens": schedule.output_tokens.astype(np.int32),
         "shared_tokens": schedule.shared_tokens.astype(np.int32),
     }
     return pa.table(columns, schema=records.PLAN)
+
+
+def _int32(value: int, schedule: ArrivalSchedule) -> NDArray[np.int32]:
+    return np.full(len(schedule), value, dtype=np.int32)
 
 
 def batch(flights: Sequence[Flight], clock: Clock, client_id: int, record_itl: bool) -> pa.RecordBatch:
@@ -102,8 +117,8 @@ def batch(flights: Sequence[Flight], clock: Clock, client_id: int, record_itl: b
         "http_status": [exchange.http_status for exchange in ends],
         "finish_reason": [exchange.finish_reason for exchange in ends],
         "stream": pa.array([plan.stream for plan in plans], pa.int16()),
-        "session_id": np.full(len(plans), -1, dtype=np.int32),
-        "turn": np.zeros(len(plans), dtype=np.int16),
+        "session_id": [plan.session for plan in plans],
+        "turn": [min(plan.turn, LAST_TURN) for plan in plans],
         "replica_id": [exchange.replica_id for exchange in ends],
         "due_ns": due_ns,
         "scheduled_at": ((due_ns / clock.scale).astype(np.int64) + clock.wall_ns) // 1000,

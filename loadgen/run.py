@@ -42,7 +42,9 @@ STREAMS_SPARE = 2.0
 class Service:
     """What is loaded: where it listens, the replicas expected in answers, and what it says of itself.
 
-    `metrics_urls` maps a replica (or an endpoint) to the address of its metrics.
+    `replicas` is None where answers do not name theirs. `metrics_urls` maps a replica (or an endpoint) to the
+    address of its metrics. `recover` waits for up to so many seconds until the service is whole again and
+    returns it as it is then, or raises TargetError; None where nothing is known of its return.
     """
 
     urls: list[str]
@@ -52,6 +54,7 @@ class Service:
     metrics_urls: dict[str, str] = field(default_factory=dict)
     actor_options: dict[str, Any] = field(default_factory=dict)
     api_key: str | None = field(default=None, repr=False)
+    recover: "Callable[[float], Service] | None" = None
 
 
 FAILED = {"valid": False, "passed": False, "exit_code": summary.EXIT_INTERNAL}
@@ -75,6 +78,8 @@ class Run:
         self._past = past
         self._driver: Driver | None = None
         self._fleet: Fleet | None = None
+        self._service: Service | None = None
+        self._scraper: Scraper | None = None
         self._lines: SimpleQueue[str] = SimpleQueue()
         before = folder.read_json("manifest.json") if past is not None else {}
         self._salt = before.get("prompt_salt", secrets.randbits(31))
@@ -117,6 +122,9 @@ class Run:
             when = "before the load began" if self._driver is None else "at once; answers in flight were cut"
             conclude = conclude or self._failed(summary.EXIT_INTERRUPTED, f"interrupted {when}")
         except (TargetError, FleetError) as error:
+            if conclude is not None:
+                with suppress(OSError):  # it changes nothing of what was measured, but it must be known
+                    self.emit("teardown", text=str(error))
             conclude = conclude or self._failed(summary.EXIT_TARGET, str(error))
         except OSError as error:
             conclude = conclude or self._failed(summary.EXIT_INTERNAL, str(error))
@@ -147,12 +155,13 @@ class Run:
 
     def _drive(self, service: Service, start: Start, act: Callable[[Driver], Conclude]) -> Conclude:
         fleet, asked = self._start_fleet(service), self.experiment.fleet
-        drain_s = asked.drain_s
+        drain_s, self._service = asked.drain_s, service
         with self._scraping(service, fleet):
             try:
                 self._refuse_cramped(fleet, start)
-                plan, told = self._plan(service, start), self.folder.tell
-                self._driver = Driver(fleet, plan, self.emit, self.folder.plan, service.fault, told)
+                seen = self.folder.plan, self._fault, self.folder.tell
+                repair = self._repair if service.recover and self.experiment.cluster.recovery_s else None
+                self._driver = Driver(fleet, self._plan(service, start), self.emit, *seen, repair)
                 if self._past is not None:
                     self._driver.restore(self._past)
                 conclude = act(self._driver)
@@ -171,10 +180,35 @@ class Run:
             finally:
                 fleet.finish(drain_s)
 
+    def _fault(self) -> str | None:
+        """Why the service as it stands now is no longer whole, or None."""
+        return self._service.fault() if self._service else None
+
+    def _repair(self) -> frozenset[str] | None:
+        """Wait until the service is whole again and load it from then on; returns the replicas to expect.
+
+        Raises TargetLost when it does not come back in time.
+        """
+        limit_s, old = self.experiment.cluster.recovery_s, self._service
+        assert old and old.recover and self._fleet
+        self.emit("fault", text=f"waiting up to {limit_s:g} s until the service is whole again")
+        try:
+            new = old.recover(limit_s)
+        except TargetError as error:
+            raise TargetLost(f"not whole again within {limit_s:g} s: {error}") from error
+        self._manifest["servers_before"] = [*self._manifest.get("servers_before", []), old.reported]
+        self._manifest["server"] = new.reported
+        self.folder.write_json("manifest.json", self._manifest)
+        self._fleet.retarget(new.urls)
+        if self._scraper:
+            self._scraper.follow(new.metrics_urls)
+        self._service = new
+        return new.replicas
+
     def _scraping(self, service: Service, fleet: Fleet) -> AbstractContextManager[object]:
         if not service.metrics_urls:
             return nullcontext()
-        return Scraper(
+        self._scraper = Scraper(
             service.metrics_urls,
             self.folder.shards / f"server-{fleet.zero_wall_ns}.arrow",
             fleet.now_ns,
@@ -182,6 +216,7 @@ class Run:
             self._lines.put,
             self.experiment.time_scale,
         )
+        return self._scraper
 
     def _start_fleet(self, service: Service) -> Fleet:
         asked = self.experiment
@@ -194,6 +229,7 @@ class Run:
             timeout_s=asked.fleet.request_timeout_s,
             record_itl=asked.fleet.record_itl,
             time_scale=asked.time_scale,
+            sticky=asked.routing.policy == "client_side",
             api_key=service.api_key,
         )
         self._fleet = fleet = Fleet(

@@ -95,6 +95,10 @@ class Scraper:
             self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join(2 * TIMEOUT_S)
 
+    def follow(self, urls: Mapping[str, str]) -> None:
+        """Sample these from now on."""
+        self._urls = dict(urls)
+
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._sample())
@@ -112,9 +116,11 @@ class Scraper:
                 while not await self._ends_before_tick():
                     clock_ns, at_us = self._clock_ns(), time.time_ns() // 1000
                     due = [
-                        name for name in self._urls if self._absent_until_ns.get(name, clock_ns) <= clock_ns
+                        (name, url)
+                        for name, url in self._urls.items()
+                        if self._absent_until_ns.get(name, clock_ns) <= clock_ns
                     ]
-                    samples = await asyncio.gather(*(self._ask(session, name, clock_ns) for name in due))
+                    samples = await asyncio.gather(*(self._ask(session, *it, clock_ns) for it in due))
                     self._keep([{"at": at_us, "clock_ns": clock_ns, **sample} for sample in samples])
         finally:
             self._write(self._shard.close)
@@ -130,13 +136,15 @@ class Scraper:
             return True
         return self._ended.is_set()
 
-    async def _ask(self, session: aiohttp.ClientSession, name: str, clock_ns: int) -> dict[str, Any]:
+    async def _ask(
+        self, session: aiohttp.ClientSession, name: str, url: str, clock_ns: int
+    ) -> dict[str, Any]:
         """One sample, or why there is none."""
         try:
-            async with session.get(self._urls[name], allow_redirects=False) as response:
+            async with session.get(url, allow_redirects=False) as response:
                 replica = _plain(response.headers.get(REPLICA_ID, name))
                 if response.status != HTTPStatus.OK:
-                    self._refused(name, response.status, clock_ns)
+                    self._refused(name, url, response.status, clock_ns)
                     return {"replica": replica, "error": f"HTTP {response.status}"}
                 return {"replica": replica, **figures(await response.text(errors="replace"))}
         except TimeoutError:
@@ -144,11 +152,11 @@ class Scraper:
         except Exception as error:  # noqa: BLE001  the boundary of a request: whatever came, the run goes on
             return {"replica": name, "error": _plain(f"{type(error).__name__}: {error}")}
 
-    def _refused(self, name: str, status: int, clock_ns: int) -> None:
+    def _refused(self, name: str, url: str, status: int, clock_ns: int) -> None:
         """Ask a server that has no metrics for us less often. One that fails (5xx) may recover at once."""
         if status < HTTPStatus.INTERNAL_SERVER_ERROR:
             self._absent_until_ns[name] = clock_ns + int(ABSENT_S * NS)
-            self._say_once(f"{self._urls[name]} gives no metrics (HTTP {status}): the engine is not observed")
+            self._say_once(f"{url} gives no metrics (HTTP {status}): the engine is not observed")
 
     def _keep(self, rows: list[dict[str, Any]]) -> None:
         self._shard.append(pa.RecordBatch.from_pylist(rows, schema=series.SERVER))

@@ -12,7 +12,9 @@ from conf import ConfigError, Experiment
 
 SHARED = ("workload", "slo", "search", "fleet")
 """What both sides must have in common, or B would be asked another question."""
+NODES, CLOCK = "cluster.nodes or routing=per_node", "engine.time_scale"
 OF_BOTH = ("seed", "run", "out")
+"""What a study has once."""
 USAGE = (
     "compare takes two config.yaml of runs, or words for one side: "
     "python -m loadgen compare a.layout=dp1_tp8_ep8 b.layout=dp2_tp4_ep4"
@@ -59,17 +61,27 @@ def _refuse_one_sided(words: Sequence[str]) -> None:
             raise ConfigError(f"{side}.{key}: {key} belongs to both: {rest}")
 
 
-def _refuse_unlike(a: Experiment, b: Experiment) -> None:
-    for group in SHARED:
-        if getattr(a, group) != getattr(b, group):
-            why = f"compare gives B what A was given, but {group} differs"
-            raise ConfigError(f"{why}; give {group}=... for both")
+def unlike(a: Experiment, b: Experiment) -> str:
+    """What differs so that B cannot be given A's requests; empty where nothing does."""
+    groups = [group for group in SHARED if getattr(a, group) != getattr(b, group)]
+    if groups:
+        return groups[0]
     if a.cluster.nodes != b.cluster.nodes or a.streams != b.streams:
+        return NODES
+    return CLOCK if a.time_scale != b.time_scale else ""
+
+
+def _refuse_unlike(a: Experiment, b: Experiment) -> None:
+    apart = unlike(a, b)
+    if apart in SHARED:
+        why = f"compare gives B what A was given, but {apart} differs"
+        raise ConfigError(f"{why}; give {apart}=... for both")
+    if apart == NODES:
         raise ConfigError(
             "compare needs as many nodes on both sides, pooled on both or routing=per_node on both: "
             f"cluster.nodes are {a.cluster.nodes} and {b.cluster.nodes}, streams {a.streams} and {b.streams}"
         )
-    if a.time_scale != b.time_scale:
+    if apart == CLOCK:
         raise ConfigError(
             "compare needs one clock, but engine.time_scale differs: "
             f"{a.time_scale:g} and {b.time_scale:g}; give engine.time_scale=... for both"

@@ -5,7 +5,7 @@ other run, and what the parts say together is computed in `analysis.pooling`.
 """
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,8 +40,9 @@ class Study:
     """What is asked of which parts, and what they say together.
 
     `names` are the parts in order. `part(name, done)` is what a part asks, given those before; it is called
-    once, for a resumed part asks what it asked before. `conclude(done)` is what study.json adds once all
-    parts have ended well, `act(name)` what a part does with its driver.
+    once, for a resumed part asks what it asked before. `act(name)` is what a part does with its driver; with
+    one of `results` as exit code it has ended well, and every other ends the study. `shown(parts)` is what
+    study.json always adds, `conclude(parts)` what it adds at the end. `anew` continues no part.
     """
 
     kind: str
@@ -52,6 +53,8 @@ class Study:
     conclude: Callable[[Trees], Tree]
     act: Callable[[str], Act] = lambda _: measure.search
     anew: bool = False
+    results: Collection[int] = (summary.EXIT_OK,)
+    shown: Callable[[Trees], Tree] = lambda _: {}
 
 
 def of(asked: Experiment) -> Study:
@@ -122,7 +125,7 @@ def _parts(study: Study, folder: Folder, fill: Fill, show: Emit) -> tuple[Trees,
         except KeyboardInterrupt:
             cut = {"exit_code": summary.EXIT_INTERRUPTED, "reason": "interrupted between two runs"}
             return done, (name, cut)
-        if tree["exit_code"] != summary.EXIT_OK:
+        if tree["exit_code"] not in study.results:
             return done, (name, tree)
         done[name] = tree
     return done, None
@@ -141,7 +144,7 @@ def _part(study: Study, name: str, done: Trees, folder: Folder, fill: Fill, show
     """The conclusion of one part: as it stands, resumed, or measured now."""
     path = folder.path / name
     known = result(path)
-    if known is not None and (known["exit_code"] == summary.EXIT_OK or not study.anew):
+    if known is not None and (known["exit_code"] in study.results or not study.anew):
         return known
     if study.anew:
         _set_aside(path)
@@ -192,6 +195,7 @@ def _tree(study: Study, folder: Folder, parts: Trees) -> Tree:
         "passed": False,
         "exit_code": None,
         "reason": "not ended",
+        **study.shown(parts),
     }
 
 
@@ -203,9 +207,14 @@ def _ended(study: Study, folder: Folder, done: Trees, failed: Failed | None) -> 
     name, tree = failed
     return _tree(study, folder, {**done, name: tree}) | {
         "state": "ended",
-        "evidence": f"{len(done)} of {len(study.names)} parts have a result",
-        "valid": bool(tree.get("valid")),
+        "evidence": f"{sum(map(_valid, done.values()))} of {len(study.names)} parts have a result",
+        "valid": _valid(tree),
         "exit_code": tree["exit_code"],
         "reason": f"{name}: {tree['reason']}",
         **({"hold": tree["hold"]} if tree.get("hold") else {}),
     }
+
+
+def _valid(tree: Tree) -> bool:
+    """Of a part that was cut between two runs nothing is known."""
+    return bool(tree.get("valid"))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from analysis.capacity import Capacity
-from loadgen.driver import Driver
+from loadgen.driver import Driver, TargetLost
 from loadgen.search import Outcome, Segment, Stop, next_segment
 
 
@@ -27,15 +27,30 @@ def focus(driver: Driver) -> Segment | Stop:
 
 
 def sweep(driver: Driver, choose: Callable[[Driver], Segment | Stop] = focus) -> Sweep:
-    """Load what `choose` says until the budget or the search ends it."""
+    """Load what `choose` says until the budget or the search ends it; what was lost may come back.
+
+    Raises TargetLost.
+    """
     driver.warm_up()
     while True:
-        step = choose(driver)
-        if not isinstance(step, Stop):
-            step = driver.heal() or step
-        if isinstance(step, Stop):
-            driver.drain()
+        try:
+            stop = _go_on(driver, choose)
+        except TargetLost as lost:
+            driver.recover(lost)
+            continue
+        if stop is not None:
             elapsed_s = driver.elapsed_s()
-            driver.emit("stop", stop=step.kind, text=f"end of search: {step.reason}", elapsed_s=elapsed_s)
-            return Sweep(driver.outcomes, driver.capacity(), step, elapsed_s)
-        driver.load(step)
+            driver.emit("stop", stop=stop.kind, text=f"end of search: {stop.reason}", elapsed_s=elapsed_s)
+            return Sweep(driver.outcomes, driver.capacity(), stop, elapsed_s)
+
+
+def _go_on(driver: Driver, choose: Callable[[Driver], Segment | Stop]) -> Stop | None:
+    """Load one segment more; or else let every answer end and return why there is none."""
+    step = choose(driver)
+    if not isinstance(step, Stop):
+        step = driver.heal() or step
+    if isinstance(step, Stop):
+        driver.drain()
+        return step
+    driver.load(step)
+    return None

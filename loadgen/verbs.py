@@ -4,14 +4,18 @@ Knows which folder and which act belong to a verb; knows no argument, and prints
 """
 
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
-from analysis import studies
+from analysis import studies, summary
 from analysis.runs import Run, load_run
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
-from loadgen import comparison, measure, recipe, study
+from loadgen import comparison, matrix_cells, matrix_study, measure, recipe, study
 from loadgen.folder import Folder
+from loadgen.kept import Kept
+from loadgen.matrix_cells import Cells
 from loadgen.measure import Act, Site
 from loadgen.plan import Past
 from loadgen.progress import Emit
@@ -24,6 +28,16 @@ def sweep(asked: Experiment, site: Site, show: Emit) -> Tree:
         return study.run(study.of(asked), measure.create(Folder, asked), _fill(site, show), show)
     folder = measure.create(RunFolder, asked)
     return measure.measure(asked, "sweep", folder, measure.search, site, show)
+
+
+def matrix(cells: Cells, site: Site, show: Emit) -> Tree:
+    """Search for the capacity of every cell of a grid: a study in which each service is deployed once."""
+    folder = measure.create(Folder, cells.first)
+    study_asked = matrix_study.begun(cells, folder)
+    for line in matrix_cells.refusals(cells):
+        folder.event("study", text=line)
+        show("study", text=line)
+    return _run_kept(cells, study_asked, folder, site, show)
 
 
 def probe(asked: Experiment, site: Site, show: Emit, required: bool = False) -> Tree:
@@ -60,6 +74,8 @@ def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Em
             folder = Folder(path)
         except OSError as error:
             raise ConfigError(f"cannot resume: {error}") from error
+        if studies.load_study(path)["study"] == matrix_study.KIND:
+            return _run_kept(*matrix_study.again(path), folder, site, show)
         again_asked = _study(path, experiment)
         verb = "probe" if again_asked.kind == recipe.KIND else "sweep"
         return study.run(again_asked, folder, _fill(site, show, verb), show)
@@ -95,7 +111,8 @@ def _cut_short(path: Path) -> Run:
     """The run of a folder that goes on by itself. Raises ConfigError or RunError of any other."""
     whole = studies.whole(path)
     if whole != path:
-        raise ConfigError(f"{path} is one side of a comparison: python -m loadgen resume {whole}")
+        part = "side of a comparison" if (whole / studies.OTHER).exists() else "cell of a matrix"
+        raise ConfigError(f"{path} is one {part}: python -m loadgen resume {whole}")
     return load_run(path)
 
 
@@ -103,7 +120,23 @@ def _study(path: Path, asked: Experiment) -> study.Study:
     kind = studies.load_study(path)["study"]
     if kind == recipe.KIND:
         return recipe.of(asked)
+    if kind == matrix_study.KIND:
+        return matrix_study.again(path)[1]
     return comparison.again(path, asked) if kind == comparison.KIND else study.of(asked)
+
+
+def _run_kept(cells: Cells, asked: study.Study, folder: Folder, site: Site, show: Emit) -> Tree:
+    """Run a matrix with one service for all cells in a row that need the same."""
+    with closing(Kept(site.service, list(cells.asked.values()), show)) as kept:
+        filled = _fill(replace(site, service=kept.service), show)
+
+        def fill(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> Tree:
+            tree = filled(experiment, folder, act, before)
+            if tree["exit_code"] in (summary.EXIT_TARGET, summary.EXIT_INTERNAL):
+                kept.close()  # the next cell must not inherit what this one died of
+            return tree
+
+        return study.run(asked, folder, fill, show)
 
 
 def _fill(site: Site, show: Emit, verb: str = "sweep") -> study.Fill:

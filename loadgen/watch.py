@@ -18,13 +18,15 @@ LEAST_COVERED = 0.95
 class Watched:
     """Figures of each actor over a window, the mean of requests in flight, and who was lost in it.
 
-    `replicas` are those that were expected to answer, None if unknown.
+    `replicas` are those that were expected to answer, None if unknown; `loss` says how the service was lost
+    in it, empty if it was not.
     """
 
     health: dict[str, dict[str, float]]
     in_flight: float | None
     lost_actors: tuple[str, ...] = ()
     replicas: frozenset[str] | None = None
+    loss: str = ""
 
 
 def watched(

@@ -115,6 +115,10 @@ class Worker:
                 self._wake.set()
                 await asyncio.sleep(0)
 
+    def retarget(self, urls: list[str]) -> None:
+        """Send what comes from now on elsewhere."""
+        self._client.retarget(urls)
+
     def retract(self) -> None:
         """Forget what is not due yet; each keeps its row, as missed in the phase `retracted`."""
         self._retractions += 1
@@ -200,9 +204,12 @@ class Worker:
             self._miss(plan, "overdue")
             return
         exchange = Exchange(plan.seq, plan.output_tokens)
-        body = self._prompts.body(plan.seq, plan.input_tokens, plan.output_tokens, plan.shared_tokens)
+        session = None if plan.session < 0 else plan.session
+        body = self._prompts.body(
+            plan.seq, plan.input_tokens, plan.output_tokens, plan.shared_tokens, session
+        )
         self._flying[plan.seq] = (plan, exchange)
-        self._client.start(exchange, body, plan.stream)
+        self._client.start(exchange, body, plan.stream, session)
         if exchange.sent_ns is not None:
             self._pulse.sent(exchange.sent_ns - self._clock.monotonic_ns(plan.due_ns))
 

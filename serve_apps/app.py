@@ -2,26 +2,26 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from typing import Any
 
-import ray
 from ray import serve
 from ray.serve import Application
-from ray.serve._private import replica as serve_replica
 from ray.serve.schema import LoggingConfig
 
-from conf.schema import Engine as EngineSpec
-from conf.schema import Hardware, Layout, Model, SimulatedEngine
+from conf.schema import Hardware, Layout, Model, Routing, SimulatedEngine
 from serve_apps.engine_model.engine import Engine
+from serve_apps.loopback import stay_on_loopback
 from serve_apps.openai_api import ServedModel
+from serve_apps.routing import behind_router, request_router
 from serve_apps.simulated import RealtimeEngine, SimulatedApp
 
 NO_QUEUE_LIMIT = 1_000_000
 """Requests wait in the engine, where they are counted, never in front of it (Serve's default is 5)."""
 HEALTH_CHECK_PERIOD_S = 2.0
 SHUTDOWN_GRACE_S = 5.0
-LOOPBACK = "127.0.0.1"
+ENGINES = "SimulatedReplica"
+"""The deployment whose replicas are engines; behind HAProxy another may choose between them."""
 
 
 def application_name(*specs: object) -> str:
@@ -30,22 +30,23 @@ def application_name(*specs: object) -> str:
 
 
 def build_app(
-    engine: EngineSpec,
+    engine: SimulatedEngine,
     model: Model,
     hardware: Hardware,
     layout: Layout,
     replicas: int,
     bundles: Sequence[dict[str, float]],
     seed: int = 0,
+    routing: Routing | None = None,
 ) -> Application:
     """`replicas` independent engines, each on `bundles` of one node (STRICT_PACK).
 
-    Raises ValueError for an engine that is not available or does not fit the hardware.
+    Without `routing` the proxy's own default chooses between them. Raises ValueError for an engine that does
+    not fit the hardware.
     """
-    if not isinstance(engine, SimulatedEngine):
-        raise ValueError(f"engine={engine.kind} is not available in this version; use engine=simulated")
     Engine(engine, model, hardware, layout)  # what cannot run is refused here, not in every replica
-    options = {
+    options: dict[str, Any] = {
+        "name": ENGINES,
         "num_replicas": replicas,
         "max_ongoing_requests": NO_QUEUE_LIMIT,
         "max_queued_requests": -1,
@@ -56,8 +57,12 @@ def build_app(
         "graceful_shutdown_timeout_s": SHUTDOWN_GRACE_S,
         "logging_config": LoggingConfig(enable_access_log=False, log_level="WARNING"),
     }
+    router = request_router(routing) if routing else None
+    if router is not None:
+        options["request_router_config"] = router
     deployment = serve.deployment(**options)(serve.ingress()(SimulatedReplica))
-    return deployment.bind(engine, model, hardware, layout, seed)
+    app = deployment.bind(engine, model, hardware, layout, seed)
+    return behind_router(app, routing) if routing else app
 
 
 class SimulatedReplica:
@@ -66,7 +71,7 @@ class SimulatedReplica:
     def __init__(
         self, engine: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout, seed: int
     ) -> None:
-        _stay_on_loopback()
+        stay_on_loopback()
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
         replica = Engine(engine, model, hardware, layout, seed + context.rank.rank)
@@ -83,17 +88,3 @@ class SimulatedReplica:
     async def check_health(self) -> None:
         if self._engine.failure:
             raise RuntimeError(self._engine.failure)
-
-
-def _stay_on_loopback() -> None:
-    """Where Ray keeps to the loopback address, let the replica's own gRPC port do so too.
-
-    Serve binds it to all interfaces after the constructor, and has no setting for it.
-    """
-    if ray.util.get_node_ip_address() == LOOPBACK:
-        bind = serve_replica.add_port_to_grpc_server
-        serve_replica.add_port_to_grpc_server = partial(_bind_to_loopback, bind)
-
-
-def _bind_to_loopback(bind: Callable[[object, str], int], server: object, address: str) -> int:
-    return bind(server, f"{LOOPBACK}:{address.rpartition(':')[2]}")

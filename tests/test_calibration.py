@@ -183,6 +183,17 @@ def test_a_void_run_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFix
             assert "void is no valid measurement (a load actor was late)" in capsys.readouterr().err
 
 
+def test_sessions_that_share_prompts_are_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = recorded(tmp_path / "chats", 1, (16, 60, 0), 12)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["workload"] |= {"sessions": 9, "session_hit": 0.9}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert root.main(["calibrate", str(folder)]) == 2
+    assert "knows nothing of what its sessions share (workload.session_hit=0.9)" in capsys.readouterr().err
+
+
 def test_answers_in_one_piece_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = recorded(tmp_path / "buffered", 1, (16, 60, 0), 12)
     rows = records.read(folder / "requests").to_pylist()

@@ -14,7 +14,12 @@ from conf.schema import Arrivals, Lengths, SimulatedEngine, VllmEngine, Workload
 
 NEEDS = {
     "engine=external": ["target.urls=[http://127.0.0.1:8000]"],
+    "model=tiny_qwen3_moe": ["layout=dp1_tp1"],
     "workload=trace": ["workload.trace=a/trace.jsonl"],
+    "routing=bounded_hash": ["workload=chat_sessions"],
+    "routing=client_side": ["workload=chat_sessions"],
+    "routing=consistent_hash": ["workload=chat_sessions"],
+    "routing=prefix_affinity": ["engine=vllm", "workload.prompt=text"],
 }
 WRONG = {
     "slo.ttft_p90=2000": "unknown key 'slo.ttft_p90'; did you mean 'slo.ttft_p90_ms'",
@@ -277,9 +282,23 @@ def test_a_broken_saved_tree_is_one_line(text: str, tmp_path: Path) -> None:
 
 def test_every_constant_names_its_source() -> None:
     for name in groups()["model"]:
-        step_time = load([f"model={name}"]).model.step_time
+        step_time = load([f"model={name}", *NEEDS.get(f"model={name}", [])]).model.step_time
         for field in type(step_time).__dataclass_fields__:
             constant = getattr(step_time, field)
             assert constant.source and constant.unit, f"{name}.{field}"
             if constant.low is not None and constant.high is not None:
                 assert constant.low <= constant.value <= constant.high, f"{name}.{field}"
+
+
+@pytest.mark.parametrize(
+    "name", ["env.HF_TOKEN", "env.AWS_SECRET_ACCESS_KEY", "env.MY_PASSWORD", "args.api_key"]
+)
+def test_secrets_are_refused_where_they_would_be_saved(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"engine.{name} would be saved") as refused:
+        load(["engine=vllm", f"engine.{name}=hush"])
+    assert "hush" not in str(refused.value)
+
+
+@pytest.mark.parametrize("word", ["env.TOKENIZERS_PARALLELISM=0", "args.long_prefill_token_threshold=1"])
+def test_what_only_sounds_like_a_secret_is_not_refused(word: str) -> None:
+    assert load(["engine=vllm", f"engine.{word}"]).engine.kind == "vllm"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 import urllib.request
@@ -30,7 +31,7 @@ ray = pytest.importorskip("ray")
 from ray.serve._private.common import RequestProtocol  # noqa: E402
 from ray.serve.schema import Target, TargetGroup  # noqa: E402
 
-from cluster import deploy as cluster_deploy  # noqa: E402
+from cluster import serve_state  # noqa: E402
 from cluster import session as cluster_session  # noqa: E402
 from cluster.deploy import DeployError, Deployment, deploy  # noqa: E402
 from cluster.session import Session, SessionError, open_session  # noqa: E402
@@ -61,10 +62,13 @@ def deployment(ray_session: Session) -> Iterator[Deployment]:
     name = application_name(*PARTS)
     running = deploy(app, name, ray_session.url, MODEL, placement.replicas, progress=said.append)
     assert said[0] == "0 of 4 replicas running"
-    assert said[-2:] == ["4 of 4 replicas running", "4 replicas warm"]
+    assert said[-2] == "4 of 4 replicas running"
+    assert re.fullmatch(r"4 replicas warm: .* ms to the first token after 1 requests", said[-1])
     yield running
+    pids = [replica.pid for replica in serve_state.state(name).engines]
     running.teardown()
     assert running.healthy() == "4 of 4 replicas gone, 0 new"
+    assert pids and not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def ask(deployment: Deployment, *calls: tuple[str, dict[str, Any] | bytes | None]) -> list[Answer]:
@@ -157,6 +161,14 @@ def test_a_session_that_does_not_start_is_one_line(
     assert os.environ == before
 
 
+def test_the_ports_of_a_session_differ_and_are_none_that_connections_get() -> None:
+    environment = cluster_session.own_environment(Path("folder"), Routing("leastconn"))
+    kinds = [int(environment[name]) for name in cluster_session.PORT_NAMES]
+    kinds += [cluster_session.free_port(cluster_session.FRONT_PORT), cluster_session.free_port()]
+    assert len(set(kinds)) == len(kinds)
+    assert all(20_000 <= port < 30_000 for port in kinds)
+
+
 def test_an_error_of_the_run_is_not_the_sessions(joined: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="of the run"), open_session(JOINED, Routing("leastconn")):
         raise RuntimeError("of the run")
@@ -199,7 +211,7 @@ def test_a_deployment_that_does_not_fit_says_so_and_leaves_nothing(ray_session: 
     app = build_app(*PARTS, 1, [{"GPU": 16.0, "CPU": 0.1}])
     with pytest.raises(DeployError, match="0 of 1 replicas running in time; too-large is DEPLOYING"):
         deploy(app, "too-large", ray_session.url, MODEL, 1, timeout_s=2.0)
-    assert Deployment("too-large", (), frozenset()).healthy() == "the application is ABSENT"
+    assert serve_state.state("too-large").trouble == "the application is ABSENT"
 
 
 def test_a_stream_has_every_token_usage_and_an_end(deployment: Deployment) -> None:
@@ -257,8 +269,8 @@ def test_metrics_come_from_the_replicas_own_ports_or_not_at_all(
         return TargetGroup(targets=found, route_prefix="/", protocol=RequestProtocol(protocol))
 
     groups = [group("HTTP", 0), group("gRPC", 10_000)]
-    monkeypatch.setattr(cluster_deploy, "_ask_controller", lambda *_: groups)
-    assert cluster_deploy._metrics_urls("app", frozenset({"r0", "r1"})) == urls
+    monkeypatch.setattr(serve_state, "_ask_controller", lambda *_: groups)
+    assert serve_state.metrics_urls("app", frozenset({"r0", "r1"})) == urls
 
 
 def test_each_replica_tells_what_it_did_itself(
@@ -343,6 +355,20 @@ def test_a_client_that_hangs_up_frees_its_place(deployment: Deployment) -> None:
     assert set(metric(deployment, "vllm:kv_cache_usage_perc").values()) == {0.0}
 
 
+def test_what_was_deployed_is_read_back(deployment: Deployment) -> None:
+    replicas = deployment.described["replicas"]
+    assert set(replicas) == deployment.replica_ids
+    for replica in replicas.values():
+        assert b"SimulatedReplica" in Path(f"/proc/{replica['pid']}/cmdline").read_bytes()
+        assert replica["node"] in deployment.replica_nodes.values()
+        assert replica["told"]["models"][0]["id"] == MODEL
+        assert 0 < replica["load_s"] < deployment.described["ready_s"] + 1
+        assert replica["first_request_s"] > 0
+        assert replica["weight_bytes_per_s"] is None, "nothing was loaded"
+    assert len({replica["told_sha256"] for replica in replicas.values()}) == 1
+    json.dumps(deployment.described)
+
+
 def test_each_node_holds_two_replicas(ray_session: Session, deployment: Deployment) -> None:
     assert ray_session.roles == {"gpu", "load"}
     roles = {node["NodeID"]: node["Labels"]["role"] for node in ray.nodes()}
@@ -391,12 +417,6 @@ def socket_inodes(pid: int) -> Iterator[str]:
             continue
         if target.startswith("socket:["):
             yield target[8:-1]
-
-
-def test_an_engine_of_a_later_version_is_refused() -> None:
-    vllm = load(["engine=vllm"])
-    with pytest.raises(ValueError, match="engine=vllm is not available in this version"):
-        build_app(vllm.engine, *PARTS[1:], 1, [{"GPU": 4.0}])
 
 
 def test_a_lost_replica_is_reported(deployment: Deployment) -> None:

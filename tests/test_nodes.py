@@ -291,7 +291,7 @@ def test_four_nodes_know_as_much_in_a_quarter_of_the_time() -> None:
             "one of target.urls for each node but there are 1",
         ),
         (["concurrency=8"], "use another routing, or rate_qps"),
-        (["routing.data_path=haproxy"], "per_node direct"),
+        (["routing.data_path=haproxy"], "per_node needs data_path=direct"),
     ],
 )
 def test_a_stream_that_would_not_be_a_nodes_is_refused(words: list[str], said: str) -> None:
@@ -335,13 +335,21 @@ def test_a_planned_stream_is_known_of_what_was_lost() -> None:
 
 def test_the_replicas_own_addresses_are_the_nodes() -> None:
     deploy = pytest.importorskip("cluster.deploy")
-    metrics_urls = {"b": "http://10.0.0.2:3000/metrics", "a": "http://10.0.0.1:3001/metrics"}
-    nodes_ = {"a": "one", "b": "two"}
-    assert deploy._node_urls(metrics_urls, nodes_) == ("http://10.0.0.1:3001", "http://10.0.0.2:3000")
+    serve_state = pytest.importorskip("cluster.serve_state")
+
+    def state(**nodes_: str) -> Any:
+        engines = tuple(
+            serve_state.Replica(name, "engine", node, "10.0.0.1", 1, name, 0.0)
+            for name, node in nodes_.items()
+        )
+        return serve_state.State("RUNNING", "", {}, engines, (), (), "HEALTHY", (), "", "")
+
+    urls = {"b": "http://10.0.0.2:3000", "a": "http://10.0.0.1:3001"}
+    assert deploy._node_urls(urls, state(a="one", b="two")) == (urls["a"], urls["b"])
     with pytest.raises(deploy.DeployError, match="2 replicas share 1 node"):
-        deploy._node_urls(metrics_urls, {"a": "one", "b": "one"})
+        deploy._node_urls(urls, state(a="one", b="one"))
     with pytest.raises(deploy.DeployError, match="0 of 2 replicas have an address"):
-        deploy._node_urls({}, nodes_)
+        deploy._node_urls({}, state(a="one", b="two"))
 
 
 def test_replicas_have_ports_of_their_own_whether_they_are_balanced_or_spoken_to() -> None:

@@ -247,7 +247,7 @@ def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path
     [
         ("sweep", ["--sensitivity"], "--sensitivity belongs to an answer of predict"),
         ("probe", ["--out", "x.parquet"], "--out belongs to an answer of predict"),
-        ("sweep", ["matrix.seed=[1,2]"], "belongs to predict; sweep takes one value"),
+        ("probe", ["matrix.seed=[1,2]"], "belongs to predict and sweep; probe takes one value"),
     ],
 )
 def test_flags_of_predict_are_refused_elsewhere(verb: str, words: list[str], said: str) -> None:

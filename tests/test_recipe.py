@@ -70,6 +70,14 @@ def test_every_part_is_a_probe_of_its_own_load(tmp_path: Path) -> None:
     assert [path.name for path in studies.parts(tmp_path / "one")][::15] == ["r1-c1", "r4-70pct"]
 
 
+def test_a_probe_that_missed_a_bound_is_recorded_like_any_other(tmp_path: Path) -> None:
+    site = Site({"r2-c4": summary.EXIT_SLO_MISSED})
+    tree = begun(tmp_path, site)
+    assert (tree["exit_code"], tree["evidence"], len(site.asked)) == (0, "16 probes", 16)
+    path = tmp_path / "one"
+    assert path / "r2-c4" in studies.parts(path) and "r2-c4: recorded" in show(path)
+
+
 def test_a_part_that_was_void_is_measured_anew_and_nothing_else(tmp_path: Path) -> None:
     site = Site({"r2-c4": summary.EXIT_VOID})
     tree = begun(tmp_path, site)

@@ -224,10 +224,10 @@ def test_a_broken_send_loop_is_told_and_what_flies_lands(tmp_path: Path) -> None
     schedule = plan(40, 1.0)
 
     class Broken(Prompts):
-        def body(self, seq: int, input_tokens: int, output_tokens: int, shared_tokens: int = 0) -> bytes:
+        def body(self, seq: int, *more: Any) -> bytes:
             if seq == 5:
                 raise RuntimeError("no such prompt")
-            return super().body(seq, input_tokens, output_tokens, shared_tokens)
+            return super().body(seq, *more)
 
     async def main() -> None:
         async with MockServer(lambda body: answer(body, 0.2)) as server:

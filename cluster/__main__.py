@@ -1,0 +1,354 @@
+"""Clusters: what the nodes are, files to start real ones, and a cluster on this machine that stays up.
+
+examples:
+  python -m cluster preflight                                  this machine as the nodes of cluster=laptop
+  python -m cluster preflight cluster=mi325x_4n engine=vllm --bandwidth      the cluster of RAY_ADDRESS
+  python -m cluster render kuberay cluster=mi325x_4n --image registry/maxqps:1@sha256:... --out k8s
+  python -m cluster render kuberay --service engine=vllm engine.model_path=/weights/qwen3 cluster=mi325x_4n \\
+      --image registry/maxqps:1@sha256:... --token-secret ray-token
+  python -m cluster render ray-up cluster=mi325x_1n --hosts 10.0.0.1,10.0.0.2,10.0.0.3
+  python -m cluster render systemd cluster=mi325x_1n --hosts 10.0.0.1,10.0.0.2,10.0.0.3 --out units
+  python -m cluster up cluster=laptop_4n                       four pretended nodes here, until down
+  python -m cluster status                                     its nodes, resources and applications
+  python -m cluster down                                       ends exactly what up started
+"""
+
+# The composition root of this room: the only file of it that may join the others.
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.command_line import (
+    EXIT_CLUSTER,
+    EXIT_INTERNAL,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    parser,
+    refuse_idle_flags,
+    target_of,
+)
+from cluster.hosts import hosts_of
+from cluster.manifests import Site, weights_folder
+from cluster.nodes import environment, is_amd, nodes_of
+from cluster.placement import PlacementError, place
+from cluster.rendering import Files, Notes, kuberay, ray_up, systemd
+from conf import ConfigError, Experiment, load
+from conf.schema import Cluster, VllmEngine
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return its exit code."""
+    typed = sys.argv[1:] if argv is None else list(argv)
+    arguments = parser(__doc__).parse_intermixed_args(typed, argparse.Namespace(typed=typed))
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, signal.default_int_handler)
+    try:
+        target = target_of(arguments)
+        refuse_idle_flags(arguments, target)
+        return VERBS[arguments.verb](arguments) if not target else _render(arguments, target)
+    except (PlacementError, ClusterDown) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_CLUSTER
+    except ValueError as error:  # ConfigError is one
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output is gone.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_INTERNAL
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_INTERNAL
+
+
+class ClusterDown(Exception):
+    """The cluster failed, or is not there; the message is one line with the remedy."""
+
+
+def _render(arguments: argparse.Namespace, target: str) -> int:
+    """Print or write the files of a real cluster."""
+    experiment = load(arguments.words)
+    load_nodes = 1 if arguments.load_nodes is None else arguments.load_nodes
+    gpu_cpus = 64 if arguments.gpu_node_cpus is None else arguments.gpu_node_cpus
+    if load_nodes < 0 or gpu_cpus < 1:
+        raise ConfigError(
+            f"--load-nodes={load_nodes} must not be negative, and --gpu-node-cpus={gpu_cpus} at least 1"
+        )
+    parts = experiment.cluster, experiment.hardware, experiment.engine, experiment.fleet
+    nodes = nodes_of(*parts, load_nodes, gpu_cpus)
+    env = environment(_serve_environment(experiment))
+    notes = Notes(arguments.typed, experiment.model.served_name, experiment.layout.name)
+    name, venv = arguments.name or "maxqps", arguments.venv or "/opt/maxqps"
+    if target == "kuberay":
+        site = _site(arguments, name)
+        config = _serve_config(experiment, site) if arguments.service else None
+        files = kuberay(site, nodes, experiment.hardware, env, notes, config)
+    else:
+        if not arguments.hosts:
+            raise ConfigError(
+                f"render {target} needs --hosts A,B,...: addresses of head, GPU nodes, load nodes"
+            )
+        hosts = hosts_of([host for host in arguments.hosts.split(",") if host], nodes)
+        if target == "ray-up":
+            files = ray_up(name, hosts, nodes, env, notes, arguments.ssh_user or "ray", venv)
+        else:
+            files = systemd(hosts, nodes, env, notes, venv, is_amd(experiment.hardware))
+    return _deliver(files, arguments.out)
+
+
+def _site(arguments: argparse.Namespace, name: str) -> Site:
+    if not arguments.image:
+        raise ConfigError(
+            "render kuberay needs --image REPO:TAG@sha256:DIGEST: vllm/vllm-openai-rocm with ray 2.60.0 and "
+            "this package"
+        )
+    if arguments.service and not arguments.token_secret:
+        raise ConfigError(
+            "render kuberay --service needs --token-secret NAME (key auth_token): KubeRay would name its own "
+            "after each cluster that it makes for the service"
+        )
+    try:
+        gids = tuple(int(gid) for gid in (arguments.groups or "44,109").split(","))
+    except ValueError as error:
+        raise ConfigError(
+            f"--groups={arguments.groups}: ids, as `getent group video render` says on the nodes"
+        ) from error
+    return Site(
+        arguments.image,
+        arguments.weights or "pvc:weights",
+        name,
+        arguments.namespace or "default",
+        arguments.token_secret or "",
+        gids,
+        arguments.memory or "512Gi",
+    )
+
+
+def _serve_environment(experiment: Experiment) -> dict[str, str]:
+    """What Serve's processes read on every node; Ray comes with these imports."""
+    from cluster.session import serve_environment
+    from serve_apps import vllm_app
+
+    engine, routing = experiment.engine, experiment.routing
+    real = vllm_app.environment(engine, routing) if isinstance(engine, VllmEngine) else {}
+    return serve_environment(routing) | real
+
+
+def _serve_config(experiment: Experiment, site: Site) -> dict[str, Any]:
+    """Serve's own configuration of the deployment, as `python -m serve_apps render` prints it."""
+    from serve_apps import rendering
+
+    engine = experiment.engine
+    if not isinstance(engine, VllmEngine) or engine.kind != "vllm":
+        raise ConfigError(
+            f"--service keeps a real deployment up, not engine={engine.kind}; add engine=vllm, or leave "
+            "--service out: a sweep deploys by itself on a RayCluster"
+        )
+    folder = weights_folder(site)
+    if not engine.model_path.startswith(folder):
+        raise ConfigError(
+            f"--service loads its weights from {folder}, where pods find --weights={site.weights}; "
+            f"add engine.model_path={folder}/FOLDER"
+        )
+    # What is installed here says nothing about the image.
+    made = rendering.render(_asked(experiment, engine, ""))
+    if made.application is None:
+        raise ConfigError(made.notes[-1])
+    return {**made.application, "http_options": {"host": "0.0.0.0"}}
+
+
+def _asked(experiment: Experiment, engine: VllmEngine, installed: str) -> Any:
+    """What a deployment of vLLM depends on, for the version that is installed, asked for, or the newest."""
+    from serve_apps import rendering, vllm_flags
+
+    parts = experiment.model, experiment.layout, experiment.cluster, experiment.hardware
+    version = installed or engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
+    return rendering.Asked(engine, *parts, place(experiment.cluster, experiment.layout).bundles, version)
+
+
+def _deliver(files: Files, out: Path | None) -> int:
+    """Write the files into a folder, or print them, several with their names."""
+    if out is None:
+        for name, text in files.items():
+            print(f"# ---- {name}\n{text}" if len(files) > 1 else text, end="")
+        return EXIT_OK
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (out / name).write_text(text)
+        print(out / name)
+    return EXIT_OK
+
+
+def preflight(arguments: argparse.Namespace) -> int:
+    """Look at every node of the joined cluster, or of a session of our own."""
+    from cluster.preflight import expected_of, inspect
+    from cluster.session import SessionError, open_session
+
+    experiment = load(arguments.words)
+    if experiment.engine.kind == "external":
+        raise ConfigError("engine=external deploys nothing whose nodes could be looked at; leave it out")
+    expected = expected_of(experiment, _recipe_environment(experiment), bandwidth=arguments.bandwidth)
+    try:
+        with open_session(experiment.cluster, None, _load_cpus(experiment)):
+            report = inspect(expected)
+    except SessionError as error:
+        raise ClusterDown(str(error)) from error
+    print(json.dumps(report.tree(), indent=2) if arguments.json else "\n".join(report.lines()))
+    return report.exit_code
+
+
+def _recipe_environment(experiment: Experiment) -> dict[str, str]:
+    """What engines get besides their nodes' own environment. Raises ValueError for a contradiction."""
+    from serve_apps.emulation import installed_vllm
+
+    engine = experiment.engine
+    if not isinstance(engine, VllmEngine):
+        return {}
+    return dict(_asked(experiment, engine, installed_vllm()).recipe(engine).env)
+
+
+def _load_cpus(experiment: Experiment) -> float:
+    return experiment.fleet.actors * experiment.fleet.cpus_per_actor
+
+
+def up(arguments: argparse.Namespace) -> int:
+    """Start the cluster on this machine, or say that it is up."""
+    from cluster import up as local
+    from cluster.session import SessionError
+
+    experiment = load(arguments.words)
+    cluster = experiment.cluster
+    if cluster.session == "address":
+        raise ConfigError(
+            f"cluster={cluster.name} is joined, not started; use cluster=laptop or laptop_4n here, and "
+            "python -m cluster render for real nodes"
+        )
+    try:
+        standing = local.start(cluster, experiment.routing, _load_cpus(experiment))
+    except SessionError as error:
+        raise ClusterDown(str(error)) from error
+    if arguments.json:
+        print(json.dumps(_shown(standing), indent=2))
+    else:
+        print("\n".join(_how_to_use(standing, arguments.words)))
+    return EXIT_OK
+
+
+def _shown(standing: Any) -> dict[str, Any]:
+    return {
+        "address": standing.address,
+        "dashboard": standing.dashboard_url,
+        "environment": standing.environment,
+        "environment_file": str(standing.environment_file),
+        "cluster": standing.cluster,
+    }
+
+
+def _how_to_use(standing: Any, typed: Sequence[str]) -> list[str]:
+    cluster = Cluster(**standing.cluster)
+    words = shlex.join([*typed, "cluster.session=address"])
+    # The only node of a `local` cluster is a node with GPUs.
+    chosen = """ --entrypoint-label-selector '{"role":"load"}'""" if cluster.session == "fake" else ""
+    return [
+        f"up           {cluster.name}: {cluster.nodes} x {cluster.gpus_per_node} pretended GPUs, on loopback",
+        f"address      {standing.address}",
+        f"dashboard    {standing.dashboard_url}",
+        f"environment  {standing.environment_file}   names the token's file; source it to join",
+        "use          source it, then one of",
+        f"  python -m loadgen sweep {words}",
+        f"  ray job submit --working-dir . --entrypoint-num-cpus 1{chosen} -- "
+        f'python -m loadgen sweep {words} out="$PWD/runs"',
+        "  python -m cluster status; python -m cluster down",
+    ]
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Nodes, resources and applications of the cluster that is up here, or of one joined by its address."""
+    from cluster import up as local
+    from cluster.session import SessionError, forget_settings, in_environment, loopback_only, open_session
+
+    cluster = load(arguments.words).cluster
+    try:
+        if arguments.words and cluster.session == "address":
+            with open_session(cluster, None):
+                tree = {"address": cluster.address, **local.survey()}
+        else:
+            standing = local.standing()
+            if standing is None:
+                raise ClusterDown(
+                    "no cluster is up here; start one with python -m cluster up cluster=laptop_4n"
+                )
+            ended = len(standing.processes) - len(standing.alive)
+            if ended == len(standing.processes):
+                raise ClusterDown("the cluster that was up here has ended; clear up: python -m cluster down")
+            here = Cluster("here", session="address", address=standing.address)
+            with in_environment(standing.environment), loopback_only():
+                forget_settings()
+                with open_session(here, None):
+                    tree = {**_shown(standing), "processes_ended": ended, **local.survey()}
+    except SessionError as error:
+        raise ClusterDown(str(error)) from error
+    print(json.dumps(tree, indent=2) if arguments.json else "\n".join(_status_lines(tree)))
+    dead = [node for node in tree["nodes"] if not node["alive"]]
+    return EXIT_CLUSTER if dead or tree.get("processes_ended") else EXIT_OK
+
+
+def _status_lines(tree: dict[str, Any]) -> list[str]:
+    lines = [f"address      {tree['address']}"]
+    if tree.get("dashboard"):
+        lines.append(f"dashboard    {tree['dashboard']}")
+    for node in tree["nodes"]:
+        role = node["role"] or "no role"
+        has = ", ".join(f"{name} {amount:g}" for name, amount in node["resources"].items()) or "nothing"
+        lines.append(
+            f"node         {node['address']:<16} {role:<8} {'alive' if node['alive'] else 'DEAD':<6} {has}"
+        )
+    for name, application in tree["applications"].items():
+        replicas = ", ".join(f"{count} {state}" for state, count in application["replicas"].items())
+        lines.append(f"application  {name:<20} {application['status']} {replicas}")
+    if not tree["applications"]:
+        lines.append("application  none")
+    if tree.get("processes_ended"):
+        lines.append(f"warning      {tree['processes_ended']} of its first processes have ended")
+    return lines
+
+
+def down(arguments: argparse.Namespace) -> int:
+    """End what `up` started here."""
+    from cluster import up as local
+    from cluster.session import SessionError
+
+    try:
+        standing = local.standing()
+    except SessionError as error:
+        raise ClusterDown(str(error)) from error
+    left = local.stop(standing) if standing else []
+    name = standing.cluster["name"] if standing else None
+    if arguments.json:
+        print(json.dumps({"stopped": name, "left": left}))
+    else:
+        print(f"down         {name}" if name else "down         no cluster was up here")
+        print("\n".join(f"left         {line}" for line in left) or "left         nothing")
+    return EXIT_CLUSTER if left else EXIT_OK
+
+
+VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "preflight": preflight,
+    "up": up,
+    "status": status,
+    "down": down,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""What each node and all nodes together have to be, as tables of pure judges; reads nothing, knows no Ray.
+
+A judge turns what a node told into pass, warn, fail or unknown with the figure, what was expected and the
+remedy. What is not known is said to be unknown and never passes.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from cluster.gpu_facts import Gpu
+from cluster.node_facts import Host
+from cluster.placement import LOAD_ROLE
+
+Status = Literal["pass", "warn", "fail", "unknown"]
+Where = Literal["every", "head", "serving", "gpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the nodes are to be. `http_port` 0: Serve's port is not looked at.
+
+    `hardware` begins with the GPU's name, `arch` is the gfx name of an AMD GPU and else empty. `env` is what
+    the engines get beside the nodes' own environment. `bandwidth` asks for minutes of measuring. A node has
+    `node_timeout_s` to answer: more than its tools' time-outs together, so that a hung tool does not lose it.
+    """
+
+    engine: str
+    nodes: int
+    gpus_per_node: int
+    hardware: str = ""
+    arch: str = ""
+    model_path: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    http_port: int = 0
+    bandwidth: bool = False
+    node_timeout_s: float = 240.0
+
+    @property
+    def needs_gpus(self) -> bool:
+        """Whether the engine computes on the GPUs; otherwise those of a node are pretended."""
+        return self.engine == "vllm"
+
+    @property
+    def gpu_name(self) -> str:
+        """MI325X of MI325X, H200 of H200 SXM."""
+        return self.hardware.split(" ")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What Ray knows of a node: a name for people, its label `role`, its resource GPU."""
+
+    name: str
+    role: str
+    ray_gpus: float
+    is_head: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """The node's clock minus the driver's, and half the round trip, within which that is true."""
+
+    offset_s: float
+    uncertainty_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One node with what it told. `devices` are the GPUs PyTorch sees for each id that Ray hands out."""
+
+    node: Node
+    host: Host
+    clock: Offset | None = None
+    devices: Mapping[str, int | None] | None = None
+    bandwidth: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def serves(self) -> bool:
+        """Whether engines may run here: not where only load actors do, nor on a head without GPUs."""
+        has_gpus = self.node.ray_gpus > 0 or bool(self.host.gpus) or self.node.role == "gpu"
+        return self.node.role != LOAD_ROLE and has_gpus
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that are really here; those pretended to Ray are not."""
+        return self.host.gpus or ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a figure compares with what was expected; the remedy is one line, empty where it passes."""
+
+    status: Status
+    figure: str
+    expected: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A verdict on one node, or on all of them."""
+
+    check: str
+    node: str
+    status: Status
+    figure: str
+    expected: str
+    remedy: str
+
+
+Judge = Callable[[Seen, Expected], Verdict | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the table. A failure only warns where no engine needs GPUs, unless it is `strict`."""
+
+    name: str
+    where: Where
+    judge: Judge
+    amd: bool = False
+    strict: bool = False
+
+
+def judged(figure: str | None, expected: str, good: bool, remedy: str, bad: Status = "fail") -> Verdict:
+    """Pass or `bad`; unknown without a figure."""
+    if figure is None:
+        return Verdict("unknown", "not told here", expected, "")
+    return Verdict("pass", figure, expected) if good else Verdict(bad, figure, expected, remedy)
+
+
+def check_node(checks: Sequence[Check], seen: Seen, expected: Expected) -> list[Finding]:
+    """The findings of all checks that concern this node, in the order of the table."""
+    found = []
+    for check in checks:
+        if not _concerns(check, seen, expected):
+            continue
+        if check.where == "gpu" and not seen.gpus:
+            verdict: Verdict | None = Verdict("unknown", "no GPU here", "", "")
+        else:
+            verdict = check.judge(seen, expected)
+        if verdict is not None:
+            found.append(_finding(check.name, seen.node.name, _soften(verdict, check, expected)))
+    return found
+
+
+def _concerns(check: Check, seen: Seen, expected: Expected) -> bool:
+    if check.amd and not expected.arch.startswith("gfx"):
+        return False
+    return {"every": True, "head": seen.node.is_head}.get(check.where, seen.serves)
+
+
+def _soften(verdict: Verdict, check: Check, expected: Expected) -> Verdict:
+    softer = verdict.status == "fail" and not (check.strict or expected.needs_gpus)
+    return replace(verdict, status="warn") if softer else verdict
+
+
+def _finding(check: str, node: str, verdict: Verdict) -> Finding:
+    return Finding(check, node, verdict.status, verdict.figure, verdict.expected, verdict.remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Something that has to be equal on all nodes it concerns.
+
+    Engines whose kind begins with `needed_by` need it (all: empty, none: None); others may do without. With
+    `of_model` it only matters where a folder of weights is named. `untold` is the remedy where no node tells.
+    """
+
+    name: str
+    where: Where
+    read: Callable[[Seen], str | None]
+    remedy: str
+    needed_by: str | None = None
+    of_model: bool = False
+    untold: str = ""
+
+
+ALL_NODES = "all nodes"
+
+
+def compare(comparison: Comparison, nodes: Sequence[Seen], expected: Expected) -> Finding | None:
+    """Whether all nodes that it concerns tell the same; None where it concerns none."""
+    concerned = [seen for seen in nodes if comparison.where == "every" or seen.serves]
+    values = {seen.node.name: comparison.read(seen) for seen in concerned}
+    if not values or (comparison.of_model and not expected.model_path):
+        return None
+    needed = comparison.needed_by is not None and expected.engine.startswith(comparison.needed_by)
+    return _finding(comparison.name, ALL_NODES, _equal(comparison, values, needed))
+
+
+def _equal(comparison: Comparison, values: Mapping[str, str | None], needed: bool) -> Verdict:
+    distinct = sorted(set(values.values()), key=str)
+    if distinct == [None]:
+        status: Status = "fail" if needed else "unknown"
+        remedy = comparison.remedy if needed else comparison.untold
+        return Verdict(status, "told by no node", "equal on all nodes", remedy)
+    if len(distinct) == 1:
+        return Verdict("pass", str(distinct[0]), "equal on all nodes")
+    figure = "; ".join(
+        f"{'nothing' if value is None else value} on {_names([n for n, v in values.items() if v == value])}"
+        for value in distinct
+    )
+    return Verdict("fail", figure, "equal on all nodes", comparison.remedy)
+
+
+def _names(names: Sequence[str], most: int = 3) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def size(size_bytes: float) -> str:
+    """Bytes in GiB or MiB, for people."""
+    if math.isinf(size_bytes):
+        return "unlimited"
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"

@@ -1,0 +1,169 @@
+"""The checks of a node's GPUs; pure judges as a table. A check of kind `gpu` is only asked where GPUs are."""
+
+import re
+from collections import Counter
+from functools import partial
+
+from cluster.checks import Check, Expected, Seen, Verdict, judged, size
+from cluster.gpu_probe import ALL_REDUCE, ALL_TO_ALL, P2P_BOTH_WAYS, P2P_ONE_WAY
+from cluster.thresholds import (
+    ALL_REDUCE_TWO_NODES,
+    ALL_TO_ALL_TOTAL,
+    GIB,
+    MEC_FIRMWARE,
+    P2P_BIDIRECTIONAL,
+    P2P_UNIDIRECTIONAL,
+    VRAM_IDLE,
+    Threshold,
+)
+
+KIND = re.compile(r"\b(MI\d{3}\w*|[HBA]\d{2,3})\b")
+"""The part of a GPU's name that says which one it is: MI325X, H200, B200, A100."""
+
+
+def gpus(seen: Seen, expected: Expected) -> Verdict:
+    """How many GPUs of which kind there are: name where it says one, else the architecture."""
+    wanted = f"{expected.gpus_per_node} x {expected.gpu_name}"
+    found = seen.host.gpus
+    if found is None:
+        return Verdict(
+            "unknown", "a driver, and nobody tells", wanted, "install amd-smi or nvidia-smi on the node"
+        )
+    if not found:
+        if not expected.needs_gpus:
+            return Verdict("unknown", "no GPU here", wanted)
+        return Verdict(
+            "fail", "no GPU here", wanted, "pass /dev/kfd and /dev/dri to the container; load the driver"
+        )
+    kinds = Counter(f"{gpu.name or 'GPU'} {gpu.arch or ''}".strip() for gpu in found)
+    figure = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    right = all(_is_kind(gpu.name, gpu.arch, expected) for gpu in found)
+    good = right and len(kinds) == 1 and len(found) == expected.gpus_per_node
+    return judged(figure, wanted, good, "choose hardware=... and cluster.gpus_per_node=... as they are")
+
+
+def _is_kind(name: str | None, arch: str | None, expected: Expected) -> bool:
+    named = KIND.search(name or "")
+    if arch and expected.arch and arch != expected.arch:
+        return False
+    # Some drivers call every GPU "AMD Radeon Graphics"; then its architecture has to do.
+    return named[1] == expected.gpu_name if named else arch is not None
+
+
+def ray_gpus(seen: Seen, expected: Expected) -> Verdict:
+    """Ray counts AMD GPUs with the Python module amdsmi, and none without saying so where it is missing."""
+    registered, visible = seen.node.ray_gpus, seen.host.gpus
+    figure = f"{registered:g} in Ray, {'?' if visible is None else len(visible)} visible"
+    wanted = f"{expected.gpus_per_node} in Ray and visible"
+    if visible is None or (not visible and not expected.needs_gpus):
+        return Verdict("unknown", figure, wanted, "GPUs told to Ray are pretended here" if registered else "")
+    good = registered == len(visible) == expected.gpus_per_node
+    module = "" if seen.host.amdsmi or not expected.arch else " (Python cannot import amdsmi)"
+    return judged(figure, wanted, good, f"start Ray with --num-gpus {expected.gpus_per_node}{module}")
+
+
+def emulation(seen: Seen, expected: Expected) -> Verdict:
+    told = seen.host.shown.get("MAXQPS_EMULATED_GPU")
+    figure = f"MAXQPS_EMULATED_GPU={told}" if told else "not set"
+    return judged(figure, "not set where GPUs are", not told, "unset MAXQPS_EMULATED_GPU on nodes with GPUs")
+
+
+def ecc(seen: Seen, expected: Expected) -> Verdict:
+    errors = [gpu.ecc_errors for gpu in seen.gpus]
+    bad = [gpu.index for gpu in seen.gpus if gpu.ecc_errors]
+    figure = None if None in errors and not bad else f"{sum(e or 0 for e in errors)} uncorrectable"
+    return judged(
+        figure, "0 uncorrectable", not bad, f"reset or replace GPU {_list(bad)}, and drain the node"
+    )
+
+
+def vram(seen: Seen, expected: Expected) -> Verdict:
+    used = [gpu.vram_used_bytes for gpu in seen.gpus]
+    most = max((value for value in used if value is not None), default=None)
+    figure = None if most is None or None in used else f"at most {size(most)} used"
+    good = most is not None and most <= VRAM_IDLE.value * GIB
+    return judged(
+        figure, f"at most {VRAM_IDLE} used", good, "end what still holds the GPUs (amd-smi process)"
+    )
+
+
+def mec(seen: Seen, expected: Expected) -> Verdict:
+    found = [gpu.mec_firmware for gpu in seen.gpus]
+    oldest = min((value for value in found if value is not None), default=MEC_FIRMWARE.value)
+    old = oldest < MEC_FIRMWARE.value
+    worked_around = seen.host.shown.get("HSA_NO_SCRATCH_RECLAIM") == "1"
+    figure = f"{oldest}{' with HSA_NO_SCRATCH_RECLAIM=1' if worked_around else ''}"
+    remedy = "update the firmware, or set engine.env.HSA_NO_SCRATCH_RECLAIM=1"
+    untold = None in found and not old
+    return judged(None if untold else figure, f"{MEC_FIRMWARE}", worked_around or not old, remedy)
+
+
+def xgmi(seen: Seen, expected: Expected) -> Verdict:
+    peers = len(seen.gpus) - 1
+    links = [gpu.links for gpu in seen.gpus]
+    figure = None if None in links else f"{sum(map(len, filter(None, links)))} of {len(links) * peers} links"
+    short = [gpu.index for gpu in seen.gpus if gpu.links is not None and len(gpu.links) < peers]
+    remedy = f"reseat or reset GPU {_list(short)}: `amd-smi topology` shows other than XGMI"
+    return judged(figure, "every GPU linked to every other", not short, remedy)
+
+
+def gpu_numa(seen: Seen, expected: Expected) -> Verdict | None:
+    """GPUs 0-3 in one NUMA node and 4-7 in the other, so that a group of TP4 stays within one."""
+    nodes = [gpu.numa_node for gpu in seen.gpus]
+    if len(nodes) != 8:
+        return None
+    figure = None if None in nodes or -1 in nodes else " ".join(map(str, nodes))
+    good = len(set(nodes[:4])) == len(set(nodes[4:])) == 1 and nodes[0] != nodes[-1]
+    remedy = "give each TP4 replica GPUs of one NUMA node; check the VM's topology"
+    return judged(figure, "GPUs 0-3 and 4-7 in a NUMA node each", good, remedy, "warn")
+
+
+def visible_to_torch(seen: Seen, expected: Expected) -> Verdict:
+    """Each GPU that Ray hands out is seen, alone, and computes."""
+    wanted = "each id that Ray hands out computes"
+    if seen.devices is None:
+        return Verdict("unknown", "PyTorch is not here or the GPUs were not free", wanted)
+    bad = [device for device, count in seen.devices.items() if count != 1]
+    figure = f"{len(seen.devices) - len(bad)} of {len(seen.devices)} GPUs"
+    remedy = f"PyTorch cannot use GPU {_list(bad)} alone: check HIP_VISIBLE_DEVICES and the driver (dmesg)"
+    return judged(figure, wanted, not bad and bool(seen.devices), remedy)
+
+
+def bandwidth(seen: Seen, expected: Expected, *, name: str, least: Threshold, tool: str) -> Verdict:
+    value = seen.bandwidth.get(name)
+    wanted = f"at least {least}"
+    if not expected.bandwidth:
+        return Verdict("unknown", "not asked", wanted, "ask with --bandwidth while no GPU is used")
+    if value is None:
+        return Verdict("unknown", f"{tool} is not here or failed", wanted, f"install {tool} on the node")
+    remedy = "compare with the other nodes; look at the links (amd-smi xgmi) and ACS in the BIOS"
+    return judged(f"{value:g} GB/s", wanted, value >= least.value, remedy)
+
+
+def all_reduce(seen: Seen, expected: Expected) -> Verdict:
+    """Measured in one node; only two nodes have a published threshold, so it is told and not judged."""
+    found = bandwidth(seen, expected, name=ALL_REDUCE, least=ALL_REDUCE_TWO_NODES, tool="rccl-tests")
+    wanted = f"none published for one node (two nodes: {ALL_REDUCE_TWO_NODES})"
+    return Verdict("unknown", found.figure, wanted, found.remedy if found.status == "unknown" else "")
+
+
+def _list(numbers: list[int] | list[str]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+_P2P = partial(bandwidth, tool="TransferBench")
+GPU_CHECKS = (
+    Check("GPUs", "serving", gpus),
+    Check("GPUs in Ray", "serving", ray_gpus),
+    Check("emulated GPU", "gpu", emulation, strict=True),
+    Check("ECC errors", "gpu", ecc),
+    Check("VRAM", "gpu", vram),
+    Check("MEC firmware", "gpu", mec, amd=True),
+    Check("XGMI links", "gpu", xgmi, amd=True),
+    Check("NUMA node of GPUs", "gpu", gpu_numa),
+    Check("GPUs in PyTorch", "gpu", visible_to_torch),
+    Check("p2p one way", "gpu", partial(_P2P, name=P2P_ONE_WAY, least=P2P_UNIDIRECTIONAL), amd=True),
+    Check("p2p both ways", "gpu", partial(_P2P, name=P2P_BOTH_WAYS, least=P2P_BIDIRECTIONAL), amd=True),
+    Check("all-to-all", "gpu", partial(_P2P, name=ALL_TO_ALL, least=ALL_TO_ALL_TOTAL), amd=True),
+    Check("all-reduce (RCCL)", "gpu", all_reduce),
+)

@@ -1,0 +1,245 @@
+"""The checks of a node besides its GPUs, and what has to be equal on all nodes; pure judges as a table."""
+
+from collections.abc import Sequence
+
+from cluster.checks import (
+    ALL_NODES,
+    Check,
+    Comparison,
+    Expected,
+    Finding,
+    Seen,
+    Status,
+    Verdict,
+    Where,
+    judged,
+    size,
+)
+from cluster.node_facts import REPLICA_PORTS, Weights
+from cluster.thresholds import (
+    CLOCK_OFFSET,
+    CLOCK_OFFSET_MOST,
+    DISK_FREE,
+    FREE_REPLICA_PORTS,
+    GIB,
+    LISTEN_BACKLOG,
+    OPEN_FILES,
+    SHARED_MEMORY,
+    SHARED_MEMORY_RAY,
+)
+
+
+def clock(seen: Seen, expected: Expected) -> Verdict:
+    """Pass and fail only beyond the uncertainty of the measurement; between them it is unknown."""
+    wanted = f"within {CLOCK_OFFSET} of the driver"
+    if seen.clock is None:
+        return Verdict("unknown", "not measured", wanted)
+    offset_ms, spread_ms = abs(seen.clock.offset_s) * 1e3, seen.clock.uncertainty_s * 1e3
+    figure = f"{seen.clock.offset_s * 1e3:+.2f} ms ± {spread_ms:.2f} ms"
+    if offset_ms + spread_ms < CLOCK_OFFSET.value:
+        return Verdict("pass", figure, wanted)
+    if offset_ms - spread_ms < CLOCK_OFFSET.value:
+        return Verdict(
+            "unknown", figure, wanted, "the round trip is too slow to tell; look at `chronyc tracking`"
+        )
+    bad = offset_ms - spread_ms >= CLOCK_OFFSET_MOST.value
+    return Verdict(
+        "fail" if bad else "warn", figure, wanted, "synchronise the clocks of all nodes with chrony"
+    )
+
+
+def ntp(seen: Seen, expected: Expected) -> Verdict:
+    offset_s = seen.host.ntp_offset_s
+    wanted = f"within {CLOCK_OFFSET} of NTP"
+    if offset_s is None:
+        return Verdict(
+            "unknown", "chrony does not tell", wanted, "install chrony, and wait until it is synchronised"
+        )
+    good = abs(offset_s) * 1e3 < CLOCK_OFFSET.value
+    return judged(f"{offset_s * 1e3:.3f} ms", wanted, good, "wait until chrony has settled", "warn")
+
+
+def open_files(seen: Seen, expected: Expected) -> Verdict:
+    files = seen.host.open_files
+    remedy = f"set `ulimit -n {OPEN_FILES.value}` (LimitNOFILE in systemd) where `ray start` runs"
+    return judged(f"{files:g}", f"at least {OPEN_FILES}", files >= OPEN_FILES.value, remedy)
+
+
+def listen_backlog(seen: Seen, expected: Expected) -> Verdict:
+    value = seen.host.listen_backlog
+    figure = None if value is None else str(value)
+    remedy = f"sysctl -w net.core.somaxconn={LISTEN_BACKLOG.value}"
+    return judged(figure, f"at least {LISTEN_BACKLOG}", (value or 0) >= LISTEN_BACKLOG.value, remedy, "warn")
+
+
+def disk(seen: Seen, expected: Expected) -> Verdict:
+    free = 100 * seen.host.disk_free
+    remedy = "free the disk with Ray's folder, or start Ray with --temp-dir elsewhere"
+    return judged(f"{free:.0f} % free", f"at least {DISK_FREE}", free >= DISK_FREE.value, remedy)
+
+
+def http_port(seen: Seen, expected: Expected) -> Verdict | None:
+    port = expected.http_port
+    if not port:
+        return None
+    taken = port in seen.host.ports_taken
+    remedy = f"stop what listens there (`ss -ltnp 'sport = :{port}'`; an old Serve: `serve shutdown`)"
+    return judged(f"{port} {'taken' if taken else 'free'}", f"{port} free", not taken, remedy)
+
+
+def replica_ports(seen: Seen, expected: Expected) -> Verdict:
+    free = len(set(REPLICA_PORTS) - seen.host.ports_taken)
+    span = f"{REPLICA_PORTS[0]}-{REPLICA_PORTS[-1]}"
+    remedy = "stop what listens there, or move RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT on all nodes"
+    figure, wanted = f"{free} of {len(REPLICA_PORTS)} free", f"at least {FREE_REPLICA_PORTS} of {span}"
+    return judged(figure, wanted, free >= FREE_REPLICA_PORTS.value, remedy)
+
+
+def shared_memory(seen: Seen, expected: Expected) -> Verdict:
+    least = SHARED_MEMORY if expected.needs_gpus else SHARED_MEMORY_RAY
+    there = seen.host.shared_memory_bytes
+    figure = None if there is None else size(there)
+    remedy = f"mount /dev/shm with {least} (docker --shm-size, or an emptyDir of medium Memory)"
+    return judged(figure, f"at least {least}", (there or 0) >= least.value * GIB, remedy)
+
+
+def locked_memory(seen: Seen, expected: Expected) -> Verdict:
+    limit = size(seen.host.locked_memory_bytes)
+    remedy = "set `ulimit -l unlimited` (docker --ulimit memlock=-1) where `ray start` runs"
+    return judged(limit, "unlimited", limit == "unlimited", remedy, "warn")
+
+
+def numa_balancing(seen: Seen, expected: Expected) -> Verdict:
+    value = seen.host.numa_balancing
+    return judged(
+        None if value is None else str(value),
+        "0",
+        value == 0,
+        "sysctl -w kernel.numa_balancing=0 on the host",
+    )
+
+
+def governor(seen: Seen, expected: Expected) -> Verdict:
+    found = seen.host.governors
+    figure = None if found is None else ", ".join(sorted(found))
+    remedy = "cpupower frequency-set -g performance on the host"
+    return judged(figure, "performance", found == frozenset({"performance"}), remedy, "warn")
+
+
+def sleep_state(seen: Seen, expected: Expected) -> Verdict:
+    return _switched_off(seen.host.c2_on, "cpupower idle-set -d 2 on the host")
+
+
+def smt(seen: Seen, expected: Expected) -> Verdict:
+    return _switched_off(
+        seen.host.smt_on, "switch SMT off in the BIOS, or by /sys/devices/system/cpu/smt/control"
+    )
+
+
+def _switched_off(on: bool | None, remedy: str) -> Verdict:
+    figure = None if on is None else ("on" if on else "off")
+    return judged(figure, "off", on is False, remedy, "warn")
+
+
+def nps(seen: Seen, expected: Expected) -> Verdict:
+    nodes = seen.host.numa_nodes_per_socket
+    figure = None if nodes is None else f"{nodes:g} per socket"
+    return judged(figure, "1 per socket (NPS1)", nodes == 1, "set NPS1 in the BIOS", "warn")
+
+
+def weights(seen: Seen, expected: Expected) -> Verdict | None:
+    found = seen.host.weights
+    wanted = f"readable in {expected.model_path}"
+    if found is None:
+        known = "engine.model_path is empty: vLLM looks the model up by its name"
+        remedy = "set engine.model_path to a folder that every node has"
+        return Verdict("unknown", known, "a folder on every node", remedy) if expected.needs_gpus else None
+    if isinstance(found, Weights):
+        return Verdict("pass", f"{found.bytes / GIB:.1f} GiB in {found.files} files", wanted)
+    return Verdict("fail", found, wanted, "mount or copy the weights there, or set engine.model_path")
+
+
+def device_variables(seen: Seen, expected: Expected) -> Verdict:
+    """Ray refuses ROCR alone, and lists of HIP and CUDA that differ hide GPUs from one of two layers."""
+    told = {name: value for name, value in seen.host.shown.items() if name.endswith("_VISIBLE_DEVICES")}
+    hip, cuda = told.get("HIP_VISIBLE_DEVICES"), told.get("CUDA_VISIBLE_DEVICES")
+    alone = "ROCR_VISIBLE_DEVICES" in told and hip is None
+    differ = hip is not None and cuda is not None and hip != cuda
+    figure = ", ".join(f"{name}={value}" for name, value in told.items()) or "none set"
+    remedy = "unset ROCR_, HIP_ and CUDA_VISIBLE_DEVICES where `ray start` runs; Ray sets them itself"
+    return judged(figure, "none, or HIP alone, or HIP and CUDA equal", not (alone or differ), remedy)
+
+
+def vllm_variables(seen: Seen, expected: Expected) -> Verdict:
+    unknown = seen.host.unknown_variables
+    if unknown is None:
+        return Verdict("unknown", "vLLM is not installed or does not tell", "known to the installed vLLM")
+    remedy = "vLLM ignores them: remove or correct them (docs of the installed version)"
+    return judged(
+        ", ".join(unknown) or "all known", "known to the installed vLLM", not unknown, remedy, "warn"
+    )
+
+
+HOST_CHECKS = (
+    Check("clock", "every", clock, strict=True),
+    Check("chrony", "every", ntp),
+    Check("open files", "every", open_files),
+    Check("listen backlog", "every", listen_backlog),
+    Check("disk of Ray's folder", "every", disk),
+    Check("Serve's HTTP port", "head", http_port, strict=True),
+    Check("replicas' ports", "serving", replica_ports, strict=True),
+    Check("weights", "serving", weights, strict=True),
+    Check("device variables", "serving", device_variables),
+    Check("VLLM_* variables", "serving", vllm_variables),
+    Check("/dev/shm", "serving", shared_memory),
+    Check("locked memory", "serving", locked_memory),
+    Check("NUMA balancing", "serving", numa_balancing),
+    Check("CPU governor", "serving", governor),
+    Check("CPU sleep state C2", "serving", sleep_state, amd=True),
+    Check("SMT", "serving", smt, amd=True),
+    Check("NUMA nodes", "serving", nps, amd=True),
+)
+
+
+def _version(name: str, where: Where, remedy: str, needed_by: str | None = None) -> Comparison:
+    return Comparison(name, where, lambda seen: seen.host.versions.get(name), remedy, needed_by)
+
+
+def _weights_digest(seen: Seen) -> str | None:
+    found = seen.host.weights
+    return f"digest {found.digest}" if isinstance(found, Weights) else None
+
+
+def _gpu_kind(seen: Seen) -> str | None:
+    kinds = sorted({f"{gpu.name or 'GPU'} {gpu.arch or ''}".strip() for gpu in seen.gpus})
+    return f"{len(seen.gpus)} x {', '.join(kinds)}" if kinds else None
+
+
+_SAME_IMAGE = "start all nodes from one image"
+_NO_MIXTURE = "one kind of GPU per run: leave the odd node out"
+_NO_DIGEST = "set MAXQPS_IMAGE_DIGEST in the containers"
+COMPARISONS = (
+    _version("python", "every", _SAME_IMAGE, needed_by=""),
+    _version("ray", "every", _SAME_IMAGE, needed_by=""),
+    _version("maxqps", "every", "install one wheel on all nodes, or submit the folder", needed_by=""),
+    _version("vllm", "serving", "install the same vLLM on all serving nodes", needed_by="vllm"),
+    _version("torch", "serving", _SAME_IMAGE, needed_by="vllm"),
+    _version("ROCm", "serving", _SAME_IMAGE),
+    _version("GPU driver", "serving", "install the same driver on all hosts"),
+    Comparison("GPUs equal", "serving", _gpu_kind, _NO_MIXTURE),
+    Comparison("image", "serving", lambda seen: seen.host.image, _SAME_IMAGE, untold=_NO_DIGEST),
+    Comparison("weights equal", "serving", _weights_digest, "copy or mount one revision", of_model=True),
+)
+
+
+def environments(nodes: Sequence[Seen]) -> Finding | None:
+    """Whether the variables that engines read are equal on all serving nodes; tells which differ."""
+    told = [seen.host.environment for seen in nodes if seen.serves]
+    if not told:
+        return None
+    names = sorted(set().union(*told))
+    differ = [name for name in names if len({environment.get(name) for environment in told}) > 1]
+    figure = f"{', '.join(differ)} differ" if differ else f"{len(names)} variables"
+    remedy = "start Ray with one environment on all nodes" if differ else ""
+    status: Status = "fail" if differ else "pass"
+    return Finding("environment", ALL_NODES, status, figure, "equal on all nodes", remedy)

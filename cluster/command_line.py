@@ -1,0 +1,91 @@
+"""The grammar of `python -m cluster`: verbs, words and flags, and which of them honours which."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from conf import ConfigError
+from conf.load import groups
+from conf.one_line import OneLineParser
+
+EXIT_OK, EXIT_INTERNAL, EXIT_USAGE, EXIT_CLUSTER, EXIT_INTERRUPTED = 0, 1, 2, 5, 130
+TARGETS = ("kuberay", "ray-up", "systemd")
+FLAGS = {
+    "bandwidth": ("preflight",),
+    "image": ("kuberay",),
+    "weights": ("kuberay",),
+    "service": ("kuberay",),
+    "namespace": ("kuberay",),
+    "token_secret": ("kuberay",),
+    "groups": ("kuberay",),
+    "memory": ("kuberay",),
+    "hosts": ("ray-up", "systemd"),
+    "ssh_user": ("ray-up",),
+    "venv": ("ray-up", "systemd"),
+    "name": ("kuberay", "ray-up"),
+    "load_nodes": TARGETS,
+    "gpu_node_cpus": TARGETS,
+    "out": TARGETS,
+}
+"""Flag -> the verbs, or the targets of render, that honour it; --json is everybody's but render's."""
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The grammar: a verb, words `key=value` in any order, and flags."""
+    choices = "\n".join(f"  {group}=  {', '.join(names)}" for group, names in groups().items())
+    top = OneLineParser(
+        prog="python -m cluster",
+        allow_abbrev=False,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="The words are those of python -m loadgen: a bare group name chooses a file, a dotted key "
+        f"sets a value.\n{choices}\n\nexit codes: 0 done; 1 internal error; 2 wrong usage; 5 the cluster "
+        "failed, or is not up; 130 interrupted",
+    )
+    top.add_argument("verb", choices=("preflight", "render", "up", "status", "down"), help="what to do")
+    top.add_argument("words", nargs="*", metavar="key=value", help=f"render: first {' or '.join(TARGETS)}")
+    top.add_argument("--json", action="store_true", help="one JSON document on stdout (not of render)")
+    top.add_argument("--bandwidth", action="store_true", help="preflight: measure GPUs' links too (minutes)")
+    _add_render_flags(top.add_argument_group("render"))
+    return top
+
+
+def _add_render_flags(group: Any) -> None:
+    add = group.add_argument
+    add("--out", type=Path, metavar="DIR", help="write files there; by default they are printed")
+    add("--load-nodes", type=int, metavar="N", help="nodes for load only (1); 0: load runs beside replicas")
+    add("--gpu-node-cpus", type=int, metavar="N", help="CPUs of a node with GPUs for Ray to give away (64)")
+    add("--name", metavar="NAME", help="of the cluster (maxqps)")
+    add("--image", metavar="IMAGE", help="kuberay: pinned, best by digest: REPO:TAG@sha256:DIGEST")
+    add("--weights", metavar="WHERE", help="kuberay: pvc:NAME (pvc:weights), or a folder of every node")
+    add("--service", action="store_true", help="kuberay: a RayService that keeps one deployment up")
+    add("--namespace", metavar="NAME", help="kuberay: (default)")
+    add("--token-secret", metavar="NAME", help="kuberay: Secret with the key auth_token (KubeRay makes one)")
+    add("--groups", metavar="GID,GID", help="kuberay: ids of the nodes' groups video and render (44,109)")
+    add("--memory", metavar="SIZE", help="kuberay: memory of a pod with GPUs, /dev/shm included (512Gi)")
+    add("--hosts", metavar="A,B,...", help="ray-up, systemd: addresses of head, GPU nodes, load nodes")
+    add("--ssh-user", metavar="USER", help="ray-up: who logs in on all hosts (ray)")
+    add("--venv", metavar="DIR", help="ray-up, systemd: environment with this package there (/opt/maxqps)")
+
+
+def target_of(arguments: argparse.Namespace) -> str:
+    """What `render` is to render; it leaves the words. Empty for the other verbs."""
+    if arguments.verb != "render":
+        return ""
+    given = [word for word in arguments.words if word in TARGETS]
+    if len(given) != 1:
+        raise ConfigError(f"render needs one of {', '.join(TARGETS)}: python -m cluster render kuberay ...")
+    arguments.words.remove(given[0])
+    return str(given[0])
+
+
+def refuse_idle_flags(arguments: argparse.Namespace, target: str) -> None:
+    """Raise ConfigError for a flag or words that would do nothing."""
+    asked = target or arguments.verb
+    for flag, homes in FLAGS.items():
+        if getattr(arguments, flag) not in (None, False) and asked not in homes:
+            raise ConfigError(f"--{flag.replace('_', '-')} belongs to {' and '.join(homes)}; leave it out")
+    if arguments.json and target:
+        raise ConfigError("--json belongs to preflight, up, status and down; render prints files")
+    if arguments.verb == "down" and arguments.words:
+        raise ConfigError("down takes no words; it ends what up started")

@@ -1,0 +1,236 @@
+"""What one node's GPUs say of themselves: `amd-smi`, the kernel's own tree, or `nvidia-smi`; judges nothing.
+
+Every tool is asked for text, which a pure function parses. Whatever a tool does not tell is None.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+Run = Callable[[list[str]], str | None]
+"""Runs a command and returns what it printed; None where there is no such command or it failed."""
+
+KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
+KFD_XGMI = 11
+"""HSA_IOLINKTYPE_XGMI of the Linux kernel's and ROCm's headers (kfd_crat.h, hsakmttypes.h)."""
+MEC_BITS = 0x3FF
+"""ROCm's runtime looks at the low ten bits of the firmware's version (HSA_ENGINE_ID.uCode)."""
+NVIDIA_FIELDS = (
+    "index",
+    "name",
+    "driver_version",
+    "memory.used",
+    "ecc.errors.uncorrected.volatile.total",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as the driver sees it. `links` are the other GPUs it reaches by XGMI."""
+
+    index: int
+    name: str | None = None
+    arch: str | None = None
+    driver: str | None = None
+    vram_used_bytes: float | None = None
+    ecc_errors: int | None = None
+    mec_firmware: int | None = None
+    numa_node: int | None = None
+    links: frozenset[int] | None = None
+
+    def over(self, other: "Gpu") -> "Gpu":
+        """This GPU with what it lacks taken from `other`."""
+        lacking = {
+            name: getattr(other, name) for name in Gpu.__dataclass_fields__ if getattr(self, name) is None
+        }
+        return replace(self, **lacking)
+
+
+@dataclass(frozen=True, slots=True)
+class AmdTexts:
+    """What `amd-smi ... --json` printed, a text for each of its commands."""
+
+    static: str | None = None
+    metric: str | None = None
+    firmware: str | None = None
+    topology: str | None = None
+
+
+def read_gpus(root: Path, run: Run) -> tuple[Gpu, ...] | None:
+    """The GPUs of this node; empty where there is no driver, None where one is there but nobody tells."""
+    kernel = kfd_gpus(root)
+    told = amd_gpus(
+        AmdTexts(
+            run(["amd-smi", "static", "--asic", "--driver", "--numa", "--json"]),
+            run(["amd-smi", "metric", "--mem-usage", "--ecc", "--json"]),
+            run(["amd-smi", "firmware", "--json"]),
+            run(["amd-smi", "topology", "--json"]),
+        )
+    )
+    if told:
+        # The kernel numbers its GPUs in the same order, unless a container shows only some of them.
+        same = len(told) == len(kernel)
+        return tuple(mine.over(its) for mine, its in zip(told, kernel, strict=True)) if same else told
+    if kernel:
+        return kernel
+    listed = run(["nvidia-smi", f"--query-gpu={','.join(NVIDIA_FIELDS)}", "--format=csv,noheader,nounits"])
+    if listed is not None:
+        return nvidia_gpus(listed)
+    driver = (root / "sys/class/kfd", root / "proc/driver/nvidia")
+    return None if any(path.exists() for path in driver) else ()
+
+
+def amd_gpus(texts: AmdTexts) -> tuple[Gpu, ...]:
+    """The GPUs in `amd-smi`'s JSON; between versions lists and numbers come bare or wrapped."""
+    metric, firmware, topology = (_by_gpu(text) for text in (texts.metric, texts.firmware, texts.topology))
+    return tuple(
+        _amd_gpu(index, static, metric.get(index, {}), firmware.get(index, {}), topology.get(index, {}))
+        for index, static in sorted(_by_gpu(texts.static).items())
+    )
+
+
+def _amd_gpu(index: int, static: Any, metric: Any, firmware: Any, topology: Any) -> Gpu:
+    asic, driver, memory = _part(static, "asic"), _part(static, "driver"), _part(metric, "mem_usage")
+    mec = [
+        _number(row.get("fw_version")) for row in firmware.get("fw_list", []) if row.get("fw_id") == "CP_MEC1"
+    ]
+    links = [link["gpu"] for link in topology.get("links", []) if link.get("link_type") == "XGMI"]
+    return Gpu(
+        index,
+        name=_text(asic.get("market_name")),
+        arch=_text(asic.get("target_graphics_version")),
+        driver=_text(driver.get("version") or driver.get("driver_version")),
+        vram_used_bytes=_bytes(memory.get("used_vram")),
+        ecc_errors=_whole(_number(_part(metric, "ecc").get("total_uncorrectable_count"))),
+        mec_firmware=_whole(mec[0], MEC_BITS) if mec else None,
+        numa_node=_whole(_number(_part(static, "numa").get("node"))),
+        links=frozenset(links) if "links" in topology else None,
+    )
+
+
+def _by_gpu(text: str | None) -> Mapping[int, Any]:
+    """The objects of one JSON answer by GPU; a warning may stand before the JSON."""
+    start = re.search(r"^[\[{]", text or "", re.MULTILINE)
+    if text is None or start is None:
+        return {}
+    try:
+        tree = json.loads(text[start.start() :])
+    except ValueError:
+        return {}
+    rows = tree.get("gpu_data", []) if isinstance(tree, dict) else tree
+    return {row["gpu"]: row for row in rows if isinstance(row, dict) and isinstance(row.get("gpu"), int)}
+
+
+def _part(tree: Any, name: str) -> Mapping[str, Any]:
+    part = tree.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value not in ("", "N/A") else None
+
+
+def _number(value: Any) -> float | None:
+    """A number given bare, as text in base 10 or 16, or with its unit; None where it is N/A."""
+    if isinstance(value, dict):
+        value = value.get("value")
+    try:
+        return float(int(value, 0)) if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _whole(value: float | None, bits: int = -1) -> int | None:
+    return None if value is None else int(value) & bits
+
+
+def _bytes(value: Any) -> float | None:
+    """Bytes of a figure of amd-smi, whose MB and GB are powers of two and MB where it names none."""
+    unit = value.get("unit", "MB") if isinstance(value, dict) else "MB"
+    number = _number(value)
+    return None if number is None else number * {"GB": 2.0**30, "KB": 2.0**10, "B": 1.0}.get(unit, 2.0**20)
+
+
+def kfd_gpus(root: Path) -> tuple[Gpu, ...]:
+    """The GPUs in the kernel's tree of compute devices (amdkfd), which needs no tool."""
+    nodes = {int(path.name): path for path in (root / KFD_NODES).glob("[0-9]*")}
+    facts = {number: _properties(path / "properties") for number, path in sorted(nodes.items())}
+    ranks = {number: rank for rank, number in enumerate(n for n in facts if facts[n].get("simd_count"))}
+    driver = _first_line(root / "sys/module/amdgpu/version")
+    return tuple(_kfd_gpu(root, nodes[number], facts[number], ranks, driver) for number in ranks)
+
+
+def _kfd_gpu(
+    root: Path, path: Path, facts: Mapping[str, int], ranks: Mapping[int, int], driver: str | None
+) -> Gpu:
+    links = [_properties(link) for link in sorted(path.glob("io_links/*/properties"))]
+    peers = frozenset(ranks[link["node_to"]] for link in links if _is_xgmi(link) and link["node_to"] in ranks)
+    card = root / f"sys/class/drm/renderD{facts.get('drm_render_minor', 0)}/device"
+    return Gpu(
+        ranks[int(path.name)],
+        arch=_gfx(facts.get("gfx_target_version", 0)),
+        driver=driver,
+        vram_used_bytes=_file_number(card / "mem_info_vram_used"),
+        ecc_errors=_ecc_errors(card / "ras/umc_err_count"),
+        mec_firmware=_whole(facts.get("fw_version"), MEC_BITS),
+        numa_node=_whole(_file_number(card / "numa_node")),
+        links=peers if links else None,
+    )
+
+
+def _is_xgmi(link: Mapping[str, int]) -> bool:
+    return link.get("type") == KFD_XGMI and "node_to" in link
+
+
+def _gfx(version: int) -> str:
+    """gfx942 of 90402: major, minor and stepping in two decimal digits each, the last two as hexadecimals."""
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def _properties(path: Path) -> dict[str, int]:
+    """The `name number` lines of one properties file; empty where it cannot be read."""
+    try:
+        words = [line.split() for line in path.read_text().splitlines()]
+    except OSError:  # the kernel hides nodes of devices that the container may not use
+        return {}
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].lstrip("-").isdigit()}
+
+
+def _first_line(path: Path) -> str | None:
+    try:
+        return path.read_text().split("\n")[0].strip() or None
+    except OSError:
+        return None
+
+
+def _file_number(path: Path) -> float | None:
+    return _number(_first_line(path))
+
+
+def _ecc_errors(path: Path) -> int | None:
+    """Uncorrectable errors in a RAS file of amdgpu, which has the lines `ue: N` and `ce: N`."""
+    try:
+        found = re.search(r"^ue: *(\d+)", path.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+def nvidia_gpus(text: str) -> tuple[Gpu, ...]:
+    """The GPUs in `nvidia-smi`'s CSV of NVIDIA_FIELDS without header and units (memory in MiB)."""
+    rows = [[word.strip() for word in line.split(",")] for line in text.splitlines()]
+    return tuple(_nvidia_gpu(*row) for row in rows if len(row) == len(NVIDIA_FIELDS))
+
+
+def _nvidia_gpu(index: str, name: str, driver: str, used_mib: str, ecc: str) -> Gpu:
+    used = _number(used_mib)
+    return Gpu(
+        int(index),
+        name=name,
+        driver=driver,
+        vram_used_bytes=None if used is None else used * 2**20,
+        ecc_errors=_whole(_number(ecc)),
+    )

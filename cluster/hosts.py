@@ -1,0 +1,169 @@
+"""Static hosts as a Ray cluster: a file for `ray up`, and systemd units; pure, and never a secret."""
+
+import ipaddress
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.nodes import HEAD_NODE, Nodes, ray_start
+from cluster.placement import LOAD_ROLE
+
+OPEN_FILES = 1_048_576
+"""A stream is a socket on either side; 65,536 is the least that preflight accepts."""
+ETC = "/etc/maxqps"
+TOKEN = f"{ETC}/auth_token"
+Unit = dict[str, list[tuple[str, str]]]
+"""Section -> its settings in order; a name may come twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Addresses of the head, of the nodes with GPUs and of those for load, in this order."""
+
+    head: str
+    gpu: tuple[str, ...]
+    load: tuple[str, ...]
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        return self.gpu + self.load
+
+
+def hosts_of(addresses: Sequence[str], nodes: Sequence[Nodes]) -> Hosts:
+    """The hosts in the order of the nodes, the head first. Raises ValueError unless there is one for each."""
+    counts = {each.role: each.count for each in nodes}
+    load = counts.get(LOAD_ROLE, 0)
+    needed = 1 + sum(counts.values())
+    if len(addresses) != needed or len(set(addresses)) != needed:
+        raise ValueError(
+            f"--hosts names {len(set(addresses))} hosts but {needed} are needed: the head, "
+            f"{needed - 1 - load} with GPUs (cluster.nodes) and {load} for load (--load-nodes)"
+        )
+    cut = needed - load
+    return Hosts(addresses[0], tuple(addresses[1:cut]), tuple(addresses[cut:]))
+
+
+def ray_up(
+    name: str, hosts: Hosts, nodes: Sequence[Nodes], env: dict[str, str], ssh_user: str, venv: str
+) -> dict[str, Any]:
+    """A cluster file of `ray up` with the local provider; every host is installed already.
+
+    Raises ValueError for names of load hosts, which know themselves by their addresses only.
+    """
+    on_load = [each for each in nodes if each.role == LOAD_ROLE]
+    for address in hosts.load:
+        _refuse_name(address)
+    start_gpu = _shell(ray_start(nodes[0], "$RAY_HEAD_IP"))
+    start = start_gpu
+    if on_load:
+        # All workers get the same command: which of them a host is, it knows by its address.
+        mine = "|".join(f'*" {address} "*' for address in hosts.load)
+        start_load = _shell(ray_start(on_load[0], "$RAY_HEAD_IP"))
+        start = f'case " $(hostname -I) " in {mine}) {start_load};; *) {start_gpu};; esac'
+    first = _first(env, venv)
+    head = [*ray_start(HEAD_NODE, hosts.head), "--autoscaling-config=~/ray_bootstrap_config.yaml"]
+    return {
+        "cluster_name": name,
+        "max_workers": len(hosts.workers),
+        "provider": {"type": "local", "head_ip": hosts.head, "worker_ips": list(hosts.workers)},
+        "auth": {"ssh_user": ssh_user},
+        "file_mounts": {},
+        "setup_commands": [],
+        "head_start_ray_commands": [f"{first} && ray stop", f"{first} && {_shell(head)}"],
+        "worker_start_ray_commands": [f"{first} && ray stop", f"{first} && {start}"],
+    }
+
+
+def _refuse_name(host: str) -> None:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError as error:
+        raise ValueError(
+            f"--hosts: {host} is a name; give a load host's IP address, as `hostname -I` says it there"
+        ) from error
+
+
+def _first(env: dict[str, str], venv: str) -> str:
+    """What precedes every command, each of which has a shell of its own."""
+    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
+    token = "test -s ~/.ray/auth_token || { echo no token in ~/.ray/auth_token >&2; exit 1; }"
+    files = "ulimit -n 65536 || echo fewer than 65536 open files >&2"  # preflight says it again
+    return f"export PATH={shlex.quote(venv)}/bin:$PATH {settings} && {{ {token}; }} && {{ {files}; }}"
+
+
+def _shell(words: Sequence[str]) -> str:
+    """Words for a shell that is to replace $RAY_HEAD_IP; Ray replaces ~ itself."""
+    bare = ("--address=$RAY_HEAD_IP", "--autoscaling-config=~")
+    return " ".join(word if word.startswith(bare) else shlex.quote(word) for word in words)
+
+
+def environment_file(env: dict[str, str]) -> str:
+    """systemd's EnvironmentFile of every node, with the token by its path."""
+    pairs = {**env, "RAY_AUTH_TOKEN_PATH": TOKEN}
+    return "".join(f'{name}="{value}"\n' for name, value in pairs.items())
+
+
+def units(hosts: Hosts, nodes: Sequence[Nodes], venv: str, amd: bool) -> dict[str, Unit]:
+    """Unit files by name, one for each role."""
+    return {f"maxqps-{each.role}.service": _unit(each, hosts.head, venv, amd) for each in (HEAD_NODE, *nodes)}
+
+
+def _unit(nodes: Nodes, head: str, venv: str, amd: bool) -> Unit:
+    words = [f"{venv}/bin/ray", *ray_start(nodes, head)[1:], "--block"]
+    groups = [("SupplementaryGroups", "video render")] if nodes.gpus and amd else []
+    return {
+        "Unit": [
+            ("Description", f"Ray for maxqps, role {nodes.role}"),
+            ("Wants", "network-online.target"),
+            ("After", "network-online.target"),
+        ],
+        "Service": [
+            ("Type", "exec"),
+            ("User", "ray"),
+            *groups,
+            ("EnvironmentFile", f"{ETC}/ray.env"),
+            ("Environment", f"PATH={venv}/bin:/opt/rocm/bin:/usr/local/bin:/usr/bin:/bin"),
+            ("ExecStartPre", f"/usr/bin/test -s {TOKEN}"),
+            ("ExecStart", " ".join(map(_quoted, words))),
+            # A node that comes back lets a sweep go on; the dwell it was lost in is void all the same.
+            ("Restart", "on-failure"),
+            ("RestartSec", "10"),
+            ("TimeoutStopSec", "60"),
+            ("LimitNOFILE", str(OPEN_FILES)),
+            # RCCL and ROCm pin the memory that they transfer from.
+            ("LimitMEMLOCK", "infinity"),
+            ("LimitCORE", "0"),
+            ("TasksMax", "infinity"),
+            *HARDENING,
+        ],
+        "Install": [("WantedBy", "multi-user.target")],
+    }
+
+
+HARDENING = (
+    ("UMask", "0077"),
+    ("NoNewPrivileges", "yes"),
+    ("ProtectSystem", "full"),
+    ("ProtectKernelTunables", "yes"),
+    ("ProtectKernelModules", "yes"),
+    ("ProtectControlGroups", "yes"),
+    ("RestrictSUIDSGID", "yes"),
+    ("LockPersonality", "yes"),
+)
+"""What a node can do without. Not PrivateDevices (GPUs), MemoryDenyWriteExecute (kernels are compiled at run
+time), PrivateTmp (`ray status` looks in /tmp) or ProtectHome (caches)."""
+
+
+def _quoted(word: str) -> str:
+    """A word of ExecStart: in single quotes where it has quotes of its own."""
+    return f"'{word}'" if '"' in word else word
+
+
+def unit_text(unit: Unit) -> str:
+    """A unit file."""
+    sections = (
+        f"[{name}]\n" + "".join(f"{key}={value}\n" for key, value in settings)
+        for name, settings in unit.items()
+    )
+    return "\n".join(sections)

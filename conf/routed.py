@@ -1,0 +1,64 @@
+"""The spec of how a request finds its replica, and what is possible on which way."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from conf.check import require
+
+DATA_PATHS = {
+    "leastconn": ("haproxy",),
+    "roundrobin": ("haproxy",),
+    "round_robin": ("haproxy", "python_proxy"),
+    "pow2": ("python_proxy",),
+    "consistent_hash": ("haproxy", "python_proxy"),
+    "bounded_hash": ("python_proxy",),
+    "prefix_affinity": ("python_proxy",),
+    "client_side": ("direct",),
+    "per_node": ("direct",),
+}
+"""Where a policy can decide. Behind HAProxy nobody tells a router of Serve's when a request has ended."""
+SESSION_POLICIES = ("consistent_hash", "bounded_hash", "client_side")
+"""Policies that choose a replica by the request's session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a request finds its replica, and through which proxy its tokens flow back.
+
+    With policy `per_node` nothing is balanced: every node has a stream of arrivals of its own, independent
+    of the others' and sent straight to it. Other policies make one pooled service of all nodes:
+    `leastconn` and `roundrobin` are HAProxy's, `pow2` and `round_robin` Ray Serve's. `consistent_hash`,
+    `bounded_hash` and `client_side` keep a session on its replica: by a ring on which each replica has
+    `vnodes` places; by that ring, passing over replicas with more than `load_factor` times the mean of the
+    requests in flight; and by the load generator itself, which sends a session straight to its replica.
+    `prefix_affinity` is Ray's router by the text of the prompt.
+    """
+
+    name: str
+    data_path: Literal["haproxy", "python_proxy", "direct"] = "haproxy"
+    policy: Literal[
+        "leastconn",
+        "roundrobin",
+        "round_robin",
+        "pow2",
+        "consistent_hash",
+        "bounded_hash",
+        "prefix_affinity",
+        "client_side",
+        "per_node",
+    ] = "leastconn"
+    vnodes: int = 1000
+    load_factor: float = 1.25
+
+    def __post_init__(self) -> None:
+        possible = DATA_PATHS[self.policy]
+        require(
+            self.data_path in possible,
+            f"routing.policy={self.policy} needs data_path={' or '.join(possible)}, not {self.data_path}",
+        )
+        require(self.vnodes >= 1, f"routing.vnodes={self.vnodes} must be at least 1")
+        require(
+            1 <= self.load_factor < math.inf,
+            f"routing.load_factor={self.load_factor} must be at least 1 and finite",
+        )

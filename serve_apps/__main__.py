@@ -1,0 +1,136 @@
+"""What a real vLLM would be told, without starting it; and a tiny model to start it with.
+
+examples:
+  python -m serve_apps render                                            the modern preset, TP8/EP8
+  python -m serve_apps render layout=dp2_tp4_ep4 vllm_version=0.33.0     two TP4 servers of a node
+  python -m serve_apps render engine.recipe=published layout=dp2_tp4_ep4 as the Character.ai post printed it
+  python -m serve_apps render model=deepseek_v32_fp8 layout=dp1_tp8      and the models of arXiv 2603.10031
+  python -m serve_apps render engine.profile=low_latency engine.args.enable_prefix_caching=false
+  python -m serve_apps render engine.args.block_size=null --json         null removes what a recipe gives
+  python -m serve_apps model FOLDER model=tiny_qwen3_moe                 random weights for engine=vllm_cpu
+"""
+
+# The composition root of this room: the only file of it that may join the others.
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cluster.placement import place
+from conf import ConfigError, Experiment, load
+from conf.one_line import OneLineParser
+from conf.schema import VllmEngine
+from loadgen import trace
+from loadgen.arrivals import Traffic
+from serve_apps import published, recipes, vllm_flags
+from serve_apps.emulation import installed_vllm
+from serve_apps.model_folder import write_folder
+from serve_apps.rendering import Asked, Rendering, render
+
+EXIT_OK, EXIT_INTERNAL, EXIT_USAGE = 0, 1, 2
+VERSION = "vllm_version"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Act on the words and return the exit code: 0, or 2 for what cannot be."""
+    arguments = _parser().parse_args(argv)
+    try:
+        print(_answer(arguments), flush=True)
+    except ValueError as error:  # ConfigError is one
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except BrokenPipeError:
+        # Whoever read our output is gone.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_INTERNAL
+    return EXIT_OK
+
+
+def _answer(arguments: argparse.Namespace) -> str:
+    if arguments.verb == "render":
+        rendering = _render(arguments.words)
+        return json.dumps(rendering.tree(), indent=2) if arguments.json else rendering.text()
+    if arguments.json:
+        raise ConfigError("--json belongs to render; leave it out")
+    return str(_write_model(arguments.words))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="python -m serve_apps",
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="The words are those of python -m loadgen, with engine=vllm; vllm_version=X is by default "
+        "that of\na published recipe, else the installed one, else the newest one known.\n"
+        "exit codes: 0 printed or written; 2 wrong usage, or a contradiction, in one line with the remedy",
+    )
+    parser.add_argument("verb", choices=("render", "model"), help="render: print; model: write a folder")
+    parser.add_argument("words", nargs="*", metavar="key=value", help="choices and values, in any order")
+    parser.add_argument("--json", action="store_true", help="render: one JSON document")
+    return parser
+
+
+def _render(words: Sequence[str]) -> Rendering:
+    renamed = [f"engine.{word}" if word.startswith(f"{VERSION}=") else word for word in words]
+    experiment = _experiment(renamed, "engine=vllm")
+    engine = experiment.engine
+    if not isinstance(engine, VllmEngine):
+        raise ConfigError(f"engine={engine.kind} is no vLLM; choose engine=vllm or leave it out")
+    asked = Asked(
+        engine,
+        experiment.model,
+        experiment.layout,
+        experiment.cluster,
+        experiment.hardware,
+        place(experiment.cluster, experiment.layout).bundles,
+        _version(engine, experiment),
+    )
+    rendering = render(asked)
+    return replace(rendering, notes=(*rendering.notes, *_longest(asked, experiment)))
+
+
+def _experiment(words: Sequence[str], engine: str) -> Experiment:
+    """Of any number of nodes, for nothing is started."""
+    chosen = [] if any(word.startswith("engine=") for word in words) else [engine]
+    session = [] if any(word.startswith("cluster.session=") for word in words) else ["cluster.session=fake"]
+    return load([*chosen, *session, *words])
+
+
+def _version(engine: VllmEngine, experiment: Experiment) -> str:
+    """As asked, of the published recipe, installed or the newest known, whichever there is first."""
+    if engine.recipe == "published" and not engine.vllm_version:
+        return published.find(experiment.model, experiment.layout).version
+    return engine.vllm_version or installed_vllm() or vllm_flags.text(vllm_flags.NEWEST)
+
+
+def _longest(asked: Asked, experiment: Experiment) -> tuple[str, ...]:
+    """Notes on the longest request of the workload. Raises ValueError if it does not fit."""
+    workload = trace.resolve(experiment.workload)
+    by_hand = asked.recipe(replace(asked.engine, server="process"))
+    longest = Traffic(workload).longest_request_tokens
+    return recipes.check_request(by_hand, asked.model, longest, workload.input_tokens.mean)
+
+
+def _write_model(words: Sequence[str]) -> Path:
+    folders = [word for word in words if "=" not in word]
+    if len(folders) != 1:
+        raise ConfigError("model takes one folder: python -m serve_apps model FOLDER model=tiny_qwen3_moe")
+    chosen = [word for word in words if "=" in word]
+    if not any(word.startswith("model=") for word in chosen):
+        chosen.append("model=tiny_qwen3_moe")
+    experiment = load([*chosen, "layout=dp1_tp1"])
+    try:
+        return write_folder(experiment.model, Path(folders[0]), weights=True, seed=experiment.seed)
+    except OSError as error:
+        raise ConfigError(f"cannot write {folders[0]}: {error.strerror}; choose another folder") from error
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed; it comes with vLLM (README.md)") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""What keeps replicas of one node apart: caches, and memory beside their devices; starts nothing."""
+
+from collections.abc import Sequence
+
+NUMA_NODES = 2
+"""Of an MI325X node, each with half of its GPUs (serving.md, section 1.1)."""
+CACHES = ("TRITON_CACHE_DIR", "VLLM_CACHE_ROOT")
+"""Written while kernels are compiled; two replicas that share them disturb each other.
+
+XDG_CACHE_HOME stays as it is: downloaded weights lie below it, which all replicas share.
+"""
+
+
+def own_caches(devices: Sequence[int | str], home: str) -> dict[str, str]:
+    """Variables of the caches of the replica on `devices`, below `home`; none of one without any.
+
+    The same devices find the same caches again, so that only the first start compiles.
+    """
+    if not devices:
+        return {}
+    gpus = "-".join(map(str, devices))
+    return {name: f"{home}/.cache/maxqps/gpus-{gpus}/{name.lower()}" for name in CACHES}
+
+
+def near(devices: Sequence[int], gpus_per_node: int) -> list[str]:
+    """`numactl` for devices of one NUMA node; nothing where they lie in several."""
+    half = max(1, gpus_per_node // NUMA_NODES)
+    nodes = {device // half for device in devices}
+    return ["numactl", f"--cpunodebind={min(nodes)}", f"--membind={min(nodes)}"] if len(nodes) == 1 else []

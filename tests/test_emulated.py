@@ -1,0 +1,169 @@
+"""The emulated GPU without vLLM: its switch, costs and memory, and what a step of vLLM has to compute."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from conf import ConfigError, load
+from conf.constants import fingerprint
+from conf.schema import EmulatedEngine, SimulatedEngine
+from serve_apps.emulated_gpu import EmulatedGpu, Part, Steps, batch, emulated
+from serve_apps.emulation import ENVIRONMENT, GPU_BYTES, PLATFORM, SWITCH, refuse_gpu_node, register
+from serve_apps.engine_model.architecture import memory
+from serve_apps.engine_model.step_time import Batch, roofline
+from serve_apps.recipes import Recipe
+
+SPECS = load(["engine=vllm_emulated", "layout=dp1_tp8_ep8"])
+ON = {SWITCH: "1"}
+
+
+def gpu(engine: EmulatedEngine | None = None, **model: Any) -> EmulatedGpu:
+    return EmulatedGpu.of(
+        engine or EmulatedEngine(), replace(SPECS.model, **model), SPECS.hardware, SPECS.layout
+    )
+
+
+def scheduled(
+    new: list[tuple[str, int, int, list[int] | None]] = [],  # noqa: B006
+    cached: list[tuple[str, int, int]] = [],  # noqa: B006
+    tokens: dict[str, int] | None = None,
+    finished: tuple[str, ...] = (),
+) -> Any:
+    """A SchedulerOutput as far as it is read.
+
+    `new` are (id, prompt, computed, prefill ids), `cached` (id, computed, outputs).
+    """
+    return SimpleNamespace(
+        finished_req_ids=set(finished),
+        num_scheduled_tokens=tokens or {},
+        scheduled_new_reqs=[
+            SimpleNamespace(
+                req_id=name,
+                prompt_token_ids=[1] * prompt,
+                num_computed_tokens=computed,
+                prefill_token_ids=ids,
+            )
+            for name, prompt, computed, ids in new
+        ],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=[name for name, *_ in cached],
+            num_computed_tokens=[computed for _, computed, _ in cached],
+            num_output_tokens=[outputs for *_, outputs in cached],
+        ),
+    )
+
+
+def test_the_platform_is_there_only_where_it_is_asked_for_and_no_gpu_is(tmp_path: Path) -> None:
+    nowhere, device = str(tmp_path / "none"), tmp_path / "kfd"
+    assert register({}, [nowhere]) is None
+    assert register({SWITCH: "0"}, [nowhere]) is None
+    assert register(ON, [nowhere]) == PLATFORM
+    device.touch()
+    assert register(ON, [nowhere, str(device)]) is None
+    with pytest.raises(ValueError, match=f"refused where a GPU is visible .*{SWITCH}") as refused:
+        refuse_gpu_node([nowhere, str(device)])
+    assert "\n" not in str(refused.value)
+
+
+def test_what_vllm_loads_in_every_process_is_light() -> None:
+    code = "import sys, serve_apps.emulation as at; at.register(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not {"torch", "vllm", "conf", "numpy", "ray", "omegaconf"} & set(loaded.split())
+
+
+def test_a_gpu_survives_the_way_through_vllms_configuration() -> None:
+    there = gpu()
+    text = json.dumps(there.written(), allow_nan=False)
+    assert EmulatedGpu.read(json.loads(text)) == there
+    with pytest.raises(ValueError, match="additional-config"):
+        EmulatedGpu.read({})
+
+
+def test_costs_and_memory_are_those_of_the_simulated_engine() -> None:
+    simulated, there = SimulatedEngine(), gpu()
+    parts = SPECS.model, SPECS.hardware, SPECS.layout
+    assert there.costs == roofline(*parts)
+    assert there.kv_bytes(simulated.gpu_memory_utilization) == int(memory(simulated, *parts).kv_bytes)
+    assert there.synchronous().costs == replace(there.costs, host_sequence_s=0.0)
+    with pytest.raises(ValueError, match="leave no KV"):
+        there.kv_bytes(0.1)
+
+
+def test_a_recipe_stays_what_it_is_but_for_the_switch() -> None:
+    recipe = Recipe({"max_num_seqs": 64}, {"VLLM_ROCM_USE_AITER": "1"}, ("a note",))
+    there = emulated(recipe, gpu())
+    assert there.args == {"max_num_seqs": 64, "additional_config": gpu().written()}
+    assert (
+        there.env == {**recipe.env, **ENVIRONMENT, GPU_BYTES: "256000000000"} and there.notes == recipe.notes
+    )
+
+
+def test_latent_attention_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"\(MLA\).*use engine=simulated"):
+        gpu(kv_lora_rank=512)
+
+
+def test_the_label_changes_with_a_constant_and_with_nothing_else() -> None:
+    base = load(["engine=vllm_emulated"])
+    slower = load(["engine=vllm_emulated", "model.step_time.layer_us.value=101"])
+    other = load(["engine=vllm_emulated", "seed=7", "engine.args.max_num_seqs=3"])
+    prints = [fingerprint(it.model, it.hardware) for it in (base, slower, other)]
+    assert prints[0] == prints[2] != prints[1]
+
+
+def test_a_calibration_is_read_for_an_emulated_engine_too(tmp_path: Path) -> None:
+    entry = {"model.step_time.layer_us": {"value": 90, "source": "test"}}
+    file = tmp_path / "mine.yaml"
+    file.write_text(json.dumps({"constants": entry}))
+    asked = load(["engine=vllm_emulated", f"engine.constants={file}"])
+    assert asked.model.step_time.layer_us.value == 90
+    with pytest.raises(ConfigError, match="belongs to engine=simulated"):
+        load(["engine=vllm_emulated", "engine.step_noise_cv=0.1"])
+
+
+def test_a_prompt_in_chunks_samples_with_its_last_one() -> None:
+    steps = Steps()
+    (first,) = steps.parts(scheduled(new=[("a", 100, 0, None)], tokens={"a": 60}))
+    assert first == Part("a", computed=0, new=60, prompt=100, known=100)
+    assert not first.samples and not first.decodes
+    (last,) = steps.parts(scheduled(cached=[("a", 60, 0)], tokens={"a": 40}))
+    assert last.samples and not last.decodes
+    assert batch([first, last]) == Batch(
+        prefill_tokens=100, context_tokens=60, attention_pairs=60 * 30 + 40 * (60 + 20), sequences=1
+    )
+
+
+def test_a_decoder_counts_outputs_that_are_still_computed() -> None:
+    steps = Steps()
+    steps.parts(scheduled(new=[("a", 100, 96, None)], tokens={"a": 4}))
+    (decoder,) = steps.parts(scheduled(cached=[("a", 100, 1)], tokens={"a": 1}))
+    assert decoder.decodes and decoder.samples
+    assert batch([decoder]) == Batch(decode_tokens=1, context_tokens=100, sequences=1)
+
+
+def test_a_prompt_of_one_token_is_prefill() -> None:
+    (part,) = Steps().parts(scheduled(new=[("a", 1, 0, None)], tokens={"a": 1}))
+    assert part.samples and not part.decodes
+
+
+@pytest.mark.parametrize("runner", ["V1", "V2"])
+def test_a_preempted_request_computes_its_outputs_again(runner: str) -> None:
+    steps = Steps()
+    steps.parts(scheduled(new=[("a", 100, 0, None)], tokens={"a": 100}))
+    again = (
+        scheduled(cached=[("a", 48, 10)], tokens={"a": 62})
+        if runner == "V1"
+        else scheduled(new=[("a", 100, 48, [1] * 110)], tokens={"a": 62})
+    )
+    (resumed,) = steps.parts(again)
+    assert resumed == Part("a", computed=48, new=62, prompt=100, known=110)
+    assert resumed.samples and not resumed.decodes
+    steps.parts(scheduled(finished=("a",)))
+    with pytest.raises(KeyError):
+        steps.parts(scheduled(cached=[("a", 110, 11)], tokens={"a": 1}))

@@ -1,0 +1,276 @@
+"""A service that is lost and comes back, on a virtual clock: what is void, what goes on, what is kept."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from analysis import load_run, records, summary
+from analysis.dwell import Window
+from conf import Experiment, load
+from loadgen import conclusion
+from loadgen.arrivals import NS, ArrivalSchedule
+from loadgen.driver import Driver, TargetLost
+from loadgen.plan import Plan
+from loadgen.recovery import MOST_RECOVERIES, outlived
+from loadgen.resume import past
+from loadgen.run_folder import RunFolder
+from loadgen.search import Start
+from loadgen.sweep import sweep
+from loadgen.target import Observation
+from loadgen.virtual_target import VirtualTarget
+from serve_apps.engine_model import Engine, VirtualService
+
+EXPERIMENT = load(["search=standard"])
+REFUSED = {"status": "conn_error", "error_kind": "ConnectionRefusedError"}
+UNENDED = {
+    "status": "pending",
+    "end_offset_ns": None,
+    "first_token_offset_ns": None,
+    "last_token_offset_ns": None,
+}
+SILENT = dict.fromkeys(("first_token_offset_ns", "last_token_offset_ns"))
+
+
+class Breaking(VirtualTarget):
+    """A virtual target that refuses every connection from `dies_s` until it was `mended`."""
+
+    def __init__(self, experiment: Experiment, dies_s: float) -> None:
+        spec: Any = experiment.engine
+        engine = Engine(spec, experiment.model, experiment.hardware, experiment.layout)
+        super().__init__(VirtualService([engine]))
+        self._dies_ns, self._back_ns = int(dies_s * NS), 2**62
+
+    def mended(self, after_s: float) -> None:
+        self._now_ns += int(after_s * NS)
+        self._back_ns = self._now_ns
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = super().run(schedule, until_ns)
+        return Observation(self._broken(seen.ended), self._broken(seen.pending))
+
+    def _broken(self, rows: pa.Table) -> pa.Table:
+        return pa.Table.from_pylist(
+            [
+                row | (REFUSED | SILENT if self._dies_ns <= row["due_ns"] < self._back_ns else {})
+                for row in rows.to_pylist()
+            ],
+            schema=records.PROGRESS,
+        )
+
+
+class Hanging(Breaking):
+    """A virtual target whose requests of that time never end, as on a machine without power."""
+
+    def __init__(self, experiment: Experiment, dies_s: float) -> None:
+        super().__init__(experiment, dies_s)
+        self._stuck: dict[int, dict[str, Any]] = {}
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = VirtualTarget.run(self, schedule, until_ns)
+        for row in seen.ended.to_pylist():
+            if self._dies_ns <= row["due_ns"] < self._back_ns:
+                self._stuck[row["seq"]] = row | UNENDED
+        ended = [row for row in seen.ended.to_pylist() if row["seq"] not in self._stuck]
+        pending = [*seen.pending.to_pylist(), *self._stuck.values()]
+        return Observation(
+            *(pa.Table.from_pylist(rows, schema=records.PROGRESS) for rows in (ended, pending))
+        )
+
+    def fault(self) -> str | None:
+        return "1 of 1 replicas gone" if self._dies_ns <= self.now_ns() < self._back_ns else None
+
+
+def driver(target: VirtualTarget, emit: Callable[..., None] = lambda *_, **__: None, **more: Any) -> Driver:
+    asked = EXPERIMENT
+    plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, Start(8.0), replicas=frozenset({"0"}))
+    return Driver(target, plan, emit, **more)
+
+
+@pytest.mark.parametrize("dies_s", [60.0, 500.0], ids=["ramp", "dwell"])
+def test_a_service_that_comes_back_costs_a_window_and_no_budget(dies_s: float) -> None:
+    events: list[tuple[str, dict[str, Any]]] = []
+    target = Breaking(EXPERIMENT, dies_s)
+
+    def repair() -> frozenset[str]:
+        target.mended(after_s=400)
+        return frozenset({"0"})
+
+    drive = driver(target, lambda kind, /, **facts: events.append((kind, facts)), repair=repair)
+    tree = conclusion.of_sweep(EXPERIMENT, drive, sweep(drive), "wall")
+    assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_OK, True)
+    assert 4.5 < tree["capacity"]["qps_per_node"]["estimate"] < 6
+    assert [recovery["waited_s"] >= 400 for recovery in tree["recoveries"]] == [True]
+    assert drive.elapsed_s() < EXPERIMENT.search.budget_s + 60 < target.now_ns() / NS
+    void = [dwell["void_reason"] for dwell in tree["dwells"] if not dwell["valid"]]
+    assert void and set(void) == {"replica_lost"} and len(void) <= 2
+    told = [kind for kind, _ in events]
+    assert told.index("target_lost") < told.index("recovered") and "came back (1 time(s))" in tree["evidence"]
+    assert summary.text(tree | {"folder": None})
+
+
+def test_what_follows_a_recovery_begins_with_a_transition() -> None:
+    faults = iter([None, None, None, "1 of 1 replicas gone, 1 new"])
+    drive = driver(Breaking(EXPERIMENT, 1e9), fault=lambda: next(faults, None), repair=lambda: frozenset("0"))
+    found = sweep(drive)
+    lost = [outcome for outcome in found.outcomes if outcome.void]
+    assert [outcome.segment.index for outcome in lost] == [3]
+    assert found.outcomes[4].segment.transition_s >= EXPERIMENT.search.transition_s
+
+
+def test_the_replicas_of_the_new_deployment_are_the_expected_ones() -> None:
+    faults = iter(["1 of 1 replicas gone, 1 new"])
+    drive = driver(Breaking(EXPERIMENT, 1e9), fault=lambda: next(faults, None), repair=lambda: frozenset("7"))
+    tree = conclusion.of_sweep(EXPERIMENT, drive, sweep(drive), "wall")
+    assert (tree["exit_code"], tree["reason"][:12]) == (summary.EXIT_VOID, "replica_lost")
+
+
+def test_a_service_that_stays_away_ends_the_sweep() -> None:
+    events: list[str] = []
+
+    def repair() -> None:
+        raise TargetLost("not whole again within 300 s: 2 of 3 replicas running")
+
+    drive = driver(Breaking(EXPERIMENT, 300.0), lambda kind, /, **_: events.append(kind), repair=repair)
+    with pytest.raises(TargetLost, match="requests failed: .*; not whole again within 300 s: 2 of 3"):
+        sweep(drive)
+    assert events[-2:] == ["target_lost", "segment_done"] and drive.outcomes[-1].void
+
+
+def test_what_hangs_since_a_loss_is_no_sign_of_another() -> None:
+    target = Hanging(EXPERIMENT, 500.0)
+
+    def repair() -> frozenset[str]:
+        target.mended(after_s=30)
+        return frozenset({"0"})
+
+    drive = driver(target, fault=target.fault, repair=repair)
+    found = sweep(drive)
+    assert len(drive.recoveries) == 1 and found.stop.kind == "budget"
+    assert not any(outcome.aborted for outcome in found.outcomes if not outcome.void)
+
+
+def test_all_that_a_loss_may_have_spoilt_is_measured_again_by_a_later_session() -> None:
+    lasts: list[int] = []
+
+    def emit(kind: str, /, **facts: Any) -> None:
+        if kind == "target_lost":
+            lasts.append(facts["last"])
+
+    faults = iter([*[None] * 18, "1 of 1 replicas gone, 1 new"])
+    drive = driver(Breaking(EXPERIMENT, 1e9), emit, fault=lambda: next(faults, None))
+    # Answers do not name their replica, and three such windows end before a loss is surely noticed.
+    short = dataclasses.replace(EXPERIMENT.search, window_s=10)
+    drive.plan = dataclasses.replace(drive.plan, replicas=None, search=short)
+    with pytest.raises(TargetLost):
+        sweep(drive)
+    assert lasts[0] < len(drive.outcomes) - 1
+
+
+def test_a_loss_in_the_last_moment_costs_the_last_window() -> None:
+    """Nobody looks after the last window but those who wait for its answers."""
+    faults: list[str] = []
+    target = Breaking(EXPERIMENT, 1e9)
+
+    def settled(kind: str, /, **facts: Any) -> None:
+        if kind == "segment_done" and facts["elapsed_s"] > EXPERIMENT.search.budget_s - 46:
+            faults.append("1 of 1 replicas gone, 1 new")
+
+    def repair() -> frozenset[str]:
+        faults.clear()
+        return frozenset({"0"})
+
+    drive = driver(target, settled, fault=lambda: faults[0] if faults else None, repair=repair)
+    drive.plan = dataclasses.replace(drive.plan, replicas=None)
+    found = sweep(drive)
+    assert len(drive.recoveries) == 1 and [o.segment.index for o in found.outcomes if o.void]
+
+
+def test_a_service_that_breaks_again_and_again_is_given_up() -> None:
+    drive = driver(Breaking(EXPERIMENT, 1e9), repair=lambda: frozenset("0"))
+    count = 0
+
+    def fault() -> str | None:
+        nonlocal count
+        count += 1
+        return f"fault {count}" if count % 2 == 0 else None
+
+    drive.fault = fault
+    with pytest.raises(TargetLost, match="fault"):
+        sweep(drive)
+    assert len(drive.recoveries) == MOST_RECOVERIES
+
+
+WINDOW = Window(3, "dwell", 1.0, 1, 0, 0, 100 * NS, 100 * NS)
+
+
+def row(due_s: float, e2e_s: float, replica: str | None, **end: Any) -> dict[str, Any]:
+    return {
+        "dwell": 3,
+        "due_ns": int(due_s * NS),
+        "status": "ok",
+        "replica_id": replica,
+        "first_token_offset_ns": int(e2e_s * NS) // 2,
+        "last_token_offset_ns": int(e2e_s * NS),
+        "end_offset_ns": int(e2e_s * NS),
+        **end,
+    }
+
+
+LATE = [row(99, 5, "a"), row(103, 1, "b")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "replicas", "lost_s", "expected"),
+    [
+        (LATE, {"a", "b"}, 105, True),
+        ([row(99, 5, "a"), row(98, 1, "b")], {"a", "b"}, 105, False),  # b may have died before the end
+        ([*LATE, row(97, 6, "a", status="truncated")], {"a", "b"}, 105, False),  # it was due in the window
+        (
+            [*LATE, row(97, 1, "a", status="conn_error")],
+            {"a", "b"},
+            105,
+            False,
+        ),  # it may have come back since
+        ([*LATE, row(70, 1, "a", status="truncated")], {"a", "b"}, 105, True),  # a failure of long before
+        ([*LATE, row(97, 9, "a", status="pending", end_offset_ns=None)], {"a", "b"}, 105, False),  # it hangs
+        ([row(101, 1, None)], None, 105, False),  # nobody knows who is gone, and since when
+        ([row(101, 1, None)], None, 135, True),
+    ],
+)
+def test_a_window_is_sound_if_the_service_outlived_it(
+    rows: list[dict[str, Any]], replicas: set[str] | None, lost_s: float, expected: bool
+) -> None:
+    table = pa.Table.from_pylist(rows, schema=records.PROGRESS)
+    assert outlived(table, WINDOW, replicas, int(lost_s * NS)) is expected
+
+
+def test_a_resumed_run_keeps_void_what_a_loss_spoilt(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "run")
+    folder.write_json("manifest.json", {"verb": "sweep"})
+    faults = iter([*[None] * 8, "1 of 1 replicas gone, 1 new"])
+
+    class Killed(BaseException):
+        """The process is gone."""
+
+    def emit(kind: str, /, **facts: Any) -> None:
+        folder.event(kind, **facts)
+        if kind == "segment" and facts["index"] == 11:
+            raise Killed
+
+    drive = driver(
+        Breaking(EXPERIMENT, 1e9), emit, fault=lambda: next(faults, None), repair=lambda: frozenset("0")
+    )
+    with pytest.raises(Killed):
+        sweep(drive)
+    folder.collect()
+    rows = pa.concat_tables([drive.ledger.rows(*range(-1, 12))])
+    kept = past(load_run(folder.path))
+    assert kept.segments and [bool(seen.loss) for *_, seen in kept.segments].count(True) == 1
+    again = driver(Breaking(EXPERIMENT, 1e9))
+    again.restore(dataclasses.replace(kept, rows=rows))
+    assert [o.void for o in again.outcomes] == [o.void for o in drive.outcomes][: len(again.outcomes)]
+    assert True in [outcome.void for outcome in again.outcomes]

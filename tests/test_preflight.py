@@ -1,0 +1,447 @@
+"""Preflight: what tools and kernel files say, as captured, and how it is judged."""
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import gpu_facts, gpu_probe, node_facts
+from cluster.checks import Expected, Finding, Node, Offset, Seen, check_node, compare
+from cluster.checks_gpu import GPU_CHECKS
+from cluster.checks_host import COMPARISONS, HOST_CHECKS, environments
+from cluster.gpu_facts import AmdTexts, Gpu
+from cluster.node_facts import Host, Weights
+
+MI325X = Expected(
+    "vllm", nodes=2, gpus_per_node=8, hardware="MI325X", arch="gfx942", model_path="/models/qwen"
+)
+LAPTOP = Expected("simulated", nodes=1, gpus_per_node=8, hardware="MI325X", arch="gfx942")
+GIB = 2**30
+
+# amd-smi of ROCm 6 answers with bare lists, of ROCm 7 with a wrapper; numbers come with or without a unit.
+STATIC = """WARNING: User is missing the following required groups: render, video.
+[{"gpu": 0, "asic": {"market_name": "AMD Instinct MI325X", "device_id": "0x74a5",
+  "target_graphics_version": "gfx942"}, "driver": {"name": "amdgpu", "version": "6.12.12"},
+  "vram": {"type": "HBM3E", "size": {"value": 262128, "unit": "MB"}}, "numa": {"node": 0, "affinity": 0}},
+ {"gpu": 1, "asic": {"market_name": "N/A", "target_graphics_version": "gfx942"},
+  "driver": {"driver_name": "amdgpu", "driver_version": "6.12.12"}, "numa": {"node": "N/A"}}]"""
+METRIC = """{"gpu_data": [
+ {"gpu": 0, "mem_usage": {"total_vram": {"value": 262128, "unit": "MB"},
+   "used_vram": {"value": 283, "unit": "MB"}},
+  "ecc": {"total_correctable_count": 5, "total_uncorrectable_count": 0, "total_deferred_count": 1}},
+ {"gpu": 1, "mem_usage": {"total_vram": 262128, "used_vram": {"value": 2, "unit": "GB"}}, "ecc": "N/A"}]}"""
+FIRMWARE = """[
+ {"gpu": 0, "fw_list": [{"fw_id": "CP_MEC1", "fw_version": "32945"}, {"fw_id": "RLC", "fw_version": "65"}]},
+ {"gpu": 1, "fw_list": [{"fw_id": "CP_MEC1", "fw_version": "166"}]}]"""
+TOPOLOGY = """[{"gpu": 0, "bdf": "0000:01:00.0", "links": [{"gpu": 0, "link_type": "SELF", "num_hops": 0},
+  {"gpu": 1, "link_type": "XGMI", "num_hops": 1}]},
+ {"gpu": 1, "links": [{"gpu": 0, "link_type": "PCIE"}, {"gpu": 1, "link_type": "SELF"}]}]"""
+NVIDIA = "0, NVIDIA H200, 570.86.15, 1, 0\n1, NVIDIA H200, 570.86.15, [N/A], [N/A]\n"
+KFD_GPU = """cpu_cores_count 0
+simd_count 1216
+gfx_target_version 90402
+vendor_id 4098
+device_id 29861
+drm_render_minor {minor}
+fw_version 192
+"""
+
+
+def test_amd_smi_tells_every_gpu_in_old_and_new_shapes() -> None:
+    first, second = gpu_facts.amd_gpus(AmdTexts(STATIC, METRIC, FIRMWARE, TOPOLOGY))
+    assert first == Gpu(0, "AMD Instinct MI325X", "gfx942", "6.12.12", 283 * 2**20, 0, 177, 0, frozenset({1}))
+    assert second == Gpu(1, None, "gfx942", "6.12.12", 2 * GIB, None, 166, None, frozenset())
+
+
+@pytest.mark.parametrize("text", [None, "", "not json", "[", "{}", "[1]", "ERROR: no devices\n[]"])
+def test_amd_smi_without_an_answer_tells_no_gpu(text: str | None) -> None:
+    assert gpu_facts.amd_gpus(AmdTexts(text)) == ()
+
+
+def test_nvidia_smi_tells_every_gpu() -> None:
+    first, second = gpu_facts.nvidia_gpus(NVIDIA)
+    assert first == Gpu(0, "NVIDIA H200", None, "570.86.15", 2**20, 0)
+    assert (second.vram_used_bytes, second.ecc_errors) == (None, None)
+
+
+def write(root: Path, texts: dict[str, str]) -> None:
+    """Files below `root` by their paths."""
+    for name, text in texts.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def kfd_tree(root: Path, gpus: int) -> None:
+    """One CPU and `gpus` GPUs in the kernel's tree, each linked by XGMI to the others."""
+    nodes = "sys/class/kfd/kfd/topology/nodes"
+    write(root, {f"{nodes}/0/properties": "cpu_cores_count 96\nsimd_count 0\n"})
+    for node in range(1, gpus + 1):
+        peers = [0, *(peer for peer in range(1, gpus + 1) if peer != node)]
+        for at, peer in enumerate(peers):
+            link = f"type {11 if peer else 2}\nnode_from {node}\nnode_to {peer}\n"
+            write(root, {f"{nodes}/{node}/io_links/{at}/properties": link})
+        card = f"sys/class/drm/renderD{127 + node}/device"
+        facts = {
+            f"{nodes}/{node}/properties": KFD_GPU.format(minor=127 + node),
+            f"{card}/mem_info_vram_used": "297000000\n",
+            f"{card}/numa_node": f"{node // 5}\n",
+            f"{card}/ras/umc_err_count": "ue: 0\nce: 3\n",
+        }
+        write(root, facts)
+    write(root, {"sys/module/amdgpu/version": "6.12.12\n"})
+
+
+def test_the_kernel_tells_the_gpus_where_no_tool_is_installed(tmp_path: Path) -> None:
+    kfd_tree(tmp_path, 8)
+    found = gpu_facts.read_gpus(tmp_path, lambda command: None)
+    assert found is not None
+    assert found[3] == Gpu(3, None, "gfx942", "6.12.12", 297e6, 0, 192, 0, frozenset({0, 1, 2, 4, 5, 6, 7}))
+    assert [gpu.numa_node for gpu in found] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_links_that_the_kernel_hides_are_unknown_and_not_missing(tmp_path: Path) -> None:
+    kfd_tree(tmp_path, 2)
+    shutil.rmtree(tmp_path / "sys/class/kfd/kfd/topology/nodes/1/io_links")
+    found = gpu_facts.read_gpus(tmp_path, lambda command: None)
+    assert found is not None
+    assert [gpu.links for gpu in found] == [None, frozenset({0})]
+
+
+def test_what_amd_smi_lacks_comes_from_the_kernel(tmp_path: Path) -> None:
+    kfd_tree(tmp_path, 2)
+    found = gpu_facts.read_gpus(tmp_path, lambda command: STATIC if "static" in command else None)
+    assert found is not None
+    assert [(gpu.name, gpu.numa_node, gpu.mec_firmware) for gpu in found] == [
+        ("AMD Instinct MI325X", 0, 192),
+        (None, 0, 192),
+    ]
+
+
+def test_no_driver_is_no_gpu_and_a_driver_without_tools_is_unknown(tmp_path: Path) -> None:
+    assert gpu_facts.read_gpus(tmp_path, lambda command: None) == ()
+    write(tmp_path, {"proc/driver/nvidia/version": "NVRM"})
+    assert gpu_facts.read_gpus(tmp_path, lambda command: None) is None
+    told = gpu_facts.read_gpus(tmp_path, lambda command: NVIDIA if command[0] == "nvidia-smi" else None)
+    assert told is not None
+    assert len(told) == 2
+
+
+def test_kernel_settings_are_read_and_what_is_missing_is_none(tmp_path: Path) -> None:
+    assert node_facts.governors(tmp_path) is None
+    assert node_facts.c2_on(tmp_path) is None
+    assert node_facts.numa_nodes_per_socket(tmp_path) is None
+    cpu, node = "sys/devices/system/cpu/cpu", "sys/devices/system/node/node"
+    tree = {
+        f"{cpu}0/cpufreq/scaling_governor": "performance\n",
+        f"{cpu}1/cpufreq/scaling_governor": "powersave\n",
+        f"{cpu}0/cpuidle/state0/name": "POLL\n",
+        f"{cpu}0/topology/physical_package_id": "0\n",
+        f"{cpu}1/topology/physical_package_id": "1\n",
+        f"{node}0/cpulist": "0\n",
+        f"{node}1/cpulist": "1\n",
+        f"{node}2/cpulist": "\n",
+    }
+    write(tmp_path, tree)
+    assert node_facts.governors(tmp_path) == {"performance", "powersave"}
+    assert node_facts.numa_nodes_per_socket(tmp_path) == 1
+    assert node_facts.c2_on(tmp_path) is None, "the host of a VM decides"
+    for state in (1, 2):
+        write(tmp_path, {f"{cpu}0/cpuidle/state{state}/name": f"C{state}\n"})
+        write(tmp_path, {f"{cpu}0/cpuidle/state{state}/disable": "0\n"})
+    assert node_facts.c2_on(tmp_path) is True
+    write(tmp_path, {f"{cpu}0/cpuidle/state2/disable": "1\n"})
+    assert node_facts.c2_on(tmp_path) is False
+
+
+def test_chrony_tells_its_offset_only_when_it_is_synchronised() -> None:
+    tracking = "System time     : 0.000012345 seconds slow of NTP time\nLeap status     : {}\n"
+    assert node_facts.ntp_offset_s(tracking.format("Normal")) == 0.000012345
+    assert node_facts.ntp_offset_s(tracking.format("Not synchronised")) is None
+    assert node_facts.ntp_offset_s(None) is None
+
+
+def test_the_image_is_told_by_the_environment_or_podman(tmp_path: Path) -> None:
+    assert node_facts.image_digest(tmp_path, {}) is None
+    write(tmp_path, {"run/.containerenv": 'engine="podman-5"\nimageid="ab12"\n'})
+    assert node_facts.image_digest(tmp_path, {}) == "ab12"
+    assert node_facts.image_digest(tmp_path, {"MAXQPS_IMAGE_DIGEST": "sha256:9"}) == "sha256:9"
+
+
+def test_weights_are_sized_and_digested_and_their_absence_is_explained(tmp_path: Path) -> None:
+    write(tmp_path, {"config.json": "{}", "model-1.safetensors": "12345", "model-2.safetensors": "678"})
+    found = node_facts.weights(tmp_path)
+    assert isinstance(found, Weights)
+    assert (found.bytes, found.files) == (8, 2)
+    write(tmp_path, {"config.json": '{"other": "revision"}'})
+    other = node_facts.weights(tmp_path)
+    assert isinstance(other, Weights)
+    assert other.digest != found.digest
+    assert "No such file" in str(node_facts.weights(tmp_path / "absent"))
+
+
+def test_secrets_and_devices_are_not_compared_and_no_value_is_told() -> None:
+    env = {"VLLM_API_KEY": "s3cret", "HIP_VISIBLE_DEVICES": "0", "NCCL_MIN_NCHANNELS": "112", "HOME": "/root"}
+    told = node_facts.environment(env)
+    assert list(told) == ["NCCL_MIN_NCHANNELS"]
+    assert "112" not in told.values()
+
+
+TORCH = """import os
+class cuda:
+    device_count = staticmethod(lambda: len(os.environ["HIP_VISIBLE_DEVICES"].split(",")))
+class ones:
+    def __init__(self, size, device): assert os.environ["CUDA_VISIBLE_DEVICES"] in ("0", "1")
+    item = lambda self: 1.0
+"""
+
+
+def test_each_gpu_is_used_alone_and_one_that_fails_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"torch.py": TORCH})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert gpu_probe.visible_devices(["0", "1", "9"]) == {"0": 1, "1": 1, "9": None}
+
+
+def test_bandwidth_tools_are_read() -> None:
+    p2p = """                                   CPU->CPU  CPU->GPU  GPU->CPU  GPU->GPU
+        Averages (During UniDir):     35.85     41.98     55.24     48.44
+        Averages (During  BiDir):     33.01     40.12     47.10     46.21
+"""
+    assert gpu_probe.p2p_gb_s(p2p) == {"p2p one way": 48.44, "p2p both ways": 46.21}
+    row = "RTotal  │  331.2  330.1  329.0  331.0  │  1321.3\n"
+    assert gpu_probe.all_to_all_gb_s(f" Summary\n{row}") == {"all-to-all": 329.0}
+    busbw = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 341.7 \n#\n"
+    assert gpu_probe.all_reduce_gb_s(busbw) == {"all-reduce": 341.7}
+    assert gpu_probe.all_reduce_gb_s("command not found") == {}
+
+
+def healthy_gpu(index: int) -> Gpu:
+    peers = frozenset(range(8)) - {index}
+    return Gpu(index, "AMD Instinct MI325X", "gfx942", "6.12.12", 0.3 * GIB, 0, 177, index // 4, peers)
+
+
+HEALTHY = Host(
+    versions={
+        "python": "3.12.3",
+        "ray": "2.60.0",
+        "maxqps": "0.1.0 source 1",
+        "vllm": "0.29.0",
+        "torch": "2.9",
+    }
+    | {"ROCm": "7.0.2", "GPU driver": "6.12.12"},
+    gpus=tuple(map(healthy_gpu, range(8))),
+    amdsmi=True,
+    environment={"NCCL_MIN_NCHANNELS": "1f"},
+    shown={},
+    unknown_variables=(),
+    image="sha256:1",
+    weights=Weights(240 * GIB, 24, "abc"),
+    ports_taken=frozenset(),
+    disk_free=0.5,
+    open_files=1048576,
+    locked_memory_bytes=math.inf,
+    shared_memory_bytes=64 * GIB,
+    listen_backlog=4096,
+    numa_balancing=0,
+    governors=frozenset({"performance"}),
+    c2_on=False,
+    smt_on=False,
+    numa_nodes_per_socket=1.0,
+    ntp_offset_s=1e-5,
+)
+NODE = Node("10.0.0.1", "gpu", 8.0, is_head=False)
+SEEN = Seen(NODE, HEALTHY, Offset(2e-5, 3e-4), dict.fromkeys(map(str, range(8)), 1))
+
+
+def findings(seen: Seen, expected: Expected = MI325X) -> dict[str, Finding]:
+    return {found.check: found for found in check_node((*GPU_CHECKS, *HOST_CHECKS), seen, expected)}
+
+
+def host(**facts: Any) -> Seen:
+    return replace(SEEN, host=replace(HEALTHY, **facts))
+
+
+def one_gpu(**facts: Any) -> Seen:
+    return host(gpus=(replace(HEALTHY.gpus[0], **facts), *HEALTHY.gpus[1:]))  # type: ignore[index]
+
+
+def test_a_healthy_node_passes_everything_but_bandwidth_which_was_not_asked() -> None:
+    told = findings(SEEN)
+    asked = {"p2p one way", "p2p both ways", "all-to-all", "all-reduce (RCCL)"}
+    assert {name for name, found in told.items() if found.status != "pass"} == asked
+    assert {told[name].status for name in asked} == {"unknown"}
+    assert all(found.remedy == "" for found in told.values() if found.status == "pass")
+
+
+BAD: dict[str, tuple[Seen, str, str, str]] = {
+    "a GPU is missing": (host(gpus=HEALTHY.gpus[:7]), "GPUs", "fail", "cluster.gpus_per_node"),  # type: ignore[index]
+    "another GPU": (one_gpu(name="AMD Instinct MI300X"), "GPUs", "fail", "hardware="),
+    "another architecture": (one_gpu(name=None, arch="gfx950"), "GPUs", "fail", "hardware="),
+    "no GPU at all": (host(gpus=()), "GPUs", "fail", "/dev/kfd"),
+    "nobody tells": (host(gpus=None), "GPUs", "unknown", "amd-smi"),
+    "Ray sees none": (
+        replace(host(amdsmi=False), node=replace(NODE, ray_gpus=0.0)),
+        "GPUs in Ray",
+        "fail",
+        "--num-gpus 8 (Python cannot import amdsmi)",
+    ),
+    "emulated": (
+        host(shown={"MAXQPS_EMULATED_GPU": "1"}),
+        "emulated GPU",
+        "fail",
+        "unset MAXQPS_EMULATED_GPU",
+    ),
+    "ECC": (one_gpu(ecc_errors=2), "ECC errors", "fail", "replace GPU 0"),
+    "ECC unread": (one_gpu(ecc_errors=None), "ECC errors", "unknown", ""),
+    "VRAM in use": (one_gpu(vram_used_bytes=90 * GIB), "VRAM", "fail", "still holds"),
+    "old firmware": (one_gpu(mec_firmware=166), "MEC firmware", "fail", "HSA_NO_SCRATCH_RECLAIM=1"),
+    "firmware half told": (one_gpu(mec_firmware=None), "MEC firmware", "unknown", ""),
+    "a link over PCIe": (one_gpu(links=frozenset({1, 2, 3})), "XGMI links", "fail", "GPU 0"),
+    "mixed NUMA nodes": (one_gpu(numa_node=1), "NUMA node of GPUs", "warn", "one NUMA node"),
+    "PyTorch fails": (replace(SEEN, devices={"0": 1, "1": None}), "GPUs in PyTorch", "fail", "GPU 1 alone"),
+    "PyTorch untried": (replace(SEEN, devices=None), "GPUs in PyTorch", "unknown", ""),
+    "ROCR alone": (host(shown={"ROCR_VISIBLE_DEVICES": "0"}), "device variables", "fail", "unset"),
+    "HIP is not CUDA": (
+        host(shown={"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}),
+        "device variables",
+        "fail",
+        "unset",
+    ),
+    "a dead variable": (host(unknown_variables=("VLLM_USE_V1",)), "VLLM_* variables", "warn", "remove"),
+    "vLLM untold": (host(unknown_variables=None), "VLLM_* variables", "unknown", ""),
+    "small /dev/shm": (host(shared_memory_bytes=64 * 2**20), "/dev/shm", "fail", "/dev/shm"),
+    "few files": (host(open_files=1024), "open files", "fail", "ulimit -n 65536"),
+    "short backlog": (host(listen_backlog=128), "listen backlog", "warn", "somaxconn=4096"),
+    "locked memory": (host(locked_memory_bytes=2**16), "locked memory", "warn", "ulimit -l"),
+    "NUMA balancing": (host(numa_balancing=1), "NUMA balancing", "fail", "kernel.numa_balancing=0"),
+    "slow governor": (host(governors=frozenset({"powersave"})), "CPU governor", "warn", "performance"),
+    "governor untold": (host(governors=None), "CPU governor", "unknown", ""),
+    "C2": (host(c2_on=True), "CPU sleep state C2", "warn", "cpupower"),
+    "SMT": (host(smt_on=True), "SMT", "warn", "SMT"),
+    "NPS4": (host(numa_nodes_per_socket=4.0), "NUMA nodes", "warn", "NPS1"),
+    "full disk": (host(disk_free=0.04), "disk of Ray's folder", "fail", "--temp-dir"),
+    "no weights": (host(weights="No such file or directory: /models/qwen"), "weights", "fail", "mount"),
+    "ports": (host(ports_taken=frozenset(range(30000, 30950))), "replicas' ports", "fail", "MIN_HTTP_PORT"),
+    "no chrony": (host(ntp_offset_s=None), "chrony", "unknown", "install chrony"),
+    "NTP is off": (host(ntp_offset_s=0.004), "chrony", "warn", "settled"),
+    "clock untold": (replace(SEEN, clock=None), "clock", "unknown", ""),
+    "clock close, trip slow": (replace(SEEN, clock=Offset(1e-4, 2e-3)), "clock", "unknown", "chronyc"),
+    "clock off": (replace(SEEN, clock=Offset(-8e-3, 2e-3)), "clock", "warn", "chrony"),
+    "clock far off": (replace(SEEN, clock=Offset(0.2, 2e-3)), "clock", "fail", "chrony"),
+}
+
+
+@pytest.mark.parametrize(("seen", "check", "status", "remedy"), BAD.values(), ids=BAD.keys())
+def test_a_known_bad_node_is_told_with_its_remedy(seen: Seen, check: str, status: str, remedy: str) -> None:
+    found = findings(seen)[check]
+    assert (found.status, found.node) == (status, "10.0.0.1")
+    assert remedy in found.remedy
+
+
+def test_old_firmware_passes_with_its_workaround() -> None:
+    seen = one_gpu(mec_firmware=166)
+    seen = replace(seen, host=replace(seen.host, shown={"HSA_NO_SCRATCH_RECLAIM": "1"}))
+    assert findings(seen)["MEC firmware"].status == "pass"
+
+
+def test_bandwidth_is_judged_by_its_threshold_when_it_was_asked_and_measured() -> None:
+    asked = replace(MI325X, bandwidth=True)
+    told = findings(
+        replace(SEEN, bandwidth={"p2p one way": 33.9, "p2p both ways": 43.8, "all-reduce": 350}), asked
+    )
+    assert told["p2p one way"].status == "pass"
+    assert told["p2p both ways"].status == "fail"
+    assert (told["all-to-all"].status, told["all-to-all"].remedy) == (
+        "unknown",
+        "install TransferBench on the node",
+    )
+    assert (told["all-reduce (RCCL)"].status, told["all-reduce (RCCL)"].figure) == ("unknown", "350 GB/s")
+
+
+def test_a_laptop_without_gpus_is_told_what_it_could_not_check_and_fails_nothing() -> None:
+    bare = dict.fromkeys(HEALTHY.versions) | {"python": "3.11", "ray": "2.60.0", "maxqps": "0.1.0"}
+    seen = host(
+        gpus=(), versions=bare, shared_memory_bytes=GIB, open_files=1024, numa_balancing=1, amdsmi=False
+    )
+    seen = replace(seen, host=replace(seen.host, weights=None, image=None), devices=None)
+    told = findings(seen, LAPTOP)
+    assert {told[check.name].status for check in GPU_CHECKS} == {"unknown"}
+    assert (told["open files"].status, told["NUMA balancing"].status) == ("warn", "warn")
+    assert told["/dev/shm"].status == "pass"
+    assert "fail" not in {found.status for found in told.values()}
+    small = replace(seen, host=replace(seen.host, shared_memory_bytes=64 * 2**20, disk_free=0.04))
+    told = findings(small, LAPTOP)
+    assert (told["/dev/shm"].status, told["disk of Ray's folder"].status) == ("warn", "warn")
+    together = {found.check: found for found in compared([seen], LAPTOP)}
+    assert together["vllm"].status == together["ROCm"].status == together["image"].status == "unknown"
+    assert together["ray"].status == "pass"
+
+
+def test_the_halves_of_eight_gpus_are_asked_of_eight_gpus_only() -> None:
+    two = host(gpus=HEALTHY.gpus[:2])  # type: ignore[index]
+    assert "NUMA node of GPUs" not in findings(two, replace(MI325X, gpus_per_node=2))
+
+
+def test_nvidia_nodes_are_not_asked_for_what_only_amd_has() -> None:
+    h200 = replace(MI325X, hardware="H200 SXM", arch="")
+    gpus = tuple(Gpu(i, "NVIDIA H200", None, "570", 1e6, 0) for i in range(8))
+    told = findings(host(gpus=gpus), h200)
+    assert told["GPUs"].status == told["GPUs in Ray"].status == "pass"
+    assert not {"MEC firmware", "XGMI links", "p2p one way"} & set(told)
+
+
+def test_load_nodes_are_asked_only_for_what_concerns_them() -> None:
+    load_node = replace(host(gpus=(), open_files=1024), node=Node("10.0.0.9", "load", 0.0, is_head=True))
+    told = findings(load_node, replace(MI325X, http_port=8000))
+    wanted = {"clock", "chrony", "open files", "listen backlog", "disk of Ray's folder", "Serve's HTTP port"}
+    assert set(told) == wanted
+    taken = replace(load_node, host=replace(load_node.host, ports_taken=frozenset({8000})))
+    assert findings(taken, replace(MI325X, http_port=8000))["Serve's HTTP port"].status == "fail"
+
+
+def compared(nodes: list[Seen], expected: Expected = MI325X) -> list[Finding]:
+    found = [compare(comparison, nodes, expected) for comparison in COMPARISONS]
+    return [finding for finding in [*found, environments(nodes)] if finding is not None]
+
+
+def other(**facts: Any) -> Seen:
+    return replace(host(**facts), node=replace(NODE, name="10.0.0.2"))
+
+
+def test_equal_nodes_agree() -> None:
+    assert {found.status for found in compared([SEEN, other()])} == {"pass"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "check", "figure"),
+    [
+        ({"versions": HEALTHY.versions | {"ray": "2.59.0"}}, "ray", "2.59.0 on 10.0.0.2; 2.60.0 on 10.0.0.1"),
+        ({"versions": HEALTHY.versions | {"vllm": None}}, "vllm", "nothing on 10.0.0.2"),
+        ({"image": "sha256:2"}, "image", "sha256:2 on 10.0.0.2"),
+        ({"weights": Weights(240 * GIB, 24, "old")}, "weights equal", "digest old on 10.0.0.2"),
+        ({"environment": {}}, "environment", "NCCL_MIN_NCHANNELS differ"),
+        ({"gpus": ()}, "GPUs equal", "nothing on 10.0.0.2"),
+    ],
+)
+def test_nodes_that_differ_fail_and_say_where(facts: dict[str, Any], check: str, figure: str) -> None:
+    failed = {found.check: found for found in compared([SEEN, other(**facts)]) if found.status == "fail"}
+    assert set(failed) == {check}
+    assert figure in failed[check].figure
+    assert failed[check].remedy
+
+
+def test_a_real_engine_needs_vllm_and_a_simulated_one_does_not() -> None:
+    seen = host(versions=HEALTHY.versions | {"vllm": None})
+    status = {found.check: found.status for found in compared([seen])}
+    assert status["vllm"] == "fail"
+    assert {f.check: f.status for f in compared([seen], LAPTOP)}["vllm"] == "unknown"
+
+
+def test_every_check_of_the_tables_has_its_own_name() -> None:
+    names = [check.name for check in (*GPU_CHECKS, *HOST_CHECKS)] + [one.name for one in COMPARISONS]
+    assert len(set(names)) == len(names)

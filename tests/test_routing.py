@@ -1,0 +1,273 @@
+"""The routers of Ray Serve as they are deployed: their rings, and what sessions meet behind a real proxy."""
+
+import asyncio
+import json
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvicorn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.ray
+
+pytest.importorskip("ray")
+
+from ray import serve  # noqa: E402
+from ray.serve._private.common import DeploymentID  # noqa: E402
+from ray.serve.request_router import ReplicaID  # noqa: E402
+
+from cluster.placement import place  # noqa: E402
+from cluster.routing_check import check_router, verdict  # noqa: E402
+from cluster.serve_state import DeployError  # noqa: E402
+from cluster.session import Session, open_session, serve_environment  # noqa: E402
+from conf import load  # noqa: E402
+from conf.routed import DATA_PATHS  # noqa: E402
+from conf.schema import Routing  # noqa: E402
+from serve_apps.app import application_name, build_app  # noqa: E402
+from serve_apps.routing import (  # noqa: E402
+    BoundedHashRouter,
+    RouteApp,
+    bound,
+    first_with_room,
+    request_router,
+)
+from tests.conftest import FAKE  # noqa: E402
+
+SPECS = load(["engine=simulated", "layout=dp2_tp4_ep4"])
+PARTS = SPECS.engine, SPECS.model, SPECS.hardware, SPECS.layout
+BODY = {"model": SPECS.model.served_name, "prompt": [0], "max_tokens": 1}
+ROUTED = [
+    (policy, path)
+    for policy, paths in DATA_PATHS.items()
+    for path in paths
+    if policy != "prefix_affinity"  # its import asks for vLLM
+]
+
+
+# --- the rings ------------------------------------------------------------------------------------------
+
+
+def replicas_of(count: int) -> list[ReplicaID]:
+    return [ReplicaID(f"replica{i}", DeploymentID("engines", "app")) for i in range(count)]
+
+
+def router_over(replicas: list[ReplicaID], vnodes: int = 100, load_factor: float = 1.25) -> Any:
+    """The router that is deployed, over these replicas and with no Serve around it."""
+    router: Any = object.__new__(BoundedHashRouter)
+    router._deployment_id, router._use_replica_queue_len_cache = "engines", False
+    router._ring_hashes, router._ring_replicas = [], []
+    routing = Routing("test", "python_proxy", "bounded_hash", vnodes, load_factor)
+    config = request_router(routing)
+    assert config is not None
+    router.initialize_state(**config.request_router_kwargs)
+    router._replicas = {each: SimpleNamespace(replica_id=each) for each in replicas}
+    router._rebuild_ring(frozenset(replicas))
+    return router
+
+
+def choice(router: Any, session: str) -> ReplicaID:
+    metadata = SimpleNamespace(session_id=session, internal_request_id="")
+    pending = SimpleNamespace(metadata=metadata, routing_context=SimpleNamespace(should_backoff=False))
+    ranks = asyncio.run(router.choose_replicas(list(router._replicas.values()), pending))
+    assert {rank[0].replica_id for rank in ranks} == set(router._replicas)
+    found: ReplicaID = ranks[0][0].replica_id
+    return found
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(2, 8), st.integers(20, 200), st.integers(0, 7))
+def test_a_lost_replica_moves_its_own_sessions_and_no_others(count: int, vnodes: int, lost: int) -> None:
+    replicas = replicas_of(count)
+    gone = replicas[lost % count]
+    before, after = (router_over(each, vnodes) for each in (replicas, [r for r in replicas if r != gone]))
+    for number in range(60):
+        owner = choice(before, f"session-{number}")
+        assert choice(after, f"session-{number}") == owner or owner == gone
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 9),
+    st.floats(1.0, 3.0),
+    st.lists(st.tuples(st.booleans(), st.integers(0, 5)), min_size=1, max_size=120),
+)
+def test_no_replica_has_more_in_flight_than_the_bound(
+    count: int, load_factor: float, events: list[tuple[bool, int]]
+) -> None:
+    router, open_ = router_over(replicas_of(count), 20, load_factor), []
+    for ends, number in events:
+        if ends and open_:
+            router.on_request_completed(open_.pop(number % len(open_)), "id")
+            continue
+        most = bound(len(open_), count, load_factor)
+        chosen = choice(router, f"session-{number}")
+        router.on_send_request(chosen)
+        open_.append(chosen)
+        assert Counter(open_)[chosen] <= most
+        assert Counter(open_) == router._in_flight
+
+
+def test_a_session_stays_until_its_replica_is_full_and_comes_back() -> None:
+    router = router_over(replicas_of(4))
+    home = choice(router, "session-1")
+    for _ in range(2):
+        router.on_send_request(home)
+    assert bound(2, 4, 1.25) == 2 and choice(router, "session-1") != home
+    router.on_request_completed(home, "id")
+    assert choice(router, "session-1") == home
+
+
+def test_one_replica_always_has_room() -> None:
+    a, b = replicas_of(2)
+    assert first_with_room([a, b], {a: 5, b: 4}, 1.0) == 1
+    assert first_with_room([a], {a: 1000}, 1.0) == 0
+
+
+@pytest.mark.parametrize(("policy", "path"), ROUTED)
+def test_serve_learns_of_the_router_of_each_policy_and_haproxy_where_to_ask(policy: Any, path: Any) -> None:
+    routing = Routing("test", path, policy)
+    config = request_router(routing)
+    environment = serve_environment(routing)
+    assert (config is None) == (policy in ("leastconn", "roundrobin", "pow2", "client_side", "per_node"))
+    assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == ("0" if path == "python_proxy" else "1")
+    balance = environment.get("RAY_SERVE_HAPROXY_BALANCE_ALGORITHM")
+    own = "leastconn" if policy == "leastconn" else "roundrobin"
+    assert balance == (None if path == "python_proxy" else own)
+    app = build_app(*PARTS, 2, [{"GPU": 4}], routing=routing)
+    asked = app._ingress_request_router is not None
+    assert asked == (path == "haproxy" and config is not None)
+
+
+def test_a_changed_ring_is_another_application() -> None:
+    names = {
+        application_name(*PARTS, Routing("test", "haproxy", "consistent_hash", vnodes))
+        for vnodes in (100, 1000)
+    }
+    assert len(names) == 2
+
+
+# --- what HAProxy is told -------------------------------------------------------------------------------
+
+
+class Engines:
+    """A handle of Serve's that chooses `replica` and keeps the session it was asked for."""
+
+    def __init__(self, replica: str | None) -> None:
+        self.replica = replica
+        self.sessions: list[str] = []
+
+    def options(self, session_id: str) -> "Engines":
+        self.sessions.append(session_id)
+        return self
+
+    @asynccontextmanager
+    async def choose_replica(self, **how: bool) -> AsyncIterator[Any]:
+        assert how == {"_reserve": False}
+        if self.replica is None:
+            raise RuntimeError("no replica is left")
+        chosen = SimpleNamespace(to_full_id_str=lambda: self.replica)
+        yield SimpleNamespace(_replica=SimpleNamespace(replica_id=chosen))
+
+
+def told(engines: Engines, *headers: tuple[bytes, bytes]) -> tuple[int, dict[str, str]]:
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/internal/route", "headers": headers}
+    asyncio.run(RouteApp(engines)(scope, None, send))
+    start, body = sent
+    assert (b"content-length", b"%d" % len(body["body"])) in start["headers"]
+    return start["status"], json.loads(body["body"])
+
+
+def test_haproxy_is_told_the_replica_of_the_requests_session() -> None:
+    engines = Engines("app#engines#r1")
+    assert told(engines, (b"x-session-id", b"session-7")) == (200, {"replica_id": "app#engines#r1"})
+    assert told(engines, (b"host", b"front")) == (200, {"replica_id": "app#engines#r1"})
+    assert engines.sessions == ["session-7"]
+    assert told(Engines(None)) == (503, {"detail": "no replica is left"})
+
+
+def test_serves_own_server_takes_it_for_an_application_of_today() -> None:
+    config = uvicorn.Config(RouteApp(Engines(None)), lifespan="off")
+    config.load()
+    assert config.interface == "asgi3"
+
+
+# --- what sessions meet ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "seen", "said"),
+    [
+        ("consistent_hash", {"1": "aaa", "2": "bbb"}, "1.00 replicas per session, 2 in use"),
+        ("bounded_hash", {"1": "aab", "2": "bbb"}, "should keep sessions"),
+        ("consistent_hash", {"1": "aaa", "2": "aaa"}, "should spread sessions"),
+        ("pow2", {"1": "aaa", "2": "bbb"}, "should spread a session's requests"),
+        ("round_robin", {"1": "aba", "2": "bab"}, "2.00 replicas per session"),
+    ],
+)
+def test_what_the_self_test_says(policy: str, seen: dict[str, str], said: str) -> None:
+    words = {session: list(replicas) for session, replicas in seen.items()}
+    if "should" in said:
+        with pytest.raises(DeployError, match=f"{said}.*serve shutdown"):
+            verdict(policy, words)
+    else:
+        assert said in verdict(policy, words)
+
+
+def running(session: Session, routing: Routing, name: str, *, asked: Routing | None = None) -> str | None:
+    """Deploy four replicas with one routing and let the self-test ask for it, or for another."""
+    placement = place(FAKE, SPECS.layout)
+    app = build_app(*PARTS, placement.replicas, placement.bundles, routing=routing)
+    serve.run_many([serve.RunTarget(app, name=name)], wait_for_applications_running=True)
+    try:
+        wait_for_answers(session.url, placement.replicas)
+        patience_s = 15.0 if asked is None else 1.0
+        return check_router(session.url, asked or routing, placement.replicas, BODY, patience_s)
+    finally:
+        serve.delete(name)
+
+
+def wait_for_answers(url: str, replicas: int) -> None:
+    """Until each replica has answered: sessions enough that a ring leaves none out."""
+    seen: set[str | None] = set()
+    for number in range(1000):
+        headers = {"x-session-id": f"wait-{number}"}
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(BODY).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                seen.add(response.headers["x-replica-id"])
+        except urllib.error.HTTPError:
+            time.sleep(0.1)
+        if len(seen) == replicas:
+            return
+    raise AssertionError(f"only {seen} answered")
+
+
+def test_behind_haproxy_a_router_of_serve_keeps_sessions_or_spreads_them() -> None:
+    sticky, spread = (Routing("test", "haproxy", policy) for policy in ("consistent_hash", "round_robin"))
+    with open_session(FAKE, sticky, load_cpus=1) as session:
+        said = running(session, sticky, "one")
+        assert said is not None and "1.00 replicas per session" in said
+        # HAProxy's routers end with their application: under the same name there is no old one.
+        assert "replicas per session" in (running(session, spread, "one") or "")
+
+
+def test_behind_the_python_proxy_an_old_router_is_found_out() -> None:
+    sticky, spread = (Routing("test", "python_proxy", policy) for policy in ("bounded_hash", "pow2"))
+    with open_session(FAKE, sticky, load_cpus=1) as session:
+        assert "1.00 replicas per session" in (running(session, sticky, "one") or "")
+        with pytest.raises(DeployError, match="an old router may still be in force"):
+            running(session, spread, "one", asked=spread)
+        assert "replicas per session" in (running(session, spread, "two") or "")

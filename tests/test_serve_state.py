@@ -1,0 +1,150 @@
+"""What Serve's details say of an application: which replicas are engines, and whether it is the same."""
+
+import copy
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.ray
+
+pytest.importorskip("ray")
+
+from cluster.serve_state import Replica, State, read, seated  # noqa: E402
+
+
+def replica(name: str, number: int, state: str = "RUNNING") -> dict[str, Any]:
+    return {
+        "replica_id": f"{name}-{number}",
+        "state": state,
+        "node_id": f"node-{number}",
+        "node_ip": "10.0.0.1",
+        "pid": 100 + number,
+        "actor_name": f"SERVE_REPLICA::llm#{name}#{name}-{number}",
+        "start_time_s": 5.0,
+    }
+
+
+def deployment(name: str, replicas: int) -> dict[str, Any]:
+    return {
+        "replicas": [replica(name, number) for number in range(replicas)],
+        "target_num_replicas": replicas,
+        "deployment_config": {"name": name, "num_replicas": replicas},
+    }
+
+
+def details() -> dict[str, Any]:
+    """An application of ray.serve.llm with direct streaming: two engines, a router and an ingress."""
+    names = {"LLMServer:qwen": 2, "LLMRouter:qwen": 1, "OpenAiIngress": 1}
+    return {
+        "controller_info": {"worker_id": "c0"},
+        "proxies": {"head": {"actor_id": "p0", "status": "HEALTHY"}},
+        "applications": {
+            "llm": {
+                "status": "RUNNING",
+                "message": "",
+                "deployments": {name: deployment(name, count) for name, count in names.items()},
+            }
+        },
+    }
+
+
+def engines(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = tree["applications"]["llm"]["deployments"]["LLMServer:qwen"]["replicas"]
+    return found
+
+
+def seen(tree: dict[str, Any]) -> State:
+    return read(tree, "llm", "LLMServer")
+
+
+def test_only_the_replicas_that_serve_the_model_are_engines() -> None:
+    now = seen(details())
+    assert now.replica_ids == {"LLMServer:qwen-0", "LLMServer:qwen-1"}
+    assert now.counts == {"RUNNING": 2} and len(now.others) == 2
+    assert (now.trouble, now.changed(seen(details()))) == (None, None)
+    assert len(read(details(), "llm").engines) == 4
+
+
+def test_an_application_without_its_router_is_not_ready() -> None:
+    tree = details()
+    tree["applications"]["llm"]["deployments"]["LLMRouter:qwen"]["replicas"] = []
+    assert seen(tree).trouble == "0 of 1 LLMRouter:qwen running"
+
+
+def test_an_application_that_is_not_there_is_absent() -> None:
+    assert read(details(), "other").trouble == "the application is ABSENT"
+
+
+def unhealthy(tree: dict[str, Any]) -> None:
+    tree["proxies"]["head"]["status"] = "UNHEALTHY"
+
+
+def another_proxy(tree: dict[str, Any]) -> None:
+    tree["proxies"]["head"]["actor_id"] = "p1"
+
+
+def another_controller(tree: dict[str, Any]) -> None:
+    tree["controller_info"]["worker_id"] = "c1"
+
+
+def another_process(tree: dict[str, Any]) -> None:
+    engines(tree)[0]["pid"] = 999
+
+
+def another_replica(tree: dict[str, Any]) -> None:
+    engines(tree)[0]["replica_id"] = "LLMServer:qwen-7"
+
+
+def starting(tree: dict[str, Any]) -> None:
+    engines(tree)[0]["state"] = "STARTING"
+
+
+def another_router(tree: dict[str, Any]) -> None:
+    tree["applications"]["llm"]["deployments"]["LLMRouter:qwen"]["replicas"][0]["pid"] = 999
+
+
+def other_options(tree: dict[str, Any]) -> None:
+    tree["applications"]["llm"]["deployments"]["OpenAiIngress"]["deployment_config"]["num_replicas"] = 3
+
+
+def ill(tree: dict[str, Any]) -> None:
+    tree["applications"]["llm"] |= {"status": "UNHEALTHY", "message": "a replica\n  died"}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (unhealthy, "the proxy is UNHEALTHY"),
+        (another_proxy, "the proxy was replaced"),
+        (another_controller, "Serve's controller was restarted"),
+        (another_process, "LLMServer:qwen LLMServer:qwen-0 is another process now"),
+        (another_replica, "1 of 2 replicas gone, 1 new"),
+        (starting, "1 of 2 replicas gone, 0 new"),
+        (another_router, "LLMRouter:qwen LLMRouter:qwen-0 is another process now"),
+        (other_options, "the deployment's options were changed"),
+        (ill, "the application is UNHEALTHY a replica died"),
+    ],
+    ids=lambda it: getattr(it, "__name__", ""),
+)
+def test_a_service_that_is_not_what_was_deployed_is_told(change: Any, why: str) -> None:
+    tree = copy.deepcopy(details())
+    change(tree)
+    assert seen(details()).changed(seen(tree)) == why
+
+
+def at(name: str, node: str) -> Replica:
+    return Replica(name, "LLMServer", node, "10.0.0.1", 1, name, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        ([], [at("b", "1"), at("a", "2")], "ab"),
+        ([at("b", "1"), at("c", "2")], [at("c", "2"), at("a", "1")], "ac"),  # replaced where it was
+        ([at("c", "1"), at("d", "2"), at("e", "3")], [at("a", "2"), at("b", "1"), at("e", "3")], "bae"),
+        ([at("c", "1"), at("d", "2")], [at("a", "9"), at("d", "2")], "ad"),  # its node was replaced
+        ([at("c", "1")], [at("a", "2"), at("c", "1")], "ca"),
+    ],
+)
+def test_who_stays_keeps_its_place(before: list[Replica], now: list[Replica], expected: str) -> None:
+    assert "".join(replica.replica_id for replica in seated(now, before)) == expected

@@ -1,0 +1,190 @@
+"""Real vLLM on this machine's CPU, deployed by Ray Serve, loaded by the real fleet, held to its own counters.
+
+One deployment for all tests of the file: it takes about a minute.
+"""
+
+import asyncio
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from analysis.quantiles import quantile, sectioning
+from analysis.runs import load_run
+from conf import Experiment, load
+from loadgen import measure
+from loadgen.arrivals import NS, Traffic
+from loadgen.measure import Act, Site
+from loadgen.prompts import Prompts
+from loadgen.run_folder import RunFolder
+from loadgen.search import Start
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+RATE_QPS, SECONDS, TRIES = 6.0, 25.0, 3
+"""Half a minute's work, of an answer that nobody waits for."""
+WORDS = [
+    "engine=vllm_cpu",
+    "model=tiny_qwen3_moe",
+    "layout=dp1_tp1",
+    "workload=smoke",
+    "slo.ttft_p90_ms=500",
+    "slo.tpot_p90_ms=30",
+    "search.expected_qps=4",
+    "search.budget_s=60",
+    "search.window_s=12",
+    "search.transition_s=3",
+    "search.first_transition_s=3",
+    "search.highest_qps=12",
+    "fleet.warmup_requests=8",
+    "fleet.drain_s=10",
+]
+COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "request_success_total")
+
+
+@dataclass(frozen=True)
+class Up:
+    """The service, and where its run folders go."""
+
+    served: Any
+    out: Path
+
+    def run(self, verb: str, act: Act, *words: str) -> tuple[dict[str, Any], Any]:
+        """Load the running service as `loadgen` does; the conclusion and the run's folder."""
+        experiment = load([*WORDS, f"out={self.out}", f"run={verb}", *words])
+        folder = measure.create(RunFolder, experiment)
+        site = Site(start, lambda *_: nullcontext(self.served))
+        tree = measure.measure(experiment, verb, folder, act, site, lambda *_, **__: None)
+        return tree, load_run(folder.path)
+
+    def counters(self, names: tuple[str, ...] = COUNTERS) -> dict[str, float]:
+        """vLLM's own totals, summed over reasons and replicas."""
+        totals = dict.fromkeys(names, 0.0)
+        for url in self.served.metrics_urls.values():
+            page = urllib.request.urlopen(url, timeout=30).read().decode()
+            for name in names:
+                found = re.findall(rf"^vllm:{name}{{.*}} (\S+)$", page, re.MULTILINE)
+                totals[name] += sum(map(float, found))
+        return totals
+
+
+def start(experiment: Experiment, verb: str, emit: Any) -> tuple[Start, None]:
+    return Start(prediction_qps=experiment.search.expected_qps), None
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    from loadgen.site import service
+
+    said: list[str] = []
+
+    def emit(kind: str, /, **facts: Any) -> None:
+        said.append(str(facts.get("text")))
+
+    with service(load(WORDS), emit) as served:
+        assert any("replicas warm" in line for line in said), said
+        yield Up(served, tmp_path_factory.mktemp("runs"))
+
+
+def test_what_runs_is_read_back(up: Up) -> None:
+    (replica,) = up.served.reported["replicas"].values()
+    assert replica["pid"] and replica["load_s"] > 1
+    assert replica["told"]["engine"]["scheduler"]["async_scheduling"] in (True, False)
+    assert replica["told"]["engine"]["model"]["max_model_len"] == 8192
+    assert up.served.reported["engine"]["args"]["max_model_len"] == 8192
+    assert up.served.fault() is None
+
+
+def test_a_short_sweep_ends_with_a_verdict_and_its_reason(up: Up) -> None:
+    tree, run = up.run("sweep", measure.search)
+    assert tree["exit_code"] in (0, 4, 6), tree["reason"]
+    assert tree["valid"] == (tree["exit_code"] in (0, 6))
+    assert tree["reason"] or tree["valid"]
+    rows = run.requests()
+    assert rows.num_rows == tree["requests"]["planned"]
+    assert set(rows["status"].to_pylist()) <= {"ok", "missed"}
+
+
+def test_tokens_and_finishes_agree_with_vllms_own_counters(up: Up) -> None:
+    before = up.counters()
+    tree, run = up.run("probe", measure.hold, f"rate_qps={RATE_QPS}", "duration_s=15")
+    after = up.counters()
+    rows = run.requests()
+    ok = rows.filter(np.array(rows["status"].to_pylist()) == "ok")
+    counted = {name: after[name] - before[name] for name in COUNTERS}
+    assert ok.num_rows == counted["request_success_total"] > 0, tree["reason"]
+    assert sum(ok["prompt_tokens"].to_pylist()) == counted["prompt_tokens_total"]
+    assert sum(ok["output_tokens"].to_pylist()) == counted["generation_tokens_total"]
+    assert set(ok["finish_reason"].to_pylist()) == {"length"}
+
+
+def test_latencies_agree_with_a_plain_client(up: Up) -> None:
+    """The same arrivals by our fleet and by aiohttp: the intervals of each p90 overlap, once in three tries.
+
+    The engine shares two cores with whatever else runs here, so that one try may meet another machine than
+    the next; a client that is always late agrees in none.
+    """
+    apart: list[str] = []
+    for attempt in range(TRIES):
+        words = (f"rate_qps={RATE_QPS}", f"duration_s={SECONDS:g}", f"run=ours-{attempt}")
+        tree, _ = up.run("probe", measure.hold, *words)
+        theirs = asyncio.run(plain_client(up.served.urls[0], load([*WORDS])))
+        apart = disagreements(tree, theirs) if tree["valid"] else [tree["reason"]]
+        if not apart:
+            return
+    raise AssertionError(f"never agreed in {TRIES} tries; the last: {apart}")
+
+
+def disagreements(tree: dict[str, Any], theirs: list[tuple[float, float]]) -> list[str]:
+    """A line for each limit whose p90s lie further apart than their intervals and a tenth allow."""
+    apart = []
+    for limit, values in zip(("ttft", "tpot"), 1e3 * np.transpose(theirs), strict=True):
+        ours, at_ms = tree["probe"][limit], quantile(values, 0.9)
+        assert at_ms is not None
+        mine, other = ours["interval_ms"], sectioning(values, 0.9)
+        assert mine and other, "fewer than 100 requests"
+        room_ms = 0.1 * max(at_ms, ours["p90_ms"])
+        if mine[0] > other[1] + room_ms or other[0] > mine[1] + room_ms:
+            apart.append(f"{limit}: ours {ours['p90_ms']:.1f} {mine}, aiohttp's {at_ms:.1f} {other} ms")
+    return apart
+
+
+async def plain_client(url: str, asked: Experiment) -> list[tuple[float, float]]:
+    """TTFT and TPOT in seconds of an open loop that knows nothing of ours but when and what to send."""
+    end_ns = int(SECONDS * NS)
+    drawn = Traffic(asked.workload).draw(
+        RATE_QPS, {"window": (0, end_ns)}, dwell=0, first_seq=0, seed=asked.seed
+    )
+    prompts = Prompts(asked.workload, asked.model.served_name, asked.model.vocab, salt=77)
+    began_s = time.monotonic() + 0.5
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+
+        async def one(seq: int, due_ns: int, prompt: int, output: int) -> tuple[float, float]:
+            due_s = began_s + due_ns / NS
+            await asyncio.sleep(due_s - time.monotonic())
+            body, at_s, tokens = prompts.body(seq, prompt, output), [], 0
+            headers = {"Content-Type": "application/json"}
+            async with client.post(f"{url}/v1/completions", data=body, headers=headers) as response:
+                assert response.status == 200
+                async for line in response.content:
+                    if not line.startswith(b"data: {"):
+                        continue
+                    event = json.loads(line[6:])
+                    if event["choices"] and event["choices"][0]["text"] is not None:
+                        at_s.append(time.monotonic())
+                    if event.get("usage"):
+                        tokens = event["usage"]["completion_tokens"]
+            return at_s[0] - due_s, (at_s[-1] - at_s[0]) / (tokens - 1)
+
+        columns = drawn.seq, drawn.due_ns, drawn.input_tokens, drawn.output_tokens
+        asked_for = zip(*(column.tolist() for column in columns), strict=True)
+        return list(await asyncio.gather(*(one(*each) for each in asked_for)))

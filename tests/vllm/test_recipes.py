@@ -1,0 +1,203 @@
+"""Recipes against the installed vLLM's own parser and Ray's own configuration of it, on any build.
+
+The parser proves names, types and choices. It knows nothing of a ROCm build: whether ROCM_AITER_FA is there,
+and what a kernel takes, is read in the source (serve_apps/model_rules.py) and is proven on an MI325X only.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from conf import load
+from conf.load import groups
+from conf.schema import Experiment, VllmEngine
+from serve_apps import recipes, vllm_flags
+from serve_apps.published import PROFILES, PUBLISHED
+from serve_apps.recipes import Recipe
+from serve_apps.rendering import Asked, render
+
+pytestmark = pytest.mark.vllm
+
+Parse = Callable[[Sequence[str]], Any]
+MODELS = [name for name in groups()["model"] if name != "tiny_qwen3_moe"]
+LAYOUTS = ["dp1_tp8_ep8", "dp2_tp4_ep4", "dp1_tp8", "dp1_tp4"]
+
+
+@pytest.fixture(scope="module")
+def version() -> str:
+    return str(pytest.importorskip("vllm", reason="make test-vllm installs it").__version__)
+
+
+@pytest.fixture(scope="module")
+def parse(version: str) -> Parse:
+    """Words after `vllm serve` to a namespace; SystemExit where vLLM would stop."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    return lambda words: parser.parse_args(list(words))
+
+
+def specs(*words: str) -> Experiment:
+    return load(["engine=vllm", *words])
+
+
+def resolved(asked: Experiment, version: str) -> Recipe:
+    assert isinstance(asked.engine, VllmEngine)
+    return recipes.resolve(asked.engine, asked.model, asked.layout, version, asked.hardware)
+
+
+def rejects(parse: Parse, *words: str) -> bool:
+    try:
+        parse(["model", *words])
+    except (SystemExit, ValueError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("model, layout", list(product(MODELS, LAYOUTS)))
+def test_the_parser_takes_every_recipe_that_is_accepted(
+    model: str, layout: str, parse: Parse, version: str
+) -> None:
+    asked = specs(f"model={model}", f"layout={layout}", "engine.server=process")
+    for profile in PROFILES:
+        chosen = replace(asked, engine=replace(asked.engine, profile=profile))
+        try:
+            recipe = resolved(chosen, version)
+        except ValueError as error:
+            assert "dense" in str(error)
+            continue
+        found = vars(parse(recipes.command(recipe, asked.model)))
+        assert found["model_tag"] == asked.model.served_name
+        for name, value in recipe.args.items():
+            read = found[name]
+            assert str(read).rpartition(".")[2] == str(value) or read == value, (name, read, value)
+
+
+VALUES = {"swap_space": "16", "num_scheduler_steps": "10", "max_num_partial_prefills": "2"} | {
+    "attention_backend": "ROCM_AITER_FA",
+    "kv_offloading_backend": "native",
+    "kv_offloading_size": "64",
+}
+
+
+@pytest.mark.parametrize("known", vllm_flags.ARGUMENTS, ids=lambda known: known.name)
+def test_flags_are_rejected_by_the_versions_said_to(
+    known: vllm_flags.Known, parse: Parse, version: str
+) -> None:
+    value = VALUES.get(known.name)
+    words = [f"--{known.name.replace('_', '-')}", *([value] if value else [])]
+    assert rejects(parse, *words) == (not known.known_to(vllm_flags.parse(version)))
+
+
+@pytest.mark.parametrize("key", vllm_flags.COMPILATION_KEYS, ids=lambda key: key.name)
+def test_compilation_keys_are_rejected(key: vllm_flags.CompilationKey, parse: Parse, version: str) -> None:
+    assert vllm_flags.parse(version) >= key.rejected
+    assert rejects(parse, "--compilation-config", f'{{"{key.name}": 0}}')
+
+
+def test_the_remedies_are_taken(parse: Parse) -> None:
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+
+    assert not rejects(parse, "--compilation-config", '{"cudagraph_mode": "PIECEWISE"}')
+    assert not rejects(parse, "--max-cudagraph-capture-size", "512")
+    assert not rejects(parse, "--attention-backend", "ROCM_ATTN")
+    assert not rejects(parse, "--no-enable-prefix-caching")
+    assert not rejects(parse, "--max_num_batched_tokens", "8192")
+    assert "fp8_per_channel" in QUANTIZATION_METHODS and "ptpc_fp8" not in QUANTIZATION_METHODS
+
+
+@pytest.mark.parametrize("known", vllm_flags.VARIABLES, ids=lambda known: known.name)
+def test_variables_are_known_to_the_versions_said_to(known: vllm_flags.Known, version: str) -> None:
+    from vllm import envs
+
+    assert (known.name in envs.environment_variables) == known.known_to(vllm_flags.parse(version))
+
+
+def test_every_variable_of_a_modern_recipe_is_known(version: str) -> None:
+    from vllm import envs
+
+    for model in MODELS:
+        for name in resolved(specs(f"model={model}", "layout=dp1_tp4"), version).env:
+            assert not name.startswith("VLLM_") or name in envs.environment_variables, name
+
+
+@pytest.mark.parametrize("printed", PUBLISHED, ids=lambda printed: f"{printed.model}-{printed.cut}")
+def test_published_flags_are_parsed_or_refused_as_said(printed: Any, parse: Parse, version: str) -> None:
+    """One by one, vLLM stops at those that are refused here and at no other."""
+    refused = set()
+    for name, value in printed.args.items():
+        words = recipes.flags(Recipe({name: value}, {}))
+        if rejects(parse, *words):
+            refused.add(name)
+    said = vllm_flags.rejected(printed.args, vllm_flags.parse(version))
+    assert refused == {name for name in printed.args if any(name in line.partition(":")[0] for line in said)}
+
+
+@pytest.mark.parametrize("layout", ["dp1_tp8_ep8", "dp2_tp4_ep4"])
+def test_rays_own_configuration_takes_the_recipe(layout: str, version: str) -> None:
+    from ray.serve.llm import LLMConfig
+
+    asked = specs(f"layout={layout}", "engine.node_resource=mi325x_node")
+    assert isinstance(asked.engine, VllmEngine)
+    tp = asked.layout.tensor_parallel
+    bundles = [{"GPU": float(tp), "CPU": 0.1}]
+    recipe = resolved(asked, version)
+    config = recipes.llm_config(asked.engine, asked.model, asked.layout, recipe, 2, bundles)
+    engine = LLMConfig(**config).get_engine_config()
+    assert engine.placement_strategy == "STRICT_PACK"
+    assert [bundle["GPU"] for bundle in engine.placement_bundles] == [1.0] * tp
+    told = engine.get_initialization_kwargs()
+    assert told["distributed_executor_backend"] == "ray"
+    assert told["model"] == asked.model.served_name
+    assert engine.frontend_kwargs == {"enable_prompt_tokens_details": True}
+
+
+def test_serve_takes_the_rendered_configuration(version: str) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    asked = specs("layout=dp2_tp4_ep4")
+    assert isinstance(asked.engine, VllmEngine)
+    parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware
+    application = render(Asked(*parts, ({"GPU": 4.0},), version)).application
+    assert application is not None
+    (served,) = ServeDeploySchema.model_validate(application).applications
+    assert served.import_path == "ray.serve.llm:build_openai_app"
+
+
+def test_ray_refuses_what_the_executor_rule_refuses(version: str) -> None:
+    from ray.serve.llm import LLMConfig
+
+    asked = specs("engine.server=process")
+    assert isinstance(asked.engine, VllmEngine)
+    recipe = resolved(asked, version)
+    config = recipes.llm_config(asked.engine, asked.model, asked.layout, recipe, 1, [{"GPU": 8.0}])
+    config["engine_kwargs"]["distributed_executor_backend"] = "mp"
+    with pytest.raises(ValueError, match="ray"):
+        LLMConfig(**config).get_engine_config().get_initialization_kwargs()
+
+
+def test_a_cpu_configuration(version: str) -> None:
+    from ray.serve.llm import LLMConfig
+
+    asked = load(["engine=vllm_cpu", "model=tiny_qwen3_moe", "layout=dp1_tp1", "workload=smoke"])
+    assert isinstance(asked.engine, VllmEngine)
+    recipe = resolved(asked, version)
+    config = recipes.llm_config(asked.engine, asked.model, asked.layout, recipe, 1, [{"CPU": 0.1}])
+    engine = LLMConfig(**config).get_engine_config()
+    assert engine.placement_bundles == [{"CPU": 0.1}]
+    assert engine.get_initialization_kwargs()["distributed_executor_backend"] == "mp"
+
+
+def test_arguments_are_fields_of_vllms_own(version: str) -> None:
+    """What Ray's LLM library looks names up in; an alias of the command line would be unknown to it."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs
+
+    known = {field.name for kind in (AsyncEngineArgs, FrontendArgs) for field in fields(kind)}
+    for model in MODELS:
+        for layout in ("dp1_tp8", "dp1_tp4"):
+            assert set(resolved(specs(f"model={model}", f"layout={layout}"), version).args) <= known
