@@ -1,15 +1,18 @@
 """The commands as a user runs them: real Ray, real Serve, real HTTP, real files, exit codes."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -27,6 +30,7 @@ SHORT = [
     "fleet.warmup_requests=4",
     "fleet.drain_s=3",
 ]
+FOLLOW_S = 0.2
 BAD = {
     "slo.ttft_p90=3": "did you mean 'slo.ttft_p90_ms'",
     "workload=chat": "available: chat_5600_140",
@@ -50,18 +54,36 @@ def run(verb: str, *words: str, timeout: float = 200) -> subprocess.CompletedPro
     return subprocess.run(command(verb, *words), cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 
-def processes() -> set[str]:
-    """Processes a run starts; of a finished one none may be left."""
-    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    started = ("raylet", "gcs_server", "haproxy", "ray::")
-    return {line for line in listed.splitlines() if any(word in line for word in started)}
-
-
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    before = processes()
+    """Fails when a process that descends from the test's own outlives it; other Ray sessions may come and go.
+
+    Orphans lose their parent, so whoever was a descendant at any moment is remembered.
+    """
+    before = set(psutil.Process().children(recursive=True))
+    started: set[psutil.Process] = set()
+    ended = threading.Event()
+
+    def follow() -> None:
+        while not ended.wait(FOLLOW_S):
+            for parent in [psutil.Process(), *started]:
+                with contextlib.suppress(psutil.Error):
+                    started.update(parent.children(recursive=True))
+
+    follower = threading.Thread(target=follow)
+    follower.start()
     yield
-    assert processes() <= before
+    ended.set()
+    follower.join()
+    assert started, "the test started nothing"
+    assert {str(one) for one in started - before if running(one)} == set()
+
+
+def running(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize("words", BAD)
