@@ -27,16 +27,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing import active_children, get_context
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow.parquet as pq
 
 from analysis import forecasts, summary
@@ -44,32 +38,14 @@ from analysis.runs import RunError, refuse_out
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix, matrix
-from conf.schema import EmulatedEngine, Hardware, Layout, Model, SimulatedEngine, VllmEngine
-from loadgen import dry_run, grid, hold, matrix_cells, prediction, progress, require, sides
-from loadgen.arrivals import NS, ArrivalSchedule, Traffic
+from loadgen import dry_run, feasible, foresight, grid, hold, matrix_cells, progress, require, sides
 from loadgen.command_line import asked, parser, refuse_idle_flags, resumed, verified
 from loadgen.folder import finite
-from loadgen.forecast import Simulated, quiet
 from loadgen.progress import Emit
-from loadgen.search import Start
-from loadgen.uncertainty import DRAWS, Spread
-from serve_apps.emulation import has_gpu, installed_vllm, refuse_gpu_node
-from serve_apps.engine_model import Engine, fast, whole
-from serve_apps.engine_model.guess import guess_qps
-from serve_apps.engine_model.virtual import POLICIES
-from serve_apps.prepared import prepared
+from serve_apps.emulation import installed_vllm
 
 if TYPE_CHECKING:
     from loadgen.measure import Site
-
-HOUR_S = 3600.0
-"""Virtual time of the prediction that only places a dwell."""
-WARM_OUTPUT_TOKENS = 8
-"""Output tokens of the requests that warm a replica: enough for decode steps of every kind (our choice)."""
-CPU_GUESS_QPS = 60.0
-"""Short requests to the tiny model on two cores: 55 per second were well within the default bounds, 200 were
-not (measured, 2026-11-22). It only says where a ramp begins."""
-PLACES = "it places the first dwell and centres a wide prior, sd 25 %"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,7 +79,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     """Measure the capacity of a deployed or external service, or of every cell of a grid of them."""
     if (words := matrix(arguments.words)).axes:
         return _sweep_cells(arguments, words)
-    experiment = _experiment(arguments.verb, arguments.words, arguments.config)
+    experiment = feasible.experiment(arguments.verb, arguments.words, arguments.config)
     if arguments.dry_run:
         return _plan(experiment, dry_run.swept_s(experiment.search))
     from loadgen import verbs
@@ -112,7 +88,7 @@ def sweep(arguments: argparse.Namespace) -> int:
 
 
 def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
-    cells = matrix_cells.of(words, partial(_experiment, arguments.verb, config=arguments.config))
+    cells = matrix_cells.of(words, partial(feasible.experiment, arguments.verb, config=arguments.config))
     if arguments.dry_run:
         print("\n".join(f"# {line}" for line in [*matrix_cells.lines(cells), "the first one is below"]))
         return _plan(cells.first, cells.load_s, cells.deployments, runs=len(cells.asked))
@@ -123,7 +99,7 @@ def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
 
 def probe(arguments: argparse.Namespace) -> int:
     """Offer one load without a search, and judge it."""
-    experiment = _experiment(arguments.verb, arguments.words, arguments.config)
+    experiment = feasible.experiment(arguments.verb, arguments.words, arguments.config)
     if arguments.require:
         require.refuse(experiment)
     if arguments.dry_run:
@@ -136,13 +112,14 @@ def probe(arguments: argparse.Namespace) -> int:
 def predict(arguments: argparse.Namespace) -> int:
     """Answer from the engine model alone: direct simulation on a virtual clock, of one point or a grid."""
     cells = matrix(arguments.words)
-    found = grid.experiments(partial(_foreseeable, arguments), cells)
+    cell = partial(foresight.foreseeable, config=arguments.config, sensitivity=arguments.sensitivity)
+    found = grid.experiments(cell, cells)
     refuse_out(arguments.out)
     if arguments.dry_run:
         return max(_plan(one, 0) for one in found if isinstance(one, Experiment))
     one = next(one for one in found if isinstance(one, Experiment))
-    act = partial(_predict, sensitivity=arguments.sensitivity, say=_say)
-    with _processes() as spread:
+    act = partial(foresight.predict, sensitivity=arguments.sensitivity, say=_say)
+    with foresight.processes() as spread:
         tree = grid.predicted(cells, found, act, spread, _say) if cells.axes else act(one, spread=spread)
     if arguments.out:
         pq.write_table(forecasts.rows(tree.get("cells", [{"at": {}, **tree}])), arguments.out)
@@ -152,50 +129,13 @@ def predict(arguments: argparse.Namespace) -> int:
     return _print(tree, arguments.json)
 
 
-def _foreseeable(arguments: argparse.Namespace, words: Sequence[str]) -> Experiment:
-    """What a prediction, or a cell of a grid, asks for. Raises ConfigError for what it cannot answer."""
-    experiment = _experiment(arguments.verb, words, arguments.config)
-    rate_qps, highest_qps = experiment.rate_qps, experiment.search.highest_qps
-    if rate_qps and arguments.sensitivity:
-        raise ConfigError("--sensitivity is that of the capacity; leave rate_qps=... out")
-    engine = experiment.engine
-    assert isinstance(engine, SimulatedEngine)
-    if engine.max_num_queued_reqs is not None or engine.max_num_queued_tokens is not None:
-        raise ConfigError(
-            "predict knows no refusals: leave engine.max_num_queued_reqs and engine.max_num_queued_tokens "
-            "out, or measure with sweep or probe"
-        )
-    if experiment.workload.sessions:
-        raise ConfigError(
-            f"predict knows no sessions yet but workload.sessions={experiment.workload.sessions}; leave it "
-            "and workload.session_hit out, or measure with sweep or probe"
-        )
-    if rate_qps and rate_qps > highest_qps:
-        raise ConfigError(
-            f"rate_qps={rate_qps:g} is above search.highest_qps={highest_qps:g}; raise that too"
-        )
-    return experiment
-
-
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-@contextmanager
-def _processes() -> Iterator[Spread]:
-    """The map of one process per core; forked, so that each begins with what is imported and compiled."""
-    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
-        try:
-            yield pool.map
-        except BaseException:  # who interrupts a prediction does not wait for its workers
-            for worker in active_children():
-                worker.kill()
-            raise
-
-
 def compare(arguments: argparse.Namespace) -> int:
     """Measure two services on the same requests."""
-    a, b = sides.compared(arguments.words, arguments.config, partial(_experiment, arguments.verb))
+    a, b = sides.compared(arguments.words, arguments.config, partial(feasible.experiment, arguments.verb))
     if arguments.dry_run:
         print(sides.text(a, b))
         return _plan(a, dry_run.compared_s(a.search), services=2)
@@ -210,12 +150,12 @@ def record(arguments: argparse.Namespace) -> int:
 
     recipe.refuse(arguments.words)
     experiment = asked(arguments.verb, arguments.words, arguments.config)
-    study = recipe.of(experiment, _guess_qps(recipe.checked(experiment)))
+    study = recipe.of(experiment, foresight.guess_qps(recipe.checked(experiment)))
     parts = [study.part(name, {}) for name in study.names]
     for part in parts:
-        _refuse_misfit(part)
+        feasible.refuse_misfit(part)
     if arguments.dry_run:
-        print("\n".join([*map(recipe.line, parts), recipe.total(parts, _closed_s)]))
+        print("\n".join([*map(recipe.line, parts), recipe.total(parts, foresight.closed_s)]))
         return summary.EXIT_OK
     guess_qps = study.asked.rate_qps
     return _answer(arguments, lambda site, show: verbs.record(experiment, guess_qps, site, show))
@@ -226,7 +166,7 @@ def resume(arguments: argparse.Namespace) -> int:
     path = resumed(arguments)
     from loadgen import verbs
 
-    asked = partial(_experiment, verbs.verb(path), [])
+    asked = partial(feasible.experiment, verbs.verb(path), [])
     if arguments.dry_run:
         print(verbs.left(path, asked))
         return summary.EXIT_OK
@@ -239,10 +179,10 @@ def verify(arguments: argparse.Namespace) -> int:
     from loadgen import verify as replaying
 
     replay = replaying.Replay.asked(path, words, installed_vllm())
-    _refuse_misfit(replay.emulated)
+    feasible.refuse_misfit(replay.emulated)
     if arguments.dry_run:
         return _plan(replay.emulated, hold.seconds(replay.emulated))
-    return _answer(arguments, lambda site, show: replaying.run(replay, site, show, _simulate))
+    return _answer(arguments, lambda site, show: replaying.run(replay, site, show, foresight.simulate))
 
 
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
@@ -256,61 +196,11 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
 }
 
 
-def _experiment(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
-    """What the command line asks for, if it can be done at all."""
-    experiment = asked(verb, words, config)
-    engine = experiment.engine
-    if isinstance(engine, EmulatedEngine) and not engine.vllm_version:
-        # It belongs to the label of every figure.
-        experiment = replace(experiment, engine=replace(engine, vllm_version=installed_vllm()))
-    _refuse_misfit(experiment)
-    return experiment
-
-
-def _refuse_misfit(experiment: Experiment) -> None:
-    """Refuse what the engine would: weights that do not fit, unknown hardware figures, long prompts."""
-    spec = experiment.engine
-    if isinstance(spec, VllmEngine):
-        _refuse_vllm(spec, experiment)
-    if not isinstance(spec, SimulatedEngine):
-        return
-    try:
-        engine = Engine(spec, experiment.model, experiment.hardware, experiment.layout)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    context = experiment.model.max_context_tokens
-    if spec.max_model_len > context:
-        raise ConfigError(f"engine.max_model_len={spec.max_model_len} exceeds the model's {context} tokens")
-    room = min(spec.max_model_len, engine.kv_blocks * spec.block_size)
-    tokens = Traffic(experiment.workload).longest_request_tokens
-    if tokens > room:
-        raise ConfigError(
-            f"workload: requests of up to {tokens} tokens exceed the {room} that the engine holds "
-            "(engine.max_model_len, engine.num_gpu_blocks); shorten them"
-        )
-
-
-def _refuse_vllm(spec: VllmEngine, experiment: Experiment) -> None:
-    """Refuse what this vLLM, or the hardware under it, would refuse, and an emulated one beside a GPU."""
-    tokens = Traffic(experiment.workload).longest_request_tokens
-    try:
-        if isinstance(spec, EmulatedEngine):
-            refuse_gpu_node()
-        elif spec.kind == "vllm" and experiment.cluster.session != "address" and not has_gpu():
-            raise ValueError(
-                f"engine=vllm needs GPUs, which cluster={experiment.cluster.name} only pretends to have; use "
-                "cluster=mi325x_1n in a Ray cluster of GPU nodes, or engine=vllm_emulated here"
-            )
-        prepared(spec, experiment.model, experiment.layout, experiment.hardware, tokens)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
 def _plan(
     experiment: Experiment, load_s: float | None, services: int | None = None, runs: int | None = None
 ) -> int:
     """Say what would be done."""
-    print(dry_run.text(experiment, load_s, _guess_qps(experiment), services, runs))
+    print(dry_run.text(experiment, load_s, foresight.guess_qps(experiment), services, runs))
     return summary.EXIT_OK
 
 
@@ -320,101 +210,8 @@ def _answer(arguments: argparse.Namespace, act: "Callable[[Site, Emit], Tree]") 
     from loadgen.site import service
 
     with progress.choose(arguments.json) as show:
-        tree = act(Site(_start, service), show)
+        tree = act(Site(foresight.start, service), show)
     return _print(tree, arguments.json)
-
-
-def _start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree | None]:
-    """What is known before the first request: a guess, and the model's own answer where that may be used."""
-    start = Start(roofline_qps=_guess_qps(experiment))
-    simulated = isinstance(experiment.engine, SimulatedEngine)
-    if verb != "sweep" or experiment.search.start != "prediction":
-        return start, None
-    if expected := experiment.search.expected_qps:
-        emit("prediction", text=f"{expected:g} QPS per node is expected (search.expected_qps): {PLACES}")
-        return Start(start.roofline_qps, expected), None
-    if not simulated:
-        return start, None
-    if experiment.workload.sessions:
-        emit("prediction", text="no prediction of sessions yet, the search begins with a ramp")
-        return start, None
-    try:
-        tree = _predict(replace(experiment, search=replace(experiment.search, budget_s=HOUR_S)), draws=0)
-    except ValueError as error:  # what the model does not predict can be measured all the same
-        emit("prediction", text=f"no prediction, the search begins with a ramp: {error}")
-        return start, None
-    if tree["exit_code"] != summary.EXIT_OK:
-        emit("prediction", text=f"no prediction, the search begins with a ramp: {tree['reason']}")
-        return start, None
-    figures = tree["capacity"]["qps_per_node"]
-    how = f"a virtual hour of the same engine: {PLACES}"
-    emit("prediction", text=f"the engine model predicts {figures['estimate']:.2f} QPS per node ({how})")
-    return Start(start.roofline_qps, figures["estimate"]), {"qps_per_node": figures, "how": how}
-
-
-def _predict(
-    experiment: Experiment,
-    spread: Spread = map,
-    draws: int = DRAWS,
-    sensitivity: bool = False,
-    say: Callable[[str], None] = quiet,
-) -> Tree:
-    model = replace(MODEL, say=say)
-    if experiment.rate_qps:
-        tree = prediction.at_rate(experiment, model, spread, draws)
-    else:
-        tree = prediction.predict(experiment, model, spread, draws, sensitivity)
-    if (policy := _balancer(experiment)) != (wanted := experiment.routing.policy) and not experiment.streams:
-        tree["evidence"] = f"{policy} stands for {wanted}, which the virtual service does not have"
-    return tree
-
-
-def _simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed: int) -> Simulated:
-    """All requests through so many nodes of the engine model."""
-    engines = nodes * experiment.layout.replicas_per_node
-    asked = arrivals.input_tokens, arrivals.output_tokens, arrivals.shared_tokens
-    sent_s, policy = arrivals.due_ns / NS, _balancer(experiment)
-    seen = whole.serve(*_parts(experiment), sent_s, asked, seed, engines, policy)
-    return Simulated(seen.first_token_s, seen.last_token_s, seen.cached_tokens, seen.work._asdict())
-
-
-def _closed_s(experiment: Experiment) -> float | None:
-    """Seconds of a closed loop by the engine model, each replica with its share; None of another engine."""
-    if not isinstance(experiment.engine, SimulatedEngine):
-        return None
-    machine = fast.Machine.of(*_parts(experiment))
-    replicas = min(experiment.layout.replicas_per_node, experiment.concurrency or 1)
-    held, count = (-(-each // replicas) for each in (experiment.concurrency or 1, experiment.closed_requests))
-    workload = experiment.workload
-    prompt, output = workload.input_tokens.mean, workload.output_tokens.mean
-    lengths = prompt, output, round(workload.prefix_hit * prompt)
-    times = fast.serve_closed(machine, held, [np.full(count, each) for each in lengths])
-    return float(times.last_token_s.max())
-
-
-def _balancer(experiment: Experiment) -> str:
-    """The virtual service has no power of two choices; fewest connections is its limit of full knowledge."""
-    return experiment.routing.policy if experiment.routing.policy in POLICIES else "leastconn"
-
-
-def _parts(experiment: Experiment) -> tuple[SimulatedEngine, Model, Hardware, Layout]:
-    assert isinstance(experiment.engine, SimulatedEngine)
-    return experiment.engine, experiment.model, experiment.hardware, experiment.layout
-
-
-def _machine(experiment: Experiment) -> prediction.Machine:
-    parts = _parts(experiment)
-    replicas = experiment.layout.replicas_per_node
-    return prediction.Machine(replicas, *whole.peaks(*parts), partial(whole.shares, *parts[1:]))
-
-
-def _guess_qps(experiment: Experiment) -> float | None:
-    if experiment.engine.kind == "vllm_cpu":
-        return CPU_GUESS_QPS  # the roofline is that of an accelerator
-    return guess_qps(experiment.workload, experiment.model, experiment.hardware, experiment.layout)
-
-
-MODEL = prediction.EngineModel(_simulate, _machine, _guess_qps)
 
 
 def _print(tree: Tree, as_json: bool) -> int:

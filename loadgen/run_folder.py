@@ -21,7 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import records, series
+from analysis import derived, records, series
 from analysis.runs import Run, gather
 from loadgen.arrivals import ArrivalSchedule
 from loadgen.folder import BusyError, Folder
@@ -107,7 +107,7 @@ class RunFolder(Folder):
             rows = gather(self.path, wall_start_ns, time_scale)
             tables = {"clients.parquet": run.clients(), "timeseries.parquet": run.timeseries()}
             tables = {file: table for file, table in tables.items() if table.num_rows}
-            records.write(rows, self.path / "requests" / "part-000.parquet")
+            records.write(derived.with_latencies(rows), self.path / "requests" / "part-000.parquet")
             for file, table in tables.items():
                 series.write(table, self.path / file)
             _sync(self.path / "requests" / "part-000.parquet", *(self.path / file for file in tables))

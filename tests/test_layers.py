@@ -42,8 +42,9 @@ CONFINED = {
     "aiohttp": {"loadgen/scrape.py", "serve_apps/forwarding.py", "serve_apps/vllm_process.py"},
     "prometheus_client": {"loadgen/scrape.py"},
 }
-ROOTS = {"site.py", "__main__.py"}
-"""Composition roots, the only files that join rooms: `loadgen/site.py` is that of a deployed service."""
+ROOTS = {"site.py", "feasible.py", "foresight.py", "__main__.py"}
+"""Composition roots, the only files that join rooms: in `loadgen`, of a deployed service (site), of what the
+engines would refuse (feasible) and of the engine model (foresight)."""
 FORBIDDEN_NAMES = ("utils", "util", "common", "helpers", "helper", "manager", "misc")
 SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 

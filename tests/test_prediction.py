@@ -16,7 +16,7 @@ from conf.constants import constants
 from conf.matrix import matrix
 from conf.schema import Constant
 from loadgen import __main__ as root
-from loadgen import command_line, grid, uncertainty
+from loadgen import command_line, foresight, grid, uncertainty
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.forecast import Bench, Effort, Simulated
 from loadgen.prediction import EngineModel, Machine, at_rate, predict
@@ -291,13 +291,13 @@ def test_block_by_block_is_the_same_service_only_slower() -> None:
     # More sequences than a step has tokens keep the compiled loop away.
     booked: Any = replace(asked.engine, max_num_seqs=10**4)  # type: ignore[call-arg]
     fixed = replace(asked.workload, input_tokens=load().workload.input_tokens)
-    bench = Bench(replace(asked, workload=fixed), root._simulate, Effort(1, 60.0))
+    bench = Bench(replace(asked, workload=fixed), foresight.simulate, Effort(1, 60.0))
     fast, slow = (b.at(6.0) for b in (bench, bench.varied(replace(bench.experiment, engine=booked))))
     assert (fast.slow, slow.slow) == (False, True)
     assert slow.ttft_ms == pytest.approx(fast.ttft_ms) and slow.tpot_ms == pytest.approx(fast.tpot_ms)
     assert slow.cached_tokens == pytest.approx(fast.cached_tokens, rel=0.01)
     figures = summary.text(
-        at_rate(replace(bench.experiment, rate_qps=6.0, engine=booked), root.MODEL, draws=0)
+        at_rate(replace(bench.experiment, rate_qps=6.0, engine=booked), foresight.MODEL, draws=0)
     )
     assert "KV cache unknown in use" in figures
 

@@ -11,8 +11,7 @@ from analysis.__main__ import show
 from analysis.runs import RunError
 from conf import ConfigError, Experiment, load
 from conf.load import dump
-from loadgen import __main__ as root
-from loadgen import command_line, dry_run, measure, study, verbs
+from loadgen import command_line, dry_run, foresight, measure, study, verbs
 from loadgen.driver import Driver
 from loadgen.folder import Folder
 from loadgen.plan import Past, Plan
@@ -281,19 +280,19 @@ def test_dwells_that_are_granted_beyond_the_budget_are_part_of_the_plan() -> Non
 def test_a_sweep_without_a_predicted_capacity_ramps_and_says_so() -> None:
     said: list[str] = []
     asked = load(["search=quick", "slo.tpot_p90_ms=1"])
-    start, predicted = root._start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
+    start, predicted = foresight.start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
     assert (start.prediction_qps, predicted) == (None, None)
     assert "no prediction, the search begins with a ramp: even at 0.05 QPS per node" in said[0]
 
 
 def test_a_prediction_says_who_stands_in_for_a_balancer_it_does_not_have() -> None:
-    tree = root._predict(load(["search=quick", "routing=pow2", "rate_qps=1"]), draws=0)
+    tree = foresight.predict(load(["search=quick", "routing=pow2", "rate_qps=1"]), draws=0)
     assert tree["exit_code"] == 0 and "leastconn stands for pow2" in tree["evidence"]
 
 
 def test_a_sweep_that_expects_a_capacity_begins_there_and_says_so() -> None:
     said: list[str] = []
     experiment = load(["search=quick", "search.expected_qps=5"])
-    start, predicted = root._start(experiment, "sweep", lambda _, **facts: said.append(facts["text"]))
+    start, predicted = foresight.start(experiment, "sweep", lambda _, **facts: said.append(facts["text"]))
     assert (start.prediction_qps, predicted) == (5.0, None)
     assert said[0].startswith("5 QPS per node is expected (search.expected_qps)")

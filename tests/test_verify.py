@@ -14,8 +14,9 @@ from conf import ConfigError, Experiment, load
 from conf.load import dump
 from conf.schema import EmulatedEngine, SimulatedEngine
 from loadgen import hold, verify
-from loadgen.__main__ import _simulate, main
+from loadgen.__main__ import main
 from loadgen.driver import Driver
+from loadgen.foresight import simulate
 from loadgen.plan import Plan
 from loadgen.search import Start
 from loadgen.verify import Replay
@@ -104,7 +105,7 @@ def test_a_study_is_verified_run_by_run(folder: Folder) -> None:
 def test_the_command_line_asks_for_one_folder(
     capsys: pytest.CaptureFixture[str], folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("loadgen.__main__", "serve_apps.prepared"):
+    for module in ("loadgen.__main__", "loadgen.feasible", "serve_apps.prepared"):
         monkeypatch.setattr(f"{module}.installed_vllm", lambda: "0.32.0")
     assert main(["verify"]) == main(["verify", "a", "b"]) == main(["verify", "nowhere"]) == 2
     assert "verify takes one run folder" in capsys.readouterr().err
@@ -123,7 +124,7 @@ def probed(replay: Replay, served_by: Experiment) -> dict[str, Any]:
     plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=8)
     driver = Driver(target, plan, lambda kind, /, **facts: None)
     hold.asked(driver, asked)
-    return verify.concluded(replay, driver, _simulate)
+    return verify.concluded(replay, driver, simulate)
 
 
 @pytest.mark.parametrize("hit", [0.0, 0.5])
