@@ -10,8 +10,9 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 VLLM_TEST = $(VLLM_BIN)/python -m pytest tests/vllm -m vllm -W ignore
 # The newest with a CPU build is in the lock file; this is what ray[llm] of the pinned Ray asks for.
 VLLM_OLDER ?= 0.29.0
+CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
 
-.PHONY: sweep test test-ray test-rest vllm test-vllm check bench clean lock
+.PHONY: sweep test test-ray test-rest browser vllm test-vllm check bench clean lock
 .DEFAULT_GOAL := sweep
 
 $(STAMP): pyproject.toml requirements.lock
@@ -34,6 +35,11 @@ test-ray: $(STAMP)
 
 test-rest: $(STAMP)
 	@$(BIN)/python -m pytest -m "(cluster or not ray) and not vllm" $(ARGS) || test $$? -eq 5
+
+browser:  ## Chromium, in which the report is looked at; where it cannot be installed those tests are skipped
+	@command -v chromium > /dev/null \
+	|| { test $$(id -u) = 0 && timeout 300 sh -c '$(CHROMIUM)'; } \
+	|| echo "no Chromium on the PATH: the tests of the report in a browser will be skipped"
 
 $(VLLM_STAMP): pyproject.toml requirements-vllm.lock
 	@echo "installing vLLM's CPU build into $(VLLM_VENV): a few minutes, once"

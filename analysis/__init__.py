@@ -1,5 +1,61 @@
-"""What numbers mean: records, metrics, capacity, validity, runs. Imports neither Ray nor HTTP nor vLLM."""
+"""What numbers mean: records, metrics, capacity, validity, runs. Imports neither Ray nor HTTP nor vLLM.
 
-from analysis.runs import Run, RunError, load_run
+What a notebook needs stands here: `load_run`, tables of a run, a figure for each question, and the plan.
+matplotlib comes with the first figure that is drawn.
+"""
 
-__all__ = ["Run", "RunError", "load_run"]
+from analysis.exchange import compare, export
+from analysis.figures import (
+    NoData,
+    plot_arrivals,
+    plot_cdf,
+    plot_client_lag,
+    plot_compare,
+    plot_errors,
+    plot_goodput,
+    plot_latency_vs_qps,
+    plot_pareto,
+    plot_plan,
+    plot_repeats,
+    plot_replica_balance,
+    plot_scaling,
+    plot_search,
+    plot_sensitivity,
+    plot_timeseries,
+)
+from analysis.planning import cost, plan, scaling, sensitivity
+from analysis.report import build_report
+from analysis.runs import Run, RunError, load_run, load_runs
+from analysis.tables import capacity_table, percentiles
+
+__all__ = [
+    "NoData",
+    "Run",
+    "RunError",
+    "build_report",
+    "capacity_table",
+    "compare",
+    "cost",
+    "export",
+    "load_run",
+    "load_runs",
+    "percentiles",
+    "plan",
+    "plot_arrivals",
+    "plot_cdf",
+    "plot_client_lag",
+    "plot_compare",
+    "plot_errors",
+    "plot_goodput",
+    "plot_latency_vs_qps",
+    "plot_pareto",
+    "plot_plan",
+    "plot_repeats",
+    "plot_replica_balance",
+    "plot_scaling",
+    "plot_search",
+    "plot_sensitivity",
+    "plot_timeseries",
+    "scaling",
+    "sensitivity",
+]

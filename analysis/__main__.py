@@ -1,26 +1,36 @@
-"""Reads run folders from the command line.
+"""Reads run folders from the command line, and plans with what they say.
 
 examples:
-  python -m analysis show runs/20261121-091200-a1b2
-  python -m analysis show runs/20261121-091200-a1b2 --recompute
-  python -m analysis calibrate runs/recipe --out node7.yaml
+  python -m analysis show runs/20261121-091200-a1b2                the verdict and what it rests on
+  python -m analysis show runs/20261121-091200-a1b2 --recompute    the same again from its Parquet files
+  python -m analysis report runs/20261121-091200-a1b2              one HTML file with figures and provenance
+  python -m analysis compare runs/tp8 runs/tp4                     capacities side by side, and their ratio
+  python -m analysis plan runs/tp8 demand.peak_qps=200 plan.spare_nodes=1 plan.node_hour_usd=16
+  python -m analysis plan layout=dp2_tp4_ep4 demand.peak_qps=200   the same of a prediction, without a run
+  python -m analysis export runs/tp8 --format csv --out tp8.csv    or jsonl, inferencex, vllm-bench
+  python -m analysis show profile_export.jsonl slo.ttft_p90_ms=2000    another tool's result, judged as ours
+  python -m analysis calibrate runs/recipe --out node7.yaml        constants of the engine model from probes
 """
 
+# A composition root: `calibrate` and `plan` ask the engine model.
+
 import argparse
+import json
 import os
 import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import yaml
 
-from analysis import calibration, recount, studies, summary
+from analysis import calibration, exchange, recount, studies, summary
+from analysis.exchange import side_by_side
 from analysis.observed import Load, Served, observe
 from analysis.runs import RunError, load_run, refuse_out
 from conf import ConfigError, Experiment, load
+from conf.one_line import OneLineParser
 from conf.schema import SimulatedEngine
 
 MACHINE = ("engine", "model", "hardware", "layout")
@@ -29,16 +39,15 @@ MACHINE = ("engine", "model", "hardware", "layout")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
-    arguments = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    verb = parser().parse_args(words[:1]).verb
     try:
-        if arguments.verb == "calibrate":
-            return calibrate(arguments.words, arguments.out)
-        if arguments.recompute:
-            return recompute(arguments.run)
-        print(show(arguments.run))
+        return VERBS[verb](grammar(verb).parse_intermixed_args(words[1:]))
     except (RunError, ConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
         return summary.EXIT_USAGE
+    except KeyboardInterrupt:
+        return summary.EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output is gone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -46,36 +55,165 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return summary.EXIT_INTERNAL
-    return summary.EXIT_OK
 
 
 def parser() -> argparse.ArgumentParser:
-    """The grammar of the command line."""
-    top = argparse.ArgumentParser(
-        prog="python -m analysis", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    """The grammar of the command line up to the verb."""
+    top = OneLineParser(
+        prog="python -m analysis",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="every verb has its own --help\n\n"
+        "exit codes: 0 done; 1 internal error, or recomputed otherwise; 2 wrong usage; of plan: 4 the run\n"
+        "is void, 6 only a lower bound is known",
     )
-    verbs = top.add_subparsers(dest="verb", required=True)
-    show_verb = verbs.add_parser("show", help="print what a run concluded, or how far a killed one came")
-    show_verb.add_argument("run", type=Path, help="run folder")
-    show_verb.add_argument(
+    top.add_argument("verb", choices=VERBS, help="what to do")
+    return top
+
+
+def grammar(verb: str) -> argparse.ArgumentParser:
+    """The grammar of what follows a verb."""
+    rest = OneLineParser(prog=f"python -m analysis {verb}", description=VERBS[verb].__doc__)
+    _ARGUMENTS[verb](rest)
+    return rest
+
+
+def _show_arguments(rest: argparse.ArgumentParser) -> None:
+    rest.add_argument(
+        "run", type=Path, help="run folder, study, or result of vllm bench serve, GuideLLM, AIPerf"
+    )
+    rest.add_argument(
+        "words", nargs="*", metavar="slo.key=value", help="bounds to judge another tool's result by"
+    )
+    rest.add_argument(
         "--recompute",
         action="store_true",
         help="compute counts and capacity again from Parquet; exit 1 if other",
     )
-    fit = verbs.add_parser("calibrate", help="fit the engine model's constants to probes of one machine")
-    fit.add_argument(
+
+
+def _report_arguments(rest: argparse.ArgumentParser) -> None:
+    rest.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders or studies")
+    rest.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: report.html in the folder of a single run"
+    )
+
+
+def _compare_arguments(rest: argparse.ArgumentParser) -> None:
+    rest.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="two or more runs, studies, or results"
+    )
+
+
+def _export_arguments(rest: argparse.ArgumentParser) -> None:
+    rest.add_argument("run", type=Path, help="run folder")
+    rest.add_argument("--format", required=True, choices=exchange.FORMATS)
+    rest.add_argument("--out", type=Path, metavar="FILE", help="default: standard output")
+
+
+def _plan_arguments(rest: argparse.ArgumentParser) -> None:
+    rest.add_argument(
+        "words",
+        nargs="+",
+        metavar="RUN|key=value",
+        help="runs to plan with (several node counts measure the scaling), demand.* and plan.* words; "
+        "without a run, words of loadgen predict",
+    )
+    rest.add_argument("--json", action="store_true", help="the plan as one line of JSON")
+    rest.add_argument("--out", type=Path, metavar="FILE", help="write the plan as JSON")
+
+
+def _calibrate_arguments(rest: argparse.ArgumentParser) -> None:
+    rest.add_argument(
         "words",
         nargs="+",
         metavar="RUN|key=value",
         help="folders of probes or of a recipe; words say what the runs do not, as the engine's "
         "max_num_batched_tokens, and with model=NAME hardware=NAME begin with the published constants",
     )
-    fit.add_argument("--out", type=Path, metavar="FILE", help="write them for engine.constants=FILE")
-    return top
+    rest.add_argument("--out", type=Path, metavar="FILE", help="write them for engine.constants=FILE")
 
 
-def calibrate(words: Sequence[str], out: Path | None) -> int:
-    """Fit, print, and write what `engine.constants` reads."""
+def show(arguments: argparse.Namespace) -> int:
+    """Print what a run concluded, or how far a killed one came."""
+    path = arguments.run
+    if arguments.words or exchange.is_foreign(path):
+        print(exchange.show(path, arguments.words))
+    elif arguments.recompute:
+        return _recompute(path)
+    else:
+        print(concluded(path))
+    return summary.EXIT_OK
+
+
+def _recompute(path: Path) -> int:
+    """What a run concluded beside what its Parquet files give; exit code 1 if they differ."""
+    if studies.is_study(path):
+        raise RunError(f"{path} is a study: recompute one of its parts, {path}/NAME")
+    run = load_run(path)
+    lines, identical = recount.text(run)
+    print(f"{'IDENTICAL' if identical else 'DIFFERENT'}  {path} recomputed from its Parquet files\n{lines}")
+    return summary.EXIT_OK if identical else summary.EXIT_INTERNAL
+
+
+def concluded(path: Path) -> str:
+    """The summary of a run or a study; of a run that did not end, what can be read."""
+    if studies.is_study(path):
+        return summary.text(studies.load_study(path))
+    run = load_run(path)
+    return summary.text(run.sweep, studies.whole(path)) if run.sweep else summary.unfinished(run)
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Write one self-contained HTML file about runs: verdict, figures, provenance."""
+    from analysis import report as pages
+
+    print(pages.command(arguments.runs, arguments.out))
+    return summary.EXIT_OK
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Lay runs side by side: what differs, their capacities and the ratio."""
+    print(side_by_side.text(arguments.runs))
+    return summary.EXIT_OK
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write a run in another tool's format."""
+    exchange.export(arguments.run, arguments.format, arguments.out)
+    return summary.EXIT_OK
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Say how many nodes a demand needs, which rule asks for them, and what they cost."""
+    from analysis import planning
+
+    refuse_out(arguments.out)
+    asked = [word for word in arguments.words if planning.is_planning(word)]
+    runs = [word for word in arguments.words if "=" not in word]
+    machine = [word for word in arguments.words if "=" in word and not planning.is_planning(word)]
+    if runs and machine:
+        raise ConfigError(f"'{machine[0]}' is a word of a prediction: give it, or {runs[0]}, not both")
+    tree = planning.command(runs or [_predicted(machine)], asked)
+    line = json.dumps(tree, default=str)
+    if arguments.out:
+        arguments.out.write_text(line + "\n")
+    print(line if arguments.json else planning.text(tree))
+    return int(tree["exit_code"])
+
+
+def _predicted(words: Sequence[str]) -> summary.Tree:
+    """What the engine model says of the words, as `python -m loadgen predict` does."""
+    from conf.matrix import matrix
+    from loadgen import foresight, grid
+
+    cells = matrix(words)
+    return foresight.answered(cells, grid.experiments(partial(foresight.foreseeable, config=None), cells))
+
+
+def calibrate(arguments: argparse.Namespace) -> int:
+    """Fit the engine model's constants to probes of one machine."""
+    words, out = arguments.words, arguments.out
     given = [word for word in words if "=" in word]
     paths = [path for word in words if "=" not in word for path in studies.parts(Path(word))]
     if not paths:
@@ -137,33 +275,22 @@ def _serve(experiment: Experiment, asked: Load) -> Served:
     return Served(*found)
 
 
-def recompute(path: Path) -> int:
-    """What a run concluded beside what its Parquet files give; exit code 1 if they differ."""
-    if studies.is_study(path):
-        raise RunError(f"{path} is a study: recompute one of its parts, {path}/NAME")
-    run = load_run(path)
-    lines, identical = recount.text(run)
-    print(f"{'IDENTICAL' if identical else 'DIFFERENT'}  {path} recomputed from its Parquet files\n{lines}")
-    return summary.EXIT_OK if identical else summary.EXIT_INTERNAL
-
-
-def show(path: Path) -> str:
-    """The summary of a run; of one that did not end, what can be read."""
-    if studies.is_study(path):
-        return summary.text(studies.load_study(path))
-    run = load_run(path)
-    if run.sweep is not None:
-        return summary.text(run.sweep, studies.whole(path))
-    states = Counter(run.requests()["status"].to_pylist())
-    counted = ", ".join(f"{count} {status}" for status, count in sorted(states.items())) or "none"
-    lines = [
-        f"UNFINISHED  {path} has no sweep.json",
-        f"  requests: {counted}",
-        f"  events: {len(run.events())}",
-    ]
-    if run.manifest.get("verb") == "sweep":
-        lines.append(f"  to go on: python -m loadgen resume {studies.whole(path)}")
-    return "\n".join(lines)
+VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "show": show,
+    "report": report,
+    "compare": compare,
+    "plan": plan,
+    "export": export,
+    "calibrate": calibrate,
+}
+_ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "show": _show_arguments,
+    "report": _report_arguments,
+    "compare": _compare_arguments,
+    "plan": _plan_arguments,
+    "export": _export_arguments,
+    "calibrate": _calibrate_arguments,
+}
 
 
 if __name__ == "__main__":

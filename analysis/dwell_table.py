@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import metrics, routing
+from analysis import metrics, parquet, routing
 from analysis.capacity import LIMITS, Capacity
 from analysis.dwell import Dwell, Window
 from analysis.quantiles import quantile
@@ -194,9 +194,13 @@ def window(line: dict[str, Any]) -> Window:
 def write(rows: list[dict[str, Any]], basis: dict[str, Any], path: Path) -> None:
     """Write the table complete or not at all (by rename); `basis` is a `Basis` as plain figures."""
     metadata = {"schema_version": str(SCHEMA_VERSION), "basis": json.dumps(basis)}
-    part = path.with_name(path.name + ".tmp")
-    pq.write_table(pa.Table.from_pylist(rows, schema=DWELLS.with_metadata(metadata)), part)
-    part.replace(path)
+    parquet.write(pa.Table.from_pylist(rows, schema=DWELLS.with_metadata(metadata)), path)
+
+
+def read(path: Path) -> pa.Table:
+    """The table at `path` with its own metadata; columns that its version did not have are null."""
+    said = pq.read_schema(path).metadata
+    return pq.read_table(path, schema=DWELLS).replace_schema_metadata(said)
 
 
 def basis_of(table: pa.Table) -> Basis | None:

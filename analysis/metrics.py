@@ -4,6 +4,7 @@ Knows the columns of `records.REQUESTS`; knows no bound, no quantile and no rate
 float64 in ms: a failed request is +inf, a pending or not applicable one is nan (unknown, never 0).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,58 +25,6 @@ BURST_TOKENS, BURST_READS = 10, 2
 """An answer of so many tokens that came in so few reads was held back on its way (our choice)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A latency as a reader needs it beside the number."""
-
-    name: str
-    unit: str
-    meaning: str
-    formula: str
-
-
-METRICS = (
-    Metric(
-        "send_lag",
-        "ms",
-        "the client's own lateness, in real time: send begun, from due",
-        "send_offset_ns / time_scale / 1e6",
-    ),
-    Metric("ttft", "ms", "first read with an output token, from the due time", "first_token_offset_ns / 1e6"),
-    Metric(
-        "ttft_from_send",
-        "ms",
-        "the same from the actual send: blind to a late client, for comparison with other tools",
-        "(first_token_offset_ns - send_offset_ns) / 1e6",
-    ),
-    Metric(
-        "tpot",
-        "ms",
-        "mean time per output token after the first, of one request with at least 2; unknown of a burst",
-        "(last_token_offset_ns - first_token_offset_ns) / (output_tokens - 1) / 1e6",
-    ),
-    Metric(
-        "path",
-        "ms",
-        "real time to the first token outside an engine that told its own: client, network, Serve",
-        "(first_token_offset_ns - engine_first_token_ns) / time_scale / 1e6",
-    ),
-    Metric("e2e", "ms", "last read with an output token, from the due time", "last_token_offset_ns / 1e6"),
-    Metric(
-        "itl",
-        "ms",
-        "gaps between reads with output, pooled over all requests; in seconds of the run's clock",
-        "itl_us / 1e3",
-    ),
-)
-"""Definitions, the method, section 1.
-
-Where the engine told its own time, token offsets are that time plus `path` as it was: the clock's speed
-multiplies what the engine does, and must not multiply what the machine in front of it does. Only `itl` is
-as it was read, in seconds of the run's clock: a fast one multiplies in it the jitter of the way too.
-"""
-
-
 def numbers(requests: pa.Table, name: str) -> Floats:
     """A numeric column as float64; null is nan."""
     values: Floats = requests.column(name).cast(pa.float64()).to_numpy()
@@ -83,8 +32,19 @@ def numbers(requests: pa.Table, name: str) -> Floats:
 
 
 def word_in(requests: pa.Table, column: str, *words: str) -> Bools:
-    """Mask of the rows whose column is one of `words`; null is none."""
-    mask: Bools = pc.is_in(requests.column(column).cast(pa.string()), value_set=pa.array(words)).to_numpy()
+    """Mask of the rows whose column, of strings or a dictionary of them, is one of `words`; null is none."""
+    masks = [_word_in(chunk, pa.array(words, pa.string())) for chunk in requests.column(column).chunks]
+    return np.concatenate([np.zeros(0, bool), *masks])
+
+
+def _word_in(values: pa.Array, words: pa.Array) -> Bools:
+    if not pa.types.is_dictionary(values.type):
+        found: Bools = pc.is_in(values, value_set=words).to_numpy(zero_copy_only=False)
+        return found
+    # A few words are looked up instead of one per row; the last place is that of a null.
+    known = pc.is_in(values.dictionary, value_set=words).to_numpy(zero_copy_only=False)
+    places = values.indices.fill_null(len(known)) if values.null_count else values.indices
+    mask: Bools = np.append(known, False)[places.to_numpy()]
     return mask
 
 
@@ -100,10 +60,10 @@ def time_scale(requests: pa.Table) -> Floats:
 
 def token_offset_ns(requests: pa.Table, which: str) -> Floats:
     """The `first` or `last` token from the due time: by the engine's own clock, and the path in real time."""
-    offset, engine = (
-        numbers(requests, f"{which}_token_offset_ns"),
-        numbers(requests, f"engine_{which}_token_ns"),
-    )
+    offset, told = numbers(requests, f"{which}_token_offset_ns"), f"engine_{which}_token_ns"
+    if requests.column(told).null_count == requests.num_rows:
+        return offset
+    engine = numbers(requests, told)
     return np.where(np.isnan(engine), offset, engine + (offset - engine) / time_scale(requests))
 
 
@@ -207,3 +167,83 @@ def prefix_shared(requests: pa.Table, rest_tokens: int = 0) -> float:
     """Share of the planned prompt tokens that every prompt begins with, less up to `rest_tokens` of each."""
     shared, planned = numbers(requests, "shared_tokens"), numbers(requests, "requested_input_tokens")
     return float(np.nansum(np.maximum(shared - rest_tokens, 0)) / (np.nansum(planned) or 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A latency as a reader needs it beside the number, the columns it takes, and the function."""
+
+    name: str
+    unit: str
+    meaning: str
+    formula: str
+    columns: tuple[str, ...]
+    of: Callable[[pa.Table], Floats]
+
+
+_FIRST = ("status", "time_scale", "first_token_offset_ns", "engine_first_token_ns")
+_LAST = ("status", "time_scale", "last_token_offset_ns", "engine_last_token_ns")
+METRICS = (
+    Metric(
+        "send_lag",
+        "ms",
+        "the client's own lateness, in real time: send begun, from due",
+        "send_offset_ns / time_scale / 1e6",
+        ("status", "time_scale", "send_offset_ns"),
+        send_lag,
+    ),
+    Metric(
+        "ttft",
+        "ms",
+        "first read with an output token, from the due time",
+        "first_token_offset_ns / 1e6",
+        _FIRST,
+        ttft,
+    ),
+    Metric(
+        "ttft_from_send",
+        "ms",
+        "the same from the actual send: blind to a late client, for comparison with other tools",
+        "(first_token_offset_ns - send_offset_ns) / 1e6",
+        (*_FIRST, "send_offset_ns"),
+        ttft_from_send,
+    ),
+    Metric(
+        "tpot",
+        "ms",
+        "mean time per output token after the first, of one request with at least 2; unknown of a burst",
+        "(last_token_offset_ns - first_token_offset_ns) / (output_tokens - 1) / 1e6",
+        (*_FIRST, *_LAST[2:], "output_tokens", "requested_output_tokens", "reads"),
+        tpot,
+    ),
+    Metric(
+        "path",
+        "ms",
+        "real time to the first token outside an engine that told its own: client, network, Serve",
+        "(first_token_offset_ns - engine_first_token_ns) / time_scale / 1e6",
+        _FIRST[1:],
+        path,
+    ),
+    Metric(
+        "e2e",
+        "ms",
+        "last read with an output token, from the due time",
+        "last_token_offset_ns / 1e6",
+        _LAST,
+        e2e,
+    ),
+    Metric(
+        "itl",
+        "ms",
+        "gaps between reads with output, pooled over all requests; in seconds of the run's clock",
+        "itl_us / 1e3",
+        ("status", "itl_us", "requested_output_tokens"),
+        itl,
+    ),
+)
+"""Definitions, the method, section 1.
+
+Where the engine told its own time, token offsets are that time plus `path` as it was: the clock's speed
+multiplies what the engine does, and must not multiply what the machine in front of it does. Only `itl` is
+as it was read, in seconds of the run's clock: a fast one multiplies in it the jitter of the way too.
+"""

@@ -1,7 +1,8 @@
 """The request record: one row for every planned request, whatever became of it.
 
-Knows the Arrow schema, its units and how it is written; knows nothing of who sends or serves.
-Raw monotonic offsets are the truth, latencies are derived from them in `metrics`.
+Knows the Arrow schema, its units and how it is read; knows nothing of who sends or serves.
+Raw monotonic offsets are the truth, latencies are derived from them in `metrics` (and written beside
+them by `derived`, for other readers).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,15 +11,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-SCHEMA_VERSION = 1
+from analysis import parquet
+
+SCHEMA_VERSION = 2
+"""It grows with every added column; none is renamed or taken away. Columns that a file lacks are null."""
 
 OK = "ok"
 FAILURES = ("http_error", "truncated", "timeout", "conn_error", "missed", "lost")
 STATUSES = (OK, *FAILURES)
 PENDING = "pending"
 """Status of a request in flight; it exists in observations during a run, never in Parquet."""
+
+KEYS = ("seq", "dwell", "phase", "status", "due_ns")
+"""What no table of requests is without, whichever version wrote it."""
 
 _WORD = pa.dictionary(pa.int16(), pa.string())
 _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
@@ -114,9 +122,6 @@ PLAN = pa.schema(
 )
 """What is known of a request before it is sent."""
 
-_DELTA = tuple(name for name, *_ in _COLUMNS if name.endswith("_ns") or name == "scheduled_at")
-_SPLIT = ("itl_us.list.element",)
-
 
 def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Rows (dicts; a missing key is null) as a table of schema `REQUESTS`."""
@@ -141,29 +146,44 @@ def lost(plan: pa.Table, wall_start_ns: int | None = None, time_scale: float = 1
 
 
 def write(requests: pa.Table, path: Path) -> None:
-    """Write a request table as zstd Parquet, sorted by `due_ns`, complete or not at all (by rename)."""
-    encoded = {**dict.fromkeys(_DELTA, "DELTA_BINARY_PACKED"), **dict.fromkeys(_SPLIT, "BYTE_STREAM_SPLIT")}
-    words = [field.name for field in REQUESTS if pa.types.is_dictionary(field.type)]
-    part = path.with_name(path.name + ".tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(
-        requests.cast(REQUESTS).sort_by("due_ns"),
-        part,
-        compression="zstd",
-        compression_level=3,
-        row_group_size=32_768,
-        use_dictionary=words,
-        column_encoding=encoded,
-        write_page_index=True,
-    )
-    part.replace(path)
+    """Write a request table (of `REQUESTS`, or with columns beyond) as Parquet, sorted by `due_ns`.
+
+    Complete or not at all. Raises OSError if the disk does not take it.
+    """
+    parquet.write(by_due(requests), path)
 
 
-def read(folder: Path) -> pa.Table:
-    """All request tables below `folder` as one, sorted by `due_ns`; empty if there are none."""
-    files = sorted(folder.glob("**/*.parquet"))
-    tables = [pq.read_table(file, schema=REQUESTS) for file in files]
-    return pa.concat_tables(tables).sort_by("due_ns") if tables else REQUESTS.empty_table()
+def files(folder: Path) -> list[Path]:
+    """The request tables below `folder`."""
+    return sorted(folder.glob("**/*.parquet"))
+
+
+def read(folder: Path, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pa.Table:
+    """All request tables below `folder` as one, sorted by `due_ns`; empty if there are none.
+
+    Of all columns, or of `columns` only: most bytes of a file are in `itl_us`. `where` keeps some rows.
+    Raises OSError or an ArrowException for a file that is broken, or not of requests.
+    """
+    asked = list(REQUESTS.names if columns is None else columns)
+    read_too = [*asked, *{"due_ns"}.difference(asked)]
+    tables = [REQUESTS.empty_table().select(read_too)]
+    for file in files(folder):
+        _refuse_foreign(file)
+        tables.append(pq.read_table(file, schema=REQUESTS, columns=read_too, filters=where))
+    return by_due(pa.concat_tables(tables)).select(asked)
+
+
+def _refuse_foreign(file: Path) -> None:
+    """Raise ArrowInvalid for a file without what every version wrote: its rows would be of nulls."""
+    names = pq.read_schema(file).names
+    if lacking := [name for name in KEYS if name not in names]:
+        raise pa.ArrowInvalid(f"{file} is no table of requests: it lacks {', '.join(lacking)}")
+
+
+def by_due(requests: pa.Table) -> pa.Table:
+    """Rows in order of due time; as they are if they stand so, which is how a file was written."""
+    due_ns = requests.column("due_ns").to_numpy()
+    return requests if (due_ns[1:] >= due_ns[:-1]).all() else requests.sort_by("due_ns")
 
 
 def read_shard(path: Path) -> pa.Table:

@@ -1,9 +1,10 @@
 """Opens a run folder, also of a run that was killed; knows file names and columns, not what they prove."""
 
+import difflib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,19 +12,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow import fs
 
-from analysis import records, series
+from analysis import dwell_table, locations, records, series
+from analysis.locations import RunError as RunError
 from conf import Experiment, load
 
 REQUEST_SHARD = re.compile(r"client-\d+\.arrow")
 HEALTH_SHARDS = "client-*.health.arrow"
 SERVER_SHARDS = "server*.arrow"
 DRIVER_SHARDS = "driver-*.arrow"
-
-
-class RunError(ValueError):
-    """The folder is not a run, or a file in it is broken; one line."""
 
 
 def refuse_out(out: Path | None) -> None:
@@ -40,7 +40,7 @@ def refuse_out(out: Path | None) -> None:
 class Run:
     """A run folder. Tables are read when asked for; `sweep` is None for a run that did not end.
 
-    Raises RunError for a file of requests, dwells or events that is missing or broken.
+    Raises RunError for a file that is broken, or missing where a run that began has it.
     """
 
     path: Path
@@ -48,28 +48,64 @@ class Run:
     sweep: dict[str, Any] | None
 
     @property
-    def config(self) -> Experiment:
-        """What was asked."""
-        return load(base=self.path / "config.yaml")
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.path.resolve().name
 
-    def requests(self) -> pa.Table:
-        """Every planned request, one row each, in order of due time."""
+    @property
+    def config(self) -> Experiment:
+        """What was asked. Raises ConfigError if it does not make an experiment."""
         with _readable(self.path):
-            return gather(self.path)
+            return load(base=self.path / "config.yaml")
+
+    @property
+    def capacity(self) -> Mapping[str, Any] | None:
+        """`capacity` of sweep.json: interval, certified QPS, limits; None where the run claims none."""
+        tree = self.sweep or {}
+        return tree.get("capacity") if tree.get("valid") else None
+
+    @property
+    def checks(self) -> list[Mapping[str, Any]]:
+        """Each check of the measurement with its worst figure; empty for a run that did not end."""
+        return list((self.sweep or {}).get("checks", ()))
+
+    def requests(
+        self, dwell: int | None = None, columns: Sequence[str] | None = None, phase: str | None = None
+    ) -> pa.Table:
+        """Every planned request, one row each, in order of due time (schema `records.REQUESTS`).
+
+        Of one dwell and of one phase of the plan (`window` is what counts) where these are given. Only
+        `columns` are read where given: most bytes are the gaps in `itl_us`.
+        """
+        _refuse_columns(columns)
+        asked = [
+            pc.field(name) == value
+            for name, value in (("dwell", dwell), ("phase", phase))
+            if value is not None
+        ]
+        where = asked[0] & asked[-1] if asked else None
+        with _readable(self.path):
+            if is_collected(self.path):
+                return records.read(self.path / "requests", columns, where)
+            rows = gather(self.path)
+        rows = rows if where is None else rows.filter(where)
+        return rows if columns is None else rows.select(columns)
 
     def clients(self) -> pa.Table:
         """The load actors' own health: one row per actor and second (schema `series.CLIENTS`)."""
-        return gather_series(self.path, "clients.parquet", HEALTH_SHARDS, series.CLIENTS, "client_id")
+        with _readable(self.path):
+            return gather_series(self.path, "clients.parquet", HEALTH_SHARDS, series.CLIENTS, "client_id")
 
     def timeseries(self) -> pa.Table:
         """The servers' own figures: one row per replica and second (schema `series.SERVER`)."""
-        return gather_series(self.path, "timeseries.parquet", SERVER_SHARDS, series.SERVER, "replica")
+        with _readable(self.path):
+            return gather_series(self.path, "timeseries.parquet", SERVER_SHARDS, series.SERVER, "replica")
 
     def dwells(self) -> pa.Table:
-        """One row per ramp step and dwell; empty for a run that did not end."""
+        """One row per ramp step and dwell (schema `dwell_table.DWELLS`); empty for a run that did not end."""
         path = self.path / "dwells.parquet"
         with _readable(self.path):
-            return pq.read_table(path) if path.exists() else pa.table({})
+            return dwell_table.read(path) if path.exists() else dwell_table.DWELLS.empty_table()
 
     def events(self) -> list[dict[str, Any]]:
         """Every decision in order; a line cut by a kill is left out."""
@@ -84,18 +120,43 @@ class Run:
         return events
 
 
-def load_run(path: Path | str) -> Run:
-    """Open the run folder at `path`. Raises RunError if it is none."""
-    path = Path(path)
+def load_run(path: Path | str, filesystem: fs.FileSystem | None = None) -> Run:
+    """Open the run folder at `path`: a local one, a URI, or a path within `filesystem`.
+
+    What lies on another file system is copied once, to where it stays until the process ends. Raises
+    RunError if there is no run.
+    """
+    folder = locations.local(path, filesystem)
+    if (folder / locations.STUDY).exists():
+        raise RunError(
+            f"{path} is a study, not a run: open one of its parts, {path}/NAME, or all by load_runs"
+        )
+    ended = folder / "sweep.json"
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        ended = path / "sweep.json"
-        sweep = json.loads(ended.read_text()) if ended.exists() else None
-    except FileNotFoundError as error:
-        raise RunError(f"{path} is not a run folder: it has no {Path(error.filename).name}") from error
-    except (OSError, ValueError) as error:
+        manifest = locations.read_json(folder / locations.MANIFEST)
+        return Run(folder, manifest, locations.read_json(ended) if ended.exists() else None)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RunError(f"{path} is not a run folder: it has no {locations.MANIFEST}") from error
+    except OSError as error:
         raise RunError(f"{path} is not a readable run folder: {error}") from error
-    return Run(path, manifest, sweep)
+
+
+def load_runs(*places: Path | str) -> list[Run]:
+    """Open run folders by path, glob or URI; a study stands for its parts, and a run counts once.
+
+    Raises RunError for one that cannot be read, and where there is none.
+    """
+    paths = {path.resolve(): path for place in places for path in locations.folders(place)}
+    return [load_run(path) for path in paths.values()]
+
+
+def _refuse_columns(columns: Sequence[str] | None) -> None:
+    """Raise RunError for a column that the request table does not have."""
+    for name in columns or ():
+        if name not in records.REQUESTS.names:
+            near = difflib.get_close_matches(name, records.REQUESTS.names, 3)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise RunError(f"requests have no column '{name}'{hint} (latencies are made by analysis.metrics)")
 
 
 @contextmanager
@@ -104,7 +165,22 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        raise RunError(f"{path} holds a file that cannot be read: {' '.join(str(error).split())}") from error
+        raise RunError(f"{path} holds a file that cannot be read: {locations.one_line(error)}") from error
+
+
+def is_collected(path: Path) -> bool:
+    """True where requests/ alone has every planned request: a row for each, and no shard is left over.
+
+    A plan is saved before its first send and never sent twice, so that counting is enough.
+    """
+    if any((path / "shards").glob("*.arrow")):
+        return False
+    plans = list((path / "schedule").glob("*.parquet"))
+    return not plans or _count(plans) == _count(records.files(path / "requests"))
+
+
+def _count(files: Sequence[Path]) -> int:
+    return sum(pq.read_metadata(file).num_rows for file in files)
 
 
 def gather(path: Path, wall_start_ns: int | None = None, time_scale: float = 1.0) -> pa.Table:

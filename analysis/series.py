@@ -7,7 +7,8 @@ those of the run's clock, milliseconds are real.
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+
+from analysis import parquet
 
 SCHEMA_VERSION = 1
 
@@ -73,8 +74,5 @@ CLIENTS = _schema(_CLIENT_COLUMNS)
 
 
 def write(series: pa.Table, path: Path) -> None:
-    """Write a series as zstd Parquet, sorted by `clock_ns`, complete or not at all (by rename)."""
-    part = path.with_name(path.name + ".tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(series.sort_by("clock_ns"), part, compression="zstd", compression_level=3)
-    part.replace(path)
+    """Write a series as Parquet, sorted by `clock_ns`, complete or not at all (by rename)."""
+    parquet.write(series.sort_by("clock_ns"), path)

@@ -5,13 +5,15 @@ stands above the number, and every number carries its unit and its evidence.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from analysis import agreement, compare, forecasts, matrix_table, nodes, routing, studies
+from analysis import agreement, forecasts, matrix_table, nodes, paired, routing, studies
 from analysis.capacity import LIMITS, Capacity
+from analysis.runs import Run
 from analysis.validity import Verdict
 from conf.constants import fingerprint
 from conf.schema import EmulatedEngine, Experiment
@@ -150,7 +152,7 @@ def text(tree: Mapping[str, Any], resume: Path | None = None) -> str:
     if tree.get("forecast"):
         lines += forecasts.lines(tree)
     if tree.get("ratio"):
-        lines += compare.lines(tree)
+        lines += paired.lines(tree)
     if tree.get("study"):
         lines += studies.lines(tree)
     lines += _evidence_lines(tree)
@@ -159,38 +161,52 @@ def text(tree: Mapping[str, Any], resume: Path | None = None) -> str:
     return "\n".join(line for line in lines if line)
 
 
+def unfinished(run: Run) -> str:
+    """What can be read of a run that has no conclusion."""
+    states = Counter(run.requests(columns=["status"])["status"].to_pylist())
+    counted = ", ".join(f"{count} {status}" for status, count in sorted(states.items())) or "none"
+    lines = [
+        f"UNFINISHED  {run.path} has no sweep.json",
+        f"  requests: {counted}",
+        f"  events: {len(run.events())}",
+    ]
+    if run.manifest.get("verb") == "sweep":
+        lines.append(f"  to go on: python -m loadgen resume {studies.whole(run.path)}")
+    return "\n".join(lines)
+
+
 def _headline(tree: Mapping[str, Any]) -> str:
-    word = _word(tree)
+    said = word(tree)
     capacity, probe = tree.get("capacity"), tree.get("probe")
     if tree.get("study") == matrix_table.KIND:
-        return f"{word}  {matrix_table.headline(tree)}"
+        return f"{said}  {matrix_table.headline(tree)}"
     if not tree["valid"]:
-        return f"{word}  no capacity is claimed"
+        return f"{said}  no capacity is claimed"
     if tree.get("ratio"):
-        return f"{word}  {compare.headline(tree['ratio'])}"
+        return f"{said}  {paired.headline(tree['ratio'])}"
     if tree.get("study") == "compare":
-        return f"{word}  no ratio was shown"
+        return f"{said}  no ratio was shown"
     if tree.get("study") == "recipe":
-        return f"{word}  {tree['evidence']}: python -m analysis calibrate {tree['folder']} --out FILE"
+        return f"{said}  {tree['evidence']}: python -m analysis calibrate {tree['folder']} --out FILE"
     if tree.get("verify"):
-        return f"{word}  {_probe_load(probe or {})} through vLLM: {agreement.headline(tree['verify'])}"
+        return f"{said}  {_probe_load(probe or {})} through vLLM: {agreement.headline(tree['verify'])}"
     if probe:
-        return f"{word}  {_probe_load(probe)}: {_probe_verdict(probe)}{forecasts.kept(tree)}"
+        return f"{said}  {_probe_load(probe)}: {_probe_verdict(probe)}{forecasts.kept(tree)}"
     if not capacity:
-        return f"{word}  {OPEN_WORDS.get(tree['exit_code'], 'no capacity was found')}"
+        return f"{said}  {OPEN_WORDS.get(tree['exit_code'], 'no capacity was found')}"
     if tree.get("forecast"):
-        return f"{word}  {forecasts.headline(tree)}"
+        return f"{said}  {forecasts.headline(tree)}"
     q = capacity["qps_per_node"]
     if capacity["open_above"]:
         why = "too little was seen over the bounds: a lower bound only"
-        return f"{word}  at least {q['low']:.2f} QPS per node ({why})"
+        return f"{said}  at least {q['low']:.2f} QPS per node ({why})"
     if capacity["open_below"]:
-        return f"{word}  at most {q['high']:.2f} QPS per node (an upper bound only)"
+        return f"{said}  at most {q['high']:.2f} QPS per node (an upper bound only)"
     interval = f"95 % interval [{q['low']:.2f}, {q['high']:.2f}]"
-    return f"{word}  {q['estimate']:.2f} QPS per node, {interval}, certified {q['certified']:.2f}"
+    return f"{said}  {q['estimate']:.2f} QPS per node, {interval}, certified {q['certified']:.2f}"
 
 
-def _word(tree: Mapping[str, Any]) -> str:
+def word(tree: Mapping[str, Any]) -> str:
     """The one word above everything else."""
     if tree["exit_code"] is None:
         return "UNFINISHED"
@@ -293,7 +309,7 @@ def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
     # The cells of a matrix differ in what stands here.
     first = f"{tree['names'][0]}: " if tree.get("study") == matrix_table.KIND else ""
     lines = [f"  {first}{model}{asked['engine']} engine, {load}"]
-    if label := _engine_label(tree):
+    if label := engine_label(tree):
         lines.append(f"  {label}")
     scale = asked.get("time_scale", 1)
     if scale != 1 and tree.get("clock") != "virtual":
@@ -314,10 +330,12 @@ def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
         )
     if tree.get("folder"):
         lines.append(f"  run folder {tree['folder']}")
+    if tree.get("report"):
+        lines.append(f"  report {tree['report']}")
     return lines
 
 
-def _engine_label(tree: Mapping[str, Any]) -> str:
+def engine_label(tree: Mapping[str, Any]) -> str:
     """What an engine's figures are good for, where it is not the real one on real hardware."""
     asked = tree["asked"]
     if asked["engine"] == "vllm_emulated":

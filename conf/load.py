@@ -16,7 +16,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf import checkpoint, constants, schema
+from conf import checkpoint, constants, planning, schema
 
 ROOT = Path(__file__).parent
 ENGINES: dict[str, type[schema.Engine]] = {
@@ -26,6 +26,11 @@ ENGINES: dict[str, type[schema.Engine]] = {
     "vllm_emulated": schema.EmulatedEngine,
     "external": schema.ExternalEngine,
 }
+_PLANNED = [
+    f"{group}.{field.name}"
+    for group, spec in (("demand", planning.Demand), ("plan", planning.Care))
+    for field in dataclasses.fields(spec)
+]
 _Read = Callable[[Path], dict[str, Any]]
 _Changes = Callable[[Any, dict[str, Any]], dict[str, Any]]
 """From the tree so far and that of a named file to what the file changes."""
@@ -70,6 +75,24 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experime
     return experiment
 
 
+def load_planning(words: Sequence[str]) -> planning.Planning:
+    """What a plan is asked, by words demand.* and plan.* over the defaults.
+
+    Raises ConfigError with one line: an unknown key, a value of the wrong kind, or rates that cannot be.
+    """
+    groups_of_it: dict[str, Any] = {field.name: {} for field in dataclasses.fields(planning.Planning)}
+    node = OmegaConf.merge(OmegaConf.structured(planning.Planning), groups_of_it)
+    for word in words:
+        key, _ = _key_and_value(word)
+        if key not in _PLANNED:
+            raise ConfigError(f"unknown key '{key}'{_hint(key, _PLANNED)}")
+        node = _merge(node, key, _parse(key, word))
+    try:
+        return cast(planning.Planning, OmegaConf.to_object(node))
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        raise ConfigError(_one_line(error)) from error
+
+
 def dump(experiment: schema.Experiment) -> str:
     """The resolved tree as YAML, which `load(base=...)` reads back to an equal experiment."""
     return OmegaConf.to_yaml(OmegaConf.structured(experiment))
@@ -81,18 +104,23 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     choices: dict[str, str] = {}
     values: list[str] = []
     for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"'{word}' is not of the form key=value")
-        if "[" in key:
-            raise ConfigError(f"{key}: set the whole list, {key.partition('[')[0]}=[...]")
-        if "${" in value:
-            raise ConfigError(f"{key}: interpolation (${{...}}) is not supported; write the value")
+        key, value = _key_and_value(word)
         if key in known:
             choices[key] = value
         else:
             values.append(word)
     return choices, values
+
+
+def _key_and_value(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"'{word}' is not of the form key=value")
+    if "[" in key:
+        raise ConfigError(f"{key}: set the whole list, {key.partition('[')[0]}=[...]")
+    if "${" in value:
+        raise ConfigError(f"{key}: interpolation (${{...}}) is not supported; write the value")
+    return key, value
 
 
 def _file(group: str, choice: str) -> Path:

@@ -117,10 +117,7 @@ def predict(arguments: argparse.Namespace) -> int:
     refuse_out(arguments.out)
     if arguments.dry_run:
         return max(_plan(one, 0) for one in found if isinstance(one, Experiment))
-    one = next(one for one in found if isinstance(one, Experiment))
-    act = partial(foresight.predict, sensitivity=arguments.sensitivity, say=_say)
-    with foresight.processes() as spread:
-        tree = grid.predicted(cells, found, act, spread, _say) if cells.axes else act(one, spread=spread)
+    tree = foresight.answered(cells, found, arguments.sensitivity, _say)
     if arguments.out:
         pq.write_table(forecasts.rows(tree.get("cells", [{"at": {}, **tree}])), arguments.out)
     if cells.axes and not arguments.json:
@@ -205,12 +202,13 @@ def _plan(
 
 
 def _answer(arguments: argparse.Namespace, act: "Callable[[Site, Emit], Tree]") -> int:
-    """Measure and print. Ray comes with this import: it costs seconds that `predict` must not pay."""
+    """Measure, report and print. Ray comes with this import: it costs seconds that `predict` must not pay."""
+    from loadgen import reports
     from loadgen.measure import Site
     from loadgen.site import service
 
     with progress.choose(arguments.json) as show:
-        tree = act(Site(foresight.start, service), show)
+        tree = reports.written(act(Site(foresight.start, service), show), show)
     return _print(tree, arguments.json)
 
 

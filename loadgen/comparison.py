@@ -1,7 +1,7 @@
 """One run's windows once more on another service, scaled in time; and the study of two that does so, A and B.
 
 Knows the parts and how their windows become pairs; rates are chosen in `loadgen.pairing`, the statistics are
-those of `analysis.compare`.
+those of `analysis.paired`.
 """
 
 import math
@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from analysis import compare, studies, summary
-from analysis.compare import LEAST_PAIRS, Latencies, Pair, Ratio
+from analysis import paired, studies, summary
 from analysis.dwell import NS, Window, in_window, tpot_so_far, ttft_so_far
 from analysis.dwell_table import window
+from analysis.paired import LEAST_PAIRS, Latencies, Pair, Ratio
 from analysis.runs import Run, load_run
 from analysis.summary import Tree
 from conf import Experiment, load
+from conf.differing import differences
 from conf.load import dump
 from conf.schema import Slo
 from loadgen import conclusion, measure
@@ -27,7 +28,6 @@ from loadgen.measure import Act
 from loadgen.pairing import Template, next_pair, without_evidence
 from loadgen.run import Conclude
 from loadgen.search import Outcome, Segment, Stop, next_segment, prior
-from loadgen.sides import differences
 from loadgen.study import Study, Trees, seed_of
 from loadgen.sweep import sweep
 
@@ -86,7 +86,7 @@ class Original:
         mine = latencies(rows, place, self.slo, now_ns)
         bounds_ms = self.slo.ttft_p90_ms, self.slo.tpot_p90_ms
         theirs = self.latencies[segment.pair]
-        return compare.pair(segment.pair, log_ratio, not place.aborted, theirs, mine, bounds_ms)
+        return paired.pair(segment.pair, log_ratio, not place.aborted, theirs, mine, bounds_ms)
 
 
 def of(a: Experiment, b: Experiment, path: Path) -> Study:
@@ -146,7 +146,7 @@ class Paired:
         ]
         whole = [pair for pair in pairs if pair.whole]
         enough = len(whole) >= LEAST_PAIRS
-        return cls(len(whole), compare.ratio(whole, _centre(b) - original.centre) if enough else None)
+        return cls(len(whole), paired.ratio(whole, _centre(b) - original.centre) if enough else None)
 
     @property
     def lack(self) -> str:
@@ -159,24 +159,24 @@ class Paired:
 def conclude(parts: Trees, path: Path, differs: Tree) -> Tree:
     """What study.json adds: the ratio, from the rows of both folders; too few pairs are an open end."""
     original = Original.of(load_run(path / "a"))
-    paired = Paired.of(original, load_run(path / "b"))
-    found = paired.ratio
+    pairs = Paired.of(original, load_run(path / "b"))
+    found = pairs.ratio
     tree: Tree = {
         "differs": differs,
-        "evidence": f"{paired.whole} of {len(original.templates)} windows of A paired",
+        "evidence": f"{pairs.whole} of {len(original.templates)} windows of A paired",
     }
     if found is None:
-        reason = f"{paired.lack}; raise search.budget_s"
+        reason = f"{pairs.lack}; raise search.budget_s"
         return tree | {"passed": False, "exit_code": summary.EXIT_OPEN, "reason": reason}
     if found.unlike:
         value, low, high = unpaired(parts["a"], parts["b"])
         found = replace(found, value=value, low=low, high=high)
-    return tree | {"ratio": compare.tree(found)}
+    return tree | {"ratio": paired.tree(found)}
 
 
 def unpaired(a: Tree, b: Tree) -> tuple[float, float, float]:
     """Ratio of two capacities as if they were independent, with its 95 % interval."""
-    return compare.unpaired(_figures(a), _figures(b))
+    return paired.unpaired(_figures(a), _figures(b))
 
 
 def played(run: Run) -> list[tuple[Segment, Window, bool]]:
@@ -204,7 +204,7 @@ def next_replay(driver: Driver, original: Original) -> Segment | Stop:
         return next_segment(spec, start, outcomes, driver.elapsed_s())
     used = [outcome for outcome in outcomes if outcome.segment.pair is not None and not outcome.void]
     pairs, begin = pairs_of(driver, original), apart(driver, original)
-    found = compare.ratio(pairs, begin)
+    found = paired.ratio(pairs, begin)
     log_ratio = (
         math.log(found.value) if found else without_evidence(used, [one.log_ratio for one in pairs], begin)
     )

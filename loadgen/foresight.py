@@ -16,8 +16,9 @@ import numpy as np
 from analysis import summary
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
+from conf.matrix import Matrix
 from conf.schema import Hardware, Layout, Model, SimulatedEngine
-from loadgen import feasible, prediction
+from loadgen import feasible, grid, prediction
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.forecast import Simulated, quiet
 from loadgen.progress import Emit
@@ -60,8 +61,22 @@ def foreseeable(words: Sequence[str], config: Path | None, sensitivity: bool = F
     return experiment
 
 
+def answered(
+    cells: Matrix,
+    found: Sequence[Experiment | str],
+    sensitivity: bool = False,
+    say: Callable[[str], None] = quiet,
+) -> Tree:
+    """The tree of a prediction: of the one experiment, or of every cell of a grid (`grid.experiments`)."""
+    act = partial(predict, sensitivity=sensitivity, say=say)
+    with _processes() as spread:
+        if cells.axes:
+            return grid.predicted(cells, found, act, spread, say)
+        return act(next(one for one in found if isinstance(one, Experiment)), spread=spread)
+
+
 @contextmanager
-def processes() -> Iterator[Spread]:
+def _processes() -> Iterator[Spread]:
     """The map of one process per core; forked, so that each begins with what is imported and compiled."""
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
         try:

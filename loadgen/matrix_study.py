@@ -155,7 +155,7 @@ def ratios(path: Path, first: str, known: Trees) -> dict[str, Tree]:
 def best(paired: Paired, alone: tuple[float, float, float]) -> Tree:
     """The ratio that the pairs show where they can be believed, else that of the capacities `alone`.
 
-    The pairs' belief is narrow around where the search for the ratio began (`analysis.compare.PRIOR_SD`): far
+    The pairs' belief is narrow around where the search for the ratio began (`analysis.paired.PRIOR_SD`): far
     from there, as after one search.expected_qps for services that differ twofold, they are wrong by more than
     their interval, and the capacities, whose belief is wide, tell.
     """

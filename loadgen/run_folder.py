@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis import derived, records, series
+from analysis.locations import REPORT
 from analysis.runs import Run, gather
 from loadgen.arrivals import ArrivalSchedule
 from loadgen.folder import BusyError, Folder
@@ -177,8 +178,8 @@ def manifest(run_id: str, verb: str, seed: int, salt: int) -> dict[str, Any]:
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """sha256 of every file below `folder` except the manifest and the growing event log."""
-    skipped = {"manifest.json", "events.jsonl"}
+    """sha256 of every file below `folder` but the manifest, the growing event log and the report of them."""
+    skipped = {"manifest.json", "events.jsonl", REPORT}
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in skipped)
     return {str(file.relative_to(folder)): sha256_of(file) for file in files}
 

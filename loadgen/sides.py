@@ -3,12 +3,12 @@
 Knows which words belong to which side and what may differ between them; measures nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from conf import ConfigError, Experiment
+from conf.differing import differences
 
 SHARED = ("workload", "slo", "search", "fleet")
 """What both sides must have in common, or B would be asked another question."""
@@ -92,23 +92,9 @@ def _refuse_unlike(a: Experiment, b: Experiment) -> None:
         raise ConfigError(f"A and B are the same; {USAGE}")
 
 
-def differences(a: Experiment, b: Experiment) -> dict[str, list[Any]]:
-    """Every key whose value differs, with the value of A and of B."""
-    flat_a, flat_b = _flat(asdict(a)), _flat(asdict(b))
-    keys = [*flat_a, *(key for key in flat_b if key not in flat_a)]
-    return {key: [flat_a.get(key), flat_b.get(key)] for key in keys if flat_a.get(key) != flat_b.get(key)}
-
-
 def _of(side: str, words: Sequence[str]) -> list[str]:
     """The words of one side: its own last, so that they win."""
     both = [word for word in words if not word.startswith(("a.", "b."))]
     own = [word.removeprefix(f"{side}.") for word in words if word.startswith(f"{side}.")]
     keys = {word.partition("=")[0] for word in own}
     return [word for word in both if word.partition("=")[0] not in keys] + own
-
-
-def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return flat

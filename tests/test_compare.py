@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis import compare, studies, summary
-from analysis.__main__ import show
-from analysis.compare import Latencies, Pair
+from analysis import paired, studies, summary
+from analysis.__main__ import concluded
 from analysis.dwell import Dwell, LimitCount
+from analysis.paired import Latencies, Pair
 from conf import ConfigError, Experiment, load
 from conf.load import dump
 from loadgen import comparison, measure, sides, study, verbs
@@ -43,14 +43,14 @@ def pairs(delta: float, tried: list[float], seed: int, noise: float = 0.01) -> l
         shift = 3.5 * (log_ratio - delta) + rng.normal(0, noise, REQUESTS)
         quick = np.full(REQUESTS, 300.0)
         a, b = Latencies(quick, np.exp(luck)), Latencies(quick, np.exp(luck + shift))
-        made.append(compare.pair(index, log_ratio, True, a, b, BOUNDS_MS))
+        made.append(paired.pair(index, log_ratio, True, a, b, BOUNDS_MS))
     return made
 
 
 @pytest.mark.parametrize("delta", [-0.15, 0.0, 0.03])
 def test_the_interval_holds_the_true_ratio_and_is_narrow(delta: float) -> None:
     tried = [delta + apart for apart in (0.05, -0.03, 0.01, 0, 0, 0, 0, 0)]
-    found = [compare.ratio(pairs(delta, tried, seed), delta + 0.06) for seed in range(20)]
+    found = [paired.ratio(pairs(delta, tried, seed), delta + 0.06) for seed in range(20)]
     known = [one for one in found if one]
     errors = [math.log(one.value) - delta for one in known]
     assert len(known) == 20 and np.std(errors) < 0.012 and abs(np.mean(errors)) < 0.005
@@ -61,7 +61,7 @@ def test_the_interval_holds_the_true_ratio_and_is_narrow(delta: float) -> None:
 def test_the_verdict_is_what_the_interval_shows() -> None:
     verdicts = []
     for delta in (0.1, -0.1, 0.0):
-        found = compare.ratio(pairs(delta, [delta] * 10, 1), delta)
+        found = paired.ratio(pairs(delta, [delta] * 10, 1), delta)
         assert found is not None
         verdicts.append(found.verdict)
     assert verdicts == ["B is better", "B is worse", "no difference shown"]
@@ -71,17 +71,17 @@ def test_two_sides_exchanged_give_the_inverse_ratio() -> None:
     ours = pairs(0.05, [0.04, 0.06, 0.05, 0.05], 3)
     theirs = []
     for one in ours:
-        turned = compare.Shares(one.tpot.determined, one.tpot.over[::-1], one.tpot.near[::-1])
+        turned = paired.Shares(one.tpot.determined, one.tpot.over[::-1], one.tpot.near[::-1])
         theirs.append(Pair(one.index, -one.log_ratio, True, one.ttft, turned))
-    there, back = compare.ratio(ours, 0.0), compare.ratio(theirs, 0.0)
+    there, back = paired.ratio(ours, 0.0), paired.ratio(theirs, 0.0)
     assert there and back and there.value == pytest.approx(1 / back.value, rel=1e-3)
     assert (there.low, there.high) == pytest.approx((1 / back.high, 1 / back.low), rel=1e-3)
 
 
 def test_pairs_without_a_request_over_a_bound_say_nothing() -> None:
     easy = Latencies(np.full(REQUESTS, 300.0), np.full(REQUESTS, 40.0))
-    made = [compare.pair(index, 0.0, True, easy, easy, BOUNDS_MS) for index in range(5)]
-    assert compare.ratio(made, 0.0) is None
+    made = [paired.pair(index, 0.0, True, easy, easy, BOUNDS_MS) for index in range(5)]
+    assert paired.ratio(made, 0.0) is None
 
 
 def test_other_binding_limits_are_said_and_the_capacities_decide() -> None:
@@ -89,16 +89,16 @@ def test_other_binding_limits_are_said_and_the_capacities_decide() -> None:
     slow[:30] = 2500.0
     a = Latencies(fast, np.where(np.arange(REQUESTS) < 30, 130.0, 60.0))
     b = Latencies(slow, np.full(REQUESTS, 60.0))
-    found = compare.ratio([compare.pair(n, 0.0, True, a, b, BOUNDS_MS) for n in range(5)], 0.0)
+    found = paired.ratio([paired.pair(n, 0.0, True, a, b, BOUNDS_MS) for n in range(5)], 0.0)
     assert found is not None and found.unlike
-    value, low, high = compare.unpaired((5.0, 4.8, 5.2), (6.0, 5.8, 6.2))
+    value, low, high = paired.unpaired((5.0, 4.8, 5.2), (6.0, 5.8, 6.2))
     assert value == pytest.approx(1.2) and low < 1.2 / 1.04 < 1.2 * 1.04 < high
 
 
 def test_a_pair_counts_what_both_sides_had_and_knew() -> None:
     a = Latencies(np.array([100.0, 3000.0, 100.0]), np.array([50.0, np.nan, 120.0]))
     b = Latencies(np.array([100.0, np.inf]), np.array([110.0, 50.0]))
-    made = compare.pair(7, 0.0, False, a, b, BOUNDS_MS)
+    made = paired.pair(7, 0.0, False, a, b, BOUNDS_MS)
     assert (made.ttft.determined, made.ttft.over) == (2, (1, 1))
     assert (made.tpot.determined, made.tpot.over) == (1, (0, 1))
     assert made.ttft.near[1] == pytest.approx(1.0) and 0.5 < made.tpot.near[1] < 1.0
@@ -260,7 +260,7 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     # Common are the arrivals; the engines' own noise is not.
     assert {one.seed for one in site.plans} == {a.seed}
     assert load(base=tmp_path / "one" / "b" / "config.yaml").seed != a.seed
-    text = show(tmp_path / "one")
+    text = concluded(tmp_path / "one")
     assert text.startswith(f"VALID  B / A = {ratio['value']:.3f} [")
     assert "(95 %): B is better" in text and "engine.max_num_seqs 1023 -> 1024" in text
     assert "B got A's arrivals and lengths" in text and "  b: " in text
@@ -285,7 +285,7 @@ def test_one_side_alone_is_not_resumed(tmp_path: Path) -> None:
         verbs.left(tmp_path / "b", lambda path: load(base=path))
     (tmp_path / "b" / "manifest.json").write_text('{"verb": "sweep"}')
     (tmp_path / "b" / "events.jsonl").touch()
-    assert show(tmp_path / "b").endswith(f"to go on: python -m loadgen resume {tmp_path}")
+    assert concluded(tmp_path / "b").endswith(f"to go on: python -m loadgen resume {tmp_path}")
 
 
 def test_words_for_one_side_win_over_words_for_both() -> None:

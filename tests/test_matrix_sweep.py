@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from analysis import matrix_table, studies, summary
-from analysis.__main__ import show
-from analysis.compare import Ratio
+from analysis.__main__ import concluded
+from analysis.paired import Ratio
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from loadgen import __main__ as root
@@ -154,7 +154,7 @@ def test_each_service_is_deployed_once_and_the_ratio_on_common_requests_is_right
     # Common are the arrivals; the engines' noise and the windows that a cell has besides are not.
     seeds = {load(base=path / name / "config.yaml").seed for name in rows}
     assert len(seeds) == 4 and 2 in seeds
-    text = show(path).splitlines()
+    text = concluded(path).splitlines()
     assert text[0] == "VALID  4 of 4 cells have a capacity"
     assert text[1].split()[:3] == ["cell", "engine.max_num_seqs", "slo.tpot_p90_ms"]
     assert [line.split()[0] for line in text[2:6]] == ["cell-1", "cell-2", "cell-3", "cell-4"]
@@ -178,7 +178,7 @@ def test_refused_and_failed_cells_are_rows_and_the_others_go_on(
     assert [cell["exit_code"] for cell in tree["cells"]] == [5, 5, 2, 2, 0, 0]
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (5, True, False)
     assert any(line.startswith("cell-3, ") and "must be positive" in line for line in said)
-    text = show(tmp_path / "grid")
+    text = concluded(tmp_path / "grid")
     assert text.startswith("VALID  2 of 6 cells have a capacity\n  4 of 6 cells have no capacity")
     assert "no result (exit 5): no replica came up within 1800 s" in text
     assert "refused (exit 2): engine.max_num_seqs=-1" in text
@@ -191,7 +191,7 @@ def test_cells_with_an_open_end_are_valid_as_a_single_sweep_is(
     words = ["matrix.engine.max_num_seqs=[1023,1024]", "search.highest_qps=2"]
     tree = verbs.matrix(cells(tmp_path, *words), deployments.site, silent)
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (6, True, False)
-    assert show(tmp_path / "grid").startswith("VALID  0 of 2 cells have a capacity\n  2 of 2 cells have no")
+    assert concluded(tmp_path / "grid").startswith("VALID  0 of 2 cells have a capacity\n  2 of 2 cells have no")
     assert [cell["ratio"] for cell in tree["cells"]] == [None, None]
 
 
@@ -237,7 +237,7 @@ def test_ctrl_c_ends_the_grid_and_resume_goes_on(tmp_path: Path, deployments: De
     tree = verbs.matrix(found, deployments.site, cut)
     assert (tree["exit_code"], tree["valid"], deployments.up) == (130, False, 0)
     path = tmp_path / "grid"
-    text = show(path)
+    text = concluded(path)
     assert text.startswith("INTERRUPTED  1 of 3 cells have a capacity")
     assert "no result (exit 130): every request" in text and "not measured yet" in text
     with pytest.raises(ConfigError, match="cell of a matrix: python -m loadgen resume"):

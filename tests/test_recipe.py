@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from analysis import studies, summary
-from analysis.__main__ import show
+from analysis.__main__ import concluded
 from analysis.runs import RunError
 from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
@@ -65,7 +65,7 @@ def test_every_part_is_a_probe_of_its_own_load(tmp_path: Path) -> None:
     cached = site.asked[8].workload
     assert 16 < cached.input_tokens.mean * (1 - cached.prefix_hit) < 48
     assert (tree["exit_code"], tree["evidence"]) == (0, "16 probes")
-    text = show(tmp_path / "one")
+    text = concluded(tmp_path / "one")
     assert "16 probes: python -m analysis calibrate" in text and "r4-70pct: recorded" in text
     assert [path.name for path in studies.parts(tmp_path / "one")][::15] == ["r1-c1", "r4-70pct"]
 
@@ -75,7 +75,7 @@ def test_a_probe_that_missed_a_bound_is_recorded_like_any_other(tmp_path: Path) 
     tree = begun(tmp_path, site)
     assert (tree["exit_code"], tree["evidence"], len(site.asked)) == (0, "16 probes", 16)
     path = tmp_path / "one"
-    assert path / "r2-c4" in studies.parts(path) and "r2-c4: recorded" in show(path)
+    assert path / "r2-c4" in studies.parts(path) and "r2-c4: recorded" in concluded(path)
 
 
 def test_a_part_that_was_void_is_measured_anew_and_nothing_else(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from analysis import load_run, records
+from analysis import derived, load_run, records
 from analysis.runs import DRIVER_SHARDS, HEALTH_SHARDS, SERVER_SHARDS, Run, gather, is_request_shard
 from loadgen.arrivals import NS, PHASES, ArrivalSchedule
 from loadgen.folder import BusyError
@@ -73,6 +74,17 @@ def test_what_the_driver_was_told_stands_where_the_shard_is_out_of_reach(folder:
     assert states(collected) == states(records.read(folder.path / "requests")) == expected
     assert collected["itl_us"].to_pylist() == [[1, 2], [1, 2], None, None, None, None]
     assert files(folder) == WHOLE
+
+
+def test_collected_requests_have_their_latencies_beside_them(folder: RunFolder) -> None:
+    planned(folder, *range(3))
+    answer = {"first_token_offset_ns": 250_000_000, "phase": "window"}
+    folder.tell(rows(records.PROGRESS, "ok", 0, **answer))
+    folder.tell(rows(records.PROGRESS, "timeout", 1, **answer))
+    folder.collect()
+    written = pq.read_table(folder.path / "requests" / "part-000.parquet")
+    assert written.schema.equals(derived.FILE) and written.schema.metadata == derived.FILE.metadata
+    assert written["ttft_ms"].to_pylist() == [250.0, np.inf, np.inf]
 
 
 def test_every_session_tells_in_a_shard_of_its_own(folder: RunFolder) -> None:

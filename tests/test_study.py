@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from analysis import studies, summary
-from analysis.__main__ import show
+from analysis.__main__ import concluded
 from analysis.runs import RunError
 from conf import ConfigError, Experiment, load
 from conf.load import dump
@@ -119,7 +119,7 @@ def test_deployments_share_the_budget_with_seeds_of_their_own_and_are_pooled(tmp
 
 def test_the_screen_of_a_study_says_verdict_parts_and_spread(tmp_path: Path) -> None:
     tree = ran(asked(tmp_path, "search.deployments=2"), Site())
-    first, *lines = show(tmp_path / "one").splitlines()
+    first, *lines = concluded(tmp_path / "one").splitlines()
     assert first == summary.text(tree).splitlines()[0]
     assert first.startswith("VALID  5.10 QPS per node, 95 % interval [")
     assert any("pooled over 2 deployments: sd between them" in line for line in lines)
@@ -168,7 +168,9 @@ def test_a_vetoed_part_ends_the_study_for_good(tmp_path: Path) -> None:
     assert tree["exit_code"] == 4 and not summary.resumable(tree)
     path = tmp_path / "one"
     assert study.result(path) is not None and study.result(path / "deployment-2") is not None
-    assert "vetoes the answer" in show(path) and "to go on" not in show(path) + show(path / "deployment-2")
+    assert "vetoes the answer" in concluded(path) and "to go on" not in concluded(path) + concluded(
+        path / "deployment-2"
+    )
     assert left(path) == f"# {path} has ended: nothing to resume"
 
 
@@ -186,7 +188,7 @@ def test_a_study_cut_short_goes_on_and_answers_as_if_it_never_was(tmp_path: Path
     site = Site({at: -1})
     cut = ran(asked(tmp_path, *words), site)
     assert (cut["exit_code"], cut["valid"]) == (130, False)
-    assert "INTERRUPTED" in show(tmp_path / "one").splitlines()[0]
+    assert "INTERRUPTED" in concluded(tmp_path / "one").splitlines()[0]
     site._ends.clear()
     tree = resumed(tmp_path / "one", site)
     assert [before is None for before in site.befores] == [True, False]
@@ -207,7 +209,7 @@ def test_a_killed_study_shows_how_far_it_came(tmp_path: Path) -> None:
 
     with pytest.raises(Killed):
         ran(asked(tmp_path, "search.deployments=2"), killed)
-    text = show(tmp_path / "one")
+    text = concluded(tmp_path / "one")
     assert text.startswith("UNFINISHED") and "deployment-1: 5.00 QPS per node" in text
     assert "deployment-2: no result yet" in text and "python -m loadgen resume" in text
     assert left(tmp_path / "one") == "# 1 of 2 parts have ended; left: deployment-2"

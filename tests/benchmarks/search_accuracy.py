@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import compare
+from analysis import paired
 from analysis.pooling import Estimate, pooled
 from analysis.quantiles import quantile
 from conf import Experiment, load
@@ -156,7 +156,7 @@ def compared(scenario: str, seed: int) -> Found:
     original = comparison.Original.of_driver(a)
     found = sweep(b, lambda driver: comparison.next_replay(driver, original))
     pairs = comparison.pairs_of(b, original)
-    ratio = compare.ratio([pair for pair in pairs if pair.whole], comparison.apart(b, original))
+    ratio = paired.ratio([pair for pair in pairs if pair.whole], comparison.apart(b, original))
     minutes = (a.elapsed_s() + found.elapsed_s) / 60
     if ratio is None:
         return Found(math.nan, 0.0, math.inf, 0.0, minutes)

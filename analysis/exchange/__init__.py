@@ -1,0 +1,9 @@
+"""To and from other tools, and side by side: their results by our definitions, our runs in their formats."""
+
+from analysis.exchange.exporting import FORMATS, export
+from analysis.exchange.foreign import Foreign
+from analysis.exchange.readers import is_foreign, load_foreign
+from analysis.exchange.shown import show
+from analysis.exchange.side_by_side import CapacityRatio, compare
+
+__all__ = ["FORMATS", "CapacityRatio", "Foreign", "compare", "export", "is_foreign", "load_foreign", "show"]

@@ -1,0 +1,50 @@
+"""Writes a run in a format of other programs, to a file or to standard output."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from analysis import studies
+from analysis.exchange import inferencex, request_rows, vllm_result
+from analysis.runs import Run, RunError, load_run, load_runs, refuse_out
+
+FORMATS = ("inferencex", "csv", "jsonl", "vllm-bench")
+
+
+def export(path: Path, format: str, out: Path | None = None) -> None:
+    """Write the run at `path`; of a study all parts, as `inferencex` only. Complete in `out`, or not at all.
+
+    Raises RunError for an unknown format, for what is no run, and for an `out` that exists.
+    """
+    if format not in FORMATS:
+        raise RunError(f"--format {format} is unknown; choose one of {', '.join(FORMATS)}")
+    refuse_out(out)
+    if path.is_file():
+        raise RunError(f"{path} is a file; export writes run folders")
+    blocks = _blocks(path, format)
+    if out is None:
+        sys.stdout.writelines(blocks)
+        return
+    part = out.with_name(out.name + ".tmp")
+    try:
+        _write(part, blocks)
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write(path: Path, blocks: Iterable[str]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(blocks)
+
+
+def _blocks(path: Path, format: str) -> Iterator[str]:
+    if format == "inferencex":
+        yield inferencex.text(load_runs(path))
+        return
+    if studies.is_study(path):
+        raise RunError(f"{path} is a study: export one of its parts, {path}/NAME, or --format inferencex")
+    run: Run = load_run(path)
+    yield from {"csv": request_rows.csv, "jsonl": request_rows.jsonl, "vllm-bench": vllm_result.lines}[
+        format
+    ](run)

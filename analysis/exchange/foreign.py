@@ -1,0 +1,206 @@
+"""What another tool measured, as request rows of ours: judged by our definitions, with what it does not tell.
+
+Knows no tool and no file format. Nothing here can be valid or void: no other tool proves that its client kept
+its schedule.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis import metrics, records
+from analysis.metrics import Floats
+
+NS_PER_S, NS_PER_MS = 1e9, 1e6
+WINDOW, WARMUP = "window", "warmup"
+ERROR_CHARS = 300
+"""Of an error's message; a tool may save a whole traceback (our choice)."""
+CUT_OFF = ("payload is not completed", "incomplete", "peer closed", "disconnected")
+"""What HTTP clients of Python say of an answer that broke off."""
+_OFFSETS = ("first_byte", "first_token", "last_token", "end")
+_PHRASES = {status.phrase: int(status) for status in HTTPStatus}
+EXPORTED = "maxqps"
+"""The first word of a failure in an export of a run of ours, before its status and kind."""
+_OURS = re.compile(rf"{EXPORTED} ({'|'.join(records.FAILURES)})(?: ([^ :]+))?:")
+_CODE = re.compile(r"(?:error|status|code)\W{1,3}([45]\d\d)\b", re.IGNORECASE)
+
+Row = dict[str, Any]
+Trio = tuple[float | None, float | None, float | None]
+"""A tool's own p50, p90 and p99, None where it does not print them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the tool was told to do, as far as its file says; None is unknown.
+
+    `open_loop` is False where requests waited for answers or for a place among `concurrency`.
+    """
+
+    rate_qps: float | None = None
+    arrivals: str = "unknown"
+    concurrency: int | None = None
+    model: str | None = None
+    open_loop: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """One load that another tool offered, and what came of it.
+
+    `requests` has the schema `records.REQUESTS`. Where `due_known`, its times count from the planned send as
+    ours do. Else the send stands for it, because it is all that was told: latencies of this table are then
+    "from send", and `send_offset_ns` is null, so that the client's lag is unknown and not zero.
+    `own` are the tool's own quantiles in ms by our names of what it means.
+    """
+
+    path: Path
+    tool: str
+    version: str
+    requests: pa.Table
+    due_known: bool
+    asked: Asked
+    own: Mapping[str, Trio]
+    notes: tuple[str, ...]
+    part: str = ""
+
+    @property
+    def name(self) -> str:
+        """The file, and which load of it."""
+        return f"{self.path.name}{f' ({self.part})' if self.part else ''}"
+
+    @property
+    def measured(self) -> pa.Table:
+        """Its requests without a warm-up."""
+        return self.requests.filter(pa.array(metrics.word_in(self.requests, "phase", WINDOW)))
+
+    @property
+    def sent_ns(self) -> Floats:
+        """When each measured request was sent, since the first row; nan where that is not told."""
+        return metrics.numbers(self.from_send, "due_ns")
+
+    @property
+    def seconds(self) -> float | None:
+        """From the first send to the last end; None where no times are told."""
+        end = self.sent_ns + metrics.numbers(self.from_send, "end_offset_ns")
+        if np.isnan(end).all():
+            return None
+        return float(np.nanmax(end) - np.nanmin(self.sent_ns)) / NS_PER_S
+
+    @property
+    def from_send(self) -> pa.Table:
+        """The measured requests with times from the actual send, as tools count."""
+        return sent_at_due(self.measured) if self.due_known else self.measured
+
+    @property
+    def latencies(self) -> dict[str, Floats]:
+        """Each latency in ms by our definitions, from the send; a failure is infinite."""
+        rows = self.from_send
+        return {
+            "ttft_from_send": metrics.ttft(rows),
+            "tpot": metrics.tpot(rows),
+            "itl": metrics.itl(rows),
+            "e2e_from_send": metrics.e2e(rows),
+        }
+
+
+def table(rows: Iterable[Row]) -> pa.Table:
+    """Rows in order of `due_ns`, which then counts from the first; null where no time is told.
+
+    A tool says nothing of how long an answer was asked for where it failed: TPOT must still be infinite, so a
+    failed row without it is taken to have asked for the median of the answers.
+    """
+    rows = sorted(rows, key=lambda row: row.get("due_ns") or 0)
+    first = min((row["due_ns"] for row in rows if row.get("due_ns") is not None), default=0)
+    answered = [row["output_tokens"] for row in rows if row["status"] == records.OK]
+    usual = int(np.median(answered)) if answered else None
+    for seq, row in enumerate(rows):
+        row |= {"seq": seq, "phase": row.get("phase", WINDOW), "session_id": -1, "turn": row.get("turn", 0)}
+        if row.get("due_ns") is not None:
+            row["due_ns"] -= first
+        if (row.get("events") or math.inf) <= metrics.BURST_READS:
+            row["reads"] = row["events"]  # there are no more reads than events: enough to know a burst
+        if row["status"] in records.FAILURES and row.get("requested_output_tokens") is None:
+            row["requested_output_tokens"] = usual
+    return records.table(rows)
+
+
+def sent_at_due(requests: pa.Table) -> pa.Table:
+    """The same rows as if each had been due when it was sent; the lag is then unknown."""
+    sent = requests.column("send_offset_ns")
+    columns = {name: requests.column(name) for name in requests.column_names}
+    for name in _OFFSETS:
+        columns[f"{name}_offset_ns"] = pc.subtract(columns[f"{name}_offset_ns"], sent)
+    columns["due_ns"] = pc.add(columns["due_ns"], sent)
+    columns["send_offset_ns"] = pa.nulls(len(sent), pa.int64())
+    return pa.table(columns, schema=requests.schema)
+
+
+def failure(message: str, http_status: int | None = None, got_token: bool = False) -> Row:
+    """Status and kind of a failed request from a tool's message; `unclear` where that does not say."""
+    text = " ".join(message.split())
+    said = text.lower()
+    if known := _OURS.match(text):
+        return {"status": known[1], "error_kind": known[2], "error": text[-ERROR_CHARS:]}
+    cut = any(word in said for word in CUT_OFF)
+    code = http_status or _PHRASES.get(text) or next(map(int, [] if cut else _CODE.findall(text)), None)
+    if code:
+        status, kind = "http_error", str(code)
+    elif "timeout" in said or "timed out" in said:
+        status, kind = "timeout", "timeout"
+    elif cut or got_token:
+        status, kind = "truncated", "cut_off"
+    else:
+        status, kind = "conn_error", "connection" if "connect" in said else "unclear"
+    return {"status": status, "error_kind": kind, "error": text[-ERROR_CHARS:], "http_status": code}
+
+
+def shortage(output_tokens: int | None, first_token_ns: int | None) -> Row:
+    """What a request is whose tool says it succeeded: `ok`, or a failure by our definition of success."""
+    if not output_tokens or first_token_ns is None:
+        return {"status": "truncated", "error_kind": "no_token"}
+    return {"status": records.OK}
+
+
+def ns(seconds: float | None) -> int | None:
+    """Seconds as whole ns; None stays unknown."""
+    return None if seconds is None else round(seconds * NS_PER_S)
+
+
+def assumed_length(requests: pa.Table) -> list[str]:
+    """The note on failures whose asked length was not told; nothing without failures."""
+    failed = requests.filter(pa.array(metrics.status_in(requests, *records.FAILURES)))
+    lengths = {int(n) for n in failed.column("requested_output_tokens").drop_null().to_pylist()}
+    if not failed.num_rows:
+        return []
+    if not lengths:
+        return ["no request was answered, so that TPOT and ITL are unknown"]
+    return [
+        "how many tokens a failed request had asked for is not told: TPOT and ITL take the median of the "
+        f"answers ({max(lengths)})"
+    ]
+
+
+def released(worst_ms: float) -> str:
+    """The note on a tool that tells when it let a request go, which is not when it had planned to."""
+    return (
+        f"from its own release of a request to the send it took up to {worst_ms:.1f} ms: a part of its "
+        "client's lag, not all of it"
+    )
+
+
+def percentiles(tree: Mapping[str, Any], names: tuple[str, str, str], scale: float = 1.0) -> Trio:
+    """Three figures of a tool's tree, in ms by `scale`; None for each that it lacks."""
+
+    def figure(name: str) -> float | None:
+        return None if tree.get(name) is None else float(tree[name]) * scale
+
+    p50, p90, p99 = names
+    return figure(p50), figure(p90), figure(p99)

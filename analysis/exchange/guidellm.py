@@ -1,0 +1,172 @@
+"""Reads GuideLLM's JSON: each benchmark of a file is one load. Read from real files of GuideLLM 0.8.1.
+
+Times are wall seconds. `info.timings.targeted_start` is the planned send of a rate strategy, so that
+latencies can count from the due time as ours do; of a closed loop it is no plan, and the send stands for it.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from analysis import metrics, records
+from analysis.exchange.foreign import (
+    Asked,
+    Foreign,
+    Row,
+    Trio,
+    assumed_length,
+    failure,
+    ns,
+    percentiles,
+    shortage,
+    table,
+)
+from analysis.quantiles import quantile
+from analysis.runs import RunError
+
+TOOL = "GuideLLM"
+RATED = ("constant", "poisson", "trace")
+"""Strategies whose `targeted_start` is a schedule."""
+OWN = {
+    "ttft_from_send": ("time_to_first_token_ms", 1.0),
+    "tpot": ("inter_token_latency_ms", 1.0),
+    "e2e_from_send": ("request_latency", 1e3),
+}
+"""By our names. Its "time per output token" has the TTFT in it and is none of ours."""
+NOTES = (
+    'its "inter token latency" is what is TPOT here; its "time per output token" contains the TTFT',
+    "gaps between single tokens are not in the file: ITL is unknown",
+)
+
+
+def fits(tree: Any) -> bool:
+    """True of the tree of such a file."""
+    return (
+        isinstance(tree, dict)
+        and "guidellm_version" in (tree.get("metadata") or {})
+        and isinstance(tree.get("benchmarks"), list)
+    )
+
+
+def read(tree: Mapping[str, Any], path: Path) -> Iterator[Foreign]:
+    """The loads of one file. Raises RunError for one without requests, or without their times."""
+    version = str(tree["metadata"]["guidellm_version"])
+    if not tree["benchmarks"]:
+        raise RunError(f"{path} holds no benchmark: nothing can be judged")
+    for index, benchmark in enumerate(tree["benchmarks"]):
+        strategy = benchmark["config"]["strategy"]
+        part = f"{index}: {_arrivals(strategy)}" if len(tree["benchmarks"]) > 1 else ""
+        yield _load(benchmark, strategy, path, version, part)
+
+
+def _load(
+    benchmark: Mapping[str, Any], strategy: Mapping[str, Any], path: Path, version: str, part: str
+) -> Foreign:
+    due_known = strategy["type_"] in RATED
+    kinds = benchmark["requests"]
+    stats = [(kind, one) for kind in ("successful", "errored", "incomplete") for one in kinds.get(kind) or ()]
+    # What was never begun when the tool ended was not sent: no request.
+    told = [(kind, one) for kind, one in stats if _timings(one, path).get("request_start") is not None]
+    if not told:
+        raise RunError(f"{path} holds no request of its benchmark {part or '0'}: nothing can be judged")
+    requests = table(_row(kind, one, due_known) for kind, one in told)
+    model = (benchmark["config"].get("backend") or {}).get("model")
+    asked = Asked(strategy.get("rate"), str(strategy["type_"]), strategy.get("streams"), model, due_known)
+    notes = [*NOTES, *_due(due_known, requests), *assumed_length(requests), *_left_out(benchmark, stats)]
+    notes += [f"its own warning: {one['message']}" for one in benchmark.get("warnings") or ()]
+    return Foreign(path, TOOL, version, requests, due_known, asked, _own(benchmark), tuple(notes), part)
+
+
+def _timings(one: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    try:
+        return dict(one["info"]["timings"])
+    except (KeyError, TypeError) as error:
+        raise RunError(
+            f"{path} has no times of single requests: GuideLLM 0.8 saves them in info.timings"
+        ) from error
+
+
+def _row(kind: str, one: Mapping[str, Any], due_known: bool) -> Row:
+    times = one["info"]["timings"]
+    sent = times["request_start"]
+    due = times["targeted_start"] if due_known and times.get("targeted_start") is not None else sent
+    body = _body(one)
+    row = _outcome(kind, one, body) | {
+        "turn": one["info"].get("turn_index") or 0,
+        "due_ns": ns(due),
+        "scheduled_at": datetime.fromtimestamp(due, UTC),
+        "send_offset_ns": ns(sent - due) if due_known else None,
+        "requested_output_tokens": body.get("max_tokens") if body.get("ignore_eos") else None,
+        "prompt_tokens": one.get("prompt_tokens"),
+        "cached_tokens": one.get("cached_tokens"),
+        "output_tokens": one.get("output_tokens"),
+        "events": times.get("token_iterations"),
+    }
+    for ours, theirs in (("first_token", "first_token_iteration"), ("last_token", "last_token_iteration")):
+        row[f"{ours}_offset_ns"] = None if times.get(theirs) is None else ns(times[theirs] - due)
+    end = times.get("request_end") or times.get("resolve_end")
+    return row | {"end_offset_ns": None if end is None else ns(end - due)}
+
+
+def _outcome(kind: str, one: Mapping[str, Any], body: Mapping[str, Any]) -> Row:
+    times, output = one["info"]["timings"], one.get("output_tokens")
+    if kind == "incomplete":
+        return {"status": records.PENDING}
+    if kind == "errored":
+        return failure(
+            str(one["info"].get("error") or ""), None, times.get("first_token_iteration") is not None
+        )
+    if body.get("ignore_eos") and output and output != body.get("max_tokens"):
+        return {
+            "status": "truncated",
+            "error_kind": "token_count",
+            "error": f"{output} tokens instead of {body.get('max_tokens')}",
+        }
+    return shortage(output, ns(times.get("first_token_iteration")))
+
+
+def _body(one: Mapping[str, Any]) -> dict[str, Any]:
+    """What was sent, where the file says."""
+    try:
+        found = json.loads(one.get("request_args") or "{}").get("body")
+    except (ValueError, AttributeError):
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+def _arrivals(strategy: Mapping[str, Any]) -> str:
+    kind = str(strategy["type_"])
+    return f"{kind}, {strategy['rate']:g} requests/s" if strategy.get("rate") else kind
+
+
+def _due(due_known: bool, requests: pa.Table) -> list[str]:
+    if not due_known:
+        return ["a closed loop has no due times: latencies count from the send"]
+    lag_ms = quantile(metrics.send_lag(requests), 0.99)
+    return [f"its planned times are told: its client's lag was {lag_ms:.1f} ms (p99), not in its own figures"]
+
+
+def _left_out(benchmark: Mapping[str, Any], stats: Sequence[Any]) -> list[str]:
+    """A file may hold a sample of the requests, and counts those that were still in flight at the end."""
+    totals = benchmark["metrics"]["request_totals"]
+    notes = []
+    if totals["total"] > len(stats):
+        notes.append(f"the file holds {len(stats)} of its {totals['total']} requests: figures are of those")
+    if totals.get("incomplete"):
+        notes.append(
+            f"{totals['incomplete']} requests were in flight when it ended: neither answered nor failed"
+        )
+    return notes
+
+
+def _own(benchmark: Mapping[str, Any]) -> dict[str, Trio]:
+    found = {}
+    for ours, (theirs, scale) in OWN.items():
+        figures = (benchmark["metrics"].get(theirs) or {}).get("successful") or {}
+        if figures.get("count"):
+            found[ours] = percentiles(figures["percentiles"], ("p50", "p90", "p99"), scale)
+    return found

@@ -1,0 +1,88 @@
+"""Opens a result of another tool, known by what is in it, never by its name."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from analysis.exchange import aiperf, guidellm, vllm_bench
+from analysis.exchange.foreign import Foreign
+from analysis.runs import RunError
+
+TOOLS = f"{vllm_bench.TOOL}, {guidellm.TOOL} or {aiperf.TOOL}"
+
+
+def is_foreign(path: Path | str) -> bool:
+    """True of a file, which a run or a study never is; what it holds is seen when it is read."""
+    return Path(path).is_file()
+
+
+def load_foreign(path: Path | str) -> list[Foreign]:
+    """The loads in a result file, mostly one. Raises RunError for a file of something else, or cut off."""
+    path = Path(path)
+    trees, cut = _trees(path)
+    try:
+        found = _read(trees, path)
+    except RunError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise RunError(
+            f"{path} looks like a result of {TOOLS}, but not of a version that is read here: "
+            f"{type(error).__name__} {error}"
+        ) from error
+    return [_noted(one, "its last line is cut off and left out") for one in found] if cut else found
+
+
+def _read(trees: Sequence[Any], path: Path) -> list[Foreign]:
+    if aiperf.fits(trees):
+        return [aiperf.read(trees, path)]
+    if len(trees) == 1 and guidellm.fits(trees[0]):
+        return list(guidellm.read(trees[0], path))
+    if trees and all(map(vllm_bench.fits, trees)):
+        several = len(trees) > 1
+        return [
+            vllm_bench.read(tree, path, f"line {i + 1}" if several else "") for i, tree in enumerate(trees)
+        ]
+    raise RunError(f"{path} is not a result of {TOOLS}: {_looks(trees)}")
+
+
+def _looks(trees: Sequence[Any]) -> str:
+    first = trees[0]
+    if isinstance(first, dict) and "aiperf_version" in first:
+        return f"it is {aiperf.TOOL}'s summary; give profile_export.jsonl, which has the single requests"
+    if isinstance(first, dict):
+        return f"it holds {', '.join(list(map(str, first))[:4]) or 'nothing'}"
+    return f"it holds a {type(first).__name__}"
+
+
+def _trees(path: Path) -> tuple[list[Any], bool]:
+    """The JSON values in a file: one, or one per line, and whether a last line was cut off and left out."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} cannot be read as text: {' '.join(str(error).split())}") from error
+    if not text.strip():
+        raise RunError(f"{path} is empty: the tool saved nothing")
+    try:
+        return [json.loads(text)], False
+    except ValueError:
+        return _lines(text.splitlines(), path)
+
+
+def _lines(lines: Sequence[str], path: Path) -> tuple[list[Any], bool]:
+    trees: list[Any] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            trees += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
+            if number == len(lines) and trees:
+                return trees, True
+            raise RunError(
+                f"{path} is cut off or not JSON, so no result of {TOOLS}: line {number}, {error}"
+            ) from error
+    return trees, False
+
+
+def _noted(found: Foreign, note: str) -> Foreign:
+    return replace(found, notes=(*found.notes, note))

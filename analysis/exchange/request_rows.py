@@ -1,0 +1,113 @@
+"""A run's requests as lines of CSV or JSON: every planned request, in batches, so that none fills the memory.
+
+The columns are those of requests/*.parquet (schema `derived.FILE`) and one more, `void_reason`. What is
+infinite (a failed request) is `inf` in CSV and the string "inf" in JSON, where a null would let failures fall
+out of a quantile unseen; unknown is empty, or null.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from io import BytesIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from analysis import derived, records
+from analysis.locations import one_line
+from analysis.runs import Run, RunError, is_collected
+
+BATCH_ROWS = 8192
+"""Rows in memory at a time: about 5 MB with the gaps of answers of 140 tokens (our choice)."""
+DIGITS = 4
+"""Decimals of a latency in ms; a float32 has not more at 1 s."""
+VOID = "void_reason"
+LATENCIES = tuple(name for name in derived.FILE.names if name not in records.REQUESTS.names)
+
+
+def csv(run: Run) -> Iterator[str]:
+    """The lines in blocks, the first with the column names; `itl_us` is joined by spaces."""
+    for index, batch in enumerate(batches(run)):
+        options = pyarrow.csv.WriteOptions(include_header=index == 0, quoting_style="needed")
+        block = BytesIO()
+        pyarrow.csv.write_csv(_flat(batch), block, options)
+        yield block.getvalue().decode()
+
+
+def jsonl(run: Run) -> Iterator[str]:
+    """Strict JSON, one object per line, in blocks."""
+    for batch in batches(run):
+        rows = _with_text(batch, "scheduled_at").to_pylist()
+        yield "".join(f"{json.dumps(_strict(row), allow_nan=False)}\n" for row in rows)
+
+
+def batches(run: Run) -> Iterator[pa.Table]:
+    """Every planned request in blocks, with latencies and `void_reason`; at least one, be it empty."""
+    void = {line["index"]: line[VOID] for line in run.dwells().to_pylist() if not line["valid"]}
+    empty = True
+    for rows in _stored(run):
+        empty = False
+        yield _marked(derived.with_latencies(rows), void)
+    if empty:
+        yield _marked(derived.with_latencies(records.REQUESTS.empty_table()), void)
+
+
+def _stored(run: Run) -> Iterator[pa.Table]:
+    try:
+        yield from _pieces(run)
+    except (OSError, pa.ArrowException) as error:
+        raise RunError(f"{run.path} holds a file that cannot be read: {one_line(error)}") from error
+
+
+def _pieces(run: Run) -> Iterator[pa.Table]:
+    """Straight from Parquet; a killed run is first put together from what it left."""
+    if not is_collected(run.path):
+        rows = run.requests()
+        yield from (rows.slice(start, BATCH_ROWS) for start in range(0, rows.num_rows, BATCH_ROWS))
+        return
+    for path in records.files(run.path / "requests"):
+        with pq.ParquetFile(path) as file:
+            known = [name for name in records.REQUESTS.names if name in file.schema_arrow.names]
+            # Each row group anew: one iterator over all of them keeps what it has read.
+            for group in range(file.num_row_groups):
+                yield from map(_whole, file.iter_batches(BATCH_ROWS, [group], known))
+
+
+def _whole(batch: pa.RecordBatch) -> pa.Table:
+    """A batch of an older schema with the columns that it lacks as null."""
+    columns = records.empty(records.REQUESTS, batch.num_rows)
+    for name in batch.schema.names:
+        columns[name] = batch.column(name).cast(records.REQUESTS.field(name).type)
+    return pa.table(columns, schema=records.REQUESTS)
+
+
+def _marked(rows: pa.Table, void: dict[int, str]) -> pa.Table:
+    reasons = [void.get(dwell) for dwell in rows["dwell"].to_pylist()] if void else [None] * rows.num_rows
+    return rows.append_column(VOID, pa.array(reasons, pa.string()))
+
+
+def _with_text(rows: pa.Table, *times: str) -> pa.Table:
+    """Times as ISO 8601 in UTC, latencies as decimals and words as plain strings."""
+    for index, field in enumerate(rows.schema):
+        column = rows.column(index)
+        if field.name in times:
+            column = pc.strftime(column, "%Y-%m-%dT%H:%M:%SZ")
+        elif field.name in LATENCIES:
+            column = pc.round(column.cast(pa.float64()), DIGITS)
+        elif pa.types.is_dictionary(field.type):
+            column = column.cast(pa.string())
+        rows = rows.set_column(index, field.name, column)
+    return rows
+
+
+def _flat(rows: pa.Table) -> pa.Table:
+    rows = _with_text(rows, "scheduled_at")
+    index = rows.schema.get_field_index("itl_us")
+    gaps = rows.column(index).cast(pa.list_(pa.string()))
+    return rows.set_column(index, "itl_us", pc.binary_join(gaps, " "))
+
+
+def _strict(row: dict[str, object]) -> dict[str, object]:
+    return {name: "inf" if value == math.inf else value for name, value in row.items()}

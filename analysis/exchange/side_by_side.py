@@ -1,0 +1,197 @@
+"""Runs, studies and results of other tools beside each other: what differs, capacities, ratios, latencies.
+
+A ratio is of two capacities that are claimed. Where the workload or the bounds differ too, it says so: then
+it is not the merit of a layout.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis import metrics
+from analysis.exchange.shown import sent_qps
+from analysis.exchange.subjects import Subject, paired_ratio, subjects, unpaired_ratio
+from analysis.exchange.windows import Measured, measured
+from analysis.metrics import Floats
+from analysis.quantiles import quantile
+from analysis.runs import Run, RunError
+from conf.differing import differences
+
+MOST_KEYS = 12
+"""Keys of a pair that are told; the rest is counted."""
+PLACE = ("out", "run")
+"""Keys that say where a run lies, not what it is."""
+QUESTION = ("workload.", "slo.")
+"""Keys that make another question of it."""
+NEAR = 0.05
+"""Rates that differ by less are laid beside each other (our choice)."""
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityRatio:
+    """Capacity of B over that of A with its 95 % interval, and `how` the two were measured."""
+
+    value: float
+    low: float
+    high: float
+    how: str
+
+
+def compare(a: Run, b: Run) -> CapacityRatio:
+    """The ratio of two capacities: of the same requests for both sides of a comparison study.
+
+    Raises RunError where one of the two claims no capacity.
+    """
+    sides = Subject("A", a.path, a.sweep, a.config, a), Subject("B", b.path, b.sweep, b.config, b)
+    found = _found_ratio(*sides)
+    if found is None:
+        raise RunError(f"no ratio B / A: {_refused(*sides)}")
+    return found
+
+
+def text(paths: Sequence[Path]) -> str:
+    """The comparison for people, everything against the first. Raises RunError for what cannot be read."""
+    sides = subjects(paths)
+    lines = [f"COMPARE  {len(sides)} sides, each against A"]
+    lines += [f"  {one.letter}  {one.name}: {one.headline}" for one in sides]
+    for other in sides[1:]:
+        lines += _pair(sides[0], other)
+    if any(one.foreign for one in sides):
+        lines += _loads(sides)
+    return "\n".join(lines)
+
+
+def _pair(a: Subject, b: Subject) -> list[str]:
+    """Configuration, ratio and common rates of two sides; of a tool's load only why there is no ratio."""
+    differing = differences(a.asked, b.asked) if a.asked and b.asked else {}
+    return [
+        *_differing(a, b, {key: pair for key, pair in differing.items() if key not in PLACE}),
+        *_ratio(a, b, differing),
+        *_common(a, b),
+    ]
+
+
+def _differing(a: Subject, b: Subject, found: Mapping[str, Sequence[Any]]) -> list[str]:
+    if not (a.asked and b.asked):
+        return []
+    if not found:
+        return [f"  from {a.letter} to {b.letter}: nothing of the configuration differs"]
+    told = [f"    {key}: {_word(ours)} -> {_word(theirs)}" for key, (ours, theirs) in found.items()]
+    more = [f"    and {len(told) - MOST_KEYS} more keys"] if len(told) > MOST_KEYS else []
+    return [f"  from {a.letter} to {b.letter}:", *told[:MOST_KEYS], *more]
+
+
+def _word(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _ratio(a: Subject, b: Subject, differing: Mapping[str, Sequence[Any]]) -> list[str]:
+    found = _found_ratio(a, b)
+    if found is None:
+        return [f"  no ratio {b.letter} / {a.letter}: {_refused(a, b)}"]
+    asked = [key for key in differing if key.startswith(QUESTION) and not key.endswith(".name")]
+    verb = "differs" if len(asked) == 1 else "differ"
+    warning = [
+        f"  WARNING: {', '.join(asked)} {verb}: the ratio is of two questions, no merit of either side"
+    ]
+    shows = "higher" if found.low > 1 else "lower" if found.high < 1 else "no difference shown"
+    interval = f"[{found.low:.3f}, {found.high:.3f}] (95 %, {found.how})"
+    ratio = f"  capacity {b.letter} / {a.letter} = {found.value:.3f} {interval}: {shows}"
+    return [*(warning if asked else []), ratio]
+
+
+def _found_ratio(a: Subject, b: Subject) -> CapacityRatio | None:
+    if paired := paired_ratio(a, b):
+        return CapacityRatio(*paired, "the same requests on both")
+    apart = unpaired_ratio(a, b)
+    return CapacityRatio(*apart, "measured apart") if apart else None
+
+
+def _refused(a: Subject, b: Subject) -> str:
+    """Why two sides have no ratio."""
+    return "; ".join(f"{one.letter} ({one.name}) {one.unclaimed}" for one in (a, b) if one.unclaimed)
+
+
+def _common(a: Subject, b: Subject) -> list[str]:
+    """p90s of both at rates that both offered."""
+    if a.foreign or b.foreign:
+        return []
+    pairs = list(_near(_rates(a), _rates(b)))
+    if not pairs:
+        return [
+            f"  no rate per node was offered by both {a.letter} and {b.letter} (within {100 * NEAR:.0f} %)"
+        ]
+    head = f"  p90 at rates of both (QPS per node)  {'TTFT ms':>19}  {'TPOT ms':>19}"
+    return [head, *(_rate_line(a, b, ours, theirs) for ours, theirs in pairs)]
+
+
+def _rates(one: Subject) -> list[dict[str, Any]]:
+    rows = one.run.dwells().to_pylist() if one.run else []
+    return [row for row in rows if row["kind"] != "ramp" and row["valid"] and row["requests"]]
+
+
+def _near(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+    """Pairs of windows of nearly one rate, each window in one at most."""
+    left = list(theirs)
+    for row in sorted(ours, key=_rate):
+        close = [other for other in left if abs(math.log(_rate(other) / _rate(row))) <= NEAR]
+        if close:
+            found = min(close, key=lambda other: abs(_rate(other) - _rate(row)))
+            left.remove(found)
+            yield row, found
+
+
+def _rate(row: Mapping[str, Any]) -> float:
+    return float(row["rate_qps_per_node"])
+
+
+def _rate_line(a: Subject, b: Subject, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    rates = f"{a.letter} {_rate(ours):.3f} | {b.letter} {_rate(theirs):.3f}"
+    ttft, tpot = (
+        f"{_ms(ours[name])} | {_ms(theirs[name])}".rjust(19) for name in ("ttft_p90_ms", "tpot_p90_ms")
+    )
+    return f"    {rates:<33}  {ttft}  {tpot}"
+
+
+def _ms(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1f}"
+
+
+def _loads(sides: Sequence[Subject]) -> list[str]:
+    """Percentiles of every load as tools count: from the send; then what is unknown of each tool's."""
+    head = f"  {'':<22} {'requests/s':>10} {'requests':>8}"
+    lines = [f"{head}  {'p50 / p90 / p99: TTFT from send ms':<34}  TPOT ms"]
+    lines += [line for one in sides for line in (_foreign(one) if one.foreign else _windows(one))]
+    notes = [f"  {one.letter}: {note}" for one in sides if one.foreign for note in one.foreign.notes]
+    return [*lines, "  a failed request is infinitely late", *notes]
+
+
+def _foreign(one: Subject) -> list[str]:
+    assert one.foreign is not None
+    found = one.foreign.latencies
+    values = found["ttft_from_send"], found["tpot"]
+    return [_load(one.letter, sent_qps(one.foreign), one.foreign.measured.num_rows, *values)]
+
+
+def _windows(one: Subject) -> list[str]:
+    try:
+        windows = list(measured(one.run)) if one.run else []
+    except RunError:
+        windows = []
+    return [_window(one, window) for window in windows] or [f"  {one.letter}  no valid window of its own"]
+
+
+def _window(one: Subject, window: Measured) -> str:
+    values = metrics.ttft_from_send(window.rows), metrics.tpot(window.rows)
+    name = f"{one.letter} dwell {window.line['index']}"
+    return _load(name, window.line["rate_qps"], window.rows.num_rows, *values)
+
+
+def _load(name: str, rate_qps: float | None, count: int, ttft_ms: Floats, tpot_ms: Floats) -> str:
+    rate = "unknown" if rate_qps is None else f"{rate_qps:.2f}"
+    ttft, tpot = (" / ".join(_ms(quantile(v, q)) for q in QUANTILES) for v in (ttft_ms, tpot_ms))
+    return f"  {name:<22} {rate:>10} {count:>8}  {ttft:<34}  {tpot}"

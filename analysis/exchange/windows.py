@@ -1,0 +1,73 @@
+"""The measured windows of a run as other tools' formats hold them: one load each, latencies from the send.
+
+Void windows and ramp steps are left out: no other format can mark them, and neither measured a rate.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from analysis import dwell_table, metrics, records
+from analysis.dwell import in_window
+from analysis.metrics import Bools, Floats
+from analysis.runs import Run, RunError
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One window: its line of dwells.parquet, and its requests in order of due time."""
+
+    line: dict[str, Any]
+    rows: pa.Table
+
+    @property
+    def seconds(self) -> float:
+        """Its length, by the run's clock."""
+        return dwell_table.window(self.line).seconds
+
+    @property
+    def ok(self) -> Bools:
+        """Mask of the whole answers."""
+        return metrics.status_in(self.rows, records.OK)
+
+    @property
+    def sent(self) -> Bools:
+        """Mask of the requests that left the client."""
+        return ~np.isnan(metrics.numbers(self.rows, "send_offset_ns"))
+
+    @property
+    def latencies_ms(self) -> dict[str, Floats]:
+        """TTFT, TPOT, ITL and E2E by the names of `vllm bench serve`, which counts from the send."""
+        e2e = metrics.e2e(self.rows)
+        from_send = np.where(np.isinf(e2e), e2e, e2e - np.where(self.sent, metrics.send_lag(self.rows), 0.0))
+        return {
+            "ttft": metrics.ttft_from_send(self.rows),
+            "tpot": metrics.tpot(self.rows),
+            "itl": metrics.itl(self.rows),
+            "e2el": from_send,
+        }
+
+    @property
+    def in_flight(self) -> float:
+        """Mean number of requests in flight by Little's law: rate times the mean time from send to end."""
+        held = metrics.numbers(self.rows, "end_offset_ns") - metrics.numbers(self.rows, "send_offset_ns")
+        return float(np.nansum(held)) / 1e9 / self.seconds
+
+    def tokens(self, column: str) -> int:
+        """Tokens of the whole answers in a column; 0 where none is told."""
+        return int(np.nansum(metrics.numbers(self.rows, column)[self.ok]))
+
+
+def measured(run: Run) -> Iterator[Measured]:
+    """The valid windows of a run. Raises RunError where there is none, with what there is."""
+    lines = [line for line in run.dwells().to_pylist() if line["kind"] != "ramp"]
+    valid = [line for line in lines if line["valid"] and line["requests"]]
+    if not valid:
+        void = f"all {len(lines)} of its windows are void" if lines else "no window of it ended"
+        raise RunError(f"{run.path} has no rate to export: {void}; --format csv has its requests")
+    for line in valid:
+        window = dwell_table.window(line)
+        yield Measured(line, in_window(run.requests(dwell=window.index), window))

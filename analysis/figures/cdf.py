@@ -1,0 +1,154 @@
+"""How close each rate is to the bounds: the whole distribution of TTFT and TPOT, not one quantile of it.
+
+Knows the requests of windows; a failed request is infinitely late, so its curve does not reach 1.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.capacity import LIMITS
+from analysis.figures import canvas
+from analysis.figures.canvas import Axes, Floats, Look
+from analysis.figures.exhibit import Exhibit, NoData
+from analysis.figures.windows import LATENCIES, LATENCY, Measured, bounds_ms, measured, ms, qps, share
+from analysis.quantiles import quantile
+from analysis.root import Limit
+from analysis.runs import Run
+
+HEIGHT_IN = 3.8
+MOST_CURVES = 6
+"""More curves are not told apart: then evenly over the rates, the lowest and the highest among them."""
+MOST_STEPS = 100
+QUANTILES = (0.5, 0.9, 0.99)
+GOAL = 0.9
+
+
+def plot_cdf(run: Run, ax: Axes | None = None) -> Axes:
+    """Share of the requests answered within each TTFT and each TPOT (ms, log), one curve per rate.
+
+    The mark is the bound at 90 %: a curve that passes to the left of it keeps the bound. At most six valid
+    windows are drawn. Raises NoData without a valid window.
+    """
+    ax = ax or canvas.new_axes(HEIGHT_IN)
+    shown, bounds = _shown(_valid(run)), bounds_ms(run)
+    both = canvas.beside(ax, top=0.17)
+    for panel, limit in zip(both, LIMITS, strict=True):
+        _panel(panel, limit, shown, bounds[limit])
+    both[1].set_ylabel("")
+    canvas.legend(both[0], columns=3)
+    return ax
+
+
+def cdf_table(run: Run) -> pa.Table:
+    """One row per valid window, by rate: p50, p90 and p99 in ms and the share within each bound.
+
+    Quantiles of a window with failures are infinite where these reach. Raises NoData without a valid window.
+    """
+    bounds = bounds_ms(run)
+    return pa.Table.from_pylist([_row(window, bounds) for window in _valid(run)])
+
+
+def cdf_alt(run: Run) -> str:
+    """What share of the requests is within each bound at the lowest and at the highest rate."""
+    valid, bounds = _valid(run), bounds_ms(run)
+    ends = valid if len(valid) == 1 else [valid[0], valid[-1]]
+    said = []
+    for limit in LIMITS:
+        shares = [(_within(_values(window, limit), bounds[limit]), window.rate) for window in ends]
+        known = [f"{share(part)} at {qps(rate)} QPS per node" for part, rate in shares if part is not None]
+        if known:
+            said.append(f"Within the {limit.upper()} bound of {ms(bounds[limit])}: {', '.join(known)}.")
+    failed = sum(window.line["failed"] for window in valid)
+    if failed:
+        said.append(f"{failed} requests failed and count as infinitely late: their curves end below 1.")
+    return " ".join([*said, "90 % are asked for."])
+
+
+def steps(values: Floats, most: int = MOST_STEPS) -> tuple[Floats, Floats]:
+    """Finite `values` in order, and the share of all known ones that is not above each; thinned to `most`.
+
+    Of n known values the last finite one stands at 1 only where none is infinite.
+    """
+    known = np.sort(values[~np.isnan(values)])
+    parts = np.arange(1, len(known) + 1) / max(len(known), 1)
+    finite = np.isfinite(known)
+    thin = canvas.thinned(known[finite], parts[finite], most=most)
+    return thin[0], thin[1]
+
+
+def _valid(run: Run) -> list[Measured]:
+    found = sorted((w for w in measured(run, LATENCY) if not w.void), key=lambda window: window.rate)
+    if not found:
+        raise NoData("every window is void")
+    return found
+
+
+def _shown(windows: Sequence[Measured]) -> list[Measured]:
+    if len(windows) <= MOST_CURVES:
+        return list(windows)
+    kept = np.linspace(0, len(windows) - 1, MOST_CURVES).round().astype(int)
+    return [windows[i] for i in kept]
+
+
+def _values(window: Measured, limit: Limit) -> Floats:
+    return LATENCIES[limit](window.rows)
+
+
+def _within(values: Floats, bound_ms: float) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(np.mean(known <= bound_ms)) if len(known) else None
+
+
+def _row(window: Measured, bounds: dict[Limit, float]) -> dict[str, float | int | None]:
+    row: dict[str, float | int | None] = {
+        "window": window.window.index,
+        "rate_qps_per_node": window.rate,
+        "requests": window.rows.num_rows,
+        "failed": window.line["failed"],
+    }
+    for limit in LIMITS:
+        values = _values(window, limit)
+        row |= {f"{limit}_p{100 * q:g}_ms": quantile(values, q) for q in QUANTILES}
+        within = _within(values, bounds[limit])
+        row[f"{limit}_within_bound_pct"] = None if within is None else 100 * within
+    return row
+
+
+def _panel(ax: Axes, limit: Limit, windows: Sequence[Measured], bound_ms: float) -> None:
+    """One curve per window; the last point of one with failures is circled at the share that it reaches."""
+    ends = [bound_ms]
+    for window, style in zip(windows, canvas.STYLES, strict=False):
+        at, part = steps(_values(window, limit))
+        if not len(at):
+            continue
+        name = f"{qps(window.rate)} QPS per node" + (
+            f" ({_failed(window)} failed)" if _failed(window) else ""
+        )
+        ax.plot(at, part, **style.drawn, markevery=max(1, len(at) // 4), label=name)
+        ends += [float(at[0]), float(at[-1])]
+    ax.set_xlim(min(ends) / 1.1, max(ends) * 1.15)
+    ax.set_ylim(0, 1.02)
+    canvas.log_axis(ax, "x")
+    canvas.label(ax, f"{limit.upper()} (ms)", "share of requests within")
+    ax.plot([bound_ms, bound_ms], [0, GOAL], **canvas.LIMIT)
+    ax.plot([bound_ms], [GOAL], marker="<", markersize=8, color=canvas.VERMILLION, linestyle="")
+    ax.axhline(GOAL, color=canvas.PALE, linewidth=0.8, linestyle=":")
+    beside: Look = {"ha": "right", "xytext": (-3, 3), "rotation": 90, "va": "bottom"}
+    canvas.note(ax, bound_ms, 0.02, f"bound {ms(bound_ms)}", **beside)
+
+
+def _failed(window: Measured) -> int:
+    return int(window.line["failed"])
+
+
+EXHIBIT = Exhibit(
+    "cdf",
+    "TTFT and TPOT of every request, by rate",
+    plot_cdf,
+    cdf_table,
+    cdf_alt,
+    "requests/*.parquet: token offsets of the windows' requests; dwells.parquet: rate_qps_per_node, failed",
+    HEIGHT_IN,
+)

@@ -1,0 +1,187 @@
+"""Whether the load generator was slow instead of the server: its lateness, and how busy it was.
+
+Knows sends and the load actors' own health; the gates are those of `analysis.validity`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from analysis import metrics, validity
+from analysis.dwell import NS
+from analysis.figures import canvas
+from analysis.figures.canvas import Axes, Floats, Look
+from analysis.figures.exhibit import Exhibit, NoData
+from analysis.figures.windows import LAG, Measured, counted, measured, ms, qps, share
+from analysis.quantiles import quantile
+from analysis.runs import Run
+
+HEIGHT_IN = 5.0
+QUANTILES = (0.5, 0.9, 0.99)
+TAIL = 0.01
+"""The gate is on the 99th percentile: this share may be later."""
+MOST_STEPS = 150
+LEAST_MS = 0.01
+"""Left edge of the lag's axis; a negative lag does not exist, one below this is not worth a decade."""
+
+
+def plot_client_lag(run: Run, ax: Axes | None = None) -> Axes:
+    """Share of the sends later than each lag (ms, both log), and how busy the load actors were over time.
+
+    The curve must pass below the gate's corner, 1 % at the allowed lag; sends that never left keep it up.
+    Raises NoData without a window.
+    """
+    ax = ax or canvas.new_axes(HEIGHT_IN)
+    windows, clients = measured(run, LAG), run.clients()
+    gate = _gate_ms(run, windows)
+    lag, busy = _two(ax, clients.num_rows > 0)
+    worst = max(windows, key=_p99)
+    _draw_curve(lag, "all windows", np.concatenate([_lags(window) for window in windows]), canvas.STYLES[0])
+    named = f"worst window ({qps(worst.rate)} QPS per node)"
+    _draw_curve(lag, named, _lags(worst), canvas.STYLES[1])
+    _draw_gate(lag, gate)
+    canvas.legend(lag, columns=2)
+    if busy is not None:
+        _draw_busy(busy, clients)
+    return ax
+
+
+def client_lag_table(run: Run) -> pa.Table:
+    """One row per window: sends, never sent, send lag p50, p90, p99 and longest in ms, the gate in ms.
+
+    A request that never left is infinitely late. Raises NoData without a window.
+    """
+    windows = measured(run, LAG)
+    gate = _gate_ms(run, windows)
+    return pa.Table.from_pylist([_row(window, gate) for window in windows])
+
+
+def client_lag_alt(run: Run) -> str:
+    """The worst window's p99 send lag against the gate, and how busy the busiest actor was."""
+    windows, clients = measured(run, LAG), run.clients()
+    gate, worst = _gate_ms(run, windows), max(windows, key=_p99)
+    unsent = sum(int(np.isinf(_lags(window)).sum()) for window in windows)
+    state = "above" if _p99(worst) > gate else "within"
+    said = [
+        f"The p99 send lag of the worst of {counted(len(windows), 'window')} is {ms(_p99(worst))}, {state}"
+        f" the gate of {ms(gate)}; {counted(unsent, 'request')} never left."
+    ]
+    if clients.num_rows:
+        cpu = metrics.numbers(clients, "cpu_share")
+        said.append(f"The load actors used at most {share(float(np.nanmax(cpu)))} of a core in any second.")
+    return " ".join(said)
+
+
+def _lags(window: Measured) -> Floats:
+    return metrics.send_lag(window.rows)
+
+
+def _p99(window: Measured) -> float:
+    """p99 of the lag in ms; -inf where none is known, so that it is the worst of nothing."""
+    found = quantile(_lags(window), 0.99)
+    return -np.inf if found is None else found
+
+
+def _gate_ms(run: Run, windows: Sequence[Measured]) -> float:
+    """The gate, from the run's own check, or made anew where it wrote none."""
+    for check in run.checks:
+        if check["name"] == "send_lag_p99" and check["bound"] is not None:
+            return float(check["bound"])
+    bound = validity.check_send_lag(windows[0].rows, run.config.slo).bound
+    if bound is None:
+        raise NoData("no bound of the send lag is known")
+    return bound
+
+
+def _row(window: Measured, gate_ms: float) -> dict[str, float | int | None]:
+    lags = _lags(window)
+    known = lags[np.isfinite(lags)]
+    return {
+        "window": window.window.index,
+        "rate_qps_per_node": window.rate,
+        "requests": len(lags),
+        "never_sent": int(np.isinf(lags).sum()),
+        **{f"lag_p{100 * q:g}_ms": quantile(lags, q) for q in QUANTILES},
+        "lag_longest_sent_ms": float(known.max()) if len(known) else None,
+        "gate_p99_ms": gate_ms,
+    }
+
+
+def _two(ax: Axes, with_health: bool) -> tuple[Axes, Axes | None]:
+    """The curves above, and below them the actors' health where it was recorded; their x axes differ."""
+    ax.set_axis_off()
+    if not with_health:
+        return ax.inset_axes((0, 0, 1, 0.9)), None
+    panels = ax.inset_axes((0, 0.47, 1, 0.46)), ax.inset_axes((0, 0, 1, 0.25))
+    for panel in panels:
+        panel.yaxis.set_label_coords(-0.085, 0.5)
+    return panels
+
+
+def _draw_curve(ax: Axes, name: str, lags: Floats, style: canvas.Style) -> None:
+    """The share that is later than each lag; what never left is later than any."""
+    known = np.sort(lags[~np.isnan(lags)])
+    later = 1 - np.arange(1, len(known) + 1) / max(len(known), 1)
+    drawn = np.isfinite(known) & (later > 0)
+    # Even steps of the logarithm: the tail, which is judged, keeps its points.
+    steps = np.unique(np.geomspace(1, max(drawn.sum(), 1), MOST_STEPS).round().astype(int))
+    from_end = -steps[steps <= drawn.sum()][::-1]
+    at, part = known[drawn][from_end], later[drawn][from_end]
+    text = f"{name}, {counted(len(known), 'send')}"
+    marks: Look = {**style.drawn, "markevery": max(1, len(at) // 6)}
+    ax.plot(np.maximum(at, LEAST_MS), part, **marks, label=text)
+
+
+def _draw_gate(ax: Axes, gate_ms: float) -> None:
+    """The corner that no curve may enter: more than 1 % later than the gate."""
+    curves = [(line.get_xdata(), line.get_ydata()) for line in ax.get_lines()]
+    lags, parts = (np.concatenate([np.asarray(one[i], dtype=np.float64) for one in curves]) for i in (0, 1))
+    right = 1.3 * max(2.5 * gate_ms, float(lags.max(initial=0)))
+    ax.set_xlim(float(lags.min(initial=LEAST_MS * 10)) / 1.2, right)
+    ax.set_ylim(min(TAIL / 5, float(parts.min(initial=1)) / 2), 1)
+    canvas.log_axis(ax, "x")
+    canvas.log_axis(ax, "y")
+    corner: Look = {"facecolor": "none", "edgecolor": canvas.VERMILLION, "hatch": "///", "linewidth": 0}
+    ax.fill_between([gate_ms, right], TAIL, 1, **corner, alpha=0.45)
+    ax.plot([gate_ms, gate_ms, right], [1, TAIL, TAIL], **canvas.LIMIT)
+    text = f"gate: at most 1 % later than {ms(gate_ms)}"
+    canvas.note(ax, right, TAIL, text, ha="right", va="top", xytext=(-2, -3))
+    canvas.label(ax, "send lag behind the planned time (ms)", "share of sends later")
+
+
+def _draw_busy(ax: Axes, clients: pa.Table) -> None:
+    """Of each second the busiest actor's CPU share, and the run share of the most crowded one."""
+    at, cpu, run_share = _by_second(clients)
+    drawn: Look = {"markevery": max(1, len(at) // 8), "markersize": 4}
+    ax.plot(at, cpu, color=canvas.BLUE, marker="o", linewidth=1, **drawn, label="CPU, busiest actor")
+    if not np.isnan(run_share).all():
+        style: Look = {"color": canvas.GREEN, "marker": "^", "linestyle": "-.", "linewidth": 1}
+        ax.plot(at, run_share, **style, **drawn, label="run share, most crowded actor")
+    ax.axhline(validity.CPU_SHARE, **canvas.LIMIT, label=f"gate: CPU at most {validity.CPU_SHARE:g}")
+    ax.set_ylim(0, 1.05)
+    canvas.label(ax, "time since the start of the run's clock (s)", "share of a core")
+    canvas.legend(ax)
+
+
+def _by_second(clients: pa.Table) -> tuple[Floats, Floats, Floats]:
+    """Seconds, the largest CPU share and the smallest run share in each bin of time; nan if not told."""
+    at = metrics.numbers(clients, "clock_ns") / NS
+    edges = np.linspace(at.min(), at.max(), min(canvas.MOST_POINTS, max(2, len(np.unique(at.round())))))
+    of = np.clip(np.searchsorted(edges, at, "right") - 1, 0, len(edges) - 1)
+    cpu, own = np.full(len(edges), -np.inf), np.full(len(edges), np.inf)
+    np.fmax.at(cpu, of, metrics.numbers(clients, "cpu_share"))
+    np.fmin.at(own, of, metrics.numbers(clients, "run_share"))
+    return edges, np.where(np.isinf(cpu), np.nan, cpu), np.where(np.isinf(own), np.nan, own)
+
+
+EXHIBIT = Exhibit(
+    "client_lag",
+    "The load generator's own lateness",
+    plot_client_lag,
+    client_lag_table,
+    client_lag_alt,
+    "requests/*.parquet: send_offset_ns, time_scale, status; clients.parquet: clock_ns, cpu_share, "
+    "run_share; sweep.json: checks",
+    HEIGHT_IN,
+)

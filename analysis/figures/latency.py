@@ -1,0 +1,215 @@
+"""The answer as a picture: latency against offered load, with the bounds and the capacity between them.
+
+Knows windows and the posterior as they were written; estimates nothing.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.capacity import LIMITS
+from analysis.figures import canvas
+from analysis.figures.canvas import Axes, Style
+from analysis.figures.exhibit import Exhibit
+from analysis.figures.outcomes import UNKNOWN, VOID, WORDS, draw_points, mark, outcome
+from analysis.figures.windows import LATENCIES, LATENCY, Measured, bounds_ms, measured, ms, qps
+from analysis.quantiles import sectioning
+from analysis.root import Limit
+from analysis.runs import Run
+
+HEIGHT_IN = 5.0
+SHOWN = {
+    "p50": Style(canvas.GREEN, "^", ":"),
+    "p90": Style(canvas.BLUE, "o", "-"),
+    "p99": Style(canvas.PURPLE, "v", "--"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One window in one panel: quantiles in ms, None if unknown, infinite with failures."""
+
+    rate: float
+    outcome: str
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    interval: tuple[float, float] | None
+
+
+def plot_latency_vs_qps(run: Run, ax: Axes | None = None) -> Axes:
+    """p50, p90 and p99 of TTFT and TPOT over offered QPS per node, each p90 with its 95 % interval.
+
+    Bounds are lines, the capacity's 95 % interval is a band; a void run has no band. Raises NoData without a
+    window.
+    """
+    ax = ax or canvas.new_axes(HEIGHT_IN)
+    windows, bounds = measured(run, LATENCY), bounds_ms(run)
+    both = canvas.panels(ax, (1, 1), top=0.14, gaps=(0.05,))
+    by_rate = sorted(windows, key=lambda window: window.rate)
+    for panel, limit in zip(both, LIMITS, strict=True):
+        _panel(panel, _points(by_rate, limit, bounds), bounds[limit])
+        canvas.label(panel, "", f"{limit.upper()} (ms)")
+    rates = [window.rate for window in windows]
+    both[0].set_xlim(min(rates) * 0.94, _right(rates, run.capacity))
+    for panel in both:
+        _band(panel, run.capacity)
+    both[-1].set_xlabel("offered load (QPS per node)")
+    _legend(ax, both[0], {outcome(window.line, bounds, (limit,)) for window in windows for limit in LIMITS})
+    return ax
+
+
+def latency_table(run: Run) -> pa.Table:
+    """One row per window: offered and realised QPS per node, quantiles in ms, the p90's interval, outcome.
+
+    Raises NoData without a window.
+    """
+    windows, bounds = measured(run, LATENCY), bounds_ms(run)
+    points = {limit: _points(windows, limit, bounds) for limit in LIMITS}
+    rows = []
+    for i, window in enumerate(windows):
+        row = {
+            "window": window.window.index,
+            "rate_qps_per_node": window.rate,
+            "work_qps_per_node": window.line["work_qps_per_node"],
+            "requests": window.line["requests"],
+            "failed": window.line["failed"],
+            "outcome": outcome(window.line, bounds),
+        }
+        for limit in LIMITS:
+            point = points[limit][i]
+            low, high = point.interval or (None, None)
+            row |= {f"{limit}_{name}_ms": getattr(point, name) for name in SHOWN}
+            row |= {f"{limit}_p90_low_ms": low, f"{limit}_p90_high_ms": high}
+        rows.append(row)
+    return pa.Table.from_pylist(rows)
+
+
+def latency_alt(run: Run) -> str:
+    """How far the p90s rise, what the bounds are, and where the capacity lies."""
+    windows = sorted(measured(run), key=lambda window: window.rate)
+    valid, bounds = [window for window in windows if not window.void], bounds_ms(run)
+    if not valid:
+        return f"All {len(windows)} windows are void: no latency is claimed."
+    said = [_rise(valid, limit, bounds[limit]) for limit in LIMITS]
+    void = len(windows) - len(valid)
+    said += [f"Void and not counted: {void} of {len(windows)} windows."] if void else []
+    return " ".join([*said, _capacity_words(run.capacity)])
+
+
+def _rise(valid: Sequence[Measured], limit: Limit, bound: float) -> str:
+    first, last = valid[0], valid[-1]
+    low, high = (ms(window.line[f"{limit}_p90_ms"]) for window in (first, last))
+    over = sum(
+        window.line[f"{limit}_p90_ms"] is not None and window.line[f"{limit}_p90_ms"] > bound
+        for window in valid
+    )
+    path = f"goes from {low} at {qps(first.rate)} QPS per node to {high} at {qps(last.rate)}"
+    if len(valid) == 1:
+        path = f"is {low} at {qps(first.rate)} QPS per node"
+    return f"p90 {limit.upper()} {path}; over the bound of {ms(bound)} in {over} of {len(valid)} windows."
+
+
+def _capacity_words(capacity: Mapping[str, Any] | None) -> str:
+    if capacity is None:
+        return "No capacity is claimed."
+    q = capacity["qps_per_node"]
+    if capacity["open_above"]:
+        return f"The capacity is at least {qps(q['low'])} QPS per node."
+    if capacity["open_below"]:
+        return f"The capacity is at most {qps(q['high'])} QPS per node."
+    interval = f"95 % interval {qps(q['low'])} to {qps(q['high'])}"
+    return f"The capacity is {qps(q['estimate'])} QPS per node, {interval}, certified {qps(q['certified'])}."
+
+
+def _points(windows: Sequence[Measured], limit: Limit, bounds: Mapping[Limit, float]) -> list[Point]:
+    found = []
+    for window in windows:
+        known = {name: window.line[f"{limit}_{name}_ms"] for name in SHOWN}
+        interval = sectioning(LATENCIES[limit](window.rows), 0.9)
+        found.append(Point(window.rate, outcome(window.line, bounds, (limit,)), **known, interval=interval))
+    return found
+
+
+def _panel(ax: Axes, points: Sequence[Point], bound_ms: float) -> None:
+    """Curves of the windows that are not void and every p90; what is infinite stands at the upper edge."""
+    figures = [getattr(point, name) for point in points for name in SHOWN]
+    finite = [figure for figure in figures if figure is not None and math.isfinite(figure)]
+    low, high = min([*finite, bound_ms]) / 1.3, max([*finite, bound_ms]) * 1.45
+    ax.set_ylim(low, high)
+    canvas.log_axis(ax, "y")
+    top = high / 1.12
+    for name, style in SHOWN.items():
+        known = [(p.rate, getattr(p, name)) for p in points if p.outcome not in (VOID, UNKNOWN)]
+        known = [(rate, min(value, top)) for rate, value in known if value is not None]
+        look = {**style.drawn, "linewidth": 1.6, "marker": ""} if name == "p90" else style.drawn
+        ax.plot([rate for rate, _ in known], [value for _, value in known], **look, label=name)
+    _draw_p90s(ax, points, (low, top))
+    canvas.bound(ax, bound_ms, f"bound on p90: {ms(bound_ms)}", right=False)
+
+
+def _draw_p90s(ax: Axes, points: Sequence[Point], edges: tuple[float, float]) -> None:
+    """The p90 of each window by outcome, and its interval as far as it is within the edges."""
+    known = [(point, point.p90) for point in points if point.p90 is not None]
+    whiskers = [(point.rate, np.clip(point.interval, *edges)) for point, _ in known if point.interval]
+    at = [[rate, rate] for rate, _ in whiskers], [list(ends) for _, ends in whiskers]
+    canvas.segments(ax, *at, color=canvas.BLUE, linewidth=0.9)
+    draw_points(ax, [(point.rate, min(p90, edges[1]), point.outcome) for point, p90 in known], named=False)
+    for point, p90 in known:
+        if math.isinf(p90):
+            canvas.note(ax, point.rate, edges[1], "infinite", xytext=(-6, 0), ha="right", va="center")
+
+
+def _right(rates: Sequence[float], capacity: Mapping[str, Any] | None) -> float:
+    """The right edge: beyond the rates, and the band as far as it is not absurdly far."""
+    high = capacity["qps_per_node"]["high"] if capacity and not capacity["open_above"] else 0.0
+    return max(max(rates) * 1.06, min(high * 1.03, max(rates) * 1.5))
+
+
+def _band(ax: Axes, capacity: Mapping[str, Any] | None) -> None:
+    if capacity is None:
+        return
+    q, (left, right) = capacity["qps_per_node"], ax.get_xlim()
+    low = left if capacity["open_below"] else q["low"]
+    high = right if capacity["open_above"] else q["high"]
+    ax.axvspan(
+        low, min(high, right), facecolor=canvas.ORANGE, alpha=0.16, linewidth=0, label=_named(capacity)
+    )
+    if not (capacity["open_above"] or capacity["open_below"]):
+        ax.axvline(q["estimate"], color=canvas.INK, linewidth=1.1, label=f"estimate {qps(q['estimate'])}")
+        certified = f"certified {qps(q['certified'])}"
+        ax.axvline(q["certified"], color=canvas.INK, linewidth=1.1, linestyle="-.", label=certified)
+
+
+def _named(capacity: Mapping[str, Any]) -> str:
+    q = capacity["qps_per_node"]
+    if capacity["open_above"]:
+        return f"capacity: at least {qps(q['low'])}"
+    if capacity["open_below"]:
+        return f"capacity: at most {qps(q['high'])}"
+    return f"capacity, 95 %: {qps(q['low'])} to {qps(q['high'])}"
+
+
+def _legend(ax: Axes, panel: Axes, outcomes: Collection[str]) -> None:
+    """One legend for both panels: the outcomes there are, the quantiles, the capacity."""
+    for ended, words in WORDS.items():
+        if ended in outcomes:
+            panel.plot([], [], **mark(ended), label=words)
+    handles, labels = panel.get_legend_handles_labels()
+    canvas.legend(ax, columns=3, bbox_to_anchor=(0, 0.87), handles=handles, labels=labels)
+
+
+EXHIBIT = Exhibit(
+    "latency",
+    "Latency against offered load",
+    plot_latency_vs_qps,
+    latency_table,
+    latency_alt,
+    "dwells.parquet: rate_qps_per_node, ttft_p50_ms to tpot_p99_ms, valid; 95 % intervals by sectioning of "
+    "requests/*.parquet; sweep.json: capacity",
+    HEIGHT_IN,
+)

@@ -1,0 +1,145 @@
+"""Throughput of a GPU against what one user feels, on the axes that InferenceX uses.
+
+Knows tokens, their times and the GPUs that serve; knows no bound.
+"""
+
+import numpy as np
+import pyarrow as pa
+
+from analysis import metrics
+from analysis.dwell import NS
+from analysis.figures import canvas
+from analysis.figures.canvas import Axes, Floats
+from analysis.figures.exhibit import Exhibit, NoData
+from analysis.figures.outcomes import draw_points, outcome
+from analysis.figures.windows import LATENCY, PLACE, bounds_ms, counted, measured, qps, requests
+from analysis.quantiles import quantile
+from analysis.runs import Run
+
+HEIGHT_IN = 3.8
+
+
+def plot_pareto(run: Run, ax: Axes | None = None) -> Axes:
+    """Output tokens per second and GPU against the median interactivity (tok/s/user), by valid window.
+
+    Both are measured: tokens that came within the window, and the median over its requests of 1000 / TPOT.
+    Named by the offered QPS per node. Raises NoData where the GPUs are not known or no window is valid.
+    """
+    whole = ax or canvas.new_axes(HEIGHT_IN)
+    (ax,) = canvas.panels(whole, (1,), top=0.1)
+    rows = pareto_table(run).to_pylist()
+    x = [row["interactivity_median_tok_per_s_user"] for row in rows]
+    y = [row["output_tok_per_s_gpu"] for row in rows]
+    ended = [row["outcome"] for row in rows]
+    draw_points(ax, list(zip(x, y, ended, strict=True)))
+    for i in _named(x, y):
+        name = qps(rows[i]["rate_qps_per_node"])
+        canvas.note(ax, x[i], y[i], f"{name} QPS", xytext=(7, 0), ha="left", va="center")
+    ax.set_xlim(0.85 * min(x), 1.2 * max(x) or 1.0)
+    ax.set_ylim(0.85 * min(y), 1.1 * max(y) or 1.0)
+    canvas.label(ax, "interactivity, median of 1000 / TPOT (tok/s/user)", "output (tok/s/GPU)")
+    canvas.legend(ax)
+    return whole
+
+
+def pareto_table(run: Run) -> pa.Table:
+    """One row per valid window by rate: output tokens/s/GPU, and the median interactivity in tokens/s/user.
+
+    Raises NoData as the figure does.
+    """
+    gpus, bounds = _gpus(run), bounds_ms(run)
+    windows = sorted((w for w in measured(run, LATENCY) if not w.void), key=lambda window: window.rate)
+    came = _Came(run)
+    rows = []
+    for window in windows:
+        per_user = quantile(_interactivity(window.rows), 0.5)
+        if per_user is None:
+            continue
+        start, end = window.window.window_start_ns / NS, window.window.window_end_ns / NS
+        rows.append(
+            {
+                "window": window.window.index,
+                "rate_qps_per_node": window.rate,
+                "interactivity_median_tok_per_s_user": per_user,
+                "output_tok_per_s_gpu": came.between(start, end) / (end - start) / gpus,
+                "gpus": gpus,
+                "outcome": outcome(window.line, bounds),
+            }
+        )
+    if not rows:
+        raise NoData("no valid window has a time per output token")
+    return pa.Table.from_pylist(rows)
+
+
+def pareto_alt(run: Run) -> str:
+    """Both figures at the lowest and at the highest rate, and the number of GPUs."""
+    rows = pareto_table(run).to_pylist()
+    said = [
+        f"{row['output_tok_per_s_gpu']:.3g} output tokens/s/GPU at"
+        f" {row['interactivity_median_tok_per_s_user']:.3g} tokens/s/user when"
+        f" {qps(row['rate_qps_per_node'])} QPS per node are offered"
+        for row in (rows[:1] if len(rows) == 1 else (rows[0], rows[-1]))
+    ]
+    return f"{'; '.join(said)}; {counted(len(rows), 'window')} on {rows[0]['gpus']} GPUs that serve."
+
+
+def _interactivity(rows: pa.Table) -> Floats:
+    """Tokens/s of each request; 0 of a failed one, nan of one that came in one piece or has no TPOT."""
+    tpot_ms = metrics.tpot(rows)
+    known = tpot_ms > 0
+    return np.where(known, 1000 / np.where(known, tpot_ms, 1.0), np.nan)
+
+
+class _Came:
+    """When output tokens came: evenly between the first and the last of each whole answer."""
+
+    def __init__(self, run: Run) -> None:
+        rows = requests(run, (*PLACE, *LATENCY))
+        due = metrics.numbers(rows, "due_ns")
+        ok = metrics.status_in(rows, "ok")
+        first, last = ((due + metrics.token_offset_ns(rows, which))[ok] / NS for which in ("first", "last"))
+        self._first: Floats = first
+        self._last: Floats = last
+        self._tokens: Floats = np.nan_to_num(metrics.numbers(rows, "output_tokens")[ok])
+
+    def between(self, start_s: float, end_s: float) -> float:
+        """Tokens that came from `start_s` on and before `end_s`; a single token comes with the first."""
+        span = self._last - self._first
+        inside = np.minimum(self._last, end_s) - np.maximum(self._first, start_s)
+        part = np.where(span > 0, np.clip(inside, 0, None) / np.where(span > 0, span, 1), 0.0)
+        at_once = (span <= 0) & (self._first >= start_s) & (self._first < end_s)
+        return float(np.nansum(self._tokens * np.where(at_once, 1.0, part)))
+
+
+def _gpus(run: Run) -> int:
+    """GPUs that serve, over all nodes: those of the layout, not those that a node has besides."""
+    experiment = run.config
+    if experiment.engine.kind == "external":
+        raise NoData("how many GPUs stand behind the endpoints is not known")
+    if experiment.engine.kind == "vllm_cpu":
+        raise NoData("the engine ran on a CPU")
+    layout = experiment.layout
+    return experiment.cluster.nodes * layout.replicas_per_node * layout.tensor_parallel
+
+
+def _named(x: list[float], y: list[float]) -> list[int]:
+    """The points whose names do not lie on each other, the first and the last before all others."""
+    kept: list[int] = []
+    for i in dict.fromkeys((0, len(x) - 1, *range(len(x)))):
+        high, wide = 0.08 * (1.1 * max(y) - 0.85 * min(y)), 0.2 * (1.2 * max(x) - 0.85 * min(x))
+        apart = [abs(y[i] - y[j]) > high or abs(x[i] - x[j]) > wide for j in kept]
+        if all(apart):
+            kept.append(i)
+    return kept
+
+
+EXHIBIT = Exhibit(
+    "pareto",
+    "Throughput per GPU against interactivity",
+    plot_pareto,
+    pareto_table,
+    pareto_alt,
+    "requests/*.parquet: token offsets, output_tokens; config.yaml: layout, cluster.nodes; dwells.parquet: "
+    "rate_qps_per_node, valid",
+    HEIGHT_IN,
+)

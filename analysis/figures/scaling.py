@@ -1,0 +1,108 @@
+"""What more nodes bring: the efficiency E(n) as it was measured, and what lies between and beyond.
+
+Knows E(n) as `analysis.planning` found it; measures nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.figures import canvas
+from analysis.figures.canvas import Axes, Look
+from analysis.figures.exhibit import Exhibit, NoData
+from analysis.figures.windows import counted, qps
+from analysis.planning.efficiency import Efficiency, scaling
+from analysis.runs import Run
+
+Subject = Efficiency | Sequence[Run]
+"""Runs of one service at several node counts, or what `scaling` made of them."""
+
+HEIGHT_IN = 3.4
+BEYOND = 2.0
+"""The assumption beyond the last measured count is shown up to so many times that count."""
+
+
+def plot_scaling(subject: Subject, ax: Axes | None = None) -> Axes:
+    """E(n), capacity per node at n nodes over that at the fewest measured, with 95 % intervals; n is log.
+
+    Between the points the line is what a plan uses, beyond them it is ASSUMED and dashed. Raises NoData
+    where one node count was measured.
+    """
+    whole = ax or canvas.new_axes(HEIGHT_IN)
+    (ax,) = canvas.panels(whole, (1,), top=0.1)
+    found = _measured(subject)
+    rows = scaling_table(found).to_pylist()
+    most, end = found.most, round(BEYOND * found.most)
+    ax.set_xlim(found.fewest / 1.1, end * 1.03)
+    ax.axhline(1, color=canvas.PALE, linewidth=1, linestyle=":", label="E = 1")
+    inside, beyond = np.geomspace(found.fewest, most, 60), np.geomspace(most, end, 20)
+    between = "Universal Scalability Law" if found.usl else "interpolated"
+    ax.plot(inside, found.at(inside), color=canvas.BLUE, linewidth=1.3, label=between)
+    dashed: Look = {"color": canvas.PURPLE, "linewidth": 1.3, "linestyle": "--"}
+    ax.plot(beyond, found.at(beyond), **dashed, label="ASSUMED")
+    _draw_points(ax, rows)
+    canvas.log_axis(ax, "x")
+    ax.set_xticks([*(row["nodes"] for row in rows), end])
+    canvas.label(ax, "nodes n", "E(n)")
+    canvas.legend(ax, columns=4)
+    return whole
+
+
+def scaling_table(subject: Subject) -> pa.Table:
+    """One row per node count: QPS per node, E(n) as measured, and as planned with, with a 95 % interval."""
+    found = _measured(subject)
+    rows = []
+    for point in found.points:
+        planned, exact = found.figure(point.nodes), point.nodes == found.fewest
+        rows.append(
+            {
+                "nodes": point.nodes,
+                "qps_per_node": point.qps_per_node,
+                "measured_e": point.qps_per_node / found.points[0].qps_per_node,
+                "planned_e": planned.value,
+                "planned_e_low": None if exact else planned.low,
+                "planned_e_high": None if exact else planned.high,
+            }
+        )
+    return pa.Table.from_pylist(rows)
+
+
+def scaling_alt(subject: Subject) -> str:
+    """E at the most nodes measured, with its interval."""
+    first, *_, last = scaling_table(subject).to_pylist()
+    return (
+        f"At {last['nodes']} nodes a node serves {qps(last['qps_per_node'])} QPS, {last['measured_e']:.3f} of"
+        f" what it serves at {counted(first['nodes'], 'node')} (E as planned {last['planned_e']:.3f}, 95 %"
+        f" interval {last['planned_e_low']:.3f} to {last['planned_e_high']:.3f})."
+    )
+
+
+def _measured(subject: Subject) -> Efficiency:
+    found = subject if isinstance(subject, Efficiency) else scaling(subject)
+    if found.assumed:
+        raise NoData(f"only {counted(found.fewest, 'node')} was measured, so that E(n) = 1 is an assumption")
+    return found
+
+
+def _draw_points(ax: Axes, rows: Sequence[dict[str, Any]]) -> None:
+    """What was measured, and whiskers of what is planned with."""
+    for row in rows:
+        if row["planned_e_low"] is not None:
+            ends = [row["planned_e_low"], row["planned_e_high"]]
+            ax.plot([row["nodes"]] * 2, ends, color=canvas.BLUE, linewidth=1.1)
+    dot: Look = {"marker": "o", "color": canvas.BLUE, "linestyle": ""}
+    x, y = [row["nodes"] for row in rows], [row["measured_e"] for row in rows]
+    ax.plot(x, y, **dot, label="measured, 95 % interval")
+
+
+EXHIBIT = Exhibit(
+    "scaling",
+    "Scaling efficiency",
+    plot_scaling,
+    scaling_table,
+    scaling_alt,
+    "sweep.json of each run: asked.nodes, capacity",
+    HEIGHT_IN,
+)

@@ -1,0 +1,84 @@
+"""What all replicas together told of themselves at given instants, from their samples of once a second.
+
+Knows gauges and counters; knows no request and no window.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from analysis import metrics
+from analysis.dwell import NS
+from analysis.figures.canvas import Floats
+
+STALE_S = 5.0
+"""A sample of a gauge stands for so many seconds (our choice: some lost samples, not a lost replica)."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Sums of requests and means of shares (%) over the replicas that told them; nan where none did."""
+
+    at_s: Floats
+    running: Floats
+    waiting: Floats
+    kv_pct: Floats
+    hit_pct: Floats
+
+
+def state(samples: pa.Table, at_s: Floats) -> State:
+    """The state at each of the ascending instants `at_s`, in seconds of the run's clock.
+
+    The hit rate is found over looked up since the instant before, from the counters' differences; a counter
+    that fell (its replica began anew) says nothing of that step.
+    """
+    unknown = np.full(len(at_s), np.nan)
+    ids = samples.column("replica").unique().to_pylist()
+    if not ids:
+        return State(at_s, unknown, unknown, unknown, unknown)
+    of = samples.column("replica").to_numpy(zero_copy_only=False)
+    parts = [samples.filter(pa.array(of == replica)).sort_by("clock_ns") for replica in ids]
+    gauges = {
+        name: np.array([_held(part, name, at_s) for part in parts])
+        for name in ("running", "waiting", "kv_usage")
+    }
+    looked, found = (
+        sum(_grown(part, name, at_s) for part in parts) for name in ("prefix_queries", "prefix_hits")
+    )
+    hit_pct = np.where(looked > 0, 100 * found / np.where(looked > 0, looked, 1), np.nan)
+    running, waiting = (_sum(gauges[name]) for name in ("running", "waiting"))
+    told = (~np.isnan(gauges["kv_usage"])).sum(axis=0)
+    kv_pct = 100 * _sum(gauges["kv_usage"]) / np.maximum(told, 1)
+    return State(at_s, running, waiting, kv_pct, hit_pct)
+
+
+def _known(part: pa.Table, name: str) -> tuple[Floats, Floats]:
+    """Seconds and values of the samples that have one."""
+    at, values = metrics.numbers(part, "clock_ns") / NS, metrics.numbers(part, name)
+    kept = ~np.isnan(values)
+    return at[kept], values[kept]
+
+
+def _held(part: pa.Table, name: str, at_s: Floats) -> Floats:
+    """The last sample before each instant; nan where there is none, or none fresh enough."""
+    at, values = _known(part, name)
+    if not len(at):
+        return np.full(len(at_s), np.nan)
+    last = np.searchsorted(at, at_s, "right") - 1
+    fresh = (last >= 0) & (at_s - at[np.maximum(last, 0)] <= STALE_S)
+    return np.where(fresh, values[np.maximum(last, 0)], np.nan)
+
+
+def _grown(part: pa.Table, name: str, at_s: Floats) -> Floats:
+    """How much a counter grew up to each instant since the one before; 0 where that is not known."""
+    at, values = _known(part, name)
+    if len(at) < 2:
+        return np.zeros(len(at_s))
+    grown = np.diff(np.interp(at_s, at, values), prepend=np.nan)
+    return np.where(grown > 0, grown, 0.0)
+
+
+def _sum(gauges: Floats) -> Floats:
+    """Sum over the replicas (rows) that told; nan where none did."""
+    return np.where(np.isnan(gauges).all(axis=0), np.nan, np.nansum(gauges, axis=0))

@@ -1,0 +1,138 @@
+"""Capacities that stand side by side: those of several runs, or of the parts of a study.
+
+Knows the trees of sweep.json and study.json; measures and pools nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from analysis import matrix_table
+from analysis.figures import canvas
+from analysis.figures.canvas import Axes, Look
+from analysis.figures.exhibit import NoData
+from analysis.figures.windows import qps
+from analysis.runs import Run
+
+Tree = Mapping[str, Any]
+Subject = Tree | Sequence[Run]
+"""The tree of a study, or runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One capacity in QPS per node with its 95 % interval; what is open or unknown is None.
+
+    `ratio` is (value, low, high) over the first part and `how` how it came about; `why` says why there is
+    no capacity.
+    """
+
+    name: str
+    estimate: float | None
+    low: float | None
+    high: float | None
+    certified: float | None
+    why: str = ""
+    ratio: tuple[float, float, float] | None = None
+    how: str = ""
+
+    @property
+    def closed(self) -> tuple[float, float, float] | None:
+        """Estimate, low and high; None where one of them is not known."""
+        if self.estimate is None or self.low is None or self.high is None:
+            return None
+        return self.estimate, self.low, self.high
+
+    @property
+    def words(self) -> str:
+        """The capacity as text."""
+        if self.closed:
+            return "{} [{}, {}]".format(*map(qps, self.closed))
+        if self.low is not None:
+            return f"at least {qps(self.low)}"
+        return f"at most {qps(self.high)}" if self.high is not None else self.why or "no result"
+
+
+def parts(subject: Subject) -> list[Part]:
+    """The parts of a study or the runs, in their order. Raises NoData where none has a capacity."""
+    if isinstance(subject, Mapping):
+        found = [_of_row(row) for row in subject.get("cells") or subject["parts"]]
+    else:
+        found = [_of_run(run, name) for run, name in zip(subject, _names(subject), strict=True)]
+    if all(part.low is None and part.high is None for part in found):
+        raise NoData("no part has a capacity")
+    return found
+
+
+def count(subject: Subject) -> int:
+    """Rows of a forest of it, one for all together included."""
+    return len(parts(subject)) + 1
+
+
+def forest(ax: Axes, found: Sequence[Part], more: Sequence[str] = ()) -> None:
+    """Each part's interval in a row of its own, from the top, then the names of `more` rows, left empty.
+
+    An open end runs to the edge and ends in an arrow.
+    """
+    ends = [end for part in found for end in (part.low, part.high) if end is not None]
+    spare = 0.12 * (max(ends) - min(ends)) or 0.05 * max(ends)
+    ax.set_xlim(min(ends) - spare, max(ends) + spare)
+    for place, name in enumerate([*(f"{part.name}: {part.words}" for part in found), *more]):
+        canvas.note(ax, min(ends) - spare, -place, name, xytext=(2, 9), va="center")
+    for place, part in enumerate(found):
+        _draw(ax, part, -place)
+    ax.set_ylim(-(len(found) + len(more)) + 0.5, 0.8)
+    ax.set_yticks([])
+    canvas.label(ax, "capacity (QPS per node)", "")
+    ax.grid(False, axis="y")
+
+
+def _draw(ax: Axes, part: Part, place: int) -> None:
+    if part.low is None and part.high is None:
+        return
+    left, right = ax.get_xlim()
+    ends = left if part.low is None else part.low, right if part.high is None else part.high
+    ax.plot(ends, [place] * 2, color=canvas.BLUE, linewidth=1.8)
+    if part.estimate is None:
+        marker, at = (">", right) if part.high is None else ("<", left)
+        ax.plot([at], [place], linestyle="", marker=marker, markersize=6, color=canvas.BLUE, clip_on=False)
+        return
+    first = not ax.get_legend_handles_labels()[0]
+    dot: Look = {"marker": "o", "markersize": 6, "color": canvas.BLUE, "linestyle": ""}
+    ax.plot([part.estimate], [place], **dot, label="estimate, 95 % interval" if first else "")
+    if part.certified is not None:
+        mark: Look = {"marker": "|", "markersize": 10, "color": canvas.INK, "linestyle": ""}
+        ax.plot([part.certified], [place], **mark, label="certified" if first else "")
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Names of the folders, with the folder above where two are the same."""
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return names
+    return ["/".join(run.path.resolve().parts[-2:]) for run in runs]
+
+
+def _of_run(run: Run, name: str) -> Part:
+    tree, capacity = run.sweep or {}, run.capacity or {}
+    why = tree.get("reason") or ("no capacity is claimed" if tree else "the run did not end")
+    return _part(name, capacity.get("qps_per_node"), capacity, why)
+
+
+def _of_row(row: Tree) -> Part:
+    why = row.get("reason") or ("not measured yet" if row.get("exit_code") is None else "no result")
+    part = _part(row["name"], row.get("qps_per_node"), row, why)
+    ratio = row.get("ratio") or {}
+    if ratio.get("how") not in (matrix_table.PAIRED, matrix_table.UNPAIRED):
+        return part
+    return replace(part, ratio=(ratio["value"], ratio["low"], ratio["high"]), how=ratio["how"])
+
+
+def _part(name: str, q: Mapping[str, float] | None, ends: Tree, why: str) -> Part:
+    if q is None:
+        return Part(name, None, None, None, None, why)
+    if ends.get("open_above"):
+        return Part(name, None, q["low"], None, None)
+    if ends.get("open_below"):
+        return Part(name, None, None, q["high"], None)
+    return Part(name, q["estimate"], q["low"], q["high"], q["certified"])

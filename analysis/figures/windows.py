@@ -1,0 +1,114 @@
+"""What the figures of one run share: its windows, their requests, its bounds, and figures in words.
+
+Knows rows and columns; computes no statistics and draws nothing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from analysis import dwell_table, metrics
+from analysis.capacity import LIMITS
+from analysis.dwell import Window, in_window
+from analysis.figures.exhibit import NoData
+from analysis.root import Limit
+from analysis.runs import Run
+
+PLACE = ("due_ns", "dwell", "phase", "status")
+"""Columns that say to which window a request belongs and what became of it."""
+LATENCY = (
+    *("first_token_offset_ns", "last_token_offset_ns", "engine_first_token_ns", "engine_last_token_ns"),
+    *("time_scale", "output_tokens", "requested_output_tokens", "reads"),
+)
+"""Columns from which `metrics.ttft` and `metrics.tpot` are made."""
+LAG = ("send_offset_ns", "time_scale")
+COUNTED = ("dwell", "hold")
+"""Kinds of windows that are measurements; steps of a ramp only look for where to measure."""
+LATENCIES = {"ttft": metrics.ttft, "tpot": metrics.tpot}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A window with its line of dwells.parquet and, where they were read, its requests by due time."""
+
+    line: Mapping[str, Any]
+    window: Window
+    rows: pa.Table
+
+    @property
+    def rate(self) -> float:
+        """Offered, in QPS per node."""
+        return float(self.line["rate_qps_per_node"])
+
+    @property
+    def void(self) -> bool:
+        return not self.line["valid"]
+
+
+def lines(run: Run, kinds: Sequence[str] = COUNTED) -> list[dict[str, Any]]:
+    """The rows of dwells.parquet of these kinds, by start. Raises NoData where there are none."""
+    table = run.dwells()
+    found = [line for line in table.to_pylist() if line["kind"] in kinds] if table.num_rows else []
+    if not found:
+        raise NoData("the run has no finished window")
+    return sorted(found, key=lambda line: line["window_start_ns"])
+
+
+def measured(run: Run, columns: Sequence[str] = ()) -> list[Measured]:
+    """Every counted window by start, with these columns of its requests and those of `PLACE`.
+
+    Raises NoData where there is no window.
+    """
+    found = lines(run)
+    rows = requests(run, (*PLACE, *columns))
+    # Cut by due time first: the definition then looks at the rows of one window, not of the whole run.
+    due = metrics.numbers(rows, "due_ns")
+    return [_measured(line, rows, due) for line in found]
+
+
+def requests(run: Run, columns: Sequence[str]) -> pa.Table:
+    """These columns of every planned request, by due time. Raises NoData for a run without requests."""
+    rows = run.requests(columns=tuple(dict.fromkeys(("due_ns", *columns))))
+    if not rows.num_rows:
+        raise NoData("the run has no requests")
+    return rows
+
+
+def bounds_ms(run: Run) -> dict[Limit, float]:
+    """The bound of each p90."""
+    if run.sweep and (asked := run.sweep.get("asked")):
+        return {limit: float(asked["slo"][f"{limit}_p90_ms"]) for limit in LIMITS}
+    slo = run.config.slo
+    return {limit: float(getattr(slo, f"{limit}_p90_ms")) for limit in LIMITS}
+
+
+def qps(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def ms(value: float | None) -> str:
+    """A latency with its unit; one that failures made infinite is said to be."""
+    if value is None or math.isnan(value):
+        return "unknown"
+    if math.isinf(value):
+        return "infinite"
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """A count with its noun in the right number."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def share(value: float) -> str:
+    return f"{100 * value:.3g} %"
+
+
+def _measured(line: dict[str, Any], rows: pa.Table, due: metrics.Floats) -> Measured:
+    window = dwell_table.window(line)
+    first, end = np.searchsorted(due, (window.window_start_ns, window.window_end_ns))
+    return Measured(line, window, in_window(rows.slice(int(first), int(end - first)), window))

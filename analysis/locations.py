@@ -1,0 +1,105 @@
+"""Where run folders lie: paths, globs, the parts of a study, and any file system that Arrow knows.
+
+Knows folders and by which file one is a run or a study; what a run holds is read by `runs`.
+"""
+
+import atexit
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pyarrow as pa
+from pyarrow import fs
+
+MANIFEST = "manifest.json"
+STUDY = "study.json"
+REPORT = "report.html"
+URI = re.compile(r"[a-z][a-z0-9+.-]+:")
+MAGIC = frozenset("*?[")
+
+
+class RunError(ValueError):
+    """The folder is not a run, or a file in it is broken; one line."""
+
+
+def local(place: Path | str, filesystem: fs.FileSystem | None = None) -> Path:
+    """The folder `place` on this machine; of another file system a copy, kept until the process ends.
+
+    `place` is a path, a URI, or a path within `filesystem`. Raises RunError where no run or study is found.
+    """
+    if filesystem is None and (not URI.match(str(place)) or Path(place).exists()):
+        return Path(place)
+    try:
+        path = str(place)
+        if filesystem is None:
+            filesystem, path = fs.FileSystem.from_uri(path)
+        return Path(path) if isinstance(filesystem, fs.LocalFileSystem) else _copy(filesystem, path, place)
+    except (OSError, pa.ArrowException) as error:
+        raise RunError(f"{place} cannot be opened: {one_line(error)}") from error
+
+
+def folders(place: Path | str) -> list[Path]:
+    """The run folders that a path, a glob or a URI means; a study's are those of its parts, in its order.
+
+    What a glob finds beside runs and studies is left out. Raises RunError if there is no run.
+    """
+    found = [local(place)]
+    if not found[0].exists() and MAGIC.intersection(str(place)):
+        found = [path for path in sorted(_matching(found[0])) if _begun(path)]
+    runs = [run for folder in found for run in _parts(folder)]
+    if not runs:
+        raise RunError(f"{place} holds no run folder; give one, a study, or a glob of them")
+    return runs
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """The object in a JSON file. Raises RunError if it is broken, OSError if it is not there."""
+    try:
+        tree = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise RunError(f"{path} is broken: {one_line(error)}") from error
+    if not isinstance(tree, dict):
+        raise RunError(f"{path} is broken: it holds no object")
+    return tree
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, without its line breaks."""
+    return " ".join(str(error).split())
+
+
+def _matching(pattern: Path) -> Iterator[Path]:
+    return Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
+
+
+def _begun(folder: Path) -> bool:
+    return (folder / MANIFEST).exists() or (folder / STUDY).exists()
+
+
+def _parts(folder: Path) -> list[Path]:
+    """A run's own folder, or those of a study's parts that have begun."""
+    if not (folder / STUDY).exists():
+        return [folder]
+    names = read_json(folder / STUDY).get("names")
+    if not isinstance(names, list):
+        raise RunError(f"{folder} is not a readable study: {STUDY} lacks the names of its parts")
+    parts = [folder / str(name) for name in names]
+    return [run for part in parts if _begun(part) for run in _parts(part)]
+
+
+def _copy(filesystem: fs.FileSystem, path: str, place: Path | str) -> Path:
+    """A copy of a run or study; of nothing else, for that may be a whole bucket."""
+    path = path.rstrip("/")
+    if filesystem.get_file_info(path).type == fs.FileType.NotFound:
+        raise RunError(f"{place} cannot be opened: there is nothing")
+    marks = filesystem.get_file_info([f"{path}/{MANIFEST}", f"{path}/{STUDY}"])
+    if not any(mark.is_file for mark in marks):
+        raise RunError(f"{place} is not a run folder: it has no {MANIFEST}")
+    kept = tempfile.mkdtemp(prefix="maxqps-")
+    atexit.register(shutil.rmtree, kept, ignore_errors=True)
+    folder = Path(kept) / (PurePosixPath(path).name or "run")
+    fs.copy_files(path, str(folder), filesystem, fs.LocalFileSystem())
+    return folder

@@ -1,0 +1,63 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     name: python3
+# ---
+
+# %% [markdown]
+# # The capacity of one run, and why to believe it
+#
+# The number first, then what it rests on: the windows, the search's path, and the proof that the load
+# generator kept up. Choose a run with the environment variable `LOADGEN_RUN`; without it a small recorded
+# run is shown.
+
+# %% tags=["parameters"]
+import os
+from pathlib import Path
+
+import analysis
+
+EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
+RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
+
+# %%
+run = analysis.load_run(RUN)
+analysis.capacity_table([run]).to_pandas().T
+
+# %% [markdown]
+# ## Latency against load
+#
+# A request that failed is infinitely late, so that it stays in every quantile. Void windows are crossed
+# out: they are neither pass nor fail.
+
+# %%
+axes = analysis.plot_latency_vs_qps(run)
+
+# %%
+analysis.percentiles(run, "tpot").to_pandas()
+
+# %% [markdown]
+# ## How it was found
+
+# %%
+axes = analysis.plot_search(run)
+
+# %% [markdown]
+# ## Whether the load generator kept up
+#
+# Latency counts from the planned instant, so a late client would look like a slow server. Its own lateness
+# is the send lag; above the gate the window is void.
+
+# %%
+axes = analysis.plot_client_lag(run)
+
+# %%
+axes = analysis.plot_arrivals(run)
+
+# %%
+for check in run.checks:
+    state = {True: "ok", False: "FAILED" if check["reason"] else "note", None: "unknown"}[check["passed"]]
+    print(f"{check['name']:<22} {check['value']} {check['unit']} (bound {check['bound']}) {state}")

@@ -1,0 +1,95 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     name: python3
+# ---
+
+# %% [markdown]
+# # The request table in SQL
+#
+# Every planned request is one row of `requests/*.parquet`, whatever became of it, and any reader of Parquet
+# can ask. A failed request has infinite latencies; what does not apply is null. `docs/run_folder.md` has
+# every column.
+
+# %% tags=["parameters"]
+import os
+from pathlib import Path
+
+import duckdb
+
+import analysis
+
+EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
+RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
+
+# %%
+run = analysis.load_run(RUN)
+requests = str(run.path / "requests" / "**" / "*.parquet")
+dwells = str(run.path / "dwells.parquet")
+db = duckdb.connect()
+
+# %% [markdown]
+# ## p50, p90 and p99 per window
+
+# %%
+db.execute(
+    """
+    select dwell, count(*) as requests, count(*) filter (status <> 'ok') as failed,
+           quantile_cont(ttft_ms, [0.5, 0.9, 0.99]) as ttft_ms,
+           quantile_cont(tpot_ms, [0.5, 0.9, 0.99]) as tpot_ms
+    from read_parquet($requests) where phase = 'window' group by dwell order by dwell
+    """,
+    {"requests": requests},
+).df()
+
+# %% [markdown]
+# The same from the definitions of this project, which recompute every latency from the raw offsets:
+
+# %%
+analysis.percentiles(run, "ttft").to_pandas()
+
+# %% [markdown]
+# ## Requests over a bound, joined with what the window was
+
+# %%
+db.execute(
+    """
+    select w.index as dwell, w.rate_qps_per_node, w.valid,
+           avg((r.ttft_ms > $ttft)::double) as over_ttft, avg((r.tpot_ms > $tpot)::double) as over_tpot
+    from read_parquet($requests) r join read_parquet($dwells) w on r.dwell = w.index
+    where r.phase = 'window' group by all order by dwell
+    """,
+    {
+        "requests": requests,
+        "dwells": dwells,
+        "ttft": run.config.slo.ttft_p90_ms,
+        "tpot": run.config.slo.tpot_p90_ms,
+    },
+).df()
+
+# %% [markdown]
+# ## Gaps between tokens
+#
+# `itl_us` is a list: the gaps between reads that carried output, in microseconds.
+
+# %%
+db.execute(
+    """
+    select dwell, quantile_cont(gap, [0.5, 0.9, 0.99]) as itl_us, count(*) as gaps
+    from (select dwell, unnest(itl_us) as gap from read_parquet($requests) where phase = 'window')
+    group by dwell order by dwell
+    """,
+    {"requests": requests},
+).df()
+
+# %% [markdown]
+# Units and meanings travel in the file itself:
+
+# %%
+schema = run.requests(columns=["due_ns", "first_token_offset_ns", "cached_tokens"]).schema
+for field in schema:
+    told = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
+    print(f"{field.name:<24} {told.get('unit', ''):<8} {told.get('doc', '')}")

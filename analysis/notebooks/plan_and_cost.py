@@ -1,0 +1,61 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Plan and cost
+#
+# How many nodes for a demand, which rule asks for them, what a day costs, and what changes the answer most.
+# `LOADGEN_RUN` names the run; the demand below is yours to change.
+
+# %% tags=["parameters"]
+import os
+from pathlib import Path
+
+import analysis
+from analysis import planning
+
+EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
+RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
+PEAK_QPS = 200.0
+PEAK_OVER_MEAN = 1.8
+NODE_HOUR_USD = 16.0  # an example of a price, not a quote
+
+# %%
+run = analysis.load_run(RUN)
+demand = planning.Demand(peak_qps=PEAK_QPS, peak_factor=PEAK_OVER_MEAN)
+care = planning.Care(headroom=0.15, spare_nodes=1, node_hour_usd=NODE_HOUR_USD)
+plan = analysis.plan(run, demand, care)
+print(planning.text(planning.tree(plan)))
+
+# %% [markdown]
+# ## Nodes against demand
+
+# %%
+axes = analysis.plot_plan(planning.tree(plan))
+
+# %% [markdown]
+# ## What the certainty costs
+#
+# The same demand planned with the low end of the interval, with the certified rate and with the estimate,
+# which is too high as often as too low. The difference is what a longer measurement can save.
+
+# %%
+for basis in ("low", "certified", "estimate"):
+    one = analysis.plan(run, demand, planning.Care(basis=basis, spare_nodes=1, node_hour_usd=NODE_HOUR_USD))
+    print(f"{basis:>9}: {one.nodes} nodes, ${24 * one.nodes * NODE_HOUR_USD:,.0f} per day")
+
+# %% [markdown]
+# ## A fleet of 30,000 messages per second
+#
+# The rate of Character.ai's service, on this run's workload: without its conversations and their cache
+# hits, which serve several times as many per node.
+
+# %%
+large = analysis.plan(run, planning.Demand(peak_qps=30_000.0), planning.Care(spare_nodes=10))
+print(planning.text(planning.tree(large)))

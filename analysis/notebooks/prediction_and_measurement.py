@@ -1,0 +1,79 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Prediction against measurement
+#
+# `python -m loadgen predict` answers from the engine model alone, with an interval from the uncertainty of
+# its constants. Does the run agree? `LOADGEN_RUN` names it; the prediction is asked of the run's own
+# configuration.
+
+# %% tags=["parameters"]
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import analysis
+
+EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
+RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
+
+# %%
+run = analysis.load_run(RUN)
+ROOT = Path(analysis.__file__).parents[1]
+
+
+def predicted(*words):
+    """The engine model's answer to the run's configuration and `words`."""
+    config = str((run.path / "config.yaml").resolve())
+    command = [sys.executable, "-m", "loadgen", "predict", "--json", "--config", config, *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if not done.stdout:
+        raise RuntimeError(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# Ten virtual hours, whatever the run's own budget was; the words of a search do not matter to a prediction.
+forecast = predicted("search=virtual", "cluster.session=fake")
+
+# %% [markdown]
+# ## Capacity
+
+# %%
+for name, capacity in (("measured", run.capacity), ("predicted", forecast["capacity"])):
+    if capacity is None:
+        print(f"{name:>9}: no capacity is claimed")
+        continue
+    q = capacity["qps_per_node"]
+    print(f"{name:>9}: {q['estimate']:.2f} QPS per node, 95 % [{q['low']:.2f}, {q['high']:.2f}]")
+
+# %% [markdown]
+# The measured interval is the run's sampling noise. The predicted one is wide because nothing in it was
+# measured on the hardware; on a simulated engine both have the same constants, so that the measurement
+# should lie well inside. After `python -m analysis calibrate` it narrows.
+
+# %% [markdown]
+# ## Latencies at the measured rates
+
+# %%
+rows = [row for row in run.dwells().to_pylist() if row["valid"] and row["kind"] != "ramp"]
+rates = ",".join(f"{row['rate_qps_per_node']:.4f}" for row in rows)
+cells = predicted("search=virtual", "cluster.session=fake", f"matrix.rate_qps=[{rates}]")["cells"]
+for row, cell in zip(rows, cells, strict=True):
+    found = cell["forecast"]
+    print(f"{row['rate_qps_per_node']:.3f} QPS per node")
+    for limit in ("ttft", "tpot"):
+        measured, model = row[f"{limit}_p90_ms"], found[f"{limit}_p90_ms"]
+        print(f"  p90 {limit.upper()}: measured {measured:7.1f} ms, predicted {model:7.1f} ms")
+
+# %% [markdown]
+# One window holds some hundred requests: its p90 near the knee scatters by tens of percent around the
+# long-run value that the model gives. That is why the search pools all windows instead of believing one.

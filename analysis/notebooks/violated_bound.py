@@ -1,0 +1,88 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Anatomy of a violated bound
+#
+# At some rate p90 TTFT or p90 TPOT goes over its bound. What happened there: who was over, when, on which
+# replica, and what did the engine say meanwhile? `LOADGEN_RUN` names the run.
+
+# %% tags=["parameters"]
+import os
+from pathlib import Path
+
+import numpy as np
+
+import analysis
+from analysis import metrics
+from analysis.quantiles import quantile
+
+EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
+RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
+
+# %% [markdown]
+# ## The window that is furthest over a bound
+
+# %%
+run = analysis.load_run(RUN)
+bounds_ms = {limit: getattr(run.config.slo, f"{limit}_p90_ms") for limit in ("ttft", "tpot")}
+windows = [row for row in run.dwells().to_pylist() if row["valid"] and row["requests"]]
+
+
+def excess(row, limit):
+    """p90 over its bound; unknown counts as 0."""
+    p90_ms = row[f"{limit}_p90_ms"]
+    return 0.0 if p90_ms is None else p90_ms / bounds_ms[limit]
+
+
+worst, limit = max(((row, limit) for row in windows for limit in bounds_ms), key=lambda pair: excess(*pair))
+print(
+    f"dwell {worst['index']} at {worst['rate_qps_per_node']:.3g} QPS per node: p90 {limit.upper()} "
+    f"{worst[f'{limit}_p90_ms']:.1f} ms, bound {bounds_ms[limit]:g} ms"
+)
+
+# %% [markdown]
+# ## Who was over, and what they have in common
+#
+# A request over TPOT shared its steps with other requests' prefills: look at how many arrived while it was
+# answered. One over TTFT waited in the queue: look at what had arrived shortly before it.
+
+# %%
+rows = run.requests(dwell=worst["index"], phase="window")
+latency_ms = getattr(metrics, limit)(rows)
+over = latency_ms > bounds_ms[limit]
+due_s = metrics.numbers(rows, "due_ns") / 1e9
+end_s = due_s + np.nan_to_num(metrics.e2e(rows) / 1e3, posinf=np.nan)
+meanwhile = np.array(
+    [np.sum((due_s > start) & (due_s < end)) for start, end in zip(due_s, end_s, strict=True)]
+)
+for name, mask in (("within", ~over), ("over", over)):
+    if mask.any():
+        print(
+            f"{name:>6} the bound: {mask.sum()} requests, median {quantile(latency_ms[mask], 0.5):.1f} ms, "
+            f"{np.mean(meanwhile[mask]):.1f} arrivals during the answer"
+        )
+
+# %% [markdown]
+# ## When: rolling p90, requests in flight and the engine's own count
+
+# %%
+axes = analysis.plot_timeseries(run)
+
+# %% [markdown]
+# ## Where: replica by replica
+
+# %%
+try:
+    axes = analysis.plot_replica_balance(run)
+except analysis.NoData as reason:
+    print(reason)
+
+# %%
+analysis.percentiles(run, limit, by="replica_id").to_pandas()

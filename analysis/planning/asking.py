@@ -1,0 +1,39 @@
+"""What `python -m analysis plan` does between its words and its tree; prints nothing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.planning import evidence
+from analysis.planning.evidence import NotPlannable, Source
+from analysis.planning.plan_tree import Tree, refused, tree
+from analysis.planning.planned import plan
+from analysis.runs import RunError
+from conf.load import load_planning
+
+GROUPS = ("demand", "plan")
+
+
+def is_planning(word: str) -> bool:
+    """True of a word of a plan (demand.*, plan.*); others name runs, or say what is to be predicted."""
+    return word.partition("=")[0].partition(".")[0] in GROUPS
+
+
+def command(sources: Sequence[Source | Path | str], words: Sequence[str]) -> Tree:
+    """The plan on the first of `sources`; the others say what node counts and lengths do.
+
+    A source is a folder, a run, or a tree of sweep.json, study.json or a prediction, grids included. `words`
+    are demand.* and plan.*. The tree's `exit_code` is 0, or 6 where only a lower bound is known, and without
+    a plan (`valid` false) that of the run, 4 of a void one. Raises RunError and ConfigError for wrong usage.
+    """
+    asked = load_planning(words)
+    try:
+        found = evidence.expanded([one for source in sources for one in _opened(source)])
+        if not found:
+            raise RunError("plan needs a run folder, or words of what is to be predicted; see --help")
+        return tree(plan(found[0], asked.demand, asked.plan, found[1:]))
+    except NotPlannable as error:
+        return refused(error)
+
+
+def _opened(source: Source | Path | str) -> Sequence[Source]:
+    return evidence.read(source) if isinstance(source, Path | str) else [source]

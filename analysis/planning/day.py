@@ -1,0 +1,95 @@
+"""A day of 24 rates: nodes hour by hour, and node-hours if the fleet is fixed or follows the hours.
+
+Knows rates, nodes and the minutes a node takes until it serves; knows no capacity and no price.
+"""
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from conf import ConfigError
+
+HOURS, MINUTES = 24, 60
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """Rates and nodes of each hour from midnight; the day repeats.
+
+    Autoscaled, the nodes of an hour must serve before it begins, so that they are paid `scale_up_minutes`
+    earlier; None where that time is unknown, and `autoscaled_node_hours` is then a lower bound.
+    """
+
+    qps: tuple[float, ...]
+    nodes: tuple[int, ...]
+    scale_up_minutes: float | None
+    fixed_node_hours: float
+    autoscaled_node_hours: float
+
+    @property
+    def mean_qps(self) -> float:
+        return sum(self.qps) / HOURS
+
+
+def day(qps: Sequence[float], nodes: Sequence[int], scale_up_minutes: float | None) -> Day:
+    """Node-hours of both fleets; `nodes` are those that each hour needs."""
+    by_minute = np.repeat(nodes, MINUTES)
+    lead = math.ceil(scale_up_minutes or 0)
+    ahead = np.lib.stride_tricks.sliding_window_view(np.concatenate([by_minute, by_minute[:lead]]), lead + 1)
+    return Day(
+        qps=tuple(qps),
+        nodes=tuple(nodes),
+        scale_up_minutes=scale_up_minutes,
+        fixed_node_hours=float(HOURS * max(nodes)),
+        autoscaled_node_hours=float(ahead.max(axis=1).sum() / MINUTES),
+    )
+
+
+def read_hourly(path: Path) -> tuple[float, ...]:
+    """24 mean rates in QPS, from midnight: one a line (an hour before it and a header are allowed) or in one
+    line.
+
+    Raises ConfigError with one line for anything else.
+    """
+    key = f"demand.hourly={path}"
+    try:
+        rows = [row for row in csv.reader(path.read_text().splitlines()) if any(map(str.strip, row))]
+    except (OSError, ValueError, csv.Error) as error:
+        raise ConfigError(f"{key}: cannot be read: {error}") from error
+    if rows and not any(_is_number(cell) for cell in rows[0]):
+        rows = rows[1:]
+    cells = rows[0] if len(rows) == 1 else [_rate_of(key, hour, row) for hour, row in enumerate(rows)]
+    if len(cells) != HOURS:
+        raise ConfigError(f"{key}: has {len(cells)} rates; write 24, one for each hour from midnight")
+    rates = tuple(_rate(key, hour, cell) for hour, cell in enumerate(cells))
+    if not any(rates):
+        raise ConfigError(f"{key}: all rates are zero; there is nothing to plan")
+    return rates
+
+
+def _rate_of(key: str, hour: int, row: Sequence[str]) -> str:
+    """The rate of a line, which may say its hour first."""
+    if len(row) == 1:
+        return row[0]
+    if len(row) != 2 or row[0].strip() not in (str(hour), f"{hour:02d}"):
+        raise ConfigError(f"{key}: line of hour {hour} is '{','.join(row)}'; write QPS, or {hour},QPS")
+    return row[1]
+
+
+def _rate(key: str, hour: int, cell: str) -> float:
+    rate = float(cell) if _is_number(cell) else math.nan
+    if not 0 <= rate < math.inf:
+        raise ConfigError(f"{key}: '{cell.strip()}' of hour {hour} is not a rate; write QPS, 0 or more")
+    return rate
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,150 @@
+"""A plan as a tree for JSON (plan.json): every name carries its unit; computes nothing."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from analysis import summary
+from analysis.planning.efficiency import Efficiency
+from analysis.planning.elasticity import Sensitivity
+from analysis.planning.evidence import NotPlannable
+from analysis.planning.planned import Plan
+
+SCHEMA_VERSION = 1
+
+Tree = dict[str, Any]
+
+
+def tree(found: Plan) -> Tree:
+    """Everything a plan says; an unknown figure is None, never 0."""
+    code = summary.EXIT_OPEN if found.ground.evidence.open_above else summary.EXIT_OK
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "verb": "plan",
+        "valid": True,
+        "exit_code": code,
+        "reason": "only a lower bound of the capacity is known: at most so many nodes" if code else "",
+        "planned_on": _evidence(found),
+        "demand": asdict(found.load),
+        "care": asdict(found.care),
+        "answer": _answer(found),
+        "nodes_at": dict(found.nodes_at),
+        "rules": asdict(found.sizing),
+        "efficiency": _efficiency(found),
+        "degraded": [asdict(one) for one in found.degraded],
+        "availability": _availability(found),
+        "day": _day(found),
+        "cost": asdict(found.money) if found.money else None,
+        "at_scale": asdict(found.scale),
+        "by_demand": [asdict(point) for point in found.curve],
+        "sensitivity": sensitivity_tree(found.ground.sensitivity) if found.ground.sensitivity else None,
+        "moved": asdict(found.ground.moved) if found.ground.moved else None,
+    }
+
+
+def refused(error: NotPlannable) -> Tree:
+    """The tree of a run on which nothing may be planned."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "verb": "plan",
+        "valid": False,
+        "exit_code": error.exit_code,
+        "reason": str(error),
+    }
+
+
+def sensitivity_tree(found: Sensitivity) -> Tree:
+    """Elasticities, and the rows of a tornado plot."""
+    whole = asdict(found)
+    known = found.fit.freedom > 0
+    return {
+        **{name: whole[name] for name in ("terms", "bars", "box", "centre", "runs")},
+        "freedom": found.fit.freedom,
+        "residual_sd_pct": 100 * math.sqrt(found.fit.variance) if known else None,
+    }
+
+
+def _answer(found: Plan) -> Tree:
+    return {
+        "nodes": found.nodes,
+        "nodes_at_high": found.nodes_at.get("high"),
+        "binding": found.binding,
+        "needed_nodes": found.needed_nodes,
+        "naive_nodes": found.naive_nodes,
+        "basis": found.ground.basis,
+        "planned_qps_per_node": found.sizing.qps_per_node,
+        "engines": _engines(found),
+        "efficiency_assumed": found.ground.service.efficiency.assumed,
+    }
+
+
+def _engines(found: Plan) -> int | None:
+    """Engines of the whole fleet; the nodes of an external service do not tell theirs."""
+    asked = found.ground.evidence.asked
+    if asked["engine"] == "external":
+        return None
+    return round(found.nodes * int(asked["replicas"]) / int(asked["nodes"]))
+
+
+def _evidence(found: Plan) -> Tree:
+    one = found.ground.evidence
+    return {
+        "name": one.name,
+        "predicted": one.predicted,
+        "caution": one.caution,
+        "asked": dict(one.asked),
+        "qps_per_node": asdict(one.qps),
+        "planned_for_qps_per_node": asdict(found.ground.qps),
+        "open_above": one.open_above,
+        "lengths": asdict(found.ground.lengths) if found.ground.lengths else None,
+        "ready_minutes": one.ready_minutes,
+    }
+
+
+def _efficiency(found: Plan) -> Tree:
+    e, n = found.ground.service.efficiency, found.nodes
+    usl = e.usl and {
+        "contention": e.usl.contention,
+        "coherency": e.usl.coherency,
+    }
+    return {
+        "assumed": e.assumed or not e.fewest <= n <= e.most,
+        "at_planned": float(e.at(np.array([n]))[0]),
+        "measured": _points(e),
+        "fewest_measured_nodes": e.fewest,
+        "most_measured_nodes": e.most,
+        "usl": usl,
+    }
+
+
+def _points(e: Efficiency) -> list[Tree]:
+    """Capacity and E(n) at each node count measured; at the first E is 1 by definition, alone it has none."""
+    rows = []
+    for point in e.points:
+        row: Tree = {"nodes": point.nodes, "qps_per_node": point.qps_per_node}
+        if not e.assumed:
+            one, exact = e.seen(point), point.nodes == e.fewest
+            row["efficiency"] = {"value": 1.0, "low": None, "high": None} if exact else asdict(one)
+            row["planned_efficiency"] = float(e.at(np.array([point.nodes]))[0])
+        rows.append(row)
+    return rows
+
+
+def _availability(found: Plan) -> Tree | None:
+    one = found.availability
+    return None if one is None else asdict(one) | {"spare_nodes": one.spare_nodes}
+
+
+def _day(found: Plan) -> Tree | None:
+    if found.day is None:
+        return None
+    price: Mapping[str, float | None] = {}
+    if (usd := found.care.node_hour_usd) is not None:
+        price = {
+            "fixed_usd": found.day.fixed_node_hours * usd,
+            "autoscaled_usd": found.day.autoscaled_node_hours * usd,
+        }
+    return asdict(found.day) | dict(price)

@@ -1,0 +1,107 @@
+"""How many nodes serve a rate: two rules, and the fewest nodes that satisfy both; knows no run and no price.
+
+Normal: D <= n L (1 - h) E(n). Degraded: D <= (n - k) L E(n - k). To add k spares to the nodes of the normal
+rule would count twice: when k nodes fail, the headroom is there to be used.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.planning.efficiency import Efficiency
+from analysis.runs import RunError
+
+Floats = NDArray[np.float64]
+
+MOST_NODES = 100_000
+"""More are not searched for (our choice: ten times what 30,000 QPS need at 3 QPS per node)."""
+ROUNDING = 1e-9
+"""A rate that equals what is served but for floating point is served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What so many nodes serve: `qps_per_node` as measured on `measured_nodes`, and the efficiency of
+    more."""
+
+    qps_per_node: float
+    measured_nodes: int
+    efficiency: Efficiency
+
+    def qps(self, nodes: Floats) -> Floats:
+        """The rate that each number of nodes serves within the bounds; 0 of none."""
+        n = np.asarray(nodes, dtype=np.float64)
+        return np.where(n > 0, n * self.qps_per_node * self.efficiency.relative(n, self.measured_nodes), 0.0)
+
+    def kept_qps(self, nodes: int) -> float:
+        """The same of one number of nodes."""
+        return float(self.qps(np.array([nodes]))[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """The fewest nodes for a rate; `binding` is the rule that asks for more of them, or `both`.
+
+    `normal_nodes` and `degraded_nodes` are the fewest for each rule alone.
+    """
+
+    demand_qps: float
+    qps_per_node: float
+    nodes: int
+    normal_nodes: int
+    degraded_nodes: int
+    binding: str
+
+
+def size(demand_qps: float, service: Service, headroom: float, spare_nodes: int) -> Sizing:
+    """The smallest n that satisfies both rules; at least one node is left when the spares have failed.
+
+    Raises RunError if no number of nodes serves it.
+    """
+    for most in (_likely(demand_qps, service, headroom, spare_nodes), MOST_NODES):
+        served = service.qps(np.arange(most + 1, dtype=np.float64)) * (1 + ROUNDING)
+        normal = served * (1 - headroom) >= demand_qps
+        degraded = np.zeros(most + 1, dtype=bool)
+        degraded[spare_nodes + 1 :] = served[1 : most + 1 - spare_nodes] >= demand_qps
+        normal[0] = False
+        if (normal & degraded).any():
+            break
+    else:
+        raise RunError(_unreachable(demand_qps, served))
+    normal_nodes, degraded_nodes = int(normal.argmax()), int(degraded.argmax())
+    binding = "normal" if normal_nodes > degraded_nodes else "degraded"
+    return Sizing(
+        demand_qps=demand_qps,
+        qps_per_node=service.qps_per_node,
+        nodes=int((normal & degraded).argmax()),
+        normal_nodes=normal_nodes,
+        degraded_nodes=degraded_nodes,
+        binding="both" if normal_nodes == degraded_nodes else binding,
+    )
+
+
+def _likely(demand_qps: float, service: Service, headroom: float, spare_nodes: int) -> int:
+    """Nodes among which the answer most likely is: four times those that E(n) = 1 would need."""
+    needed_nodes = demand_qps / service.qps_per_node / (1 - headroom)
+    return int(min(4 * needed_nodes + spare_nodes + 16, MOST_NODES))
+
+
+def naive(demand_qps: float, qps_per_node: float) -> int:
+    """The rate over the capacity, rounded up: no headroom, no spare, no interval. Shown beside, never
+    used."""
+    return max(1, math.ceil(demand_qps / qps_per_node * (1 - ROUNDING)))
+
+
+def needed(demand_qps: float, service: Service) -> int:
+    """The fewest nodes that carry a rate with neither headroom nor spare. Raises RunError if none do."""
+    return size(demand_qps, service, 0.0, 0).nodes
+
+
+def _unreachable(demand_qps: float, served: Floats) -> str:
+    peak = int(served.argmax())
+    if peak < MOST_NODES:
+        most = f"{served[peak]:.4g} QPS at {peak} nodes, and more nodes serve less (E(n) falls)"
+        return f"one service reaches at most {most}: split {demand_qps:g} QPS over several"
+    return f"{demand_qps:g} QPS need more than {MOST_NODES} nodes; lower the demand"

@@ -1,0 +1,78 @@
+"""report.html: one self-contained page on a run, a study, or several runs side by side.
+
+Knows which page a folder gets and where it is written. Jinja and matplotlib are imported when one is made.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from analysis import studies
+from analysis.locations import REPORT, local
+from analysis.report import pages, rendering, study
+from analysis.report.study import Study
+from analysis.runs import Run, RunError, load_run
+
+__all__ = ["build_report", "command", "write"]
+
+
+def build_report(runs: Sequence[Run | Study], out: Path | str) -> None:
+    """Write the page of a run, of a study, or of several runs to `out`, whole or not at all.
+
+    Raises RunError where a file of a run cannot be read, OSError where `out` cannot be written.
+    """
+    if not runs:
+        raise RunError("a report needs a run")
+    first, out = runs[0], Path(out)
+    if len(runs) > 1:
+        apart = [part for one in runs for part in (one.parts if isinstance(one, Study) else (one,))]
+        page = pages.of_runs(apart)
+    else:
+        page = pages.of_study(first, out) if isinstance(first, Study) else pages.of_run(first)
+    _write(out, rendering.html(page))
+
+
+def write(path: Path) -> Path:
+    """Write the report of the run or study in the folder `path` into it, in place of an earlier one.
+
+    A study's parts get theirs first, for its page leads to them. Raises RunError and OSError.
+    """
+    found, out = _opened(path), path / REPORT
+    for name in found.begun if isinstance(found, Study) else ():
+        write(path / name)
+    build_report([found], out)
+    return out
+
+
+def command(places: Sequence[Path | str], out: Path | None) -> str:
+    """`python -m analysis report`: write the page and return the line to print. Raises RunError.
+
+    A place is the path of a folder, or its URI on a file system that Arrow knows.
+    """
+    paths = [local(place) for place in places]
+    if out is None and paths != [Path(place) for place in places[:1]]:
+        raise RunError("several runs, or one that lies elsewhere, need --out FILE for their report")
+    try:
+        if out is None:
+            return f"report {write(paths[0])}"
+        if not out.parent.is_dir() or out.is_dir():
+            raise RunError(f"{out} cannot be a file; choose another --out")
+        build_report([_opened(path) for path in paths], out)
+    except OSError as error:
+        raise RunError(f"cannot write the report: {error}; choose another --out") from error
+    return f"report {out}"
+
+
+def _opened(path: Path) -> Run | Study:
+    return study.load(path) if studies.is_study(path) else load_run(path)
+
+
+def _write(out: Path, text: str) -> None:
+    part = out.with_name(f"{out.name}.tmp")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(out)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise

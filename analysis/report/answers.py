@@ -1,0 +1,155 @@
+"""What a verdict rests on, as tables: the load that was asked, p90s against bounds, windows, errors, parts.
+
+Knows the trees of sweep.json and study.json and the rows of a run; computes nothing but counts.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from analysis import metrics, records
+from analysis.capacity import LIMITS
+from analysis.report.blocks import Facts, Table
+from analysis.report.wording import UNKNOWN, bound, figure, qps, value
+from analysis.runs import Run
+
+Tree = Mapping[str, Any]
+
+OF_ONE = ("compare", "matrix")
+"""Studies whose parts differ in what was asked: what stands in study.json is of the first."""
+MOST_ERRORS, MOST_LETTERS = 20, 400
+"""Kinds of errors on the page, and letters of a message (our choice); requests/*.parquet has all of them."""
+
+
+def rests_on(tree: Tree) -> Facts:
+    """What was asked and how much was seen."""
+    asked = tree["asked"]
+    slo = asked["slo"]
+    bounds = ", ".join(bound(limit, slo[f"{limit}_p90_ms"]) for limit in LIMITS)
+    external = asked["engine"] == "external"
+    rows = [("these are of", f"{tree['names'][0]}, the first part")] if tree.get("study") in OF_ONE else []
+    rows += [("bounds", bounds), ("engine", asked["engine"])]
+    if external:
+        rows.append(("nodes", f"{asked['nodes']}, as was said of the endpoints"))
+    else:
+        nodes = f"{asked['nodes']} x {asked['hardware']}, {value(asked.get('replicas'))} replica(s)"
+        routing = f"{asked['layout']}, {asked['routing']} by {value(asked.get('data_path'))}"
+        rows += [("model", asked["model"]), ("nodes", nodes), ("layout, routing", routing)]
+    rows += [
+        ("workload", f"{asked['workload']}, arrivals {asked.get('arrivals', 'poisson')}"),
+        ("search, seed", f"{asked['search']}, {asked['seed']}"),
+        ("evidence", tree.get("evidence") or "none"),
+        ("requests", _counted(tree.get("requests"))),
+    ]
+    if replica := (tree.get("capacity") or {}).get("qps_per_replica") if claims(tree) else None:
+        rows.append(("per replica", f"{qps(replica['estimate'])} QPS, {_interval(replica)}"))
+    if tree.get("prediction"):
+        q, how = tree["prediction"]["qps_per_node"], tree["prediction"]["how"]
+        rows.append(("predicted before", f"{qps(q['estimate'])} QPS per node, {_interval(q)} ({how})"))
+    return Facts(tuple(rows))
+
+
+def claims(tree: Tree) -> bool:
+    """True where a capacity is a number: valid, and both ends of its interval seen."""
+    capacity = tree.get("capacity")
+    return bool(tree["valid"] and capacity and not (capacity["open_above"] or capacity["open_below"]))
+
+
+def held(hold: Tree) -> Table:
+    """The certified rate, offered once more: what it showed, and whether that vetoes the answer."""
+    rate = (
+        f"The certified {figure(hold['rate_qps_per_node'])} QPS per node, held for {hold['window_s']:.0f} s"
+    )
+    if not hold["valid"]:
+        return p90s(f"{rate}: void ({hold['void_reason']}), which confirms nothing", hold)
+    most = f"alone it shows at most {qps(hold['capacity_high_qps_per_node'])} QPS per node (97.5 %)"
+    return p90s(f"{rate}: {most} and {'vetoes' if hold['vetoed'] else 'does not veto'} the answer", hold)
+
+
+def p90s(caption: str, measured: Tree) -> Table:
+    """Each p90 with its interval against its bound, of a probe or of the hold of a certified rate."""
+    rows = [_p90(limit, measured[limit]) for limit in LIMITS]
+    states = tuple(
+        "ok" if row[-1] == "within" else "failed" if row[-1] == "over" else "unknown" for row in rows
+    )
+    return Table(
+        caption,
+        ("p90 of", "measured", "95 % interval", "bound", "verdict"),
+        tuple(rows),
+        tones=states,
+        state=4,
+    )
+
+
+def _p90(limit: str, found: Tree) -> tuple[str, ...]:
+    verdict = {True: "within", False: "over", None: "unknown or does not apply"}[found["passed"]]
+    ends = found["interval_ms"]
+    spread = "unknown: needs 100 requests" if not ends else f"{figure(ends[0])} to {figure(ends[1])} ms"
+    measured = UNKNOWN if found["p90_ms"] is None else f"{figure(found['p90_ms'])} ms"
+    return limit.upper(), measured, spread, f"{figure(found['bound_ms'])} ms", verdict
+
+
+def windows(lines: Sequence[Tree]) -> Table:
+    """Every window in the order of time, void ones marked."""
+    heads = "window", "QPS per node", "requests", "failed", "p90 TTFT ms", "p90 TPOT ms", "p99 send lag ms"
+    rows = tuple(
+        (
+            f"{line['kind']} {line['index']}",
+            figure(line["rate_qps_per_node"]),
+            figure(line["requests"]),
+            figure(line["failed"]),
+            figure(line["ttft_p90_ms"]),
+            figure(line["tpot_p90_ms"]),
+            figure(line["lag_p99_ms"]),
+            "valid" if line["valid"] else f"VOID: {line['void_reason']}",
+        )
+        for line in lines
+    )
+    return Table(
+        "Every window that was measured (dwells.parquet)",
+        (*heads, "state"),
+        rows,
+        tones=tuple("" if line["valid"] else "failed" for line in lines),
+        state=7,
+    )
+
+
+def errors(run: Run) -> Table | None:
+    """Failures by kind with the first message of each, most frequent first; None without any."""
+    columns = ["status", "error_kind", "http_status", "error"]
+    rows = run.requests(columns=["phase", *columns])
+    failed = metrics.status_in(rows, *records.FAILURES) & ~metrics.word_in(rows, "phase", "retracted")
+    rows = rows.filter(pa.array(failed))
+    counts: Counter[tuple[Any, ...]] = Counter()
+    first: dict[tuple[Any, ...], str] = {}
+    for *kind, message in zip(*(rows[name].to_pylist() for name in columns), strict=True):
+        counts[tuple(kind)] += 1
+        first.setdefault(tuple(kind), message or "")
+    if not counts:
+        return None
+    ordered = sorted(counts, key=lambda kind: (-counts[kind], [str(word) for word in kind]))
+    shown = ordered[:MOST_ERRORS]
+    cells = tuple((*map(value, kind), f"{counts[kind]:,}", _cut(first[kind])) for kind in shown)
+    note = f"The {MOST_ERRORS} most frequent of {len(ordered)} kinds." if len(ordered) > MOST_ERRORS else ""
+    heads = "status", "error_kind", "http_status", "requests", "first message"
+    return Table(
+        "Failed requests by kind (requests/*.parquet)", heads, cells, words=frozenset({4}), note=note
+    )
+
+
+def _cut(message: str) -> str:
+    line = " ".join(message.split())
+    return line if len(line) <= MOST_LETTERS else f"{line[:MOST_LETTERS]} ..."
+
+
+def _counted(counted: Tree | None) -> str:
+    if not counted:
+        return UNKNOWN
+    states = ", ".join(f"{count:,} {status}" for status, count in sorted(counted["by_status"].items()))
+    return f"{counted['rows']:,} rows of {counted['planned']:,} planned requests ({states or 'none'})"
+
+
+def _interval(q: Tree) -> str:
+    return f"95 % interval {qps(q['low'])} to {qps(q['high'])}"

@@ -1,0 +1,77 @@
+"""Every check of a run as a row that says what it means: may the number be believed?
+
+Knows the words for each check; its figure and bound are those of `analysis.validity`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analysis.report.blocks import Table
+from analysis.report.wording import UNKNOWN, figure
+
+MEANINGS = {
+    "lost_actors": "load actors that died, and requests that were lost with them",
+    "send_lag_p99": "how late the load generator sent: 99 % of the requests left within this",
+    "sent": "share of the planned requests that were sent at all",
+    "actor_cpu": "share of its core that the busiest load actor used: at 1 it could not have kept up",
+    "run_share": "of the time a load actor wanted its core, the share it had it: below, neighbours count too",
+    "loop_stall": "the longest time a load actor did nothing; what that spoilt shows in the send lag",
+    "engine_late_steps": "share of the simulated engine's steps that came late: it missed its own clock",
+    "path_p90": "time on the way outside an engine that tells its own: client, network, Ray Serve",
+    "unexpected_replicas": "replicas that answered and were not deployed for this run",
+    "burst_delivery": "share of the answers whose tokens came merged, so that their pace cannot be known",
+    "prompt_tokens_error": "how far the server's count of prompt tokens is from the plan",
+    "prefix_hit_error": "how far the prefix cache's share of the prompts is from the intended one",
+    "achieved": "share of the offered requests that were answered whole",
+    "little": "Little's law: requests in flight as counted twice, apart from each other; the two must agree",
+    "backlog_slope_t": "did a queue grow over the window? t statistic of the steeper slope",
+    "concurrency_error": "closed loop: how far the mean number in flight was from the asked one",
+    "requests_per_concurrency": "closed loop: requests for each one in flight; with few the start-up shows",
+    "steady_window": "closed loop: how long it was measured after its start-up",
+    "valid_dwells": "windows that were not void",
+}
+STATES = {"ok": "ok", "FAILED": "failed", "note": "note", UNKNOWN: "unknown"}
+"""Words for a check's outcome and the tone of its row. A note does not make a window void."""
+
+
+def table(checks: Sequence[Mapping[str, Any]]) -> Table:
+    """The worst figure of each check over the windows that count, in the order of the run."""
+    states = [state(check) for check in checks]
+    rows = [_row(check, said) for check, said in zip(checks, states, strict=True)]
+    return Table(
+        "Every check with its worst figure over the windows that count",
+        ("check", "state", "worst figure", "bound", "what it means"),
+        tuple(rows),
+        tones=tuple(STATES[said] for said in states),
+        state=1,
+        words=frozenset({4}),
+        note="FAILED makes a window void. A note informs and decides nothing. Unknown: it does not apply, or "
+        "was not told.",
+        stacks=True,
+    )
+
+
+def counted(checks: Sequence[Mapping[str, Any]]) -> str:
+    """How many checks there are of each state."""
+    states = [state(check) for check in checks]
+    known = [f"{states.count(said)} {said}" for said in STATES if said in states]
+    failed = "" if "FAILED" in states else "; none failed"
+    return f"{len(states)} checks: {', '.join(known)}{failed}."
+
+
+def state(check: Mapping[str, Any]) -> str:
+    """One of `STATES`."""
+    if check["passed"] is None:
+        return UNKNOWN
+    if check["passed"]:
+        return "ok"
+    return "FAILED" if check["reason"] else "note"
+
+
+def _row(check: Mapping[str, Any], said: str) -> tuple[str, ...]:
+    unit = f" {check['unit']}" if check["unit"] else ""
+    # Runs of an earlier version do not say which way a bound holds.
+    sign = {True: "at least ", False: "at most ", None: ""}[check.get("least")]
+    worst = UNKNOWN if check["value"] is None else f"{figure(check['value'])}{unit}"
+    bound = UNKNOWN if check["bound"] is None else f"{sign}{figure(check['bound'])}{unit}"
+    return check["name"], said, worst, bound, MEANINGS.get(check["name"], "a check of another version")

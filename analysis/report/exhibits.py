@@ -1,0 +1,147 @@
+"""The figures of a run in the order in which a reader asks for them, each with the question it answers.
+
+Knows which figure belongs to which question; draws nothing itself. What cannot be drawn says why.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from analysis import figures, matrix_table
+from analysis.figures import canvas
+from analysis.figures.exhibit import Exhibit, NoData
+from analysis.report.blocks import Block, Figure, Missing, Section
+from analysis.report.wording import table
+from analysis.runs import Run
+
+FIGURES_BYTES = 700_000
+"""Room for figures with their tables: a page stays under 1 MB with what else is on it (our choice)."""
+
+CELL_BYTES = 32
+"""Markup of a cell of a table."""
+BROKEN = "it could not be drawn"
+FULL = "left out to keep this page under 1 MB; the run's own report has it"
+
+QUESTIONS = (
+    (
+        "latency",
+        "The answer in one picture",
+        "How both latencies grow with the load, and where the bounds cut.",
+    ),
+    (
+        "search",
+        "How it was found",
+        "Which rates were offered in which order, and what was believed after each.",
+    ),
+    ("cdf", "How close to the bounds", "All latencies of a rate, not only their 90th percentile."),
+    (
+        "client",
+        "Was the load generator fast enough?",
+        "A late generator looks like a slow server. These show that requests left when they were planned.",
+    ),
+    (
+        "time",
+        "Was the service steady?",
+        "Requests in flight and what the servers told of themselves, over time.",
+    ),
+    ("balance", "Balance of the replicas", "Whether each replica got its share, and served it alike."),
+    (
+        "pareto",
+        "Throughput against interactivity",
+        "On the axes that InferenceX uses, both of them measured.",
+    ),
+    (
+        "goodput",
+        "Goodput",
+        "Requests per second within both bounds: a stricter question than two percentiles.",
+    ),
+    ("errors", "Errors", "What failed, and in whose words. A failed request counts as infinitely late."),
+)
+"""Anchor, heading and purpose of each section, in the order of the page."""
+SECTION_OF = {
+    "latency": "latency",
+    "search": "search",
+    "cdf": "cdf",
+    "client_lag": "client",
+    "arrivals": "client",
+    "timeseries": "time",
+    "replica_balance": "balance",
+    "pareto": "pareto",
+    "goodput": "goodput",
+    "errors": "errors",
+}
+MAIN = ("latency", "search", "client_lag")
+"""Figures of a run that is not alone on its page."""
+OF_STUDY = {
+    "deployments": (figures.REPEATS,),
+    "repeats": (figures.REPEATS,),
+    "compare": (figures.COMPARE,),
+    matrix_table.KIND: (figures.COMPARE,),
+}
+"""What the parts of each kind of study say together."""
+
+
+@dataclass(slots=True)
+class Room:
+    """Bytes that figures may still take on a page; once one did not fit there are none."""
+
+    left_bytes: int = FIGURES_BYTES
+
+    def takes(self, figure: Figure) -> bool:
+        """True if it fits, and then it is counted."""
+        cells = [str(cell) for row in figure.table.rows for cell in row]
+        size_bytes = len(figure.svg.encode()) + sum(len(cell.encode()) + CELL_BYTES for cell in cells)
+        fits = size_bytes <= self.left_bytes
+        self.left_bytes = self.left_bytes - size_bytes if fits else 0
+        return fits
+
+
+def sections(subject: Any, room: Room) -> list[Section]:
+    """All figures of a run, by question."""
+    drawn: dict[str, list[Block]] = {}
+    for exhibit in figures.EXHIBITS:
+        drawn.setdefault(SECTION_OF[exhibit.name], []).append(block(exhibit, subject, room))
+    return [
+        Section(anchor, title, purpose, tuple(drawn[anchor]))
+        for anchor, title, purpose in QUESTIONS
+        if anchor in drawn
+    ]
+
+
+def main(subject: Any, room: Room, prefix: str) -> list[Block]:
+    """The few figures of a run that stands beside others; `prefix` keeps its anchors apart from theirs."""
+    chosen: Sequence[Exhibit] = [exhibit for exhibit in figures.EXHIBITS if exhibit.name in MAIN]
+    return [block(exhibit, subject, room, prefix) for exhibit in chosen]
+
+
+def of_study(tree: Any, room: Room) -> list[Block]:
+    """The figure of what the parts of a study say together."""
+    return [block(exhibit, tree, room) for exhibit in OF_STUDY.get(tree["study"], ())]
+
+
+def of_runs(runs: Sequence[Run], room: Room) -> list[Block]:
+    """The figures of several runs that no study brings together."""
+    return [block(exhibit, runs, room) for exhibit in (figures.COMPARE, figures.SCALING)]
+
+
+def block(exhibit: Exhibit, subject: Any, room: Room, prefix: str = "") -> Block:
+    """The figure with its table, or why there is none."""
+    name, full = f"figure-{prefix}{exhibit.name}", Missing(exhibit.title, FULL)
+    if not room.left_bytes:
+        return full
+    try:
+        alt = exhibit.alt(subject)
+        svg = canvas.svg(lambda ax: exhibit.plot(subject, ax), height_in=exhibit.height_in, name=name)
+        drawn = table(f"What is drawn: {exhibit.title}", exhibit.table(subject))
+        figure = Figure(name, exhibit.title, _labelled(svg, alt), alt, drawn, exhibit.source)
+    except NoData as why:
+        return Missing(exhibit.title, str(why).rstrip("."))
+    except Exception as error:  # noqa: BLE001  the verdict must not be lost with a figure
+        return Missing(exhibit.title, f"{BROKEN} ({type(error).__name__}: {' '.join(str(error).split())})")
+    return figure if room.takes(figure) else full
+
+
+def _labelled(svg: str, alt: str) -> str:
+    """The drawing with its words for who cannot see it."""
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)

@@ -1,0 +1,142 @@
+"""Where a run came from and how to have it again: versions, machine, engine, seeds, files, the command.
+
+Knows the manifest and the saved configuration; whatever looks like credentials of a URL is left out.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from analysis.report.blocks import Block, Code, Facts, Section, Table
+from analysis.report.wording import UNKNOWN, figure, moment, value
+from analysis.runs import Run
+from conf import ConfigError
+from conf.load import dump
+
+CREDENTIALS = re.compile(r"(?<=://)[^/@\s\"']+@")
+ENTRIES = "loadgen/__main__.py", "loadgen"
+"""How the first word of argv ends where a verb was called as `python -m loadgen`."""
+PURPOSE = "Enough to repeat the measurement, and to see that its files are the ones it wrote."
+
+
+def of_run(run: Run) -> Section:
+    """Everything that is needed to trust a run, or to repeat it."""
+    blocks = brief(run)
+    if engine := _engine(run.manifest):
+        blocks.append(Code("The engine as it told of itself", engine, folded=True))
+    blocks.append(Code("The resolved configuration (config.yaml)", _config(run), folded=True))
+    if files := run.manifest.get("files"):
+        rows = tuple(sorted(files.items()))
+        blocks.append(Table("Files of the run folder (manifest.json)", ("file", "sha256"), rows, folded=True))
+    return Section("provenance", "Provenance", PURPOSE, tuple(blocks))
+
+
+def of_study(tree: Mapping[str, Any], parts: Sequence[Run]) -> list[Section]:
+    """The command that repeats a study; nothing where no part has begun."""
+    if not parts:
+        return []
+    lines = _typed(parts[0].manifest)
+    if tree["study"] in ("deployments", "repeats"):
+        lines += _again(f"{tree['folder']}/config.yaml", "sweep", tree["run_id"])
+    purpose = "Each part has its own versions, seeds and files; they stand with it above and in its report."
+    code = Code("The command that reproduces it", _shell(lines))
+    return [Section("provenance", "Provenance", purpose, (code,))]
+
+
+def brief(run: Run) -> list[Block]:
+    """What identifies a run, and the command that repeats it."""
+    return [Facts(_facts(run.manifest)), Code("The command that reproduces it", command(run))]
+
+
+def command(run: Run) -> str:
+    """Shell lines: the revision, the words as typed, and the same with every value as it was resolved."""
+    lines, verb = _typed(run.manifest), run.manifest.get("verb")
+    if verb in ("sweep", "probe"):
+        flags = [word for word in run.manifest.get("argv", []) if word == "--require"]
+        lines += _again(f"{folder(run)}/config.yaml", verb, run.name, *flags)
+    return _shell(lines)
+
+
+def _typed(manifest: Mapping[str, Any]) -> list[str]:
+    """The revision and the words of the session that began a run."""
+    begun = [*manifest.get("sessions_before", []), manifest][0]
+    commit = (begun.get("git") or {}).get("commit")
+    typed = [str(word) for word in begun.get("argv", [])]
+    lines = [f"git checkout {commit}"] if commit else []
+    if typed and typed[0].endswith(ENTRIES):
+        lines += ["# as it was typed", shlex.join(["python", "-m", "loadgen", *typed[1:]])]
+    return lines
+
+
+def _again(config: str, verb: str, name: str, *flags: str) -> list[str]:
+    """The same from the saved configuration, into a folder of another name."""
+    words = ["python", "-m", "loadgen", verb, "--config", config, f"run={name}-again", *flags]
+    return ["# with every value as it was resolved, whatever the defaults have become", shlex.join(words)]
+
+
+def _shell(lines: Sequence[str]) -> str:
+    return CREDENTIALS.sub("", "\n".join(lines)) or UNKNOWN
+
+
+def folder(run: Run) -> str:
+    """Where the run was written, as it says itself."""
+    told = (run.sweep or {}).get("folder")
+    return str(told or PurePath(_asked_out(run)) / run.name)
+
+
+def _asked_out(run: Run) -> str:
+    try:
+        return run.config.out
+    except ConfigError:
+        return "runs"
+
+
+def _facts(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    host, git = manifest.get("host") or {}, manifest.get("git") or {}
+    ended = manifest.get("ended_at")
+    versions = {"Python": manifest.get("python"), **(manifest.get("versions") or {})}
+    load = [host.get("load_average"), host.get("load_average_at_end")]
+    clock = manifest.get("clock") or {}
+    return (
+        ("run", value(manifest.get("run_id"))),
+        ("started", moment(manifest.get("started_at"))),
+        ("ended", moment(ended) if ended else "did not end"),
+        ("sessions", str(1 + len(manifest.get("sessions_before", [])))),
+        ("verb", value(manifest.get("verb"))),
+        ("revision", _revision(git)),
+        ("versions", ", ".join(f"{name} {value(version)}" for name, version in versions.items())),
+        ("host", f"{value(host.get('name'))}, {value(host.get('system'))}, {value(host.get('cpus'))} CPUs"),
+        ("load average", " at the start, ".join(map(_load, load)) + " at the end"),
+        ("load actors", str(len(manifest.get("load_actors", []))) if "load_actors" in manifest else UNKNOWN),
+        ("clock", f"{figure(clock['time_scale'])} x real time" if "time_scale" in clock else UNKNOWN),
+        ("seeds", f"{manifest.get('seed', UNKNOWN)}, of the prompts {manifest.get('prompt_salt', UNKNOWN)}"),
+    )
+
+
+def _load(averages: Any) -> str:
+    return UNKNOWN if not averages else " / ".join(f"{one:.2f}" for one in averages)
+
+
+def _revision(git: Mapping[str, Any]) -> str:
+    if not git.get("commit"):
+        return UNKNOWN
+    return f"{git['commit']}{' with local changes' if git.get('dirty') else ''}"
+
+
+def _engine(manifest: Mapping[str, Any]) -> str:
+    """Arguments and models as the servers told them; empty where none did."""
+    server = manifest.get("server") or {}
+    told = {name: one.get("told") for name, one in (server.get("replicas") or {}).items()}
+    tree = {"models": server.get("models"), "engine": server.get("engine"), "replicas": told}
+    known = {key: what for key, what in tree.items() if what}
+    return CREDENTIALS.sub("", json.dumps(known, indent=2, sort_keys=True)) if known else ""
+
+
+def _config(run: Run) -> str:
+    try:
+        return CREDENTIALS.sub("", dump(run.config))
+    except ConfigError as error:
+        return f"cannot be read: {error}"

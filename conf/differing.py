@@ -1,0 +1,21 @@
+"""In what two experiments differ, key by key."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from conf.schema import Experiment
+
+
+def differences(a: Experiment, b: Experiment) -> dict[str, list[Any]]:
+    """Every dotted key whose value differs, with the value of A and of B; None where a side lacks it."""
+    flat_a, flat_b = _flat(asdict(a)), _flat(asdict(b))
+    keys = [*flat_a, *(key for key in flat_b if key not in flat_a)]
+    return {key: [flat_a.get(key), flat_b.get(key)] for key in keys if flat_a.get(key) != flat_b.get(key)}
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return flat

@@ -1,0 +1,134 @@
+"""Specs of a plan: the demand that is to be served, and how carefully; knows no run and no price."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from conf.check import require, require_positive
+
+MOST_SPARES = 1000
+MINUTES_PER_DAY = 1440
+MOST_PLANNED_QPS = 1e9
+"""A demand beyond all reason is a slip of the finger (our choice)."""
+
+Basis = Literal["low", "certified", "estimate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The rate to be served, of the whole service: one of three ways to say it, in requests per second.
+
+    `peak_qps` itself; or `mean_qps` times `peak_factor` (with a peak, one of the two gives the mean, which a
+    cost per request needs); or `hourly`, a file of 24 mean rates, one for each hour from midnight. The
+    lengths are those of the run unless they are given: then other runs must show what lengths do to its
+    capacity.
+    """
+
+    peak_qps: float | None = None
+    mean_qps: float | None = None
+    peak_factor: float | None = None
+    hourly: str = ""
+    input_tokens: float | None = None
+    output_tokens: float | None = None
+    prefix_hit: float | None = None
+
+    def __post_init__(self) -> None:
+        rates = ("peak_qps", "mean_qps", "peak_factor")
+        given = [name for name in rates if getattr(self, name) is not None]
+        lengths = [name for name in ("input_tokens", "output_tokens") if getattr(self, name) is not None]
+        require_positive("demand.", self, *given, *lengths)
+        for name in ("peak_qps", "mean_qps"):
+            rate = getattr(self, name)
+            most = f"demand.{name}={rate:g} is beyond {MOST_PLANNED_QPS:g}" if rate else ""
+            require(not rate or rate <= MOST_PLANNED_QPS, most)
+        self._check_ways(given)
+        require(
+            self.peak_factor is None or self.peak_factor >= 1,
+            f"demand.peak_factor={self.peak_factor} must be at least 1: it is the peak over the mean",
+        )
+        if self.peak_qps and self.mean_qps:
+            above = f"demand.mean_qps={self.mean_qps:g} is above demand.peak_qps={self.peak_qps:g}"
+            require(self.mean_qps <= self.peak_qps, above)
+        hit = self.prefix_hit
+        require(hit is None or 0 <= hit < 1, f"demand.prefix_hit={hit} must be in [0, 1)")
+
+    def _check_ways(self, given: list[str]) -> None:
+        if self.hourly:
+            also = " and ".join(f"demand.{name}" for name in given)
+            require(not given, f"demand.hourly says all rates; leave {also} out")
+            return
+        require(
+            "peak_qps" in given or {"mean_qps", "peak_factor"} <= set(given),
+            "a plan needs a demand: demand.peak_qps=QPS, or demand.mean_qps=QPS demand.peak_factor=F, or "
+            "demand.hourly=FILE of 24 rates",
+        )
+        require(
+            len(given) < 3,
+            "demand.peak_qps, demand.mean_qps and demand.peak_factor are one too many; give two",
+        )
+
+    @property
+    def at_peak_qps(self) -> float:
+        """The peak rate. Raises ValueError of a demand by the hour, whose file has to be read first."""
+        if self.peak_qps is not None:
+            return self.peak_qps
+        if self.mean_qps is None or self.peak_factor is None:
+            raise ValueError("demand.hourly names a file; read it first")
+        return self.mean_qps * self.peak_factor
+
+    @property
+    def on_average_qps(self) -> float | None:
+        """The mean rate; None where only the peak is known."""
+        if self.mean_qps is not None:
+            return self.mean_qps
+        return self.peak_qps / self.peak_factor if self.peak_qps and self.peak_factor else None
+
+
+@dataclass(frozen=True, slots=True)
+class Care:
+    """How carefully the nodes are planned, and what only the planner knows of them.
+
+    `basis` is the figure of the capacity that is planned with: the low end of its 95 % interval, for a fleet
+    that is too small is found out by its users; `certified` is its 5 % quantile, `estimate` as often too high
+    as too low. `headroom` is the share of it left free at the peak: 15 % (our choice), since at capacity one
+    request in ten is at its bound and a minute above the planned peak would break it. `spare_nodes` may fail
+    at the peak: one, as in a maintenance or a fault. Prices, availability and the time a node takes until it
+    serves have no default: nobody else's are yours.
+    """
+
+    basis: Basis = "low"
+    headroom: float = 0.15
+    spare_nodes: int = 1
+    node_hour_usd: float | None = None
+    node_availability: float | None = None
+    target_availability: float | None = None
+    scale_up_minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        require(0 <= self.headroom < 1, f"plan.headroom={self.headroom} must be in [0, 1)")
+        require(
+            0 <= self.spare_nodes <= MOST_SPARES,
+            f"plan.spare_nodes={self.spare_nodes} must be 0 to {MOST_SPARES}",
+        )
+        if self.node_hour_usd is not None:
+            require_positive("plan.", self, "node_hour_usd")
+        for name in ("node_availability", "target_availability"):
+            share = getattr(self, name)
+            require(
+                share is None or 0 < share < 1,
+                f"plan.{name}={share} must be above 0 and below 1, such as 0.995",
+            )
+        both = (self.node_availability is None) == (self.target_availability is None)
+        require(both, "plan.node_availability and plan.target_availability belong together; give both")
+        minutes = self.scale_up_minutes
+        require(
+            minutes is None or 0 <= minutes <= MINUTES_PER_DAY,
+            f"plan.scale_up_minutes={minutes} must be 0 to {MINUTES_PER_DAY}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """What `python -m analysis plan` is asked beside its runs: words demand.* and plan.*."""
+
+    demand: Demand
+    plan: Care = field(default_factory=Care)

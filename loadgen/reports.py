@@ -1,0 +1,30 @@
+"""Writes report.html once a run or study has ended; whatever goes wrong with that changes no result.
+
+Knows when a report is due; what stands in it is for `analysis.report`.
+"""
+
+import sys
+from pathlib import Path
+
+from analysis import report
+from analysis.summary import Tree
+from loadgen.progress import Emit
+
+
+def written(tree: Tree, show: Emit) -> Tree:
+    """The conclusion of a run or study with the path of its `report`; as it is where none could be written.
+
+    The verdict is on disk by now. Why there is no report is one line on stderr; so is a Ctrl-C meanwhile.
+    """
+    if not tree.get("folder"):
+        return tree
+    folder = Path(tree["folder"])
+    try:
+        show("report", text="writing the report")
+        return tree | {"report": str(report.write(folder))}
+    except KeyboardInterrupt:
+        why = "interrupted"
+    except Exception as error:  # noqa: BLE001  what was measured must not be lost with its picture
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    sys.stderr.write(f"no report was written ({why}); python -m analysis report {folder} tries again\n")
+    return tree

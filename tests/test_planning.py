@@ -1,0 +1,332 @@
+"""Nodes, spares, hours and money: the rules of a plan against known answers and their own properties."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis import RunError, planning
+from analysis.planning.at_scale import at_scale
+from analysis.planning.day import day, read_hourly
+from analysis.planning.efficiency import Efficiency, Measured
+from analysis.planning.evidence import Lengths, Qps, Span
+from analysis.planning.money import cost_of, fleet_cost
+from analysis.planning.sizing import ROUNDING, Service, naive, needed, size
+from analysis.planning.spares import available, up_probability
+from conf import ConfigError
+from conf.load import load_planning
+from conf.planning import Care, Demand
+
+LENGTHS = Lengths(5600, 140, 0.0, "asked")
+FLAT = Efficiency((Measured(1, 18.4, 0.02),))
+FALLING = Efficiency((Measured(1, 10.0, 0.02), Measured(4, 9.0, 0.02)))
+
+rates = st.floats(0.01, 500)
+headrooms = st.floats(0, 0.8)
+spares = st.integers(0, 40)
+
+
+def service(qps_per_node: float, efficiency: Efficiency = FLAT) -> Service:
+    return Service(qps_per_node, 1, efficiency)
+
+
+def sweep(low: float, estimate: float, high: float, nodes: int = 1, **more: Any) -> dict[str, Any]:
+    """The tree of a valid run, as far as a plan reads it."""
+    asked = {
+        "engine": "vllm",
+        "model": "m",
+        "hardware": "MI325X",
+        "layout": "dp1_tp8_ep8",
+        "routing": "leastconn",
+        "arrivals": "poisson",
+        "slo": {"ttft_p90_ms": 2000.0, "tpot_p90_ms": 100.0},
+        "nodes": nodes,
+        "replicas": nodes,
+    }
+    figures = {"estimate": estimate, "low": low, "high": high, "certified": (low + estimate) / 2}
+    return {
+        "run_id": f"run{nodes}",
+        "asked": asked | more.pop("asked", {}),
+        "basis": {"input_tokens": 5600, "output_tokens": 140, "prefix_hit": 0.0} | more.pop("basis", {}),
+        "capacity": {"qps_per_node": figures, "open_above": False, "open_below": False},
+        "valid": True,
+        "exit_code": 0,
+        "reason": "",
+    } | more
+
+
+def test_the_example_of_the_planning_page() -> None:
+    at_low = size(200, service(17.6), headroom=0.15, spare_nodes=1)
+    assert (at_low.nodes, at_low.normal_nodes, at_low.degraded_nodes, at_low.binding) == (
+        14,
+        14,
+        13,
+        "normal",
+    )
+    assert size(200, service(19.1), 0.15, 1).nodes == 13
+    assert naive(200, 18.4) == 11
+    tree = planning.tree(planning.plan(sweep(17.6, 18.4, 19.1), 200))
+    assert planning.text(tree).startswith(
+        "PLAN  14 nodes (13 at the upper bound) for 200 QPS at the peak; "
+        "E(n) = 1 ASSUMED (measured on 1 node only)\n"
+    )
+    assert tree["nodes_at"] == {"low": 14, "certified": 14, "estimate": 13, "high": 13}
+    json.dumps(tree)  # every figure is a plain number
+
+
+@given(rates, st.floats(2, 60), headrooms, spares, st.sampled_from([FLAT, FALLING]))
+@settings(max_examples=60, deadline=None)
+def test_the_chosen_nodes_satisfy_both_rules_and_one_less_does_not(
+    demand: float, per_node: float, headroom: float, spare: int, efficiency: Efficiency
+) -> None:
+    def fits(n: int, slack: float) -> bool:
+        e = efficiency.at(np.array([max(n, 1), max(n - spare, 1)]))
+        normal = demand <= n * per_node * (1 - headroom) * e[0] * slack
+        return bool(normal and n > spare and demand <= (n - spare) * per_node * e[1] * slack)
+
+    found = size(demand, service(per_node, efficiency), headroom, spare)
+    assert fits(found.nodes, 1 + 2 * ROUNDING)
+    assert not fits(found.nodes - 1, 1)
+    assert found.nodes >= max(found.normal_nodes, found.degraded_nodes)
+
+
+@given(rates, rates, headrooms, headrooms, spares, spares)
+@settings(max_examples=60, deadline=None)
+def test_nodes_never_fall_with_demand_headroom_or_spares(
+    d1: float, d2: float, h1: float, h2: float, k1: int, k2: int
+) -> None:
+    of = service(7.0, FALLING)
+    least = size(min(d1, d2), of, min(h1, h2), min(k1, k2)).nodes
+    assert least <= size(max(d1, d2), of, min(h1, h2), min(k1, k2)).nodes
+    assert least <= size(min(d1, d2), of, max(h1, h2), min(k1, k2)).nodes
+    assert least <= size(min(d1, d2), of, min(h1, h2), max(k1, k2)).nodes
+
+
+def test_spares_are_not_added_to_headroom() -> None:
+    found = size(100, service(10.0), headroom=0.5, spare_nodes=3)
+    assert (found.nodes, found.binding) == (20, "normal")  # 20 less 3 still carry 170 QPS
+    assert size(100, service(10.0), headroom=0.0, spare_nodes=3).binding == "degraded"
+
+
+def test_a_whole_multiple_needs_no_node_more() -> None:
+    assert needed(0.3, service(0.1)) == 3  # 3 x 0.1 is above 0.3 in floating point
+    assert naive(0.3, 0.1) == 3
+
+
+def test_what_no_number_of_nodes_serves_is_said() -> None:
+    falls = Efficiency((Measured(1, 10.0, 0.02), Measured(2, 4.0, 0.02)))
+    with pytest.raises(RunError, match=r"at most 10 QPS at 1 nodes.*split 20 QPS"):
+        size(20, service(10.0, falls), 0.0, 0)
+    with pytest.raises(RunError, match="need more than 100000 nodes"):
+        size(1e7, service(1.0), 0.0, 0)
+
+
+@pytest.mark.parametrize(("need", "nodes"), [(4, 6), (13, 15), (64, 68)])
+def test_spares_by_availability(need: int, nodes: int) -> None:
+    found = available(need, 0.995, 0.9999)
+    assert found.nodes == nodes
+    assert found.reached >= 0.9999 > up_probability(need, nodes - 1, 0.995)
+
+
+def test_the_probability_of_nodes_that_are_up() -> None:
+    assert up_probability(1, 2, 0.9) == pytest.approx(0.99)
+    assert up_probability(2, 2, 0.9) == pytest.approx(0.81)
+    assert up_probability(3, 2, 0.9) == 0.0
+
+
+def test_availability_may_ask_for_more_nodes_than_the_rules() -> None:
+    care = Care(headroom=0.0, spare_nodes=0, node_availability=0.9, target_availability=0.9999)
+    found = planning.plan(sweep(9.9, 10.0, 10.1), 100, care)
+    assert found.nodes > found.sizing.nodes == 11
+    assert found.binding == "availability"
+    assert "independent failures only" in planning.text(planning.tree(found))
+
+
+def test_the_published_cost() -> None:
+    qps = Qps(18.4, 17.6, 19.1, None)
+    full = cost_of(qps, LENGTHS, 16.0)
+    assert full.per_1k_requests_usd.value == pytest.approx(0.242, abs=5e-4)
+    assert full.per_1m_output_tokens_usd is not None and full.per_1m_total_tokens_usd is not None
+    assert full.per_1m_output_tokens_usd.value == pytest.approx(1.73, abs=5e-3)
+    assert full.per_1m_total_tokens_usd.value == pytest.approx(0.042, abs=5e-4)
+    at_use = cost_of(qps, LENGTHS, 16.0, use=0.85 / 1.8).per_1m_total_tokens_usd
+    assert at_use is not None and at_use.value == pytest.approx(0.089, abs=5e-4)
+    one = full.per_1k_requests_usd
+    assert one.low == pytest.approx(16 / 19.1 / 3.6) and one.high == pytest.approx(16 / 17.6 / 3.6)
+
+
+@given(st.floats(0.01, 1000), st.floats(0.5, 20))
+@settings(deadline=None)
+def test_cost_is_in_proportion_to_the_price(price: float, factor: float) -> None:
+    one = cost_of(Qps(18.4, 17.6, None, None), LENGTHS, price).per_1k_requests_usd
+    more = cost_of(Qps(18.4, 17.6, None, None), LENGTHS, price * factor).per_1k_requests_usd
+    assert more.value == pytest.approx(one.value * factor)
+    assert more.low is one.low is None
+
+
+def test_a_fleet_costs_what_its_nodes_cost() -> None:
+    found = fleet_cost(Span(14, 13, 14), 100.0, 0.4, LENGTHS, 16.0)
+    assert found.per_1k_requests_usd.value == pytest.approx(14 * 16 / 360)
+    assert found.per_1k_requests_usd.low == pytest.approx(13 * 16 / 360)
+
+
+def test_without_a_price_there_is_no_cost() -> None:
+    tree = planning.tree(planning.plan(sweep(17.6, 18.4, 19.1), 200))
+    assert tree["cost"] is None
+    assert "plan.node_hour_usd=USD" in planning.text(tree)
+    with pytest.raises(ValueError, match="must be positive"):
+        planning.cost(sweep(17.6, 18.4, 19.1), 0.0)
+
+
+def test_an_hours_nodes_are_there_before_it_begins() -> None:
+    nodes = [2] * 23 + [5]
+    assert day([1.0] * 24, nodes, 0).autoscaled_node_hours == 23 * 2 + 5
+    assert day([1.0] * 24, nodes, 20).autoscaled_node_hours == 23 * 2 + 5 + 3 * 20 / 60
+    assert day([1.0] * 24, nodes, 90).autoscaled_node_hours == 23 * 2 + 5 + 3 * 1.5
+    assert (
+        day([1.0] * 24, nodes, 1440).autoscaled_node_hours
+        == day([1.0] * 24, nodes, 5).fixed_node_hours
+        == 120
+    )
+    assert day([1.0] * 24, nodes[::-1], 30).autoscaled_node_hours == 23 * 2 + 5 + 1.5  # before midnight
+
+
+@given(st.lists(st.integers(1, 50), min_size=24, max_size=24), st.integers(0, 300), st.integers(0, 300))
+@settings(max_examples=40, deadline=None)
+def test_autoscaling_never_costs_more_than_a_fixed_fleet_nor_less_than_the_hours(
+    nodes: list[int], lead: int, later: int
+) -> None:
+    soon, late = (day([1.0] * 24, nodes, minutes) for minutes in sorted((lead, later)))
+    assert sum(nodes) <= soon.autoscaled_node_hours <= late.autoscaled_node_hours <= 24 * max(nodes)
+
+
+def hourly(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "hours.csv"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(str(n) for n in range(24)),
+        "qps\n" + "\n".join(f" {n}.0 " for n in range(24)) + "\n\n",
+        "hour,qps\n" + "\n".join(f"{n},{n}" for n in range(24)),
+        ",".join(str(n) for n in range(24)),
+    ],
+)
+def test_a_day_is_read(tmp_path: Path, text: str) -> None:
+    assert read_hourly(hourly(tmp_path, text)) == tuple(range(24))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1\n" * 23, "has 23 rates; write 24"),
+        ("1\n" * 25, "has 25 rates; write 24"),
+        ("", "has 0 rates"),
+        ("1\n" * 23 + "many", "'many' of hour 23 is not a rate"),
+        ("1\n" * 23 + "-1", "'-1' of hour 23 is not a rate"),
+        ("1\n" * 23 + "inf", "'inf' of hour 23"),
+        ("0\n" * 24, "all rates are zero"),
+        ("1,5\n" * 24, "line of hour 0 is '1,5'; write QPS, or 0,QPS"),
+    ],
+)
+def test_a_day_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match="demand.hourly=") as refused:
+        read_hourly(hourly(tmp_path, text))
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_day_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_hourly(tmp_path / "none.csv")
+
+
+def test_a_demand_by_the_hour(tmp_path: Path) -> None:
+    path = hourly(tmp_path, "\n".join(["50"] * 12 + ["200"] * 12))
+    words = [f"demand.hourly={path}", "plan.node_hour_usd=16"]
+    tree = planning.command([sweep(17.6, 18.4, 19.1)], words)
+    assert tree["demand"]["mean_qps"] == 125 and tree["answer"]["nodes"] == 14 == max(tree["day"]["nodes"])
+    assert tree["day"]["nodes"][0] == size(50, service(17.6), 0.15, 1).nodes == 4
+    assert tree["day"]["scale_up_minutes"] is None
+    assert "336 fixed, at least 216.0 autoscaled" in planning.text(tree)
+    assert tree["cost"]["load"] == "mean"
+    led = planning.command([sweep(17.6, 18.4, 19.1)], [*words, "plan.scale_up_minutes=30"])
+    assert led["day"]["autoscaled_node_hours"] == 12 * (4 + 14) + 10 * 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "a plan needs a demand"),
+        (["demand.peak_qp=3"], "unknown key 'demand.peak_qp'; did you mean 'demand.peak_qps'"),
+        (["peak_qps=3"], "did you mean 'demand.peak_qps'"),
+        (["demand.peak_qps=-3"], "demand.peak_qps=-3.0 must be positive and finite"),
+        (["demand.peak_qps=0"], "must be positive"),
+        (["demand.peak_qps=nan"], "must be positive"),
+        (["demand.peak_qps=1e10"], "is beyond 1e+09"),
+        (["demand.peak_qps=many"], "demand.peak_qps: Value 'many'"),
+        (["demand.mean_qps=3"], "a plan needs a demand"),
+        (["demand.mean_qps=3", "demand.peak_factor=.5"], "must be at least 1"),
+        (["demand.peak_qps=3", "demand.mean_qps=4"], "is above demand.peak_qps=3"),
+        (["demand.peak_qps=3", "demand.mean_qps=2", "demand.peak_factor=2"], "one too many"),
+        (["demand.hourly=x", "demand.peak_qps=3"], "leave demand.peak_qps out"),
+        (["demand.peak_qps=3", "plan.headroom=1"], "plan.headroom=1.0 must be in [0, 1)"),
+        (["demand.peak_qps=3", "plan.headroom=-.1"], "must be in [0, 1)"),
+        (["demand.peak_qps=3", "plan.spare_nodes=-1"], "plan.spare_nodes=-1 must be 0 to 1000"),
+        (["demand.peak_qps=3", "plan.spare_nodes=1e9"], "plan.spare_nodes"),
+        (["demand.peak_qps=3", "plan.node_hour_usd=0"], "plan.node_hour_usd=0.0 must be positive"),
+        (["demand.peak_qps=3", "plan.basis=high"], "expected one of ['low', 'certified', 'estimate']"),
+        (["demand.peak_qps=3", "plan.node_availability=.9"], "belong together"),
+        (
+            ["demand.peak_qps=3", "plan.node_availability=1", "plan.target_availability=.9"],
+            "plan.node_availability=1.0 must be above 0 and below 1",
+        ),
+        (["demand.peak_qps=3", "plan.scale_up_minutes=-1"], "must be 0 to 1440"),
+        (["demand.peak_qps=3", "demand.prefix_hit=1"], "demand.prefix_hit=1.0 must be in [0, 1)"),
+        (["demand.peak_qps"], "is not of the form key=value"),
+    ],
+)
+def test_words_that_cannot_be_are_refused_in_one_line(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_planning(words)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_the_ways_to_say_a_demand() -> None:
+    assert Demand(mean_qps=100, peak_factor=1.8).at_peak_qps == pytest.approx(180)
+    assert Demand(peak_qps=180, peak_factor=1.8).on_average_qps == pytest.approx(100)
+    assert Demand(peak_qps=180, mean_qps=100).on_average_qps == 100
+    assert Demand(peak_qps=180).on_average_qps is None
+
+
+def test_what_a_rate_moves() -> None:
+    found = at_scale(30_000, 10.0, None, LENGTHS)
+    assert found.open_connections == 300_000
+    assert found.input_tokens_per_s == 168e6 and found.output_tokens_per_s == 4.2e6
+    assert found.client_cpu_cores == pytest.approx(43.5) and found.client_actors == 109
+    assert found.client_stream_bytes == pytest.approx(900e6)
+    assert at_scale(30_000, 10.0, 2.0, LENGTHS).client_actors == 150
+    unknown = at_scale(1, None, None, None)
+    assert unknown.open_connections is unknown.request_bytes_per_s is unknown.client_stream_bytes is None
+
+
+def test_the_bytes_of_a_request_are_those_that_are_sent() -> None:
+    from conf import load
+    from loadgen.prompts import Prompts
+    from serve_apps.openai_api import Answer, ApiRequest, EngineSteps, ServedModel
+
+    asked = load([])
+    body = Prompts(asked.workload, asked.model.served_name, asked.model.vocab, 1).body(7, 5600, 140)
+    served = ServedModel(asked.model.served_name, 32768, asked.model.vocab, 1_795_352_737)
+    answer = Answer(ApiRequest(False, 5600, 140, True, True), "0" * 32, served.created_s, served)
+    pieces = [*(answer.tokens(i, i + 1) for i in range(140)), answer.end(EngineSteps(140, 0))]
+    framed = sum(len(f"{len(piece):x}\r\n") + len(piece) + 2 for piece in pieces)
+    one = at_scale(1.0, None, None, LENGTHS)
+    assert one.request_bytes_per_s == pytest.approx(len(body), rel=0.01)
+    assert one.answer_bytes_per_s == pytest.approx(framed, rel=0.02)
