@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from analysis import metrics, records
 from analysis.capacity import Capacity, posterior
-from analysis.dwell import Window, count, count_streams, in_window, waiting
+from analysis.dwell import Dwell, Window, count, count_streams, in_window, waiting
 from analysis.nodes import NodeEffects, node_effects
 from analysis.validity import Verdict, judge_closed, judge_dwell
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
@@ -47,6 +47,8 @@ WARMUP_QPS = 4.0
 """Highest rate of the warm-up; a service that is thought slower gets half of what is thought."""
 WARMUP_LIMIT_S = 600.0
 POLL_NS = NS // 2
+RUN_OUT = 1.5
+"""Median lives of an answer for which the load goes on after the last window (our choice)."""
 
 
 class TargetLost(RuntimeError):
@@ -326,17 +328,37 @@ class Driver:
         self._watched[window.index] = dataclasses.replace(self._watched[window.index], loss=reason)
         self._add(segment, window, self.target.now_ns())
 
-    def drain(self) -> None:
+    def drain(self, run_out: bool = False) -> None:
         """Let what is in flight end, so that every window is judged on whole answers.
 
-        Raises TargetLost when the service was lost meanwhile, and took answers of a window with it.
+        With `run_out` the load goes on until most of them are: in an emptying service the last answers would
+        be faster than at the rate that is judged. Raises TargetLost when the service was lost meanwhile, and
+        took answers of a window with it.
         """
         if not self.outcomes:
             return
+        if run_out:
+            self._run_out(self.outcomes[-1].dwell)
         self._settle(self.outcomes[-1].segment.index, self.plan.search.settle_s, until_done=True)
         if (fault := self.fault()) and self._spoilt(self.target.now_ns()):
             self._lose(fault)
         self._recount(self.target.now_ns())
+
+    def _run_out(self, last: Dwell) -> None:
+        """Go on at the rate of the last window, in the next segment, for as long as its answers take."""
+        if last.aborted or not last.weight or last.median_e2e_s is None:
+            return
+        start_ns = self.next_start_ns()
+        end_ns = start_ns + int(min(RUN_OUT * last.median_e2e_s, self.plan.search.settle_s) * NS)
+        drawn = self.traffic.draw(
+            last.rate_qps,
+            {"bridge": (start_ns, end_ns)},
+            dwell=last.index + 1,
+            first_seq=self.next_seq,
+            seed=self.plan.seed + 1,  # a session that goes on would draw the same again
+            streams=self.plan.streams,
+        )
+        self.offer(drawn, end_ns)
 
     def recount_on(self, rows: pa.Table) -> None:
         """Count and judge every window again on the rows as they were saved, as whoever reads them would."""

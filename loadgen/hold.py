@@ -55,7 +55,7 @@ def rate(driver: Driver, qps_per_node: float, duration_s: float, transition_s: f
     driver.warm_up()
     why = "the rate that was asked"
     driver.load(Segment(0, "dwell", qps_per_node, transition_s, duration_s, False, why), may_abort=False)
-    driver.drain()
+    driver.drain(run_out=True)
 
 
 def profile(driver: Driver, whole: Profile, duration_s: float, transition_s: float) -> None:

@@ -91,7 +91,7 @@ def require(driver: Driver, rate_qps: float, longest_s: float) -> Required:
         found, looks, transition_s = look(driver, rate_qps), looks + 1, 0.0
         late = driver.elapsed_s() + window_s > longest_s
         if found.verdict != "undecided" or late:
-            driver.drain()
+            driver.drain(run_out=True)
             found, transition_s = look(driver, rate_qps), TRANSITION_S
             late = driver.elapsed_s() + transition_s + window_s > longest_s
         why = f"look {looks}: {found.reason}"

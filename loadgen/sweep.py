@@ -50,7 +50,7 @@ def _go_on(driver: Driver, choose: Callable[[Driver], Segment | Stop]) -> Stop |
     if not isinstance(step, Stop):
         step = driver.heal() or step
     if isinstance(step, Stop):
-        driver.drain()
+        driver.drain(run_out=True)
         return step
     driver.load(step)
     return None
