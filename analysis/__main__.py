@@ -23,9 +23,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import yaml
 
-from analysis import calibration, exchange, recount, studies, summary
+from analysis import calibration, exchange, locations, recount, studies, summary
 from analysis.exchange import side_by_side
 from analysis.observed import Load, Served, observe
 from analysis.runs import RunError, load_run, refuse_out
@@ -55,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return summary.EXIT_INTERNAL
+    except pa.ArrowException as error:
+        print(f"error: a table holds what no run wrote: {locations.one_line(error)}", file=sys.stderr)
+        return summary.EXIT_USAGE
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,12 +82,24 @@ def grammar(verb: str) -> argparse.ArgumentParser:
     return rest
 
 
+def _place(word: str) -> Path:
+    """A path, or where the copy lies of what a URI names."""
+    try:
+        return locations.local(word)
+    except RunError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _show_arguments(rest: argparse.ArgumentParser) -> None:
     rest.add_argument(
-        "run", type=Path, help="run folder, study, or result of vllm bench serve, GuideLLM, AIPerf"
+        "run", type=_place, help="run folder, study, or result of vllm bench serve, GuideLLM, AIPerf"
     )
     rest.add_argument(
-        "words", nargs="*", metavar="slo.key=value", help="bounds to judge another tool's result by"
+        "words",
+        nargs="*",
+        default=[],
+        metavar="slo.key=value",
+        help="bounds to judge another tool's result by",
     )
     rest.add_argument(
         "--recompute",
@@ -101,17 +117,33 @@ def _report_arguments(rest: argparse.ArgumentParser) -> None:
 
 def _compare_arguments(rest: argparse.ArgumentParser) -> None:
     rest.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="two or more runs, studies, or results"
+        "runs", nargs="+", type=_place, metavar="RUN", help="two or more runs, studies, or results"
     )
 
 
 def _export_arguments(rest: argparse.ArgumentParser) -> None:
-    rest.add_argument("run", type=Path, help="run folder")
+    rest.add_argument("run", type=_place, help="run folder; of a study, inferencex takes all parts")
     rest.add_argument("--format", required=True, choices=exchange.FORMATS)
     rest.add_argument("--out", type=Path, metavar="FILE", help="default: standard output")
 
 
+PLAN_WORDS = """words (docs/planning.md):
+  demand.peak_qps=QPS            the rate of the whole service; or demand.mean_qps=QPS demand.peak_factor=F,
+                                 or demand.hourly=FILE of 24 mean rates from midnight
+  demand.input_tokens=N          lengths to come, also output_tokens and prefix_hit, where runs vary them
+  plan.basis=low                 the end of the interval that is planned with; or certified, estimate
+  plan.headroom=0.15             share of the capacity left free at the peak
+  plan.spare_nodes=1             nodes that may be lost at the peak
+  plan.node_hour_usd=USD         price of a node; without it there is no cost
+  plan.node_availability=0.995   with plan.target_availability=0.9999: nodes so that enough are up
+  plan.scale_up_minutes=M        how long a node takes until it serves
+
+exit codes: 0 done; 2 wrong usage; 3, 4 or 5 that of a run that allows no plan (4: it is void); 6 only a lower
+bound of the capacity is known"""
+
+
 def _plan_arguments(rest: argparse.ArgumentParser) -> None:
+    rest.formatter_class, rest.epilog = argparse.RawDescriptionHelpFormatter, PLAN_WORDS
     rest.add_argument(
         "words",
         nargs="+",
@@ -137,6 +169,8 @@ def _calibrate_arguments(rest: argparse.ArgumentParser) -> None:
 def show(arguments: argparse.Namespace) -> int:
     """Print what a run concluded, or how far a killed one came."""
     path = arguments.run
+    if arguments.recompute and exchange.is_foreign(path):
+        raise RunError(f"{path} is another tool's result: it has no conclusion to recompute")
     if arguments.words or exchange.is_foreign(path):
         print(exchange.show(path, arguments.words))
     elif arguments.recompute:
@@ -179,7 +213,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write a run in another tool's format."""
+    """Write a run in another tool's format, or its requests as CSV or JSON lines."""
     exchange.export(arguments.run, arguments.format, arguments.out)
     return summary.EXIT_OK
 
@@ -193,8 +227,11 @@ def plan(arguments: argparse.Namespace) -> int:
     runs = [word for word in arguments.words if "=" not in word]
     machine = [word for word in arguments.words if "=" in word and not planning.is_planning(word)]
     if runs and machine:
-        raise ConfigError(f"'{machine[0]}' is a word of a prediction: give it, or {runs[0]}, not both")
-    tree = planning.command(runs or [_predicted(machine)], asked)
+        raise ConfigError(
+            f"'{machine[0]}' is no word demand.* or plan.*, the only ones of a plan on a run; leave it out, "
+            f"or leave {runs[0]} out to plan on a prediction"
+        )
+    tree = planning.command(runs, asked, partial(_predicted, machine))
     line = json.dumps(tree, default=str)
     if arguments.out:
         arguments.out.write_text(line + "\n")

@@ -23,6 +23,8 @@ from conf.schema import Arrivals, Lengths, Slo, Workload
 
 SCHEMA_VERSION = 2
 QUANTILES = (50, 90, 99)
+KEYS = ("index", "kind")
+"""What no table of dwells is without, whichever version wrote it."""
 
 _REPLICA = pa.struct([("replica_id", pa.string()), ("requests", pa.int64()), ("ttft_p90_ms", pa.float64())])
 _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
@@ -198,9 +200,14 @@ def write(rows: list[dict[str, Any]], basis: dict[str, Any], path: Path) -> None
 
 
 def read(path: Path) -> pa.Table:
-    """The table at `path` with its own metadata; columns that its version did not have are null."""
-    said = pq.read_schema(path).metadata
-    return pq.read_table(path, schema=DWELLS).replace_schema_metadata(said)
+    """The table at `path` with its own metadata; columns that its version did not have are null.
+
+    Raises OSError or an ArrowException for a file that is broken, or not of dwells.
+    """
+    told = pq.read_schema(path)
+    if lacking := [name for name in KEYS if name not in told.names]:
+        raise pa.ArrowInvalid(f"{path} is no table of dwells: it lacks {', '.join(lacking)}")
+    return pq.read_table(path, schema=DWELLS).replace_schema_metadata(told.metadata)
 
 
 def basis_of(table: pa.Table) -> Basis | None:
@@ -213,5 +220,5 @@ def basis_of(table: pa.Table) -> Basis | None:
         prior = known.pop("prior")
         arrivals = Arrivals(**known.pop("arrivals"))
         return Basis(**known, arrivals=arrivals, prior=Prior(**prior) if prior else None)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
@@ -59,11 +59,22 @@ def read_json(path: Path) -> dict[str, object]:
     """The object in a JSON file. Raises RunError if it is broken, OSError if it is not there."""
     try:
         tree = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is broken: {one_line(error)}") from error
     if not isinstance(tree, dict):
         raise RunError(f"{path} is broken: it holds no object")
     return tree
+
+
+def part_names(folder: Path, study: Mapping[str, object]) -> list[str]:
+    """A study's parts, folders within its own. Raises RunError for any other place."""
+    names = study.get("names")
+    if not isinstance(names, list):
+        raise RunError(f"{folder} is not a readable study: {STUDY} lacks the names of its parts")
+    for name in names:
+        if name in ("", "..") or name != Path(str(name)).name:
+            raise RunError(f"{folder} is not a readable study: its part '{name}' is not in its folder")
+    return names
 
 
 def one_line(error: Exception) -> str:
@@ -83,10 +94,7 @@ def _parts(folder: Path) -> list[Path]:
     """A run's own folder, or those of a study's parts that have begun."""
     if not (folder / STUDY).exists():
         return [folder]
-    names = read_json(folder / STUDY).get("names")
-    if not isinstance(names, list):
-        raise RunError(f"{folder} is not a readable study: {STUDY} lacks the names of its parts")
-    parts = [folder / str(name) for name in names]
+    parts = [folder / name for name in part_names(folder, read_json(folder / STUDY))]
     return [run for part in parts if _begun(part) for run in _parts(part)]
 
 

@@ -24,6 +24,8 @@ REQUEST_SHARD = re.compile(r"client-\d+\.arrow")
 HEALTH_SHARDS = "client-*.health.arrow"
 SERVER_SHARDS = "server*.arrow"
 DRIVER_SHARDS = "driver-*.arrow"
+CONCLUDED = ("exit_code", "valid", "asked")
+"""What no conclusion is without, whichever version wrote it."""
 
 
 def refuse_out(out: Path | None) -> None:
@@ -85,11 +87,28 @@ class Run:
         ]
         where = asked[0] & asked[-1] if asked else None
         with _readable(self.path):
-            if is_collected(self.path):
+            if self.is_collected:
                 return records.read(self.path / "requests", columns, where)
             rows = gather(self.path)
         rows = rows if where is None else rows.filter(where)
         return rows if columns is None else rows.select(columns)
+
+    @property
+    def is_collected(self) -> bool:
+        """True where requests/ alone has every planned request: a row for each, and no shard is left over.
+
+        A plan is saved before its first send and never sent twice, so that counting is enough. Raises
+        RunError where all rows of a run that ended are gone: these are no lost requests.
+        """
+        if any((self.path / "shards").glob("*.arrow")):
+            return False
+        plans = list((self.path / "schedule").glob("*.parquet"))
+        with _readable(self.path):
+            rows = _count(records.files(self.path / "requests"))
+            ended_with = ((self.sweep or {}).get("requests") or {}).get("rows", 0)
+            if ended_with and not rows:
+                raise RunError(f"{self.path}/requests holds no row: the run ended with {ended_with}")
+            return not plans or _count(plans) == rows
 
     def clients(self) -> pa.Table:
         """The load actors' own health: one row per actor and second (schema `series.CLIENTS`)."""
@@ -115,7 +134,7 @@ class Run:
         for line in lines:
             try:
                 events.append(json.loads(line))
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
         return events
 
@@ -134,11 +153,16 @@ def load_run(path: Path | str, filesystem: fs.FileSystem | None = None) -> Run:
     ended = folder / "sweep.json"
     try:
         manifest = locations.read_json(folder / locations.MANIFEST)
-        return Run(folder, manifest, locations.read_json(ended) if ended.exists() else None)
+        run = Run(folder, manifest, locations.read_json(ended) if ended.exists() else None)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(f"{path} is not a run folder: it has no {locations.MANIFEST}") from error
     except OSError as error:
         raise RunError(f"{path} is not a readable run folder: {error}") from error
+    if "verb" not in manifest:  # other programs have a manifest.json too
+        raise RunError(f"{path} is not a run folder: its {locations.MANIFEST} is of something else")
+    if run.sweep is not None and (lacking := [key for key in CONCLUDED if key not in run.sweep]):
+        raise RunError(f"{ended} is broken: it lacks {', '.join(lacking)}")
+    return run
 
 
 def load_runs(*places: Path | str) -> list[Run]:
@@ -166,17 +190,6 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as error:
         raise RunError(f"{path} holds a file that cannot be read: {locations.one_line(error)}") from error
-
-
-def is_collected(path: Path) -> bool:
-    """True where requests/ alone has every planned request: a row for each, and no shard is left over.
-
-    A plan is saved before its first send and never sent twice, so that counting is enough.
-    """
-    if any((path / "shards").glob("*.arrow")):
-        return False
-    plans = list((path / "schedule").glob("*.parquet"))
-    return not plans or _count(plans) == _count(records.files(path / "requests"))
 
 
 def _count(files: Sequence[Path]) -> int:

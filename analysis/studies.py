@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis import matrix_table
+from analysis.locations import part_names
 from analysis.observed import RECORDED
 from analysis.pooling import Estimate, Figure, pooled, repeated, student_t
 from analysis.runs import RunError
@@ -45,10 +46,11 @@ def load_study(path: Path) -> Tree:
     """The tree of study.json; `state` is `running` until it ended. Raises RunError if it cannot be read."""
     try:
         tree = json.loads((path / FILE).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is not a readable study: {error}") from error
     if not isinstance(tree, dict) or not {"exit_code", "names", "parts"} <= tree.keys():
         raise RunError(f"{path} is not a readable study: {FILE} lacks its exit code, names or parts")
+    part_names(path, tree)
     return tree
 
 

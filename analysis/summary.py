@@ -11,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from analysis import agreement, forecasts, matrix_table, nodes, paired, routing, studies
 from analysis.capacity import LIMITS, Capacity
 from analysis.runs import Run
@@ -161,9 +163,15 @@ def text(tree: Mapping[str, Any], resume: Path | None = None) -> str:
     return "\n".join(line for line in lines if line)
 
 
+def status_counts(rows: pa.Table) -> Counter[str]:
+    """Request rows by status; what the search took back before its due time stands apart."""
+    states = zip(rows["status"].to_pylist(), rows["phase"].to_pylist(), strict=True)
+    return Counter("retracted" if phase == "retracted" else status for status, phase in states)
+
+
 def unfinished(run: Run) -> str:
     """What can be read of a run that has no conclusion."""
-    states = Counter(run.requests(columns=["status"])["status"].to_pylist())
+    states = status_counts(run.requests(columns=["status", "phase"]))
     counted = ", ".join(f"{count} {status}" for status, count in sorted(states.items())) or "none"
     lines = [
         f"UNFINISHED  {run.path} has no sweep.json",
@@ -322,7 +330,7 @@ def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
     elif tree.get("evidence"):
         lines.append(f"  evidence: {tree['evidence']}")
     lines += routing.lines(tree)
-    lines += [f"  {_check_line(check)}" for check in tree.get("checks", []) if check["passed"] is not None]
+    lines += [f"  {check_line(check)}" for check in tree.get("checks", []) if check["passed"] is not None]
     if tree.get("prediction"):
         q, how = tree["prediction"]["qps_per_node"], tree["prediction"]["how"]
         lines.append(
@@ -345,8 +353,10 @@ def engine_label(tree: Mapping[str, Any]) -> str:
     return SIMULATED if asked["engine"] == "simulated" and not tree.get("forecast") else ""
 
 
-def _check_line(check: Mapping[str, Any]) -> str:
-    state = "ok" if check["passed"] else "FAILED" if check["reason"] else "note"
+def check_line(check: Mapping[str, Any]) -> str:
+    """A check of a run with its figure, its bound and whether it was kept; a note decides nothing."""
+    failed = "FAILED" if check["reason"] else "note"
+    state = {True: "ok", False: failed, None: "unknown"}[check["passed"]]
     unit = f" {check['unit']}" if check["unit"] else ""
     # Runs of an earlier version do not say which way a bound holds.
     sign = {True: ">=", False: "<=", None: "bound"}[check.get("least")]

@@ -54,8 +54,9 @@ def percentiles(
     """Quantiles `q` of one of `METRICS` in the windows of a run, a row per value of the column `by`.
 
     Columns: `by`, `n` (requests, or gaps, of which the metric is known), `failed` (of these, infinite), and
-    one per quantile, `ttft_p90_ms`, infinite where a failure decides it. By `phase` there is a row for each
-    phase, not for windows alone; what the search took back is in none. Raises RunError for an unknown word.
+    one per quantile, `ttft_p90_ms`, infinite where a failure decides it. Void windows are among them
+    (`run.dwells()` says which). By `phase` there is a row for each phase, not for windows alone; what the
+    search took back is in none. Raises RunError for an unknown word.
     """
     chosen = _metric(metric)
     _refuse_by(by)

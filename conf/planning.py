@@ -104,7 +104,9 @@ class Care:
     scale_up_minutes: float | None = None
 
     def __post_init__(self) -> None:
-        require(0 <= self.headroom < 1, f"plan.headroom={self.headroom} must be in [0, 1)")
+        require(
+            0 <= self.headroom < 1, f"plan.headroom={self.headroom} must be in [0, 1), such as 0.15 of 15 %"
+        )
         require(
             0 <= self.spare_nodes <= MOST_SPARES,
             f"plan.spare_nodes={self.spare_nodes} must be 0 to {MOST_SPARES}",

@@ -204,9 +204,8 @@ def of_failure(experiment: Experiment, driver: Driver | None, exit_code: int, re
 
 def count_requests(rows: pa.Table, planned: int) -> Tree:
     """Planned requests, rows, and rows by status; what was retracted before its due time stands apart."""
-    states = zip(rows["status"].to_pylist(), rows["phase"].to_pylist(), strict=True)
-    by_status = Counter("retracted" if phase == "retracted" else status for status, phase in states)
-    return {"planned": planned, "rows": rows.num_rows, "by_status": dict(sorted(by_status.items()))}
+    by_status = dict(sorted(summary.status_counts(rows).items()))
+    return {"planned": planned, "rows": rows.num_rows, "by_status": by_status}
 
 
 def _base(

@@ -46,7 +46,7 @@ def recorded(
     folder.mkdir()
     (folder / "config.yaml").write_text(dump(experiment))
     (folder / "manifest.json").write_text(json.dumps({"verb": "probe"}))
-    (folder / "sweep.json").write_text(json.dumps({"exit_code": 0}))
+    (folder / "sweep.json").write_text(json.dumps({"exit_code": 0, "valid": True, "asked": {}}))
     times = served(experiment, concurrency, tokens, count, qps)
     due_ns = np.rint(times.sent_s * 1e9).astype(np.int64)
     rows = [
@@ -174,7 +174,7 @@ def test_a_run_that_failed_says_nothing_of_the_engine(
 def test_a_void_run_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = recorded(tmp_path / "void", 1, (16, 60, 0), 12)
     for code, valid, taken in ((4, False, False), (0, False, False), (3, True, True)):
-        tree = {"exit_code": code, "valid": valid, "reason": "a load actor was late"}
+        tree = {"exit_code": code, "valid": valid, "asked": {}, "reason": "a load actor was late"}
         (folder / "sweep.json").write_text(json.dumps(tree))
         if taken:
             assert root.observe(folder, root.partial(root._simulated, [])).path == folder

@@ -255,6 +255,23 @@ def test_what_has_no_rate_is_said(run_path: Path, void_path: Path, tmp_path: Pat
         assert exported(path, "csv", capsys).count("\n") == load_run(path).requests().num_rows + 1
 
 
+def test_a_servers_words_are_no_formula_in_csv_and_themselves_in_json(tmp_path: Path) -> None:
+    path, words = tmp_path / "run", ["=cmd|' /C calc'!A0", "+1", "-1", "@x", "\tx", "fine = fine"]
+    shutil.copytree(GOLDEN, path)
+    rows = load_run(path).requests().to_pylist()[: len(words)]
+    for row, word in zip(rows, words, strict=True):
+        row |= {"status": "http_error", "error": word, "replica_id": word}
+    shutil.rmtree(path / "schedule")
+    records.write(derived.with_latencies(records.table(rows)), path / "requests" / "part-000.parquet")
+    for format, run in (("csv", load_run(path)), ("jsonl", str(path))):
+        export(run, format, str(tmp_path / format))
+    with (tmp_path / "csv").open(newline="") as file:
+        read = [(row["error"], row["replica_id"]) for row in csv.DictReader(file)]
+    assert read == [(f"'{word}", f"'{word}") for word in words[:-1]] + [(words[-1], words[-1])]
+    lines = [json.loads(line) for line in (tmp_path / "jsonl").read_text().splitlines()]
+    assert [line["error"] for line in lines] == words
+
+
 @pytest.mark.parametrize(
     ("path", "format", "expected"),
     [

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from analysis import RunError, metrics, records
-from analysis.exchange import Foreign, aiperf, guidellm, is_foreign, load_foreign, show, vllm_bench
+from analysis.exchange import (
+    Foreign,
+    aiperf,
+    guidellm,
+    is_foreign,
+    load_foreign,
+    show,
+    side_by_side,
+    vllm_bench,
+)
 from analysis.exchange.foreign import failure
 from analysis.exchange.shown import NO_CLAIM
 from analysis.quantiles import quantile
@@ -275,6 +284,11 @@ def test_what_cannot_be_judged_is_refused_in_one_line(case: str, tmp_path: Path)
     assert expected in str(caught.value) and "\n" not in str(caught.value) and str(path) in str(caught.value)
 
 
+def guidellm_beyond_time(tree: Any) -> Any:
+    tree["benchmarks"][0]["requests"]["successful"][0]["info"]["timings"]["request_start"] = 1e17
+    return tree
+
+
 def guidellm_without_times(tree: Any) -> Any:
     for stat in tree["benchmarks"][0]["requests"]["successful"]:
         stat["info"].pop("timings")
@@ -291,6 +305,7 @@ def guidellm_without_requests(tree: Any) -> Any:
     [
         (guidellm_without_times, "has no times of single requests"),
         (guidellm_without_requests, "holds no request of its benchmark"),
+        (guidellm_beyond_time, "not of a version that is read here"),
     ],
 )
 def test_a_guidellm_file_without_its_requests_is_refused(
@@ -307,12 +322,30 @@ def test_a_guidellm_file_without_its_requests_is_refused(
         (b'{"backend": "openai", "ttf', "is cut off or not JSON"),
         (b"\xff\xfe\x00", "cannot be read as text"),
         (b"hello\nworld\n", "is cut off or not JSON"),
+        (b"[" * 100_000, "is nested too deeply"),
+        (b"x\n" + b"[" * 100_000, "is cut off or not JSON"),
     ],
 )
 def test_a_file_that_is_no_json_is_refused(content: bytes, expected: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(RunError, match=expected):
         show(tmp_path / "x")
+
+
+def test_a_file_with_a_byte_order_mark_and_a_line_separator_within_a_word_is_read(tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in AIPERF.read_text().splitlines()]
+    lines[-1]["error"] = {"message": "one\u2028two"}
+    text = "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+    (tmp_path / "x").write_text(text, "utf-8-sig")
+    (found,) = load_foreign(tmp_path / "x")
+    assert found.requests.num_rows == len(lines) and "one two" in found.requests["error"].to_pylist()
+
+
+def test_words_of_a_file_neither_break_a_line_nor_move_the_cursor(tmp_path: Path) -> None:
+    path = saved(tmp_path / "x.json", vllm_tree() | {"model_id": "a\x1b[31m\nVALID  9 QPS"})
+    for text in (show(path), side_by_side.text([path, VLLM])):
+        assert "model a [31m VALID" in text and all(line.isprintable() for line in text.split("\n"))
+        assert not any(line.startswith("VALID") for line in text.split("\n"))
 
 
 @pytest.mark.parametrize("path", ALL)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import derived, dwell_table, load_run, metrics, records, recount, series
-from analysis.runs import Run, is_collected
+from analysis.runs import Run
 from loadgen.recorder import Shard
 from loadgen.run_folder import checksums
 from tests.benchmarks import parquet as benchmark
@@ -225,7 +225,7 @@ def killed(tmp_path: Path) -> Path:
 def test_a_killed_run_has_a_row_for_every_planned_request(killed: Path) -> None:
     run, golden = load_run(killed), load_run(GOLDEN).requests()
     rows = run.requests()
-    assert run.sweep is None and run.capacity is None and run.checks == [] and not is_collected(killed)
+    assert run.sweep is None and run.capacity is None and run.checks == [] and not run.is_collected
     assert run.dwells().num_rows == 0 and run.dwells().schema.equals(dwell_table.DWELLS)
     assert rows["seq"].equals(golden["seq"]) and rows.schema.equals(records.REQUESTS, check_metadata=True)
     lost = pc.equal(rows["error_kind"].cast(pa.string()), "no_record").to_pylist().count(True)

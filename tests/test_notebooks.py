@@ -1,6 +1,8 @@
 """The notebooks run on the golden run: each as a script, and one as a notebook, as an analyst runs them."""
 
+import json
 import runpy
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +10,12 @@ import jupytext
 import matplotlib
 import matplotlib.pyplot as plt
 import nbclient
+import pyarrow.parquet as pq
 import pytest
+from matplotlib.text import Text
 
+import analysis
+from analysis import studies
 from tests.golden import GOLDEN
 
 FOLDER = Path(__file__).parent.parent / "analysis" / "notebooks"
@@ -18,8 +24,8 @@ NOTEBOOKS = sorted(FOLDER.glob("*.py"))
 
 @pytest.fixture(autouse=True)
 def on_the_golden_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("LOADGEN_RUN", str(GOLDEN))
-    monkeypatch.delenv("LOADGEN_RUN_B", raising=False)
+    for name in ("LOADGEN_RUN", "LOADGEN_RUN_B"):  # its own, where no other is named
+        monkeypatch.delenv(name, raising=False)
     matplotlib.use("Agg")
     yield
     plt.close("all")
@@ -31,6 +37,37 @@ def test_a_notebook_runs_as_a_script_and_says_something(
 ) -> None:
     runpy.run_path(str(path))
     assert plt.get_fignums() or capsys.readouterr().out
+
+
+def test_the_sides_of_a_comparison_have_its_ratio_in_words_and_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["a", "b"]
+    for name in names:
+        shutil.copytree(GOLDEN, tmp_path / name)
+    sweep = analysis.load_run(GOLDEN).sweep
+    parts = [studies.part_row(name, sweep) for name in names]
+    ratio = {"value": 0.9, "low": 0.8, "high": 0.95}
+    tree = sweep | {"study": "compare", "names": names, "parts": parts, "ratio": ratio}
+    (tmp_path / "study.json").write_text(json.dumps(tree))
+    monkeypatch.setenv("LOADGEN_RUN", str(tmp_path / "a"))
+    monkeypatch.setenv("LOADGEN_RUN_B", str(tmp_path / "b"))
+    left = runpy.run_path(str(FOLDER / "layouts_compared.py"))
+    assert "B / A = 0.900 [0.800, 0.950] (95 %, the same requests on both)" in capsys.readouterr().out
+    texts = left["compared"].figure.findobj(Text)
+    assert "0.900 [0.800, 0.950]" in [text.get_text() for text in texts]
+
+
+def test_sql_reads_a_killed_run_and_one_of_an_earlier_version_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "old"
+    shutil.copytree(GOLDEN, path)
+    rows = analysis.load_run(GOLDEN).requests()
+    pq.write_table(rows, path / "requests" / "part-000.parquet")
+    monkeypatch.setenv("LOADGEN_RUN", str(path))
+    left = runpy.run_path(str(FOLDER / "parquet_with_duckdb.py"))
+    assert pq.read_table(left["folder"]).select(rows.column_names).num_rows == rows.num_rows
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

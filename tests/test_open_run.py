@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from analysis import load_run, load_runs, recount, tables
+from analysis import load_run, load_runs, recount, studies, summary, tables
+from analysis.__main__ import main
 from analysis.runs import Run, RunError
 from conf import ConfigError
 from tests.golden import GOLDEN
@@ -142,10 +143,58 @@ def test_a_foreign_folder_is_no_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "sweep.json"])
-@pytest.mark.parametrize("content", [b"", b'{"verb": "swe', b"[]", b"\xff\xfe\x00", b"PAR1"])
+@pytest.mark.parametrize("content", [b"", b'{"verb": "swe', b"[]", b"\xff\xfe\x00", b"PAR1", b"[" * 100_000])
 def test_a_broken_conclusion_is_named(path: Path, name: str, content: bytes) -> None:
     (path / name).write_bytes(content)
     assert refused(load_run, path).startswith(f"{path / name} is broken: ")
+
+
+def test_json_of_something_else_is_no_run_and_no_conclusion(path: Path) -> None:
+    for tree, lacks in (({}, "exit_code, valid, asked"), ({"exit_code": 0, "valid": True}, "asked")):
+        (path / "sweep.json").write_text(json.dumps(tree))
+        assert refused(load_run, path) == f"{path / 'sweep.json'} is broken: it lacks {lacks}"
+    (path / "manifest.json").write_text(json.dumps({"name": "an app", "icons": []}))
+    said = f"{path} is not a run folder: its manifest.json is of something else"
+    assert refused(load_run, path) == said == refused(load_runs, path)
+
+
+@pytest.mark.parametrize("name", [".", "", "..", "../x", "a/b", "/etc", 1, None])
+def test_a_part_is_within_its_study(tmp_path: Path, name: Any) -> None:
+    tree = {"study": "matrix", "exit_code": 0, "names": [name], "parts": []}
+    (tmp_path / "study.json").write_text(json.dumps(tree))
+    said = f"{tmp_path} is not a readable study: its part '{name}' is not in its folder"
+    assert refused(load_runs, tmp_path) == said == refused(studies.load_study, tmp_path)
+
+
+def test_what_the_search_took_back_did_not_fail_in_a_killed_run(path: Path) -> None:
+    (path / "sweep.json").unlink()
+    counted = load_run(GOLDEN).sweep["requests"]["by_status"]
+    said = ", ".join(f"{count} {status}" for status, count in counted.items())
+    assert "retracted" in counted and f"  requests: {said}\n" in summary.unfinished(load_run(path))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["show", "s4://bucket/run"], "Unrecognized filesystem type in URI: s4://bucket/run"),
+        (["show", "tests/data/foreign/vllm-0.32.0.json", "--recompute"], "it has no conclusion to recompute"),
+        (["show"], "the following arguments are required: run; see --help"),
+    ],
+)
+def test_a_command_that_cannot_be_obeyed_is_refused_in_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(words)
+    except SystemExit as exit:
+        code = exit.code
+    told = capsys.readouterr()
+    assert code == 2 and said in told.err and told.err.count("\n") == 1 and not told.out
+
+
+def test_the_command_line_takes_a_uri(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", GOLDEN.as_uri()]) == 0
+    assert capsys.readouterr().out.startswith("VALID")
 
 
 READS = {
@@ -176,8 +225,37 @@ def test_a_parquet_file_of_something_else_is_said(path: Path) -> None:
         assert "part-001.parquet is no table of requests: it lacks dwell, phase, status, due_ns" in said
 
 
-def test_without_its_rows_a_run_has_what_was_planned_or_nothing_and_no_zero(path: Path) -> None:
+def test_a_table_of_dwells_of_something_else_is_said(path: Path) -> None:
+    pq.write_table(pa.table({"rate_qps": [1.0]}), path / "dwells.parquet")
+    said = "dwells.parquet is no table of dwells: it lacks index, kind"
+    assert said in refused(load_run(path).dwells) and said in refused(recount.text, load_run(path))
+
+
+def test_figures_that_no_run_writes_are_refused_in_one_line(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = path / "requests" / "part-000.parquet"
+    rows = pq.read_table(file)
+    place = rows.schema.get_field_index("first_token_offset_ns")
+    pq.write_table(rows.set_column(place, rows.schema.names[place], [[2**63 - 1] * len(rows)]), file)
+    for words in (["show", str(path), "--recompute"], ["export", str(path), "--format", "csv"]):
+        assert main(words) == 2
+        told = capsys.readouterr()
+        assert told.err.startswith("error: ") and told.err.count("\n") == 1
+
+
+def test_rows_that_are_gone_of_a_run_that_ended_are_no_lost_requests(path: Path) -> None:
     (path / "requests" / "part-000.parquet").unlink()
+    said = f"{path}/requests holds no row: the run ended with 1064"
+    for act in (Run.requests, recount.text, tables.percentiles):
+        assert refused(act, load_run(path)) == said
+    shutil.rmtree(path / "schedule")
+    assert refused(load_run(path).requests, columns=["seq"]) == said
+
+
+def test_without_its_rows_a_killed_run_has_what_was_planned_or_nothing(path: Path) -> None:
+    (path / "requests" / "part-000.parquet").unlink()
+    (path / "sweep.json").unlink()
     run = load_run(path)
     assert set(run.requests()["status"].to_pylist()) == {"lost"} and run.requests().num_rows == 1064
     shutil.rmtree(path / "schedule")

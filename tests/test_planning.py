@@ -34,6 +34,11 @@ def service(qps_per_node: float, efficiency: Efficiency = FLAT) -> Service:
     return Service(qps_per_node, 1, efficiency)
 
 
+def on_one_line(text: str) -> str:
+    """A screen without its line breaks."""
+    return " ".join(text.split())
+
+
 def sweep(low: float, estimate: float, high: float, nodes: int = 1, **more: Any) -> dict[str, Any]:
     """The tree of a valid run, as far as a plan reads it."""
     asked = {
@@ -119,8 +124,11 @@ def test_a_whole_multiple_needs_no_node_more() -> None:
 
 def test_what_no_number_of_nodes_serves_is_said() -> None:
     falls = Efficiency((Measured(1, 10.0, 0.02), Measured(2, 4.0, 0.02)))
-    with pytest.raises(RunError, match=r"at most 10 QPS at 1 nodes.*split 20 QPS"):
+    with pytest.raises(RunError, match=r"at most 10 QPS \(n = 1\), if E\(n\).*split 20 QPS"):
         size(20, service(10.0, falls), 0.0, 0)
+    levels_off = Efficiency((Measured(1, 10.0, 0.02), Measured(2, 5.2, 0.02)))
+    with pytest.raises(RunError, match=r"if E\(n\) goes on falling as it does up to 2 nodes: split"):
+        size(20, service(10.0, levels_off), 0.0, 0)
     with pytest.raises(RunError, match="need more than 100000 nodes"):
         size(1e7, service(1.0), 0.0, 0)
 
@@ -143,7 +151,14 @@ def test_availability_may_ask_for_more_nodes_than_the_rules() -> None:
     found = planning.plan(sweep(9.9, 10.0, 10.1), 100, care)
     assert found.nodes > found.sizing.nodes == 11
     assert found.binding == "availability"
-    assert "independent failures only" in planning.text(planning.tree(found))
+    assert "(independent failures only)" in on_one_line(planning.text(planning.tree(found)))
+
+
+def test_almost_always_is_not_called_always() -> None:
+    care = Care(spare_nodes=0, node_availability=0.995, target_availability=0.999999999)
+    said = on_one_line(planning.text(planning.tree(planning.plan(sweep(9.9, 10.0, 10.1), 4, care))))
+    assert "99.9999999 % availability at 99.5 % per node: 1 must be up, so 4 nodes" in said
+    assert "which reach 99.999999937 %" in said  # 1 - 0.005^4 = 1 - 6.25e-10, rounded down
 
 
 def test_the_published_cost() -> None:
@@ -172,6 +187,16 @@ def test_a_fleet_costs_what_its_nodes_cost() -> None:
     found = fleet_cost(Span(14, 13, 14), 100.0, 0.4, LENGTHS, 16.0)
     assert found.per_1k_requests_usd.value == pytest.approx(14 * 16 / 360)
     assert found.per_1k_requests_usd.low == pytest.approx(13 * 16 / 360)
+
+
+def test_full_use_times_the_share_used_is_what_the_fleet_costs() -> None:
+    c = 18.4 * 0.9
+    four = sweep(17.6 * 0.9, c, 19.1 * 0.9, nodes=4)
+    found = planning.plan(sweep(17.6, 18.4, 19.1), 45, Care(node_hour_usd=16.0), others=[four])
+    assert found.nodes == 4 and found.money is not None
+    full, planned = found.money.full_use.per_1k_requests_usd, found.money.planned
+    assert full.value == pytest.approx(16 / c / 3.6)  # at the efficiency of four nodes, not of one
+    assert planned.per_1k_requests_usd.value == pytest.approx(full.value / planned.use)
 
 
 def test_without_a_price_there_is_no_cost() -> None:
@@ -217,6 +242,8 @@ def hourly(tmp_path: Path, text: str) -> Path:
         "qps\n" + "\n".join(f" {n}.0 " for n in range(24)) + "\n\n",
         "hour,qps\n" + "\n".join(f"{n},{n}" for n in range(24)),
         ",".join(str(n) for n in range(24)),
+        "\ufeff" + "\n".join(str(n) for n in range(24)),
+        "hour,qps\r\n" + "\r\n".join(f"{n:02d}:00,{n}" for n in range(24)),
     ],
 )
 def test_a_day_is_read(tmp_path: Path, text: str) -> None:
@@ -234,6 +261,7 @@ def test_a_day_is_read(tmp_path: Path, text: str) -> None:
         ("1\n" * 23 + "inf", "'inf' of hour 23"),
         ("0\n" * 24, "all rates are zero"),
         ("1,5\n" * 24, "line of hour 0 is '1,5'; write QPS, or 0,QPS"),
+        ("0;5\n" * 24, "'0;5' of hour 0 is not a rate"),
     ],
 )
 def test_a_day_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
@@ -276,7 +304,10 @@ def test_a_demand_by_the_hour(tmp_path: Path) -> None:
         (["demand.peak_qps=3", "demand.mean_qps=4"], "is above demand.peak_qps=3"),
         (["demand.peak_qps=3", "demand.mean_qps=2", "demand.peak_factor=2"], "one too many"),
         (["demand.hourly=x", "demand.peak_qps=3"], "leave demand.peak_qps out"),
-        (["demand.peak_qps=3", "plan.headroom=1"], "plan.headroom=1.0 must be in [0, 1)"),
+        (
+            ["demand.peak_qps=3", "plan.headroom=15"],
+            "plan.headroom=15.0 must be in [0, 1), such as 0.15 of 15 %",
+        ),
         (["demand.peak_qps=3", "plan.headroom=-.1"], "must be in [0, 1)"),
         (["demand.peak_qps=3", "plan.spare_nodes=-1"], "plan.spare_nodes=-1 must be 0 to 1000"),
         (["demand.peak_qps=3", "plan.spare_nodes=1e9"], "plan.spare_nodes"),

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ def test_a_matrix_is_its_cells(tmp_path: Path) -> None:
 
 
 def test_a_comparison_is_none_of_these(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="plan one of its parts"):
+    with pytest.raises(RunError, match=r"plan on one of its parts: .*/part-1"):
         evidence.read(study(tmp_path, "compare"))
     shutil.rmtree(tmp_path / "part-1")
     with pytest.raises(NotPlannable, match="no cell"):
@@ -240,7 +241,7 @@ def test_four_node_counts_are_fitted_by_the_scalability_law() -> None:
     assert found.usl.contention == pytest.approx(0.03) and found.usl.coherency == pytest.approx(0.001)
     assert found.at(np.array([8, 30])) == pytest.approx([usl(8), usl(30)])
     assert found.figure(8).low < usl(8) < found.figure(8).high
-    with pytest.raises(RunError, match="more nodes serve less"):
+    with pytest.raises(RunError, match=r"if E\(n\) goes on falling as it does up to 8 nodes"):
         planning.plan(at_nodes(1), 1000, others=[at_nodes(n, usl(n)) for n in (2, 4, 8)])
 
 
@@ -266,6 +267,69 @@ def test_runs_of_other_node_counts_give_the_efficiency_of_a_plan() -> None:
         planning.plan(at_nodes(4, 0.9), 300).nodes
         < planning.plan(at_nodes(4, 0.9), 300, others=[at_nodes(1)]).nodes
     )
+
+
+def test_nothing_is_assumed_of_the_nodes_that_were_measured() -> None:
+    none_spare = planning.Care(spare_nodes=0)
+    alone = planning.tree(planning.plan(at_nodes(1), 5, none_spare))
+    assert planning.text(alone).splitlines()[0].endswith("at the peak; E(1) = 1")
+    assert planning.tree(planning.plan(at_nodes(4), 30))["efficiency"]["assumed"]  # three are left
+
+
+def test_a_run_that_adds_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is given twice"):
+        planning.command([GOLDEN, str(GOLDEN)], WORDS)
+    with pytest.raises(RunError, match="run1 has the nodes and lengths of run1 and adds nothing to its plan"):
+        planning.plan(at_nodes(1), 30, others=[at_nodes(1, 1.1)])
+    centre = at_lengths(5600, 140, noise=1.05)
+    others = [centre, at_lengths(6720, 140), at_lengths(5600, 280)]
+    found = planning.plan(at_lengths(5600, 140), 30, others=others).ground.sensitivity
+    assert found is not None and found.runs == 4 and found.fit.freedom == 1  # a repeat shows the noise
+
+
+def test_engines_of_other_settings_are_not_one_service() -> None:
+    one = planning.evidence_of(load_run(GOLDEN))
+    assert one.engine_settings is not None
+    other = replace(one, engine_settings={**one.engine_settings, "max_num_batched_tokens": 4096})
+    with pytest.raises(RunError, match="in engine settings"):
+        planning.scaling([one, other])
+    planning.scaling([one, replace(one, engine_settings=None)])
+
+
+def test_a_grid_is_planned_on_its_first_cell_or_not_at_all() -> None:
+    cells = [predicted(3.3, 5.3, 6.5, capacity=None), predicted(3.3, 5.3, 6.5)]
+    refused = planning.command([{"axes": [], "cells": cells, "exit_code": 0}], WORDS)
+    assert refused["exit_code"] == 4 and "first cell, which a plan stands on, has no" in refused["reason"]
+    assert planning.command([{"axes": [], "cells": cells[::-1], "exit_code": 0}], WORDS)["valid"]
+
+
+def test_wrong_words_are_refused_before_a_prediction_is_computed(tmp_path: Path) -> None:
+    def never() -> dict[str, Any]:
+        raise AssertionError("predicted")
+
+    for words in ([], ["demand.peak_qp=3"], [f"demand.hourly={tmp_path / 'none'}"]):
+        with pytest.raises(ConfigError):
+            planning.command([], words, never)
+    found = planning.command([], WORDS, lambda: predicted(3.3, 5.3, 6.5))
+    assert found["planned_on"]["predicted"]
+
+
+def test_a_refusal_names_the_folder(tmp_path: Path) -> None:
+    copied = tmp_path / "void-one"
+    shutil.copytree(GOLDEN, copied)
+    tree = json.loads((copied / "sweep.json").read_text()) | {
+        "valid": False,
+        "exit_code": 4,
+        "reason": "late",
+    }
+    (copied / "sweep.json").write_text(json.dumps(tree))
+    assert planning.command([copied], WORDS)["reason"] == "nothing may be planned on void-one: late"
+
+
+def test_no_line_is_wider_than_a_screen() -> None:
+    words = [*WORDS, "plan.node_hour_usd=16", "plan.node_availability=.995", "plan.target_availability=.9999"]
+    lines = planning.text(planning.command([GOLDEN], words)).splitlines()
+    assert max(map(len, lines[1:])) <= 112  # the answer stays on one
 
 
 def test_runs_of_another_service_are_refused() -> None:
@@ -372,8 +436,12 @@ def test_nothing_is_said_far_outside_the_box(words: list[str], said: str) -> Non
 
 
 def test_lengths_that_were_not_varied_are_refused() -> None:
-    with pytest.raises(RunError, match="one run does not say what lengths do"):
+    with pytest.raises(RunError, match="run1 does not say what other lengths do"):
         planning.command([GRID[0]], [*WORDS, "demand.input_tokens=6000"])
+    as_measured = planning.command(
+        [GRID[0]], [*WORDS, "demand.input_tokens=5600", "demand.output_tokens=140"]
+    )
+    assert as_measured["moved"] is None and as_measured["answer"]["nodes"] == 25
     only_in = [at_lengths(n, 140) for n in (5600, 4480, 6720)]
     with pytest.raises(RunError, match="do not vary answer tokens"):
         planning.command(only_in, [*WORDS, "demand.output_tokens=150"])

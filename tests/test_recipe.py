@@ -32,6 +32,7 @@ class Site:
         code = self.ends.get(folder.run_id, 0)
         folder.write_json("manifest.json", {"verb": "probe"})
         tree = {"verb": "probe", "exit_code": code, "reason": "void" if code else "", "valid": code == 0}
+        tree["asked"] = {}
         folder.write_json("sweep.json", tree)
         folder.close()
         return tree

@@ -250,7 +250,7 @@ def test_the_table_holds_what_an_analyst_asks(swept: Path) -> None:
 
 
 def test_an_earlier_version_is_told_what_it_lacks(folder: RunFolder, capsys: Any) -> None:
-    folder.write_json("manifest.json", {})
+    folder.write_json("manifest.json", {"verb": "sweep"})
     with pytest.raises(RunError, match="no dwells.parquet"):
         recount.recount(load_run(folder.path))
     pq.write_table(pa.table({"index": [0], "kind": ["dwell"]}), folder.path / "dwells.parquet")

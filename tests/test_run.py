@@ -124,7 +124,7 @@ def test_ctrl_c_while_preparing_leaves_a_readable_folder(
 
 def test_a_kill_while_the_parquet_is_written_loses_nothing(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "cut")
-    folder.write_json("manifest.json", {})
+    folder.write_json("manifest.json", {"verb": "sweep"})
     schedule = Traffic(EXPERIMENT.workload).draw(5.0, {"window": (0, 4 * NS)}, dwell=0, first_seq=0, seed=1)
     folder.plan(schedule)
     (folder.path / "requests").mkdir()

@@ -140,8 +140,8 @@ def test_a_second_session_killed_at_once_has_its_plan_on_record(folder: RunFolde
     planned(folder, 0, 1)
     folder.tell(rows(records.PROGRESS, "ok", 0, 1))
     folder.collect()
-    folder.write_json("manifest.json", {})
-    folder.write_json("sweep.json", {"exit_code": 130})
+    folder.write_json("manifest.json", {"verb": "sweep"})
+    folder.write_json("sweep.json", {"exit_code": 130, "valid": False, "asked": {}})
     planned(folder, 2)
     assert states(load_run(folder.path).requests()) == [(0, "ok"), (1, "ok"), (2, "lost")]
 

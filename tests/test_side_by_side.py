@@ -133,6 +133,14 @@ def test_the_sides_of_a_comparison_have_its_paired_ratio(tmp_path: Path) -> None
     assert "capacity B / A = 0.800 [0.769, 0.833] (95 %, the same requests on both): lower" in turned
 
 
+def test_a_side_is_known_from_within_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = studied(tmp_path / "ab", "compare", ratio={"value": 1.25, "low": 1.2, "high": 1.3})
+    monkeypatch.chdir(study / "a")
+    assert "capacity B / A = 1.250 [1.200, 1.300]" in side_by_side.text([Path(), Path("../b")])
+    found = compare(load_run("."), load_run("../b"))
+    assert found.paired and (found.value, found.low, found.high) == (1.25, 1.2, 1.3)
+
+
 def test_a_void_comparison_has_no_paired_ratio(tmp_path: Path) -> None:
     ratio = {"value": 1.25, "low": 1.2, "high": 1.3}
     study = studied(tmp_path / "ab", "compare", ratio=ratio, valid=False)

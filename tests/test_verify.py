@@ -23,7 +23,8 @@ from loadgen.verify import Replay
 from loadgen.virtual_target import VirtualTarget
 from serve_apps.engine_model import Engine, VirtualService
 
-ENDED = {"valid": True, "reason": "", "capacity": {"qps_per_node": {"certified": 4.5}}}
+CONCLUDED = {"exit_code": 0, "valid": True, "reason": "", "asked": {}}
+ENDED = CONCLUDED | {"capacity": {"qps_per_node": {"certified": 4.5}}}
 Folder = Callable[..., Path]
 
 

@@ -6,16 +6,20 @@ from pathlib import Path
 
 from analysis import studies
 from analysis.exchange import inferencex, request_rows, vllm_result
+from analysis.locations import local
 from analysis.runs import Run, RunError, load_run, load_runs, refuse_out
 
 FORMATS = ("inferencex", "csv", "jsonl", "vllm-bench")
 
 
-def export(path: Path, format: str, out: Path | None = None) -> None:
-    """Write the run at `path`; of a study all parts, as `inferencex` only. Complete in `out`, or not at all.
+def export(run: Run | Path | str, format: str, out: Path | str | None = None) -> None:
+    """Write a run, or the one at a path or URI; of a study all parts, as `inferencex` only.
 
-    Raises RunError for an unknown format, for what is no run, and for an `out` that exists.
+    Complete in `out`, or not at all; without it to standard output. Raises RunError for an unknown format,
+    for what is no run, and for an `out` that exists.
     """
+    path = run.path if isinstance(run, Run) else local(run)
+    out = None if out is None else Path(out)
     if format not in FORMATS:
         raise RunError(f"--format {format} is unknown; choose one of {', '.join(FORMATS)}")
     refuse_out(out)

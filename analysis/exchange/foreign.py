@@ -164,9 +164,14 @@ def failure(message: str, http_status: int | None = None, got_token: bool = Fals
 
 def shortage(output_tokens: int | None, first_token_ns: int | None) -> Row:
     """What a request is whose tool says it succeeded: `ok`, or a failure by our definition of success."""
-    if not output_tokens or first_token_ns is None:
+    if output_tokens is None or output_tokens < 1 or first_token_ns is None:
         return {"status": "truncated", "error_kind": "no_token"}
     return {"status": records.OK}
+
+
+def printable(text: str) -> str:
+    """Words of another program's file on one line, without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def ns(seconds: float | None) -> int | None:

@@ -21,12 +21,15 @@ def is_foreign(path: Path | str) -> bool:
 def load_foreign(path: Path | str) -> list[Foreign]:
     """The loads in a result file, mostly one. Raises RunError for a file of something else, or cut off."""
     path = Path(path)
-    trees, cut = _trees(path)
+    text = _text(path)
     try:
+        trees, cut = _trees(text, path)
         found = _read(trees, path)
     except RunError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+    except RecursionError as error:
+        raise RunError(f"{path} is nested too deeply: it is no result of {TOOLS}") from error
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
         raise RunError(
             f"{path} looks like a result of {TOOLS}, but not of a version that is read here: "
             f"{type(error).__name__} {error}"
@@ -56,18 +59,22 @@ def _looks(trees: Sequence[Any]) -> str:
     return f"it holds a {type(first).__name__}"
 
 
-def _trees(path: Path) -> tuple[list[Any], bool]:
-    """The JSON values in a file: one, or one per line, and whether a last line was cut off and left out."""
+def _text(path: Path) -> str:
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"{path} cannot be read as text: {' '.join(str(error).split())}") from error
     if not text.strip():
         raise RunError(f"{path} is empty: the tool saved nothing")
+    return text
+
+
+def _trees(text: str, path: Path) -> tuple[list[Any], bool]:
+    """The JSON values in a text: one, or one per line, and whether a last line was cut off and left out."""
     try:
         return [json.loads(text)], False
     except ValueError:
-        return _lines(text.splitlines(), path)
+        return _lines(text.strip().split("\n"), path)  # JSON may hold what splitlines takes for an end
 
 
 def _lines(lines: Sequence[str], path: Path) -> tuple[list[Any], bool]:

@@ -2,7 +2,8 @@
 
 The columns are those of requests/*.parquet (schema `derived.FILE`) and one more, `void_reason`. What is
 infinite (a failed request) is `inf` in CSV and the string "inf" in JSON, where a null would let failures fall
-out of a quantile unseen; unknown is empty, or null.
+out of a quantile unseen; unknown is empty, or null. Words of a server are as they came in JSON; in CSV, which
+opens in spreadsheets, one that begins like a formula has an apostrophe before it.
 """
 
 import json
@@ -17,13 +18,17 @@ import pyarrow.parquet as pq
 
 from analysis import derived, records
 from analysis.locations import one_line
-from analysis.runs import Run, RunError, is_collected
+from analysis.runs import Run, RunError
 
 BATCH_ROWS = 8192
 """Rows in memory at a time: about 5 MB with the gaps of answers of 140 tokens (our choice)."""
 DIGITS = 4
 """Decimals of a latency in ms; a float32 has not more at 1 s."""
 VOID = "void_reason"
+TOLD = ("error", "error_kind", "finish_reason", "replica_id")
+"""Columns that hold words of the server."""
+FORMULA = r"^([=+\-@\t\r])"
+"""How a spreadsheet knows a formula; an apostrophe before it makes it text."""
 LATENCIES = tuple(name for name in derived.FILE.names if name not in records.REQUESTS.names)
 
 
@@ -63,7 +68,7 @@ def _stored(run: Run) -> Iterator[pa.Table]:
 
 def _pieces(run: Run) -> Iterator[pa.Table]:
     """Straight from Parquet; a killed run is first put together from what it left."""
-    if not is_collected(run.path):
+    if not run.is_collected:
         rows = run.requests()
         yield from (rows.slice(start, BATCH_ROWS) for start in range(0, rows.num_rows, BATCH_ROWS))
         return
@@ -103,11 +108,17 @@ def _with_text(rows: pa.Table, *times: str) -> pa.Table:
 
 
 def _flat(rows: pa.Table) -> pa.Table:
+    """Lists as text, and no word of a server that a spreadsheet would run."""
     rows = _with_text(rows, "scheduled_at")
+    for name in TOLD:
+        words = pc.replace_substring_regex(rows[name], FORMULA, r"'\1")
+        rows = rows.set_column(rows.schema.get_field_index(name), name, words)
     index = rows.schema.get_field_index("itl_us")
     gaps = rows.column(index).cast(pa.list_(pa.string()))
     return rows.set_column(index, "itl_us", pc.binary_join(gaps, " "))
 
 
 def _strict(row: dict[str, object]) -> dict[str, object]:
-    return {name: "inf" if value == math.inf else value for name, value in row.items()}
+    return {
+        name: None if value != value else "inf" if value == math.inf else value for name, value in row.items()
+    }

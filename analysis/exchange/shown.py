@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis import metrics, records
-from analysis.exchange.foreign import NS_PER_S, Foreign, Trio
+from analysis.exchange.foreign import NS_PER_S, Foreign, Trio, printable
 from analysis.exchange.readers import load_foreign
 from analysis.metrics import Floats
 from analysis.quantiles import BATCHES, LEAST_PER_BATCH, quantile, sectioning
@@ -81,7 +81,7 @@ def show_text(foreign: Foreign, bounds_ms: Mapping[str, float]) -> str:
         f"  {NO_CLAIM}",
         *(f"  note: {note}" for note in foreign.notes),
     ]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def headline(foreign: Foreign) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis import metrics
+from analysis.exchange.foreign import printable
 from analysis.exchange.shown import sent_qps
 from analysis.exchange.subjects import Subject, paired_ratio, subjects, unpaired_ratio
 from analysis.exchange.windows import Measured, measured
@@ -28,6 +29,7 @@ QUESTION = ("workload.", "slo.")
 NEAR = 0.05
 """Rates that differ by less are laid beside each other (our choice)."""
 QUANTILES = (0.5, 0.9, 0.99)
+PAIRED = "the same requests on both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,11 @@ class CapacityRatio:
     low: float
     high: float
     how: str
+
+    @property
+    def paired(self) -> bool:
+        """True of the two sides of a comparison study."""
+        return self.how == PAIRED
 
 
 def compare(a: Run, b: Run) -> CapacityRatio:
@@ -61,7 +68,7 @@ def text(paths: Sequence[Path]) -> str:
         lines += _pair(sides[0], other)
     if any(one.foreign for one in sides):
         lines += _loads(sides)
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _pair(a: Subject, b: Subject) -> list[str]:
@@ -106,7 +113,7 @@ def _ratio(a: Subject, b: Subject, differing: Mapping[str, Sequence[Any]]) -> li
 
 def _found_ratio(a: Subject, b: Subject) -> CapacityRatio | None:
     if paired := paired_ratio(a, b):
-        return CapacityRatio(*paired, "the same requests on both")
+        return CapacityRatio(*paired, PAIRED)
     apart = unpaired_ratio(a, b)
     return CapacityRatio(*apart, "measured apart") if apart else None
 
@@ -131,7 +138,8 @@ def _common(a: Subject, b: Subject) -> list[str]:
 
 def _rates(one: Subject) -> list[dict[str, Any]]:
     rows = one.run.dwells().to_pylist() if one.run else []
-    return [row for row in rows if row["kind"] != "ramp" and row["valid"] and row["requests"]]
+    valid = [row for row in rows if row["kind"] != "ramp" and row["valid"] and row["requests"]]
+    return [row for row in valid if row["rate_qps_per_node"]]
 
 
 def _near(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> Iterator[Any]:

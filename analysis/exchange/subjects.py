@@ -93,7 +93,7 @@ def paired_ratio(a: Subject, b: Subject) -> Interval | None:
     if tree.get("study") != "compare" or not found or not tree.get("valid"):
         return None
     value, low, high = found["value"], found["low"], found["high"]
-    return (value, low, high) if a.path.name == tree["names"][0] else (1 / value, 1 / high, 1 / low)
+    return (value, low, high) if a.path.resolve().name == tree["names"][0] else (1 / value, 1 / high, 1 / low)
 
 
 def unpaired_ratio(a: Subject, b: Subject) -> Interval | None:

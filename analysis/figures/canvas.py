@@ -4,6 +4,7 @@ Knows matplotlib, and alone imports it, when something is drawn; knows no run an
 """
 
 import io
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -91,15 +92,19 @@ def svg(
 ) -> str:
     """What `draw` draws as an inline <svg>: always the same bytes, with texts as texts.
 
-    Ids begin with `name`, so that a page can hold several. Nothing of the machine's matplotlibrc counts, and
-    neither date nor version of the maker is written.
+    Ids begin with `name`, so that a page can hold several. Nothing of the machine's matplotlibrc counts, no
+    text is taken for mathematics, and neither date nor version of the maker is written.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # It is the reader's browser that needs the letters.
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "maxqps"})
+        matplotlib.rcParams.update(
+            {"svg.fonttype": "none", "svg.hashsalt": "maxqps", "text.parse_math": False}
+        )
         figure = Figure(figsize=(width_in, height_in))
         draw(_filled(figure))
         drawn = io.StringIO()
@@ -186,7 +191,7 @@ def bound(ax: Axes, value: float, text: str, right: bool = True) -> None:
     ax.axhline(value, **LIMIT)
     side, at = ("right", 0.995) if right else ("left", 0.005)
     across = ax.get_yaxis_transform()
-    note(ax, at, value, text, lift_pt=3, xycoords=across, ha=side, va="bottom")
+    note(ax, at, value, text, **{**OVER, "xycoords": across, "xytext": (0, 3), "ha": side, "va": "bottom"})
 
 
 def segments(ax: Axes, x: Sequence[Sequence[float]], y: Sequence[Sequence[float]], **look: Any) -> None:

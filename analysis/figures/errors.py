@@ -16,7 +16,8 @@ from analysis.figures.windows import counted, requests, share
 from analysis.runs import Run
 
 HEIGHT_IN = 3.2
-MOST_BARS, MOST_ROWS, MESSAGE_CHARACTERS = 8, 30, 120
+MOST_BARS, MOST_ROWS, MESSAGE_CHARACTERS = 8, 30, 400
+"""Our choice; requests/*.parquet has all of them."""
 COLUMNS = ("status", "error_kind", "http_status", "error", "phase")
 
 
@@ -27,7 +28,7 @@ def plot_errors(run: Run, ax: Axes | None = None) -> Axes:
     """
     whole = ax or canvas.new_axes(HEIGHT_IN)
     (ax,) = canvas.panels(whole, (1,), top=0.1)
-    rows = errors_table(run).to_pylist()[:MOST_BARS]
+    rows = _kinds(run).slice(0, MOST_BARS).to_pylist()
     longest = max(row["requests"] for row in rows)
     named: set[bool] = set()
     for place, row in enumerate(rows):
@@ -58,6 +59,23 @@ def errors_table(run: Run) -> pa.Table:
 
     At most thirty rows. Raises NoData where nothing failed.
     """
+    return _kinds(run).slice(0, MOST_ROWS)
+
+
+def errors_alt(run: Run) -> str:
+    """How many failed, and what most of them were."""
+    rows = _kinds(run).to_pylist()
+    total, part = sum(row["requests"] for row in rows), sum(row["share_pct"] for row in rows) / 100
+    most = rows[0]
+    said = (
+        f"{counted(total, 'request')} failed, {share(part)} of all, in {counted(len(rows), 'kind')}; the most"
+        f" frequent is {_name(most)} with {most['requests']:,}."
+    )
+    return f"{said} The {MOST_BARS} most frequent are drawn." if len(rows) > MOST_BARS else said
+
+
+def _kinds(run: Run) -> pa.Table:
+    """Every kind of failure, the most frequent first."""
     rows = requests(run, COLUMNS)
     rows = rows.filter(pa.array(~metrics.word_in(rows, "phase", "retracted")))
     failed = rows.filter(pa.array(metrics.status_in(rows, *records.FAILURES)))
@@ -73,19 +91,8 @@ def errors_table(run: Run) -> pa.Table:
     table = pa.table(
         {**columns, "requests": found["status_count"], "share_pct": shares, "first_message": words}
     )
-    order = [("requests", "descending"), ("status", "ascending"), ("error_kind", "ascending")]
-    return table.sort_by(order).slice(0, MOST_ROWS)
-
-
-def errors_alt(run: Run) -> str:
-    """How many failed, and what most of them were."""
-    rows = errors_table(run).to_pylist()
-    total, part = sum(row["requests"] for row in rows), sum(row["share_pct"] for row in rows) / 100
-    most = rows[0]
-    return (
-        f"{counted(total, 'request')} failed, {share(part)} of all, in {counted(len(rows), 'kind')}; the most"
-        f" frequent is {_name(most)} with {most['requests']:,}."
-    )
+    order = [("requests", "descending"), *((name, "ascending") for name in keys)]
+    return table.sort_by(order)
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -98,7 +98,7 @@ def latency_alt(run: Run) -> str:
     said = [_rise(valid, limit, bounds[limit]) for limit in LIMITS]
     void = len(windows) - len(valid)
     said += [f"Void and not counted: {void} of {len(windows)} windows."] if void else []
-    return " ".join([*said, _capacity_words(run.capacity)])
+    return " ".join([*said, _capacity_words(run.capacity, valid[-1].rate)])
 
 
 def _rise(valid: Sequence[Measured], limit: Limit, bound: float) -> str:
@@ -114,7 +114,7 @@ def _rise(valid: Sequence[Measured], limit: Limit, bound: float) -> str:
     return f"p90 {limit.upper()} {path}; over the bound of {ms(bound)} in {over} of {len(valid)} windows."
 
 
-def _capacity_words(capacity: Mapping[str, Any] | None) -> str:
+def _capacity_words(capacity: Mapping[str, Any] | None, highest: float) -> str:
     if capacity is None:
         return "No capacity is claimed."
     q = capacity["qps_per_node"]
@@ -123,7 +123,9 @@ def _capacity_words(capacity: Mapping[str, Any] | None) -> str:
     if capacity["open_below"]:
         return f"The capacity is at most {qps(q['high'])} QPS per node."
     interval = f"95 % interval {qps(q['low'])} to {qps(q['high'])}"
-    return f"The capacity is {qps(q['estimate'])} QPS per node, {interval}, certified {qps(q['certified'])}."
+    said = f"The capacity is {qps(q['estimate'])} QPS per node, {interval}, certified {qps(q['certified'])}."
+    beyond = "The interval ends beyond the highest rate that was offered: there it is the model's."
+    return f"{said} {beyond}" if q["high"] > highest else said
 
 
 def _points(windows: Sequence[Measured], limit: Limit, bounds: Mapping[Limit, float]) -> list[Point]:

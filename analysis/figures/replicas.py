@@ -42,8 +42,8 @@ def plot_replica_balance(run: Run, ax: Axes | None = None) -> Axes:
     Every circle is one valid window, the dash their median. Raises NoData where fewer than two replicas are
     known.
     """
-    ax = ax or canvas.new_axes(HEIGHT_IN)
     found = _replicas(run)
+    ax = ax or canvas.new_axes(HEIGHT_IN)
     shares, latency = canvas.panels(ax, (1, 1), top=0.07, gaps=(0.12,))
     _draw_shares(shares, found)
     _draw_latency(latency, found, bounds_ms(run)["ttft"])

@@ -14,7 +14,7 @@ from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.windows import counted, qps
 from analysis.planning.efficiency import Efficiency, scaling
-from analysis.runs import Run
+from analysis.runs import Run, RunError
 
 Subject = Efficiency | Sequence[Run]
 """Runs of one service at several node counts, or what `scaling` made of them."""
@@ -28,7 +28,7 @@ def plot_scaling(subject: Subject, ax: Axes | None = None) -> Axes:
     """E(n), capacity per node at n nodes over that at the fewest measured, with 95 % intervals; n is log.
 
     Between the points the line is what a plan uses, beyond them it is ASSUMED and dashed. Raises NoData
-    where one node count was measured.
+    where one node count was measured, or where runs differ in more than it.
     """
     whole = ax or canvas.new_axes(HEIGHT_IN)
     (ax,) = canvas.panels(whole, (1,), top=0.1)
@@ -80,7 +80,10 @@ def scaling_alt(subject: Subject) -> str:
 
 
 def _measured(subject: Subject) -> Efficiency:
-    found = subject if isinstance(subject, Efficiency) else scaling(subject)
+    try:
+        found = subject if isinstance(subject, Efficiency) else scaling(subject)
+    except RunError as error:
+        raise NoData(str(error)) from error
     if found.assumed:
         raise NoData(f"only {counted(found.fewest, 'node')} was measured, so that E(n) = 1 is an assumption")
     return found

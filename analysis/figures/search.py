@@ -134,8 +134,8 @@ def _draw_beliefs(ax: Axes, beliefs: Sequence[Belief], last_min: float) -> None:
         is_open = belief.open_above or belief.open_below
         name = "interval leaning on the prior" if is_open else "95 % interval so far"
         band: Look = {
-            "facecolor": canvas.ORANGE,
-            "alpha": 0.18,
+            "facecolor": (canvas.ORANGE, 0.18),
+            "edgecolor": canvas.PALE,
             "linewidth": 0,
             "hatch": "///" if is_open else "",
         }

@@ -96,7 +96,7 @@ def ms(value: float | None) -> str:
         return "unknown"
     if math.isinf(value):
         return "infinite"
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 def counted(count: int, one: str, many: str = "") -> str:

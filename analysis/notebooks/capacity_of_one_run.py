@@ -19,13 +19,14 @@ import os
 from pathlib import Path
 
 import analysis
+from analysis import summary
 
 EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
 RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
 
 # %%
 run = analysis.load_run(RUN)
-analysis.capacity_table([run]).to_pandas().T
+analysis.capacity_table([run]).to_pandas().set_index("run").T
 
 # %% [markdown]
 # ## Latency against load
@@ -59,5 +60,4 @@ axes = analysis.plot_arrivals(run)
 
 # %%
 for check in run.checks:
-    state = {True: "ok", False: "FAILED" if check["reason"] else "note", None: "unknown"}[check["passed"]]
-    print(f"{check['name']:<22} {check['value']} {check['unit']} (bound {check['bound']}) {state}")
+    print(summary.check_line(check))

@@ -21,6 +21,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 import analysis
+from analysis import studies
 
 EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
 RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
@@ -28,10 +29,7 @@ RUN_B = os.environ.get("LOADGEN_RUN_B", RUN)
 
 # %%
 runs = [analysis.load_run(RUN), analysis.load_run(RUN_B)]
-analysis.capacity_table(runs).to_pandas().T
-
-# %%
-axes = analysis.plot_compare(runs)
+analysis.capacity_table(runs).to_pandas().set_index("run").T
 
 # %% [markdown]
 # ## The ratio, beside the published one
@@ -45,9 +43,18 @@ axes = analysis.plot_compare(runs)
 # %%
 PUBLISHED = 1.45
 found = analysis.compare(*runs)
+if runs[0].path == runs[1].path:
+    print(
+        "LOADGEN_RUN_B is not set: A run beside itself, which shows the form of the answer and nothing else"
+    )
 print(f"B / A = {found.value:.3f} [{found.low:.3f}, {found.high:.3f}] (95 %, {found.how})")
 inside = found.low <= PUBLISHED <= found.high
 print(f"published {PUBLISHED}: {'inside' if inside else 'outside'} of the interval")
+
+# %%
+# The two sides of a comparison are drawn with its ratio of the same requests.
+subject = studies.load_study(runs[0].path.resolve().parent) if found.paired else runs
+compared = analysis.plot_compare(subject)
 
 # %% [markdown]
 # On a simulated engine the interval is the sampling noise of the two runs alone. Which layout is better
@@ -57,15 +64,29 @@ print(f"published {PUBLISHED}: {'inside' if inside else 'outside'} of the interv
 
 # %% [markdown]
 # ## Where the two differ
+#
+# Both on the same axes, so that places can be compared.
+
 
 # %%
-figure, pair = plt.subplots(1, 2, figsize=(12, 4), sharey=True)
+def alike(panels):
+    """Give all panels the axes that hold what each shows."""
+    lefts, rights = zip(*(panel.get_xlim() for panel in panels), strict=True)
+    lows, highs = zip(*(panel.get_ylim() for panel in panels), strict=True)
+    plt.setp(panels, xlim=(min(lefts), max(rights)), ylim=(min(lows), max(highs)))
+
+
+figure, pair = plt.subplots(1, 2, figsize=(12, 4))
 for run, axes in zip(runs, pair, strict=True):
     analysis.plot_cdf(run, ax=axes)
     axes.set_title(run.name)
+for panels in zip(*(axes.child_axes for axes in pair), strict=True):
+    alike(panels)
 
 # %%
 figure, pair = plt.subplots(1, 2, figsize=(12, 4))
 for run, axes in zip(runs, pair, strict=True):
     analysis.plot_pareto(run, ax=axes)
     axes.set_title(run.name)
+for panels in zip(*(axes.child_axes for axes in pair), strict=True):
+    alike(panels)

@@ -16,23 +16,34 @@
 
 # %% tags=["parameters"]
 import os
+import tempfile
 from pathlib import Path
 
 import duckdb
+import pyarrow.parquet as pq
 
 import analysis
+from analysis import derived, records
 
 EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
 RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
 
 # %%
 run = analysis.load_run(RUN)
-requests = str(run.path / "requests" / "**" / "*.parquet")
 dwells = str(run.path / "dwells.parquet")
+folder = run.path / "requests"
+if not any("ttft_ms" in pq.read_schema(file).names for file in records.files(folder)):
+    # A run of an earlier version, or one that was killed: the file as it is written today.
+    folder = Path(tempfile.mkdtemp())
+    records.write(derived.with_latencies(run.requests()), folder / "part-000.parquet")
+requests = str(folder / "**" / "*.parquet")
 db = duckdb.connect()
 
 # %% [markdown]
 # ## p50, p90 and p99 per window
+#
+# Void windows are among them: `dwells.parquet` says which. Where a quantile lies among failures,
+# `quantile_cont` prints `nan`: read it as infinite.
 
 # %%
 db.execute(
@@ -73,7 +84,8 @@ db.execute(
 # %% [markdown]
 # ## Gaps between tokens
 #
-# `itl_us` is a list: the gaps between reads that carried output, in microseconds.
+# `itl_us` is a list: the gaps between reads that carried output, in microseconds. What a failed answer did
+# not send is not in it; `analysis.percentiles(run, "itl")` counts it as infinite.
 
 # %%
 db.execute(

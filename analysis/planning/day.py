@@ -30,10 +30,6 @@ class Day:
     fixed_node_hours: float
     autoscaled_node_hours: float
 
-    @property
-    def mean_qps(self) -> float:
-        return sum(self.qps) / HOURS
-
 
 def day(qps: Sequence[float], nodes: Sequence[int], scale_up_minutes: float | None) -> Day:
     """Node-hours of both fleets; `nodes` are those that each hour needs."""
@@ -50,17 +46,19 @@ def day(qps: Sequence[float], nodes: Sequence[int], scale_up_minutes: float | No
 
 
 def read_hourly(path: Path) -> tuple[float, ...]:
-    """24 mean rates in QPS, from midnight: one a line (an hour before it and a header are allowed) or in one
-    line.
+    """24 mean rates in QPS, from midnight: all in one line, or one a line, also as `hour,QPS`.
 
-    Raises ConfigError with one line for anything else.
+    A header is allowed, and the byte order mark that spreadsheets write. Raises ConfigError with one line
+    for anything else.
     """
     key = f"demand.hourly={path}"
     try:
-        rows = [row for row in csv.reader(path.read_text().splitlines()) if any(map(str.strip, row))]
+        rows = [
+            row for row in csv.reader(path.read_text("utf-8-sig").splitlines()) if any(map(str.strip, row))
+        ]
     except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(f"{key}: cannot be read: {error}") from error
-    if rows and not any(_is_number(cell) for cell in rows[0]):
+    if len(rows) in (2, HOURS + 1) and not any(_is_number(cell) for cell in rows[0]):
         rows = rows[1:]
     cells = rows[0] if len(rows) == 1 else [_rate_of(key, hour, row) for hour, row in enumerate(rows)]
     if len(cells) != HOURS:
@@ -75,7 +73,7 @@ def _rate_of(key: str, hour: int, row: Sequence[str]) -> str:
     """The rate of a line, which may say its hour first."""
     if len(row) == 1:
         return row[0]
-    if len(row) != 2 or row[0].strip() not in (str(hour), f"{hour:02d}"):
+    if len(row) != 2 or row[0].strip() not in (str(hour), f"{hour:02d}", f"{hour:02d}:00"):
         raise ConfigError(f"{key}: line of hour {hour} is '{','.join(row)}'; write QPS, or {hour},QPS")
     return row[1]
 

@@ -154,8 +154,9 @@ def alone(of: Evidence) -> Efficiency:
 
 
 def unlike(one: Evidence, other: Evidence) -> str:
-    """In what two capacities differ beside their node counts; empty if in nothing."""
-    keys = [key for key, value in one.service.items() if other.service[key] != value]
+    """In what two capacities differ beside their node counts, as far as both say; empty if in nothing."""
+    pairs = {key: (value, other.service[key]) for key, value in one.service.items()}
+    keys = [key for key, (a, b) in pairs.items() if a is not None and b is not None and a != b]
     return ", ".join(keys) or ("lengths" if lengths_differ(one, other) else "")
 
 

@@ -6,7 +6,7 @@ uncertainty of the engine model's constants. Both stay what they are; `predicted
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from analysis import locations, matrix_table, metrics, records, studies, summary
 from analysis.pooling import NORMAL_975
 from analysis.runs import Run, RunError, load_run
+from conf import ConfigError
 
 Tree = Mapping[str, Any]
 
@@ -93,6 +94,7 @@ class Evidence:
     capacity, `client_cpu_ms` the load generator's CPU per request, `ready_minutes` how long the service took
     from its deployment until it was warm. Of a cell of a grid of predictions `own_ln_sd` is the sd of ln
     capacity that it does not share with the first: what is unknown of the constants moves all cells.
+    A tree alone does not tell `engine_settings`.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Evidence:
     client_cpu_ms: float | None = None
     ready_minutes: float | None = None
     own_ln_sd: float | None = None
+    engine_settings: Mapping[str, Any] | None = None
 
     @property
     def nodes(self) -> int:
@@ -116,8 +119,12 @@ class Evidence:
     def service(self) -> dict[str, Any]:
         """What two capacities must have in common to be those of one service, whatever its size and load."""
         asked = self.asked
-        same = ("engine", "model", "hardware", "layout", "routing", "slo", "arrivals")
-        return {"predicted": self.predicted, **{name: asked.get(name) for name in same}}
+        same = ("engine", "model", "hardware", "layout", "routing", "data_path", "slo", "arrivals")
+        return {
+            "predicted": self.predicted,
+            **{name: asked.get(name) for name in same},
+            "engine settings": self.engine_settings,
+        }
 
 
 Source = Run | Tree | Evidence
@@ -133,13 +140,14 @@ def read(path: Path | str) -> list[Evidence]:
         return [of_run(load_run(path))]
     study = studies.load_study(path)
     if study["study"] == matrix_table.KIND:
-        cells = [path / cell["name"] for cell in study["cells"] if cell["exit_code"] == summary.EXIT_OK]
-        if not cells:
-            raise NotPlannable(f"{path}: no cell of this matrix has a capacity", summary.EXIT_VOID)
+        good = [cell["exit_code"] == summary.EXIT_OK for cell in study["cells"]]
+        _refuse_first(str(path), good)
+        cells = [path / cell["name"] for cell, is_good in zip(study["cells"], good, strict=True) if is_good]
         return [found for cell in cells for found in read(cell)]
     if study["study"] not in ("deployments", "repeats"):
-        raise RunError(f"{path} compares or records; plan one of its parts, {path}/NAME")
-    found = replace(of_tree(study), name=path.name)
+        names = ", ".join(f"{path}/{name}" for name in study["names"])
+        raise RunError(f"{path} compares or records; plan on one of its parts: {names}")
+    found = of_tree(study, path.name)
     parts = [of_run(load_run(part)) for part in studies.parts(path) if not studies.is_study(part)]
     return [_with_rows(found, parts[0])] if parts else [found]
 
@@ -155,7 +163,7 @@ def of_run(run: Run) -> Evidence:
     """The conclusion of a run with what its rows add. Raises RunError, NotPlannable."""
     if run.sweep is None:
         raise RunError(f"{run.path} did not end; go on with python -m loadgen resume {run.path}")
-    found = replace(of_tree(run.sweep), name=run.name)
+    found = of_tree(run.sweep, run.name)
     rows = _served(run.requests(columns=COLUMNS, phase="window"), run.sweep)
     return replace(
         found,
@@ -163,12 +171,13 @@ def of_run(run: Run) -> Evidence:
         e2e_s=float(metrics.e2e(rows).mean()) / 1e3 if rows.num_rows else None,
         client_cpu_ms=_cpu_ms(run),
         ready_minutes=_ready_minutes(run),
+        engine_settings=_engine_settings(run),
     )
 
 
-def of_tree(tree: Tree) -> Evidence:
+def of_tree(tree: Tree, name: str = "") -> Evidence:
     """A conclusion alone: its capacity, and lengths as they were asked. Raises RunError, NotPlannable."""
-    name = str(tree.get("run_id") or _foreseen_name(tree))
+    name = name or str(tree.get("run_id") or _foreseen_name(tree))
     _refuse(tree, name)
     capacity, predicted = tree["capacity"], tree.get("clock") == "virtual"
     figures = Qps(
@@ -297,6 +306,14 @@ def _ready_minutes(run: Run) -> float | None:
     return ready_s / 60 if real and ready_s else None
 
 
+def _engine_settings(run: Run) -> dict[str, Any] | None:
+    """What the engine was asked; None of a run whose experiment this version cannot read."""
+    try:
+        return asdict(run.config.engine)
+    except (ConfigError, RunError):
+        return None
+
+
 def _with_rows(found: Evidence, part: Evidence) -> Evidence:
     return replace(
         found,
@@ -304,13 +321,27 @@ def _with_rows(found: Evidence, part: Evidence) -> Evidence:
         e2e_s=part.e2e_s,
         client_cpu_ms=part.client_cpu_ms,
         ready_minutes=part.ready_minutes,
+        engine_settings=part.engine_settings,
     )
 
 
 def expanded(sources: Sequence[Source]) -> list[Source]:
-    """Grids of predictions as their cells, refused ones left out."""
+    """Grids of predictions as their cells, refused ones left out. Raises NotPlannable if the first is."""
     out: list[Source] = []
     for source in sources:
         cells = source.get("cells") if isinstance(source, Mapping) else None
+        if cells is not None:
+            _refuse_first("the grid", [bool(cell.get("capacity")) for cell in cells])
         out += [source] if cells is None else [cell for cell in cells if cell.get("capacity")]
     return out
+
+
+def _refuse_first(name: str, good: Sequence[bool]) -> None:
+    """A plan stands on the first cell: another must not take its place unsaid."""
+    if not any(good):
+        raise NotPlannable(f"{name}: no cell has a capacity", summary.EXIT_VOID)
+    if not good[0]:
+        raise NotPlannable(
+            f"{name}: its first cell, which a plan stands on, has no capacity; begin with another",
+            summary.EXIT_VOID,
+        )

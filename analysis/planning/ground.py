@@ -42,7 +42,7 @@ def ground(found: Evidence, others: Sequence[Evidence], demand: Demand, basis: B
     """Raises RunError for others of another service, lengths nobody measured, or an end that is unknown."""
     efficiency, sensed = _of_others(found, others)
     lengths, moved = _moved(found, demand, sensed)
-    qps = found.qps if moved is None else _times(found.qps, moved.ratio)
+    qps = found.qps if moved is None else times(found.qps, moved.ratio)
     basis = "low" if found.open_above else basis
     service = Service(_planning_qps(found.name, qps, basis), found.nodes, efficiency)
     return Ground(found, qps, lengths, basis, service, sensed, moved)
@@ -58,10 +58,16 @@ def _of_others(found: Evidence, others: Sequence[Evidence]) -> tuple[Efficiency,
                 f"{other.name} differs from {found.name} in {what}; beside the first run plan takes others "
                 "of the same service, at other node counts or other lengths"
             )
-    same = [other for other in others if not lengths_differ(found, other)]
     varied = [other for other in others if lengths_differ(found, other)]
-    efficiency = scaling([found, *same]) if same else alone(found)
-    return efficiency, sensitivity([found, *varied]) if varied else None
+    same = [other for other in others if other not in varied]
+    repeats = [other for other in same if other.nodes == found.nodes]
+    if repeats and len(repeats) == len(others):
+        raise RunError(
+            f"{repeats[0].name} has the nodes and lengths of {found.name} and adds nothing to its plan; "
+            "leave it out (a study of several deployments pools repeats)"
+        )
+    efficiency = scaling([found, *same]) if len(same) > len(repeats) else alone(found)
+    return efficiency, sensitivity([found, *repeats, *varied]) if varied else None
 
 
 def _moved(
@@ -74,16 +80,18 @@ def _moved(
         return found.lengths, None
     if found.lengths is None:
         raise RunError(f"{found.name} does not say its lengths; leave demand.{next(iter(given))} out")
-    if sensed is None:
-        raise RunError(
-            f"demand.{next(iter(given))}: one run does not say what lengths do to its capacity; also give "
-            "runs that vary them"
-        )
     to = replace(found.lengths, **given, source="as asked")
-    return to, sensed.moved(to)
+    if sensed is not None:
+        return to, sensed.moved(to)
+    if lengths_differ(found, replace(found, lengths=to)):
+        raise RunError(
+            f"demand.{next(iter(given))}: {found.name} does not say what other lengths do to its capacity; "
+            "also give runs that vary them"
+        )
+    return found.lengths, None
 
 
-def _times(qps: Qps, ratio: Span) -> Qps:
+def times(qps: Qps, ratio: Span) -> Qps:
     """A capacity times a ratio with an interval of its own, the two independent in ln."""
     estimate = qps.estimate
 

@@ -77,7 +77,6 @@ def _answer(found: Plan) -> Tree:
         "basis": found.ground.basis,
         "planned_qps_per_node": found.sizing.qps_per_node,
         "engines": _engines(found),
-        "efficiency_assumed": found.ground.service.efficiency.assumed,
     }
 
 
@@ -106,12 +105,13 @@ def _evidence(found: Plan) -> Tree:
 
 def _efficiency(found: Plan) -> Tree:
     e, n = found.ground.service.efficiency, found.nodes
+    fewest_up = n - found.care.spare_nodes
     usl = e.usl and {
         "contention": e.usl.contention,
         "coherency": e.usl.coherency,
     }
     return {
-        "assumed": e.assumed or not e.fewest <= n <= e.most,
+        "assumed": fewest_up < e.fewest or n > e.most,
         "at_planned": float(e.at(np.array([n]))[0]),
         "measured": _points(e),
         "fewest_measured_nodes": e.fewest,

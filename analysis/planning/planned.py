@@ -10,7 +10,7 @@ from pathlib import Path
 from analysis.planning.at_scale import AtScale, at_scale
 from analysis.planning.day import Day, day, read_hourly
 from analysis.planning.evidence import Source, Span, evidence_of, expanded
-from analysis.planning.ground import ENDS, Ground, ground
+from analysis.planning.ground import ENDS, Ground, ground, times
 from analysis.planning.money import Cost, cost_of, fleet_cost
 from analysis.planning.sizing import Service, Sizing, naive, needed, size
 from analysis.planning.spares import Availability, available
@@ -60,9 +60,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """Cost at full use of the capacity, and of the fleet that is planned.
+    """Cost of the planned fleet at full use of its capacity, and at what it serves.
 
-    The fleet serves `served_qps`, its `load`: the mean where it is known, else the peak. The ends of its
+    It serves `served_qps`, its `load`: the mean where it is known, else the peak. The ends of its
     cost are those of fleets that were planned on the ends of the capacity.
     """
 
@@ -112,8 +112,9 @@ def plan(
     """
     care = care or Care()
     demand = Demand(peak_qps=float(demand)) if isinstance(demand, int | float) else demand
+    load = Load.of(demand)
     rest = [evidence_of(other) for other in expanded(others)]
-    on, load = ground(evidence_of(source), rest, demand, care.basis), Load.of(demand)
+    on = ground(evidence_of(source), rest, demand, care.basis)
     need = needed(load.peak_qps, on.service)
     nodes = _fleet(load.peak_qps, on.service, care)
     nodes_at = _nodes_at(load.peak_qps, on, care)
@@ -171,8 +172,9 @@ def _money(
     use = served / replace(on.service, qps_per_node=on.best_qps).kept_qps(nodes)
     low, high = nodes_at.get("low"), nodes_at.get("high")
     fleet = Span(nodes, None if high is None else min(high, nodes), None if low is None else max(low, nodes))
+    efficiency = on.service.kept_qps(nodes) / nodes / on.service.qps_per_node
     return Money(
-        full_use=cost_of(on.qps, on.lengths, node_hour_usd),
+        full_use=cost_of(times(on.qps, Span(efficiency, None, None)), on.lengths, node_hour_usd),
         planned=fleet_cost(fleet, served, use, on.lengths, node_hour_usd),
         served_qps=served,
         load=what,

@@ -1,5 +1,7 @@
 """A plan as a screen of text; knows the tree of a plan and computes nothing."""
 
+import math
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,7 +9,12 @@ from analysis import summary
 
 Tree = Mapping[str, Any]
 
-BASES = {"low": "the low end", "certified": "the certified value", "estimate": "the estimate"}
+BASES = {
+    "low": "the low end",
+    "certified": "the certified value",
+    "estimate": "the estimate",
+    "high": "the high end",
+}
 DENOMINATORS = {
     "per_1k_requests_usd": "1k requests",
     "per_1m_input_tokens_usd": "1M input tokens",
@@ -15,6 +22,7 @@ DENOMINATORS = {
     "per_1m_total_tokens_usd": "1M total tokens",
 }
 INDENT = "  "
+WIDTH = 112
 
 
 def text(tree: Tree) -> str:
@@ -24,7 +32,15 @@ def text(tree: Tree) -> str:
         return f"{word}  {tree['reason']}"
     parts = (_capacity, _rules, _efficiency, _degraded, _availability, _day, _cost, _scale, _sensitivity)
     lines = [INDENT + line for part in parts for line in part(tree)]
-    return "\n".join([_headline(tree), *lines])
+    return "\n".join([_headline(tree), *map(_wrapped, lines)])
+
+
+def _wrapped(line: str) -> str:
+    """A long line over several, those after the first indented further."""
+    margin = line[: len(line) - len(line.lstrip())] + 2 * INDENT
+    return textwrap.fill(
+        line, WIDTH, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _headline(tree: Tree) -> str:
@@ -41,7 +57,7 @@ def _e(tree: Tree) -> str:
     """The efficiency in the answer line: what was not measured is called assumed there."""
     e, word = tree["efficiency"], "predicted" if tree["planned_on"]["predicted"] else "measured"
     most = _nodes(e["most_measured_nodes"])
-    if len(e["measured"]) < 2:
+    if len(e["measured"]) < 2 and e["assumed"]:
         return f"E(n) = 1 ASSUMED ({word} on {most} only)"
     value = f"E({tree['answer']['nodes']}) = {e['at_planned']:.3g}"
     return f"{value} ASSUMED ({word} up to {most})" if e["assumed"] else value
@@ -50,22 +66,25 @@ def _e(tree: Tree) -> str:
 def _capacity(tree: Tree) -> list[str]:
     on, answer = tree["planned_on"], tree["answer"]
     how = "predicted" if on["predicted"] else "measured"
-    planned = f"planned with {BASES[answer['basis']]}, {answer['planned_qps_per_node']:.2f}"
-    lines = [f"{on['name']}: {how} {_interval(on['qps_per_node'])}; {planned}", _service(on["asked"])]
+    planned = f"planned with {BASES[answer['basis']]}, {_rate(answer['planned_qps_per_node'])}"
+    seen = f"{on['name']}: {how} {_interval(on['qps_per_node'])}"
+    lines = [seen if tree["moved"] else f"{seen}; {planned}", *_service(on["asked"])]
     if lengths := on["lengths"]:
         tokens = f"{lengths['input_tokens']:.0f} tokens in, {lengths['output_tokens']:.0f} out"
         hit = f"prefix hit {100 * lengths['prefix_hit']:.0f} %"
         lines.append(f"lengths: {tokens}, {hit} ({lengths['source']})")
     if moved := tree["moved"]:
         outside = f", EXTRAPOLATED in {', '.join(moved['extrapolated'])}" if moved["extrapolated"] else ""
-        lines.append(f"there the capacity is {_span(moved['ratio'], '.3g')} times the one above{outside}")
+        lines.append(
+            f"there the capacity is {_span(moved['ratio'], '.3g')} times the one above{outside}; {planned}"
+        )
     return [*lines, on["caution"]] if on["caution"] else lines
 
 
-def _service(asked: Tree) -> str:
+def _service(asked: Tree) -> list[str]:
     bounds = ", ".join(f"p90 {name} <= {asked['slo'][key]:g} ms" for name, key in _BOUNDS)
     machine = f"{asked['model']} on {asked['hardware']}, {asked['layout']}, {asked['engine']} engine"
-    return f"{machine}, routing {asked['routing']}; {bounds}"
+    return [f"{machine}, routing {asked['routing']}", f"bounds: {bounds}"]
 
 
 _BOUNDS = (("TTFT", "ttft_p90_ms"), ("TPOT", "tpot_p90_ms"))
@@ -73,23 +92,23 @@ _BOUNDS = (("TTFT", "ttft_p90_ms"), ("TPOT", "tpot_p90_ms"))
 
 def _interval(q: Tree) -> str:
     if q["estimate"] is None:
-        return f"at least {q['low']:.2f} QPS per node"
-    ends = ", ".join("unknown" if q[end] is None else f"{q[end]:.2f}" for end in ("low", "high"))
-    certified = "" if q["certified"] is None else f", certified {q['certified']:.2f}"
-    return f"{q['estimate']:.2f} QPS per node, 95 % interval [{ends}]{certified}"
+        return f"at least {_rate(q['low'])} QPS per node"
+    ends = ", ".join("unknown" if q[end] is None else _rate(q[end]) for end in ("low", "high"))
+    certified = "" if q["certified"] is None else f", certified {_rate(q['certified'])}"
+    return f"{_rate(q['estimate'])} QPS per node, 95 % interval [{ends}]{certified}"
 
 
 def _rules(tree: Tree) -> list[str]:
     rules, care, answer = tree["rules"], tree["care"], tree["answer"]
-    peak, per_node, k = f"{rules['demand_qps']:g}", f"{rules['qps_per_node']:.2f}", care["spare_nodes"]
+    peak, per_node, k = f"{rules['demand_qps']:g}", _rate(rules["qps_per_node"]), care["spare_nodes"]
     normal = f"normal: {peak} <= n x {per_node} x {1 - care['headroom']:g} x E(n){_since(tree)}"
     degraded = f"{_nodes(k)} lost: {peak} <= (n - {k}) x {per_node} x E(n - {k}){_since(tree)}"
-    at = ", ".join(f"{end} {nodes:,}" for end, nodes in tree["nodes_at"].items())
+    at = ", ".join(f"{BASES[end]}: {nodes:,}" for end, nodes in tree["nodes_at"].items())
     naive = f"{answer['naive_nodes']:,} by naive division, without interval, headroom and spare"
     return [
         f"{normal}: {_nodes(rules['normal_nodes'])}{_binds(answer, 'normal')}",
-        f"{degraded}: {_nodes(rules['degraded_nodes'])}{_binds(answer, 'degraded')}",
-        f"nodes by the end of the interval: {at}; {naive}",
+        *([f"{degraded}: {_nodes(rules['degraded_nodes'])}{_binds(answer, 'degraded')}"] if k else []),
+        f"nodes planned with {at}; {naive}",
     ]
 
 
@@ -112,7 +131,7 @@ def _efficiency(tree: Tree) -> list[str]:
     if usl := e["usl"]:
         how = f"USL with contention {usl['contention']:.2g} and coherency {usl['coherency']:.2g}"
     word = "predicted" if tree["planned_on"]["predicted"] else "measured"
-    return [f"{word} {rows}; {how}"]
+    return [f"{word} {rows}; {how}; the nodes above take these values, not their intervals"]
 
 
 def _degraded(tree: Tree) -> list[str]:
@@ -129,9 +148,9 @@ def _availability(tree: Tree) -> list[str]:
     one = tree["availability"]
     if one is None:
         return []
-    asked = f"{100 * one['target']:g} % availability at {100 * one['node_availability']:g} % per node"
+    asked = f"{_share(one['target'])} availability at {_share(one['node_availability'])} per node"
     needed = f"{one['needed_nodes']:,} must be up, so {_nodes(one['nodes'])}"
-    reached = f"{100 * one['reached']:.4f} % (independent failures only)"
+    reached = f"{_share(one['reached'])} (independent failures only)"
     return [f"{asked}: {needed}, which reach {reached}{_binds(tree['answer'], 'availability')}"]
 
 
@@ -149,7 +168,8 @@ def _day(tree: Tree) -> list[str]:
     if "fixed_usd" in day:
         usd = f"; {_usd(day['fixed_usd'])} against {least}{_usd(day['autoscaled_usd'])}"
     return [
-        f"nodes by hour: {' '.join(map(str, day['nodes']))}",
+        f"nodes by hour, from midnight: {' '.join(map(str, day['nodes']))}",
+        "the peak is the busiest hour's mean; what exceeds it within that hour is left to the headroom",
         f"node-hours a day: {fixed} fixed, {autoscaled} autoscaled ({said}){usd}",
     ]
 
@@ -159,21 +179,17 @@ def _cost(tree: Tree) -> list[str]:
     if cost is None:
         return ["cost: not computed, for the price of a node has no default: plan.node_hour_usd=USD"]
     full, planned, load = cost["full_use"], cost["planned"], cost["load"]
-    use = f"its {load} of {_qps(cost['served_qps'])}, {100 * planned['use']:.0f} % of its capacity"
-    lines = [
-        f"cost at {_usd(full['node_hour_usd'])} per node-hour; each figure carries the whole cost",
-        f"{INDENT}at full use: {_prices(full)}",
-        f"{INDENT}of this fleet at {use}: {_prices(planned)}",
-    ]
+    use = f"at its {load} of {_qps(cost['served_qps'])}, {100 * planned['use']:.0f} % full"
+    head = f"{INDENT}{'per':17}{'at full use':27}{use} [fleets of both ends]"
+    known = [(name, full[key], planned[key]) for key, name in DENOMINATORS.items() if full[key]]
+    rows = [f"{INDENT}{name:17}{_price(one):27}{_price(other)}" for name, one, other in known]
+    price = _usd(full["node_hour_usd"])
+    lines = [f"cost of this fleet at {price} per node-hour, the whole of it in each row", head, *rows]
+    if len(known) < len(DENOMINATORS):
+        lines.append(f"{INDENT}per token unknown, for the lengths are")
     if load == "peak":
         lines.append(f"{INDENT}on average more, by the unknown mean: demand.mean_qps or demand.peak_factor")
     return lines
-
-
-def _prices(cost: Tree) -> str:
-    known = [(cost[key], name) for key, name in DENOMINATORS.items() if cost[key]]
-    prices = ", ".join(f"{_price(price)} per {name}" for price, name in known)
-    return prices if len(known) > 1 else f"{prices}; per token unknown"
 
 
 def _scale(tree: Tree) -> list[str]:
@@ -230,6 +246,18 @@ def _span(span: Tree, form: str) -> str:
 
 def _nodes(count: int) -> str:
     return f"{count:,} node{'' if count == 1 else 's'}"
+
+
+def _rate(qps_per_node: float) -> str:
+    """Two decimals, or three digits of a small rate."""
+    return f"{qps_per_node:.2f}" if qps_per_node >= 1 else f"{qps_per_node:.3g}"
+
+
+def _share(share: float) -> str:
+    """Per cent, rounded down to two digits of what is missing: 99.9994 is never shown as 100."""
+    digits = 0 if share >= 1 else max(0, math.ceil(-math.log10(1 - share)) - 1)
+    scale = 10**digits
+    return f"{math.floor(100 * share * scale + 1e-6) / scale:.12g} %"
 
 
 def _qps(rate: float) -> str:

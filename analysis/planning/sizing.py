@@ -69,7 +69,7 @@ def size(demand_qps: float, service: Service, headroom: float, spare_nodes: int)
         if (normal & degraded).any():
             break
     else:
-        raise RunError(_unreachable(demand_qps, served))
+        raise RunError(_unreachable(demand_qps, served, service))
     normal_nodes, degraded_nodes = int(normal.argmax()), int(degraded.argmax())
     binding = "normal" if normal_nodes > degraded_nodes else "degraded"
     return Sizing(
@@ -99,9 +99,10 @@ def needed(demand_qps: float, service: Service) -> int:
     return size(demand_qps, service, 0.0, 0).nodes
 
 
-def _unreachable(demand_qps: float, served: Floats) -> str:
+def _unreachable(demand_qps: float, served: Floats, service: Service) -> str:
     peak = int(served.argmax())
-    if peak < MOST_NODES:
-        most = f"{served[peak]:.4g} QPS at {peak} nodes, and more nodes serve less (E(n) falls)"
-        return f"one service reaches at most {most}: split {demand_qps:g} QPS over several"
+    if served[peak] < MOST_NODES * service.qps_per_node / 2:
+        most = f"one service reaches at most {served[peak]:.4g} QPS (n = {peak})"
+        why = f"if E(n) goes on falling as it does up to {service.efficiency.most} nodes"
+        return f"{most}, {why}: split {demand_qps:g} QPS (and headroom and spares) over several"
     return f"{demand_qps:g} QPS need more than {MOST_NODES} nodes; lower the demand"

@@ -3,24 +3,21 @@
 Knows the trees of sweep.json and study.json and the rows of a run; computes nothing but counts.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
-
-from analysis import metrics, records
+from analysis import figures
 from analysis.capacity import LIMITS
+from analysis.figures.exhibit import NoData
 from analysis.report.blocks import Facts, Table
-from analysis.report.wording import UNKNOWN, bound, figure, qps, value
+from analysis.report.wording import UNKNOWN, bound, figure, qps, table, value
 from analysis.runs import Run
 
 Tree = Mapping[str, Any]
 
 OF_ONE = ("compare", "matrix")
 """Studies whose parts differ in what was asked: what stands in study.json is of the first."""
-MOST_ERRORS, MOST_LETTERS = 20, 400
-"""Kinds of errors on the page, and letters of a message (our choice); requests/*.parquet has all of them."""
 
 
 def rests_on(tree: Tree) -> Facts:
@@ -118,30 +115,11 @@ def windows(lines: Sequence[Tree]) -> Table:
 
 def errors(run: Run) -> Table | None:
     """Failures by kind with the first message of each, most frequent first; None without any."""
-    columns = ["status", "error_kind", "http_status", "error"]
-    rows = run.requests(columns=["phase", *columns])
-    failed = metrics.status_in(rows, *records.FAILURES) & ~metrics.word_in(rows, "phase", "retracted")
-    rows = rows.filter(pa.array(failed))
-    counts: Counter[tuple[Any, ...]] = Counter()
-    first: dict[tuple[Any, ...], str] = {}
-    for *kind, message in zip(*(rows[name].to_pylist() for name in columns), strict=True):
-        counts[tuple(kind)] += 1
-        first.setdefault(tuple(kind), message or "")
-    if not counts:
+    try:
+        found = figures.errors_table(run)
+    except NoData:
         return None
-    ordered = sorted(counts, key=lambda kind: (-counts[kind], [str(word) for word in kind]))
-    shown = ordered[:MOST_ERRORS]
-    cells = tuple((*map(value, kind), f"{counts[kind]:,}", _cut(first[kind])) for kind in shown)
-    note = f"The {MOST_ERRORS} most frequent of {len(ordered)} kinds." if len(ordered) > MOST_ERRORS else ""
-    heads = "status", "error_kind", "http_status", "requests", "first message"
-    return Table(
-        "Failed requests by kind (requests/*.parquet)", heads, cells, words=frozenset({4}), note=note
-    )
-
-
-def _cut(message: str) -> str:
-    line = " ".join(message.split())
-    return line if len(line) <= MOST_LETTERS else f"{line[:MOST_LETTERS]} ..."
+    return replace(table("Failed requests by kind (requests/*.parquet)", found, "none"), words=frozenset({5}))
 
 
 def _counted(counted: Tree | None) -> str:

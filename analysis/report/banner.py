@@ -149,7 +149,6 @@ def _capacity(tree: Tree) -> Said:
         return f"At most {qps(q['high'])} QPS per node", (), (why,)
     figures = (
         ("95 % interval", f"{qps(q['low'])} to {qps(q['high'])}"),
-        ("Certified QPS per node", qps(q["certified"])),
         ("Limited by", f"p90 {capacity['binding'].upper()}"),
     )
     answer = (
@@ -157,7 +156,8 @@ def _capacity(tree: Tree) -> Said:
         f"(95 % interval {qps(q['low'])} to {qps(q['high'])})."
     )
     quote = f"Quote {qps(q['certified'])}, the certified rate: {PROMISE}."
-    return f"{qps(q['estimate'])} QPS per node", figures, (answer, quote, *_limits(tree))
+    headline = f"{qps(q['estimate'])} QPS per node, certified {qps(q['certified'])}"
+    return headline, figures, (answer, quote, *_limits(tree))
 
 
 def _limits(tree: Tree) -> list[str]:

@@ -18,6 +18,9 @@ class Link:
 
 Cell = str | Link
 
+MOST_ROWS = 200
+"""Rows of a table on the page (our choice); the file that it is from has all of them."""
+
 
 def _numbers(cells: tuple[Cell, ...]) -> bool:
     texts = [cell for cell in cells if isinstance(cell, str) and cell not in ("", "unknown", "infinite")]
@@ -44,6 +47,17 @@ class Table:
     note: str = ""
     folded: bool = False
     stacks: bool = False
+
+    @property
+    def shown(self) -> tuple[tuple[Cell, ...], ...]:
+        """The rows that are on the page."""
+        return self.rows[:MOST_ROWS]
+
+    @property
+    def remark(self) -> str:
+        """The note below the table, and how many rows are not shown."""
+        left_out = f"The first {MOST_ROWS} of {len(self.rows):,} rows." if len(self.rows) > MOST_ROWS else ""
+        return f"{left_out} {self.note}".strip()
 
     @property
     def looks(self) -> tuple[str, ...]:

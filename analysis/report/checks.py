@@ -54,7 +54,11 @@ def table(checks: Sequence[Mapping[str, Any]]) -> Table:
 def counted(checks: Sequence[Mapping[str, Any]]) -> str:
     """How many checks there are of each state."""
     states = [state(check) for check in checks]
-    known = [f"{states.count(said)} {said}" for said in STATES if said in states]
+    known = [
+        f"{count} {said}{'s' if said == 'note' and count > 1 else ''}"
+        for said in STATES
+        if (count := states.count(said))
+    ]
     failed = "" if "FAILED" in states else "; none failed"
     return f"{len(states)} checks: {', '.join(known)}{failed}."
 

@@ -9,7 +9,6 @@ from html import escape
 from typing import Any
 
 from analysis import figures, matrix_table
-from analysis.figures import canvas
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.report.blocks import Block, Figure, Missing, Section
 from analysis.report.wording import table
@@ -18,10 +17,12 @@ from analysis.runs import Run
 FIGURES_BYTES = 700_000
 """Room for figures with their tables: a page stays under 1 MB with what else is on it (our choice)."""
 
+LEAST_BYTES = 40_000
+"""With less room than this no further figure is tried (our choice: few are smaller)."""
 CELL_BYTES = 32
 """Markup of a cell of a table."""
 BROKEN = "it could not be drawn"
-FULL = "left out to keep this page under 1 MB; the run's own report has it"
+FULL = "left out to keep this page under 1 MB"
 
 QUESTIONS = (
     (
@@ -84,16 +85,16 @@ OF_STUDY = {
 
 @dataclass(slots=True)
 class Room:
-    """Bytes that figures may still take on a page; once one did not fit there are none."""
+    """Bytes that figures may still take on a page."""
 
     left_bytes: int = FIGURES_BYTES
 
     def takes(self, figure: Figure) -> bool:
         """True if it fits, and then it is counted."""
-        cells = [str(cell) for row in figure.table.rows for cell in row]
+        cells = [str(cell) for row in figure.table.shown for cell in row]
         size_bytes = len(figure.svg.encode()) + sum(len(cell.encode()) + CELL_BYTES for cell in cells)
         fits = size_bytes <= self.left_bytes
-        self.left_bytes = self.left_bytes - size_bytes if fits else 0
+        self.left_bytes -= size_bytes if fits else 0
         return fits
 
 
@@ -128,11 +129,11 @@ def of_runs(runs: Sequence[Run], room: Room) -> list[Block]:
 def block(exhibit: Exhibit, subject: Any, room: Room, prefix: str = "") -> Block:
     """The figure with its table, or why there is none."""
     name, full = f"figure-{prefix}{exhibit.name}", Missing(exhibit.title, FULL)
-    if not room.left_bytes:
+    if room.left_bytes < LEAST_BYTES:
         return full
     try:
         alt = exhibit.alt(subject)
-        svg = canvas.svg(lambda ax: exhibit.plot(subject, ax), height_in=exhibit.height_in, name=name)
+        svg = exhibit.svg(subject, name)
         drawn = table(f"What is drawn: {exhibit.title}", exhibit.table(subject))
         figure = Figure(name, exhibit.title, _labelled(svg, alt), alt, drawn, exhibit.source)
     except NoData as why:

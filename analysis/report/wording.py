@@ -13,8 +13,8 @@ import pyarrow as pa
 from analysis.report.blocks import Cell, Table
 
 UNKNOWN = "unknown"
-MOST_ROWS = 200
-"""Rows of a table on the page (our choice); the file that it is from has all of them."""
+MOST_LETTERS = 400
+"""Letters of a text in a table (our choice); the file that it is from has all of them."""
 
 
 def value(what: Any) -> str:
@@ -26,12 +26,18 @@ def value(what: Any) -> str:
     if isinstance(what, datetime):
         return moment(what.isoformat())
     if isinstance(what, int | float | str):
-        return figure(what) if not isinstance(what, str) or what in ("inf", "-inf") else what
+        return figure(what) if not isinstance(what, str) or what in ("inf", "-inf") else cut(what)
     if isinstance(what, Mapping):
         return ", ".join(f"{key} {value(each)}" for key, each in what.items())
     if isinstance(what, Sequence):
         return "; ".join(map(value, what)) or "none"
     return str(what)
+
+
+def cut(text: str, most: int = MOST_LETTERS) -> str:
+    """A text on one line, with so many letters of it."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]} ..."
 
 
 def figure(what: float | str | None) -> str:
@@ -67,11 +73,8 @@ def moment(stamp: str | None) -> str:
 
 def table(caption: str, found: pa.Table, null: str = UNKNOWN) -> Table:
     """An Arrow table as cells, under the names of its columns, which carry their units."""
-    shown = found.slice(0, MOST_ROWS)
     columns = [
-        [null if each is None else value(each) for each in column.to_pylist()] for column in shown.columns
+        [null if each is None else value(each) for each in column.to_pylist()] for column in found.columns
     ]
     rows: tuple[tuple[Cell, ...], ...] = tuple(zip(*columns, strict=True)) if columns else ()
-    cut = found.num_rows > MOST_ROWS
-    note = f"The first {MOST_ROWS} of {found.num_rows:,} rows." if cut else ""
-    return Table(caption, tuple(found.column_names), rows, note=note)
+    return Table(caption, tuple(found.column_names), rows)
