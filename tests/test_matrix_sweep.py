@@ -191,7 +191,9 @@ def test_cells_with_an_open_end_are_valid_as_a_single_sweep_is(
     words = ["matrix.engine.max_num_seqs=[1023,1024]", "search.highest_qps=2"]
     tree = verbs.matrix(cells(tmp_path, *words), deployments.site, silent)
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (6, True, False)
-    assert concluded(tmp_path / "grid").startswith("VALID  0 of 2 cells have a capacity\n  2 of 2 cells have no")
+    assert concluded(tmp_path / "grid").startswith(
+        "VALID  0 of 2 cells have a capacity\n  2 of 2 cells have no"
+    )
     assert [cell["ratio"] for cell in tree["cells"]] == [None, None]
 
 
