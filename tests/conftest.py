@@ -1,6 +1,7 @@
-"""What tests share: a Ray session per file, because starting one takes many seconds and a process has one."""
+"""What tests share: the golden run's report, and a Ray session per file, because starting one is slow."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,3 +21,14 @@ def ray_session() -> Iterator["Session"]:
 
     with open_session(FAKE, Routing("leastconn"), load_cpus=1) as session:
         yield session
+
+
+@pytest.fixture(scope="session")
+def golden_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of the golden run."""
+    from analysis import report
+    from tests.golden import GOLDEN
+
+    out = tmp_path_factory.mktemp("golden") / "report.html"
+    report.command([GOLDEN], out)
+    return out

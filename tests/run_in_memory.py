@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ GOLDEN = Path(__file__).parent / "data" / "golden_run"
 NS = 1_000_000_000
 
 
+@cache
+def golden_config() -> Experiment:
+    """Read once: that takes longer than to draw a figure."""
+    return load_run(GOLDEN).config
+
+
 @dataclass(frozen=True)
 class RunInMemory:
     """The same names as `analysis.runs.Run`."""
@@ -23,7 +30,7 @@ class RunInMemory:
     windows: Sequence[dict[str, Any]] = ()
     sweep: dict[str, Any] | None = None
     told: Sequence[dict[str, Any]] = ()
-    config: Experiment = field(default_factory=lambda: load_run(GOLDEN).config)
+    config: Experiment = field(default_factory=golden_config)
     name: str = "in memory"
 
     @property

@@ -38,7 +38,7 @@ CONFINED = {
         "serve_apps/emulated_platform.py",
     },
     "torch": {"serve_apps/vllm_emulated.py"},
-    "matplotlib": {"analysis/figures/canvas.py"},
+    "matplotlib": {"analysis/figures/canvas.py", "analysis/notebooks/layouts_compared.py"},
     "omegaconf": {"conf/load.py", "conf/schema.py"},
     "aiohttp": {"loadgen/scrape.py", "serve_apps/forwarding.py", "serve_apps/vllm_process.py"},
     "prometheus_client": {"loadgen/scrape.py"},

@@ -73,10 +73,9 @@ def built(path: Path, out: Path) -> Page:
 
 
 @pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Page]:
-    out = tmp_path_factory.mktemp("report") / "golden.html"
-    page = built(GOLDEN, out)
-    return out.read_text(), page
+def golden(golden_report: Path) -> tuple[str, Page]:
+    text = golden_report.read_text()
+    return text, Page(text)
 
 
 @pytest.fixture
@@ -256,7 +255,7 @@ def test_a_run_without_one_window_or_sample_still_has_a_report(copy: Path, tmp_p
     page = built(copy, tmp_path / "out.html")
     assert "NO RESULT" in page.text and "The deployment failed" in page.text
     assert not page.all("svg")
-    assert page.text.count(" is not shown: ") >= len(figures.EXHIBITS)
+    assert page.text.count(" Not shown: ") >= len(figures.EXHIBITS)
 
 
 def test_an_earlier_versions_run_has_a_report(copy: Path, tmp_path: Path, undrawn: None) -> None:
@@ -294,7 +293,11 @@ def test_a_probe_says_how_each_p90_lies_to_its_bound(copy: Path, tmp_path: Path,
 
 
 def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path) -> None:
-    changed(copy, lambda tree: tree["capacity"]["qps_per_node"].update(estimate=CLAIMED))
+    def other(tree: dict[str, Any]) -> None:
+        tree["capacity"]["qps_per_node"]["estimate"] = CLAIMED
+        tree["asked"]["layout"] = "another"
+
+    changed(copy, other)
     out = tmp_path / "both.html"
     with pytest.raises(RunError, match="--out"):
         report.command([GOLDEN, copy], None)
@@ -303,6 +306,7 @@ def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path) -> None:
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert str(CLAIMED) in page.text and len(page.all("svg")) == 1 + 2 * len(exhibits.MAIN)
+    assert "run differs from golden_run in layout" in page.text and exhibits.BROKEN not in page.text
 
 
 def test_wrong_folders_and_files_are_refused_in_a_line(tmp_path: Path) -> None:
@@ -324,6 +328,20 @@ def test_a_page_too_large_leaves_figures_out_and_says_so() -> None:
     room = exhibits.Room(left_bytes=1000)
     found = [exhibits.block(exhibit, load_run(GOLDEN), room) for exhibit in ALL]
     assert [one.why for one in found if isinstance(one, Missing)] == [exhibits.FULL] * len(ALL)
+
+
+def test_a_server_that_tells_too_much_does_not_make_a_large_page(
+    copy: Path, tmp_path: Path, undrawn: None
+) -> None:
+    def told(manifest: dict[str, Any]) -> None:
+        manifest["server"] = {"models": [EVIL] * 100_000}
+        manifest["files"] = {f"file-{number}": "0" * 64 for number in range(5_000)}
+
+    changed(copy, told, "manifest.json")
+    changed(copy, lambda tree: tree.update(dwells=tree["dwells"] * 1_000))
+    page = built(copy, tmp_path / "out.html")
+    assert (tmp_path / "out.html").stat().st_size < 400_000 and not page.all("script")
+    assert "The first 200 of 5,000 rows." in page.text and "(cut here; the run's files" in page.text
 
 
 def test_every_check_and_figure_is_known_to_the_page() -> None:
@@ -349,6 +367,9 @@ def test_a_check_without_a_reason_is_a_note() -> None:
         assert checks.state({**known, "passed": passed, "reason": reason}) == said
     infinite = asdict(validity.Check("send_lag_p99", False, float("inf"), 5.0, "ms", "client_limited"))
     assert checks.table([infinite]).rows[0][2] == "infinite ms"
+    noted = {**known, "passed": False, "reason": ""}
+    assert checks.counted([noted]) == "1 check: 1 note; none failed."
+    assert checks.counted([noted, noted]) == "2 checks: 2 notes; none failed."
 
 
 def test_a_report_that_fails_changes_no_result(

@@ -154,7 +154,7 @@ def _draw_wedges(ax: Axes, windows: Sequence[Measured]) -> None:
         at.append([*(_start_s(window) + since), np.nan])
         wide.append([*(NORMAL_975 * np.sqrt(window.window.rate_qps * since)), np.nan])
     x, half = np.concatenate(at), np.concatenate(wide)
-    ax.fill_between(x, -half, half, facecolor=canvas.GRID, linewidth=0, label="95 % of Poisson arrivals")
+    ax.fill_between(x, -half, half, facecolor=canvas.GRID, linewidth=0, label="Poisson: 95 % at each moment")
 
 
 def _start_s(window: Measured) -> float:
@@ -165,7 +165,7 @@ def _draw_gaps(ax: Axes, gaps: Floats, kind: str) -> None:
     """Gaps against the exponential's, with the band that holds each of them in 95 % of Poisson plans."""
     mean, sd = exponential_scores(len(gaps))
     x, y, low, high = _tailed(mean, gaps, mean - NORMAL_975 * sd, mean + NORMAL_975 * sd)
-    band: Look = {"facecolor": canvas.GRID, "linewidth": 0, "label": "95 % of Poisson plans"}
+    band: Look = {"facecolor": canvas.GRID, "linewidth": 0, "label": "Poisson: 95 % at each point"}
     ax.fill_between(x, np.maximum(low, 0), high, **band)
     ends = [0.0, float(max(x.max(initial=1), y.max(initial=1)))]
     ax.plot(ends, ends, color=canvas.PALE, linewidth=1, linestyle="--", label="exponential")

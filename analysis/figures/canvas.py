@@ -65,6 +65,9 @@ OVER: Look = {
 }
 """A note that lies on lines and stays readable."""
 
+BELOW_DATA = 1.5
+"""Above the grid and areas, below every line and mark of a series."""
+
 STYLES = (
     Style(BLUE, "o", "-"),
     Style(VERMILLION, "s", "--"),
@@ -187,11 +190,11 @@ def note(ax: Axes, x: float, y: float, text: str, lift_pt: float = 0.0, **how: A
 
 
 def bound(ax: Axes, value: float, text: str, right: bool = True) -> None:
-    """A horizontal line that must not be crossed, named at its end."""
+    """A horizontal line that must not be crossed, named at its end, where the name hides no data."""
     ax.axhline(value, **LIMIT)
     side, at = ("right", 0.995) if right else ("left", 0.005)
-    across = ax.get_yaxis_transform()
-    note(ax, at, value, text, **{**OVER, "xycoords": across, "xytext": (0, 3), "ha": side, "va": "bottom"})
+    place: Look = {"xycoords": ax.get_yaxis_transform(), "xytext": (0, 3), "ha": side, "va": "bottom"}
+    note(ax, at, value, text, **{**OVER, **place, "zorder": BELOW_DATA})
 
 
 def segments(ax: Axes, x: Sequence[Sequence[float]], y: Sequence[Sequence[float]], **look: Any) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from analysis.capacity import LIMITS
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Style
+from analysis.figures.canvas import Axes, Look, Style
 from analysis.figures.exhibit import Exhibit
 from analysis.figures.outcomes import UNKNOWN, VOID, WORDS, draw_points, mark, outcome
 from analysis.figures.windows import LATENCIES, LATENCY, Measured, bounds_ms, measured, ms, qps
@@ -141,7 +141,9 @@ def _panel(ax: Axes, points: Sequence[Point], bound_ms: float) -> None:
     """Curves of the windows that are not void and every p90; what is infinite stands at the upper edge."""
     figures = [getattr(point, name) for point in points for name in SHOWN]
     finite = [figure for figure in figures if figure is not None and math.isfinite(figure)]
-    low, high = min([*finite, bound_ms]) / 1.3, max([*finite, bound_ms]) * 1.45
+    # What is infinite stands above the bound's name.
+    room = 3 if math.inf in figures else 1.45
+    low, high = min([*finite, bound_ms]) / 1.3, max([*finite, bound_ms]) * room
     ax.set_ylim(low, high)
     canvas.log_axis(ax, "y")
     top = high / 1.12
@@ -182,9 +184,9 @@ def _band(ax: Axes, capacity: Mapping[str, Any] | None) -> None:
         low, min(high, right), facecolor=canvas.ORANGE, alpha=0.16, linewidth=0, label=_named(capacity)
     )
     if not (capacity["open_above"] or capacity["open_below"]):
-        ax.axvline(q["estimate"], color=canvas.INK, linewidth=1.1, label=f"estimate {qps(q['estimate'])}")
-        certified = f"certified {qps(q['certified'])}"
-        ax.axvline(q["certified"], color=canvas.INK, linewidth=1.1, linestyle="-.", label=certified)
+        look: Look = {"color": canvas.INK, "linewidth": 1.1, "zorder": canvas.BELOW_DATA - 0.1}
+        ax.axvline(q["estimate"], **look, label=f"estimate {qps(q['estimate'])}")
+        ax.axvline(q["certified"], **look, linestyle="-.", label=f"certified {qps(q['certified'])}")
 
 
 def _named(capacity: Mapping[str, Any]) -> str:

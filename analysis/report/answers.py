@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from analysis import figures
 from analysis.capacity import LIMITS
+from analysis.figures.errors import MOST_ROWS, errors_table
 from analysis.figures.exhibit import NoData
 from analysis.report.blocks import Facts, Table
 from analysis.report.wording import UNKNOWN, bound, figure, qps, table, value
@@ -116,10 +116,12 @@ def windows(lines: Sequence[Tree]) -> Table:
 def errors(run: Run) -> Table | None:
     """Failures by kind with the first message of each, most frequent first; None without any."""
     try:
-        found = figures.errors_table(run)
+        found = errors_table(run)
     except NoData:
         return None
-    return replace(table("Failed requests by kind (requests/*.parquet)", found, "none"), words=frozenset({5}))
+    shown = table("Failed requests by kind (requests/*.parquet)", found, "none")
+    note = f"The {MOST_ROWS} most frequent kinds at most." if found.num_rows == MOST_ROWS else ""
+    return replace(shown, words=frozenset({found.column_names.index("first_message")}), note=note)
 
 
 def _counted(counted: Tree | None) -> str:

@@ -22,8 +22,12 @@ MOST_ROWS = 200
 """Rows of a table on the page (our choice); the file that it is from has all of them."""
 
 
+NO_NUMBERS = "", "unknown", "infinite", "none", "not claimed"
+"""What stands in the place of a number."""
+
+
 def _numbers(cells: tuple[Cell, ...]) -> bool:
-    texts = [cell for cell in cells if isinstance(cell, str) and cell not in ("", "unknown", "infinite")]
+    texts = [cell for cell in cells if isinstance(cell, str) and cell not in NO_NUMBERS]
     return bool(texts) and all(text.lstrip("-")[:1].isdigit() for text in texts)
 
 

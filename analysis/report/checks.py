@@ -60,7 +60,7 @@ def counted(checks: Sequence[Mapping[str, Any]]) -> str:
         if (count := states.count(said))
     ]
     failed = "" if "FAILED" in states else "; none failed"
-    return f"{len(states)} checks: {', '.join(known)}{failed}."
+    return f"{len(states)} check{'' if len(states) == 1 else 's'}: {', '.join(known)}{failed}."
 
 
 def state(check: Mapping[str, Any]) -> str:

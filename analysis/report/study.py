@@ -141,4 +141,4 @@ def _ends(q: Tree) -> str:
 
 
 def _percent(found: Tree) -> str:
-    return f"{found['estimate']:.1f} % ({found['low']:.1f} to {found['high']:.1f})"
+    return f"{found['estimate']:z.1f} % ({found['low']:z.1f} to {found['high']:z.1f})"
