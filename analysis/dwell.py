@@ -167,7 +167,7 @@ def request_work(requests: pa.Table, workload: Workload) -> Floats:
 
     What all prompts share is taken as cached: the mean is (1 - prefix_hit) * prompt + 2 out.
     """
-    own = (1 - workload.prefix_hit) * workload.input_tokens.mean
+    own = (1 - workload.prefix_hit) * workload.prompt_tokens
     mean = own + OUTPUT_WORK * workload.output_tokens.mean
     prompt = metrics.numbers(requests, "requested_input_tokens")
     if workload.prefix_hit:  # a run of an earlier version has shared tokens and no such mean

@@ -80,6 +80,18 @@ _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
         "",
         "requests of the busiest replica over the mean of all replicas; null where replicas are not told",
     ),
+    (
+        "turns_blocked",
+        pa.float64(),
+        "",
+        "share of the sessions' turns due before the turn before had ended; null without sessions",
+    ),
+    (
+        "turn_blocked_max_ms",
+        pa.float64(),
+        "ms",
+        "longest wait of a turn for the one before; null without one",
+    ),
     ("by_replica", pa.list_(_REPLICA), "", "each replica that answered, in order of the ids"),
     ("lag_p99_ms", pa.float64(), "ms", "99 % quantile of the send lag"),
     *((f"{limit}_over", pa.int64(), "requests", f"over the {limit.upper()} bound") for limit in LIMITS),
@@ -132,7 +144,7 @@ class Basis:
         replicas: int | None = None,
     ) -> "Basis":
         """What matters of these."""
-        means = workload.input_tokens.mean, workload.output_tokens.mean
+        means = round(workload.prompt_tokens), workload.output_tokens.mean
         asked = slo.ttft_p90_ms, slo.tpot_p90_ms, *means, workload.arrivals
         return cls(*asked, streams, counted_ns, prior, workload.prefix_hit, replicas)
 
@@ -171,6 +183,8 @@ def row(
         "prefix_hit_intended": None if routing.with_sessions(rows) else metrics.prefix_shared(rows),
         "replicas_per_session": routing.replicas_per_session(rows),
         "max_over_mean_share": routing.max_over_mean_share(rows, basis.replicas),
+        "turns_blocked": routing.turns_blocked(rows),
+        "turn_blocked_max_ms": routing.longest_block_ms(rows),
         "by_replica": routing.by_replica(rows),
         "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
         **{f"{limit}_over": getattr(dwell, limit).over for limit in LIMITS},

@@ -21,6 +21,7 @@ COLUMNS = (
     ("limit", 6),
     ("TTFT p90 ms", 12),
     ("TPOT p90 ms", 12),
+    ("hit %", 6),
     ("in tok/s", 9),
     ("out tok/s", 10),
     ("in flight", 10),
@@ -33,11 +34,20 @@ FOUND = {
     "ttft_p90_ms": FIGURE,
     "tpot_p90_ms": FIGURE,
     "input_tokens_per_s_per_node": FIGURE,
+    "image_tokens_per_s_per_node": FIGURE,
     "output_tokens_per_s_per_node": FIGURE,
     "cached_share_of_input": FIGURE,
     "in_flight_per_node": FIGURE,
     "kv_used": FIGURE,
     "busy": FIGURE,
+    "replicas_per_session": FIGURE,
+    "max_over_mean_share": FIGURE,
+    "blocked_share": FIGURE,
+    "reusable_share_of_input": FIGURE,
+    "sessions_per_node": FIGURE,
+    "sessions_over_kv": FIGURE,
+    "simulated_nodes": COUNT,
+    "fill_s": FIGURE,
     "mfu": FIGURE,
     "requests": COUNT,
     "simulated_node_s": FIGURE,
@@ -101,7 +111,7 @@ def lines(tree: Tree) -> list[str]:
     return [
         f"  at {found['rate_qps_per_node']:.4g} QPS per node: {latencies}",
         *_service(tree["asked"], found["rate_qps_per_node"]),
-        f"  per node {found['input_tokens_per_s_per_node']:.0f} input"
+        f"  per node {found['input_tokens_per_s_per_node']:.0f} input{_images(found)}"
         f" ({100 * found['cached_share_of_input']:.0f} % cached) and"
         f" {found['output_tokens_per_s_per_node']:.0f} output tok/s,"
         f" {_in_flight(found)},"
@@ -112,9 +122,20 @@ def lines(tree: Tree) -> list[str]:
             if terms
             else []
         ),
+        *_sessions(found, tree["asked"]),
         *_evidence(found, tree.get("calibration", "")),
         *_sensitivity_lines(tree.get("sensitivity", [])),
     ]
+
+
+def _images(found: Tree) -> str:
+    """Image tokens apart from text: a throughput with them compares with none without."""
+    images = found.get("image_tokens_per_s_per_node") or 0.0
+    return (
+        f" (of these {images:.0f} image tokens, {found['input_tokens_per_s_per_node'] - images:.0f} text)"
+        if images
+        else ""
+    )
 
 
 def _in_flight(found: Tree) -> str:
@@ -130,6 +151,26 @@ def _service(asked: Tree, rate_qps: float) -> list[str]:
     own = asked["routing"] == "per_node"
     alone = ", each with arrivals of its own: one was simulated for all" if own else ""
     return [f"  that is {rate_qps * asked['nodes']:.6g} QPS of {asked['nodes']} nodes{alone}"]
+
+
+def _sessions(found: Tree, asked: Tree) -> list[str]:
+    """What the routing made of sessions, and how much memory they want."""
+    if found.get("sessions_per_node") is None:
+        return []
+    met = found["replicas_per_session"]
+    most = found["reusable_share_of_input"]
+    blocked = found["blocked_share"]
+    waits = f"; {100 * blocked:.1f} % of the turns came before the answer before had ended" if blocked else ""
+    hit = f"hit rate {100 * found['cached_share_of_input']:.1f} %"
+    return [
+        f"  sessions by {asked['routing']}: {hit} of the prompt tokens"
+        f"{'' if most is None else f' (at most {100 * most:.1f} %)'},"
+        f" {'unknown' if met is None else f'{met:.2f}'} replicas per session,"
+        f" busiest replica {found['max_over_mean_share']:.2f} of the mean{waits}",
+        f"  {found['sessions_per_node']:.0f} sessions per node at a time want {found['sessions_over_kv']:.2f}"
+        f" of its KV cache; {found['simulated_nodes']} of {asked['nodes']} nodes simulated, after"
+        f" {found['fill_s']:.0f} s that filled their caches",
+    ]
 
 
 def _evidence(found: Tree, calibration: str) -> list[str]:
@@ -199,6 +240,7 @@ def _figures(cell: Tree) -> list[str] | None:
             ("n/a" if found[name] is None else f"{found[name]:.0f}")
             for name in ("ttft_p90_ms", "tpot_p90_ms")
         ),
+        f"{100 * found['cached_share_of_input']:.1f}",
         f"{found['input_tokens_per_s_per_node']:.0f}",
         f"{found['output_tokens_per_s_per_node']:.0f}",
         "unknown" if found["in_flight_per_node"] is None else f"{found['in_flight_per_node']:.1f}",

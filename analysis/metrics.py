@@ -59,18 +59,26 @@ def time_scale(requests: pa.Table) -> Floats:
 
 
 def token_offset_ns(requests: pa.Table, which: str) -> Floats:
-    """The `first` or `last` token from the due time: by the engine's own clock, and the path in real time."""
+    """The `first` or `last` token from the due time: by the engine's own clock, and the path in real time.
+
+    What a turn waited for the one before it was the engine's time too.
+    """
     offset, told = numbers(requests, f"{which}_token_offset_ns"), f"engine_{which}_token_ns"
     if requests.column(told).null_count == requests.num_rows:
         return offset
-    engine = numbers(requests, told)
+    engine = numbers(requests, told) + blocked_ns(requests)
     return np.where(np.isnan(engine), offset, engine + (offset - engine) / time_scale(requests))
+
+
+def blocked_ns(requests: pa.Table) -> Floats:
+    """How long a turn waited for its session's turn before it, per row, on the run's clock; mostly 0."""
+    return np.nan_to_num(numbers(requests, "turn_blocked_ns"))
 
 
 def path(requests: pa.Table) -> Floats:
     """Real time to the first token outside the engine, per row; nan where the engine told no time."""
     outside = numbers(requests, "first_token_offset_ns") - numbers(requests, "engine_first_token_ns")
-    return outside / time_scale(requests) / NS_PER_MS
+    return (outside - blocked_ns(requests)) / time_scale(requests) / NS_PER_MS
 
 
 def send_lag(requests: pa.Table) -> Floats:
@@ -78,7 +86,7 @@ def send_lag(requests: pa.Table) -> Floats:
 
     Not a latency of the service: a request that was sent in time and then failed keeps its lag.
     """
-    lag = numbers(requests, "send_offset_ns") / time_scale(requests) / NS_PER_MS
+    lag = (numbers(requests, "send_offset_ns") - blocked_ns(requests)) / time_scale(requests) / NS_PER_MS
     return np.where(status_in(requests, *UNSENT), np.inf, lag)
 
 
@@ -181,15 +189,15 @@ class Metric:
     of: Callable[[pa.Table], Floats]
 
 
-_FIRST = ("status", "time_scale", "first_token_offset_ns", "engine_first_token_ns")
-_LAST = ("status", "time_scale", "last_token_offset_ns", "engine_last_token_ns")
+_FIRST = ("status", "time_scale", "turn_blocked_ns", "first_token_offset_ns", "engine_first_token_ns")
+_LAST = ("status", "time_scale", "turn_blocked_ns", "last_token_offset_ns", "engine_last_token_ns")
 METRICS = (
     Metric(
         "send_lag",
         "ms",
-        "the client's own lateness, in real time: send begun, from due",
-        "send_offset_ns / time_scale / 1e6",
-        ("status", "time_scale", "send_offset_ns"),
+        "the client's own lateness, in real time: send begun, from due or the end of the turn waited for",
+        "(send_offset_ns - turn_blocked_ns) / time_scale / 1e6",
+        ("status", "time_scale", "turn_blocked_ns", "send_offset_ns"),
         send_lag,
     ),
     Metric(
@@ -213,7 +221,7 @@ METRICS = (
         "ms",
         "mean time per output token after the first, of one request with at least 2; unknown of a burst",
         "(last_token_offset_ns - first_token_offset_ns) / (output_tokens - 1) / 1e6",
-        (*_FIRST, *_LAST[2:], "output_tokens", "requested_output_tokens", "reads"),
+        (*_FIRST, *_LAST[3:], "output_tokens", "requested_output_tokens", "reads"),
         tpot,
     ),
     Metric(

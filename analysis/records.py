@@ -56,6 +56,12 @@ _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
     ("due_ns", pa.int64(), "ns", "planned send time since the start of the run's clock"),
     ("scheduled_at", pa.timestamp("us", "UTC"), "", "planned send time on the wall clock"),
     (
+        "turn_blocked_ns",
+        pa.int64(),
+        "ns",
+        "end of its session's turn before, from due, where that was waited for; else null",
+    ),
+    (
         "send_offset_ns",
         pa.int64(),
         "ns",
@@ -68,7 +74,8 @@ _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
     ("requested_input_tokens", pa.int32(), "tokens", "prompt length of the plan"),
     ("requested_output_tokens", pa.int32(), "tokens", "answer length of the plan"),
     ("shared_tokens", pa.int32(), "tokens", "of the prompt's plan, those with which every prompt begins"),
-    ("prompt_tokens", pa.int32(), "tokens", "server usage; null if not given"),
+    ("image_tokens", pa.int32(), "tokens", "of the prompt's plan, those of images; the others are text"),
+    ("prompt_tokens", pa.int32(), "tokens", "server usage, images included; null if not given"),
     ("cached_tokens", pa.int32(), "tokens", "server usage: prompt tokens from the prefix cache"),
     ("output_tokens", pa.int32(), "tokens", "server usage; of an unfinished answer the tokens seen"),
     ("events", pa.int32(), "", "streamed events that carried output"),
@@ -114,10 +121,18 @@ SHARD = pa.schema(
 PROGRESS = SHARD.remove(SHARD.get_field_index("itl_us"))
 """`SHARD` without the gaps: what is told of requests while a run goes on."""
 
+TALKED = ("character", "character_tokens", "persona_tokens", "history_cut", "after")
+"""What a plan says of a turn of a conversation beside its record, null of other requests: whose prompts begin
+like its own, and the seq of the session's turn before."""
+
 PLAN = pa.schema(
     [
         *(SHARD.field(name) for name in ("seq", "dwell", "phase", "stream", "session_id", "turn", "due_ns")),
-        *(SHARD.field(f"{name}_tokens") for name in ("requested_input", "requested_output", "shared")),
+        *(
+            SHARD.field(f"{name}_tokens")
+            for name in ("requested_input", "requested_output", "shared", "image")
+        ),
+        *(pa.field(name, pa.int64()) for name in TALKED),
     ]
 )
 """What is known of a request before it is sent."""
@@ -136,7 +151,8 @@ def empty(schema: pa.Schema, count: int) -> dict[str, pa.Array]:
 def lost(plan: pa.Table, wall_start_ns: int | None = None, time_scale: float = 1.0) -> pa.Table:
     """The rows (schema `SHARD`) of planned requests, of schema `PLAN`, that nobody has a record of."""
     count = plan.num_rows
-    columns = empty(SHARD, count) | {name: plan.column(name) for name in PLAN.names}
+    planned = [name for name in PLAN.names if name not in TALKED]
+    columns = empty(SHARD, count) | {name: plan.column(name) for name in planned}
     columns["status"] = pa.repeat("lost", count)
     columns["error_kind"] = pa.repeat("no_record", count)
     if wall_start_ns is not None:

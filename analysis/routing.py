@@ -35,6 +35,19 @@ def replicas_per_session(rows: pa.Table) -> float | None:
     return float(pc.mean(again).as_py()) if len(again) else None
 
 
+def turns_blocked(rows: pa.Table) -> float | None:
+    """Share of the turns of sessions that waited for the turn before, because the service was slow."""
+    known = rows.filter(pa.array(metrics.numbers(rows, "session_id") >= 0))
+    waited = ~np.isnan(metrics.numbers(known, "turn_blocked_ns"))
+    return float(waited.mean()) if len(waited) else None
+
+
+def longest_block_ms(rows: pa.Table) -> float | None:
+    """The longest wait of a turn for the one before."""
+    waits_ns = metrics.blocked_ns(rows)
+    return float(waits_ns.max()) / metrics.NS_PER_MS if waits_ns.any() else None
+
+
 def max_over_mean_share(rows: pa.Table, replicas: int | None = None) -> float | None:
     """Requests of the busiest replica over the mean of all: 1 where they were spread evenly.
 
@@ -65,16 +78,34 @@ def lines(tree: Mapping[str, Any]) -> list[str]:
     A study has no windows of its own: what its runs saw stands in their own conclusions.
     """
     asked = tree["asked"]
-    if not asked.get("sessions") or "dwells" not in tree:
+    if not (asked.get("sessions") or asked.get("conversations")) or "dwells" not in tree:
+        return []
+    if tree.get("forecast"):  # of one rate, told beside its latencies
         return []
     used = [dwell for dwell in tree["dwells"] if dwell["valid"]]
     hit, met, share = (_mean(used, figure) for figure in FIGURES)
-    sessions = f"{asked['sessions']} sessions, routing {asked['routing']} by {asked['data_path']}"
+    who = (
+        f"{asked['sessions']} sessions"
+        if asked.get("sessions")
+        else f"{asked['conversations']} conversations"
+    )
+    sessions = f"{who}, routing {asked['routing']} by {asked['data_path']}"
     words = (
         f"hit rate {_figure(hit)}, {_figure(met)} replicas per session, busiest replica "
         f"{_figure(share)} of the mean"
     )
-    return [f"  {sessions}: {words}"]
+    return [f"  {sessions}: {words}", *_blocked(used)]
+
+
+def _blocked(dwells: list[Mapping[str, Any]]) -> list[str]:
+    """How many turns waited for the one before, where any did."""
+    longest = max((dwell.get("turn_blocked_max_ms") or 0.0 for dwell in dwells), default=0.0)
+    if not longest:
+        return []
+    share = _mean(dwells, "turns_blocked") or 0.0
+    return [
+        f"  {share:.1%} of the turns were due before the answer before had ended; longest {longest:.0f} ms"
+    ]
 
 
 def _mean(dwells: list[Mapping[str, Any]], figure: str) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import agreement, forecasts, matrix_table, nodes, paired, routing, studies
+from analysis import agreement, forecasts, matrix_table, nodes, paired, progressive, routing, studies
 from analysis.capacity import LIMITS, Capacity
 from analysis.runs import Run
 from analysis.validity import Verdict
@@ -74,6 +74,7 @@ def describe(experiment: Experiment) -> Tree:
         "routing": experiment.routing.name,
         "data_path": experiment.routing.data_path,
         "sessions": experiment.workload.sessions,
+        "conversations": _conversations(experiment),
         "workload": experiment.workload.name,
         "arrivals": _arrivals(experiment),
         "search": experiment.search.name,
@@ -91,6 +92,12 @@ def _emulated(experiment: Experiment) -> Tree:
         return {}
     constants = fingerprint(experiment.model, experiment.hardware)
     return {"vllm_version": experiment.engine.vllm_version, "constants": constants}
+
+
+def _conversations(experiment: Experiment) -> str:
+    """How the histories of chats are cut; empty without conversations."""
+    talks = experiment.workload.conversations
+    return "" if talks is None else talks.truncation.replace("_", "-")
 
 
 def _arrivals(experiment: Experiment) -> str:
@@ -142,6 +149,8 @@ def text(tree: Mapping[str, Any], resume: Path | None = None) -> str:
 
     `resume` is the folder by which an unfinished one goes on; by default its own.
     """
+    if tree.get("progressive"):
+        return progressive.text(tree)
     lines = [f"{_headline(tree)}", f"  {tree['reason']}" if tree.get("reason") else ""]
     if tree.get("capacity") and tree["valid"]:
         lines += _capacity_lines(tree)
@@ -263,7 +272,9 @@ def _capacity_lines(tree: Mapping[str, Any]) -> list[str]:
     if tree.get("nodes"):
         lines += nodes.lines(tree["nodes"])
     elif asked["nodes"] > 1 and asked["routing"] != "per_node":
-        lines.append("  pooled service behind one balancer: more per node than a node alone would serve")
+        chats = asked.get("sessions") or asked.get("conversations")
+        more = "the routing decides what of it" if chats else "more per node than"
+        lines.append(f"  pooled service behind one balancer: {more} a node alone would serve")
     return lines
 
 

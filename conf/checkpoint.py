@@ -88,7 +88,15 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
         found["head_dim"] = _count(text, "head_dim", True) if own else found["hidden"] // found["heads"]
     # A model of another family was chosen for its constants: none of its architecture may stay.
     rest = {ours: 0 for ours in {**_QWEN_MOE, **_MLA} if ours not in found}
-    return {**found, **rest, "weights": _weights(text)}
+    return {**found, **rest, "weights": _weights(text), "image_token_px": _image_token_px(config)}
+
+
+def _image_token_px(config: Mapping[str, Any]) -> int:
+    """Side of the square of an image that becomes one token: patches, merged; 0 without known vision."""
+    vision = _mapping(config, "vision_config")
+    merged = vision.get("spatial_merge_size", (vision.get("merge_kernel_size") or [None])[0])
+    patch = vision.get("patch_size")
+    return patch * merged if isinstance(patch, int) and isinstance(merged, int) else 0
 
 
 def _count(text: Mapping[str, Any], key: str, is_size: bool) -> int:

@@ -12,6 +12,9 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from conf.check import require, require_positive
+from conf.images import tokens_of
+from conf.lengths import Lengths
+from conf.progressive import Progressive
 from conf.routed import SESSION_POLICIES, Routing
 from conf.served import (
     MAX_TIME_SCALE,
@@ -27,7 +30,7 @@ from conf.served import (
     StepTime,
     VllmEngine,
 )
-from conf.traffic import Arrivals, Lengths, Slo, Workload
+from conf.traffic import Arrivals, Slo, Workload
 
 __all__ = [
     "Arrivals",
@@ -246,6 +249,7 @@ class Experiment:
     search: Search
     fleet: Fleet
     target: Endpoints = field(default_factory=Endpoints)
+    progressive: Progressive = field(default_factory=Progressive)
     rate_qps: float | None = None
     profile_qps: list[list[float]] = field(default_factory=list)
     concurrency: int | None = None
@@ -294,17 +298,39 @@ class Experiment:
                 f"workload.{name}={hit} is never hit while engine.enable_prefix_caching=false; set one of "
                 "them otherwise",
             )
+        self._check_images()
         self._check_routing()
         if self.streams:
             self._check_streams()
 
+    def _check_images(self) -> None:
+        """Refuse images that the model cannot see, or that it counts otherwise."""
+        images, model = self.workload.images, self.model
+        if not images.most:
+            return
+        require(
+            model.image_token_px > 0,
+            f"workload.images: model {model.name} sees no images; use "
+            "model=qwen3_vl_235b_bf16 or leave them out",
+        )
+        require(
+            self.engine.kind != "vllm_emulated",
+            "workload.images: an emulated vLLM has no vision encoder; use engine=simulated",
+        )
+        counted = tokens_of(images.width_px, images.height_px, model.image_token_px)
+        require(
+            images.tokens in (0, counted),
+            f"workload.images.tokens={images.tokens} but {model.name} makes {counted} of {images.width_px} x "
+            f"{images.height_px} pixels; leave it out",
+        )
+
     def _check_routing(self) -> None:
         """Refuse a policy that has nothing to go by."""
-        policy, sessions = self.routing.policy, self.workload.sessions
+        policy, sessions = self.routing.policy, self.workload.has_sessions
         require(
-            policy not in SESSION_POLICIES or sessions > 0,
-            f"routing.policy={policy} goes by sessions but workload.sessions=0; use workload=chat_sessions "
-            "or routing=leastconn",
+            policy not in SESSION_POLICIES or sessions,
+            f"routing.policy={policy} goes by sessions but workload.sessions=0; use workload=chat_sessions, "
+            "workload=character or routing=leastconn",
         )
         require(
             policy != "per_node" or not sessions,
@@ -344,6 +370,10 @@ class Experiment:
         given = {"rate_qps": self.rate_qps, "profile_qps": self.profile_qps, "concurrency": self.concurrency}
         asked = [name for name, value in given.items() if value not in (None, [])]
         require(len(asked) <= 1, f"{' and '.join(asked)} exclude each other; give one of them")
+        require(
+            self.workload.conversations is None or not asked or asked == ["rate_qps"],
+            f"{' and '.join(asked)}: conversations are an open loop of one rate at a time; give rate_qps=...",
+        )
         if self.profile_qps:
             _check_profile(self.profile_qps, self.duration_s)
             require(

@@ -91,6 +91,8 @@ class StepTime:
 
     Prefill tokens reach `gemm_prefill` after about `gemm_rise_tokens` of a step, the first at `gemm_decode`.
     `expert_spread` is the share of a step's tokens that choose their experts independently of each other.
+    `image_token_us` is the time of an image that is in no cache (decoding, resizing, vision encoder), per
+    token of its own, all of it taken in the front end.
     """
 
     step_ms: Constant
@@ -103,6 +105,7 @@ class StepTime:
     front_end_ms: Constant
     gemm_rise_tokens: Constant = Constant(0.0, "tokens", "none in runs saved before it was known")
     expert_spread: Constant = Constant(1.0, "share of tokens", "unique prompts route independently")
+    image_token_us: Constant = Constant(0.0, "us per image token", "a model without vision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +114,10 @@ class Model:
 
     `kv_lora_rank > 0` means multi-head latent attention (MLA), whose KV is one latent of
     `kv_lora_rank + rope_dim` per token and layer. `experts == 0` means a dense model; in a mixture
-    the first `first_dense` layers are dense with `intermediate` width. `config_json` is the file of a
-    checkpoint whose facts replace those of the chosen model; its constants stay, as those of a relative.
+    the first `first_dense` layers are dense with `intermediate` width. `image_token_px` is the side in pixels
+    of the square of an image that becomes one prompt token; 0 of a model that sees no images. `config_json`
+    is the file of a checkpoint whose facts replace those of the chosen model; its constants stay, as those of
+    a relative.
     """
 
     name: str
@@ -137,6 +142,7 @@ class Model:
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     rope_dim: int = 0
+    image_token_px: int = 0
     config_json: str = ""
 
     def __post_init__(self) -> None:

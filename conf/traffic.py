@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from conf.check import require, require_positive
+from conf.conversation import Conversations
+from conf.images import Images
+from conf.lengths import Lengths
 
 MOST_SESSIONS = 10_000_000
 """Their numbers fit into the 32 bits of a record, and the set of them into a driver's memory."""
@@ -37,31 +40,6 @@ class Arrivals:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """A distribution of token counts.
-
-    `cv` is the coefficient of variation of `lognormal`; `uniform` lies within mean * (1 -+ spread),
-    as vLLM's random range ratio; `empirical` are the lengths of `workload.trace`, whose mean is 0
-    until that file has been read.
-    """
-
-    mean: int = 0
-    kind: Literal["fixed", "lognormal", "uniform", "empirical"] = "fixed"
-    cv: float = 0.0
-    spread: float = 0.0
-
-    def __post_init__(self) -> None:
-        least = 0 if self.kind == "empirical" else 1
-        require(self.mean >= least, f"workload: mean={self.mean} tokens must be at least {least}")
-        require(0 <= self.cv < math.inf, f"workload: cv={self.cv} must be finite and not negative")
-        require(self.kind != "lognormal" or self.cv > 0, "workload: kind=lognormal needs cv > 0")
-        require(self.kind == "lognormal" or self.cv == 0, f"workload: kind={self.kind} has no cv")
-        require(0 <= self.spread <= 1, f"workload: spread={self.spread} must be between 0 and 1")
-        require(self.kind != "uniform" or self.spread > 0, "workload: kind=uniform needs spread > 0")
-        require(self.kind == "uniform" or self.spread == 0, f"workload: kind={self.kind} has no spread")
-
-
-@dataclass(frozen=True, slots=True)
 class Workload:
     """What is asked: lengths of prompt and answer, how the prompt is sent, and how requests arrive.
 
@@ -72,6 +50,7 @@ class Workload:
     each request is drawn, all equally likely. Its prompt then begins with the share `session_hit` of its
     tokens (those of `prefix_hit` are part of it) that every prompt of its session begins with: they stand for
     the history, which the replica that served the session before may still have in its cache.
+    `conversations` are chats with memory instead, which give the requests their lengths and what they share.
     """
 
     name: str
@@ -83,10 +62,14 @@ class Workload:
     prefix_hit: float = 0.0
     sessions: int = 0
     session_hit: float = 0.0
+    images: Images = field(default_factory=Images)
+    conversations: Conversations | None = None
 
     def __post_init__(self) -> None:
         require(0 <= self.prefix_hit < 1, f"workload.prefix_hit={self.prefix_hit} must be in [0, 1)")
         self._check_sessions()
+        self._check_conversations()
+        self._check_images()
         kinds = {self.input_tokens.kind, self.output_tokens.kind, self.arrivals.kind}
         used = bool(kinds & {"empirical", "trace"})
         require(
@@ -107,6 +90,60 @@ class Workload:
             not hit or hit > self.prefix_hit,
             f"workload.session_hit={hit} includes what all prompts share: it must be above "
             f"workload.prefix_hit={self.prefix_hit}, or 0",
+        )
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether requests belong to sessions, by which a router can go."""
+        return self.sessions > 0 or self.conversations is not None
+
+    @property
+    def wants_hits(self) -> bool:
+        """Whether prompts share beginnings, so that a prefix cache has to be filled first."""
+        return bool(self.prefix_hit or self.session_hit or self.conversations)
+
+    def _check_conversations(self) -> None:
+        """Refuse what chats with memory have of themselves."""
+        lengths = {self.input_tokens.kind, self.output_tokens.kind}
+        if self.conversations is None:
+            require(
+                "conversation" not in lengths,
+                f"workload {self.name}: kind=conversation needs conversations; use workload=character",
+            )
+            return
+        require(
+            lengths == {"conversation"},
+            "workload.conversations give the requests their lengths; leave input_tokens and output_tokens at "
+            "kind=conversation and set workload.conversations.KEY",
+        )
+        require(
+            self.arrivals.kind == "poisson",
+            f"workload.arrivals.kind={self.arrivals.kind}: conversations begin as a Poisson process; leave "
+            "it out",
+        )
+        given = [name for name in ("prefix_hit", "sessions", "session_hit") if getattr(self, name)]
+        require(
+            not given,
+            f"workload.{(given or [''])[0]}: conversations have sessions and shared beginnings of their own; "
+            "leave it out",
+        )
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Prompt tokens of a request in the mean, those of its images included."""
+        return self.input_tokens.mean + self.images.mean_tokens
+
+    def _check_images(self) -> None:
+        if not self.images.most:
+            return
+        require(
+            self.prompt == "chat",
+            f"workload.images are parts of a chat message but workload.prompt={self.prompt}; set it to chat",
+        )
+        require(
+            not (self.prefix_hit or self.has_sessions),
+            "workload.images: how prompts with images share beginnings is not modelled; leave "
+            "workload.prefix_hit, workload.sessions and workload.conversations out",
         )
 
 

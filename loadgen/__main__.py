@@ -14,6 +14,10 @@ examples:
   python -m loadgen probe workload=trace workload.trace=FILE     replay a trace at its own times
   python -m loadgen probe concurrency=32                a closed loop, to compare with tools that use one
   python -m loadgen compare b.layout=dp2_tp4_ep4        capacity of B over that of A, on the same requests
+  python -m loadgen progressive                         the MI325X paper's benchmark, its tables beside ours
+  python -m loadgen progressive model=llama31_405b_fp8 layout=dp1_tp8 progressive.requests_per_user=10
+  python -m loadgen progressive engine=simulated_aiter progressive.runs=10   with noise between runs
+  python -m loadgen progressive engine=external target.urls=[http://127.0.0.1:8000] model=qwen3_235b_a22b_fp8
   python -m loadgen recipe run=node7                    probes for python -m analysis calibrate runs/node7
   python -m loadgen resume runs/20261121-091200-a1b2    go on with a sweep that was cut short
   python -m loadgen verify runs/20261121-091200-a1b2    its certified rate once more, through an emulated vLLM
@@ -38,7 +42,8 @@ from analysis.runs import RunError, refuse_out
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix, matrix
-from loadgen import dry_run, feasible, foresight, grid, hold, matrix_cells, progress, require, sides
+from loadgen import dry_run, feasible, foresight, grid, hold, matrix_cells, paper, progress, require, sides
+from loadgen import progressive as ladder
 from loadgen.command_line import asked, parser, refuse_idle_flags, resumed, verified
 from loadgen.folder import finite
 from loadgen.progress import Emit
@@ -158,6 +163,45 @@ def record(arguments: argparse.Namespace) -> int:
     return _answer(arguments, lambda site, show: verbs.record(experiment, guess_qps, site, show))
 
 
+def progressive(arguments: argparse.Namespace) -> int:
+    """Run the MI325X paper's benchmark: by the engine model alone, or over HTTP."""
+    first, *others = paper.asked(arguments.words, arguments.config)
+    found = [_climbed(first, arguments)]
+    if others and not ladder.is_virtual(found[0]):
+        raise ConfigError(
+            "progressive over HTTP deploys one model: choose one, such as model=llama31_405b_fp8"
+        )
+    found += [_climbed(words, arguments) for words in others]
+    refuse_out(arguments.out)
+    if arguments.dry_run:
+        for one in found:
+            print("\n".join(ladder.plan(one, foresight.level_seconds(one))))
+        return summary.EXIT_OK
+    if ladder.is_virtual(found[0]):
+        trees = [foresight.progressive(one, _say) for one in found]
+        return _print_levels(trees, arguments)
+    from loadgen import verbs
+
+    return _answer(arguments, lambda site, show: verbs.progressive(found[0], site, show))
+
+
+def _climbed(words: Sequence[str], arguments: argparse.Namespace) -> Experiment:
+    """One model's experiment, with the workload of its levels, of which even the longest fits."""
+    experiment = ladder.ready(feasible.experiment(arguments.verb, words, arguments.config))
+    ladder.is_virtual(experiment)
+    feasible.refuse_misfit(ladder.longest(experiment))
+    return experiment
+
+
+def _print_levels(trees: Sequence[Tree], arguments: argparse.Namespace) -> int:
+    """Show the tables of several models and return the highest exit code."""
+    code = max(int(tree["exit_code"]) for tree in trees)
+    whole = {"event": "result", "exit_code": code, "models": list(trees)}
+    ladder.write(arguments.out, whole)
+    print(json.dumps(finite(whole), default=str) if arguments.json else "\n\n".join(map(summary.text, trees)))
+    return code
+
+
 def resume(arguments: argparse.Namespace) -> int:
     """Recover what a killed run or study left, and go on with it."""
     path = resumed(arguments)
@@ -187,6 +231,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "probe": probe,
     "predict": predict,
     "compare": compare,
+    "progressive": progressive,
     "recipe": record,
     "resume": resume,
     "verify": verify,

@@ -3,6 +3,7 @@
 Knows due times, phases and streams; knows nothing of who sends them.
 """
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -13,11 +14,15 @@ from numpy.typing import NDArray
 
 from conf.schema import Workload
 from loadgen import trace
-from loadgen.lengths import Ints, draw_lengths, longest_tokens, shared_with_all, turns
+from loadgen.conversations import Talks
+from loadgen.lengths import Ints, draw_images, draw_lengths, longest_tokens, shared_with_all, turns
 from loadgen.processes import Floats, Profile, renewal_ns, scaled_ns
+from loadgen.sessions import Rows
 
 PHASES = ("warmup", "ramp", "transition", "window", "bridge", "retracted")
 NS = 1_000_000_000
+PIECE_SEEDS = 1_000_003
+"""The pieces of a segment have seeds so far apart, beyond those of other runs and repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,14 @@ class ArrivalSchedule:
     are in flight, `due_ns` is only the start, and each request is due when one before it ends. `stream`
     is the node that a request is for; None where all nodes share one. `session` is the chat user, from 0,
     and `turn` how many requests of the same segment that one has sent before; None without sessions.
+
+    Of conversations, and None without them: `turn` counts from the session's own beginning. Prompts of one
+    `character` are the same up to `character_tokens`, those of one session for `persona_tokens` more; from
+    there on those with the same `history_cut`, the first token of the history that is kept, as far as the
+    shorter one goes. `after` is the seq under which the turn before was planned last, or -1; that one may
+    have been retracted since.
+
+    Of `input_tokens`, `image_tokens` are those of images; None without them.
     """
 
     dwell: int
@@ -43,20 +56,37 @@ class ArrivalSchedule:
     stream: Ints | None = None
     session: Ints | None = None
     turn: Ints | None = None
+    character: Ints | None = None
+    character_tokens: Ints | None = None
+    persona_tokens: Ints | None = None
+    history_cut: Ints | None = None
+    after: Ints | None = None
+    image_tokens: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.seq)
 
     def shard(self, i: int, n: int) -> "ArrivalSchedule":
-        """The requests of actor `i` of `n`: those with seq mod n = i, whatever n the union is the same.
+        """The requests of actor `i` of `n` (`owner`); whatever n, the union is the same.
 
         A closed loop is shared as evenly. Raises ValueError where an actor would have no part in it:
         its requests would be an open loop, all due at once.
         """
         if 0 < self.concurrency < n:
             raise ValueError(f"{n} load actors cannot share a concurrency of {self.concurrency}")
-        mine = self.seq % n == i
+        mine = self.owner(n) == i
         return replace(self.where(mine), concurrency=int(mine[: self.concurrency].sum()))
+
+    def owner(self, n: int) -> Ints:
+        """Which of `n` actors sends each request: seq mod n.
+
+        Of conversations it is a hash of the session, the same in every process: who sends a turn sees it end.
+        """
+        if self.session is None or self.character is None:
+            return self.seq % n
+        numbers, places = np.unique(self.session, return_inverse=True)
+        hashes = [zlib.crc32(number.to_bytes(8, "little")) % n for number in numbers.tolist()]
+        return np.array(hashes, dtype=np.int64)[places]
 
     def where(self, mask: NDArray[np.bool_] | slice) -> "ArrivalSchedule":
         """The requests selected by a boolean mask or a slice."""
@@ -71,7 +101,9 @@ class ArrivalSchedule:
             k: np.concatenate(v) for k, v in columns.items() if isinstance(v[0], np.ndarray)
         }
         joined = replace(self, **arrays)
-        return joined if joined.session is None else replace(joined, turn=turns(joined.session))
+        if joined.session is None or joined.character is not None:
+            return joined
+        return replace(joined, turn=turns(joined.session))
 
 
 class Traffic:
@@ -79,22 +111,29 @@ class Traffic:
 
     The same seed and dwell give the same unit-rate arrivals and lengths at every rate, whatever ran
     before. Raises ConfigError for a trace that cannot be used.
+
+    Conversations are a population of users that lives through all segments: what a stretch of time has of it
+    depends on the seed, the rate and the time alone, on neither the dwell nor the piece.
     """
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self.trace = trace.of(workload)
+        self._talks = Talks(workload.conversations) if workload.conversations else None
 
     @property
     def longest_request_tokens(self) -> int:
         """Prompt and answer of the longest request to expect; in a trace it is one of its lines."""
         columns = self._workload.input_tokens, self._workload.output_tokens
+        if talks := self._workload.conversations:
+            return talks.max_prompt_tokens + longest_tokens(talks.answer_tokens)
+        images = self._workload.images.most * self._workload.images.tokens
         if self.trace is None:
-            return sum(longest_tokens(lengths) for lengths in columns)
+            return images + sum(longest_tokens(lengths) for lengths in columns)
         recorded = self.trace.input_tokens, self.trace.output_tokens
         if {lengths.kind for lengths in columns} == {"empirical"}:
-            return int((recorded[0] + recorded[1]).max())
-        return sum(map(longest_tokens, columns, recorded))
+            return images + int((recorded[0] + recorded[1]).max())
+        return images + sum(map(longest_tokens, columns, recorded))
 
     def draw(
         self,
@@ -105,13 +144,18 @@ class Traffic:
         first_seq: int,
         seed: int,
         streams: int = 0,
+        piece: int = 0,
     ) -> ArrivalSchedule:
         """One segment of the run: arrivals at `rate_qps` over adjoining phases `{name: (start, end)}`.
 
         A profile counts from the start of the phase `window`. A trace gives its own arrivals (`scaled_ns`),
         each with the lengths of its line where they are empirical. `streams` above 0 are so many independent
-        processes of equal parts of the rate, one for each node.
+        processes of equal parts of the rate, one for each node. A segment may be drawn in several pieces.
         """
+        if self._talks:
+            assert not isinstance(rate_qps, Profile) and not streams, "refused by the experiment"
+            return self._talking(rate_qps, bounds_ns, dwell, first_seq, seed)
+        seed += PIECE_SEEDS * piece
         one = partial(self._segment, rate_qps, bounds_ns, dwell=dwell, first_seq=first_seq, seed=seed)
         return _interleaved([one(s, streams) for s in range(streams)], first_seq) if streams else one()
 
@@ -135,10 +179,29 @@ class Traffic:
         else:
             due, lines = self._arrive(rate_qps / of, start_ns, end_ns, rng)
         due_ns = np.maximum.accumulate(due.astype(np.int64).clip(start_ns, end_ns - 1))
-        phase = np.zeros(len(due_ns), dtype=np.int64)
-        for name, (start, end) in bounds_ns.items():
-            phase[(due_ns >= start) & (due_ns < end)] = PHASES.index(name)
-        return self._schedule(dwell, first_seq, due_ns, phase, seed, lines, stream)
+        return self._schedule(dwell, first_seq, due_ns, _phases(due_ns, bounds_ns), seed, lines, stream)
+
+    def _talking(
+        self, rate_qps: float, bounds_ns: dict[str, tuple[int, int]], dwell: int, first_seq: int, seed: int
+    ) -> ArrivalSchedule:
+        """What the users of a population say in a stretch of time."""
+        assert self._talks is not None
+        start_ns = min(start for start, _ in bounds_ns.values())
+        end_ns = max(end for _, end in bounds_ns.values())
+        rows = self._talks.population(seed).turns(rate_qps, start_ns / NS, end_ns / NS)
+        due_ns = (rows["due_s"] * NS).astype(np.int64).clip(start_ns, end_ns - 1)
+        return self._said(rows, due_ns, _phases(due_ns, bounds_ns), dwell, first_seq)
+
+    def _said(self, rows: Rows, due_ns: Ints, phase: Ints, dwell: int, first_seq: int) -> ArrivalSchedule:
+        """Turns of a population as a schedule."""
+        assert self._talks is not None
+        seq = np.arange(first_seq, first_seq + len(rows), dtype=np.int64)
+        names = ("input_tokens", "output_tokens", "session", "turn", "character", "character_tokens")
+        columns = {name: rows[name].astype(np.int64) for name in (*names, "persona_tokens", "history_cut")}
+        shared = np.full(len(rows), self._talks.spec.system_tokens, dtype=np.int64)
+        after = self._talks.after(columns["session"], columns["turn"], seq)
+        own: dict[str, Any] = {**columns, "shared_tokens": shared, "after": after}
+        return ArrivalSchedule(dwell=dwell, seq=seq, due_ns=due_ns, phase=phase, **own)
 
     def replay(
         self, start_ns: int, duration_ns: int | None, *, dwell: int, first_seq: int, seed: int
@@ -158,8 +221,14 @@ class Traffic:
     def evenly(
         self, count: int, start_ns: int, gap_ns: int, *, first_seq: int, seed: int, streams: int = 0
     ) -> ArrivalSchedule:
-        """The untimed warm-up: `count` requests of the usual lengths, `gap_ns` apart, to streams in turn."""
+        """The untimed warm-up: `count` requests of the usual lengths, `gap_ns` apart, to streams in turn.
+
+        Of conversations, what so many users said last before the beginning.
+        """
         order = np.arange(count, dtype=np.int64)
+        if self._talks:
+            rows, due_ns = self._talks.population(seed).before(count), start_ns + gap_ns * order
+            return self._said(rows, due_ns, np.zeros_like(order), -1, first_seq)
         schedule = self._schedule(-1, first_seq, start_ns + gap_ns * order, np.zeros_like(order), seed)
         return replace(schedule, stream=order % streams) if streams else schedule
 
@@ -215,6 +284,9 @@ class Traffic:
             lines = draws[0].integers(len(self.trace), size=count) if lines is None else lines
             inputs, outputs = self.trace.input_tokens[lines], self.trace.output_tokens[lines]
         input_tokens = draw_lengths(self._workload.input_tokens, count, draws[0], inputs)
+        image_tokens = draw_images(self._workload.images, count, _generator(seed, dwell, 9, stream))
+        if image_tokens is not None:
+            input_tokens = input_tokens + image_tokens
         session = self._sessions(count, _generator(seed, dwell, 3, stream))
         return ArrivalSchedule(
             dwell=dwell,
@@ -227,12 +299,21 @@ class Traffic:
             stream=None if stream < 0 else np.full(count, stream, dtype=np.int64),
             session=session,
             turn=None if session is None else turns(session),
+            image_tokens=image_tokens,
         )
 
     def _sessions(self, count: int, rng: np.random.Generator) -> Ints | None:
         """The session of each request: the same users in every segment, whoever is drawn in this one."""
         users = self._workload.sessions
         return rng.integers(users, size=count) if users else None
+
+
+def _phases(due_ns: Ints, bounds_ns: dict[str, tuple[int, int]]) -> Ints:
+    """The phase that each due time falls into."""
+    phase = np.zeros(len(due_ns), dtype=np.int64)
+    for name, (start, end) in bounds_ns.items():
+        phase[(due_ns >= start) & (due_ns < end)] = PHASES.index(name)
+    return phase
 
 
 def _generator(seed: int, dwell: int, column: int, stream: int) -> np.random.Generator:
@@ -242,7 +323,9 @@ def _generator(seed: int, dwell: int, column: int, stream: int) -> np.random.Gen
 
 def _interleaved(streams: Sequence[ArrivalSchedule], first_seq: int) -> ArrivalSchedule:
     """Streams as one schedule in order of due time."""
-    columns = ("due_ns", "phase", "input_tokens", "output_tokens", "shared_tokens", "stream")
+    columns = ["due_ns", "phase", "input_tokens", "output_tokens", "shared_tokens", "stream"]
+    if streams[0].image_tokens is not None:
+        columns.append("image_tokens")
     joined = {name: np.concatenate([getattr(stream, name) for stream in streams]) for name in columns}
     order = np.argsort(joined["due_ns"], kind="stable")
     arrays: dict[str, Any] = {name: column[order] for name, column in joined.items()}

@@ -24,6 +24,7 @@ IDLE_LIMIT_NS = 3_000_000_000
 """A kept connection older than this is not reused: uvicorn closes idle ones after 5 s."""
 SWEEP_S = 1.0
 """How often, at least, the time of running requests is looked at."""
+TIMEOUT_S = 120.0
 MASK_64 = 2**64 - 1
 SHORTAGES = {
     errno.EMFILE: "no_file",
@@ -178,7 +179,7 @@ class Client:
         ended: Callable[[Exchange], None],
         *,
         path: str = "/v1/completions",
-        timeout_s: float = 120.0,
+        timeout_s: float = TIMEOUT_S,
         api_key: str | None = None,
         time_scale: float = 1.0,
         sticky: bool = False,

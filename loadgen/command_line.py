@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf import ConfigError, Experiment, load
+from conf.images import tokens_of
 from conf.load import groups
 from conf.matrix import PREFIX
 from conf.one_line import OneLineParser
-from loadgen import trace
+from conf.progressive import Progressive
+from loadgen import marginal, trace
 from loadgen.endpoint import api_key
 
 PROBE_KEYS = ("rate_qps", "profile_qps", "concurrency", "requests", "duration_s")
@@ -46,7 +48,12 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
     top.add_argument(
         "--sensitivity", action="store_true", help="predict: what each constant does to the answer"
     )
-    top.add_argument("--out", type=Path, metavar="FILE", help="predict: write the answers as Parquet")
+    top.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="predict, progressive: write the answers as Parquet (progressive: or .json)",
+    )
     top.add_argument("--json", action="store_true", help="JSON lines on stdout, the result last")
     return top
 
@@ -54,11 +61,13 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
 def refuse_idle_flags(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for a flag that would do nothing."""
     if arguments.require and arguments.verb != "probe":
-        finds = "goes on with what was asked" if arguments.verb == "resume" else "finds the rate itself"
+        own = {"resume": "goes on with what was asked", "progressive": "has levels of its own"}
+        finds = own.get(arguments.verb, "finds the rate itself")
         raise ConfigError(f"--require belongs to probe; {arguments.verb} {finds}")
     for flag in ("sensitivity", "out"):
-        if getattr(arguments, flag) and (arguments.verb != "predict" or arguments.dry_run):
-            raise ConfigError(f"--{flag} belongs to an answer of predict; leave it out")
+        answering = ("predict", "progressive") if flag == "out" else ("predict",)
+        if getattr(arguments, flag) and (arguments.verb not in answering or arguments.dry_run):
+            raise ConfigError(f"--{flag} belongs to an answer of {' or '.join(answering)}; leave it out")
     gridded = any(word.startswith(PREFIX) for word in arguments.words)
     if gridded and arguments.verb not in ("predict", "sweep"):
         raise ConfigError(
@@ -94,7 +103,8 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
     if verb == "predict" and not any(word.startswith("cluster.session=") for word in words):
         words.append("cluster.session=fake")  # nothing is started, so that any number of nodes will do
     experiment = load(words, config)
-    experiment = replace(experiment, workload=trace.resolve(experiment.workload))
+    workload = marginal.resolve(trace.resolve(experiment.workload))
+    experiment = sized(replace(experiment, workload=workload))
     _refuse_idle_words(experiment, verb)
     kind = experiment.engine.kind
     if kind == "external" and verb != "predict":
@@ -104,21 +114,33 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
     return experiment
 
 
+def sized(experiment: Experiment) -> Experiment:
+    """The experiment with the tokens that its model makes of an image, where it sends images."""
+    images, workload = experiment.workload.images, experiment.workload
+    if not images.most:
+        return experiment
+    tokens = tokens_of(images.width_px, images.height_px, experiment.model.image_token_px)
+    return replace(experiment, workload=replace(workload, images=replace(images, tokens=tokens)))
+
+
 def _refuse_idle_words(experiment: Experiment, verb: str) -> None:
     """Refuse what the verb does not honour, and a probe of nothing."""
     honoured = {"predict": ("rate_qps",), "recipe": ("rate_qps", "duration_s")}.get(verb, ())
     given = [key for key in PROBE_KEYS if getattr(experiment, key) and key not in honoured]
     if verb != "probe" and given:
-        raise ConfigError(f"{given[0]} belongs to probe; {verb} finds the rate itself")
+        own = "has levels of its own" if verb == "progressive" else "finds the rate itself"
+        raise ConfigError(f"{given[0]} belongs to probe; {verb} {own}")
     if verb in ("probe", "recipe") and experiment.search.expected_qps:
         raise ConfigError(
             "search.expected_qps belongs to a search; probe offers the load it is told: "
             "leave it out, or add search.expected_qps=null where a file has it"
         )
+    if verb != "progressive" and experiment.progressive != Progressive():
+        raise ConfigError(f"progressive.* belongs to the verb progressive, not to {verb}; leave it out")
     if verb == "predict" and experiment.time_scale != 1:
         raise ConfigError("predict has no real clock; leave engine.time_scale out (or set it to 1)")
     parts = experiment.search.parts
-    if parts > 1 and verb in ("predict", "probe", "recipe"):
+    if parts > 1 and verb in ("predict", "probe", "recipe", "progressive"):
         raise ConfigError(
             f"{verb} is one run, not the {parts} of search.deployments and search.repeats; "
             "add search.deployments=1 search.repeats=1"

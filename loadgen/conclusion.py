@@ -128,6 +128,14 @@ def of_probe(experiment: Experiment, driver: Driver) -> Tree:
     return _end(tree, summary.EXIT_OK, "", valid=True)
 
 
+def of_levels(experiment: Experiment, driver: Driver) -> Tree:
+    """What stands below several closed loops: the windows, their checks, and how much was seen."""
+    tree = _base(experiment, driver, fitted=False)
+    tree["checks"] = summary.worst_checks(list(driver.verdicts.values()))
+    tree["evidence"] = f"{len(driver.outcomes)} closed loops in {driver.elapsed_s():.0f} s"
+    return tree
+
+
 def of_required(experiment: Experiment, driver: Driver, required: Required) -> Tree:
     """The conclusion on a required rate: passed, failed, or neither shown."""
     assert experiment.rate_qps

@@ -18,6 +18,7 @@ from analysis.capacity import Capacity, posterior
 from analysis.dwell import Dwell, Window, count, count_streams, in_window, waiting
 from analysis.nodes import NodeEffects, node_effects
 from analysis.validity import Verdict, judge_closed, judge_dwell
+from loadgen import fill
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.ledger import Ledger
 from loadgen.liveness import DEAD_LEAST, death, heard_ns, silent
@@ -49,6 +50,8 @@ WARMUP_LIMIT_S = 600.0
 POLL_NS = NS // 2
 RUN_OUT = 1.5
 """Median lives of an answer for which the load goes on after the last window (our choice)."""
+RUN_OUT_PIECE = 1000
+"""Which piece of the next segment that load is: far beyond those that fill caches."""
 
 
 class TargetLost(RuntimeError):
@@ -79,6 +82,7 @@ class Driver:
     next_seq: int = 0
     free_ns: int = 0
     counted_ns: int = 0
+    filled_qps: float = 0.0
     recoveries: list[dict[str, Any]] = field(default_factory=list)
     _elapsed_before_ns: int = 0
     _began_ns: int = 0
@@ -178,6 +182,8 @@ class Driver:
         if 0 < len(self.outcomes) == self._begun:  # nothing was offered just before, however near its rate
             least_s = max(segment.transition_s, self.plan.search.transition_s)
             segment = dataclasses.replace(segment, transition_s=least_s)
+        if segment.kind != "ramp" and self.plan.workload.wants_hits:
+            fill.caches(self, segment)
         window = self._window(segment)
         self._open = segment, window
         self.announce(segment, window)
@@ -188,8 +194,16 @@ class Driver:
             self.target.retract()
             window = dataclasses.replace(window, window_end_ns=now_ns, aborted=True)
             self.emit("abort", index=segment.index, text=f"dwell {segment.index} ended early: {reason}")
-        self.free_ns = now_ns if reason else window.planned_end_ns + self._bridge_ns
+        self.free_ns = now_ns if reason else window.planned_end_ns + self.bridge_ns
         self.close(segment, window, now_ns)
+
+    def has_lost_actor(self) -> bool:
+        """True if a load actor was lost and has not been replaced."""
+        return len(self._lost) > self._healed
+
+    def uncharge(self, since_ns: int) -> None:
+        """Take the time from an instant to the next free one out of the budget."""
+        self._elapsed_before_ns -= self.free_ns - since_ns
 
     def _window(self, segment: Segment) -> Window:
         start_ns = self.next_start_ns()
@@ -201,7 +215,7 @@ class Driver:
         )
 
     @property
-    def _bridge_ns(self) -> int:
+    def bridge_ns(self) -> int:
         """Deciding takes real time."""
         return int(BRIDGE_NS * self.plan.time_scale)
 
@@ -212,7 +226,7 @@ class Driver:
         bounds = {
             "transition": (begin_ns, window.window_start_ns),
             inner: (window.window_start_ns, window.planned_end_ns),
-            "bridge": (window.planned_end_ns, window.planned_end_ns + self._bridge_ns),
+            "bridge": (window.planned_end_ns, window.planned_end_ns + self.bridge_ns),
         }
         draw = partial(self.traffic.draw, rate_qps, streams=self.plan.streams)
         seq, seed = self.next_seq, self.plan.seed
@@ -239,7 +253,7 @@ class Driver:
         at_ns = window.window_start_ns + int(ABORT_FROM_S * NS)
         while at_ns < window.planned_end_ns:
             self.take(self.target.run(None, at_ns))
-            if len(self._lost) > self._healed:
+            if self.has_lost_actor():
                 return f"lost {', '.join(map(str, self._lost[self._healed :]))}"
             self.refuse_dead(window.index)
             waits = waiting(self._answerable(window.index), at_ns)
@@ -297,6 +311,7 @@ class Driver:
         self._elapsed_before_ns -= self.target.now_ns() - lost_ns
         self.free_ns = self._whole_ns = self.target.now_ns()
         self._begun = len(self.outcomes)
+        self.filled_qps = 0.0  # its caches are empty again
         self.plan = dataclasses.replace(self.plan, replicas=replicas)
 
     def _await_answers(self) -> None:
@@ -355,8 +370,9 @@ class Driver:
             {"bridge": (start_ns, end_ns)},
             dwell=last.index + 1,
             first_seq=self.next_seq,
-            seed=self.plan.seed + 1,  # a session that goes on would draw the same again
+            seed=self.plan.seed,
             streams=self.plan.streams,
+            piece=RUN_OUT_PIECE,  # a session that goes on draws the segment itself
         )
         self.offer(drawn, end_ns)
 

@@ -5,7 +5,9 @@ from pathlib import Path
 from conf import ConfigError, Experiment
 from conf.load import dump
 from conf.schema import Search
+from loadgen import anatomy
 from loadgen.driver import WARMUP_QPS
+from loadgen.fill import LONGEST_S, PIECE_S
 
 
 def swept_s(search: Search) -> float:
@@ -39,8 +41,10 @@ def text(
     """
     if experiment.run and (Path(experiment.out) / experiment.run).exists():
         raise ConfigError(f"run folder {experiment.out}/{experiment.run} exists; choose another run=NAME")
+    talks = experiment.workload.conversations
     lines = [
         dump(experiment).rstrip(),
+        *(anatomy.lines(talks) if talks else []),
         f"# {experiment.replicas} replica(s) on {experiment.cluster.nodes} node(s)",
     ]
     if load_s == 0:
@@ -76,6 +80,22 @@ def _load(
     varies = experiment.profile_qps or experiment.workload.arrivals.kind == "trace"
     if rate_qps and not varies:
         planned = rate_qps * experiment.cluster.nodes * load_s
-        if_so = "" if experiment.rate_qps else f", if a node serves about {rate_qps:.1f} QPS"
+        without = " without hits of its sessions" if experiment.workload.has_sessions else ""
+        if_so = "" if experiment.rate_qps else f", if a node serves about {rate_qps:.1f} QPS{without}"
         lines.append(f"# some {planned:.0f} requests{if_so}")
-    return lines
+    return [*lines, *_filling(experiment)]
+
+
+def _filling(experiment: Experiment) -> list[str]:
+    """What the load that fills caches adds to a plan, which nobody knows beforehand."""
+    if not experiment.workload.wants_hits:
+        return []
+    when, climb = "before the first window", ""
+    if experiment.workload.has_sessions:
+        climb = f"{PIECE_S:.0f} s at each rate on the way there and "
+    if experiment.workload.conversations:
+        when = "before each window above all rates so far"
+    return [
+        f"# filling caches comes on top, {when}: {climb}at most about {LONGEST_S:.0f} s at its rate; "
+        "no budget is spent on it"
+    ]

@@ -3,31 +3,41 @@
 Knows how an experiment becomes a simulated service; what a prediction is stands in `loadgen.prediction`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, cpu_count, get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from analysis import summary
+from analysis.progressive import Figures
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix
 from conf.schema import Hardware, Layout, Model, SimulatedEngine
-from loadgen import feasible, grid, prediction
-from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.forecast import Simulated, quiet
+from loadgen import feasible, grid, prediction, virtual_target
+from loadgen import progressive as ladder
+from loadgen.arrivals import NS, PHASES, ArrivalSchedule
+from loadgen.bench import Simulated
+from loadgen.client import chosen
+from loadgen.forecast import quiet
 from loadgen.progress import Emit
 from loadgen.search import Start
+from loadgen.sharing import alike, scattered
 from loadgen.uncertainty import DRAWS, Spread
 from serve_apps.engine_model import fast, whole
+from serve_apps.engine_model.balance import POLICIES, Balance
 from serve_apps.engine_model.guess import guess_qps as roofline_qps
-from serve_apps.engine_model.virtual import POLICIES
+from serve_apps.engine_model.prefixes import Prefixes
 
+CHUNKS = 4
+"""Parts of its work that a process gets one after the other: so the last one does not wait for long."""
 HOUR_S = 3600.0
 """Virtual time of the prediction that only places a dwell."""
 CPU_GUESS_QPS = 60.0
@@ -49,11 +59,6 @@ def foreseeable(words: Sequence[str], config: Path | None, sensitivity: bool = F
             "predict knows no refusals: leave engine.max_num_queued_reqs and engine.max_num_queued_tokens "
             "out, or measure with sweep or probe"
         )
-    if experiment.workload.sessions:
-        raise ConfigError(
-            f"predict knows no sessions yet but workload.sessions={experiment.workload.sessions}; leave it "
-            "and workload.session_hit out, or measure with sweep or probe"
-        )
     if rate_qps and rate_qps > highest_qps:
         raise ConfigError(
             f"rate_qps={rate_qps:g} is above search.highest_qps={highest_qps:g}; raise that too"
@@ -69,18 +74,24 @@ def answered(
 ) -> Tree:
     """The tree of a prediction: of the one experiment, or of every cell of a grid (`grid.experiments`)."""
     act = partial(predict, sensitivity=sensitivity, say=say)
-    with _processes() as spread:
+    with processes() as spread:
         if cells.axes:
             return grid.predicted(cells, found, act, spread, say)
         return act(next(one for one in found if isinstance(one, Experiment)), spread=spread)
 
 
 @contextmanager
-def _processes() -> Iterator[Spread]:
+def processes() -> Iterator[Spread]:
     """The map of one process per core; forked, so that each begins with what is imported and compiled."""
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+
+        def spread(function: Callable[[Any], Any], values: Iterable[Any]) -> Iterable[Any]:
+            # A function is sent once for every chunk, and may hold hours of conversations.
+            every = list(values)
+            return pool.map(function, every, chunksize=max(1, len(every) // (CHUNKS * (cpu_count() or 1))))
+
         try:
-            yield pool.map
+            yield spread
         except BaseException:  # who interrupts a prediction does not wait for its workers
             for worker in active_children():
                 worker.kill()
@@ -97,9 +108,6 @@ def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree | 
         emit("prediction", text=f"{expected:g} QPS per node is expected (search.expected_qps): {PLACES}")
         return Start(start.roofline_qps, expected), None
     if not simulated:
-        return start, None
-    if experiment.workload.sessions:
-        emit("prediction", text="no prediction of sessions yet, the search begins with a ramp")
         return start, None
     try:
         tree = predict(replace(experiment, search=replace(experiment.search, budget_s=HOUR_S)), draws=0)
@@ -127,8 +135,6 @@ def predict(
         tree = prediction.at_rate(experiment, model, spread, draws)
     else:
         tree = prediction.predict(experiment, model, spread, draws, sensitivity)
-    if (policy := _balancer(experiment)) != (wanted := experiment.routing.policy) and not experiment.streams:
-        tree["evidence"] = f"{policy} stands for {wanted}, which the virtual service does not have"
     return tree
 
 
@@ -136,39 +142,115 @@ def closed_s(experiment: Experiment) -> float | None:
     """Seconds of a closed loop by the engine model, each replica with its share; None of another engine."""
     if not isinstance(experiment.engine, SimulatedEngine):
         return None
-    machine = fast.Machine.of(*_parts(experiment))
+    machine = fast.Machine.of(*parts(experiment))
     replicas = min(experiment.layout.replicas_per_node, experiment.concurrency or 1)
     held, count = (-(-each // replicas) for each in (experiment.concurrency or 1, experiment.closed_requests))
     workload = experiment.workload
-    prompt, output = workload.input_tokens.mean, workload.output_tokens.mean
+    prompt, output = round(workload.prompt_tokens), workload.output_tokens.mean
     lengths = prompt, output, round(workload.prefix_hit * prompt)
     times = fast.serve_closed(machine, held, [np.full(count, each) for each in lengths])
     return float(times.last_token_s.max())
 
 
+def progressive(experiment: Experiment, say: Callable[[str], None] = quiet) -> Tree:
+    """The MI325X paper's benchmark on the virtual clock, each run with a seed of its own.
+
+    Raises ConfigError for an engine that the fast model does not play.
+    """
+    runs = []
+    for number in range(experiment.progressive.runs):
+        say(f"{experiment.model.name}: run {number + 1} of {experiment.progressive.runs}")
+        one = replace(experiment, seed=ladder.drawn_seed(experiment.seed, number))
+        try:
+            runs.append(_climbed(one, quiet if number else say))
+        except fast.Unfit as why:
+            raise ConfigError(
+                f"progressive on the virtual clock does not play this engine ({why}); use "
+                "progressive.clock=wall"
+            ) from why
+    return ladder.tree(experiment, runs, "virtual")
+
+
+def level_seconds(experiment: Experiment) -> list[float] | None:
+    """What the engine model expects each level to last; None of another engine, or of several replicas.
+
+    Also of one that the fast model does not play.
+    """
+    if experiment.engine.kind != "simulated" or experiment.replicas != 1:
+        return None
+    try:
+        return [level.seconds for level in _climbed(experiment)]
+    except fast.Unfit:
+        return None
+
+
+def _climbed(experiment: Experiment, say: Callable[[str], None] = quiet) -> list[Figures]:
+    return ladder.climb(ladder.levels(experiment), partial(played, experiment), say)
+
+
+def played(experiment: Experiment, number: int, level: ladder.Level) -> pa.Table:
+    """A level of a closed loop on one engine that has seen nothing yet: the rows of all its requests."""
+    schedule = level.schedule(number, 0, 0)
+    asked = schedule.input_tokens, schedule.output_tokens, schedule.shared_tokens
+    seed = ladder.drawn_seed(experiment.seed, number)
+    seen = fast.serve_closed(fast.Machine.of(*parts(experiment)), schedule.concurrency, asked, seed)
+    times = seen.sent_s, seen.first_token_s, seen.last_token_s
+    return virtual_target.ended(schedule, *times, seen.cached_tokens)
+
+
 def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed: int) -> Simulated:
-    """All requests through so many nodes of the engine model."""
+    """All requests through so many nodes of the engine model.
+
+    Fewer nodes than the cluster has stand for all of them: see `sharing.scattered`.
+    """
     engines = nodes * experiment.layout.replicas_per_node
     asked = arrivals.input_tokens, arrivals.output_tokens, arrivals.shared_tokens
-    sent_s, policy = arrivals.due_ns / NS, _balancer(experiment)
-    seen = whole.serve(*_parts(experiment), sent_s, asked, seed, engines, policy)
-    return Simulated(seen.first_token_s, seen.last_token_s, seen.cached_tokens, seen.work._asdict())
+    sent_s, by, part = arrivals.due_ns / NS, balance(experiment), None
+    prefixes, served_s = (
+        alike(arrivals, experiment.workload),
+        sent_s[arrivals.phase != PHASES.index("warmup")],
+    )
+    if prefixes is not None and not by.by_session and nodes < experiment.cluster.nodes:
+        prefixes, part = scattered(prefixes, experiment.cluster.nodes / nodes, seed)
+    shared = None if prefixes is None else Prefixes(*prefixes)
+    from_s = float(served_s.min()) if len(served_s) else 0.0
+    seen = whole.serve(*parts(experiment), sent_s, asked, seed, engines, by, shared, from_s)
+    replica = seen.replica if part is None else seen.replica + part * engines
+    work = seen.work._asdict()
+    return Simulated(seen.first_token_s, seen.last_token_s, seen.cached_tokens, work, replica)
 
 
-def _balancer(experiment: Experiment) -> str:
-    """The virtual service has no power of two choices; fewest connections is its limit of full knowledge."""
-    return experiment.routing.policy if experiment.routing.policy in POLICIES else "leastconn"
+def balance(experiment: Experiment) -> Balance:
+    """The policy of the routing; of a node alone, as `per_node` has it, the fewest open requests."""
+    routing = experiment.routing
+    policy = routing.policy if routing.policy in POLICIES else "leastconn"
+    return Balance(policy, routing.vnodes, routing.load_factor, chosen)
 
 
-def _parts(experiment: Experiment) -> tuple[SimulatedEngine, Model, Hardware, Layout]:
+def parts(experiment: Experiment) -> tuple[SimulatedEngine, Model, Hardware, Layout]:
+    """What an engine of the experiment is made of."""
     assert isinstance(experiment.engine, SimulatedEngine)
-    return experiment.engine, experiment.model, experiment.hardware, experiment.layout
+    return experiment.engine, _seeing(experiment), experiment.hardware, experiment.layout
+
+
+def _seeing(experiment: Experiment) -> Model:
+    """The model with the mean time of a request's images in its front end; images sent again are in a cache.
+
+    Of a fixed number of images that is exact; of a range, every request takes the mean.
+    """
+    model, images = experiment.model, experiment.workload.images
+    if not (images.most and images.unique):
+        return model
+    times = model.step_time
+    image_ms = images.mean_tokens * times.image_token_us.value * 1e-3
+    front_end = replace(times.front_end_ms, value=times.front_end_ms.value + image_ms, low=None, high=None)
+    return replace(model, step_time=replace(times, front_end_ms=front_end))
 
 
 def _machine(experiment: Experiment) -> prediction.Machine:
-    parts = _parts(experiment)
+    known = parts(experiment)
     replicas = experiment.layout.replicas_per_node
-    return prediction.Machine(replicas, *whole.peaks(*parts), partial(whole.shares, *parts[1:]))
+    return prediction.Machine(replicas, *whole.peaks(*known), partial(whole.shares, *known[1:]))
 
 
 def guess_qps(experiment: Experiment) -> float | None:

@@ -5,13 +5,14 @@ Knows how each becomes a segment and its arrivals; the driver loads and judges t
 
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 
 from analysis import metrics, records
 from analysis.dwell import Window
 from conf import Experiment
 from loadgen import trace
-from loadgen.arrivals import NS
+from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.driver import POLL_NS, Driver
 from loadgen.processes import Profile
 from loadgen.search import Segment
@@ -91,18 +92,31 @@ def closed(driver: Driver, concurrency: int, requests: int) -> None:
     """
     driver.warm_up()
     start_ns, seed, first_seq = driver.next_start_ns(), driver.plan.seed, driver.next_seq
-    why = f"closed loop, {concurrency} in flight"
     schedule = driver.traffic.closed(requests, concurrency, start_ns, dwell=0, first_seq=first_seq, seed=seed)
-    begun = replace(_whole(driver, start_ns, start_ns + 1, 0), concurrency=concurrency)
+    loop(driver, schedule, start_ns, f"closed loop, {concurrency} in flight")
+
+
+def loop(
+    driver: Driver, schedule: ArrivalSchedule, start_ns: int, why: str, *, to_the_end: bool = False
+) -> None:
+    """Play a closed loop as one segment. Its window is where its schedule says, up to the last send.
+
+    With `to_the_end` it is all of it, from the first send to the last answer.
+    """
+    number, concurrency = schedule.dwell, schedule.concurrency
+    begun = replace(_whole(driver, start_ns, start_ns + 1, 0, number), concurrency=concurrency)
     driver.announce(_segment(begun, why), begun)
     driver.offer(schedule, start_ns)
-    while _ended(rows := driver.ledger.rows(0)) < requests:
+    while _ended(rows := driver.ledger.rows(number)) < len(schedule):
         driver.take(driver.target.run(None, driver.target.now_ns() + POLL_NS))
-        driver.refuse_dead(0)
-    steady = rows.filter(pa.array(metrics.word_in(rows, "phase", "window")))
+        driver.refuse_dead(number)
+    steady = rows if to_the_end else rows.filter(pa.array(metrics.word_in(rows, "phase", "window")))
     due_ns = metrics.numbers(steady, "due_ns")
-    begin_ns, end_ns = (int(due_ns.min()), int(due_ns.max()) + 1) if len(due_ns) else (start_ns, start_ns + 1)
-    window = replace(_whole(driver, begin_ns, end_ns, len(due_ns)), concurrency=concurrency)
+    last_ns = due_ns + (np.nan_to_num(metrics.numbers(steady, "end_offset_ns")) if to_the_end else 0)
+    begin_ns, end_ns = (
+        (int(due_ns.min()), int(last_ns.max()) + 1) if len(due_ns) else (start_ns, start_ns + 1)
+    )
+    window = replace(_whole(driver, begin_ns, end_ns, len(due_ns), number), concurrency=concurrency)
     driver.close(_segment(window, why), window, driver.target.now_ns())
 
 
@@ -111,11 +125,11 @@ def _ended(rows: pa.Table) -> int:
     return int((~pending).sum())
 
 
-def _whole(driver: Driver, start_ns: int, end_ns: int, count: int) -> Window:
+def _whole(driver: Driver, start_ns: int, end_ns: int, count: int, number: int = 0) -> Window:
     """A segment that is all window; its rate is what came of it."""
     rate_qps = count / ((end_ns - start_ns) / NS)
-    return Window(0, "dwell", rate_qps, driver.plan.nodes, start_ns, start_ns, end_ns, end_ns)
+    return Window(number, "dwell", rate_qps, driver.plan.nodes, start_ns, start_ns, end_ns, end_ns)
 
 
 def _segment(window: Window, why: str) -> Segment:
-    return Segment(0, "dwell", window.rate_qps / window.nodes, 0.0, window.seconds, False, why)
+    return Segment(window.index, "dwell", window.rate_qps / window.nodes, 0.0, window.seconds, False, why)

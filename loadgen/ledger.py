@@ -28,8 +28,9 @@ class Ledger:
         self._lost = 0
 
     def plan(self, schedule: ArrivalSchedule) -> None:
-        """Remember what was planned for a segment."""
-        self._plans[schedule.dwell] = schedule
+        """Remember what was planned for a segment, also in several pieces."""
+        before = self._plans.get(schedule.dwell)
+        self._plans[schedule.dwell] = before.followed_by(schedule) if before else schedule
 
     def restore(self, rows: pa.Table) -> None:
         """Take the rows of an earlier session of this run, all of them ended."""
@@ -86,7 +87,7 @@ class Ledger:
     def _give_up(self, actor: LostActor) -> None:
         """What the actor owned and nobody has a record of is lost."""
         for segment, plan in self._plans.items():
-            owned = plan.where(plan.seq % actor.of == actor.index)
+            owned = plan.where(plan.owner(actor.of) == actor.index)
             known = self.rows(segment)["seq"].to_numpy()
             unknown = owned.where(~np.isin(owned.seq, known))
             if len(unknown):

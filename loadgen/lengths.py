@@ -9,6 +9,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.images import Images
 from conf.schema import Lengths
 from loadgen.prompts import UNIQUE_TOKENS
 
@@ -40,6 +41,15 @@ def draw_lengths(
             return recorded
         case "fixed":
             return np.full(count, lengths.mean, dtype=np.int64)
+        case "conversation":
+            raise ValueError("the lengths of conversations come from their population")
+
+
+def draw_images(images: Images, count: int, rng: np.random.Generator) -> Ints | None:
+    """Image tokens of each of `count` requests; None of a workload without images."""
+    if not images.most:
+        return None
+    return rng.integers(images.least, images.most, size=count, endpoint=True) * images.tokens
 
 
 def shared_with_all(input_tokens: Ints, prefix_hit: float) -> Ints:
@@ -77,6 +87,8 @@ def longest_tokens(lengths: Lengths, recorded: Ints | None = None) -> int:
             return int(recorded.max())
         case "fixed":
             return lengths.mean
+        case "conversation":
+            raise ValueError("the lengths of conversations come from their population")
 
 
 def _lowest(lengths: Lengths) -> int:

@@ -86,6 +86,8 @@ def same_service(a: Experiment, b: Experiment) -> bool:
 def unpaired(first: Experiment, other: Experiment) -> str:
     """Why a cell does not get the first one's requests; empty where it does."""
     apart = sides.unlike(first, other)
+    if apart == sides.CHATS:
+        return "conversations are not scaled in time, so that it has requests of its own"
     return f"{apart} differs, so that it has requests of its own" if apart else ""
 
 

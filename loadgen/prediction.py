@@ -13,20 +13,19 @@ from analysis.capacity import LIMITS
 from analysis.root import Limit
 from analysis.summary import Tree
 from conf.schema import Experiment, Search, SimulatedEngine
+from loadgen.bench import Bench, Effort, Point, Simulate
 from loadgen.forecast import (
     MANY_NODES,
     QUICK_S,
     SLOW_S,
     SLOWLY,
-    Bench,
-    Effort,
     Forecast,
-    Point,
-    Simulate,
     Solution,
     forecast,
     quiet,
+    simulated_nodes,
 )
+from loadgen.sharing import fill_s, reusable_share, sessions_alive
 from loadgen.uncertainty import (
     DRAWS,
     Spread,
@@ -86,10 +85,15 @@ def predict(
     `draws` 0 leaves the constants' uncertainty out, so that the interval is Monte Carlo noise alone.
     """
     guess = experiment.search.expected_qps or model.guess_qps(experiment) or UNGUESSED_QPS
-    found = forecast(experiment, model.simulate, guess, model.say)
+    machine = model.machine(experiment)
+    found = forecast(experiment, model.simulate, guess, model.say, machine.kv_tokens)
     tree = _base(experiment)
     point, side = found.answer.point, found.answer.crossing.side
-    tree["forecast"] = {**_figures(point, model.machine(experiment)), **_basis(found)}
+    tree["forecast"] = {
+        **_figures(point, machine),
+        **_sessions(experiment, point, machine),
+        **_basis(found),
+    }
     draws = min(draws, SLOW_DRAWS) if point.slow else draws
     if side:
         tree["forecast"] |= _held(found.bench, point.rate_qps, draws, spread)
@@ -150,17 +154,18 @@ def at_rate(experiment: Experiment, model: EngineModel, spread: Spread = map, dr
     Also in how many draws of the constants both bounds are kept.
     """
     assert experiment.rate_qps
-    nodes = 1 if experiment.streams else experiment.cluster.nodes
-    rough = Bench(experiment, model.simulate, Effort.of(QUICK_S, min(nodes, MANY_NODES)))
+    machine, whole = model.machine(experiment), experiment.workload.has_sessions
+    nodes, kv_tokens = simulated_nodes(experiment), machine.kv_tokens
+    rough = Bench(experiment, model.simulate, Effort.of(QUICK_S, min(nodes, MANY_NODES), whole), kv_tokens)
     slow = rough.at(experiment.rate_qps).slow
     if slow:
         model.say(SLOWLY)
     budget_s = min(experiment.search.budget_s, SLOW_S if slow else math.inf)
-    bench = Bench(experiment, model.simulate, Effort.of(budget_s, nodes))
+    bench = Bench(experiment, model.simulate, Effort.of(budget_s, nodes, whole), kv_tokens)
     point = bench.at(experiment.rate_qps)
     tree, draws = _base(experiment), min(draws, SLOW_DRAWS) if slow else draws
     kept = _held(rough, experiment.rate_qps, draws, spread)
-    tree["forecast"] = _figures(point, model.machine(experiment)) | kept
+    tree["forecast"] = _figures(point, machine) | _sessions(experiment, point, machine) | kept
     missed = [limit.upper() for limit in LIMITS if point.excess(limit) > 0]
     tree["probe"] = {
         "loop": "open",
@@ -204,6 +209,7 @@ def _figures(point: Point, machine: Machine) -> Tree:
         "steady": point.steady,
         **{f"{limit}_p90_ms": point.p90_ms(limit) for limit in LIMITS},
         "input_tokens_per_s_per_node": rate * point.input_tokens,
+        "image_tokens_per_s_per_node": rate * point.image_tokens,
         "output_tokens_per_s_per_node": rate * point.output_tokens,
         "cached_share_of_input": point.cached_tokens / point.input_tokens,
         "in_flight_per_node": rate * point.e2e_s if point.steady else None,
@@ -213,6 +219,28 @@ def _figures(point: Point, machine: Machine) -> Tree:
         "step_terms": machine.shares(point.work),
         "requests": len(point.ttft_ms),
         "simulated_node_s": point.load_s,
+    }
+
+
+def _sessions(experiment: Experiment, point: Point, machine: Machine) -> Tree:
+    """What routing made of sessions; nothing without them.
+
+    `reusable_share_of_input` is what a cache that forgets nothing would serve, if every turn met it.
+    """
+    spread, workload = point.spreading, experiment.workload
+    if spread is None:
+        return {}
+    nodes = experiment.cluster.nodes
+    alive = sessions_alive(workload, point.rate_qps, nodes) or 0.0
+    return {
+        "replicas_per_session": spread.replicas_per_session,
+        "max_over_mean_share": spread.max_over_mean_share,
+        "blocked_share": spread.blocked_share,
+        "reusable_share_of_input": reusable_share(workload),
+        "sessions_per_node": alive,
+        "sessions_over_kv": alive * workload.input_tokens.mean / machine.kv_tokens,
+        "simulated_nodes": spread.replicas // machine.replicas,
+        "fill_s": fill_s(workload, point.rate_qps, nodes, machine.kv_tokens),
     }
 
 

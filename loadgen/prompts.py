@@ -10,17 +10,22 @@ import json
 import numpy as np
 
 from conf.schema import Workload
+from loadgen.images import Album
 
 POOL_TOKENS = 65_536
 UNIQUE_TOKENS = 8
 SESSIONS_FROM = 2**39
 """Sessions are numbered like requests, beyond them all, where they need tokens of their own."""
+CHARACTERS_FROM, CUTS_FROM = 2**38, 2**37
+"""So are characters and the places where a history is cut; all of them are far fewer than lie between."""
 ENVELOPES = {
     "token_ids": (b'{"prompt":[', b"]"),
     "text": (b'{"prompt":"', b'"'),
     "chat": (b'{"messages":[{"role":"user","content":"', b'"}]'),
 }
 """What stands before and after the tokens of a prompt."""
+IMAGES_HEAD, IMAGES_CLOSE = b'{"messages":[{"role":"user","content":[{"type":"text","text":"', b'"}'
+"""The same of a message in parts, up to its first image."""
 
 
 class Prompts:
@@ -47,6 +52,8 @@ class Prompts:
         self._pool = self._separator.join(str(i).encode() for i in ids.tolist()) + self._separator
         self._salt = int(rng.integers(0, 2**31))
         self._session_hit = workload.session_hit
+        self._image_tokens = workload.images.tokens
+        self._album = Album(workload.images, salt) if workload.images.most else None
         rest = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
         rest |= {"ignore_eos": True, "temperature": 0}
         self._tail = json.dumps(rest, separators=(",", ":")).encode()[1:]
@@ -58,12 +65,19 @@ class Prompts:
         output_tokens: int,
         shared_tokens: int = 0,
         session: int | None = None,
+        image_tokens: int = 0,
     ) -> bytes:
         """The JSON body of request `seq`: `input_tokens` tokens in, exactly `output_tokens` out.
 
         The first `shared_tokens` are the same in every body, however many of them it has; what follows them
-        up to the share `session_hit` is the same in every body of `session`.
+        up to the share `session_hit` is the same in every body of `session`. `image_tokens` of the input are
+        images, which come after the text.
         """
+        head, close = self._head, self._close
+        if image_tokens:
+            input_tokens -= image_tokens
+            shared_tokens = min(shared_tokens, input_tokens)
+            head, close = self._with_images(seq, image_tokens)
         pieces: list[bytes | memoryview] = [self._slice(0, shared_tokens)] if shared_tokens else []
         begun = shared_tokens
         if session is not None:
@@ -74,7 +88,43 @@ class Prompts:
         rest = self._slice(seq * 7919, input_tokens - begun - len(unique))
         prompt = self._separator.join([*pieces, *unique, rest] if rest else [*pieces, *unique])
         limits = b',"max_tokens":%d,"min_tokens":%d,' % (output_tokens, output_tokens)
+        return b"".join((head, prompt, close, limits, self._tail))
+
+    def turn(
+        self,
+        input_tokens: int,
+        output_tokens: int,
+        levels: tuple[int, int, int],
+        names: tuple[int, int, int],
+    ) -> bytes:
+        """The JSON body of a turn of a conversation.
+
+        `levels` are the tokens of the system prompt, of it and the character, and of the persona; the history
+        is the rest. `names` are character, session and the cut of the history: prompts that have the first
+        names and levels in common are the same up to there and no further, and a history only grows at its
+        end.
+        """
+        shared, of_character, persona = levels
+        character, session, cut = names
+        pieces: list[bytes | memoryview] = [self._slice(0, shared)] if shared else []
+        pieces += self._named(CHARACTERS_FROM + character, of_character - shared)
+        pieces += self._named(SESSIONS_FROM + session, persona)
+        pieces += self._named(CUTS_FROM + cut, input_tokens - of_character - persona, session)
+        limits = b',"max_tokens":%d,"min_tokens":%d,' % (output_tokens, output_tokens)
+        prompt = self._separator.join(pieces)
         return b"".join((self._head, prompt, self._close, limits, self._tail))
+
+    def _named(self, number: int, tokens: int, place: int = 0) -> list[bytes | memoryview]:
+        """So many tokens that begin like nobody else's: those that spell the number, and a slice."""
+        name = self._unique(number)[:tokens]
+        rest = self._slice((number + place) * 7919, tokens - len(name))
+        return [*name, rest] if rest else [*name]
+
+    def _with_images(self, seq: int, image_tokens: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text of a message with images."""
+        assert self._album is not None, "a workload without images has no image tokens"
+        images = [self._album.part(seq, place) for place in range(image_tokens // self._image_tokens)]
+        return IMAGES_HEAD, b",".join([IMAGES_CLOSE, *images]) + b"]}]"
 
     def _history(
         self, session: int, input_tokens: int, shared_tokens: int

@@ -5,7 +5,7 @@ time would cost a tenth of the request itself.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 from analysis import records
 from loadgen.arrivals import PHASES, ArrivalSchedule
 from loadgen.exchange import Exchange
+from loadgen.lengths import Ints
 
 
 @dataclass(slots=True)
 class Planned:
     """One request of the schedule as plain numbers; a closed loop sets `due_ns` when it starts it.
 
-    `session` is -1 without sessions.
+    `session` is -1 without sessions, `character` without conversations, `after` without a turn before.
+    `free_ns`, on the run's clock, is when that turn ended, where it was waited for.
     """
 
     seq: int
@@ -35,8 +37,27 @@ class Planned:
     stream: int | None = None
     session: int = -1
     turn: int = 0
+    image_tokens: int = 0
+    character: int = -1
+    character_tokens: int = 0
+    persona_tokens: int = 0
+    history_cut: int = 0
+    after: int = -1
+    free_ns: int | None = None
 
 
+OPTIONAL = {
+    "stream": None,
+    "session": -1,
+    "turn": 0,
+    "image_tokens": 0,
+    "character": -1,
+    "character_tokens": 0,
+    "persona_tokens": 0,
+    "history_cut": 0,
+    "after": -1,
+}
+"""Columns that a schedule may lack, in the order of `Planned`, and what stands for them then."""
 LAST_TURN = 2**15 - 1
 """A record has 16 bits for the turn; whatever comes later counts as this one."""
 Flight = tuple[Planned, Exchange]
@@ -72,12 +93,15 @@ def planned(schedule: ArrivalSchedule) -> list[Planned]:
         schedule.input_tokens.tolist(),
         schedule.output_tokens.tolist(),
         schedule.shared_tokens.tolist(),
-        itertools.repeat(None, len(schedule)) if schedule.stream is None else schedule.stream.tolist(),
-        itertools.repeat(-1, len(schedule)) if schedule.session is None else schedule.session.tolist(),
-        itertools.repeat(0, len(schedule)) if schedule.turn is None else schedule.turn.tolist(),
+        *(_or(absent, getattr(schedule, name), len(schedule)) for name, absent in OPTIONAL.items()),
         strict=True,
     )
     return [Planned(seq, schedule.dwell, PHASES[phase], *rest) for seq, phase, *rest in columns]
+
+
+def _or(absent: int | None, column: Ints | None, count: int) -> Iterable[int | None]:
+    """A column as plain numbers, or what stands for it."""
+    return itertools.repeat(absent, count) if column is None else column.tolist()
 
 
 def plan_table(schedule: ArrivalSchedule) -> pa.Table:
@@ -93,8 +117,14 @@ def plan_table(schedule: ArrivalSchedule) -> pa.Table:
         "requested_input_tokens": schedule.input_tokens.astype(np.int32),
         "requested_output_tokens": schedule.output_tokens.astype(np.int32),
         "shared_tokens": schedule.shared_tokens.astype(np.int32),
+        "image_tokens": _int32(0, schedule) if schedule.image_tokens is None else schedule.image_tokens,
+        **{name: _or_nulls(getattr(schedule, name), len(schedule)) for name in records.TALKED},
     }
     return pa.table(columns, schema=records.PLAN)
+
+
+def _or_nulls(column: Ints | None, count: int) -> Ints | pa.Array:
+    return pa.nulls(count) if column is None else column
 
 
 def _int32(value: int, schedule: ArrivalSchedule) -> NDArray[np.int32]:
@@ -125,6 +155,7 @@ def batch(flights: Sequence[Flight], clock: Clock, client_id: int, record_itl: b
         "requested_input_tokens": [plan.input_tokens for plan in plans],
         "requested_output_tokens": [plan.output_tokens for plan in plans],
         "shared_tokens": [plan.shared_tokens for plan in plans],
+        "image_tokens": [plan.image_tokens for plan in plans],
         "prompt_tokens": [(exchange.usage or {}).get("prompt_tokens") for exchange in ends],
         "cached_tokens": [(exchange.usage or {}).get("cached_tokens") for exchange in ends],
         "output_tokens": [exchange.tokens if exchange.events else None for exchange in ends],
@@ -137,6 +168,9 @@ def batch(flights: Sequence[Flight], clock: Clock, client_id: int, record_itl: b
         "engine_last_token_ns": [_since_accepted(exchange, exchange.last_virtual_ns) for exchange in ends],
         "itl_us": _gaps(ends, clock.scale) if record_itl else [None] * len(ends),
     }
+    columns["turn_blocked_ns"] = pa.array(
+        [None if plan.free_ns is None else plan.free_ns - plan.due_ns for plan in plans], pa.int64()
+    )
     for event in ("sent", "first_byte", "first_token", "last_token", "end"):
         at_ns = [getattr(exchange, f"{event}_ns") for exchange in ends]
         columns["send_offset_ns" if event == "sent" else f"{event}_offset_ns"] = _offsets(

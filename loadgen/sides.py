@@ -13,6 +13,8 @@ from conf.differing import differences
 SHARED = ("workload", "slo", "search", "fleet")
 """What both sides must have in common, or B would be asked another question."""
 NODES, CLOCK = "cluster.nodes or routing=per_node", "engine.time_scale"
+CHATS = "workload.conversations"
+"""Users who live on one clock: their turns cannot be scaled in time."""
 OF_BOTH = ("seed", "run", "out")
 """What a study has once."""
 USAGE = (
@@ -66,6 +68,8 @@ def unlike(a: Experiment, b: Experiment) -> str:
     groups = [group for group in SHARED if getattr(a, group) != getattr(b, group)]
     if groups:
         return groups[0]
+    if a.workload.conversations is not None:
+        return CHATS
     if a.cluster.nodes != b.cluster.nodes or a.streams != b.streams:
         return NODES
     return CLOCK if a.time_scale != b.time_scale else ""
@@ -76,6 +80,11 @@ def _refuse_unlike(a: Experiment, b: Experiment) -> None:
     if apart in SHARED:
         why = f"compare gives B what A was given, but {apart} differs"
         raise ConfigError(f"{why}; give {apart}=... for both")
+    if apart == CHATS:
+        raise ConfigError(
+            "compare scales A's requests in time, which users of conversations do not follow; measure both "
+            "by sweep matrix.KEY=[A,B]"
+        )
     if apart == NODES:
         raise ConfigError(
             "compare needs as many nodes on both sides, pooled on both or routing=per_node on both: "

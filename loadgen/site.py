@@ -87,7 +87,7 @@ def _simulated(experiment: Experiment, engine: SimulatedEngine) -> _Engines:
 
 def _vllm(experiment: Experiment, spec: VllmEngine) -> _Engines:
     model, layout, routing = experiment.model, experiment.layout, experiment.routing
-    tokens = Traffic(experiment.workload).longest_request_tokens, experiment.workload.input_tokens.mean
+    tokens = Traffic(experiment.workload).longest_request_tokens, round(experiment.workload.prompt_tokens)
     ready = with_folder(prepared(spec, model, layout, experiment.hardware, *tokens), model)
     engine, recipe = ready.engine, ready.recipe
     known_bytes = {} if engine.kind == "vllm_emulated" else {"weight_bytes": weight_bytes(model)}
@@ -196,9 +196,10 @@ def _shape(experiment: Experiment) -> tuple[str, Callable[[int], bytes]]:
     workload, model = experiment.workload, experiment.model
     # Of another salt than the run's: no prompt of theirs may be in a cache.
     prompts = Prompts(workload, model.served_name, model.vocab, secrets.randbits(31))
+    images = workload.images.most * workload.images.tokens
     lengths = round(workload.input_tokens.mean), round(workload.output_tokens.mean)
-    prompt, answer = max(1, lengths[0]), max(1, min(WARM_OUTPUT_TOKENS, lengths[1]))
-    return prompts.path, lambda number: prompts.body(number, prompt, answer)
+    prompt, answer = max(1, lengths[0]) + images, max(1, min(WARM_OUTPUT_TOKENS, lengths[1]))
+    return prompts.path, lambda number: prompts.body(number, prompt, answer, image_tokens=images)
 
 
 def _targets(experiment: Experiment, urls: Sequence[str], metrics_urls: Mapping[str, str]) -> list[str]:

@@ -10,7 +10,7 @@ from loadgen.arrivals import ArrivalSchedule
 
 @dataclass(frozen=True, slots=True)
 class LostActor:
-    """A load actor that died or fell silent: it owned the requests with seq mod `of` = `index`."""
+    """A load actor that died or fell silent: it owned the requests whose `owner` of `of` is `index`."""
 
     client_id: int
     index: int

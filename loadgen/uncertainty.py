@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from analysis.root import Limit
 from conf.constants import constants, covariance, replaced
 from conf.schema import Constant, Experiment
+from loadgen.bench import Bench
 from loadgen.crossing import Crossing
-from loadgen.forecast import Bench, Forecast, solve
+from loadgen.forecast import Forecast, solve
 
 Floats = NDArray[np.float64]
 Spread = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]

@@ -12,7 +12,7 @@ from analysis import studies, summary
 from analysis.runs import Run, load_run
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
-from loadgen import comparison, matrix_cells, matrix_study, measure, recipe, study
+from loadgen import comparison, matrix_cells, matrix_study, measure, progressive_run, recipe, study
 from loadgen.folder import Folder
 from loadgen.kept import Kept
 from loadgen.matrix_cells import Cells
@@ -59,6 +59,12 @@ def record(asked: Experiment, guess_qps: float | None, site: Site, show: Emit) -
     return study.run(study_asked, measure.create(Folder, asked), _fill(site, show, "probe"), show)
 
 
+def progressive(asked: Experiment, site: Site, show: Emit) -> Tree:
+    """Run the MI325X paper's benchmark: a study, each run of it on a service deployed anew."""
+    folder = measure.create(Folder, asked)
+    return study.run(progressive_run.of(asked), folder, _fill(site, show, progressive_run.KIND), show)
+
+
 def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Emit) -> Tree:
     """Recover what a killed run or study left, and go on with it.
 
@@ -77,7 +83,9 @@ def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Em
         if studies.load_study(path)["study"] == matrix_study.KIND:
             return _run_kept(*matrix_study.again(path), folder, site, show)
         again_asked = _study(path, experiment)
-        verb = "probe" if again_asked.kind == recipe.KIND else "sweep"
+        verb = {recipe.KIND: "probe", progressive_run.KIND: progressive_run.KIND}.get(
+            again_asked.kind, "sweep"
+        )
         return study.run(again_asked, folder, _fill(site, show, verb), show)
     run = _cut_short(path)
     again, rows = measure.reopen(run)
@@ -88,8 +96,8 @@ def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Em
 
 def verb(path: Path) -> str:
     """The verb whose words the config.yaml of a folder holds."""
-    recorded = studies.is_study(path) and studies.load_study(path)["study"] == recipe.KIND
-    return recipe.KIND if recorded else "sweep"
+    kind = studies.load_study(path)["study"] if studies.is_study(path) else ""
+    return kind if kind in (recipe.KIND, progressive_run.KIND) else "sweep"
 
 
 def left(path: Path, asked: Callable[[Path], Experiment]) -> str:
@@ -120,6 +128,8 @@ def _study(path: Path, asked: Experiment) -> study.Study:
     kind = studies.load_study(path)["study"]
     if kind == recipe.KIND:
         return recipe.of(asked)
+    if kind == progressive_run.KIND:
+        return progressive_run.of(asked)
     if kind == matrix_study.KIND:
         return matrix_study.again(path)[1]
     return comparison.again(path, asked) if kind == comparison.KIND else study.of(asked)

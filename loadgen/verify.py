@@ -20,8 +20,8 @@ from conf.schema import EmulatedEngine, SimulatedEngine
 from loadgen import conclusion, measure
 from loadgen import hold as holding
 from loadgen.arrivals import NS, ArrivalSchedule
+from loadgen.bench import Simulate
 from loadgen.driver import Driver
-from loadgen.forecast import Simulate
 from loadgen.measure import Site
 from loadgen.progress import Emit
 from loadgen.run import Conclude
@@ -125,6 +125,7 @@ def _refuse(asked: Experiment, engine: SimulatedEngine) -> None:
         "engine.max_num_queued_reqs": engine.max_num_queued_reqs is not None,
         "engine.max_num_queued_tokens": engine.max_num_queued_tokens is not None,
         "workload.sessions": bool(asked.workload.sessions),
+        "workload.conversations": asked.workload.conversations is not None,
         "routing=per_node": asked.streams > 0,
         f"model {asked.model.name} (latent attention)": asked.model.kv_lora_rank > 0,
         "a trace": asked.workload.arrivals.kind == "trace",

@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 
 from analysis import records
 from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.rows import Planned, planned
+from loadgen.lengths import Ints
+from loadgen.processes import Floats
+from loadgen.rows import Planned, plan_table, planned
 from loadgen.target import Observation
 
 
@@ -115,10 +117,36 @@ def _table(flights: Sequence[tuple[Planned, Progress]]) -> pa.Table:
         "requested_input_tokens": input_tokens,
         "requested_output_tokens": pa.array([plan.output_tokens for plan in plans], pa.int32()),
         "shared_tokens": pa.array([plan.shared_tokens for plan in plans], pa.int32()),
+        "image_tokens": pa.array([plan.image_tokens for plan in plans], pa.int32()),
         "prompt_tokens": input_tokens,
         "output_tokens": pa.array([progress.tokens or None for _, progress in flights], pa.int32()),
     }
     return pa.table(records.empty(records.PROGRESS, len(plans)) | columns, schema=records.PROGRESS)
+
+
+def ended(
+    schedule: ArrivalSchedule, sent_s: Floats, first_s: Floats, last_s: Floats, cached_tokens: Ints
+) -> pa.Table:
+    """Rows of schema `PROGRESS` of a whole closed loop that has ended; a request is due when it is sent."""
+    due_ns = np.rint(sent_s * NS).astype(np.int64)
+    first, last = (pa.array(np.rint(at * NS).astype(np.int64) - due_ns) for at in (first_s, last_s))
+    count = len(schedule)
+    prompt = pa.array(schedule.input_tokens, pa.int32())
+    columns: dict[str, Any] = {
+        **{name: plan_table(schedule).column(name) for name in records.PLAN.names},
+        "client_id": pa.array(np.zeros(count, dtype=np.int16)),
+        "due_ns": pa.array(due_ns),
+        "status": pa.repeat(records.OK, count),
+        "replica_id": pa.repeat("0", count),
+        "send_offset_ns": pa.array(np.zeros(count, dtype=np.int64)),
+        "first_token_offset_ns": first,
+        "last_token_offset_ns": last,
+        "end_offset_ns": last,
+        "prompt_tokens": prompt,
+        "cached_tokens": pa.array(cached_tokens, pa.int32()),
+        "output_tokens": pa.array(schedule.output_tokens, pa.int32()),
+    }
+    return pa.table(records.empty(records.PROGRESS, count) | columns, schema=records.PROGRESS)
 
 
 def _offsets(at_s: list[float | None], due_ns: Any) -> pa.Array:

@@ -1,14 +1,16 @@
 """Sends one shard of the schedule on time and keeps what became of every request; plain asyncio, no Ray.
 
-The loop is open: a send waits for its due time and for nothing else. Latency counts from the due
-time; how late the send itself was is a column of its own, and it is this client's lateness alone: a
-send is the start of the attempt, be it to write or, without an idle connection, to connect.
+The loop is open: a send waits for its due time and for nothing else, but for one thing: nobody answers
+before the answer has come, so a turn waits for the turn of its session before it. Latency counts from the due
+time all the same; how late the send itself was is a column of its own, and it is this client's lateness
+alone: a send is the start of the attempt, be it to write or, without an idle connection, to connect.
 """
 
 import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ import pyarrow as pa
 
 from analysis import records, series
 from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.client import Client
+from loadgen.client import TIMEOUT_S, Client
 from loadgen.exchange import Exchange
 from loadgen.health import Pulse
 from loadgen.prompts import Prompts
@@ -79,6 +81,9 @@ class Worker:
         self._plan: deque[Planned] = deque()
         self._closed: deque[Planned] = deque()
         self._flying: dict[int, Flight] = {}
+        # Sessions with a turn in flight, and the turns that wait for it to end, in order.
+        self._talking: dict[int, deque[Planned]] = {}
+        self._patience_ns = int(client.get("timeout_s", TIMEOUT_S) * time_scale * NS)
         self._retractions = 0
         self._taking = asyncio.Lock()
         self._landed: list[Flight] = []
@@ -139,7 +144,7 @@ class Worker:
         self._roll()
         unseen, self._unseen = self._unseen, []
         beats, self._beats = self._beats, []
-        flying, pending = list(self._flying.values()), []
+        flying, pending = [*self._flying.values(), *map(_unsent, self._held())], []
         for start in range(0, len(flying), SLICE):
             pending.append(self._rows(flying[start : start + SLICE], record_itl=False))
             await asyncio.sleep(0)
@@ -157,7 +162,7 @@ class Worker:
             self._empty.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), drain_s)
-        self._client.cut_all("interrupted")
+        self.cut()
         await asyncio.sleep(0)
         for task in self._tasks:
             task.cancel()
@@ -169,7 +174,9 @@ class Worker:
             self._raise_dead()
 
     def cut(self) -> None:
-        """End every request in flight now, so that a `finish` under way need not wait for it."""
+        """End every request in flight or held now, so that a `finish` under way need not wait for it."""
+        for plan in self._held():
+            self._give_up(plan, "conn_error", "interrupted")
         self._client.cut_all("interrupted")
         self._empty.set()
 
@@ -202,16 +209,60 @@ class Worker:
     def _launch(self, plan: Planned, late_ns: int) -> None:
         if late_ns > MISSED_AFTER_NS:
             self._miss(plan, "overdue")
-            return
+        elif plan.character >= 0 and plan.session in self._talking:
+            self._talking[plan.session].append(plan)
+        else:
+            if plan.character >= 0:
+                self._talking[plan.session] = deque()
+            self._start(plan)
+
+    def _start(self, plan: Planned) -> None:
         exchange = Exchange(plan.seq, plan.output_tokens)
         session = None if plan.session < 0 else plan.session
-        body = self._prompts.body(
-            plan.seq, plan.input_tokens, plan.output_tokens, plan.shared_tokens, session
-        )
         self._flying[plan.seq] = (plan, exchange)
-        self._client.start(exchange, body, plan.stream, session)
+        self._client.start(exchange, self._body(plan), plan.stream, session)
         if exchange.sent_ns is not None:
-            self._pulse.sent(exchange.sent_ns - self._clock.monotonic_ns(plan.due_ns))
+            ready_ns = plan.due_ns if plan.free_ns is None else plan.free_ns
+            self._pulse.sent(exchange.sent_ns - self._clock.monotonic_ns(ready_ns))
+
+    def _body(self, plan: Planned) -> bytes:
+        if plan.character >= 0:
+            levels = plan.shared_tokens, plan.character_tokens, plan.persona_tokens
+            names = plan.character, plan.session, plan.history_cut
+            return self._prompts.turn(plan.input_tokens, plan.output_tokens, levels, names)
+        session = None if plan.session < 0 else plan.session
+        return self._prompts.body(
+            plan.seq, plan.input_tokens, plan.output_tokens, plan.shared_tokens, session, plan.image_tokens
+        )
+
+    def _held(self) -> list[Planned]:
+        """The turns that are due and wait for the turn of their session before them."""
+        return [plan for waiting in self._talking.values() for plan in waiting]
+
+    def _answered(self, session: int) -> None:
+        """Send the next turn of a session whose turn in flight has ended, if one waits."""
+        self._give_up_waiting(self._talking[session])
+        if not self._talking[session]:
+            del self._talking[session]
+            return
+        plan = self._talking[session].popleft()
+        plan.free_ns = self._clock.run_ns(time.monotonic_ns())
+        self._start(plan)
+
+    def _give_up_waiting(self, turns: Iterable[Planned]) -> None:
+        """A turn waits no longer than a request may last: its user has gone."""
+        oldest_ns = self._clock.run_ns(time.monotonic_ns()) - self._patience_ns
+        for plan in [turn for turn in turns if turn.due_ns < oldest_ns]:
+            self._give_up(plan, "timeout", "turn_blocked")
+
+    def _give_up(self, plan: Planned, status: str, kind: str) -> None:
+        """End a turn that waits, unsent."""
+        self._talking[plan.session].remove(plan)
+        _, exchange = _unsent(plan)
+        plan.free_ns = self._clock.run_ns(time.monotonic_ns())
+        exchange.fail(status, kind)
+        exchange.end_ns = time.monotonic_ns()
+        self._landed.append((plan, exchange))
 
     async def _tick(self) -> None:
         """Watch the loop's own punctuality, and every second of the run record it and flush the shards."""
@@ -222,12 +273,15 @@ class Worker:
             while True:
                 await asyncio.sleep(TICK_S)
                 before_ns, woke_ns = woke_ns, time.monotonic_ns()
-                self._pulse.woke(woke_ns - before_ns - int(TICK_S * NS), len(self._flying))
+                self._pulse.woke(
+                    woke_ns - before_ns - int(TICK_S * NS), len(self._flying) + len(self._held())
+                )
                 if time.monotonic() >= beat_at:
                     self._beat()
                     beat_at = time.monotonic() + period_s
 
     def _beat(self) -> None:
+        self._give_up_waiting(self._held())
         self._roll()
         self._beats.append(self._pulse.beat())
         if self._pulse_shard is not None:
@@ -250,6 +304,8 @@ class Worker:
         self._pulse.ended(exchange.reads, exchange.events)
         if exchange.status == "missed":  # out of files or ports
             self._pulse.missed()
+        if flight[0].character >= 0:
+            self._answered(flight[0].session)
         if self._closed:
             follower = self._closed.popleft()
             follower.due_ns = self._clock.run_ns(time.monotonic_ns())
@@ -274,6 +330,11 @@ class Worker:
 
     def _rows(self, flights: list[Flight], record_itl: bool) -> pa.RecordBatch:
         return batch(flights, self._clock, self._client_id, record_itl)
+
+
+def _unsent(plan: Planned) -> Flight:
+    """A request that waits for the turn before it."""
+    return plan, Exchange(plan.seq, plan.output_tokens)
 
 
 def _progress(batches: list[pa.RecordBatch]) -> pa.Table:

@@ -78,7 +78,12 @@ class SimulatedReplica:
         self._engine = RealtimeEngine(replica, time_scale=engine.time_scale)
         block_size = engine.block_size if engine.enable_prefix_caching else 0
         self._served = ServedModel(
-            model.served_name, engine.max_model_len, model.vocab, int(time.time()), block_size
+            model.served_name,
+            engine.max_model_len,
+            model.vocab,
+            int(time.time()),
+            block_size,
+            model.image_token_px,
         )
 
     async def __serve_build_asgi_app__(self) -> SimulatedApp:

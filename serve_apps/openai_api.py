@@ -25,7 +25,8 @@ TIME_SCALE, ACCEPTED_NS = b"x-time-scale", b"x-accepted-virtual-ns"
 class ServedModel:
     """What /v1/models tells, and what bounds a request; `created_s` is in Unix seconds.
 
-    `block_size` is the tokens of a block of the prefix cache; 0 without one.
+    `block_size` is the tokens of a block of the prefix cache; 0 without one. `image_token_px` is the side of
+    the square of an image that is one token; 0 of a model that sees none.
     """
 
     name: str
@@ -33,6 +34,15 @@ class ServedModel:
     vocab: int
     created_s: int = 0
     block_size: int = 0
+    image_token_px: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image of a prompt, and its prompt tokens; `name` is the same for the same bytes."""
+
+    name: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,7 @@ class ApiRequest:
     include_usage: bool = False
     usage_in_each: bool = False
     hashes: tuple[int, ...] = ()
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

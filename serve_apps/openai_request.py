@@ -1,7 +1,7 @@
 """Bodies of vLLM's OpenAI-compatible API become requests, or an `ApiError`: pure functions of bytes.
 
 The simulated engine has no tokenizer: one word between white space is one token, and each chat message
-costs one more for its role.
+costs one more for its role. An image is as many tokens as its size in pixels makes of it.
 """
 
 import json
@@ -9,7 +9,8 @@ from collections.abc import Hashable, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from serve_apps.openai_api import ApiError, ApiRequest, ServedModel, invalid
+from serve_apps.openai_api import ApiError, ApiRequest, Image, ServedModel, invalid
+from serve_apps.openai_images import read
 
 DEFAULT_MAX_TOKENS = 16
 """vLLM's default of /v1/completions; a chat without `max_tokens` may fill the model's context."""
@@ -31,11 +32,16 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     """The body of /v1/chat/completions. Raises ApiError."""
     fields = _fields(body)
     _require_model(fields, served)
-    tokens = _message_tokens(fields.get("messages"))
+    parts = _message_parts(fields.get("messages"), served)
     asked = _integer(fields, "max_completion_tokens")
     if asked is None:
         asked = _integer(fields, "max_tokens")
-    return _request(fields, served, True, tokens, asked)
+    images = tuple(part for part in parts if isinstance(part, Image))
+    # A header of 24 bytes may claim 10**16 tokens: none is made before they are known to fit.
+    claimed = len(parts) - len(images) + sum(image.tokens for image in images)
+    _require_room(claimed, max(1, asked or 1), served.max_model_len)
+    tokens = [token for part in parts for token in _tokens(part)]
+    return _request(fields, served, True, tokens, asked, images)
 
 
 def block_hashes(tokens: Sequence[Hashable], block_size: int) -> tuple[int, ...]:
@@ -90,10 +96,16 @@ def _prompt_tokens(prompt: Any, served: ServedModel) -> Sequence[Hashable]:
     return prompt
 
 
-def _message_tokens(messages: Any) -> Sequence[Hashable]:
+def _message_parts(messages: Any, served: ServedModel) -> list[str | Image]:
+    """Words and images in their order."""
     if not isinstance(messages, list) or not messages:
         raise invalid("messages must be a non-empty list", "messages")
-    return [token for message in messages for token in (_role(message), *_words(message))]
+    return [part for message in messages for part in (_role(message), *_parts(message, served))]
+
+
+def _tokens(part: str | Image) -> Sequence[Hashable]:
+    """A word is one; those of an image are its own."""
+    return [(part.name, place) for place in range(part.tokens)] if isinstance(part, Image) else (part,)
 
 
 def _role(message: Any) -> str:
@@ -103,19 +115,28 @@ def _role(message: Any) -> str:
     return f"<{message['role']}> "
 
 
-def _words(message: dict[str, Any]) -> list[str]:
+def _parts(message: dict[str, Any], served: ServedModel) -> list[str | Image]:
     content = message.get("content")
     if content is None:
         return []
     if isinstance(content, str):
-        return content.split()
+        return list(content.split())
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        return [word for part in content for word in str(part.get("text", "")).split()]
+        return [each for part in content for each in _part(part, served)]
     raise invalid("the content of a message must be a string or a list of parts", "messages")
 
 
+def _part(part: dict[str, Any], served: ServedModel) -> Sequence[str | Image]:
+    return (read(part, served),) if part.get("type") == "image_url" else str(part.get("text", "")).split()
+
+
 def _request(
-    fields: dict[str, Any], served: ServedModel, chat: bool, tokens: Sequence[Hashable], asked: int | None
+    fields: dict[str, Any],
+    served: ServedModel,
+    chat: bool,
+    tokens: Sequence[Hashable],
+    asked: int | None,
+    images: tuple[Image, ...] = (),
 ) -> ApiRequest:
     input_tokens = len(tokens)
     _refuse_not_simulated(fields)
@@ -134,7 +155,7 @@ def _request(
     usage = bool(options) and _flag(options, "include_usage", default=True)
     in_each = usage and _flag(options, "continuous_usage_stats")
     hashes = block_hashes(tokens, served.block_size) if served.block_size else ()
-    return ApiRequest(chat, input_tokens, output_tokens, stream, usage, in_each, hashes)
+    return ApiRequest(chat, input_tokens, output_tokens, stream, usage, in_each, hashes, images)
 
 
 def _refuse_not_simulated(fields: dict[str, Any]) -> None:

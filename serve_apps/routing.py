@@ -5,7 +5,6 @@ and what the load generator sends straight to a replica, has no router here.
 """
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,12 +19,11 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 from ray.serve.schema import LoggingConfig
 
 from conf.schema import Routing
+from serve_apps.hash_ring import bound
 from serve_apps.loopback import stay_on_loopback
 
 SESSION_HEADER = b"x-session-id"
 """Serve's own default name, which its proxies read; RAY_SERVE_SESSION_ID_HEADER_KEY would change it."""
-LEAST_BOUND = 2
-"""No replica is full with fewer requests in flight: with hardly any load a session stays where it is."""
 CONCURRENT_QUESTIONS = 1000
 ALL_REPLICAS = 1_000_000
 
@@ -80,15 +78,6 @@ def behind_router(app: Application, routing: Routing) -> Application:
     }
     router = serve.deployment(**options)(serve.ingress()(IngressRouter))
     return app._with_ingress_request_router(router.bind(app))
-
-
-def bound(in_flight: int, replicas: int, load_factor: float) -> int:
-    """Requests in flight from which a replica is full, when one more than `in_flight` is to be placed.
-
-    Consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, SODA 2018): `load_factor` times
-    the mean, rounded up, so that one replica always has room.
-    """
-    return max(LEAST_BOUND, math.ceil(load_factor * (in_flight + 1) / replicas))
 
 
 def first_with_room(

@@ -17,6 +17,7 @@ from serve_apps import openai_api, openai_request
 from serve_apps.engine_model.engine import Engine, GenerateRequest, QueueFull
 from serve_apps.engine_model.request import RequestState
 from serve_apps.openai_api import Answer, ApiError, ApiRequest, EngineMetrics, EngineSteps, ServedModel
+from serve_apps.openai_images import SeenImages
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -107,11 +108,13 @@ class RealtimeEngine:
         """The engine's own time, in seconds since its beginning."""
         return (self._real_clock() - self._epoch_s) * self.time_scale
 
-    def open(self, input_tokens: int, output_tokens: int, hashes: tuple[int, ...] = ()) -> Stream:
+    def open(
+        self, input_tokens: int, output_tokens: int, hashes: tuple[int, ...] = (), new_image_tokens: int = 0
+    ) -> Stream:
         """Hand a request to the engine. Raises EngineDead, QueueFull, ValueError for what never fits."""
         if self.failure:
             raise EngineDead(self.failure)
-        request = GenerateRequest(self._next_id, input_tokens, output_tokens, hashes)
+        request = GenerateRequest(self._next_id, input_tokens, output_tokens, hashes, new_image_tokens)
         now_s = self._clock()
         state = self._engine.add(request, now_s)
         self._next_id += 1
@@ -194,6 +197,7 @@ class SimulatedApp:
         self._engine = engine
         self._served = served
         self._replica_id = replica_id.encode()
+        self._seen = SeenImages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -226,8 +230,9 @@ class SimulatedApp:
 
     async def _generate(self, request: ApiRequest, scope: Scope, send: Send) -> None:
         """Raises ApiError as long as nothing was sent; later errors go in band."""
+        asked = request.input_tokens, request.output_tokens, request.hashes
         try:
-            stream = self._engine.open(request.input_tokens, request.output_tokens, request.hashes)
+            stream = self._engine.open(*asked, self._seen.new_tokens(request.images))
         except QueueFull as error:
             raise openai_api.overloaded(str(error)) from error
         except ValueError as error:

@@ -43,7 +43,7 @@ QWEN = {
 QWEN_VL = {
     "architectures": ["Qwen3VLMoeForConditionalGeneration"],
     "text_config": {**QWEN, "quantization_config": None, "dtype": "bfloat16"},
-    "vision_config": {"hidden_size": 1152, "depth": 27},
+    "vision_config": {"hidden_size": 1152, "depth": 27, "patch_size": 16, "spatial_merge_size": 2},
 }
 DEEPSEEK = {
     "architectures": ["DeepseekV32ForCausalLM"],
@@ -81,6 +81,7 @@ KIMI = {
     "n_routed_experts": 384,
     "first_k_dense_replace": 1,
     "quantization_config": INT4,
+    "vision_config": {"patch_size": 14, "merge_kernel_size": [2, 2]},
 }
 CHECKPOINTS = {
     "llama31_405b_fp8": LLAMA,

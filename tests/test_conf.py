@@ -15,6 +15,7 @@ from conf.schema import Arrivals, Lengths, SimulatedEngine, VllmEngine, Workload
 NEEDS = {
     "engine=external": ["target.urls=[http://127.0.0.1:8000]"],
     "model=tiny_qwen3_moe": ["layout=dp1_tp1"],
+    "workload=vision_100_200": ["model=qwen3_vl_235b_bf16"],
     "workload=trace": ["workload.trace=a/trace.jsonl"],
     "routing=bounded_hash": ["workload=chat_sessions"],
     "routing=client_side": ["workload=chat_sessions"],

@@ -20,7 +20,7 @@ FITTED = {
     LAYER: Constant(92.0, "us", "fit", 90.0, 94.5),
     LINK: Constant(0.7, "share of raw", "fit", 0.65, 0.76),
 }
-EXACT = ("no experts", "unique prompts route independently")
+EXACT = ("no experts", "unique prompts route independently", "a model without vision")
 KNOWN = Covariance((LAYER, LINK), ((1.6e-4, -2e-4), (-2e-4, 1.5e-3)))
 
 
@@ -56,11 +56,11 @@ def test_a_constant_outside_its_interval_is_refused(numbers: tuple[Any, ...], me
 
 def test_every_constant_has_a_key_and_the_defaults_an_interval() -> None:
     known = constants(PLAIN)
-    assert len(known) == 14
+    assert len(known) == 15
     assert known[LAYER] is PLAIN.model.step_time.layer_us
     assert known[LINK] is PLAIN.hardware.efficiency.link
     exact = [path for path, constant in known.items() if constant.low is None]
-    assert exact == ["model.step_time.expert_spread"]
+    assert exact == ["model.step_time.expert_spread", "model.step_time.image_token_us"]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from numpy.testing import assert_allclose
 
 from conf import load
 from conf.schema import SimulatedEngine
-from serve_apps.engine_model import Engine, GenerateRequest, VirtualService, loop
-from serve_apps.engine_model.fast import FastEngine, Machine, Times, Unfit, serve_closed, serve_open
+from serve_apps.engine_model import Engine, GenerateRequest, VirtualService, native
+from serve_apps.engine_model.fast import FastEngine, Machine, Times, Unfit, serve_closed
+from serve_apps.engine_model.routed import serve_open
 
 ASKED = load(["engine=simulated"])
 PARTS = ASKED.model, ASKED.hardware, ASKED.layout
@@ -194,4 +195,4 @@ def test_requests_beyond_the_loops_rules_are_refused() -> None:
 
 
 def test_numba_is_here_so_that_both_machines_are_tested() -> None:
-    assert loop.NATIVE
+    assert native.NATIVE

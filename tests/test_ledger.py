@@ -62,6 +62,19 @@ def test_a_lost_actor_leaves_what_it_wrote_and_loses_the_rest_once() -> None:
     assert told(ledger, 0) == lost_first | {4: "ok"}
 
 
+def test_of_conversations_a_lost_actor_loses_the_turns_of_its_own_sessions() -> None:
+    ledger, traffic = Ledger(), Traffic(load(["workload=character"]).workload)
+    plans = []
+    for start_s in (0, 20):  # two pieces of one segment
+        bounds = {"transition": (start_s * NS, (start_s + 20) * NS)}
+        plans.append(traffic.draw(4.0, bounds, dwell=0, first_seq=1000 * start_s, seed=1))
+        ledger.plan(plans[-1])
+    ledger.take(seen(rows("ok"), rows("pending"), LostActor(5, 1, 2, "killed")))
+    mine = [seq for plan in plans for seq in plan.seq[plan.owner(2) == 1].tolist()]
+    assert told(ledger, 0) == dict.fromkeys(mine, "lost")
+    assert mine != [seq for plan in plans for seq in plan.seq[plan.seq % 2 == 1].tolist()]
+
+
 def test_a_restored_ledger_counts_like_one_that_saw_it_all() -> None:
     ledger, again = Ledger(), Ledger()
     ledger.take(seen(rows("ok", (0, 0), (1, 1)), rows("pending")))

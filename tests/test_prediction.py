@@ -18,7 +18,7 @@ from conf.schema import Constant
 from loadgen import __main__ as root
 from loadgen import command_line, foresight, grid, uncertainty
 from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.forecast import Bench, Effort, Simulated
+from loadgen.bench import Bench, Effort, Simulated
 from loadgen.prediction import EngineModel, Machine, at_rate, predict
 
 LAYER = "model.step_time.layer_us"
@@ -179,7 +179,7 @@ def test_a_grid_of_rates_fills_its_rows_and_columns_keep_their_types() -> None:
     _, slow, fast = forecasts.table(tree["axes"], tree["cells"]).splitlines()
     assert slow.split()[:8] == ["2", "2.00", "kept", "in", "100", "%", "-", "100"]
     assert fast.split()[1:9] == ["8.00", "kept", "in", "0", "%", "TPOT", "100", "160"]
-    assert len(fast.split()) == 12
+    assert len(fast.split()) == 13
     row = forecasts.rows([{"at": {"rate_qps": 2}, **predict(only_layer(), MODEL, draws=0)}])
     assert row.schema == forecasts.rows(tree["cells"]).schema
 

@@ -32,10 +32,10 @@ from conf import load  # noqa: E402
 from conf.routed import DATA_PATHS  # noqa: E402
 from conf.schema import Routing  # noqa: E402
 from serve_apps.app import application_name, build_app  # noqa: E402
+from serve_apps.hash_ring import bound, ring, session_key, starts  # noqa: E402
 from serve_apps.routing import (  # noqa: E402
     BoundedHashRouter,
     RouteApp,
-    bound,
     first_with_room,
     request_router,
 )
@@ -123,6 +123,17 @@ def test_a_session_stays_until_its_replica_is_full_and_comes_back() -> None:
     assert bound(2, 4, 1.25) == 2 and choice(router, "session-1") != home
     router.on_request_completed(home, "id")
     assert choice(router, "session-1") == home
+
+
+def test_the_ring_of_the_engine_model_is_that_of_the_router() -> None:
+    replicas, sessions = replicas_of(5), range(200)
+    router = router_over(replicas, 37)
+    names = [each.unique_id for each in replicas]
+    places, owners = ring(names, 37)
+    assert places.tolist() == router._ring_hashes
+    assert [names[owner] for owner in owners] == [each.unique_id for each in router._ring_replicas]
+    found = owners[starts(places, map(session_key, sessions))]
+    assert [names[owner] for owner in found] == [choice(router, f"session-{n}").unique_id for n in sessions]
 
 
 def test_one_replica_always_has_room() -> None:

@@ -23,7 +23,6 @@ from analysis.records import REQUESTS
 from analysis.validity import check_prefix_hits
 from conf import ConfigError, load
 from conf.schema import Workload
-from loadgen.__main__ import main
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.client import chosen
 from loadgen.lengths import turns
@@ -329,8 +328,3 @@ def test_what_cannot_be_is_refused_with_the_remedy(words: list[str], said: str) 
 def test_sessions_and_a_policy_for_them_go_together(policy: str) -> None:
     experiment = load(["workload=chat_sessions", f"routing={policy}", "layout=dp2_tp4_ep4"])
     assert (experiment.routing.policy, experiment.workload.sessions) == (policy, 120)
-
-
-def test_a_prediction_of_sessions_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "workload=chat_sessions"]) == 2
-    assert "predict knows no sessions yet" in capsys.readouterr().err

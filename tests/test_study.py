@@ -287,9 +287,12 @@ def test_a_sweep_without_a_predicted_capacity_ramps_and_says_so() -> None:
     assert "no prediction, the search begins with a ramp: even at 0.05 QPS per node" in said[0]
 
 
-def test_a_prediction_says_who_stands_in_for_a_balancer_it_does_not_have() -> None:
-    tree = foresight.predict(load(["search=quick", "routing=pow2", "rate_qps=1"]), draws=0)
-    assert tree["exit_code"] == 0 and "leastconn stands for pow2" in tree["evidence"]
+def test_a_sweep_of_sessions_begins_where_they_are_predicted() -> None:
+    said: list[str] = []
+    asked = load(["search=quick", "workload=chat_sessions", "routing=client_side", "workload.sessions=20"])
+    start, predicted = foresight.start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
+    assert predicted is not None and start.prediction_qps == predicted["qps_per_node"]["estimate"]
+    assert 20 < start.prediction_qps < 50 and "the engine model predicts" in said[0]
 
 
 def test_a_sweep_that_expects_a_capacity_begins_there_and_says_so() -> None:

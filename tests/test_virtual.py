@@ -159,7 +159,7 @@ def test_hours_leave_nothing_behind() -> None:
 
 def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="leastconn, roundrobin"):
-        service(policy="random")
+        service(policy="nonsense")
     with pytest.raises(ValueError, match="at least one engine"):
         VirtualService([])
     served = service()

@@ -22,10 +22,10 @@ PLACE = ("due_ns", "dwell", "phase", "status")
 """Columns that say to which window a request belongs and what became of it."""
 LATENCY = (
     *("first_token_offset_ns", "last_token_offset_ns", "engine_first_token_ns", "engine_last_token_ns"),
-    *("time_scale", "output_tokens", "requested_output_tokens", "reads"),
+    *("time_scale", "turn_blocked_ns", "output_tokens", "requested_output_tokens", "reads"),
 )
 """Columns from which `metrics.ttft` and `metrics.tpot` are made."""
-LAG = ("send_offset_ns", "time_scale")
+LAG = ("send_offset_ns", "time_scale", "turn_blocked_ns")
 COUNTED = ("dwell", "hold")
 """Kinds of windows that are measurements; steps of a ramp only look for where to measure."""
 LATENCIES = {"ttft": metrics.ttft, "tpot": metrics.tpot}

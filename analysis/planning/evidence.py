@@ -25,7 +25,7 @@ LEAST_SENDS_PER_S = 50.0
 """Below, the constant 2 to 3 % of a core that every load actor takes hides what a request costs (our choice;
 5.4 ms of CPU per request were seen at 5 sends a second, where 1.45 are measured at 100)."""
 COLUMNS = (
-    *("dwell", "status", "time_scale", "last_token_offset_ns", "engine_last_token_ns"),
+    *("dwell", "status", "time_scale", "turn_blocked_ns", "last_token_offset_ns", "engine_last_token_ns"),
     *("requested_input_tokens", "prompt_tokens", "cached_tokens", "output_tokens"),
 )
 REAL_NODES = ("vllm",)

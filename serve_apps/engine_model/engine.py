@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from conf.schema import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.architecture import kv_blocks
-from serve_apps.engine_model.kv_cache import KvCache
+from serve_apps.engine_model.kv_cache import Chain, KvCache
 from serve_apps.engine_model.noise import Noise
 from serve_apps.engine_model.request import RequestState
 from serve_apps.engine_model.scheduler import Scheduler
@@ -30,13 +30,15 @@ class GenerateRequest:
     """`request_id` is unique within one engine; exactly `output_tokens` are emitted.
 
     `hashes[i]` stands for all prompt tokens up to the end of the i-th full KV block: requests whose
-    prompts begin alike have the same ones. Prompt blocks beyond them are shared with nobody.
+    prompts begin alike have the same ones. Prompt blocks beyond them are shared with nobody. Of the prompt,
+    `new_image_tokens` are images that must be decoded and encoded first.
     """
 
     request_id: int
     input_tokens: int
     output_tokens: int
-    hashes: tuple[int, ...] = ()
+    hashes: Chain = ()
+    new_image_tokens: int = 0
 
 
 class TokenEvent(NamedTuple):
@@ -75,6 +77,7 @@ class Engine:
         self._roofline = roofline(model, hardware, layout)
         self._noise = Noise(spec, seed)
         self._front_end_s = model.step_time.front_end_ms.value * 1e-3
+        self._image_token_s = model.step_time.image_token_us.value * 1e-6
         self._front_end_free_s = -math.inf
         self._arriving: deque[tuple[float, RequestState]] = deque()
         self._open: dict[int, RequestState] = {}
@@ -92,7 +95,8 @@ class Engine:
         state = self._scheduler.request(
             request.request_id, request.input_tokens, request.output_tokens, request.hashes
         )
-        self._front_end_free_s = max(now_s, self._front_end_free_s) + self._front_end_s
+        front_end_s = self._front_end_s + request.new_image_tokens * self._image_token_s
+        self._front_end_free_s = max(now_s, self._front_end_free_s) + front_end_s
         self._arriving.append((self._front_end_free_s, state))
         self._open[request.request_id] = state
         return state

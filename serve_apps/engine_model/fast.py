@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from conf.schema import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model import loop
 from serve_apps.engine_model.architecture import kv_blocks
+from serve_apps.engine_model.kv_cache import Chain
+from serve_apps.engine_model.native import NATIVE, plain
 from serve_apps.engine_model.noise import Noise
 from serve_apps.engine_model.step_time import Roofline, roofline
 
@@ -79,11 +81,11 @@ class Machine:
         )
         return cls(spec, blocks, roofline(model, hardware, layout), model.step_time.front_end_ms.value * 1e-3)
 
-    def limits(self, closed: int = 0) -> tuple[int, ...]:
+    def limits(self, closed: int = 0, counted: bool = False) -> tuple[int, ...]:
         """What `loop.advance` calls so; `closed` is the number of requests of a closed loop."""
         spec = self.spec
         sizes = spec.max_num_batched_tokens, spec.max_num_seqs, spec.block_size, self.blocks
-        return *sizes, int(spec.async_scheduling), closed
+        return *sizes, int(spec.async_scheduling), closed, int(counted)
 
     def costs(self, noise: Noise) -> tuple[float, ...]:
         """Seconds, as `loop.advance` wants them."""
@@ -121,27 +123,31 @@ class FastEngine:
 
     def __init__(self, machine: Machine, longest_output: int, seed: int = 0, native: bool = True) -> None:
         self.machine = machine
-        self._native = native and loop.NATIVE
-        self._advance = loop.advance if self._native or not loop.NATIVE else loop.advance.py_func  # type: ignore[attr-defined]
+        self._native = native and NATIVE
+        self._advance = loop.advance if self._native else plain(loop.advance)
         self._noise = Noise(machine.spec, seed)
         self._costs = machine.costs(self._noise)
         self._closed = 0
         self._longest_output = longest_output
-        ints, floats = _state(1)
+        ints, floats = states(1)
         floats[0, loop.DRIFT] = self._noise.drift
         self._ints, self._floats = self._column(ints[0]), self._column(floats[0])
-        self._ring = tuple(self._column(column[0]) for column in _ring(1, longest_output))
-        self._requests = tuple(self._column(column[0]) for column in _requests(1, 0))
+        self._ring = tuple(self._column(column[0]) for column in rings(1, longest_output))
+        self._requests = tuple(self._column(column[0]) for column in columns(1, 0))
         self._chunk = self._drawn()
 
-    def add(self, at_s: float, input_tokens: int, output_tokens: int, shared_tokens: int = 0) -> int:
+    def add(
+        self, at_s: float, input_tokens: int, output_tokens: int, shared_tokens: int = 0, chain: Chain = ()
+    ) -> int:
         """A request that arrives at `at_s`, not before the last one; returns its number, counted from 0.
 
         Raises ValueError for a request that can never be served, Unfit for another prefix than the others'.
         """
+        if chain:
+            raise Unfit("prompts that begin alike in several ways")
         number = int(self._ints[loop.TAIL])
         asked = [np.array([tokens]) for tokens in (input_tokens, output_tokens, shared_tokens)]
-        shared_tokens = int(_checked(self.machine, asked)[2][0])
+        shared_tokens = int(checked(self.machine, asked)[2][0])
         if number and shared_tokens != self._requests[3][0]:
             raise Unfit("prefixes of several lengths age apart in the cache")
         if output_tokens > self._longest_output:
@@ -208,9 +214,9 @@ class FastEngine:
 
     def _ended(self) -> Times:
         self.run(np.inf)
-        columns = [np.asarray(column) for column in self._requests]
-        sent, cached, first, last = (columns[place] for place in (4, 5, 7, 8))
-        work = _work(np.asarray(self._ints), np.asarray(self._floats))
+        seen = [np.asarray(column) for column in self._requests]
+        sent, cached, first, last = (seen[place] for place in (4, 5, 7, 8))
+        work = worked(np.asarray(self._ints), np.asarray(self._floats))
         return Times(sent, first, last, cached, np.zeros(len(sent), np.int64), work)
 
     def _column(self, values: Any) -> Any:
@@ -222,7 +228,7 @@ class FastEngine:
         held = len(self._requests[0])
         if count <= held:
             return
-        more = [self._column(column[0]) for column in _requests(1, max(count, 2 * held) - held)]
+        more = [self._column(column[0]) for column in columns(1, max(count, 2 * held) - held)]
         pairs = zip(self._requests, more, strict=True)
         self._requests = tuple(np.concatenate(pair) if self._native else pair[0] + pair[1] for pair in pairs)
 
@@ -235,80 +241,41 @@ class FastEngine:
         return tuple(self._column(column) for column in drawn)
 
 
-def serve_open(
-    machine: Machine,
-    sent_s: Floats,
-    asked: Sequence[Ints],
-    seed: int = 0,
-    replicas: int = 1,
-    policy: str = "leastconn",
-    native: bool = True,
-) -> Times:
-    """Requests at given times, in order, over engines behind one balancer, `leastconn` or `roundrobin`.
-
-    `asked`: prompt, output and shared tokens of each. All requests are served to their end. Raises Unfit, or
-    ValueError for a request that can never be served.
-    """
-    asked = _checked(machine, asked)
-    if replicas == 1:
-        return FastEngine(machine, int(asked[1].max(initial=1)), seed, native).serve(sent_s, asked)
-    noise = Noise(machine.spec, seed)
-    route = loop.route if native or not loop.NATIVE else loop.route.py_func  # type: ignore[attr-defined]
-    if not noise.silent:
-        raise Unfit("noise of many engines is drawn by each of them")
-    room = len(sent_s) // replicas + 64
-    while True:
-        ints, floats = _state(replicas)
-        requests, ring = _requests(replicas, room), _ring(replicas, int(asked[1].max(initial=1)))
-        taken = np.zeros(len(sent_s), np.int64)
-        state = ints, floats, requests, ring, tuple(np.zeros(0) for _ in range(3))
-        balance = policy == "leastconn"
-        why = route(taken, sent_s, tuple(asked), balance, machine.limits(), machine.costs(noise), *state)
-        if why == loop.REACHED:
-            break
-        if why == loop.OUT_OF_KV:
-            raise Unfit("the KV cache may overflow")
-        room *= 2
-    # Each engine numbers its requests in order of arrival.
-    order = np.argsort(taken, kind="stable")
-    began = np.searchsorted(taken[order], np.arange(replicas))
-    place = np.empty(len(taken), np.int64)
-    place[order] = np.arange(len(taken)) - began[taken[order]]
-    sent, cached, first, last = (requests[column][taken, place] for column in (4, 5, 7, 8))
-    return Times(sent, first, last, cached, taken, _work(ints.sum(axis=0), floats.sum(axis=0)))
-
-
 def serve_closed(
     machine: Machine, concurrency: int, asked: Sequence[Ints], seed: int = 0, native: bool = True
 ) -> Times:
     """A closed loop over one engine: see `FastEngine.serve_closed`. Raises as `serve_open`."""
-    asked = _checked(machine, asked)
+    asked = checked(machine, asked)
     return FastEngine(machine, int(asked[1].max(initial=1)), seed, native).serve_closed(concurrency, asked)
 
 
-def _checked(machine: Machine, asked: Sequence[Ints]) -> list[Ints]:
+def checked(machine: Machine, asked: Sequence[Ints]) -> list[Ints]:
+    """Prompt, output and shared tokens as the loop wants them. Raises as `Machine` does."""
     prompt, output, shared = (np.ascontiguousarray(column, dtype=np.int64) for column in asked)
     machine.refuse_impossible(prompt, output)
     return [prompt, output, machine.shared(prompt, shared)]
 
 
-def _state(engines: int) -> tuple[Ints, Floats]:
+def states(engines: int) -> tuple[Ints, Floats]:
+    """Engines that have seen nothing, a row each."""
     ints, floats = np.zeros((engines, loop.INTS), np.int64), np.zeros((engines, loop.FLOATS))
     ints[:, loop.PART] = -1
     return ints, floats
 
 
-def _ring(engines: int, longest_output: int) -> tuple[Ints, ...]:
+def rings(engines: int, longest_output: int) -> tuple[Ints, ...]:
     """Buckets for all steps in which a request may leave; two more, for steps begun and scheduled ahead."""
     size = 1 << (longest_output + 2).bit_length()
     return tuple(np.full((engines, size), start, np.int64) for start in (-1, 0, 0))
 
 
-def _requests(engines: int, room: int) -> tuple[Any, ...]:
+def columns(engines: int, room: int) -> tuple[Any, ...]:
+    """Empty columns of requests, with room for so many of each engine."""
     return tuple(np.zeros((engines, room), kind) for kind in COLUMNS)
 
 
-def _work(ints: Any, floats: Any) -> Work:
+def worked(ints: Any, floats: Any) -> Work:
+    """What an engine, or a sum of engines, did."""
     return Work(
         steps=int(ints[loop.STEP]),
         busy_s=float(floats[loop.BUSY]),

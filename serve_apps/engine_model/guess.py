@@ -13,7 +13,7 @@ def guess_qps(workload: Workload, model: Model, hardware: Hardware, layout: Layo
     The share of prompts that `workload.prefix_hit` repeats counts as cached. None where a figure of the
     hardware that is needed is unknown.
     """
-    mean_in, mean_out = workload.input_tokens.mean, workload.output_tokens.mean
+    mean_in, mean_out = round(workload.prompt_tokens), workload.output_tokens.mean
     try:
         step = roofline(model, hardware, layout)
     except ValueError:

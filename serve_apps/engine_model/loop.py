@@ -3,32 +3,26 @@
 One source for two machines: numba compiles it where it is installed, else it runs as it stands, over lists.
 It serves where nothing can be preempted: prompts share one prefix or nothing, every decoder gets its token
 in every step (max_num_seqs <= max_num_batched_tokens), and the KV cache holds whatever may run at once.
-`tests/test_fast.py` holds it to the times of `Scheduler`.
+`tests/test_fast.py` holds it to the times of `Scheduler`. Where prompts share more than one prefix, what each
+finds in the cache is counted when it arrives (`reuse`), and a prompt waits while it does not fit whole beside
+those that run.
 
 Decoders are a count and a sum of contexts. Who gets a first token in step s emits the last one in step
 s + output - 1, which is known then: a ring of buckets, one per step, says who leaves when.
 """
 
-import hashlib
 import heapq
 import math
-import os
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from serve_apps.engine_model.engine import IDLE_POLL_S
+from serve_apps.engine_model.native import native
 from serve_apps.engine_model.noise import drifted
+from serve_apps.engine_model.reuse import found
 from serve_apps.engine_model.step_time import step_s
-
-try:
-    import numba
-except ImportError:  # the same rules, some fifteen times slower
-    numba = None
-NATIVE = numba is not None
+from serve_apps.hash_ring import bound
 
 # Places in `ints`: requests added, the next to admit, the one prefilled in part (-1: none), how far ...
 TAIL, HEAD, PART, PART_DONE, RUNNING, DECODERS, CONTEXT, STEP, ENDED, RESERVED, WARM, OPEN, DRAWN = range(13)
@@ -41,38 +35,13 @@ NOW, AHEAD_S, FLYING_END, DRIFT, DRIFTED_AT, FRONT_FREE, BUSY, PAIRS, HELD, FLOA
 
 REACHED, OUT_OF_NOISE, OUT_OF_KV, OUT_OF_ROOM = range(4)
 """Why a loop returned: `until` is reached; more noise is due; the cache, or a column, may overflow."""
+LEAST, GIVEN, FEWER, BOUNDED = range(4)
+"""Ways to choose: the least busy of all; as told; the less busy of two; the next on the ring with room."""
+
+_step_s, _drifted, _bound = native(step_s), native(drifted), native(bound)
 
 
-@cache
-def _folder() -> str | None:
-    """A folder of the user's for machine code of exactly these sources; None where none can be written.
-
-    numba looks at the file of a function alone, and would keep a `_step_s` that has changed.
-    """
-    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-    try:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = home / "maxqps" / hashlib.sha256(sources).hexdigest()[:16]
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError):
-        return None
-    return str(folder) if os.access(folder, os.W_OK) else None
-
-
-def _native(function: Callable[..., Any]) -> Callable[..., Any]:
-    if not NATIVE:
-        return function
-    before, folder = numba.config.CACHE_DIR, _folder()
-    numba.config.CACHE_DIR = folder or before
-    compiled: Callable[..., Any] = numba.njit(cache=folder is not None, nogil=True)(function)
-    numba.config.CACHE_DIR = before
-    return compiled
-
-
-_step_s, _drifted = _native(step_s), _native(drifted)
-
-
-@_native
+@native
 def advance(
     until: Any, limits: Any, costs: Any, ints: Any, floats: Any, requests: Any, ring: Any, noise: Any
 ) -> int:
@@ -81,9 +50,10 @@ def advance(
     `requests` are columns by number in order of arrival (ready, prompt, output, shared, sent, cached, born,
     first, last, link); `ring` columns by step modulo their length (who leaves, how many, their context);
     `limits` and `costs` are those of `fast.Machine`. What is scheduled will happen, for nobody is preempted:
-    the state of the decoders is that of the next step to schedule.
+    the state of the decoders is that of the next step to schedule. With `counted`, `shared` are the tokens
+    that were found in the cache, and each request holds blocks for all of its own.
     """
-    max_tokens, max_seqs, block, blocks, lookahead, closed = limits
+    max_tokens, max_seqs, block, blocks, lookahead, closed, counted = limits
     front_end, drift_sd, memory, noisy = costs[14:]
     ready, prompt, output, shared, sent, cached, born, first, last, link = requests
     leavers, leaving, leaving_context = ring
@@ -113,8 +83,10 @@ def advance(
                 last[i] = now
                 running -= 1
                 still_open -= 1
-                reserved -= (prompt[i] + output[i] + block - 1) // block - cached[i] // block
-                borrowed -= cached[i]
+                reserved -= (prompt[i] + output[i] + block - 1) // block
+                if not counted:
+                    reserved += cached[i] // block
+                    borrowed -= cached[i]
                 if tail < closed:  # in a closed loop whoever leaves makes room for the next
                     sent[tail] = now
                     front_free = max(now, front_free) + front_end
@@ -170,15 +142,22 @@ def advance(
             if part < 0:
                 if not (head < tail and running < max_seqs and ready[head] <= now):
                     break
-                part = head
-                done = min(min(shared[part] // block, warm), (prompt[part] - 1) // block) * block
-                warm = max(warm, shared[part] // block)
-                reserved += (prompt[part] + output[part] + block - 1) // block - done // block
-                if reserved + warm > blocks:
-                    status = OUT_OF_KV
+                needed = (prompt[head] + output[head] + block - 1) // block
+                if counted and reserved + needed > blocks:
                     break
+                part = head
+                reserved += needed
+                if counted:
+                    done = shared[part]
+                else:
+                    done = min(min(shared[part] // block, warm), (prompt[part] - 1) // block) * block
+                    warm = max(warm, shared[part] // block)
+                    reserved -= done // block
+                    borrowed += done
+                    if reserved + warm > blocks:
+                        status = OUT_OF_KV
+                        break
                 cached[part] = done
-                borrowed += done
                 running += 1
                 head += 1
             new = min(prompt[part] - done, left)
@@ -225,12 +204,26 @@ def advance(
     return status
 
 
-@_native
+@native
+def _serve(
+    until: Any, limits: Any, costs: Any, ints: Any, floats: Any, requests: Any, ring: Any, noise: Any, r: Any
+) -> Any:
+    """`advance` for engine r of many."""
+    ready, prompt, output, shared, sent, cached, born, first, last, link = requests
+    leavers, leaving, leaving_context = ring
+    waiting = (ready[r], prompt[r], output[r], shared[r], sent[r])
+    own = waiting + (cached[r], born[r], first[r], last[r], link[r])  # noqa: RUF005  # numba knows no star
+    buckets = (leavers[r], leaving[r], leaving_context[r])
+    return advance(until, limits, costs, ints[r], floats[r], own, buckets, noise)
+
+
+@native
 def route(
     taken: Any,
     due: Any,
     asked: Any,
-    least: Any,
+    choice: Any,
+    books: Any,
     limits: Any,
     costs: Any,
     ints: Any,
@@ -241,31 +234,31 @@ def route(
 ) -> int:
     """Give every arrival (`due` s, `asked`: prompt, output, shared) to one of many engines, and serve all.
 
-    Engine r owns row r of every array; `taken` receives the number of each arrival's engine. `least`: fewest
-    open requests, ties in turn, as `VirtualService` does; else in turn. Noise is not drawn.
+    Engine r owns row r of every array; `taken` receives the number of each arrival's engine, which is chosen
+    as `balance.Choice` says. With `counted` in the limits `books` are those of `reuse`. Noise is not drawn.
     """
     prompts, outputs, shares = asked
+    mode, one, other, owners, load_factor, lost, lost_s, from_s = choice
     ready, prompt, output, shared, sent, cached, born, first, last, link = requests
     leavers, leaving, leaving_context = ring
     count = np.zeros(len(ints), np.int32)
     holders = np.zeros(len(due) + 2, np.int64)  # engines by their open requests
-    holders[0], fewest = len(ints), 0
+    holders[0], fewest, flying, alive, out = len(ints), 0, 0, len(ints), -1
     events = [(math.inf, -1)]  # when an engine's next step ends, or may begin where none runs
     turn = 0
     for j in range(len(due) + 1):
         now = due[j] if j < len(due) else math.inf
         while events[0][0] <= now and events[0][1] >= 0:
             r = heapq.heappop(events)[1]
-            waiting = (ready[r], prompt[r], output[r], shared[r], sent[r])
-            own = waiting + (cached[r], born[r], first[r], last[r], link[r])  # noqa: RUF005  # numba knows no star
-            buckets = (leavers[r], leaving[r], leaving_context[r])
-            status: int = advance(now, limits, costs, ints[r], floats[r], own, buckets, noise)
+            status: int = _serve(now, limits, costs, ints, floats, requests, ring, noise, r)
             if status != REACHED:
                 return status
-            holders[count[r]] -= 1
+            if r != out:
+                holders[count[r]] -= 1
+                holders[ints[r, OPEN]] += 1
+                flying += ints[r, OPEN] - count[r]
+                fewest = min(fewest, ints[r, OPEN])
             count[r] = ints[r, OPEN]
-            holders[count[r]] += 1
-            fewest = min(fewest, count[r])
             if ints[r, FLYING]:
                 heapq.heappush(events, (floats[r, FLYING_END], r))
             elif count[r]:
@@ -275,25 +268,52 @@ def route(
                 heapq.heappush(events, (at, r))
         if j == len(due):
             break
-        r = turn
-        if least:
+        if lost >= 0 and out < 0 and now >= lost_s:
+            out, alive = lost, alive - 1
+            holders[count[out]] -= 1
+            flying -= count[out]
+        if mode == LEAST:
             while holders[fewest] == 0:
                 fewest += 1
-            while count[r] != fewest:
+            r = turn
+            while count[r] != fewest or r == out:
                 r = r + 1 if r + 1 < len(ints) else 0
-        turn = r + 1 if r + 1 < len(ints) else 0
+            turn = r + 1 if r + 1 < len(ints) else 0
+        elif mode == BOUNDED:
+            most, at = _bound(flying, alive, load_factor), one[j]
+            while count[owners[at]] >= most or owners[at] == out:
+                at = at + 1 if at + 1 < len(owners) else 0
+            r = owners[at]
+        elif mode == FEWER and count[other[j]] < count[one[j]]:
+            r = other[j]
+        else:
+            r = one[j]
+        taken[j] = r
+        if now < from_s:
+            if limits[6]:
+                found(j, r, books)
+            continue
         i = ints[r, TAIL]
         if i == ready.shape[1]:
             return OUT_OF_ROOM
         floats[r, FRONT_FREE] = max(now, floats[r, FRONT_FREE]) + costs[14]
         ready[r, i], sent[r, i] = floats[r, FRONT_FREE], now
         prompt[r, i], output[r, i], shared[r, i] = prompts[j], outputs[j], shares[j]
+        if limits[6]:
+            block = limits[2]
+            shared[r, i] = min(found(j, r, books), (prompts[j] - 1) // block) * block
         ints[r, TAIL] += 1
         ints[r, OPEN] += 1
-        holders[count[r]] -= 1
-        count[r] += 1
-        holders[count[r]] += 1
-        taken[j] = r
-        if count[r] == 1:
-            heapq.heappush(events, (floats[r, FRONT_FREE], r))
+        if mode != GIVEN:
+            holders[count[r]] -= 1
+            count[r] += 1
+            holders[count[r]] += 1
+            flying += 1
+            if count[r] == 1:
+                heapq.heappush(events, (floats[r, FRONT_FREE], r))
+    if mode == GIVEN:  # nobody looked at what the engines did: each runs on its own
+        for r in range(len(ints)):
+            status = _serve(math.inf, limits, costs, ints, floats, requests, ring, noise, r)
+            if status != REACHED:
+                return status
     return REACHED

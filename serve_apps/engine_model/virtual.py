@@ -7,10 +7,10 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from serve_apps.engine_model.balance import Balance, Balancer
 from serve_apps.engine_model.engine import Engine, GenerateRequest
+from serve_apps.engine_model.kv_cache import Chain
 from serve_apps.engine_model.request import RequestState
-
-POLICIES = ("leastconn", "roundrobin")
 
 
 class Progress(NamedTuple):
@@ -27,7 +27,9 @@ class Progress(NamedTuple):
 class Replica(Protocol):
     """An engine that keeps its own time; requests are known by the number that `add` gives them."""
 
-    def add(self, at_s: float, input_tokens: int, output_tokens: int, shared_tokens: int) -> int: ...
+    def add(
+        self, at_s: float, input_tokens: int, output_tokens: int, shared_tokens: int, chain: Chain = ()
+    ) -> int: ...
     def run(self, until_s: float) -> None: ...
     def seen(self, number: int) -> tuple[float | None, float | None, int, bool]: ...
     @property
@@ -42,22 +44,25 @@ class _Arrival(NamedTuple):
     output_tokens: int
     shared_tokens: int
     replica: int | None
+    session: int
+    chain: Chain
 
 
 class VirtualService:
-    """`engines` behind a balancer: `leastconn` (fewest open requests, ties in turn) or `roundrobin`.
+    """`engines` behind a balancer; a request that names its replica passes it by.
 
-    A request that names its replica passes the balancer by.
+    `policy` is one of `balance.POLICIES`, or one with its settings; `seed` draws what it leaves to chance.
+    Raises ValueError for an unknown one, or no engine.
     """
 
-    def __init__(self, engines: Sequence[Engine | Replica], policy: str = "leastconn") -> None:
-        if policy not in POLICIES:
-            raise ValueError(f"unknown policy '{policy}'; the virtual service has {', '.join(POLICIES)}")
+    def __init__(
+        self, engines: Sequence[Engine | Replica], policy: str | Balance = "leastconn", seed: int = 0
+    ) -> None:
         if not engines:
             raise ValueError("a service needs at least one engine")
         self._replicas = [Stepped(each) if isinstance(each, Engine) else each for each in engines]
-        self._least = policy == "leastconn"
-        self._turn = 0
+        balance = Balance(policy) if isinstance(policy, str) else policy
+        self._balancer = Balancer(balance, len(engines), seed)
         self._arrivals: list[_Arrival] = []
         self._submitted = 0
         self._open: dict[int, tuple[int, int]] = {}
@@ -71,15 +76,20 @@ class VirtualService:
         output_tokens: int,
         replica: int | None = None,
         shared_tokens: int = 0,
+        session: int = -1,
+        chain: Chain = (),
     ) -> None:
         """Plan an arrival; any order, but not in the past. `key` is unique among open requests.
 
-        The first `shared_tokens` of its prompt are those of every other request.
+        The first `shared_tokens` of its prompt are those of every other request; or it says by the hashes of
+        its blocks, `chain`, with which others it begins alike.
         """
         if at_s < self.now_s:
             raise ValueError(f"arrival at {at_s} s lies before the virtual now, {self.now_s} s")
-        arrival = _Arrival(at_s, self._submitted, key, input_tokens, output_tokens, shared_tokens, replica)
-        heapq.heappush(self._arrivals, arrival)
+        lengths = input_tokens, output_tokens, shared_tokens
+        heapq.heappush(
+            self._arrivals, _Arrival(at_s, self._submitted, key, *lengths, replica, session, chain)
+        )
         self._submitted += 1
 
     def retract(self, after_s: float) -> None:
@@ -115,17 +125,9 @@ class VirtualService:
     def _route(self, arrival: _Arrival) -> None:
         index = arrival.replica
         if index is None:
-            index = self._choose()
-            self._turn = index + 1
-        asked = arrival.input_tokens, arrival.output_tokens, arrival.shared_tokens
+            index = self._balancer.choose(arrival.session, [it.open_requests for it in self._replicas])
+        asked = arrival.input_tokens, arrival.output_tokens, arrival.shared_tokens, arrival.chain
         self._open[arrival.key] = index, self._replicas[index].add(arrival.at_s, *asked)
-
-    def _choose(self) -> int:
-        count = len(self._replicas)
-        in_turn = [(self._turn + offset) % count for offset in range(count)]
-        if not self._least:
-            return in_turn[0]
-        return min(in_turn, key=lambda index: self._replicas[index].open_requests)
 
 
 class Stepped:
@@ -138,10 +140,12 @@ class Stepped:
         self._added = 0
         self._states: dict[int, RequestState] = {}
 
-    def add(self, at_s: float, input_tokens: int, output_tokens: int, shared_tokens: int) -> int:
+    def add(
+        self, at_s: float, input_tokens: int, output_tokens: int, shared_tokens: int, chain: Chain = ()
+    ) -> int:
         """Raises ValueError for a request that can never be served."""
         number = self._added
-        blocks = tuple(range(shared_tokens // self.engine.block_size))
+        blocks = chain or tuple(range(shared_tokens // self.engine.block_size))
         self._states[number] = self.engine.add(
             GenerateRequest(number, input_tokens, output_tokens, blocks), at_s
         )

@@ -9,8 +9,18 @@ import numpy as np
 
 from conf.schema import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model import architecture
+from serve_apps.engine_model.balance import Balance
 from serve_apps.engine_model.engine import Engine
-from serve_apps.engine_model.fast import Floats, Ints, Machine, Times, Unfit, Work, serve_open
+from serve_apps.engine_model.fast import (
+    Floats,
+    Ints,
+    Machine,
+    Times,
+    Unfit,
+    Work,
+)
+from serve_apps.engine_model.prefixes import Prefixes
+from serve_apps.engine_model.routed import serve_open, serve_prefixes
 from serve_apps.engine_model.step_time import roofline
 from serve_apps.engine_model.virtual import VirtualService
 
@@ -27,9 +37,13 @@ def serve(
     asked: Sequence[Ints],
     seed: int = 0,
     replicas: int = 1,
-    policy: str = "leastconn",
+    balance: Balance = Balance(),  # noqa: B008  # frozen
+    prefixes: Prefixes | None = None,
+    from_s: float = 0.0,
 ) -> Times:
-    """`fast.serve_open`, and where that is Unfit the same with the scheduler that keeps books of every block.
+    """`routed.serve_open`, or with several `prefixes` `routed.serve_prefixes`, whose `from_s` is theirs.
+
+    Where that is Unfit the same with the scheduler that keeps books of every block.
 
     Raises ValueError for a request that can never be served, weights that do not fit, an unknown figure, and
     for limits of the queue, whose refusals it does not model.
@@ -40,21 +54,34 @@ def serve(
             "engine.max_num_queued_tokens, or measure with sweep or probe"
         )
     try:
-        return serve_open(Machine.of(spec, model, hardware, layout), sent_s, asked, seed, replicas, policy)
+        machine = Machine.of(spec, model, hardware, layout)
+        if prefixes is None:
+            return serve_open(machine, sent_s, asked, seed, replicas, balance.policy)
+        return serve_prefixes(machine, sent_s, asked[:2], prefixes, balance, seed, replicas, from_s=from_s)
     except Unfit:
         engines = [Engine(spec, model, hardware, layout, seed=seed + i) for i in range(replicas)]
-        return _block_by_block(engines, sent_s, asked, policy)
+        return _block_by_block(VirtualService(engines, balance, seed), engines, sent_s, asked, prefixes)
 
 
-def _block_by_block(engines: Sequence[Engine], sent_s: Floats, asked: Sequence[Ints], policy: str) -> Times:
+def _block_by_block(
+    service: VirtualService,
+    engines: Sequence[Engine],
+    sent_s: Floats,
+    asked: Sequence[Ints],
+    prefixes: Prefixes | None,
+) -> Times:
     """The same by scheduler. What the engines did is told by their counters alone: busy seconds and KV in use
     stay unknown (nan), and every prompt is said to have the mean share of cached tokens.
     """
-    service = VirtualService(engines, policy)
     count = len(sent_s)
     prompt, output, shared = (column.tolist() for column in asked)
     for key, at_s in enumerate(sent_s.tolist()):
-        service.submit(key, at_s, prompt[key], output[key], shared_tokens=shared[key])
+        lengths = prompt[key], output[key]
+        if prefixes is None:
+            service.submit(key, at_s, *lengths, shared_tokens=shared[key])
+        else:
+            chain, session = prefixes.chain(key, engines[0].block_size), int(prefixes.session[key])
+            service.submit(key, at_s, *lengths, session=session, chain=chain)
     first_s, last_s, replica = np.full(count, np.nan), np.full(count, np.nan), np.zeros(count, np.int64)
     ended, now_s = 0, 0.0
     while ended < count:

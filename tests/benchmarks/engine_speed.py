@@ -12,7 +12,8 @@ import numpy as np
 from conf import load
 from conf.schema import SimulatedEngine
 from serve_apps.engine_model import Engine, GenerateRequest, VirtualService
-from serve_apps.engine_model.fast import Machine, serve_open
+from serve_apps.engine_model.fast import Machine
+from serve_apps.engine_model.routed import serve_open
 
 CLOSED_STEPS = 20_000
 VIRTUAL_S = 1800.0

@@ -1,0 +1,51 @@
+"""The spec of the MI325X paper's benchmark, run by `python -m loadgen progressive`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from conf.check import require
+
+MULTIPLIERS = {"quick": 0.5, "default": 1.0, "thorough": 3.0}
+MOST_PER_USER = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Progressive:
+    """How much of the paper's procedure is run, and how often.
+
+    `profile` multiplies its request counts by 0.5, 1 or 3. `requests_per_user` above 0 sends so many requests
+    for each one in flight instead, in every scaling and saturation level. `runs` are whole repeats, each of a
+    service deployed anew, or with a seed of its own on the virtual clock. `clock` is `virtual` for the engine
+    model alone, `wall` over HTTP, by default virtual for the simulated engine. `prompts` are all the `same`
+    text, as the paper's, or `unique`. `lengths` are the paper's, or those of `workload`.
+    """
+
+    profile: Literal["quick", "default", "thorough"] = "default"
+    requests_per_user: int = 0
+    runs: int = 5
+    clock: Literal["auto", "virtual", "wall"] = "auto"
+    prompts: Literal["same", "unique"] = "same"
+    lengths: Literal["paper", "workload"] = "paper"
+
+    def __post_init__(self) -> None:
+        count = self.requests_per_user
+        require(
+            0 <= count <= MOST_PER_USER,
+            f"progressive.requests_per_user={count} must be 0 (the paper's counts) to {MOST_PER_USER}",
+        )
+        require(
+            not count or self.profile == "default",
+            f"progressive.requests_per_user={count} decides the counts; leave progressive.profile out",
+        )
+        require(1 <= self.runs <= 100, f"progressive.runs={self.runs} must be 1 to 100")
+
+    @property
+    def multiplier(self) -> float:
+        """Of the paper's request counts."""
+        return MULTIPLIERS[self.profile]
+
+    @property
+    def as_published(self) -> bool:
+        """Whether requests are as many and as alike as those behind the published tables."""
+        alike = self.prompts == "same" and self.lengths == "paper"
+        return alike and self.profile == "default" and not self.requests_per_user

@@ -1,0 +1,46 @@
+"""Machine code of the engine model's loops, by numba where it is installed; knows no rule of theirs."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+try:
+    import numba
+except ImportError:  # the same rules, some fifteen times slower
+    numba = None
+NATIVE = numba is not None
+
+
+@cache
+def _folder() -> str | None:
+    """A folder of the user's for machine code of exactly these sources; None where none can be written.
+
+    numba looks at the file of a function alone, and would keep a function called from it that has changed.
+    """
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = home / "maxqps" / hashlib.sha256(sources).hexdigest()[:16]
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    return str(folder) if os.access(folder, os.W_OK) else None
+
+
+def native(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` compiled at its first call; as it stands without numba."""
+    if not NATIVE:
+        return function
+    before, folder = numba.config.CACHE_DIR, _folder()
+    numba.config.CACHE_DIR = folder or before
+    compiled: Callable[..., Any] = numba.njit(cache=folder is not None, nogil=True)(function)
+    numba.config.CACHE_DIR = before
+    return compiled
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as Python runs it."""
+    return function.py_func if NATIVE else function  # type: ignore[attr-defined]

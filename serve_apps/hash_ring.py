@@ -1,0 +1,51 @@
+"""A hash ring as Ray Serve's `ConsistentHashRouter` has it, and the bound of `bounded_hash`: pure rules.
+
+Knows names and numbers; knows no Ray. `tests/test_balance.py` holds the ring to Ray's own.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import mmh3
+import numpy as np
+from numpy.typing import NDArray
+
+SEED = 0xF9B4CA77
+"""Ray's `CONSISTENT_HASH_SEED` (ray.serve.experimental.consistent_hash_router, 2.60)."""
+LEAST_BOUND = 2
+"""No replica is full with fewer requests in flight: with hardly any load a session stays where it is."""
+
+Places = NDArray[np.uint64]
+
+
+def hashed(keys: Iterable[str]) -> Places:
+    """Where keys lie on the ring: the low half of MurmurHash3's 128 bits."""
+    found = [mmh3.hash64(key, seed=SEED, signed=False)[0] for key in keys]
+    return np.array(found, dtype=np.uint64)
+
+
+def ring(replicas: Sequence[str], vnodes: int) -> tuple[Places, NDArray[np.int64]]:
+    """The places of all replicas in order, `vnodes` of each, and where in `replicas` their owners stand."""
+    places = hashed(f"{replica}:{i}" for replica in replicas for i in range(vnodes))
+    order = np.argsort(places, kind="stable")
+    return places[order], order // vnodes
+
+
+def starts(places: Places, keys: Iterable[str]) -> NDArray[np.int64]:
+    """The position on the ring from which each key looks for a replica: the owner of that place is its."""
+    found: NDArray[np.int64] = np.searchsorted(places, hashed(keys), side="right") % len(places)
+    return found
+
+
+def session_key(session: int) -> str:
+    """What the load generator says in the header `x-session-id`."""
+    return f"session-{session}"
+
+
+def bound(in_flight: int, replicas: int, load_factor: float) -> int:
+    """Requests in flight from which a replica is full, when one more than `in_flight` is to be placed.
+
+    Consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, SODA 2018): `load_factor` times
+    the mean, rounded up, so that one replica always has room.
+    """
+    return max(LEAST_BOUND, math.ceil(load_factor * (in_flight + 1) / replicas))

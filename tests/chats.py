@@ -1,0 +1,121 @@
+"""Made-up conversations for tests: arrivals, lengths and whose the tokens of each prompt are."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conf.schema import Hardware, Layout, Model, SimulatedEngine
+from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model.balance import Balance
+from serve_apps.engine_model.prefixes import Prefixes
+
+
+class Chats(NamedTuple):
+    """Requests in order of arrival; `asked`: prompt and output tokens."""
+
+    due_s: Any
+    asked: tuple[Any, Any]
+    prefixes: Prefixes
+
+
+def chats(
+    rate_qps: float,
+    seconds: float,
+    seed: int = 0,
+    turns: int = 12,
+    gap_s: float = 30.0,
+    context: int = 3000,
+    step: int = 800,
+    system: int = 200,
+    character: int = 300,
+    persona: int = 100,
+) -> Chats:
+    """Sessions begin at random, and each of their turns adds a message and an answer to the history.
+
+    Beyond `context` tokens the oldest history goes, `step` tokens at a time.
+    """
+    rng = np.random.default_rng(seed)
+    rows = []
+    begin, session = -turns * gap_s, 0
+    while (begin := begin + rng.exponential(turns / rate_qps)) < seconds:
+        at, history, cut, who = begin, 0, 0, int(rng.zipf(1.6)) % 50
+        for _ in range(rng.geometric(1 / turns)):
+            message, answer = int(rng.integers(40, 160)), int(rng.integers(40, 200))
+            head = system + character + persona
+            while head + history - cut + message > context:
+                cut += step
+            if 0 <= at < seconds:
+                prompt = head + history - cut + message
+                ends = system, who, system + character, session, head, cut, prompt
+                rows.append((at, prompt, answer, *ends))
+            history += message + answer
+            at += rng.exponential(gap_s)
+        session += 1
+    columns = np.array(sorted(rows)).T
+    due_s, prompt, answer, *ends = columns
+    return Chats(
+        due_s,
+        (prompt.astype(np.int64), answer.astype(np.int64)),
+        Prefixes(*(c.astype(np.int64) for c in ends)),
+    )
+
+
+def by_blocks(
+    parts: tuple[SimulatedEngine, Model, Hardware, Layout],
+    asked: Chats,
+    balance: Balance,
+    replicas: int,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """What the engine that keeps books of every block makes of them; columns in order of arrival."""
+    engines = [Engine(*parts, seed=seed) for _ in range(replicas)]
+    states: dict[float, Any] = {}
+    for engine in engines:
+        _watch(engine, states)
+    service = VirtualService(engines, balance, seed)
+    size = engines[0].block_size
+    for key, at_s in enumerate(asked.due_s.tolist()):
+        lengths = int(asked.asked[0][key]), int(asked.asked[1][key])
+        session = int(asked.prefixes.session[key])
+        service.submit(key, at_s, *lengths, session=session, chain=asked.prefixes.chain(key, size))
+    service.advance(1e9)
+    seen = sorted(service.observe())
+    for engine in engines:
+        engine.check_integrity()
+    return {
+        "replica": np.array([one.replica for one in seen]),
+        "first": np.array([one.first_token_s for one in seen]),
+        "last": np.array([one.last_token_s for one in seen]),
+        "cached": np.array([states[at_s].cached_tokens for at_s in asked.due_s.tolist()]),
+        "preemptions": sum(engine.preemptions for engine in engines),
+    }
+
+
+def _watch(engine: Any, states: dict[float, Any]) -> None:
+    add = engine.add
+
+    def added(request: Any, now_s: float) -> Any:
+        states[now_s] = add(request, now_s)
+        return states[now_s]
+
+    engine.add = added
+
+
+def common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Tokens with which both begin."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+def tokens(asked: Chats) -> list[list[Any]]:
+    """Every prompt word by word, as the levels of `Prefixes` say: equal words are equal tokens."""
+    out, p = [], asked.prefixes
+    for i in range(len(p)):
+        who, session, cut = int(p.character[i]), int(p.session[i]), int(p.cut[i])
+        ends = [int(column[i]) for column in (p.everyone, p.of_character, p.of_session, p.of_history)]
+        spans = zip([(0,), (1, who), (2, session), (3, session, cut)], [0, *ends], ends, strict=False)
+        out.append([(*mark, at) for mark, start, end in spans for at in range(start, end)])
+        out[-1] += [(4, i, at) for at in range(ends[-1], int(asked.asked[0][i]))]
+    return out

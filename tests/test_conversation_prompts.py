@@ -1,0 +1,153 @@
+"""Bodies of conversations: what prompts share is what the plan says, token by token and block by block."""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf import load
+from loadgen.arrivals import NS, ArrivalSchedule, Traffic
+from loadgen.prompts import Prompts
+from loadgen.rows import Planned, planned
+from serve_apps.engine_model.kv_cache import Holding, KvCache
+
+WORDS = [
+    "workload=character",
+    "workload.conversations.characters=5",
+    "workload.conversations.turns=12",
+    "workload.conversations.max_prompt_tokens=1024",
+    "workload.conversations.system_tokens=100",
+    "workload.conversations.character_tokens.mean=150",
+    "workload.conversations.persona_tokens.mean=30",
+    "workload.conversations.answer_tokens.mean=40",
+    "workload.conversations.truncation_step_tokens=500",
+]
+"""Small chats, whose histories are cut after a dozen turns."""
+SMALL = load(WORDS).workload
+KINDS = ("token_ids", "text", "chat")
+
+
+@cache
+def prompts_of(kind: str, salt: int = 3) -> Prompts:
+    return Prompts(load([*WORDS, f"workload.prompt={kind}"]).workload, "m", 151936, salt)
+
+
+def body(prompts: Prompts, plan: Planned) -> bytes:
+    levels = plan.shared_tokens, plan.character_tokens, plan.persona_tokens
+    names = plan.character, plan.session, plan.history_cut
+    return prompts.turn(plan.input_tokens, plan.output_tokens, levels, names)
+
+
+def tokens(prompts: Prompts, plan: Planned) -> Sequence[Any]:
+    tree = json.loads(body(prompts, plan))
+    prompt = tree["messages"][0]["content"] if "messages" in tree else tree["prompt"]
+    return prompt if isinstance(prompt, list) else prompt.split()
+
+
+def agree(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Tokens that two prompts begin with alike."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def shared_by_plan(one: Planned, other: Planned) -> int:
+    """How many tokens two turns begin with alike, by the levels of their plan."""
+    if one.character != other.character:
+        return one.shared_tokens
+    if one.session != other.session:
+        return one.character_tokens
+    persona = one.character_tokens + one.persona_tokens
+    return min(one.input_tokens, other.input_tokens) if one.history_cut == other.history_cut else persona
+
+
+def said(seconds: float = 200.0, rate_qps: float = 3.0) -> ArrivalSchedule:
+    bounds = {"window": (0, int(seconds * NS))}
+    return Traffic(SMALL).draw(rate_qps, bounds, dwell=0, first_seq=0, seed=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(kind: str) -> None:
+    prompts, turns = prompts_of(kind), planned(said())
+    lists = [tokens(prompts, turn) for turn in turns]
+    assert all(len(each) == turn.input_tokens for each, turn in zip(lists, turns, strict=True))
+    assert len({turn.history_cut for turn in turns}) > 2
+    seen = set()
+    for i in range(0, len(turns), 3):
+        for j in range(i):
+            level = shared_by_plan(turns[i], turns[j])
+            assert agree(lists[i], lists[j]) == level
+            seen.add((turns[i].character == turns[j].character, turns[i].session == turns[j].session))
+    assert seen == {(False, False), (True, False), (True, True)}
+
+
+def test_a_turn_with_the_same_cut_begins_with_the_bytes_of_the_one_before() -> None:
+    prompts, turns = prompts_of("token_ids"), planned(said())
+    last: dict[int, Planned] = {}
+    again = 0
+    for turn in turns:
+        before = last.get(turn.session)
+        if before is not None and before.history_cut == turn.history_cut:
+            prefix = body(prompts, before).partition(b"]")[0]
+            assert body(prompts, turn).startswith(prefix)
+            again += 1
+        last[turn.session] = turn
+    assert again > 100
+
+
+def test_another_run_says_nothing_alike() -> None:
+    turn = planned(said())[0]
+    assert agree(tokens(prompts_of("token_ids"), turn), tokens(prompts_of("token_ids", salt=4), turn)) == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**7), st.integers(0, 2**31 - 1), st.integers(0, 2**20), st.integers(17, 70_000))
+def test_any_numbers_make_a_body_of_the_asked_length(
+    character: int, session: int, cut: int, count: int
+) -> None:
+    turn = Planned(0, 0, "window", 0, count, 7, 4, session=session, character=character, history_cut=cut)
+    turn.character_tokens, turn.persona_tokens = 9, 8
+    tree = json.loads(body(prompts_of("token_ids"), turn))
+    assert len(tree["prompt"]) == count and tree["max_tokens"] == tree["min_tokens"] == 7
+    other = replace(turn, history_cut=cut + 1)
+    assert agree(tree["prompt"], tokens(prompts_of("token_ids"), other)) == 17
+
+
+@pytest.mark.parametrize("truncation", ["cache_aware", "naive"])
+def test_a_prefix_cache_of_blocks_reuses_what_the_plan_counts(truncation: str) -> None:
+    block = 16
+    spec = replace(SMALL.conversations, truncation=truncation)  # type: ignore[type-var]
+    workload = replace(SMALL, conversations=spec)
+    schedule = Traffic(workload).draw(3.0, {"window": (0, 150 * NS)}, dwell=0, first_seq=0, seed=1)
+    turns, prompts, cache = planned(schedule), prompts_of("token_ids"), KvCache(200_000, block)
+    known: dict[Any, int] = defaultdict(int)
+    for turn in turns:
+        ids = tokens(prompts, turn)
+        chain = tuple(hash(tuple(ids[: end + block])) for end in range(0, len(ids) - block + 1, block))
+        found = cache.find(chain, (len(ids) - 1) // block)
+        hit = found[-1].end if found else 0
+        holding = Holding(chain)
+        cache.hold(holding, found)
+        rest = cache.blocks_for(len(ids)) - holding.blocks
+        cache.take(rest)
+        holding.blocks += rest
+        cache.name(holding, len(chain))
+        cache.free(holding, len(chain))
+        # What the plan says that this prompt and any before it have in common.
+        ends = {
+            "all": turn.shared_tokens,
+            turn.character: turn.character_tokens,
+            (turn.session,): turn.character_tokens + turn.persona_tokens,
+            (turn.session, turn.history_cut): turn.input_tokens,
+        }
+        reusable = max(min(end, known[name]) for name, end in ends.items())
+        assert hit == min(reusable // block, (turn.input_tokens - 1) // block)
+        for name, end in ends.items():
+            known[name] = max(known[name], end)
+    assert np.mean([turn.turn for turn in turns]) > 5

@@ -1,0 +1,258 @@
+"""Prefix caches are filled before a window counts, for as long as that changes anything and no longer."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from analysis import metrics, records
+from conf import Experiment, load
+from loadgen import fill
+from loadgen.arrivals import NS, ArrivalSchedule
+from loadgen.driver import Driver, TargetLost
+from loadgen.marginal import resolve
+from loadgen.plan import Plan
+from loadgen.rows import Planned, planned
+from loadgen.search import Segment, Start
+from loadgen.target import LostActor, Observation
+
+CHATS = load(["workload=character", "workload.conversations.characters=100"])
+CHATS = replace(CHATS, workload=resolve(CHATS.workload))
+
+
+class Cache:
+    """A target that remembers every prompt; it may not tell what it had of them.
+
+    It answers within a second, or what is told of it comes `life_s` after the due time.
+    """
+
+    def __init__(self, tells: bool = True, fade_s: float = 0.0, life_s: float = 0.0) -> None:
+        self.now, self.plans, self.known = 0, list[Planned](), dict[Any, int]()
+        self.tells, self.fade_s, self.life_s = tells, fade_s, life_s
+        self.lost: list[LostActor] = []
+
+    def now_ns(self) -> int:
+        return self.now
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        self.plans += planned(schedule) if schedule is not None else []
+        self.now = max(self.now, until_ns)
+        due = [plan for plan in self.plans if plan.due_ns + self.life_s * NS <= self.now]
+        self.plans = self.plans[len(due) :]
+        rows = pa.Table.from_pylist([self.row(plan) for plan in due], schema=records.PROGRESS)
+        return Observation(rows, records.PROGRESS.empty_table(), lost_actors=self.lost)
+
+    def retract(self) -> None:
+        self.plans = []
+
+    def heal(self) -> bool:
+        return False
+
+    def row(self, plan: Planned) -> dict[str, Any]:
+        ends = {"all": plan.shared_tokens}
+        if plan.character >= 0:
+            persona = plan.character_tokens + plan.persona_tokens
+            ends |= {plan.character: plan.character_tokens, (plan.session,): persona}
+            ends[plan.session, plan.history_cut] = plan.input_tokens
+        cached = max(min(end, self.known.get(name, 0)) for name, end in ends.items())
+        for name, end in ends.items():
+            self.known[name] = max(self.known.get(name, 0), end)
+        if self.fade_s:
+            cached = round(cached * max(0.0, 1 - plan.due_ns / NS / self.fade_s))
+        end_ns = max(900_000_000, int(self.life_s * NS))
+        return {
+            "seq": plan.seq,
+            "client_id": 0,
+            "dwell": plan.dwell,
+            "phase": plan.phase,
+            "status": "ok",
+            "due_ns": plan.due_ns,
+            "session_id": plan.session,
+            "requested_input_tokens": plan.input_tokens,
+            "requested_output_tokens": plan.output_tokens,
+            "shared_tokens": plan.shared_tokens,
+            "prompt_tokens": plan.input_tokens,
+            "cached_tokens": cached if self.tells else None,
+            "output_tokens": plan.output_tokens,
+            "send_offset_ns": 0,
+            "first_token_offset_ns": 50_000_000,
+            "last_token_offset_ns": end_ns,
+            "end_offset_ns": end_ns,
+        }
+
+
+def driver(target: Cache, experiment: Experiment, told: list[str]) -> Driver:
+    def emit(kind: str, /, **facts: Any) -> None:
+        told.append(facts["text"]) if kind == "fill" else None
+
+    asked, start = experiment, Start(6.0)
+    plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=20)
+    return Driver(target, plan, emit)
+
+
+def dwell(index: int, rate_qps: float, kind: Any = "dwell") -> Segment:
+    return Segment(index, kind, rate_qps, 15.0, 45.0, False, "a test")
+
+
+def window_hit(drive: Driver, index: int) -> float:
+    hit = metrics.prefix_hit(
+        drive.requests(index).filter(pa.array(metrics.word_in(drive.requests(index), "phase", "window")))
+    )
+    assert hit is not None
+    return hit
+
+
+def test_users_are_in_the_caches_before_the_first_window() -> None:
+    told: list[str] = []
+    drive = driver(Cache(), CHATS, told)
+    drive.warm_up()
+    spent_s = drive.elapsed_s()
+    drive.load(dwell(0, 20.0))
+    assert window_hit(drive, 0) > 0.94
+    assert drive.elapsed_s() - spent_s == pytest.approx(61.2, abs=0.5)  # the fill is not charged
+    assert drive.target.now_ns() > 200 * NS
+    rates = [float(line.split(" at ")[1].split(" QPS")[0]) for line in told[:-1]]
+    assert rates[0] == 3.0 and rates[-2:] == [20.0, 20.0]
+    assert all(after <= before * 1.26 for before, after in zip(rates, rates[1:], strict=False))
+    assert "caches are filled" in told[-1]
+
+
+def test_a_lower_rate_has_no_new_users_and_a_higher_one_has() -> None:
+    told: list[str] = []
+    drive = driver(Cache(), CHATS, told)
+    drive.warm_up()
+    for index, (rate_qps, fills) in enumerate([(10.0, True), (9.0, False), (10.05, False), (11.0, True)]):
+        told.clear()
+        drive.load(dwell(index, rate_qps))
+        assert bool(told) is fills
+        assert window_hit(drive, index) > 0.9
+
+
+def test_answers_that_take_longer_than_a_piece_do_not_end_the_fill() -> None:
+    """As in an overload: of what is due in a piece nothing has ended at its end."""
+    told: list[str] = []
+    drive = driver(Cache(life_s=50.0), CHATS, told)
+    drive.load(dwell(0, 6.0))
+    assert "caches are filled" in told[-1] and drive.target.now_ns() > 200 * NS
+    assert float(told[-2].split(": ")[1].split("%")[0]) > 93
+
+
+def test_a_service_that_came_back_is_filled_again() -> None:
+    told: list[str] = []
+    drive = driver(Cache(), CHATS, told)
+    drive.repair = lambda: None
+    drive.load(dwell(0, 8.0))
+    drive.recover(TargetLost("gone"))
+    told.clear()
+    drive.load(dwell(1, 8.0))
+    assert "caches are filled" in told[-1]
+
+
+def test_a_fill_that_a_load_actor_s_loss_ended_counts_as_none() -> None:
+    target = Cache()
+    drive = driver(target, CHATS, [])
+    target.lost = [LostActor(0, 0, 2, "killed")]
+    drive.load(dwell(0, 8.0))
+    assert drive.filled_qps == 0.0
+
+
+def test_a_fill_that_the_service_s_loss_ended_costs_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_: Any) -> None:
+        raise TargetLost("gone")
+
+    drive = driver(Cache(), CHATS, [])
+    drive.warm_up()
+    spent_s = drive.elapsed_s()
+    monkeypatch.setattr(Driver, "refuse_dead", dies)
+    with pytest.raises(TargetLost):
+        drive.load(dwell(0, 8.0))
+    assert drive.elapsed_s() - spent_s < 1 and drive.target.now_ns() > drive.free_ns - 2 * NS > 20 * NS
+
+
+def test_the_load_that_runs_out_is_of_the_same_users() -> None:
+    saved: list[ArrivalSchedule] = []
+    drive = driver(Cache(), CHATS, [])
+    drive.plan_saved = saved.append
+    drive.load(dwell(0, 20.0))
+    drive.drain(run_out=True)
+    *before, last = saved
+    assert last.session is not None and last.after is not None and len(last) > 10
+    known = np.isin(last.session, np.concatenate([plan.session for plan in before]))
+    assert known.mean() > 0.8 and np.all(last.after[known] >= 0)
+
+
+def test_ramp_steps_are_not_filled() -> None:
+    told: list[str] = []
+    drive = driver(Cache(), CHATS, told)
+    drive.load(dwell(0, 2.0, "ramp"))
+    assert told == []
+
+
+def test_the_ledger_knows_the_plan_of_every_piece() -> None:
+    saved: list[int] = []
+    drive = driver(Cache(), CHATS, [])
+    drive.plan_saved = lambda schedule: saved.extend(schedule.seq.tolist())
+    drive.load(dwell(0, 8.0))
+    assert saved == list(range(len(saved))) and len(saved) > 500
+    assert drive.ledger.planned(0, 0, drive.free_ns) == len(saved)
+    assert drive.verdicts[0].valid
+
+
+def test_who_tells_no_hits_is_not_waited_for() -> None:
+    told: list[str] = []
+    drive = driver(Cache(tells=False), CHATS, told)
+    drive.warm_up()
+    drive.load(dwell(0, 10.0))
+    assert told == [] and drive.target.now_ns() < 90 * NS
+
+
+def test_what_never_settles_is_measured_as_it_is_and_told() -> None:
+    told: list[str] = []
+    drive = driver(Cache(fade_s=600), CHATS, told)
+    drive.warm_up()
+    drive.load(dwell(0, 7.5))
+    assert "still change" in told[-1]
+    assert drive.target.now_ns() < (fill.LONGEST_S + 250) * NS
+
+
+def test_prompts_of_one_beginning_are_filled_by_the_warm_up() -> None:
+    told: list[str] = []
+    drive = driver(Cache(), load(["workload.prefix_hit=.5"]), told)
+    drive.warm_up()
+    drive.load(dwell(0, 5.0))
+    assert told == [] and window_hit(drive, 0) == pytest.approx(0.5, abs=0.01)
+
+
+def test_prompts_of_one_beginning_are_filled_where_no_warm_up_did() -> None:
+    told: list[str] = []
+    drive = driver(Cache(), load(["workload.prefix_hit=.5"]), told)
+    drive.load(dwell(0, 5.0))
+    assert "caches are filled after 4" in told[-1]
+
+
+def test_prompts_without_reuse_need_no_fill() -> None:
+    told: list[str] = []
+    drive = driver(Cache(), load(), told)
+    drive.warm_up()
+    drive.load(dwell(0, 5.0))
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "offered", "cold", "first"),
+    [
+        (20.0, 0.0, 8.0, 4.0),
+        (20.0, 0.0, None, 2.5),
+        (20.0, 10.0, 8.0, 12.5),
+        (20.0, 18.0, 8.0, None),
+        (3.0, 0.0, 8.0, None),
+    ],
+)
+def test_the_way_up_begins_where_the_service_was_or_where_it_can_cold(
+    asked: float, offered: float, cold: float | None, first: float | None
+) -> None:
+    rates = fill.climb(asked, offered, cold)
+    assert (rates[0] if rates else None) == first
+    assert all(rate < asked for rate in rates)
