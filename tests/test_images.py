@@ -3,7 +3,7 @@
 import json
 import struct
 import zlib
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from dataclasses import replace
 from typing import Any
 

@@ -311,6 +311,34 @@ def test_the_virtual_clock_is_one_simulated_replica(words: list[str], why: str) 
         progressive.is_virtual(ready(*words))
 
 
+@pytest.mark.parametrize("word", ["engine.max_num_queued_reqs=5", "engine.num_gpu_blocks=1200"])
+def test_an_engine_that_the_fast_model_does_not_play_is_refused_in_a_line(word: str) -> None:
+    asked = ready("progressive.runs=1", word)
+    with pytest.raises(ConfigError, match="does not play this engine .*; use progressive.clock=wall"):
+        foresight.progressive(asked)
+    assert foresight.level_seconds(asked) is None
+
+
+def test_over_http_one_model_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["engine=external", "target.urls=[http://127.0.0.1:1]"], ["progressive.clock=wall"]):
+        assert main(["progressive", *words]) == 2
+        assert "deploys one model: choose one" in capsys.readouterr().err
+
+
+def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:
+    asked = of(LLAMA)
+    good = judged.Figures(10, 1.0, 100.0, 50.0, 0.0, 2.0, 1.0, 0.9, 10.0, "all 10")
+    none = judged.Figures(10, 0.0, 0.0, 0.0, 0.0, math.inf, 0.0, None, 0.0, "none")
+    levels = len(progressive.levels(asked))
+    for run, failing in (([good] * (levels - 1) + [none], 1), ([none] * levels, levels)):
+        tree = progressive.tree(asked, [run], "wall")
+        assert (tree["exit_code"], tree["progressive"]["rms"]) == (3, None)
+        assert f"{failing} levels are FAILING" in summary.text(tree)
+        assert judged.rows([tree]).num_rows == levels
+    assert progressive.tree(asked, [[good] * levels], "wall")["progressive"]["rms"] > 0
+    assert progressive.tree(asked, [[good] * levels], "wall", {3: "late"})["progressive"]["rms"] is None
+
+
 def test_other_verbs_refuse_its_keys() -> None:
     with pytest.raises(ConfigError, match="belongs to the verb progressive"):
         command_line.asked("probe", ["rate_qps=1", "progressive.runs=3"], None)
