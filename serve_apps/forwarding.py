@@ -4,6 +4,8 @@ Knows HTTP only. Who goes away in the middle is known to the other side at once:
 request here, which closes its connection to the server, and an answer that breaks off is broken off.
 """
 
+import asyncio
+from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import Any
 
@@ -28,7 +30,19 @@ class Forwarding:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
-            await self._hand_through(scope, await _body(receive), send)
+            await self._until_gone(receive, self._hand_through(scope, await _body(receive), send))
+
+    async def _until_gone(self, receive: Receive, answering: Coroutine[Any, Any, None]) -> None:
+        """Answer unless the client goes: whoever calls this application need not cancel it then."""
+        answer, gone = asyncio.ensure_future(answering), asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                await answer
+        finally:
+            for task in (answer, gone):
+                task.cancel()
+            await asyncio.gather(answer, gone, return_exceptions=True)
 
     async def close(self) -> None:
         if self._client is not None:
@@ -68,6 +82,12 @@ class Forwarding:
             await send({"type": f"{message['type']}.complete"})
             if message["type"] == "lifespan.shutdown":
                 return
+
+
+async def _gone(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _body(receive: Receive) -> bytes:
