@@ -1,11 +1,9 @@
 """An ASGI application that hands requests through to an HTTP server, and its answers back part by part.
 
-Knows HTTP only. Who goes away in the middle is known to the other side at once: a client's end cancels the
-request here, which closes its connection to the server, and an answer that breaks off is broken off.
+Knows HTTP only. Whoever calls it cancels the request of a client that has gone, which closes the connection
+to the server, and an answer that breaks off is broken off. Behind Serve not every leaving client is noticed.
 """
 
-import asyncio
-from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import Any
 
@@ -30,19 +28,7 @@ class Forwarding:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
-            await self._until_gone(receive, self._hand_through(scope, await _body(receive), send))
-
-    async def _until_gone(self, receive: Receive, answering: Coroutine[Any, Any, None]) -> None:
-        """Answer unless the client goes: whoever calls this application need not cancel it then."""
-        answer, gone = asyncio.ensure_future(answering), asyncio.ensure_future(_gone(receive))
-        try:
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                await answer
-        finally:
-            for task in (answer, gone):
-                task.cancel()
-            await asyncio.gather(answer, gone, return_exceptions=True)
+            await self._hand_through(scope, await _body(receive), send)
 
     async def close(self) -> None:
         if self._client is not None:
@@ -82,12 +68,6 @@ class Forwarding:
             await send({"type": f"{message['type']}.complete"})
             if message["type"] == "lifespan.shutdown":
                 return
-
-
-async def _gone(receive: Receive) -> None:
-    """Return when the client has gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _body(receive: Receive) -> bytes:
