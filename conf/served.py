@@ -167,8 +167,9 @@ class Engine:
     kind: str
 
 
-MAX_TIME_SCALE = 10.0
-"""A timer that fires 1 ms late is then a third of a 30 ms step (engine-model.md, section 6)."""
+LEAST_TIME_SCALE, MAX_TIME_SCALE = 0.1, 10.0
+"""A timer that fires 1 ms late is at 10 a third of a 30 ms step (engine-model.md, section 6); at 0.1 a minute
+of load takes ten (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +181,9 @@ class SimulatedEngine(Engine):
     `stall_every_steps` steps, on average, one lasts longer by an exponential time of mean `stall_mean_s`.
     All 0 is deterministic. `constants` names a calibration, whose values replace those of the model and
     the hardware and whose covariance is kept here, so that a saved experiment needs the file no more.
-    With `time_scale` above 1 the engine and its load run so many times as fast as the real clock, and all
-    seconds asked for, those of budgets, windows and timeouts, are the engine's.
+    The engine and its load run `time_scale` times as fast as the real clock, and all seconds asked for, those
+    of budgets, windows and timeouts, are the engine's. Above 1 that saves time; below 1 a small machine holds
+    the requests of many nodes, for what it needs itself for a request weighs less.
     """
 
     kind: str = "simulated"
@@ -220,8 +222,8 @@ class SimulatedEngine(Engine):
         require(0 <= self.drift_sd < 1, f"engine.drift_sd={self.drift_sd} must be in [0, 1)")
         require(self.stall_every_steps >= 0, "engine.stall_every_steps must not be negative")
         require_positive("engine.", self, "drift_memory_s", "stall_mean_s")
-        scale = f"engine.time_scale={self.time_scale:g} must be 1 to {MAX_TIME_SCALE:g}"
-        require(self.time_scale >= 1, f"{scale}: slower than real time is not offered")
+        scale = f"engine.time_scale={self.time_scale:g} must be {LEAST_TIME_SCALE:g} to {MAX_TIME_SCALE:g}"
+        require(self.time_scale >= LEAST_TIME_SCALE, f"{scale}: slower than that nothing ends in good time")
         require(self.time_scale <= MAX_TIME_SCALE, f"{scale}: beyond that a late timer is longer than a step")
 
 

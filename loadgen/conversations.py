@@ -3,13 +3,16 @@
 Knows times, rates and marks; what a session says is in `sessions`. Sessions begin as a Poisson process over
 time and rate: each has a mark, and at a rate of r messages per second those with a mark below r are there. So
 a higher rate has the users of a lower one and more, and a change of the rate leaves those below both as they
-are.
+are. Of the users whom time 0 meets there are as many as there are in the mean, at any rate.
 """
+
+import math
 
 import numpy as np
 
 from conf.conversation import Conversations
 from loadgen.lengths import Ints
+from loadgen.processes import Floats
 from loadgen.sessions import SESSION, TURN, Rows, Talk
 
 BANDS = 31
@@ -115,15 +118,25 @@ class _Band:
 
     def _begin(self) -> None:
         """The stationary state at time 0: sessions met between two turns."""
-        talk, rng = self._talk, self._generator(0)
-        goes_on = 1 - 1 / talk.spec.turns
-        count = int(rng.poisson(self._width * goes_on * talk.gap_s))
-        marks = rng.uniform(self._low, self._high, count)
-        self.before, self._alive = talk.in_the_middle(count, rng)
+        marks = self._marks()
+        count = len(marks)
+        self.before, self._alive = self._talk.in_the_middle(count, self._generator(0))
         for rows in (self.before, self._alive):
             rows["mark"], rows["session"] = marks, self._numbers(0, count)
         self._sessions, self._next = count, 0
         self._chunks: dict[int, Rows] = {}
+
+    def _marks(self) -> Floats:
+        """The marks of the sessions that time 0 meets: at even distances over all bands, from a random first.
+
+        A Poisson number would be right for one instant of one service. But a surplus of users stays for a
+        session's life, longer than a run: all that was measured would be that of another rate.
+        """
+        per_qps = (1 - 1 / self._talk.spec.turns) * self._talk.gap_s
+        first = np.random.default_rng([self._seed, 8]).random()
+        begin, end = (math.ceil(edge * per_qps - first) for edge in (self._low, self._high))
+        marks: Floats = (first + np.arange(begin, end)) / per_qps
+        return marks
 
     def _play(self) -> None:
         """The next chunk: whoever begins in it, and every turn until its end."""

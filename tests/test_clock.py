@@ -1,4 +1,4 @@
-"""Clocks that run faster than the real one: what is told in-band, and what must not depend on the speed."""
+"""Clocks that run faster than the real one, or slower: what is told in-band, and what must not depend on the speed."""
 
 import asyncio
 import math
@@ -34,9 +34,9 @@ from tests.test_run import VirtualFleet, service
 from tests.test_simulated import ARRIVALS, Service, planned, run
 from tests.test_sweep import Spoilt, plan, virtual
 
-FAST = 5.0
+FAST, SLOW = 5.0, 0.5
 MS = 1_000_000
-REQUESTS = 6
+REQUESTS = 4
 
 
 def test_a_fast_engine_emits_the_same_tokens_at_the_same_times_of_its_own() -> None:
@@ -149,9 +149,8 @@ def test_the_runs_clock_and_the_real_one_are_both_in_the_row() -> None:
     assert lost["scheduled_at"].to_pylist()[0].timestamp() == 1_700_000_002
 
 
-EXPERIMENT = load(
-    [f"engine.time_scale={FAST}", "workload.input_tokens.mean=600", "workload.output_tokens.mean=20"]
-)
+SHORT = ["workload.input_tokens.mean=600", "workload.output_tokens.mean=20"]
+EXPERIMENT = load([f"engine.time_scale={FAST}", *SHORT])
 
 
 def virtual_s(experiment: Experiment) -> tuple[float, float]:
@@ -168,14 +167,14 @@ def virtual_s(experiment: Experiment) -> tuple[float, float]:
     return times[0], times[-1]
 
 
-async def measured(folder: Path) -> pa.Table:
+async def measured(folder: Path, experiment: Experiment) -> pa.Table:
     """Rows of requests one after the other, over HTTP."""
-    prompts = Prompts(EXPERIMENT.workload, EXPERIMENT.model.served_name, EXPERIMENT.model.vocab, salt=1)
-    shard = Shard(folder / "rows.arrow")
-    async with simulated(EXPERIMENT) as url:
-        worker = Worker(0, [url], prompts, shard, record_itl=True, time_scale=FAST, timeout_s=10.0)
+    prompts = Prompts(experiment.workload, experiment.model.served_name, experiment.model.vocab, salt=1)
+    shard, scale = Shard(folder / "rows.arrow"), experiment.time_scale
+    async with simulated(experiment) as url:
+        worker = Worker(0, [url], prompts, shard, record_itl=True, time_scale=scale, timeout_s=10.0)
         worker.start(time.monotonic_ns(), time.time_ns())
-        traffic = Traffic(EXPERIMENT.workload)
+        traffic = Traffic(experiment.workload)
         await worker.offer(traffic.closed(REQUESTS, 1, 0, dwell=0, first_seq=0, seed=1))
         ended = 0
         while ended < REQUESTS:
@@ -185,9 +184,11 @@ async def measured(folder: Path) -> pa.Table:
     return records.read_shard(shard.path).sort_by("seq")
 
 
-def test_over_http_the_engines_own_times_are_those_of_the_virtual_clock(tmp_path: Path) -> None:
-    rows = asyncio.run(measured(tmp_path))
-    first_s, last_s = virtual_s(EXPERIMENT)
+@pytest.mark.parametrize("scale", [FAST, SLOW])
+def test_over_http_the_engines_own_times_are_those_of_the_virtual_clock(tmp_path: Path, scale: float) -> None:
+    experiment = load([f"engine.time_scale={scale}", *SHORT])
+    rows = asyncio.run(measured(tmp_path, experiment))
+    first_s, last_s = virtual_s(experiment)
     assert rows["status"].to_pylist() == ["ok"] * REQUESTS
     assert metrics.numbers(rows, "engine_first_token_ns") == pytest.approx(first_s * NS, abs=10)
     assert metrics.numbers(rows, "engine_last_token_ns") == pytest.approx(last_s * NS, abs=10)
@@ -222,13 +223,13 @@ FAST_WORD = f"engine.time_scale={FAST}"
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["engine.time_scale=11"], r"engine\.time_scale=11 must be 1 to 10: beyond that a late timer"),
-        (["engine.time_scale=.5"], r"engine\.time_scale=0.5 must be 1 to 10: slower than real time"),
+        (["engine.time_scale=11"], r"engine\.time_scale=11 must be 0.1 to 10: beyond that a late timer"),
+        (["engine.time_scale=.05"], r"engine\.time_scale=0.05 must be 0.1 to 10: slower than that nothing"),
         ([FAST_WORD, "engine=external", "target.urls=[http://h:1]"], "belongs to engine=simulated"),
         ([FAST_WORD, "concurrency=4"], "is a closed loop: engine.time_scale=5 would multiply the way"),
     ],
 )
-def test_only_a_simulated_clock_runs_faster_and_not_without_end(words: list[str], says: str) -> None:
+def test_only_a_simulated_clock_runs_otherwise_and_not_without_end(words: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         load(words)
 

@@ -139,6 +139,23 @@ def test_the_rate_is_that_of_messages_at_any_rate(rate_qps: float) -> None:
     assert abs(minutes.mean() - 600) < 4 * error and error < 12
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_time_0_meets_as_many_users_as_there_are_in_the_mean_at_any_rate(seed: int) -> None:
+    marks = np.sort(Population(QUICK, seed).before(2000)["mark"])
+    users_per_qps = (1 - 1 / 6) * (0.5 + 140 * 0.01 + 4.0)
+    for rate_qps in (0.3, 1.0, 2.7, 64.0, 300.0):
+        assert abs(np.searchsorted(marks, rate_qps) - rate_qps * users_per_qps) <= 1
+
+
+def test_what_a_run_is_offered_differs_from_the_asked_rate_about_as_poisson_has_it() -> None:
+    """A Poisson number of users at time 0 would make it three times as much."""
+    assert SPEC is not None
+    spec = replace(SPEC, characters=1000)
+    offered = [len(Population(spec, seed).turns(16.0, 0.0, 300.0)) for seed in range(60)]
+    assert np.mean(offered) == pytest.approx(4800, rel=0.01)
+    assert np.std(offered) < 1.5 * np.sqrt(4800)
+
+
 def test_sessions_begin_as_a_poisson_process() -> None:
     turns = Population(QUICK, 5).turns(40.0, 0.0, 3000.0)
     first = turns[turns["turn"] == 0]["due_s"]
