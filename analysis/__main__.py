@@ -152,7 +152,7 @@ def _plan_arguments(rest: argparse.ArgumentParser) -> None:
         "without a run, words of loadgen predict",
     )
     rest.add_argument("--json", action="store_true", help="the plan as one line of JSON")
-    rest.add_argument("--out", type=Path, metavar="FILE", help="write the plan as JSON")
+    rest.add_argument("--out", type=Path, metavar="FILE.json", help="write the plan as JSON")
 
 
 def _calibrate_arguments(rest: argparse.ArgumentParser) -> None:
@@ -163,7 +163,7 @@ def _calibrate_arguments(rest: argparse.ArgumentParser) -> None:
         help="folders of probes or of a recipe; words say what the runs do not, as the engine's "
         "max_num_batched_tokens, and with model=NAME hardware=NAME begin with the published constants",
     )
-    rest.add_argument("--out", type=Path, metavar="FILE", help="write them for engine.constants=FILE")
+    rest.add_argument("--out", type=Path, metavar="FILE.yaml", help="write them for engine.constants=FILE")
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -202,6 +202,8 @@ def report(arguments: argparse.Namespace) -> int:
     """Write one self-contained HTML file about runs: verdict, figures, provenance."""
     from analysis import report as pages
 
+    if arguments.out and arguments.out.suffix not in (".html", ".htm"):
+        raise RunError(f"--out {arguments.out}: a report is one HTML file; give it a name in .html")
     print(pages.command(arguments.runs, arguments.out))
     return summary.EXIT_OK
 
@@ -214,6 +216,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def export(arguments: argparse.Namespace) -> int:
     """Write a run in another tool's format, or its requests as CSV or JSON lines."""
+    refuse_out(arguments.out, *exchange.FORMATS[arguments.format])
     exchange.export(arguments.run, arguments.format, arguments.out)
     return summary.EXIT_OK
 
@@ -222,7 +225,7 @@ def plan(arguments: argparse.Namespace) -> int:
     """Say how many nodes a demand needs, which rule asks for them, and what they cost."""
     from analysis import planning
 
-    refuse_out(arguments.out)
+    refuse_out(arguments.out, ".json")
     asked = [word for word in arguments.words if planning.is_planning(word)]
     runs = [word for word in arguments.words if "=" not in word]
     machine = [word for word in arguments.words if "=" in word and not planning.is_planning(word)]
@@ -256,7 +259,7 @@ def calibrate(arguments: argparse.Namespace) -> int:
     if not paths:
         raise RunError("calibrate needs the folder of a run; see --help")
     _refuse_words(given)
-    refuse_out(out)
+    refuse_out(out, ".yaml", ".yml")
     resolved = [path.resolve() for path in paths]
     for path in paths:
         if resolved.count(path.resolve()) > 1:

@@ -28,14 +28,20 @@ CONCLUDED = ("exit_code", "valid", "asked")
 """What no conclusion is without, whichever version wrote it."""
 
 
-def refuse_out(out: Path | None) -> None:
-    """Raise RunError for an `--out` file that would replace another or could not be written."""
+def refuse_out(out: Path | None, *suffixes: str) -> None:
+    """Raise RunError for an `--out` file that would replace another or could not be written.
+
+    So too for a name that promises something else than the one of `suffixes` that is written; without any
+    all names will do.
+    """
     if out is None:
         return
     if out.exists():
         raise RunError(f"{out} exists; choose another --out or remove it")
     if not os.access(out.parent, os.W_OK | os.X_OK):
         raise RunError(f"cannot write to {out.parent}; choose another --out")
+    if suffixes and out.suffix not in suffixes:
+        raise RunError(f"--out {out}: cannot be written as such; give it a name in {' or '.join(suffixes)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,14 +35,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
-
 from analysis import forecasts, summary
 from analysis.runs import RunError, refuse_out
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix, matrix
-from loadgen import dry_run, feasible, foresight, grid, hold, matrix_cells, paper, progress, require, sides
+from loadgen import (
+    answer_file,
+    dry_run,
+    feasible,
+    foresight,
+    grid,
+    hold,
+    matrix_cells,
+    paper,
+    progress,
+    require,
+    sides,
+)
 from loadgen import progressive as ladder
 from loadgen.command_line import asked, parser, refuse_idle_flags, resumed, verified
 from loadgen.folder import finite
@@ -119,12 +129,13 @@ def predict(arguments: argparse.Namespace) -> int:
     cells = matrix(arguments.words)
     cell = partial(foresight.foreseeable, config=arguments.config, sensitivity=arguments.sensitivity)
     found = grid.experiments(cell, cells)
-    refuse_out(arguments.out)
+    refuse_out(arguments.out, *answer_file.SUFFIXES)
     if arguments.dry_run:
         return max(_plan(one, 0) for one in found if isinstance(one, Experiment))
     tree = foresight.answered(cells, found, arguments.sensitivity, _say)
     if arguments.out:
-        pq.write_table(forecasts.rows(tree.get("cells", [{"at": {}, **tree}])), arguments.out)
+        cells_of = tree.get("cells", [{"at": {}, **tree}])
+        answer_file.write(arguments.out, forecasts.rows(cells_of), {"event": "result", **tree})
     if cells.axes and not arguments.json:
         print(forecasts.table(tree["axes"], tree["cells"]))
         return int(tree["exit_code"])
@@ -172,7 +183,7 @@ def progressive(arguments: argparse.Namespace) -> int:
             "progressive over HTTP deploys one model: choose one, such as model=llama31_405b_fp8"
         )
     found += [_climbed(words, arguments) for words in others]
-    refuse_out(arguments.out)
+    refuse_out(arguments.out, *answer_file.SUFFIXES)
     if arguments.dry_run:
         for one in found:
             print("\n".join(ladder.plan(one, foresight.level_seconds(one))))
@@ -182,7 +193,13 @@ def progressive(arguments: argparse.Namespace) -> int:
         return _print_levels(trees, arguments)
     from loadgen import verbs
 
-    return _answer(arguments, lambda site, show: verbs.progressive(found[0], site, show))
+    def climbed(site: "Site", show: Emit) -> Tree:
+        tree = verbs.progressive(found[0], site, show)
+        if "progressive" in tree:  # it was played to its end
+            ladder.write(arguments.out, [tree])
+        return tree
+
+    return _answer(arguments, climbed)
 
 
 def _climbed(words: Sequence[str], arguments: argparse.Namespace) -> Experiment:
@@ -195,11 +212,10 @@ def _climbed(words: Sequence[str], arguments: argparse.Namespace) -> Experiment:
 
 def _print_levels(trees: Sequence[Tree], arguments: argparse.Namespace) -> int:
     """Show the tables of several models and return the highest exit code."""
-    code = max(int(tree["exit_code"]) for tree in trees)
-    whole = {"event": "result", "exit_code": code, "models": list(trees)}
-    ladder.write(arguments.out, whole)
+    whole = ladder.whole(trees)
+    ladder.write(arguments.out, trees)
     print(json.dumps(finite(whole), default=str) if arguments.json else "\n\n".join(map(summary.text, trees)))
-    return code
+    return int(whole["exit_code"])
 
 
 def resume(arguments: argparse.Namespace) -> int:

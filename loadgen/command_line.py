@@ -52,7 +52,7 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
         "--out",
         type=Path,
         metavar="FILE",
-        help="predict, progressive: write the answers as Parquet (progressive: or .json)",
+        help="predict, progressive: write the answers to FILE.parquet, FILE.csv or FILE.json",
     )
     top.add_argument("--json", action="store_true", help="JSON lines on stdout, the result last")
     return top

@@ -133,10 +133,9 @@ class _Band:
         session's life, longer than a run: all that was measured would be that of another rate.
         """
         per_qps = (1 - 1 / self._talk.spec.turns) * self._talk.gap_s
-        first = np.random.default_rng([self._seed, 8]).random()
+        first = float(np.random.default_rng([self._seed, 8]).random())
         begin, end = (math.ceil(edge * per_qps - first) for edge in (self._low, self._high))
-        marks: Floats = (first + np.arange(begin, end)) / per_qps
-        return marks
+        return (first + np.arange(begin, end, dtype=np.float64)) / per_qps
 
     def _play(self) -> None:
         """The next chunk: whoever begins in it, and every turn until its end."""

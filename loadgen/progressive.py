@@ -7,7 +7,6 @@ Cookbook's Benchmarking Guide: a single request; p99 at concurrency 1; long cont
 images), so that their counts and lengths are our choice.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from analysis import progressive as judged
 from analysis import summary
@@ -26,9 +24,8 @@ from conf import ConfigError, Experiment
 from conf.images import MOST_IMAGES, Images, tokens_of
 from conf.progressive import Progressive
 from conf.schema import Lengths, Workload
-from loadgen import paper
+from loadgen import answer_file, paper
 from loadgen.arrivals import PHASES, ArrivalSchedule
-from loadgen.folder import finite
 from loadgen.lengths import Ints
 from loadgen.paper import SATURATION, SCALING, SUBJECTS, Row, Subject
 
@@ -362,12 +359,16 @@ def how(it: Progressive, runs: int, clock: str) -> str:
     return f"{counts}, {prompts}, {runs} run(s) on the {clock} clock, {paper.SOURCE}"
 
 
-def write(path: Path | None, whole: Tree) -> None:
-    """Write the answer as JSON where the file is called so, else its lines as Parquet."""
-    if path is not None and path.suffix == ".json":
-        path.write_text(json.dumps(finite(whole), indent=1, default=str))
-    elif path is not None:
-        pq.write_table(judged.rows(whole["models"]), path)
+def whole(trees: Sequence[Tree]) -> Tree:
+    """The answers of several models with the highest of their exit codes."""
+    code = max(int(one["exit_code"]) for one in trees)
+    return {"event": "result", "exit_code": code, "models": list(trees)}
+
+
+def write(out: Path | None, trees: Sequence[Tree]) -> None:
+    """Write the levels of several models as the suffix of `out`, if any, says."""
+    if out is not None:
+        answer_file.write(out, judged.rows(trees), whole(trees))
 
 
 def plan(experiment: Experiment, seconds: Sequence[float] | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Clocks that run faster than the real one, or slower: what is told in-band, and what must not depend on the speed."""
+"""Clocks that run faster than the real one, or slower: what is told in-band, what must not depend on it."""
 
 import asyncio
 import math

@@ -436,6 +436,26 @@ def test_the_verb_prints_tables_and_writes_them(tmp_path: Path, capsys: pytest.C
     assert all(line <= level.keys() for level in model["progressive"]["levels"])
 
 
+def test_the_suffix_of_a_file_says_how_levels_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["progressive", *SUBJECT[LLAMA].words, "progressive.runs=1"]
+    assert main([*words, "--json", "--out", str(tmp_path / "a.csv")]) == 0
+    (tree,) = json.loads(capsys.readouterr().out)["models"]
+    lines = list(csv.DictReader((tmp_path / "a.csv").open()))
+    assert [*lines[0]] == list(judged.TYPES) and len(lines) == 16
+    assert [float(line["p99_s"]) for line in lines] == [line["p99_s"] for line in tree["progressive"]["levels"]]
+    assert {line["total_tok_s_cov"] for line in lines} == {""}  # one run has no spread, which is not 0
+    monkeypatch.setattr(verbs, "progressive", lambda *_: tree)
+    monkeypatch.setattr(root, "_answer", lambda _, act: act(None, None)["exit_code"])
+    assert main([*words, "progressive.clock=wall", "--out", str(tmp_path / "http.csv")]) == 0
+    assert (tmp_path / "http.csv").read_text() == (tmp_path / "a.csv").read_text()
+    monkeypatch.setattr(foresight, "progressive", None)  # nothing is played for a file that cannot be written
+    assert main([*words, "--out", str(tmp_path / "a.xlsx")]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].endswith("a.xlsx: cannot be written as such; give it a name in .parquet or .csv or .json")
+
+
 def test_without_a_model_all_of_the_papers_are_asked() -> None:
     assert [words[0] for words in paper.asked(["progressive.runs=1"], None)] == [
         it.words[0] for it in SUBJECTS

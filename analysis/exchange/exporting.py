@@ -9,7 +9,13 @@ from analysis.exchange import inferencex, request_rows, vllm_result
 from analysis.locations import local
 from analysis.runs import Run, RunError, load_run, load_runs, refuse_out
 
-FORMATS = ("inferencex", "csv", "jsonl", "vllm-bench")
+FORMATS = {
+    "inferencex": (".json",),
+    "csv": (".csv",),
+    "jsonl": (".jsonl", ".ndjson"),
+    "vllm-bench": (".json", ".jsonl"),
+}
+"""Formats, and how the file of a command line ends that has one."""
 
 
 def export(run: Run | Path | str, format: str, out: Path | str | None = None) -> None:
