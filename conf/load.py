@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import checkpoint, constants, planning, schema
+from conf.overruled import overruled
 
 ROOT = Path(__file__).parent
 ENGINES: dict[str, type[schema.Engine]] = {
@@ -188,8 +189,10 @@ def _build(tree: dict[str, Any], values: list[str], chosen: set[str]) -> schema.
             node = _merge(node, key, _read_named(node, key, read, changes))
     for key in keys:
         node = _merge(node, key, _exact(node, key))
-    for word, key in zip(values, keys, strict=True):
-        node = _merge(node, key, _parse(key, word))
+    parsed = [_parse(key, word) for word, key in zip(values, keys, strict=True)]
+    for key, said in zip(keys, parsed, strict=True):
+        node = _merge(node, key, said)
+    _refuse_overruled(node, parsed)
     if node.engine.kind != kind:
         raise ConfigError("engine.kind cannot be set; choose a file with engine=NAME")
     try:
@@ -197,6 +200,15 @@ def _build(tree: dict[str, Any], values: list[str], chosen: set[str]) -> schema.
     except ValueError:
         _refuse_constant(node)
         raise
+
+
+def _refuse_overruled(node: Any, parsed: Sequence[Any]) -> None:
+    """Raise ConfigError for a word that the conversations of the workload would overrule."""
+    if node.workload.conversations is None:
+        return
+    for said in parsed:
+        if why := overruled(cast(dict[str, Any], OmegaConf.to_container(said))):
+            raise ConfigError(why)
 
 
 def _refuse_constant(node: Any) -> None:

@@ -1,19 +1,18 @@
-"""The typed specs of an experiment, one per config group; knows no file and no other package.
+"""The experiment, made of the typed specs of its groups; knows no file and no other package.
 
 Specs are frozen: what was asked never changes during a run. Every field that has a unit carries
 it in its name. A value that depends on two groups is checked in `Experiment.__post_init__`. What is
-served has its specs in `served`, what is asked in `traffic`, the way between in `routed`; all have their
-names here too.
+served has its specs in `served`, what is asked in `traffic`, the way between in `routed`, where it is in
+`hosted`, how it is loaded in `loaded`; all have their names here too.
 """
 
-import math
 from dataclasses import dataclass, field
-from typing import Literal
-from urllib.parse import urlsplit
 
 from conf.check import require, require_positive
+from conf.hosted import Cluster, Endpoints
 from conf.images import tokens_of
 from conf.lengths import Lengths
+from conf.loaded import Fleet, Search, check_profile
 from conf.progressive import Progressive
 from conf.routed import SESSION_POLICIES, Routing
 from conf.served import (
@@ -62,169 +61,6 @@ __all__ = [
 
 MOST_BLOCK_TOKENS = 128
 """A block of the prefix cache of an engine that does not tell: vLLM's is 16, elsewhere up to this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Where the experiment runs.
-
-    `session` is `local` (one Ray node on this machine), `fake` (one Ray process group per node,
-    all on this machine) or `address` (join the cluster at `address`). With `engine=external`,
-    `nodes` counts the nodes behind the endpoints. A sweep that loses its service waits up to `recovery_s`
-    (real seconds, not charged to its budget) until it is whole again; 0 ends the sweep at once.
-    """
-
-    name: str
-    session: Literal["local", "fake", "address"] = "local"
-    address: str = "auto"
-    nodes: int = 1
-    gpus_per_node: int = 8
-    recovery_s: float = 300.0
-
-    def __post_init__(self) -> None:
-        limit = f"cluster.recovery_s={self.recovery_s:g} must be finite and not negative"
-        require(0 <= self.recovery_s < math.inf, limit)
-        require(self.nodes >= 1, f"cluster.nodes={self.nodes} must be at least 1")
-        require(self.gpus_per_node >= 1, "cluster.gpus_per_node must be at least 1")
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """The budget and the clockwork of "ramp, then focus" (method.md section 4).
-
-    `start=prediction` replaces the ramp by `expected_qps`, or without one by the engine model's own answer,
-    which only the simulated engine has; every other engine then ramps. Rates are per node.
-    `deployments` spreads the budget over so many sweeps, each of a service deployed anew and with a seed of
-    its own, and pools them; `repeats` repeats the whole, budget included, for a mean and its spread.
-    After the budget the certified rate is held for `confirm_s`, which may veto the answer and never raise it.
-    """
-
-    name: str
-    budget_s: float
-    start: Literal["ramp", "prediction"] = "ramp"
-    min_dwells: int = 6
-    ramp_step_s: float = 15.0
-    ramp_factor: float = 1.25
-    first_transition_s: float = 30.0
-    transition_s: float = 15.0
-    window_s: float = 45.0
-    settle_s: float = 120.0
-    lowest_qps: float = 0.05
-    highest_qps: float = 200.0
-    confirm_s: float = 0.0
-    expected_qps: float | None = None
-    deployments: int = 1
-    repeats: int = 1
-
-    def __post_init__(self) -> None:
-        require_positive("search.", self, "budget_s", "ramp_step_s", "transition_s", "first_transition_s")
-        require_positive("search.", self, "window_s", "settle_s", "lowest_qps", "highest_qps")
-        require(
-            1 < self.ramp_factor < math.inf,
-            f"search.ramp_factor={self.ramp_factor} must be above 1 and finite",
-        )
-        require(self.lowest_qps < self.highest_qps, "search.lowest_qps must be below search.highest_qps")
-        require(self.min_dwells >= 1, "search.min_dwells must be at least 1")
-        require(
-            0 <= self.confirm_s < math.inf,
-            f"search.confirm_s={self.confirm_s} must be finite and not negative",
-        )
-        require(self.deployments >= 1, "search.deployments must be at least 1")
-        require(self.repeats >= 1, "search.repeats must be at least 1")
-        if self.expected_qps is not None:
-            require_positive("search.", self, "expected_qps")
-            require(self.start == "prediction", "search.expected_qps needs search.start=prediction")
-        share_s, least_s = self.budget_s / self.deployments, self.least_s
-        require(
-            self.deployments == 1 or share_s >= least_s,
-            f"search.deployments={self.deployments} leaves each {share_s:g} s, too short for "
-            f"search.min_dwells={self.min_dwells}; raise search.budget_s to {self.deployments * least_s:g} "
-            "or lower search.deployments",
-        )
-
-    @property
-    def least_s(self) -> float:
-        """Seconds of the least number of dwells, which are granted also beyond the budget."""
-        return self.min_dwells * (self.transition_s + self.window_s)
-
-    @property
-    def parts(self) -> int:
-        """Sweeps that answer the question together."""
-        return self.deployments * self.repeats
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """The load generators: `actors` Ray actors with `cpus_per_actor` CPUs each."""
-
-    name: str
-    actors: int = 1
-    cpus_per_actor: float = 1.0
-    request_timeout_s: float = 120.0
-    drain_s: float = 30.0
-    warmup_requests: int = 64
-    record_itl: bool = True
-
-    def __post_init__(self) -> None:
-        require(self.actors >= 1, f"fleet.actors={self.actors} must be at least 1")
-        require(self.cpus_per_actor >= 0, "fleet.cpus_per_actor must not be negative")
-        require_positive("fleet.", self, "request_timeout_s", "drain_s")
-        require(self.warmup_requests >= 1, "fleet.warmup_requests must be at least 1")
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoints:
-    """Endpoints of `engine=external`.
-
-    `api_key_env` names the environment variable that holds the key sent to every URL, in clear text
-    where the URL is http://; empty, as by default, no key is sent. Set, the variable must exist:
-    whoever reads it refuses an unset one. URLs hold no secrets, since they are saved with the run.
-    """
-
-    urls: list[str] = field(default_factory=list)
-    api_key_env: str = ""
-
-    def __post_init__(self) -> None:
-        for url in self.urls:
-            _check_url(url)
-
-
-def _check_url(url: str) -> None:
-    """Raise ValueError unless `url` is a plain http(s) address; no message shows it: it may hold a secret."""
-    try:
-        parts = urlsplit(url)
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname)
-        secret = "@" in parts.netloc or parts.query or parts.fragment
-    except ValueError:
-        fits, secret = False, ""
-    require(not secret, "target.urls: no user, password, query or fragment; give a key by target.api_key_env")
-    require(fits and url.isprintable() and " " not in url, "target.urls: must be http(s)://host:port")
-    require(_has_valid_port(url), "target.urls: the port of a URL must be a number up to 65535")
-
-
-def _has_valid_port(url: str) -> bool:
-    try:
-        return urlsplit(url).port != 0
-    except ValueError:
-        return False
-
-
-def _check_profile(points: list[list[float]], duration_s: float | None) -> None:
-    """Raise ValueError unless points [seconds, QPS] ascend from 0 s within `duration_s` and offer load."""
-    pairs = all(len(point) == 2 for point in points)
-    require(pairs, "profile_qps must be a list of pairs [seconds, QPS per node], such as [[0,2],[60,8]]")
-    finite = all(0 <= number < math.inf for point in points for number in point)
-    require(finite, f"profile_qps={points}: seconds and rates must be finite and not negative")
-    seconds = [second for second, _ in points]
-    require(seconds[0] == 0, f"profile_qps begins at {seconds[0]:g} s; its first point must be at 0 s")
-    require(seconds == sorted(seconds), f"profile_qps={points}: the seconds must not go back")
-    require(
-        duration_s is None or seconds[-1] <= duration_s,
-        f"profile_qps ends at {seconds[-1]:g} s but duration_s={duration_s}; raise it or leave it out",
-    )
-    held = [*points, [duration_s or seconds[-1] or 1.0, points[-1][1]]]
-    offered = any(b[0] > a[0] and a[1] + b[1] > 0 for a, b in zip(held, held[1:], strict=False))
-    require(offered, "profile_qps is zero all the time; give one of its points a rate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +135,7 @@ class Experiment:
                 "them otherwise",
             )
         self._check_images()
+        self._check_tokenizer()
         self._check_routing()
         if self.streams:
             self._check_streams()
@@ -322,6 +159,15 @@ class Experiment:
             images.tokens in (0, counted),
             f"workload.images.tokens={images.tokens} but {model.name} makes {counted} of {images.width_px} x "
             f"{images.height_px} pixels; leave it out",
+        )
+
+    def _check_tokenizer(self) -> None:
+        """Refuse text whose tokens the engine would not count."""
+        kind, workload = self.engine.kind, self.workload
+        require(
+            not workload.tokenizer or kind != "simulated" or workload.prompt == "token_ids",
+            f"workload.prompt={workload.prompt}: the simulated engine counts words, not tokens of "
+            "workload.tokenizer; set workload.prompt=token_ids",
         )
 
     def _check_routing(self) -> None:
@@ -375,7 +221,7 @@ class Experiment:
             f"{' and '.join(asked)}: conversations are an open loop of one rate at a time; give rate_qps=...",
         )
         if self.profile_qps:
-            _check_profile(self.profile_qps, self.duration_s)
+            check_profile(self.profile_qps, self.duration_s)
             require(
                 self.workload.arrivals.kind != "trace",
                 "profile_qps: a trace has its own rate over time; use rate_qps=... or other arrivals",

@@ -51,6 +51,8 @@ class Workload:
     tokens (those of `prefix_hit` are part of it) that every prompt of its session begins with: they stand for
     the history, which the replica that served the session before may still have in its cache.
     `conversations` are chats with memory instead, which give the requests their lengths and what they share.
+    `tokenizer` is a model's folder with its tokenizer.json: prompts are then real text, with as many of that
+    tokenizer's tokens; without one they are synthetic.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Workload:
     session_hit: float = 0.0
     images: Images = field(default_factory=Images)
     conversations: Conversations | None = None
+    tokenizer: str = ""
 
     def __post_init__(self) -> None:
         require(0 <= self.prefix_hit < 1, f"workload.prefix_hit={self.prefix_hit} must be in [0, 1)")

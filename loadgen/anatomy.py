@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from conf.conversation import PART_NAMES, Conversations, Part
+from conf.conversation import Conversations
 from loadgen.marginal import marginal
-from loadgen.templates import Piece, Template, fitted
+from loadgen.templates import Piece, Template, fitted, parts_of
 
 Kind = dict[str, int]
 """Tokens by the name of a part."""
@@ -35,7 +35,7 @@ def lines(spec: Conversations) -> list[str]:
 
 def example(spec: Conversations) -> list[Piece]:
     """The rendered parts of a prompt in the middle of a session, not yet cut: made-up words, so many."""
-    template = Template(spec.template or [_bare(name) for name in PART_NAMES])
+    template = Template(parts_of(spec))
     own: Kind = {
         "system": spec.system_tokens,
         "character": spec.character_tokens.mean,
@@ -63,19 +63,6 @@ def _data(words: Kind, history: list[int]) -> Mapping[str, Any]:
 
 def _words(count: int) -> str:
     return " ".join(["word"] * count)
-
-
-def _bare(name: str) -> Part:
-    """A part that is nothing but its text, for conversations without a template."""
-    content = {
-        "system": "{{ system }}",
-        "character": "{{ character.definition }}",
-        "persona": "{{ user.persona }}",
-        "history": "{{ item.text }}",
-        "message": "{{ message }}",
-    }[name]
-    cut = name == "history"
-    return Part(name, content, truncation_priority=int(cut), each="history" if cut else "")
 
 
 def _tokens(pieces: list[Piece]) -> Kind:

@@ -14,7 +14,7 @@ from conf.load import groups
 from conf.matrix import PREFIX
 from conf.one_line import OneLineParser
 from conf.progressive import Progressive
-from loadgen import marginal, trace
+from loadgen import marginal, tokenizer, trace
 from loadgen.endpoint import api_key
 
 PROBE_KEYS = ("rate_qps", "profile_qps", "concurrency", "requests", "duration_s")
@@ -103,7 +103,7 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
     if verb == "predict" and not any(word.startswith("cluster.session=") for word in words):
         words.append("cluster.session=fake")  # nothing is started, so that any number of nodes will do
     experiment = load(words, config)
-    workload = marginal.resolve(trace.resolve(experiment.workload))
+    workload = tokenizer.located(marginal.resolve(trace.resolve(experiment.workload)))
     experiment = sized(replace(experiment, workload=workload))
     _refuse_idle_words(experiment, verb)
     kind = experiment.engine.kind

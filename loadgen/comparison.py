@@ -59,8 +59,8 @@ class Original:
     def of_driver(cls, driver: Driver) -> "Original":
         """From A's own driver, whose sweep has ended."""
         plan = driver.plan
-        good = [(o.segment, o.dwell) for o in driver.outcomes if _sound(o) and not o.aborted]
-        return cls._of(plan.seed, _began(driver), plan.slo, good, driver.requests)
+        good = [(o.segment, o.dwell) for o in driver.windows.outcomes if _sound(o) and not o.aborted]
+        return cls._of(plan.seed, _began(driver), plan.slo, good, driver.windows.requests)
 
     @classmethod
     def _of(
@@ -199,7 +199,7 @@ def latencies(rows: pa.Table, place: Window, slo: Slo, now_ns: int) -> Latencies
 
 def next_replay(driver: Driver, original: Original) -> Segment | Stop:
     """B's own ramp, then the windows of A at the ratio as it is believed after each."""
-    spec, start, outcomes = driver.plan.search, driver.plan.start, driver.outcomes
+    spec, start, outcomes = driver.plan.search, driver.plan.start, driver.windows.outcomes
     if prior(spec, start, outcomes) is None:
         return next_segment(spec, start, outcomes, driver.elapsed_s())
     used = [outcome for outcome in outcomes if outcome.segment.pair is not None and not outcome.void]
@@ -213,9 +213,13 @@ def next_replay(driver: Driver, original: Original) -> Segment | Stop:
 
 def pairs_of(driver: Driver, original: Original) -> list[Pair]:
     """B's replays so far, each with the window of A that it replays."""
-    used = [outcome for outcome in driver.outcomes if outcome.segment.pair is not None and not outcome.void]
+    used = [
+        outcome
+        for outcome in driver.windows.outcomes
+        if outcome.segment.pair is not None and not outcome.void
+    ]
     now_ns = driver.target.now_ns()
-    return [original.pair(o.segment, o.dwell, driver.requests(o.segment.index), now_ns) for o in used]
+    return [original.pair(o.segment, o.dwell, driver.windows.requests(o.segment.index), now_ns) for o in used]
 
 
 def apart(driver: Driver, original: Original) -> float:
@@ -224,7 +228,7 @@ def apart(driver: Driver, original: Original) -> float:
 
 
 def _began(driver: Driver) -> float:
-    belief = prior(driver.plan.search, driver.plan.start, driver.outcomes)
+    belief = prior(driver.plan.search, driver.plan.start, driver.windows.outcomes)
     assert belief is not None
     return belief.centre
 

@@ -31,29 +31,29 @@ from loadgen.sweep import Sweep
 def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -> Tree:
     """The conclusion of a search that ran to its end; `clock` is `wall` or `virtual`."""
     dwells = [o for o in sweep.outcomes if o.segment.kind == "dwell"]
-    verdicts = [driver.verdicts[o.segment.index] for o in dwells]
+    verdicts = [driver.windows.verdicts[o.segment.index] for o in dwells]
     verdict = judge_run(verdicts, experiment.search.min_dwells)
     tree = _base(experiment, driver)
     tree["clock"] = clock
     tree["evidence"] = _evidence(sweep, verdicts, clock, experiment.time_scale) + _waited(driver)
     if clock == "wall":
         # What was not used must not stand as evidence; of a void run every window is told.
-        used = [v for v in verdicts if v.valid] if verdict.valid else list(driver.verdicts.values())
+        used = [v for v in verdicts if v.valid] if verdict.valid else list(driver.windows.verdicts.values())
         tree["checks"] = summary.worst_checks(used)
     if sweep.stop.kind == "actor_lost":
         why = f"actor_lost: {sweep.stop.reason}. {REMEDIES['actor_lost']}"
         return _end(tree, summary.EXIT_VOID, why, valid=False)
     if sweep.stop.kind == "void":
-        last = [verdict for verdict in driver.verdicts.values() if not verdict.valid][-1:]
+        last = [verdict for verdict in driver.windows.verdicts.values() if not verdict.valid][-1:]
         why = " ".join([f"{v.reason}: {v.remedy}" for v in last] + [sweep.stop.reason])
         return _end(tree, summary.EXIT_VOID, why, valid=False)
     if sweep.stop.kind == "slo_not_met_at_lowest":
         return _end(tree, summary.EXIT_SLO_MISSED, sweep.stop.reason, valid=True)
-    capacity = driver.capacity()
+    capacity = driver.windows.capacity()
     if sweep.stop.kind == "above_highest" or capacity is None:
         return _end(tree, summary.EXIT_OPEN, sweep.stop.reason, valid=True)
     replicas_per_node = None if experiment.engine.kind == "external" else experiment.layout.replicas_per_node
-    effects = driver.node_effects()
+    effects = driver.windows.node_effects()
     tree["capacity"] = summary.capacity_tree(nodes.including(capacity, effects), replicas_per_node)
     if effects:
         tree["nodes"] = nodes.tree(effects)
@@ -76,13 +76,13 @@ def _held(experiment: Experiment, driver: Driver) -> Tree | None:
 
     It vetoes where even the upper end of the capacity that it alone would give lies below the rate.
     """
-    holds = [outcome for outcome in driver.outcomes if outcome.segment.kind == "hold"]
+    holds = [outcome for outcome in driver.windows.outcomes if outcome.segment.kind == "hold"]
     if not holds:
         return None
     last, rate_qps = holds[-1], holds[-1].segment.rate_qps
     rows, verdict = (
-        in_window(driver.requests(last.dwell.index), last.dwell),
-        driver.verdicts[last.dwell.index],
+        in_window(driver.windows.requests(last.dwell.index), last.dwell),
+        driver.windows.verdicts[last.dwell.index],
     )
     alone = posterior([replace(last.dwell, kind="dwell")], require.prior(rate_qps))
     return {
@@ -99,8 +99,8 @@ def _held(experiment: Experiment, driver: Driver) -> Tree | None:
 
 def of_probe(experiment: Experiment, driver: Driver) -> Tree:
     """The conclusion of one window without a search: each p90 with its interval against its bound."""
-    outcome = driver.outcomes[0]
-    rows, verdict = in_window(driver.requests(0), outcome.dwell), driver.verdicts[0]
+    outcome = driver.windows.outcomes[0]
+    rows, verdict = in_window(driver.windows.requests(0), outcome.dwell), driver.windows.verdicts[0]
     tree = _base(experiment, driver)
     tree["checks"] = summary.worst_checks([verdict])
     tree["evidence"] = f"one window of {outcome.dwell.seconds:.4g} s, {rows.num_rows} requests"
@@ -117,7 +117,7 @@ def of_probe(experiment: Experiment, driver: Driver) -> Tree:
         **figures,
     }
     if not verdict.valid:
-        lost = "".join(f"{actor}. " for actor in driver.lost_in(0))
+        lost = "".join(f"{actor}. " for actor in driver.windows.lost_in(0))
         return _end(tree, summary.EXIT_VOID, f"{verdict.reason}: {lost}{verdict.remedy}", valid=False)
     if rows.num_rows < LEAST_REQUESTS:
         few = f"{rows.num_rows} requests say nothing; offer longer for {LEAST_REQUESTS} or more"
@@ -131,8 +131,8 @@ def of_probe(experiment: Experiment, driver: Driver) -> Tree:
 def of_levels(experiment: Experiment, driver: Driver) -> Tree:
     """What stands below several closed loops: the windows, their checks, and how much was seen."""
     tree = _base(experiment, driver, fitted=False)
-    tree["checks"] = summary.worst_checks(list(driver.verdicts.values()))
-    tree["evidence"] = f"{len(driver.outcomes)} closed loops in {driver.elapsed_s():.0f} s"
+    tree["checks"] = summary.worst_checks(list(driver.windows.verdicts.values()))
+    tree["evidence"] = f"{len(driver.windows.outcomes)} closed loops in {driver.elapsed_s():.0f} s"
     return tree
 
 
@@ -140,9 +140,9 @@ def of_required(experiment: Experiment, driver: Driver, required: Required) -> T
     """The conclusion on a required rate: passed, failed, or neither shown."""
     assert experiment.rate_qps
     look = require.look(driver, experiment.rate_qps)
-    used = [outcome for outcome in driver.outcomes if not outcome.void]
-    verdicts = [driver.verdicts[outcome.segment.index] for outcome in driver.outcomes]
-    windows = [in_window(driver.requests(o.segment.index), o.dwell) for o in used]
+    used = [outcome for outcome in driver.windows.outcomes if not outcome.void]
+    verdicts = [driver.windows.verdicts[outcome.segment.index] for outcome in driver.windows.outcomes]
+    windows = [in_window(driver.windows.requests(o.segment.index), o.dwell) for o in used]
     rows = pa.concat_tables([records.PROGRESS.empty_table(), *windows])
     tree = _base(experiment, driver, require.prior(experiment.rate_qps))
     tree["clock"] = "wall"
@@ -204,9 +204,9 @@ def _pieces(experiment: Experiment, rows: pa.Table, window: Window) -> list[Tree
 def of_failure(experiment: Experiment, driver: Driver | None, exit_code: int, reason: str) -> Tree:
     """The conclusion of a run that was interrupted or lost its target: what was seen, no claim."""
     tree = _base(experiment, driver, fitted=False)
-    tree["evidence"] = f"{len(driver.outcomes) if driver else 0} segments finished before the end"
+    tree["evidence"] = f"{len(driver.windows.outcomes) if driver else 0} segments finished before the end"
     if driver is not None:
-        tree["checks"] = summary.worst_checks(list(driver.verdicts.values()))
+        tree["checks"] = summary.worst_checks(list(driver.windows.verdicts.values()))
     return _end(tree, exit_code, reason, valid=False)
 
 
@@ -225,7 +225,7 @@ def _base(
         return tree
     if driver.recoveries:
         tree["recoveries"] = driver.recoveries
-    plan, outcomes = driver.plan, driver.outcomes
+    plan, outcomes = driver.plan, driver.windows.outcomes
     belief = belief or prior(plan.search, plan.start, outcomes)
     replicas = len(plan.replicas) if plan.replicas else None
     basis = Basis.of(plan.slo, plan.workload, plan.streams, driver.counted_ns, belief, replicas)
@@ -236,9 +236,9 @@ def _base(
 
 def _dwell_row(driver: Driver, outcome: Outcome, basis: Basis) -> Tree:
     index = outcome.segment.index
-    rows = in_window(driver.requests(index), outcome.dwell)
+    rows = in_window(driver.windows.requests(index), outcome.dwell)
     why = outcome.segment.reason
-    return dwell_table.row(outcome.dwell, driver.verdicts[index], basis, rows, why, outcome.bad)
+    return dwell_table.row(outcome.dwell, driver.windows.verdicts[index], basis, rows, why, outcome.bad)
 
 
 def _p90(rows: pa.Table, limit: str, bound_ms: float) -> dict[str, Any]:

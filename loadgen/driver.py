@@ -1,6 +1,7 @@
-"""Drives a target: offers segments, keeps every row, recounts dwells, judges windows.
+"""Drives a target: offers segments, watches them, waits for their answers, and for a service that was lost.
 
-Knows the seam `Target` and the analysis; knows neither HTTP nor Ray nor engines, and no order of segments.
+Knows the seam `Target`; knows neither HTTP nor Ray nor engines, and no order of segments. What windows show
+is counted and judged in `windows`.
 All randomness comes from the schedule's seed, so the same rows give the same decisions again.
 """
 
@@ -14,31 +15,17 @@ from typing import Any
 import pyarrow as pa
 
 from analysis import metrics, records
-from analysis.capacity import Capacity, posterior
-from analysis.dwell import Dwell, Window, count, count_streams, in_window, waiting
-from analysis.nodes import NodeEffects, node_effects
-from analysis.validity import Verdict, judge_closed, judge_dwell
+from analysis.dwell import Dwell, Window, waiting
 from loadgen import fill
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
-from loadgen.ledger import Ledger
 from loadgen.liveness import DEAD_LEAST, death, heard_ns, silent
 from loadgen.plan import Past, Plan
 from loadgen.processes import Profile
-from loadgen.recovery import MOST_RECOVERIES, spoilt, spoilt_before
-from loadgen.search import (
-    ABORT_EVERY_S,
-    ABORT_FROM_S,
-    Outcome,
-    Segment,
-    Stop,
-    bad_step,
-    dwells_of,
-    prior,
-    should_abort,
-)
+from loadgen.recovery import MOST_RECOVERIES, spoilt_before
+from loadgen.search import ABORT_EVERY_S, ABORT_FROM_S, Segment, Stop, should_abort
 from loadgen.target import LostActor, Observation, Target
-from loadgen.telling import far_within, segment_done, word
-from loadgen.watch import Watched, watched
+from loadgen.watch import watched
+from loadgen.windows import Windows
 
 BRIDGE_NS = 1 * NS
 """Arrivals at the old rate go on this long (real) after a window, so that deciding never leaves a gap."""
@@ -75,9 +62,7 @@ class Driver:
     fault: Callable[[], str | None] = lambda: None
     told: Callable[[pa.Table], None] = lambda _: None
     repair: Callable[[], frozenset[str] | None] | None = None
-    outcomes: list[Outcome] = field(default_factory=list)
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
-    ledger: Ledger = field(default_factory=Ledger)
+    windows: Windows = field(init=False)
     traffic: Traffic = field(init=False)
     next_seq: int = 0
     free_ns: int = 0
@@ -92,29 +77,17 @@ class Driver:
     _begun: int = 0
     _whole_ns: int = 0
     _open: tuple[Segment, Window] | None = None
-    _watched: dict[int, Watched] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.windows = Windows(self.plan, self.emit)
         self.traffic = Traffic(self.plan.workload)
 
     def restore(self, past: Past) -> None:
         """Take up the search where an earlier session of this run left it."""
-        self.ledger.restore(past.rows)
         self.next_seq, self.free_ns = past.next_seq, past.end_ns
         self._elapsed_before_ns = int(past.elapsed_s * NS)
-        for segment, window, judged, seen in past.segments:
-            self._watched[window.index] = seen
-            self.outcomes.append(self._again(segment, window, judged, past.end_ns))
-        self._begun = len(self.outcomes)
-        self.ledger.settled()
-
-    def requests(self, index: int) -> pa.Table:
-        """Rows of a segment and of its neighbours, as known now; those in flight are `pending`."""
-        return self.ledger.rows(index - 1, index, index + 1)
-
-    def lost_in(self, index: int) -> tuple[str, ...]:
-        """The load actors that were lost in a window, each with the reason."""
-        return self._watched[index].lost_actors
+        self.windows.restore(past)
+        self._begun = len(self.windows.outcomes)
 
     def elapsed_s(self) -> float:
         """Seconds of load after the warm-up, those of earlier sessions included."""
@@ -153,10 +126,13 @@ class Driver:
         )
         self.offer(schedule, int(schedule.due_ns[-1]) + NS)
         self._settle(-1, WARMUP_LIMIT_S, until_done=True)
-        rows = self.ledger.rows(-1)
+        rows = self.windows.ledger.rows(-1)  # those of an earlier session of the run among them
+        rows = rows.filter(pa.array(metrics.numbers(rows, "seq") >= schedule.seq[0]))
         states = Counter(rows["status"].to_pylist())
         counted = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
         self.emit("warm", text=f"warm-up: {len(schedule)} requests, {counted}")
+        if self.plan.workload.wants_hits and fill.is_untold(rows):
+            self.emit("fill", text=fill.UNTOLD)
         if other := rows.filter(pa.array(metrics.word_in(rows, "error_kind", "time_scale"))).to_pylist():
             self._lose(other[0]["error"])
         self.refuse_dead(-1, least=1)
@@ -177,9 +153,10 @@ class Driver:
 
     def load(self, segment: Segment, may_abort: bool = True, profile: Profile | None = None) -> None:
         """Offer one segment, watch it, and add its outcome."""
-        if segment.settle_before and self.outcomes:
-            self._settle(self.outcomes[-1].segment.index, self.plan.search.settle_s)
-        if 0 < len(self.outcomes) == self._begun:  # nothing was offered just before, however near its rate
+        if segment.settle_before and self.windows.outcomes:
+            self._settle(self.windows.outcomes[-1].segment.index, self.plan.search.settle_s)
+        # Nothing was offered just before, however near its rate.
+        if 0 < len(self.windows.outcomes) == self._begun:
             least_s = max(segment.transition_s, self.plan.search.transition_s)
             segment = dataclasses.replace(segment, transition_s=least_s)
         if segment.kind != "ramp" and self.plan.workload.wants_hits:
@@ -241,7 +218,7 @@ class Driver:
     def offer(self, schedule: ArrivalSchedule, until_ns: int) -> None:
         """Save a schedule, hand it to the target, and let time pass until `until_ns`."""
         self.plan_saved(schedule)
-        self.ledger.plan(schedule)
+        self.windows.ledger.plan(schedule)
         self.next_seq += len(schedule)
         self.take(self.target.run(schedule, until_ns))
 
@@ -265,9 +242,9 @@ class Driver:
 
     def refuse_dead(self, index: int, least: int = DEAD_LEAST) -> None:
         """Raise TargetLost when almost nothing of a segment is answered, and its loss is not known yet."""
-        if index in self._watched and self._watched[index].loss:
+        if index in self.windows.watched and self.windows.watched[index].loss:
             return
-        if reason := death(self.ledger.rows(index), self.target.now_ns(), least):
+        if reason := death(self.windows.ledger.rows(index), self.target.now_ns(), least):
             self._lose(reason)
 
     def _lose(self, reason: str) -> None:
@@ -280,7 +257,8 @@ class Driver:
 
         This session's last finished window may have been the dead service's whatever it shows.
         """
-        self.emit("target_lost", text=text, last=min([max(len(self.outcomes) - 1, self._begun), *too]))
+        last = max(len(self.windows.outcomes) - 1, self._begun)
+        self.emit("target_lost", text=text, last=min([last, *too]))
 
     def recover(self, lost: TargetLost) -> None:
         """Wait until the service is whole again; what its loss spoilt is void, and the wait costs no budget.
@@ -310,13 +288,13 @@ class Driver:
         self._void(str(lost), lost_ns, too)
         self._elapsed_before_ns -= self.target.now_ns() - lost_ns
         self.free_ns = self._whole_ns = self.target.now_ns()
-        self._begun = len(self.outcomes)
+        self._begun = len(self.windows.outcomes)
         self.filled_qps = 0.0  # its caches are empty again
         self.plan = dataclasses.replace(self.plan, replicas=replicas)
 
     def _await_answers(self) -> None:
         """Let end what was in flight when the service was lost: it would count as the next window's queue."""
-        now_ns, index = self.target.now_ns(), len(self.outcomes)
+        now_ns, index = self.target.now_ns(), len(self.windows.outcomes)
         limit_ns = now_ns + int(self.plan.search.settle_s * NS)
         self.take(self.target.run(None, now_ns))
         while now_ns < limit_ns and self._left(index, until_done=True):
@@ -325,22 +303,20 @@ class Driver:
 
     def _spoilt(self, lost_ns: int) -> list[int]:
         """Finished windows that may have felt the loss too."""
-        seen = self.outcomes[self._begun :], self.requests, self.plan.replicas, lost_ns
+        seen = self.windows.outcomes[self._begun :], self.windows.requests, self.plan.replicas, lost_ns
         return spoilt_before(*seen, self.plan.time_scale)
 
     def _void(self, reason: str, lost_ns: int, too: Iterable[int]) -> None:
         """Void finished windows that felt a loss, and add the one that was open then, if any."""
-        for index in too:
-            self._watched[index] = dataclasses.replace(self._watched[index], loss=reason)
-            self.ledger.touched.add(index)
+        self.windows.spoil(too, reason)
         if self._open is None:
-            self._recount(self.target.now_ns())
+            self.windows.recount(self.target.now_ns())
             return
         segment, window = self._open
         end_ns = min(window.planned_end_ns, max(lost_ns, window.window_start_ns + 1))
         window = dataclasses.replace(window, window_end_ns=end_ns, aborted=end_ns < window.planned_end_ns)
         self._see(window)
-        self._watched[window.index] = dataclasses.replace(self._watched[window.index], loss=reason)
+        self.windows.spoil([window.index], reason)
         self._add(segment, window, self.target.now_ns())
 
     def drain(self, run_out: bool = False) -> None:
@@ -350,14 +326,14 @@ class Driver:
         be faster than at the rate that is judged. Raises TargetLost when the service was lost meanwhile, and
         took answers of a window with it.
         """
-        if not self.outcomes:
+        if not self.windows.outcomes:
             return
         if run_out:
-            self._run_out(self.outcomes[-1].dwell)
-        self._settle(self.outcomes[-1].segment.index, self.plan.search.settle_s, until_done=True)
+            self._run_out(self.windows.outcomes[-1].dwell)
+        self._settle(self.windows.outcomes[-1].segment.index, self.plan.search.settle_s, until_done=True)
         if (fault := self.fault()) and self._spoilt(self.target.now_ns()):
             self._lose(fault)
-        self._recount(self.target.now_ns())
+        self.windows.recount(self.target.now_ns())
 
     def _run_out(self, last: Dwell) -> None:
         """Go on at the rate of the last window, in the next segment, for as long as its answers take."""
@@ -379,9 +355,7 @@ class Driver:
     def recount_on(self, rows: pa.Table) -> None:
         """Count and judge every window again on the rows as they were saved, as whoever reads them would."""
         self.counted_ns = self.target.now_ns()
-        self.ledger.replace(rows)
-        self.ledger.touched |= {outcome.segment.index for outcome in self.outcomes}
-        self._recount(self.counted_ns)
+        self.windows.recount_on(rows, self.counted_ns)
 
     def _settle(self, index: int, limit_s: float, until_done: bool = False) -> None:
         """Offer nothing until no request of the last two segments waits for its first token, or its end.
@@ -413,13 +387,13 @@ class Driver:
 
     def _answerable(self, index: int) -> pa.Table:
         """As `requests`, without those that a loss of the service may have left hanging for good."""
-        rows = self.requests(index)
+        rows = self.windows.requests(index)
         return rows.filter(pa.array(metrics.numbers(rows, "due_ns") >= self._whole_ns))
 
     def take(self, observation: Observation) -> None:
         """Add what a target told to what is known, and keep it."""
         self.told(observation.ended)
-        self.ledger.take(observation)
+        self.windows.ledger.take(observation)
         self._beats += observation.health
         self._lost = observation.lost_actors
 
@@ -434,80 +408,9 @@ class Driver:
     def _see(self, window: Window) -> None:
         """Keep what was seen of the load actors in a window."""
         lost = [str(actor) for actor in self._lost[self._healed :]]
-        self._watched[window.index] = watched(self._beats, window, lost, self.plan.replicas)
+        self.windows.watched[window.index] = watched(self._beats, window, lost, self.plan.replicas)
         self._beats = [beat for beat in self._beats if beat["clock_ns"] > window.window_start_ns]
 
     def _add(self, segment: Segment, window: Window, now_ns: int) -> None:
         self._open = None
-        outcome = self._outcome(segment, window, now_ns)
-        ramp = segment.kind == "ramp"
-        rows = in_window(self.requests(window.index), window)
-        bad, far = ramp and bad_step(outcome.dwell), ramp and far_within(rows, self.plan.slo, now_ns)
-        self._recount(now_ns)
-        self.outcomes.append(dataclasses.replace(outcome, bad=bad, far=far))
-        self._tell(self.outcomes[-1], now_ns)
-
-    def _outcome(self, segment: Segment, window: Window, now_ns: int) -> Outcome:
-        """Counts and verdict of a window as known now; a void one weighs nothing."""
-        table, seen = self.requests(window.index), self._watched[window.index]
-        dwell = count(table, window, self.plan.slo, self.plan.workload, now_ns)
-        judge = judge_closed if window.concurrency else judge_dwell
-        verdict = judge(
-            table,
-            window,
-            self.plan.slo,
-            planned=self.ledger.planned(window.index, window.window_start_ns, window.window_end_ns),
-            expected_replicas=seen.replicas,
-            health=seen.health or None,
-            lost_actors=seen.lost_actors,
-            in_flight_mean=seen.in_flight,
-            block_tokens=self.plan.block_tokens,
-        )
-        self.verdicts[window.index] = verdict = spoilt(verdict) if seen.loss else verdict
-        if not verdict.valid:
-            dwell = dataclasses.replace(dwell, weight=0.0)
-        streams, asked = self.plan.streams, (self.plan.slo, self.plan.workload)
-        parts = count_streams(table, window, streams, *asked, now_ns) if streams else ()
-        return Outcome(segment, dwell, aborted=window.aborted, void=not verdict.valid, parts=parts)
-
-    def _again(
-        self, segment: Segment, window: Window, judged: tuple[bool, bool, bool], now_ns: int
-    ) -> Outcome:
-        """A window counted and judged as known now, but for what decided the ramp: bad, far and void."""
-        bad, far, void = judged
-        new = dataclasses.replace(self._outcome(segment, window, now_ns), bad=bad, far=far)
-        return dataclasses.replace(new, void=void) if segment.kind == "ramp" else new
-
-    def _recount(self, now_ns: int) -> None:
-        """Late finishers change the window they were due in, and what was offered next its last blocks."""
-        last = len(self.outcomes) - 1
-        for i, old in enumerate(self.outcomes):
-            if old.segment.index in self.ledger.touched or i == last:
-                judged = old.bad, old.far, old.void
-                self.outcomes[i] = new = self._again(old.segment, old.dwell, judged, now_ns)
-                if new.void != old.void:
-                    state = word(new, self.verdicts[new.dwell.index])
-                    self.emit("rejudged", text=f"{new.dwell.kind} {new.dwell.index}, recounted: {state}")
-        self.ledger.settled()
-
-    def capacity(self) -> Capacity | None:
-        """What is known of the capacity now; None while the ramp is not over."""
-        belief = prior(self.plan.search, self.plan.start, self.outcomes)
-        return None if belief is None else posterior(dwells_of(self.outcomes), belief)
-
-    def node_effects(self) -> NodeEffects | None:
-        """How the nodes differ; None where they share one stream, and while the ramp is not over."""
-        belief = prior(self.plan.search, self.plan.start, self.outcomes)
-        return None if belief is None else node_effects(dwells_of(self.outcomes), belief)
-
-    def _tell(self, outcome: Outcome, now_ns: int) -> None:
-        index, capacity = outcome.dwell.index, self.capacity()
-        rows = in_window(self.requests(index), outcome.dwell)
-        self.emit(
-            "segment_done",
-            **segment_done(outcome, rows, self.verdicts[index], self.plan.slo, now_ns),
-            lost_actors=self._watched[index].lost_actors,
-            loss=self._watched[index].loss,
-            elapsed_s=self.elapsed_s(),
-            capacity=dataclasses.asdict(capacity) if capacity else None,
-        )
+        self.windows.add(segment, window, now_ns, self.elapsed_s())

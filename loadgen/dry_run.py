@@ -5,7 +5,7 @@ from pathlib import Path
 from conf import ConfigError, Experiment
 from conf.load import dump
 from conf.schema import Search
-from loadgen import anatomy
+from loadgen import anatomy, excerpt
 from loadgen.driver import WARMUP_QPS
 from loadgen.fill import LONGEST_S, PIECE_S
 
@@ -45,6 +45,7 @@ def text(
     lines = [
         dump(experiment).rstrip(),
         *(anatomy.lines(talks) if talks else []),
+        *excerpt.lines(experiment),
         f"# {experiment.replicas} replica(s) on {experiment.cluster.nodes} node(s)",
     ]
     if load_s == 0:

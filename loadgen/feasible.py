@@ -9,6 +9,7 @@ from pathlib import Path
 
 from conf import ConfigError, Experiment
 from conf.schema import EmulatedEngine, SimulatedEngine, VllmEngine
+from loadgen import written
 from loadgen.arrivals import Traffic
 from loadgen.command_line import asked
 from serve_apps.emulation import has_gpu, installed_vllm, refuse_gpu_node
@@ -27,8 +28,10 @@ def experiment(verb: str, words: Sequence[str], config: Path | None) -> Experime
 
 
 def refuse_misfit(experiment: Experiment) -> None:
-    """Raise ConfigError for weights that do not fit, unknown hardware figures or too long prompts."""
+    """Raise ConfigError for weights that do not fit, unknown hardware figures, too long prompts, a tokenizer
+    that cannot be used."""
     spec = experiment.engine
+    written.refuse(experiment.workload, experiment.model.vocab)
     if isinstance(spec, VllmEngine):
         _refuse_vllm(spec, experiment)
     if not isinstance(spec, SimulatedEngine):

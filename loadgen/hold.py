@@ -107,7 +107,7 @@ def loop(
     begun = replace(_whole(driver, start_ns, start_ns + 1, 0, number), concurrency=concurrency)
     driver.announce(_segment(begun, why), begun)
     driver.offer(schedule, start_ns)
-    while _ended(rows := driver.ledger.rows(number)) < len(schedule):
+    while _ended(rows := driver.windows.ledger.rows(number)) < len(schedule):
         driver.take(driver.target.run(None, driver.target.now_ns() + POLL_NS))
         driver.refuse_dead(number)
     steady = rows if to_the_end else rows.filter(pa.array(metrics.word_in(rows, "phase", "window")))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from conf.images import Images
 from conf.schema import Lengths
-from loadgen.prompts import UNIQUE_TOKENS
+from loadgen.streams import UNIQUE_TOKENS
 
 RAREST_SIGMA = 4.75
 """Standard deviations that one normal draw of a million exceeds."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import ray
 
 from analysis import series
+from conf import ConfigError
 from conf.schema import Workload
 from loadgen.arrivals import ArrivalSchedule
 from loadgen.lifeline import Lifeline, own, watch
@@ -60,7 +61,10 @@ class LoadActor:
 
     async def prepare(self, client_id: int, plan: FleetPlan, folder: Path) -> Place:
         """Build what is slow, freeze the garbage collector, and return where this actor is."""
-        prompts = Prompts(plan.workload, plan.model, plan.vocab, plan.salt)
+        try:
+            prompts = Prompts(plan.workload, plan.model, plan.vocab, plan.salt)
+        except ConfigError as error:
+            raise ConfigError(f"on node {platform.node()}: {error}") from error
         self._shards = [
             Shard(folder / f"{name(client_id)}.arrow"),
             Shard(folder / f"{name(client_id)}.health.arrow", series.CLIENTS),

@@ -22,7 +22,7 @@ from loadgen.folder import Folder
 from loadgen.plan import Past
 from loadgen.progress import Emit
 from loadgen.resume import past
-from loadgen.run import Conclude, Run, Service
+from loadgen.run import Conclude, Run, Service, read_of
 from loadgen.run_folder import RunFolder, sha256_of
 from loadgen.search import Start
 from loadgen.sweep import sweep
@@ -103,9 +103,9 @@ def continued(run: RunOnDisk) -> Past:
             f"a {verb} is not continued; run it again: "
             f"python -m loadgen {verb} --config {run.path}/config.yaml run=NAME{required}"
         )
-    recorded = run.config.workload.trace
-    if recorded and sha256_of(Path(recorded)) != run.manifest.get("trace_sha256"):
-        raise ConfigError(f"{recorded} is not what it was when {run.path} began; put the old file back")
+    for key, path in read_of(run.config.workload).items():
+        if not path.is_file() or sha256_of(path) != run.manifest.get(key):
+            raise ConfigError(f"{path} is not what it was when {run.path} began; put the old file back")
     return past(run)
 
 

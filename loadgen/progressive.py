@@ -191,10 +191,11 @@ def workload(experiment: Experiment) -> Workload:
         return old
     text = Lengths(shape.prompt - shape.image_tokens), Lengths(shape.limits[SCALING])
     if not shape.image_tokens:
-        return Workload("progressive", *text, old.prompt)
+        return Workload("progressive", *text, old.prompt, tokenizer=old.tokenizer)
     side = Images().width_px, Images().height_px
     same = experiment.progressive.prompts == "same"
-    return Workload("progressive", *text, "chat", images=Images(1, 1, *side, not same, shape.image_tokens))
+    images = Images(1, 1, *side, not same, shape.image_tokens)
+    return Workload("progressive", *text, "chat", images=images, tokenizer=old.tokenizer)
 
 
 def ready(experiment: Experiment) -> Experiment:

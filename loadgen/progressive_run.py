@@ -46,15 +46,19 @@ def act(experiment: Experiment, driver: Driver) -> Conclude:
         start_ns = driver.next_start_ns()
         schedule = level.schedule(number, start_ns, driver.next_seq)
         hold.loop(driver, schedule, start_ns, f"{level.phase}, C = {level.concurrency}", to_the_end=True)
-        driver.emit("level", text=progressive.told(level, judged.figures(driver.ledger.rows(number))))
+        driver.emit("level", text=progressive.told(level, judged.figures(driver.windows.ledger.rows(number))))
     driver.drain()
     return lambda: run_concluded(experiment, driver)
 
 
 def run_concluded(experiment: Experiment, driver: Driver) -> Tree:
     """What one run says, from its rows as they were saved."""
-    seen = [judged.figures(driver.ledger.rows(number)) for number in range(len(driver.outcomes))]
-    void = {number: verdict.reason for number, verdict in driver.verdicts.items() if not verdict.valid}
+    seen = [
+        judged.figures(driver.windows.ledger.rows(number)) for number in range(len(driver.windows.outcomes))
+    ]
+    void = {
+        number: verdict.reason for number, verdict in driver.windows.verdicts.items() if not verdict.valid
+    }
     tree = conclusion.of_levels(experiment, driver)
     return tree | progressive.tree(experiment, [seen], "wall", void) | {"dwells": tree["dwells"]}
 

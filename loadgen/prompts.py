@@ -1,23 +1,24 @@
 """Request bodies of exact token length, spliced from bytes made before the start.
 
-Knows JSON bodies of vLLM's completions and chat APIs; knows nothing of sockets. Every token is
-written with the same number of characters, so a prompt of n tokens is a slice of one long string:
-building a body costs a copy, not a tokeniser.
+Knows JSON bodies of vLLM's completions and chat APIs; knows nothing of sockets. The place of every token in
+one long string is known, so a prompt of n tokens is a slice of it: building a body costs a copy, not a
+tokeniser.
 """
 
 import json
-
-import numpy as np
+from collections.abc import Sequence
 
 from conf.schema import Workload
+from loadgen import written
 from loadgen.images import Album
+from loadgen.streams import UNIQUE_TOKENS, Level, Piece, synthetic
 
-POOL_TOKENS = 65_536
-UNIQUE_TOKENS = 8
 SESSIONS_FROM = 2**39
 """Sessions are numbered like requests, beyond them all, where they need tokens of their own."""
 CHARACTERS_FROM, CUTS_FROM = 2**38, 2**37
 """So are characters and the places where a history is cut; all of them are far fewer than lie between."""
+STRIDE = 7919
+"""From where in the text one number's tokens come to where the next one's do: a prime (our choice)."""
 ENVELOPES = {
     "token_ids": (b'{"prompt":[', b"]"),
     "text": (b'{"prompt":"', b'"'),
@@ -34,23 +35,19 @@ class Prompts:
     Those of one session share more: the share `session_hit` of the shorter one.
 
     What follows those is unique, so that a prefix cache is hit as intended and never by chance. `salt`
-    separates runs: prompts of another salt differ, shared tokens too. Token ids are drawn from the ids of
-    the vocabulary with the most digits (10000 to 99999 of 151936), away from special ids. `path` is
-    the URL path of the API that takes the bodies. A chat is one user message; what the server's
-    template puts around it comes on top of the asked tokens.
+    separates runs: prompts of another salt differ, shared tokens too. Tokens are synthetic, or those of real
+    text where the workload names a tokenizer; there another name begins with the same word once in as many
+    as the vocabulary has words. `path` is the URL path of the API that takes the bodies. A chat is one user
+    message, and a conversation of real text a system message before it where its template has that role; what
+    the server's template puts around them comes on top of the asked tokens.
     """
 
     def __init__(self, workload: Workload, model: str, vocab: int, salt: int) -> None:
-        digits = len(str(vocab - 1)) - (1 if vocab <= 2 * 10 ** (len(str(vocab - 1)) - 1) else 0)
-        self._low, self._high = 10 ** (digits - 1), min(10**digits, vocab)
-        rng = np.random.default_rng(salt)
-        ids = rng.integers(self._low, self._high, size=2 * POOL_TOKENS)
-        self._separator = b"," if workload.prompt == "token_ids" else b" "
+        self._source = (written.source if workload.tokenizer else synthetic)(workload, vocab, salt)
+        self._separator, self._pool = self._source.separator, self._source.pool
         self._head, self._close = ENVELOPES[workload.prompt]
         self.path = "/v1/chat/completions" if workload.prompt == "chat" else "/v1/completions"
-        self._width = digits + 1
-        self._pool = self._separator.join(str(i).encode() for i in ids.tolist()) + self._separator
-        self._salt = int(rng.integers(0, 2**31))
+        self._begins = _beginnings(self._source.levels, self._head, workload.prompt == "chat")
         self._session_hit = workload.session_hit
         self._image_tokens = workload.images.tokens
         self._album = Album(workload.images, salt) if workload.images.most else None
@@ -78,14 +75,14 @@ class Prompts:
             input_tokens -= image_tokens
             shared_tokens = min(shared_tokens, input_tokens)
             head, close = self._with_images(seq, image_tokens)
-        pieces: list[bytes | memoryview] = [self._slice(0, shared_tokens)] if shared_tokens else []
+        pieces: list[Piece] = [self._pool.slice(0, shared_tokens)] if shared_tokens else []
         begun = shared_tokens
         if session is not None:
             history = self._history(session, input_tokens, shared_tokens)
             begun += sum(tokens for tokens, _ in history)
             pieces += [piece for _, piece in history]
-        unique = self._unique(seq)[: input_tokens - begun]
-        rest = self._slice(seq * 7919, input_tokens - begun - len(unique))
+        unique = self._source.name(seq)[: input_tokens - begun]
+        rest = self._pool.slice(seq * STRIDE, input_tokens - begun - len(unique))
         prompt = self._separator.join([*pieces, *unique, rest] if rest else [*pieces, *unique])
         limits = b',"max_tokens":%d,"min_tokens":%d,' % (output_tokens, output_tokens)
         return b"".join((head, prompt, close, limits, self._tail))
@@ -104,21 +101,29 @@ class Prompts:
         names and levels in common are the same up to there and no further, and a history only grows at its
         end.
         """
+        head, *begins = self._begins
+        system, *others = self.levels(input_tokens, levels, names)
+        pieces = [*system]
+        for begin, level in zip(begins, others, strict=True):
+            pieces += [begin, *level] if begin else level
+        limits = b',"max_tokens":%d,"min_tokens":%d,' % (output_tokens, output_tokens)
+        return b"".join((head, self._separator.join(pieces), self._close, limits, self._tail))
+
+    def levels(
+        self, input_tokens: int, levels: tuple[int, int, int], names: tuple[int, int, int]
+    ) -> list[list[Piece]]:
+        """The tokens of such a turn, level by level, as they stand in its body."""
         shared, of_character, persona = levels
         character, session, cut = names
-        pieces: list[bytes | memoryview] = [self._slice(0, shared)] if shared else []
-        pieces += self._named(CHARACTERS_FROM + character, of_character - shared)
-        pieces += self._named(SESSIONS_FROM + session, persona)
-        pieces += self._named(CUTS_FROM + cut, input_tokens - of_character - persona, session)
-        limits = b',"max_tokens":%d,"min_tokens":%d,' % (output_tokens, output_tokens)
-        prompt = self._separator.join(pieces)
-        return b"".join((self._head, prompt, self._close, limits, self._tail))
-
-    def _named(self, number: int, tokens: int, place: int = 0) -> list[bytes | memoryview]:
-        """So many tokens that begin like nobody else's: those that spell the number, and a slice."""
-        name = self._unique(number)[:tokens]
-        rest = self._slice((number + place) * 7919, tokens - len(name))
-        return [*name, rest] if rest else [*name]
+        history = input_tokens - of_character - persona
+        name, own = self._source.name, self._source.levels
+        numbers = CHARACTERS_FROM + character, SESSIONS_FROM + session, CUTS_FROM + cut
+        return [
+            own[0].pieces((), 0, shared),
+            own[1].pieces(name(numbers[0]), numbers[0] * STRIDE, of_character - shared),
+            own[2].pieces(name(numbers[1]), numbers[1] * STRIDE, persona),
+            own[3].pieces(name(numbers[2]), (numbers[2] + session) * STRIDE, history),
+        ]
 
     def _with_images(self, seq: int, image_tokens: int) -> tuple[bytes, bytes]:
         """What stands before and after the text of a message with images."""
@@ -126,9 +131,7 @@ class Prompts:
         images = [self._album.part(seq, place) for place in range(image_tokens // self._image_tokens)]
         return IMAGES_HEAD, b",".join([IMAGES_CLOSE, *images]) + b"]}]"
 
-    def _history(
-        self, session: int, input_tokens: int, shared_tokens: int
-    ) -> list[tuple[int, bytes | memoryview]]:
+    def _history(self, session: int, input_tokens: int, shared_tokens: int) -> list[tuple[int, Piece]]:
         """What the prompts of a session begin with after that of all: tokens that name it, and a slice.
 
         Nothing where there is no room for its name, or beside it none for what makes the prompt unique.
@@ -137,20 +140,19 @@ class Prompts:
         rest = most - shared_tokens - UNIQUE_TOKENS
         if rest < 1:
             return []
-        name = self._separator.join(self._unique(SESSIONS_FROM + session))
-        return [(UNIQUE_TOKENS, name), (rest, self._slice(session * 7919, rest))]
+        name = self._separator.join(self._source.name(SESSIONS_FROM + session))
+        return [(UNIQUE_TOKENS, name), (rest, self._pool.slice(session * STRIDE, rest))]
 
-    def _unique(self, seq: int) -> list[bytes]:
-        """`UNIQUE_TOKENS` tokens that spell salt and seq in the base of the id range."""
-        base = self._high - self._low
-        number, tokens = (self._salt << 40) + seq, []
-        for _ in range(UNIQUE_TOKENS):
-            number, digit = divmod(number, base)
-            tokens.append(b"%d" % (self._low + digit))
-        return tokens
 
-    def _slice(self, first: int, tokens: int) -> memoryview:
-        """A view, because at 25 kB each copy costs as much as reading several tokens."""
-        pool = self._pool if tokens <= POOL_TOKENS else self._pool * -(-tokens // POOL_TOKENS)
-        at = first % POOL_TOKENS * self._width
-        return memoryview(pool)[at : at + max(0, tokens * self._width - 1)]
+def _beginnings(levels: Sequence[Level], head: bytes, chat: bool) -> list[bytes]:
+    """What stands before each level of a conversation: before the first the head, and where a chat goes on in
+    another role a new message."""
+    if not chat or not levels:
+        return [head, *(b"" for _ in levels[1:])]
+    roles = [level.role.encode() for level in levels]
+    joints = [b'"},{"role":"%s","content":"' % role for role in roles[1:]]
+    same = [role == before for before, role in zip(roles, roles[1:], strict=False)]
+    return [
+        head.replace(b"user", roles[0]),
+        *(b"" if kept else joint for kept, joint in zip(same, joints, strict=True)),
+    ]

@@ -23,7 +23,7 @@ CHECK_S = 300.0
 CHECK = "r4_check"
 OWN = ("workload", "slo", "search")
 """Groups that the recipe decides; what else of a workload may be asked is how prompts are sent."""
-PROMPT = "workload.prompt"
+PROMPT = ("workload.prompt", "workload.tokenizer")
 LOOSE = Slo("recipe", ttft_p90_ms=60_000, tpot_p90_ms=1_000)
 """A recipe measures and judges nothing: bounds that a probe of it does not miss."""
 
@@ -90,7 +90,7 @@ def refuse(words: Sequence[str]) -> None:
     """Raise ConfigError for a word that no part would honour."""
     for word in words:
         key = word.partition("=")[0]
-        if key.partition(".")[0] in OWN and key != PROMPT:
+        if key.partition(".")[0] in OWN and key not in PROMPT:
             raise ConfigError(f"{key}: recipe has its own workloads and judges nothing; leave it out")
 
 
@@ -124,7 +124,8 @@ def probe(asked: Experiment, part: Part, workload: Workload) -> Experiment:
 
 def _workload(name: str, asked: Experiment) -> Workload:
     """By the way prompts are sent that was asked for."""
-    return replace(load([f"workload={name}"]).workload, prompt=asked.workload.prompt)
+    asks = asked.workload
+    return replace(load([f"workload={name}"]).workload, prompt=asks.prompt, tokenizer=asks.tokenizer)
 
 
 def conclusion(done: Trees) -> Tree:

@@ -83,10 +83,10 @@ def require(driver: Driver, rate_qps: float, longest_s: float) -> Required:
     window_s, transition_s, looks = _window_s(rate_qps), TRANSITION_S, 0
     why = "the required rate"
     while True:
-        if stop := driver.heal() or _voided(driver.outcomes):
+        if stop := driver.heal() or _voided(driver.windows.outcomes):
             driver.drain()
             return Required(look(driver, rate_qps), looks, stop)
-        index = len(driver.outcomes)
+        index = len(driver.windows.outcomes)
         driver.load(Segment(index, "dwell", rate_qps, transition_s, window_s, False, why), may_abort=False)
         found, looks, transition_s = look(driver, rate_qps), looks + 1, 0.0
         late = driver.elapsed_s() + window_s > longest_s
@@ -102,7 +102,7 @@ def require(driver: Driver, rate_qps: float, longest_s: float) -> Required:
 
 def look(driver: Driver, rate_qps: float) -> Look:
     """What is shown of a rate by all windows that are not void, as known now."""
-    used = [outcome for outcome in driver.outcomes if not outcome.void]
+    used = [outcome for outcome in driver.windows.outcomes if not outcome.void]
     return decide(rate_qps, dwells_of(used), _tightened(driver, used))
 
 
@@ -141,7 +141,7 @@ def _tightened(driver: Driver, outcomes: Sequence[Outcome]) -> list[Dwell]:
     slo, now_ns = driver.plan.slo, driver.target.now_ns()
     tight = Slo(slo.name, CALM_BOUND * slo.ttft_p90_ms, CALM_BOUND * slo.tpot_p90_ms)
     windows = [outcome.dwell for outcome in outcomes]
-    return [count(driver.requests(w.index), w, tight, driver.plan.workload, now_ns) for w in windows]
+    return [count(driver.windows.requests(w.index), w, tight, driver.plan.workload, now_ns) for w in windows]
 
 
 def _voided(outcomes: Sequence[Outcome]) -> Stop | None:

@@ -21,6 +21,7 @@ from analysis import dwell_table, summary
 from analysis.summary import Tree
 from conf import Experiment
 from conf.load import dump
+from conf.schema import Workload
 from loadgen import conclusion
 from loadgen.driver import Driver, TargetLost
 from loadgen.endpoint import TargetError
@@ -30,6 +31,7 @@ from loadgen.plan import Past, Plan
 from loadgen.run_folder import RunFolder, checksums, manifest, sha256_of
 from loadgen.scrape import Scraper
 from loadgen.search import Start
+from loadgen.tokenizer import FILE as TOKENIZER
 
 Conclude = Callable[[], Tree]
 """Draws a conclusion, the tree of sweep.json, from what the driver knows by then."""
@@ -55,6 +57,13 @@ class Service:
     actor_options: dict[str, Any] = field(default_factory=dict)
     api_key: str | None = field(default=None, repr=False)
     recover: "Callable[[float], Service] | None" = None
+
+
+def read_of(workload: Workload) -> dict[str, Path]:
+    """Files that decide what a workload sends, by the manifest's name of their checksum."""
+    files = {"trace_sha256": workload.trace, "tokenizer_sha256": workload.tokenizer}
+    inside = {"tokenizer_sha256": TOKENIZER}
+    return {key: Path(file) / inside.get(key, "") for key, file in files.items() if file}
 
 
 FAILED = {"valid": False, "passed": False, "exit_code": summary.EXIT_INTERNAL}
@@ -86,8 +95,7 @@ class Run:
         self._manifest = manifest(folder.run_id, verb, experiment.seed, self._salt)
         if before:
             self._manifest["sessions_before"] = [*before.pop("sessions_before", []), before]
-        if experiment.workload.trace:
-            self._manifest["trace_sha256"] = sha256_of(Path(experiment.workload.trace))
+        self._manifest |= {key: sha256_of(path) for key, path in read_of(experiment.workload).items()}
         folder.write_text("config.yaml", dump(experiment))
         folder.write_json("manifest.json", self._manifest)
 

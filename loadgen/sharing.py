@@ -12,7 +12,7 @@ from conf.schema import Workload
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.lengths import Ints
 from loadgen.marginal import marginal
-from loadgen.prompts import UNIQUE_TOKENS
+from loadgen.streams import UNIQUE_TOKENS
 
 GAPS = 6
 """Of the mean time between two turns of a session: by then nearly all have been seen again."""

@@ -23,7 +23,7 @@ class Sweep:
 
 def focus(driver: Driver) -> Segment | Stop:
     """The next step of "ramp, then focus"."""
-    return next_segment(driver.plan.search, driver.plan.start, driver.outcomes, driver.elapsed_s())
+    return next_segment(driver.plan.search, driver.plan.start, driver.windows.outcomes, driver.elapsed_s())
 
 
 def sweep(driver: Driver, choose: Callable[[Driver], Segment | Stop] = focus) -> Sweep:
@@ -41,7 +41,7 @@ def sweep(driver: Driver, choose: Callable[[Driver], Segment | Stop] = focus) ->
         if stop is not None:
             elapsed_s = driver.elapsed_s()
             driver.emit("stop", stop=stop.kind, text=f"end of search: {stop.reason}", elapsed_s=elapsed_s)
-            return Sweep(driver.outcomes, driver.capacity(), stop, elapsed_s)
+            return Sweep(driver.windows.outcomes, driver.windows.capacity(), stop, elapsed_s)
 
 
 def _go_on(driver: Driver, choose: Callable[[Driver], Segment | Stop]) -> Stop | None:

@@ -5,7 +5,6 @@ name, content, role and truncation priority, a truncation in fixed steps), writt
 first and Jinja2 fills one part's content, so that nothing a user wrote can add a part.
 """
 
-import importlib
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +16,10 @@ from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from conf import ConfigError
-from conf.conversation import Part
+from conf.conversation import PART_NAMES, Conversations, Part
+from loadgen.tokenizer import Encoded, Tokenizer
 from loadgen.truncation import cut_tokens
 
-Encoded = Sequence[tuple[int, int]]
-"""Token ids, each with the place in the text where it begins."""
 Encode = Callable[[str], Encoded]
 WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+$")
 STAND_IN_IDS = 2**16
@@ -131,22 +129,24 @@ def by_tokenizer(folder: Path) -> Encode:
 
     Raises ConfigError where either is missing.
     """
-    path = folder / "tokenizer.json"
-    try:
-        library = importlib.import_module("tokenizers")
-    except ImportError as error:
-        raise ConfigError(
-            f"reading {path} needs the package tokenizers, which comes with vLLM; use its environment"
-        ) from error
-    if not path.is_file():
-        raise ConfigError(f"{folder} has no tokenizer.json; name a model's folder")
-    tokenizer = library.Tokenizer.from_file(str(path))
+    return Tokenizer(folder).encode
 
-    def encode(written: str) -> Encoded:
-        found = tokenizer.encode(written, add_special_tokens=False)
-        return [(number, start) for number, (start, _) in zip(found.ids, found.offsets, strict=True)]
 
-    return encode
+def parts_of(spec: Conversations) -> list[Part]:
+    """The parts of a conversation's template; without a template parts that are nothing but their text."""
+    return spec.template or [_bare(name) for name in PART_NAMES]
+
+
+def _bare(name: str) -> Part:
+    content = {
+        "system": "{{ system }}",
+        "character": "{{ character.definition }}",
+        "persona": "{{ user.persona }}",
+        "history": "{{ item.text }}",
+        "message": "{{ message }}",
+    }[name]
+    cut = name == "history"
+    return Part(name, content, truncation_priority=int(cut), each="history" if cut else "")
 
 
 def _refusal(part: Part, error: Exception) -> ConfigError:

@@ -159,8 +159,8 @@ def concluded(replay: Replay, driver: Driver, simulate: Simulate) -> Tree:
     tree = conclusion.of_probe(replay.emulated, driver)
     if not tree["valid"]:
         return tree
-    rows = driver.requests(0)
-    window = driver.outcomes[0].dwell
+    rows = driver.windows.requests(0)
+    window = driver.windows.outcomes[0].dwell
     found = compare(replay, rows.filter(_sent(rows)), window, simulate)
     tree["verify"] = {"of": replay.of, "comparisons": [one.tree() for one in found]}
     off = [one.limit.upper() for one in found if not one.agrees]

@@ -109,6 +109,7 @@ def _table(flights: Sequence[tuple[Planned, Progress]]) -> pa.Table:
         "status": pa.array([records.OK if it else records.PENDING for it in finished.tolist()], pa.string()),
         "replica_id": pa.array([str(progress.replica) for _, progress in flights], pa.string()),
         "stream": pa.array([plan.stream for plan in plans], pa.int16()),
+        "session_id": pa.array([plan.session for plan in plans], pa.int32()),
         "due_ns": pa.array(due_ns),
         "send_offset_ns": pa.array(np.zeros(len(plans), dtype=np.int64)),
         "first_token_offset_ns": _offsets([progress.first_token_s for _, progress in flights], due_ns),

@@ -121,6 +121,15 @@ def overloaded(message: str) -> ApiError:
     return ApiError(message, status, status.phrase)
 
 
+def too_large(most_bytes: int) -> ApiError:
+    """A body longer than anything that could be served."""
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    message = (
+        f"The body is longer than {most_bytes} bytes; send fewer or smaller images, or a shorter prompt."
+    )
+    return ApiError(message, status, status.phrase)
+
+
 def not_found(method: str, path: str) -> ApiError:
     """No such method on that path."""
     return ApiError(f"{method} {path} is not served", HTTPStatus.NOT_FOUND, "NotFoundError")

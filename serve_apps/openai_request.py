@@ -15,6 +15,10 @@ from serve_apps.openai_images import read
 DEFAULT_MAX_TOKENS = 16
 """vLLM's default of /v1/completions; a chat without `max_tokens` may fill the model's context."""
 
+MOST_BODY_BYTES = 70_000_000
+"""OpenAI takes 50 MB of images in a request (its guide on images and vision), in base64 67 MB; 262,144 token
+ids, the longest context of our models, are 2 MB."""
+
 NOT_SIMULATED = ("echo", "logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "use_beam_search")
 """Parameters that would change the shape of an answer in a way the simulated engine cannot follow."""
 

@@ -296,14 +296,24 @@ class SimulatedApp:
 
 
 async def _body(receive: Receive) -> bytes:
-    parts = []
+    """Raises ApiError for one too long, of which nothing is kept; it is read to its end, for only then do all
+    clients listen.
+    """
+    parts: list[bytes] = []
+    size_bytes = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise openai_api.invalid("the client left before its request was complete")
         parts.append(message.get("body", b""))
+        size_bytes += len(parts[-1])
+        if size_bytes > openai_request.MOST_BODY_BYTES:
+            parts.clear()
         if not message.get("more_body", False):
-            return b"".join(parts)
+            break
+    if size_bytes > openai_request.MOST_BODY_BYTES:
+        raise openai_api.too_large(openai_request.MOST_BODY_BYTES)
+    return b"".join(parts)
 
 
 def _part(body: bytes) -> Message:

@@ -249,7 +249,7 @@ def test_a_server_on_another_clock_ends_the_run_in_its_warm_up() -> None:
     driver = Driver(target, plan(experiment, Start(8.0), warmup_requests=4), lambda *_, **__: None)
     with pytest.raises(TargetLost, match=why):
         hold.rate(driver, 3.0, 60, 15)
-    assert not driver.outcomes
+    assert not driver.windows.outcomes
 
 
 def test_lead_and_bridge_are_real_time() -> None:
@@ -262,7 +262,7 @@ def test_lead_and_bridge_are_real_time() -> None:
         ahead_s.append(driver.next_start_ns() / NS)
         for index in range(2):
             driver.load(Segment(index, "dwell", 2.0, 0.0, 10.0, False, ""), may_abort=False)
-        first, second = (outcome.dwell for outcome in driver.outcomes)
+        first, second = (outcome.dwell for outcome in driver.windows.outcomes)
         gaps_s.append((second.window_start_ns - first.window_end_ns) / NS)
     assert (ahead_s, gaps_s) == ([0.2, 1.0], [1.0, 5.0])
 

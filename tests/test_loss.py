@@ -137,7 +137,7 @@ def test_a_service_that_stays_away_ends_the_sweep() -> None:
     drive = driver(Breaking(EXPERIMENT, 300.0), lambda kind, /, **_: events.append(kind), repair=repair)
     with pytest.raises(TargetLost, match="requests failed: .*; not whole again within 300 s: 2 of 3"):
         sweep(drive)
-    assert events[-2:] == ["target_lost", "segment_done"] and drive.outcomes[-1].void
+    assert events[-2:] == ["target_lost", "segment_done"] and drive.windows.outcomes[-1].void
 
 
 def test_what_hangs_since_a_loss_is_no_sign_of_another() -> None:
@@ -167,7 +167,7 @@ def test_all_that_a_loss_may_have_spoilt_is_measured_again_by_a_later_session() 
     drive.plan = dataclasses.replace(drive.plan, replicas=None, search=short)
     with pytest.raises(TargetLost):
         sweep(drive)
-    assert lasts[0] < len(drive.outcomes) - 1
+    assert lasts[0] < len(drive.windows.outcomes) - 1
 
 
 def test_a_loss_in_the_last_moment_costs_the_last_window() -> None:
@@ -267,10 +267,12 @@ def test_a_resumed_run_keeps_void_what_a_loss_spoilt(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         sweep(drive)
     folder.collect()
-    rows = pa.concat_tables([drive.ledger.rows(*range(-1, 12))])
+    rows = pa.concat_tables([drive.windows.ledger.rows(*range(-1, 12))])
     kept = past(load_run(folder.path))
     assert kept.segments and [bool(seen.loss) for *_, seen in kept.segments].count(True) == 1
     again = driver(Breaking(EXPERIMENT, 1e9))
     again.restore(dataclasses.replace(kept, rows=rows))
-    assert [o.void for o in again.outcomes] == [o.void for o in drive.outcomes][: len(again.outcomes)]
-    assert True in [outcome.void for outcome in again.outcomes]
+    assert [o.void for o in again.windows.outcomes] == [o.void for o in drive.windows.outcomes][
+        : len(again.windows.outcomes)
+    ]
+    assert True in [outcome.void for outcome in again.windows.outcomes]

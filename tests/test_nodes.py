@@ -152,14 +152,14 @@ def test_pooled_endpoints_are_chosen_at_random_so_that_each_sees_poisson_arrival
 def test_a_virtual_replica_gets_its_own_stream_whatever_the_others_hold() -> None:
     drive, _ = driver(["search=quick"], 1.0, 1.0, 1.0)
     hold.rate(drive, 2.0, 60, 15)
-    rows = drive.requests(0).select(["stream", "replica_id"]).to_pylist()
+    rows = drive.windows.requests(0).select(["stream", "replica_id"]).to_pylist()
     assert {(row["stream"], row["replica_id"]) for row in rows} == {(0, "0"), (1, "1"), (2, "2")}
 
 
 def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
     drive, experiment = driver(["search=quick"], 1.0, 1.5)
     hold.rate(drive, 5.0, 60, 15)
-    (outcome,) = drive.outcomes
+    (outcome,) = drive.windows.outcomes
     whole, parts = outcome.dwell, outcome.parts
     assert [(part.stream, part.nodes, part.rate_qps) for part in parts] == [(0, 1, 5.0), (1, 1, 5.0)]
     for figure in ("requests", "completed", "failed", "pending"):
@@ -169,7 +169,9 @@ def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
     # The work of the service per node is the mean of its nodes' work.
     assert math.exp(whole.log_work) == pytest.approx(np.mean([math.exp(part.log_work) for part in parts]))
     assert parts[1].tpot.over > parts[0].tpot.over  # the slow one
-    again = count_streams(drive.requests(0), whole, 2, experiment.slo, experiment.workload, drive.free_ns)
+    again = count_streams(
+        drive.windows.requests(0), whole, 2, experiment.slo, experiment.workload, drive.free_ns
+    )
     assert again == parts
 
 

@@ -1,6 +1,7 @@
 """Nodes, spares, hours and money: the rules of a plan against known answers and their own properties."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,10 @@ def test_what_a_rate_moves() -> None:
     assert found.client_cpu_cores == pytest.approx(43.5) and found.client_actors == 109
     assert found.client_stream_bytes == pytest.approx(900e6)
     assert at_scale(30_000, 10.0, 2.0, LENGTHS).client_actors == 150
+    # 15 s of 30,000 a second are 450,000 streams, 4,128 for each of 109; at 60 s the streams bind.
+    assert at_scale(30_000, 15.0, None, LENGTHS).client_streams_per_actor == math.ceil(450_000 / 109)
+    long = at_scale(30_000, 60.0, None, LENGTHS)
+    assert (long.client_actors, long.client_streams_per_actor) == (180, 10_000)
     unknown = at_scale(1, None, None, None)
     assert unknown.open_connections is unknown.request_bytes_per_s is unknown.client_stream_bytes is None
 

@@ -84,7 +84,10 @@ def test_a_run_with_rate_enough_says_its_own_cpu(tmp_path: Path) -> None:
     series.write(pa.table(columns, schema=series.CLIENTS), copied / "clients.parquet")
     assert LEAST_SENDS_PER_S < 100
     assert planning.evidence_of(load_run(copied)).client_cpu_ms == pytest.approx(2.0)
-    assert "2.00 ms per request, this run's load actors" in planning.text(planning.command([copied], WORDS))
+    said = " ".join(planning.text(planning.command([copied], WORDS)).split())
+    assert "2.00 ms per request, this run's load actors" in said
+    assert "open streams each (10,000 in one were measured)" in said and "(3 kB each)" in said
+    assert "(6 B per prompt token, 253 B per answer token)" in said
 
 
 @pytest.mark.parametrize(

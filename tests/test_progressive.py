@@ -1,5 +1,6 @@
 """The MI325X paper's benchmark: its levels, its statuses, what it could not show, and its tables again."""
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from analysis import progressive as judged
 from analysis import records, summary
 from conf import ConfigError, Experiment
-from loadgen import command_line, foresight, paper, progressive, progressive_run
+from loadgen import __main__ as root
+from loadgen import command_line, foresight, paper, progressive, progressive_run, verbs
 from loadgen.__main__ import main
 from loadgen.driver import Driver
 from loadgen.paper import SUBJECTS, Row, Subject
@@ -444,7 +446,9 @@ def test_the_suffix_of_a_file_says_how_levels_are_written(
     (tree,) = json.loads(capsys.readouterr().out)["models"]
     lines = list(csv.DictReader((tmp_path / "a.csv").open()))
     assert [*lines[0]] == list(judged.TYPES) and len(lines) == 16
-    assert [float(line["p99_s"]) for line in lines] == [line["p99_s"] for line in tree["progressive"]["levels"]]
+    assert [float(line["p99_s"]) for line in lines] == [
+        line["p99_s"] for line in tree["progressive"]["levels"]
+    ]
     assert {line["total_tok_s_cov"] for line in lines} == {""}  # one run has no spread, which is not 0
     monkeypatch.setattr(verbs, "progressive", lambda *_: tree)
     monkeypatch.setattr(root, "_answer", lambda _, act: act(None, None)["exit_code"])

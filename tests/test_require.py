@@ -42,7 +42,7 @@ def test_far_from_the_knee_the_answer_is_clear_early(
         True,
         verdict,
     )
-    assert drive.outcomes[-1].dwell.window_end_ns / NS < within_s
+    assert drive.windows.outcomes[-1].dwell.window_end_ns / NS < within_s
     assert [look["verdict"] for look in looks] == ["undecided"] * (len(looks) - 1) + [verdict]
     first, second = summary.text(tree).splitlines()[:2]
     assert first == f"VALID  {rate_qps:g} QPS per node: {verdict}"
@@ -53,7 +53,7 @@ def test_at_the_knee_a_short_look_says_so_with_the_remedy() -> None:
     tree, looks, drive = required(["rate_qps=5.2", "duration_s=155"])
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_OPEN, True, False)
     assert "neither is shown after" in tree["reason"] and "offer longer (duration_s=...)" in tree["reason"]
-    windows = [outcome.dwell for outcome in drive.outcomes]
+    windows = [outcome.dwell for outcome in drive.windows.outcomes]
     assert len(looks) == len(windows) == 3 and windows[-1].window_end_ns < 156 * NS
     # No gap in the load: for this second the arrivals of the window before go on.
     assert [b.window_start_ns - a.window_end_ns for a, b in pairwise(windows)] == [NS, NS]
@@ -64,14 +64,14 @@ def test_a_spoilt_load_neither_passes_nor_fails() -> None:
     tree, _, drive = required(words, target=Spoilt(load(words), send_offset_ns=NS // 10))
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_VOID, False, False)
     assert tree["reason"].startswith("client_limited: 2 windows in a row were void. Give the load generator")
-    assert len(drive.outcomes) == 2
+    assert len(drive.windows.outcomes) == 2
 
 
 def test_a_lost_load_actor_costs_its_window_only() -> None:
     words = ["rate_qps=3.7"]
     tree, _, drive = required(words, target=Healing(load(words), at_s=100, times=1))
     assert tree["exit_code"] == summary.EXIT_OK
-    assert [outcome.void for outcome in drive.outcomes].count(True) == 1
+    assert [outcome.void for outcome in drive.windows.outcomes].count(True) == 1
 
 
 BLOCKS = 9

@@ -98,9 +98,9 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def capacity(drive: Driver) -> Any:
-    belief = prior(drive.plan.search, drive.plan.start, drive.outcomes)
+    belief = prior(drive.plan.search, drive.plan.start, drive.windows.outcomes)
     assert belief is not None
-    return posterior([outcome.dwell for outcome in drive.outcomes if not outcome.void], belief)
+    return posterior([outcome.dwell for outcome in drive.windows.outcomes if not outcome.void], belief)
 
 
 def test_a_restored_search_has_the_posterior_it_had(folder: RunFolder) -> None:
@@ -110,8 +110,8 @@ def test_a_restored_search_has_the_posterior_it_had(folder: RunFolder) -> None:
     again.collect()
     after = driver(again, again.event, past(load_run(folder.path)))
     # The kill took answers of the last window with it, so that one is measured again.
-    before.outcomes.pop()
-    assert after.outcomes == before.outcomes
+    before.windows.outcomes.pop()
+    assert after.windows.outcomes == before.windows.outcomes
     assert capacity(after) == capacity(before)
     assert after.elapsed_s() > 100
 
@@ -122,7 +122,7 @@ def test_finished_windows_stay_valid_although_the_service_was_deployed_anew(fold
     again = RunFolder(folder.path)
     again.collect()
     after = driver(again, again.event, past(load_run(folder.path)), frozenset({"another"}))
-    assert after.outcomes and not any(outcome.void for outcome in after.outcomes)
+    assert after.windows.outcomes and not any(outcome.void for outcome in after.windows.outcomes)
 
 
 def cut(folder: Path, window: Window, **end: Any) -> None:
@@ -171,8 +171,12 @@ def test_a_resumed_run_ends_like_any_other_with_one_row_for_every_request(folder
     seqs = rows["seq"].to_pylist()
     assert len(seqs) == len(set(seqs)) == RunFolder.planned_in(again.path) > first.num_rows
     assert [row["due_ns"] for row in rows.to_pylist()] == sorted(rows["due_ns"].to_pylist())
-    indices = [event["index"] for event in load_run(folder.path).events() if event["event"] == "segment_done"]
-    assert sorted(set(indices)) == list(range(len(drive.outcomes))), "the last window was measured again"
+    events = load_run(folder.path).events()
+    assert [e["text"] for e in events if e["event"] == "warm"] == ["warm-up: 4 requests, 4 ok"] * 2
+    indices = [event["index"] for event in events if event["event"] == "segment_done"]
+    assert sorted(set(indices)) == list(range(len(drive.windows.outcomes))), (
+        "the last window was measured again"
+    )
 
 
 def test_a_run_killed_before_its_first_segment_starts_anew(folder: RunFolder) -> None:

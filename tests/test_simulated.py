@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from conf import load
+from conf.images import MOST_IMAGES, MOST_PX, Images
 from conf.schema import SimulatedEngine
+from loadgen.images import Album
+from serve_apps import openai_request
 from serve_apps.engine_model.engine import Engine, GenerateRequest
 from serve_apps.openai_api import EngineSteps, ServedModel
 from serve_apps.simulated import EngineDead, RealtimeEngine, SimulatedApp, Stream
@@ -297,6 +300,32 @@ def test_the_other_paths() -> None:
     assert json.loads(models.content)["data"][0]["id"] == "org/model"
     assert b"vllm:num_requests_running{" in metrics.content
     assert json.loads(other.content)["error"]["message"] == "GET /v2 is not served"
+
+
+def test_a_body_longer_than_any_request_is_refused_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_request, "MOST_BODY_BYTES", 100)
+
+    async def story() -> list[Call]:
+        served = Service()
+        bodies = [json.dumps({"prompt": [1], "max_tokens": 1}).ljust(size).encode() for size in (100, 101)]
+        bodies.append(b"no JSON" * 100)
+        return [await Call(served.app, "POST", "/v1/completions", body).done() for body in bodies]
+
+    fits, over, junk = run(story())
+    assert (fits.status, over.status, junk.status) == (200, 413, 413)
+    assert not over.body, "it was read to its end, so that its client listens"
+    error = json.loads(over.content)["error"]
+    assert (error["type"], error["code"]) == ("Request Entity Too Large", 413)
+    assert "longer than 100 bytes" in error["message"]
+
+
+def test_the_longest_requests_that_can_be_asked_are_no_longer_than_that() -> None:
+    most_tokens = 262_144  # of all models here
+    ids = len(json.dumps([151_935] * most_tokens))
+    quarter = MOST_PX // 4, MOST_PX // 4
+    largest = 4**2 * len(Album(Images(MOST_IMAGES, MOST_IMAGES, *quarter), 1).part(1, 0))
+    photographs = 4 * 50_000_000 // 3  # what OpenAI takes, as base64
+    assert max(MOST_IMAGES * largest, photographs) + ids < openai_request.MOST_BODY_BYTES
 
 
 def test_a_prompt_that_the_cache_can_never_hold_is_refused() -> None:

@@ -213,7 +213,7 @@ def test_a_replaced_load_actor_voids_its_window_and_the_search_goes_on() -> None
     words = ["search=standard"]
     drive, experiment, events = driver(words, target=Healing(load(words), at_s=300, times=1))
     tree = conclusion.of_sweep(experiment, drive, sweep(drive), "wall")
-    void = [verdict.reason for verdict in drive.verdicts.values() if not verdict.valid]
+    void = [verdict.reason for verdict in drive.windows.verdicts.values() if not verdict.valid]
     assert tree["exit_code"] == summary.EXIT_OK
     # The window it died in; the one before too, if that still waited for answers of its own.
     assert set(void) <= {"actor_lost", "client_limited"} and void.count("actor_lost") == 1
@@ -338,7 +338,7 @@ def test_every_offered_request_is_seen_and_ends() -> None:
         ["search=quick"], Start(8.0, 5.2), plan_saved=lambda s: offered.extend(s.seq.tolist())
     )
     sweep(drive)
-    seen = drive.ledger.rows(*range(-1, len(drive.outcomes)))
+    seen = drive.windows.ledger.rows(*range(-1, len(drive.windows.outcomes)))
     assert set(seen["status"].to_pylist()) == {records.OK}
     assert set(offered) >= set(seen["seq"].to_pylist())
     assert len(offered) == len(set(offered))

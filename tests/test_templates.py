@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from loadgen import anatomy, templates
 from loadgen.__main__ import main
 from loadgen.arrivals import NS, Traffic
 from loadgen.templates import Template, by_tokenizer, by_words, fitted
+from tests import stub_tokenizers
 
 SPEC = load(["workload=character"]).workload.conversations
 assert SPEC is not None
@@ -145,17 +145,12 @@ def test_a_tokenizer_s_folder_is_used_where_the_package_is(
     with pytest.raises(ConfigError, match="comes with vLLM"):
         by_tokenizer(tmp_path)
 
-    def encode(written: str, add_special_tokens: bool) -> SimpleNamespace:
-        assert not add_special_tokens
-        return SimpleNamespace(ids=[7] * len(written), offsets=[(i, i + 1) for i in range(len(written))])
-
-    opened = SimpleNamespace(Tokenizer=SimpleNamespace(from_file=lambda _: SimpleNamespace(encode=encode)))
-    monkeypatch.setitem(sys.modules, "tokenizers", opened)
+    monkeypatch.setitem(sys.modules, "tokenizers", stub_tokenizers)
     with pytest.raises(ConfigError, match="no tokenizer.json"):
         by_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    pieces = Template([Part("x", "abcd", truncation_priority=1)], by_tokenizer(tmp_path)).render({})
-    assert fitted(pieces, 3, 1)[0].left == "bcd"
+    encode = by_tokenizer(stub_tokenizers.write(tmp_path))
+    pieces = Template([Part("x", "ab the river", truncation_priority=1)], encode).render({})
+    assert len(pieces[0].encoded) == 4 and fitted(pieces, 3, 1)[0].left == "b the river"
 
 
 def test_the_anatomy_has_the_means_of_the_workload() -> None:

@@ -16,6 +16,9 @@ ACTOR_MS_PER_S = 400.0
 """CPU of a core that one load actor is planned with: 40 %, under the 60 % at which a window is void
 (`validity.CPU_SHARE`), since what is above comes in bursts (our choice)."""
 LEAST_ACTORS = 2
+ACTOR_STREAMS = 10_000
+"""Open streams of one load actor: as many as were measured, without an error and on time (the same benchmark,
+`python -m tests.benchmarks.open_streams`, on two cores). More were not tried in one process."""
 STREAM_BYTES = 3000.0
 """Memory of one open stream in a load actor: 10,000 at once took 3.0 kB each (CONTRIBUTING.md,
 2026-11-21)."""
@@ -45,15 +48,21 @@ class AtScale:
     client_cpu_source: str
     client_cpu_cores: float
     client_actors: int
+    client_streams_per_actor: int | None
     client_stream_bytes: float | None
 
 
 def at_scale(
     rate_qps: float, e2e_s: float | None, client_cpu_ms: float | None, lengths: Lengths | None
 ) -> AtScale:
-    """What the whole service moves at a rate; without CPU per request of its own the benchmark's is taken."""
+    """What the whole service moves at a rate; without CPU per request of its own the benchmark's is taken.
+
+    There are load actors enough for the CPU and for the open streams of the whole rate.
+    """
     in_flight = None if e2e_s is None else rate_qps * e2e_s
     own, cpu_ms = client_cpu_ms is not None, client_cpu_ms or CLIENT_CPU_MS
+    by_cpu, by_streams = rate_qps * cpu_ms / ACTOR_MS_PER_S, (in_flight or 0.0) / ACTOR_STREAMS
+    actors = max(LEAST_ACTORS, math.ceil(by_cpu), math.ceil(by_streams))
     n_in, n_out = (lengths.input_tokens, lengths.output_tokens) if lengths else (None, None)
     return AtScale(
         rate_qps=rate_qps,
@@ -66,7 +75,8 @@ def at_scale(
         client_cpu_ms_per_request=cpu_ms,
         client_cpu_source="this run's load actors" if own else "benchmark of the load actor, 5600/140",
         client_cpu_cores=rate_qps * cpu_ms / 1e3,
-        client_actors=max(LEAST_ACTORS, math.ceil(rate_qps * cpu_ms / ACTOR_MS_PER_S)),
+        client_actors=actors,
+        client_streams_per_actor=None if in_flight is None else math.ceil(in_flight / actors),
         client_stream_bytes=_times(in_flight, STREAM_BYTES),
     )
 

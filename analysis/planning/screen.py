@@ -6,6 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis import summary
+from analysis.planning.at_scale import (
+    ACTOR_STREAMS,
+    ANSWER_BYTES_PER_TOKEN,
+    REQUEST_BYTES_PER_TOKEN,
+    STREAM_BYTES,
+)
 
 Tree = Mapping[str, Any]
 
@@ -203,11 +209,16 @@ def _scale(tree: Tree) -> list[str]:
         _si(at["request_bytes_per_s"], "B/s in"),
         _si(at["answer_bytes_per_s"], "B/s out"),
     ]
+    bodies = f"{REQUEST_BYTES_PER_TOKEN:g} B per prompt token, {ANSWER_BYTES_PER_TOKEN:g} B per answer token"
     cpu = f"{at['client_cpu_ms_per_request']:.2f} ms per request, {at['client_cpu_source']}"
-    memory = _si(at["client_stream_bytes"], "B of memory for the streams")
-    load = f"{at['client_actors']:,} load actors, {at['client_cpu_cores']:.3g} cores ({cpu}), {memory}"
+    memory = _si(at["client_stream_bytes"], "B of memory for them") + f" ({STREAM_BYTES / 1e3:g} kB each)"
+    each = at["client_streams_per_actor"]
+    held = "unknown" if each is None else f"{each:,}"
+    actors = f"{at['client_actors']:,} load actors of {held} open streams each"
+    cores = f"{at['client_cpu_cores']:.3g} cores ({cpu})"
+    load = f"{actors} ({ACTOR_STREAMS:,} in one were measured), {cores}, {memory}"
     return [
-        f"at the peak: {', '.join([*engines, f'{open_now} open connections {life}', *flows])}",
+        f"at the peak: {', '.join([*engines, f'{open_now} open connections {life}', *flows])} ({bodies})",
         f"to load-test that: {load}",
     ]
 

@@ -338,8 +338,13 @@ def one(name: str, scenario: str, seed: int) -> Found:
 
 
 def line(name: str, scenario: str, found: list[Found]) -> str:
-    """Bias, RMSE, cover, violations and cost of a method in a scenario, as a row of a table."""
+    """What a method found in a scenario, as a row of a table."""
     truth = truths("faster_ratio" if name.endswith("compare") else "capacity_qps")[scenario]
+    return row(f"{scenario} | {name}", truth, found)
+
+
+def row(title: str, truth: float, found: list[Found]) -> str:
+    """Bias, RMSE, cover, violations and cost of many answers to one question, as a row of a table."""
     known = [each for each in found if math.isfinite(each.estimate)]
     error = np.array([math.log(each.estimate / truth) for each in known])
     covers = np.mean([each.low <= truth <= each.high for each in found if each.low or each.high < math.inf])
@@ -348,7 +353,7 @@ def line(name: str, scenario: str, found: list[Found]) -> str:
     minutes = np.mean([each.minutes for each in found])
     spread = math.sqrt(float((error**2).mean()))
     return (
-        f"| {scenario} | {name} | {len(found)} | {minutes:.1f} | {100 * error.mean():+.2f} ± "
+        f"| {title} | {len(found)} | {minutes:.1f} | {100 * error.mean():+.2f} ± "
         f"{100 * error.std() / math.sqrt(len(known)):.2f} | {100 * spread:.2f} | {covers:.3f} | {over:.3f} | "
         f"{100 * half:.1f} | {len(found) - len(known)} |"
     )

@@ -5,13 +5,8 @@ One deployment for all tests of the file: it takes about a minute.
 
 import asyncio
 import json
-import re
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -19,14 +14,12 @@ import numpy as np
 import pytest
 
 from analysis.quantiles import quantile, sectioning
-from analysis.runs import load_run
 from conf import Experiment, load
-from loadgen import measure
+from loadgen import hold, measure
 from loadgen.arrivals import NS, Traffic
-from loadgen.measure import Act, Site
 from loadgen.prompts import Prompts
-from loadgen.run_folder import RunFolder
-from loadgen.search import Start
+from tests.vllm import prefix_hits
+from tests.vllm.running import Up
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -51,36 +44,6 @@ WORDS = [
 COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "request_success_total")
 
 
-@dataclass(frozen=True)
-class Up:
-    """The service, and where its run folders go."""
-
-    served: Any
-    out: Path
-
-    def run(self, verb: str, act: Act, *words: str) -> tuple[dict[str, Any], Any]:
-        """Load the running service as `loadgen` does; the conclusion and the run's folder."""
-        experiment = load([*WORDS, f"out={self.out}", f"run={verb}", *words])
-        folder = measure.create(RunFolder, experiment)
-        site = Site(start, lambda *_: nullcontext(self.served))
-        tree = measure.measure(experiment, verb, folder, act, site, lambda *_, **__: None)
-        return tree, load_run(folder.path)
-
-    def counters(self, names: tuple[str, ...] = COUNTERS) -> dict[str, float]:
-        """vLLM's own totals, summed over reasons and replicas."""
-        totals = dict.fromkeys(names, 0.0)
-        for url in self.served.metrics_urls.values():
-            page = urllib.request.urlopen(url, timeout=30).read().decode()
-            for name in names:
-                found = re.findall(rf"^vllm:{name}{{.*}} (\S+)$", page, re.MULTILINE)
-                totals[name] += sum(map(float, found))
-        return totals
-
-
-def start(experiment: Experiment, verb: str, emit: Any) -> tuple[Start, None]:
-    return Start(prediction_qps=experiment.search.expected_qps), None
-
-
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     from loadgen.site import service
@@ -92,7 +55,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
     with service(load(WORDS), emit) as served:
         assert any("replicas warm" in line for line in said), said
-        yield Up(served, tmp_path_factory.mktemp("runs"))
+        yield Up(served, WORDS, tmp_path_factory.mktemp("runs"))
 
 
 def test_what_runs_is_read_back(up: Up) -> None:
@@ -114,10 +77,11 @@ def test_a_short_sweep_ends_with_a_verdict_and_its_reason(up: Up) -> None:
     assert set(rows["status"].to_pylist()) <= {"ok", "missed"}
 
 
-def test_tokens_and_finishes_agree_with_vllms_own_counters(up: Up) -> None:
-    before = up.counters()
+def test_tokens_and_finishes_agree_with_vllms_own_counters(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hold, "TRANSITION_S", 1.0)
+    before = up.counters(COUNTERS)
     tree, run = up.run("probe", measure.hold, f"rate_qps={RATE_QPS}", "duration_s=15")
-    after = up.counters()
+    after = up.counters(COUNTERS)
     rows = run.requests()
     ok = rows.filter(np.array(rows["status"].to_pylist()) == "ok")
     counted = {name: after[name] - before[name] for name in COUNTERS}
@@ -125,6 +89,11 @@ def test_tokens_and_finishes_agree_with_vllms_own_counters(up: Up) -> None:
     assert sum(ok["prompt_tokens"].to_pylist()) == counted["prompt_tokens_total"]
     assert sum(ok["output_tokens"].to_pylist()) == counted["generation_tokens_total"]
     assert set(ok["finish_reason"].to_pylist()) == {"length"}
+
+
+@pytest.mark.parametrize("share", prefix_hits.SHARES)
+def test_the_intended_hit_rate_is_met(share: float, up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix_hits.hold_to(share, up, monkeypatch)
 
 
 def test_latencies_agree_with_a_plain_client(up: Up) -> None:

@@ -23,6 +23,8 @@ from serve_apps.emulated_gpu import EmulatedGpu
 from serve_apps.emulation import ENVIRONMENT
 from serve_apps.engine_model.step_time import Batch
 from serve_apps.model_folder import write_folder
+from tests.vllm import prefix_hits
+from tests.vllm.running import Up
 
 pytestmark = pytest.mark.vllm
 
@@ -116,7 +118,7 @@ def server(folder: Path) -> Iterator[Server]:
         *("--tensor-parallel-size", "8", "--enable-expert-parallel", "--kv-cache-dtype", "fp8"),
         *("--max-num-batched-tokens", "8192", "--max-num-seqs", "1024", "--max-model-len", "8192"),
         *("--gpu-memory-utilization", "0.90", "--num-gpu-blocks-override", str(BLOCKS + 1)),
-        *("--additional-config", json.dumps(GPU.written())),
+        *("--enable-prompt-tokens-details", "--additional-config", json.dumps(GPU.written())),
     ]
     log = folder / "server.log"
     env = {**os.environ, **ENVIRONMENT, "VLLM_WORKER_MULTIPROC_METHOD": "fork", "HOME": str(folder)}
@@ -195,6 +197,22 @@ def test_it_is_vllms_engine_with_our_executor_and_nothing_unknown_was_asked(serv
     log = server.log.read_text()
     assert f"Emulated GPUs: TP8, constants {GPU.constants}, asynchronous scheduling True" in log
     assert "Emulated GPUs have no answer" not in log
+
+
+@pytest.fixture(scope="module")
+def up(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """The same server as a user loads it, who is told an address."""
+    from loadgen.site import service
+
+    words = ["engine=external", f"target.urls=[{server.url}]", "cluster.nodes=1", "workload=smoke"]
+    words += ["fleet.warmup_requests=8", "fleet.drain_s=10"]
+    with service(load(words), lambda *_, **__: None) as served:
+        yield Up(served, words, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.mark.parametrize("share", prefix_hits.SHARES)
+def test_the_intended_hit_rate_is_met(share: float, up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix_hits.hold_to(share, up, monkeypatch)
 
 
 REFUSED = {

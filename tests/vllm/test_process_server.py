@@ -9,7 +9,8 @@ import pytest
 
 from conf import load
 from loadgen import measure
-from tests.vllm.test_deployed import RATE_QPS, WORDS, Up
+from tests.vllm.running import Up
+from tests.vllm.test_deployed import RATE_QPS, WORDS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -20,7 +21,7 @@ def test_the_fallback_serves_the_same_api(tmp_path: Path) -> None:
 
     words = [*WORDS, "engine.server=process", "routing=roundrobin"]
     with service(load(words), lambda *_, **__: None) as served:
-        fallback = Up(served, tmp_path)
+        fallback = Up(served, words, tmp_path)
         tree, run = fallback.run("probe", measure.hold, f"rate_qps={RATE_QPS}", "duration_s=8")
         (replica,) = served.reported["replicas"].values()
     assert replica["pid"] and "--enforce-eager" in replica["told"]["engine"]["argv"]

@@ -1,0 +1,109 @@
+"""Specs of how a service is loaded: the search and its budget, the load generators, a rate over time."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from conf.check import require, require_positive
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The budget and the clockwork of "ramp, then focus" (method.md section 4).
+
+    `start=prediction` replaces the ramp by `expected_qps`, or without one by the engine model's own answer,
+    which only the simulated engine has; every other engine then ramps. Rates are per node.
+    `deployments` spreads the budget over so many sweeps, each of a service deployed anew and with a seed of
+    its own, and pools them; `repeats` repeats the whole, budget included, for a mean and its spread.
+    After the budget the certified rate is held for `confirm_s`, which may veto the answer and never raise it.
+    """
+
+    name: str
+    budget_s: float
+    start: Literal["ramp", "prediction"] = "ramp"
+    min_dwells: int = 6
+    ramp_step_s: float = 15.0
+    ramp_factor: float = 1.25
+    first_transition_s: float = 30.0
+    transition_s: float = 15.0
+    window_s: float = 45.0
+    settle_s: float = 120.0
+    lowest_qps: float = 0.05
+    highest_qps: float = 200.0
+    confirm_s: float = 0.0
+    expected_qps: float | None = None
+    deployments: int = 1
+    repeats: int = 1
+
+    def __post_init__(self) -> None:
+        require_positive("search.", self, "budget_s", "ramp_step_s", "transition_s", "first_transition_s")
+        require_positive("search.", self, "window_s", "settle_s", "lowest_qps", "highest_qps")
+        require(
+            1 < self.ramp_factor < math.inf,
+            f"search.ramp_factor={self.ramp_factor} must be above 1 and finite",
+        )
+        require(self.lowest_qps < self.highest_qps, "search.lowest_qps must be below search.highest_qps")
+        require(self.min_dwells >= 1, "search.min_dwells must be at least 1")
+        require(
+            0 <= self.confirm_s < math.inf,
+            f"search.confirm_s={self.confirm_s} must be finite and not negative",
+        )
+        require(self.deployments >= 1, "search.deployments must be at least 1")
+        require(self.repeats >= 1, "search.repeats must be at least 1")
+        if self.expected_qps is not None:
+            require_positive("search.", self, "expected_qps")
+            require(self.start == "prediction", "search.expected_qps needs search.start=prediction")
+        share_s, least_s = self.budget_s / self.deployments, self.least_s
+        require(
+            self.deployments == 1 or share_s >= least_s,
+            f"search.deployments={self.deployments} leaves each {share_s:g} s, too short for "
+            f"search.min_dwells={self.min_dwells}; raise search.budget_s to {self.deployments * least_s:g} "
+            "or lower search.deployments",
+        )
+
+    @property
+    def least_s(self) -> float:
+        """Seconds of the least number of dwells, which are granted also beyond the budget."""
+        return self.min_dwells * (self.transition_s + self.window_s)
+
+    @property
+    def parts(self) -> int:
+        """Sweeps that answer the question together."""
+        return self.deployments * self.repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The load generators: `actors` Ray actors with `cpus_per_actor` CPUs each."""
+
+    name: str
+    actors: int = 1
+    cpus_per_actor: float = 1.0
+    request_timeout_s: float = 120.0
+    drain_s: float = 30.0
+    warmup_requests: int = 64
+    record_itl: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.actors >= 1, f"fleet.actors={self.actors} must be at least 1")
+        require(self.cpus_per_actor >= 0, "fleet.cpus_per_actor must not be negative")
+        require_positive("fleet.", self, "request_timeout_s", "drain_s")
+        require(self.warmup_requests >= 1, "fleet.warmup_requests must be at least 1")
+
+
+def check_profile(points: list[list[float]], duration_s: float | None) -> None:
+    """Raise ValueError unless points [seconds, QPS] ascend from 0 s within `duration_s` and offer load."""
+    pairs = all(len(point) == 2 for point in points)
+    require(pairs, "profile_qps must be a list of pairs [seconds, QPS per node], such as [[0,2],[60,8]]")
+    finite = all(0 <= number < math.inf for point in points for number in point)
+    require(finite, f"profile_qps={points}: seconds and rates must be finite and not negative")
+    seconds = [second for second, _ in points]
+    require(seconds[0] == 0, f"profile_qps begins at {seconds[0]:g} s; its first point must be at 0 s")
+    require(seconds == sorted(seconds), f"profile_qps={points}: the seconds must not go back")
+    require(
+        duration_s is None or seconds[-1] <= duration_s,
+        f"profile_qps ends at {seconds[-1]:g} s but duration_s={duration_s}; raise it or leave it out",
+    )
+    held = [*points, [duration_s or seconds[-1] or 1.0, points[-1][1]]]
+    offered = any(b[0] > a[0] and a[1] + b[1] > 0 for a, b in zip(held, held[1:], strict=False))
+    require(offered, "profile_qps is zero all the time; give one of its points a rate")

@@ -1,0 +1,99 @@
+"""Where the tokens of prompts are taken from: a long string with the place of each, and words for names.
+
+Knows bytes and places in them; knows neither tokenizers nor whose prompts these are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from conf.schema import Workload
+
+POOL_TOKENS = 65_536
+UNIQUE_TOKENS = 8
+"""So many tokens name a request, a session, a character or a cut."""
+Piece = bytes | memoryview
+
+
+class Pool:
+    """Tokens one after the other, again and again.
+
+    `written` are all of them, `places` where each begins, `gap` is how many bytes stand between two.
+    Whatever begins in the middle begins with one of the tokens `openings`, of which 0 is the first.
+    """
+
+    def __init__(self, written: bytes, places: Sequence[int], openings: Sequence[int], gap: int) -> None:
+        self._once, self._places, self._openings, self._gap = written, places, openings, gap
+        self._twice = written * 2
+
+    def slice(self, number: int, tokens: int) -> memoryview:
+        """So many tokens, from a place that `number` tells: a view, because at 25 kB each copy costs as much
+        as reading several tokens."""
+        first = self._openings[number % len(self._openings)]
+        last = first + tokens
+        size = len(self._places)
+        pool = self._twice if last <= 2 * size else self._once * -(-last // size)
+        return memoryview(pool)[self._place(first) : max(self._place(first), self._place(last) - self._gap)]
+
+    def _place(self, token: int) -> int:
+        times, rest = divmod(token, len(self._places))
+        return times * len(self._once) + self._places[rest]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How one level of a prompt is written, after the words that name it: `head`, as much text as there is
+    room for, `tail`. In a chat it is said by `role`."""
+
+    pool: Pool
+    role: str = "user"
+    head: Sequence[bytes] = ()
+    tail: Sequence[bytes] = ()
+
+    def pieces(self, name: Sequence[bytes], number: int, tokens: int) -> list[Piece]:
+        """`tokens` tokens, the name first; without the tail where there is no room for it."""
+        begin = [*name, *self.head][:tokens]
+        end = self.tail if len(begin) + len(self.tail) <= tokens else ()
+        room = tokens - len(begin) - len(end)
+        return [*begin, self.pool.slice(number, room), *end] if room else [*begin, *end]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What all prompts of a run are put together from.
+
+    `separator` stands between two tokens. `words` are tokens by whose order a number is spelled, together
+    with `salt`. `levels` are those of a conversation: system prompt, character, persona and history.
+    """
+
+    separator: bytes
+    words: Sequence[bytes]
+    salt: int
+    pool: Pool
+    levels: Sequence[Level] = field(default_factory=tuple)
+
+    def name(self, number: int) -> list[bytes]:
+        """`UNIQUE_TOKENS` tokens that spell salt and number in the base of the words."""
+        base, words = len(self.words), self.words
+        rest, name = (self.salt << 40) + number, []
+        for _ in range(UNIQUE_TOKENS):
+            rest, digit = divmod(rest, base)
+            name.append(words[digit])
+        return name
+
+
+def synthetic(workload: Workload, vocab: int, salt: int) -> Source:
+    """Token ids at random, or as many words of figures.
+
+    They are the ids of the vocabulary with the most digits (10000 to 99999 of 151936), away from special ids.
+    """
+    digits = len(str(vocab - 1)) - (1 if vocab <= 2 * 10 ** (len(str(vocab - 1)) - 1) else 0)
+    low, high = 10 ** (digits - 1), min(10**digits, vocab)
+    rng = np.random.default_rng(salt)
+    ids = rng.integers(low, high, size=2 * POOL_TOKENS)
+    separator = b"," if workload.prompt == "token_ids" else b" "
+    written = separator.join(b"%d" % i for i in ids.tolist()) + separator
+    pool = Pool(written, range(0, len(written), digits + 1), range(POOL_TOKENS), len(separator))
+    words = [b"%d" % i for i in range(low, high)]
+    return Source(separator, words, int(rng.integers(0, 2**31)), pool, 4 * (Level(pool),))
