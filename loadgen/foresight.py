@@ -28,7 +28,7 @@ from loadgen.bench import Simulated
 from loadgen.client import chosen
 from loadgen.forecast import quiet
 from loadgen.progress import Emit
-from loadgen.search import Start
+from loadgen.search import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
 from loadgen.sharing import alike, scattered
 from loadgen.uncertainty import DRAWS, Spread
 from serve_apps.engine_model import fast, whole
@@ -100,13 +100,14 @@ def processes() -> Iterator[Spread]:
 
 def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree | None]:
     """What is known before the first request: a guess, and the model's own answer where that may be used."""
-    start = Start(roofline_qps=guess_qps(experiment))
+    below = FIRST_BELOW_SESSIONS if experiment.workload.has_sessions else FIRST_BELOW_PREDICTION
+    start = Start(roofline_qps=guess_qps(experiment), first_below=below)
     simulated = isinstance(experiment.engine, SimulatedEngine)
     if verb != "sweep" or experiment.search.start != "prediction":
         return start, None
     if expected := experiment.search.expected_qps:
         emit("prediction", text=f"{expected:g} QPS per node is expected (search.expected_qps): {PLACES}")
-        return Start(start.roofline_qps, expected), None
+        return replace(start, prediction_qps=expected), None
     if not simulated:
         return start, None
     try:
@@ -120,7 +121,7 @@ def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree | 
     figures = tree["capacity"]["qps_per_node"]
     how = f"a virtual hour of the same engine: {PLACES}"
     emit("prediction", text=f"the engine model predicts {figures['estimate']:.2f} QPS per node ({how})")
-    return Start(start.roofline_qps, figures["estimate"]), {"qps_per_node": figures, "how": how}
+    return replace(start, prediction_qps=figures["estimate"]), {"qps_per_node": figures, "how": how}
 
 
 def predict(

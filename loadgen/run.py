@@ -61,9 +61,12 @@ class Service:
 
 def read_of(workload: Workload) -> dict[str, Path]:
     """Files that decide what a workload sends, by the manifest's name of their checksum."""
-    files = {"trace_sha256": workload.trace, "tokenizer_sha256": workload.tokenizer}
-    inside = {"tokenizer_sha256": TOKENIZER}
-    return {key: Path(file) / inside.get(key, "") for key, file in files.items() if file}
+    files = {}
+    if workload.trace:
+        files["trace_sha256"] = Path(workload.trace)
+    if workload.tokenizer:
+        files["tokenizer_sha256"] = Path(workload.tokenizer) / TOKENIZER
+    return files
 
 
 FAILED = {"valid": False, "passed": False, "exit_code": summary.EXIT_INTERNAL}

@@ -33,6 +33,8 @@ engine model at four pairs of bounds 0.15 to 0.18, sd 0.10 to 0.13."""
 FIRST_BELOW_RAMP = 0.20
 FIRST_BELOW_PREDICTION, PREDICTION_SD = 0.05, 0.25
 """ln distance of the first dwell below its guess; a prediction is no overshoot (our choice, simulated)."""
+FIRST_BELOW_SESSIONS = 0.15
+"""The same where users come back to what is cached: an overload costs the caches too (simulated)."""
 OFFSETS = (0.0, -0.03, 0.02, -0.015)
 NEAR = 0.06
 """A change of the ln rate up to this is followed without a transition: the load before is counted too."""
@@ -58,11 +60,12 @@ class Start:
     """What is known before the first request, in QPS per node; None is unknown.
 
     `roofline_qps` is a guess that the ramp approaches from an eighth; `prediction_qps` replaces the
-    ramp where the search asks for it.
+    ramp where the search asks for it, and the first dwell is `first_below` (ln) below it.
     """
 
     roofline_qps: float | None = None
     prediction_qps: float | None = None
+    first_below: float = FIRST_BELOW_PREDICTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,7 @@ def _begin(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Segment |
     """The next ramp step, or where the dwells begin."""
     if spec.start == "prediction" and start.prediction_qps is not None:
         guess = start.prediction_qps
-        first = _within(spec, guess * math.exp(-FIRST_BELOW_PREDICTION))
+        first = _within(spec, guess * math.exp(-start.first_below))
         return _Found(Prior(math.log(guess), PREDICTION_SD), first, f"{guess:.3g} is expected")
     return _ramp(spec, start, [outcome for outcome in outcomes if outcome.segment.kind == "ramp"])
 

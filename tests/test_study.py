@@ -293,11 +293,12 @@ def test_a_sweep_of_sessions_begins_where_they_are_predicted() -> None:
     start, predicted = foresight.start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
     assert predicted is not None and start.prediction_qps == predicted["qps_per_node"]["estimate"]
     assert 20 < start.prediction_qps < 50 and "the engine model predicts" in said[0]
+    assert start.first_below == 0.15, "an overload would cost what is cached"
 
 
 def test_a_sweep_that_expects_a_capacity_begins_there_and_says_so() -> None:
     said: list[str] = []
     experiment = load(["search=quick", "search.expected_qps=5"])
     start, predicted = foresight.start(experiment, "sweep", lambda _, **facts: said.append(facts["text"]))
-    assert (start.prediction_qps, predicted) == (5.0, None)
+    assert (start.prediction_qps, start.first_below, predicted) == (5.0, 0.05, None)
     assert said[0].startswith("5 QPS per node is expected (search.expected_qps)")
