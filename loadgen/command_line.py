@@ -106,6 +106,8 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
     workload = tokenizer.located(marginal.resolve(trace.resolve(experiment.workload)))
     experiment = sized(replace(experiment, workload=workload))
     _refuse_idle_words(experiment, verb)
+    if verb == "progressive" and experiment.progressive.lengths == "paper":
+        _refuse_own_lengths(words)
     kind = experiment.engine.kind
     if kind == "external" and verb != "predict":
         api_key(experiment.target.api_key_env)
@@ -121,6 +123,16 @@ def sized(experiment: Experiment) -> Experiment:
         return experiment
     tokens = tokens_of(images.width_px, images.height_px, experiment.model.image_token_px)
     return replace(experiment, workload=replace(workload, images=replace(images, tokens=tokens)))
+
+
+def _refuse_own_lengths(words: Sequence[str]) -> None:
+    """Refuse words about the lengths of requests that the paper's own would overrule."""
+    own = ("workload=", "workload.input_tokens", "workload.output_tokens")
+    if idle := next((word for word in words if word.startswith(own)), ""):
+        raise ConfigError(
+            f"{idle}: progressive sends requests of the paper's lengths; leave it out, or add "
+            "progressive.lengths=workload"
+        )
 
 
 def _refuse_idle_words(experiment: Experiment, verb: str) -> None:
