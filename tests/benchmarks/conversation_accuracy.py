@@ -1,0 +1,162 @@
+"""How true a search with chat users is: whole searches over a prefix cache, against brute force.
+
+python -m tests.benchmarks.conversation_accuracy                     a few searches of each kind, a minute
+python -m tests.benchmarks.conversation_accuracy --replications 40   the table of docs/search_accuracy.md
+python -m tests.benchmarks.conversation_accuracy --truth             the true capacities again
+
+As `search_accuracy`, with users who stay for longer than a search, a cache that is filled before it, and a
+guess that is off by 10 %. Left out: no turn waits for the answer before it, as next to none would.
+"""
+
+import argparse
+import math
+import os
+import time
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from conf import Experiment
+from conf.schema import Workload
+from loadgen import foresight
+from loadgen.arrivals import NS, PHASES, ArrivalSchedule, Traffic
+from loadgen.command_line import asked
+from loadgen.driver import Driver
+from loadgen.plan import Plan
+from loadgen.rows import planned
+from loadgen.sharing import alike
+from loadgen.sweep import sweep
+from loadgen.target import Observation
+from loadgen.virtual_target import VirtualTarget
+from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model.prefixes import Prefixes
+from serve_apps.engine_model.request import RequestState
+from serve_apps.engine_model.virtual import Stepped
+from tests.benchmarks.search_accuracy import HEADS, Found, root, row
+
+SCENARIOS = {
+    "C1": ("workload=character",),
+    "C2": ("workload=character", "layout=dp1_tp4", "hardware.fp8_flop_per_s=4e14"),
+}
+"""The default service, whose KV cache is a little too small for its 1500 users; and a slower one of 250, with
+room for all."""
+TRUTHS = {"C1": 27.49, "C2": 4.571}
+"""Capacities in QPS as `--truth` finds them, with standard errors of 0.1 and 0.3 %."""
+TRUTH_RATES = {"C1": (27.2, 27.5), "C2": (4.5, 4.7)}
+TRUTH_PARTS, TRUTH_FILL_S, TRUTH_S = 200, 900.0, 1200.0
+SEARCHES = ("quick", "standard")
+OFF = 0.10
+"""The guess that places a search is too high or too low by so much (ln), in turn."""
+
+
+class Remembering(Stepped):
+    """A replica that keeps the state of every request, by the instant of its arrival in ns."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.came: dict[int, RequestState] = {}
+
+    def add(self, at_s: float, *lengths_and_chain: Any) -> int:
+        number = super().add(at_s, *lengths_and_chain)
+        self.came[round(at_s * NS)] = self._states[number]
+        return number
+
+
+class Chats(VirtualTarget):
+    """A node of one replica that knows prompts block by block, and tells what of each it had in its cache."""
+
+    def __init__(self, engine: Engine, workload: Workload) -> None:
+        self._replica, self._workload = Remembering(engine), workload
+        self._chats = VirtualService([self._replica])
+        super().__init__(self._chats)
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = super().run(schedule, until_ns)
+        cached = [self._replica.came[due_ns].cached_tokens for due_ns in seen.ended["due_ns"].to_pylist()]
+        place = seen.ended.column_names.index("cached_tokens")
+        return replace(
+            seen, ended=seen.ended.set_column(place, "cached_tokens", pa.array(cached, pa.int32()))
+        )
+
+    def _submit(self, schedule: ArrivalSchedule) -> None:
+        prefixes, size = Prefixes(*(alike(schedule, self._workload) or ())), self._replica.engine.block_size
+        for i, plan in enumerate(planned(schedule)):
+            self._planned[plan.seq] = plan
+            lengths, chain = (plan.input_tokens, plan.output_tokens), prefixes.chain(i, size)
+            self._chats.submit(plan.seq, plan.due_ns / NS, *lengths, chain=chain)
+
+
+@cache
+def experiment(scenario: str, search: str = "standard") -> Experiment:
+    """The experiment of a scenario; of a search that a guess places."""
+    return asked("sweep", [*SCENARIOS[scenario], f"search={search}", "search.start=prediction"], None)
+
+
+def searched(scenario: str, search: str, seed: int) -> Found:
+    """A search from a guess that is wrong by `OFF`."""
+    one = experiment(scenario, search)
+    guessed = replace(one.search, expected_qps=TRUTHS[scenario] * math.exp(OFF * (-1) ** seed))
+    start, _ = foresight.start(replace(one, search=guessed), "sweep", lambda _, /, **__: None)
+    plan = Plan(one.search, one.slo, one.workload, 1, seed, start)
+    target = Chats(Engine(*foresight.parts(one)), one.workload)
+    found = sweep(Driver(target, plan, lambda _, /, **__: None))
+    q, minutes = found.capacity, found.elapsed_s / 60
+    assert q is not None, "there is no ramp that could go wrong"
+    if q.open_above or q.open_below:  # a bound is claimed, and no estimate
+        ends = 0.0 if q.open_below else q.low, math.inf if q.open_above else q.high
+        return Found(math.nan, *ends, ends[0], minutes)
+    return Found(q.qps_per_node, q.low, q.high, q.certified, minutes)
+
+
+def shares(scenario: str, rate_qps: float, seed: int) -> list[float]:
+    """Shares over TTFT and TPOT of twenty minutes, after a fill, of the users that a run begins with."""
+    one, slo = experiment(scenario), experiment(scenario).slo
+    edges = [round(at_s * NS) for at_s in (0, TRUTH_FILL_S, TRUTH_FILL_S + TRUTH_S)]
+    bounds = {"warmup": (edges[0], edges[1]), "window": (edges[1], edges[2])}
+    drawn = Traffic(one.workload).draw(rate_qps, bounds, dwell=0, first_seq=0, seed=50_000 + seed)
+    seen, due_s = foresight.simulate(one, drawn, 1, seed), drawn.due_ns / NS
+    inside = drawn.phase == PHASES.index("window")
+    ttft_ms = (seen.first_s - due_s)[inside] * 1e3
+    tpot_ms = ((seen.last_s - seen.first_s) / np.maximum(drawn.output_tokens - 1, 1))[inside] * 1e3
+    return [float((ttft_ms > slo.ttft_p90_ms).mean()), float((tpot_ms > slo.tpot_p90_ms).mean())]
+
+
+def find_truths() -> None:
+    """Print the capacities: where a logit line through the shares over a limit meets 10 %."""
+    for scenario, rates in TRUTH_RATES.items():
+        parts = range(TRUTH_PARTS)
+        seen = {rate: np.array([shares(scenario, rate, part) for part in parts]) for rate in rates}
+        capacity, error = min(root(seen, column) for column in (0, 1))
+        means = {rate: values.mean(axis=0).round(4).tolist() for rate, values in seen.items()}
+        print(
+            f"{scenario}: {capacity:.4f} QPS, standard error {100 * error:.2f} %; shares {means}", flush=True
+        )
+
+
+def main() -> None:
+    """Print the table, or find the truths; in one process."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--truth", action="store_true", help="find the true capacities by brute force")
+    parser.add_argument("--replications", type=int, default=4)
+    parser.add_argument("--searches", nargs="*", default=list(SEARCHES), choices=SEARCHES)
+    parser.add_argument("--scenarios", nargs="*", default=list(SCENARIOS), choices=list(SCENARIOS))
+    chosen = parser.parse_args()
+    if chosen.truth:
+        find_truths()
+        return
+    began_s = time.monotonic()
+    print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}")
+    for scenario in chosen.scenarios:
+        for search in chosen.searches:
+            found = [searched(scenario, search, seed) for seed in range(chosen.replications)]
+            print(row(f"{scenario} | maxqps {search}", TRUTHS[scenario], found), flush=True)
+    print(f"\n{(time.monotonic() - began_s) / 60:.1f} min, load {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
