@@ -7,7 +7,8 @@ from conf.load import dump
 from conf.schema import Search
 from loadgen import anatomy, excerpt
 from loadgen.driver import WARMUP_QPS
-from loadgen.fill import LONGEST_S, PIECE_S
+from loadgen.fill import COLD_SHARE, LONGEST_S, PIECE_S
+from loadgen.sharing import gap_s
 
 
 def swept_s(search: Search) -> float:
@@ -84,11 +85,11 @@ def _load(
         without = " without hits of its sessions" if experiment.workload.has_sessions else ""
         if_so = "" if experiment.rate_qps else f", if a node serves about {rate_qps:.1f} QPS{without}"
         lines.append(f"# some {planned:.0f} requests{if_so}")
-    return [*lines, *_filling(experiment)]
+    return [*lines, *_filling(experiment, guess_qps)]
 
 
-def _filling(experiment: Experiment) -> list[str]:
-    """What the load that fills caches adds to a plan, which nobody knows beforehand."""
+def _filling(experiment: Experiment, guess_qps: float | None) -> list[str]:
+    """What the load that fills caches adds to a plan, as far as that can be known."""
     if not experiment.workload.wants_hits:
         return []
     when, climb = "before the first window", ""
@@ -96,6 +97,9 @@ def _filling(experiment: Experiment) -> list[str]:
         climb = f"{PIECE_S:.0f} s at each rate on the way there and "
     if experiment.workload.conversations:
         when = "before each window above all rates so far"
+        if guess_qps:
+            gap = gap_s(experiment.workload, 1.0, experiment.cluster.nodes) or 0.0
+            climb = f"{gap / (COLD_SHARE * guess_qps):.0f} s for each QPS per node on the way there and "
     return [
         f"# filling caches comes on top, {when}: {climb}at most about {LONGEST_S:.0f} s at its rate; "
         "no budget is spent on it"
