@@ -52,8 +52,7 @@ WORDS = [
         )
     ),
     "routing=consistent_hash",
-    "cluster=laptop_4n",
-    "cluster.nodes=2",
+    "layout=dp2_tp4_ep4",
     "engine.time_scale=10",
     "slo.ttft_p90_ms=5000",
     "slo.tpot_p90_ms=500",
