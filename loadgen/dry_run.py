@@ -7,7 +7,7 @@ from conf.load import dump
 from conf.schema import Search
 from loadgen import anatomy, excerpt
 from loadgen.driver import WARMUP_QPS
-from loadgen.fill import COLD_SHARE, LONGEST_S, PIECE_S
+from loadgen.fill import LONGEST_S, PIECE_S, pace_s
 from loadgen.sharing import gap_s
 
 
@@ -99,7 +99,7 @@ def _filling(experiment: Experiment, guess_qps: float | None) -> list[str]:
         when = "before each window above all rates so far"
         if guess_qps:
             gap = gap_s(experiment.workload, 1.0, experiment.cluster.nodes) or 0.0
-            climb = f"{gap / (COLD_SHARE * guess_qps):.0f} s for each QPS per node on the way there and "
+            climb = f"{pace_s(guess_qps, gap):.0f} s for each QPS per node on the way there and "
     return [
         f"# filling caches comes on top, {when}: {climb}at most about {LONGEST_S:.0f} s at its rate; "
         "no budget is spent on it"

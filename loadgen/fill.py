@@ -133,12 +133,17 @@ def climb(
     known, or all users are there at any rate, the rate grows by `CLIMB`.
     """
     rate = COLD_LEAST * asked_qps if cold_qps is None else COLD_SHARE * cold_qps
-    step = COLD_SHARE * cold_qps * PIECE_S / gap_s if cold_qps and gap_s else 0.0
+    step = PIECE_S / pace_s(cold_qps, gap_s) if cold_qps and gap_s else 0.0
     rate, found = max(rate, offered_qps + step if step else offered_qps * CLIMB), []
     while rate < asked_qps:
         found.append(rate)
         rate = rate + step if step else rate * CLIMB
     return found
+
+
+def pace_s(cold_qps: float, gap_s: float) -> float:
+    """Seconds of the way up for each QPS per node, where the users who come with it are new."""
+    return gap_s / (COLD_SHARE * cold_qps)
 
 
 def piece_s(rate_qps: float) -> float:

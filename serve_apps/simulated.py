@@ -3,7 +3,7 @@
 Steps begin and end at absolute instants of the engine's own clock: the next one starts where the
 last one ended (or when work arrives), however late this process woke up. A slow machine therefore
 delivers late, which is counted, but never slows the engine. That clock may run `time_scale` times as
-fast as the real one; then its time is told in-band, for a late timer weighs so much more.
+fast as the real one, or slower; then its time is told in-band.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class RealtimeEngine:
         self._engine = engine
         self._real_clock = clock
         self._epoch_s = clock()
-        self._least_sleep_s = TIMER_S if time_scale == 1 else SPIN_S
+        self._least_sleep_s = TIMER_S if time_scale <= 1 else SPIN_S
         self._streams: dict[int, Stream] = {}
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

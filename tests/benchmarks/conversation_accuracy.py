@@ -35,7 +35,7 @@ from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.engine_model.prefixes import Prefixes
 from serve_apps.engine_model.request import RequestState
 from serve_apps.engine_model.virtual import Stepped
-from tests.benchmarks.search_accuracy import HEADS, Found, root, row
+from tests.benchmarks.search_accuracy import HEADS, Found, answer, root, row
 
 SCENARIOS = {
     "C1": ("workload=character",),
@@ -103,12 +103,7 @@ def searched(scenario: str, search: str, seed: int) -> Found:
     plan = Plan(one.search, one.slo, one.workload, 1, seed, start)
     target = Chats(Engine(*foresight.parts(one)), one.workload)
     found = sweep(Driver(target, plan, lambda _, /, **__: None))
-    q, minutes = found.capacity, found.elapsed_s / 60
-    assert q is not None, "there is no ramp that could go wrong"
-    if q.open_above or q.open_below:  # a bound is claimed, and no estimate
-        ends = 0.0 if q.open_below else q.low, math.inf if q.open_above else q.high
-        return Found(math.nan, *ends, ends[0], minutes)
-    return Found(q.qps_per_node, q.low, q.high, q.certified, minutes)
+    return answer(found.capacity, found.elapsed_s / 60)
 
 
 def shares(scenario: str, rate_qps: float, seed: int) -> list[float]:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from analysis import paired
+from analysis.capacity import Capacity
 from analysis.pooling import Estimate, pooled
 from analysis.quantiles import quantile
 from conf import Experiment, load
@@ -112,7 +113,11 @@ def searched(scenario: str, seed: int, *words: str) -> Found:
     start = Start(guess, expected or truths()[scenario] * math.exp(chance.normal(0, PREDICTION_SD)))
     plan = Plan(asked.search, asked.slo, asked.workload, 1, seed, start)
     found = sweep(Driver(VirtualTarget(service(asked, seed)), plan, lambda _, /, **__: None))
-    q, minutes = found.capacity, found.elapsed_s / 60
+    return answer(found.capacity, found.elapsed_s / 60)
+
+
+def answer(q: Capacity | None, minutes: float) -> Found:
+    """What a search came to."""
     if q is None:
         return Found(math.nan, 0.0, math.inf, 0.0, minutes)
     if q.open_above or q.open_below:  # a bound is claimed, and no estimate
