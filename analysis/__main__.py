@@ -31,7 +31,7 @@ from analysis.exchange import side_by_side
 from analysis.observed import Load, Served, observe
 from analysis.runs import RunError, load_run, refuse_out
 from conf import ConfigError, Experiment, load
-from conf.one_line import OneLineParser
+from conf.one_line import OneLineParser, reason
 from conf.schema import SimulatedEngine
 
 MACHINE = ("engine", "model", "hardware", "layout")
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return summary.EXIT_INTERNAL
     except pa.ArrowException as error:
-        print(f"error: a table holds what no run wrote: {locations.one_line(error)}", file=sys.stderr)
+        print(f"error: a table holds what no run wrote: {reason(error)}", file=sys.stderr)
         return summary.EXIT_USAGE
 
 

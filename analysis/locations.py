@@ -14,6 +14,8 @@ from pathlib import Path, PurePosixPath
 import pyarrow as pa
 from pyarrow import fs
 
+from conf.one_line import reason
+
 MANIFEST = "manifest.json"
 STUDY = "study.json"
 REPORT = "report.html"
@@ -38,7 +40,7 @@ def local(place: Path | str, filesystem: fs.FileSystem | None = None) -> Path:
             filesystem, path = fs.FileSystem.from_uri(path)
         return Path(path) if isinstance(filesystem, fs.LocalFileSystem) else _copy(filesystem, path, place)
     except (OSError, pa.ArrowException) as error:
-        raise RunError(f"{place} cannot be opened: {one_line(error)}") from error
+        raise RunError(f"{place} cannot be opened: {reason(error)}") from error
 
 
 def folders(place: Path | str) -> list[Path]:
@@ -60,7 +62,7 @@ def read_json(path: Path) -> dict[str, object]:
     try:
         tree = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is broken: {one_line(error)}") from error
+        raise RunError(f"{path} is broken: {reason(error)}") from error
     if not isinstance(tree, dict):
         raise RunError(f"{path} is broken: it holds no object")
     return tree
@@ -75,11 +77,6 @@ def part_names(folder: Path, study: Mapping[str, object]) -> list[str]:
         if name in ("", "..") or name != Path(str(name)).name:
             raise RunError(f"{folder} is not a readable study: its part '{name}' is not in its folder")
     return names
-
-
-def one_line(error: Exception) -> str:
-    """What an error says, without its line breaks."""
-    return " ".join(str(error).split())
 
 
 def _matching(pattern: Path) -> Iterator[Path]:

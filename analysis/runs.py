@@ -19,6 +19,7 @@ from pyarrow import fs
 from analysis import dwell_table, locations, records, series
 from analysis.locations import RunError as RunError
 from conf import Experiment, load
+from conf.one_line import reason
 
 REQUEST_SHARD = re.compile(r"client-\d+\.arrow")
 HEALTH_SHARDS = "client-*.health.arrow"
@@ -195,7 +196,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        raise RunError(f"{path} holds a file that cannot be read: {locations.one_line(error)}") from error
+        raise RunError(f"{path} holds a file that cannot be read: {reason(error)}") from error
 
 
 def _count(files: Sequence[Path]) -> int:

@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from cluster.session import SERVE_CONTROLLER, last_line
+from conf.one_line import one_line
 
 STATE_TIMEOUT_S = 10.0
 
@@ -144,7 +145,7 @@ def read(details: dict[str, Any], app_name: str, engines: str = "") -> State:
     unhealthy = next((status for status in words if status != "HEALTHY"), "HEALTHY")
     return State(
         status=word(app["status"]),
-        message=" ".join(app["message"].split()),
+        message=one_line(app["message"]),
         counts=dict(Counter(word(each["state"]) for it in mine.values() for each in it["replicas"])),
         engines=tuple(one for name, it in mine.items() for one in _running(name, it)),
         others=tuple(one for name, it in rest.items() for one in _running(name, it)),

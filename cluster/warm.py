@@ -16,6 +16,8 @@ from itertools import count
 from typing import Any, TypeVar
 from urllib.error import HTTPError
 
+from conf.one_line import one_line, reason
+
 REPLICA_ID, SESSION_ID = "x-replica-id", "x-session-id"
 UNNAMED = ""
 """The replica of an answer that names none."""
@@ -187,7 +189,7 @@ class Warmer:
             except (OSError, HTTPException) as error:
                 if isinstance(error, HTTPError) and error.code in FINAL:
                     raise WarmError(f"{url} refuses what the workload asks: {_said(error)}") from error
-                why = " ".join(str(error).split()) or type(error).__name__
+                why = reason(error)
                 self._refuse_late(f"{url} does not answer: {why}")
                 if time.monotonic() > began_s + self._patience_s:
                     raise WarmError(f"{url} does not answer: {why}") from error
@@ -217,7 +219,7 @@ class Warmer:
 def _said(error: HTTPError) -> str:
     """A refusal and the beginning of its reason, in one line."""
     with suppress(OSError, HTTPException):
-        return f"{error} {' '.join(error.read().decode(errors='replace').split())[:WORD_CHARS]}".rstrip()
+        return f"{error} {one_line(error.read().decode(errors='replace'), WORD_CHARS)}".rstrip()
     return str(error)
 
 

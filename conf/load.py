@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import checkpoint, constants, planning, schema
+from conf.one_line import reason
 from conf.overruled import overruled
 
 ROOT = Path(__file__).parent
@@ -148,7 +149,7 @@ def _mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
         tree = parse(path.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"cannot read {path}: {reason(error)}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} is not a mapping of keys to values")
     return tree
@@ -227,7 +228,7 @@ def _read_named(node: Any, key: str, read: _Read, changes: _Changes) -> dict[str
     try:
         return changes(node, tree)
     except ValueError as error:
-        raise ConfigError(f"{key}={path}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{key}={path}: {reason(error)}") from error
 
 
 def _checkpoint(node: Any, tree: dict[str, Any]) -> dict[str, Any]:

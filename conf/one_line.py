@@ -1,13 +1,35 @@
-"""The command line's way of refusing words, the same in every room; knows no verb."""
+"""Text for people on one line that no terminal obeys, also where it comes from a stranger; knows no verb.
+
+Every room says foreign words through this module: a server's answer, a file's content, an exception.
+"""
 
 import argparse
 from typing import NoReturn
 
 EXIT_USAGE = 2
+MOST_LETTERS = 1000
+"""Letters of a foreign text that are shown (our choice)."""
+CUT = " ..."
 
 
 class OneLineParser(argparse.ArgumentParser):
     """Says what is wrong in one line, like every other error here."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"error: {message}; see --help\n")
+        self.exit(EXIT_USAGE, f"error: {one_line(message)}; see --help\n")
+
+
+def printable(text: str) -> str:
+    """The text with spaces instead of control and format characters, which a terminal obeys."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
+
+
+def one_line(text: str, most: int = MOST_LETTERS) -> str:
+    """The first `most` letters of a text, printable, with single spaces."""
+    line = " ".join(printable(text[: 4 * most]).split())
+    return line if len(line) <= most and len(text) <= 4 * most else f"{line[:most]}{CUT}"
+
+
+def reason(error: BaseException) -> str:
+    """What an exception says, on one line; its type where it says nothing."""
+    return one_line(str(error)) or type(error).__name__

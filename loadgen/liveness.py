@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from analysis import metrics
 from analysis.metrics import Bools
+from conf.one_line import one_line
 from loadgen.arrivals import NS
 
 DEAD_SHARE, DEAD_LEAST, RECENT_NS = 0.9, 5, 10 * NS
@@ -31,7 +32,7 @@ def death(rows: pa.Table, now_ns: int, least: int = DEAD_LEAST) -> str | None:
     if len(failed) < max(least, DEAD_SHARE * len(newest)) or heard_ns(rows) >= due[newest].min():
         return None
     last = rows.take(pa.array(failed[-1:])).to_pylist()[0]
-    what = " ".join(f"{last['error_kind']} {last['error'] or ''}".split())
+    what = one_line(f"{last['error_kind']} {last['error'] or ''}")
     return f"{len(failed)} of the newest {len(newest)} requests failed: {what}"
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from analysis.runs import Run as RunOnDisk
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
+from conf.one_line import reason
 from loadgen import conclusion, trace
 from loadgen import hold as holding
 from loadgen import require as requiring
@@ -89,7 +90,7 @@ def reopen(run: RunOnDisk) -> tuple[RunFolder, int]:
         folder = RunFolder(run.path)
         return folder, folder.collect().num_rows
     except (OSError, pa.ArrowException) as error:
-        raise ConfigError(f"cannot resume: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"cannot resume: {reason(error)}") from error
 
 
 def continued(run: RunOnDisk) -> Past:

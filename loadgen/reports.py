@@ -8,6 +8,7 @@ from pathlib import Path
 
 from analysis import report
 from analysis.summary import Tree
+from conf.one_line import reason
 from loadgen.progress import Emit
 
 
@@ -25,6 +26,6 @@ def written(tree: Tree, show: Emit) -> Tree:
     except KeyboardInterrupt:
         why = "interrupted"
     except Exception as error:  # noqa: BLE001  what was measured must not be lost with its picture
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        why = f"{type(error).__name__}: {reason(error)}"
     sys.stderr.write(f"no report was written ({why}); python -m analysis report {folder} tries again\n")
     return tree

@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from conf import ConfigError
 from conf.conversation import PART_NAMES, Conversations, Part
+from conf.one_line import one_line
 from loadgen.tokenizer import Encoded, Tokenizer
 from loadgen.truncation import cut_tokens
 
@@ -151,4 +152,4 @@ def _bare(name: str) -> Part:
 
 def _refusal(part: Part, error: Exception) -> ConfigError:
     reason = f"the data has no list {error}" if isinstance(error, KeyError) else str(error)
-    return ConfigError(f"template: part {part.name}: {' '.join(reason.split())}")
+    return ConfigError(f"template: part {part.name}: {one_line(reason)}")

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from conf import ConfigError
+from conf.one_line import reason
 from conf.schema import Workload
 
 Encoded = Sequence[tuple[int, int]]
@@ -40,7 +41,7 @@ class Tokenizer:
         try:
             self._tokenizer = library.Tokenizer.from_file(str(path))
         except Exception as error:  # noqa: BLE001  the package raises nothing narrower
-            raise ConfigError(f"{path} is no tokenizer: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"{path} is no tokenizer: {reason(error)}") from error
         self.folder = folder
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

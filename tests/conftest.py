@@ -1,5 +1,6 @@
 """What tests share: the golden run's report, and a Ray session per file, because starting one is slow."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,25 @@ if TYPE_CHECKING:
     from cluster.session import Session
 
 FAKE = Cluster("two fake nodes", session="fake", nodes=2, gpus_per_node=8)
+
+
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Note of every test of a battery which one it belongs to, so that the summary can count them."""
+    if call.when == "call" and (marker := item.get_closest_marker("battery")):
+        item.user_properties.append(("battery", marker.args[0]))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many cases of each battery were tried, and how many of them failed."""
+    tried: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    for outcome, counts in (("passed", (tried,)), ("failed", (tried, failed))):
+        for report in terminalreporter.getreports(outcome):
+            for name in [value for key, value in report.user_properties if key == "battery"]:
+                for count in counts:
+                    count[name] += 1
+    for name in sorted(tried):
+        terminalreporter.write_line(f"battery {name}: {tried[name]} cases tried, {failed[name]} failed")
 
 
 @pytest.fixture(scope="module")

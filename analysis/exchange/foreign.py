@@ -169,11 +169,6 @@ def shortage(output_tokens: int | None, first_token_ns: int | None) -> Row:
     return {"status": records.OK}
 
 
-def printable(text: str) -> str:
-    """Words of another program's file on one line, without what a terminal would obey."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
 def ns(seconds: float | None) -> int | None:
     """Seconds as whole ns; None stays unknown."""
     return None if seconds is None else round(seconds * NS_PER_S)

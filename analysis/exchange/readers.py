@@ -9,6 +9,7 @@ from typing import Any
 from analysis.exchange import aiperf, guidellm, vllm_bench
 from analysis.exchange.foreign import Foreign
 from analysis.runs import RunError
+from conf.one_line import reason
 
 TOOLS = f"{vllm_bench.TOOL}, {guidellm.TOOL} or {aiperf.TOOL}"
 
@@ -63,7 +64,7 @@ def _text(path: Path) -> str:
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{path} cannot be read as text: {' '.join(str(error).split())}") from error
+        raise RunError(f"{path} cannot be read as text: {reason(error)}") from error
     if not text.strip():
         raise RunError(f"{path} is empty: the tool saved nothing")
     return text

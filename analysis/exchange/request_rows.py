@@ -17,8 +17,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from analysis import derived, records
-from analysis.locations import one_line
 from analysis.runs import Run, RunError
+from conf.one_line import reason
 
 BATCH_ROWS = 8192
 """Rows in memory at a time: about 5 MB with the gaps of answers of 140 tokens (our choice)."""
@@ -63,7 +63,7 @@ def _stored(run: Run) -> Iterator[pa.Table]:
     try:
         yield from _pieces(run)
     except (OSError, pa.ArrowException) as error:
-        raise RunError(f"{run.path} holds a file that cannot be read: {one_line(error)}") from error
+        raise RunError(f"{run.path} holds a file that cannot be read: {reason(error)}") from error
 
 
 def _pieces(run: Run) -> Iterator[pa.Table]:

@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from analysis import metrics, records
-from analysis.exchange.foreign import NS_PER_S, Foreign, Trio, printable
+from analysis.exchange.foreign import NS_PER_S, Foreign, Trio
 from analysis.exchange.readers import load_foreign
 from analysis.metrics import Floats
 from analysis.quantiles import BATCHES, LEAST_PER_BATCH, quantile, sectioning
 from analysis.runs import RunError
+from conf.one_line import printable
 
 QUANTILES = (0.5, 0.9, 0.99)
 BOUNDS = {"slo.ttft_p90_ms": "ttft", "slo.tpot_p90_ms": "tpot"}

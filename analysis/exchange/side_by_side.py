@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from analysis import metrics
-from analysis.exchange.foreign import printable
 from analysis.exchange.shown import sent_qps
 from analysis.exchange.subjects import Subject, paired_ratio, subjects, unpaired_ratio
 from analysis.exchange.windows import Measured, measured
@@ -19,6 +18,7 @@ from analysis.metrics import Floats
 from analysis.quantiles import quantile
 from analysis.runs import Run, RunError
 from conf.differing import differences
+from conf.one_line import printable
 
 MOST_KEYS = 12
 """Keys of a pair that are told; the rest is counted."""

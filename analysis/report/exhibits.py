@@ -13,6 +13,7 @@ from analysis.figures.exhibit import Exhibit, NoData
 from analysis.report.blocks import Block, Figure, Missing, Section
 from analysis.report.wording import table
 from analysis.runs import Run
+from conf.one_line import reason
 
 FIGURES_BYTES = 700_000
 """Room for figures with their tables: a page stays under 1 MB with what else is on it (our choice)."""
@@ -139,7 +140,7 @@ def block(exhibit: Exhibit, subject: Any, room: Room, prefix: str = "") -> Block
     except NoData as why:
         return Missing(exhibit.title, str(why).rstrip("."))
     except Exception as error:  # noqa: BLE001  the verdict must not be lost with a figure
-        return Missing(exhibit.title, f"{BROKEN} ({type(error).__name__}: {' '.join(str(error).split())})")
+        return Missing(exhibit.title, f"{BROKEN} ({type(error).__name__}: {reason(error)})")
     return figure if room.takes(figure) else full
 
 

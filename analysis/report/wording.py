@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.report.blocks import Cell, Table
+from conf.one_line import one_line
 
 UNKNOWN = "unknown"
 MOST_LETTERS = 400
@@ -36,8 +37,7 @@ def value(what: Any) -> str:
 
 def cut(text: str, most: int = MOST_LETTERS) -> str:
     """A text on one line, with so many letters of it."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[:most]} ..."
+    return one_line(text, most)
 
 
 def figure(what: float | str | None) -> str:
