@@ -185,9 +185,9 @@ def _recompute(path: Path) -> int:
     if studies.is_study(path):
         raise RunError(f"{path} is a study: recompute one of its parts, {path}/NAME")
     run = load_run(path)
-    lines, identical = recount.text(run)
-    print(f"{'IDENTICAL' if identical else 'DIFFERENT'}  {path} recomputed from its Parquet files\n{lines}")
-    return summary.EXIT_OK if identical else summary.EXIT_INTERNAL
+    lines, agrees = recount.text(run)
+    print(f"{'SAME' if agrees else 'DIFFERENT'}  {path} recomputed from its Parquet files\n{lines}")
+    return summary.EXIT_OK if agrees else summary.EXIT_INTERNAL
 
 
 def concluded(path: Path) -> str:

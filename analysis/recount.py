@@ -1,10 +1,13 @@
 """The capacity of a run again, from its Parquet files alone, and whether it is what the run concluded.
 
-Knows dwells.parquet and the request rows; reads the conclusion only to compare it.
+Knows dwells.parquet and the request rows; reads the conclusion only to compare it. Counts are compared
+exactly, figures derived from them within `TOLERANCE`: CPUs with other instructions add in another order.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +21,14 @@ from analysis.nodes import including, node_effects
 from analysis.runs import Run, RunError
 from analysis.summary import capacity_tree
 
-COUNTS = ("requests", "completed", "failed", "pending", "waiting_at_start", "log_work")
+COUNTS = ("requests", "completed", "failed", "pending", "waiting_at_start")
+DERIVED = ("log_work",)
+TOLERANCE = 1e-9
+"""Largest relative difference of a derived figure that counts as none (our choice).
+
+CPUs differ by 1e-15; one answer more or less in a window of thousands moves figures by more than 1e-6."""
+SMALLEST = 1e-12
+"""Largest absolute difference that counts as none, for probabilities next to 0 (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +69,13 @@ def recount(run: Run) -> Recount:
 
 
 def text(run: Run) -> tuple[str, bool]:
-    """What was recorded beside what the files give, as lines; and whether both are identical.
+    """What was recorded beside what the files give, as lines; and whether both agree.
 
     Raises RunError where the files do not hold what it takes.
     """
     again = recount(run)
     counts = list(_other_counts(run, again))
-    lines = [f"counts of {len(again.dwells)} windows: {'; '.join(counts) or 'identical'}"]
+    lines = [f"counts of {len(again.dwells)} windows, exactly: {'; '.join(counts) or 'identical'}"]
     recorded = _recorded(run.sweep or {})
     if recorded is None:
         return "\n".join([*lines, "capacity: none was recorded"]), not counts
@@ -74,10 +84,18 @@ def text(run: Run) -> tuple[str, bool]:
             [*lines, "capacity: recorded, but the files hold no prior to compute it from"]
         ), False
     fresh = json.loads(json.dumps(capacity_tree(again.capacity, None)))
-    other = list(_other_figures(recorded, fresh))
+    other = list(_other_figures(recorded, fresh, same))
     lines += [_figure_line(name, recorded, fresh) for name in recorded["qps_per_node"]]
-    lines.append(f"capacity, limits and dwells used: {'; '.join(other) or 'identical'}")
+    agreed = "the same" if any(_other_figures(recorded, fresh, operator.eq)) else "identical"
+    lines.append(f"capacity, limits and dwells used, within {TOLERANCE:g}: {'; '.join(other) or agreed}")
     return "\n".join(lines), not counts and not other
+
+
+def same(recorded: Any, recomputed: Any) -> bool:
+    """True for equal values, and for two floats within the tolerance."""
+    if isinstance(recorded, float) and isinstance(recomputed, float):
+        return math.isclose(recorded, recomputed, rel_tol=TOLERANCE, abs_tol=SMALLEST)
+    return bool(recorded == recomputed)
 
 
 def _recorded(tree: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -95,18 +113,20 @@ def _figure_line(name: str, recorded: Mapping[str, Any], fresh: Mapping[str, Any
 def _other_counts(run: Run, again: Recount) -> Iterator[str]:
     """Where dwells.parquet says otherwise."""
     for line, dwell in zip(run.dwells().to_pylist(), again.dwells, strict=True):
-        fresh = {name: getattr(dwell, name) for name in COUNTS}
+        fresh = {name: getattr(dwell, name) for name in (*COUNTS, *DERIVED)}
         fresh |= {f"{limit}_over": getattr(dwell, limit).over for limit in LIMITS}
         fresh |= {f"{limit}_determined": getattr(dwell, limit).determined for limit in LIMITS}
         for name, value in fresh.items():
-            if line[name] != value:
+            if not same(line[name], value):
                 yield f"window {dwell.index}: {name} recorded {line[name]!r}, recomputed {value!r}"
 
 
-def _other_figures(recorded: Mapping[str, Any], fresh: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Where two trees of a capacity differ; what is shared by replica is the same figures again."""
+def _other_figures(
+    recorded: Mapping[str, Any], fresh: Mapping[str, Any], agree: Callable[[Any, Any], bool], path: str = ""
+) -> Iterator[str]:
+    """Where two trees of a capacity do not `agree`; shares by replica are the same figures again."""
     for name, value in recorded.items():
         if isinstance(value, Mapping) and name != "qps_per_replica":
-            yield from _other_figures(value, fresh[name], f"{path}{name}.")
-        elif name != "qps_per_replica" and fresh.get(name) != value:
+            yield from _other_figures(value, fresh[name], agree, f"{path}{name}.")
+        elif name != "qps_per_replica" and not agree(value, fresh.get(name)):
             yield f"{path}{name} recorded {value!r}, recomputed {fresh.get(name)!r}"

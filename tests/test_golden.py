@@ -36,6 +36,8 @@ FROZEN = json.loads((GOLDEN.parent / "columns.json").read_text())
 """Column -> type and unit. A new column is added to this file; none is changed or taken away."""
 UNITS = {"_ns": "ns", "_us": "us", "_ms": "ms", "_s": "s", "_tokens": "tokens", "_qps": "requests/s"}
 REQUESTS = GOLDEN / FILES["requests"]
+VECTORS: list[str] = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
+"""Vector instructions that numpy found on this CPU and can do without, oldest first."""
 
 
 def told(field: pa.Field, key: str) -> str:
@@ -68,6 +70,21 @@ def test_the_golden_run_has_the_frozen_columns_with_their_units_and_docs(name: s
 def test_the_golden_run_says_again_what_it_concluded() -> None:
     lines, identical = recount.text(load_run(GOLDEN))
     assert identical, lines
+
+
+OTHER_DIGITS = {
+    "without the newest vector instructions": {"NPY_DISABLE_CPU_FEATURES": " ".join(VECTORS[1:])},
+    "without any vector instructions": {"NPY_DISABLE_CPU_FEATURES": " ".join(VECTORS)},
+    "with an older BLAS": {"OPENBLAS_CORETYPE": "Haswell"},
+}
+"""Environments in which the same sums have another last digit, as on another CPU."""
+
+
+@pytest.mark.parametrize("environment", OTHER_DIGITS.values(), ids=OTHER_DIGITS)
+def test_another_cpu_recomputes_the_golden_run(environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "analysis", "show", str(GOLDEN), "--recompute"]
+    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    assert ran.returncode == 0 and ran.stdout.startswith("SAME"), ran.stdout + ran.stderr
 
 
 def test_the_golden_run_is_whole_small_and_of_no_place() -> None:
