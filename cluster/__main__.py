@@ -329,10 +329,9 @@ def down(arguments: argparse.Namespace) -> int:
     from cluster.session import SessionError
 
     try:
-        standing = local.standing()
+        standing, left = local.stop()
     except SessionError as error:
         raise ClusterDown(str(error)) from error
-    left = local.stop(standing) if standing else []
     name = standing.cluster["name"] if standing else None
     if arguments.json:
         print(json.dumps({"stopped": name, "left": left}))

@@ -2,9 +2,12 @@
 
 It is a session of our own (`session`) that nobody tears down at the end: loopback only, a token of its own,
 all files in one private folder. What was started is noted in a state file, with each process's id and start
-time, so that `stop` ends exactly that. There is one such cluster at a time.
+time, so that `stop` ends exactly that. There is one such cluster at a time, and one command at a time that
+starts or ends it.
 """
 
+import errno
+import fcntl
 import json
 import os
 import shlex
@@ -13,8 +16,8 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,9 @@ SERVICE_STOP_S = 3.0
 """The rest has nothing to save; the dashboard's agents do not always heed SIGTERM."""
 DRIVER_CPUS = 1.0
 """For the driver of a submitted job, beside the load actors."""
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What a file system without locks answers; there nobody is kept out."""
 
 Process = tuple[int, int]
 """Id and start time (clock ticks since boot, /proc/PID/stat): together they name a process for good."""
@@ -105,9 +111,14 @@ def standing() -> Standing | None:
 def start(cluster: Cluster, routing: Routing, load_cpus: float) -> Standing:
     """Start the nodes of `cluster` on this machine, and leave them running.
 
-    The same cluster is started once: a second call finds it. Raises SessionError when another one stands,
-    or Ray does not start; then nothing of it is left.
+    The same cluster is started once: a second call finds it. Raises SessionError when another one stands
+    or is being started or ended, or Ray does not start; then nothing of it is left.
     """
+    with _alone():
+        return _found_or_started(cluster, routing, load_cpus)
+
+
+def _found_or_started(cluster: Cluster, routing: Routing, load_cpus: float) -> Standing:
     wanted = asdict(cluster), asdict(routing), load_cpus
     found = standing()
     if found and found.alive:
@@ -118,13 +129,49 @@ def start(cluster: Cluster, routing: Routing, load_cpus: float) -> Standing:
             "stop it first: python -m cluster down"
         )
     if found:
-        stop(found)
+        _end(found)
     with ExitStack() as undo:
         made = _start(cluster, routing, load_cpus, undo)
-        state_file().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        state_file().write_text(json.dumps(asdict(made), indent=1))
+        with session.as_session_error(f"write {state_file()}", "check the space and rights of its folder"):
+            _note(made)
         undo.pop_all()
     return made
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Start or end clusters, and nobody else does meanwhile. Raises SessionError where somebody does."""
+    path = state_file().with_suffix(".lock")
+    with ExitStack() as held:
+        with session.as_session_error(f"write {path}", "check the rights of its folder"):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file = held.enter_context(path.open("a"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise SessionError(
+                "another `python -m cluster up` or `down` is at work here; try again when it has ended"
+            ) from error
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise SessionError(f"cannot lock {path}: {session.last_line(error)}") from error
+        yield
+
+
+def _note(made: Standing) -> None:
+    """Write the state file: whoever reads it finds all of it or what stood there before."""
+    path = state_file()
+    part = path.with_suffix(".tmp")
+    with part.open("w") as file:
+        json.dump(asdict(made), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack) -> Standing:
@@ -166,8 +213,18 @@ def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack
     return made
 
 
-def stop(standing: Standing) -> list[str]:
-    """End the cluster's processes and remove its folder and its note; returns what is left, normally nothing.
+def stop() -> tuple[Standing | None, list[str]]:
+    """End the cluster that was started here; returns it, if there was one, and what is left of it.
+
+    Raises SessionError for a broken state file, and while the cluster is being started or ended.
+    """
+    with _alone():
+        found = standing()
+        return found, _end(found) if found else []
+
+
+def _end(standing: Standing) -> list[str]:
+    """End a cluster's processes and remove its folder and its note; returns what is left, normally nothing.
 
     Its processes are those it was started with and all they started, never others of the same name.
     """

@@ -5,10 +5,12 @@ restarted nor retried: a repeated task would send its requests twice.
 """
 
 import math
+import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +22,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from analysis import records
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.limits import shortage
-from loadgen.load_actor import FleetPlan, LoadActor, Place, name
+from loadgen.load_actor import FleetPlan, LoadActor, Place, name, whose_clock
 from loadgen.rows import Clock
 from loadgen.target import LostActor, Observation
 from loadgen.worker import Report
@@ -29,8 +31,8 @@ ROUND_TRIPS = 20
 REPLY_TIMEOUT_S = 10.0
 READY_TIMEOUT_S = 60.0
 LAST_WORDS_S = 3.0
-MAX_OFFSET_NS = 50_000_000
-"""Clocks further apart than this refuse a common start."""
+MAX_DOUBT_NS = 50_000_000
+"""Clocks whose offset is known less well than this refuse a common start (our choice)."""
 MOST_REPLACED = 3
 """Load actors replaced in one run; where more die, something is wrong with their nodes."""
 
@@ -44,10 +46,10 @@ class FleetError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """An actor's wall clock minus the driver's, known to within half of `round_trip_ns`."""
+    """An actor's monotonic clock minus the driver's, known to within `doubt_ns`; one clock has no doubt."""
 
     offset_ns: int
-    round_trip_ns: int
+    doubt_ns: int
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class Member:
 
     def described(self) -> dict[str, Any]:
         """Where it runs and how its clock differs, for the manifest."""
-        clock = {"offset_us": self.offset.offset_ns / 1e3, "within_us": self.offset.round_trip_ns / 2e3}
+        clock = {"offset_us": self.offset.offset_ns / 1e3, "within_us": self.offset.doubt_ns / 1e3}
         return {"client_id": self.client_id, **(asdict(self.place) if self.place else {}), **clock}
 
 
@@ -179,14 +181,13 @@ class Fleet:
                 ray.kill(member.actor)
 
     def _fetch(self, elsewhere: list[Member]) -> None:
-        """Write down here the shards of actors whose disk is not ours."""
+        """Write down here the shards of actors whose disk is not ours, and delete them there."""
         self._folder.mkdir(parents=True, exist_ok=True)
         calls = [(member, member.actor.fetch.remote()) for member in elsewhere]
         for _, shards in self._answers(calls, READY_TIMEOUT_S):
             for file, content in shards.items():
-                part = self._folder / f"{file}.tmp"
-                part.write_bytes(content)
-                part.replace(self._folder / file)
+                _write_durably(self._folder / file, content)
+        self._answers([(member, member.actor.drop.remote()) for member in elsewhere], REPLY_TIMEOUT_S)
 
     def _add(self, indices: Iterable[int]) -> None:
         """Start one actor for each index of the stride, all at once."""
@@ -206,8 +207,9 @@ class Fleet:
         """Make actors ready, compare clocks, and start theirs."""
         refs = [m.actor.prepare.remote(m.client_id, self._plan, self._folder) for m in new]
         for member, place in zip(new, ray.get(refs, timeout=READY_TIMEOUT_S), strict=True):
-            member.place, member.offset = place, _offset(member.actor)
-        starts = [m.actor.start.remote(self.zero_wall_ns, m.offset.offset_ns) for m in new]
+            member.place, member.offset = place, offset_of(partial(_read_clock, member.actor))
+        zero_ns, wall_ns = self._clock.epoch_ns, self._clock.wall_ns
+        starts = [m.actor.start.remote(zero_ns + m.offset.offset_ns, wall_ns) for m in new]
         ray.get(starts, timeout=REPLY_TIMEOUT_S)
 
     def _shard(self, member: Member) -> Path:
@@ -259,18 +261,48 @@ class Fleet:
         ray.kill(member.actor)
 
 
-def _offset(actor: Any) -> Offset:
-    """Best of twenty round trips: the actor's wall clock minus the middle of two readings here."""
+def offset_of(read_clock: Callable[[], tuple[int, str]]) -> Offset:
+    """Compare a clock with this process's monotonic one; `read_clock` returns its time and its name.
+
+    Of twenty round trips the shortest counts: the reading minus the middle of two readings here. No wall
+    clock has a say, so that none that is set, or wrong, moves a request. Raises FleetError.
+    """
     trips = []
     for _ in range(ROUND_TRIPS):
-        before = time.time_ns()
-        remote = ray.get(actor.wall_ns.remote(), timeout=REPLY_TIMEOUT_S)
-        after = time.time_ns()
-        trips.append(Offset(remote - (before + after) // 2, after - before))
-    best = min(trips, key=lambda trip: trip.round_trip_ns)
-    if abs(best.offset_ns) > MAX_OFFSET_NS:
-        raise FleetError(f"clocks differ by {best.offset_ns / 1e6:.0f} ms; synchronise the nodes (chrony)")
+        before = time.monotonic_ns()
+        there_ns, whose = read_clock()
+        after = time.monotonic_ns()
+        # Half of an odd number of nanoseconds more: a true zero must not lie just outside.
+        trips.append(Offset(there_ns - (before + after) // 2, (after - before) // 2 + 1))
+    best = min(trips, key=lambda trip: trip.doubt_ns)
+    if whose and whose == whose_clock() and abs(best.offset_ns) <= best.doubt_ns:
+        return Offset(0, 0)
+    if best.doubt_ns > MAX_DOUBT_NS:
+        raise FleetError(
+            f"the clock of a load actor is known to within {best.doubt_ns / 1e6:.0f} ms only; "
+            "run the driver nearer to the load actors, or on a less busy node"
+        )
     return best
+
+
+def _read_clock(actor: Any) -> tuple[int, str]:
+    reading: tuple[int, str] = ray.get(actor.read_clock.remote(), timeout=REPLY_TIMEOUT_S)
+    return reading
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    """Write a file of which a power cut leaves all or nothing; it stands on the disk on return."""
+    part = path.with_name(f"{path.name}.tmp")
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _last_line(error: Exception) -> str:

@@ -18,6 +18,8 @@ from loadgen.processes import Profile
 from loadgen.search import Segment
 
 TRANSITION_S, DEFAULT_S = 15.0, 60.0
+IDLE_NS = 10 * NS
+"""A closed loop in which nothing is in flight and nothing ends for so long has ended (our choice)."""
 
 
 def asked(driver: Driver, experiment: Experiment) -> None:
@@ -107,9 +109,8 @@ def loop(
     begun = replace(_whole(driver, start_ns, start_ns + 1, 0, number), concurrency=concurrency)
     driver.announce(_segment(begun, why), begun)
     driver.offer(schedule, start_ns)
-    while _ended(rows := driver.windows.ledger.rows(number)) < len(schedule):
-        driver.take(driver.target.run(None, driver.target.now_ns() + POLL_NS))
-        driver.refuse_dead(number)
+    _play(driver, number, len(schedule))
+    rows = driver.windows.ledger.rows(number)
     steady = rows if to_the_end else rows.filter(pa.array(metrics.word_in(rows, "phase", "window")))
     due_ns = metrics.numbers(steady, "due_ns")
     last_ns = due_ns + (np.nan_to_num(metrics.numbers(steady, "end_offset_ns")) if to_the_end else 0)
@@ -120,9 +121,25 @@ def loop(
     driver.close(_segment(window, why), window, driver.target.now_ns())
 
 
-def _ended(rows: pa.Table) -> int:
-    pending = metrics.status_in(rows, records.PENDING)
-    return int((~pending).sum())
+def _play(driver: Driver, number: int, requests: int) -> None:
+    """Wait until all requests of a closed loop have ended; what nobody starts any more is retracted."""
+    ended, changed_ns = -1, driver.target.now_ns()
+    while True:
+        rows, now_ns = driver.windows.ledger.rows(number), driver.target.now_ns()
+        pending = int(metrics.status_in(rows, records.PENDING).sum())
+        if len(rows) - pending >= requests:
+            return
+        if pending or len(rows) > ended:
+            ended, changed_ns = len(rows), now_ns
+        elif now_ns > changed_ns + IDLE_NS:
+            driver.target.retract()
+            why = (
+                f"nothing is in flight, and {requests - len(rows)} of {requests} requests were never started"
+            )
+            driver.emit("abort", index=number, text=f"closed loop {number} ended early: {why}")
+            return
+        driver.take(driver.target.run(None, driver.target.now_ns() + POLL_NS))
+        driver.refuse_dead(number)
 
 
 def _whole(driver: Driver, start_ns: int, end_ns: int, count: int, number: int = 0) -> Window:

@@ -5,6 +5,7 @@ fleet knows the others.
 """
 
 import asyncio
+import contextlib
 import gc
 import os
 import platform
@@ -101,16 +102,16 @@ class LoadActor:
 
         self._end = asyncio.ensure_future(end())
 
-    async def wall_ns(self) -> int:
-        return time.time_ns()
+    async def read_clock(self) -> tuple[int, str]:
+        """This process's monotonic clock, and whose clock that is."""
+        return time.monotonic_ns(), whose_clock()
 
-    async def start(self, zero_wall_ns: int, offset_ns: int) -> None:
-        """Start the run's clock, whose zero is `zero_wall_ns` on the driver's wall clock.
+    async def start(self, epoch_ns: int, wall_ns: int) -> None:
+        """Start the run's clock, whose zero is `epoch_ns` on this process's monotonic clock.
 
-        The wall clocks are compared here once; from then on only the monotonic clock counts.
+        `wall_ns` is the driver's wall clock at that instant: it dates rows, and nothing waits for it.
         """
-        ahead_ns = zero_wall_ns + offset_ns - time.time_ns()
-        self._worker.start(time.monotonic_ns() + ahead_ns, zero_wall_ns)
+        self._worker.start(epoch_ns, wall_ns)
 
     async def offer(self, schedule: ArrivalSchedule) -> None:
         await self._worker.offer(schedule)
@@ -136,7 +137,28 @@ class LoadActor:
         """The closed shards by file name, for a driver that does not see this node's disk."""
         return {shard.path.name: shard.path.read_bytes() for shard in self._shards}
 
+    async def drop(self) -> None:
+        """Delete the closed shards, which the driver has by now, and their folders where those are empty."""
+        for shard in self._shards:
+            shard.delete()
+        shards = self._shards[0].path.parent
+        for folder in (shards, shards.parent):
+            with contextlib.suppress(OSError):  # others' files are in it, or it is gone
+                folder.rmdir()
+
 
 def name(client_id: int) -> str:
     """A load actor's name, as in its shard's file name."""
     return f"client-{client_id:02d}"
+
+
+def whose_clock() -> str:
+    """Names the monotonic clock of this process: equal names are one clock, "" is not known.
+
+    All processes of one boot share it, also those in containers without a time namespace of their own.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/time').readlink()}"
+    except OSError:
+        return ""

@@ -4,8 +4,10 @@ Knows files, locks and one schema; knows nothing of HTTP. A kill costs at most t
 flush, a full disk no row as long as it does not last; Parquet is made once, at the end, by rename.
 """
 
+import contextlib
 import errno
 import fcntl
+import os
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +30,7 @@ class Shard:
         self.path = path
         path.touch()
         self._file = path.open("r+b", buffering=0)
+        self._made = _which(os.fstat(self._file.fileno()))
         self._kept: list[pa.RecordBatch] = []
         self._whole_bytes = 0
         self._cut = path.stat().st_size > 0
@@ -59,6 +62,12 @@ class Shard:
         finally:
             self._file.close()
 
+    def delete(self) -> None:
+        """Delete the closed file, unless another one has its name by now: it may be the driver's copy."""
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as now:
+            if _which(os.fstat(now.fileno())) == self._made:
+                self.path.unlink()
+
     def _write(self, message: pa.Buffer) -> None:
         """Append one whole message, in the place of what a failed attempt may have left there."""
         if self._cut:  # only then: on a network file system it is a round trip that the loop waits for
@@ -70,6 +79,11 @@ class Shard:
             rest = rest[self._file.write(rest) :]
         self._whole_bytes += message.size
         self._cut = False
+
+
+def _which(found: os.stat_result) -> tuple[int, int]:
+    """Device and number of a file: equal ones are one file."""
+    return found.st_dev, found.st_ino
 
 
 def lock(file: IO[Any]) -> None:

@@ -21,7 +21,7 @@ from loadgen.lengths import Ints
 
 @dataclass(slots=True)
 class Planned:
-    """One request of the schedule as plain numbers; a closed loop sets `due_ns` when it starts it.
+    """One request of the schedule as plain numbers; a `closed` loop sets `due_ns` when a follower starts.
 
     `session` is -1 without sessions, `character` without conversations, `after` without a turn before.
     `free_ns`, on the run's clock, is when that turn ended, where it was waited for.
@@ -44,6 +44,7 @@ class Planned:
     history_cut: int = 0
     after: int = -1
     free_ns: int | None = None
+    closed: bool = False
 
 
 OPTIONAL = {

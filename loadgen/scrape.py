@@ -26,7 +26,7 @@ from loadgen.recorder import Shard
 
 PERIOD_S = 1.0
 TIMEOUT_S = 0.8
-"""Below the period, so that a replica that hangs never delays the next sample of the others."""
+"""Seconds of the run: below the period, so that a replica that hangs never delays the others' next sample."""
 ABSENT_S = 30.0
 """A server that has no /metrics is asked again after this time."""
 WORD_CHARS = 200
@@ -72,6 +72,7 @@ class Scraper:
         time_scale: float = 1.0,
     ) -> None:
         self._time_scale = time_scale
+        self._timeout_s = TIMEOUT_S / time_scale
         self._urls = dict(urls)
         self._clock_ns = clock_ns
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -93,7 +94,7 @@ class Scraper:
     ) -> None:
         with suppress(RuntimeError):  # the thread has ended by itself and closed its loop
             self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join(2 * TIMEOUT_S)
+        self._thread.join(2 * max(TIMEOUT_S, self._timeout_s))
 
     def follow(self, urls: Mapping[str, str]) -> None:
         """Sample these from now on."""
@@ -107,7 +108,7 @@ class Scraper:
 
     async def _sample(self) -> None:
         """Sample on the grid until the end; a tick that was slept through is left out, not made up for."""
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         every_replica_at_once = aiohttp.TCPConnector(limit=0)
         try:
             async with aiohttp.ClientSession(

@@ -26,13 +26,19 @@ from loadgen.recorder import Shard
 from loadgen.rows import Clock, Flight, Planned, batch, planned
 
 MISSED_AFTER_NS = NS
-"""A request overdue by more than this is not sent in a late burst but recorded as missed."""
+"""A request overdue by more than this is not sent in a late burst but recorded as missed.
+
+Only a closed loop sends it all the same: without it, whatever follows it would never start.
+"""
 TICK_S = 0.05
 LEAST_SLEEP_S = 0.001
 """uvloop sleeps whole milliseconds: asked for less it does not sleep at all, and the loop spins."""
 FLUSH_S = 1.0
 FULL_DISK_S = 5.0
-"""A shard that cannot be written for so long ends the worker; until then its rows are kept."""
+"""A shard that cannot be written for so long ends the worker; until then its rows are kept.
+
+Seconds count from the first write that failed. On a slow clock, whose writes are rarer, they are the run's.
+"""
 SLICE = 500
 """Rows that are made at once: some 3 ms, in which nothing can be sent."""
 
@@ -75,7 +81,7 @@ class Worker:
         self._shard = shard
         self._pulse_shard = pulse_shard
         self._shards = [each for each in (shard, pulse_shard) if each is not None]
-        self._written_at = time.monotonic()
+        self._full_since: float | None = None
         self._record_itl = record_itl
         self._client = Client(urls, self._ended, time_scale=time_scale, **client)
         self._plan: deque[Planned] = deque()
@@ -108,17 +114,19 @@ class Worker:
 
         Of a closed loop only as many requests are due as may be in flight; each that ends starts the next.
         """
-        due, retractions = schedule.concurrency or len(schedule), self._retractions
+        closed, retractions = schedule.concurrency > 0, self._retractions
         async with self._taking:
             for start in range(0, len(schedule), SLICE):
                 for row in planned(schedule.where(slice(start, start + SLICE))):
-                    (self._plan if due > 0 else self._closed).append(row)
-                    due -= 1
+                    row.closed = closed
+                    (self._closed if closed else self._plan).append(row)
                 if retractions != self._retractions:
-                    retractions += 1
-                    self.retract()  # it came while this schedule was being taken, and holds for all of it
+                    self._forget()  # it came while this schedule was being taken, and holds for all of it
                 self._wake.set()
                 await asyncio.sleep(0)
+            for _ in range(min(schedule.concurrency, len(self._closed))):
+                self._plan.append(self._closed.popleft())
+            self._wake.set()
 
     def retarget(self, urls: list[str]) -> None:
         """Send what comes from now on elsewhere."""
@@ -127,6 +135,9 @@ class Worker:
     def retract(self) -> None:
         """Forget what is not due yet; each keeps its row, as missed in the phase `retracted`."""
         self._retractions += 1
+        self._forget()
+
+    def _forget(self) -> None:
         for plan in (self._plan, self._closed):
             while plan:
                 row = plan.popleft()
@@ -207,7 +218,7 @@ class Worker:
                 await asyncio.sleep(min(max(wait_ns / NS, LEAST_SLEEP_S), TICK_S))
 
     def _launch(self, plan: Planned, late_ns: int) -> None:
-        if late_ns > MISSED_AFTER_NS:
+        if late_ns > MISSED_AFTER_NS and not plan.closed:
             self._miss(plan, "overdue")
         elif plan.character >= 0 and plan.session in self._talking:
             self._talking[plan.session].append(plan)
@@ -289,14 +300,17 @@ class Worker:
         try:
             self._flush()
         except OSError:
-            if time.monotonic() > self._written_at + FULL_DISK_S:
+            now_s = time.monotonic()
+            if self._full_since is None:
+                self._full_since = now_s
+            elif now_s > self._full_since + FULL_DISK_S / min(1.0, self._time_scale):
                 raise
 
     def _flush(self) -> None:
         """Write what the shards keep. Raises OSError; what could not be written is kept."""
         for shard in self._shards:
             shard.flush()
-        self._written_at = time.monotonic()
+        self._full_since = None
 
     def _ended(self, exchange: Exchange) -> None:
         flight = self._flying.pop(exchange.seq)
@@ -306,7 +320,7 @@ class Worker:
             self._pulse.missed()
         if flight[0].character >= 0:
             self._answered(flight[0].session)
-        if self._closed:
+        if flight[0].closed and self._closed:
             follower = self._closed.popleft()
             follower.due_ns = self._clock.run_ns(time.monotonic_ns())
             self._launch(follower, 0)

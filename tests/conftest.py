@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from conf.schema import Cluster, Routing
 
 if TYPE_CHECKING:
     from cluster.session import Session
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 FAKE = Cluster("two fake nodes", session="fake", nodes=2, gpus_per_node=8)
 

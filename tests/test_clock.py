@@ -1,6 +1,7 @@
 """Clocks that run faster than the real one, or slower: what is told in-band, what must not depend on it."""
 
 import asyncio
+import itertools
 import math
 import time
 from pathlib import Path
@@ -17,7 +18,9 @@ from loadgen import command_line, conclusion, hold, recipe
 from loadgen.arrivals import NS, Traffic
 from loadgen.driver import Driver, TargetLost
 from loadgen.exchange import Exchange, StampedReader
+from loadgen.fleet import FleetError, Offset, offset_of
 from loadgen.health import Pulse
+from loadgen.load_actor import whose_clock
 from loadgen.prompts import Prompts
 from loadgen.recorder import Shard
 from loadgen.rows import Clock, Planned, batch, plan_table
@@ -147,6 +150,59 @@ def test_the_runs_clock_and_the_real_one_are_both_in_the_row() -> None:
     lost = records.lost(plan_table(Traffic(EXPERIMENT.workload).evenly(1, 10 * NS, NS, first_seq=0, seed=1)),
                         clock.wall_ns, FAST)  # fmt: skip
     assert lost["scheduled_at"].to_pylist()[0].timestamp() == 1_700_000_002
+
+
+MINUTE_NS = 60 * NS
+
+
+class Elsewhere:
+    """A clock on another host, `ahead_ns` ahead; each reading is `ways_ns` on its way there and back."""
+
+    def __init__(self, ahead_ns: int, ways_ns: list[tuple[int, int]], whose: str = "another boot") -> None:
+        self.ahead_ns, self.whose = ahead_ns, whose
+        self.now_ns, self._ways = 5 * MINUTE_NS, itertools.cycle(ways_ns)
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def read(self) -> tuple[int, str]:
+        there_ns, back_ns = next(self._ways)
+        self.now_ns += there_ns
+        reading = self.now_ns + self.ahead_ns, self.whose
+        self.now_ns += back_ns
+        return reading
+
+
+@pytest.mark.parametrize("ahead_ns", [-3 * MINUTE_NS, 0, 2 * NS, 10**15])
+def test_another_hosts_clock_is_known_by_the_shortest_round_trip(
+    monkeypatch: pytest.MonkeyPatch, ahead_ns: int
+) -> None:
+    there = Elsewhere(ahead_ns, [(9 * MS, MS), (80_000, 60_000), (0, 40 * MS)])
+    monkeypatch.setattr("loadgen.fleet.time.monotonic_ns", there.monotonic_ns)
+    found = offset_of(there.read)
+    assert found.doubt_ns <= 70_001
+    assert abs(found.offset_ns - ahead_ns) <= found.doubt_ns
+
+
+def test_a_clock_that_is_far_away_refuses_a_common_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Elsewhere(0, [(60 * MS, 60 * MS)])
+    monkeypatch.setattr("loadgen.fleet.time.monotonic_ns", there.monotonic_ns)
+    with pytest.raises(FleetError, match="known to within 60 ms only; run the driver nearer"):
+        offset_of(there.read)
+
+
+def test_on_one_host_there_is_one_clock_however_busy_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Elsewhere(0, [(70 * MS, 200 * MS)], whose_clock())
+    monkeypatch.setattr("loadgen.fleet.time.monotonic_ns", here.monotonic_ns)
+    assert offset_of(here.read) == Offset(0, 0)
+    assert len(whose_clock()) > 36, "the boot and the time namespace"
+
+
+def test_two_clocks_of_one_name_are_two_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of a virtual machine has the boot of the other, and its clock is its own."""
+    there = Elsewhere(2 * NS, [(MS, MS)], whose_clock())
+    monkeypatch.setattr("loadgen.fleet.time.monotonic_ns", there.monotonic_ns)
+    assert offset_of(there.read) == Offset(2 * NS, MS + 1)
 
 
 SHORT = ["workload.input_tokens.mean=600", "workload.output_tokens.mean=20"]

@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,11 @@ pytestmark = pytest.mark.ray
 
 ray = pytest.importorskip("ray")
 
-from loadgen.fleet import Fleet, FleetError  # noqa: E402
+from loadgen.fleet import Fleet, FleetError, Offset  # noqa: E402
 from loadgen.load_actor import FleetPlan  # noqa: E402
 
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
+PATIENCE_S = 120.0
 SELECTOR = {"label_selector": {"role": "!gpu"}}
 
 
@@ -61,6 +64,14 @@ def offer(folder: RunFolder, start_ns: int, seconds: float, rate_qps: float = 40
 def statuses(rows: Any) -> dict[str, int]:
     counted = rows["status"].value_counts().to_pylist()
     return {item["values"]: item["counts"] for item in counted}
+
+
+def until(seen: Callable[[], object]) -> None:
+    """Wait for what comes sooner or later, on a busy machine later."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not seen():
+        assert time.monotonic() < deadline_s, "it never came"
+        time.sleep(0.05)
 
 
 def test_actors_share_one_schedule_and_every_request_has_one_row(
@@ -107,6 +118,26 @@ def test_a_killed_actor_is_noticed_and_its_requests_are_lost_not_forgotten(
     assert len(lost) < 0.95 * len(schedule) / 2
 
 
+def test_a_wall_clock_that_is_set_moves_no_request_of_a_replacement(
+    ray_session: object, url: str, tmp_path: Path
+) -> None:
+    """The step is faked as what it changes: where the run's zero lies on the wall clock of today."""
+    folder = RunFolder.create(tmp_path, "stepped")
+    target = fleet(url, folder, count=1)
+    ray.kill(target.members[0].actor, no_restart=True)
+    until(lambda: target.run(None, target.now_ns()).lost_actors)
+    target._clock = replace(target._clock, wall_ns=target._clock.wall_ns - 3600 * NS)
+    assert target.heal()
+    start_ns = target.now_ns() + NS // 2
+    schedule = offer(folder, start_ns, 1.0)
+    target.run(schedule, start_ns + NS)
+    target.finish(60.0)
+    rows = folder.collect(target.zero_wall_ns)
+    assert set(statuses(rows)) <= {"ok", "missed"}, "a busy machine may miss some, a step would miss all"
+    assert statuses(rows)["ok"] > 0
+    assert target.members[-1].offset == Offset(0, 0)
+
+
 def test_an_unfinished_run_reads_like_a_finished_one(ray_session: object, url: str, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "unfinished")
     target = fleet(url, folder, count=1)
@@ -136,5 +167,8 @@ def test_a_shard_from_another_disk_is_fetched(ray_session: object, url: str, tmp
     # The actor keeps writing to its own disk; the driver's folder lies elsewhere.
     elsewhere = RunFolder.create(tmp_path, "driver")
     target._folder = elsewhere.shards
+    kept = folder.path / "shards" / "of another run"
+    kept.write_text("kept")
     target.finish(2.0)
+    assert list(folder.shards.iterdir()) == [kept], "what was fetched is deleted there, and nothing else"
     assert sorted(gather(elsewhere.path)["seq"].to_pylist()) == schedule.seq.tolist()

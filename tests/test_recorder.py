@@ -26,9 +26,11 @@ class Disk(io.FileIO):
 
     room_bytes = 1 << 30
     moves = 0
+    refused = 0
 
     def write(self, data: Any) -> int:
         if not self.room_bytes:
+            self.refused += 1
             raise OSError(28, "No space left on device")
         written = super().write(bytes(data)[: self.room_bytes]) or 0
         self.room_bytes -= written
@@ -179,3 +181,16 @@ def test_a_file_system_without_locks_still_takes_rows(
     shard.append(row(0))
     shard.close()
     assert seqs(shard.path) == [0]
+
+
+def test_a_shard_that_was_fetched_goes_but_not_the_copy_that_took_its_name(tmp_path: Path) -> None:
+    gone, replaced = Shard(tmp_path / "gone.arrow"), Shard(tmp_path / "replaced.arrow")
+    for shard in (gone, replaced):
+        shard.append(row(0))
+        shard.close()
+    copy = tmp_path / "copy"
+    copy.write_bytes(replaced.path.read_bytes())
+    copy.replace(replaced.path)
+    for shard in (gone, gone, replaced):
+        shard.delete()
+    assert not gone.path.exists() and seqs(replaced.path) == [0]

@@ -22,6 +22,7 @@ from tests.test_recorder import on_disk
 
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
 LEAD_NS = NS // 10
+PATIENCE_S = 120.0
 
 
 def plan(rate_qps: float, seconds: float, start_ns: int = 0) -> ArrivalSchedule:
@@ -119,6 +120,117 @@ def test_a_retracted_closed_loop_keeps_a_row_for_every_request(tmp_path: Path) -
     states = statuses(table)
     assert table.num_rows == len(schedule) and states["ok"] > 4
     assert {row["phase"] for row in table.to_pylist() if row["status"] == "missed"} == {"retracted"}
+
+
+async def ended(worker: Worker, count: int) -> list[dict[str, Any]]:
+    """The rows of so many requests, as they were told when the last of them had ended."""
+    rows: list[dict[str, Any]] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(rows) < count:
+            await asyncio.sleep(0.02)
+            rows += (await worker.observe()).ended.to_pylist()
+    return rows
+
+
+def of(server: MockServer, path: Path, **how: Any) -> Worker:
+    return Worker(
+        0, [server.url], Prompts(WORKLOAD, "m", 151936, salt=1), Shard(path), record_itl=True, **how
+    )
+
+
+def test_a_closed_loop_that_starts_late_is_played_all_the_same(tmp_path: Path) -> None:
+    """Whoever begins late begins; his lateness is in his row, and everybody after him is in time."""
+
+    async def main() -> list[dict[str, Any]]:
+        async with MockServer(lambda body: answer(body, 0.001)) as server:
+            worker = of(server, tmp_path / "s.arrow")
+            worker.start(time.monotonic_ns() - 3 * NS // 2, time.time_ns())
+            await worker.offer(Traffic(WORKLOAD).closed(20, 4, 0, dwell=0, first_seq=0, seed=1))
+            rows = await ended(worker, 20)
+            await worker.finish(PATIENCE_S)
+        return rows
+
+    rows = asyncio.run(main())
+    assert sorted(row["seq"] for row in rows) == list(range(20))
+    assert {row["status"] for row in rows} == {"ok"}
+    first, rest = [row for row in rows if row["seq"] < 4], [row for row in rows if row["seq"] >= 4]
+    assert all(row["due_ns"] == 0 and row["send_offset_ns"] >= 3 * NS // 2 for row in first)
+    assert all(row["due_ns"] > 3 * NS // 2 for row in rest)
+
+
+def test_only_the_end_of_a_closed_loops_own_request_starts_the_next(tmp_path: Path) -> None:
+    """An answer that another segment waited for is nobody's in the loop."""
+    flying, most = 0, 0
+
+    async def main() -> list[dict[str, Any]]:
+        async with MockServer(lambda body: answer(body, 0.02)) as server:
+            worker = of(server, tmp_path / "s.arrow")
+            worker.start(time.monotonic_ns(), time.time_ns())
+            await worker.offer(Traffic(WORKLOAD).evenly(8, 0, 1, first_seq=100, seed=1))
+            await worker.offer(Traffic(WORKLOAD).closed(30, 2, 1, dwell=1, first_seq=0, seed=1))
+            rows = await ended(worker, 38)
+            await worker.finish(PATIENCE_S)
+        return rows
+
+    loop = [row for row in asyncio.run(main()) if row["dwell"] == 1]
+    steps = [(row["due_ns"] + row["send_offset_ns"], 1) for row in loop]
+    steps += [(row["due_ns"] + row["end_offset_ns"], -1) for row in loop]
+    for _, step in sorted(steps):
+        flying += step
+        most = max(most, flying)
+    assert len(loop) == 30 and most == 2
+
+
+def test_a_retraction_holds_for_what_was_offered_before_it_only(tmp_path: Path) -> None:
+    """It comes while a long schedule is being taken, and the next schedule right behind it."""
+    long = plan(2000, 2.0, 3600 * NS)
+    short = Traffic(WORKLOAD).evenly(3, 0, 1, first_seq=len(long), seed=1)
+
+    async def main() -> None:
+        async with MockServer(answer) as server:
+            worker = of(server, tmp_path / "s.arrow")
+            worker.start(time.monotonic_ns(), time.time_ns())
+            first = asyncio.ensure_future(worker.offer(long))
+            await asyncio.sleep(0)
+            assert not first.done()
+            worker.retract()
+            await worker.offer(short)
+            await first
+            await ended(worker, len(long) + len(short))
+            await worker.finish(PATIENCE_S)
+
+    asyncio.run(main())
+    rows = records.read_shard(tmp_path / "s.arrow").to_pylist()
+    assert {row["phase"] for row in rows if row["seq"] < len(long)} == {"retracted"}
+    assert [row["status"] for row in rows if row["seq"] >= len(long)] == ["ok"] * 3
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0])
+def test_patience_with_a_full_disk_begins_with_its_first_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: float
+) -> None:
+    """However rare writes are: on a slow clock more time than that lies between two of them."""
+    monkeypatch.setattr(worker_module, "FLUSH_S", 0.3 * scale)
+    monkeypatch.setattr(worker_module, "FULL_DISK_S", 0.2)
+    monkeypatch.setattr(worker_module, "TICK_S", 0.01)
+    shard, disk = on_disk(tmp_path / "s.arrow")
+
+    async def main() -> None:
+        async with MockServer() as server:
+            prompts = Prompts(WORKLOAD, "m", 151936, salt=1)
+            worker = Worker(0, [server.url], prompts, shard, record_itl=True, time_scale=scale)
+            worker.start(time.monotonic_ns(), time.time_ns())
+            disk.room_bytes = 0
+            await worker.offer(Traffic(WORKLOAD).evenly(4, -10 * NS, 1, first_seq=0, seed=1))
+            async with asyncio.timeout(PATIENCE_S):
+                while not disk.refused:  # noqa: ASYNC110  a file knows no events
+                    await asyncio.sleep(0.005)
+            await worker.observe()
+            disk.room_bytes = 1 << 30
+            await worker.finish(1.0)
+
+    asyncio.run(main())
+    assert records.read_shard(tmp_path / "s.arrow").num_rows == 4
 
 
 def test_a_hung_server_is_seen_pending_and_then_cut(tmp_path: Path) -> None:
