@@ -16,7 +16,6 @@ examples:
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,7 +29,7 @@ from analysis import calibration, exchange, locations, recount, studies, summary
 from analysis.exchange import side_by_side
 from analysis.observed import Load, Served, observe
 from analysis.runs import RunError, load_run, refuse_out
-from conf import ConfigError, Experiment, load
+from conf import ConfigError, Experiment, load, terminal
 from conf.one_line import OneLineParser, reason
 from conf.schema import SimulatedEngine
 
@@ -45,19 +44,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return VERBS[verb](grammar(verb).parse_intermixed_args(words[1:]))
     except (RunError, ConfigError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        terminal.error(error)
         return summary.EXIT_USAGE
     except KeyboardInterrupt:
         return summary.EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output is gone.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        terminal.give_up_stdout()
         return summary.EXIT_INTERNAL
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        terminal.error(error)
         return summary.EXIT_INTERNAL
     except pa.ArrowException as error:
-        print(f"error: a table holds what no run wrote: {reason(error)}", file=sys.stderr)
+        terminal.error(f"a table holds what no run wrote: {reason(error)}")
         return summary.EXIT_USAGE
 
 
@@ -172,11 +171,11 @@ def show(arguments: argparse.Namespace) -> int:
     if arguments.recompute and exchange.is_foreign(path):
         raise RunError(f"{path} is another tool's result: it has no conclusion to recompute")
     if arguments.words or exchange.is_foreign(path):
-        print(exchange.show(path, arguments.words))
+        terminal.tell(exchange.show(path, arguments.words))
     elif arguments.recompute:
         return _recompute(path)
     else:
-        print(concluded(path))
+        terminal.tell(concluded(path))
     return summary.EXIT_OK
 
 
@@ -186,7 +185,8 @@ def _recompute(path: Path) -> int:
         raise RunError(f"{path} is a study: recompute one of its parts, {path}/NAME")
     run = load_run(path)
     lines, agrees = recount.text(run)
-    print(f"{'SAME' if agrees else 'DIFFERENT'}  {path} recomputed from its Parquet files\n{lines}")
+    terminal.tell(f"{'SAME' if agrees else 'DIFFERENT'}  {path} recomputed from its Parquet files
+{lines}")
     return summary.EXIT_OK if agrees else summary.EXIT_INTERNAL
 
 
@@ -204,13 +204,13 @@ def report(arguments: argparse.Namespace) -> int:
 
     if arguments.out and arguments.out.suffix not in (".html", ".htm"):
         raise RunError(f"--out {arguments.out}: a report is one HTML file; give it a name in .html")
-    print(pages.command(arguments.runs, arguments.out))
+    terminal.tell(pages.command(arguments.runs, arguments.out))
     return summary.EXIT_OK
 
 
 def compare(arguments: argparse.Namespace) -> int:
     """Lay runs side by side: what differs, their capacities and the ratio."""
-    print(side_by_side.text(arguments.runs))
+    terminal.tell(side_by_side.text(arguments.runs))
     return summary.EXIT_OK
 
 
@@ -238,7 +238,7 @@ def plan(arguments: argparse.Namespace) -> int:
     line = json.dumps(tree, default=str)
     if arguments.out:
         arguments.out.write_text(line + "\n")
-    print(line if arguments.json else planning.text(tree))
+    terminal.tell(line if arguments.json else planning.text(tree))
     return int(tree["exit_code"])
 
 
@@ -267,12 +267,12 @@ def calibrate(arguments: argparse.Namespace) -> int:
     runs = [observe(path, partial(_simulated, given)) for path in paths]
     try:
         found = calibration.calibrate(runs, _serve)
-        print(calibration.text(found, _serve))
+        terminal.tell(calibration.text(found, _serve))
     except ValueError as error:
         raise RunError(f"the engine model cannot serve these runs: {error}") from error
     if out is not None:
         out.write_text(yaml.safe_dump(found.tree(), sort_keys=False))
-        print(f"  use them: python -m loadgen predict engine.constants={out}")
+        terminal.tell(f"  use them: python -m loadgen predict engine.constants={out}")
     return summary.EXIT_OK
 
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 import pyarrow as pa
 from pyarrow import fs
 
-from conf.one_line import reason
+from conf.one_line import plain, reason
 
 MANIFEST = "manifest.json"
 STUDY = "study.json"
@@ -60,7 +60,7 @@ def folders(place: Path | str) -> list[Path]:
 def read_json(path: Path) -> dict[str, object]:
     """The object in a JSON file. Raises RunError if it is broken, OSError if it is not there."""
     try:
-        tree = json.loads(path.read_bytes())
+        tree = plain(json.loads(path.read_bytes()))
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is broken: {reason(error)}") from error
     if not isinstance(tree, dict):

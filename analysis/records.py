@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from analysis import parquet
+from analysis import parquet, words
 
 SCHEMA_VERSION = 2
 """It grows with every added column; none is renamed or taken away. Columns that a file lacks are null."""
@@ -28,22 +28,21 @@ PENDING = "pending"
 KEYS = ("seq", "dwell", "phase", "status", "due_ns")
 """What no table of requests is without, whichever version wrote it."""
 
-_WORD = pa.dictionary(pa.int16(), pa.string())
 _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
     ("seq", pa.int64(), "", "position in the run's master schedule; the key"),
     ("client_id", pa.int16(), "", "load actor that owned the request"),
     ("dwell", pa.int16(), "", "segment of the schedule: ramp step or dwell, from 0; -1 is the warm-up"),
     (
         "phase",
-        _WORD,
+        words.KIND,
         "",
         "what the plan says of the due time: warmup, ramp, transition, window, bridge; or retracted",
     ),
-    ("status", _WORD, "", "ok, or what became of it: " + ", ".join(FAILURES)),
-    ("error_kind", _WORD, "", "finer kind of a failure; null when ok"),
+    ("status", words.KIND, "", "ok, or what became of it: " + ", ".join(FAILURES)),
+    ("error_kind", words.KIND, "", "finer kind of a failure; null when ok"),
     ("error", pa.string(), "", "message of a failure; null when ok"),
     ("http_status", pa.int16(), "", "status code of the answer; null without one"),
-    ("finish_reason", _WORD, "", "as the server says"),
+    ("finish_reason", words.KIND, "", "as the server says"),
     ("stream", pa.int16(), "", "node whose own stream it belongs to, from 0; null in a pooled one"),
     ("session_id", pa.int32(), "", "chat user's session; -1 without sessions"),
     (
@@ -52,7 +51,7 @@ _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
         "",
         "requests of its session planned before it in its segment (dwell), at most 32767; 0 without sessions",
     ),
-    ("replica_id", _WORD, "", "x-replica-id of the answer; null if unknown"),
+    ("replica_id", words.KIND, "", "x-replica-id of the answer; null if unknown"),
     ("due_ns", pa.int64(), "ns", "planned send time since the start of the run's clock"),
     ("scheduled_at", pa.timestamp("us", "UTC"), "", "planned send time on the wall clock"),
     (
@@ -118,6 +117,11 @@ SHARD = pa.schema(
 )
 """`REQUESTS` with words as plain strings: dictionaries would have to agree between a stream's batches."""
 
+_READ_AS = pa.schema(
+    [f.with_type(words.READ_AS) if pa.types.is_dictionary(f.type) else f for f in REQUESTS],
+    metadata=REQUESTS.metadata,
+)
+
 PROGRESS = SHARD.remove(SHARD.get_field_index("itl_us"))
 """`SHARD` without the gaps: what is told of requests while a run goes on."""
 
@@ -182,11 +186,26 @@ def read(folder: Path, columns: Sequence[str] | None = None, where: pc.Expressio
     """
     asked = list(REQUESTS.names if columns is None else columns)
     read_too = [*asked, *{"due_ns"}.difference(asked)]
-    tables = [REQUESTS.empty_table().select(read_too)]
+    tables = [_READ_AS.empty_table().select(read_too)]
     for file in files(folder):
         _refuse_foreign(file)
-        tables.append(pq.read_table(file, schema=REQUESTS, columns=read_too, filters=where))
-    return by_due(pa.concat_tables(tables)).select(asked)
+        tables.append(pq.read_table(file, schema=_READ_AS, columns=read_too, filters=where))
+    return by_due(_narrowed(pa.concat_tables(tables))).select(asked)
+
+
+def joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """Tables of `REQUESTS` one after the other, whose words are bounded together."""
+    return _narrowed(pa.concat_tables([REQUESTS.empty_table(), *tables]))
+
+
+def _narrowed(requests: pa.Table) -> pa.Table:
+    """The columns with their words, as strings or in wider dictionaries, in those of `REQUESTS`."""
+    fields = [REQUESTS.field(name) for name in requests.column_names]
+    columns = [
+        words.folded(column) if pa.types.is_dictionary(field.type) else column
+        for field, column in zip(fields, requests.columns, strict=True)
+    ]
+    return pa.table(columns, schema=pa.schema(fields, metadata=REQUESTS.metadata))
 
 
 def _refuse_foreign(file: Path) -> None:
@@ -204,14 +223,14 @@ def by_due(requests: pa.Table) -> pa.Table:
 
 def read_shard(path: Path) -> pa.Table:
     """Every whole batch of a shard of requests, also of one whose writer was killed in the middle of one."""
-    return read_stream(path, SHARD).cast(REQUESTS)
+    return _narrowed(read_stream(path, SHARD))
 
 
 def read_told(path: Path) -> pa.Table:
     """What a driver was told of ended requests, from its own shard (schema `PROGRESS`); gaps are null."""
     told = read_stream(path, PROGRESS)
     gaps = SHARD.field("itl_us")
-    return told.append_column(gaps, pa.nulls(told.num_rows, gaps.type)).cast(REQUESTS)
+    return _narrowed(told.append_column(gaps, pa.nulls(told.num_rows, gaps.type)))
 
 
 def read_stream(path: Path, schema: pa.Schema) -> pa.Table:

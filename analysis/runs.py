@@ -19,7 +19,7 @@ from pyarrow import fs
 from analysis import dwell_table, locations, records, series
 from analysis.locations import RunError as RunError
 from conf import Experiment, load
-from conf.one_line import reason
+from conf.one_line import plain, reason
 
 REQUEST_SHARD = re.compile(r"client-\d+\.arrow")
 HEALTH_SHARDS = "client-*.health.arrow"
@@ -140,7 +140,7 @@ class Run:
             lines = (self.path / "events.jsonl").read_bytes().splitlines()
         for line in lines:
             try:
-                events.append(json.loads(line))
+                events.append(plain(json.loads(line)))
             except (ValueError, RecursionError):
                 continue
         return events
@@ -213,7 +213,7 @@ def gather(path: Path, wall_start_ns: int | None = None, time_scale: float = 1.0
     files = sorted((path / "shards").glob("*.arrow"))
     shards = [records.read_shard(file) for file in files if is_request_shard(file)]
     told = [records.read_told(file) for file in files if file.match(DRIVER_SHARDS)]
-    rows = once(pa.concat_tables([records.read(path / "requests"), *shards, *told]), "seq")
+    rows = once(records.joined([records.read(path / "requests"), *shards, *told]), "seq")
     tables = [rows]
     for file in sorted((path / "schedule").glob("*.parquet")):
         plan = pq.read_table(file, schema=records.PLAN)

@@ -15,6 +15,7 @@ from analysis.locations import part_names
 from analysis.observed import RECORDED
 from analysis.pooling import Estimate, Figure, pooled, repeated, student_t
 from analysis.runs import RunError
+from conf.one_line import plain
 
 FILE = "study.json"
 OTHER = "config-b.yaml"
@@ -45,7 +46,7 @@ def _is_matrix(path: Path) -> bool:
 def load_study(path: Path) -> Tree:
     """The tree of study.json; `state` is `running` until it ended. Raises RunError if it cannot be read."""
     try:
-        tree = json.loads((path / FILE).read_text())
+        tree = plain(json.loads((path / FILE).read_text()))
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is not a readable study: {error}") from error
     if not isinstance(tree, dict) or not {"exit_code", "names", "parts"} <= tree.keys():

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from analysis import metrics, records, routing
+from analysis import metrics, records, routing, words
 from analysis.dwell import NS, Window, in_window
 from analysis.quantiles import quantile
 from conf.schema import Slo
@@ -138,6 +138,7 @@ def judge_dwell(
         check_achieved(rows),
         check_little(requests, window, in_flight_mean),
         check_backlog(requests, window),
+        *check_words(rows),
     )
     reason = next((check.reason for check in checks if check.voids), "")
     return Verdict(not reason, reason, checks, _time_scale(rows))
@@ -271,6 +272,15 @@ def check_prefix_hits(rows: pa.Table, block_tokens: int = BLOCK_TOKENS) -> Check
     most, least = metrics.prefix_shared(rows), metrics.prefix_shared(rows, block_tokens - 1)
     error = None if hit is None else max(hit - most, least - hit, 0.0)
     return _at_most("prefix_hit_error", error, HIT_ERROR, "", "wrong_prefix_hits")
+
+
+def check_words(rows: pa.Table) -> tuple[Check, ...]:
+    """Answers whose replica or finish reason lost its own name; information, and no check without them."""
+    folded = metrics.word_in(rows, "replica_id", words.OTHER) | metrics.word_in(
+        rows, "finish_reason", words.OTHER
+    )
+    count = float(folded.sum())
+    return (Check("folded_names", False, count, 0.0, "requests"),) if count else ()
 
 
 def check_achieved(rows: pa.Table) -> Check:

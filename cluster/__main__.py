@@ -17,7 +17,6 @@ examples:
 
 import argparse
 import json
-import os
 import shlex
 import signal
 import sys
@@ -40,7 +39,7 @@ from cluster.manifests import Site, weights_folder
 from cluster.nodes import environment, is_amd, nodes_of
 from cluster.placement import PlacementError, place
 from cluster.rendering import Files, Notes, kuberay, ray_up, systemd
-from conf import ConfigError, Experiment, load
+from conf import ConfigError, Experiment, load, terminal
 from conf.schema import Cluster, VllmEngine
 
 
@@ -55,19 +54,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse_idle_flags(arguments, target)
         return VERBS[arguments.verb](arguments) if not target else _render(arguments, target)
     except (PlacementError, ClusterDown) as error:
-        print(f"error: {error}", file=sys.stderr)
+        terminal.error(error)
         return EXIT_CLUSTER
     except ValueError as error:  # ConfigError is one
-        print(f"error: {error}", file=sys.stderr)
+        terminal.error(error)
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output is gone.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        terminal.give_up_stdout()
         return EXIT_INTERNAL
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        terminal.error(error)
         return EXIT_INTERNAL
 
 
@@ -180,12 +179,12 @@ def _deliver(files: Files, out: Path | None) -> int:
     """Write the files into a folder, or print them, several with their names."""
     if out is None:
         for name, text in files.items():
-            print(f"# ---- {name}\n{text}" if len(files) > 1 else text, end="")
+            terminal.tell((f"# ---- {name}\n{text}" if len(files) > 1 else text).removesuffix("\n"))
         return EXIT_OK
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (out / name).write_text(text)
-        print(out / name)
+        terminal.tell(str(out / name))
     return EXIT_OK
 
 
@@ -199,11 +198,11 @@ def preflight(arguments: argparse.Namespace) -> int:
         raise ConfigError("engine=external deploys nothing whose nodes could be looked at; leave it out")
     expected = expected_of(experiment, _recipe_environment(experiment), bandwidth=arguments.bandwidth)
     try:
-        with open_session(experiment.cluster, None, _load_cpus(experiment)):
+        with terminal.own_stdout(), open_session(experiment.cluster, None, _load_cpus(experiment)):
             report = inspect(expected)
     except SessionError as error:
         raise ClusterDown(str(error)) from error
-    print(json.dumps(report.tree(), indent=2) if arguments.json else "\n".join(report.lines()))
+    terminal.tell(json.dumps(report.tree(), indent=2) if arguments.json else "\n".join(report.lines()))
     return report.exit_code
 
 
@@ -234,13 +233,14 @@ def up(arguments: argparse.Namespace) -> int:
             "python -m cluster render for real nodes"
         )
     try:
-        standing = local.start(cluster, experiment.routing, _load_cpus(experiment))
+        with terminal.own_stdout():
+            standing = local.start(cluster, experiment.routing, _load_cpus(experiment))
     except SessionError as error:
         raise ClusterDown(str(error)) from error
     if arguments.json:
-        print(json.dumps(_shown(standing), indent=2))
+        terminal.tell(json.dumps(_shown(standing), indent=2))
     else:
-        print("\n".join(_how_to_use(standing, arguments.words)))
+        terminal.tell("\n".join(_how_to_use(standing, arguments.words)))
     return EXIT_OK
 
 
@@ -280,7 +280,7 @@ def status(arguments: argparse.Namespace) -> int:
     cluster = load(arguments.words).cluster
     try:
         if arguments.words and cluster.session == "address":
-            with open_session(cluster, None):
+            with terminal.own_stdout(), open_session(cluster, None):
                 tree = {"address": cluster.address, **local.survey()}
         else:
             standing = local.standing()
@@ -294,11 +294,11 @@ def status(arguments: argparse.Namespace) -> int:
             here = Cluster("here", session="address", address=standing.address)
             with in_environment(standing.environment), loopback_only():
                 forget_settings()
-                with open_session(here, None):
+                with terminal.own_stdout(), open_session(here, None):
                     tree = {**_shown(standing), "processes_ended": ended, **local.survey()}
     except SessionError as error:
         raise ClusterDown(str(error)) from error
-    print(json.dumps(tree, indent=2) if arguments.json else "\n".join(_status_lines(tree)))
+    terminal.tell(json.dumps(tree, indent=2) if arguments.json else "\n".join(_status_lines(tree)))
     dead = [node for node in tree["nodes"] if not node["alive"]]
     return EXIT_CLUSTER if dead or tree.get("processes_ended") else EXIT_OK
 
@@ -334,10 +334,10 @@ def down(arguments: argparse.Namespace) -> int:
         raise ClusterDown(str(error)) from error
     name = standing.cluster["name"] if standing else None
     if arguments.json:
-        print(json.dumps({"stopped": name, "left": left}))
+        terminal.tell(json.dumps({"stopped": name, "left": left}))
     else:
-        print(f"down         {name}" if name else "down         no cluster was up here")
-        print("\n".join(f"left         {line}" for line in left) or "left         nothing")
+        terminal.tell(f"down         {name}" if name else "down         no cluster was up here")
+        terminal.tell("\n".join(f"left         {line}" for line in left) or "left         nothing")
     return EXIT_CLUSTER if left else EXIT_OK
 
 

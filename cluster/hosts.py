@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cluster import names
 from cluster.nodes import HEAD_NODE, Nodes, ray_start
 from cluster.placement import LOAD_ROLE
 
@@ -31,7 +32,12 @@ class Hosts:
 
 
 def hosts_of(addresses: Sequence[str], nodes: Sequence[Nodes]) -> Hosts:
-    """The hosts in the order of the nodes, the head first. Raises ValueError unless there is one for each."""
+    """The hosts in the order of the nodes, the head first.
+
+    Raises ValueError unless there is one for each, and for what is neither a host's name nor an address.
+    """
+    for address in addresses:
+        names.host(address, "--hosts")
     counts = {each.role: each.count for each in nodes}
     load = counts.get(LOAD_ROLE, 0)
     needed = 1 + sum(counts.values())
@@ -49,8 +55,12 @@ def ray_up(
 ) -> dict[str, Any]:
     """A cluster file of `ray up` with the local provider; every host is installed already.
 
-    Raises ValueError for names of load hosts, which know themselves by their addresses only.
+    Raises ValueError for names of load hosts, which know themselves by their addresses only, and for a name,
+    user or folder that could be more than that.
     """
+    names.checked("cluster", name, "--name")
+    names.checked("user", ssh_user, "--ssh-user")
+    names.checked("path", venv, "--venv")
     on_load = [each for each in nodes if each.role == LOAD_ROLE]
     for address in hosts.load:
         _refuse_name(address)
@@ -101,11 +111,16 @@ def _shell(words: Sequence[str]) -> str:
 def environment_file(env: dict[str, str]) -> str:
     """systemd's EnvironmentFile of every node, with the token by its path."""
     pairs = {**env, "RAY_AUTH_TOKEN_PATH": TOKEN}
-    return "".join(f'{name}="{value}"\n' for name, value in pairs.items())
+    return "".join(f'{name}="{value.translate(_ESCAPED)}"\n' for name, value in pairs.items())
+
+
+_ESCAPED = str.maketrans({letter: f"\\{letter}" for letter in '"\\$`'})
+"""What means something to systemd and to a shell within double quotes."""
 
 
 def units(hosts: Hosts, nodes: Sequence[Nodes], venv: str, amd: bool) -> dict[str, Unit]:
-    """Unit files by name, one for each role."""
+    """Unit files by name, one for each role. Raises ValueError for a strange `venv`."""
+    names.checked("path", venv, "--venv")
     return {f"maxqps-{each.role}.service": _unit(each, hosts.head, venv, amd) for each in (HEAD_NODE, *nodes)}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from cluster import names
 from cluster.nodes import GPU, RAY_VERSION, Nodes, is_amd
 from conf.schema import Hardware
 
@@ -51,8 +52,18 @@ class Site:
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
             raise ValueError(f"--name={self.name} is none for Kubernetes; use at most 50 of a-z, 0-9 and -")
-        if not self.weights.startswith(("pvc:", "/")):
+        names.checked("image", self.image, "--image")
+        names.checked("label", self.namespace, "--namespace")
+        if self.token_secret:
+            names.checked("object", self.token_secret, "--token-secret")
+        if self.weights.startswith("pvc:"):
+            names.checked("object", self.weights.removeprefix("pvc:"), "--weights=pvc")
+        elif self.weights.startswith("/"):
+            names.checked("path", self.weights, "--weights")
+        else:
             raise ValueError(f"--weights={self.weights}: pvc:NAME of a claim, or /FOLDER of every node")
+        if min(self.groups, default=0) < 0:
+            raise ValueError(f"--groups={self.groups}: ids of groups are not negative")
         if not MEMORY.fullmatch(self.gpu_memory):
             raise ValueError(f"--memory={self.gpu_memory} is no amount of memory; write it as 512Gi")
 
@@ -190,7 +201,8 @@ def _container(site: Site, env: dict[str, str], requests: Tree, limits: Tree) ->
     return {
         "name": "ray",
         "image": site.image,
-        "env": [{"name": name, "value": value} for name, value in env.items()],
+        # Kubernetes would replace $(NAME) by another variable's value.
+        "env": [{"name": name, "value": value.replace("$(", "$$(")} for name, value in env.items()],
         "resources": {"requests": {**limits, **requests}, "limits": limits},
         "startupProbe": {
             "httpGet": {"path": "/api/healthz", "port": AGENT_PORT},

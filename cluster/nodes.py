@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import dataclass, field
 
+from cluster import names
 from cluster.placement import LOAD_ROLE
 from conf.schema import Cluster, Engine, Fleet, Hardware, VllmEngine
 
@@ -61,6 +62,7 @@ def nodes_of(
     load_cpus = math.ceil(fleet.actors * fleet.cpus_per_actor)
     named = engine.node_resource if isinstance(engine, VllmEngine) else ""
     resource = named or f"{hardware.name.split()[0].lower()}_node"
+    names.checked("resource", resource, "engine.node_resource" if named else "hardware.name")
     shared = 0 if load_nodes else load_cpus + DRIVER_CPUS
     gpu = Nodes(GPU, cluster.nodes, gpu_cpus + shared, cluster.gpus_per_node, {resource: 1})
     if not load_nodes:
@@ -70,14 +72,20 @@ def nodes_of(
 
 
 def environment(serve: dict[str, str]) -> dict[str, str]:
-    """The environment of every node: the same everywhere, since Serve's proxies read it on their own node."""
-    return {
+    """The environment of every node: the same everywhere, since Serve's proxies read it on their own node.
+
+    Raises ValueError for a variable that no file of settings can hold.
+    """
+    made = {
         "RAY_AUTH_MODE": "token",
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         **dict(sorted(serve.items())),
     }
+    for name, value in made.items():
+        names.setting(name, value)
+    return made
 
 
 def ray_start(nodes: Nodes, head_address: str) -> list[str]:
@@ -85,7 +93,7 @@ def ray_start(nodes: Nodes, head_address: str) -> list[str]:
     if nodes.role == HEAD:
         own = ["--head", f"--port={GCS_PORT}", "--dashboard-host=127.0.0.1"]
     else:
-        own = [f"--address={head_address}:{GCS_PORT}"]
+        own = [f"--address={names.authority(head_address)}:{GCS_PORT}"]
     own += [f"--num-cpus={nodes.cpus}", f"--num-gpus={nodes.gpus}", f"--labels=role={nodes.role}"]
     if nodes.resources:
         own.append(f"--resources={json.dumps(nodes.resources)}")

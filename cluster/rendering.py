@@ -12,6 +12,7 @@ from cluster import manifests
 from cluster.hosts import Hosts
 from cluster.manifests import Site
 from cluster.nodes import OPENED, RAY_VERSION, Nodes
+from conf.one_line import printable
 from conf.schema import Hardware
 
 Files = dict[str, str]
@@ -145,7 +146,8 @@ hand: without amdsmi in Python Ray sees no AMD GPU, and says nothing.
 
 
 def _comments(text: str) -> str:
-    return "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
+    """Text as lines of comment, whatever was typed: no line of it is anything else."""
+    return "".join(f"# {printable(line)}".rstrip() + "\n" for line in text.splitlines())
 
 
 class _Plain(yaml.SafeDumper):

@@ -4,7 +4,7 @@ Every room says foreign words through this module: a server's answer, a file's c
 """
 
 import argparse
-from typing import NoReturn
+from typing import Any, NoReturn
 
 EXIT_USAGE = 2
 MOST_LETTERS = 1000
@@ -28,6 +28,18 @@ def one_line(text: str, most: int = MOST_LETTERS) -> str:
     """The first `most` letters of a text, printable, with single spaces."""
     line = " ".join(printable(text[: 4 * most]).split())
     return line if len(line) <= most and len(text) <= 4 * most else f"{line[:most]}{CUT}"
+
+
+def plain(tree: Any) -> Any:
+    """A tree of JSON's types with every text in it, keys too, printable: none makes a line of its own.
+
+    Raises RecursionError for one that is too deep.
+    """
+    if isinstance(tree, str):
+        return printable(tree)
+    if isinstance(tree, dict):
+        return {printable(str(key)): plain(value) for key, value in tree.items()}
+    return [plain(value) for value in tree] if isinstance(tree, list) else tree
 
 
 def reason(error: BaseException) -> str:

@@ -28,7 +28,6 @@ examples:
 
 import argparse
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -38,7 +37,7 @@ from typing import TYPE_CHECKING
 from analysis import forecasts, summary
 from analysis.runs import RunError, refuse_out
 from analysis.summary import Tree
-from conf import ConfigError, Experiment
+from conf import ConfigError, Experiment, terminal
 from conf.matrix import Matrix, matrix
 from loadgen import (
     answer_file,
@@ -71,16 +70,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse_idle_flags(arguments)
         return VERBS[arguments.verb](arguments)
     except (ConfigError, RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        terminal.error(error)
         return summary.EXIT_USAGE
     except KeyboardInterrupt:
         return summary.EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output is gone; the run folder, if any, is complete.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        terminal.give_up_stdout()
         return summary.EXIT_INTERNAL
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        terminal.error(error)
         return summary.EXIT_INTERNAL
 
 
@@ -105,7 +104,9 @@ def sweep(arguments: argparse.Namespace) -> int:
 def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
     cells = matrix_cells.of(words, partial(feasible.experiment, arguments.verb, config=arguments.config))
     if arguments.dry_run:
-        print("\n".join(f"# {line}" for line in [*matrix_cells.lines(cells), "the first one is below"]))
+        terminal.tell(
+            "\n".join(f"# {line}" for line in [*matrix_cells.lines(cells), "the first one is below"])
+        )
         return _plan(cells.first, cells.load_s, cells.deployments, runs=len(cells.asked))
     from loadgen import verbs
 
@@ -132,25 +133,21 @@ def predict(arguments: argparse.Namespace) -> int:
     refuse_out(arguments.out, *answer_file.SUFFIXES)
     if arguments.dry_run:
         return max(_plan(one, 0) for one in found if isinstance(one, Experiment))
-    tree = foresight.answered(cells, found, arguments.sensitivity, _say)
+    tree = foresight.answered(cells, found, arguments.sensitivity, terminal.note)
     if arguments.out:
         cells_of = tree.get("cells", [{"at": {}, **tree}])
         answer_file.write(arguments.out, forecasts.rows(cells_of), {"event": "result", **tree})
     if cells.axes and not arguments.json:
-        print(forecasts.table(tree["axes"], tree["cells"]))
+        terminal.tell(forecasts.table(tree["axes"], tree["cells"]))
         return int(tree["exit_code"])
     return _print(tree, arguments.json)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def compare(arguments: argparse.Namespace) -> int:
     """Measure two services on the same requests."""
     a, b = sides.compared(arguments.words, arguments.config, partial(feasible.experiment, arguments.verb))
     if arguments.dry_run:
-        print(sides.text(a, b))
+        terminal.tell(sides.text(a, b))
         return _plan(a, dry_run.compared_s(a.search), services=2)
     from loadgen import verbs
 
@@ -168,7 +165,7 @@ def record(arguments: argparse.Namespace) -> int:
     for part in parts:
         feasible.refuse_misfit(part)
     if arguments.dry_run:
-        print("\n".join([*map(recipe.line, parts), recipe.total(parts, foresight.closed_s)]))
+        terminal.tell("\n".join([*map(recipe.line, parts), recipe.total(parts, foresight.closed_s)]))
         return summary.EXIT_OK
     guess_qps = study.asked.rate_qps
     return _answer(arguments, lambda site, show: verbs.record(experiment, guess_qps, site, show))
@@ -186,10 +183,10 @@ def progressive(arguments: argparse.Namespace) -> int:
     refuse_out(arguments.out, *answer_file.SUFFIXES)
     if arguments.dry_run:
         for one in found:
-            print("\n".join(ladder.plan(one, foresight.level_seconds(one))))
+            terminal.tell("\n".join(ladder.plan(one, foresight.level_seconds(one))))
         return summary.EXIT_OK
     if ladder.is_virtual(found[0]):
-        trees = [foresight.progressive(one, _say) for one in found]
+        trees = [foresight.progressive(one, terminal.note) for one in found]
         return _print_levels(trees, arguments)
     from loadgen import verbs
 
@@ -214,7 +211,9 @@ def _print_levels(trees: Sequence[Tree], arguments: argparse.Namespace) -> int:
     """Show the tables of several models and return the highest exit code."""
     whole = ladder.whole(trees)
     ladder.write(arguments.out, trees)
-    print(json.dumps(finite(whole), default=str) if arguments.json else "\n\n".join(map(summary.text, trees)))
+    terminal.tell(
+        json.dumps(finite(whole), default=str) if arguments.json else "\n\n".join(map(summary.text, trees))
+    )
     return int(whole["exit_code"])
 
 
@@ -225,7 +224,7 @@ def resume(arguments: argparse.Namespace) -> int:
 
     asked = partial(feasible.experiment, verbs.verb(path), [])
     if arguments.dry_run:
-        print(verbs.left(path, asked))
+        terminal.tell(verbs.left(path, asked))
         return summary.EXIT_OK
     return _answer(arguments, lambda site, show: verbs.resume(path, asked, site, show))
 
@@ -258,7 +257,7 @@ def _plan(
     experiment: Experiment, load_s: float | None, services: int | None = None, runs: int | None = None
 ) -> int:
     """Say what would be done."""
-    print(dry_run.text(experiment, load_s, foresight.guess_qps(experiment), services, runs))
+    terminal.tell(dry_run.text(experiment, load_s, foresight.guess_qps(experiment), services, runs))
     return summary.EXIT_OK
 
 
@@ -268,7 +267,7 @@ def _answer(arguments: argparse.Namespace, act: "Callable[[Site, Emit], Tree]") 
     from loadgen.measure import Site
     from loadgen.site import service
 
-    with progress.choose(arguments.json) as show:
+    with terminal.own_stdout() as out, progress.choose(arguments.json, out) as show:
         tree = reports.written(act(Site(foresight.start, service), show), show)
     return _print(tree, arguments.json)
 
@@ -276,9 +275,9 @@ def _answer(arguments: argparse.Namespace, act: "Callable[[Site, Emit], Tree]") 
 def _print(tree: Tree, as_json: bool) -> int:
     """Show a result and return its exit code."""
     if as_json:
-        print(json.dumps(finite({"event": "result", **tree}), default=str))
+        terminal.tell(json.dumps(finite({"event": "result", **tree}), default=str))
     else:
-        print(summary.text(tree))
+        terminal.tell(summary.text(tree))
     return int(tree["exit_code"])
 
 

@@ -26,6 +26,8 @@ SWEEP_S = 1.0
 """How often, at least, the time of running requests is looked at."""
 TIMEOUT_S = 120.0
 MASK_64 = 2**64 - 1
+NAME_BYTES = 1024
+"""Of a replica's name in a header; more is cut off (our choice)."""
 SHORTAGES = {
     errno.EMFILE: "no_file",
     errno.ENFILE: "no_file",
@@ -96,7 +98,7 @@ class Connection(asyncio.Protocol):
             return
         name = name.lower()
         if name == b"x-replica-id" and self.exchange:
-            self.exchange.replica_id = value.decode(errors="replace")
+            self.exchange.replica_id = value[:NAME_BYTES].decode(errors="replace")
         elif name in (b"content-length", b"transfer-encoding"):
             self._delimited = True
         elif name == b"x-accepted-virtual-ns" and self.exchange and value.isdigit():

@@ -7,13 +7,15 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from conf import terminal
+from conf.one_line import printable
 from loadgen.folder import finite
 
 Emit = Callable[..., None]
@@ -44,15 +46,18 @@ class Progress(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-def choose(as_json: bool) -> Progress:
-    """JSON lines on stdout if asked, else a live table on a terminal, else plain lines on stderr."""
+def choose(as_json: bool, out: TextIO | None = None) -> Progress:
+    """JSON lines on `out` (by default stdout) if asked; else a live table, or plain lines, on stderr."""
     if as_json:
-        return JsonLines()
+        return JsonLines(out)
     return LiveTable() if sys.stderr.isatty() else PlainLines()
 
 
 class JsonLines:
-    """Every event as one JSON line on stdout, and nothing else there."""
+    """Every event as one JSON line of ASCII on `out`, by default stdout, and nothing else there."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out
 
     def __enter__(self) -> "JsonLines":
         return self
@@ -61,8 +66,7 @@ class JsonLines:
         pass
 
     def __call__(self, kind: str, /, **facts: Any) -> None:
-        sys.stdout.write(json.dumps(finite({"event": kind, **facts}), default=str) + "\n")
-        sys.stdout.flush()
+        terminal.tell(json.dumps(finite({"event": kind, **facts}), default=str), self._out)
 
 
 class PlainLines:
@@ -78,8 +82,7 @@ class PlainLines:
     def __call__(self, kind: str, /, **facts: Any) -> None:
         line = sentence(kind, facts)
         if line:
-            sys.stderr.write(f"{time.monotonic() - self._start:7.1f}s  {line}\n")
-            sys.stderr.flush()
+            terminal.tell(f"{time.monotonic() - self._start:7.1f}s  {line}", sys.stderr)
 
 
 class LiveTable:
@@ -133,19 +136,23 @@ def cells(facts: dict[str, Any]) -> tuple[str, ...]:
     over = f"{number(facts.get('over_ttft_pct'), 1)} / {number(facts.get('over_tpot_pct'), 1)}"
     return (
         str(facts["index"]),
-        facts["kind"],
+        printable(facts["kind"]),
         number(facts["rate_qps_per_node"], 3),
         str(facts["requests"]),
         number(facts.get("ttft_p90_ms")),
         number(facts.get("tpot_p90_ms"), 1),
         over,
         number(facts.get("lag_p99_ms"), 1),
-        facts["verdict"],
+        printable(facts["verdict"]),
     )
 
 
 def sentence(kind: str, facts: dict[str, Any]) -> str:
-    """An event as one line, or nothing if it is for the log only."""
+    """An event as one line that no terminal obeys, or nothing if it is for the log only."""
+    return printable(_sentence(kind, facts))
+
+
+def _sentence(kind: str, facts: dict[str, Any]) -> str:
     if kind == "segment":
         if facts["rate_qps_per_node"] is None:
             return f"{facts['kind']} {facts['index']}: {facts['reason']}"

@@ -3,11 +3,11 @@
 Knows when a report is due; what stands in it is for `analysis.report`.
 """
 
-import sys
 from pathlib import Path
 
 from analysis import report
 from analysis.summary import Tree
+from conf import terminal
 from conf.one_line import reason
 from loadgen.progress import Emit
 
@@ -27,5 +27,5 @@ def written(tree: Tree, show: Emit) -> Tree:
         why = "interrupted"
     except Exception as error:  # noqa: BLE001  what was measured must not be lost with its picture
         why = f"{type(error).__name__}: {reason(error)}"
-    sys.stderr.write(f"no report was written ({why}); python -m analysis report {folder} tries again\n")
+    terminal.note(f"no report was written ({why}); python -m analysis report {folder} tries again")
     return tree

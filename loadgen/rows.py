@@ -6,7 +6,7 @@ time would cost a tenth of the request itself.
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from analysis import records
+from analysis.words import Words
+from conf.one_line import one_line
 from loadgen.arrivals import PHASES, ArrivalSchedule
-from loadgen.exchange import Exchange
+from loadgen.exchange import ERROR_CHARS, Exchange
 from loadgen.lengths import Ints
 
 
@@ -132,7 +134,17 @@ def _int32(value: int, schedule: ArrivalSchedule) -> NDArray[np.int32]:
     return np.full(len(schedule), value, dtype=np.int32)
 
 
-def batch(flights: Sequence[Flight], clock: Clock, client_id: int, record_itl: bool) -> pa.RecordBatch:
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The words that servers said so far, by column."""
+
+    finish_reason: Words = field(default_factory=Words)
+    replica_id: Words = field(default_factory=Words)
+
+
+def batch(
+    flights: Sequence[Flight], clock: Clock, client_id: int, record_itl: bool, said: Said
+) -> pa.RecordBatch:
     """Rows of schema `SHARD` for requests that ended, or are in flight (`pending`)."""
     plans = [plan for plan, _ in flights]
     ends = [exchange for _, exchange in flights]
@@ -144,13 +156,13 @@ def batch(flights: Sequence[Flight], clock: Clock, client_id: int, record_itl: b
         "phase": [plan.phase for plan in plans],
         "status": [_status(exchange) for exchange in ends],
         "error_kind": [exchange.error_kind for exchange in ends],
-        "error": [exchange.error for exchange in ends],
+        "error": [exchange.error and one_line(exchange.error, ERROR_CHARS) for exchange in ends],
         "http_status": [exchange.http_status for exchange in ends],
-        "finish_reason": [exchange.finish_reason for exchange in ends],
+        "finish_reason": [said.finish_reason.kept(exchange.finish_reason) for exchange in ends],
         "stream": pa.array([plan.stream for plan in plans], pa.int16()),
         "session_id": [plan.session for plan in plans],
         "turn": [min(plan.turn, LAST_TURN) for plan in plans],
-        "replica_id": [exchange.replica_id for exchange in ends],
+        "replica_id": [said.replica_id.kept(exchange.replica_id) for exchange in ends],
         "due_ns": due_ns,
         "scheduled_at": ((due_ns / clock.scale).astype(np.int64) + clock.wall_ns) // 1000,
         "requested_input_tokens": [plan.input_tokens for plan in plans],

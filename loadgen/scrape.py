@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from analysis import series
+from conf.one_line import one_line
 from loadgen.arrivals import NS
 from loadgen.recorder import Shard
 
@@ -192,7 +193,7 @@ def figures(text: str) -> dict[str, Any]:
 
 def _plain(text: str) -> str:
     """What a server said, short and writable: a header may hold bytes that are no text."""
-    return text[:WORD_CHARS].encode(errors="replace").decode()
+    return one_line(text[:WORD_CHARS].encode(errors="replace").decode())
 
 
 def _samples(text: str) -> Iterable[Sample]:

@@ -23,7 +23,7 @@ from loadgen.exchange import Exchange
 from loadgen.health import Pulse
 from loadgen.prompts import Prompts
 from loadgen.recorder import Shard
-from loadgen.rows import Clock, Flight, Planned, batch, planned
+from loadgen.rows import Clock, Flight, Planned, Said, batch, planned
 
 MISSED_AFTER_NS = NS
 """A request overdue by more than this is not sent in a late burst but recorded as missed.
@@ -83,6 +83,7 @@ class Worker:
         self._shards = [each for each in (shard, pulse_shard) if each is not None]
         self._full_since: float | None = None
         self._record_itl = record_itl
+        self._said = Said()
         self._client = Client(urls, self._ended, time_scale=time_scale, **client)
         self._plan: deque[Planned] = deque()
         self._closed: deque[Planned] = deque()
@@ -100,7 +101,7 @@ class Worker:
         self._tasks: list[asyncio.Task[None]] = []
         # The first conversions import what pyarrow loads lazily: now, not in the middle of a run.
         warm = Planned(0, 0, "warmup", 0, 1, 1), Exchange(0, 1)
-        batch([warm], Clock(0, 0), client_id, record_itl)
+        batch([warm], Clock(0, 0), client_id, record_itl, Said())
         pa.RecordBatch.from_pylist([{"at": 0}], schema=series.CLIENTS)
 
     def start(self, epoch_ns: int, wall_ns: int) -> None:
@@ -343,7 +344,7 @@ class Worker:
             self._unseen.append(rows)
 
     def _rows(self, flights: list[Flight], record_itl: bool) -> pa.RecordBatch:
-        return batch(flights, self._clock, self._client_id, record_itl)
+        return batch(flights, self._clock, self._client_id, record_itl, self._said)
 
 
 def _unsent(plan: Planned) -> Flight:

@@ -14,14 +14,13 @@ examples:
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from cluster.placement import place
-from conf import ConfigError, Experiment, load
+from conf import ConfigError, Experiment, load, terminal
 from conf.one_line import OneLineParser
 from conf.schema import VllmEngine
 from loadgen import trace
@@ -39,13 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Act on the words and return the exit code: 0, or 2 for what cannot be."""
     arguments = _parser().parse_args(argv)
     try:
-        print(_answer(arguments), flush=True)
+        terminal.tell(_answer(arguments))
     except ValueError as error:  # ConfigError is one
-        print(f"error: {error}", file=sys.stderr)
+        terminal.error(error)
         return EXIT_USAGE
     except BrokenPipeError:
         # Whoever read our output is gone.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        terminal.give_up_stdout()
         return EXIT_INTERNAL
     return EXIT_OK
 

@@ -67,6 +67,8 @@ def _words(engine: VllmEngine) -> tuple[dict[str, Any], dict[str, Any]]:
         args[name] = value
     env: dict[str, Any] = {}
     for name, value in engine.env.items():
+        if not (name.isascii() and name.isidentifier()):  # it stands in commands
+            raise ValueError(f"engine.env: {name!r} is no name of an environment variable")
         if isinstance(value, (dict, list)):
             raise ValueError(f"engine.env.{name} must be text or a number")
         env[name] = None if value is None else str(int(value)) if isinstance(value, bool) else str(value)

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from conf.one_line import one_line
 from conf.schema import Cluster, EmulatedEngine, Hardware, Layout, Model, VllmEngine
 from serve_apps.emulated_gpu import EmulatedGpu, emulated
 from serve_apps.node_share import near, own_caches
@@ -73,7 +74,7 @@ class Rendering:
 
     def text(self) -> str:
         """Commands and configuration, with the notes as comments."""
-        parts = [f"# vLLM {self.version}", *(f"# note: {note}" for note in self.notes)]
+        parts = [f"# vLLM {self.version}", *(f"# note: {one_line(note)}" for note in self.notes)]
         for number, process in enumerate(self.processes, 1):
             parts.append(f"\n# replica {number} of {len(self.processes)} on each node: {process.title}")
             parts.append(process.shell())
@@ -163,7 +164,8 @@ def _process(asked: Asked, recipe: Recipe, index: int) -> Process:
 
 
 def _quoted(value: str) -> str:
-    return f'"{value}"' if value.startswith("$HOME/") else shlex.quote(value)
+    home, rest = "$HOME/", value.removeprefix("$HOME/")
+    return f'"$HOME"/{shlex.quote(rest)}' if value.startswith(home) else shlex.quote(value)
 
 
 def _lines(words: Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ from loadgen.health import Pulse
 from loadgen.load_actor import whose_clock
 from loadgen.prompts import Prompts
 from loadgen.recorder import Shard
-from loadgen.rows import Clock, Planned, batch, plan_table
+from loadgen.rows import Clock, Planned, Said, batch, plan_table
 from loadgen.run import Conclude, Run
 from loadgen.run_folder import RunFolder
 from loadgen.search import Segment, Start
@@ -137,7 +137,7 @@ def test_the_runs_clock_and_the_real_one_are_both_in_the_row() -> None:
     seen.accepted_virtual_ns, seen.first_virtual_ns, seen.last_virtual_ns = 7 * MS, 77 * MS, 120 * MS
     seen.gaps_us.append(10_000)
     assert clock.run_ns(clock.monotonic_ns(plan.due_ns)) == plan.due_ns
-    rows = batch([(plan, seen)], clock, 0, record_itl=True)
+    rows = batch([(plan, seen)], clock, 0, record_itl=True, said=Said())
     (row,) = rows.to_pylist()
     offsets_ms = [row[f"{name}_offset_ns"] / MS for name in ("send", "first_token", "last_token", "end")]
     assert offsets_ms == [5, 100, 150, 155]

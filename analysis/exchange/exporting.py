@@ -8,6 +8,7 @@ from analysis import studies
 from analysis.exchange import inferencex, request_rows, vllm_result
 from analysis.locations import local
 from analysis.runs import Run, RunError, load_run, load_runs, refuse_out
+from conf import terminal
 
 FORMATS = {
     "inferencex": (".json",),
@@ -33,7 +34,8 @@ def export(run: Run | Path | str, format: str, out: Path | str | None = None) ->
         raise RunError(f"{path} is a file; export writes run folders")
     blocks = _blocks(path, format)
     if out is None:
-        sys.stdout.writelines(blocks)
+        # Data is exact in a file or a pipe; a terminal must not obey it.
+        sys.stdout.writelines(map(terminal.shown, blocks) if sys.stdout.isatty() else blocks)
         return
     part = out.with_name(out.name + ".tmp")
     try:

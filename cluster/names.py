@@ -1,0 +1,64 @@
+"""Names and paths that stand in commands, units and manifests: what could be more than that is refused.
+
+Pure. Every function returns what it was given, or raises ValueError with the flag or key that it stands for.
+"""
+
+import ipaddress
+import re
+
+LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+"""RFC 1123, as DNS and Kubernetes have it; hosts may be written in capitals too."""
+_HOST = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*", re.IGNORECASE)
+_SUBDOMAIN = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*")
+_FORMS = {
+    "path": (
+        re.compile(r"/[A-Za-z0-9._+@-]+(/[A-Za-z0-9._+@-]+)*/?"),
+        "an absolute path of letters, digits and ._+@-",
+    ),
+    "user": (re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,31}"), "a user of letters, digits and ._-"),
+    "cluster": (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"), "at most 63 letters, digits and ._-"),
+    "resource": (re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}"), "at most 63 letters, digits and _.:/-"),
+    "variable": (re.compile(r"[A-Za-z_][A-Za-z0-9_]*"), "letters, digits and _"),
+    "label": (re.compile(LABEL), "at most 63 of a-z, 0-9 and -"),
+    "object": (_SUBDOMAIN, "at most 253 of a-z, 0-9, - and ."),
+    "image": (
+        re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?(@sha256:[0-9a-f]{64})?"),
+        "REPO:TAG@sha256:DIGEST",
+    ),
+}
+
+
+def checked(form: str, text: str, what: str) -> str:
+    """The text, if it is a `form` of name; `what` is the flag or key that it was given by."""
+    pattern, like = _FORMS[form]
+    if not pattern.fullmatch(text) or ".." in text:
+        raise ValueError(f"{what}={text!r} is not allowed there; use {like}")
+    return text
+
+
+def host(text: str, what: str) -> str:
+    """The name of a host (RFC 1123) or its address (IPv4, IPv6 without a zone)."""
+    numbers = not re.search("[a-z]", text.rpartition(".")[2], re.IGNORECASE)
+    if _is_address(text) or (_HOST.fullmatch(text) and not numbers):
+        return text
+    raise ValueError(f"{what}={text!r} is no host; use a name such as node-1.example, or an IP address")
+
+
+def setting(name: str, value: str) -> None:
+    """Raise ValueError for an environment variable that no file of settings can hold."""
+    checked("variable", name, "the environment variable")
+    if not value.isprintable():
+        raise ValueError(f"{name}={value!r} has a control character; leave it out")
+
+
+def authority(text: str) -> str:
+    """A host as it stands before a port: an IPv6 address in brackets."""
+    return f"[{text}]" if ":" in text else text
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text  # a zone may be any text

@@ -1,0 +1,133 @@
+"""Words of strangers in a column: how many and how long they may be, and what stands for the rest."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from analysis import load_run, records, words
+from analysis.__main__ import main
+from analysis.dwell import NS, Window
+from analysis.validity import judge_dwell
+from analysis.words import LETTERS, MOST, OTHER, Words, folded
+from conf.schema import Slo
+from loadgen.arrivals import PHASES, ArrivalSchedule
+from loadgen.exchange import Exchange
+from loadgen.recorder import Shard
+from loadgen.rows import Clock, Planned, Said, batch
+from loadgen.run_folder import RunFolder
+
+MANY = 40_000
+"""More than 16 bits with a sign can count."""
+
+
+def names(count: int, first: int = 0) -> list[str]:
+    return [f"replica-{number}" for number in range(first, first + count)]
+
+
+def test_a_word_is_kept_short_and_printable_until_there_are_too_many() -> None:
+    said = Words()
+    assert said.kept(None) is None
+    assert said.kept("\x1b[2Jr1\n") == "[2Jr1"
+    assert said.kept("x" * 10_000) == said.kept("x" * 20_000) == "x" * LETTERS + " ..."
+    kept = [said.kept(name) for name in names(MANY)]
+    assert kept[: MOST - 2] == names(MOST - 2)
+    assert set(kept[MOST - 2 :]) == {OTHER}
+    assert said.kept("replica-0") == "replica-0"
+
+
+@pytest.mark.parametrize("kind", [pa.string(), words.READ_AS, pa.large_string()])
+def test_a_column_keeps_its_first_words(kind: pa.DataType) -> None:
+    chunks = [names(3000), [None, "replica-0"], names(MANY, 2000)]
+    column = folded(pa.chunked_array([pa.array(chunk).cast(kind) for chunk in chunks]))
+    kept = column.to_pylist()
+    assert column.type == words.KIND
+    assert kept[:3002] == chunks[0] + chunks[1]
+    assert kept[3002 : 3002 + MOST - 2000] == names(MOST - 2000, 2000)
+    assert set(kept[3002 + MOST - 2000 :]) == {OTHER}
+    assert column.unify_dictionaries().combine_chunks().type == words.KIND
+
+
+def test_a_column_of_no_chunk_is_one_of_words() -> None:
+    assert folded(pa.chunked_array([], pa.string())).type == words.KIND
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    strange = pa.DictionaryArray.from_arrays([0], pa.array([b"\xff"]).view(pa.string()))
+    with pytest.raises(pa.ArrowInvalid):
+        folded(pa.chunked_array([strange]))
+
+
+def rows(count: int, first: int = 0) -> pa.RecordBatch:
+    """What a load actor writes of answers that each name another replica."""
+    flights = []
+    for seq in range(first, first + count):
+        exchange = Exchange(seq, 1, sent_ns=0, first_token_ns=1, last_token_ns=1, end_ns=2, status="ok")
+        exchange.replica_id, exchange.finish_reason = f"r{seq}", f"because {seq}"
+        flights.append((Planned(seq, 0, "window", seq, 4, 1), exchange))
+    return batch(flights, Clock(0, 0), 0, record_itl=True, said=Said())
+
+
+def plan(folder: RunFolder, count: int) -> None:
+    window, tokens = np.full(count, PHASES.index("window")), np.full(count, 4)
+    folder.plan(ArrivalSchedule(0, np.arange(count), np.arange(count), window, tokens, tokens, tokens * 0))
+
+
+def test_a_run_with_a_replica_for_every_answer_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of ten load actors has its own first words: together they are more than a column takes."""
+    folder, actors, each = RunFolder.create(tmp_path, "run"), 10, 5000
+    folder.write_json("manifest.json", {"verb": "sweep"})
+    plan(folder, actors * each)
+    for actor in range(actors):
+        with_shard = Shard(folder.shards / f"client-{actor:02d}.arrow")
+        with_shard.append(rows(each, actor * each))
+        with_shard.close()
+    assert load_run(folder.path).requests().num_rows == actors * each
+    kept = folder.collect()
+    folder.close()
+    for table in (kept, load_run(folder.path).requests()):
+        assert table.schema.equals(records.REQUESTS)
+        assert table.num_rows == actors * each
+        assert table["replica_id"].to_pylist()[: MOST + 1] == [f"r{n}" for n in range(MOST)] + [OTHER]
+        assert len(table["finish_reason"].unique()) == MOST + 1
+    assert main(["show", str(folder.path)]) == 0
+    assert f"{actors * each} ok" in capsys.readouterr().out
+
+
+def test_what_has_no_name_of_its_own_is_said() -> None:
+    made = [
+        {"seq": n, "dwell": 0, "due_ns": n, "status": "ok", "replica_id": OTHER if n < 7 else "r0"}
+        for n in range(100)
+    ]
+    window = Window(0, "dwell", 1.0, 1, 0, 0, NS, NS)
+    checks = {
+        check.name: check for check in judge_dwell(records.table(made), window, Slo("s", 1.0, 1.0)).checks
+    }
+    said = checks["folded_names"]
+    assert (said.value, said.passed, said.voids) == (7.0, False, False)
+    none = judge_dwell(records.table(made[7:]), window, Slo("s", 1.0, 1.0)).checks
+    assert "folded_names" not in [check.name for check in none]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), words.READ_AS])
+def test_a_table_of_an_earlier_version_with_too_many_words_is_read(tmp_path: Path, kind: pa.DataType) -> None:
+    seq = pa.array(np.arange(MANY))
+    table = pa.table(
+        {
+            "seq": seq,
+            "dwell": seq.cast(pa.int32()).cast(pa.int16(), safe=False),
+            "phase": pa.repeat("window", MANY),
+            "status": pa.repeat("ok", MANY),
+            "due_ns": seq,
+            "replica_id": pa.array(names(MANY)).cast(kind),
+        }
+    )
+    pq.write_table(table, tmp_path / "part-000.parquet")
+    read = records.read(tmp_path)
+    assert read.schema.equals(records.REQUESTS)
+    assert read["replica_id"].to_pylist()[: MOST + 1] == [*names(MOST), OTHER]
+    assert records.read(tmp_path, ["seq", "status"]).schema.names == ["seq", "status"]
