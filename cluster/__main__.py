@@ -256,7 +256,8 @@ def _shown(standing: Any) -> dict[str, Any]:
 
 def _how_to_use(standing: Any, typed: Sequence[str]) -> list[str]:
     cluster = Cluster(**standing.cluster)
-    words = shlex.join([*typed, "cluster.session=address"])
+    others = [word for word in typed if not word.startswith("cluster.session=")]
+    words = shlex.join([*others, "cluster.session=address"])
     # The only node of a `local` cluster is a node with GPUs.
     chosen = """ --entrypoint-label-selector '{"role":"load"}'""" if cluster.session == "fake" else ""
     return [

@@ -6,7 +6,6 @@ sets a value (`slo.ttft_p90_ms=1500`); the order of the words never matters.
 """
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import checkpoint, constants, planning, schema
+from conf.misfit import Fields, fields_of, misfit, unknown
+from conf.misfit import keys as walked
+from conf.nearest import hint, nearest
 from conf.one_line import reason
 from conf.overruled import overruled
 
@@ -28,11 +30,6 @@ ENGINES: dict[str, type[schema.Engine]] = {
     "vllm_emulated": schema.EmulatedEngine,
     "external": schema.ExternalEngine,
 }
-_PLANNED = [
-    f"{group}.{field.name}"
-    for group, spec in (("demand", planning.Demand), ("plan", planning.Care))
-    for field in dataclasses.fields(spec)
-]
 _Read = Callable[[Path], dict[str, Any]]
 _Changes = Callable[[Any, dict[str, Any]], dict[str, Any]]
 """From the tree so far and that of a named file to what the file changes."""
@@ -40,6 +37,10 @@ _Changes = Callable[[Any, dict[str, Any]], dict[str, Any]]
 
 class ConfigError(ValueError):
     """The words or files do not make an experiment; the message is one line with the remedy."""
+
+
+class WordError(ConfigError):
+    """A word names no key or choice, or its value is of another kind: it is wrong in any experiment."""
 
 
 def groups() -> dict[str, list[str]]:
@@ -63,7 +64,7 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experime
     for group, choice in choices.items():
         tree[group] = _read(_file(group, choice))
     try:
-        experiment = _build(tree, values, set(choices))
+        experiment = _build(tree, values, set(choices), base)
     except ConfigError:
         raise
     except (OmegaConfBaseException, ValueError, TypeError) as error:
@@ -86,9 +87,11 @@ def load_planning(words: Sequence[str]) -> planning.Planning:
     node = OmegaConf.merge(OmegaConf.structured(planning.Planning), groups_of_it)
     for word in words:
         key, _ = _key_and_value(word)
-        if key not in _PLANNED:
-            raise ConfigError(f"unknown key '{key}'{_hint(key, _PLANNED)}")
-        node = _merge(node, key, _parse(key, word))
+        parsed = _parse(key, word)
+        if why := unknown(fields_of(planning.Planning) or {}, key, OmegaConf.select(parsed, key)):
+            raise WordError(why)
+        node = _merge(node, planning.Planning, key, parsed)
+    _refuse_twice(words)
     try:
         return cast(planning.Planning, OmegaConf.to_object(node))
     except (OmegaConfBaseException, ValueError, TypeError) as error:
@@ -105,6 +108,7 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     known = groups()
     choices: dict[str, str] = {}
     values: list[str] = []
+    _refuse_twice(words)
     for word in words:
         key, value = _key_and_value(word)
         if key in known:
@@ -114,10 +118,27 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return choices, values
 
 
+def _refuse_twice(words: Sequence[str]) -> None:
+    """Raise ConfigError for a key that is set twice, of which one word would be lost."""
+    given: set[str] = set()
+    for key in (_key_and_value(word)[0] for word in words):
+        if key in given:
+            raise ConfigError(f"{key} is given twice; leave one of them out")
+        given.add(key)
+    for key in given - set(groups()):
+        if inner := next((other for other in sorted(given) if other.startswith(f"{key}.")), ""):
+            raise ConfigError(f"{key} and {inner} set the same; leave one of them out")
+
+
 def _key_and_value(word: str) -> tuple[str, str]:
     key, equals, value = word.partition("=")
     if not equals or not key:
-        raise ConfigError(f"'{word}' is not of the form key=value")
+        choices = [f"{group}={word}" for group, names in groups().items() if word in names]
+        raise ConfigError(f"'{word}' is not of the form key=value{hint(choices)}")
+    if not value.strip():
+        known = groups().get(key)
+        such = f"choose from {', '.join(known)}" if known else f"{key}=null unsets what may be unset"
+        raise WordError(f"{key} has no value; write {key}=VALUE; {such}")
     if "[" in key:
         raise ConfigError(f"{key}: set the whole list, {key.partition('[')[0]}=[...]")
     if "${" in value:
@@ -128,9 +149,8 @@ def _key_and_value(word: str) -> tuple[str, str]:
 def _file(group: str, choice: str) -> Path:
     known = groups()[group]
     if choice not in known:
-        raise ConfigError(
-            f"unknown choice '{group}={choice}'{_hint(choice, known)}; available: {', '.join(known)}"
-        )
+        near = hint(nearest(choice, known))
+        raise WordError(f"unknown choice '{group}={choice}'{near}; available: {', '.join(known)}")
     return ROOT / group / f"{choice}.yaml"
 
 
@@ -148,7 +168,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
         tree = parse(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except IsADirectoryError as error:
+        inside = path / ("config.json" if parse is json.loads else "config.yaml")
+        raise ConfigError(f"{path} is a folder; name a file, such as {inside}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path}: {reason(error)}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} is not a mapping of keys to values")
@@ -164,11 +189,12 @@ def _read_saved(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _build(tree: dict[str, Any], values: list[str], chosen: set[str]) -> schema.Experiment:
-    """`chosen` groups are from their files; the others were saved, with what a named file said of them."""
+def _build(tree: dict[str, Any], values: list[str], chosen: set[str], base: Path | None) -> schema.Experiment:
+    """`chosen` groups are from their files; the others were saved in `base`, with what a file said."""
     kind = (tree.get("engine") or {}).get("kind")
     if kind not in list(ENGINES):
         raise ConfigError(f"unknown engine kind '{kind}'; available: {', '.join(ENGINES)}")
+    root = {**(fields_of(schema.Experiment) or {}), "engine": ENGINES[kind]}
     keys = [word.partition("=")[0] for word in values]
     chosen |= {key.partition(".")[0] for key in keys if key in _NAMED_FILES}
     if chosen & {"engine", "hardware", "model"}:
@@ -177,22 +203,28 @@ def _build(tree: dict[str, Any], values: list[str], chosen: set[str]) -> schema.
         OmegaConf.structured(schema.Experiment), {"engine": OmegaConf.structured(ENGINES[kind])}
     )
     for name, value in tree.items():
-        node = _merge(node, str(name), {name: value})
-    for key in keys:
-        _check_key(node, key)
+        try:
+            node = _merge(node, root, str(name), {name: value})
+        except WordError as error:
+            raise WordError(f"{base}: {error}" if base else str(error)) from error
+    if missing := OmegaConf.missing_keys(node) - set(keys):
+        first = next(name for name, _ in walked(root) if name in missing)
+        raise ConfigError(f"{base or ROOT}: {first} is missing; give it, or start from a whole config.yaml")
+    parsed = [_parse(key, word) for word, key in zip(values, keys, strict=True)]
+    for key, said in zip(keys, parsed, strict=True):
+        _check_key(root, key, OmegaConf.select(said, key))
         _check_constant(key)
         if key.partition(".")[2].startswith("constants_covariance"):
             raise ConfigError(f"{key} belongs to a calibration; name its file: engine.constants=FILE")
     for key, (groups_of, read, changes) in _NAMED_FILES.items():
-        for word in [word for word, of in zip(values, keys, strict=True) if of == key][-1:]:
-            node = _merge(node, key, _parse(key, word))
+        for said in [said for said, of in zip(parsed, keys, strict=True) if of == key]:
+            node = _merge(node, root, key, said)
         if chosen & groups_of and OmegaConf.select(node, key):
-            node = _merge(node, key, _read_named(node, key, read, changes))
+            node = _merge(node, root, key, _read_named(node, key, read, changes))
     for key in keys:
-        node = _merge(node, key, _exact(node, key))
-    parsed = [_parse(key, word) for word, key in zip(values, keys, strict=True)]
+        node = _merge(node, root, key, _exact(node, key))
     for key, said in zip(keys, parsed, strict=True):
-        node = _merge(node, key, said)
+        node = _merge(node, root, key, said)
     _refuse_overruled(node, parsed)
     if node.engine.kind != kind:
         raise ConfigError("engine.kind cannot be set; choose a file with engine=NAME")
@@ -291,28 +323,24 @@ def _parse(key: str, word: str) -> Any:
         ) from error
 
 
-def _merge(node: Any, key: str, values: Any) -> Any:
-    """`node` with `values`. An error names `key`, and the value only within a sentence of omegaconf."""
+def _merge(node: Any, kind: Any, key: str, values: Any) -> Any:
+    """`node`, of the type `kind`, with `values`. An error names `key` or one inside it."""
     try:
         return OmegaConf.unsafe_merge(node, values)  # `node` is given up: to copy it costs most of a start-up
     except (OmegaConfBaseException, ValueError, TypeError) as error:
-        line = _one_line(error).partition(". value: ")[0]
-        raise ConfigError(line if key in line else f"{key}: {line}") from error
+        tree = OmegaConf.to_container(values) if isinstance(values, DictConfig) else values
+        raise WordError(misfit(kind, tree, "") or f"{key}: {_one_line(error)}") from error
 
 
-def _check_key(node: Any, key: str) -> None:
+def _check_key(root: Fields, key: str, value: Any) -> None:
     """Raise ConfigError when `key` (dotted) does not exist, naming the nearest that does."""
-    at: Any = node
-    parts = key.split(".")
-    for depth, part in enumerate(parts):
-        if not isinstance(at, DictConfig) or not dataclasses.is_dataclass(OmegaConf.get_type(at)):
-            return
-        if part not in list(at.keys()):
-            if parts[0] == "engine" and part in schema.SimulatedEngine.__dataclass_fields__:
-                raise ConfigError(f"{key} belongs to engine=simulated; leave it out")
-            near = [".".join([*parts[:depth], str(name)]) for name in at]
-            raise ConfigError(f"unknown key '{key}'{_hint('.'.join(parts[: depth + 1]), near)}")
-        at = at._get_node(part)
+    if not (why := unknown(root, key, value)):
+        return
+    name = key.partition(".")[2].partition(".")[0]
+    homes = [kind for kind, spec in ENGINES.items() if name in (fields_of(spec) or {})]
+    if key.startswith("engine.") and homes:
+        raise WordError(f"engine.{name} belongs to engine={' or '.join(homes)}; leave it out")
+    raise WordError(why)
 
 
 def _check_constant(key: str) -> None:
@@ -323,11 +351,6 @@ def _check_constant(key: str) -> None:
             f"{key} cannot be set: of a constant only value, low, high and source can, each in its unit, as "
             "in model.step_time.layer_us.value=100"
         )
-
-
-def _hint(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
 
 
 def _one_line(error: Exception) -> str:

@@ -6,6 +6,8 @@ Every room says foreign words through this module: a server's answer, a file's c
 import argparse
 from typing import Any, NoReturn
 
+from conf import nearest
+
 EXIT_USAGE = 2
 MOST_LETTERS = 1000
 """Letters of a foreign text that are shown (our choice)."""
@@ -13,10 +15,15 @@ CUT = " ..."
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, like every other error here."""
+    """Says what is wrong in one line, with the nearest name that is right, like every other error here."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"error: {one_line(message)}; see --help\n")
+        verbs = next((list(one.choices or ()) for one in self._actions if one.dest == "verb"), [])
+        said = nearest.usage(message, list(self._option_string_actions), verbs)
+        self.exit(EXIT_USAGE, f"error: {one_line(said)}; see --help\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        nearest.check_choice(action, value)
 
 
 def printable(text: str) -> str:
@@ -44,4 +51,6 @@ def plain(tree: Any) -> Any:
 
 def reason(error: BaseException) -> str:
     """What an exception says, on one line; its type where it says nothing."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return one_line(f"{error.filename}: {error.strerror}")
     return one_line(str(error)) or type(error).__name__

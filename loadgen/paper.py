@@ -156,7 +156,11 @@ def asked(words: Sequence[str], config: Path | None) -> list[list[str]]:
     """The words of each model to run: as they are where they choose one, else those of all the paper's."""
     if config or any(word.startswith(("model=", "model.")) for word in words):
         return [list(words)]
-    return [[*subject.words, *words] for subject in SUBJECTS]
+    given = {word.partition("=")[0] for word in words}
+    return [
+        [*(word for word in subject.words if word.partition("=")[0] not in given), *words]
+        for subject in SUBJECTS
+    ]
 
 
 def spread(count: int, limit: int, mean: float, whole: float = 1.0) -> Ints:

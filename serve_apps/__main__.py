@@ -120,9 +120,10 @@ def _write_model(words: Sequence[str]) -> Path:
     if len(folders) != 1:
         raise ConfigError("model takes one folder: python -m serve_apps model FOLDER model=tiny_qwen3_moe")
     chosen = [word for word in words if "=" in word]
-    if not any(word.startswith("model=") for word in chosen):
-        chosen.append("model=tiny_qwen3_moe")
-    experiment = load([*chosen, "layout=dp1_tp1"])
+    for word in ("model=tiny_qwen3_moe", "layout=dp1_tp1"):
+        if not any(one.startswith(word.partition("=")[0] + "=") for one in chosen):
+            chosen.append(word)
+    experiment = load(chosen)
     try:
         return write_folder(experiment.model, Path(folders[0]), weights=True, seed=experiment.seed)
     except OSError as error:

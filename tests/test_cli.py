@@ -32,9 +32,9 @@ SHORT = [
 ]
 FOLLOW_S = 0.2
 BAD = {
-    "slo.ttft_p90=3": "did you mean 'slo.ttft_p90_ms'",
+    "slo.ttft_p90=3": "did you mean 'slo.ttft_p90_ms=",
     "workload=chat": "available: character, chat_5600_140",
-    "slo.ttft_p90_ms=soon": "could not be converted to Float",
+    "slo.ttft_p90_ms=soon": "slo.ttft_p90_ms=soon must be a number",
     "rate_qps=-4": "rate_qps=-4.0 must be positive",
     "layout.replicas_per_node=2": "choose a smaller layout",
     "engine=vllm": "engine=vllm needs GPUs, which cluster=laptop only pretends to have",
