@@ -13,7 +13,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import figures, load_run
+from analysis import figures, load_run, per_gpu
 from analysis.figures import EXHIBITS, NoData, arrivals, canvas, cdf, server_state, timeline
 from analysis.figures.exhibit import Exhibit
 from conf.schema import ExternalEngine
@@ -290,8 +290,8 @@ def test_tokens_are_counted_where_they_came() -> None:
         failed(0, 5.0),
     ]
     run = RunInMemory(rows, [window(0, 1.0, 2, 7)], concluded())
-    came = figures.pareto._Came(run)  # type: ignore[arg-type]
-    assert came.between(2, 7) == pytest.approx(11 / 2 + 1) and came.between(0, 20) == pytest.approx(12)
+    came = per_gpu.Came(run.requests())
+    assert came.outputs(2, 7) == pytest.approx(11 / 2 + 1) and came.outputs(0, 20) == pytest.approx(12)
     busy = RunInMemory([request(0, t, 0.0, 50.0) for t in range(10)], [window(0, 1.0, 0, 10)], concluded())
     (row,) = figures.pareto_table(busy).to_pylist()
     assert row["interactivity_median_tok_per_s_user"] == pytest.approx(20)
