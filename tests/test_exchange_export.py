@@ -16,6 +16,7 @@ import pytest
 from analysis import RunError, derived, dwell_table, load_run, metrics, parquet, records
 from analysis.dwell import in_window
 from analysis.exchange import FORMATS, export, inferencex, load_foreign, request_rows
+from analysis.figures import pareto_table
 from analysis.quantiles import quantile
 from conf import load
 from conf.load import dump
@@ -173,19 +174,54 @@ def test_vllm_result_has_the_keys_that_the_tool_writes(run_path: Path, capsys: A
 def test_inferencex_rows_hang_together(run_path: Path, capsys: Any) -> None:
     found = json.loads(exported(run_path, "inferencex", capsys), parse_constant=refuse)
     dwells = load_run(run_path).dwells().to_pylist()
+    whole = load_run(run_path).requests().to_pandas().query("status == 'ok'")
+    whole["first_s"] = (whole["due_ns"] + whole["first_token_offset_ns"]) / 1e9
     assert len(found) == len(dwells)
     for row, line in zip(found, dwells, strict=True):
         seconds = (line["window_end_ns"] - line["window_start_ns"]) / 1e9
-        tokens = 5740 * line["completed"] / seconds / 8
-        # dwells.parquet counts the run as it was, before some of its requests were made to fail.
-        lost = 5740 * row["maxqps"]["failed"] / seconds / 8
-        assert row["tput_per_gpu"] == pytest.approx(tokens - lost)
+        began = (whole["first_s"] >= line["window_start_ns"] / 1e9) & (
+            whole["first_s"] < line["window_end_ns"] / 1e9
+        )
+        assert row["input_tput_per_gpu"] == pytest.approx(5600 * began.sum() / seconds / 8)
         assert row["tput_per_gpu"] == pytest.approx(row["input_tput_per_gpu"] + row["output_tput_per_gpu"])
         assert row["conc"] == max(1, round(row["maxqps"]["in_flight"]))
         assert row["median_intvty"] == pytest.approx(1 / row["median_tpot"])
         assert (row["isl"], row["osl"], row["tp"], row["ep"]) == (5600, 140, 8, 8)
         assert row["mean_ttft"] is None or not row["maxqps"]["failed"]
     assert any(row["maxqps"]["failed"] for row in found)
+
+
+def test_the_report_and_inferencex_say_the_same_of_a_gpu(run_path: Path, capsys: Any) -> None:
+    for path in (GOLDEN, run_path):
+        found = json.loads(exported(path, "inferencex", capsys))
+        drawn = pareto_table(load_run(path)).to_pylist()
+        assert len(found) == len(drawn) == 5
+        for row, mark in zip(
+            sorted(found, key=lambda row: row["maxqps"]["rate_qps_per_node"]), drawn, strict=True
+        ):
+            assert row["maxqps"]["dwell"] == mark["window"] and row["maxqps"]["gpus"] == mark["gpus"]
+            assert row["output_tput_per_gpu"] == pytest.approx(mark["output_tok_per_s_gpu"])
+            assert row["median_intvty"] == pytest.approx(mark["interactivity_median_tok_per_s_user"])
+
+
+def test_per_gpu_figures_of_unknown_gpus_are_null(run_path: Path, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "external"
+    shutil.copytree(run_path, path)
+    target = ["engine=external", "target.urls=[http://x:1]"]
+    (path / "config.yaml").write_text(dump(load(target, base=path / "config.yaml")))
+    for row in json.loads(exported(path, "inferencex", capsys)):
+        unknown = (
+            "tput_per_gpu",
+            "input_tput_per_gpu",
+            "output_tput_per_gpu",
+            "conc",
+            "tp",
+            "hw",
+            "precision",
+        )
+        assert {row[name] for name in unknown} == {None} and row["model"]
+        assert row["maxqps"]["gpus"] is row["maxqps"]["replicas"] is None
+        assert row["median_tpot"] and row["maxqps"]["in_flight"]
 
 
 def test_a_modelled_gpu_is_not_passed_off_as_one(run_path: Path, capsys: Any) -> None:
@@ -199,7 +235,7 @@ def test_a_modelled_gpu_is_not_passed_off_as_one(run_path: Path, capsys: Any) ->
         (["engine=vllm"], "mi325x", "vllm"),
         (["engine=vllm_cpu"], None, "vllm"),
         (["engine=vllm_emulated"], "modelled-mi325x", "vllm"),
-        (["engine=external", "target.urls=[http://x:1]"], "mi325x", None),
+        (["engine=external", "target.urls=[http://x:1]"], None, None),
     ],
 )
 def test_what_is_not_known_of_a_service_is_null(

@@ -13,9 +13,10 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import figures, load_run
+from analysis import figures, load_run, per_gpu, validity
 from analysis.figures import EXHIBITS, NoData, arrivals, canvas, cdf, server_state, timeline
 from analysis.figures.exhibit import Exhibit
+from analysis.figures.windows import share
 from conf.schema import ExternalEngine
 from tests.run_in_memory import GOLDEN, RunInMemory, concluded, failed, request, window
 
@@ -225,6 +226,27 @@ def test_what_never_left_is_later_than_any_send() -> None:
     assert "above the gate" in EXHIBITS[3].alt(faulty())
 
 
+def test_each_bound_of_the_load_generator_stands_beside_its_own_series(golden: Any) -> None:
+    _, lag, cpu, own = drawn(EXHIBITS[3], golden)
+    assert not any("CPU" in name or "run share" in name for name in names([lag]))
+    used, gate = cpu.get_lines()
+    assert used.get_label() == "CPU, busiest actor" and set(gate.get_ydata()) == {validity.CPU_SHARE}
+    assert [text.get_text() for text in cpu.texts] == ["gate: at most 0.6 over a window"]
+    crowded, noted = own.get_lines()
+    assert crowded.get_label() == "run share, most crowded actor"
+    assert set(noted.get_ydata()) == {validity.RUN_SHARE}
+    assert noted.get_label() == "noted below 0.6 over a window"
+    clients = golden.clients()
+    assert np.nanmin(crowded.get_ydata()) == pytest.approx(min(clients["run_share"].drop_null().to_pylist()))
+    assert np.nanmax(used.get_ydata()) == pytest.approx(max(clients["cpu_share"].to_pylist()))
+
+
+def test_nearly_all_is_not_called_all() -> None:
+    assert [share(part) for part in (0.0, 0.5, 0.9994, 0.99951, 1.0)] == [
+        *("0 %", "50 %", "99.9 %", "over 99.9 %", "100 %")
+    ]
+
+
 def test_exponential_order_statistics() -> None:
     mean, sd = arrivals.exponential_scores(1)
     assert (mean[0], sd[0]) == (1, 1)
@@ -290,8 +312,8 @@ def test_tokens_are_counted_where_they_came() -> None:
         failed(0, 5.0),
     ]
     run = RunInMemory(rows, [window(0, 1.0, 2, 7)], concluded())
-    came = figures.pareto._Came(run)  # type: ignore[arg-type]
-    assert came.between(2, 7) == pytest.approx(11 / 2 + 1) and came.between(0, 20) == pytest.approx(12)
+    came = per_gpu.Came(run.requests())
+    assert came.outputs(2, 7) == pytest.approx(11 / 2 + 1) and came.outputs(0, 20) == pytest.approx(12)
     busy = RunInMemory([request(0, t, 0.0, 50.0) for t in range(10)], [window(0, 1.0, 0, 10)], concluded())
     (row,) = figures.pareto_table(busy).to_pylist()
     assert row["interactivity_median_tok_per_s_user"] == pytest.approx(20)

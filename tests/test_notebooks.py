@@ -3,9 +3,11 @@
 import json
 import runpy
 import shutil
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import jupytext
 import matplotlib
 import matplotlib.pyplot as plt
@@ -68,6 +70,37 @@ def test_sql_reads_a_killed_run_and_one_of_an_earlier_version_alike(
     monkeypatch.setenv("LOADGEN_RUN", str(path))
     left = runpy.run_path(str(FOLDER / "parquet_with_duckdb.py"))
     assert pq.read_table(left["folder"]).select(rows.column_names).num_rows == rows.num_rows
+
+
+def test_arrivals_during_an_answer_are_those_of_sql_over_all_rows_of_the_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    left = runpy.run_path(str(FOLDER / "violated_bound.py"))
+    counted = duckdb.execute(
+        """
+        with sent as (select seq, due_ns + send_offset_ns as at_ns from read_parquet($requests))
+        select r.seq, r.tpot_ms > $bound as over, count(s.seq) as arrivals
+        from read_parquet($requests) r join read_parquet($dwells) w on r.dwell = w.index
+        left join sent s
+        on s.at_ns > r.due_ns + r.send_offset_ns and s.at_ns < r.due_ns + r.last_token_offset_ns
+        where w.index = $worst and r.due_ns >= w.window_start_ns and r.due_ns < w.window_end_ns
+        group by all order by r.seq
+        """,
+        {
+            "requests": str(GOLDEN / "requests" / "*.parquet"),
+            "dwells": str(GOLDEN / "dwells.parquet"),
+            "worst": left["worst"]["index"],
+            "bound": left["bounds_ms"]["tpot"],
+        },
+    ).fetchall()
+    assert left["limit"] == "tpot"
+    assert dict(zip(left["rows"]["seq"].to_pylist(), left["meanwhile"], strict=True)) == {
+        seq: arrivals for seq, _, arrivals in counted
+    }
+    said = capsys.readouterr().out
+    for over in (False, True):
+        mean = statistics.mean(arrivals for _, it, arrivals in counted if it is over)
+        assert f", {mean:.1f} arrivals during an answer" in said
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

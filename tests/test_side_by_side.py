@@ -1,12 +1,17 @@
 """Runs beside each other: a ratio of what is claimed, none of what is void, a warning of two questions."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from analysis import Run, RunError, load_run
 from analysis.exchange import compare, side_by_side
@@ -17,6 +22,7 @@ from conf.load import dump
 
 DATA = Path(__file__).parent / "data"
 GOLDEN, FOREIGN = DATA / "golden_run", DATA / "foreign"
+RATES = load_run(GOLDEN).dwells()["rate_qps_per_node"].to_pylist()
 OTHER = {"estimate": 9.0, "low": 8.5, "high": 9.5, "certified": 8.6}
 
 
@@ -60,6 +66,54 @@ def test_p90s_are_laid_beside_each_other_at_common_rates(tmp_path: Path) -> None
         rate, ttft = line["rate_qps_per_node"], line["ttft_p90_ms"]
         assert f"A {rate:.3f} | B {rate:.3f}" in text
         assert f"{ttft:.1f} | {ttft:.1f}" in text
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ([4.879, 4.952], [4.949, 5.166], [(1, 0)]),  # 4.879 and 5.166 are too far from each other
+        ([4.952, 4.879], [5.0, 4.949], [(1, 0), (0, 1)]),
+        ([5.0, 5.0, 5.0], [5.0, 5.0], [(0, 0), (1, 1)]),  # of equals the earlier with the earlier
+        ([1.0, 2.0], [1.06, 1.9], []),
+        ([], [1.0], []),
+    ],
+)
+def test_rates_are_paired_nearest_with_nearest(
+    ours: list[float], theirs: list[float], expected: list[tuple[int, int]]
+) -> None:
+    assert side_by_side.nearest(ours, theirs) == expected
+
+
+@given(*2 * [st.lists(st.floats(4.0, 6.0), max_size=8, unique=True)])
+def test_a_pair_of_rates_is_near_and_no_two_would_rather_have_each_other(
+    ours: list[float], theirs: list[float]
+) -> None:
+    pairs = side_by_side.nearest(ours, theirs)
+    partner = dict(pairs), {j: i for i, j in pairs}
+    assert len(partner[0]) == len(partner[1]) == len(pairs)
+
+    def apart(i: int | None, j: int | None) -> float:
+        """Far from nobody, so that any near rate is rather taken than none."""
+        if i is None or j is None:
+            return math.inf
+        return abs(math.log(ours[i] / theirs[j]))
+
+    farthest = math.log1p(side_by_side.NEAR)
+    assert all(apart(i, j) <= farthest for i, j in pairs)
+    for i in range(len(ours)):
+        for j in range(len(theirs)):
+            given_up = min(apart(i, partner[0].get(i)), apart(partner[1].get(j), j))
+            assert apart(i, j) > farthest or apart(i, j) >= given_up
+
+
+def test_windows_without_a_near_rate_are_counted(tmp_path: Path) -> None:
+    other = made(tmp_path / "other")
+    table = pq.read_table(other / "dwells.parquet")
+    rates = pa.array([rate * factor for rate, factor in zip(RATES, (1, 1, 2, 2, 2), strict=True)])
+    table = table.set_column(table.column_names.index("rate_qps_per_node"), "rate_qps_per_node", rates)
+    pq.write_table(table, other / "dwells.parquet")
+    text = side_by_side.text([GOLDEN, other])
+    assert "nearest with nearest, at most 5 % apart; windows without a partner: A 3, B 3" in text
 
 
 def faster(asked: Experiment) -> Experiment:

@@ -3,18 +3,21 @@
 Keys, units (seconds, tokens/s per GPU) and `intvty` (1000 / TPOT in ms) are those of its own
 `utils/process_result.py` at commit 843c625. `conc` is that of one replica and its GPUs, as theirs is.
 Unknown is null, and so is what is infinite because requests failed; the rest of a window is below `maxqps`.
+Throughput and interactivity are those of the report's figure: `analysis.per_gpu` defines both.
 """
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from analysis import metrics
+from analysis import metrics, per_gpu
+from analysis.dwell import NS
 from analysis.exchange.windows import Measured, measured
 from analysis.metrics import Floats
+from analysis.per_gpu import Came
 from analysis.quantiles import quantile
 from analysis.runs import Run
 from conf import Experiment
@@ -28,38 +31,65 @@ Tree = dict[str, Any]
 
 def text(runs: Sequence[Run]) -> str:
     """Strict JSON: a list of rows, in order of runs and windows."""
-    rows = [row(run, asked, window) for run in runs for asked in [run.config] for window in measured(run)]
+    rows = [row for run in runs for row in _rows(run)]
     return json.dumps(rows, indent=2, allow_nan=False) + "\n"
 
 
-def row(run: Run, asked: Experiment, window: Measured) -> Tree:
-    """One measured rate."""
-    replicas = window.line["nodes"] * asked.layout.replicas_per_node
-    gpus = replicas * asked.layout.tensor_parallel
-    inputs, outputs = (window.tokens(f"{kind}_tokens") / window.seconds for kind in ("prompt", "output"))
+def _rows(run: Run) -> Iterator[Tree]:
+    """One row per measured rate."""
+    windows = list(measured(run))
+    asked, came = run.config, Came(run.requests(columns=per_gpu.COLUMNS))
+    for window in windows:
+        yield {
+            **service(asked),
+            "conc": _concurrency(asked, window),
+            "isl": asked.workload.input_tokens.mean,
+            "osl": asked.workload.output_tokens.mean,
+            **_throughput(asked, window, came),
+            **_latencies(window),
+            "maxqps": _beside(run, asked, window) | _question(asked),
+        }
+
+
+def _throughput(asked: Experiment, window: Measured, came: Came) -> Tree:
+    """Tokens/s and GPU that came within the window."""
+    gpus = per_gpu.gpus(asked, window.line["nodes"])
+    if gpus is None:
+        return dict.fromkeys(("tput_per_gpu", "output_tput_per_gpu", "input_tput_per_gpu"))
+    span = window.line["window_start_ns"] / NS, window.line["window_end_ns"] / NS
+    inputs, outputs = (tokens(*span) / window.seconds / gpus for tokens in (came.inputs, came.outputs))
     return {
-        **service(asked),
-        "conc": max(1, round(window.in_flight / replicas)),
-        "isl": asked.workload.input_tokens.mean,
-        "osl": asked.workload.output_tokens.mean,
-        "tput_per_gpu": (inputs + outputs) / gpus,
-        "output_tput_per_gpu": outputs / gpus,
-        "input_tput_per_gpu": inputs / gpus,
-        **_latencies(window),
-        "maxqps": _beside(run, window, replicas, gpus) | _question(asked),
+        "tput_per_gpu": inputs + outputs,
+        "output_tput_per_gpu": outputs,
+        "input_tput_per_gpu": inputs,
     }
 
 
+def _replicas(asked: Experiment, window: Measured) -> int | None:
+    """Replicas that served; nobody knows those of an external endpoint."""
+    if asked.engine.kind == "external":
+        return None
+    return int(window.line["nodes"]) * asked.layout.replicas_per_node
+
+
+def _concurrency(asked: Experiment, window: Measured) -> int | None:
+    replicas = _replicas(asked, window)
+    return replicas and max(1, round(window.in_flight / replicas))
+
+
 def service(asked: Experiment) -> Tree:
-    """What was served, on what. Replicas are independent, so that attention is never data parallel."""
+    """What was served, on what. Replicas are independent, so that attention is never data parallel.
+
+    Of an external endpoint only the model is known: hardware and layout of the configuration are not its own.
+    """
     kind, hardware = asked.engine.kind, asked.hardware.name.lower()
     width = asked.layout.tensor_parallel
-    return {
+    found = {
         "hw": f"modelled-{hardware}" if kind in MODELLED else None if kind == "vllm_cpu" else hardware,
         "image": None,
         "model": asked.model.served_name,
         "infmax_model_prefix": None,
-        "framework": {"external": None, "simulated": "maxqps-simulated"}.get(kind, "vllm"),
+        "framework": "maxqps-simulated" if kind == "simulated" else "vllm",
         "precision": asked.model.weights,
         "spec_decoding": None,
         "disagg": False,
@@ -72,6 +102,7 @@ def service(asked: Experiment) -> Tree:
         "ep": width if asked.layout.expert_parallel else 1,
         "dp_attention": "false",
     }
+    return dict.fromkeys(found) | {"model": found["model"]} if kind == "external" else found
 
 
 def _latencies(window: Measured) -> Tree:
@@ -79,9 +110,9 @@ def _latencies(window: Measured) -> Tree:
     found: Tree = {}
     for name, latency_ms in window.latencies_ms.items():
         for word, value_ms in _figures(latency_ms).items():
-            found[f"{word}_{name}"] = None if value_ms is None else value_ms / 1e3
+            found[f"{word}_{name}"] = _finite(value_ms)
             if name == "tpot" and word != "std":
-                found[f"{word}_intvty"] = 1e3 / value_ms if value_ms else None
+                found[f"{word}_intvty"] = per_gpu.interactivity(value_ms)
     return found
 
 
@@ -89,13 +120,10 @@ def _figures(latency_ms: Floats) -> dict[str, float | None]:
     known = latency_ms[~np.isnan(latency_ms)]
     found: dict[str, float | None] = {"mean": float(known.mean()) if len(known) else None}
     found["std"] = float(known.std()) if len(known) and np.isfinite(known).all() else None
-    found |= {word: quantile(known, q) for word, q in QUANTILES.items()}
-    return {
-        word: value if value is not None and math.isfinite(value) else None for word, value in found.items()
-    }
+    return found | {word: quantile(known, q) for word, q in QUANTILES.items()}
 
 
-def _beside(run: Run, window: Measured, replicas: int, gpus: int) -> Tree:
+def _beside(run: Run, asked: Experiment, window: Measured) -> Tree:
     """What the row rests on, under a key of its own."""
     line = window.line
     return {
@@ -105,10 +133,11 @@ def _beside(run: Run, window: Measured, replicas: int, gpus: int) -> Tree:
         "seconds": window.seconds,
         "requests": window.rows.num_rows,
         "failed": window.rows.num_rows - int(window.ok.sum()),
-        "replicas": replicas,
-        "gpus": gpus,
+        "replicas": _replicas(asked, window),
+        "gpus": per_gpu.gpus(asked, line["nodes"]),
         "in_flight": window.in_flight,
         "conc_is": "measured, by Little's law per replica: the load is open, nothing held it",
+        "tput_is": "tokens that came within the window, of requests due in any",
         "latencies_are": "from the send; failed requests are infinite",
         "ttft_p90_s_from_due": _finite(quantile(metrics.ttft(window.rows), 0.9)),
     }

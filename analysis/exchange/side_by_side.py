@@ -5,7 +5,7 @@ it is not the merit of a layout.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ PLACE = ("out", "run")
 QUESTION = ("workload.", "slo.")
 """Keys that make another question of it."""
 NEAR = 0.05
-"""Rates that differ by less are laid beside each other (our choice)."""
+"""Rates are laid beside each other if the higher is at most so much above the lower (our choice)."""
 QUANTILES = (0.5, 0.9, 0.99)
 PAIRED = "the same requests on both"
 
@@ -127,13 +127,16 @@ def _common(a: Subject, b: Subject) -> list[str]:
     """p90s of both at rates that both offered."""
     if a.foreign or b.foreign:
         return []
-    pairs = list(_near(_rates(a), _rates(b)))
+    ours, theirs = _rates(a), _rates(b)
+    pairs = nearest(list(map(_rate, ours)), list(map(_rate, theirs)))
     if not pairs:
         return [
             f"  no rate per node was offered by both {a.letter} and {b.letter} (within {100 * NEAR:.0f} %)"
         ]
     head = f"  p90 at rates of both (QPS per node)  {'TTFT ms':>19}  {'TPOT ms':>19}"
-    return [head, *(_rate_line(a, b, ours, theirs) for ours, theirs in pairs)]
+    alone = f"{a.letter} {len(ours) - len(pairs)}, {b.letter} {len(theirs) - len(pairs)}"
+    rule = f"    nearest with nearest, at most {100 * NEAR:.0f} % apart; windows without a partner: {alone}"
+    return [head, *(_rate_line(a, b, ours[i], theirs[j]) for i, j in pairs), rule]
 
 
 def _rates(one: Subject) -> list[dict[str, Any]]:
@@ -142,15 +145,17 @@ def _rates(one: Subject) -> list[dict[str, Any]]:
     return [row for row in valid if row["rate_qps_per_node"]]
 
 
-def _near(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
-    """Pairs of windows of nearly one rate, each window in one at most."""
-    left = list(theirs)
-    for row in sorted(ours, key=_rate):
-        close = [other for other in left if abs(math.log(_rate(other) / _rate(row))) <= NEAR]
-        if close:
-            found = min(close, key=lambda other: abs(_rate(other) - _rate(row)))
-            left.remove(found)
-            yield row, found
+def nearest(ours: Sequence[float], theirs: Sequence[float]) -> list[tuple[int, int]]:
+    """Places of rates that belong together, by rate: the nearest two first, each once, none beyond `NEAR`.
+
+    So no two of different pairs are nearer to each other than to both of their partners.
+    """
+    close = [(abs(math.log(theirs[j] / ours[i])), i, j) for i in range(len(ours)) for j in range(len(theirs))]
+    pairs: dict[int, int] = {}
+    for apart, i, j in sorted(close):
+        if apart <= math.log1p(NEAR) and i not in pairs and j not in pairs.values():
+            pairs[i] = j
+    return sorted(pairs.items(), key=lambda pair: ours[pair[0]])
 
 
 def _rate(row: Mapping[str, Any]) -> float:

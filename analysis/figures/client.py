@@ -17,7 +17,7 @@ from analysis.figures.windows import LAG, Measured, counted, measured, ms, qps, 
 from analysis.quantiles import quantile
 from analysis.runs import Run
 
-HEIGHT_IN = 5.0
+HEIGHT_IN = 5.8
 QUANTILES = (0.5, 0.9, 0.99)
 TAIL = 0.01
 """The gate is on the 99th percentile: this share may be later."""
@@ -27,23 +27,24 @@ LEAST_MS = 0.01
 
 
 def plot_client_lag(run: Run, ax: Axes | None = None) -> Axes:
-    """Share of the sends later than each lag (ms, both log), and how busy the load actors were over time.
+    """Share of the sends later than each lag (ms, both log); CPU and run share of the load actors over time.
 
     The curve must pass below the gate's corner, 1 % at the allowed lag; sends that never left keep it up.
+    Each of the other two has a panel of its own with its own bound.
     Raises NoData without a window.
     """
     ax = ax or canvas.new_axes(HEIGHT_IN)
     windows, clients = measured(run, LAG), run.clients()
     gate = _gate_ms(run, windows)
-    lag, busy = _two(ax, clients.num_rows > 0)
+    lag, *health = _panels(ax, clients.num_rows > 0)
     worst = max(windows, key=_p99)
     _draw_curve(lag, "all windows", np.concatenate([_lags(window) for window in windows]), canvas.STYLES[0])
     named = f"worst window ({qps(worst.rate)} QPS per node)"
     _draw_curve(lag, named, _lags(worst), canvas.STYLES[1])
     _draw_gate(lag, gate)
     canvas.legend(lag, columns=2)
-    if busy is not None:
-        _draw_busy(busy, clients)
+    if health:
+        _draw_health(*health, clients)
     return ax
 
 
@@ -108,15 +109,17 @@ def _row(window: Measured, gate_ms: float) -> dict[str, float | int | None]:
     }
 
 
-def _two(ax: Axes, with_health: bool) -> tuple[Axes, Axes | None]:
-    """The curves above, and below them the actors' health where it was recorded; their x axes differ."""
+def _panels(ax: Axes, with_health: bool) -> list[Axes]:
+    """The curves above, and below them the actors' CPU and run share where these were recorded."""
     ax.set_axis_off()
     if not with_health:
-        return ax.inset_axes((0, 0, 1, 0.9)), None
-    panels = ax.inset_axes((0, 0.47, 1, 0.46)), ax.inset_axes((0, 0, 1, 0.25))
-    for panel in panels:
+        return [ax.inset_axes((0, 0, 1, 0.9))]
+    lag, cpu = ax.inset_axes((0, 0.55, 1, 0.39)), ax.inset_axes((0, 0.23, 1, 0.18))
+    found = [lag, cpu, ax.inset_axes((0, 0, 1, 0.18), sharex=cpu)]
+    cpu.tick_params(labelbottom=False)
+    for panel in found:
         panel.yaxis.set_label_coords(-0.085, 0.5)
-    return panels
+    return found
 
 
 def _draw_curve(ax: Axes, name: str, lags: Floats, style: canvas.Style) -> None:
@@ -150,18 +153,24 @@ def _draw_gate(ax: Axes, gate_ms: float) -> None:
     canvas.label(ax, "send lag behind the planned time (ms)", "share of sends later")
 
 
-def _draw_busy(ax: Axes, clients: pa.Table) -> None:
+def _draw_health(cpu: Axes, own: Axes, clients: pa.Table) -> None:
     """Of each second the busiest actor's CPU share, and the run share of the most crowded one."""
-    at, cpu, run_share = _by_second(clients)
-    drawn: Look = {"markevery": max(1, len(at) // 8), "markersize": 4}
-    ax.plot(at, cpu, color=canvas.BLUE, marker="o", linewidth=1, **drawn, label="CPU, busiest actor")
-    if not np.isnan(run_share).all():
-        style: Look = {"color": canvas.GREEN, "marker": "^", "linestyle": "-.", "linewidth": 1}
-        ax.plot(at, run_share, **style, **drawn, label="run share, most crowded actor")
-    ax.axhline(validity.CPU_SHARE, **canvas.LIMIT, label=f"gate: CPU at most {validity.CPU_SHARE:g}")
-    ax.set_ylim(0, 1.05)
-    canvas.label(ax, "time since the start of the run's clock (s)", "share of a core")
-    canvas.legend(ax)
+    at, used, run_share = _by_second(clients)
+    drawn: Look = {"markevery": max(1, len(at) // 8), "markersize": 4, "linewidth": 1}
+    cpu.plot(at, used, color=canvas.BLUE, marker="o", **drawn, label="CPU, busiest actor")
+    canvas.bound(cpu, validity.CPU_SHARE, f"gate: at most {validity.CPU_SHARE:g} over a window")
+    style: Look = {"color": canvas.GREEN, "marker": "^", "linestyle": "-."}
+    own.plot(at, run_share, **style, **drawn, label="run share, most crowded actor")
+    if np.isnan(run_share).all():
+        canvas.note(own, 0.5, 0.5, "not told", xycoords="axes fraction", ha="center", va="center")
+    # It informs and makes no window void: no line that must not be crossed.
+    noted: Look = {"color": canvas.PALE, "linewidth": 1, "linestyle": ":"}
+    own.axhline(validity.RUN_SHARE, **noted, label=f"noted below {validity.RUN_SHARE:g} over a window")
+    for panel, words in ((cpu, "of a core"), (own, "of its time")):
+        panel.set_ylim(0, 1.05)
+        canvas.label(panel, "", words)
+        canvas.legend(panel)
+    own.set_xlabel("time since the start of the run's clock (s)")
 
 
 def _by_second(clients: pa.Table) -> tuple[Floats, Floats, Floats]:

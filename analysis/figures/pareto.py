@@ -1,18 +1,17 @@
 """Throughput of a GPU against what one user feels, on the axes that InferenceX uses.
 
-Knows tokens, their times and the GPUs that serve; knows no bound.
+Draws what `analysis.per_gpu` defines; knows no bound.
 """
 
-import numpy as np
 import pyarrow as pa
 
-from analysis import metrics
+from analysis import metrics, per_gpu
 from analysis.dwell import NS
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Floats
+from analysis.figures.canvas import Axes
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.outcomes import draw_points, outcome
-from analysis.figures.windows import LATENCY, PLACE, bounds_ms, counted, measured, qps, requests
+from analysis.figures.windows import LATENCY, bounds_ms, counted, measured, qps, requests
 from analysis.quantiles import quantile
 from analysis.runs import Run
 
@@ -22,7 +21,7 @@ HEIGHT_IN = 3.8
 def plot_pareto(run: Run, ax: Axes | None = None) -> Axes:
     """Output tokens per second and GPU against the median interactivity (tok/s/user), by valid window.
 
-    Both are measured: tokens that came within the window, and the median over its requests of 1000 / TPOT.
+    Both are measured: tokens that came within the window, and 1000 / the median TPOT of its requests.
     Named by the offered QPS per node. Raises NoData where the GPUs are not known or no window is valid.
     """
     whole = ax or canvas.new_axes(HEIGHT_IN)
@@ -37,7 +36,7 @@ def plot_pareto(run: Run, ax: Axes | None = None) -> Axes:
         canvas.note(ax, x[i], y[i], f"{name} QPS", xytext=(7, 0), ha="left", va="center")
     ax.set_xlim(0.85 * min(x), 1.2 * max(x) or 1.0)
     ax.set_ylim(0.85 * min(y), 1.1 * max(y) or 1.0)
-    canvas.label(ax, "interactivity, median of 1000 / TPOT (tok/s/user)", "output (tok/s/GPU)")
+    canvas.label(ax, "interactivity, 1000 / median TPOT (tok/s/user)", "output (tok/s/GPU)")
     canvas.legend(ax)
     return whole
 
@@ -47,13 +46,16 @@ def pareto_table(run: Run) -> pa.Table:
 
     Raises NoData as the figure does.
     """
-    gpus, bounds = _gpus(run), bounds_ms(run)
+    if reason := per_gpu.unknown(run.config):
+        raise NoData(reason)
+    bounds = bounds_ms(run)
     windows = sorted((w for w in measured(run, LATENCY) if not w.void), key=lambda window: window.rate)
-    came = _Came(run)
+    came = per_gpu.Came(requests(run, per_gpu.COLUMNS))
     rows = []
     for window in windows:
-        per_user = quantile(_interactivity(window.rows), 0.5)
-        if per_user is None:
+        per_user = per_gpu.interactivity(quantile(metrics.tpot(window.rows), 0.5))
+        gpus = per_gpu.gpus(run.config, window.window.nodes)
+        if per_user is None or gpus is None:
             continue
         start, end = window.window.window_start_ns / NS, window.window.window_end_ns / NS
         rows.append(
@@ -61,7 +63,7 @@ def pareto_table(run: Run) -> pa.Table:
                 "window": window.window.index,
                 "rate_qps_per_node": window.rate,
                 "interactivity_median_tok_per_s_user": per_user,
-                "output_tok_per_s_gpu": came.between(start, end) / (end - start) / gpus,
+                "output_tok_per_s_gpu": came.outputs(start, end) / (end - start) / gpus,
                 "gpus": gpus,
                 "outcome": outcome(window.line, bounds),
             }
@@ -81,45 +83,6 @@ def pareto_alt(run: Run) -> str:
         for row in (rows[:1] if len(rows) == 1 else (rows[0], rows[-1]))
     ]
     return f"{'; '.join(said)}; {counted(len(rows), 'window')} on {rows[0]['gpus']} GPUs that serve."
-
-
-def _interactivity(rows: pa.Table) -> Floats:
-    """Tokens/s of each request; 0 of a failed one, nan of one that came in one piece or has no TPOT."""
-    tpot_ms = metrics.tpot(rows)
-    known = tpot_ms > 0
-    return np.where(known, 1000 / np.where(known, tpot_ms, 1.0), np.nan)
-
-
-class _Came:
-    """When output tokens came: evenly between the first and the last of each whole answer."""
-
-    def __init__(self, run: Run) -> None:
-        rows = requests(run, (*PLACE, *LATENCY))
-        due = metrics.numbers(rows, "due_ns")
-        ok = metrics.status_in(rows, "ok")
-        first, last = ((due + metrics.token_offset_ns(rows, which))[ok] / NS for which in ("first", "last"))
-        self._first: Floats = first
-        self._last: Floats = last
-        self._tokens: Floats = np.nan_to_num(metrics.numbers(rows, "output_tokens")[ok])
-
-    def between(self, start_s: float, end_s: float) -> float:
-        """Tokens that came from `start_s` on and before `end_s`; a single token comes with the first."""
-        span = self._last - self._first
-        inside = np.minimum(self._last, end_s) - np.maximum(self._first, start_s)
-        part = np.where(span > 0, np.clip(inside, 0, None) / np.where(span > 0, span, 1), 0.0)
-        at_once = (span <= 0) & (self._first >= start_s) & (self._first < end_s)
-        return float(np.nansum(self._tokens * np.where(at_once, 1.0, part)))
-
-
-def _gpus(run: Run) -> int:
-    """GPUs that serve, over all nodes: those of the layout, not those that a node has besides."""
-    experiment = run.config
-    if experiment.engine.kind == "external":
-        raise NoData("how many GPUs stand behind the endpoints is not known")
-    if experiment.engine.kind == "vllm_cpu":
-        raise NoData("the engine ran on a CPU")
-    layout = experiment.layout
-    return experiment.cluster.nodes * layout.replicas_per_node * layout.tensor_parallel
 
 
 def _named(x: list[float], y: list[float]) -> list[int]:

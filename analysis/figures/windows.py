@@ -105,6 +105,9 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def share(value: float) -> str:
+    """A share in per cent, 100 of nothing less than all."""
+    if 0.9995 <= value < 1:
+        return "over 99.9 %"
     return f"{100 * value:.3g} %"
 
 

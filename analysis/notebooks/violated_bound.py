@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 import analysis
-from analysis import metrics, tables
+from analysis import dwell_table, metrics, tables
+from analysis.dwell import in_window
 from analysis.quantiles import quantile
 
 EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
@@ -53,19 +54,26 @@ print(
 # ## Who was over, and what they have in common
 #
 # A request over TPOT shared its steps with other requests' prefills: look at how many arrived while it was
-# answered. One over TTFT waited in the queue: look at what had arrived shortly before it.
+# answered. One over TTFT waited in the queue: look at what had arrived shortly before it. What arrives is
+# everything that was sent, also after the window and between windows.
 
 # %%
-rows = run.requests(dwell=worst["index"], phase="window")
+rows = in_window(run.requests(dwell=worst["index"]), dwell_table.window(worst))
 latency_ms = getattr(metrics, limit)(rows)
 within, over = latency_ms <= bounds_ms[limit], latency_ms > bounds_ms[limit]
-due_s = metrics.numbers(rows, "due_ns") / 1e9
-end_s = due_s + np.nan_to_num(metrics.e2e(rows) / 1e3, posinf=np.nan)
-meanwhile = np.array(
-    [np.sum((due_s > start) & (due_s < end)) for start, end in zip(due_s, end_s, strict=True)]
-)
+
+
+def instant_ns(table, offset):
+    """An instant on the run's clock; nan where it never came."""
+    return metrics.numbers(table, "due_ns") + metrics.numbers(table, offset)
+
+
+sent_ns = instant_ns(run.requests(columns=("due_ns", "send_offset_ns")), "send_offset_ns")
+sent_ns = np.sort(sent_ns[~np.isnan(sent_ns)])
+start_ns, end_ns = (instant_ns(rows, offset) for offset in ("send_offset_ns", "last_token_offset_ns"))
+meanwhile = np.searchsorted(sent_ns, end_ns) - np.searchsorted(sent_ns, start_ns, "right")
 for name, mask in (("within", within), ("over", over)):
-    answered = mask & ~np.isnan(end_s)
+    answered = mask & metrics.status_in(rows, "ok")
     if answered.any():
         print(
             f"{name:>6} the bound: {mask.sum()} requests ({answered.sum()} answered), "
