@@ -185,8 +185,7 @@ def _recompute(path: Path) -> int:
         raise RunError(f"{path} is a study: recompute one of its parts, {path}/NAME")
     run = load_run(path)
     lines, agrees = recount.text(run)
-    terminal.tell(f"{'SAME' if agrees else 'DIFFERENT'}  {path} recomputed from its Parquet files
-{lines}")
+    terminal.tell(f"{'SAME' if agrees else 'DIFFERENT'}  {path} recomputed from its Parquet files\n{lines}")
     return summary.EXIT_OK if agrees else summary.EXIT_INTERNAL
 
 
