@@ -120,9 +120,9 @@ class Worker:
                 self._wake.set()
                 await asyncio.sleep(0)
 
-    def retarget(self, urls: list[str]) -> None:
-        """Send what comes from now on elsewhere."""
-        self._client.retarget(urls)
+    async def retarget(self, urls: list[str]) -> None:
+        """Send what comes from now on elsewhere, or to the addresses that the same names have now."""
+        await self._client.retarget(urls)
 
     def retract(self) -> None:
         """Forget what is not due yet; each keeps its row, as missed in the phase `retracted`."""
