@@ -6,14 +6,13 @@ name, and measured as if it were the new one it is a wrong answer that looks rig
 
 import json
 import time
-import urllib.error
-import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from random import Random
 
 from cluster.serve_state import DeployError
 from cluster.warm import REPLICA_ID
+from conf.asking import OK, AskError, ask
 from conf.schema import Routing
 
 TIMEOUT_S = 30.0
@@ -78,14 +77,12 @@ def _seen(url: str, body: bytes) -> dict[str, list[str]]:
 def _answering(url: str, body: bytes, session: str) -> str:
     """The replica that answers a request of a session. Raises DeployError."""
     headers = {"Content-Type": "application/json", "x-session-id": session}
-    request = urllib.request.Request(f"{url}/v1/completions", body, headers)
-    # Straight there, as the load goes, whatever the environment says of proxies.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=TIMEOUT_S) as response:
-            replica = response.headers[REPLICA_ID]
-    except (urllib.error.URLError, OSError) as error:
+        answer = ask(f"{url}/v1/completions", TIMEOUT_S, body=body, headers=headers)
+        if answer.status != OK:
+            raise AskError(answer.said)
+    except AskError as error:
         raise DeployError(f"the router cannot be checked at {url}: {error}") from error
-    if replica is None:
+    if REPLICA_ID not in answer.names:
         raise DeployError(f"the router cannot be checked: answers at {url} do not say {REPLICA_ID}")
-    return str(replica)
+    return answer.names[REPLICA_ID]

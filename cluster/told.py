@@ -6,11 +6,11 @@ Knows these four answers of a model server; whatever one does not tell is left o
 import hashlib
 import json
 import re
-import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
-from http.client import HTTPException
 from typing import Any
+
+from conf.asking import OK, AskError, ask
 
 TIMEOUT_S = 10.0
 _CARD = ("id", "max_model_len", "root")
@@ -24,14 +24,14 @@ PROFILED = ("num_gpu_blocks", "num_cpu_blocks", "engine", "kv_cache_memory_bytes
 def told(url: str) -> dict[str, Any]:
     """What the replica at `url` says of its engine; empty where it says nothing."""
     says: dict[str, Any] = {}
-    with suppress(OSError, HTTPException, ValueError, KeyError, TypeError):
+    with suppress(AskError, ValueError, RecursionError, KeyError, TypeError):
         cards = json.loads(_get(f"{url}/v1/models"))["data"]
         says["models"] = [{key: card[key] for key in _CARD if key in card} for card in cards]
-    with suppress(OSError, HTTPException, ValueError, KeyError, TypeError):
+    with suppress(AskError, ValueError, RecursionError, KeyError, TypeError):
         says["version"] = json.loads(_get(f"{url}/version"))["version"]
-    with suppress(OSError, HTTPException, ValueError, KeyError, TypeError):
+    with suppress(AskError, ValueError, RecursionError, KeyError, TypeError):
         says["engine"] = json.loads(_get(f"{url}/maxqps/replica"))["engine"]
-    with suppress(OSError, HTTPException, ValueError):
+    with suppress(AskError):
         if found := _CACHE.search(_get(f"{url}/metrics").decode(errors="replace")):
             says["cache_config"] = dict(_LABEL.findall(found.group(1)))
     return says
@@ -47,7 +47,8 @@ def digest(says: Mapping[str, Any]) -> str | None:
 
 
 def _get(url: str) -> bytes:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=TIMEOUT_S) as response:
-        body: bytes = response.read()
-        return body
+    """The body of a whole answer. Raises AskError."""
+    answer = ask(url, TIMEOUT_S)
+    if answer.status != OK:
+        raise AskError(answer.said)
+    return answer.body

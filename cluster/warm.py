@@ -1,4 +1,4 @@
-"""Sends requests of the shape that will be measured until a replica's latency is stable; knows HTTP, not Ray.
+"""Sends requests of the shape that will be measured until a replica's latency is stable; knows no Ray.
 
 Serve calls a replica running before its first request has compiled anything: `/v1/models` proves little.
 """
@@ -7,16 +7,13 @@ import json
 import statistics
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from http.client import HTTPException
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
-from urllib.error import HTTPError
 
-from conf.one_line import one_line, reason
+from conf.asking import OK, Answer, AskError, ask
+from conf.secret import Secret
 
 REPLICA_ID, SESSION_ID = "x-replica-id", "x-session-id"
 UNNAMED = ""
@@ -31,7 +28,6 @@ ATTEMPT_S = 120.0
 """One request may compile for minutes; one that hangs longer is sent again (our choice)."""
 FINAL = (400, 401, 403, 413, 422)
 """HTTP statuses of a request that is refused whenever it is sent; others, as 404 and 503, may pass."""
-WORD_CHARS = 200
 
 Result = TypeVar("Result")
 
@@ -51,7 +47,7 @@ class Warm:
     body: Callable[[int], bytes]
     least: int = STEADY
     most: int = 20
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    key: Secret | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +92,6 @@ class Warmer:
         self._patience_s = patience_s
         self._numbers = count()
         self._lock = threading.Lock()
-        # Straight there, as the load goes, whatever the environment says of proxies.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def replicas(self, urls: Mapping[str, str]) -> dict[str, Warmth]:
         """Warm each replica at its own URL, all at once. Raises WarmError."""
@@ -186,41 +180,38 @@ class Warmer:
         while True:
             try:
                 return self._ask(url)
-            except (OSError, HTTPException) as error:
-                if isinstance(error, HTTPError) and error.code in FINAL:
-                    raise WarmError(f"{url} refuses what the workload asks: {_said(error)}") from error
-                why = reason(error)
-                self._refuse_late(f"{url} does not answer: {why}")
+            except AskError as error:
+                why = f"{url} does not answer: {error}"
+                self._refuse_late(why)
                 if time.monotonic() > began_s + self._patience_s:
-                    raise WarmError(f"{url} does not answer: {why}") from error
+                    raise WarmError(why) from error
             time.sleep(RETRY_S)
 
     def _ask(self, url: str) -> tuple[str, float]:
         with self._lock:
             number = next(self._numbers)
-        headers = {"Content-Type": "application/json", SESSION_ID: f"warm-{number}", **self._warm.headers}
-        request = urllib.request.Request(url + self._warm.path, self._warm.body(number), headers)
+        headers = {"Content-Type": "application/json", SESSION_ID: f"warm-{number}"}
         left_s = min(ATTEMPT_S, max(RETRY_S, self._deadline_s - time.monotonic()))
-        began_s = time.perf_counter()
-        with self._opener.open(request, timeout=left_s) as response:
-            first = response.read(1)
-            ttft_s = time.perf_counter() - began_s
-            if b"[DONE]" not in first + response.read():
-                raise OSError("the stream ended before its end")
-            name = response.headers.get(REPLICA_ID, UNNAMED)
-            self.named &= name != UNNAMED
-            return name, ttft_s
+        body = self._warm.body(number)
+        answer = ask(url + self._warm.path, left_s, body=body, headers=headers, key=self._warm.key)
+        _refuse(url, answer)
+        name = answer.names.get(REPLICA_ID, UNNAMED)
+        self.named &= name != UNNAMED
+        return name, answer.first_s
 
     def _refuse_late(self, why: str) -> None:
         if time.monotonic() > self._deadline_s:
             raise WarmError(why)
 
 
-def _said(error: HTTPError) -> str:
-    """A refusal and the beginning of its reason, in one line."""
-    with suppress(OSError, HTTPException):
-        return f"{error} {one_line(error.read().decode(errors='replace'), WORD_CHARS)}".rstrip()
-    return str(error)
+def _refuse(url: str, answer: Answer) -> None:
+    """Raise WarmError for a refusal that is final, AskError for another answer that is no whole stream."""
+    if answer.status in FINAL:
+        raise WarmError(f"{url} refuses what the workload asks: {answer.said}")
+    if answer.status != OK:
+        raise AskError(answer.said)
+    if b"[DONE]" not in answer.body:
+        raise AskError("the stream ended before its end")
 
 
 def line(warmths: Mapping[str, Warmth]) -> str:

@@ -1,8 +1,8 @@
 """Streamed requests over HTTP/1.1 on the hot path, from the written bytes to a finished exchange.
 
 Knows sockets and HTTP from the client's side; knows nothing of events (`exchange`), schedules,
-records or Ray. One timestamp is taken per socket read. The garbage collector is off during a run,
-so what is closed must not be part of a reference cycle.
+records or Ray. One timestamp is taken per socket read, a name is looked up before the load and not during it.
+The garbage collector is off during a run, so what is closed must not be part of a reference cycle.
 """
 
 import asyncio
@@ -11,23 +11,36 @@ import ssl
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import httptools
 
-from loadgen.exchange import STAMP_DIGITS, ErrorReader, EventReader, Exchange, StampedReader
+from conf.one_line import printable
+from conf.secret import Secret
+from loadgen.addresses import chosen, server
+from loadgen.exchange import (
+    STAMP_DIGITS,
+    WORD_CHARS,
+    ErrorReader,
+    EventReader,
+    Exchange,
+    Redact,
+    StampedReader,
+)
 
 IDLE_LIMIT_NS = 3_000_000_000
 """A kept connection older than this is not reused: uvicorn closes idle ones after 5 s."""
 SWEEP_S = 1.0
 """How often, at least, the time of running requests is looked at."""
 TIMEOUT_S = 120.0
-MASK_64 = 2**64 - 1
-NAME_BYTES = 1024
-"""Of a replica's name in a header; more is cut off (our choice)."""
+HEAD_BYTES_LIMIT = 2**16
+"""A head that is longer, with the answers (1xx) before it, is not waited for, nor is an error with its head:
+HAProxy takes 16 kB of headers (our choice)."""
+BARREN_BYTES_LIMIT = 2**20
+"""So many bytes of a good answer may come without a token among them: three thousand events that say nothing,
+or what follows the last one (our choice)."""
 SHORTAGES = {
     errno.EMFILE: "no_file",
     errno.ENFILE: "no_file",
@@ -42,6 +55,7 @@ class Connection(asyncio.Protocol):
     """One kept-alive connection; serves one exchange at a time and tells `Client` when it ended."""
 
     __slots__ = (
+        "_barren_bytes",
         "_client",
         "_delimited",
         "_kept",
@@ -60,6 +74,7 @@ class Connection(asyncio.Protocol):
         self._reader: EventReader | ErrorReader | None = None
         self._parser: Any = None
         self._delimited = False
+        self._barren_bytes = 0  # that came since the last token
         self._kept: bool | None = None  # of a complete answer: can the next request use this connection?
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -69,7 +84,7 @@ class Connection(asyncio.Protocol):
         assert self.transport is not None
         self.exchange = exchange
         self._parser = httptools.HttpResponseParser(self)
-        self._delimited, self._kept = False, None
+        self._delimited, self._kept, self._barren_bytes = False, None, 0
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
@@ -89,16 +104,35 @@ class Connection(asyncio.Protocol):
             self._kept = False
         if exchange.events != events:
             exchange.output_at(now_ns)
+            self._barren_bytes = 0
+        else:
+            self._refuse_endless(exchange, len(data))
         if self._kept is not None:
             exchange.judge()
             self._finish(keep=self._kept)
+
+    def _refuse_endless(self, exchange: Exchange, size: int) -> None:
+        """Give up an answer of which too much has come without a token."""
+        self._barren_bytes += size
+        status = exchange.http_status
+        limit = BARREN_BYTES_LIMIT if status == 200 else HEAD_BYTES_LIMIT
+        if self._barren_bytes <= limit or self._kept is not None:
+            return
+        self._kept = False
+        if status is None:
+            exchange.fail("conn_error", "long_head", f"its head is longer than {limit} bytes")
+        elif status != 200:
+            exchange.fail("http_error", str(status), f"the answer is longer than {limit} bytes")
+        else:
+            exchange.fail("http_error", "endless", f"{limit} bytes without a token")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._kept is not None:
             return
         name = name.lower()
         if name == b"x-replica-id" and self.exchange:
-            self.exchange.replica_id = value[:NAME_BYTES].decode(errors="replace")
+            replica = self._client.redact(value.decode(errors="replace"))
+            self.exchange.replica_id = printable(replica[:WORD_CHARS])
         elif name in (b"content-length", b"transfer-encoding"):
             self._delimited = True
         elif name == b"x-accepted-virtual-ns" and self.exchange and value.isdigit():
@@ -113,11 +147,11 @@ class Connection(asyncio.Protocol):
         elif self.exchange and status >= 200:  # early hints and their like come before the answer
             self.exchange.http_status = status
             if status != 200:
-                self._reader = ErrorReader(self.exchange)
+                self._reader = ErrorReader(self.exchange, self._client.redact)
                 return
             self._client.check_clock(self.exchange)
             stamped = self.exchange.accepted_virtual_ns is not None
-            self._reader = (StampedReader if stamped else EventReader)(self.exchange)
+            self._reader = (StampedReader if stamped else EventReader)(self.exchange, self._client.redact)
 
     def on_body(self, body: bytes) -> None:
         if self._reader is not None:
@@ -125,6 +159,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._reader is not None:
+            self._reader.end()
             self._kept, self._reader = self._parser.should_keep_alive(), None
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -153,6 +188,8 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, *, keep: bool) -> None:
         exchange, self.exchange = self.exchange, None
+        if self._reader is not None:
+            self._reader.end()
         # The parser holds this connection's methods: a cycle, if it were kept.
         self._parser = self._reader = None
         if keep:
@@ -160,8 +197,7 @@ class Connection(asyncio.Protocol):
         else:
             self.close()
         if exchange is not None:
-            exchange.end_ns = time.monotonic_ns()
-            self._client.ended(exchange)
+            self._client.end(exchange)
 
 
 class Client:
@@ -170,9 +206,10 @@ class Client:
     A request of stream s goes to the s-th URL, one without a stream to any of them, by `chosen`. One of a
     session says so in the header x-session-id; with `sticky` its session alone chooses the URL.
 
-    `ended` is called once for every exchange, whatever became of it. `api_key` goes into the
-    Authorization header and nowhere else. No request is ever repeated. `time_scale` is how many times as
-    fast as the real clock a server's must run; an answer from another one fails.
+    `ended` is called once for every exchange, whatever became of it. `key` goes into the Authorization
+    header, and what a server says is kept without it. No request is ever repeated. Host names are looked up
+    here and by `retarget`. `time_scale` is how many times as fast as the real clock a server's must run; an
+    answer from another one fails.
     """
 
     def __init__(
@@ -182,29 +219,31 @@ class Client:
         *,
         path: str = "/v1/completions",
         timeout_s: float = TIMEOUT_S,
-        api_key: str | None = None,
+        key: Secret | None = None,
         time_scale: float = 1.0,
         sticky: bool = False,
     ) -> None:
-        self.ended = ended
+        self.redact: Redact = key.redact if key else str
+        self._ended = ended
         self._time_scale = time_scale
         self._sticky = sticky
         # Loading the trusted certificates takes tens of milliseconds: once, and not during the run.
         secure = any(urlsplit(url).scheme == "https" for url in urls)
         tls = ssl.create_default_context() if secure else None
-        self._server = partial(_server, path=path, api_key=api_key, tls=tls)
-        self._servers: dict[str, _Server] = {}
-        self.retarget(urls)
+        self._server = partial(server, path=path, key=key, tls=tls)
+        self._urls = urls
+        self._servers = {url: self._server(url) for url in urls}
         self._timeout_s = timeout_s
         self._sweep: asyncio.TimerHandle | None = None
         self._idle: dict[str, deque[tuple[int, Connection]]] = defaultdict(deque)
         self._open: dict[Connection, None] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._connecting: dict[asyncio.Task[None], Exchange] = {}
 
-    def retarget(self, urls: list[str]) -> None:
-        """Send what comes from now on to these URLs, of the scheme of the first ones."""
+    async def retarget(self, urls: list[str]) -> None:
+        """Send what starts after this to these URLs, of the first ones' scheme, at their addresses now."""
+        found = await asyncio.to_thread(lambda: {url: self._server(url) for url in urls})
+        self._servers |= found  # the old ones are still being connected to
         self._urls = urls
-        self._servers |= {url: self._server(url) for url in urls}  # the old ones are still being connected to
 
     def start(
         self, exchange: Exchange, body: bytes, stream: int | None = None, session: int | None = None
@@ -225,8 +264,8 @@ class Client:
             connection.send(exchange, request)
             return
         task = asyncio.ensure_future(self._connect(url, exchange, request))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._connecting[task] = exchange
+        task.add_done_callback(self._connecting.pop)
 
     def check_clock(self, exchange: Exchange) -> None:
         """Fail an exchange with a server whose clock is not as fast as ours: its latencies mean nothing."""
@@ -241,10 +280,18 @@ class Client:
     def forget(self, connection: Connection) -> None:
         self._open.pop(connection, None)
 
+    def end(self, exchange: Exchange) -> None:
+        """Hand an exchange back, whose outcome is known, unless that has been done."""
+        if exchange.end_ns is None:
+            exchange.end_ns = time.monotonic_ns()
+            self._ended(exchange)
+
     def cut_all(self, kind: str) -> None:
         """End every running exchange as truncated with `kind`, and close all connections."""
-        for task in list(self._tasks):
-            task.cancel()
+        for task, exchange in list(self._connecting.items()):
+            task.cancel()  # one that has not begun to run never will: its exchange is ended here
+            exchange.fail("conn_error", kind)
+            self.end(exchange)
         for connection in list(self._open):
             connection.cut("truncated", kind)
             connection.close()
@@ -282,13 +329,11 @@ class Client:
         server = self._servers[url]
         try:
             async with asyncio.timeout(self._timeout_s):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(self, url), server.host, server.port, ssl=server.tls
-                )
+                connection = await server.connected(lambda: Connection(self, url))
         except (OSError, ValueError) as error:  # ValueError: no name of a host
             shortage = SHORTAGES.get(error.errno or 0) if isinstance(error, OSError) else None
             status = "missed" if shortage else "conn_error"
-            exchange.fail(status, shortage or type(error).__name__, str(error))
+            exchange.fail(status, shortage or type(error).__name__, self.redact(str(error)))
         except asyncio.CancelledError:
             exchange.fail("conn_error", "interrupted")
         else:
@@ -297,20 +342,7 @@ class Client:
                 connection.send(exchange, request)
                 return
             exchange.fail("conn_error", "connection_lost")
-        exchange.end_ns = time.monotonic_ns()
-        self.ended(exchange)
-
-
-def chosen(seq: int, count: int) -> int:
-    """One of `count` URLs for request (or session) `seq`: as good as random, and the same in every run.
-
-    In turn, each URL would see every k-th arrival, and so a smoother process than the one asked for. The
-    mixing is SplitMix64's (Steele, Lea, Flood, OOPSLA 2014).
-    """
-    mixed = (seq + 1) * 0x9E3779B97F4A7C15 & MASK_64
-    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK_64
-    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK_64
-    return (mixed ^ mixed >> 31) % count
+        self.end(exchange)
 
 
 def _positive(value: bytes) -> float:
@@ -319,29 +351,3 @@ def _positive(value: bytes) -> float:
         return float(value)
     except ValueError:
         return 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Server:
-    """One URL, taken apart once; `head` is everything of a request before its content length."""
-
-    head: bytes
-    host: str
-    port: int
-    tls: ssl.SSLContext | None
-
-
-def _server(url: str, path: str, api_key: str | None, tls: ssl.SSLContext | None) -> _Server:
-    parts = urlsplit(url)
-    secure = parts.scheme == "https"
-    lines = [
-        f"POST {parts.path.rstrip('/')}{path} HTTP/1.1",
-        f"Host: {parts.netloc.rpartition('@')[2]}",
-        "Content-Type: application/json",
-        "Accept: text/event-stream",
-    ]
-    if api_key:
-        lines.append(f"Authorization: Bearer {api_key}")
-    head = "\r\n".join([*lines, "Content-Length: "]).encode()
-    port = parts.port or (443 if secure else 80)
-    return _Server(head, parts.hostname or "", port, tls if secure else None)

@@ -2,54 +2,64 @@
 
 import json
 import os
-import urllib.request
-from http.client import HTTPException, HTTPMessage
-from typing import IO, Any, NoReturn
+from typing import Any
 
 from conf import ConfigError
+from conf.asking import OK, AskError, ask
+from conf.secret import Secret
 
 READY_TIMEOUT_S = 10.0
+MOST_LEVELS = 16
+"""Of lists and objects within each other in a model's card; vLLM's has three (our choice)."""
 
 
 class TargetError(RuntimeError):
     """The service could not be deployed or reached; one line with the reason."""
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses to be sent elsewhere: the load would not follow, and the key belongs to nobody else."""
+def api_key(variable: str) -> Secret | None:
+    """The key that the environment holds under this name; no name means no key.
 
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: HTTPMessage,
-        newurl: str,
-    ) -> NoReturn:
-        raise TargetError(f"{req.full_url} redirects to {newurl}: name the server that answers itself")
-
-
-def api_key(variable: str) -> str | None:
-    """The key that the environment holds under this name; no name means no key."""
+    Raises ConfigError, which quotes neither the key nor the name: that may be a key in the wrong place.
+    """
     if not variable:
         return None
     if variable not in os.environ:
-        raise ConfigError(f"target.api_key_env={variable} names no environment variable; export it first")
-    return os.environ[variable]
-
-
-def models_of(url: str, key: str | None) -> Any:
-    """The models a server says it serves. Raises TargetError when it does not answer as one.
-
-    It is asked the way the load goes: without a proxy and without following a redirect.
-    """
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
-    request = urllib.request.Request(f"{url}/v1/models")
-    if key:
-        request.add_header("Authorization", f"Bearer {key}")
+        raise ConfigError(
+            "target.api_key_env names no environment variable; export the key in one and give its name"
+        )
     try:
-        with opener.open(request, timeout=READY_TIMEOUT_S) as response:
-            return json.load(response)["data"]
-    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        return Secret(os.environ[variable])
+    except ValueError as error:
+        raise ConfigError(f"target.api_key_env: {error}; export the key alone") from error
+
+
+def models_of(url: str, key: Secret | None, within_s: float = READY_TIMEOUT_S) -> list[dict[str, Any]]:
+    """The models a server says it serves. Raises TargetError when it does not answer as one in time."""
+    try:
+        answer = ask(f"{url}/v1/models", within_s, key=key)
+        if answer.status != OK:
+            raise AskError(answer.said)
+        return _cards(json.loads(answer.body))
+    except (AskError, ValueError, RecursionError) as error:
         raise TargetError(f"{url}/v1/models does not answer as a model server: {error}") from error
+
+
+def _cards(tree: Any) -> list[dict[str, Any]]:
+    """The models of an answer. Raises ValueError if it is another one."""
+    cards = tree.get("data") if isinstance(tree, dict) else None
+    if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards):
+        raise ValueError("no list of models under 'data'")
+    _refuse_unfit(cards)
+    return cards
+
+
+def _refuse_unfit(tree: Any, levels: int = MOST_LEVELS) -> None:
+    """Raise ValueError for what the manifest could not keep: endless nesting, and halves of letters."""
+    if levels == 0:
+        raise ValueError("the models are nested too deeply")
+    if isinstance(tree, str):
+        tree.encode()
+    elif isinstance(tree, dict | list):
+        for part in [*tree, *tree.values()] if isinstance(tree, dict) else tree:
+            _refuse_unfit(part, levels - 1)

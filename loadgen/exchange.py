@@ -4,17 +4,22 @@ Knows the events of an OpenAI-compatible server; knows no socket, schedule or re
 that are not plainly one more token are parsed, and what is kept of them has the type it should have.
 """
 
-import codecs
 import json
 import re
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-ERROR_CHARS = 200
-EVENT_BYTES_LIMIT = 2**20
-"""An event that is longer is not waited for."""
+from conf.one_line import one_line, printable
+
+WORD_CHARS = 200
+"""So much of a server's words is kept (our choice)."""
+EVENT_BYTES_LIMIT = 2**17
+"""An event that is longer is not waited for: each stream in flight may hold one (our choice)."""
+Redact = Callable[[str], str]
+"""Takes the key out of what a server said; to be done before it is cut."""
 CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")
 COUNT_LIMIT = 2**31
 """Counts are kept as 32 bits with a sign; a server that says more is not believed."""
@@ -88,7 +93,7 @@ class Exchange:
         """Record the first reason of a failure; a later one never replaces it."""
         if self.status is None:
             self.status, self.error_kind = status, kind
-            self.error = error[:ERROR_CHARS] if error else self.error
+            self.error = one_line(error, WORD_CHARS) if error else self.error
 
     def judge(self) -> None:
         """Name the outcome of a complete answer: ok only with all that a whole one has."""
@@ -109,16 +114,25 @@ class Exchange:
 
 
 class ErrorReader:
-    """Keeps the beginning of an answer that brings no events but says why."""
+    """Keeps the beginning of an answer that brings no events but says why.
 
-    __slots__ = ("_decode", "_exchange")
+    The connection bounds what is fed.
+    """
 
-    def __init__(self, exchange: Exchange) -> None:
+    __slots__ = ("_body", "_exchange", "_redact")
+
+    def __init__(self, exchange: Exchange, redact: Redact = str) -> None:
         self._exchange = exchange
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._redact = redact
+        self._body = bytearray()
 
     def feed(self, body: bytes) -> None:
-        self._exchange.error = ((self._exchange.error or "") + self._decode(body))[:ERROR_CHARS]
+        self._body += body
+
+    def end(self) -> None:
+        """Keep what was said: only now, for the key may have come in pieces."""
+        if self._exchange.error is None and self._body:
+            self._exchange.error = one_line(self._redact(self._body.decode(errors="replace")), WORD_CHARS)
 
 
 class EventReader:
@@ -128,10 +142,11 @@ class EventReader:
     parsed is what must stand around the next, which is then compared instead of parsed.
     """
 
-    __slots__ = ("_after", "_before", "_exchange", "_rest")
+    __slots__ = ("_after", "_before", "_exchange", "_redact", "_rest")
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, redact: Redact = str) -> None:
         self._exchange = exchange
+        self._redact = redact
         self._rest = b""
         self._before: bytes | tuple[()] = ()  # nothing starts with it
         self._after = b""
@@ -159,6 +174,9 @@ class EventReader:
             and (start := len(self._before)) < event.find(b'"', start) == len(event) - len(self._after)
         )
 
+    def end(self) -> None:
+        """An event that was cut off says nothing."""
+
     def _event(self, event: bytes) -> None:
         exchange = self._exchange
         if self._is_token(event):
@@ -175,7 +193,7 @@ class EventReader:
         try:
             self._message(_typed(json.loads(data.decode()), dict))
         except (ValueError, RecursionError):
-            exchange.fail("http_error", "bad_event", data[:ERROR_CHARS].decode(errors="replace"))
+            exchange.fail("http_error", "bad_event", self._redact(data.decode(errors="replace")))
         if exchange.events > before:
             self._learn(event)
 
@@ -189,7 +207,7 @@ class EventReader:
         """Take what one event says, or nothing of it; ValueError if it has a type it must not have."""
         exchange = self._exchange
         if message.get("error") is not None:
-            exchange.fail("http_error", "in_band", json.dumps(message["error"]))
+            exchange.fail("http_error", "in_band", self._redact(json.dumps(message["error"])))
             return
         usage, engine = message.get("usage"), message.get("maxqps")
         usage = None if usage is None else _usage(_typed(usage, dict))
@@ -200,7 +218,8 @@ class EventReader:
         output = _carries_output(choice)
         exchange.usage = exchange.usage if usage is None else usage
         exchange.engine = exchange.engine if engine is None else engine
-        exchange.finish_reason = reason or exchange.finish_reason
+        if reason:
+            exchange.finish_reason = printable(self._redact(reason)[:WORD_CHARS])
         exchange.events += output
 
 

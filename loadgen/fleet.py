@@ -29,6 +29,8 @@ from loadgen.worker import Report
 
 ROUND_TRIPS = 20
 REPLY_TIMEOUT_S = 10.0
+LOOK_UP_S = 60.0
+"""A resolver gives a name up after asking up to three servers twice for five seconds each (resolv.conf)."""
 READY_TIMEOUT_S = 60.0
 LAST_WORDS_S = 3.0
 MAX_DOUBT_NS = 50_000_000
@@ -156,10 +158,12 @@ class Fleet:
         return True
 
     def retarget(self, urls: list[str]) -> None:
-        """Send what comes from now on to other URLs; those that replace a lost actor do so too."""
-        if urls != self._plan.urls:
-            self._plan = replace(self._plan, urls=urls)
-            self._ask("retarget", REPLY_TIMEOUT_S, urls)
+        """Send what comes from now on to these URLs; those that replace a lost actor do so too.
+
+        Names are looked up anew: a service that was restored may have its old URLs at another address.
+        """
+        self._plan = replace(self._plan, urls=urls)
+        self._ask("retarget", LOOK_UP_S, urls)
 
     def finish(self, drain_s: float) -> None:
         """Stop sending, drain for at most `drain_s` of the run's clock, and bring all shards into the folder.

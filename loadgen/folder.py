@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from conf.secret import Secret
 from loadgen.recorder import lock
 
 
@@ -23,9 +24,13 @@ class BusyError(OSError):
 
 
 class Folder:
-    """A folder held by one process at a time, with its events.jsonl. Raises BusyError, OSError."""
+    """A folder held by one process at a time, with its events.jsonl. Raises BusyError, OSError.
+
+    What is written here is written without the `secret`, once there is one.
+    """
 
     def __init__(self, path: Path) -> None:
+        self.secret: Secret | None = None
         self.path = path = path.resolve()
         self.run_id = path.name
         self._events = (path / "events.jsonl").open("a")
@@ -54,6 +59,7 @@ class Folder:
 
     def event(self, kind: str, /, **facts: Any) -> None:
         """Append one line to events.jsonl and hand it to the operating system."""
+        facts = self.cleaned(facts)
         self._events.write(
             json.dumps(finite({"at": time.time(), "event": kind, **facts}), default=str) + "\n"
         )
@@ -63,7 +69,7 @@ class Folder:
         """Write a small file whole or not at all."""
         part = self.path / f"{name}.tmp"
         try:
-            part.write_text(text)
+            part.write_text(self.cleaned(text))
             part.replace(self.path / name)
         except OSError:
             part.unlink(missing_ok=True)  # a full disk has no room for halves
@@ -75,7 +81,11 @@ class Folder:
 
     def write_json(self, name: str, tree: Any) -> None:
         """Write a JSON file whole or not at all; see `finite` for numbers that are not."""
-        self.write_text(name, json.dumps(finite(tree), indent=2, default=str) + "\n")
+        self.write_text(name, json.dumps(finite(self.cleaned(tree)), indent=2, default=str) + "\n")
+
+    def cleaned(self, tree: Any) -> Any:
+        """A tree, or a text, as it may leave this process: without the key in it."""
+        return tree if self.secret is None else self.secret.cleaned(tree)
 
     @property
     def typed(self) -> Path:

@@ -23,9 +23,9 @@ from conf.matrix import Matrix
 from conf.schema import Hardware, Layout, Model, SimulatedEngine
 from loadgen import feasible, grid, prediction, virtual_target
 from loadgen import progressive as ladder
+from loadgen.addresses import chosen
 from loadgen.arrivals import NS, PHASES, ArrivalSchedule
 from loadgen.bench import Simulated
-from loadgen.client import chosen
 from loadgen.forecast import quiet
 from loadgen.progress import Emit
 from loadgen.search import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start

@@ -18,6 +18,7 @@ import ray
 from analysis import series
 from conf import ConfigError
 from conf.schema import Workload
+from conf.secret import Secret
 from loadgen.arrivals import ArrivalSchedule
 from loadgen.lifeline import Lifeline, own, watch
 from loadgen.limits import Limits, limits, raise_files
@@ -43,7 +44,7 @@ class FleetPlan:
     time_scale: float = 1.0
     sticky: bool = False
     driver: Lifeline = field(default_factory=own)
-    api_key: str | None = field(default=None, repr=False)
+    key: Secret | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class LoadActor:
             record_itl=plan.record_itl,
             time_scale=plan.time_scale,
             timeout_s=plan.timeout_s / plan.time_scale,
-            api_key=plan.api_key,
+            key=plan.key,
             path=prompts.path,
             sticky=plan.sticky,
         )
@@ -117,7 +118,7 @@ class LoadActor:
         await self._worker.offer(schedule)
 
     async def retarget(self, urls: list[str]) -> None:
-        self._worker.retarget(urls)
+        await self._worker.retarget(urls)
 
     async def retract(self) -> None:
         self._worker.retract()

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from analysis import records
 from analysis.words import Words
-from conf.one_line import one_line
 from loadgen.arrivals import PHASES, ArrivalSchedule
-from loadgen.exchange import ERROR_CHARS, Exchange
+from loadgen.exchange import Exchange
 from loadgen.lengths import Ints
 
 
@@ -156,7 +155,7 @@ def batch(
         "phase": [plan.phase for plan in plans],
         "status": [_status(exchange) for exchange in ends],
         "error_kind": [exchange.error_kind for exchange in ends],
-        "error": [exchange.error and one_line(exchange.error, ERROR_CHARS) for exchange in ends],
+        "error": [exchange.error for exchange in ends],
         "http_status": [exchange.http_status for exchange in ends],
         "finish_reason": [said.finish_reason.kept(exchange.finish_reason) for exchange in ends],
         "stream": pa.array([plan.stream for plan in plans], pa.int16()),

@@ -22,9 +22,10 @@ from analysis.summary import Tree
 from conf import Experiment
 from conf.load import dump
 from conf.schema import Workload
+from conf.secret import Secret
 from loadgen import conclusion
 from loadgen.driver import Driver, TargetLost
-from loadgen.endpoint import TargetError
+from loadgen.endpoint import TargetError, api_key
 from loadgen.fleet import Fleet, FleetError
 from loadgen.load_actor import FleetPlan
 from loadgen.plan import Past, Plan
@@ -55,7 +56,7 @@ class Service:
     reported: dict[str, Any] = field(default_factory=dict)
     metrics_urls: dict[str, str] = field(default_factory=dict)
     actor_options: dict[str, Any] = field(default_factory=dict)
-    api_key: str | None = field(default=None, repr=False)
+    key: Secret | None = None
     recover: "Callable[[float], Service] | None" = None
 
 
@@ -94,6 +95,9 @@ class Run:
         self._scraper: Scraper | None = None
         self._lines: SimpleQueue[str] = SimpleQueue()
         before = folder.read_json("manifest.json") if past is not None else {}
+        folder.secret = (
+            api_key(experiment.target.api_key_env) if experiment.engine.kind == "external" else None
+        )
         self._salt = before.get("prompt_salt", secrets.randbits(31))
         self._manifest = manifest(folder.run_id, verb, experiment.seed, self._salt)
         if before:
@@ -107,9 +111,9 @@ class Run:
         while not self._lines.empty():
             text = self._lines.get()
             self.folder.event("metrics", text=text)
-            self._show("metrics", text=text)
+            self._show("metrics", text=self.folder.cleaned(text))
         self.folder.event(kind, **facts)
-        self._show(kind, **facts)
+        self._show(kind, **self.folder.cleaned(facts))
 
     def measure(
         self,
@@ -160,7 +164,7 @@ class Run:
             tree = self._concluded(conclude)
             why = f"{tree['reason'] or 'measured'}; then the run folder could not be written: {error}"
             rescue = f"mend that, then: python -m loadgen resume {self.folder.typed} recovers it"
-            return tree | {"reason": f"{why}; {rescue}"} | FAILED
+            return self._cleaned(tree | {"reason": f"{why}; {rescue}"} | FAILED)
         finally:
             self.folder.close()
 
@@ -223,7 +227,7 @@ class Run:
             service.metrics_urls,
             self.folder.shards / f"server-{fleet.zero_wall_ns}.arrow",
             fleet.now_ns,
-            service.api_key,
+            service.key,
             self._lines.put,
             self.experiment.time_scale,
         )
@@ -241,7 +245,7 @@ class Run:
             record_itl=asked.fleet.record_itl,
             time_scale=asked.time_scale,
             sticky=asked.routing.policy == "client_side",
-            api_key=service.api_key,
+            key=service.key,
         )
         self._fleet = fleet = Fleet(
             asked.fleet.actors,
@@ -311,6 +315,7 @@ class Run:
         if self.prediction:
             tree["prediction"] = self.prediction
         tree["requests"] = conclusion.count_requests(rows, RunFolder.planned_in(self.folder.path))
+        tree = self._cleaned(tree)
         if tree["dwells"]:
             dwell_table.write(tree["dwells"], tree["basis"], self.folder.path / "dwells.parquet")
         self.folder.write_json("sweep.json", tree)
@@ -323,3 +328,8 @@ class Run:
         self.folder.write_json("manifest.json", self._manifest)
         self.folder.event("end", exit_code=tree["exit_code"], reason=tree["reason"])
         return tree
+
+    def _cleaned(self, tree: Tree) -> Tree:
+        """A conclusion as it is handed on, to be shown and to be part of a study."""
+        cleaned: Tree = self.folder.cleaned(tree)
+        return cleaned

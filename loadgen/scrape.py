@@ -1,7 +1,8 @@
 """Samples /metrics of every replica once a second into an Arrow IPC stream, in a thread of its own.
 
 Knows vLLM's metric names, also older ones, and one clock; knows nothing of the load. Whatever a server does
-ends as a row with its reason: a sample may be missing, but the run goes on.
+ends as a row with its reason: a sample may be missing, but the run goes on. The library bounds an answer's
+headers (128 of 8 kB), and its time is the sample's; its size and its lines are bounded here.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +24,7 @@ from prometheus_client.samples import Sample
 
 from analysis import series
 from conf.one_line import one_line
+from conf.secret import Secret
 from loadgen.arrivals import NS
 from loadgen.recorder import Shard
 
@@ -31,6 +34,10 @@ TIMEOUT_S = 0.8
 ABSENT_S = 30.0
 """A server that has no /metrics is asked again after this time."""
 WORD_CHARS = 200
+MOST_BYTES = 8 * 2**20
+"""Of a page; an engine of vLLM's fills some 40 kB (our choice)."""
+MOST_LINES = 4096
+"""Of the metrics that are wanted: a node of eight engines has some hundred (our choice)."""
 COUNT_LIMIT = 2**53
 """Up to here a float holds every whole number; a server that says more is not believed."""
 REPLICA_ID = "x-replica-id"
@@ -58,9 +65,9 @@ class Scraper:
     """Samples `urls` (a replica's name to the address of its metrics) while the block lasts.
 
     `clock_ns` is the run's clock, on whose whole seconds samples are taken; it runs `time_scale` times as
-    fast as the real one. A sample bears the name that
-    the answer gives in x-replica-id, else the URL's. `api_key` goes to every URL, so it is only for
-    endpoints that are not ours; `say` gets, in the scraper's thread, a line about what the user should know.
+    fast as the real one. A sample bears the name that the answer gives in x-replica-id, else the URL's.
+    `key` goes to every URL, so it is only for endpoints that are not ours; `say` gets, in the scraper's
+    thread, a line about what the user should know.
     """
 
     def __init__(
@@ -68,7 +75,7 @@ class Scraper:
         urls: Mapping[str, str],
         path: Path,
         clock_ns: Callable[[], int],
-        api_key: str | None = None,
+        key: Secret | None = None,
         say: Callable[[str], None] = lambda _: None,
         time_scale: float = 1.0,
     ) -> None:
@@ -76,7 +83,11 @@ class Scraper:
         self._timeout_s = TIMEOUT_S / time_scale
         self._urls = dict(urls)
         self._clock_ns = clock_ns
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._key = key
+        # A packed answer may be a thousand times as long as it looks.
+        self._headers = {"Accept-Encoding": "identity"} | (
+            {"Authorization": key.authorization} if key else {}
+        )
         self._say = say
         self._shard = Shard(path, series.SERVER)
         self._absent_until_ns: dict[str, int] = {}
@@ -113,7 +124,11 @@ class Scraper:
         every_replica_at_once = aiohttp.TCPConnector(limit=0)
         try:
             async with aiohttp.ClientSession(
-                connector=every_replica_at_once, headers=self._headers, timeout=timeout
+                connector=every_replica_at_once,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers,
+                timeout=timeout,
+                auto_decompress=False,
             ) as session:
                 while not await self._ends_before_tick():
                     clock_ns, at_us = self._clock_ns(), time.time_ns() // 1000
@@ -144,15 +159,20 @@ class Scraper:
         """One sample, or why there is none."""
         try:
             async with session.get(url, allow_redirects=False) as response:
-                replica = _plain(response.headers.get(REPLICA_ID, name))
+                replica = self._plain(response.headers.get(REPLICA_ID, name))
                 if response.status != HTTPStatus.OK:
                     self._refused(name, url, response.status, clock_ns)
                     return {"replica": replica, "error": f"HTTP {response.status}"}
-                return {"replica": replica, **figures(await response.text(errors="replace"))}
+                return {"replica": replica, **figures(await _page(response))}
         except TimeoutError:
             return {"replica": name, "error": f"no answer within {TIMEOUT_S:g} s"}
         except Exception as error:  # noqa: BLE001  the boundary of a request: whatever came, the run goes on
-            return {"replica": name, "error": _plain(f"{type(error).__name__}: {error}")}
+            return {"replica": name, "error": self._plain(f"{type(error).__name__}: {error}")}
+
+    def _plain(self, text: str) -> str:
+        """What a server said, without the key, short and printable: a header may hold what is no text."""
+        text = self._key.redact(text) if self._key else text
+        return one_line(text.encode(errors="replace").decode(), WORD_CHARS)
 
     def _refused(self, name: str, url: str, status: int, clock_ns: int) -> None:
         """Ask a server that has no metrics for us less often. One that fails (5xx) may recover at once."""
@@ -191,12 +211,22 @@ def figures(text: str) -> dict[str, Any]:
     return told or {"error": "none of vLLM's metrics in the answer"}
 
 
-def _plain(text: str) -> str:
-    """What a server said, short and writable: a header may hold bytes that are no text."""
-    return one_line(text[:WORD_CHARS].encode(errors="replace").decode())
+async def _page(response: aiohttp.ClientResponse) -> str:
+    """The text of an answer. Raises ValueError if it is too long or packed."""
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise ValueError("the answer is packed, which was not asked for")
+    page = bytearray()
+    async for piece in response.content.iter_any():
+        page += piece
+        if len(page) > MOST_BYTES:
+            raise ValueError(f"the answer is longer than {MOST_BYTES} bytes")
+    return page.decode(errors="replace")
 
 
 def _samples(text: str) -> Iterable[Sample]:
     """The samples of the metrics we want; parsing a whole page, mostly histograms, costs tens of ms."""
-    lines = "".join(f"{line}\n" for line in _WANTED.findall(text))
+    wanted = [line.group() for line in islice(_WANTED.finditer(text), MOST_LINES + 1)]
+    if len(wanted) > MOST_LINES:
+        raise ValueError(f"more than {MOST_LINES} lines of vLLM's metrics")
+    lines = "".join(f"{line}\n" for line in wanted)
     return (sample for family in text_string_to_metric_families(lines) for sample in family.samples)

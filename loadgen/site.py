@@ -22,7 +22,7 @@ from cluster.warm import Warm, Warmer, WarmError
 from conf import Experiment
 from conf.schema import SimulatedEngine, VllmEngine
 from loadgen.arrivals import Traffic
-from loadgen.endpoint import TargetError, api_key, models_of
+from loadgen.endpoint import READY_TIMEOUT_S, TargetError, api_key, models_of
 from loadgen.progress import Emit
 from loadgen.prompts import Prompts
 from loadgen.run import Service
@@ -34,6 +34,8 @@ from serve_apps.prepared import prepared, with_folder
 WARM_OUTPUT_TOKENS = 8
 """Output tokens of the requests that warm a replica: enough for decode steps of every kind (our choice)."""
 SIMULATED_START_S = 120.0
+LEAST_ASK_S = 1.0
+"""So long an endpoint has for its models even where all the time went into its first answer (our choice)."""
 
 
 @contextmanager
@@ -227,18 +229,19 @@ def _external(experiment: Experiment, emit: Emit) -> Iterator[Service]:
     emit("connecting", text=f"{len(urls)} endpoint(s) answer; starting Ray for the load actors")
     with open_session(here, None, load_cpus):
         metrics_urls = {url: f"{url}/metrics" for url in urls}
-        served = Service(urls, reported=reported, metrics_urls=metrics_urls, api_key=key)
+        served = Service(urls, reported=reported, metrics_urls=metrics_urls, key=key)
         yield replace(served, recover=partial(_answering, experiment, served))
 
 
 def _answering(experiment: Experiment, served: Service, limit_s: float) -> Service:
     """The same service once every endpoint answers requests of the workload again. Raises TargetError."""
-    key = served.api_key
-    warm = Warm(*_shape(experiment), headers={"Authorization": f"Bearer {key}"} if key else {})
+    key = served.key
+    warm, deadline_s = Warm(*_shape(experiment), key=key), time.monotonic() + limit_s
     try:
-        Warmer(warm, time.monotonic() + limit_s, limit_s).replicas({url: url for url in served.urls})
+        Warmer(warm, deadline_s, limit_s).replicas({url: url for url in served.urls})
     except WarmError as error:
         raise TargetError(str(error)) from error
-    models = [models_of(url, key) for url in served.urls]
+    left_s = max(LEAST_ASK_S, deadline_s - time.monotonic())
+    models = [models_of(url, key, min(READY_TIMEOUT_S, left_s)) for url in served.urls]
     again = partial(_answering, experiment, served)
     return replace(served, reported={**served.reported, "models": models}, recover=again)

@@ -129,9 +129,9 @@ class Worker:
                 self._plan.append(self._closed.popleft())
             self._wake.set()
 
-    def retarget(self, urls: list[str]) -> None:
-        """Send what comes from now on elsewhere."""
-        self._client.retarget(urls)
+    async def retarget(self, urls: list[str]) -> None:
+        """Send what comes from now on elsewhere, or to the addresses that the same names have now."""
+        await self._client.retarget(urls)
 
     def retract(self) -> None:
         """Forget what is not due yet; each keeps its row, as missed in the phase `retracted`."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.client import chosen
+from loadgen.addresses import chosen
 from serve_apps.engine_model import loop
 from serve_apps.engine_model.balance import POLICIES, Balance, Balancer, Loss, choice, pairs
 

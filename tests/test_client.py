@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from conf.secret import Secret
 from loadgen.client import Client, Connection
 from loadgen.exchange import EventReader, Exchange
 from tests.mock_server import END, MockServer, answer, event, head, token, usage
@@ -91,7 +92,7 @@ def test_connections_are_kept_alive() -> None:
 def test_the_key_travels_in_the_header_only() -> None:
     async def main() -> tuple[bytes, list[Exchange]]:
         async with MockServer() as server:
-            results = await exchanges(server.url, 1, api_key="hush-hush")
+            results = await exchanges(server.url, 1, key=Secret("hush-hush"))
             return server.requests[0][0], results
 
     request, (exchange,) = asyncio.run(main())
@@ -220,7 +221,7 @@ def no_file_left() -> Iterator[None]:
             os.close(file)
 
 
-def test_the_next_address_of_a_host_is_tried() -> None:
+def test_the_next_address_of_a_host_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> list[Exchange]:
         async with MockServer() as server:
             port = int(server.url.rpartition(":")[2])
@@ -229,10 +230,7 @@ def test_the_next_address_of_a_host_is_tried() -> None:
                 for host in ("127.0.0.2", "127.0.0.1")
             ]
 
-            async def resolve(*args: Any, **options: Any) -> list[Any]:
-                return addresses
-
-            asyncio.get_running_loop().getaddrinfo = resolve  # type: ignore[method-assign]
+            monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
             return await exchanges(f"http://server.test:{port}", 1)
 
     (exchange,) = asyncio.run(main())
@@ -309,7 +307,7 @@ async def over_tls(certificate: Path, count: int) -> tuple[list[Exchange], MockS
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(certificate)
     async with MockServer(lambda body: answer(body, 0.01), tls=tls) as server:
-        return await exchanges(server.url, count, api_key="hush"), server
+        return await exchanges(server.url, count, key=Secret("hush")), server
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])

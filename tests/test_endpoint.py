@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from conf.secret import Secret
 from loadgen.endpoint import TargetError, models_of
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -53,7 +54,7 @@ def models(*names: str) -> Answer:
 @pytest.mark.parametrize(("key", "sent"), [("secret", "Bearer secret"), (None, None)])
 def test_a_server_gets_its_key_and_says_its_models(key: str | None, sent: str | None) -> None:
     with server(models("m")) as (url, keys):
-        assert models_of(url, key) == [{"id": "m"}]
+        assert models_of(url, Secret(key) if key else None) == [{"id": "m"}]
     assert keys == [sent]
 
 
@@ -64,29 +65,30 @@ def test_a_redirect_is_refused_and_the_key_stays(status: int) -> None:
         server(says(b"", status, Location=f"{elsewhere}/v1/models")) as (url, _),
         pytest.raises(TargetError) as refused,
     ):
-        models_of(url, "secret")
+        models_of(url, Secret("secret"))
     assert keys == []
     assert str(refused.value) == (
-        f"{url}/v1/models redirects to {elsewhere}/v1/models: name the server that answers itself"
+        f"{url}/v1/models does not answer as a model server: it redirects to {elsewhere}/v1/models: "
+        "name the server that answers itself"
     )
 
 
 def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     with server(models("proxied")) as (proxy, keys), server(models("m")) as (url, _):
         monkeypatch.setenv("http_proxy", proxy)
-        assert models_of(url, "secret") == [{"id": "m"}]
+        assert models_of(url, Secret("secret")) == [{"id": "m"}]
     assert keys == []
 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (says(b"", 401), "HTTP Error 401"),
-        (says(b"", 302), "HTTP Error 302"),
-        (says(b"", 302, Location="file:///etc/hostname"), "HTTP Error 302"),
+        (says(b"", 401), "HTTP 401"),
+        (says(b"", 302), "it answers HTTP 302"),
+        (says(b"", 302, Location="file:///etc/hostname"), "it redirects to file:///etc/hostname"),
         (says(b"<html>"), "Expecting value"),
-        (says(b"{}"), "'data'"),
-        (says(b"[]"), "list indices"),
+        (says(b"{}"), "no list of models"),
+        (says(b"[]"), "no list of models"),
     ],
 )
 def test_what_is_no_model_server_is_told_in_one_line(answer: Answer, why: str) -> None:

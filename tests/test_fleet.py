@@ -12,6 +12,7 @@ import pytest
 
 from analysis.runs import gather
 from conf import load
+from conf.secret import Secret
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.run_folder import RunFolder
 from tests.mock_server import MockServer, answer
@@ -49,7 +50,7 @@ def url() -> Iterator[str]:
 
 def fleet(url: str, folder: RunFolder, count: int = 2, cpus: float = 0.4) -> Fleet:
     plan = FleetPlan(
-        [url], WORKLOAD, "m", 151936, salt=7, timeout_s=5.0, record_itl=True, api_key="hush-hush"
+        [url], WORKLOAD, "m", 151936, salt=7, timeout_s=5.0, record_itl=True, key=Secret("hush-hush")
     )
     return Fleet(count, cpus, plan, folder.shards, SELECTOR)
 

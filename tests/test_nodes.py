@@ -21,8 +21,9 @@ from analysis.root import Prior
 from analysis.runs import gather
 from conf import ConfigError, Experiment, load
 from loadgen import conclusion, hold
+from loadgen.addresses import chosen
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
-from loadgen.client import Client, chosen
+from loadgen.client import Client
 from loadgen.driver import Driver
 from loadgen.exchange import Exchange
 from loadgen.plan import Plan

@@ -27,7 +27,7 @@ def test_requests_go_to_the_new_address_and_what_flies_ends_at_the_old_one() -> 
         async with MockServer() as old, MockServer() as new:
             client = Client([old.url], ended.put_nowait, timeout_s=2.0)
             client.start(Exchange(0, 3), BODY)
-            client.retarget([new.url])
+            await client.retarget([new.url])
             client.start(Exchange(1, 3), BODY)
             states = [(await asyncio.wait_for(ended.get(), 5)).status for _ in range(2)]
             client.cut_all("interrupted")

@@ -8,7 +8,7 @@ import pytest
 
 from conf import load
 from conf.schema import SimulatedEngine
-from loadgen.client import chosen
+from loadgen.addresses import chosen
 from serve_apps.engine_model.balance import Balance, Loss
 from serve_apps.engine_model.fast import Machine
 from serve_apps.engine_model.prefixes import Prefixes

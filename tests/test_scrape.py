@@ -15,11 +15,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from aiohttp import web
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.records import read_stream
 from analysis.series import SERVER
+from conf.secret import Secret
 from loadgen import scrape
 from loadgen.recorder import Shard
 from loadgen.scrape import SPELLINGS, Scraper, figures
@@ -113,6 +114,7 @@ def test_a_page_without_vllms_metrics_says_so(text: str) -> None:
     assert figures(text) == {"error": "none of vLLM's metrics in the answer"}
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -361,7 +363,7 @@ def test_the_key_goes_to_the_endpoints_and_nowhere_else(path: Path) -> None:
         urls = server.urls | {"moved": server.url("moved")}
         del urls["elsewhere"]
         server.routes["moved"] = says("", 307, Location=server.url("elsewhere"))
-        with Scraper(urls, path, time.monotonic_ns, api_key="secret-key", say=said.append):
+        with Scraper(urls, path, time.monotonic_ns, key=Secret("secret-key"), say=said.append):
             until(lambda: good(path, "open") and len(said) == 2)
         with Scraper(urls, path.with_name("again"), time.monotonic_ns):
             until(lambda: good(path.with_name("again"), "open"))

@@ -23,8 +23,8 @@ from analysis.records import REQUESTS
 from analysis.validity import check_prefix_hits
 from conf import ConfigError, load
 from conf.schema import Workload
+from loadgen.addresses import chosen
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
-from loadgen.client import chosen
 from loadgen.lengths import turns
 from loadgen.prompts import Prompts
 from loadgen.recorder import Shard

@@ -34,8 +34,8 @@ class Line:
     def __init__(self) -> None:
         self.ended: list[Exchange] = []
         self.exchange = Exchange(0, 3)
-        self.client = Client(["http://server"], self.ended.append)
-        self.connection = Connection(self.client, "http://server")
+        self.client = Client(["http://127.0.0.1"], self.ended.append)
+        self.connection = Connection(self.client, "http://127.0.0.1")
         self.connection.connection_made(Wire())  # type: ignore[arg-type]
         self.connection.send(self.exchange, b"POST")
 

@@ -155,7 +155,7 @@ def test_a_request_that_is_refused_for_good_is_not_sent_again() -> None:
         server(
             lambda n: (numbers.append(n), ("", 0.0))[1], end=b'{"message": "too long"}', status=400
         ) as url,
-        pytest.raises(WarmError, match="refuses what the workload asks: HTTP Error 400: .*too long"),
+        pytest.raises(WarmError, match="refuses what the workload asks: HTTP 400 .*too long"),
     ):
         warmer(patience_s=60.0, limit_s=60.0).replicas({"r0": url})
     assert numbers == [1]

@@ -44,7 +44,8 @@ def plot_client_lag(run: Run, ax: Axes | None = None) -> Axes:
     _draw_gate(lag, gate)
     canvas.legend(lag, columns=2)
     if health:
-        _draw_health(*health, clients)
+        cpu, own = health
+        _draw_health(cpu, own, clients)
     return ax
 
 

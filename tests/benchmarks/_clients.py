@@ -155,7 +155,7 @@ async def _worker(url: str, due_ns: np.ndarray, tokens: int) -> Seen:
         shard = Shard(Path(folder) / "rows.arrow")
         health = Shard(Path(folder) / "health.arrow", series.CLIENTS)
         client = Worker(
-            0, [url], ready, shard, health, record_itl=True, timeout_s=DRAIN_S, api_key=None, path=ready.path
+            0, [url], ready, shard, health, record_itl=True, timeout_s=DRAIN_S, key=None, path=ready.path
         )
         await client.offer(_schedule(due_ns, tokens))
         meter = Meter()

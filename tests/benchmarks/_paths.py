@@ -131,7 +131,7 @@ async def _from_worker(url: str, processes: Processes, offer: Offer) -> Seen:
     prompts = offer.prompts
     with tempfile.TemporaryDirectory() as folder:
         shard = Shard(Path(folder) / "rows.arrow")
-        settings = {"timeout_s": DRAIN_S, "api_key": None, "path": prompts.path}
+        settings = {"timeout_s": DRAIN_S, "key": None, "path": prompts.path}
         client = Worker(0, [url], prompts, shard, record_itl=False, **settings)
         await client.offer(offer.schedule)
         spent = Spent(processes)

@@ -1,0 +1,186 @@
+"""One HTTP request and its whole answer, within a time and a size; knows nothing of what is asked.
+
+It goes straight to its server, as the load does: through no proxy, and a redirect is refused, for the key
+belongs to nobody else. The standard library's client reads the answer (at most 100 headers of 64 KiB); the
+time and the bytes are counted below it, at the socket, where no answer can trickle past them.
+"""
+
+import io
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urlsplit
+
+from conf.one_line import one_line
+from conf.secret import Secret
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+MOST_BYTES = 4 * 2**20
+"""Of an answer with its headers; a gateway's list of some hundred models takes half of one (our choice)."""
+PIECE_BYTES = 2**16
+WORD_CHARS = 200
+OK, REDIRECTS = 200, range(300, 400)
+
+
+class AskError(OSError):
+    """There was no whole answer that may be believed; one line with the reason, without the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer without the key; `names` are its headers in small letters.
+
+    `first_s` are the seconds from the beginning of the connection to the first byte of the body.
+    """
+
+    status: int
+    names: Mapping[str, str]
+    body: bytes
+    first_s: float
+
+    @property
+    def said(self) -> str:
+        """The status and the beginning of the text, in one line."""
+        return f"HTTP {self.status} {one_line(self.body.decode(errors='replace'), WORD_CHARS)}".rstrip()
+
+
+def ask(
+    url: str,
+    within_s: float,
+    *,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    key: Secret | None = None,
+    most_bytes: int = MOST_BYTES,
+) -> Answer:
+    """The answer to a GET, or with a `body` to a POST, whatever its status but a redirect's.
+
+    All of it, from connecting to the last byte, takes at most `within_s` (only the look-up of a name has the
+    resolver's own limit). Raises AskError.
+    """
+    parts = urlsplit(url)
+    sent = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close", **(headers or {})}
+    if key:
+        sent["Authorization"] = key.authorization
+    try:
+        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        began_s = time.monotonic()
+        with closing(_connected(parts, tls, began_s + within_s, most_bytes)) as line:
+            return _cleared(_exchanged(line, parts, body, sent, began_s), key)
+    except TimeoutError as error:
+        raise AskError(f"no whole answer within {within_s:g} s") from error
+    except (OSError, HTTPException, ValueError) as error:
+        words = str(error) or type(error).__name__
+        raise AskError(one_line(key.redact(words) if key else words)) from error
+
+
+def _exchanged(
+    line: "_Line", parts: SplitResult, body: bytes | None, headers: Mapping[str, str], began_s: float
+) -> Answer:
+    """Send the request and read what comes."""
+    connection = HTTPConnection(parts.hostname or "")
+    connection.sock = line  # it can all that the client asks of it
+    path = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
+    method = "GET" if body is None else "POST"
+    connection.request(method, path, body, dict(headers))
+    with closing(HTTPResponse(line, method=method)) as response:  # type: ignore[arg-type]
+        response.begin()
+        _refuse(response)
+        first = response.read(1)
+        first_s = time.monotonic() - began_s
+        pieces = [first]
+        while piece := response.read(PIECE_BYTES):
+            pieces.append(piece)
+        if response.length:
+            raise AskError(f"the answer ended {response.length} bytes before its end")
+        names = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, names, b"".join(pieces), first_s)
+
+
+def _refuse(response: HTTPResponse) -> None:
+    """Raise AskError for an answer that leads elsewhere or is packed in a way that nobody asked for."""
+    if response.status in REDIRECTS:
+        where = response.headers.get("Location")
+        elsewhere = f"redirects to {where}" if where else f"answers HTTP {response.status}"
+        raise AskError(f"it {elsewhere}: name the server that answers itself")
+    packed = response.headers.get("Content-Encoding", "identity")
+    if packed.lower() != "identity":
+        raise AskError(f"the answer is packed ({packed}), which was not asked for")
+
+
+def _cleared(answer: Answer, key: Secret | None) -> Answer:
+    """The answer without the key that the server was given."""
+    if key is None:
+        return answer
+    text = answer.body.decode(errors="surrogateescape")
+    cleared = key.redact(text).encode(errors="surrogateescape")
+    names = {name: key.redact(value) for name, value in answer.names.items()}
+    return Answer(answer.status, names, cleared, answer.first_s)
+
+
+def _connected(parts: SplitResult, tls: ssl.SSLContext | None, deadline_s: float, most_bytes: int) -> "_Line":
+    """A connection to the first address of a host that takes one."""
+    port = parts.port or (443 if tls else 80)
+    failed: OSError = OSError("the host has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        parts.hostname, port, type=socket.SOCK_STREAM
+    ):
+        line = _Line(socket.socket(family, kind, protocol), deadline_s, most_bytes)
+        try:
+            line.connect(address, tls, parts.hostname)
+        except OSError as error:
+            line.close()
+            failed = error
+        else:
+            return line
+    raise failed
+
+
+class _Line(io.RawIOBase):
+    """A socket that is silent after its deadline, whose answer has no more than so many bytes."""
+
+    def __init__(self, line: socket.socket, deadline_s: float, most_bytes: int) -> None:
+        self._line, self._deadline_s = line, deadline_s
+        self._most_bytes = self._left_bytes = most_bytes
+
+    def connect(self, address: Any, tls: ssl.SSLContext | None, host: str | None) -> None:
+        self._wait().connect(address)
+        if tls:
+            self._line = tls.wrap_socket(self._wait(), server_hostname=host)
+
+    def sendall(self, data: "ReadableBuffer") -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._wait().send(rest) :]
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        if self._left_bytes <= 0:
+            raise AskError(f"the answer is longer than {self._most_bytes} bytes")
+        read = self._wait().recv_into(memoryview(buffer)[: self._left_bytes])
+        self._left_bytes -= read
+        return read
+
+    def readable(self) -> bool:
+        return True
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def close(self) -> None:
+        super().close()
+        self._line.close()
+
+    def _wait(self) -> socket.socket:
+        """The socket, whose next act ends in time. Raises TimeoutError if it is too late."""
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._line.settimeout(left_s)
+        return self._line

@@ -1,0 +1,87 @@
+"""Where requests go: URLs taken apart and looked up before the load, and which of them one is sent to.
+
+Knows names, addresses and connections; knows nothing of what is sent over them.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from conf.secret import Secret
+
+MASK_64 = 2**64 - 1
+
+Protocol = TypeVar("Protocol", bound=asyncio.Protocol)
+
+
+def chosen(seq: int, count: int) -> int:
+    """One of `count` URLs for request (or session) `seq`: as good as random, and the same in every run.
+
+    In turn, each URL would see every k-th arrival, and so a smoother process than the one asked for. The
+    mixing is SplitMix64's (Steele, Lea, Flood, OOPSLA 2014).
+    """
+    mixed = (seq + 1) * 0x9E3779B97F4A7C15 & MASK_64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK_64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK_64
+    return (mixed ^ mixed >> 31) % count
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One URL, taken apart and looked up once.
+
+    `head` is everything of a request before its content length. `addresses` are tried in their order, the
+    resolver's; where it found none there is the name alone, to be looked up again.
+    """
+
+    head: bytes
+    host: str
+    addresses: Sequence[str]
+    port: int
+    tls: ssl.SSLContext | None
+
+    async def connected(self, protocol: Callable[[], Protocol]) -> Protocol:
+        """A connection to the first address that takes one. Raises what the last one was refused with."""
+        loop, name = asyncio.get_running_loop(), self.host if self.tls else None
+        for address in self.addresses[:-1]:
+            with suppress(OSError):
+                _, made = await loop.create_connection(
+                    protocol, address, self.port, ssl=self.tls, server_hostname=name
+                )
+                return made
+        _, made = await loop.create_connection(
+            protocol, self.addresses[-1], self.port, ssl=self.tls, server_hostname=name
+        )
+        return made
+
+
+def server(url: str, path: str, key: Secret | None, tls: ssl.SSLContext | None) -> Server:
+    """The server behind a URL, which takes requests at `path`; its name is looked up now, which may block."""
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    lines = [
+        f"POST {parts.path.rstrip('/')}{path} HTTP/1.1",
+        f"Host: {parts.netloc.rpartition('@')[2]}",
+        "Content-Type: application/json",
+        "Accept: text/event-stream",
+    ]
+    if key:
+        lines.append(f"Authorization: {key.authorization}")
+    head = "\r\n".join([*lines, "Content-Length: "]).encode()
+    port = parts.port or (443 if secure else 80)
+    host = parts.hostname or ""
+    return Server(head, host, _addresses(host, port), port, tls if secure else None)
+
+
+def _addresses(host: str, port: int) -> Sequence[str]:
+    """The addresses of a host, the best one first; its name again if it has none now."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):  # ValueError: no name of a host
+        return (host,)
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in found)) or (host,)
