@@ -65,10 +65,13 @@ def bound(limit: str, most_ms: float) -> str:
 
 
 def moment(stamp: str | None) -> str:
-    """An ISO time in UTC to the second."""
+    """An ISO time in UTC to the second; as it is where it is none."""
     if not stamp:
         return UNKNOWN
-    return datetime.fromisoformat(stamp).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        return datetime.fromisoformat(stamp).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except ValueError:
+        return one_line(stamp, MOST_LETTERS)
 
 
 def table(caption: str, found: pa.Table, null: str = UNKNOWN) -> Table:
