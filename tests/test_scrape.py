@@ -24,9 +24,9 @@ from conf.secret import Secret
 from loadgen import scrape
 from loadgen.recorder import Shard
 from loadgen.scrape import SPELLINGS, Scraper, figures
+from tests.patience import PATIENCE_S, until
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-PATIENCE_S = 120.0
 
 
 def page(engine: str = "0", **values: float) -> str:
@@ -227,13 +227,6 @@ def rows_of(path: Path) -> dict[str, list[dict[str, Any]]]:
     for row in read_stream(path, SERVER).to_pylist():
         rows.setdefault(row["replica"], []).append(row)
     return rows
-
-
-def until(seen: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not seen():
-        assert time.monotonic() < deadline_s, "it never came"
-        time.sleep(0.02)
 
 
 def good(path: Path, replica: str) -> list[dict[str, Any]]:
