@@ -1,4 +1,4 @@
-"""vLLM's CPU build on a CPU without AVX-512, pretended in processes that may not load what is built for it."""
+"""vLLM's CPU build on a CPU without AVX-512, pretended by processes that may not load what that needs."""
 
 import json
 import os
