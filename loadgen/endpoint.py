@@ -3,6 +3,7 @@
 import json
 import os
 import urllib.request
+from collections.abc import Sequence
 from http.client import HTTPException, HTTPMessage
 from typing import IO, Any, NoReturn
 
@@ -12,7 +13,14 @@ READY_TIMEOUT_S = 10.0
 
 
 class TargetError(RuntimeError):
-    """The service could not be deployed or reached; one line with the reason."""
+    """The service could not be deployed or reached; one line with the reason.
+
+    `last_words` are lines of the processes that failed, for the run folder.
+    """
+
+    def __init__(self, message: str, last_words: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.last_words = tuple(last_words)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
