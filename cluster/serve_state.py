@@ -21,7 +21,14 @@ STATE_TIMEOUT_S = 10.0
 
 
 class DeployError(Exception):
-    """The application did not come up, does not answer or did not go away; the message is one line."""
+    """The application did not come up, does not answer or did not go away; the message is one line.
+
+    `last_words` are lines of the processes that failed, printable and bounded, where any were found.
+    """
+
+    def __init__(self, message: str, last_words: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.last_words = tuple(last_words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +138,13 @@ def state(app_name: str, engines: str = "") -> State:
 
     Raises DeployError.
     """
-    return read(_ask_controller("get_serve_instance_details"), app_name, engines)
+    return read(details(), app_name, engines)
+
+
+def details() -> dict[str, Any]:
+    """The controller's tree of details of all applications. Raises DeployError."""
+    tree: dict[str, Any] = _ask_controller("get_serve_instance_details")
+    return tree
 
 
 def read(details: dict[str, Any], app_name: str, engines: str = "") -> State:

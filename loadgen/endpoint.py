@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from conf import ConfigError
@@ -14,7 +15,14 @@ MOST_LEVELS = 16
 
 
 class TargetError(RuntimeError):
-    """The service could not be deployed or reached; one line with the reason."""
+    """The service could not be deployed or reached; one line with the reason.
+
+    `last_words` are lines of the processes that failed, for the run folder.
+    """
+
+    def __init__(self, message: str, last_words: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.last_words = tuple(last_words)
 
 
 def api_key(variable: str) -> Secret | None:

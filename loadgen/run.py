@@ -37,6 +37,8 @@ from loadgen.tokenizer import FILE as TOKENIZER
 Conclude = Callable[[], Tree]
 """Draws a conclusion, the tree of sweep.json, from what the driver knows by then."""
 
+LAST_WORDS = "deploy_failure.txt"
+"""The file of a run folder that holds what a service that did not come up, or not again, wrote last."""
 STREAMS_SPARE = 2.0
 """Requests in flight at the bounds, times this, must fit into the actors' files and ports (our choice)."""
 
@@ -137,6 +139,7 @@ class Run:
             when = "before the load began" if self._driver is None else "at once; answers in flight were cut"
             conclude = conclude or self._failed(summary.EXIT_INTERRUPTED, f"interrupted {when}")
         except (TargetError, FleetError) as error:
+            self._keep_last_words(error)
             if conclude is not None:
                 with suppress(OSError):  # it changes nothing of what was measured, but it must be known
                     self.emit("teardown", text=str(error))
@@ -146,6 +149,12 @@ class Run:
         except Exception as error:  # noqa: BLE001  the boundary of a run: what was received must be saved
             conclude = conclude or self._broken(error)
         return self._saved(conclude)
+
+    def _keep_last_words(self, error: TargetError | FleetError) -> None:
+        """Save what the processes of a failed service wrote last, for it goes with the service."""
+        if isinstance(error, TargetError) and error.last_words:
+            with suppress(OSError):  # the reason is told all the same
+                self.folder.write_text(LAST_WORDS, "\n".join([str(error), *error.last_words, ""]))
 
     def _broken(self, error: Exception) -> Conclude:
         """The conclusion of a run that an error of ours ended."""
@@ -210,6 +219,7 @@ class Run:
         try:
             new = old.recover(limit_s)
         except TargetError as error:
+            self._keep_last_words(error)
             raise TargetLost(f"not whole again within {limit_s:g} s: {error}") from error
         self._manifest["servers_before"] = [*self._manifest.get("servers_before", []), old.reported]
         self._manifest["server"] = new.reported

@@ -45,7 +45,9 @@ def service(experiment: Experiment, emit: Emit) -> Iterator[Service]:
     try:
         with up(experiment, emit) as served:
             yield served
-    except (DeployError, PlacementError, SessionError) as error:
+    except DeployError as error:
+        raise TargetError(str(error), error.last_words) from error
+    except (PlacementError, SessionError) as error:
         raise TargetError(str(error)) from error
 
 
@@ -170,7 +172,7 @@ def _served(
             back = deployment.recovered(limit_s, lambda line: emit("deploy", text=line))
             return _served(experiment, emit, front, placement, back, seen)
         except DeployError as error:
-            raise TargetError(str(error)) from error
+            raise TargetError(str(error), error.last_words) from error
 
     selector = placement.load_selector
     return Service(

@@ -56,6 +56,17 @@ class EmulatedPlatform(Platform):  # type: ignore[misc]  # vLLM has no types her
         return True
 
     @classmethod
+    def import_kernels(cls) -> None:
+        """Load the kernels of a CPU build for this very CPU, as vLLM's own CPU platform chooses them.
+
+        The inherited choice is always `vllm._C`, which in a CPU build is for AVX-512: an illegal instruction
+        elsewhere. Nothing here computes with kernels; vLLM's modules only look them up.
+        """
+        from vllm.platforms.cpu import CpuPlatform  # imports what is not there yet when this module is
+
+        CpuPlatform.import_kernels()
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         """The last word on vLLM's configuration: our executor. Raises ValueError for what is not emulated."""
         _refuse(vllm_config)

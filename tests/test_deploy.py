@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 import urllib.request
 from collections import Counter
@@ -212,6 +213,31 @@ def test_a_deployment_that_does_not_fit_says_so_and_leaves_nothing(ray_session: 
     with pytest.raises(DeployError, match="0 of 1 replicas running in time; too-large is DEPLOYING"):
         deploy(app, "too-large", ray_session.url, MODEL, 1, timeout_s=2.0)
     assert serve_state.state("too-large").trouble == "the application is ABSENT"
+
+
+@ray.serve.deployment(max_constructor_retry_count=1, ray_actor_options={"num_cpus": 0})
+class Dies:
+    """A replica that ends as one does whose library was built for another CPU, or by an exception."""
+
+    def __init__(self, by_signal: bool) -> None:
+        sys.stderr.write("its last words\n")
+        if by_signal:
+            os.kill(os.getpid(), signal.SIGILL)
+        raise OSError("[Errno 98] Address already in use")
+
+    async def __call__(self) -> None:
+        """Nobody gets so far."""
+
+
+@pytest.mark.parametrize("by_signal, cause", [(True, "illegal instruction"), (False, "port in use")])
+def test_a_deployment_that_dies_tells_its_last_words(
+    by_signal: bool, cause: str, ray_session: Session
+) -> None:
+    with pytest.raises(DeployError, match=f"dies is DEPLOY_FAILED: .*; {cause}: ") as caught:
+        deploy(Dies.bind(by_signal), "dies", ray_session.url, MODEL, 1)
+    assert "\n" not in str(caught.value)
+    assert "its last words" in caught.value.last_words
+    assert serve_state.state("dies").trouble == "the application is ABSENT"
 
 
 def test_a_stream_has_every_token_usage_and_an_end(deployment: Deployment) -> None:

@@ -18,6 +18,7 @@ CONFINED = {
     "ray": {
         "cluster/session.py",
         "cluster/deploy.py",
+        "cluster/last_words.py",
         "cluster/removal.py",
         "cluster/serve_state.py",
         "cluster/preflight.py",

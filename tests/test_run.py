@@ -99,6 +99,15 @@ def test_a_service_that_does_not_come_up_is_told_in_one_line(
     assert reason in tree["reason"] and "\n" not in tree["reason"]
 
 
+def test_the_last_words_of_a_service_that_does_not_come_up_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, path = measure(tmp_path, monkeypatch, entering=TargetError("no replica came up", ["a", "b"]))
+    assert tree["exit_code"] == summary.EXIT_TARGET
+    assert (path / run.LAST_WORDS).read_text() == "no replica came up\na\nb\n"
+    assert run.LAST_WORDS in json.loads((path / "manifest.json").read_text())["files"]
+
+
 def test_an_internal_error_keeps_its_traceback_and_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

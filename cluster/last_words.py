@@ -1,0 +1,156 @@
+"""The last words of an application that does not come up: Serve's about it, and what its processes wrote.
+
+Knows Ray's log files by their first lines, and the words of a usual cause. Reads only, and raises nothing:
+whoever asks has an error to tell already.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from conf.one_line import one_line
+
+LINES, LETTERS = 40, 400
+"""Lines of each process and letters of each line that are kept (our choice)."""
+TAIL_BYTES = 2**16
+NODES, NODE_TIMEOUT_S = 8, 10.0
+"""Nodes that are asked for the logs, and how long they may take together (our choice)."""
+NAMED = ":actor_name:ServeReplica:{app_name}:"
+"""Ray's line about the actor in such a file, before what the actor itself writes."""
+MARK = re.compile(r":(job_id|actor_name|task_name):")
+
+CAUSES = (
+    (
+        r"SIGILL|illegal instruction",
+        "illegal instruction: a library was built for another CPU; install a build for this one",
+    ),
+    (
+        r"out of memory|OutOfMemory|MemoryError|cannot allocate memory|running low on memory"
+        r"|no available memory for the cache",
+        "out of memory: free some, or choose a smaller model, context or share (engine.args)",
+    ),
+    (
+        r"address already in use|EADDRINUSE|errno 98\b",
+        "port in use: end what listens there, or an earlier deployment, and try again",
+    ),
+    (
+        r"not a valid model identifier|does not appear to have a file named|cannot find the requested files"
+        r"|couldn't connect to .* to load|LocalEntryNotFound|cannot find any model weights"
+        r"|unrecognized model in|repo id must|no such file or directory: .*(config\.json|safetensors)",
+        "model folder: the weights or the tokeniser are not where vLLM looks; see engine.model_path",
+    ),
+    (r"no space left on device", "disk full: free space on the node, in /tmp and in the caches"),
+    (
+        r"failed to infer device type|no (cuda|hip) gpus are available|hipErrorNoDevice",
+        "no GPU: the process sees none; run python -m cluster preflight",
+    ),
+)
+"""Words that failed processes write, whatever the case of their letters, and what they mean."""
+SAYS_WHY = re.compile(r"^[\w.]*(Error|Exception|Exit)\b.*\S|Fatal Python error|\*\*\* SIG[A-Z]+ received")
+NO_CAUSE = re.compile(r"Some common causes include|See (the )?(stack trace|root cause|controller logs)")
+"""Ray lists what might have been, memory among it, of every death."""
+SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+SECRET = re.compile(r"\b(?:hf_|sk-)[\w-]{6,}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)")
+FEWEST_SECRET_LETTERS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """`lines` are printable and bounded, those of each source below a line that names it; `why` is one."""
+
+    why: str = ""
+    lines: tuple[str, ...] = ()
+
+
+def last_words(
+    details: Mapping[str, Any], app_name: str, environment: Mapping[str, str] = os.environ
+) -> LastWords:
+    """Collect what Serve's tree of details and the logs on the nodes tell of an application.
+
+    Values of the environment with a secret's name, and what looks like a key, are not repeated.
+    """
+    said = {name: text.splitlines() for name, text in _messages(details, app_name)} | _logs(app_name)
+    kept = {
+        source: [safe(line, environment) for line in lines if line.strip()][-LINES:]
+        for source, lines in said.items()
+    }
+    lines = tuple(line for source, own in kept.items() if own for line in (f"--- {source}", *own))
+    return LastWords(why([line for own in kept.values() for line in own]), lines)
+
+
+def why(lines: Sequence[str]) -> str:
+    """The usual cause that the lines show and the line that shows it, else the last that names an error."""
+    telling = [line for line in lines if not NO_CAUSE.search(line)]
+    for words, cause in CAUSES:
+        shown = [line for line in telling if re.search(words, line, re.IGNORECASE)]
+        if shown:
+            return f"{cause} ({shown[-1]})"
+    return next((line for line in reversed(telling) if SAYS_WHY.search(line)), "")
+
+
+def safe(line: str, environment: Mapping[str, str]) -> str:
+    """The line, printable and bounded, without what must not be repeated."""
+    for name, value in environment.items():
+        if SECRET_NAME.search(name) and len(value) >= FEWEST_SECRET_LETTERS:
+            line = line.replace(value, "***")
+    return one_line(SECRET.sub("***", line), LETTERS)
+
+
+def _messages(details: Mapping[str, Any], app_name: str) -> Iterable[tuple[str, str]]:
+    """What Serve says of every deployment; of a constructor that raised, the traceback."""
+    app = details.get("applications", {}).get(app_name, {})
+    for name, deployment in app.get("deployments", {}).items():
+        yield f"Ray Serve on {name}", str(deployment.get("message", ""))
+
+
+def _logs(app_name: str) -> dict[str, list[str]]:
+    """The ends of the newest logs of the application's replicas on each node; empty where nobody answers."""
+    try:
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]][:NODES]
+        tasks = [_on(node).remote(app_name) for node in nodes]
+        ready, late = ray.wait(tasks, num_returns=len(tasks), timeout=NODE_TIMEOUT_S)
+        for task in late:
+            ray.cancel(task, force=True)
+    except (RayError, RuntimeError, ValueError):  # a cluster that is gone has no last words
+        return {}
+    found: dict[str, list[str]] = {}
+    for task in ready:
+        with suppress(RayError):  # the package is not installed there
+            found |= ray.get(task)
+    return found
+
+
+def _on(node: str) -> Any:
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": strategy}
+    return ray.remote(_read_here).options(**options)
+
+
+def _read_here(app_name: str) -> dict[str, list[str]]:
+    """On a node: the last lines of stderr and stdout of the application's newest processes."""
+    return read_logs(Path(ray._private.worker._global_node.get_logs_dir_path()), app_name)
+
+
+def read_logs(folder: Path, app_name: str) -> dict[str, list[str]]:
+    """The last lines of the newest file of each kind in a folder of Ray's logs, by the file's name."""
+    named, found = NAMED.format(app_name=app_name).encode(), {}
+    for kind in (".err", ".out"):
+        files = sorted(folder.glob(f"worker-*{kind}"), key=lambda file: file.stat().st_mtime, reverse=True)
+        for file in files:
+            with file.open("rb") as log:
+                ours = named in log.read(TAIL_BYTES)
+                log.seek(max(0, file.stat().st_size - TAIL_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()
+            lines = [line for line in lines if line.strip() and not MARK.match(line)]
+            if ours and lines:
+                found[file.name] = lines[-LINES:]
+                break
+    return found
