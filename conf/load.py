@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import Container, DictConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import checkpoint, constants, planning, schema
-from conf.one_line import reason
+from conf.bounded_yaml import bounded_text, refuse_large
+from conf.bounded_yaml import read as read_yaml
+from conf.one_line import one_line, reason
 from conf.overruled import overruled
 
 ROOT = Path(__file__).parent
@@ -33,6 +35,8 @@ _PLANNED = [
     for group, spec in (("demand", planning.Demand), ("plan", planning.Care))
     for field in dataclasses.fields(spec)
 ]
+MOST_NAME_BYTES = 200
+"""Bytes of a run's name: a file system takes 255, and names of parts and unfinished files are longer."""
 _Read = Callable[[Path], dict[str, Any]]
 _Changes = Callable[[Any, dict[str, Any]], dict[str, Any]]
 """From the tree so far and that of a named file to what the file changes."""
@@ -68,6 +72,8 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experime
         raise
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError(_one_line(error)) from error
+    if any(word.startswith("run=") for word in values):
+        refuse_name(experiment.run)
     dropped = calibration and getattr(experiment.engine, "constants", None) == ""
     if dropped and not {"model", "hardware"} <= set(choices):
         raise ConfigError(
@@ -75,6 +81,18 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experime
             "hardware=NAME"
         )
     return experiment
+
+
+def refuse_name(run: str | None) -> None:
+    """Raise ConfigError for a `run` that names no folder of its own within `out`; None is no name."""
+    if run is None:
+        return
+    if run in ("", ".", "..") or set(run) & set("/\\="):
+        raise ConfigError(f"run={one_line(run)} is no name of a folder within out; give one without / \\ and =")
+    if not run.isprintable() or run != run.strip() or run.startswith("-"):
+        raise ConfigError("run=... has control characters or begins or ends oddly; give a plain name")
+    if len(run.encode(errors="replace")) > MOST_NAME_BYTES:
+        raise ConfigError(f"run={run[:20]}... is longer than {MOST_NAME_BYTES} bytes; give a shorter name")
 
 
 def load_planning(words: Sequence[str]) -> planning.Planning:
@@ -88,7 +106,7 @@ def load_planning(words: Sequence[str]) -> planning.Planning:
         key, _ = _key_and_value(word)
         if key not in _PLANNED:
             raise ConfigError(f"unknown key '{key}'{_hint(key, _PLANNED)}")
-        node = _merge(node, key, _parse(key, word))
+        node = _merge(node, key, _parse(node, key, word))
     try:
         return cast(planning.Planning, OmegaConf.to_object(node))
     except (OmegaConfBaseException, ValueError, TypeError) as error:
@@ -135,7 +153,7 @@ def _file(group: str, choice: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    tree = _mapping(path, yaml.safe_load)
+    tree = _mapping(path, read_yaml)
     if "${" in str(tree):
         raise ConfigError(f"{path}: interpolation (${{...}}) is not supported")
     return tree
@@ -147,8 +165,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
-        tree = parse(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        tree = parse(bounded_text(path))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path}: {reason(error)}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} is not a mapping of keys to values")
@@ -158,6 +176,9 @@ def _mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
 def _read_saved(path: Path) -> dict[str, Any]:
     """A tree whose groups are mappings, as `dump` writes it."""
     tree = _read(path)
+    for key in ("run", "out"):
+        if not isinstance(tree.get(key), str | None):
+            raise ConfigError(f"{path}: {key} is no text; put it in quotes")
     for group in [*groups(), "target"]:
         if not isinstance(tree.get(group, {}), dict):
             raise ConfigError(f"{path}: {group} is not a mapping of keys to values")
@@ -185,12 +206,12 @@ def _build(tree: dict[str, Any], values: list[str], chosen: set[str]) -> schema.
             raise ConfigError(f"{key} belongs to a calibration; name its file: engine.constants=FILE")
     for key, (groups_of, read, changes) in _NAMED_FILES.items():
         for word in [word for word, of in zip(values, keys, strict=True) if of == key][-1:]:
-            node = _merge(node, key, _parse(key, word))
+            node = _merge(node, key, _parse(node, key, word))
         if chosen & groups_of and OmegaConf.select(node, key):
             node = _merge(node, key, _read_named(node, key, read, changes))
     for key in keys:
         node = _merge(node, key, _exact(node, key))
-    parsed = [_parse(key, word) for word, key in zip(values, keys, strict=True)]
+    parsed = [_parse(node, key, word) for word, key in zip(values, keys, strict=True)]
     for key, said in zip(keys, parsed, strict=True):
         node = _merge(node, key, said)
     _refuse_overruled(node, parsed)
@@ -227,7 +248,7 @@ def _read_named(node: Any, key: str, read: _Read, changes: _Changes) -> dict[str
     tree = read(Path(path))
     try:
         return changes(node, tree)
-    except ValueError as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         raise ConfigError(f"{key}={path}: {reason(error)}") from error
 
 
@@ -280,15 +301,27 @@ def _units(node: Any) -> dict[str, str]:
     }
 
 
-def _parse(key: str, word: str) -> Any:
+def _parse(node: Any, key: str, word: str) -> Any:
+    """The value of a word as a tree. What is a text stays as it was typed: a run named 007 is no number."""
     try:
-        return OmegaConf.from_dotlist([word])
+        refuse_large(word)
+        said = OmegaConf.from_dotlist([word])
+        if _is_text(node, key) and not isinstance(OmegaConf.select(said, key), str | Container | None):
+            OmegaConf.update(said, key, word.partition("=")[2])
+        return said
     except (yaml.YAMLError, ValueError) as error:
         # The error as a whole would show the value, which may hold a secret.
         reason = getattr(error, "problem", None) or "not a text YAML allows"
         raise ConfigError(
             f"{key}: the value is not YAML ({reason}); put text with brackets or colons in quotes"
         ) from error
+
+
+def _is_text(node: Any, key: str) -> bool:
+    """True of a key whose value is one text."""
+    above, _, name = key.rpartition(".")
+    at = OmegaConf.select(node, above) if above else node
+    return isinstance(at, DictConfig) and isinstance(at._get_node(name), StringNode)
 
 
 def _merge(node: Any, key: str, values: Any) -> Any:

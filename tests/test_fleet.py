@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from analysis.runs import gather
+from analysis import gathering
 from conf import load
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.run_folder import RunFolder
@@ -113,7 +113,7 @@ def test_an_unfinished_run_reads_like_a_finished_one(ray_session: object, url: s
     start_ns = max(0, target.now_ns()) + NS // 2
     schedule = offer(folder, start_ns, 1.0)
     target.run(schedule, start_ns + 3 * NS)
-    rows = gather(folder.path)
+    rows = gathering.requests(folder.path)
     assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
     assert statuses(rows)["ok"] == len(schedule)
     target.finish(0.1)
@@ -137,4 +137,4 @@ def test_a_shard_from_another_disk_is_fetched(ray_session: object, url: str, tmp
     elsewhere = RunFolder.create(tmp_path, "driver")
     target._folder = elsewhere.shards
     target.finish(2.0)
-    assert sorted(gather(elsewhere.path)["seq"].to_pylist()) == schedule.seq.tolist()
+    assert sorted(gathering.requests(elsewhere.path)["seq"].to_pylist()) == schedule.seq.tolist()
