@@ -287,8 +287,7 @@ def _refuse_words(given: Sequence[str]) -> None:
 
 def _simulated(words: Sequence[str], config: Path) -> Experiment:
     """A run's experiment as the engine model serves it: without noise, for its figures are of many steps."""
-    saved = yaml.safe_load(config.read_text())
-    chosen = [] if saved["engine"]["kind"] == "simulated" else ["engine=simulated"]
+    chosen = [] if load(base=config).engine.kind == "simulated" else ["engine=simulated"]
     given = {word.partition("=")[0] for word in words}
     quiet = [*chosen, "engine.step_noise_cv=0", "engine.drift_sd=0", "engine.stall_every_steps=0"]
     return load([*(word for word in quiet if word.partition("=")[0] not in given), *words], config)

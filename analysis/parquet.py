@@ -9,25 +9,26 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from analysis import durable
+
 ROW_GROUP = 32_768
 """Rows that are read or skipped together: 18 MB of the gaps of answers of 140 tokens."""
 
 
 def write(table: pa.Table, path: Path) -> None:
-    """Write `table` as zstd Parquet, complete or not at all (by rename). Raises OSError on a full disk."""
-    part = path.with_name(path.name + ".tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(
-        table,
-        part,
-        compression="zstd",
-        compression_level=3,
-        row_group_size=ROW_GROUP,
-        use_dictionary=[field.name for field in table.schema if _is_word(field.type)],
-        column_encoding={_leaf(field): code for field in table.schema if (code := _encoding(field.type))},
-        write_page_index=True,
-    )
-    part.replace(path)
+    """Write `table` as zstd Parquet, whole or not at all (`durable`). Raises OSError on a full disk."""
+    durable.folder(path.parent)
+    with durable.replacing(path) as file:
+        pq.write_table(
+            table,
+            file,
+            compression="zstd",
+            compression_level=3,
+            row_group_size=ROW_GROUP,
+            use_dictionary=[field.name for field in table.schema if _is_word(field.type)],
+            column_encoding={_leaf(field): code for field in table.schema if (code := _encoding(field.type))},
+            write_page_index=True,
+        )
 
 
 def _is_word(kind: pa.DataType) -> bool:

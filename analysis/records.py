@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from analysis import parquet, words
+from analysis import arrow_stream, parquet, piecewise, words
 
 SCHEMA_VERSION = 2
 """It grows with every added column; none is renamed or taken away. Columns that a file lacks are null."""
@@ -27,6 +27,12 @@ PENDING = "pending"
 
 KEYS = ("seq", "dwell", "phase", "status", "due_ns")
 """What no table of requests is without, whichever version wrote it."""
+
+PARQUET = b"PAR1"
+"""With it a Parquet file begins and ends."""
+
+KEYS_OF_ROWS = ("seq", "due_ns")
+"""What no row of a shard of requests is without."""
 
 _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
     ("seq", pa.int64(), "", "position in the run's master schedule; the key"),
@@ -142,6 +148,17 @@ PLAN = pa.schema(
 """What is known of a request before it is sent."""
 
 
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    """The schema of some columns of a request table."""
+    return pa.schema([REQUESTS.field(name) for name in columns], metadata=REQUESTS.metadata)
+
+
+def without_gaps(told: pa.Table) -> pa.Table:
+    """Rows of schema `PROGRESS` with a column of unknown gaps."""
+    gaps = SHARD.field("itl_us")
+    return told.append_column(gaps, pa.nulls(told.num_rows, gaps.type))
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Rows (dicts; a missing key is null) as a table of schema `REQUESTS`."""
     return pa.Table.from_pylist(list(rows), schema=REQUESTS)
@@ -178,24 +195,32 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("**/*.parquet"))
 
 
-def read(folder: Path, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pa.Table:
+def read(
+    folder: Path,
+    columns: Sequence[str] | None = None,
+    where: pc.Expression | None = None,
+    skip_torn: bool = False,
+) -> pa.Table:
     """All request tables below `folder` as one, sorted by `due_ns`; empty if there are none.
 
-    Of all columns, or of `columns` only: most bytes of a file are in `itl_us`. `where` keeps some rows.
-    Raises OSError or an ArrowException for a file that is broken, or not of requests.
+    Of all columns, or of `columns` only: most bytes of a file are in `itl_us`. `where` keeps some rows;
+    `skip_torn` leaves out what a power cut tore, where shards still have its rows. Raises OSError or an
+    ArrowException for a file that is broken, or not of requests.
     """
     asked = list(REQUESTS.names if columns is None else columns)
     read_too = [*asked, *{"due_ns"}.difference(asked)]
     tables = [_READ_AS.empty_table().select(read_too)]
     for file in files(folder):
+        if skip_torn and is_torn(file):
+            continue
         _refuse_foreign(file)
         tables.append(pq.read_table(file, schema=_READ_AS, columns=read_too, filters=where))
     return by_due(_narrowed(pa.concat_tables(tables))).select(asked)
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """Tables of `REQUESTS` one after the other, whose words are bounded together."""
-    return _narrowed(pa.concat_tables([REQUESTS.empty_table(), *tables]))
+    """Tables of the same columns of requests one after the other, whose words are bounded together."""
+    return _narrowed(pa.concat_tables(map(_narrowed, tables)))
 
 
 def _narrowed(requests: pa.Table) -> pa.Table:
@@ -208,6 +233,14 @@ def _narrowed(requests: pa.Table) -> pa.Table:
     return pa.table(columns, schema=pa.schema(fields, metadata=REQUESTS.metadata))
 
 
+def is_torn(file: Path) -> bool:
+    """True for a Parquet file without its end: its name was on the disk before its bytes were."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        opened.seek(max(0, size - len(PARQUET)))
+        return size < 3 * len(PARQUET) or opened.read() != PARQUET
+
+
 def _refuse_foreign(file: Path) -> None:
     """Raise ArrowInvalid for a file without what every version wrote: its rows would be of nulls."""
     names = pq.read_schema(file).names
@@ -218,7 +251,10 @@ def _refuse_foreign(file: Path) -> None:
 def by_due(requests: pa.Table) -> pa.Table:
     """Rows in order of due time; as they are if they stand so, which is how a file was written."""
     due_ns = requests.column("due_ns").to_numpy()
-    return requests if (due_ns[1:] >= due_ns[:-1]).all() else requests.sort_by("due_ns")
+    if (due_ns[1:] >= due_ns[:-1]).all():
+        return requests
+    order = np.argsort(due_ns, kind="stable")
+    return pa.concat_tables(piecewise.taken([requests], order, requests.schema))
 
 
 def read_shard(path: Path) -> pa.Table:
@@ -226,25 +262,30 @@ def read_shard(path: Path) -> pa.Table:
     return _narrowed(read_stream(path, SHARD))
 
 
-def read_told(path: Path) -> pa.Table:
-    """What a driver was told of ended requests, from its own shard (schema `PROGRESS`); gaps are null."""
-    told = read_stream(path, PROGRESS)
-    gaps = SHARD.field("itl_us")
-    return _narrowed(told.append_column(gaps, pa.nulls(told.num_rows, gaps.type)))
-
-
 def read_stream(path: Path, schema: pa.Schema) -> pa.Table:
-    """Every whole batch of an Arrow IPC stream of `schema`; the cut end of a killed writer is left out.
+    """Every whole batch of an Arrow IPC stream of `schema`; the cut end of a killed writer is left out."""
+    return read_known(path, schema)[0]
 
-    Columns that the writer's version did not have yet are null.
+
+def read_known(path: Path, schema: pa.Schema) -> tuple[pa.Table, bool]:
+    """What can be read of an Arrow IPC stream of `schema`, and whether that is all but a torn end.
+
+    Columns that the writer's version did not have yet are null. Raises OSError if it cannot be opened.
     """
-    batches = []
-    with path.open("rb") as file:
-        try:
-            for batch in pa.ipc.open_stream(file):
-                batches.append(batch)
-        except (pa.ArrowInvalid, OSError, EOFError):
-            pass  # what came before is whole
-    written = pa.Table.from_batches(batches) if batches else schema.empty_table()
+    batches, is_whole = arrow_stream.batches(path)
+    try:
+        return _conformed(batches, schema), is_whole
+    except (pa.ArrowException, TypeError):
+        return schema.empty_table(), False
+
+
+def _conformed(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    """The batches in the columns of `schema`. Raises ArrowException where they are of something else."""
+    if not batches:
+        return schema.empty_table()
+    written = pa.Table.from_batches(batches)
     known = {name: written.column(name) for name in written.column_names}
+    lacking = [name for name in KEYS_OF_ROWS if name not in known or known[name].null_count]
+    if not known.keys() & set(schema.names) or (lacking and KEYS_OF_ROWS[0] in schema.names):
+        raise pa.ArrowInvalid("rows of something else")
     return pa.table(empty(schema, written.num_rows) | known, schema=schema)

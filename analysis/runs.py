@@ -3,28 +3,22 @@
 import difflib
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from analysis import dwell_table, locations, records, series
+from analysis import dwell_table, gathering, locations, records, series, shards
 from analysis.locations import RunError as RunError
 from conf import Experiment, load
 from conf.one_line import plain, reason
 
-REQUEST_SHARD = re.compile(r"client-\d+\.arrow")
-HEALTH_SHARDS = "client-*.health.arrow"
-SERVER_SHARDS = "server*.arrow"
-DRIVER_SHARDS = "driver-*.arrow"
 CONCLUDED = ("exit_code", "valid", "asked")
 """What no conclusion is without, whichever version wrote it."""
 
@@ -87,18 +81,18 @@ class Run:
         `columns` are read where given: most bytes are the gaps in `itl_us`.
         """
         _refuse_columns(columns)
-        asked = [
+        wanted = [
             pc.field(name) == value
             for name, value in (("dwell", dwell), ("phase", phase))
             if value is not None
         ]
-        where = asked[0] & asked[-1] if asked else None
+        where = wanted[0] & wanted[-1] if wanted else None
         with _readable(self.path):
             if self.is_collected:
                 return records.read(self.path / "requests", columns, where)
-            rows = gather(self.path)
-        rows = rows if where is None else rows.filter(where)
-        return rows if columns is None else rows.select(columns)
+            asked = list(records.REQUESTS.names if columns is None else columns)
+            rows = gathering.requests(self.path, list(dict.fromkeys([*asked, "dwell", "phase"])))
+        return (rows if where is None else rows.filter(where)).select(asked)
 
     @property
     def is_collected(self) -> bool:
@@ -107,25 +101,29 @@ class Run:
         A plan is saved before its first send and never sent twice, so that counting is enough. Raises
         RunError where all rows of a run that ended are gone: these are no lost requests.
         """
-        if any((self.path / "shards").glob("*.arrow")):
+        if shards.files(self.path):
             return False
-        plans = list((self.path / "schedule").glob("*.parquet"))
         with _readable(self.path):
             rows = _count(records.files(self.path / "requests"))
             ended_with = ((self.sweep or {}).get("requests") or {}).get("rows", 0)
             if ended_with and not rows:
                 raise RunError(f"{self.path}/requests holds no row: the run ended with {ended_with}")
-            return not plans or _count(plans) == rows
+            plans = gathering.plan_files(self.path)
+            return not plans or _count(plans) <= rows
 
     def clients(self) -> pa.Table:
         """The load actors' own health: one row per actor and second (schema `series.CLIENTS`)."""
         with _readable(self.path):
-            return gather_series(self.path, "clients.parquet", HEALTH_SHARDS, series.CLIENTS, "client_id")
+            return gathering.series(
+                self.path, "clients.parquet", series.CLIENTS, "client_id", shards.read(self.path)
+            )
 
     def timeseries(self) -> pa.Table:
         """The servers' own figures: one row per replica and second (schema `series.SERVER`)."""
         with _readable(self.path):
-            return gather_series(self.path, "timeseries.parquet", SERVER_SHARDS, series.SERVER, "replica")
+            return gathering.series(
+                self.path, "timeseries.parquet", series.SERVER, "replica", shards.read(self.path)
+            )
 
     def dwells(self) -> pa.Table:
         """One row per ramp step and dwell (schema `dwell_table.DWELLS`); empty for a run that did not end."""
@@ -201,45 +199,3 @@ def _readable(path: Path) -> Iterator[None]:
 
 def _count(files: Sequence[Path]) -> int:
     return sum(pq.read_metadata(file).num_rows for file in files)
-
-
-def gather(path: Path, wall_start_ns: int | None = None, time_scale: float = 1.0) -> pa.Table:
-    """Parquet, shards and saved plans of a run as one row per planned request, by due time.
-
-    Of several records of one request the first counts: that of the Parquet (which shards may outlive, for
-    they go after it is written), of the load actor, of what the driver was told by an actor whose shard is
-    out of reach. A planned request without any is `lost`: its load actor died with it.
-    """
-    files = sorted((path / "shards").glob("*.arrow"))
-    shards = [records.read_shard(file) for file in files if is_request_shard(file)]
-    told = [records.read_told(file) for file in files if file.match(DRIVER_SHARDS)]
-    rows = once(records.joined([records.read(path / "requests"), *shards, *told]), "seq")
-    tables = [rows]
-    for file in sorted((path / "schedule").glob("*.parquet")):
-        plan = pq.read_table(file, schema=records.PLAN)
-        missing = ~np.isin(plan["seq"].to_numpy(), rows["seq"].to_numpy())
-        lost = records.lost(plan.filter(pa.array(missing)), wall_start_ns, time_scale)
-        tables.append(lost.cast(records.REQUESTS))
-    return pa.concat_tables(tables).sort_by("due_ns")
-
-
-def gather_series(path: Path, file: str, pattern: str, schema: pa.Schema, source: str) -> pa.Table:
-    """A series of an ended run (`file`) and what its shards (`pattern`) of a killed session add.
-
-    A row is known by its `source` (a column) and its time.
-    """
-    ended = [pq.read_table(path / file, schema=schema)] if (path / file).exists() else []
-    shards = [records.read_stream(shard, schema) for shard in sorted((path / "shards").glob(pattern))]
-    return once(pa.concat_tables([schema.empty_table(), *ended, *shards]), source, "clock_ns")
-
-
-def once(table: pa.Table, *keys: str) -> pa.Table:
-    """The first row of each key, in their order."""
-    numbered = table.select(keys).append_column("row", pa.array(np.arange(table.num_rows)))
-    first = numbered.group_by(keys).aggregate([("row", "min")])["row_min"].to_numpy()
-    return table if len(first) == table.num_rows else table.take(pa.array(np.sort(first)))
-
-
-def is_request_shard(path: Path) -> bool:
-    """True for the shard of a load actor's requests, not of its health or of the server's metrics."""
-    return REQUEST_SHARD.fullmatch(path.name) is not None

@@ -8,8 +8,11 @@ the facts too.
 from collections.abc import Mapping
 from typing import Any
 
+from conf.one_line import one_line
 from conf.schema import require
 
+MOST = 2**40
+"""No checkpoint has so many of anything (our choice)."""
 _GQA = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -96,14 +99,16 @@ def _image_token_px(config: Mapping[str, Any]) -> int:
     vision = _mapping(config, "vision_config")
     merged = vision.get("spatial_merge_size", (vision.get("merge_kernel_size") or [None])[0])
     patch = vision.get("patch_size")
-    return patch * merged if isinstance(patch, int) and isinstance(merged, int) else 0
+    counts = all(isinstance(side, int) and 0 <= side <= MOST for side in (patch, merged))
+    return patch * merged if counts else 0
 
 
 def _count(text: Mapping[str, Any], key: str, is_size: bool) -> int:
     """A number of things; `null`, which some keys have for "none of it", is 0, and a size is above that."""
     require(key in text, f"has no {key}")
     value = 0 if text[key] is None else text[key]
-    require(type(value) is int and value >= 0, f"{key}={value} is not a count")  # true is an int too
+    counts = type(value) is int and 0 <= value <= MOST  # true is an int too
+    require(counts, f"{key}={one_line(str(value), 60)} is not a count")
     require(value > 0 or not is_size, f"{key}={text[key]} must be at least 1")
     return int(value)
 

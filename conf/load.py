@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import checkpoint, constants, planning, schema
-from conf.misfit import Fields, fields_of, misfit, unknown
+from conf.bounded_yaml import bounded_text, refuse_large
+from conf.bounded_yaml import read as read_yaml
+from conf.misfit import Fields, fields_of, is_text, misfit, unknown
 from conf.misfit import keys as walked
 from conf.nearest import hint, nearest
-from conf.one_line import reason
+from conf.one_line import one_line, reason
 from conf.overruled import overruled
 
 ROOT = Path(__file__).parent
@@ -30,6 +32,8 @@ ENGINES: dict[str, type[schema.Engine]] = {
     "vllm_emulated": schema.EmulatedEngine,
     "external": schema.ExternalEngine,
 }
+MOST_NAME_BYTES = 200
+"""Bytes of a run's name: a file system takes 255, and names of parts and unfinished files are longer."""
 _Read = Callable[[Path], dict[str, Any]]
 _Changes = Callable[[Any, dict[str, Any]], dict[str, Any]]
 """From the tree so far and that of a named file to what the file changes."""
@@ -69,6 +73,8 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experime
         raise
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError(_one_line(error)) from error
+    if any(word.startswith("run=") for word in values):
+        refuse_name(experiment.run)
     dropped = calibration and getattr(experiment.engine, "constants", None) == ""
     if dropped and not {"model", "hardware"} <= set(choices):
         raise ConfigError(
@@ -78,6 +84,18 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experime
     return experiment
 
 
+def refuse_name(run: str | None) -> None:
+    """Raise ConfigError for a `run` that names no folder of its own within `out`; None is no name."""
+    if run is None:
+        return
+    if run in ("", ".", "..") or set(run) & set("/\\="):
+        raise ConfigError(f"run={one_line(run)} is no name of a folder in out; give one without / \\ and =")
+    if not run.isprintable() or run != run.strip() or run.startswith("-"):
+        raise ConfigError("run=... has control characters or begins or ends oddly; give a plain name")
+    if len(run.encode(errors="replace")) > MOST_NAME_BYTES:
+        raise ConfigError(f"run={run[:20]}... is longer than {MOST_NAME_BYTES} bytes; give a shorter name")
+
+
 def load_planning(words: Sequence[str]) -> planning.Planning:
     """What a plan is asked, by words demand.* and plan.* over the defaults.
 
@@ -85,10 +103,11 @@ def load_planning(words: Sequence[str]) -> planning.Planning:
     """
     groups_of_it: dict[str, Any] = {field.name: {} for field in dataclasses.fields(planning.Planning)}
     node = OmegaConf.merge(OmegaConf.structured(planning.Planning), groups_of_it)
+    root = fields_of(planning.Planning) or {}
     for word in words:
         key, _ = _key_and_value(word)
-        parsed = _parse(key, word)
-        if why := unknown(fields_of(planning.Planning) or {}, key, OmegaConf.select(parsed, key)):
+        parsed = _parse(root, key, word)
+        if why := unknown(root, key, OmegaConf.select(parsed, key)):
             raise WordError(why)
         node = _merge(node, planning.Planning, key, parsed)
     _refuse_twice(words)
@@ -155,7 +174,7 @@ def _file(group: str, choice: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    tree = _mapping(path, yaml.safe_load)
+    tree = _mapping(path, read_yaml)
     if "${" in str(tree):
         raise ConfigError(f"{path}: interpolation (${{...}}) is not supported")
     return tree
@@ -167,13 +186,13 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
-        tree = parse(path.read_text())
+        tree = parse(bounded_text(path))
     except IsADirectoryError as error:
         inside = path / ("config.json" if parse is json.loads else "config.yaml")
         raise ConfigError(f"{path} is a folder; name a file, such as {inside}") from error
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path}: {reason(error)}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} is not a mapping of keys to values")
@@ -183,6 +202,9 @@ def _mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
 def _read_saved(path: Path) -> dict[str, Any]:
     """A tree whose groups are mappings, as `dump` writes it."""
     tree = _read(path)
+    for key in ("run", "out"):
+        if not isinstance(tree.get(key), str | None):
+            raise ConfigError(f"{path}: {key} is no text; put it in quotes")
     for group in [*groups(), "target"]:
         if not isinstance(tree.get(group, {}), dict):
             raise ConfigError(f"{path}: {group} is not a mapping of keys to values")
@@ -210,7 +232,7 @@ def _build(tree: dict[str, Any], values: list[str], chosen: set[str], base: Path
     if missing := OmegaConf.missing_keys(node) - set(keys):
         first = next(name for name, _ in walked(root) if name in missing)
         raise ConfigError(f"{base or ROOT}: {first} is missing; give it, or start from a whole config.yaml")
-    parsed = [_parse(key, word) for word, key in zip(values, keys, strict=True)]
+    parsed = [_parse(root, key, word) for word, key in zip(values, keys, strict=True)]
     for key, said in zip(keys, parsed, strict=True):
         _check_key(root, key, OmegaConf.select(said, key))
         _check_constant(key)
@@ -259,7 +281,7 @@ def _read_named(node: Any, key: str, read: _Read, changes: _Changes) -> dict[str
     tree = read(Path(path))
     try:
         return changes(node, tree)
-    except ValueError as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         raise ConfigError(f"{key}={path}: {reason(error)}") from error
 
 
@@ -312,9 +334,14 @@ def _units(node: Any) -> dict[str, str]:
     }
 
 
-def _parse(key: str, word: str) -> Any:
+def _parse(root: Fields, key: str, word: str) -> Any:
+    """The value of a word as a tree. What is a text stays as it was typed: a run named 007 is no number."""
     try:
-        return OmegaConf.from_dotlist([word])
+        refuse_large(word)
+        said = OmegaConf.from_dotlist([word])
+        if is_text(root, key) and not isinstance(OmegaConf.select(said, key), str | Container | None):
+            OmegaConf.update(said, key, word.partition("=")[2])
+        return said
     except (yaml.YAMLError, ValueError) as error:
         # The error as a whole would show the value, which may hold a secret.
         reason = getattr(error, "problem", None) or "not a text YAML allows"

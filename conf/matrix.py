@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from conf.bounded_yaml import read
 from conf.load import ConfigError
 
 PREFIX = "matrix."
@@ -57,8 +58,8 @@ def matrix(words: Sequence[str]) -> Matrix:
 
 def _values(key: str, text: str) -> tuple[Any, ...]:
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        values = read(text)
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{PREFIX}{key}: {text} is not a YAML list; write {PREFIX}{key}=[a,b]") from error
     if not isinstance(values, list) or not values:
         raise ConfigError(f"{PREFIX}{key} needs a list of values: {PREFIX}{key}=[a,b]")
@@ -69,6 +70,6 @@ def _values(key: str, text: str) -> tuple[Any, ...]:
 
 def _text(value: Any) -> str:
     """The value as YAML reads it back; a plain text stays plain, for it may name a file of a group."""
-    if isinstance(value, str) and yaml.safe_load(value) == value:
+    if isinstance(value, str) and read(value) == value:
         return value
     return json.dumps(value)

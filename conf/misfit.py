@@ -42,6 +42,11 @@ def keys(fields: Fields, within: str = "") -> Iterator[tuple[str, Any]]:
         yield from keys(fields_of(kind) or {}, f"{within}{name}.")
 
 
+def is_text(root: Fields, key: str) -> bool:
+    """True of a dotted key under `root` whose value is one text."""
+    return _plain(dict(keys(root)).get(key))[0] is str
+
+
 def misfit(kind: Any, value: Any, key: str) -> str:
     """Why the value (of plain types) cannot be that of the key, in one line; empty if it can."""
     kind, optional = _plain(kind)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from conf import ConfigError, Experiment
-from conf.load import dump
+from conf.load import dump, refuse_name
 from conf.schema import Search
 from loadgen import anatomy, excerpt
 from loadgen.driver import WARMUP_QPS
@@ -40,6 +40,7 @@ def text(
     by default one for each sweep, and loaded by `runs`, by default one each. Raises ConfigError if the run
     folder exists.
     """
+    refuse_name(experiment.run)
     if experiment.run and (Path(experiment.out) / experiment.run).exists():
         raise ConfigError(f"run folder {experiment.out}/{experiment.run} exists; choose another run=NAME")
     talks = experiment.workload.conversations

@@ -6,8 +6,10 @@ Knows how a kill at any moment leaves something readable; knows nothing of what 
 import contextlib
 import json
 import math
+import os
 import secrets
 import shutil
+import stat
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from analysis import durable
 from conf.secret import Secret
 from loadgen.recorder import lock
 
@@ -23,8 +26,12 @@ class BusyError(OSError):
     """Another process is filling the folder."""
 
 
+class LinkError(OSError):
+    """The folder holds a link or no plain file: what is written there would touch what lies elsewhere."""
+
+
 class Folder:
-    """A folder held by one process at a time, with its events.jsonl. Raises BusyError, OSError.
+    """A folder held by one process at a time, with its events.jsonl. Raises BusyError, LinkError, OSError.
 
     What is written here is written without the `secret`, once there is one.
     """
@@ -33,6 +40,7 @@ class Folder:
         self.secret: Secret | None = None
         self.path = path = path.resolve()
         self.run_id = path.name
+        _refuse_links(path)
         self._events = (path / "events.jsonl").open("a")
         try:
             lock(self._events)
@@ -67,13 +75,7 @@ class Folder:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a small file whole or not at all."""
-        part = self.path / f"{name}.tmp"
-        try:
-            part.write_text(self.cleaned(text))
-            part.replace(self.path / name)
-        except OSError:
-            part.unlink(missing_ok=True)  # a full disk has no room for halves
-            raise
+        durable.write_text(self.path / name, self.cleaned(text))
 
     def read_json(self, name: str) -> Any:
         """A JSON file of this folder."""
@@ -102,6 +104,20 @@ class Folder:
         """End the event log; on a full disk without what it could not take."""
         with contextlib.suppress(OSError):
             self._events.close()
+
+
+def _refuse_links(path: Path) -> None:
+    """Raise LinkError where a name in the folder leads out of it; a second name of its log is given up."""
+    for above, folders, files in os.walk(path):
+        for name in [*folders, *files]:
+            found = Path(above, name)
+            mode = found.lstat().st_mode
+            if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+                what = "a link" if stat.S_ISLNK(mode) else "no plain file"
+                raise LinkError(f"{found} is {what}; nothing is written through it: put a plain copy there")
+    log = path / "events.jsonl"
+    if log.exists() and log.stat().st_nlink > 1:  # of a copy by hard links, as backups make them
+        durable.write_text(log, log.read_text(errors="replace"))
 
 
 def finite(tree: Any) -> Any:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from analysis.runs import Run as RunOnDisk
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
+from conf.load import refuse_name
 from conf.one_line import reason
 from loadgen import conclusion, trace
 from loadgen import hold as holding
@@ -47,6 +48,7 @@ class Site:
 
 def create(kind: type[FolderKind], experiment: Experiment) -> FolderKind:
     """A new folder as the experiment names it. Raises ConfigError with the remedy if that is not possible."""
+    refuse_name(experiment.run)
     try:
         return kind.create(Path(experiment.out), experiment.run)
     except FileExistsError as error:

@@ -18,18 +18,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import derived, records, series
+from analysis import derived, durable, gathering, piecewise, records, series, shards
 from analysis.locations import REPORT
-from analysis.runs import Run, gather
 from loadgen.arrivals import ArrivalSchedule
 from loadgen.folder import BusyError, Folder
 from loadgen.recorder import Shard, lock
 from loadgen.rows import plan_table
 
 SCHEMA_VERSION = 1
+SERIES = {"clients.parquet": (series.CLIENTS, "client_id"), "timeseries.parquet": (series.SERVER, "replica")}
+"""Files of what is sampled once a second: the schema of each, and the column that names a row's source."""
 RELEASE_S = 10.0
 """Load actors outlive a killed driver by a moment; so long their shards are waited for."""
 RETRY_S = 0.1
@@ -48,10 +50,14 @@ PACKAGES = (
 
 
 class RunFolder(Folder):
-    """A run's folder and the files in it, held by one process at a time. Raises BusyError, OSError."""
+    """A run's folder and the files in it, held by one process at a time. Raises BusyError, OSError.
 
-    def __init__(self, path: Path) -> None:
+    `most_rows` are written to one file of requests/.
+    """
+
+    def __init__(self, path: Path, most_rows: int = piecewise.MOST_ROWS) -> None:
         super().__init__(path)
+        self.most_rows = most_rows
         self.shards = self.path / "shards"
         self._told: Shard | None = None
         try:
@@ -67,11 +73,10 @@ class RunFolder(Folder):
         """
         if not len(schedule):
             return
-        folder = self.path / "schedule"
-        folder.mkdir(exist_ok=True)
-        part = folder / f"from-{schedule.seq[0]:09d}.tmp"
-        pq.write_table(plan_table(schedule), part)
-        part.replace(part.with_suffix(".parquet"))
+        file = self.path / "schedule" / f"from-{schedule.seq[0]:09d}.parquet"
+        durable.folder(file.parent)
+        with durable.replacing(file) as opened:
+            pq.write_table(plan_table(schedule), opened)
 
     def tell(self, rows: pa.Table) -> None:
         """Keep what load actors told of requests that ended (schema `records.PROGRESS`).
@@ -92,31 +97,60 @@ class RunFolder(Folder):
     @staticmethod
     def planned_in(path: Path) -> int:
         """Requests planned so far in the run at `path`, by its saved plans."""
-        return sum(pq.read_metadata(file).num_rows for file in path.glob("schedule/*.parquet"))
+        return sum(pq.read_metadata(file).num_rows for file in gathering.plan_files(path))
+
+    @property
+    def unreadable(self) -> list[str]:
+        """Files that were kept aside because not all of them can be read, by their names in the folder."""
+        kept = self.shards.glob(f"{shards.UNREADABLE}*")
+        return sorted(str(file.relative_to(self.path)) for file in kept)
 
     def collect(self, wall_start_ns: int | None = None, time_scale: float = 1.0) -> pa.Table:
         """Shards and plan joined into requests/: exactly one row for every planned request.
 
         The load actors' health and the servers' figures become clients.parquet and timeseries.parquet.
-        The shards go once the Parquet stands on the disk. Raises BusyError while somebody still writes one,
-        and OSError; then they stay.
+        The shards go once the Parquet stands on the disk; one that cannot be read to its end is kept aside.
+        Returns the rows without their gaps, which are most bytes of a run. Raises BusyError while somebody
+        still writes a shard, and OSError; then they stay.
         """
         self._close_told()
-        shards = sorted(self.shards.glob("*.arrow"))
-        with _locked(shards):
-            run = Run(self.path, {}, None)
-            rows = gather(self.path, wall_start_ns, time_scale)
-            tables = {"clients.parquet": run.clients(), "timeseries.parquet": run.timeseries()}
-            tables = {file: table for file, table in tables.items() if table.num_rows}
-            records.write(derived.with_latencies(rows), self.path / "requests" / "part-000.parquet")
-            for file, table in tables.items():
-                series.write(table, self.path / file)
-            _sync(self.path / "requests" / "part-000.parquet", *(self.path / file for file in tables))
-            for shard in shards:
-                shard.unlink()
+        with _locked(shards.files(self.path)):
+            found = shards.read(self.path)
+            self._keep_torn_aside(bool(found))
+            self._write_requests(gathering.recorded(self.path, found, wall_start_ns, time_scale))
+            for file, (schema, source) in SERIES.items():
+                if any(shard.rows.num_rows for shard in found if shard.schema is schema):
+                    series.write(gathering.series(self.path, file, schema, source, found), self.path / file)
+            for shard in found:
+                if shard.is_whole:
+                    shard.path.unlink()
+                else:
+                    self._keep_aside(shard.path)
         with contextlib.suppress(OSError):  # what is not ours stays
             self.shards.rmdir()
-        return rows
+        return records.read(self.path / "requests", [n for n in records.REQUESTS.names if n != "itl_us"])
+
+    def _write_requests(self, tables: Sequence[pa.Table]) -> None:
+        """Add the rows that requests/ lacks, in files of so many rows as memory holds; what it has stays."""
+        folder = self.path / "requests"
+        known = records.read(folder, ["seq"])["seq"].to_numpy()
+        lacking = [table.filter(pa.array(~np.isin(table["seq"].to_numpy(), known))) for table in tables]
+        new = [records.joined(lacking)] if lacking else []
+        names = (f"part-{n:03d}.parquet" for n in itertools.count())
+        free = (name for name in names if not (folder / name).exists())
+        for name, piece in zip(free, gathering.joined(new, records.REQUESTS, self.most_rows), strict=False):
+            records.write(derived.with_latencies(piece), folder / name)
+
+    def _keep_torn_aside(self, shards_exist: bool) -> None:
+        """Take Parquet that a power cut tore out of the way, where shards still have its rows."""
+        for file in [*records.files(self.path / "requests"), *records.files(self.path / "schedule")]:
+            if shards_exist and records.is_torn(file):
+                self._keep_aside(file)
+
+    def _keep_aside(self, file: Path) -> None:
+        marks = itertools.chain([""], (f"{n}-" for n in itertools.count(2)))
+        names = (self.shards / f"{shards.UNREADABLE}{mark}{file.name}" for mark in marks)
+        file.rename(next(name for name in names if not name.exists()))
 
     def close(self) -> None:
         """End the event log and the driver's shard; on a full disk without what it could not take."""
@@ -146,13 +180,6 @@ def _locked(shards: Sequence[Path]) -> Iterator[None]:
                         raise BusyError(f"a load actor still writes {shard}; try again") from error
                 time.sleep(RETRY_S)
         yield
-
-
-def _sync(*paths: Path) -> None:
-    """Wait until the disk has these files: until then a dead machine may take them along."""
-    for path in paths:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
 
 
 def manifest(run_id: str, verb: str, seed: int, salt: int) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from analysis import records
-from analysis.runs import gather
+from analysis import gathering, records
 from conf import load
 from conf.secret import Secret
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
@@ -142,8 +141,8 @@ def test_an_unfinished_run_reads_like_a_finished_one(ray_session: object, url: s
     start_ns = max(0, target.now_ns()) + NS // 2
     schedule = offer(folder, start_ns, 1.0)
     target.run(schedule, start_ns + NS)
-    until(lambda: "lost" not in statuses(gather(folder.path)))
-    rows = gather(folder.path)
+    until(lambda: "lost" not in statuses(gathering.requests(folder.path)))
+    rows = gathering.requests(folder.path)
     assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
     check_sent(rows)
     target.finish(0.1)
@@ -170,4 +169,4 @@ def test_a_shard_from_another_disk_is_fetched(ray_session: object, url: str, tmp
     kept.write_text("kept")
     target.finish(PATIENCE_S)
     assert list(folder.shards.iterdir()) == [kept], "what was fetched is deleted there, and nothing else"
-    assert sorted(gather(elsewhere.path)["seq"].to_pylist()) == schedule.seq.tolist()
+    assert sorted(gathering.requests(elsewhere.path)["seq"].to_pylist()) == schedule.seq.tolist()

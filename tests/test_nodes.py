@@ -12,13 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import nodes, records, summary
+from analysis import gathering, nodes, records, summary
 from analysis.capacity import posterior
 from analysis.dwell import LOOK_AHEAD, LOOK_BACK, Dwell, LimitCount, Window, count, count_streams
 from analysis.nodes import NodeEffects
 from analysis.pooling import Figure
 from analysis.root import Prior
-from analysis.runs import gather
 from conf import ConfigError, Experiment, load
 from loadgen import conclusion, hold
 from loadgen.addresses import chosen
@@ -324,7 +323,7 @@ def test_runs_of_a_version_without_streams_can_still_be_read(tmp_path: Path) -> 
     for name, column in lacking.items():
         plan = plan.append_column(name, column)
     pq.write_table(plan, tmp_path / "schedule" / "from-000000000.parquet")
-    rows = gather(tmp_path)
+    rows = gathering.requests(tmp_path)
     assert rows["status"].to_pylist() == ["lost", "ok", "lost"]
     assert rows["stream"].to_pylist() == [None] * 3
     window = Window(0, "dwell", 5.0, 1, 0, 0, NS, NS)

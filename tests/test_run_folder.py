@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import derived, load_run, records
-from analysis.runs import DRIVER_SHARDS, HEALTH_SHARDS, SERVER_SHARDS, Run, gather, is_request_shard
+from analysis import derived, gathering, load_run, records, series, shards
+from analysis.runs import Run
 from loadgen.arrivals import NS, PHASES, ArrivalSchedule
 from loadgen.folder import BusyError
 from loadgen.recorder import Shard
@@ -51,7 +51,7 @@ def shard(folder: RunFolder, status: str, *seqs: int, client: int = 0) -> Shard:
 
 
 def states(table: pa.Table) -> list[tuple[int, str]]:
-    assert table.schema == records.REQUESTS
+    assert table.schema.names in (records.REQUESTS.names, records.PROGRESS.names)
     return [(row["seq"], row["status"]) for row in table.select(["seq", "status"]).to_pylist()]
 
 
@@ -69,10 +69,11 @@ def test_what_the_driver_was_told_stands_where_the_shard_is_out_of_reach(folder:
     folder.tell(rows(records.PROGRESS, "timeout"))
     folder.tell(rows(records.PROGRESS, "timeout", 3, 3))
     expected = [(0, "ok"), (1, "ok"), (2, "truncated"), (3, "timeout"), (4, "lost"), (5, "lost")]
-    assert states(gather(folder.path)) == expected, "on the disk at once, without a close"
+    assert states(gathering.requests(folder.path)) == expected, "on the disk at once, without a close"
     collected = folder.collect()
-    assert states(collected) == states(records.read(folder.path / "requests")) == expected
-    assert collected["itl_us"].to_pylist() == [[1, 2], [1, 2], None, None, None, None]
+    saved = records.read(folder.path / "requests")
+    assert states(saved) == expected and collected.equals(saved.drop_columns("itl_us"))
+    assert saved["itl_us"].to_pylist() == [[1, 2], [1, 2], None, None, None, None]
     assert files(folder) == WHOLE
 
 
@@ -102,16 +103,16 @@ def test_every_session_tells_in_a_shard_of_its_own(folder: RunFolder) -> None:
 
 def test_shards_are_told_apart() -> None:
     kinds = {
-        "client-07.arrow": "requests",
-        "client-123.arrow": "requests",
-        "client-07.health.arrow": HEALTH_SHARDS,
-        "server-17.arrow": SERVER_SHARDS,
-        "driver-0.arrow": DRIVER_SHARDS,
+        "client-07.arrow": records.SHARD,
+        "client-123.arrow": records.SHARD,
+        "client-07.health.arrow": series.CLIENTS,
+        "server-17.arrow": series.SERVER,
+        "driver-0.arrow": records.PROGRESS,
+        "unreadable-client-07.arrow": None,
+        "notes.arrow": None,
     }
     for name, kind in kinds.items():
-        assert is_request_shard(Path(name)) == (kind == "requests")
-        for pattern in (HEALTH_SHARDS, SERVER_SHARDS, DRIVER_SHARDS):
-            assert Path(name).match(pattern) == (kind == pattern)
+        assert shards.schema_of(Path(name)) is kind
 
 
 def test_a_kill_before_the_shards_go_doubles_no_row_and_the_parquet_stands(
@@ -121,8 +122,12 @@ def test_a_kill_before_the_shards_go_doubles_no_row_and_the_parquet_stands(
     shard(folder, "ok", 0, 1).close()
     shard(folder, "ok", 2, client=1).close()
 
-    def killed(*_: object) -> None:
-        raise Killed
+    unlink = Path.unlink
+
+    def killed(path: Path, **more: Any) -> None:
+        if path.suffix == ".arrow":
+            raise Killed
+        unlink(path, **more)
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Path, "unlink", killed)
@@ -196,14 +201,12 @@ def test_a_small_file_that_cannot_be_written_leaves_the_old_one_and_no_half(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.write_json("sweep.json", {"a": 1})
-    write = Path.write_text
 
-    def full(path: Path, text: str) -> int:
-        write(path, text[:3])
+    def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(Path, "write_text", full)
+        patch.setattr(os, "fsync", full)
         folder.write_json("sweep.json", {"a": 2})
     assert folder.read_json("sweep.json") == {"a": 1}
     assert files(folder) == {"events.jsonl", "sweep.json"}

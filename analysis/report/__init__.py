@@ -4,10 +4,9 @@ Knows which page a folder gets and where it is written. Jinja and matplotlib are
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from analysis import studies
+from analysis import durable, studies
 from analysis.locations import REPORT, local
 from analysis.report import pages, rendering, study
 from analysis.report.study import Study
@@ -29,7 +28,7 @@ def build_report(runs: Sequence[Run | Study], out: Path | str) -> None:
         page = pages.of_runs(apart)
     else:
         page = pages.of_study(first, out) if isinstance(first, Study) else pages.of_run(first)
-    _write(out, rendering.html(page))
+    durable.write_text(out, rendering.html(page))
 
 
 def write(path: Path) -> Path:
@@ -65,14 +64,3 @@ def command(places: Sequence[Path | str], out: Path | None) -> str:
 
 def _opened(path: Path) -> Run | Study:
     return study.load(path) if studies.is_study(path) else load_run(path)
-
-
-def _write(out: Path, text: str) -> None:
-    part = out.with_name(f"{out.name}.tmp")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(out)
-    except OSError:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise
