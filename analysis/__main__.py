@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return summary.EXIT_INTERNAL
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {reason(error)}", file=sys.stderr)
         return summary.EXIT_INTERNAL
     except pa.ArrowException as error:
         print(f"error: a table holds what no run wrote: {reason(error)}", file=sys.stderr)

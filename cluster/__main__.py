@@ -41,6 +41,7 @@ from cluster.nodes import environment, is_amd, nodes_of
 from cluster.placement import PlacementError, place
 from cluster.rendering import Files, Notes, kuberay, ray_up, systemd
 from conf import ConfigError, Experiment, load
+from conf.one_line import reason
 from conf.schema import Cluster, VllmEngine
 
 
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_INTERNAL
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {reason(error)}", file=sys.stderr)
         return EXIT_INTERNAL
 
 

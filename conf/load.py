@@ -189,7 +189,8 @@ def _build(tree: dict[str, Any], values: list[str], chosen: set[str], base: Path
     """`chosen` groups are from their files; the others were saved in `base`, with what a file said."""
     kind = (tree.get("engine") or {}).get("kind")
     if kind not in list(ENGINES):
-        raise ConfigError(f"unknown engine kind '{kind}'; available: {', '.join(ENGINES)}")
+        near = hint(nearest(str(kind), list(ENGINES)))
+        raise ConfigError(f"unknown engine kind '{kind}'{near}; available: {', '.join(ENGINES)}")
     root = {**(fields_of(schema.Experiment) or {}), "engine": ENGINES[kind]}
     keys = [word.partition("=")[0] for word in values]
     chosen |= {key.partition(".")[0] for key in keys if key in _NAMED_FILES}

@@ -40,6 +40,7 @@ from analysis.runs import RunError, refuse_out
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix, matrix
+from conf.one_line import reason
 from loadgen import (
     answer_file,
     dry_run,
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return summary.EXIT_INTERNAL
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {reason(error)}", file=sys.stderr)
         return summary.EXIT_INTERNAL
 
 
