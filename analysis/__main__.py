@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminal.give_up_stdout()
         return summary.EXIT_INTERNAL
     except OSError as error:
-        terminal.error(error)
+        terminal.error(reason(error))
         return summary.EXIT_INTERNAL
     except pa.ArrowException as error:
         terminal.error(f"a table holds what no run wrote: {reason(error)}")

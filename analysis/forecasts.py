@@ -109,7 +109,7 @@ def lines(tree: Tree) -> list[str]:
     latencies = f"p90 TTFT {_ms(found['ttft_p90_ms'])}, p90 TPOT {_ms(found['tpot_p90_ms'])}"
     terms = sorted(found["step_terms"].items(), key=lambda term: -term[1])[:TERMS_SHOWN]
     return [
-        f"  at {found['rate_qps_per_node']:.4g} QPS per node: {latencies}",
+        f"  at {found['rate_qps_per_node']:.4g} QPS per node{_rounded(tree)}: {latencies}",
         *_service(tree["asked"], found["rate_qps_per_node"]),
         f"  per node {found['input_tokens_per_s_per_node']:.0f} input{_images(found)}"
         f" ({100 * found['cached_share_of_input']:.0f} % cached) and"
@@ -126,6 +126,13 @@ def lines(tree: Tree) -> list[str]:
         *_evidence(found, tree.get("calibration", "")),
         *_sensitivity_lines(tree.get("sensitivity", [])),
     ]
+
+
+def _rounded(tree: Tree) -> str:
+    """Whether the rate above is this one in fewer digits, which is the one that keeps its bounds."""
+    capacity, rate = tree.get("capacity"), tree["forecast"]["rate_qps_per_node"]
+    same = not capacity or capacity["at_end"] or f"{rate:.2f}" == f"{rate:.4g}"
+    return "" if same else " (above rounded to two decimals)"
 
 
 def _images(found: Tree) -> str:

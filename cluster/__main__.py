@@ -40,6 +40,7 @@ from cluster.nodes import environment, is_amd, nodes_of
 from cluster.placement import PlacementError, place
 from cluster.rendering import Files, Notes, kuberay, ray_up, systemd
 from conf import ConfigError, Experiment, load, terminal
+from conf.one_line import reason
 from conf.schema import Cluster, VllmEngine
 
 
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminal.give_up_stdout()
         return EXIT_INTERNAL
     except OSError as error:
-        terminal.error(error)
+        terminal.error(reason(error))
         return EXIT_INTERNAL
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from conf import ConfigError
 from conf.load import groups
+from conf.nearest import hint, nearest
 from conf.one_line import OneLineParser
 
 EXIT_OK, EXIT_INTERNAL, EXIT_USAGE, EXIT_CLUSTER, EXIT_INTERRUPTED = 0, 1, 2, 5, 130
@@ -74,7 +75,10 @@ def target_of(arguments: argparse.Namespace) -> str:
         return ""
     given = [word for word in arguments.words if word in TARGETS]
     if len(given) != 1:
-        raise ConfigError(f"render needs one of {', '.join(TARGETS)}: python -m cluster render kuberay ...")
+        near = hint([name for word in arguments.words for name in nearest(word, TARGETS)])
+        raise ConfigError(
+            f"render needs one of {', '.join(TARGETS)}: python -m cluster render kuberay ...{near}"
+        )
     arguments.words.remove(given[0])
     return str(given[0])
 

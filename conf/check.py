@@ -21,6 +21,13 @@ def require_positive(group: str, spec: object, *names: str) -> None:
         require(0 < value < math.inf, f"{group}{name}={value} must be positive and finite")
 
 
+def require_within(group: str, spec: object, **most: float) -> None:
+    """Raise ValueError for a named field beyond all reason: a slip of the finger, or a wrong unit."""
+    for name, limit in most.items():
+        value = getattr(spec, name)
+        require(value is None or value <= limit, f"{group}{name}={value} is beyond reason; at most {limit:g}")
+
+
 def require_public(group: str, names: Iterable[str]) -> None:
     """Raise ValueError for a name that looks like a secret's: every value here is saved with the run."""
     for name in names:

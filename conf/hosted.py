@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
-from conf.check import require
+from conf.check import require, require_within
+
+MOST_NODES, MOST_GPUS = 100_000, 1024
+"""Beyond any cluster of today (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,8 @@ class Cluster:
         limit = f"cluster.recovery_s={self.recovery_s:g} must be finite and not negative"
         require(0 <= self.recovery_s < math.inf, limit)
         require(self.nodes >= 1, f"cluster.nodes={self.nodes} must be at least 1")
-        require(self.gpus_per_node >= 1, "cluster.gpus_per_node must be at least 1")
+        require(self.gpus_per_node >= 1, f"cluster.gpus_per_node={self.gpus_per_node} must be at least 1")
+        require_within("cluster.", self, nodes=MOST_NODES, gpus_per_node=MOST_GPUS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,10 +43,6 @@ class ConfigError(ValueError):
     """The words or files do not make an experiment; the message is one line with the remedy."""
 
 
-class WordError(ConfigError):
-    """A word names no key or choice, or its value is of another kind: it is wrong in any experiment."""
-
-
 def groups() -> dict[str, list[str]]:
     """Group name -> the names of its choices, sorted."""
     folders = sorted(path for path in ROOT.iterdir() if path.is_dir() and path.name[0].isalpha())
@@ -108,7 +104,7 @@ def load_planning(words: Sequence[str]) -> planning.Planning:
         key, _ = _key_and_value(word)
         parsed = _parse(root, key, word)
         if why := unknown(root, key, OmegaConf.select(parsed, key)):
-            raise WordError(why)
+            raise ConfigError(why)
         node = _merge(node, planning.Planning, key, parsed)
     _refuse_twice(words)
     try:
@@ -157,7 +153,7 @@ def _key_and_value(word: str) -> tuple[str, str]:
     if not value.strip():
         known = groups().get(key)
         such = f"choose from {', '.join(known)}" if known else f"{key}=null unsets what may be unset"
-        raise WordError(f"{key} has no value; write {key}=VALUE; {such}")
+        raise ConfigError(f"{key} has no value; write {key}=VALUE; {such}")
     if "[" in key:
         raise ConfigError(f"{key}: set the whole list, {key.partition('[')[0]}=[...]")
     if "${" in value:
@@ -169,7 +165,7 @@ def _file(group: str, choice: str) -> Path:
     known = groups()[group]
     if choice not in known:
         near = hint(nearest(choice, known))
-        raise WordError(f"unknown choice '{group}={choice}'{near}; available: {', '.join(known)}")
+        raise ConfigError(f"unknown choice '{group}={choice}'{near}; available: {', '.join(known)}")
     return ROOT / group / f"{choice}.yaml"
 
 
@@ -215,7 +211,8 @@ def _build(tree: dict[str, Any], values: list[str], chosen: set[str], base: Path
     """`chosen` groups are from their files; the others were saved in `base`, with what a file said."""
     kind = (tree.get("engine") or {}).get("kind")
     if kind not in list(ENGINES):
-        raise ConfigError(f"unknown engine kind '{kind}'; available: {', '.join(ENGINES)}")
+        near = hint(nearest(str(kind), list(ENGINES)))
+        raise ConfigError(f"unknown engine kind '{kind}'{near}; available: {', '.join(ENGINES)}")
     root = {**(fields_of(schema.Experiment) or {}), "engine": ENGINES[kind]}
     keys = [word.partition("=")[0] for word in values]
     chosen |= {key.partition(".")[0] for key in keys if key in _NAMED_FILES}
@@ -227,8 +224,8 @@ def _build(tree: dict[str, Any], values: list[str], chosen: set[str], base: Path
     for name, value in tree.items():
         try:
             node = _merge(node, root, str(name), {name: value})
-        except WordError as error:
-            raise WordError(f"{base}: {error}" if base else str(error)) from error
+        except ConfigError as error:
+            raise ConfigError(f"{base}: {error}" if base else str(error)) from error
     if missing := OmegaConf.missing_keys(node) - set(keys):
         first = next(name for name, _ in walked(root) if name in missing)
         raise ConfigError(f"{base or ROOT}: {first} is missing; give it, or start from a whole config.yaml")
@@ -356,7 +353,7 @@ def _merge(node: Any, kind: Any, key: str, values: Any) -> Any:
         return OmegaConf.unsafe_merge(node, values)  # `node` is given up: to copy it costs most of a start-up
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         tree = OmegaConf.to_container(values) if isinstance(values, DictConfig) else values
-        raise WordError(misfit(kind, tree, "") or f"{key}: {_one_line(error)}") from error
+        raise ConfigError(misfit(kind, tree, "") or f"{key}: {_one_line(error)}") from error
 
 
 def _check_key(root: Fields, key: str, value: Any) -> None:
@@ -366,8 +363,8 @@ def _check_key(root: Fields, key: str, value: Any) -> None:
     name = key.partition(".")[2].partition(".")[0]
     homes = [kind for kind, spec in ENGINES.items() if name in (fields_of(spec) or {})]
     if key.startswith("engine.") and homes:
-        raise WordError(f"engine.{name} belongs to engine={' or '.join(homes)}; leave it out")
-    raise WordError(why)
+        raise ConfigError(f"engine.{name} belongs to engine={' or '.join(homes)}; leave it out")
+    raise ConfigError(why)
 
 
 def _check_constant(key: str) -> None:

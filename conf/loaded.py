@@ -4,7 +4,15 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.check import require, require_positive
+from conf.check import require, require_positive, require_within
+
+MOST_QPS = 1e5
+"""Per node: a hundred and fifty times what a load actor sends on one core (our choice)."""
+MOST_S = 30 * 86400.0
+"""A month, in seconds: nobody watches a run for longer (our choice)."""
+MOST_ACTORS, MOST_WARMUP = 10_000, 1_000_000
+MOST_REQUESTS = 100_000_000
+"""Planned requests of a run, which the driver holds in memory: 3 GB (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,8 @@ class Search:
             f"search.ramp_factor={self.ramp_factor} must be above 1 and finite",
         )
         require(self.lowest_qps < self.highest_qps, "search.lowest_qps must be below search.highest_qps")
-        require(self.min_dwells >= 1, "search.min_dwells must be at least 1")
+        require(self.min_dwells >= 1, f"search.min_dwells={self.min_dwells} must be at least 1")
+        require_within("search.", self, budget_s=MOST_S, highest_qps=MOST_QPS, confirm_s=MOST_S)
         require(
             0 <= self.confirm_s < math.inf,
             f"search.confirm_s={self.confirm_s} must be finite and not negative",
@@ -86,9 +95,12 @@ class Fleet:
 
     def __post_init__(self) -> None:
         require(self.actors >= 1, f"fleet.actors={self.actors} must be at least 1")
-        require(self.cpus_per_actor >= 0, "fleet.cpus_per_actor must not be negative")
+        cpus = f"fleet.cpus_per_actor={self.cpus_per_actor:g} must be finite and not negative"
+        require(0 <= self.cpus_per_actor < math.inf, cpus)
         require_positive("fleet.", self, "request_timeout_s", "drain_s")
-        require(self.warmup_requests >= 1, "fleet.warmup_requests must be at least 1")
+        warm = f"fleet.warmup_requests={self.warmup_requests} must be at least 1"
+        require(self.warmup_requests >= 1, warm)
+        require_within("fleet.", self, actors=MOST_ACTORS, warmup_requests=MOST_WARMUP)
 
 
 def check_profile(points: list[list[float]], duration_s: float | None) -> None:
@@ -97,6 +109,11 @@ def check_profile(points: list[list[float]], duration_s: float | None) -> None:
     require(pairs, "profile_qps must be a list of pairs [seconds, QPS per node], such as [[0,2],[60,8]]")
     finite = all(0 <= number < math.inf for point in points for number in point)
     require(finite, f"profile_qps={points}: seconds and rates must be finite and not negative")
+    most_s, most_qps = (max(column) for column in zip(*points, strict=True))
+    require(most_s <= MOST_S, f"profile_qps: {most_s:g} s is beyond reason; at most {MOST_S:g}")
+    require(
+        most_qps <= MOST_QPS, f"profile_qps: {most_qps:g} QPS per node is beyond reason; at most {MOST_QPS:g}"
+    )
     seconds = [second for second, _ in points]
     require(seconds[0] == 0, f"profile_qps begins at {seconds[0]:g} s; its first point must be at 0 s")
     require(seconds == sorted(seconds), f"profile_qps={points}: the seconds must not go back")

@@ -95,13 +95,12 @@ def _meant(root: Fields, parts: list[str], depth: int, value: Any) -> list[str]:
     whole = [name for name in known if name.endswith(f".{key}")]
     near = [name for name in whole if _setting(known[name], name, value)] or whole
     if not near:
-        near = [
-            name + "".join(f".{part}" for part in parts[depth + 1 :])
-            for name in nearest(above + parts[depth], beside)
-        ]
+        tail = "".join(f".{part}" for part in parts[depth + 1 :])
+        beside = [name.removeprefix(above) for name in beside]
+        near = [above + name + tail for name in nearest(parts[depth], beside)]
     if not near and (rest := key.partition(".")[2]) in known:
         near = [rest]
-    if not near:
+    if not near and not depth:
         near = nearest(key, list(known)) or _by_last(parts[-1], list(known))
     said = [(_setting(known[name], name, value) or name) if name in known else name for name in near]
     return sorted(said, key=lambda name: "=" not in name)[:MOST]
@@ -148,8 +147,7 @@ def _group_misfit(fields: Fields, value: Any, key: str) -> str:
     within = f"{key}." if key else ""
     for name, one in value.items():
         if name not in fields:
-            siblings = [within + known for known in fields]
-            near = nearest(f"{within}{name}", siblings) or _meant(fields, [str(name)], 0, UNSAID)
+            near = [within + known for known in nearest(str(name), list(fields))]
             return f"unknown key '{within}{one_line(str(name), MOST_SHOWN)}'{hint(near) or _beside(fields)}"
         if why := misfit(fields[name], one, within + name):
             return why

@@ -8,6 +8,8 @@ ALIKE = 0.6
 """Share of letters that a name must have in common with what was typed (our choice)."""
 AS_ALIKE = 0.15
 """Names are shown beside the nearest one while they are at most so much less alike (our choice)."""
+BEGUN, LEAST_BEGUN = 0.8, 3
+"""How alike a name is to its beginning, and how long that must be (our choice)."""
 MOST = 3
 MISSING, UNKNOWN = "the following arguments are required: ", "unrecognized arguments: "
 """How argparse begins what it says of these."""
@@ -22,8 +24,10 @@ def nearest(word: str, known: Sequence[str]) -> list[str]:
 
 
 def _alike(word: str, name: str) -> float:
-    """The share of letters that both have in common, in any case."""
-    return difflib.SequenceMatcher(None, name.lower(), word.lower()).ratio()
+    """The share of letters that both have in common, in any case; a beginning of a name is much like it."""
+    word, name = word.lower(), name.lower()
+    begun = BEGUN if len(word) >= LEAST_BEGUN and name.startswith(word) else 0.0
+    return max(begun, difflib.SequenceMatcher(None, name, word).ratio())
 
 
 def hint(near: Sequence[str]) -> str:

@@ -8,11 +8,11 @@ served has its specs in `served`, what is asked in `traffic`, the way between in
 
 from dataclasses import dataclass, field
 
-from conf.check import require, require_positive
+from conf.check import require, require_positive, require_within
 from conf.hosted import Cluster, Endpoints
 from conf.images import tokens_of
 from conf.lengths import Lengths
-from conf.loaded import Fleet, Search, check_profile
+from conf.loaded import MOST_QPS, MOST_REQUESTS, MOST_S, Fleet, Search, check_profile
 from conf.progressive import Progressive
 from conf.routed import SESSION_POLICIES, Routing
 from conf.served import (
@@ -59,6 +59,8 @@ __all__ = [
 ]
 
 
+MOST_SEED = 2**53
+"""Every reader of JSON keeps whole numbers up to this."""
 MOST_BLOCK_TOKENS = 128
 """A block of the prefix cache of an engine that does not tell: vLLM's is 16, elsewhere up to this."""
 
@@ -98,7 +100,8 @@ class Experiment:
     def __post_init__(self) -> None:
         given = [name for name in ("rate_qps", "duration_s") if getattr(self, name) is not None]
         require_positive("", self, *given)
-        require(self.seed >= 0, f"seed={self.seed} must not be negative")
+        require(0 <= self.seed < MOST_SEED, f"seed={self.seed} must be 0 to {MOST_SEED - 1}")
+        require_within("", self, rate_qps=MOST_QPS, duration_s=MOST_S, requests=MOST_REQUESTS)
         self._check_load()
         require(
             self.cluster.session != "local" or self.cluster.nodes == 1 or self.engine.kind == "external",
@@ -228,6 +231,16 @@ class Experiment:
             )
         if self.concurrency is not None:
             self._check_closed_loop(self.concurrency)
+        held_s, highest = (
+            self.duration_s or 60.0,
+            max([self.rate_qps or 0.0, *(at for _, at in self.profile_qps)]),
+        )
+        planned = max(highest * self.cluster.nodes * held_s, self.closed_requests)
+        require(
+            planned <= MOST_REQUESTS,
+            f"some {planned:.3g} requests are more than the {MOST_REQUESTS:g} that a run holds; lower the "
+            "rate, the time or the number of requests",
+        )
         require(self.requests is None or self.concurrency is not None, "requests=... needs concurrency=...")
 
     def _check_closed_loop(self, concurrency: int) -> None:

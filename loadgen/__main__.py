@@ -39,12 +39,14 @@ from analysis.runs import RunError, refuse_out
 from analysis.summary import Tree
 from conf import ConfigError, Experiment, terminal
 from conf.matrix import Matrix, matrix
+from conf.one_line import reason
 from loadgen import (
     answer_file,
     dry_run,
     feasible,
     foresight,
     grid,
+    here,
     hold,
     matrix_cells,
     paper,
@@ -79,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminal.give_up_stdout()
         return summary.EXIT_INTERNAL
     except OSError as error:
-        terminal.error(error)
+        terminal.error(reason(error))
         return summary.EXIT_INTERNAL
 
 
@@ -94,6 +96,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     if (words := matrix(arguments.words)).axes:
         return _sweep_cells(arguments, words)
     experiment = feasible.experiment(arguments.verb, arguments.words, arguments.config)
+    here.refuse(experiment)
     if arguments.dry_run:
         return _plan(experiment, dry_run.swept_s(experiment.search))
     from loadgen import verbs
@@ -103,6 +106,7 @@ def sweep(arguments: argparse.Namespace) -> int:
 
 def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
     cells = matrix_cells.of(words, partial(feasible.experiment, arguments.verb, config=arguments.config))
+    here.refuse(cells.first)
     if arguments.dry_run:
         terminal.tell(
             "\n".join(f"# {line}" for line in [*matrix_cells.lines(cells), "the first one is below"])
@@ -118,6 +122,7 @@ def probe(arguments: argparse.Namespace) -> int:
     experiment = feasible.experiment(arguments.verb, arguments.words, arguments.config)
     if arguments.require:
         require.refuse(experiment)
+    here.refuse(experiment)
     if arguments.dry_run:
         return _plan(experiment, (require if arguments.require else hold).seconds(experiment))
     from loadgen import verbs
@@ -146,6 +151,7 @@ def predict(arguments: argparse.Namespace) -> int:
 def compare(arguments: argparse.Namespace) -> int:
     """Measure two services on the same requests."""
     a, b = sides.compared(arguments.words, arguments.config, partial(feasible.experiment, arguments.verb))
+    here.refuse(a)
     if arguments.dry_run:
         terminal.tell(sides.text(a, b))
         return _plan(a, dry_run.compared_s(a.search), services=2)
@@ -164,6 +170,7 @@ def record(arguments: argparse.Namespace) -> int:
     parts = [study.part(name, {}) for name in study.names]
     for part in parts:
         feasible.refuse_misfit(part)
+    here.refuse(experiment)
     if arguments.dry_run:
         terminal.tell("\n".join([*map(recipe.line, parts), recipe.total(parts, foresight.closed_s)]))
         return summary.EXIT_OK
@@ -181,6 +188,8 @@ def progressive(arguments: argparse.Namespace) -> int:
         )
     found += [_climbed(words, arguments) for words in others]
     refuse_out(arguments.out, *answer_file.SUFFIXES)
+    if not ladder.is_virtual(found[0]):
+        here.refuse(found[0])
     if arguments.dry_run:
         for one in found:
             terminal.tell("\n".join(ladder.plan(one, foresight.level_seconds(one))))
@@ -236,6 +245,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
     replay = replaying.Replay.asked(path, words, installed_vllm())
     feasible.refuse_misfit(replay.emulated)
+    here.refuse(replay.emulated)
     if arguments.dry_run:
         return _plan(replay.emulated, hold.seconds(replay.emulated))
     return _answer(arguments, lambda site, show: replaying.run(replay, site, show, foresight.simulate))

@@ -14,7 +14,7 @@ from conf.load import groups
 from conf.matrix import PREFIX
 from conf.one_line import OneLineParser
 from conf.progressive import Progressive
-from loadgen import marginal, tokenizer, trace
+from loadgen import idle_words, marginal, tokenizer, trace
 from loadgen.endpoint import api_key
 
 PROBE_KEYS = ("rate_qps", "profile_qps", "concurrency", "requests", "duration_s")
@@ -97,7 +97,7 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
 
     Raises ConfigError with the remedy for what the verb does not honour.
     """
-    words = list(words)
+    given, words = list(words), list(words)
     if verb == "predict" and not any(word.startswith("search=") for word in words):
         words.append("search=virtual")
     if verb == "predict" and not any(word.startswith("cluster.session=") for word in words):
@@ -106,6 +106,8 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
     workload = tokenizer.located(marginal.resolve(trace.resolve(experiment.workload)))
     experiment = sized(replace(experiment, workload=workload))
     _refuse_idle_words(experiment, verb)
+    if why := idle_words.idle(experiment, verb, given) or _overspent(experiment, verb, given):
+        raise ConfigError(why)
     if verb == "progressive" and experiment.progressive.lengths == "paper":
         _refuse_own_lengths(words)
     kind = experiment.engine.kind
@@ -114,6 +116,11 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
     elif kind != "simulated" and verb == "predict":
         raise ConfigError(f"predict needs engine=simulated, not {kind}")
     return experiment
+
+
+def _overspent(experiment: Experiment, verb: str, given: Sequence[str]) -> str:
+    """Why the windows of a search do not fit its budget; empty of a verb that has none."""
+    return idle_words.overspent(experiment, given) if verb in ("sweep", "compare") else ""
 
 
 def sized(experiment: Experiment) -> Experiment:

@@ -1,11 +1,9 @@
 """What a command would do, in words, before anything is started; knows no engine and starts nothing."""
 
-from pathlib import Path
-
-from conf import ConfigError, Experiment
-from conf.load import dump, refuse_name
+from conf import Experiment
+from conf.load import dump
 from conf.schema import Search
-from loadgen import anatomy, excerpt
+from loadgen import anatomy, excerpt, here
 from loadgen.driver import WARMUP_QPS
 from loadgen.fill import LONGEST_S, PIECE_S, pace_s
 from loadgen.sharing import gap_s
@@ -37,12 +35,8 @@ def text(
 
     `load_s` is the time under load: 0 on a virtual clock, None where the service decides (a closed loop);
     `guess_qps` is what a node may serve, None if nobody knows; `services` are deployed one after the other,
-    by default one for each sweep, and loaded by `runs`, by default one each. Raises ConfigError if the run
-    folder exists.
+    by default one for each sweep, and loaded by `runs`, by default one each.
     """
-    refuse_name(experiment.run)
-    if experiment.run and (Path(experiment.out) / experiment.run).exists():
-        raise ConfigError(f"run folder {experiment.out}/{experiment.run} exists; choose another run=NAME")
     talks = experiment.workload.conversations
     lines = [
         dump(experiment).rstrip(),
@@ -53,7 +47,9 @@ def text(
     if load_s == 0:
         return "\n".join([*lines, "# no load: a virtual clock"])
     warm = experiment.fleet.warmup_requests
-    lines.append(f"# {experiment.fleet.actors} load actor(s), {warm} warm-up requests")
+    actors, joined = experiment.fleet.actors, experiment.cluster.session == "address"
+    shared = "" if joined else here.shared(actors, here.cores())
+    lines.append(f"# {actors} load actor(s){shared}, {warm} warm-up requests")
     services = services or experiment.search.parts
     return "\n".join([*lines, *_load(experiment, load_s, guess_qps, services, runs or services)])
 

@@ -24,6 +24,10 @@ SLOW_S, SLOW_QUICK_S = 3600.0, 600.0
 SLOWLY = "this engine is simulated block by block: slower, on less virtual time and with fewer draws"
 ROUGH, FINE = 0.004, 0.002
 """Tolerances of ln rate."""
+DIGITS = 4
+"""A claimed rate is rounded down to as many digits as are printed beside its latencies."""
+LEAST_STEP_DOWN, MOST_STEPS_DOWN = 0.0005, 8
+"""Steps of ln rate from a rate whose bounds are missed, until one keeps them (our choice)."""
 SLOPE = 2.0
 """How fast ln p90 grows with ln rate near the bound, as a first guess."""
 
@@ -56,6 +60,32 @@ def solve(bench: Bench, start_qps: float, slope: float, tolerance: float) -> Sol
 
     found = crossing(excess, start_qps, (search.lowest_qps, search.highest_qps), slope, tolerance)
     return Solution(found, min(seen, key=lambda point: abs(math.log(point.rate_qps / found.rate_qps))))
+
+
+def kept(bench: Bench, found: Solution) -> Solution:
+    """The solution at a rate that was itself simulated and keeps its bounds, as it will be printed.
+
+    A crossing lies between simulated rates, on either side of which a p90 may be a few per cent off: near the
+    knee it grows that fast. Where no rate within some steps below keeps the bounds the crossing stays.
+    """
+    crossing = found.crossing
+    if crossing.side:
+        return found
+    rate_qps = rounded_down(crossing.rate_qps)
+    for _ in range(MOST_STEPS_DOWN):
+        point = bench.at(rate_qps)
+        excess = max(point.excess(limit) for limit in LIMITS)
+        if excess <= 0:
+            return Solution(replace(crossing, rate_qps=rate_qps), point)
+        step = max(excess / crossing.slope, LEAST_STEP_DOWN)
+        rate_qps = rounded_down(rate_qps * math.exp(-step))
+    return found
+
+
+def rounded_down(rate_qps: float) -> float:
+    """The rate as it is printed, never above itself."""
+    unit = 10.0 ** (math.floor(math.log10(rate_qps)) + 1 - DIGITS)
+    return float(f"{math.floor(rate_qps / unit * (1 + 1e-12)) * unit:.{DIGITS}g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +139,4 @@ def forecast(
         quick = solve(bench, quick.crossing.rate_qps, quick.crossing.slope, ROUGH)
     long = Bench(experiment, simulate, Effort.of(budget_s, nodes, whole), kv_tokens)
     answer = solve(long, quick.crossing.rate_qps, quick.crossing.slope, FINE)
-    return Forecast(answer, quick, bench)
+    return Forecast(kept(long, answer), quick, bench)

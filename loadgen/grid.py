@@ -12,7 +12,6 @@ import numpy as np
 from analysis import summary
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
-from conf.load import WordError
 from conf.matrix import Matrix
 from loadgen.forecast import quiet
 from loadgen.uncertainty import Spread, drawn_quantile
@@ -21,16 +20,11 @@ Predict = Callable[[Experiment], Tree]
 
 
 def experiments(asked: Callable[[list[str]], Experiment], grid: Matrix) -> list[Experiment | str]:
-    """The experiment of every cell, or why it cannot be.
-
-    Raises ConfigError where none can, and for a word that is wrong in any experiment.
-    """
+    """The experiment of every cell, or why it cannot be. Raises ConfigError where none can."""
     found: list[Experiment | str] = []
     for cell in grid.cells():
         try:
             found.append(asked(grid.words(cell)))
-        except WordError:
-            raise
         except ConfigError as error:
             found.append(str(error))
     if all(isinstance(one, str) for one in found):

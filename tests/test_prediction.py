@@ -19,6 +19,7 @@ from loadgen import __main__ as root
 from loadgen import command_line, foresight, grid, uncertainty
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.bench import Bench, Effort, Simulated
+from loadgen.forecast import rounded_down
 from loadgen.prediction import EngineModel, Machine, at_rate, predict
 
 LAYER = "model.step_time.layer_us"
@@ -317,3 +318,33 @@ def test_plain_columns_have_the_latencies_of_the_request_table() -> None:
     assert metrics.ttft_ms(due, first) == pytest.approx(metrics.ttft(table))
     assert metrics.tpot_ms(first, last, tokens) == pytest.approx(metrics.tpot(table), nan_ok=True)
     assert math.isnan(metrics.tpot_ms(first, last, tokens)[1])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["slo.ttft_p90_ms=600"],
+        ["slo.ttft_p90_ms=900", "slo.tpot_p90_ms=1000", "workload=chat_5600_140_bursty"],
+        ["model=llama31_405b_fp8", "layout=dp1_tp8"],
+        ["slo.tpot_p90_ms=40"],
+    ],
+)
+def test_the_claimed_rate_was_simulated_and_keeps_its_bounds_as_printed(words: list[str]) -> None:
+    asked = foresight.foreseeable([*words, "search.budget_s=1200"], None)
+    tree = foresight.predict(asked, draws=0)
+    claimed, found = tree["capacity"]["qps_per_node"]["estimate"], tree["forecast"]
+    assert claimed == found["rate_qps_per_node"] == float(f"{claimed:.4g}")
+    for limit in ("ttft", "tpot"):
+        assert found[f"{limit}_p90_ms"] <= getattr(asked.slo, f"{limit}_p90_ms")
+    assert f"at {claimed:.4g} QPS per node" in summary.text(tree)
+
+
+def test_a_rate_is_rounded_down_to_what_is_printed() -> None:
+    for rate_qps, printed in (
+        (5.26379, 5.263),
+        (0.26731, 0.2673),
+        (123.456, 123.4),
+        (2.0, 2.0),
+        (0.05, 0.05),
+    ):
+        assert rounded_down(rate_qps) == printed <= rate_qps

@@ -1,0 +1,89 @@
+"""Words that nothing would honour: of an engine, a policy or a search that was not chosen.
+
+Knows which choice a key belongs to; looks at the words that were typed, for a saved file holds every key.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from conf import Experiment
+
+SEARCHED = ("search.budget_s", "search.min_dwells", "search.confirm_s")
+VIRTUAL = ("search.min_dwells", "search.confirm_s", "fleet.")
+NOT_OF = {
+    "probe": (SEARCHED, "a search; a probe lasts duration_s=..."),
+    "progressive": (SEARCHED, "a search; progressive has levels of its own"),
+    "predict": (VIRTUAL, "what is measured; predict sends nothing"),
+}
+"""Verb -> the beginnings of keys that it ignores, and what they belong to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Keys that begin with `key` do nothing unless `honoured`; `home` is what would make them count."""
+
+    key: str
+    honoured: Callable[[Experiment], bool]
+    home: str
+
+
+RULES = (
+    Rule("target.urls", lambda asked: asked.engine.kind == "external", "engine=external"),
+    Rule("target.api_key_env", lambda asked: asked.engine.kind == "external", "engine=external"),
+    Rule("cluster.address", lambda asked: asked.cluster.session == "address", "cluster.session=address"),
+    Rule(
+        "routing.vnodes",
+        lambda asked: asked.routing.policy in ("consistent_hash", "bounded_hash"),
+        "routing=consistent_hash or bounded_hash",
+    ),
+    Rule("routing.load_factor", lambda asked: asked.routing.policy == "bounded_hash", "routing=bounded_hash"),
+    Rule(
+        "engine.drift_memory_s",
+        lambda asked: getattr(asked.engine, "drift_sd", 0.0) > 0,
+        "engine.drift_sd above 0",
+    ),
+    Rule(
+        "engine.stall_mean_s",
+        lambda asked: getattr(asked.engine, "stall_every_steps", 0) > 0,
+        "engine.stall_every_steps above 0",
+    ),
+    Rule(
+        "workload.images.",
+        lambda asked: asked.workload.images.most > 0,
+        "images, which workload.images.most=N adds",
+    ),
+    Rule(
+        "workload.conversations.truncation_step_tokens",
+        lambda asked: asked.workload.conversations is None or asked.workload.conversations.step_tokens > 1,
+        "workload.conversations.truncation=cache_aware",
+    ),
+)
+
+
+def idle(asked: Experiment, verb: str, words: Sequence[str]) -> str:
+    """Why a word would do nothing, with the remedy; empty where all count."""
+    keys = [word.partition("=")[0] for word in words]
+    for rule in RULES:
+        for key in keys:
+            if key.startswith(rule.key) and not rule.honoured(asked):
+                return f"{key} belongs to {rule.home}; leave it out"
+    begins, home = NOT_OF.get(verb, ((), ""))
+    key = next((key for key in keys if key.startswith(begins)), "") if begins else ""
+    return f"{key} belongs to {home}; leave it out" if key else ""
+
+
+def overspent(asked: Experiment, words: Sequence[str]) -> str:
+    """Why the least number of windows does not fit the budget, with the remedy; empty where it does.
+
+    Only where a word is of a search: what an earlier version saved is taken up again as it is.
+    """
+    search = asked.search
+    budget_s = search.budget_s / search.deployments
+    if search.least_s <= budget_s or not any(word.startswith("search.") for word in words):
+        return ""
+    fitting = int(budget_s * search.min_dwells / search.least_s)
+    fewer = f"lower search.min_dwells to {fitting}" if fitting else "shorten search.window_s"
+    return (
+        f"search.min_dwells={search.min_dwells} need {search.least_s:g} s, above search.budget_s="
+        f"{search.budget_s:g}; {fewer}, or raise search.budget_s to {search.least_s * search.deployments:g}"
+    )

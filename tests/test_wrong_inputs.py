@@ -1,0 +1,261 @@
+"""The battery of wrong inputs: what a planner may mistype, and the one line that every command answers."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from analysis.__main__ import main as analysis
+from cluster.__main__ import main as cluster
+from conf import schema
+from conf.misfit import fields_of, keys, misfit
+from conf.nearest import nearest
+from loadgen import here
+from loadgen.__main__ import main as loadgen
+from serve_apps.__main__ import main as serve_apps
+
+Main = Callable[[Sequence[str]], int]
+ROOMS: dict[str, Main] = {
+    "loadgen": loadgen,
+    "analysis": analysis,
+    "cluster": cluster,
+    "serve_apps": serve_apps,
+}
+FOREIGN = ("full_key", "object_type", "Errno", "subclass", "AnyNode", "ListConfig", "of type", "NoneType")
+FOREIGN += ("Traceback", "invalid choice", "unrecognized arguments")
+"""Words of the libraries beneath, which no user should have to know."""
+FILES = {
+    "clustr.yaml": "clustr: {nodes: 4}\nengine: {kind: simulated}\n",
+    "slow.yaml": "slo: {name: mine, ttft_p90_ms: fast, tpot_p90_ms: 3}\nengine: {kind: simulated}\n",
+    "typo.yaml": "slo: {name: mine, ttft_p90: 3, tpot_p90_ms: 3}\nengine: {kind: simulated}\n",
+    "part.yaml": "engine: {kind: simulated}\n",
+    "kind.yaml": "engine: {kind: simulatd}\n",
+    "list.yaml": "[1, 2]\n",
+    "file": "in the way\n",
+}
+
+# With a dry run, and without one: refused by both in the same words, before anything starts.
+SWEPT = {
+    # a key without its group, or mistyped
+    "sweep nodes=4": "did you mean 'cluster.nodes=4'?",
+    "sweep prefix_hit=.5": "did you mean 'workload.prefix_hit=0.5'?",
+    "sweep tpot_p90_ms=50": "did you mean 'slo.tpot_p90_ms=50'?",
+    "sweep input_tokens=800": "did you mean 'workload.input_tokens.mean=800'?",
+    "sweep input_tokens.mean=800": "did you mean 'workload.input_tokens.mean=800'?",
+    "sweep budget_s=60": "did you mean 'search.budget_s=60'?",
+    "sweep actors=2": "did you mean 'fleet.actors=2'?",
+    "sweep policy=pow2": "did you mean 'routing.policy=pow2'?",
+    "sweep urls=[http://127.0.0.1:1]": "did you mean 'target.urls'?",
+    "sweep api_key_env=hush": "did you mean 'target.api_key_env'?",
+    "sweep slo.ttft=900": "did you mean 'slo.ttft_p90_ms=900'",
+    "sweep slo.ttft_p90=900": "did you mean 'slo.ttft_p90_ms=900'",
+    "sweep serch=quick": "did you mean 'search'?",
+    "sweep SEED=4": "did you mean 'seed=4'?",
+    "sweep clustr.nodes=4": "did you mean 'cluster.nodes=4'?",
+    "sweep sol.tpot_p90_ms=50": "did you mean 'slo.tpot_p90_ms=50'?",
+    "sweep foo=1": "unknown key 'foo'; choose from cluster, hardware, model",
+    "sweep slo.foo=1": "unknown key 'slo.foo'; choose from name, ttft_p90_ms, tpot_p90_ms",
+    "sweep quick": "did you mean 'search=quick'?",
+    "sweep matrix.layot=[dp1_tp8_ep8,dp2_tp4_ep4]": "did you mean 'layout'?",
+    "sweep matrx.seed=[1,2]": "did you mean 'seed'?",
+    "compare b.layot=dp2_tp4_ep4": "did you mean 'layout'?",
+    "progressive progressive.run=1": "did you mean 'progressive.runs=1'?",
+    # a choice that is not there
+    "sweep search=quik": "did you mean 'quick'?; available: publish",
+    "sweep slo=strict": "unknown choice 'slo=strict'; available: default, interactive",
+    "sweep engine=[a]": "unknown choice 'engine=[a]'; available: external",
+    "sweep workload.arrivals.kind=poison": "did you mean 'poisson'?",
+    "sweep routing.policy=fast": "must be one of leastconn, roundrobin",
+    # a value of another kind
+    "sweep slo.ttft_p90_ms=fast": "slo.ttft_p90_ms=fast must be a number",
+    "sweep slo.ttft_p90_ms=[1,2]": "slo.ttft_p90_ms must be a number",
+    "sweep slo.ttft_p90_ms.x=3": "slo.ttft_p90_ms has no keys of its own; set it whole",
+    "sweep engine=external target.urls=http://127.0.0.1:1": "must be a list: target.urls=[http://HOST:PORT,...]",
+    "sweep workload.input_tokens=800": "set one of them, such as workload.input_tokens.mean=800",
+    "sweep workload.arrivals=gamma": "set one of them, such as workload.arrivals.kind=gamma",
+    "sweep target=http://127.0.0.1:1": "target is a group of keys",
+    "sweep cluster.nodes=1.5": "cluster.nodes=1.5 must be a whole number",
+    "sweep cluster.nodes=1e1": "did you mean 'cluster.nodes=10'?",
+    "sweep fleet.record_itl=maybe": "fleet.record_itl=maybe must be true or false",
+    "sweep fleet.actors=null": "fleet.actors has no value; give it a whole number or leave it out",
+    "probe rate_qps=true": "rate_qps=true must be a number",
+    "probe profile_qps=3": "profile_qps must be a list of lists: profile_qps=[[SECOND,QPS],...]",
+    "probe profile_qps=[1,2]": "profile_qps must be a list of lists",
+    "probe profile_qps=[[a,b]]": "profile_qps[0][0]=a must be a number",
+    # no value, or one that cannot be
+    "sweep slo.ttft_p90_ms=": "slo.ttft_p90_ms has no value; write slo.ttft_p90_ms=VALUE",
+    "sweep workload=": "workload has no value; write workload=VALUE; choose from character",
+    "sweep run=": "run has no value",
+    "sweep slo.ttft_p90_ms=nan": "slo.ttft_p90_ms=nan must be positive and finite",
+    "sweep slo.tpot_p90_ms=-5": "slo.tpot_p90_ms=-5.0 must be positive and finite",
+    "sweep search.budget_s=.inf": "search.budget_s=inf must be positive and finite",
+    "sweep fleet.cpus_per_actor=nan": "fleet.cpus_per_actor=nan must be finite",
+    "sweep engine.time_scale=0": "engine.time_scale=0 must be 0.1 to 10",
+    "sweep workload.prefix_hit=1": "must be in [0, 1)",
+    # beyond reason
+    "probe rate_qps=1e9": "rate_qps=1000000000.0 is beyond reason; at most 100000",
+    "probe rate_qps=4 duration_s=1e9": "duration_s=1000000000.0 is beyond reason",
+    "probe rate_qps=9e4 duration_s=9e4": "requests are more than the 1e+08 that a run holds",
+    "probe profile_qps=[[0,1e9]]": "1e+09 QPS per node is beyond reason",
+    "probe concurrency=1000000000": "requests are more than the 1e+08 that a run holds",
+    "sweep fleet.actors=100000": "fleet.actors=100000 is beyond reason",
+    "sweep fleet.warmup_requests=1000000000": "fleet.warmup_requests=1000000000 is beyond reason",
+    "sweep search.budget_s=1e12": "search.budget_s=1000000000000.0 is beyond reason",
+    "sweep cluster.session=fake cluster.nodes=1000000000": "cluster.nodes=1000000000 is beyond reason",
+    "sweep seed=99999999999999999999": "must be 0 to 9007199254740991",
+    # contradictions
+    "sweep search.min_dwells=1000": "need 40000 s, above search.budget_s=240; lower search.min_dwells to 6",
+    "sweep search.budget_s=20": "shorten search.window_s, or raise search.budget_s to 80",
+    "sweep seed=1 seed=2": "seed is given twice; leave one of them out",
+    "sweep workload=smoke workload=character": "workload is given twice",
+    "sweep target={} target.urls=[]": "target and target.urls set the same",
+    "probe rate_qps=4 concurrency=4": "exclude each other",
+    "sweep cluster.nodes=4": "use cluster=laptop_4n or cluster.session=fake",
+    # what nothing would honour
+    "sweep target.urls=[http://127.0.0.1:1]": "target.urls belongs to engine=external; leave it out",
+    "sweep target.api_key_env=HOME": "target.api_key_env belongs to engine=external",
+    "sweep cluster.address=10.0.0.1:6379": "cluster.address belongs to cluster.session=address",
+    "sweep routing.vnodes=10": "routing.vnodes belongs to routing=consistent_hash or bounded_hash",
+    "sweep routing.load_factor=2": "routing.load_factor belongs to routing=bounded_hash",
+    "sweep engine.stall_mean_s=2": "belongs to engine.stall_every_steps above 0",
+    "sweep engine.drift_memory_s=2": "belongs to engine.drift_sd above 0",
+    "sweep workload.images.width_px=512": "belongs to images, which workload.images.most=N adds",
+    "sweep engine.args.max_num_seqs=1": "engine.args belongs to engine=vllm or",
+    "sweep engine.env.FOO=1": "engine.env belongs to engine=vllm or",
+    "sweep rate_qps=4": "rate_qps belongs to probe",
+    "sweep progressive.runs=3": "progressive.* belongs to the verb progressive",
+    "probe rate_qps=4 search.budget_s=60": "search.budget_s belongs to a search",
+    "predict fleet.actors=2": "fleet.actors belongs to what is measured",
+    "predict search.min_dwells=9": "search.min_dwells belongs to what is measured",
+    "sweep engine=external target.urls=[http://127.0.0.1:1] target.api_key_env=UNSET_NAME": "UNSET_NAME",
+    "sweep --require": "--require belongs to probe",
+    # files and folders
+    "sweep --config .": ". is a folder; name a file, such as config.yaml",
+    "sweep --config none.yaml": "cannot read none.yaml: No such file",
+    "sweep --config clustr.yaml": "clustr.yaml: unknown key 'clustr'; did you mean 'cluster'?",
+    "sweep --config slow.yaml": "slow.yaml: slo.ttft_p90_ms=fast must be a number",
+    "sweep --config typo.yaml": "typo.yaml: unknown key 'slo.ttft_p90'; did you mean 'slo.ttft_p90_ms'",
+    "sweep --config part.yaml": "part.yaml: cluster is missing",
+    "sweep --config kind.yaml": "unknown engine kind 'simulatd'; did you mean 'simulated'?",
+    "sweep --config list.yaml": "list.yaml is not a mapping",
+    "sweep model.config_json=.": ". is a folder; name a file, such as config.json",
+    "sweep engine.constants=none.yaml": "cannot read none.yaml: No such file",
+    "sweep out=file": "out=file: file is a file; choose another folder",
+    "sweep out=file/deeper": "file is a file; choose another folder",
+    "sweep out=/proc/runs": "out=/proc/runs: cannot write to /proc",
+    "probe rate_qps=4 out=/proc/runs": "out=/proc/runs: cannot write to /proc",
+    "compare b.layout=dp2_tp4_ep4 out=/proc/runs": "out=/proc/runs: cannot write to /proc",
+    "verify .": ". is not a run folder",
+    # verbs and flags
+    "swep": "unknown verb 'swep'; did you mean 'sweep'?",
+    "sweep --dryrun": "unknown flag '--dryrun'; did you mean '--dry-run'?",
+    "sweep --slo.ttft_p90_ms=5": "keys are set without dashes: slo.ttft_p90_ms=5",
+    "sweep --workload smoke": "keys are set without dashes: workload=VALUE",
+}
+
+OTHERS = {
+    "loadgen": "name a verb: sweep, probe, predict",
+    "loadgen resume": "resume takes one run folder",
+    "loadgen predict --out answer.txt": "give it a name in .parquet or .csv or .json",
+    "loadgen predict rate_qps=300": "rate_qps=300 is above search.highest_qps=200; raise that too",
+    "analysis": "name a verb: show, report, compare",
+    "analysis shw .": "unknown verb 'shw'; did you mean 'show'?",
+    "analysis show": "run is missing",
+    "analysis show none": "none is not a run folder",
+    "analysis show . --recompte": "unknown flag '--recompte'; did you mean '--recompute'?",
+    "analysis compare . none": "is not a run folder",
+    "analysis export . --format csw": "did you mean 'csv'?; choose from",
+    "analysis report . --out page.pdf": "give it a name in .html",
+    "analysis plan demand.peak_qs=3": "did you mean 'demand.peak_qps=3'",
+    "analysis plan peak_qps=3": "demand.peak_qps=",
+    "analysis plan demand.peak_qps=fast": "demand.peak_qps=fast must be a number",
+    "analysis plan demand.peak_qps=3 demand.peak_qps=4": "demand.peak_qps is given twice",
+    "analysis plan demand.peak_qps=3 plan.basis=lower": "did you mean 'low'?",
+    "analysis plan demand.peak_qps=3 plan.spare_nodes=1.5": "plan.spare_nodes=1.5 must be a whole number",
+    "analysis plan demand.peak_qps=3 nodes=4": "did you mean 'cluster.nodes=4'?",
+    "analysis plan demand=3": "demand is a group of keys; set one of them, such as demand.peak_qps=3",
+    "analysis calibrate nodes=4": "calibrate needs the folder of a run",
+    "cluster prflight": "unknown verb 'prflight'; did you mean 'preflight'?",
+    "cluster preflight nodes=4": "did you mean 'cluster.nodes=4'?",
+    "cluster preflight cluster=laptop5": "did you mean 'laptop'",
+    "cluster up clustr=laptop_4n": "did you mean 'cluster'?",
+    "cluster up cluster=laptop cluster=laptop_4n": "cluster is given twice",
+    "cluster render kubray": "did you mean 'kuberay'?",
+    "cluster render kuberay --imge x": "unknown flag '--imge'; did you mean '--image'?",
+    "cluster render ray-up cluster.nodes=many": "cluster.nodes=many must be a whole number",
+    "cluster status laptop": "did you mean 'cluster=laptop'?",
+    "serve_apps rendr": "unknown verb 'rendr'; did you mean 'render'?",
+    "serve_apps render layot=dp1_tp8": "did you mean 'layout'?",
+    "serve_apps render vllm_versio=0.30.0": "did you mean 'engine.vllm_version'?",
+    "serve_apps render --jsn": "unknown flag '--jsn'; did you mean '--json'?",
+    "serve_apps model": "model takes one folder",
+}
+
+
+@pytest.fixture
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def refused(main: Main, argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr of a command that ends with exit code 2 and prints nothing else."""
+    try:
+        code = main(argv)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    told = capsys.readouterr()
+    assert (code, told.out) == (2, ""), told
+    (line,) = told.err.splitlines()
+    assert line.startswith("error: ") and not [word for word in FOREIGN if word in line], line
+    assert "hush" not in line
+    return line
+
+
+@pytest.mark.battery("wrong input")
+@pytest.mark.parametrize("words", SWEPT)
+def test_a_run_and_its_dry_run_refuse_alike(
+    words: str, somewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = shlex.split(words)
+    line = refused(loadgen, argv, capsys)
+    assert SWEPT[words] in line
+    assert refused(loadgen, [*argv, "--dry-run"], capsys) == line
+    assert {file.name for file in somewhere.iterdir()} == set(FILES)
+
+
+@pytest.mark.battery("wrong input")
+@pytest.mark.parametrize("typed", OTHERS)
+def test_every_command_refuses_in_one_line(
+    typed: str, somewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    room, *argv = shlex.split(typed)
+    assert OTHERS[typed] in refused(ROOMS[room], argv, capsys)
+    assert {file.name for file in somewhere.iterdir()} == set(FILES)
+
+
+def test_every_key_says_in_our_words_what_it_cannot_be() -> None:
+    asked = {**(fields_of(schema.Experiment) or {}), "engine": schema.EmulatedEngine}
+    for key, kind in keys(asked):
+        said = [misfit(kind, value, key) for value in ("soon", [[{}]], {"nowhere": 1}, None, 1.5, True)]
+        for line in filter(None, said):
+            assert key in line and "\n" not in line and not [word for word in FOREIGN if word in line]
+
+
+def test_a_value_that_may_be_secret_is_not_shown() -> None:
+    for key, kind in (("target.api_key_env", str), ("engine.env.WHAT", int), ("engine.args.api_key", float)):
+        assert "hush" not in misfit(kind, ["hush"], key) + misfit(int, "hush", key)
+
+
+def test_the_nearest_names_come_first_and_what_is_far_is_left_out() -> None:
+    assert nearest("layot", ["slo", "layout", "out"]) == ["layout"]
+    assert nearest("RUNS", ["seed", "run", "runs"])[0] == "runs"
+    assert nearest("xyz", ["seed", "run"]) == []
+
+
+def test_load_actors_may_share_cores_up_to_a_point() -> None:
+    assert not here.crowded(32, 2) and here.shared(3, 2) and not here.shared(2, 2)
+    assert "lower it to at most 32" in here.crowded(1000, 2)
