@@ -13,6 +13,8 @@ from typing import Any
 from conf.asking import OK, AskError, ask
 
 TIMEOUT_S = 10.0
+GARBLED = (AskError, ValueError, RecursionError, KeyError, TypeError, AttributeError)
+"""What an answer of another shape raises when it is read."""
 _CARD = ("id", "max_model_len", "root")
 """What of a model's card is the same for every replica of one configuration."""
 _CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
@@ -24,12 +26,14 @@ PROFILED = ("num_gpu_blocks", "num_cpu_blocks", "engine", "kv_cache_memory_bytes
 def told(url: str) -> dict[str, Any]:
     """What the replica at `url` says of its engine; empty where it says nothing."""
     says: dict[str, Any] = {}
-    with suppress(AskError, ValueError, RecursionError, KeyError, TypeError):
+    with suppress(*GARBLED):
         cards = json.loads(_get(f"{url}/v1/models"))["data"]
-        says["models"] = [{key: card[key] for key in _CARD if key in card} for card in cards]
-    with suppress(AskError, ValueError, RecursionError, KeyError, TypeError):
+        says["models"] = [
+            {key: card[key] for key in _CARD if isinstance(card.get(key), str | int)} for card in cards
+        ]
+    with suppress(*GARBLED):
         says["version"] = json.loads(_get(f"{url}/version"))["version"]
-    with suppress(AskError, ValueError, RecursionError, KeyError, TypeError):
+    with suppress(*GARBLED):
         says["engine"] = json.loads(_get(f"{url}/maxqps/replica"))["engine"]
     with suppress(AskError):
         if found := _CACHE.search(_get(f"{url}/metrics").decode(errors="replace")):

@@ -58,11 +58,10 @@ def _forms(letter: str) -> str:
     """An expression for all ways to write one letter, each perhaps escaped more than once."""
     code = ord(letter)
     ways = [
-        re.escape(letter),
         rf"(?i:%(?:25)*{code:02x})",
         rf"(?i:\\+u00{code:02x}|\\+x{code:02x})",
         rf"(?i:&#0*{code};|&#x0*{code:x};)",
     ]
     if not letter.isalnum():
         ways += [rf"\\+{re.escape(letter)}", re.escape(escape(letter))]
-    return f"(?:{'|'.join(ways)})"
+    return f"(?:{'|'.join([*ways, re.escape(letter)])})"  # the plain one last: it may begin another

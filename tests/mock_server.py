@@ -49,17 +49,22 @@ class MockServer:
     """Serves a script on a free loopback port; keeps every request's head and body."""
 
     def __init__(
-        self, script: Script = answer, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+        self,
+        script: Script = answer,
+        host: str = "127.0.0.1",
+        tls: ssl.SSLContext | None = None,
+        port: int = 0,
     ) -> None:
         self.script = script
-        self._host, self._tls = host, tls
+        self._host, self._tls, self.port = host, tls, port
         self.requests: list[tuple[bytes, dict[str, Any]]] = []
         self.connections = 0
 
     async def __aenter__(self) -> "MockServer":
-        self._server = await asyncio.start_server(self._serve, self._host, 0, ssl=self._tls)
+        self._server = await asyncio.start_server(self._serve, self._host, self.port, ssl=self._tls)
+        self.port = self._server.sockets[0].getsockname()[1]
         scheme = "https" if self._tls else "http"
-        self.url = f"{scheme}://{self._host}:{self._server.sockets[0].getsockname()[1]}"
+        self.url = f"{scheme}://{self._host}:{self.port}"
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -237,6 +237,43 @@ def test_the_next_address_of_a_host_is_tried(monkeypatch: pytest.MonkeyPatch) ->
     assert exchange.status == "ok"
 
 
+def test_a_name_is_looked_up_once_and_again_when_the_service_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """During the load nobody is asked for an address: that would count as time to the first token."""
+    asked: list[str] = []
+    known = {"server.test": "127.0.0.1"}
+
+    def look_up(host: str, port: int, **_: Any) -> list[Any]:
+        asked.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known[host], port))]
+
+    async def main() -> list[list[tuple[bytes, dict[str, Any]]]]:
+        async def never(*_: Any, **__: Any) -> None:
+            raise AssertionError("looked up during the load")
+
+        ended: asyncio.Queue[Exchange] = asyncio.Queue()
+        async with MockServer() as first, MockServer(host="127.0.0.2", port=first.port) as second:
+            client = Client([url := f"http://server.test:{first.port}"], ended.put_nowait, timeout_s=2.0)
+            monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", never)
+            for seq in range(3):
+                client.start(Exchange(seq, 3), BODY)  # together: a connection for each
+            assert [(await ended.get()).status for _ in range(3)] == ["ok"] * 3
+            known["server.test"] = "127.0.0.2"
+            monkeypatch.undo()
+            monkeypatch.setattr(socket, "getaddrinfo", look_up)
+            await client.retarget([url])
+            client.cut_all("interrupted")  # the connections that are kept lead to the old address
+            client.start(Exchange(3, 3), BODY)
+            assert (await ended.get()).status == "ok"
+            client.cut_all("interrupted")
+            return [first.requests, second.requests]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    first, second = asyncio.run(main())
+    assert asked == ["server.test"] * 2
+    assert (len(first), len(second)) == (3, 1)
+    assert all(b"\r\nHost: server.test:" in head for head, _ in [*first, *second])
+
+
 @pytest.mark.parametrize("url", [f"http://{'a' * 64}.test", "http://[::1]:9"])
 def test_an_address_that_leads_nowhere_is_a_row(url: str) -> None:
     (exchange,) = asyncio.run(exchanges(url, 1))
@@ -291,7 +328,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mock")])
     now = datetime.now(UTC)
-    address = x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))])
+    names = [x509.IPAddress(IPv4Address("127.0.0.1")), x509.DNSName("server.test")]
+    address = x509.SubjectAlternativeName(names)
     made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
     made = made.not_valid_before(now).not_valid_after(now + timedelta(days=1)).add_extension(address, False)
     pem, clear = serialization.Encoding.PEM, serialization.NoEncryption()
@@ -319,6 +357,25 @@ def test_answers_come_over_tls_too(
     assert [(exchange.status, exchange.tokens) for exchange in ended] == [("ok", 3)] * 3
     assert server.connections == 1, "kept alive"
     assert all(b"Authorization: Bearer hush" in head for head, _ in server.requests)
+
+
+@pytest.mark.parametrize(("host", "status"), [("server.test", "ok"), ("another.test", "conn_error")])
+def test_it_is_the_name_that_a_certificate_vouches_for(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, host: str, status: str
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+    async def main() -> Exchange:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(certificate)
+        async with MockServer(tls=tls) as server:
+            with monkeypatch.context() as patch:
+                patch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+                (exchange,) = await exchanges(f"https://{host}:{server.port}", 1)
+            return exchange
+
+    assert asyncio.run(main()).status == status
 
 
 def test_a_server_that_nobody_vouches_for_gets_no_request(certificate: Path) -> None:
@@ -390,6 +447,25 @@ def test_cutting_ends_what_runs() -> None:
 
     (exchange,) = asyncio.run(main())
     assert (exchange.status, exchange.error_kind) == ("truncated", "interrupted")
+
+
+@pytest.mark.parametrize("turns", range(4))
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_cutting_ends_a_connect_once_however_far_it_is(runner: Callable[..., Any], turns: int) -> None:
+    async def main() -> list[Exchange]:
+        results: list[Exchange] = []
+        async with MockServer(lambda _: [5.0]) as server:
+            client = Client([server.url], results.append)
+            client.start(Exchange(0, 3), BODY)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            client.cut_all("interrupted")
+            assert len(results) == 1, "at once: whoever cuts counts what has ended"
+            await asyncio.sleep(0.05)
+        return results
+
+    (exchange,) = runner(main())
+    assert exchange.error_kind == "interrupted" and exchange.end_ns is not None
 
 
 CHOICE = {"index": 0, "text": " a", "finish_reason": None}
