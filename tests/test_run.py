@@ -44,10 +44,14 @@ class VirtualFleet(VirtualTarget):
 
 
 @contextmanager
-def service(leaving: BaseException | None = None, entering: BaseException | None = None) -> Iterator[Service]:
+def service(
+    leaving: BaseException | None = None,
+    entering: BaseException | None = None,
+    front_streams: int | None = None,
+) -> Iterator[Service]:
     if entering:
         raise entering
-    yield Service(["http://127.0.0.1:1"])
+    yield Service(["http://127.0.0.1:1"], front_streams=front_streams)
     if leaving:
         raise leaving
 
@@ -97,6 +101,18 @@ def test_a_service_that_does_not_come_up_is_told_in_one_line(
     tree, _ = measure(tmp_path, monkeypatch, entering=entering)
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (exit_code, False, False)
     assert reason in tree["reason"] and "\n" not in tree["reason"]
+
+
+@pytest.mark.parametrize(
+    ("front_streams", "exit_code"), [(100, summary.EXIT_TARGET), (10_000, summary.EXIT_OK)]
+)
+def test_more_streams_than_the_proxy_takes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front_streams: int, exit_code: int
+) -> None:
+    """What waits in a proxy's queue would be counted as the engine's TTFT."""
+    tree, _ = measure(tmp_path, monkeypatch, front_streams=front_streams)
+    assert tree["exit_code"] == exit_code
+    assert exit_code == summary.EXIT_OK or "takes 100 of " in tree["reason"]
 
 
 def test_an_internal_error_keeps_its_traceback_and_the_rows(
