@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from analysis import metrics, records, routing, words
-from analysis.dwell import NS, Window, in_window
+from analysis.dwell import NS, PATH_MS, Window, in_window
 from analysis.quantiles import quantile
 from conf.schema import Slo
 
@@ -24,7 +24,9 @@ LAG_MS, LAG_SHARE = 5.0, 0.01
 LEAST_LAG_MS = 1.0
 """However fast the clock, a send may be as late as this: the event loop's timers count milliseconds."""
 PATH_SHARE = 0.1
-"""Of the TTFT bound, on the run's clock, outside the engine: more is worth a line (our choice)."""
+"""Of the TTFT bound, on the run's clock, at p90 outside the engine: void above (our choice)."""
+PATH_OVER = 0.01
+"""Share of the answers that the way alone made late: void above, like steps of the engine that were late."""
 LEAST_SENT = 0.995
 LEAST_ACHIEVED = 0.98
 LITTLE_ERROR = 0.05
@@ -51,6 +53,7 @@ BACKLOG = "backlog_slope_t"
 REMEDIES = {
     "client_limited": "Give the load generator more actors or CPUs, or fewer neighbours on its node.",
     "engine_late": "The simulated engine missed its own clock: give it more CPUs or fewer replicas.",
+    "path_slow": "Time was lost before the engine: see what stood still or lacked CPU, replica or proxy.",
     "replica_lost": "A replica was replaced or unknown: look at its log, redeploy, and run again.",
     "actor_lost": "A load actor died: look at its node's memory and log, and resume the run.",
     "burst_delivery": "Tokens came merged, TPOT is not believed: look for buffering in the proxy or server.",
@@ -131,6 +134,7 @@ def judge_dwell(
         check_stall(health, slo),
         check_engine(rows),
         check_path(rows, slo),
+        check_path_over(rows, slo),
         check_replicas(rows, expected_replicas),
         check_burst(rows),
         check_prompts(rows),
@@ -226,12 +230,30 @@ def check_engine(rows: pa.Table) -> Check:
 
 
 def check_path(rows: pa.Table, slo: Slo) -> Check:
-    """p90 of the real time outside an engine that told its own; information: it is in TTFT as it was.
+    """p90 of the real time outside an engine that told its own, which no slow engine makes longer.
 
-    What of it lies before the engine displaces the arrival, on a clock of speed D by D times as much.
+    What of it lies before the engine displaces the arrival, on a clock of speed D by D times as much: the
+    bound is the D-th part, but `PATH_MS`, which a fast clock grants to those that wait, are granted here too.
     """
+    bound = max(PATH_SHARE * slo.ttft_p90_ms / _time_scale(rows), PATH_MS)
+    return _at_most("path_p90", quantile(_path(rows), 0.9), bound, "ms", "path_slow")
+
+
+def check_path_over(rows: pa.Table, slo: Slo) -> Check:
+    """Share of the answers for which the way alone took longer than the TTFT bound: nobody served them late.
+
+    A process that stands still for seconds of a long window moves no p90, but adds these to those over it.
+    """
+    path = _path(rows)
+    share = float(np.mean(path > slo.ttft_p90_ms)) if len(path) else None
+    return _at_most("path_over", share, PATH_OVER, "", "path_slow")
+
+
+def _path(rows: pa.Table) -> NDArray[np.float64]:
+    """Real time in ms outside the engine of the answers that tell it."""
     path = metrics.path(rows)[metrics.status_in(rows, records.OK)]
-    return _at_most("path_p90", quantile(path, 0.9), PATH_SHARE * slo.ttft_p90_ms / _time_scale(rows), "ms")
+    known: NDArray[np.float64] = path[~np.isnan(path)]
+    return known
 
 
 def check_replicas(rows: pa.Table, expected: Collection[str] | None) -> Check:

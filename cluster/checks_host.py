@@ -16,6 +16,7 @@ from cluster.checks import (
     size,
 )
 from cluster.node_facts import REPLICA_PORTS, Weights
+from cluster.process_limits import MOST_STREAMS
 from cluster.thresholds import (
     CLOCK_OFFSET,
     CLOCK_OFFSET_MOST,
@@ -27,6 +28,9 @@ from cluster.thresholds import (
     SHARED_MEMORY,
     SHARED_MEMORY_RAY,
 )
+
+RAY_MAXCONN = 4096
+"""Connections of HAProxy on a node where nothing else is set (RAY_SERVE_HAPROXY_MAXCONN of Ray 2.60)."""
 
 
 def clock(seen: Seen, expected: Expected) -> Verdict:
@@ -85,6 +89,17 @@ def http_port(seen: Seen, expected: Expected) -> Verdict | None:
     taken = port in seen.host.ports_taken
     remedy = f"stop what listens there (`ss -ltnp 'sport = :{port}'`; an old Serve: `serve shutdown`)"
     return judged(f"{port} {'taken' if taken else 'free'}", f"{port} free", not taken, remedy)
+
+
+def front_streams(seen: Seen, expected: Expected) -> Verdict | None:
+    """Only of what others start there: Serve that we start gets its settings from us."""
+    if not expected.http_port:
+        return None
+    told = seen.host.shown.get("RAY_SERVE_HAPROXY_MAXCONN")
+    figure = f"{told or RAY_MAXCONN} streams" + ("" if told else " (Ray's default)")
+    streams = int(told) if told and told.isdigit() else RAY_MAXCONN
+    remedy = f"more wait in its queue, as TTFT: set RAY_SERVE_HAPROXY_MAXCONN={MOST_STREAMS} on all nodes"
+    return judged(figure, f"at least {MOST_STREAMS}", streams >= MOST_STREAMS, remedy, "warn")
 
 
 def replica_ports(seen: Seen, expected: Expected) -> Verdict:
@@ -187,6 +202,7 @@ HOST_CHECKS = (
     Check("listen backlog", "every", listen_backlog),
     Check("disk of Ray's folder", "every", disk),
     Check("Serve's HTTP port", "head", http_port, strict=True),
+    Check("HAProxy's streams", "head", front_streams),
     Check("replicas' ports", "serving", replica_ports, strict=True),
     Check("weights", "serving", weights, strict=True),
     Check("device variables", "serving", device_variables),

@@ -26,7 +26,7 @@ LOOPBACK = "127.0.0.1"
 REPLICA_PORTS = range(30000, 31001)
 """Where Ray Serve's replicas listen (RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT and its MAX)."""
 DEVICE_VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-SHOWN = (*DEVICE_VARIABLES, "HSA_NO_SCRATCH_RECLAIM", "MAXQPS_EMULATED_GPU")
+SHOWN = (*DEVICE_VARIABLES, "RAY_SERVE_HAPROXY_MAXCONN", "HSA_NO_SCRATCH_RECLAIM", "MAXQPS_EMULATED_GPU")
 COMPARED = (
     "VLLM_",
     "NCCL_",
@@ -259,9 +259,9 @@ def ntp_offset_s(tracking: str | None) -> float | None:
 
 
 def _limit(kind: int) -> float:
-    """The hard limit: a process lifts its soft one to it when it needs more."""
-    hard = resource.getrlimit(kind)[1]
-    return math.inf if hard == resource.RLIM_INFINITY else hard
+    """The soft limit, which holds as long as no process lifts its own: vLLM does not, of locked memory."""
+    soft = resource.getrlimit(kind)[0]
+    return math.inf if soft == resource.RLIM_INFINITY else soft
 
 
 def _text(path: Path) -> str | None:

@@ -33,6 +33,7 @@ from ray.exceptions import RayError
 from ray.serve._private import build_app as serve_build
 from ray.serve.config import HTTPOptions, ProxyLocation
 
+from cluster import process_limits
 from cluster.placement import LOAD_ROLE, REPLICA_CPUS, require_nodes
 from conf.schema import Cluster, Routing
 
@@ -41,6 +42,9 @@ FOLDER_PREFIX = "maxqps-"
 OBJECT_STORE_BYTES = 100 * 2**20
 HAPROXY_THREADS = 2
 HAPROXY_POLICIES = ("leastconn", "roundrobin")
+NO_LOG = "/nonexistent/haproxy-log"
+"""Where HAProxy's log goes, which nobody reads. For Ray's default, syslog on 127.0.0.1:514, each of its
+threads opens a UDP socket on all interfaces."""
 KEEP_ALIVE_S = 600
 """With Serve's 5 s a replica may close an idle connection just as HAProxy sends a request on it."""
 CLUSTER_HTTP_PORT = 8000
@@ -79,11 +83,13 @@ class SessionError(Exception):
 class Session:
     """A running Ray session. `url` is Serve's HTTP front on the head node, empty without Serve.
 
-    `roles` are the values of the label `role` on the alive nodes; `place` reads them.
+    `roles` are the values of the label `role` on the alive nodes; `place` reads them. `front_streams` is how
+    many requests the front serves at once, while others wait in its queue; None where it has no such bound.
     """
 
     url: str
     roles: frozenset[str] = frozenset()
+    front_streams: int | None = None
 
 
 @contextmanager
@@ -113,7 +119,14 @@ def open_session(
             nodes = [node for node in ray.nodes() if node["Alive"]]
         url = "" if routing is None else _start_serve(cluster, nodes, stack)
         roles = {node["Labels"]["role"] for node in nodes if "role" in node["Labels"]}
-        yield Session(url, frozenset(roles))
+        yield Session(url, frozenset(roles), _front_streams(cluster, routing))
+
+
+def _front_streams(cluster: Cluster, routing: Routing | None) -> int | None:
+    """What HAProxy takes at once; Serve's Python proxy has no bound of its own."""
+    if routing is None or routing.data_path == "python_proxy":
+        return None
+    return process_limits.MOST_STREAMS if cluster.session == "address" else process_limits.front_streams()
 
 
 @contextmanager
@@ -191,6 +204,8 @@ def serve_environment(routing: Routing | None) -> dict[str, str]:
         policy = routing.policy if routing.policy in HAPROXY_POLICIES else "roundrobin"
         environment["RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"] = policy
         environment["RAY_SERVE_HAPROXY_NBTHREAD"] = str(HAPROXY_THREADS)
+        environment["RAY_SERVE_HAPROXY_MAXCONN"] = str(process_limits.MOST_STREAMS)
+        environment["RAY_SERVE_HAPROXY_LOG_TARGET"] = NO_LOG
     return environment
 
 
@@ -199,6 +214,7 @@ def own_environment(folder: Path, routing: Routing | None) -> dict[str, str]:
     ports = {name: str(free_port(kind)) for kind, name in enumerate(PORT_NAMES)}
     return serve_environment(routing) | {
         **ports,
+        "RAY_SERVE_HAPROXY_MAXCONN": str(process_limits.front_streams()),
         "RAY_TMPDIR": str(folder),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
@@ -275,6 +291,8 @@ def loopback_only() -> Iterator[None]:
 
 def _start(cluster: Cluster, routing: Routing | None, load_cpus: float, stack: ExitStack) -> None:
     """A session of our own: a head and, in a `fake` one, a Ray node per node of `cluster`."""
+    if reason := process_limits.shortage():
+        raise SessionError(reason)
     with as_session_error("prepare a folder for Ray", "check the space and rights of the folder of TMPDIR"):
         folder = stack.enter_context(_private_folder())
     stack.enter_context(in_environment(own_environment(folder, routing)))

@@ -23,6 +23,8 @@ Redact = Callable[[str], str]
 CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")
 COUNT_LIMIT = 2**31
 """Counts are kept as 32 bits with a sign; a server that says more is not believed."""
+ENGINE_COUNTS = ("steps", "late_steps", "first_token_us", "last_token_us")
+"""What a simulated engine says of an answer at its end."""
 STAMP_DIGITS = 18
 """So many digits of ns are thirty years, and fit into 64 bits."""
 _STAMP = b'data: {"virtual_ns":'
@@ -211,7 +213,7 @@ class EventReader:
             return
         usage, engine = message.get("usage"), message.get("maxqps")
         usage = None if usage is None else _usage(_typed(usage, dict))
-        engine = None if engine is None else _counts(_typed(engine, dict), "steps", "late_steps")
+        engine = None if engine is None else _counts(_typed(engine, dict), *ENGINE_COUNTS)
         choice = _typed(next(iter(_typed(message.get("choices"), list)), None), dict)
         reason = _typed(choice.get("finish_reason"), str)
         reason.encode()  # half a surrogate pair is no text and could not be recorded

@@ -176,8 +176,8 @@ def batch(
         "engine_steps": [(exchange.engine or {}).get("steps") for exchange in ends],
         "engine_late_steps": [(exchange.engine or {}).get("late_steps") for exchange in ends],
         "time_scale": np.full(len(plans), clock.scale),
-        "engine_first_token_ns": [_since_accepted(exchange, exchange.first_virtual_ns) for exchange in ends],
-        "engine_last_token_ns": [_since_accepted(exchange, exchange.last_virtual_ns) for exchange in ends],
+        "engine_first_token_ns": [_engine_ns(exchange, "first") for exchange in ends],
+        "engine_last_token_ns": [_engine_ns(exchange, "last") for exchange in ends],
         "itl_us": _gaps(ends, clock.scale) if record_itl else [None] * len(ends),
     }
     columns["turn_blocked_ns"] = pa.array(
@@ -203,11 +203,16 @@ def _status(exchange: Exchange) -> str | None:
     return exchange.status if ended else records.PENDING
 
 
-def _since_accepted(exchange: Exchange, virtual_ns: int | None) -> int | None:
-    """A time of the engine's, from its having the request; None of an engine that tells none."""
-    if virtual_ns is None or exchange.accepted_virtual_ns is None:
-        return None
-    return virtual_ns - exchange.accepted_virtual_ns
+def _engine_ns(exchange: Exchange, which: str) -> int | None:
+    """The engine's time of the `first` or `last` token, from its having the request; None where none is told.
+
+    On a clock of its own every token has its time; on the real one the answer's end tells two.
+    """
+    virtual_ns: int | None = getattr(exchange, f"{which}_virtual_ns")
+    if virtual_ns is not None and exchange.accepted_virtual_ns is not None:
+        return virtual_ns - exchange.accepted_virtual_ns
+    told_us = (exchange.engine or {}).get(f"{which}_token_us")
+    return None if told_us is None else told_us * 1000
 
 
 def _offsets(at_ns: list[int | None], due_ns: NDArray[np.int64], clock: Clock) -> pa.Array:

@@ -49,7 +49,8 @@ class Service:
 
     `replicas` is None where answers do not name theirs. `metrics_urls` maps a replica (or an endpoint) to the
     address of its metrics. `recover` waits for up to so many seconds until the service is whole again and
-    returns it as it is then, or raises TargetError; None where nothing is known of its return.
+    returns it as it is then, or raises TargetError; None where nothing is known of its return. A proxy in
+    front of it serves `front_streams` requests at once; None where there is none, or nothing is known of it.
     """
 
     urls: list[str]
@@ -60,6 +61,7 @@ class Service:
     actor_options: dict[str, Any] = field(default_factory=dict)
     key: Secret | None = None
     recover: "Callable[[float], Service] | None" = None
+    front_streams: int | None = None
 
 
 def read_of(workload: Workload) -> dict[str, Path]:
@@ -182,7 +184,7 @@ class Run:
         drain_s, self._service = asked.drain_s, service
         with self._scraping(service, fleet):
             try:
-                self._refuse_cramped(fleet, start)
+                self._refuse_cramped(fleet, service, start)
                 seen = self.folder.plan, self._fault, self.folder.tell
                 repair = self._repair if service.recover and self.experiment.cluster.recovery_s else None
                 self._driver = Driver(fleet, self._plan(service, start), self.emit, *seen, repair)
@@ -272,8 +274,8 @@ class Run:
         self.emit("fleet", text=f"{len(fleet.members)} load actor(s) ready")
         return fleet
 
-    def _refuse_cramped(self, fleet: Fleet, start: Start) -> None:
-        """Refuse a rate whose requests in flight do not fit into the fleet's files and ports."""
+    def _refuse_cramped(self, fleet: Fleet, service: Service, start: Start) -> None:
+        """Refuse a rate whose requests in flight do not fit into the fleet's files and ports or the proxy."""
         asked = self.experiment
         e2e_s = (asked.slo.ttft_p90_ms + asked.workload.output_tokens.mean * asked.slo.tpot_p90_ms) / 1e3
         guess = asked.rate_qps or max([qps for _, qps in asked.profile_qps], default=0.0)
@@ -281,6 +283,12 @@ class Run:
         wanted = asked.concurrency or math.ceil(STREAMS_SPARE * qps * e2e_s)
         if reason := fleet.shortage(wanted):
             raise FleetError(reason)
+        if service.front_streams is not None and wanted > service.front_streams:
+            raise FleetError(
+                f"HAProxy takes {service.front_streams} of {wanted} streams at once, the others would wait, "
+                "which counts as TTFT: raise the hard limit of open files (`ulimit -Hn`, two for a stream) "
+                "where Ray is started, ask for a lower rate, or use routing=client_side or per_node"
+            )
 
     def _plan(self, service: Service, start: Start) -> Plan:
         asked = self.experiment

@@ -17,7 +17,7 @@ from cluster.deploy import DeployError, Deployment, deploy
 from cluster.placement import Placement, PlacementError, place
 from cluster.preflight import expected_of, inspect
 from cluster.routing_check import check_router
-from cluster.session import SessionError, open_session
+from cluster.session import Session, SessionError, open_session
 from cluster.warm import Warm, Warmer, WarmError
 from conf import Experiment
 from conf.schema import SimulatedEngine, VllmEngine
@@ -132,7 +132,7 @@ def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
             engine=engines.described,
         )
         try:
-            yield _served(experiment, emit, session.url, placement, deployment, seen)
+            yield _served(experiment, emit, session, placement, deployment, seen)
         finally:
             deployment.teardown()
 
@@ -154,7 +154,7 @@ def _looked_at(experiment: Experiment, engines: _Engines, placement: Placement, 
 def _served(
     experiment: Experiment,
     emit: Emit,
-    front: str,
+    session: Session,
     placement: Placement,
     deployment: Deployment,
     seen: Mapping[str, Any],
@@ -164,19 +164,21 @@ def _served(
     `seen` is what else the manifest keeps, of every generation.
     """
     one_token = {"model": experiment.model.served_name, "prompt": [0], "max_tokens": 1}
+    front = session.url
     if said := check_router(front, experiment.routing, placement.replicas, one_token):
         emit("routing", text=said)
 
     def again(limit_s: float) -> Service:
         try:
             back = deployment.recovered(limit_s, lambda line: emit("deploy", text=line))
-            return _served(experiment, emit, front, placement, back, seen)
+            return _served(experiment, emit, session, placement, back, seen)
         except DeployError as error:
             raise TargetError(str(error), error.last_words) from error
 
     selector = placement.load_selector
+    targets = _targets(experiment, deployment.urls, deployment.metrics_urls)
     return Service(
-        _targets(experiment, deployment.urls, deployment.metrics_urls),
+        targets,
         replicas=deployment.replica_ids if deployment.named else None,
         fault=deployment.healthy,
         reported={
@@ -189,6 +191,7 @@ def _served(
         metrics_urls=deployment.metrics_urls or {url: f"{url}/metrics" for url in deployment.urls},
         actor_options={"label_selector": selector} if selector else {},
         recover=again,
+        front_streams=session.front_streams if targets == [front] else None,
     )
 
 

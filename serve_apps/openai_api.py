@@ -63,12 +63,15 @@ class ApiRequest:
 class EngineSteps:
     """Steps that gave a request a token, and how many of them came later than half their duration.
 
-    `cached_tokens` of its prompt needed none: they were in the prefix cache when it was admitted.
+    `cached_tokens` of its prompt needed none: they were in the prefix cache when it was admitted. Its first
+    and last token came so many microseconds of the engine's own time after the engine had it.
     """
 
     steps: int
     late_steps: int
     cached_tokens: int = 0
+    first_token_us: int = 0
+    last_token_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +266,8 @@ def _samples(metrics: EngineMetrics) -> Iterable[tuple[str, str, str, float]]:
 
 
 def _steps(steps: EngineSteps) -> dict[str, int]:
-    return {"steps": steps.steps, "late_steps": steps.late_steps}
+    told = {"first_token_us": steps.first_token_us, "last_token_us": steps.last_token_us}
+    return {"steps": steps.steps, "late_steps": steps.late_steps, **told}
 
 
 def _escape(label: str) -> str:

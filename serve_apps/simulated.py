@@ -28,7 +28,9 @@ TIMER_S = 1e-3
 """The event loop's timers count milliseconds: a shorter sleep would spin until it is over."""
 SPIN_S = 1e-4
 """No sleep to uvloop: a millisecond too many would be a third of a fast clock's step."""
-NS = 1_000_000_000
+US, NS = 1_000_000, 1_000_000_000
+MOST_US = 2**31 - 1
+"""What a client believes of a count."""
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,9 @@ class Stream:
     @property
     def steps(self) -> EngineSteps:
         """Every token comes from a step of its own."""
-        return EngineSteps(len(self.emitted_s), self.late_steps, self.state.cached_tokens)
+        ends_s = (self.emitted_s[0], self.emitted_s[-1]) if self.emitted_s else (self.accepted_s,) * 2
+        first_us, last_us = (min(round((end_s - self.accepted_s) * US), MOST_US) for end_s in ends_s)
+        return EngineSteps(len(self.emitted_s), self.late_steps, self.state.cached_tokens, first_us, last_us)
 
     def put(self, emitted_s: float, finished: bool, late: bool) -> None:
         self.emitted_s.append(emitted_s)

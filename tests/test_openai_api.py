@@ -160,10 +160,11 @@ def test_a_streamed_completion_looks_like_vllms() -> None:
     choice = {"index": 0, "text": " token", "logprobs": None, "finish_reason": None, "stop_reason": None}
     usage = {"prompt_tokens": 3, "total_tokens": 7, "completion_tokens": 4}
     details = {"prompt_tokens_details": {"cached_tokens": 0}}
-    assert events(wire.tokens(0, 4) + wire.end(EngineSteps(4, 1))) == [
+    steps = {"steps": 4, "late_steps": 1, "first_token_us": 70, "last_token_us": 90}
+    assert events(wire.tokens(0, 4) + wire.end(EngineSteps(4, 1, 0, 70, 90))) == [
         *[head | {"choices": [choice]}] * 3,
         head | {"choices": [choice | {"finish_reason": "length"}]},
-        head | {"choices": [], "usage": usage | details, "maxqps": {"steps": 4, "late_steps": 1}},
+        head | {"choices": [], "usage": usage | details, "maxqps": steps},
         "[DONE]",
     ]
     assert wire.tokens(0, 1).startswith(b'data: {"id":"cmpl-abc","object":"text_completion","created":1234,')

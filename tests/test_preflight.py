@@ -237,7 +237,7 @@ HEALTHY = Host(
     gpus=tuple(map(healthy_gpu, range(8))),
     amdsmi=True,
     environment={"NCCL_MIN_NCHANNELS": "1f"},
-    shown={},
+    shown={"RAY_SERVE_HAPROXY_MAXCONN": "30000"},
     unknown_variables=(),
     image="sha256:1",
     weights=Weights(240 * GIB, 24, "abc"),
@@ -343,6 +343,19 @@ def test_a_known_bad_node_is_told_with_its_remedy(seen: Seen, check: str, status
     assert remedy in found.remedy
 
 
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [("30000", "pass"), ("60000", "pass"), ("4096", "warn"), (None, "warn"), ("all", "warn")],
+)
+def test_a_front_that_queues_is_told(told: str | None, status: str) -> None:
+    head = host(shown={"RAY_SERVE_HAPROXY_MAXCONN": told} if told else {})
+    head = replace(head, node=replace(NODE, is_head=True))
+    found = findings(head, replace(MI325X, http_port=8000))["HAProxy's streams"]
+    assert found.status == status
+    assert "RAY_SERVE_HAPROXY_MAXCONN=30000" in found.remedy or status == "pass"
+    assert "HAProxy's streams" not in findings(head)
+
+
 def test_old_firmware_passes_with_its_workaround() -> None:
     seen = one_gpu(mec_firmware=166)
     seen = replace(seen, host=replace(seen.host, shown={"HSA_NO_SCRATCH_RECLAIM": "1"}))
@@ -399,7 +412,7 @@ def test_load_nodes_are_asked_only_for_what_concerns_them() -> None:
     load_node = replace(host(gpus=(), open_files=1024), node=Node("10.0.0.9", "load", 0.0, is_head=True))
     told = findings(load_node, replace(MI325X, http_port=8000))
     wanted = {"clock", "chrony", "open files", "listen backlog", "disk of Ray's folder", "Serve's HTTP port"}
-    assert set(told) == wanted
+    assert set(told) == wanted | {"HAProxy's streams"}
     taken = replace(load_node, host=replace(load_node.host, ports_taken=frozenset({8000})))
     assert findings(taken, replace(MI325X, http_port=8000))["Serve's HTTP port"].status == "fail"
 

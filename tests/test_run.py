@@ -44,10 +44,14 @@ class VirtualFleet(VirtualTarget):
 
 
 @contextmanager
-def service(leaving: BaseException | None = None, entering: BaseException | None = None) -> Iterator[Service]:
+def service(
+    leaving: BaseException | None = None,
+    entering: BaseException | None = None,
+    front_streams: int | None = None,
+) -> Iterator[Service]:
     if entering:
         raise entering
-    yield Service(["http://127.0.0.1:1"])
+    yield Service(["http://127.0.0.1:1"], front_streams=front_streams)
     if leaving:
         raise leaving
 
@@ -106,6 +110,18 @@ def test_the_last_words_of_a_service_that_does_not_come_up_are_kept(
     assert tree["exit_code"] == summary.EXIT_TARGET
     assert (path / run.LAST_WORDS).read_text() == "no replica came up\na\nb\n"
     assert run.LAST_WORDS in json.loads((path / "manifest.json").read_text())["files"]
+
+
+@pytest.mark.parametrize(
+    ("front_streams", "exit_code"), [(100, summary.EXIT_TARGET), (10_000, summary.EXIT_OK)]
+)
+def test_more_streams_than_the_proxy_takes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front_streams: int, exit_code: int
+) -> None:
+    """What waits in a proxy's queue would be counted as the engine's TTFT."""
+    tree, _ = measure(tmp_path, monkeypatch, front_streams=front_streams)
+    assert tree["exit_code"] == exit_code
+    assert exit_code == summary.EXIT_OK or "takes 100 of " in tree["reason"]
 
 
 def test_an_internal_error_keeps_its_traceback_and_the_rows(

@@ -179,10 +179,11 @@ def test_a_process_that_sleeps_too_long_delivers_late_but_never_slows_the_engine
 
     prompt, steps, late = run(story(0.0))
     stalled, stalled_steps, stalled_late = run(story(0.2))
-    assert (steps, late) == (EngineSteps(60, 0), 0)
+    assert (steps.steps, steps.late_steps, late) == (60, 0, 0)
+    assert steps.last_token_us == pytest.approx(prompt[-1] * 1e6, abs=2e3)
     assert stalled[-1] == pytest.approx(prompt[-1], abs=2e-3)
     held = sum(abs(a - b) > 2e-3 for a, b in zip(prompt, stalled, strict=True))
-    assert stalled_steps == EngineSteps(60, stalled_late)
+    assert stalled_steps == replace(steps, late_steps=stalled_late), "the engine's own times stay"
     assert held - 1 <= stalled_late <= held
     assert 12 <= held <= 20, "a stall of 0.2 s holds up some sixteen steps of 12 ms"
 
@@ -206,7 +207,10 @@ def test_a_streamed_completion() -> None:
     assert [event["choices"][0]["finish_reason"] for event in tokens] == [None] * 19 + ["length"]
     assert usage["usage"]["prompt_tokens"] == 300
     assert usage["usage"]["completion_tokens"] == 20
-    assert usage["maxqps"] == {"steps": 20, "late_steps": 0}
+    told = usage["maxqps"]
+    assert (told["steps"], told["late_steps"]) == (20, 0)
+    first_s, last_s = (told[f"{which}_token_us"] / 1e6 for which in ("first", "last"))
+    assert last_s - first_s == pytest.approx(call.parts[-1][0] - call.parts[0][0], abs=2e-3)
     assert done == "[DONE]"
     assert len({at_s for at_s, _ in call.parts}) == 20, "each token leaves at the end of its own step"
 

@@ -84,6 +84,9 @@ def test_a_healthy_window_is_valid():
         (rows(440), {"planned": 450}, "client_limited"),
         (rows(), {"health": {"a": {"cpu_share": 0.2}, "b": {"cpu_share": 0.61}}}, "client_limited"),
         (rows(engine_late_steps=[50] * 5), {}, "engine_late"),
+        (rows(engine_first_token_ns=50 * MS, first_token_offset_ns=[6000 * MS] * 46), {}, "path_slow"),
+        (rows(engine_first_token_ns=50 * MS, first_token_offset_ns=[1100 * MS] * 5), {}, "path_slow"),
+        (rows(engine_first_token_ns=50 * MS, first_token_offset_ns=151 * MS), {}, "path_slow"),
         (rows(replica_id=["r9"]), {"expected_replicas": ["r0"]}, "replica_lost"),
         (rows(), {"lost_actors": ["c1"]}, "actor_lost"),
         (rows(reads=[2] * 5), {}, "burst_delivery"),
@@ -107,6 +110,10 @@ def test_a_failed_gate_voids_the_window_and_names_a_remedy(made, evidence, reaso
         (rows(status=["timeout"] * 300), {}),
         (rows(status=["conn_error"] * 300, send_offset_ns=[None] * 300), {}),
         (rows(engine_late_steps=[50] * 4), {}),
+        (rows(engine_first_token_ns=50 * MS, first_token_offset_ns=[6000 * MS] * 4), {}),
+        (rows(engine_first_token_ns=50 * MS, first_token_offset_ns=150 * MS), {}),
+        (rows(engine_first_token_ns=5950 * MS, first_token_offset_ns=6000 * MS), {}),
+        (rows(first_token_offset_ns=6000 * MS), {}),
         (rows(reads=[2] * 4), {}),
         (rows(output_tokens=9, reads=1), {}),
         (rows(), {"health": {"a": {"cpu_share": 0.6, "run_share": 0.3, "stall_ms": 500.0}}}),
@@ -136,6 +143,7 @@ def test_what_is_not_given_is_unknown_and_does_not_pass():
         "prefix_hit_error",
         "run_share",
         "path_p90",
+        "path_over",
     }
     assert all(check.value is None for check in verdict.checks if check.passed is None)
 
@@ -275,7 +283,7 @@ def test_a_fast_clock_leaves_less_real_time_to_be_late(scale, bound_ms):
     lag = named(verdict, "send_lag_p99")
     assert (lag.value, lag.bound) == (1.5, bound_ms)
     assert verdict.reason == ("" if bound_ms > 1.5 else "client_limited")
-    assert named(verdict, "path_p90").bound == 100 / scale
+    assert named(verdict, "path_p90").bound == 100
 
 
 @pytest.mark.parametrize("scale", [1.0, 5.0])
@@ -315,3 +323,36 @@ def test_a_run_needs_enough_valid_dwells(dwells, min_dwells, reason):
     verdict = judge_run(dwells, min_dwells)
     assert (verdict.valid, verdict.reason) == (not reason, reason)
     assert verdict.remedy == REMEDIES.get(reason, "")
+
+
+@pytest.mark.parametrize(("scale", "bound_ms"), [(1.0, 400.0), (2.0, 200.0), (4.0, 100.0), (10.0, 100.0)])
+def test_the_way_is_judged_in_real_time_whatever_the_engine_took(scale, bound_ms):
+    """An engine of 3 s and a way of `way_ms`; both on the run's clock."""
+    slo = Slo("s", ttft_p90_ms=4000.0, tpot_p90_ms=50.0)
+    for way_ms, reason in ((bound_ms - 1, ""), (bound_ms + 1, "path_slow")):
+        engine_ns = 3000 * MS
+        made = rows(
+            time_scale=scale,
+            engine_first_token_ns=engine_ns,
+            first_token_offset_ns=engine_ns + round(way_ms * scale * MS),
+        )
+        verdict = judge_dwell(table(made), WINDOW, slo)
+        assert (named(verdict, "path_p90").bound, verdict.reason) == (bound_ms, reason)
+
+
+def test_a_replica_that_stands_still_voids_a_long_window_too():
+    """Ten seconds of 240 at an even rate: 4 % of the answers come late, and no p90 moves."""
+    window = Window(0, "dwell", 2.0, 1, 0, 0, 240 * NS, 240 * NS)
+    made = []
+    for i in range(480):
+        due_s = i / 2
+        way_s = max(0.0, 110 - due_s) if due_s >= 100 else 0.0
+        first = round((0.05 + way_s) * NS)
+        made.append(
+            rows(1)[0]
+            | {"due_ns": round(due_s * NS), "engine_first_token_ns": 49 * MS, "first_token_offset_ns": first}
+        )
+    verdict = judge_dwell(table(made), window, Slo("s", ttft_p90_ms=2000.0, tpot_p90_ms=50.0))
+    assert named(verdict, "path_p90").passed
+    assert named(verdict, "path_over").value == pytest.approx(17 / 480)
+    assert (verdict.valid, verdict.reason) == (False, "path_slow")

@@ -19,6 +19,7 @@ MEANINGS = {
     "loop_stall": "the longest time a load actor did nothing; what that spoilt shows in the send lag",
     "engine_late_steps": "share of the simulated engine's steps that came late: it missed its own clock",
     "path_p90": "time on the way outside an engine that tells its own: client, network, Ray Serve",
+    "path_over": "share of the answers that this way alone made later than the bound on TTFT",
     "unexpected_replicas": "replicas that answered and were not deployed for this run",
     "burst_delivery": "share of the answers whose tokens came merged, so that their pace cannot be known",
     "prompt_tokens_error": "how far the server's count of prompt tokens is from the plan",

@@ -1,0 +1,44 @@
+"""What this machine lets a session of our own have: open files and address space; starts nothing.
+
+Knows the limits of this process, which all processes of the session inherit.
+"""
+
+import resource
+
+LEAST_FILES = 1024
+"""Ray's own processes fail without a word below some hundred (our choice)."""
+LEAST_SPACE_GIB = 64
+"""Ray's processes reserve tens of GiB of addresses each, and abort where they get none (our choice)."""
+MOST_STREAMS = 30_000
+"""Streams that HAProxy takes at once: of two files each, within the 65,536 of a real node (our choice)."""
+FILES_OF_A_STREAM, SPARE_FILES = 2, 512
+"""One to the client and one to the replica; the rest is for listeners, checks and logs (our choice)."""
+
+
+def shortage() -> str | None:
+    """Which limit of this process is too small for a session of Ray's, with the remedy; None if none is."""
+    hard_files = _hard(resource.RLIMIT_NOFILE)
+    if hard_files < LEAST_FILES:
+        return (
+            f"a process here may open {hard_files} files, and Ray needs {LEAST_FILES} or more; raise the "
+            "hard limit (`ulimit -Hn`, or nofile in /etc/security/limits.conf), best to 65536"
+        )
+    space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if space != resource.RLIM_INFINITY and space < LEAST_SPACE_GIB * 2**30:
+        return (
+            f"a process here may have {space / 2**30:.1f} GiB of addresses (`ulimit -v`), and Ray reserves "
+            "far more than it uses; start again after `ulimit -v unlimited`"
+        )
+    return None
+
+
+def front_streams() -> int:
+    """Streams that HAProxy may take at once here: `MOST_STREAMS`, or as many as it has files for."""
+    room = (_hard(resource.RLIMIT_NOFILE) - SPARE_FILES) // FILES_OF_A_STREAM
+    return min(MOST_STREAMS, max(room, 1))
+
+
+def _hard(kind: int) -> int:
+    """A limit to which every process may lift its own; Ray and HAProxy do."""
+    limit = resource.getrlimit(kind)[1]
+    return 2**31 if limit == resource.RLIM_INFINITY else limit
