@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[str, tuple[int, int]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         anchor = event.anchor
         if isinstance(event, yaml.AliasEvent):
             if anchor in self._open:

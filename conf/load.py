@@ -88,7 +88,7 @@ def refuse_name(run: str | None) -> None:
     if run is None:
         return
     if run in ("", ".", "..") or set(run) & set("/\\="):
-        raise ConfigError(f"run={one_line(run)} is no name of a folder within out; give one without / \\ and =")
+        raise ConfigError(f"run={one_line(run)} is no name of a folder in out; give one without / \\ and =")
     if not run.isprintable() or run != run.strip() or run.startswith("-"):
         raise ConfigError("run=... has control characters or begins or ends oddly; give a plain name")
     if len(run.encode(errors="replace")) > MOST_NAME_BYTES:

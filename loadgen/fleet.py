@@ -17,7 +17,7 @@ import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from analysis import records
+from analysis import durable, records
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.limits import shortage
 from loadgen.load_actor import FleetPlan, LoadActor, Place, name
@@ -179,14 +179,17 @@ class Fleet:
                 ray.kill(member.actor)
 
     def _fetch(self, elsewhere: list[Member]) -> None:
-        """Write down here the shards of actors whose disk is not ours."""
+        """Write down here the shards of actors whose disk is not ours, and remove them there."""
         self._folder.mkdir(parents=True, exist_ok=True)
         calls = [(member, member.actor.fetch.remote()) for member in elsewhere]
-        for _, shards in self._answers(calls, READY_TIMEOUT_S):
+        fetched = self._answers(calls, READY_TIMEOUT_S)
+        for _, shards in fetched:
             for file, content in shards.items():
-                part = self._folder / f"{file}.tmp"
-                part.write_bytes(content)
-                part.replace(self._folder / file)
+                with durable.replacing(self._folder / file) as opened:
+                    opened.write(content)
+        for ref in [member.actor.forget.remote() for member, _ in fetched]:
+            with suppress(RayError):  # what is left there costs disk, no row
+                ray.get(ref, timeout=REPLY_TIMEOUT_S)
 
     def _add(self, indices: Iterable[int]) -> None:
         """Start one actor for each index of the stride, all at once."""

@@ -9,6 +9,7 @@ import gc
 import os
 import platform
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -135,6 +136,13 @@ class LoadActor:
     async def fetch(self) -> dict[str, bytes]:
         """The closed shards by file name, for a driver that does not see this node's disk."""
         return {shard.path.name: shard.path.read_bytes() for shard in self._shards}
+
+    async def forget(self) -> None:
+        """Remove the shards from this node's disk: a driver that does not see it has written them down."""
+        for shard in self._shards:
+            shard.path.unlink(missing_ok=True)
+        with suppress(OSError):  # what others left there stays
+            self._shards[0].path.parent.rmdir()
 
 
 def name(client_id: int) -> str:

@@ -138,3 +138,4 @@ def test_a_shard_from_another_disk_is_fetched(ray_session: object, url: str, tmp
     target._folder = elsewhere.shards
     target.finish(2.0)
     assert sorted(gathering.requests(elsewhere.path)["seq"].to_pylist()) == schedule.seq.tolist()
+    assert not folder.shards.exists(), "what was fetched is gone where it was"
