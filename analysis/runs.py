@@ -196,7 +196,9 @@ def _refuse_misshapen(path: Path, tree: Mapping[str, Any]) -> None:
         raise RunError(f"{path} is broken: it lacks {', '.join(lacking)}")
     for key, kind in SHAPE.items():
         if not isinstance(tree.get(key), kind | None) or (key in CONCLUDED and tree[key] is None):
-            raise RunError(f"{path} is broken: its {key} is {one_line(repr(tree[key]), 40)}")
+            raise RunError(f"{path} is broken: its {key} is {one_line(str(tree[key]), 40)}")
+    if tree["exit_code"] not in range(256):
+        raise RunError(f"{path} is broken: its exit_code is {one_line(str(tree['exit_code']), 40)}")
 
 
 def load_runs(*places: Path | str) -> list[Run]:

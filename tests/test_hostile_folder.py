@@ -1,4 +1,4 @@
-"""Run folders that a stranger made or spoilt, through the commands that read them: one line, and no damage."""
+"""Run folders that a stranger made or spoilt, through the commands that read them: one line, no damage."""
 
 import json
 import os
@@ -128,7 +128,7 @@ def test_an_altered_run_claims_nothing_in_a_notebook(run: Path) -> None:
 def test_what_a_newer_version_wrote_is_left_to_it(
     run: Path, verb: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    edited(run, name, lambda tree: tree.update(schema_version=99))
+    edited(unsealed(run), name, lambda tree: tree.update(schema_version=99))
     assert reading.main(READERS[verb](run)) == 1
     error = capsys.readouterr().err
     assert error.startswith(
@@ -349,13 +349,14 @@ def test_a_failed_start_gets_no_report_of_nothing(run: Path, capsys: pytest.Capt
     "run_name", ["../../x", "/abs", ".", "..", "a/b", "a\\b", "", "a\x1bb", "x" * 201, "a=b", "-x", "é" * 101]
 )
 def test_a_name_that_is_no_folder_in_out_is_refused(
-    run_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loading, "_answer", None)  # nothing may be started
     words = [f"out={tmp_path}", f"run={run_name}"]
     for flags in ([], ["--dry-run"]):
         assert loading.main(["sweep", *words, *flags]) == 2
         error = capsys.readouterr().err
-        assert error.startswith("error: run=") and error.count("\n") == 1
+        assert error.startswith(("error: run=", "error: run: ")) and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
