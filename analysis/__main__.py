@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from analysis import calibration, exchange, locations, recount, studies, summary
+from analysis import calibration, exchange, integrity, locations, recount, studies, summary
 from analysis.exchange import side_by_side
 from analysis.observed import Load, Served, observe
 from analysis.runs import RunError, load_run, refuse_out
@@ -33,6 +33,15 @@ from conf import ConfigError, Experiment, load, terminal
 from conf.one_line import OneLineParser, reason
 from conf.schema import SimulatedEngine
 
+WRONG_KIND = (
+    LookupError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    ArithmeticError,
+    AssertionError,
+)
+"""What reading raises where a tree or a table holds something else than a run writes."""
 MACHINE = ("engine", "model", "hardware", "layout")
 """Groups whose words may say what a run did not know of the service it measured."""
 
@@ -41,11 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     verb = parser().parse_args(words[:1]).verb
+    arguments = grammar(verb).parse_intermixed_args(words[1:])
     try:
-        return VERBS[verb](grammar(verb).parse_intermixed_args(words[1:]))
+        return _done(verb, arguments)
     except (RunError, ConfigError) as error:
         terminal.error(error)
-        return summary.EXIT_USAGE
+        damaged = isinstance(error, locations.NewerError | integrity.AlteredError)
+        return summary.EXIT_INTERNAL if damaged else summary.EXIT_USAGE
     except KeyboardInterrupt:
         return summary.EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -60,6 +71,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         return summary.EXIT_USAGE
 
 
+def _done(verb: str, arguments: argparse.Namespace) -> int:
+    """Do what a verb does, under a banner where what it reads was altered; then the exit code is 1.
+
+    Raises what the verb raises, and AlteredError for a folder that holds what no run wrote.
+    """
+    places = [place for place in _places(arguments) if place.is_dir()]
+    altered = [line for place in places for line in integrity.altered(place)]
+    data_only = verb == "export" or getattr(arguments, "json", False)
+    for line in altered:
+        print(f"ALTERED  {line}", file=sys.stderr if data_only else sys.stdout)
+    try:
+        code = VERBS[verb](arguments)
+    except (RunError, ConfigError) as error:
+        if not altered:
+            raise
+        raise integrity.AlteredError(str(error)) from error
+    except (*WRONG_KIND, RecursionError) as error:
+        if not altered and all(map(integrity.is_sealed, places)):
+            raise  # the files are as they were written: the mistake is ours
+        named = ", ".join(map(str, places))
+        what = f"{type(error).__name__}: {reason(error)}"
+        raise integrity.AlteredError(f"{named} holds what no run wrote ({what})") from error
+    return summary.EXIT_INTERNAL if altered else code
+
+
+def _places(arguments: argparse.Namespace) -> list[Path]:
+    """The folders of runs and studies that the words name."""
+    given = [getattr(arguments, "run", None), *getattr(arguments, "runs", ())]
+    if not any(given):
+        given = [word for word in arguments.words if "=" not in word]
+    return [locations.local(place) for place in given if place]
+
+
 def parser() -> argparse.ArgumentParser:
     """The grammar of the command line up to the verb."""
     top = OneLineParser(
@@ -67,8 +111,8 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="every verb has its own --help\n\n"
-        "exit codes: 0 done; 1 internal error, or recomputed otherwise; 2 wrong usage; of plan: 4 the run\n"
-        "is void, 6 only a lower bound is known",
+        "exit codes: 0 done; 1 internal error, recomputed otherwise, or a run was altered after it ended;\n"
+        "2 wrong usage; of plan: 4 the run is void, 6 only a lower bound is known",
     )
     top.add_argument("verb", choices=VERBS, help="what to do")
     return top

@@ -9,22 +9,31 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 from pyarrow import fs
 
-from conf.one_line import plain, reason
+from conf.one_line import one_line, plain, reason
 
 MANIFEST = "manifest.json"
 STUDY = "study.json"
 REPORT = "report.html"
+SUMS = "sums.json"
+"""sha256 of a study's own files; those of a run stand in its manifest."""
+KNOWN = 1
+"""The schema_version of manifest.json, sweep.json and study.json that this version writes and reads."""
 URI = re.compile(r"[a-z][a-z0-9+.-]+:")
 MAGIC = frozenset("*?[")
 
 
 class RunError(ValueError):
     """The folder is not a run, or a file in it is broken; one line."""
+
+
+class NewerError(RunError):
+    """A newer version wrote the file: what this one would read of it may be wrong."""
 
 
 def local(place: Path | str, filesystem: fs.FileSystem | None = None) -> Path:
@@ -37,10 +46,16 @@ def local(place: Path | str, filesystem: fs.FileSystem | None = None) -> Path:
     try:
         path = str(place)
         if filesystem is None:
-            filesystem, path = fs.FileSystem.from_uri(path)
+            return _of_uri(path)
         return Path(path) if isinstance(filesystem, fs.LocalFileSystem) else _copy(filesystem, path, place)
     except (OSError, pa.ArrowException) as error:
         raise RunError(f"{place} cannot be opened: {reason(error)}") from error
+
+
+@lru_cache(maxsize=64)
+def _of_uri(uri: str) -> Path:
+    filesystem, path = fs.FileSystem.from_uri(uri)
+    return Path(path) if isinstance(filesystem, fs.LocalFileSystem) else _copy(filesystem, path, uri)
 
 
 def folders(place: Path | str) -> list[Path]:
@@ -60,12 +75,27 @@ def folders(place: Path | str) -> list[Path]:
 def read_json(path: Path) -> dict[str, object]:
     """The object in a JSON file. Raises RunError if it is broken, OSError if it is not there."""
     try:
+        if path.exists() and not path.is_file():
+            raise RunError(f"{path} is broken: it is no file")
         tree = plain(json.loads(path.read_bytes()))
+    except RunError:
+        raise
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is broken: {reason(error)}") from error
     if not isinstance(tree, dict):
         raise RunError(f"{path} is broken: it holds no object")
+    _refuse_newer(path, tree.get("schema_version", KNOWN))
     return tree
+
+
+def _refuse_newer(path: Path, version: object) -> None:
+    if type(version) is not int or version < 1:
+        raise RunError(f"{path} is broken: its schema_version is {one_line(str(version), 40)}")
+    if version > KNOWN:
+        raise NewerError(
+            f"{path} has schema_version {one_line(str(version), 40)}, this version reads up to {KNOWN}; "
+            "open it with the version that wrote it (manifest.json: versions) or a newer one"
+        )
 
 
 def part_names(folder: Path, study: Mapping[str, object]) -> list[str]:

@@ -14,13 +14,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from analysis import dwell_table, gathering, locations, records, series, shards
+from analysis import dwell_table, gathering, integrity, locations, records, series, shards
 from analysis.locations import RunError as RunError
 from conf import Experiment, load
-from conf.one_line import plain, reason
+from conf.one_line import one_line, plain, reason
 
 CONCLUDED = ("exit_code", "valid", "asked")
 """What no conclusion is without, whichever version wrote it."""
+SHAPE: Mapping[str, type] = {
+    **dict.fromkeys(("asked", "capacity", "hold", "probe", "prediction", "requests"), dict),
+    **dict.fromkeys(("checks", "dwells"), list),
+    **dict.fromkeys(("valid", "passed"), bool),
+    **dict.fromkeys(("reason", "evidence", "folder", "run_id", "verb"), str),
+    "exit_code": int,
+}
+"""Of what kind the branches of a conclusion are."""
 
 
 def refuse_out(out: Path | None, *suffixes: str) -> None:
@@ -43,12 +51,14 @@ def refuse_out(out: Path | None, *suffixes: str) -> None:
 class Run:
     """A run folder. Tables are read when asked for; `sweep` is None for a run that did not end.
 
+    `altered` are its small files that are not the ones it wrote; `integrity.altered` checks all of them.
     Raises RunError for a file that is broken, or missing where a run that began has it.
     """
 
     path: Path
     manifest: dict[str, Any]
     sweep: dict[str, Any] | None
+    altered: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -59,13 +69,16 @@ class Run:
     def config(self) -> Experiment:
         """What was asked. Raises ConfigError if it does not make an experiment."""
         with _readable(self.path):
-            return load(base=self.path / "config.yaml")
+            return load(base=_plain(self.path / "config.yaml"))
 
     @property
     def capacity(self) -> Mapping[str, Any] | None:
-        """`capacity` of sweep.json: interval, certified QPS, limits; None where the run claims none."""
+        """`capacity` of sweep.json: interval, certified QPS, limits; None where the run claims none.
+
+        A run whose files were altered claims none.
+        """
         tree = self.sweep or {}
-        return tree.get("capacity") if tree.get("valid") else None
+        return tree.get("capacity") if tree.get("valid") and not self.altered else None
 
     @property
     def checks(self) -> list[Mapping[str, Any]]:
@@ -135,7 +148,7 @@ class Run:
         """Every decision in order; a line cut by a kill is left out."""
         events = []
         with _readable(self.path):
-            lines = (self.path / "events.jsonl").read_bytes().splitlines()
+            lines = _plain(self.path / "events.jsonl").read_bytes().splitlines()
         for line in lines:
             try:
                 events.append(plain(json.loads(line)))
@@ -158,16 +171,34 @@ def load_run(path: Path | str, filesystem: fs.FileSystem | None = None) -> Run:
     ended = folder / "sweep.json"
     try:
         manifest = locations.read_json(folder / locations.MANIFEST)
-        run = Run(folder, manifest, locations.read_json(ended) if ended.exists() else None)
+        sweep = _placed(locations.read_json(ended), folder) if ended.exists() else None
+        altered = integrity.of_run(folder, manifest, integrity.SMALL_BYTES)
+        run = Run(folder, manifest, sweep, altered)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(f"{path} is not a run folder: it has no {locations.MANIFEST}") from error
     except OSError as error:
         raise RunError(f"{path} is not a readable run folder: {error}") from error
     if "verb" not in manifest:  # other programs have a manifest.json too
         raise RunError(f"{path} is not a run folder: its {locations.MANIFEST} is of something else")
-    if run.sweep is not None and (lacking := [key for key in CONCLUDED if key not in run.sweep]):
-        raise RunError(f"{ended} is broken: it lacks {', '.join(lacking)}")
+    if run.sweep is not None:
+        _refuse_misshapen(ended, run.sweep)
     return run
+
+
+def _placed(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A conclusion with its `folder` where it lies now; where it was written is in no copy's name."""
+    return tree | ({"folder": str(folder)} if "folder" in tree else {})
+
+
+def _refuse_misshapen(path: Path, tree: Mapping[str, Any]) -> None:
+    """Raise RunError for a conclusion that lacks what every one has, or holds something else."""
+    if lacking := [key for key in CONCLUDED if key not in tree]:
+        raise RunError(f"{path} is broken: it lacks {', '.join(lacking)}")
+    for key, kind in SHAPE.items():
+        if not isinstance(tree.get(key), kind | None) or (key in CONCLUDED and tree[key] is None):
+            raise RunError(f"{path} is broken: its {key} is {one_line(str(tree[key]), 40)}")
+    if tree["exit_code"] not in range(256):
+        raise RunError(f"{path} is broken: its exit_code is {one_line(str(tree['exit_code']), 40)}")
 
 
 def load_runs(*places: Path | str) -> list[Run]:
@@ -177,6 +208,13 @@ def load_runs(*places: Path | str) -> list[Run]:
     """
     paths = {path.resolve(): path for place in places for path in locations.folders(place)}
     return [load_run(path) for path in paths.values()]
+
+
+def _plain(path: Path) -> Path:
+    """The path of a file. Raises OSError for a pipe or a device, which would never end."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path.name} is no plain file")
+    return path
 
 
 def _refuse_columns(columns: Sequence[str] | None) -> None:

@@ -3,7 +3,6 @@
 Knows the trees of sweep.json and study.json; the statistics are those of `analysis.pooling`.
 """
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from analysis import matrix_table
-from analysis.locations import part_names
+from analysis.locations import STUDY, part_names, read_json
 from analysis.observed import RECORDED
 from analysis.pooling import Estimate, Figure, pooled, repeated, student_t
 from analysis.runs import RunError
-from conf.one_line import plain
+from conf.one_line import reason
 
-FILE = "study.json"
+FILE = STUDY
 OTHER = "config-b.yaml"
 """What B of a comparison was asked, beside A's config.yaml in the study's folder."""
 FEW_REPEATS = 4
@@ -46,13 +45,13 @@ def _is_matrix(path: Path) -> bool:
 def load_study(path: Path) -> Tree:
     """The tree of study.json; `state` is `running` until it ended. Raises RunError if it cannot be read."""
     try:
-        tree = plain(json.loads((path / FILE).read_text()))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} is not a readable study: {error}") from error
-    if not isinstance(tree, dict) or not {"exit_code", "names", "parts"} <= tree.keys():
+        tree = read_json(path / FILE)
+    except OSError as error:
+        raise RunError(f"{path} is not a readable study: {reason(error)}") from error
+    if not {"exit_code", "names", "parts"} <= tree.keys():
         raise RunError(f"{path} is not a readable study: {FILE} lacks its exit code, names or parts")
     part_names(path, tree)
-    return tree
+    return tree | ({"folder": str(path)} if "folder" in tree else {})
 
 
 def parts(path: Path) -> list[Path]:

@@ -15,12 +15,13 @@ import pyarrow as pa
 
 from analysis import agreement, forecasts, matrix_table, nodes, paired, progressive, routing, studies
 from analysis.capacity import LIMITS, Capacity
+from analysis.locations import KNOWN
 from analysis.runs import Run
 from analysis.validity import Verdict
 from conf.constants import fingerprint
 from conf.schema import EmulatedEngine, Experiment
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = KNOWN
 EXIT_OK = 0
 EXIT_INTERNAL = 1
 EXIT_USAGE = 2
@@ -347,6 +348,8 @@ def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"  the engine model predicts {q['estimate']:.2f} [{q['low']:.2f}, {q['high']:.2f}] ({how})"
         )
+    if tree.get("unreadable"):
+        lines.append(f"  not all of it could be read, kept aside: {', '.join(tree['unreadable'])}")
     if tree.get("folder"):
         lines.append(f"  run folder {tree['folder']}")
     if tree.get("report"):

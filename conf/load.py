@@ -70,7 +70,7 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experime
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError(_one_line(error)) from error
     if any(word.startswith("run=") for word in values):
-        refuse_name(experiment.run)
+        refuse_name("" if "run=" in values else experiment.run)
     dropped = calibration and getattr(experiment.engine, "constants", None) == ""
     if dropped and not {"model", "hardware"} <= set(choices):
         raise ConfigError(

@@ -35,6 +35,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from analysis import forecasts, summary
+from analysis.integrity import AlteredError
+from analysis.locations import NewerError
 from analysis.runs import RunError, refuse_out
 from analysis.summary import Tree
 from conf import ConfigError, Experiment, terminal
@@ -73,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return VERBS[arguments.verb](arguments)
     except (ConfigError, RunError) as error:
         terminal.error(error)
-        return summary.EXIT_USAGE
+        damaged = isinstance(error, AlteredError | NewerError)
+        return summary.EXIT_INTERNAL if damaged else summary.EXIT_USAGE
     except KeyboardInterrupt:
         return summary.EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -5,7 +5,6 @@ restarted nor retried: a repeated task would send its requests twice.
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -19,7 +18,7 @@ import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from analysis import records
+from analysis import durable, records
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.limits import shortage
 from loadgen.load_actor import FleetPlan, LoadActor, Place, name, whose_clock
@@ -188,10 +187,14 @@ class Fleet:
         """Write down here the shards of actors whose disk is not ours, and delete them there."""
         self._folder.mkdir(parents=True, exist_ok=True)
         calls = [(member, member.actor.fetch.remote()) for member in elsewhere]
-        for _, shards in self._answers(calls, READY_TIMEOUT_S):
+        fetched = self._answers(calls, READY_TIMEOUT_S)
+        for _, shards in fetched:
             for file, content in shards.items():
-                _write_durably(self._folder / file, content)
-        self._answers([(member, member.actor.drop.remote()) for member in elsewhere], REPLY_TIMEOUT_S)
+                with durable.replacing(self._folder / file) as opened:
+                    opened.write(content)
+        for ref in [member.actor.drop.remote() for member, _ in fetched]:
+            with suppress(RayError):  # what is left there costs disk, no row
+                ray.get(ref, timeout=REPLY_TIMEOUT_S)
 
     def _add(self, indices: Iterable[int]) -> None:
         """Start one actor for each index of the stride, all at once."""
@@ -292,21 +295,6 @@ def offset_of(read_clock: Callable[[], tuple[int, str]]) -> Offset:
 def _read_clock(actor: Any) -> tuple[int, str]:
     reading: tuple[int, str] = ray.get(actor.read_clock.remote(), timeout=REPLY_TIMEOUT_S)
     return reading
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    """Write a file of which a power cut leaves all or nothing; it stands on the disk on return."""
-    part = path.with_name(f"{path.name}.tmp")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _last_line(error: Exception) -> str:

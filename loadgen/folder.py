@@ -40,7 +40,8 @@ class Folder:
         self.secret: Secret | None = None
         self.path = path = path.resolve()
         self.run_id = path.name
-        _refuse_links(path)
+        refuse_links(path)
+        _give_up_second_name(path / "events.jsonl")
         self._events = (path / "events.jsonl").open("a")
         try:
             lock(self._events)
@@ -106,8 +107,8 @@ class Folder:
             self._events.close()
 
 
-def _refuse_links(path: Path) -> None:
-    """Raise LinkError where a name in the folder leads out of it; a second name of its log is given up."""
+def refuse_links(path: Path) -> None:
+    """Raise LinkError where a name in the folder leads out of it, or is no plain file."""
     for above, folders, files in os.walk(path):
         for name in [*folders, *files]:
             found = Path(above, name)
@@ -115,8 +116,11 @@ def _refuse_links(path: Path) -> None:
             if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
                 what = "a link" if stat.S_ISLNK(mode) else "no plain file"
                 raise LinkError(f"{found} is {what}; nothing is written through it: put a plain copy there")
-    log = path / "events.jsonl"
-    if log.exists() and log.stat().st_nlink > 1:  # of a copy by hard links, as backups make them
+
+
+def _give_up_second_name(log: Path) -> None:
+    """Copy a log that has another name besides, as in a copy by hard links: what is appended is ours."""
+    if log.exists() and log.stat().st_nlink > 1:
         durable.write_text(log, log.read_text(errors="replace"))
 
 

@@ -12,11 +12,12 @@ from typing import TypeVar
 import pyarrow as pa
 
 from analysis.runs import Run as RunOnDisk
+from analysis.runs import RunError
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
 from conf.load import refuse_name
 from conf.one_line import reason
-from loadgen import conclusion, trace
+from loadgen import conclusion, folder, trace
 from loadgen import hold as holding
 from loadgen import require as requiring
 from loadgen.driver import Driver
@@ -109,7 +110,21 @@ def continued(run: RunOnDisk) -> Past:
     for key, path in read_of(run.config.workload).items():
         if not path.is_file() or sha256_of(path) != run.manifest.get(key):
             raise ConfigError(f"{path} is not what it was when {run.path} began; put the old file back")
-    return past(run)
+    try:
+        return past(run)
+    except RunError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        why = f"its events are not those of a run ({type(error).__name__}: {reason(error)})"
+        raise ConfigError(f"cannot resume {run.path}: {why}; measure again") from error
+
+
+def refuse_links(path: Path) -> None:
+    """Raise ConfigError for a folder from which a link leads elsewhere: `resume` would write there."""
+    try:
+        folder.refuse_links(path.resolve())
+    except OSError as error:
+        raise ConfigError(f"cannot resume: {reason(error)}") from error
 
 
 def search(experiment: Experiment, driver: Driver) -> Conclude:

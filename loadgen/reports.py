@@ -17,7 +17,7 @@ def written(tree: Tree, show: Emit) -> Tree:
 
     The verdict is on disk by now. Why there is no report is one line on stderr; so is a Ctrl-C meanwhile.
     """
-    if not tree.get("folder"):
+    if not tree.get("folder") or _is_empty(tree):
         return tree
     folder = Path(tree["folder"])
     try:
@@ -29,3 +29,8 @@ def written(tree: Tree, show: Emit) -> Tree:
         why = f"{type(error).__name__}: {reason(error)}"
     terminal.note(f"no report was written ({why}); python -m analysis report {folder} tries again")
     return tree
+
+
+def _is_empty(tree: Tree) -> bool:
+    """True where nothing was planned, as after a failed start: the answer says why."""
+    return not (tree.get("requests") or {"planned": 1})["planned"]

@@ -333,6 +333,8 @@ class Run:
         if self.prediction:
             tree["prediction"] = self.prediction
         tree["requests"] = conclusion.count_requests(rows, RunFolder.planned_in(self.folder.path))
+        if kept := self.folder.unreadable:
+            tree["unreadable"] = kept
         tree = self._cleaned(tree)
         if tree["dwells"]:
             dwell_table.write(tree["dwells"], tree["basis"], self.folder.path / "dwells.parquet")

@@ -4,7 +4,6 @@ Knows file names and their order of writing (outputs of a run); knows nothing of
 """
 
 import contextlib
-import hashlib
 import itertools
 import os
 import platform
@@ -23,13 +22,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis import derived, durable, gathering, piecewise, records, series, shards
-from analysis.locations import REPORT
+from analysis.integrity import checksums as checksums
+from analysis.integrity import sha256_of as sha256_of
+from analysis.locations import KNOWN
 from loadgen.arrivals import ArrivalSchedule
 from loadgen.folder import BusyError, Folder
 from loadgen.recorder import Shard, lock
 from loadgen.rows import plan_table
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = KNOWN
 SERIES = {"clients.parquet": (series.CLIENTS, "client_id"), "timeseries.parquet": (series.SERVER, "replica")}
 """Files of what is sampled once a second: the schema of each, and the column that names a row's source."""
 RELEASE_S = 10.0
@@ -202,19 +203,6 @@ def manifest(run_id: str, verb: str, seed: int, salt: int) -> dict[str, Any]:
             "load_average": os.getloadavg(),
         },
     }
-
-
-def checksums(folder: Path) -> dict[str, str]:
-    """sha256 of every file below `folder` but the manifest, the growing event log and the report of them."""
-    skipped = {"manifest.json", "events.jsonl", REPORT}
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in skipped)
-    return {str(file.relative_to(folder)): sha256_of(file) for file in files}
-
-
-def sha256_of(path: Path) -> str:
-    """sha256 of a file, in hexadecimal. Raises OSError if it cannot be read."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def without_credentials(word: str) -> str:

@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from analysis import studies, summary
+from analysis.integrity import own_checksums
+from analysis.locations import SUMS
 from analysis.runs import RunError, load_run
 from analysis.summary import Tree
 from conf import ConfigError, Experiment, load
 from conf.load import dump
 from loadgen import measure
-from loadgen.folder import BusyError, Folder
+from loadgen.folder import BusyError, Folder, LinkError
 from loadgen.measure import Act
 from loadgen.plan import Past
 from loadgen.progress import Emit
@@ -106,10 +108,12 @@ def run(study: Study, folder: Folder, fill: Fill, show: Emit) -> Tree:
     Raises ConfigError if a part's folder is in use or cannot go on.
     """
     with closing(folder):
+        (folder.path / SUMS).unlink(missing_ok=True)  # what it summed up is about to change
         folder.write_text("config.yaml", dump(study.asked))
         done, failed = _parts(study, folder, fill, show)
         tree = _ended(study, folder, done, failed)
         folder.write_json(studies.FILE, tree)
+        folder.write_json(SUMS, {"files": own_checksums(folder.path)})
         _tell(folder, show, f"end of study: {tree['reason'] or 'every part has its result'}")
         return tree
 
@@ -157,7 +161,7 @@ def _part(study: Study, name: str, done: Trees, folder: Folder, fill: Fill, show
             return run(of(experiment), Folder(path), fill, show)
         if not (path / "manifest.json").exists():
             return fill(experiment, RunFolder(path), study.act(name), None)
-    except BusyError as error:
+    except (BusyError, LinkError) as error:
         raise ConfigError(f"cannot resume: {error}") from error
     before = load_run(path)
     again, _ = measure.reopen(before)

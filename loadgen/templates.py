@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 
 from conf import ConfigError
 from conf.conversation import PART_NAMES, Conversations, Part
-from conf.one_line import one_line
+from conf.one_line import one_line, reason
+from loadgen.bounded_templates import WRONG, Rendered
 from loadgen.tokenizer import Encoded, Tokenizer
 from loadgen.truncation import cut_tokens
 
@@ -53,18 +53,17 @@ class Piece:
 class Template:
     """Parts to be filled with data. Raises ConfigError for a content that is not Jinja2.
 
-    The sandbox lets a template neither read a file nor change what it is given nor reach beyond it; a name
-    that the data lacks is an error and never an empty text.
+    The language (`bounded_templates`) lets a template neither read a file nor change what it is given, reach
+    beyond it or grow without end; a name that the data lacks is an error and never an empty text.
     """
 
     def __init__(self, parts: Sequence[Part], encode: Encode | None = None) -> None:
-        sandbox = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
         self._encode = encode or by_words
         self._parts = []
         for part in parts:
             try:
-                self._parts.append((part, sandbox.from_string(part.content)))
-            except TemplateError as error:
+                self._parts.append((part, Rendered(part.content)))
+            except (TemplateError, *WRONG) as error:
                 raise _refusal(part, error) from error
 
     def render(self, data: Mapping[str, Any]) -> list[Piece]:
@@ -74,7 +73,7 @@ class Template:
             try:
                 items = [{"item": item} for item in data[part.each]] if part.each else [{}]
                 texts = [content.render({**data, **item}) for item in items]
-            except (TemplateError, KeyError, TypeError) as error:
+            except (TemplateError, *WRONG) as error:
                 raise _refusal(part, error) from error
             told = part.name, part.role, part.truncation_priority
             pieces += [Piece(*told, text, self._encode(text)) for text in texts]
@@ -151,5 +150,5 @@ def _bare(name: str) -> Part:
 
 
 def _refusal(part: Part, error: Exception) -> ConfigError:
-    reason = f"the data has no list {error}" if isinstance(error, KeyError) else str(error)
-    return ConfigError(f"template: part {part.name}: {one_line(reason)}")
+    why = f"the data has no list {error}" if isinstance(error, KeyError) else reason(error)
+    return ConfigError(f"template: part {one_line(part.name, 40)}: {one_line(why)}")

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from analysis import studies, summary
+from analysis import integrity, studies, summary
 from analysis.runs import Run, load_run
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
@@ -70,6 +70,7 @@ def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Em
 
     `asked` makes the experiment of a saved config.yaml. Raises ConfigError with the remedy, or RunError.
     """
+    integrity.refuse_altered(path)
     known = study.result(path)
     if known is not None:
         show("resume", text=f"{path} has ended: nothing to resume")
@@ -102,6 +103,8 @@ def verb(path: Path) -> str:
 
 def left(path: Path, asked: Callable[[Path], Experiment]) -> str:
     """What `resume` would still do in a folder, in a line. Refuses what `resume` refuses."""
+    integrity.refuse_altered(path)
+    measure.refuse_links(path)
     if study.result(path) is not None:
         return f"# {path} has ended: nothing to resume"
     if studies.is_study(path):

@@ -4,6 +4,7 @@ Knows which runs can be replayed and how one engine's settings become the other'
 is in `analysis.agreement`, and the engine model is handed in.
 """
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis import agreement, metrics, records, studies, summary
+from analysis import agreement, integrity, metrics, records, studies, summary
 from analysis.dwell import Window, in_window
 from analysis.runs import load_run
 from analysis.summary import Tree
@@ -57,7 +58,11 @@ class Replay:
             raise ConfigError(f"{path} is a study; verify one of its runs: {path}/NAME")
         run = load_run(path)
         rate_qps = _certified_qps(path, run.sweep)
+        integrity.refuse_altered(path)
         asked = load(words, run.path / "config.yaml")
+        if not any(word.startswith("out=") for word in words):
+            # A copied run must not lead back to where the first one lies: the replay goes beside the folder.
+            asked = replace(asked, out=os.path.relpath(path.resolve().parent))
         engine = asked.engine
         if not isinstance(engine, SimulatedEngine):
             raise ConfigError(

@@ -4,10 +4,11 @@ Knows the trees of sweep.json and study.json; a figure appears here only where t
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from analysis import agreement, matrix_table, nodes, paired, routing, studies, summary
+from analysis import agreement, integrity, matrix_table, nodes, paired, routing, studies, summary
 from analysis.capacity import LIMITS
 from analysis.report.blocks import Banner
 from analysis.report.wording import bound, figure, qps
@@ -36,7 +37,25 @@ PROMISE = "with 95 % probability a node keeps both bounds at this rate"
 
 def of_run(run: Run) -> Banner:
     """The banner of a run, also of one that was killed."""
+    if found := integrity.altered(run.path):
+        return altered(found)
     return unfinished(run) if run.sweep is None else of_tree(run.sweep)
+
+
+def of_study(path: Path, tree: Tree) -> Banner:
+    """The banner of a study."""
+    found = integrity.altered(path)
+    return altered(found) if found else of_tree(tree)
+
+
+def altered(found: Sequence[str]) -> Banner:
+    """The banner of what was changed since it was written, whatever it says now."""
+    return Banner(
+        "ALTERED",
+        "bad",
+        "No capacity is claimed: its files are not as they were written",
+        sentences=tuple(found[: integrity.MOST_NAMED]),
+    )
 
 
 def of_tree(tree: Tree) -> Banner:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis import summary, tables
+from analysis import integrity, summary, tables
 from analysis.locations import REPORT
 from analysis.report import answers, banner, checks, definitions, exhibits, provenance, study
 from analysis.report.blocks import Block, Cell, Link, Missing, Page, Section, Words
@@ -40,7 +40,7 @@ def of_run(run: Run) -> Page:
 
 def of_study(found: Study, out: Path) -> Page:
     """The page of a study in the file `out`: its own answer, its parts, and the main figures of each."""
-    tree, said, room = found.tree, banner.of_tree(found.tree), Room()
+    tree, said, room = found.tree, banner.of_study(found.path, found.tree), Room()
     links = {name: _link(name, found.path / name / REPORT, out) for name in tree["names"]}
     parts: list[Block] = [study.parts(tree, links)]
     parts += [block for block in (study.together(tree), study.differences(tree)) if block]
@@ -70,7 +70,9 @@ def of_runs(runs: Sequence[Run]) -> Page:
         definitions.section(_asked(runs[0]), None),
     ]
     names = ", ".join(run.name for run in runs)
-    return Page(f"{len(runs)} runs", f"{len(runs)} runs side by side", names, None, sections)
+    changed = [line for run in runs for line in integrity.altered(run.path)]
+    said = banner.altered(changed) if changed else None
+    return Page(f"{len(runs)} runs", f"{len(runs)} runs side by side", names, said, sections)
 
 
 def _beside(runs: Sequence[Run], room: Room) -> list[Section]:

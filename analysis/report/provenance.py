@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
 from typing import Any
 
 from analysis.report.blocks import Block, Code, Facts, Section, Table
@@ -56,7 +55,7 @@ def command(run: Run) -> str:
     lines, verb = _typed(run.manifest), run.manifest.get("verb")
     if verb in ("sweep", "probe"):
         flags = [word for word in run.manifest.get("argv", []) if word == "--require"]
-        lines += _again(f"{folder(run)}/config.yaml", verb, run.name, *flags)
+        lines += _again(f"{run.path}/config.yaml", verb, run.name, *flags)
     return _shell(lines)
 
 
@@ -79,19 +78,6 @@ def _again(config: str, verb: str, name: str, *flags: str) -> list[str]:
 
 def _shell(lines: Sequence[str]) -> str:
     return CREDENTIALS.sub("", "\n".join(lines)) or UNKNOWN
-
-
-def folder(run: Run) -> str:
-    """Where the run was written, as it says itself."""
-    told = (run.sweep or {}).get("folder")
-    return str(told or PurePath(_asked_out(run)) / run.name)
-
-
-def _asked_out(run: Run) -> str:
-    try:
-        return run.config.out
-    except ConfigError:
-        return "runs"
 
 
 def _facts(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
