@@ -32,7 +32,7 @@ from loadgen.worker import MISSED_AFTER_NS
 from tests.mock_server import MockServer, Script, answer, head, token
 from tests.patience import PATIENCE_S, until, void_by_neighbours
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.ray
 
 ray = pytest.importorskip("ray")
 

@@ -257,7 +257,7 @@ def wait_for_answers(url: str, replicas: int) -> None:
         headers = {"x-session-id": f"wait-{number}"}
         request = urllib.request.Request(f"{url}/v1/completions", json.dumps(BODY).encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=30) as response:
+            with urllib.request.urlopen(request, timeout=120) as response:
                 seen.add(response.headers["x-replica-id"])
         except urllib.error.HTTPError:
             time.sleep(0.1)
