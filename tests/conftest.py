@@ -39,6 +39,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"battery {name}: {tried[name]} cases tried, {failed[name]} failed")
 
 
+@pytest.fixture
+def never_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of this process send what is late instead of missing it: a busy machine is late."""
+    from loadgen import worker
+    from tests.patience import PATIENCE_NS
+
+    monkeypatch.setattr(worker, "MISSED_AFTER_NS", PATIENCE_NS)
+
+
 @pytest.fixture(scope="module")
 def ray_session() -> Iterator["Session"]:
     """Ray with Serve behind HAProxy: a head for load actors and two fake nodes of eight GPUs."""

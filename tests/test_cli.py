@@ -18,6 +18,7 @@ import pytest
 
 from analysis import load_run, records
 from analysis.runs import RunError
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.ray
@@ -50,7 +51,7 @@ def command(verb: str, *words: str) -> list[str]:
     return [sys.executable, "-m", "loadgen", verb, *words]
 
 
-def run(verb: str, *words: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+def run(verb: str, *words: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(verb, *words), cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 
@@ -152,7 +153,7 @@ def check_folder(folder: Path) -> dict[str, Any]:
 def test_a_whole_sweep_leaves_a_folder_that_proves_its_answer(tmp_path: Path) -> None:
     done = run("sweep", "--json", f"out={tmp_path}", "run=whole", *SHORT)
     # A neighbour may spoil the timing on a shared machine; it may not spoil the rows, and never the honesty.
-    assert done.returncode in (0, 4, 6), done.stderr
+    assert done.returncode in (0, 3, 4, 6), done.stderr
     result = check_folder(tmp_path / "whole")
     assert json.loads(done.stdout.splitlines()[-1])["exit_code"] == done.returncode == result["exit_code"]
     assert result["valid"] == (done.returncode != 4)
@@ -184,7 +185,7 @@ def test_an_interrupted_sweep_keeps_everything_and_leaves_nothing_running(
     time.sleep(3)
     os.kill(process.pid, kind)
     rest = process.stdout.read().splitlines()
-    assert process.wait(60) == 130
+    assert process.wait(PATIENCE_S) == 130
     assert json.loads(rest[-1])["exit_code"] == 130
     result = check_folder(tmp_path / "cut")
     assert result["requests"]["by_status"].get("ok", 0) > 0

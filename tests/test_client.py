@@ -29,6 +29,7 @@ from conf.secret import Secret
 from loadgen.client import Client, Connection
 from loadgen.exchange import EventReader, Exchange
 from tests.mock_server import END, MockServer, answer, event, head, token, usage
+from tests.patience import PATIENCE_S
 
 BODY = json.dumps({"prompt": [1, 2, 3], "max_tokens": 3}).encode()
 
@@ -51,11 +52,11 @@ async def exchanges(url: str, count: int, **options: Any) -> list[Exchange]:
         results.append(exchange)
         ended.set()
 
-    client = Client([url], done, **{"timeout_s": 2.0, **options})
+    client = Client([url], done, **{"timeout_s": PATIENCE_S, **options})
     for seq in range(count):
         ended.clear()
         client.start(Exchange(seq, 3), BODY)
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), PATIENCE_S)
     client.cut_all("interrupted")
     return results
 
@@ -117,7 +118,7 @@ SCRIPTS: dict[str, tuple[list[Any], str, str | None]] = {
     "cut after a token": ([head(), token(), None], "truncated", "connection_lost"),
     "cut before the head": ([None], "conn_error", "connection_lost"),
     "not HTTP": ([b"SSH-2.0 hello\r\n\r\n"], "conn_error", "bad_http"),
-    "hangs": ([head(), token(), 5.0], "timeout", "deadline"),
+    "hangs": ([head(), token(), 600.0], "timeout", "deadline"),
     "chat, role first": ([head(), ROLE, 0.02, WORD, WORD, LAST_WORD, usage(3, 3), END], "ok", None),
     "several tokens in one event": ([head(), token(" a b c", "length"), usage(3, 3), END], "ok", None),
     "all in one write": ([head() + token() * 2 + LAST + usage(3, 3) + END], "ok", None),
@@ -127,7 +128,7 @@ SCRIPTS: dict[str, tuple[list[Any], str, str | None]] = {
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_end_has_a_status(name: str) -> None:
     pieces, status, kind = SCRIPTS[name]
-    (exchange,) = run(lambda _: pieces, timeout_s=0.4)
+    (exchange,) = run(lambda _: pieces, timeout_s=0.4 if name == "hangs" else PATIENCE_S)
     assert (exchange.status, exchange.error_kind) == (status, kind)
     assert exchange.end_ns is not None
 
@@ -135,10 +136,10 @@ def test_every_end_has_a_status(name: str) -> None:
 def test_a_timeout_counts_from_the_send_and_ends_one_request_only() -> None:
     async def main() -> list[Exchange]:
         ended: asyncio.Queue[Exchange] = asyncio.Queue()
-        async with MockServer(lambda body: [head(), token(), 5.0]) as server:
-            client = Client([server.url], ended.put_nowait, timeout_s=0.4)
+        async with MockServer(lambda body: [head(), token(), 600.0]) as server:
+            client = Client([server.url], ended.put_nowait, timeout_s=2.0)
             client.start(Exchange(0, 3), BODY)
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(1.8)
             client.start(Exchange(1, 3), BODY)
             first = await ended.get()
             client.cut_all("interrupted")
@@ -146,7 +147,7 @@ def test_a_timeout_counts_from_the_send_and_ends_one_request_only() -> None:
 
     first, second = asyncio.run(main())
     assert first.sent_ns is not None and first.end_ns is not None
-    assert first.end_ns - first.sent_ns >= 0.4e9
+    assert first.end_ns - first.sent_ns >= 2e9
     assert [(e.seq, e.status, e.error_kind) for e in (first, second)] == [
         (0, "timeout", "deadline"),
         (1, "truncated", "interrupted"),
@@ -406,17 +407,22 @@ def test_certificates_are_loaded_once_per_client(
 def test_closed_connections_need_no_garbage_collector(name: str) -> None:
     ours = (Connection, EventReader, Exchange, httptools.HttpResponseParser)
     pieces, status, _ = SCRIPTS[name]
+    limit_s = 0.1 if name == "hangs" else PATIENCE_S
 
     async def main() -> Counter[str]:
         async with MockServer(lambda _: pieces) as server:
             ended: asyncio.Queue[str | None] = asyncio.Queue()
-            client = Client([server.url], lambda exchange: ended.put_nowait(exchange.status), timeout_s=0.1)
+            client = Client(
+                [server.url], lambda exchange: ended.put_nowait(exchange.status), timeout_s=limit_s
+            )
             for seq in range(4):
                 client.start(Exchange(seq, 3), BODY)
             assert [await ended.get() for _ in range(4)] == [status] * 4
             client.cut_all("interrupted")
+            async with asyncio.timeout(PATIENCE_S):
+                while client._open:  # noqa: ASYNC110  a client tells in no other way
+                    await asyncio.sleep(0.05)
             await asyncio.sleep(0.05)
-            assert not client._open
             return Counter(type(thing).__name__ for thing in gc.get_objects() if type(thing) in ours)
 
     gc.collect()
@@ -432,16 +438,18 @@ def test_a_role_delta_is_not_a_first_token() -> None:
     pieces = SCRIPTS["chat, role first"][0]
     (exchange,) = run(lambda _: pieces)
     assert exchange.first_token_ns is not None and exchange.first_byte_ns is not None
-    assert exchange.first_token_ns - exchange.first_byte_ns > 10_000_000
+    assert exchange.first_token_ns > exchange.first_byte_ns, "they came in reads of their own"
 
 
 def test_cutting_ends_what_runs() -> None:
     async def main() -> list[Exchange]:
         results: list[Exchange] = []
-        async with MockServer(lambda _: [head(), token(), 5.0]) as server:
+        async with MockServer(lambda _: [head(), token(), 600.0]) as server:
             client = Client([server.url], results.append)
-            client.start(Exchange(0, 3), BODY)
-            await asyncio.sleep(0.1)
+            client.start(running := Exchange(0, 3), BODY)
+            async with asyncio.timeout(PATIENCE_S):
+                while not running.events:  # noqa: ASYNC110  an exchange knows no waiting
+                    await asyncio.sleep(0.01)
             client.cut_all("interrupted")
         return results
 

@@ -32,6 +32,7 @@ from serve_apps.engine_model.engine import Engine, GenerateRequest
 from serve_apps.openai_api import stamped
 from tests import test_client
 from tests.mock_server import END, Script, answer, event, head, token, usage
+from tests.patience import PATIENCE_S
 from tests.test_prefix import simulated
 from tests.test_run import VirtualFleet, service
 from tests.test_simulated import ARRIVALS, Service, planned, run
@@ -228,7 +229,7 @@ async def measured(folder: Path, experiment: Experiment) -> pa.Table:
     prompts = Prompts(experiment.workload, experiment.model.served_name, experiment.model.vocab, salt=1)
     shard, scale = Shard(folder / "rows.arrow"), experiment.time_scale
     async with simulated(experiment) as url:
-        worker = Worker(0, [url], prompts, shard, record_itl=True, time_scale=scale, timeout_s=10.0)
+        worker = Worker(0, [url], prompts, shard, record_itl=True, time_scale=scale, timeout_s=PATIENCE_S)
         worker.start(time.monotonic_ns(), time.time_ns())
         traffic = Traffic(experiment.workload)
         await worker.offer(traffic.closed(REQUESTS, 1, 0, dwell=0, first_seq=0, seed=1))
@@ -236,7 +237,7 @@ async def measured(folder: Path, experiment: Experiment) -> pa.Table:
         while ended < REQUESTS:
             ended += (await worker.observe()).ended.num_rows
             await asyncio.sleep(0.02)
-        await worker.finish(10.0)
+        await worker.finish(PATIENCE_S)
     return records.read_shard(shard.path).sort_by("seq")
 
 

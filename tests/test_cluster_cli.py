@@ -48,7 +48,7 @@ def run(home: Path) -> Run:
             env={**os.environ, "PATH": path, "XDG_STATE_HOME": str(home), **more},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=600,
         )
 
     return command_line
@@ -144,7 +144,7 @@ def test_up_is_idempotent_and_another_cluster_is_refused(
 
 def test_a_stranger_without_the_token_is_refused(standing: dict[str, Any]) -> None:
     host, port = standing["dashboard"].removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as stranger:
+    with socket.create_connection((host, int(port)), timeout=60) as stranger:
         stranger.sendall(b"GET /api/jobs/ HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         assert b" 401 " in stranger.recv(1000).partition(b"\r\n")[0]
 

@@ -17,7 +17,7 @@ from loadgen.run_folder import RunFolder
 from tests.mock_server import MockServer, answer
 from tests.patience import PATIENCE_S, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.ray
 
 ray = pytest.importorskip("ray")
 

@@ -10,6 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from serve_apps.forwarding import Forwarding
 from serve_apps.stamped_app import Message
+from tests.patience import PATIENCE_S
 
 BODY = b'{"prompt": [1, 2]}'
 
@@ -98,7 +99,7 @@ def test_a_client_that_leaves_is_missed_by_the_server() -> None:
         client = Client(app)
         await client.next()
         client.task.cancel()
-        await asyncio.wait_for(server.gone.wait(), 10)
+        await asyncio.wait_for(server.gone.wait(), PATIENCE_S)
 
     story(told)
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from loadgen.lifeline import Lifeline, own, watch
+from tests.patience import PATIENCE_S
 
 
 async def ended_within(other: Lifeline, kill: subprocess.Popen[bytes] | None = None) -> bool:
@@ -18,7 +19,7 @@ async def ended_within(other: Lifeline, kill: subprocess.Popen[bytes] | None = N
         await asyncio.sleep(0.05)
         assert not gone.is_set()
         kill.kill()
-    await asyncio.wait_for(gone.wait(), 10)
+    await asyncio.wait_for(gone.wait(), PATIENCE_S)
     return True
 
 

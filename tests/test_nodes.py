@@ -34,6 +34,7 @@ from loadgen.sweep import Sweep, sweep
 from loadgen.virtual_target import VirtualTarget
 from serve_apps.engine_model import Engine, VirtualService
 from tests.mock_server import MockServer
+from tests.patience import PATIENCE_S
 
 VARIED = load(["workload=chat_5600_140_varied"]).workload
 FOUR = ["cluster=laptop_4n", "routing=per_node"]
@@ -131,7 +132,7 @@ def test_the_client_sends_a_stream_to_its_own_url() -> None:
             body = json.dumps({"prompt": [1], "max_tokens": 1}).encode()
             for seq, stream in enumerate([1, 1, 0, 1, 1, 1]):
                 client.start(Exchange(seq, 1), body, stream)
-            await asyncio.wait_for(ended.wait(), 5)
+            await asyncio.wait_for(ended.wait(), PATIENCE_S)
             client.cut_all("interrupted")
             return [len(first.requests), len(second.requests)]
 

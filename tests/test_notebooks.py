@@ -114,7 +114,7 @@ def test_a_notebook_has_a_parameters_cell_and_no_outputs(path: Path) -> None:
 @pytest.mark.slow
 def test_one_runs_in_jupyter_with_its_figures(tmp_path: Path) -> None:
     notebook = jupytext.read(FOLDER / "capacity_of_one_run.py")
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute(cwd=str(FOLDER))
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute(cwd=str(FOLDER))
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert sum("image/png" in output.get("data", {}) for output in shown) == 4
     assert any("estimate_qps_per_node" in output.get("data", {}).get("text/html", "") for output in shown)

@@ -28,6 +28,7 @@ from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.openai_api import ServedModel
 from serve_apps.openai_request import block_hashes, parse_chat, parse_completion
 from serve_apps.simulated import RealtimeEngine, SimulatedApp
+from tests.patience import PATIENCE_S
 
 HALF = load(["workload=smoke", "workload.prefix_hit=.5", "workload.input_tokens.mean=1600"])
 REQUESTS = 24
@@ -107,6 +108,7 @@ def test_the_server_finds_whole_blocks_of_what_the_client_shares(prompt: str) ->
     assert parse(prompts.body(1, 1600, 4), replace(served, block_size=0)).hashes == ()
 
 
+@pytest.mark.usefixtures("never_overdue")
 @pytest.mark.parametrize("prompt", ["token_ids", "chat"])
 def test_half_of_every_prompt_comes_from_the_prefix_cache(prompt: str, tmp_path: Path) -> None:
     rows, scraped = asyncio.run(measured(replace(HALF.workload, prompt=prompt), tmp_path))
@@ -142,11 +144,15 @@ async def measured(workload: Workload, folder: Path) -> tuple[pa.Table, dict[str
     schedule = replace(schedule, due_ns=np.cumsum(gaps_ns) + np.where(gaps_ns > 0, NS // 2, 0))
     async with simulated(experiment) as url:
         shard = Shard(folder / "rows.arrow")
-        worker = Worker(0, [url], prompts, shard, record_itl=False, timeout_s=10.0, path=prompts.path)
+        worker = Worker(0, [url], prompts, shard, record_itl=False, timeout_s=PATIENCE_S, path=prompts.path)
         worker.start(time.monotonic_ns(), time.time_ns())
         await worker.offer(schedule)
-        await asyncio.sleep(float(schedule.due_ns[-1]) / NS + 0.1)
-        await worker.finish(10.0)
+        async with asyncio.timeout(PATIENCE_S):
+            ended = 0
+            while ended < len(schedule):
+                ended += (await worker.observe()).ended.num_rows
+                await asyncio.sleep(0.02)
+        await worker.finish(PATIENCE_S)
         async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
             scraped = figures(await response.text())
     return records.read_shard(shard.path).sort_by("seq"), scraped

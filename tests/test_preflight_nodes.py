@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +19,7 @@ ray = pytest.importorskip("ray")
 
 from cluster.preflight import Report, expected_of, inspect, with_devices  # noqa: E402
 from cluster.session import open_session  # noqa: E402
+from tests.patience import until  # noqa: E402
 from tests.test_preflight import HEALTHY  # noqa: E402
 
 EXPERIMENT = load(["cluster=laptop_4n", "cluster.nodes=1"])
@@ -131,9 +131,9 @@ def a_serving_node() -> str:
 def test_a_node_that_hangs_fails_and_the_others_are_told() -> None:
     hung = a_serving_node()
     with silent(hung):
-        report = inspect(replace(EXPECTED, node_timeout_s=3.0))
+        report = inspect(replace(EXPECTED, node_timeout_s=10.0))
     unheard = [found for found in report.findings if found.check == "node"]
-    assert [(found.status, found.figure) for found in unheard] == [("fail", "no answer in 3 s")]
+    assert [(found.status, found.figure) for found in unheard] == [("fail", "no answer in 10 s")]
     assert hung[:6] in unheard[0].node
     assert len(statuses(report, "open files")) == 1
     assert report.exit_code == 5
@@ -149,10 +149,7 @@ def test_a_node_that_is_gone_is_missed() -> None:
     gone = a_serving_node()
     for pid in raylets(gone):
         os.kill(pid, signal.SIGTERM)  # it says goodbye; after a kill Ray waits for it
-    deadline = time.monotonic() + 60
-    while any(node["Alive"] and node["NodeID"] == gone for node in ray.nodes()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: not any(node["Alive"] and node["NodeID"] == gone for node in ray.nodes()))
     report = inspect(EXPECTED)
     assert statuses(report, "serving nodes") == ["fail"]
     assert len(report.nodes) == 1

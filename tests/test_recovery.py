@@ -25,7 +25,7 @@ from loadgen.run_folder import RunFolder
 from loadgen.search import Start
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.ray, pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.ray, pytest.mark.cluster]
 
 ray = pytest.importorskip("ray")
 

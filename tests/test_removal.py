@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +12,11 @@ pytestmark = pytest.mark.ray
 pytest.importorskip("ray")
 
 from cluster import removal  # noqa: E402
+from tests.patience import until  # noqa: E402
 
 PARENT = """
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(child.pid, flush=True)
 child.wait()
 """
@@ -34,14 +34,11 @@ def test_an_engine_that_outlives_its_replica_is_told(monkeypatch: pytest.MonkeyP
         replica.wait()
         assert removal._left("app", [], processes) == f"1 processes still run (pids {engine})"
         subprocess.run(["kill", "-KILL", str(engine)], check=True)
-        deadline_s = time.monotonic() + 10
-        while removal._left("app", [], processes) is not None:
-            assert time.monotonic() < deadline_s, "a dead process counts as running"
-            time.sleep(0.05)
+        until(lambda: removal._left("app", [], processes) is None, "a dead process counts as running")
 
 
 def test_a_number_that_was_given_to_another_process_is_not_ours() -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         since = removal._started(process.pid)
         assert since is not None and removal._started(process.pid) == since
         assert removal._with_children({2**22 + 1}) == {}

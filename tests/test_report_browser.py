@@ -67,7 +67,7 @@ def chromium(folder: Path, page: Path, *words: str) -> tuple[str, str]:
         *words,
         page.as_uri(),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout, done.stderr
 

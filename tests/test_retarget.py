@@ -17,6 +17,7 @@ from loadgen import scrape
 from loadgen.client import Client
 from loadgen.exchange import Exchange
 from tests.mock_server import MockServer
+from tests.patience import until
 
 BODY = json.dumps({"prompt": [1, 2, 3], "max_tokens": 3}).encode()
 
@@ -64,10 +65,7 @@ def test_samples_are_those_of_the_new_replicas(tmp_path: Path, monkeypatch: pyte
         return {(row["replica"], row["running"]) for row in read_stream(path, SERVER).to_pylist()}
 
     def wait(sample: tuple[str, int]) -> None:
-        deadline_s = time.monotonic() + 10
-        while sample not in sampled():
-            assert time.monotonic() < deadline_s, "never sampled"
-            time.sleep(0.05)
+        until(lambda: sample in sampled(), "never sampled")
 
     with (
         metrics(1) as old,

@@ -244,7 +244,7 @@ def running(session: Session, routing: Routing, name: str, *, asked: Routing | N
     serve.run_many([serve.RunTarget(app, name=name)], wait_for_applications_running=True)
     try:
         wait_for_answers(session.url, placement.replicas)
-        patience_s = 15.0 if asked is None else 1.0
+        patience_s = 120.0 if asked is None else 1.0
         return check_router(session.url, asked or routing, placement.replicas, BODY, patience_s)
     finally:
         serve.delete(name)
@@ -257,7 +257,7 @@ def wait_for_answers(url: str, replicas: int) -> None:
         headers = {"x-session-id": f"wait-{number}"}
         request = urllib.request.Request(f"{url}/v1/completions", json.dumps(BODY).encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=30) as response:
+            with urllib.request.urlopen(request, timeout=120) as response:
                 seen.add(response.headers["x-replica-id"])
         except urllib.error.HTTPError:
             time.sleep(0.1)

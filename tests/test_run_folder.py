@@ -18,6 +18,7 @@ from loadgen.arrivals import NS, PHASES, ArrivalSchedule
 from loadgen.folder import BusyError
 from loadgen.recorder import Shard
 from loadgen.run_folder import RunFolder, sha256_of
+from tests.patience import PATIENCE_S
 
 
 class Killed(BaseException):
@@ -151,7 +152,10 @@ def test_a_second_session_killed_at_once_has_its_plan_on_record(folder: RunFolde
     assert states(load_run(folder.path).requests()) == [(0, "ok"), (1, "ok"), (2, "lost")]
 
 
-def test_a_load_actor_that_still_writes_is_waited_for(folder: RunFolder) -> None:
+def test_a_load_actor_that_still_writes_is_waited_for(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadgen.run_folder.RELEASE_S", PATIENCE_S)
     planned(folder, 0, 1)
     writing = shard(folder, "ok", 0)
 

@@ -31,6 +31,7 @@ from loadgen.recorder import Shard
 from loadgen.rows import plan_table
 from loadgen.worker import Worker
 from tests.mock_server import MockServer
+from tests.patience import PATIENCE_S
 
 CHATS = load(["workload=chat_sessions", "workload.sessions=7"]).workload
 SHORT = replace(CHATS, input_tokens=replace(CHATS.input_tokens, mean=200))
@@ -185,11 +186,15 @@ def sent(folder: Path, workload: Workload, urls: int, sticky: bool) -> tuple[lis
             for server in servers:
                 await stack.enter_async_context(server)
             prompts, targets = Prompts(workload, "m", 151936, salt=1), [server.url for server in servers]
-            worker = Worker(0, targets, prompts, shard, record_itl=False, sticky=sticky)
+            worker = Worker(0, targets, prompts, shard, record_itl=False, sticky=sticky, timeout_s=PATIENCE_S)
             worker.start(time.monotonic_ns(), time.time_ns())
             await worker.offer(schedule)
-            await asyncio.sleep(0.7)
-            await worker.finish(5.0)
+            async with asyncio.timeout(PATIENCE_S):
+                ended = 0
+                while ended < len(schedule):
+                    ended += (await worker.observe()).ended.num_rows
+                    await asyncio.sleep(0.02)
+            await worker.finish(PATIENCE_S)
 
     asyncio.run(main())
     heads = [[head.decode() for head, _ in server.requests] for server in servers]
@@ -197,6 +202,7 @@ def sent(folder: Path, workload: Workload, urls: int, sticky: bool) -> tuple[lis
     return named, records.read_shard(shard.path)
 
 
+@pytest.mark.usefixtures("never_overdue")
 @pytest.mark.parametrize("sticky", [True, False])
 def test_every_request_names_its_session_and_with_client_side_routing_keeps_its_server(
     tmp_path: Path, sticky: bool
@@ -213,6 +219,7 @@ def test_every_request_names_its_session_and_with_client_side_routing_keeps_its_
         assert max(len(servers) for servers in homes.values()) > 1
 
 
+@pytest.mark.usefixtures("never_overdue")
 def test_no_session_no_header(tmp_path: Path) -> None:
     named, rows = sent(tmp_path, replace(SHORT, sessions=0, session_hit=0.0), urls=1, sticky=False)
     assert rows.num_rows > 30 and named == [[]]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from loadgen.client import Client, Connection
 from loadgen.exchange import EVENT_BYTES_LIMIT, Exchange
 from tests.mock_server import END, event, head, token, usage
+from tests.patience import PATIENCE_S
 
 STATUSES = {"ok", "http_error", "truncated", "timeout", "conn_error"}
 
@@ -375,7 +376,7 @@ def test_a_nasty_server_makes_a_row(name: str) -> None:
             client.start(Exchange(0, 3), b"{}")
             peer, _ = await asyncio.to_thread(server.accept)
             await asyncio.to_thread(behave, peer)
-            await asyncio.wait_for(over.wait(), 5)
+            await asyncio.wait_for(over.wait(), PATIENCE_S)
             client.cut_all("interrupted")
             peer.close()
         return ended

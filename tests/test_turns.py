@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from analysis import metrics, records, routing
 from analysis.dwell import Window
@@ -18,7 +19,9 @@ from loadgen.prompts import Prompts
 from loadgen.recorder import Shard
 from loadgen.worker import Worker
 from tests.mock_server import MockServer, Script, answer, head, token
+from tests.patience import BUSY, PATIENCE_S
 
+pytestmark = pytest.mark.usefixtures("never_overdue")
 WORKLOAD = load(["workload=character"]).workload
 MS = NS // 1000
 
@@ -46,8 +49,12 @@ def turns(*rows: tuple[int, int, int, int]) -> ArrivalSchedule:
 
 
 def sent(folder: Path, schedule: ArrivalSchedule, script: Script, **how: Any) -> tuple[pa.Table, list[Any]]:
-    """The rows of a worker over a schedule, by seq, and what it observed in the middle."""
-    timeout_s, watch_s, drain_s = how.get("timeout_s", 5.0), how.get("watch_s", 0.25), how.get("drain_s", 2.0)
+    """The rows of a worker over a schedule, by seq, and those in flight as soon as `watch` said enough.
+
+    Then it goes on until all have ended, or it is to `retract` or `end` at once.
+    """
+    watch = how.get("watch", lambda ended, pending: True)
+    timeout_s, drain_s = how.get("timeout_s", PATIENCE_S), how.get("drain_s", PATIENCE_S)
 
     async def main() -> list[Any]:
         async with MockServer(script) as server:
@@ -55,13 +62,21 @@ def sent(folder: Path, schedule: ArrivalSchedule, script: Script, **how: Any) ->
             worker = Worker(0, [server.url], prompts, shard, record_itl=False, timeout_s=timeout_s)
             worker.start(time.monotonic_ns(), time.time_ns())
             await worker.offer(schedule)
-            await asyncio.sleep(watch_s)
-            seen = await worker.observe()
-            if how.get("retract"):
-                worker.retract()
-            await asyncio.sleep(how.get("after_s", 0.5))
+            seen: list[Any] = []
+            ended = 0
+            async with asyncio.timeout(PATIENCE_S):
+                while ended < len(schedule):
+                    told = await worker.observe()
+                    ended, pending = ended + told.ended.num_rows, told.pending.to_pylist()
+                    if not seen and watch(ended, len(pending)):
+                        seen = pending
+                        if how.get("retract"):
+                            worker.retract()
+                        if how.get("end"):
+                            break
+                    await asyncio.sleep(0.02)
             await worker.finish(drain_s)
-            return pa.concat_tables([seen.ended, seen.pending]).to_pylist()
+            return seen
 
     seen = asyncio.run(main())
     return records.read_shard(folder / "s.arrow").sort_by("seq"), seen
@@ -78,19 +93,19 @@ def at_ns(rows: pa.Table, event: str) -> list[int]:
 
 
 def slow(body: dict[str, Any]) -> list[Any]:
-    return answer(body, 0.1)
+    return answer(body, 0.2)
 
 
 def test_a_turn_is_sent_when_the_one_before_has_ended_and_nobody_else_waits(tmp_path: Path) -> None:
-    schedule = turns((0, 0, 7, -1), (1, 50, 7, 0), (2, 60, 8, -1), (3, 70, 7, 1), (4, 1900, 7, 3))
-    rows, seen = sent(tmp_path, schedule, slow, after_s=2.1)
+    schedule = turns((0, 0, 7, -1), (1, 50, 7, 0), (2, 60, 8, -1), (3, 70, 7, 1), (4, 5000, 7, 3))
+    rows, seen = sent(tmp_path, schedule, slow, watch=lambda _, pending: pending == 4)
     assert column(rows, "status") == ["ok"] * 5
     ends, starts = (at_ns(rows, event) for event in ("end", "send"))
     blocked = column(rows, "turn_blocked_ns")
     assert [each is None for each in blocked] == [True, False, True, False, True]
     for turn, before in ((1, 0), (3, 1)):
-        assert 0 <= starts[turn] - ends[before] < 50 * MS
-        assert abs(column(rows, "due_ns")[turn] + blocked[turn] - ends[before]) < 50 * MS
+        assert 0 <= starts[turn] - ends[before] < 1000 * MS
+        assert abs(column(rows, "due_ns")[turn] + blocked[turn] - ends[before]) < 1000 * MS
     assert starts[2] < ends[0]
     # Held turns are in flight for whoever watches, and not yet sent.
     assert {row["seq"] for row in seen} == {0, 1, 2, 3}
@@ -98,17 +113,18 @@ def test_a_turn_is_sent_when_the_one_before_has_ended_and_nobody_else_waits(tmp_
 
 
 def test_latency_counts_from_the_due_time_and_send_lag_without_the_wait(tmp_path: Path) -> None:
-    rows, _ = sent(tmp_path, turns((0, 0, 7, -1), (1, 50, 7, 0)), slow, after_s=0.8)
+    rows, _ = sent(tmp_path, turns((0, 0, 7, -1), (1, 50, 7, 0)), slow)
     ttft, lag = metrics.ttft(rows), metrics.send_lag(rows)
     assert ttft[1] > 200 and ttft[1] > ttft[0]
-    assert np.all(lag < 50)
+    assert lag[1] < column(rows, "turn_blocked_ns")[1] / MS
     window = Window(0, "dwell", 10.0, 1, 0, 0, NS, NS)
-    assert judge_dwell(rows, window, Slo("wide", 2000, 100), planned=2).valid
+    verdict = judge_dwell(rows, window, Slo("wide", 2000, 100), planned=2)
+    assert verdict.valid or verdict.reason in BUSY
 
 
 def test_a_turn_follows_a_failure_too(tmp_path: Path) -> None:
     def script(_: dict[str, Any]) -> list[Any]:
-        return [head(), token(), 0.15, None]
+        return [head(), token(), 0.5, None]
 
     rows, _ = sent(tmp_path, turns((0, 0, 7, -1), (1, 20, 7, 0)), script)
     assert column(rows, "status") == ["truncated", "truncated"]
@@ -117,32 +133,42 @@ def test_a_turn_follows_a_failure_too(tmp_path: Path) -> None:
 
 def test_a_turn_waits_also_for_one_that_its_plan_does_not_name(tmp_path: Path) -> None:
     """As after a dwell that was cut short: what was planned again knows nothing of the turns before."""
-    rows, _ = sent(tmp_path, turns((0, 0, 7, -1), (9, 50, 7, 5)), slow, after_s=0.8)
+    rows, _ = sent(tmp_path, turns((0, 0, 7, -1), (9, 50, 7, 5)), slow)
     assert column(rows, "status") == ["ok", "ok"] and column(rows, "turn_blocked_ns")[1] > 50 * MS
 
 
 def test_what_was_never_sent_holds_nobody(tmp_path: Path) -> None:
     """A turn before that was retracted, or that another segment planned and dropped."""
-    rows, _ = sent(tmp_path, turns((0, 0, 7, 99), (1, 800, 7, 0)), answer, retract=True)
+    rows, _ = sent(
+        tmp_path, turns((0, 0, 7, 99), (1, 600_000, 7, 0)), answer, watch=lambda ended, _: ended, retract=True
+    )
     assert column(rows, "status") == ["ok", "missed"]
     assert column(rows, "turn_blocked_ns") == [None, None]
 
 
 def test_who_waits_as_long_as_a_request_may_last_has_gone(tmp_path: Path) -> None:
-    hung = [head(), token(), 9.0]
+    hung = [head(), token(), 600.0]
     schedule = turns((0, 0, 7, -1), (1, 300, 7, 0), (2, 310, 7, 1))
-    rows, _ = sent(tmp_path, schedule, lambda _: hung, timeout_s=0.4, after_s=2.2)
+    rows, _ = sent(tmp_path, schedule, lambda _: hung, timeout_s=0.4)
     assert column(rows, "status") == ["timeout"] * 3
     assert rows.num_rows == 3 and column(rows, "error_kind")[2] == "turn_blocked"
     assert column(rows, "send_offset_ns")[2] is None
     assert np.all(np.isinf(metrics.ttft(rows)))
     # The client did its part: what is void is another thing.
-    assert judge_dwell(rows, Window(0, "dwell", 3.0, 1, 0, 0, NS, NS), Slo("w", 2000, 100)).valid
+    verdict = judge_dwell(rows, Window(0, "dwell", 3.0, 1, 0, 0, NS, NS), Slo("w", 2000, 100))
+    assert verdict.valid or verdict.reason in BUSY
 
 
 def test_a_run_that_ends_has_a_row_for_who_waits(tmp_path: Path) -> None:
-    hung = [head(), token(), 9.0]
-    rows, _ = sent(tmp_path, turns((0, 0, 7, -1), (1, 20, 7, 0)), lambda _: hung, after_s=0.1, drain_s=0.1)
+    hung = [head(), token(), 600.0]
+    rows, _ = sent(
+        tmp_path,
+        turns((0, 0, 7, -1), (1, 20, 7, 0)),
+        lambda _: hung,
+        watch=lambda _, pending: pending == 2,
+        end=True,
+        drain_s=0.1,
+    )
     assert column(rows, "error_kind") == ["interrupted", "interrupted"]
 
 

@@ -32,7 +32,7 @@ import subprocess, sys
 subprocess.run(sys.argv[1:], start_new_session=True)
 input()
 """
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 
 
 def lives(pid: int) -> bool:
@@ -89,7 +89,7 @@ def test_a_reserved_port_is_for_the_server_only() -> None:
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as vLLM's does
     server.bind(address)
     server.listen()
-    with socket.create_connection(address, timeout=5), pytest.raises(OSError):
+    with socket.create_connection(address, timeout=60), pytest.raises(OSError):
         socket.socket().bind(address)
     server.close()
     holder.close()
@@ -132,10 +132,10 @@ class Replica(VllmProcessReplica):
 @pytest.mark.parametrize(
     ("source", "timeout_s", "said"),
     [
-        ("raise SystemExit('no such flag')", 60.0, r"vLLM ended with 1: no such flag \(log: .*r1\.log\)"),
+        ("raise SystemExit('no such flag')", 240.0, r"vLLM ended with 1: no such flag \(log: .*r1\.log\)"),
         (
             "print('AnError: why'); raise SystemExit('leaked')",
-            60.0,
+            240.0,
             r"with 1: AnError: why \(log",
         ),
         ("import time; time.sleep(600)", 0.1, r"not ready in time: it wrote nothing \(log: .*r1\.log\)"),

@@ -12,6 +12,7 @@ import pytest
 from cluster import warm
 from cluster.told import digest, told
 from cluster.warm import Warm, Warmer, WarmError, Warmth, line, small, stable
+from tests.patience import PATIENCE_S
 
 Answer = Callable[[int], tuple[str, float]]
 """From the number of the request to the replica that is named and the seconds to its first token."""
@@ -48,7 +49,9 @@ def server(answer: Answer, end: bytes = b"data: [DONE]\n\n", status: int = 200) 
         httpd.server_close()
 
 
-def warmer(least: int = 5, most: int = 12, patience_s: float = 5.0, limit_s: float = 20.0) -> Warmer:
+def warmer(
+    least: int = 5, most: int = 12, patience_s: float = PATIENCE_S, limit_s: float = PATIENCE_S
+) -> Warmer:
     shape = Warm("/v1/completions", lambda n: b'{"n":%d}' % n, least, most)
     return Warmer(shape, time.monotonic() + limit_s, patience_s)
 
@@ -67,11 +70,11 @@ def test_stable_are_five_times_near_each_other(ttfts_s: list[float], expected: b
 
 
 def test_a_replica_is_asked_until_its_first_compilation_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "JITTER_S", 0.4)  # what this machine may add
-    with server(lambda n: ("r0", 0.8 if n <= 2 else 0.0)) as url:
+    monkeypatch.setattr(warm, "JITTER_S", 1.0)  # what this machine may add
+    with server(lambda n: ("r0", 2.0 if n <= 2 else 0.0)) as url:
         warmth = warmer().replicas({"r0": url})["r0"]
     assert warmth.stable and warmth.requests == 7
-    assert warmth.first_s > 0.8 > warmth.ttft_s
+    assert warmth.first_s > 2.0 > warmth.ttft_s
 
 
 def test_a_replica_that_never_gets_stable_is_said_and_no_error() -> None:
@@ -85,7 +88,7 @@ def test_replicas_are_warmed_at_the_same_time() -> None:
     together = threading.Barrier(3)
 
     def answer(number: int) -> tuple[str, float]:
-        together.wait(5)
+        together.wait(PATIENCE_S)
         return "any", 0.0
 
     with ExitStack() as stack:
@@ -128,7 +131,7 @@ def test_half_an_answer_and_a_refusal_are_none(end: bytes, status: int) -> None:
 
 def test_a_small_request_only_shows_that_somebody_answers() -> None:
     with server(lambda _: ("r0", 0.0)) as url:
-        warmth = Warmer(small("m"), time.monotonic() + 5, 5).replicas({"r0": url})["r0"]
+        warmth = Warmer(small("m"), time.monotonic() + PATIENCE_S, PATIENCE_S).replicas({"r0": url})["r0"]
     assert warmth.requests == 1 and not warmth.stable
     assert "not stable" not in line({"r0": warmth})
 
