@@ -12,7 +12,7 @@ VLLM_TEST = $(VLLM_BIN)/python -m pytest tests/vllm -m vllm -W ignore
 VLLM_OLDER ?= 0.29.0
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
 
-.PHONY: sweep test test-ray test-rest browser vllm test-vllm check bench clean lock
+.PHONY: sweep test test-ray test-rest browser vllm test-vllm check bench notebook clean lock
 .DEFAULT_GOAL := sweep
 
 $(STAMP): pyproject.toml requirements.lock
@@ -69,6 +69,11 @@ bench: $(STAMP)  ## speed, as ratios; prints the machine's load beside every fig
 
 lock: $(STAMP)  ## pin what is installed now
 	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable > requirements.lock
+
+notebook: $(STAMP)  ## JupyterLab on the notebooks: right-click a file, Open With, Notebook
+	$(BIN)/python -c 'import jupyterlab, nbconvert' 2> /dev/null \
+	|| $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[notebook]'
+	$(BIN)/jupyter lab $(ARGS) analysis/notebooks
 
 clean:  ## the environment, caches and build leftovers; runs/ stays
 	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
