@@ -103,8 +103,7 @@ def search_alt(run: Run) -> str:
             f"The 95 % interval goes from {_ends(first)} after the first counted window to {_ends(last)}"
             " after the last."
         )
-    if capacity := run.capacity:
-        said.append(_answer(capacity))
+    said.append(_answer(run.capacity) if run.capacity else "No answer is claimed.")
     return " ".join(said)
 
 
