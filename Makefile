@@ -23,7 +23,7 @@ VLLM_TEST = $(VLLM_BIN)/python -m pytest tests/vllm -m vllm -W ignore
 VLLM_OLDER ?= 0.29.0
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
 
-.PHONY: sweep test test-ray test-rest test-digits browser vllm test-vllm check bench clean lock
+.PHONY: sweep test test-ray test-rest test-digits browser vllm test-vllm check bench notebook clean lock
 .DEFAULT_GOAL := sweep
 
 $(STAMP): pyproject.toml requirements.lock
@@ -95,6 +95,11 @@ bench: $(STAMP)  ## speed, as ratios; prints the machine's load beside every fig
 lock: $(STAMP)  ## pin what pyproject.toml asks for, with hashes; versions stay where they can, ARGS=--upgrade renews them
 	$(COMPILE) $(EXTRAS:%=--extra %) pyproject.toml --output-file requirements.lock
 	for file in $(VLLM_LOCKS); do sed -n 's/^\([^ ]*==[^\\]*\).*/\1/p' $$file | $(COMPILE) --no-deps - --output-file $$file || exit 1; done
+
+notebook: $(STAMP)  ## JupyterLab on the notebooks: right-click a file, Open With, Notebook
+	$(BIN)/python -c 'import jupyterlab, nbconvert' 2> /dev/null \
+	|| $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[notebook]'
+	$(BIN)/jupyter lab $(ARGS) analysis/notebooks
 
 clean:  ## the environment, caches and build leftovers; runs/ stays
 	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

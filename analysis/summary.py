@@ -209,7 +209,7 @@ def _headline(tree: Mapping[str, Any]) -> str:
     if tree.get("verify"):
         return f"{said}  {_probe_load(probe or {})} through vLLM: {agreement.headline(tree['verify'])}"
     if probe:
-        return f"{said}  {_probe_load(probe)}: {_probe_verdict(probe)}{forecasts.kept(tree)}"
+        return f"{said}  {_probe_load(probe)}: {probe_verdict(probe)}{forecasts.kept(tree)}"
     if not capacity:
         return f"{said}  {OPEN_WORDS.get(tree['exit_code'], 'no capacity was found')}"
     if tree.get("forecast"):
@@ -247,11 +247,18 @@ def _probe_load(probe: Mapping[str, Any]) -> str:
     return f"mean {load}, {probe['offered']}" if probe.get("varies") else load
 
 
-def _probe_verdict(probe: Mapping[str, Any]) -> str:
+def probe_verdict(probe: Mapping[str, Any]) -> str:
+    """What one load shows; a p90 that nobody knows is not within its bound."""
     if required := probe.get("required"):
         return str(required["verdict"])
     missed = [limit.upper() for limit in LIMITS if probe[limit]["passed"] is False]
-    return f"p90 {' and '.join(missed)} over the bound" if missed else "within the bounds"
+    if missed:
+        return f"p90 {' and '.join(missed)} over the bound"
+    unknown = [limit.upper() for limit in LIMITS if probe[limit]["passed"] is None]
+    if not unknown:
+        return "within the bounds"
+    kept = [f"p90 {limit.upper()} within its bound" for limit in LIMITS if probe[limit]["passed"]]
+    return ", ".join([*kept, f"p90 {' and '.join(unknown)} unknown or not applicable"])
 
 
 def _capacity_lines(tree: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 import ast
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -241,6 +242,25 @@ def test_each_bound_of_the_load_generator_stands_beside_its_own_series(golden: A
     assert np.nanmax(used.get_ydata()) == pytest.approx(max(clients["cpu_share"].to_pylist()))
 
 
+def test_an_open_end_has_no_estimate_in_the_words_of_the_search() -> None:
+    for end, said in (("open_above", "a lower bound, 4.00."), ("open_below", "an upper bound, 6.00.")):
+        words = EXHIBITS[1].alt(faulty().but(sweep=concluded(**{end: True})))
+        assert said in words and "5.00 [" not in words
+
+
+def test_a_replica_that_never_answered_is_in_the_balance() -> None:
+    asked = faulty().config
+    layout = replace(asked.layout, replicas_per_node=3, tensor_parallel=2)
+    run = faulty().but(config=replace(asked, layout=layout))
+    rows = figures.replica_balance_table(run).to_pylist()
+    assert [(row["replica"], row["requests"]) for row in rows] == [("a", 30), ("b", 10), ("no answer 1", 0)]
+    assert "least busy 0.00 times the mean of 13 requests" in EXHIBITS[6].alt(run)
+    drawn(EXHIBITS[6], run)
+    void = faulty().but(windows=[window(0, 6.0, 0, 10, valid=False)])
+    with pytest.raises(NoData, match="every window is void"):
+        figures.replica_balance_table(void)
+
+
 def test_nearly_all_is_not_called_all() -> None:
     assert [share(part) for part in (0.0, 0.5, 0.9994, 0.99951, 1.0)] == [
         *("0 %", "50 %", "99.9 %", "over 99.9 %", "100 %")
@@ -321,8 +341,6 @@ def test_tokens_are_counted_where_they_came() -> None:
 
 
 def test_unknown_gpus_are_not_guessed() -> None:
-    from dataclasses import replace
-
     run = faulty()
     asked = replace(
         run.config, engine=ExternalEngine(), target=replace(run.config.target, urls=["http://a:1"])

@@ -127,6 +127,13 @@ def test_void_runs_are_no_capacities() -> None:
     assert several.parts([run("a", 5, 4, 6), void])[1].words == "client_limited"
 
 
+def test_a_part_that_is_void_or_open_has_no_interval_of_its_own() -> None:
+    study = REPEATED | {"parts": [part("1", q(5, 4, 6)), part("2", q(9, 8, 20), exit_code=4, reason="void")]}
+    assert [one.words for one in several.parts(study)] == ["5.00 [4.00, 6.00]", "void"]
+    ends = part("3", q(9, 8, 20), exit_code=6, reason="open", open_above=True)
+    assert several.parts(MATRIX | {"cells": [ends]})[0].words == "at least 8.00"
+
+
 def test_ratios_of_a_matrix_are_those_it_found() -> None:
     rows = figures.compare_table(MATRIX).to_pylist()
     assert [row["ratio_to_first"] for row in rows] == [None, 1.4, 1.0, None, None]
@@ -138,12 +145,15 @@ def test_ratios_of_a_matrix_are_those_it_found() -> None:
 def test_the_ratio_of_a_comparison_is_paired_and_that_of_runs_is_not() -> None:
     study = {
         "study": "compare",
+        "valid": True,
         "parts": MATRIX["cells"][:2],
         "ratio": {"value": 0.9, "low": 0.8, "high": 0.95},
     }
     study["parts"] = [part("a", q(5, 4, 6)), part("b", q(7, 6, 8))]
     assert figures.compare_table(study)["ratio_to_first"].to_pylist() == [None, 0.9]
     assert ": less." in COMPARE.alt(study)
+    with pytest.raises(NoData, match="no two capacities"):
+        figures.compare_table(study | {"valid": False})
     runs = figures.compare_table([run("a", 5, 4, 6), run("b", 6, 5, 7)]).to_pylist()
     assert runs[1]["ratio_to_first"] == pytest.approx(1.2) and runs[1]["ratio_is"] == "unpaired"
     assert runs[1]["ratio_low"] < 1 < runs[1]["ratio_high"]

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from analysis import figures, load_run, matrix_table, records, report, studies, validity
+from analysis import figures, load_run, matrix_table, records, report, studies, summary, validity
 from analysis.dwell import NS, Window
 from analysis.report import banner, checks, exhibits
 from analysis.report.blocks import Missing
@@ -290,6 +290,37 @@ def test_a_probe_says_how_each_p90_lies_to_its_bound(copy: Path, tmp_path: Path,
     text = built(copy, tmp_path / "out.html").text
     assert "4 QPS per node: p90 TTFT over the bound" in text
     assert "infinite ms" in text and "45.5 ms" in text and "needs 100 requests" in text
+
+
+@pytest.mark.parametrize(
+    ("passed", "said"),
+    [
+        ((True, True), "within the bounds"),
+        ((True, None), "p90 TTFT within its bound, p90 TPOT unknown or not applicable"),
+        ((None, False), "p90 TPOT over the bound"),
+    ],
+)
+def test_a_p90_that_nobody_knows_is_not_within_its_bound(
+    passed: tuple[bool | None, bool | None], said: str
+) -> None:
+    probe = {limit: {"passed": one} for limit, one in zip(("ttft", "tpot"), passed, strict=True)}
+    assert summary.probe_verdict(probe) == said
+
+
+def test_the_checks_of_a_void_run_are_said_to_be_over_all_its_windows() -> None:
+    check = {
+        "name": "sent",
+        "value": 1,
+        "bound": 0.995,
+        "unit": "",
+        "passed": True,
+        "reason": "client_limited",
+    }
+    captions = [checks.table([check], valid).caption for valid in (True, False)]
+    assert [caption.rpartition("over ")[2] for caption in captions] == [
+        "the windows that count",
+        "all windows",
+    ]
 
 
 def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path) -> None:

@@ -149,6 +149,16 @@ def test_no_ratio_is_made_of_what_is_not_claimed(sweep: dict[str, Any], why: str
     assert f"no ratio B / A: A (other) {why}" in text and "capacity B / A" not in text
 
 
+def test_a_run_beside_itself_is_no_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(GOLDEN)
+    for refused in (
+        lambda: side_by_side.text([GOLDEN, Path()]),
+        lambda: compare(load_run(GOLDEN), load_run(".")),
+    ):
+        with pytest.raises(RunError, match="golden_run is given twice; compare needs different runs"):
+            refused()
+
+
 def test_a_bound_is_not_a_number_to_divide_by(tmp_path: Path) -> None:
     tree = json.loads((GOLDEN / "sweep.json").read_text())
     other = made(tmp_path / "other", capacity=tree["capacity"] | {"open_above": True}, exit_code=6)
@@ -263,4 +273,4 @@ def test_two_runs_in_a_notebook_have_the_ratio_that_is_printed(tmp_path: Path) -
     printed = f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}] (95 %, measured apart)"
     assert found.low < 1 < found.high and printed in side_by_side.text([GOLDEN, other.path])
     with pytest.raises(RunError, match="no ratio B / A: B .* did not end"):
-        compare(golden, Run(golden.path, golden.manifest, None))
+        compare(golden, Run(other.path, other.manifest, None))

@@ -50,8 +50,10 @@ class CapacityRatio:
 def compare(a: Run, b: Run) -> CapacityRatio:
     """The ratio of two capacities: of the same requests for both sides of a comparison study.
 
-    Raises RunError where one of the two claims no capacity.
+    Raises RunError where one of the two claims no capacity, and for a run beside itself.
     """
+    if a.path.resolve() == b.path.resolve():
+        raise RunError(f"no ratio: {a.name} is given twice; compare needs different runs")
     sides = Subject("A", a.path, a.sweep, a.config, a), Subject("B", b.path, b.sweep, b.config, b)
     found = _found_ratio(*sides)
     if found is None:

@@ -117,7 +117,7 @@ def _row(window: Measured, bounds: dict[Limit, float]) -> dict[str, float | int 
 
 
 def _panel(ax: Axes, limit: Limit, windows: Sequence[Measured], bound_ms: float) -> None:
-    """One curve per window; the last point of one with failures is circled at the share that it reaches."""
+    """One curve per window; that of one with failures ends below 1."""
     ends = [bound_ms]
     for window, style in zip(windows, canvas.STYLES, strict=False):
         at, part = steps(_values(window, limit))

@@ -36,7 +36,7 @@ def plot_client_lag(run: Run, ax: Axes | None = None) -> Axes:
     ax = ax or canvas.new_axes(HEIGHT_IN)
     windows, clients = measured(run, LAG), run.clients()
     gate = _gate_ms(run, windows)
-    lag, *health = _panels(ax, clients.num_rows > 0)
+    lag, health = _panels(ax, clients.num_rows > 0)
     worst = max(windows, key=_p99)
     _draw_curve(lag, "all windows", np.concatenate([_lags(window) for window in windows]), canvas.STYLES[0])
     named = f"worst window ({qps(worst.rate)} QPS per node)"
@@ -110,17 +110,17 @@ def _row(window: Measured, gate_ms: float) -> dict[str, float | int | None]:
     }
 
 
-def _panels(ax: Axes, with_health: bool) -> list[Axes]:
+def _panels(ax: Axes, with_health: bool) -> tuple[Axes, tuple[Axes, Axes] | None]:
     """The curves above, and below them the actors' CPU and run share where these were recorded."""
     ax.set_axis_off()
     if not with_health:
-        return [ax.inset_axes((0, 0, 1, 0.9))]
+        return ax.inset_axes((0, 0, 1, 0.9)), None
     lag, cpu = ax.inset_axes((0, 0.55, 1, 0.39)), ax.inset_axes((0, 0.23, 1, 0.18))
-    found = [lag, cpu, ax.inset_axes((0, 0, 1, 0.18), sharex=cpu)]
+    own = ax.inset_axes((0, 0, 1, 0.18), sharex=cpu)
     cpu.tick_params(labelbottom=False)
-    for panel in found:
+    for panel in (lag, cpu, own):
         panel.yaxis.set_label_coords(-0.085, 0.5)
-    return found
+    return lag, (cpu, own)
 
 
 def _draw_curve(ax: Axes, name: str, lags: Floats, style: canvas.Style) -> None:

@@ -59,7 +59,11 @@ def compare_table(subject: Subject) -> pa.Table:
 def compare_alt(subject: Subject) -> str:
     """Every ratio with its interval and what it shows."""
     first, *others = _with_ratios(subject)
-    said = [f"{first.name} carries {first.words} QPS per node."]
+    said = [
+        f"{first.name} carries {first.words} QPS per node."
+        if first.known
+        else f"{first.name}: {first.words}."
+    ]
     for part in others:
         if part.ratio:
             value, low, high = part.ratio
@@ -79,7 +83,7 @@ def _with_ratios(subject: Subject) -> list[Part]:
     found = several.parts(subject)
     if not isinstance(subject, Mapping):
         found = _unpaired(found)
-    elif ratio := subject.get("ratio"):
+    elif ratio := subject.get("ratio") if subject.get("valid") else None:
         ends = ratio["value"], ratio["low"], ratio["high"]
         found = [found[0], replace(found[1], ratio=ends, how=PAIRED), *found[2:]]
     if not any(part.ratio for part in found):

@@ -37,7 +37,7 @@ def plot_goodput(run: Run, ax: Axes | None = None) -> Axes:
     draw_points(ax, list(zip(rates, good, ended, strict=True)))
     ax.set_xlim(min(rates) * 0.96, max(rates) * 1.04)
     ax.set_ylim(low, high)
-    canvas.label(ax, "offered load (QPS per node)", "QPS per node")
+    canvas.label(ax, "offered load (QPS per node)", "goodput (QPS per node)")
     canvas.legend(ax, columns=2)
     return whole
 

@@ -21,6 +21,8 @@ MOST_NAMED = 10
 """More replicas than these have numbers instead of their ids."""
 MOST_DOTS = 300
 MOST_ROWS = 30
+SILENT = "no answer"
+"""Name of a replica that was deployed and answered nothing: it never told its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +91,24 @@ def replica_balance_alt(run: Run) -> str:
 
 
 def _replicas(run: Run) -> list[Replica]:
-    """Every replica that answered in a valid window, the busiest first."""
+    """Every replica in the valid windows, the busiest first, and those that never answered."""
     requests: dict[str, int] = {}
     p90s: dict[str, list[float]] = {}
-    for line in lines(run):
-        for one in (line["by_replica"] or ()) if line["valid"] else ():
+    valid = [line for line in lines(run) if line["valid"]]
+    if not valid:
+        raise NoData("every window is void")
+    for line in valid:
+        for one in line["by_replica"] or ():
             requests[one["replica_id"]] = requests.get(one["replica_id"], 0) + one["requests"]
             if one["ttft_p90_ms"] is not None:
                 p90s.setdefault(one["replica_id"], []).append(one["ttft_p90_ms"])
+    if not requests:
+        raise NoData("which replica answered is not known")
+    deployed = 0 if run.config.engine.kind == "external" else run.config.replicas
+    silent = max(0, deployed - len(requests))
+    requests |= {f"{SILENT} {i + 1}": 0 for i in range(silent)}
     if len(requests) < 2:
-        why = "which replica answered is not known" if not requests else "one replica answered everything"
-        raise NoData(f"{why}: there is nothing to balance")
+        raise NoData("one replica answered everything: there is nothing to balance")
     names = sorted(requests, key=lambda name: (-requests[name], name))
     return [Replica(name, requests[name], tuple(p90s.get(name, ()))) for name in names]
 

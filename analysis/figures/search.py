@@ -100,13 +100,21 @@ def search_alt(run: Run) -> str:
     if beliefs := list(_beliefs(run).values()):
         first, last = beliefs[0], beliefs[-1]
         said.append(
-            f"The 95 % interval goes from [{qps(first.low)}, {qps(first.high)}] after the first counted"
-            f" window to [{qps(last.low)}, {qps(last.high)}] after the last."
+            f"The 95 % interval goes from {_ends(first)} after the first counted window to {_ends(last)}"
+            " after the last."
         )
-    if capacity := run.capacity:
-        q = capacity["qps_per_node"]
-        said.append(f"The answer is {qps(q['estimate'])} [{qps(q['low'])}, {qps(q['high'])}].")
+    said.append(_answer(run.capacity) if run.capacity else "No answer is claimed.")
     return " ".join(said)
+
+
+def _answer(capacity: Mapping[str, Any]) -> str:
+    """What is claimed; of an open end no estimate is."""
+    q = capacity["qps_per_node"]
+    if capacity["open_above"]:
+        return f"The answer is a lower bound, {qps(q['low'])}."
+    if capacity["open_below"]:
+        return f"The answer is an upper bound, {qps(q['high'])}."
+    return f"The answer is {qps(q['estimate'])} [{qps(q['low'])}, {qps(q['high'])}]."
 
 
 def _beliefs(run: Run) -> dict[int, Belief]:
@@ -120,6 +128,11 @@ def _beliefs(run: Run) -> dict[int, Belief]:
             ends = capacity["open_above"], capacity["open_below"]
             found[int(event["index"])] = Belief(at_min, *figures, *ends)
     return found
+
+
+def _ends(belief: Belief) -> str:
+    prior = " (leaning on the prior)" if belief.open_above or belief.open_below else ""
+    return f"[{qps(belief.low)}, {qps(belief.high)}]{prior}"
 
 
 def _minutes(ns: float) -> float:

@@ -44,8 +44,13 @@ class Part:
         return self.estimate, self.low, self.high
 
     @property
+    def known(self) -> bool:
+        """True of a capacity, or of one end of it."""
+        return self.low is not None or self.high is not None
+
+    @property
     def words(self) -> str:
-        """The capacity as text."""
+        """The capacity as text, or why there is none."""
         if self.closed:
             return "{} [{}, {}]".format(*map(qps, self.closed))
         if self.low is not None:
@@ -59,7 +64,7 @@ def parts(subject: Subject) -> list[Part]:
         found = [_of_row(row) for row in subject.get("cells") or subject["parts"]]
     else:
         found = [_of_run(run, name) for run, name in zip(subject, _names(subject), strict=True)]
-    if all(part.low is None and part.high is None for part in found):
+    if not any(part.known for part in found):
         raise NoData("no part has a capacity")
     return found
 
@@ -88,7 +93,7 @@ def forest(ax: Axes, found: Sequence[Part], more: Sequence[str] = ()) -> None:
 
 
 def _draw(ax: Axes, part: Part, place: int) -> None:
-    if part.low is None and part.high is None:
+    if not part.known:
         return
     left, right = ax.get_xlim()
     ends = left if part.low is None else part.low, right if part.high is None else part.high
@@ -121,7 +126,9 @@ def _of_run(run: Run, name: str) -> Part:
 
 def _of_row(row: Tree) -> Part:
     why = row.get("reason") or ("not measured yet" if row.get("exit_code") is None else "no result")
-    part = _part(row["name"], row.get("qps_per_node"), row, why)
+    # A part keeps the posterior of a void run too, and does not tell an open end: neither is a capacity.
+    claimed = not row.get("exit_code") or row.get("open_above") or row.get("open_below")
+    part = _part(row["name"], row.get("qps_per_node") if claimed else None, row, why)
     ratio = row.get("ratio") or {}
     if ratio.get("how") not in (matrix_table.PAIRED, matrix_table.UNPAIRED):
         return part

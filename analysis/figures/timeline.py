@@ -220,9 +220,8 @@ def _draw_cache(ax: Axes, state: server_state.State) -> None:
         if not np.isnan(values).all():
             ax.plot(state.at_s, values, color=colour, linewidth=1.2, linestyle=line, label=name)
     if not ax.get_lines():
-        canvas.note(
-            ax, 0.5, 0.5, "the servers told nothing", xycoords="axes fraction", ha="center", va="center"
-        )
+        text = "neither KV use nor hit rate was told"
+        canvas.note(ax, 0.5, 0.5, text, xycoords="axes fraction", ha="center", va="center")
     top = 1.08 * float(np.nanmax([state.kv_pct, state.hit_pct, np.ones_like(state.at_s)]))
     ax.set_ylim(FLOOR * top, top)
     canvas.label(ax, "", "%")

@@ -25,10 +25,11 @@ from analysis import studies
 
 EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
 RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
-RUN_B = os.environ.get("LOADGEN_RUN_B", RUN)
+RUN_B = os.environ.get("LOADGEN_RUN_B")
 
 # %%
-runs = [analysis.load_run(RUN), analysis.load_run(RUN_B)]
+# Without a second run nothing is compared: what is shown then is of the first alone.
+runs = analysis.load_runs(*filter(None, (RUN, RUN_B)))
 analysis.capacity_table(runs).to_pandas().set_index("run").T
 
 # %% [markdown]
@@ -41,20 +42,31 @@ analysis.capacity_table(runs).to_pandas().set_index("run").T
 # highest open-loop rate within p90 bounds, so the two need not agree.
 
 # %%
-PUBLISHED = 1.45
-found = analysis.compare(*runs)
-if runs[0].path == runs[1].path:
-    print(
-        "LOADGEN_RUN_B is not set: A run beside itself, which shows the form of the answer and nothing else"
-    )
-print(f"B / A = {found.value:.3f} [{found.low:.3f}, {found.high:.3f}] (95 %, {found.how})")
-inside = found.low <= PUBLISHED <= found.high
-print(f"published {PUBLISHED}: {'inside' if inside else 'outside'} of the interval")
+PUBLISHED, PUBLISHED_OF = 1.45, [(1, 8), (2, 4)]
+found = None
+if len(runs) < 2:
+    print("no ratio: LOADGEN_RUN_B names no second run")
+else:
+    try:
+        found = analysis.compare(*runs)
+    except analysis.RunError as reason:
+        print(reason)
+
+# %%
+if found:
+    print(f"B / A = {found.value:.3f} [{found.low:.3f}, {found.high:.3f}] (95 %, {found.how})")
+    layouts = [run.config.layout for run in runs]
+    if [(layout.replicas_per_node, layout.tensor_parallel) for layout in layouts] == PUBLISHED_OF:
+        inside = found.low <= PUBLISHED <= found.high
+        print(f"published {PUBLISHED}: {'inside' if inside else 'outside'} of the interval")
+    else:
+        print(f"published {PUBLISHED} is of two TP4 replicas over one of TP8: not of these runs")
 
 # %%
 # The two sides of a comparison are drawn with its ratio of the same requests.
-subject = studies.load_study(runs[0].path.resolve().parent) if found.paired else runs
-compared = analysis.plot_compare(subject)
+if found:
+    subject = studies.load_study(runs[0].path.resolve().parent) if found.paired else runs
+    compared = analysis.plot_compare(subject)
 
 # %% [markdown]
 # On a simulated engine the interval is the sampling noise of the two runs alone. Which layout is better
@@ -76,17 +88,22 @@ def alike(panels):
     plt.setp(panels, xlim=(min(lefts), max(rights)), ylim=(min(lows), max(highs)))
 
 
-figure, pair = plt.subplots(1, 2, figsize=(12, 4))
-for run, axes in zip(runs, pair, strict=True):
-    analysis.plot_cdf(run, ax=axes)
-    axes.set_title(run.name)
-for panels in zip(*(axes.child_axes for axes in pair), strict=True):
-    alike(panels)
+def side_by_side(plot):
+    """One figure of each run, as far as it has the data."""
+    figure, (places,) = plt.subplots(1, len(runs), figsize=(6 * len(runs), 4), squeeze=False)
+    drawn = []
+    for run, axes in zip(runs, places, strict=True):
+        axes.set_title(run.name)
+        try:
+            drawn.append(plot(run, ax=axes))
+        except analysis.NoData as reason:
+            axes.set_axis_off()
+            axes.annotate(str(reason), (0.5, 0.5), xycoords="axes fraction", ha="center")
+    for panels in zip(*(axes.child_axes for axes in drawn), strict=True):
+        alike(panels)
+
+
+side_by_side(analysis.plot_cdf)
 
 # %%
-figure, pair = plt.subplots(1, 2, figsize=(12, 4))
-for run, axes in zip(runs, pair, strict=True):
-    analysis.plot_pareto(run, ax=axes)
-    axes.set_title(run.name)
-for panels in zip(*(axes.child_axes for axes in pair), strict=True):
-    alike(panels)
+side_by_side(analysis.plot_pareto)

@@ -37,12 +37,14 @@ windows = [row for row in run.dwells().to_pylist() if row["valid"] and row["requ
 
 
 def excess(row, limit):
-    """p90 over its bound; unknown counts as 0."""
-    p90_ms = row[f"{limit}_p90_ms"]
-    return 0.0 if p90_ms is None else p90_ms / bounds_ms[limit]
+    """p90 over its bound."""
+    return row[f"{limit}_p90_ms"] / bounds_ms[limit]
 
 
-worst, limit = max(((row, limit) for row in windows for limit in bounds_ms), key=lambda pair: excess(*pair))
+known = [(row, limit) for row in windows for limit in bounds_ms if row[f"{limit}_p90_ms"] is not None]
+if not known:
+    raise analysis.NoData("no window of this run is valid and has a known p90")
+worst, limit = max(known, key=lambda pair: excess(*pair))
 if excess(worst, limit) <= 1:
     print("No window of this run has a p90 over its bound. The nearest is:")
 print(

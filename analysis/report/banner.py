@@ -139,11 +139,7 @@ def _probed(tree: Tree) -> Said:
     rate = f"{probe['rate_qps_per_node']:.4g} QPS per node"
     closed = probe.get("loop") == "closed"
     load = f"{probe['concurrency']} in flight (a closed loop, not a capacity)" if closed else rate
-    if required := probe.get("required"):
-        return f"{load}: {required['verdict']}", _p90s(probe), ()
-    missed = [limit.upper() for limit in LIMITS if probe[limit]["passed"] is False]
-    verdict = f"p90 {' and '.join(missed)} over the bound" if missed else "within the bounds"
-    return f"{load}: {verdict}", _p90s(probe), ()
+    return f"{load}: {summary.probe_verdict(probe)}", _p90s(probe), ()
 
 
 def _p90s(measured: Tree) -> Figures:
@@ -189,7 +185,7 @@ def _limits(tree: Tree) -> list[str]:
         said += [_sentence(line) for line in nodes.lines(tree["nodes"])]
     elif asked["nodes"] > 1 and asked["routing"] != "per_node":
         count = asked["nodes"]
-        said.append(f"{count} nodes behind one balancer serve more per node than a node alone would.")
+        said.append(f"It is that of a node among {count} behind one balancer, not of a node alone.")
     said += [_sentence(line) for line in routing.lines(tree)]
     scale = asked.get("time_scale", 1)
     return said + ([_sentence(summary.DILATED.format(scale))] if scale != 1 else [])

@@ -38,12 +38,12 @@ STATES = {"ok": "ok", "FAILED": "failed", "note": "note", UNKNOWN: "unknown"}
 """Words for a check's outcome and the tone of its row. A note does not make a window void."""
 
 
-def table(checks: Sequence[Mapping[str, Any]]) -> Table:
-    """The worst figure of each check over the windows that count, in the order of the run."""
+def table(checks: Sequence[Mapping[str, Any]], valid: bool) -> Table:
+    """The worst figure of each check, in the order of the run: over the windows that count, if any do."""
     states = [state(check) for check in checks]
     rows = [_row(check, said) for check, said in zip(checks, states, strict=True)]
     return Table(
-        "Every check with its worst figure over the windows that count",
+        f"Every check with its worst figure over {'the windows that count' if valid else 'all windows'}",
         ("check", "state", "worst figure", "bound", "what it means"),
         tuple(rows),
         tones=tuple(STATES[said] for said in states),

@@ -40,7 +40,7 @@ QUESTIONS = (
     (
         "client",
         "Was the load generator fast enough?",
-        "A late generator looks like a slow server. These show that requests left when they were planned.",
+        "A late generator looks like a slow server. These show whether requests left when they were planned.",
     ),
     (
         "time",

@@ -103,7 +103,7 @@ def _trust(run: Run) -> Section:
 
 def _checks(tree: Tree) -> list[Block]:
     if tree.get("checks"):
-        return [Words(checks.counted(tree["checks"])), checks.table(tree["checks"])]
+        return [Words(checks.counted(tree["checks"])), checks.table(tree["checks"], bool(tree["valid"]))]
     if tree.get("study"):
         return [Words("The checks of each part are in its own report.")]
     return [Missing("Checks", "no window was judged")]

@@ -5,7 +5,8 @@
  * Listens on a free loopback port and prints it. Every answer gives its first token TTFT after the
  * whole request has been read and one more every ITL, each as one chunk of about 270 bytes in a write
  * of its own; then usage, [DONE] and the terminating chunk. Due times are absolute, so a late token
- * does not move the next. "max_tokens" of a request outranks --tokens.
+ * does not move the next. "max_tokens" of a request outranks --tokens. GET /v1/models and /health are
+ * answered, as some tools ask for them before they begin.
  *
  * On SIGTERM, or when its parent dies, it writes one line per whole answer to FILE: the CLOCK_MONOTONIC
  * ns at which the request had been read, its first and its last token were written, and its tokens.
@@ -46,6 +47,7 @@
 static const char HEAD[] = "HTTP/1.1 200 OK\r\nserver: mock\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
                            "transfer-encoding: chunked\r\n\r\n";
 static const char END[] = "0\r\n\r\n";
+static const char HEALTHY[] = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 static const char NOT_FOUND[] = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
 static const char MODELS[] = "{\"object\":\"list\",\"data\":[{\"id\":\"mock\",\"object\":\"model\","
                              "\"max_model_len\":131072}]}";
@@ -241,6 +243,7 @@ static int answer(struct connection *c, size_t body) {
         int n = snprintf(reply, sizeof reply, "%s %zu\r\n\r\n%s", head, sizeof MODELS - 1, MODELS);
         return put(c, reply, n) == 1;
     }
+    if (!strncmp(c->request, "GET /health ", 12)) return put(c, HEALTHY, sizeof HEALTHY - 1) == 1;
     c->chat = !strncmp(c->request, "POST /v1/chat/completions", 25);
     if (!c->chat && strncmp(c->request, "POST /v1/completions", 20))
         return put(c, NOT_FOUND, sizeof NOT_FOUND - 1) == 1;

@@ -7,12 +7,16 @@ own figures and count from its send, so its lag is not in them. AIPerf and Guide
 their own: they are behind schedule only if chance does not explain it. A tool of several processes waits
 for itself too, so that a low share need not mean neighbours.
 
+`vllm bench serve` is called as the module that it is: the CPU build's distribution has another name, by which
+vLLM's command line does not find itself.
+
 python -m tests.benchmarks.peers [--quick]
 """
 
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -48,12 +52,20 @@ from tests.benchmarks.client_rate import (
 INPUT_WORDS = 5600
 REQUESTS, QUICK_REQUESTS = 300, 120
 SAMPLE_S = 0.1
+ERROR = re.compile(r"[\w.]+(Error|Exception|NotFound)\b")
 LIMIT_S = 180.0
 WORDS = [f"{a}{b}{c}{d}" for a in "bdfg" for b in "aeio" for c in "klmn" for d in "aeio"]
 
 
+VLLM_MAIN = """
+from argparse import ArgumentParser
+from vllm.benchmarks.serve import add_cli_args, main
+parser = ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
 VLLM = """
-bench serve --backend openai --base-url {url} --endpoint /v1/completions --model mock
+--backend openai --base-url {url} --endpoint /v1/completions --model mock
 --tokenizer {folder}/tokenizer --dataset-name custom --dataset-path {folder}/prompts.jsonl
 --skip-chat-template --custom-output-len {tokens} --num-prompts {count} --request-rate {rate:g} --ignore-eos
 --percentile-metrics ttft,tpot,itl,e2el --metric-percentiles 50,90,99
@@ -85,18 +97,30 @@ class Figures:
     tpot_ms: float
 
 
+def itself(program: str) -> list[str]:
+    return [program]
+
+
+def vllm_module(program: str) -> list[str]:
+    """The interpreter beside the program, and what its `bench serve` calls."""
+    return [str(Path(program).with_name("python")), "-c", VLLM_MAIN]
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A tool: its words, a line of its prompt file, and how to read what it wrote into its folder.
 
-    `noise` is how far the mean rate of its own draw may be from the asked one, in standard deviations.
+    `install` is what to type where it is missing. `noise` is how far the mean rate of its own draw may be
+    from the asked one, in standard deviations.
     """
 
     name: str
+    install: str
     words: str
     rates_qps: tuple[float, ...]
     prompt: Callable[[str], dict[str, Any]]
     read: Callable[[Path], Figures]
+    launch: Callable[[str], list[str]] = itself
     noise: float = 0.0
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -133,12 +157,28 @@ def read_aiperf(folder: Path) -> Figures:
 
 
 PEERS = (
-    Peer("vllm", VLLM, (60, 80, 100, 130, 160, 200), lambda text: {"prompt": text}, read_vllm),
     Peer(
-        "aiperf", AIPERF, (30, 40, 50, 65, 80, 100, 130), lambda text: {"text": text}, read_aiperf, noise=3.0
+        name="vllm",
+        install="make vllm, .venv-vllm/bin/pip install pandas, and MAXQPS_BENCH_VLLM=.venv-vllm/bin/vllm",
+        words=VLLM,
+        rates_qps=(60, 80, 100, 130, 160, 200),
+        prompt=lambda text: {"prompt": text},
+        read=read_vllm,
+        launch=vllm_module,
+    ),
+    Peer(
+        name="aiperf",
+        install="pip install aiperf==0.13.0 in an environment of its own, DIR/bin/aiperf",
+        words=AIPERF,
+        rates_qps=(30, 40, 50, 65, 80, 100, 130),
+        prompt=lambda text: {"text": text},
+        read=read_aiperf,
+        noise=3.0,
     ),
     Peer(
         name="guidellm",
+        install="pip install guidellm==0.8.1 in an environment of its own, DIR/bin/guidellm; a CPU build of "
+        "torch first spares 4 GB",
         words=GUIDELLM,
         rates_qps=(15, 20, 25, 30, 40, 50),
         prompt=lambda text: {"prompt": text, "output_tokens_count": TOKENS},
@@ -231,7 +271,7 @@ def measure(peer: Peer, program: str, rate_qps: float, count: int) -> Row:
         words = peer.words.format(url=mock.url, folder=folder, rate=rate_qps, count=count, tokens=TOKENS)
         with (folder / "log").open("w") as log:
             process = subprocess.Popen(
-                [*pin, program, *words.split()],
+                [*pin, *peer.launch(program), *words.split()],
                 cwd=folder,
                 env=environment,
                 stdout=log,
@@ -242,8 +282,7 @@ def measure(peer: Peer, program: str, rate_qps: float, count: int) -> Row:
                 ended = _wait(process)
         truth = mock.truth()
         if ended != 0 or not len(truth.read_ns):
-            tail = (folder / "log").read_text(errors="replace").strip().splitlines()[-5:]
-            raise RuntimeError(f"exit code {ended}: " + " | ".join(tail))
+            raise RuntimeError(f"exit code {ended}: {_said((folder / 'log').read_text(errors='replace'))}")
         figures = peer.read(folder)
     arrived_ns = np.sort(truth.read_ns)[-count:]
     cpu_s, run_share = used_between(samples, arrived_ns[0], truth.last_ns.max())
@@ -263,6 +302,13 @@ def measure(peer: Peer, program: str, rate_qps: float, count: int) -> Row:
     )
 
 
+def _said(log: str) -> str:
+    """The last error that a tool told, or its last lines."""
+    lines = log.strip().splitlines()
+    errors = [line for line in lines if ERROR.match(line)]
+    return " | ".join(errors[-1:] or lines[-5:])
+
+
 def _wait(process: "subprocess.Popen[bytes]") -> int | None:
     """The exit code; None, and the process group ended, if it takes too long."""
     try:
@@ -279,11 +325,11 @@ def rows(peer: Peer, seconds: float, least: int) -> Iterator[Row]:
     """Rows of one tool up its rates until one is bad; none, and a line why, if it cannot be run."""
     program = shutil.which(os.environ.get(peer.variable, peer.name))
     if program is None:
-        print(f"{peer.name:>9} is not installed: neither on PATH nor named by {peer.variable}")
+        print(f"{peer.name:>9} is neither on PATH nor named by {peer.variable}; to have it: {peer.install}")
         return
     for rate_qps in peer.rates_qps:
         try:
-            row = measure(peer, program, rate_qps, max(least, int(rate_qps * seconds)))
+            row = measure(peer, str(Path(program).absolute()), rate_qps, max(least, int(rate_qps * seconds)))
         except (RuntimeError, OSError, KeyError, ValueError) as error:
             print(f"{peer.name:>9} {rate_qps:6.0f} did not run: {type(error).__name__}: {error}")
             return
@@ -303,3 +349,4 @@ if __name__ == "__main__":
         ours = list(climb("ours", seconds, from_qps=MODERATE_QPS))
         for theirs in filter(None, found):
             print(compare(ours, theirs))
+        print(f"machine load {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
