@@ -33,6 +33,7 @@ from analysis.runs import RunError, load_run, refuse_out
 from conf import ConfigError, Experiment, load
 from conf.one_line import OneLineParser, reason
 from conf.schema import SimulatedEngine
+from conf.screen import say
 
 MACHINE = ("engine", "model", "hardware", "layout")
 """Groups whose words may say what a run did not know of the service it measured."""
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return VERBS[verb](grammar(verb).parse_intermixed_args(words[1:]))
     except (RunError, ConfigError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", sys.stderr)
         return summary.EXIT_USAGE
     except KeyboardInterrupt:
         return summary.EXIT_INTERRUPTED
@@ -54,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return summary.EXIT_INTERNAL
     except OSError as error:
-        print(f"error: {reason(error)}", file=sys.stderr)
+        say(f"error: {reason(error)}", sys.stderr)
         return summary.EXIT_INTERNAL
     except pa.ArrowException as error:
-        print(f"error: a table holds what no run wrote: {reason(error)}", file=sys.stderr)
+        say(f"error: a table holds what no run wrote: {reason(error)}", sys.stderr)
         return summary.EXIT_USAGE
 
 
@@ -172,11 +173,11 @@ def show(arguments: argparse.Namespace) -> int:
     if arguments.recompute and exchange.is_foreign(path):
         raise RunError(f"{path} is another tool's result: it has no conclusion to recompute")
     if arguments.words or exchange.is_foreign(path):
-        print(exchange.show(path, arguments.words))
+        say(exchange.show(path, arguments.words))
     elif arguments.recompute:
         return _recompute(path)
     else:
-        print(concluded(path))
+        say(concluded(path))
     return summary.EXIT_OK
 
 
@@ -186,7 +187,7 @@ def _recompute(path: Path) -> int:
         raise RunError(f"{path} is a study: recompute one of its parts, {path}/NAME")
     run = load_run(path)
     lines, identical = recount.text(run)
-    print(f"{'IDENTICAL' if identical else 'DIFFERENT'}  {path} recomputed from its Parquet files\n{lines}")
+    say(f"{'IDENTICAL' if identical else 'DIFFERENT'}  {path} recomputed from its Parquet files\n{lines}")
     return summary.EXIT_OK if identical else summary.EXIT_INTERNAL
 
 
@@ -204,13 +205,13 @@ def report(arguments: argparse.Namespace) -> int:
 
     if arguments.out and arguments.out.suffix not in (".html", ".htm"):
         raise RunError(f"--out {arguments.out}: a report is one HTML file; give it a name in .html")
-    print(pages.command(arguments.runs, arguments.out))
+    say(pages.command(arguments.runs, arguments.out))
     return summary.EXIT_OK
 
 
 def compare(arguments: argparse.Namespace) -> int:
     """Lay runs side by side: what differs, their capacities and the ratio."""
-    print(side_by_side.text(arguments.runs))
+    say(side_by_side.text(arguments.runs))
     return summary.EXIT_OK
 
 
@@ -238,7 +239,10 @@ def plan(arguments: argparse.Namespace) -> int:
     line = json.dumps(tree, default=str)
     if arguments.out:
         arguments.out.write_text(line + "\n")
-    print(line if arguments.json else planning.text(tree))
+    if arguments.json:
+        print(line)
+    else:
+        say(planning.text(tree))
     return int(tree["exit_code"])
 
 
@@ -267,7 +271,7 @@ def calibrate(arguments: argparse.Namespace) -> int:
     runs = [observe(path, partial(_simulated, given)) for path in paths]
     try:
         found = calibration.calibrate(runs, _serve)
-        print(calibration.text(found, _serve))
+        say(calibration.text(found, _serve))
     except ValueError as error:
         raise RunError(f"the engine model cannot serve these runs: {error}") from error
     if out is not None:

@@ -43,6 +43,7 @@ from cluster.rendering import Files, Notes, kuberay, ray_up, systemd
 from conf import ConfigError, Experiment, load
 from conf.one_line import reason
 from conf.schema import Cluster, VllmEngine
+from conf.screen import say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse_idle_flags(arguments, target)
         return VERBS[arguments.verb](arguments) if not target else _render(arguments, target)
     except (PlacementError, ClusterDown) as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", sys.stderr)
         return EXIT_CLUSTER
     except ValueError as error:  # ConfigError is one
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_INTERNAL
     except OSError as error:
-        print(f"error: {reason(error)}", file=sys.stderr)
+        say(f"error: {reason(error)}", sys.stderr)
         return EXIT_INTERNAL
 
 
@@ -204,7 +205,10 @@ def preflight(arguments: argparse.Namespace) -> int:
             report = inspect(expected)
     except SessionError as error:
         raise ClusterDown(str(error)) from error
-    print(json.dumps(report.tree(), indent=2) if arguments.json else "\n".join(report.lines()))
+    if arguments.json:
+        print(json.dumps(report.tree(), indent=2))
+    else:
+        say("\n".join(report.lines()))
     return report.exit_code
 
 
@@ -300,7 +304,10 @@ def status(arguments: argparse.Namespace) -> int:
                     tree = {**_shown(standing), "processes_ended": ended, **local.survey()}
     except SessionError as error:
         raise ClusterDown(str(error)) from error
-    print(json.dumps(tree, indent=2) if arguments.json else "\n".join(_status_lines(tree)))
+    if arguments.json:
+        print(json.dumps(tree, indent=2))
+    else:
+        say("\n".join(_status_lines(tree)))
     dead = [node for node in tree["nodes"] if not node["alive"]]
     return EXIT_CLUSTER if dead or tree.get("processes_ended") else EXIT_OK
 

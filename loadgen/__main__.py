@@ -41,6 +41,7 @@ from analysis.summary import Tree
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix, matrix
 from conf.one_line import reason
+from conf.screen import say
 from loadgen import (
     answer_file,
     dry_run,
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse_idle_flags(arguments)
         return VERBS[arguments.verb](arguments)
     except (ConfigError, RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", sys.stderr)
         return summary.EXIT_USAGE
     except KeyboardInterrupt:
         return summary.EXIT_INTERRUPTED
@@ -82,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return summary.EXIT_INTERNAL
     except OSError as error:
-        print(f"error: {reason(error)}", file=sys.stderr)
+        say(f"error: {reason(error)}", sys.stderr)
         return summary.EXIT_INTERNAL
 
 
@@ -109,7 +110,7 @@ def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
     cells = matrix_cells.of(words, partial(feasible.experiment, arguments.verb, config=arguments.config))
     here.refuse(cells.first)
     if arguments.dry_run:
-        print("\n".join(f"# {line}" for line in [*matrix_cells.lines(cells), "the first one is below"]))
+        say("\n".join(f"# {line}" for line in [*matrix_cells.lines(cells), "the first one is below"]))
         return _plan(cells.first, cells.load_s, cells.deployments, runs=len(cells.asked))
     from loadgen import verbs
 
@@ -142,13 +143,13 @@ def predict(arguments: argparse.Namespace) -> int:
         cells_of = tree.get("cells", [{"at": {}, **tree}])
         answer_file.write(arguments.out, forecasts.rows(cells_of), {"event": "result", **tree})
     if cells.axes and not arguments.json:
-        print(forecasts.table(tree["axes"], tree["cells"]))
+        say(forecasts.table(tree["axes"], tree["cells"]))
         return int(tree["exit_code"])
     return _print(tree, arguments.json)
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    say(line, sys.stderr)
 
 
 def compare(arguments: argparse.Namespace) -> int:
@@ -156,7 +157,7 @@ def compare(arguments: argparse.Namespace) -> int:
     a, b = sides.compared(arguments.words, arguments.config, partial(feasible.experiment, arguments.verb))
     here.refuse(a)
     if arguments.dry_run:
-        print(sides.text(a, b))
+        say(sides.text(a, b))
         return _plan(a, dry_run.compared_s(a.search), services=2)
     from loadgen import verbs
 
@@ -175,7 +176,7 @@ def record(arguments: argparse.Namespace) -> int:
         feasible.refuse_misfit(part)
     here.refuse(experiment)
     if arguments.dry_run:
-        print("\n".join([*map(recipe.line, parts), recipe.total(parts, foresight.closed_s)]))
+        say("\n".join([*map(recipe.line, parts), recipe.total(parts, foresight.closed_s)]))
         return summary.EXIT_OK
     guess_qps = study.asked.rate_qps
     return _answer(arguments, lambda site, show: verbs.record(experiment, guess_qps, site, show))
@@ -195,7 +196,7 @@ def progressive(arguments: argparse.Namespace) -> int:
         here.refuse(found[0])
     if arguments.dry_run:
         for one in found:
-            print("\n".join(ladder.plan(one, foresight.level_seconds(one))))
+            say("\n".join(ladder.plan(one, foresight.level_seconds(one))))
         return summary.EXIT_OK
     if ladder.is_virtual(found[0]):
         trees = [foresight.progressive(one, _say) for one in found]
@@ -223,7 +224,10 @@ def _print_levels(trees: Sequence[Tree], arguments: argparse.Namespace) -> int:
     """Show the tables of several models and return the highest exit code."""
     whole = ladder.whole(trees)
     ladder.write(arguments.out, trees)
-    print(json.dumps(finite(whole), default=str) if arguments.json else "\n\n".join(map(summary.text, trees)))
+    if arguments.json:
+        print(json.dumps(finite(whole), default=str))
+    else:
+        say("\n\n".join(map(summary.text, trees)))
     return int(whole["exit_code"])
 
 
@@ -234,7 +238,7 @@ def resume(arguments: argparse.Namespace) -> int:
 
     asked = partial(feasible.experiment, verbs.verb(path), [])
     if arguments.dry_run:
-        print(verbs.left(path, asked))
+        say(verbs.left(path, asked))
         return summary.EXIT_OK
     return _answer(arguments, lambda site, show: verbs.resume(path, asked, site, show))
 
@@ -268,7 +272,7 @@ def _plan(
     experiment: Experiment, load_s: float | None, services: int | None = None, runs: int | None = None
 ) -> int:
     """Say what would be done."""
-    print(dry_run.text(experiment, load_s, foresight.guess_qps(experiment), services, runs))
+    say(dry_run.text(experiment, load_s, foresight.guess_qps(experiment), services, runs))
     return summary.EXIT_OK
 
 
@@ -288,7 +292,7 @@ def _print(tree: Tree, as_json: bool) -> int:
     if as_json:
         print(json.dumps(finite({"event": "result", **tree}), default=str))
     else:
-        print(summary.text(tree))
+        say(summary.text(tree))
     return int(tree["exit_code"])
 
 

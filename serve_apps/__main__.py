@@ -24,6 +24,7 @@ from cluster.placement import place
 from conf import ConfigError, Experiment, load
 from conf.one_line import OneLineParser
 from conf.schema import VllmEngine
+from conf.screen import say
 from loadgen import trace
 from loadgen.arrivals import Traffic
 from serve_apps import published, recipes, vllm_flags
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(_answer(arguments), flush=True)
     except ValueError as error:  # ConfigError is one
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:
         # Whoever read our output is gone.
