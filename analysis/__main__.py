@@ -80,7 +80,7 @@ def _done(verb: str, arguments: argparse.Namespace) -> int:
     altered = [line for place in places for line in integrity.altered(place)]
     data_only = verb == "export" or getattr(arguments, "json", False)
     for line in altered:
-        print(f"ALTERED  {line}", file=sys.stderr if data_only else sys.stdout)
+        terminal.tell(f"ALTERED  {line}", sys.stderr if data_only else sys.stdout)
     try:
         code = VERBS[verb](arguments)
     except (RunError, ConfigError) as error:
@@ -281,7 +281,10 @@ def plan(arguments: argparse.Namespace) -> int:
     line = json.dumps(tree, default=str)
     if arguments.out:
         arguments.out.write_text(line + "\n")
-    terminal.tell(line if arguments.json else planning.text(tree))
+    if arguments.json:
+        terminal.data(line)
+    else:
+        terminal.tell(planning.text(tree))
     return int(tree["exit_code"])
 
 

@@ -180,7 +180,7 @@ def _deliver(files: Files, out: Path | None) -> int:
     """Write the files into a folder, or print them, several with their names."""
     if out is None:
         for name, text in files.items():
-            terminal.tell((f"# ---- {name}\n{text}" if len(files) > 1 else text).removesuffix("\n"))
+            terminal.data((f"# ---- {name}\n{text}" if len(files) > 1 else text).removesuffix("\n"))
         return EXIT_OK
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -203,7 +203,10 @@ def preflight(arguments: argparse.Namespace) -> int:
             report = inspect(expected)
     except SessionError as error:
         raise ClusterDown(str(error)) from error
-    terminal.tell(json.dumps(report.tree(), indent=2) if arguments.json else "\n".join(report.lines()))
+    if arguments.json:
+        terminal.data(json.dumps(report.tree(), indent=2))
+    else:
+        terminal.tell("\n".join(report.lines()))
     return report.exit_code
 
 
@@ -239,9 +242,9 @@ def up(arguments: argparse.Namespace) -> int:
     except SessionError as error:
         raise ClusterDown(str(error)) from error
     if arguments.json:
-        terminal.tell(json.dumps(_shown(standing), indent=2))
+        terminal.data(json.dumps(_shown(standing), indent=2))
     else:
-        terminal.tell("\n".join(_how_to_use(standing, arguments.words)))
+        terminal.data("\n".join(_how_to_use(standing, arguments.words)))
     return EXIT_OK
 
 
@@ -300,7 +303,10 @@ def status(arguments: argparse.Namespace) -> int:
                     tree = {**_shown(standing), "processes_ended": ended, **local.survey()}
     except SessionError as error:
         raise ClusterDown(str(error)) from error
-    terminal.tell(json.dumps(tree, indent=2) if arguments.json else "\n".join(_status_lines(tree)))
+    if arguments.json:
+        terminal.data(json.dumps(tree, indent=2))
+    else:
+        terminal.tell("\n".join(_status_lines(tree)))
     dead = [node for node in tree["nodes"] if not node["alive"]]
     return EXIT_CLUSTER if dead or tree.get("processes_ended") else EXIT_OK
 
@@ -336,7 +342,7 @@ def down(arguments: argparse.Namespace) -> int:
         raise ClusterDown(str(error)) from error
     name = standing.cluster["name"] if standing else None
     if arguments.json:
-        terminal.tell(json.dumps({"stopped": name, "left": left}))
+        terminal.data(json.dumps({"stopped": name, "left": left}))
     else:
         terminal.tell(f"down         {name}" if name else "down         no cluster was up here")
         terminal.tell("\n".join(f"left         {line}" for line in left) or "left         nothing")

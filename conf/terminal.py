@@ -1,4 +1,4 @@
-"""What this process says on stdout and stderr: text that no terminal obeys, and stdout for results alone.
+"""Writes to stdout and stderr: text that no terminal obeys, fitted to its width; stdout is for results alone.
 
 Every room says its words through this module; knows no verb and no file.
 """
@@ -11,8 +11,13 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from typing import TextIO
 
 from conf.one_line import one_line, printable
+from conf.screen import fit
 
 STDOUT, STDERR = 1, 2
+WIDEST = 100
+"""Columns of a line at most, however wide the terminal: longer ones are hard to read (our choice)."""
+NARROWEST = 40
+"""A terminal that says it is narrower gets lines of this width all the same (our choice)."""
 MOST_OF_AN_ERROR = 4000
 """Letters of an error; ours name all choices where a word is wrong (our choice)."""
 
@@ -23,18 +28,32 @@ def shown(text: str) -> str:
 
 
 def tell(text: str, out: TextIO | None = None) -> None:
-    """Write a result of one or more lines to stdout, or to `out`."""
+    """Write lines for people to stdout, or to `out`: fitted to a terminal, whole in a pipe, for grep."""
+    out = out or sys.stdout
+    _write(fit(shown(text), _columns(out)) if out.isatty() else shown(text), out)
+
+
+def data(text: str, out: TextIO | None = None) -> None:
+    """Write lines for programs, such as JSON and files, to stdout, or to `out`: whole on a terminal too."""
     _write(shown(text), out or sys.stdout)
 
 
 def note(line: str) -> None:
     """Write one line about what goes on to stderr."""
-    _write(printable(line), sys.stderr)
+    tell(printable(line), sys.stderr)
 
 
 def error(reason: object) -> None:
     """Write why a command failed to stderr, in one line."""
     note(f"error: {one_line(str(reason), MOST_OF_AN_ERROR)}")
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        columns = 80
+    return min(max(columns, NARROWEST), WIDEST)
 
 
 def _write(text: str, out: TextIO) -> None:

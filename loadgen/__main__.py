@@ -223,9 +223,10 @@ def _print_levels(trees: Sequence[Tree], arguments: argparse.Namespace) -> int:
     """Show the tables of several models and return the highest exit code."""
     whole = ladder.whole(trees)
     ladder.write(arguments.out, trees)
-    terminal.tell(
-        json.dumps(finite(whole), default=str) if arguments.json else "\n\n".join(map(summary.text, trees))
-    )
+    if arguments.json:
+        terminal.data(json.dumps(finite(whole), default=str))
+    else:
+        terminal.tell("\n\n".join(map(summary.text, trees)))
     return int(whole["exit_code"])
 
 
@@ -288,7 +289,7 @@ def _answer(arguments: argparse.Namespace, act: "Callable[[Site, Emit], Tree]") 
 def _print(tree: Tree, as_json: bool) -> int:
     """Show a result and return its exit code."""
     if as_json:
-        terminal.tell(json.dumps(finite({"event": "result", **tree}), default=str))
+        terminal.data(json.dumps(finite({"event": "result", **tree}), default=str))
     else:
         terminal.tell(summary.text(tree))
     return int(tree["exit_code"])

@@ -66,7 +66,7 @@ class JsonLines:
         pass
 
     def __call__(self, kind: str, /, **facts: Any) -> None:
-        terminal.tell(json.dumps(finite({"event": kind, **facts}), default=str), self._out)
+        terminal.data(json.dumps(finite({"event": kind, **facts}), default=str), self._out)
 
 
 class PlainLines:

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Act on the words and return the exit code: 0, or 2 for what cannot be."""
     arguments = _parser().parse_args(argv)
     try:
-        terminal.tell(_answer(arguments))
+        terminal.data(_answer(arguments))
     except ValueError as error:  # ConfigError is one
         terminal.error(error)
         return EXIT_USAGE

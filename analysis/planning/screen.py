@@ -1,7 +1,6 @@
 """A plan as a screen of text; knows the tree of a plan and computes nothing."""
 
 import math
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +27,6 @@ DENOMINATORS = {
     "per_1m_total_tokens_usd": "1M total tokens",
 }
 INDENT = "  "
-WIDTH = 112
 
 
 def text(tree: Tree) -> str:
@@ -38,15 +36,7 @@ def text(tree: Tree) -> str:
         return f"{word}  {tree['reason']}"
     parts = (_capacity, _rules, _efficiency, _degraded, _availability, _day, _cost, _scale, _sensitivity)
     lines = [INDENT + line for part in parts for line in part(tree)]
-    return "\n".join([_headline(tree), *map(_wrapped, lines)])
-
-
-def _wrapped(line: str) -> str:
-    """A long line over several, those after the first indented further."""
-    margin = line[: len(line) - len(line.lstrip())] + 2 * INDENT
-    return textwrap.fill(
-        line, WIDTH, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False
-    )
+    return "\n".join([_headline(tree), *lines])
 
 
 def _headline(tree: Tree) -> str:
