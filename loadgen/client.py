@@ -287,11 +287,11 @@ class Client:
             self._ended(exchange)
 
     def cut_all(self, kind: str) -> None:
-        """End every running exchange as truncated with `kind`, and close all connections."""
+        """End every running exchange with `kind`, as truncated if it had a connection, and close those."""
         for task, exchange in list(self._connecting.items()):
-            task.cancel()  # one that has not begun to run never will: its exchange is ended here
-            exchange.fail("conn_error", kind)
-            self.end(exchange)
+            if task.cancel():  # one that has not begun to run never will: its exchange is ended here
+                exchange.fail("conn_error", kind)
+                self.end(exchange)
         for connection in list(self._open):
             connection.cut("truncated", kind)
             connection.close()

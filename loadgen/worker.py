@@ -231,8 +231,9 @@ class Worker:
     def _start(self, plan: Planned) -> None:
         exchange = Exchange(plan.seq, plan.output_tokens)
         session = None if plan.session < 0 else plan.session
+        body = self._body(plan)  # what has no body does not fly: nobody would end it
         self._flying[plan.seq] = (plan, exchange)
-        self._client.start(exchange, self._body(plan), plan.stream, session)
+        self._client.start(exchange, body, plan.stream, session)
         if exchange.sent_ns is not None:
             ready_ns = plan.due_ns if plan.free_ns is None else plan.free_ns
             self._pulse.sent(exchange.sent_ns - self._clock.monotonic_ns(ready_ns))

@@ -40,7 +40,9 @@ class Forwarding:
         url = f"{self._url}{scope['path']}{'?' if query else ''}{query}"
         headers = [(k.decode(), v.decode("latin-1")) for k, v in scope["headers"] if k not in HOP_HEADERS]
         try:
-            answer = await self._connected().request(scope["method"], url, data=body, headers=headers)
+            answer = await self._connected().request(
+                scope["method"], url, data=body, headers=headers, allow_redirects=False
+            )
         except aiohttp.ClientConnectionError:
             await send({"type": "http.response.start", "status": HTTPStatus.BAD_GATEWAY, "headers": []})
             await send({"type": "http.response.body", "body": b"vLLM's server does not answer"})

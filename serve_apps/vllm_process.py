@@ -89,7 +89,7 @@ class VllmProcessReplica:
             while True:
                 await self.check_health()
                 with suppress(aiohttp.ClientError, OSError):
-                    async with client.get(f"{self._url}/health") as response:
+                    async with client.get(f"{self._url}/health", allow_redirects=False) as response:
                         if response.status == HTTPStatus.OK:
                             return
                 if time.monotonic() > deadline_s:

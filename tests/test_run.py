@@ -137,6 +137,30 @@ def test_an_internal_error_keeps_its_traceback_and_the_rows(
     assert tree["requests"]["rows"] == tree["requests"]["planned"] > 10
 
 
+def test_no_file_and_no_word_of_a_run_holds_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever says it, and be it a bug of ours: a run is the one place through which all of it leaves."""
+    monkeypatch.setenv("MAXQPS_TEST", "sk-from/the+wire")
+    words = ["engine=external", "target.urls=[http://127.0.0.1:9]", "target.api_key_env=MAXQPS_TEST"]
+    shown: list[str] = []
+
+    def broken() -> Start:
+        filling.emit("fault", text="it said sk-from/the+wire", facts=[{"text": "sk-from%2Fthe%2Bwire"}])
+        raise ValueError("Invalid header value b'Bearer sk-from/the+wire'")
+
+    folder = RunFolder.create(tmp_path, "one")
+    filling = Run(load(words), folder, "sweep", lambda kind, **facts: shown.append(f"{kind} {facts}"))
+    tree = filling.measure(broken, service(), searched)
+    files = [path for path in folder.path.rglob("*") if path.is_file()]
+    texts = [
+        *shown,
+        summary.text(tree),
+        json.dumps(tree),
+        *(path.read_bytes().decode(errors="replace") for path in files),
+    ]
+    assert {"events.jsonl", "sweep.json", "traceback.txt"} <= {path.name for path in files}
+    assert not [text for text in texts if "sk-from" in text] and "Bearer [api key]" in tree["reason"]
+
+
 def test_ctrl_c_while_preparing_leaves_a_readable_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
