@@ -4,6 +4,7 @@ Ready is: exactly so many replicas run, and each has answered requests until its
 nothing of what the replicas compute.
 """
 
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -96,7 +97,7 @@ class Deployment:
                 return _ready(self._asked, began_s, limit_s, progress, PATIENCE_S, (), self.state.engines)
             except DeployError as error:
                 if time.monotonic() - began_s > limit_s:
-                    raise _explained(error, self.app_name) from error
+                    raise _explained(error, self._asked) from error
                 progress(f"not yet: {error}")
             time.sleep(AGAIN_S)
 
@@ -136,18 +137,18 @@ def deploy(
         _run(app, app_name, timeout_s)
         return _ready(asked, began_s, timeout_s, progress, patience_s=timeout_s)
     except DeployError as error:
-        explained = _explained(error, app_name)
+        explained = _explained(error, asked)
         with suppress(DeployError):  # why it did not come up is what must be known
             remove(app_name, REMOVE_TIMEOUT_S)
         raise explained from error
 
 
-def _explained(error: DeployError, app_name: str) -> DeployError:
+def _explained(error: DeployError, asked: _Asked) -> DeployError:
     """The same error with the cause and the last words of what failed, which go with the session."""
     try:
-        words = last_words(details(), app_name)
+        words = last_words(details(), asked.app_name, {**os.environ, **asked.engine.get("env", {})})
     except DeployError:  # Serve itself is gone
-        return error
+        return DeployError(str(error))
     return DeployError(f"{error}; {words.why}" if words.why else str(error), words.lines)
 
 

@@ -4,7 +4,6 @@ Knows Ray's log files by their first lines, and the words of a usual cause. Read
 whoever asks has an error to tell already.
 """
 
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -70,9 +69,7 @@ class LastWords:
     lines: tuple[str, ...] = ()
 
 
-def last_words(
-    details: Mapping[str, Any], app_name: str, environment: Mapping[str, str] = os.environ
-) -> LastWords:
+def last_words(details: Mapping[str, Any], app_name: str, environment: Mapping[str, str]) -> LastWords:
     """Collect what Serve's tree of details and the logs on the nodes tell of an application.
 
     Values of the environment with a secret's name, and what looks like a key, are not repeated.

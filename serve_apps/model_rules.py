@@ -7,6 +7,9 @@ PAPER: Version = (0, 14, 1)
 REFINED: Version = (0, 29, 0)
 """From here on FP8 blocks are refined and MLA heads padded, by its source; nobody looked in between."""
 
+DEPRECATED: Version = (0, 14, 0)
+"""From here on some kinds of checkpoints are served only where that is allowed (vLLM PR #31688)."""
+
 MORE_GPUS = ("pipeline_parallel_size", "prefill_context_parallel_size")
 
 CUT_OF_THE_MODEL = (
@@ -115,6 +118,12 @@ CUT_OF_THE_MODEL = (
     ),
 )
 
+
+def _takes_blocks(tokens: float, version: Version) -> bool:
+    """Whether ROCm's attention takes blocks of so many tokens; larger ones are cut for its kernels."""
+    return tokens % 16 == 0 if version >= REFINED else tokens in (16, 32)
+
+
 KERNELS = (
     Rule(
         "mla-fp8-kv",
@@ -184,12 +193,13 @@ KERNELS = (
         "refuse",
         lambda d: (
             d.args.get("attention_backend") in ("ROCM_AITER_FA", "ROCM_ATTN")
-            and d.args.get("block_size", 16) not in (16, 32)
+            and not _takes_blocks(d.number("block_size", 16), d.version)
         ),
-        "block_size={d.args[block_size]} with attention_backend={d.args[attention_backend]}",
-        "it takes blocks of 16 or 32 tokens",
+        "block_size={d.args[block_size]} with attention_backend={d.args[attention_backend]} on {d.vllm}",
+        "it takes blocks of 16 or 32 tokens up to 0.14.1 and of any multiple of 16 from 0.29 on; versions "
+        "between are unchecked",
         "leave block_size out",
-        "serving.md, rule 6; rocm_aiter_fa.py of 0.29.0 and 0.32.0",
+        "serving.md, rule 6; supports_block_size in attention/backend.py of 0.29.0 and 0.32.0",
     ),
     Rule(
         "vision-fp8",
@@ -203,9 +213,49 @@ KERNELS = (
         "serving.md, rule 7",
     ),
     Rule(
+        "quantised-otherwise",
+        "refuse",
+        lambda d: d.quantised_otherwise and d.version >= REFINED,
+        "quantization={d.args[quantization]} with {d.model.served_name}, by its config.json {d.checkpoint}",
+        "vLLM raises ValueError where the two differ",
+        "leave quantization out",
+        "config/model.py, _verify_quantization, of 0.29.0 and 0.32.0",
+    ),
+    Rule(
+        "quantised-otherwise-unchecked",
+        "note",
+        lambda d: d.quantised_otherwise and d.version < REFINED,
+        "quantization={d.args[quantization]} with {d.model.served_name}, by its config.json {d.checkpoint}",
+        "vLLM raises ValueError where the two differ, from 0.29 on for certain",
+        "",
+        "config/model.py, _verify_quantization, of 0.29.0 and 0.32.0",
+    ),
+    Rule(
+        "fbgemm-deprecated",
+        "refuse",
+        lambda d: (
+            d.checkpoint == "fbgemm_fp8"
+            and d.version >= REFINED
+            and not d.has("allow_deprecated_quantization")
+        ),
+        "{d.model.served_name}, by its config.json fbgemm_fp8, without allow_deprecated_quantization",
+        "vLLM raises ValueError, for it will drop that kind",
+        "set engine.args.allow_deprecated_quantization=true, or engine.model_path=FOLDER of another kind",
+        "vLLM PR #31688; config/model.py of 0.29.0 and 0.32.0",
+    ),
+    Rule(
+        "kimi-remote-code",
+        "note",
+        lambda d: d.is_a("kimi-k2.5") and not d.has("trust_remote_code"),
+        "{d.model.name} without trust_remote_code",
+        "its tokeniser and image processor are code of the checkpoint, which is loaded only with it",
+        "set engine.args.trust_remote_code=true",
+        "Moonshot's deployment guide; kimi_k25.py of 0.29.0 and 0.32.0",
+    ),
+    Rule(
         "fp8-redundant",
         "note",
-        lambda d: d.args.get("quantization") == "fp8" and d.model.weights == "fp8",
+        lambda d: d.args.get("quantization") == "fp8" and d.checkpoint == "fp8",
         "quantization=fp8",
         "redundant, an FP8 checkpoint says so itself",
         "",

@@ -178,9 +178,12 @@ MODERN_OF: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         {**_PAPER_SIZES, "kv_offloading_backend": "native", "kv_offloading_size": 64},
         _KEPT,
     ),
-    "Kimi-K2.5": (_PAPER_SIZES, {**_KEPT, "VLLM_ROCM_USE_AITER": "0"}),
+    "Kimi-K2.5": ({**_PAPER_SIZES, "trust_remote_code": True}, {**_KEPT, "VLLM_ROCM_USE_AITER": "0"}),
 }
-"""What a model's published settings add to the preset because it still means the same."""
+"""What a model's published settings add to the preset because it still means the same.
+
+Beside it: Kimi-K2.5's tokeniser and image processor are code of the checkpoint (Moonshot's deployment guide).
+"""
 
 
 def find(model: Model, layout: Layout) -> Published:

@@ -67,6 +67,26 @@ class Deployment:
         return fp8_experts and self.expert_columns % FP8_BLOCK != 0
 
     @property
+    def checkpoint(self) -> str:
+        """What config.json of the published checkpoint calls its quantisation; empty where that is unknown.
+
+        Who names a folder may have quantised the weights again.
+        """
+        if self.engine.model_path:
+            return ""
+        if self.model.weights == "int4_experts":
+            return "compressed-tensors"
+        if self.model.weights != "fp8":
+            return ""
+        return "fbgemm_fp8" if self.model.served_name.startswith("meta-llama/") else "fp8"
+
+    @property
+    def quantised_otherwise(self) -> bool:
+        """Whether an FP8 quantisation is asked for that is not the checkpoint's."""
+        asked = str(self.args.get("quantization"))
+        return bool(self.checkpoint) and asked.startswith("fp8") and asked != self.checkpoint
+
+    @property
     def kv_copies(self) -> float:
         """How often the GPUs of a replica store the same KV; each of them has the whole of a latent one."""
         return self.tp if self.mla else max(1.0, self.tp / self.model.kv_heads)

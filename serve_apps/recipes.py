@@ -10,7 +10,7 @@ from typing import Any
 
 from conf.schema import Hardware, Layout, Model, VllmEngine
 from serve_apps import contradictions, published, vllm_flags
-from serve_apps.model_rules import PAPER, REFINED
+from serve_apps.model_rules import DEPRECATED, PAPER, REFINED
 from serve_apps.recipe_rules import Deployment
 from serve_apps.vllm_flags import Version, argument_name, text
 
@@ -117,6 +117,8 @@ def _modern(asked: Deployment) -> Recipe:
         args["kv_cache_dtype"] = "fp8"
     args |= {**published.MODERN_ARGS, **own_args}
     args["max_model_len"] = min(args["max_model_len"], model.max_context_tokens)
+    if asked.checkpoint == "fbgemm_fp8" and asked.version >= DEPRECATED:
+        args["allow_deprecated_quantization"] = True
     if asked.engine.server == "process":
         args["distributed_executor_backend"] = "mp"
     kernels = _kernels(

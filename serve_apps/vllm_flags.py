@@ -50,8 +50,11 @@ ARGUMENTS = (
     Known("attention_backend", "choose engine.env.VLLM_ATTENTION_BACKEND instead", first=(0, 13, 0)),
     Known("kv_offloading_backend", "set it to null", first=(0, 11, 2)),
     Known("kv_offloading_size", "set it to null", first=(0, 11, 2)),
+    Known("allow_deprecated_quantization", "leave it out: nothing is deprecated there", first=(0, 14, 0)),
 )
-"""Source: serving.md, section 2; attention_backend: vLLM PR #26315, whose warnings name 0.13."""
+"""Source: serving.md, section 2; attention_backend: vLLM PR #26315, whose warnings name 0.13;
+allow_deprecated_quantization: PR #31688, first in 0.14.0.
+"""
 
 VALUES = {
     ("quantization", "ptpc_fp8"): Known(

@@ -77,7 +77,21 @@ CASES = {
         "engine.args.block_size=1", [*DEEPSEEK, "engine.args.block_size=16"], DEEPSEEK, "0.14.1", "0.14.1"
     ),
     "deepseek-vskip": Case("AITER #1143", [*DEEPSEEK, env("AITER_ENABLE_VSKIP", "null")], DEEPSEEK),
-    "rocm-block-size": Case("16 or 32", ["engine.args.block_size=64"], ["engine.args.block_size=32"]),
+    "rocm-block-size": Case("multiple of 16", ["engine.args.block_size=24"], ["engine.args.block_size=64"]),
+    "quantised-otherwise": Case(
+        "fbgemm_fp8: vLLM raises ValueError",
+        [*LLAMA, "engine.args.quantization=fp8"],
+        [*LLAMA, "engine.args.quantization=fp8", "engine.model_path=/models/of-another-kind"],
+    ),
+    "quantised-otherwise-unchecked": Case(
+        "from 0.29 on", [*LLAMA, "engine.args.quantization=fp8"], LLAMA, "0.14.1", "0.14.1"
+    ),
+    "fbgemm-deprecated": Case(
+        "allow_deprecated_quantization=true",
+        [*LLAMA, "engine.args.allow_deprecated_quantization=false"],
+        LLAMA,
+    ),
+    "kimi-remote-code": Case("code of the checkpoint", [*KIMI, "engine.args.trust_remote_code=null"], KIMI),
     "vision-fp8": Case(
         "4304 wide",
         [*VISION, "engine.args.quantization=fp8"],

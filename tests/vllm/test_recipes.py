@@ -6,7 +6,10 @@ and what a kernel takes, is read in the source (serve_apps/model_rules.py) and i
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,6 +111,28 @@ def test_the_remedies_are_taken(parse: Parse) -> None:
     assert not rejects(parse, "--no-enable-prefix-caching")
     assert not rejects(parse, "--max_num_batched_tokens", "8192")
     assert "fp8_per_channel" in QUANTIZATION_METHODS and "ptpc_fp8" not in QUANTIZATION_METHODS
+
+
+@pytest.mark.parametrize(
+    "backend", ["rocm_attn.RocmAttentionBackend", "rocm_aiter_fa.AiterFlashAttentionBackend"]
+)
+@pytest.mark.parametrize("tokens", [1, 8, 16, 24, 32, 48, 64, 128, 544])
+def test_rocms_attention_takes_the_blocks_that_are_accepted(backend: str, tokens: int, version: str) -> None:
+    module, _, name = backend.partition(".")
+    takes = getattr(import_module(f"vllm.v1.attention.backends.{module}"), name).supports_block_size(tokens)
+    try:
+        recipe = resolved(specs("layout=dp1_tp8_ep8", f"engine.args.block_size={tokens}"), version)
+    except ValueError as error:
+        assert not takes, error
+    else:
+        assert takes and recipe.args["attention_backend"] == "ROCM_AITER_FA"
+
+
+def test_kimis_processor_is_loaded_as_the_flag_says(version: str) -> None:
+    """It is read and not run: nobody has the checkpoint here."""
+    found = find_spec("vllm.model_executor.models.kimi_k25")
+    assert found and found.origin
+    assert "trust_remote_code=self.ctx.model_config.trust_remote_code" in Path(found.origin).read_text()
 
 
 @pytest.mark.parametrize("known", vllm_flags.VARIABLES, ids=lambda known: known.name)

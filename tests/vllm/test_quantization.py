@@ -1,0 +1,107 @@
+"""Which quantisation vLLM takes with which checkpoint, against the recipes' rules; by its own configuration.
+
+On emulated GPUs, for a CPU refuses kinds that an MI325X serves.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from conf import load
+from conf.schema import VllmEngine
+from serve_apps import recipes
+from serve_apps.emulation import ENVIRONMENT
+from serve_apps.model_folder import write_folder
+
+pytestmark = pytest.mark.vllm
+CHECK = """
+import json, sys
+from vllm import EngineArgs
+root, (checkpoints, cases) = sys.argv[1], json.loads(sys.argv[2])
+said = {}
+for checkpoint in checkpoints:
+    said[checkpoint] = {}
+    for name, args in cases.items():
+        try:
+            EngineArgs(model=f"{root}/{checkpoint}", max_model_len=4096, **args).create_model_config()
+            said[checkpoint][name] = "accepted"
+        except ValueError as error:
+            said[checkpoint][name] = str(error)
+print("SAID" + json.dumps(said))
+"""
+
+INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "llama31_405b_fp8": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+    "qwen3_235b_a22b_fp8": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    },
+    "kimi_k25_int4": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
+        "ignore": ["lm_head"],
+    },
+}
+"""What config.json of the published checkpoint says, below quantization_config."""
+LAYOUTS = {
+    "llama31_405b_fp8": "layout=dp1_tp8",
+    "qwen3_235b_a22b_fp8": "layout=dp1_tp8_ep8",
+    "kimi_k25_int4": "layout=dp1_tp4",
+}
+ALLOWED = {"allow_deprecated_quantization": True}
+CASES: dict[str, dict[str, Any]] = {
+    "nothing": {"allow_deprecated_quantization": False},
+    "allowed": ALLOWED,
+    "fp8": {**ALLOWED, "quantization": "fp8"},
+    "per channel": {**ALLOWED, "quantization": "fp8_per_channel"},
+}
+
+
+@pytest.fixture(scope="module")
+def version() -> str:
+    return str(pytest.importorskip("vllm", reason="make test-vllm installs it").__version__)
+
+
+def accepted(model: str, args: dict[str, Any], version: str) -> bool:
+    words = [f"engine.args.{name}={json.dumps(value)}" for name, value in args.items()]
+    asked = load(["engine=vllm", f"model={model}", LAYOUTS[model], *words])
+    assert isinstance(asked.engine, VllmEngine)
+    try:
+        recipes.resolve(asked.engine, asked.model, asked.layout, version, asked.hardware)
+    except ValueError as error:
+        assert "quantization" in str(error)
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """What vLLM says to every case with every checkpoint, in one process, for its import takes long."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    for model, quantization in CHECKPOINTS.items():
+        folder = write_folder(load(["model=llama31_405b_fp8"]).model, root / model)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    command = [sys.executable, "-c", CHECK, str(root), json.dumps([list(CHECKPOINTS), CASES])]
+    env = {**os.environ, **ENVIRONMENT, "HOME": str(root)}
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=250)
+    lines = [line for line in ran.stdout.splitlines() if line.startswith("SAID")]
+    assert lines, ran.stderr[-3000:]
+    found: dict[str, dict[str, str]] = json.loads(lines[0][4:])
+    return found
+
+
+@pytest.mark.parametrize("model", CHECKPOINTS)
+def test_what_is_refused_is_what_vllm_stops_at(
+    model: str, answers: dict[str, dict[str, str]], version: str
+) -> None:
+    taken = {name: answer == "accepted" for name, answer in answers[model].items()}
+    ours = {name: accepted(model, args, version) for name, args in CASES.items()}
+    assert taken == ours, answers[model]
