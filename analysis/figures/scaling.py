@@ -96,7 +96,7 @@ def _draw_points(ax: Axes, rows: Sequence[dict[str, Any]]) -> None:
         [[row["nodes"]] * 2 for row in planned],
         [[row["planned_e_low"], row["planned_e_high"]] for row in planned],
     )
-    canvas.segments(ax, *ends, color=canvas.BLUE, linewidth=1.1, label="planned with, 95 % interval")
+    canvas.segments(ax, *ends, color=canvas.INK, linewidth=1.1, label="planned with, 95 % interval")
     dot: Look = {"marker": "o", "color": canvas.BLUE, "linestyle": ""}
     ax.plot([row["nodes"] for row in rows], [row["measured_e"] for row in rows], **dot, label="measured")
 
