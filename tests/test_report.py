@@ -323,6 +323,14 @@ def test_the_checks_of_a_void_run_are_said_to_be_over_all_its_windows() -> None:
     ]
 
 
+def test_a_run_given_twice_is_no_comparison_with_itself(
+    tmp_path: Path, undrawn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(GOLDEN)
+    report.command([GOLDEN, Path()], tmp_path / "out.html")
+    assert "runs side by side" not in (tmp_path / "out.html").read_text()
+
+
 def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path) -> None:
     def other(tree: dict[str, Any]) -> None:
         tree["capacity"]["qps_per_node"]["estimate"] = CLAIMED

@@ -91,13 +91,14 @@ def _measured(subject: Subject) -> Efficiency:
 
 def _draw_points(ax: Axes, rows: Sequence[dict[str, Any]]) -> None:
     """What was measured, and whiskers of what is planned with."""
-    for row in rows:
-        if row["planned_e_low"] is not None:
-            ends = [row["planned_e_low"], row["planned_e_high"]]
-            ax.plot([row["nodes"]] * 2, ends, color=canvas.BLUE, linewidth=1.1)
+    planned = [row for row in rows if row["planned_e_low"] is not None]
+    ends = (
+        [[row["nodes"]] * 2 for row in planned],
+        [[row["planned_e_low"], row["planned_e_high"]] for row in planned],
+    )
+    canvas.segments(ax, *ends, color=canvas.INK, linewidth=1.1, label="planned with, 95 % interval")
     dot: Look = {"marker": "o", "color": canvas.BLUE, "linestyle": ""}
-    x, y = [row["nodes"] for row in rows], [row["measured_e"] for row in rows]
-    ax.plot(x, y, **dot, label="measured, 95 % interval")
+    ax.plot([row["nodes"] for row in rows], [row["measured_e"] for row in rows], **dot, label="measured")
 
 
 EXHIBIT = Exhibit(

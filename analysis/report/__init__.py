@@ -46,7 +46,7 @@ def write(path: Path) -> Path:
 def command(places: Sequence[Path | str], out: Path | None) -> str:
     """`python -m analysis report`: write the page and return the line to print. Raises RunError.
 
-    A place is the path of a folder, or its URI on a file system that Arrow knows.
+    A place is the path of a folder, or its URI on a file system that Arrow knows; given twice it counts once.
     """
     paths = [local(place) for place in places]
     if out is None and paths != [Path(place) for place in places[:1]]:
@@ -56,7 +56,8 @@ def command(places: Sequence[Path | str], out: Path | None) -> str:
             return f"report {write(paths[0])}"
         if not out.parent.is_dir() or out.is_dir():
             raise RunError(f"{out} cannot be a file; choose another --out")
-        build_report([_opened(path) for path in paths], out)
+        once = {path.resolve(): path for path in paths}
+        build_report([_opened(path) for path in once.values()], out)
     except OSError as error:
         raise RunError(f"cannot write the report: {error}; choose another --out") from error
     return f"report {out}"
