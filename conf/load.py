@@ -304,7 +304,7 @@ def _units(node: Any) -> dict[str, str]:
 def _parse(node: Any, key: str, word: str) -> Any:
     """The value of a word as a tree. What is a text stays as it was typed: a run named 007 is no number."""
     try:
-        refuse_large(word)
+        refuse_large(word.partition("=")[2])
         said = OmegaConf.from_dotlist([word])
         if _is_text(node, key) and not isinstance(OmegaConf.select(said, key), str | Container | None):
             OmegaConf.update(said, key, word.partition("=")[2])
