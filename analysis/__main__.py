@@ -83,7 +83,7 @@ def _done(verb: str, arguments: argparse.Namespace) -> int:
         terminal.tell(f"ALTERED  {line}", sys.stderr if data_only else sys.stdout)
     try:
         code = VERBS[verb](arguments)
-    except (RunError, ConfigError) as error:
+    except (RunError, ConfigError, pa.ArrowException) as error:
         if not altered:
             raise
         raise integrity.AlteredError(str(error)) from error

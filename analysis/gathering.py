@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -36,11 +37,18 @@ def requests(
 
 
 def joined(
-    tables: Sequence[pa.Table], schema: pa.Schema, most_rows: int = piecewise.MOST_ROWS
+    tables: Sequence[pa.Table],
+    schema: pa.Schema,
+    known: npt.ArrayLike = (),
+    most_rows: int = piecewise.MOST_ROWS,
 ) -> Iterator[pa.Table]:
-    """The rows of all tables by due time, of each request the first, in pieces of `schema`."""
+    """The rows of all tables by due time, of each request the first, in pieces of `schema`.
+
+    Requests whose numbers are `known` are left out.
+    """
     seqs, due_ns = (piecewise.column(tables, name) for name in ("seq", "due_ns"))
     first = np.sort(np.unique(seqs, return_index=True)[1])
+    first = first[~np.isin(seqs[first], known)]
     return piecewise.taken(tables, first[np.argsort(due_ns[first], kind="stable")], schema, most_rows)
 
 

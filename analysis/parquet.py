@@ -4,6 +4,7 @@ Knows types and nothing of columns. `tests/benchmarks/parquet.py` measures what 
 would choose itself.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,18 +18,26 @@ ROW_GROUP = 32_768
 
 def write(table: pa.Table, path: Path) -> None:
     """Write `table` as zstd Parquet, whole or not at all (`durable`). Raises OSError on a full disk."""
+    write_pieces([table], table.schema, path)
+
+
+def write_pieces(pieces: Iterable[pa.Table], schema: pa.Schema, path: Path) -> None:
+    """Write tables of `schema` as one file, likewise, with no more of them in memory than one."""
     durable.folder(path.parent)
-    with durable.replacing(path) as file:
-        pq.write_table(
-            table,
+    with (
+        durable.replacing(path) as file,
+        pq.ParquetWriter(
             file,
+            schema,
             compression="zstd",
             compression_level=3,
-            row_group_size=ROW_GROUP,
-            use_dictionary=[field.name for field in table.schema if _is_word(field.type)],
-            column_encoding={_leaf(field): code for field in table.schema if (code := _encoding(field.type))},
+            use_dictionary=[field.name for field in schema if _is_word(field.type)],
+            column_encoding={_leaf(field): code for field in schema if (code := _encoding(field.type))},
             write_page_index=True,
-        )
+        ) as writer,
+    ):
+        for piece in pieces:
+            writer.write_table(piece, row_group_size=ROW_GROUP)
 
 
 def _is_word(kind: pa.DataType) -> bool:

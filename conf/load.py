@@ -334,7 +334,7 @@ def _units(node: Any) -> dict[str, str]:
 def _parse(root: Fields, key: str, word: str) -> Any:
     """The value of a word as a tree. What is a text stays as it was typed: a run named 007 is no number."""
     try:
-        refuse_large(word)
+        refuse_large(word.partition("=")[2])
         said = OmegaConf.from_dotlist([word])
         if is_text(root, key) and not isinstance(OmegaConf.select(said, key), str | Container | None):
             OmegaConf.update(said, key, word.partition("=")[2])

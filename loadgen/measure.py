@@ -114,7 +114,7 @@ def continued(run: RunOnDisk) -> Past:
         return past(run)
     except RunError:
         raise
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         why = f"its events are not those of a run ({type(error).__name__}: {reason(error)})"
         raise ConfigError(f"cannot resume {run.path}: {why}; measure again") from error
 

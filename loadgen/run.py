@@ -107,6 +107,8 @@ class Run:
         if before:
             self._manifest["sessions_before"] = [*before.pop("sessions_before", []), before]
         self._manifest |= {key: sha256_of(path) for key, path in read_of(experiment.workload).items()}
+        if before:  # the sums that stand there end before what they sum up is written anew
+            folder.write_json("manifest.json", self._manifest)
         folder.write_text("config.yaml", dump(experiment))
         folder.write_json("manifest.json", self._manifest)
 

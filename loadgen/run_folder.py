@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import derived, durable, gathering, piecewise, records, series, shards
+from analysis import derived, durable, gathering, parquet, piecewise, records, series, shards
 from analysis.integrity import checksums as checksums
 from analysis.integrity import sha256_of as sha256_of
 from analysis.locations import KNOWN
@@ -33,6 +32,10 @@ from loadgen.rows import plan_table
 SCHEMA_VERSION = KNOWN
 SERIES = {"clients.parquet": (series.CLIENTS, "client_id"), "timeseries.parquet": (series.SERVER, "replica")}
 """Files of what is sampled once a second: the schema of each, and the column that names a row's source."""
+MOST_ROWS = 2**22
+"""Rows of one file of requests/: 1.3 GB with the gaps of answers of 140 tokens (our choice)."""
+MOST_GAPS = 2**29
+"""Gaps after which a file ends: a reader that joins a file's lists counts their elements in 31 bits."""
 RELEASE_S = 10.0
 """Load actors outlive a killed driver by a moment; so long their shards are waited for."""
 RETRY_S = 0.1
@@ -56,7 +59,7 @@ class RunFolder(Folder):
     `most_rows` are written to one file of requests/.
     """
 
-    def __init__(self, path: Path, most_rows: int = piecewise.MOST_ROWS) -> None:
+    def __init__(self, path: Path, most_rows: int = MOST_ROWS) -> None:
         super().__init__(path)
         self.most_rows = most_rows
         self.shards = self.path / "shards"
@@ -132,15 +135,17 @@ class RunFolder(Folder):
         return records.read(self.path / "requests", [n for n in records.REQUESTS.names if n != "itl_us"])
 
     def _write_requests(self, tables: Sequence[pa.Table]) -> None:
-        """Add the rows that requests/ lacks, in files of so many rows as memory holds; what it has stays."""
+        """Add the rows that requests/ lacks, in files that every reader can hold; what it has stays."""
         folder = self.path / "requests"
         known = records.read(folder, ["seq"])["seq"].to_numpy()
-        lacking = [table.filter(pa.array(~np.isin(table["seq"].to_numpy(), known))) for table in tables]
-        new = [records.joined(lacking)] if lacking else []
         names = (f"part-{n:03d}.parquet" for n in itertools.count())
         free = (name for name in names if not (folder / name).exists())
-        for name, piece in zip(free, gathering.joined(new, records.REQUESTS, self.most_rows), strict=False):
-            records.write(derived.with_latencies(piece), folder / name)
+        most_rows = min(self.most_rows, piecewise.MOST_ROWS)
+        bounded = [records.joined(tables)] if tables else []
+        pieces = gathering.joined(bounded, records.REQUESTS, known, most_rows)
+        for first in pieces:
+            part = map(derived.with_latencies, _next_rows(first, pieces, self.most_rows))
+            parquet.write_pieces(part, derived.FILE, folder / next(free))
 
     def _keep_torn_aside(self, shards_exist: bool) -> None:
         """Take Parquet that a power cut tore out of the way, where shards still have its rows."""
@@ -163,6 +168,17 @@ class RunFolder(Folder):
         told, self._told = self._told, None
         if told is not None:
             told.close()
+
+
+def _next_rows(first: pa.Table, more: Iterator[pa.Table], most_rows: int) -> Iterator[pa.Table]:
+    """The first piece and those after it until they make a file: so many rows, or many gaps."""
+    rows = gaps = 0
+    for piece in itertools.chain([first], more):
+        yield piece
+        rows += piece.num_rows
+        gaps += sum(len(chunk.flatten()) for chunk in piece["itl_us"].chunks)
+        if rows >= most_rows or gaps >= MOST_GAPS:
+            return
 
 
 @contextlib.contextmanager

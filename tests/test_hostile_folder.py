@@ -17,7 +17,7 @@ from loadgen import reports, verbs
 from loadgen.folder import LinkError
 from loadgen.recorder import Shard
 from loadgen.run_folder import RunFolder, checksums
-from tests.golden import GOLDEN, write_json
+from tests.golden import GOLDEN, unsealed, write_json
 
 battery = pytest.mark.battery("hostile folder")
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -37,13 +37,6 @@ def drawn_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from analysis.report import exhibits
 
     monkeypatch.setattr(exhibits, "sections", lambda run, room: [])
-
-
-def unsealed(run: Path) -> Path:
-    """The run as an early version would have left it: without sums."""
-    tree = json.loads((run / "manifest.json").read_text())
-    write_json(run / "manifest.json", {key: value for key, value in tree.items() if key != "files"})
-    return run
 
 
 def edited(run: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:

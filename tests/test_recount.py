@@ -30,6 +30,7 @@ from loadgen.run_folder import RunFolder
 from loadgen.search import Start
 from loadgen.sweep import sweep
 from loadgen.target import LostActor, Observation
+from tests.golden import unsealed
 from tests.test_run import VirtualFleet, service
 from tests.test_sweep import spoilt
 
@@ -222,7 +223,7 @@ def test_what_a_required_rate_rests_on_is_recomputed(
 def test_a_figure_that_does_not_follow_from_the_rows_is_named(
     swept: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    path = Path(shutil.copytree(swept, tmp_path / "changed"))
+    path = unsealed(Path(shutil.copytree(swept, tmp_path / "changed")))
     rows = records.read(path / "requests")
     last = load_run(path).dwells().to_pylist()[-1]
     # Without its record an answer is lost, and its request late.
@@ -235,7 +236,7 @@ def test_a_figure_that_does_not_follow_from_the_rows_is_named(
 
 
 def test_a_file_that_cannot_be_read_is_one_line(swept: Path, tmp_path: Path, capsys: Any) -> None:
-    path = Path(shutil.copytree(swept, tmp_path / "broken"))
+    path = unsealed(Path(shutil.copytree(swept, tmp_path / "broken")))
     dwell_table.write([], {"ttft_p90_ms": 1}, path / "dwells.parquet")
     assert dwell_table.basis_of(load_run(path).dwells()) is None
     for name in ("dwells.parquet", "requests/part-000.parquet"):

@@ -24,7 +24,7 @@ from analysis.runs import RunError
 from conf.schema import Slo
 from loadgen import reports
 from loadgen.run_folder import checksums
-from tests.golden import GOLDEN
+from tests.golden import GOLDEN, unsealed
 
 VOID = {"br", "col", "hr", "img", "input", "link", "meta", "path", "use", "rect", "circle", "line"}
 CLAIMED = 77.77
@@ -86,7 +86,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(GOLDEN, tmp_path / "run"))
+    return unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "run")))
 
 
 def changed(path: Path, change: Callable[[dict[str, Any]], Any], name: str = "sweep.json") -> None:
@@ -168,7 +168,7 @@ def test_a_command_reproduces_it(golden: tuple[str, Page]) -> None:
     text = golden[1].text
     manifest = load_run(GOLDEN).manifest
     assert f"git checkout {manifest['git']['commit']}" in text
-    assert "python -m loadgen sweep --config runs/golden_run/config.yaml run=golden_run-again" in text
+    assert f"python -m loadgen sweep --config {GOLDEN}/config.yaml run=golden_run-again" in text
     for known in (manifest["versions"]["ray"], manifest["files"]["sweep.json"], str(manifest["prompt_salt"])):
         assert known in text
 
@@ -441,7 +441,7 @@ def studied(path: Path, kind: str, *names: str, **more: Any) -> Path:
     """A study in `path` whose parts are copies of the golden run."""
     trees = {}
     for name in names:
-        shutil.copytree(GOLDEN, path / name)
+        unsealed(Path(shutil.copytree(GOLDEN, path / name)))
         trees[name] = load_run(path / name).sweep
     first = trees[names[0]]
     assert first is not None
@@ -472,7 +472,7 @@ def test_a_studys_page_has_its_own_answer_and_leads_to_its_parts(tmp_path: Path,
     above = page.text[: page.text.index("Contents")]
     assert f"{q['low']:.2f} to {q['high']:.2f}" in above and "spread between deployments" in page.text
     assert len(page.all("svg")) == 1
-    assert "python -m loadgen sweep --config runs/study/config.yaml run=study-again" in page.text
+    assert f"python -m loadgen sweep --config {folder}/config.yaml run=study-again" in page.text
 
 
 def test_a_comparison_says_its_ratio_and_what_differs(tmp_path: Path, undrawn: None) -> None:
@@ -511,7 +511,7 @@ def test_a_study_that_still_runs_claims_nothing(tmp_path: Path, undrawn: None) -
     changed(folder, lambda tree: tree["parts"].pop(), "study.json")
     text = built(folder, tmp_path / "out.html").text
     assert text.index("UNFINISHED") < text.index("Contents") and "no result yet" in text
-    assert "python -m loadgen resume runs/study" in text
+    assert f"python -m loadgen resume {folder}" in text
 
 
 def test_a_figure_that_breaks_takes_nothing_else_with_it(

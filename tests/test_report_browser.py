@@ -12,7 +12,7 @@ import pytest
 from matplotlib import image
 
 from analysis import report
-from tests.golden import GOLDEN
+from tests.golden import GOLDEN, unsealed
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on the PATH: make browser installs one")
@@ -114,7 +114,7 @@ def measured(page: Path, void: Path, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def void(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a void run with a check of every state, and no figure."""
-    run = Path(shutil.copytree(GOLDEN, tmp_path_factory.mktemp("void") / "run"))
+    run = unsealed(Path(shutil.copytree(GOLDEN, tmp_path_factory.mktemp("void") / "run")))
     tree = json.loads((run / "sweep.json").read_text())
     tree |= {"valid": False, "passed": False, "exit_code": 4, "reason": "client_limited: more actors"}
     for check, passed in zip(tree["checks"], (False, True, None), strict=False):

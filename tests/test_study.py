@@ -113,7 +113,8 @@ def test_deployments_share_the_budget_with_seeds_of_their_own_and_are_pooled(tmp
     on_disk = json.loads((tmp_path / "one" / "study.json").read_text())
     assert on_disk["capacity"] == tree["capacity"]
     assert {path.name for path in (tmp_path / "one").iterdir()} == {
-        "config.yaml", "study.json", "events.jsonl", "deployment-1", "deployment-2", "deployment-3",
+        "config.yaml", "study.json", "sums.json", "events.jsonl",
+        "deployment-1", "deployment-2", "deployment-3",
     }  # fmt: skip
 
 
@@ -178,7 +179,7 @@ def test_the_plan_of_a_resumed_study_counts_what_ended_well_only(tmp_path: Path)
     ran(asked(tmp_path, "search.deployments=2"), Site({"deployment-2": 5}))
     assert left(tmp_path / "one") == "# 1 of 2 parts have ended; left: deployment-2"
     (tmp_path / "one" / "study.json").write_text("[]")
-    with pytest.raises(RunError, match="lacks its exit code, names or parts"):
+    with pytest.raises(RunError, match="study.json is broken: it holds no object"):
         left(tmp_path / "one")
 
 

@@ -13,7 +13,7 @@ import pytest
 from analysis import load_run, metrics, records, tables
 from analysis.quantiles import quantile
 from analysis.runs import RunError
-from tests.golden import GOLDEN
+from tests.golden import GOLDEN, unsealed
 
 MS = 1_000_000
 
@@ -125,7 +125,7 @@ CLAIMS = ("estimate", "low", "high", "certified")
 
 def changed(folder: Path, **changes: Any) -> Path:
     """The golden run with another conclusion; None takes sweep.json away."""
-    path = Path(shutil.copytree(GOLDEN, folder / "golden_run"))
+    path = unsealed(Path(shutil.copytree(GOLDEN, folder / "golden_run")))
     tree = json.loads((path / "sweep.json").read_text())
     tree["capacity"] |= changes.pop("capacity", {})
     (path / "sweep.json").write_text(json.dumps(tree | changes))

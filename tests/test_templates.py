@@ -169,3 +169,53 @@ def test_a_dry_run_shows_a_prompt_and_what_both_truncations_leave(capsys: pytest
     assert "95.7% begin an earlier one (truncation=cache_aware), 38.4% would with truncation=naive" in out
     assert main(["sweep", "--dry-run", "workload=character", "workload.conversations.truncation=naive"]) == 0
     assert "38.4% begin an earlier one (truncation=naive)" in capsys.readouterr().out
+
+
+ENDLESS = [
+    "{{ 'a' * 999999999 }}",
+    "{{ 'a' * 10 ** 9 }}",
+    "{{ 9 ** 9 ** 9 }}",
+    "{{ '%999999999d' % 1 }}",
+    "{{ '{:999999999}'.format(1) }}",
+    "{{ system.ljust(999999999) }}",
+    "{{ system | center(999999999) }}",
+    "{{ lipsum(10000) }}",
+    "{{ range(999999999) | list }}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{{ message }}{% for b in range(9) %}{{ message }}{% endfor %}{% endfor %}",
+    "{{ message | replace('a', message) | replace('a', message) }}",
+    "{% set x = system ~ system %}{{ x }}",
+    "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
+    "{% block a %}{{ self.a() }}{{ self.a() }}{% endblock %}",
+    "{% for x in [system, system] recursive %}{{ loop([x, x]) }}{% endfor %}",
+    "{% for x in [[history, history]] %}{{ x }}{% endfor %}",
+    "{{ history }}",
+    f"{{{{ {'(' * 3000}1{')' * 3000} }}}}",
+    "{% for x in history %}" * 30 + "{% endfor %}" * 30,
+    "x" * 2**19,
+]
+
+
+@pytest.mark.battery("hostile folder")
+@pytest.mark.parametrize("content", ENDLESS, ids=range(len(ENDLESS)))
+def test_a_template_that_grows_without_end_is_refused_in_a_line(content: str) -> None:
+    with pytest.raises(ConfigError, match="^template: part odd: ") as refused:
+        Template([Part("odd", content)]).render(data(20, message="a" * 1000))
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 1100
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("{% for x in history %}{{ loop.index }}/{{ loop.length }} {% endfor %}", "1/2 2/2 "),
+        ("{{ user.name ~ ': ' ~ message | upper }}", "Ann: AND THEN"),
+        ("{% if message in ['and then', 'else'] %}yes{% else %}no{% endif %}", "yes"),
+        ("{{ message.split() | join('-') }} {{ 1 + 2 * 3 }} {{ system[:2] }}", "and-then 7 Be"),
+        (
+            "{% for key, value in user.items() %}{{ key }}={{ value | trim }};{% endfor %}",
+            "name=Ann;persona=likes poems;",
+        ),
+    ],
+)
+def test_values_conditions_and_loops_are_filled(content: str, text: str) -> None:
+    assert Template([Part("plain", content)]).render(data(1))[0].text == text
