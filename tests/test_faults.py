@@ -205,7 +205,7 @@ def test_a_load_actor_that_hangs_is_lost(
         os.kill(actor_pid(tmp_path / "run"), signal.SIGSTOP)
 
     with serving(good) as server:
-        tree, _ = measure(tmp_path, server.url, held, listener=during(0, stop))
+        tree, _ = measure(tmp_path, server.url, held, listener=during(0, stop, after_s=1.5))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
     assert tree["reason"].startswith("actor_lost")
 
