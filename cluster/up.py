@@ -30,6 +30,7 @@ from ray.serve.schema import ApplicationStatusOverview
 
 from cluster import session
 from cluster.session import SessionError
+from conf import durable
 from conf.schema import Cluster, Routing
 
 RAYLET_STOP_S = 15.0
@@ -133,7 +134,7 @@ def _found_or_started(cluster: Cluster, routing: Routing, load_cpus: float) -> S
     with ExitStack() as undo:
         made = _start(cluster, routing, load_cpus, undo)
         with session.as_session_error(f"write {state_file()}", "check the space and rights of its folder"):
-            _note(made)
+            durable.write_text(state_file(), json.dumps(asdict(made), indent=1))
         undo.pop_all()
     return made
 
@@ -156,22 +157,6 @@ def _alone() -> Iterator[None]:
             if error.errno not in NO_LOCKS:
                 raise SessionError(f"cannot lock {path}: {session.last_line(error)}") from error
         yield
-
-
-def _note(made: Standing) -> None:
-    """Write the state file: whoever reads it finds all of it or what stood there before."""
-    path = state_file()
-    part = path.with_suffix(".tmp")
-    with part.open("w") as file:
-        json.dump(asdict(made), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack) -> Standing:

@@ -18,7 +18,8 @@ import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from analysis import durable, records
+from analysis import records
+from conf import durable
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.limits import shortage
 from loadgen.load_actor import FleetPlan, LoadActor, Place, name, whose_clock

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from analysis import durable
+from conf import durable
 from conf.secret import Secret
 from loadgen.recorder import lock
 

@@ -20,10 +20,11 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import derived, durable, gathering, parquet, piecewise, records, series, shards
+from analysis import derived, gathering, parquet, piecewise, records, series, shards
 from analysis.integrity import checksums as checksums
 from analysis.integrity import sha256_of as sha256_of
 from analysis.locations import KNOWN
+from conf import durable
 from loadgen.arrivals import ArrivalSchedule
 from loadgen.folder import BusyError, Folder
 from loadgen.recorder import Shard, lock

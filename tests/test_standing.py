@@ -12,8 +12,9 @@ import pytest
 pytest.importorskip("ray")
 
 from cluster import __main__ as command  # noqa: E402
-from cluster import up  # noqa: E402
+from cluster import up
 from cluster.session import SessionError  # noqa: E402
+from conf import durable  # noqa: E402
 from conf.schema import Cluster, Routing  # noqa: E402
 
 ASKED = Cluster("here", session="fake"), Routing("leastconn"), 1.0
@@ -80,11 +81,10 @@ def test_a_note_that_cannot_be_written_leaves_the_old_one_whole_and_no_cluster(
 ) -> None:
     old = {"half": "of a cluster"}
 
-    def full(tree: object, file: Any, **_: object) -> None:
-        file.write("{")
+    def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(up.json, "dump", full)
+    monkeypatch.setattr(durable.os, "fsync", full)
     with pytest.raises(SessionError, match=r"cannot write .*cluster\.json: .*No space left"):
         up.start(*ASKED)
     assert len(starts) == 1 and up.standing() is None
