@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from analysis import integrity, studies, summary
-from analysis.runs import Run, load_run
+from analysis.runs import Run, RunError, load_run
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
 from loadgen import comparison, matrix_cells, matrix_study, measure, progressive_run, recipe, study
@@ -97,7 +97,9 @@ def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Em
 
 def verb(path: Path) -> str:
     """The verb whose words the config.yaml of a folder holds."""
-    kind = studies.load_study(path)["study"] if studies.is_study(path) else ""
+    kind = studies.load_study(path).get("study") if studies.is_study(path) else ""
+    if not isinstance(kind, str):
+        raise RunError(f"{path} is not a readable study: {studies.FILE} does not say of which kind it is")
     return kind if kind in (recipe.KIND, progressive_run.KIND) else "sweep"
 
 

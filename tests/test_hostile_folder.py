@@ -173,6 +173,29 @@ def test_a_table_of_other_columns_is_one_line(
     assert said.err.count("\n") <= 1
 
 
+STUDIES: dict[str, dict[str, Any]] = {
+    "no kind": {"names": ["x"], "parts": [], "exit_code": None},
+    "parts are numbers": {"names": ["x"], "parts": [5], "exit_code": 0, "study": "repeats"},
+    "names are lists": {"names": [["x"]], "parts": [], "exit_code": 0, "study": "repeats"},
+    "a part outside": {"names": ["../x"], "parts": [], "exit_code": 0, "study": "repeats"},
+    "the kind is a list": {"names": ["x"], "parts": {}, "exit_code": "0", "study": []},
+    "a newer one": {"names": ["x"], "parts": [], "exit_code": 0, "study": "repeats", "schema_version": 2},
+}
+
+
+@battery
+@pytest.mark.parametrize("tree", STUDIES)
+def test_a_study_of_odd_kinds_is_one_line(
+    tmp_path: Path, tree: str, capsys: pytest.CaptureFixture[str], drawn_nothing: None
+) -> None:
+    write_json(tmp_path / "study.json", STUDIES[tree])
+    shutil.copy(GOLDEN / "config.yaml", tmp_path)
+    words = READERS["show"](tmp_path), READERS["report"](tmp_path), READERS["plan"](tmp_path)
+    assert all(reading.main(each) in (1, 2, 4) for each in words)
+    assert loading.main(["resume", str(tmp_path), "--dry-run"]) in (0, 1, 2)
+    assert all(line.startswith("error: ") for line in capsys.readouterr().err.splitlines())
+
+
 CONFIGS = {
     "nested aliases": BOMB,
     "an alias of itself": "a: &a [*a]\n",
