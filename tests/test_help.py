@@ -14,6 +14,11 @@ from loadgen.__main__ import main
 
 ROOMS = [loadgen.__main__, analysis.__main__, cluster.__main__, serve_apps.__main__]
 STAND_INS = {"workload.trace=FILE": "workload.trace=trace.csv"}
+TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-01-01 00:00:00,500,20
+2024-01-01 00:00:02,600,30
+2024-01-01 00:00:09,40,5
+"""
 OF_A_RUN = ("resume", "verify")
 
 
@@ -42,9 +47,7 @@ def test_an_example_of_loadgen_can_be_done(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("trace.csv").write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,500,20\n2024-01-01 00:00:02,600,30\n2024-01-01 00:00:09,40,5\n"
-    )
+    Path("trace.csv").write_text(TRACE)
     words = [STAND_INS.get(word, word) for word in shlex.split(line)[3:]]
     dry = [word for word in words if word != "--dry-run"] + ["--dry-run"]
     assert main(dry) == 0
