@@ -3,7 +3,7 @@
 examples:
   python -m serve_apps render                                            the modern preset, TP8/EP8
   python -m serve_apps render layout=dp2_tp4_ep4 vllm_version=0.33.0     two TP4 servers of a node
-  python -m serve_apps render engine.recipe=published layout=dp2_tp4_ep4 as the Character.ai post printed it
+  python -m serve_apps render engine.recipe=published layout=dp2_tp4_ep4  as Character.ai printed it
   python -m serve_apps render model=deepseek_v32_fp8 layout=dp1_tp8      and the models of arXiv 2603.10031
   python -m serve_apps render engine.profile=low_latency engine.args.enable_prefix_caching=false
   python -m serve_apps render engine.args.block_size=null --json         null removes what a recipe gives

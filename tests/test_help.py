@@ -1,0 +1,67 @@
+"""What --help promises: every example is a command that its grammar takes, and a dry run of it passes."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import analysis.__main__
+import cluster.__main__
+import loadgen.__main__
+import serve_apps.__main__
+from loadgen.__main__ import main
+
+ROOMS = [loadgen.__main__, analysis.__main__, cluster.__main__, serve_apps.__main__]
+STAND_INS = {"workload.trace=FILE": "workload.trace=trace.csv"}
+TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-01-01 00:00:00,500,20
+2024-01-01 00:00:02,600,30
+2024-01-01 00:00:09,40,5
+"""
+OF_A_RUN = ("resume", "verify")
+
+
+def examples(text: str | None) -> list[str]:
+    """The commands of a help text, without what they are for."""
+    joined = (text or "").replace("\\\n", " ")
+    return [re.split(r" {2,}", line.strip())[0] for line in joined.splitlines() if "python -m" in line]
+
+
+DRY = [
+    line
+    for line in examples(loadgen.__main__.__doc__)
+    if shlex.split(line)[3] not in OF_A_RUN and "--sensitivity" not in line
+]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_command_line_has_examples_of_its_own(room: object) -> None:
+    found = examples(getattr(room, "__doc__", ""))
+    name = str(getattr(room, "__package__", ""))
+    assert len(found) >= 4 and all(line.startswith(f"python -m {name} ") for line in found)
+
+
+@pytest.mark.parametrize("line", DRY)
+def test_an_example_of_loadgen_can_be_done(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trace.csv").write_text(TRACE)
+    words = [STAND_INS.get(word, word) for word in shlex.split(line)[3:]]
+    dry = [word for word in words if word != "--dry-run"] + ["--dry-run"]
+    assert main(dry) == 0
+    told = capsys.readouterr()
+    assert told.out and not told.err
+    assert [file.name for file in tmp_path.iterdir()] == ["trace.csv"]
+
+
+@pytest.mark.parametrize("line", examples(serve_apps.__main__.__doc__))
+def test_an_example_of_serve_apps_can_be_done(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(line)[3:]
+    if words[0] == "model":
+        pytest.skip("random weights need vLLM")
+    monkeypatch.chdir(tmp_path)
+    assert serve_apps.__main__.main(words) == 0 and capsys.readouterr().out
