@@ -9,10 +9,10 @@ LEAST_FILES = 1024
 """Ray's own processes fail without a word below some hundred (our choice)."""
 LEAST_SPACE_GIB = 64
 """Ray's processes reserve tens of GiB of addresses each, and abort where they get none (our choice)."""
-MOST_STREAMS = 30_000
-"""Streams that HAProxy takes at once: of two files each, within the 65,536 of a real node (our choice)."""
-FILES_OF_A_STREAM, SPARE_FILES = 2, 512
-"""One to the client and one to the replica; the rest is for listeners, checks and logs (our choice)."""
+MOST_STREAMS = 26_000
+"""Streams that HAProxy takes at once: with their files within the 65,536 of a real node (our choice)."""
+FILES_OF_A_STREAM, SPARE_FILES = 2.5, 512
+"""HAProxy wants two sockets and half a pipe each, or does not start; the rest is for listeners and logs."""
 
 
 def shortage() -> str | None:
@@ -34,7 +34,7 @@ def shortage() -> str | None:
 
 def front_streams() -> int:
     """Streams that HAProxy may take at once here: `MOST_STREAMS`, or as many as it has files for."""
-    room = (_hard(resource.RLIMIT_NOFILE) - SPARE_FILES) // FILES_OF_A_STREAM
+    room = int((_hard(resource.RLIMIT_NOFILE) - SPARE_FILES) / FILES_OF_A_STREAM)
     return min(MOST_STREAMS, max(room, 1))
 
 

@@ -288,7 +288,7 @@ class Run:
         if service.front_streams is not None and wanted > service.front_streams:
             raise FleetError(
                 f"HAProxy takes {service.front_streams} of {wanted} streams at once, the others would wait, "
-                "which counts as TTFT: raise the hard limit of open files (`ulimit -Hn`, two for a stream) "
+                "which counts as TTFT: raise the hard limit of open files (`ulimit -Hn`, 2.5 for a stream) "
                 "where Ray is started, ask for a lower rate, or use routing=client_side or per_node"
             )
 

@@ -345,14 +345,14 @@ def test_a_known_bad_node_is_told_with_its_remedy(seen: Seen, check: str, status
 
 @pytest.mark.parametrize(
     ("told", "status"),
-    [("30000", "pass"), ("60000", "pass"), ("4096", "warn"), (None, "warn"), ("all", "warn")],
+    [("26000", "pass"), ("60000", "pass"), ("4096", "warn"), (None, "warn"), ("all", "warn")],
 )
 def test_a_front_that_queues_is_told(told: str | None, status: str) -> None:
     head = host(shown={"RAY_SERVE_HAPROXY_MAXCONN": told} if told else {})
     head = replace(head, node=replace(NODE, is_head=True))
     found = findings(head, replace(MI325X, http_port=8000))["HAProxy's streams"]
     assert found.status == status
-    assert "RAY_SERVE_HAPROXY_MAXCONN=30000" in found.remedy or status == "pass"
+    assert "RAY_SERVE_HAPROXY_MAXCONN=26000" in found.remedy or status == "pass"
     assert "HAProxy's streams" not in findings(head)
 
 

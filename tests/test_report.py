@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from analysis import figures, load_run, matrix_table, records, report, studies, summary, validity
+from analysis import figures, load_run, matrix_table, records, report, studies, summary, validity, words
 from analysis.dwell import NS, Window
 from analysis.report import banner, checks, exhibits
 from analysis.report.blocks import Missing
@@ -385,7 +385,8 @@ def test_a_server_that_tells_too_much_does_not_make_a_large_page(
 
 def test_every_check_and_figure_is_known_to_the_page() -> None:
     window = Window(0, "dwell", 1.0, 1, 0, 0, 60 * NS, 60 * NS, concurrency=4)
-    rows, slo = records.REQUESTS.empty_table(), Slo("any", 1000, 100)
+    unnamed = {"dwell": 0, "due_ns": 0, "status": "ok", "replica_id": words.OTHER}
+    rows, slo = records.table([unnamed]), Slo("any", 1000, 100)
     closed = validity.judge_closed(rows, window, slo)
     verdicts = [validity.judge_dwell(rows, window, slo), closed, validity.judge_run([closed], 2)]
     names = {check.name for verdict in verdicts for check in verdict.checks}

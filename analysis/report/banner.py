@@ -23,6 +23,7 @@ Said = tuple[str, Figures, tuple[str, ...]]
 CAUSES = {
     "client_limited": "The load generator could not keep its schedule.",
     "engine_late": "The simulated engine could not keep its own clock on this machine.",
+    "path_slow": "Time was lost between the client and the engine, which tells its own times.",
     "replica_lost": "A replica was replaced, or one answered that was not deployed for this run.",
     "actor_lost": "A load actor died.",
     "burst_delivery": "Tokens came merged, so that their pace is not known.",
