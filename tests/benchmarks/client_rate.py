@@ -134,13 +134,14 @@ def compare(ours: list[Row], theirs: list[Row]) -> str:
     """What is better by how much, in two lines; costs at the rates nearest to the moderate one."""
     name, mine, other = theirs[0].client, moderate(ours), moderate(theirs)
     best_mine, best_other = best(ours), best(theirs)
-    rates = [row.rate_qps if row else 0 for row in (best_mine, best_other)]
+    rates = [f"{row.rate_qps:.0f}/s" if row else "none" for row in (best_mine, best_other)]
     return (
         f"CPU per request: ours {mine.cpu_ms:.2f} ms at {mine.rate_qps:.0f}/s, {name} {other.cpu_ms:.2f} ms "
         f"at {other.rate_qps:.0f}/s: {other.cpu_ms / mine.cpu_ms:.2f} x"
         + (f"; ours at its highest good rate {best_mine.cpu_ms:.2f} ms" if best_mine else "")
-        + f"\nhighest good rate of one core: ours {rates[0]:.0f}/s, {name} {rates[1]:.0f}/s"
-        + (f": {rates[0] / rates[1]:.2f} x" if rates[1] else "")
+        + ("; others used our core: the ratio says little" if mine.shared else "")
+        + f"\nhighest good rate of one core: ours {rates[0]}, {name} {rates[1]}"
+        + (f": {best_mine.rate_qps / best_other.rate_qps:.2f} x" if best_mine and best_other else "")
     )
 
 
