@@ -209,11 +209,16 @@ def _read_saved(path: Path) -> dict[str, Any]:
 
 def _build(tree: dict[str, Any], values: list[str], chosen: set[str], base: Path | None) -> schema.Experiment:
     """`chosen` groups are from their files; the others were saved in `base`, with what a file said."""
+    specs = fields_of(schema.Experiment) or {}
+    if strange := next((why for name in tree if (why := unknown(specs, str(name)))), ""):
+        raise ConfigError(f"{base}: {strange}" if base else strange)
     kind = (tree.get("engine") or {}).get("kind")
+    if kind is None:
+        raise ConfigError(f"{base or ROOT}: engine is missing; start from a whole config.yaml")
     if kind not in list(ENGINES):
         near = hint(nearest(str(kind), list(ENGINES)))
         raise ConfigError(f"unknown engine kind '{kind}'{near}; available: {', '.join(ENGINES)}")
-    root = {**(fields_of(schema.Experiment) or {}), "engine": ENGINES[kind]}
+    root = {**specs, "engine": ENGINES[kind]}
     keys = [word.partition("=")[0] for word in values]
     chosen |= {key.partition(".")[0] for key in keys if key in _NAMED_FILES}
     if chosen & {"engine", "hardware", "model"}:
