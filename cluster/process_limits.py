@@ -7,8 +7,8 @@ import resource
 
 LEAST_FILES = 1024
 """Ray's own processes fail without a word below some hundred (our choice)."""
-LEAST_SPACE_GIB = 64
-"""Ray's processes reserve tens of GiB of addresses each, and abort where they get none (our choice)."""
+LEAST_SPACE_GIB = 16
+"""Ray's processes map far more than they use, and abort where they get no addresses (our choice)."""
 MOST_STREAMS = 26_000
 """Streams that HAProxy takes at once: with their files within the 65,536 of a real node (our choice)."""
 FILES_OF_A_STREAM, SPARE_FILES = 2.5, 512
