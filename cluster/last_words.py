@@ -17,8 +17,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from conf.one_line import one_line
 
-LINES, LETTERS = 40, 400
-"""Lines of each process and letters of each line that are kept (our choice)."""
+LINES, LETTERS = 200, 400
+"""Lines of each process, more than a stack that Python writes of a crash, and letters of a line (ours)."""
 TAIL_BYTES = 2**16
 NODES, NODE_TIMEOUT_S = 8, 10.0
 """Nodes that are asked for the logs, and how long they may take together (our choice)."""
