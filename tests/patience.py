@@ -10,7 +10,7 @@ from loadgen.arrivals import NS
 PATIENCE_S = 120.0
 """Longer than anything waited for takes on a machine whose cores are shared by ten (our choice)."""
 PATIENCE_NS = int(PATIENCE_S * NS)
-BUSY = ("client_limited", "engine_late", "burst_delivery")
+BUSY = ("client_limited", "engine_late", "burst_delivery", "path_slow")
 """Reasons for which a busy machine makes a window void."""
 
 
