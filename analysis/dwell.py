@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from analysis import metrics, records
@@ -160,6 +161,17 @@ def count_streams(
     rows = [requests.filter(pa.array(number == stream)) for stream in range(streams)]
     counted = [count(part, own, slo, workload, now_ns) for part in rows]
     return tuple(replace(dwell, stream=stream) for stream, dwell in enumerate(counted))
+
+
+def without_lag(requests: pa.Table) -> pa.Table:
+    """The rows as if each request had been due when it was sent; what was not sent stays as it is."""
+    lag_ns = np.nan_to_num(metrics.numbers(requests, "send_offset_ns")).astype(np.int64)
+    offsets = [name for name in requests.column_names if name.endswith("_offset_ns")]
+    changes = {name: pc.subtract(requests[name], pa.array(lag_ns)) for name in offsets}
+    changes["due_ns"] = pc.add(requests["due_ns"], pa.array(lag_ns))
+    for name, column in changes.items():
+        requests = requests.set_column(requests.column_names.index(name), name, column)
+    return requests
 
 
 def request_work(requests: pa.Table, workload: Workload) -> Floats:

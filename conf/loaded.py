@@ -20,7 +20,8 @@ class Search:
     """The budget and the clockwork of "ramp, then focus" (method.md section 4).
 
     `start=prediction` replaces the ramp by `expected_qps`, or without one by the engine model's own answer,
-    which only the simulated engine has; every other engine then ramps. Rates are per node.
+    which only the simulated engine has; every other engine then ramps, in steps of at least `ramp_step_s` by
+    `ramp_factor`, for at most a third of the budget. Rates are per node.
     `deployments` spreads the budget over so many sweeps, each of a service deployed anew and with a seed of
     its own, and pools them; `repeats` repeats the whole, budget included, for a mean and its spread.
     After the budget the certified rate is held for `confirm_s`, which may veto the answer and never raise it.
@@ -30,8 +31,8 @@ class Search:
     budget_s: float
     start: Literal["ramp", "prediction"] = "ramp"
     min_dwells: int = 6
-    ramp_step_s: float = 15.0
-    ramp_factor: float = 1.25
+    ramp_step_s: float = 4.0
+    ramp_factor: float = 2.0
     first_transition_s: float = 30.0
     transition_s: float = 15.0
     window_s: float = 45.0

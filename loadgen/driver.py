@@ -15,14 +15,14 @@ from typing import Any
 import pyarrow as pa
 
 from analysis import metrics, records
-from analysis.dwell import Dwell, Window, waiting
+from analysis.dwell import Dwell, Window, count, in_window, waiting
 from loadgen import fill
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.liveness import DEAD_LEAST, death, heard_ns, silent
 from loadgen.plan import Past, Plan
 from loadgen.processes import Profile
 from loadgen.recovery import MOST_RECOVERIES, spoilt_before
-from loadgen.search import ABORT_EVERY_S, ABORT_FROM_S, Segment, Stop, should_abort
+from loadgen.search import ABORT_EVERY_S, ABORT_FROM_S, RAMP_LOOK_S, Segment, Stop, plainly_bad, should_abort
 from loadgen.target import LostActor, Observation, Target
 from loadgen.watch import watched
 from loadgen.windows import Windows
@@ -154,7 +154,9 @@ class Driver:
     def load(self, segment: Segment, may_abort: bool = True, profile: Profile | None = None) -> None:
         """Offer one segment, watch it, and add its outcome."""
         if segment.settle_before and self.windows.outcomes:
-            self._settle(self.windows.outcomes[-1].segment.index, self.plan.search.settle_s)
+            last = self.windows.outcomes[-1].segment
+            fits = self._sustained(segment) if last.kind == "ramp" else None
+            self._settle(last.index, self.plan.search.settle_s, fits=fits)
         # Nothing was offered just before, however near its rate.
         if 0 < len(self.windows.outcomes) == self._begun:
             least_s = max(segment.transition_s, self.plan.search.transition_s)
@@ -165,12 +167,14 @@ class Driver:
         self._open = segment, window
         self.announce(segment, window)
         self.offer(self._draw(segment, window, profile or window.rate_qps), window.window_start_ns)
-        reason = self.watch(window, may_abort=may_abort and segment.kind != "ramp")
+        reason = self.watch(window, may_abort=may_abort)
         now_ns = self.target.now_ns() if reason else window.planned_end_ns
         if reason:
             self.target.retract()
             window = dataclasses.replace(window, window_end_ns=now_ns, aborted=True)
-            self.emit("abort", index=segment.index, text=f"dwell {segment.index} ended early: {reason}")
+            self.emit(
+                "abort", index=segment.index, text=f"{segment.kind} {segment.index} ended early: {reason}"
+            )
         self.free_ns = now_ns if reason else window.planned_end_ns + self.bridge_ns
         self.close(segment, window, now_ns)
 
@@ -227,18 +231,33 @@ class Driver:
 
         Whatever may not abort for its queue still ends when a load actor or the service is lost.
         """
-        at_ns = window.window_start_ns + int(ABORT_FROM_S * NS)
+        ramp = window.kind == "ramp"
+        from_s, every_s = (RAMP_LOOK_S, RAMP_LOOK_S) if ramp else (ABORT_FROM_S, ABORT_EVERY_S)
+        at_ns = window.window_start_ns + int(from_s * NS)
         while at_ns < window.planned_end_ns:
             self.take(self.target.run(None, at_ns))
             if self.has_lost_actor():
                 return f"lost {', '.join(map(str, self._lost[self._healed :]))}"
             self.refuse_dead(window.index)
-            waits = waiting(self._answerable(window.index), at_ns)
-            if may_abort and (reason := should_abort(window, waits, self.plan.slo)):
+            if may_abort and (reason := self._overload(window, at_ns)):
                 return reason
-            at_ns += int(ABORT_EVERY_S * NS)
+            at_ns += int(every_s * NS)
         self.take(self.target.run(None, window.planned_end_ns))
         return None
+
+    def _overload(self, window: Window, at_ns: int) -> str | None:
+        """Why a window is no use any longer, or None."""
+        if window.kind != "ramp":
+            return should_abort(window, waiting(self._answerable(window.index), at_ns), self.plan.slo)
+        rows = in_window(self._answerable(window.index), window)
+        so_far = count(rows, window, self.plan.slo, self.plan.workload, at_ns)
+        seconds = (at_ns - window.window_start_ns) / NS
+        return plainly_bad(so_far, waiting(rows, at_ns), seconds, self.plan.slo)
+
+    def _sustained(self, segment: Segment) -> float:
+        """Answers in flight when each takes as long as the bounds allow, at the rate of a segment."""
+        tpot_s, workload = self.plan.slo.tpot_p90_ms / 1e3, self.plan.workload
+        return segment.rate_qps * self.plan.nodes * workload.output_tokens.mean * tpot_s
 
     def refuse_dead(self, index: int, least: int = DEAD_LEAST) -> None:
         """Raise TargetLost when almost nothing of a segment is answered, and its loss is not known yet."""
@@ -357,19 +376,22 @@ class Driver:
         self.counted_ns = self.target.now_ns()
         self.windows.recount_on(rows, self.counted_ns)
 
-    def _settle(self, index: int, limit_s: float, until_done: bool = False) -> None:
+    def _settle(
+        self, index: int, limit_s: float, until_done: bool = False, fits: float | None = None
+    ) -> None:
         """Offer nothing until no request of the last two segments waits for its first token, or its end.
 
+        With `fits` also until no more than so many are in flight.
         Raises TargetLost when several waited in vain and nothing at all was heard of the service meanwhile.
         """
         self.target.retract()
         began_ns = now_ns = self.target.now_ns()
         self.take(self.target.run(None, now_ns))
-        left = waited = self._left(index, until_done)
+        left = waited = self._left(index, until_done, fits)
         while now_ns < began_ns + int(limit_s * NS) and left:
             now_ns += POLL_NS
             self.take(self.target.run(None, now_ns))
-            left = self._left(index, until_done)
+            left = self._left(index, until_done, fits)
         self.free_ns = max(self.free_ns, self.target.now_ns())
         rows = self._answerable(index)
         left += int(silent(rows).sum())
@@ -378,11 +400,12 @@ class Driver:
             self._lose(f"{waited} requests waited {waited_s:g} s without a token: the service hangs")
         self.refuse_dead(index)
 
-    def _left(self, index: int, until_done: bool) -> int:
+    def _left(self, index: int, until_done: bool, fits: float | None = None) -> int:
         """Requests of the last two segments that wait for their first token, or for their end."""
         rows = self._answerable(index)
-        if until_done:
-            return int(metrics.status_in(rows, records.PENDING).sum())
+        running = int(metrics.status_in(rows, records.PENDING).sum())
+        if until_done or (fits is not None and running > fits):
+            return running
         return waiting(rows, self.target.now_ns())
 
     def _answerable(self, index: int) -> pa.Table:

@@ -37,12 +37,12 @@ class Plan:
 class Past:
     """What earlier sessions of a run left: finished segments with what was seen of the load actors.
 
-    Beside a segment's window stand its judgements `bad`, `far` and `void`. `rows` are those of the finished
+    Beside a segment's window stand its judgements `bad` and `void`. `rows` are those of the finished
     segments; `next_seq`, `end_ns` and `next_client` are beyond all that was used. `elapsed_s` of the budget
     was spent until the last segment's end.
     """
 
-    segments: list[tuple[Segment, Window, tuple[bool, bool, bool], Watched]]
+    segments: list[tuple[Segment, Window, tuple[bool, bool], Watched]]
     rows: pa.Table
     next_seq: int
     end_ns: int

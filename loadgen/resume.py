@@ -76,8 +76,8 @@ def _clients(rows: pa.Table) -> list[float]:
 
 def _segment(
     event: dict[str, Any], beats: list[dict[str, Any]]
-) -> tuple[Segment, Window, tuple[bool, bool, bool], Watched]:
+) -> tuple[Segment, Window, tuple[bool, bool], Watched]:
     window = Window(**event["window"])
-    judged = event["bad"], event.get("far", False), event["void"]
+    judged = event["bad"], event["void"]
     seen = replace(watched(beats, window, event["lost_actors"]), loss=event.get("loss", ""))
     return Segment(**event["segment"]), window, judged, seen

@@ -8,23 +8,34 @@ is named.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from analysis.capacity import posterior
-from analysis.dwell import Dwell, Window
+from analysis.dwell import NS, Dwell, Window
 from analysis.root import HOT_SHARE, Prior
 from conf.schema import Search, Slo
 
-RAMP_START = 1 / 8
-"""First ramp rate over the roofline guess."""
+RAMP_START = 1 / 4
+"""First ramp rate over the roofline guess (our choice, simulated with guesses wrong by a factor of 3)."""
+RAMP_SHARE = 1 / 3
+"""Most of a budget that the ramp takes: without windows there is no answer, however well they are placed."""
 RAMP_SKIP = 0.2
 """Share of a ramp step whose arrivals are not judged."""
-FAR_FACTOR, FAR_SHARE = 1.6, 0.5
-"""The ramp's factor while both p90s are below this share of their bounds: it saves a minute (simulated)."""
+RAMP_E2E = 1.5
+"""Median lives of an answer that a ramp step lasts at least: a batch needs them to fill (simulated)."""
+RAMP_TTFTS = 2.0
+"""TTFT bounds that a ramp step lasts at least: a queue needs them to grow beyond one (our choice)."""
+RAMP_END = 1.5
+"""The ramp ends when the lowest bad rate is at most so many times the highest good one (simulated)."""
 RAMP_LEAST, DWELL_LEAST = 6, 20
 """Requests a window should hold on average; below that rate it is made longer (our choice)."""
-DESCENT = 2.0
+FIRST_STEP_SHARE = 1 / 12
+"""Most of the ramp's time that its first step takes: `RAMP_LEAST` requests may not need more (our choice)."""
+DESCENT = 3.0
 """Divisor of the rate while not even the first step is good."""
+VOID_STEPS = 4
+"""Ramp steps that may be void in a row: the machine may be busy for some seconds (our choice)."""
 BAD_TTFT_SHARE, BAD_TPOT_SHARE, BAD_LEAST = 0.15, 0.20, 4
 """Fewer requests over a limit are no bad step: at 1 QPS one stall of a second delays two of twelve."""
 PRIOR_BELOW_RAMP, PRIOR_SD = 0.16, 0.2
@@ -50,6 +61,9 @@ MISSED_SHARE = 0.2
 TRANSITION_E2E = 2.0
 ABORT_FROM_S, ABORT_EVERY_S = 10.0, 5.0
 ABORT_WAITING_TTFTS, ABORT_WAITING = 3.0, 10
+RAMP_LOOK_S = 1.0
+PLAIN_TTFTS, PLAIN_WAITING = 2.0, 10
+"""A queue of so many requests that takes so many TTFT bounds to clear is an overload (our choice)."""
 HOLD_TRIES = 2
 VOID_SPARES = 2
 """Beyond the budget void dwells are replaced, up to this many times `min_dwells` dwells in all."""
@@ -59,13 +73,14 @@ VOID_SPARES = 2
 class Start:
     """What is known before the first request, in QPS per node; None is unknown.
 
-    `roofline_qps` is a guess that the ramp approaches from an eighth; `prediction_qps` replaces the
-    ramp where the search asks for it, and the first dwell is `first_below` (ln) below it.
+    `roofline_qps` is a guess that the ramp approaches from below; `prediction_qps` replaces the ramp where
+    the search asks for it, and the first dwell is `first_below` (ln) below it. `ttft_s` is the TTFT bound.
     """
 
     roofline_qps: float | None = None
     prediction_qps: float | None = None
     first_below: float = FIRST_BELOW_PREDICTION
+    ttft_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +105,9 @@ class Segment:
 class Outcome:
     """A segment that was run. `dwell` holds its counts as known now, weight 0 if void.
 
-    `bad` and `far` are judgements of a ramp step when it ended (`bad_step`, `FAR_SHARE`); like its `void`
-    they are kept, never recomputed: late finishers would change them, and with them the replay. `parts` are
-    the dwells of the nodes where each has its own stream: the posterior rests on them, all else on `dwell`.
+    `bad` is the judgement of a ramp step when it ended (`bad_step`); like its `void` it is kept, never
+    recomputed: late finishers would change it, and with it the replay. `parts` are the dwells of the nodes
+    where each has its own stream: the posterior rests on them, all else on `dwell`.
     """
 
     segment: Segment
@@ -100,7 +115,6 @@ class Outcome:
     aborted: bool = False
     void: bool = False
     bad: bool = False
-    far: bool = False
     parts: tuple[Dwell, ...] = ()
 
 
@@ -127,8 +141,7 @@ def next_segment(spec: Search, start: Start, outcomes: Sequence[Outcome], elapse
     if isinstance(begin, Stop):
         return begin
     if isinstance(begin, Segment):
-        over_budget = elapsed_s + spec.ramp_step_s > spec.budget_s
-        return _ramp_out_of_budget(spec, outcomes) if over_budget else begin
+        return begin
     dwells = [outcome for outcome in outcomes if outcome.segment.kind == "dwell"]
     if len(dwells) >= 2 and all(_missed(o) and o.segment.rate_qps <= spec.lowest_qps for o in dwells[-2:]):
         return Stop("slo_not_met_at_lowest", f"over twice at search.lowest_qps={spec.lowest_qps:g} per node")
@@ -168,6 +181,23 @@ def bad_step(dwell: Dwell) -> bool:
     return any(over > share * seen and (over >= BAD_LEAST or over == seen) for over, share, seen in judged)
 
 
+def plainly_bad(dwell: Dwell, waiting: int, seconds: float, slo: Slo) -> str | None:
+    """Why a ramp step is bad whatever the rest of it shows, `dwell` being its first `seconds`; else None.
+
+    Either more requests are over a bound than would make the whole step bad, or the `waiting` ones would take
+    several TTFT bounds at the pace at which first tokens came so far.
+    """
+    whole = dwell.rate_qps * (dwell.planned_end_ns - dwell.window_start_ns) / NS
+    limits = ("TTFT", dwell.ttft.over, BAD_TTFT_SHARE), ("TPOT", dwell.tpot.over, BAD_TPOT_SHARE)
+    for name, over, share in limits:
+        if over >= max(BAD_LEAST, share * whole):
+            return f"{over} requests are over the {name} bound"
+    clear_s = waiting * seconds / max(dwell.requests - waiting, 1)
+    if waiting >= PLAIN_WAITING and clear_s > PLAIN_TTFTS * slo.ttft_p90_ms / 1e3:
+        return f"{waiting} requests wait for a first token, worth {clear_s:.0f} s"
+    return None
+
+
 def should_abort(window: Window, waiting: int, slo: Slo) -> str | None:
     """Why a window should end now, with so many `waiting` for a first token; None to go on.
 
@@ -190,75 +220,120 @@ def _begin(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Segment |
 
 
 def _ramp(spec: Search, start: Start, steps: Sequence[Outcome]) -> Segment | Stop | _Found:
+    """The next ramp step; the ramp's end in a bracket, or where its part of the budget is spent."""
+    known = [step for step in steps if not step.void]
+    good, bad, sure = _bracket(known)
+    # As long as everything was void, nothing is known, and the time does not matter.
+    step = _within_time(spec, start, steps, _next_step(spec, start, steps, good, bad, sure))
+    if step is None:
+        return _ramp_end(good, bad, "its part of the budget was spent")
+    return step
+
+
+def _next_step(
+    spec: Search, start: Start, steps: Sequence[Outcome], good: float | None, bad: float | None, sure: bool
+) -> Segment | Stop | _Found:
+    """What would be next if there were time."""
     if steps and steps[-1].void:
         rate = steps[-1].segment.rate_qps
-        if len(steps) > 1 and steps[-2].void:
-            return Stop("void", f"two ramp steps in a row were void, the last at {rate:.3g} per node")
-        return _step(spec, steps, rate, settle=True, why="the step was void: repeat")
-    good, bad, doubted = _brackets([step for step in steps if not step.void])
-    if doubted is not None:
-        return _step(spec, steps, doubted, settle=True, why="the step was bad, once may be chance: repeat")
-    if good is None and bad is None:
-        first = RAMP_START * start.roofline_qps if start.roofline_qps else spec.lowest_qps
-        return _step(spec, steps, _within(spec, first), settle=False, why="first step")
-    if good is None and bad is not None:
-        if bad <= spec.lowest_qps:
+        if len(steps) >= VOID_STEPS and all(step.void for step in steps[-VOID_STEPS:]):
             return Stop(
-                "slo_not_met_at_lowest", f"bad twice at search.lowest_qps={spec.lowest_qps:g} per node"
+                "void", f"{VOID_STEPS} ramp steps in a row were void, the last at {rate:.3g} per node"
             )
-        return _step(spec, steps, _within(spec, bad / DESCENT), settle=True, why="go down")
-    assert good is not None
-    fast = bad is None and steps[-1].far
-    higher = _within(spec, good * (max(FAR_FACTOR, spec.ramp_factor) if fast else spec.ramp_factor))
-    if bad is not None and higher >= bad * (1 - 1e-9):
-        return _ramp_end(math.sqrt(good * bad), good, bad)
-    if good >= spec.highest_qps:
-        return Stop(
-            "above_highest", f"search.highest_qps={spec.highest_qps:g} per node was good; the answer is above"
-        )
-    why = "the step before was too fast" if steps[-1].bad else "the last step was good"
-    return _step(spec, steps, higher, settle=steps[-1].bad, why=why)
+        return _step(spec, start, steps, rate, "the step was void: repeat")
+    if good is None and bad is None:
+        return _step(spec, start, steps, _first_rate(spec, start), "first step")
+    if bad is None:
+        last_qps = steps[-1].segment.rate_qps
+        if last_qps >= spec.highest_qps:
+            highest = f"search.highest_qps={spec.highest_qps:g} per node was good"
+            return Stop("above_highest", f"{highest}; the answer is above")
+        return _step(spec, start, steps, last_qps * spec.ramp_factor, "the last step was good")
+    if good is None:
+        if bad > spec.lowest_qps:
+            return _step(spec, start, steps, bad / DESCENT, "go down")
+        if sure:
+            lowest = f"search.lowest_qps={spec.lowest_qps:g} per node"
+            return Stop("slo_not_met_at_lowest", f"bad at {lowest}, and in another step at or near it")
+    elif bad / good > RAMP_END:
+        return _step(spec, start, steps, math.sqrt(good * bad), "between good and bad")
+    elif sure:
+        return _ramp_end(good, bad, "")
+    return _step(spec, start, steps, bad, "the step was bad, once may be chance: repeat")
 
 
-def _brackets(steps: Sequence[Outcome]) -> tuple[float | None, float | None, float | None]:
-    """(highest good rate, lowest rate bad twice, rate bad once and to be repeated) of steps not void."""
-    good = bad = doubted = None
+def _bracket(steps: Sequence[Outcome]) -> tuple[float | None, float | None, bool]:
+    """(highest good rate, lowest bad rate, whether another step was bad near it) of steps not void.
+
+    A later step overrules what an earlier one says against it. A few seconds may hold a third more or less
+    than was meant: a step is good at what it really was, and bad at what was meant.
+    """
+    good: list[float] = []
+    bad: list[float] = []
     for step in steps:
         rate = step.segment.rate_qps
-        if not step.bad:
-            good, doubted = rate, None
-        elif doubted == rate:
-            bad, doubted = rate, None
+        if step.bad:
+            good, bad = [lower for lower in good if lower < rate], [*bad, rate]
         else:
-            doubted = rate
-    return good, bad, doubted
+            rate = min(rate, math.exp(step.dwell.log_work)) or rate
+            good, bad = [*good, rate], [higher for higher in bad if higher > rate]
+    lowest = min(bad, default=None)
+    near = sum(rate <= (lowest or 0.0) * RAMP_END for rate in bad)
+    return max(good, default=None), lowest, near > 1
 
 
-def _step(spec: Search, steps: Sequence[Outcome], rate: float, *, settle: bool, why: str) -> Segment:
+def _within_time(
+    spec: Search, start: Start, steps: Sequence[Outcome], step: Segment | Stop | _Found
+) -> Segment | Stop | _Found | None:
+    """A step that the ramp's part of the budget has room for; None where it has none for another."""
+    if not isinstance(step, Segment) or all(one.void for one in steps):
+        return step
+    over = _spent_s(spec, steps) + step.transition_s + step.window_s > RAMP_SHARE * spec.budget_s
+    return None if over else step
+
+
+def _spent_s(spec: Search, steps: Sequence[Outcome]) -> float:
+    """Seconds from the first step to the end of the last, without waiting for a service that was lost."""
+    own_ns = sum(step.dwell.window_end_ns - step.dwell.start_ns for step in steps)
+    between = (b.dwell.start_ns - a.dwell.window_end_ns for a, b in pairwise(steps))
+    return own_ns / NS + sum(min(max(ns / NS, 0.0), spec.settle_s) for ns in between)
+
+
+def _first_rate(spec: Search, start: Start) -> float:
+    """A part of the guess, but not so little that the first requests would take most of the ramp's time."""
+    least = RAMP_LEAST / (FIRST_STEP_SHARE * RAMP_SHARE * spec.budget_s)
+    return max(RAMP_START * (start.roofline_qps or 0.0), least)
+
+
+def _step(spec: Search, start: Start, steps: Sequence[Outcome], wanted: float, why: str) -> Segment:
+    """A step so long that a batch fills, and that a queue grows beyond the TTFT bound."""
+    rate = _within(spec, wanted)
+    last = steps[-1] if steps else None
+    answers_s = RAMP_E2E * max([step.dwell.median_e2e_s or 0.0 for step in steps], default=0.0)
+    least_s = max(spec.ramp_step_s, RAMP_TTFTS * start.ttft_s, answers_s)
     return Segment(
         index=len(steps),
         kind="ramp",
         rate_qps=rate,
-        transition_s=RAMP_SKIP * spec.ramp_step_s,
-        window_s=max((1 - RAMP_SKIP) * spec.ramp_step_s, RAMP_LEAST / rate),
-        settle_before=settle,
+        transition_s=RAMP_SKIP * least_s,
+        window_s=max((1 - RAMP_SKIP) * least_s, RAMP_LEAST / rate),
+        settle_before=last is not None and (last.void or last.bad),
         reason=f"ramp at {rate:.3g} per node: {why}",
     )
 
 
-def _ramp_end(value: float, good: float, bad: float) -> _Found:
+def _ramp_end(good: float | None, bad: float | None, why: str) -> _Found:
+    """Where the dwells begin after a ramp: in the middle of what is known, however wide that is.
+
+    Nobody knows how far beyond a rate that was good the capacity lies, or below one that was bad.
+    """
+    low, high = good or (bad or 0.0) / DESCENT, bad or (good or 0.0) * DESCENT
+    value, width = math.sqrt(low * high), math.log(high / low)
+    told = [f"good at {good:.3g}" if good else "", f"bad at {bad:.3g}" if bad else "", why]
     return _Found(
-        Prior(math.log(value) - PRIOR_BELOW_RAMP, PRIOR_SD),
+        Prior(math.log(value) - PRIOR_BELOW_RAMP, math.hypot(PRIOR_SD, width / 4)),
         value * math.exp(-FIRST_BELOW_RAMP),
-        f"the ramp was good at {good:.3g} and bad twice at {bad:.3g}",
-    )
-
-
-def _ramp_out_of_budget(spec: Search, outcomes: Sequence[Outcome]) -> Stop:
-    good, _, _ = _brackets([outcome for outcome in outcomes if not outcome.void])
-    last = "no step was good" if good is None else f"{good:.3g} QPS per node was good"
-    return Stop(
-        "budget", f"the ramp did not end within search.budget_s={spec.budget_s:g}: {last}; raise the budget"
+        f"the ramp was {', '.join(filter(None, told))}",
     )
 
 
@@ -293,15 +368,17 @@ def _hold(spec: Search, begin: _Found, outcomes: Sequence[Outcome], dwells: Sequ
 def _transition_s(spec: Search, outcomes: Sequence[Outcome], dwells: Sequence[Outcome], rate: float) -> float:
     """What the service needs to forget the rate before: two answers' time, nothing for a small change."""
     if not dwells:
-        least = spec.first_transition_s
+        # After a ramp the service is warm, and its queue empty.
+        least = spec.transition_s if outcomes else spec.first_transition_s
     elif _overloaded(dwells[-1], rate):
         least = 2 * spec.transition_s
     elif not dwells[-1].void and abs(math.log(rate / dwells[-1].segment.rate_qps)) <= NEAR:
         return 0.0
     else:
         least = spec.transition_s
-    answers = [outcome.dwell.median_e2e_s for outcome in outcomes if outcome.dwell.median_e2e_s is not None]
-    return max(least, min(TRANSITION_E2E * answers[-1], spec.settle_s)) if answers else least
+    # An overloaded ramp step is over when the queue is empty; its answers say nothing about the rate to come.
+    answers_s = [o.dwell.median_e2e_s for o in outcomes if not o.bad and o.dwell.median_e2e_s is not None]
+    return max(least, min(TRANSITION_E2E * answers_s[-1], spec.settle_s)) if answers_s else least
 
 
 def hot(outcome: Outcome) -> bool:

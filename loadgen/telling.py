@@ -1,6 +1,6 @@
 """What is told of a finished window: its p90s, shares and verdict, as an event's facts.
 
-Knows the rows of one window; decides nothing but whether they are far within the bounds.
+Knows the rows of one window; decides nothing.
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ from analysis.dwell import Window, tpot_so_far, ttft_so_far
 from analysis.quantiles import quantile
 from analysis.validity import Verdict
 from conf.schema import Slo
-from loadgen.search import FAR_SHARE, Outcome
+from loadgen.search import Outcome
 
 
 def segment_done(outcome: Outcome, rows: pa.Table, verdict: Verdict, slo: Slo, now_ns: int) -> dict[str, Any]:
-    """The facts of a window, of which `resume` needs segment, window, bad, far and void again."""
+    """The facts of a window, of which `resume` needs segment, window, bad and void again."""
     dwell = outcome.dwell
     ttft_p90_ms, tpot_p90_ms = _p90s_ms(rows, slo, now_ns)
     return {
@@ -36,25 +36,18 @@ def segment_done(outcome: Outcome, rows: pa.Table, verdict: Verdict, slo: Slo, n
         "work_qps_per_node": math.exp(dwell.log_work),
         "verdict": word(outcome, verdict),
         "bad": outcome.bad,
-        "far": outcome.far,
         "void": outcome.void,
         "segment": dataclasses.asdict(outcome.segment),
         "window": {f.name: getattr(dwell, f.name) for f in dataclasses.fields(Window)},
     }
 
 
-def far_within(rows: pa.Table, slo: Slo, now_ns: int) -> bool:
-    """True if both p90s of a window are known, and far below their bounds."""
-    ttft_p90_ms, tpot_p90_ms = _p90s_ms(rows, slo, now_ns)
-    if ttft_p90_ms is None or tpot_p90_ms is None:
-        return False
-    return ttft_p90_ms < FAR_SHARE * slo.ttft_p90_ms and tpot_p90_ms < FAR_SHARE * slo.tpot_p90_ms
-
-
 def word(outcome: Outcome, verdict: Verdict) -> str:
     """One word on a window: void with its reason, aborted, or which limits were kept (share over <= 10 %)."""
     if outcome.void:
         return f"VOID {verdict.reason}"
+    if not verdict.valid:
+        return f"VOID {verdict.reason}, but {'bad' if outcome.bad else 'good'} all the same"
     over = [name for name in ("ttft", "tpot") if (getattr(outcome.dwell, name).share or 0) > 0.1]
     state = f"over {' and '.join(over)}" if over else "within"
     return f"{state} (ended early)" if outcome.aborted else state

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from analysis.capacity import Capacity, posterior
-from analysis.dwell import Window, count, count_streams, in_window
+from analysis.dwell import Window, count, count_streams, in_window, waiting, without_lag
 from analysis.nodes import NodeEffects, node_effects
 from analysis.validity import Verdict, judge_closed, judge_dwell
 from loadgen.ledger import Ledger
 from loadgen.plan import Past, Plan
 from loadgen.recovery import spoilt
-from loadgen.search import Outcome, Segment, bad_step, dwells_of, prior
-from loadgen.telling import far_within, segment_done, word
+from loadgen.search import Outcome, Segment, bad_step, dwells_of, plainly_bad, prior
+from loadgen.telling import segment_done, word
 from loadgen.watch import Watched
 
 
@@ -61,11 +61,10 @@ class Windows:
     def add(self, segment: Segment, window: Window, now_ns: int, elapsed_s: float) -> None:
         """Add the outcome of a window that was watched, recount those that changed meanwhile, and tell."""
         outcome = self._outcome(segment, window, now_ns)
-        ramp = segment.kind == "ramp"
-        rows = in_window(self.requests(window.index), window)
-        bad, far = ramp and bad_step(outcome.dwell), ramp and far_within(rows, self.plan.slo, now_ns)
+        if segment.kind == "ramp":
+            outcome = self._guiding(outcome, now_ns)
         self.recount(now_ns)
-        self.outcomes.append(dataclasses.replace(outcome, bad=bad, far=far))
+        self.outcomes.append(outcome)
         self._tell(self.outcomes[-1], now_ns, elapsed_s)
 
     def recount(self, now_ns: int) -> None:
@@ -73,7 +72,7 @@ class Windows:
         last = len(self.outcomes) - 1
         for i, old in enumerate(self.outcomes):
             if old.segment.index in self.ledger.touched or i == last:
-                judged = old.bad, old.far, old.void
+                judged = old.bad, old.void
                 self.outcomes[i] = new = self._again(old.segment, old.dwell, judged, now_ns)
                 if new.void != old.void:
                     state = word(new, self.verdicts[new.dwell.index])
@@ -119,12 +118,26 @@ class Windows:
         parts = count_streams(table, window, streams, *asked, now_ns) if streams else ()
         return Outcome(segment, dwell, aborted=window.aborted, void=not verdict.valid, parts=parts)
 
-    def _again(
-        self, segment: Segment, window: Window, judged: tuple[bool, bool, bool], now_ns: int
-    ) -> Outcome:
-        """A window counted and judged as known now, but for what decided the ramp: bad, far and void."""
-        bad, far, void = judged
-        new = dataclasses.replace(self._outcome(segment, window, now_ns), bad=bad, far=far)
+    def _guiding(self, outcome: Outcome, now_ns: int) -> Outcome:
+        """A ramp step as the ramp uses it: bad or not, and void only where a late client decides that.
+
+        Its lag can only raise a latency, by no more than itself: what is good with it is good, and what is
+        bad without it is bad.
+        """
+        dwell, verdict = outcome.dwell, self.verdicts[outcome.dwell.index]
+        bad = dwell.aborted or bad_step(dwell)
+        if [check.name for check in verdict.checks if check.voids] != ["send_lag_p99"]:
+            return dataclasses.replace(outcome, bad=bad)
+        in_time = without_lag(self.requests(dwell.index))
+        least = count(in_time, dwell, self.plan.slo, self.plan.workload, now_ns)
+        waits = waiting(in_window(in_time, dwell), now_ns)
+        surely = bad_step(least) or plainly_bad(least, waits, dwell.seconds, self.plan.slo)
+        return dataclasses.replace(outcome, bad=bad, void=bad and not surely)
+
+    def _again(self, segment: Segment, window: Window, judged: tuple[bool, bool], now_ns: int) -> Outcome:
+        """A window counted and judged as known now, but for what decided the ramp: bad and void."""
+        bad, void = judged
+        new = dataclasses.replace(self._outcome(segment, window, now_ns), bad=bad)
         return dataclasses.replace(new, void=void) if segment.kind == "ramp" else new
 
     def _tell(self, outcome: Outcome, now_ns: int, elapsed_s: float) -> None:

@@ -256,7 +256,7 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     # A service faster in everything by 8 % gains a little more where a bound is in seconds.
     assert (tree["exit_code"], tree["valid"], ratio["verdict"]) == (0, True, "B is better")
     assert 1.06 < ratio["low"] < ratio["value"] < ratio["high"] < 1.15
-    assert ratio["pairs"] >= 6 and ratio["correlation"] > 0.8
+    assert ratio["pairs"] >= 6 and ratio["correlation"] > 0.6
     # Common are the arrivals; the engines' own noise is not.
     assert {one.seed for one in site.plans} == {a.seed}
     assert load(base=tmp_path / "one" / "b" / "config.yaml").seed != a.seed

@@ -137,7 +137,8 @@ def test_a_service_that_stays_away_ends_the_sweep() -> None:
     drive = driver(Breaking(EXPERIMENT, 300.0), lambda kind, /, **_: events.append(kind), repair=repair)
     with pytest.raises(TargetLost, match="requests failed: .*; not whole again within 300 s: 2 of 3"):
         sweep(drive)
-    assert events[-2:] == ["target_lost", "segment_done"] and drive.windows.outcomes[-1].void
+    told = [kind for kind in events if kind != "rejudged"]  # a window that ended before may have felt it too
+    assert told[-2:] == ["target_lost", "segment_done"] and drive.windows.outcomes[-1].void
 
 
 def test_what_hangs_since_a_loss_is_no_sign_of_another() -> None:
@@ -150,7 +151,8 @@ def test_what_hangs_since_a_loss_is_no_sign_of_another() -> None:
     drive = driver(target, fault=target.fault, repair=repair)
     found = sweep(drive)
     assert len(drive.recoveries) == 1 and found.stop.kind == "budget"
-    assert not any(outcome.aborted for outcome in found.outcomes if not outcome.void)
+    dwells = [outcome for outcome in found.outcomes if outcome.segment.kind == "dwell"]
+    assert not any(outcome.aborted for outcome in dwells if not outcome.void)
 
 
 def test_all_that_a_loss_may_have_spoilt_is_measured_again_by_a_later_session() -> None:

@@ -1,6 +1,7 @@
 """The driver on a virtual clock: decisions, rows and conclusions of whole searches, in seconds."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -13,11 +14,13 @@ from loadgen import conclusion, hold
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.driver import Driver, TargetLost
 from loadgen.plan import Plan
-from loadgen.search import Start
+from loadgen.search import VOID_STEPS, Start
 from loadgen.sweep import sweep
 from loadgen.target import LostActor, Observation
 from loadgen.virtual_target import VirtualTarget
 from serve_apps.engine_model import Engine, VirtualService
+from tests.benchmarks.search_accuracy import truths
+from tests.benchmarks.shared_processor import SharedProcessor
 
 
 def plan(experiment: Experiment, start: Start, **more: Any) -> Plan:
@@ -169,10 +172,77 @@ def test_a_service_that_dies_is_no_low_capacity(dies_s: float) -> None:
 
 def test_void_ramp_steps_are_void_not_a_missed_bound() -> None:
     experiment = load(["search=standard"])
-    drive, _, _ = driver(["search=standard"], target=Spoilt(experiment, send_offset_ns=NS // 10))
+    drive, _, _ = driver(
+        ["search=standard"], target=Spoilt(experiment, engine_steps=100, engine_late_steps=5)
+    )
     tree = conclusion.of_sweep(experiment, drive, sweep(drive), "wall")
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
-    assert tree["reason"].startswith("client_limited") and len(tree["dwells"]) == 2
+    assert tree["reason"].startswith("engine_late") and len(tree["dwells"]) == VOID_STEPS
+
+
+@pytest.mark.parametrize("off", [1 / 3, 3.0, 12.0])
+def test_a_foreign_server_is_found_from_a_wrong_guess(off: float) -> None:
+    words = ["search=quick", "workload=smoke", "workload.output_tokens.mean=100", "slo.tpot_p90_ms=40"]
+    truth_qps = truths()["PS"]
+    start, target = Start(off * truth_qps, ttft_s=2.0), VirtualTarget(SharedProcessor())
+    found = sweep(driver(words, start, target=target)[0])
+    steps, dwells = ([o for o in found.outcomes if o.segment.kind == kind] for kind in ("ramp", "dwell"))
+    # What an overload left in flight is gone when the next step begins: nothing low is bad because of it.
+    assert not any(step.bad and step.segment.rate_qps < 0.8 * truth_qps for step in steps)
+    assert any(step.aborted for step in steps) and len(dwells) >= 4
+    assert dwells[0].dwell.start_ns - steps[0].dwell.start_ns < (240 / 3 + 5) * NS
+    assert found.capacity is not None and found.capacity.low < truth_qps < found.capacity.high
+
+
+class Disturbed(VirtualTarget):
+    """A virtual target that shows some rows otherwise than they were."""
+
+    def __init__(self, experiment: Experiment, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        super().__init__(virtual(experiment)._service)
+        self._change = change
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = super().run(schedule, until_ns)
+        changed = [
+            [row | self._change(row) for row in part.to_pylist()] for part in (seen.ended, seen.pending)
+        ]
+        return Observation(*(pa.Table.from_pylist(rows, schema=records.PROGRESS) for rows in changed))
+
+
+def sent_late(row: dict[str, Any], by_ns: int) -> dict[str, Any]:
+    """A row of a client that sent so much later, and whose latencies are longer by that."""
+    seen = {name: row[name] for name in row if name.endswith("_offset_ns") and row[name] is not None}
+    return {name: offset_ns + by_ns for name, offset_ns in seen.items()}
+
+
+def test_a_late_client_does_not_void_a_ramp_step_that_it_cannot_decide() -> None:
+    words = ["search=quick"]
+    late = lambda row: sent_late(row, 3 * NS // 100 if row["phase"] == "ramp" else 0)  # noqa: E731
+    drive, experiment, _ = driver(words, target=Disturbed(load(words), late))
+    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "wall")
+    steps = [outcome for outcome in drive.windows.outcomes if outcome.segment.kind == "ramp"]
+    verdicts = [drive.windows.verdicts[step.segment.index] for step in steps]
+    assert {(verdict.valid, verdict.reason) for verdict in verdicts} == {(False, "client_limited")}
+    assert not any(step.void for step in steps) and {step.bad for step in steps} == {False, True}
+    assert tree["valid"] and all(not row["valid"] for row in tree["dwells"] if row["kind"] == "ramp")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: {"engine_steps": 100, "engine_late_steps": 5},
+        lambda row: sent_late(row, 3 * NS),
+    ],
+    ids=["engine_late", "a lag beyond the bound"],
+)
+def test_a_short_disturbance_costs_a_repeat_and_not_the_run(change: Any) -> None:
+    words = ["search=quick"]
+    short = lambda row: change(row) if row["due_ns"] < 3 * NS else {}  # noqa: E731
+    drive, experiment, _ = driver(words, target=Disturbed(load(words), short))
+    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "wall")
+    first, again = drive.windows.outcomes[:2]
+    assert first.void and not again.void and again.segment.rate_qps == first.segment.rate_qps
+    assert tree["valid"] and len([row for row in tree["dwells"] if row["kind"] == "dwell"]) >= 3
 
 
 LOST = LostActor(1, 1, 2, "killed")

@@ -1,0 +1,186 @@
+"""A server of known capacity that is none of ours: each answer gets one token per step, and a step takes
+longer the more there are. On a virtual clock for `search_accuracy`, and over HTTP:
+
+python -m tests.benchmarks.shared_processor --port 18080      (scenario PS; `--seconds` ends it)
+"""
+
+import argparse
+import asyncio
+import json
+import time
+from bisect import insort
+from dataclasses import dataclass, field
+
+STEP_S, PER_ANSWER_S = 0.020, 0.0004
+"""Seconds of a step, and more of them for each answer in it (our choice: 50 answers double an idle step)."""
+
+
+def step_s(answers: int) -> float:
+    """Seconds of a step that gives a token to so many answers."""
+    return STEP_S + PER_ANSWER_S * answers
+
+
+@dataclass(slots=True)
+class Answer:
+    """A request and how far its answer is (`loadgen.virtual_target.Progress`)."""
+
+    key: int
+    at_s: float
+    wanted: int
+    replica: int = 0
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    tokens: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.tokens == self.wanted
+
+
+@dataclass(slots=True)
+class SharedProcessor:
+    """The server on a virtual clock (`loadgen.virtual_target.Service`); a prompt costs nothing."""
+
+    _due: list[tuple[float, int, Answer]] = field(default_factory=list)
+    _running: list[Answer] = field(default_factory=list)
+    _ended: list[Answer] = field(default_factory=list)
+    _now_s: float = 0.0
+    _told_s: float = 0.0
+
+    def submit(self, key: int, at_s: float, _: int, output_tokens: int, *__: object) -> None:
+        """Plan an arrival."""
+        insort(self._due, (at_s, key, Answer(key, at_s, output_tokens)))
+
+    def retract(self, after_s: float) -> None:
+        """Forget what is due later."""
+        self._due = [one for one in self._due if one[0] <= after_s]
+
+    def advance(self, until_s: float) -> None:
+        """Run every step that ends by `until_s`; who comes during a step joins the next."""
+        self._told_s = until_s
+        while True:
+            if not self._running:
+                if not self._due:
+                    return
+                self._now_s = max(self._now_s, self._due[0][0])
+            came = 0
+            while came < len(self._due) and self._due[came][0] <= self._now_s:
+                came += 1
+            batch = self._running + [one[2] for one in self._due[:came]]
+            end_s = self._now_s + step_s(len(batch))
+            if end_s > until_s:
+                return
+            del self._due[:came]
+            self._now_s = end_s
+            for answer in batch:
+                answer.tokens += 1
+                answer.last_token_s = end_s
+                if answer.first_token_s is None:
+                    answer.first_token_s = end_s
+            self._ended += [answer for answer in batch if answer.finished]
+            self._running = [answer for answer in batch if not answer.finished]
+
+    def observe(self) -> list[Answer]:
+        """Answers that ended since the last call, each once, and those in the system."""
+        ended, self._ended = self._ended, []
+        return ended + self._running + [answer for at_s, _, answer in self._due if at_s <= self._told_s]
+
+
+def _event(tree: object) -> bytes:
+    body = b"data: " + (tree if isinstance(tree, bytes) else json.dumps(tree).encode()) + b"\n\n"
+    return b"%x\r\n%s\r\n" % (len(body), body)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+TOKEN = _event({"choices": [{"index": 0, "text": " a", "finish_reason": None}], "usage": None})
+LAST = _event({"choices": [{"index": 0, "text": " a", "finish_reason": "length"}], "usage": None})
+
+
+@dataclass(slots=True)
+class Stream:
+    """An answer over HTTP."""
+
+    writer: asyncio.StreamWriter
+    left: int
+    wanted: int
+    prompt: int
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def token(self) -> None:
+        """Write the next token, and the end after the last."""
+        self.left -= 1
+        self.writer.write(TOKEN if self.left else LAST)
+        if not self.left:
+            usage = {"prompt_tokens": self.prompt, "completion_tokens": self.wanted}
+            self.writer.write(_event({"choices": [], "usage": usage}) + _event(b"[DONE]") + b"0\r\n\r\n")
+            self.ended.set()
+
+
+class Server:
+    """The same server over HTTP on loopback; steps follow each other on the real clock."""
+
+    def __init__(self) -> None:
+        self._streams: list[Stream] = []
+        self._came = asyncio.Event()
+        self.steps = self.late = 0
+
+    async def serve(self, port: int, seconds: float) -> None:
+        """Serve for so long."""
+        server = await asyncio.start_server(self._connection, "127.0.0.1", port)
+        async with server:
+            steps = asyncio.create_task(self._step())
+            await asyncio.sleep(seconds)
+            steps.cancel()
+        print(f"{self.steps} steps, {self.late} of them over 5 ms late")
+
+    async def _step(self) -> None:
+        end_s = time.monotonic()
+        while True:
+            if not self._streams:
+                self._came.clear()
+                await self._came.wait()
+                end_s = time.monotonic()
+            batch = self._streams
+            self._streams = []
+            end_s += step_s(len(batch))
+            await asyncio.sleep(end_s - time.monotonic())
+            self.steps += 1
+            self.late += time.monotonic() - end_s > 0.005
+            for stream in batch:
+                stream.token()
+            self._streams += [stream for stream in batch if stream.left and not stream.writer.is_closing()]
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                if head.startswith(b"get"):
+                    text = b'{"object":"list","data":[{"id":"m"}]}'
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
+                    continue
+                line = next(each for each in head.split(b"\r\n") if each.startswith(b"content-length"))
+                body = json.loads(await reader.readexactly(int(line.split(b":")[1])))
+                writer.write(HEAD)
+                stream = Stream(writer, body["max_tokens"], body["max_tokens"], len(body["prompt"]))
+                self._streams.append(stream)
+                self._came.set()
+                await stream.ended.wait()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.transport.abort()
+
+
+def main() -> None:
+    """Serve."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    asked = parser.parse_args()
+    asyncio.run(Server().serve(asked.port, asked.seconds))
+
+
+if __name__ == "__main__":
+    main()
