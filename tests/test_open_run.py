@@ -178,7 +178,7 @@ def test_what_the_search_took_back_did_not_fail_in_a_killed_run(path: Path) -> N
     [
         (["show", "s4://bucket/run"], "Unrecognized filesystem type in URI: s4://bucket/run"),
         (["show", "tests/data/foreign/vllm-0.32.0.json", "--recompute"], "it has no conclusion to recompute"),
-        (["show"], "the following arguments are required: run; see --help"),
+        (["show"], "run is missing; see --help"),
     ],
 )
 def test_a_command_that_cannot_be_obeyed_is_refused_in_one_line(
