@@ -132,21 +132,22 @@ def deploy(
     """
     shape = warm or warming.small(model)
     asked = _Asked(app_name, url, replicas, engines, shape, per_node, engine or {})
-    began_s = time.monotonic()
+    began_s, since_s = time.monotonic(), time.time()
     try:
         _run(app, app_name, timeout_s)
         return _ready(asked, began_s, timeout_s, progress, patience_s=timeout_s)
     except DeployError as error:
-        explained = _explained(error, asked)
+        explained = _explained(error, asked, since_s)
         with suppress(DeployError):  # why it did not come up is what must be known
             remove(app_name, REMOVE_TIMEOUT_S)
         raise explained from error
 
 
-def _explained(error: DeployError, asked: _Asked) -> DeployError:
-    """The same error with the cause and the last words of what failed, which go with the session."""
+def _explained(error: DeployError, asked: _Asked, since_s: float = 0.0) -> DeployError:
+    """The same error with the cause and the last words since then, which go with the session."""
+    environment = {**os.environ, **asked.engine.get("env", {})}
     try:
-        words = last_words(details(), asked.app_name, {**os.environ, **asked.engine.get("env", {})})
+        words = last_words(details(), asked.app_name, environment, since_s)
     except DeployError:  # Serve itself is gone
         return DeployError(str(error))
     return DeployError(f"{error}; {words.why}" if words.why else str(error), words.lines)

@@ -69,12 +69,15 @@ class LastWords:
     lines: tuple[str, ...] = ()
 
 
-def last_words(details: Mapping[str, Any], app_name: str, environment: Mapping[str, str]) -> LastWords:
+def last_words(
+    details: Mapping[str, Any], app_name: str, environment: Mapping[str, str], since_s: float = 0.0
+) -> LastWords:
     """Collect what Serve's tree of details and the logs on the nodes tell of an application.
 
-    Values of the environment with a secret's name, and what looks like a key, are not repeated.
+    A log that nobody wrote to since `since_s` (wall clock) is of an earlier one of the same name. Values of
+    the environment with a secret's name, and what looks like a key, are not repeated.
     """
-    said = {name: text.splitlines() for name, text in _messages(details, app_name)} | _logs(app_name)
+    said = {name: text.splitlines() for name, text in _messages(details, app_name)} | _logs(app_name, since_s)
     kept = {
         source: [safe(line, environment) for line in lines if line.strip()][-LINES:]
         for source, lines in said.items()
@@ -108,11 +111,11 @@ def _messages(details: Mapping[str, Any], app_name: str) -> Iterable[tuple[str, 
         yield f"Ray Serve on {name}", str(deployment.get("message", ""))
 
 
-def _logs(app_name: str) -> dict[str, list[str]]:
+def _logs(app_name: str, since_s: float) -> dict[str, list[str]]:
     """The ends of the newest logs of the application's replicas on each node; empty where nobody answers."""
     try:
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]][:NODES]
-        tasks = [_on(node).remote(app_name) for node in nodes]
+        tasks = [_on(node).remote(app_name, since_s) for node in nodes]
         ready, late = ray.wait(tasks, num_returns=len(tasks), timeout=NODE_TIMEOUT_S)
         for task in late:
             ray.cancel(task, force=True)
@@ -131,17 +134,17 @@ def _on(node: str) -> Any:
     return ray.remote(_read_here).options(**options)
 
 
-def _read_here(app_name: str) -> dict[str, list[str]]:
+def _read_here(app_name: str, since_s: float) -> dict[str, list[str]]:
     """On a node: the last lines of stderr and stdout of the application's newest processes."""
-    return read_logs(Path(ray._private.worker._global_node.get_logs_dir_path()), app_name)
+    return read_logs(Path(ray._private.worker._global_node.get_logs_dir_path()), app_name, since_s)
 
 
-def read_logs(folder: Path, app_name: str) -> dict[str, list[str]]:
+def read_logs(folder: Path, app_name: str, since_s: float = 0.0) -> dict[str, list[str]]:
     """The last lines of the newest file of each kind in a folder of Ray's logs, by the file's name."""
     named, found = NAMED.format(app_name=app_name).encode(), {}
     for kind in (".err", ".out"):
         files = sorted(folder.glob(f"worker-*{kind}"), key=lambda file: file.stat().st_mtime, reverse=True)
-        for file in files:
+        for file in [file for file in files if file.stat().st_mtime >= since_s]:
             with file.open("rb") as log:
                 ours = named in log.read(TAIL_BYTES)
                 log.seek(max(0, file.stat().st_size - TAIL_BYTES))

@@ -109,7 +109,7 @@ def open_session(
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     with ExitStack() as stack:
         if cluster.session == "address":
-            _join(cluster.address, serve_environment(routing) | dict(environment), routing, stack)
+            _join(cluster.address, joining_environment(routing) | dict(environment), routing, stack)
         else:
             stack.enter_context(in_environment(dict(environment)))
             _start(cluster, routing, load_cpus, stack)
@@ -119,14 +119,14 @@ def open_session(
             nodes = [node for node in ray.nodes() if node["Alive"]]
         url = "" if routing is None else _start_serve(cluster, nodes, stack)
         roles = {node["Labels"]["role"] for node in nodes if "role" in node["Labels"]}
-        yield Session(url, frozenset(roles), _front_streams(cluster, routing))
+        yield Session(url, frozenset(roles), _front_streams(routing))
 
 
-def _front_streams(cluster: Cluster, routing: Routing | None) -> int | None:
+def _front_streams(routing: Routing | None) -> int | None:
     """What HAProxy takes at once; Serve's Python proxy has no bound of its own."""
     if routing is None or routing.data_path == "python_proxy":
         return None
-    return process_limits.MOST_STREAMS if cluster.session == "address" else process_limits.front_streams()
+    return process_limits.front_streams()
 
 
 @contextmanager
@@ -209,12 +209,22 @@ def serve_environment(routing: Routing | None) -> dict[str, str]:
     return environment
 
 
+def joining_environment(routing: Routing | None) -> dict[str, str]:
+    """The environment of Serve in a cluster that stands: HAProxy gets the files that a process here has.
+
+    It does not start where it asks for more than its node gives, and the driver runs beside it, on the head.
+    """
+    environment = serve_environment(routing)
+    if "RAY_SERVE_HAPROXY_MAXCONN" in environment:
+        environment["RAY_SERVE_HAPROXY_MAXCONN"] = str(process_limits.front_streams())
+    return environment
+
+
 def own_environment(folder: Path, routing: Routing | None) -> dict[str, str]:
     """The environment of a session of our own: its files in `folder`, every port its own."""
     ports = {name: str(free_port(kind)) for kind, name in enumerate(PORT_NAMES)}
-    return serve_environment(routing) | {
+    return joining_environment(routing) | {
         **ports,
-        "RAY_SERVE_HAPROXY_MAXCONN": str(process_limits.front_streams()),
         "RAY_TMPDIR": str(folder),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(folder / "token"),

@@ -31,6 +31,7 @@ from loadgen.sweep import sweep
 from loadgen.worker import MISSED_AFTER_NS
 from tests.mock_server import MockServer, Script, answer, head, token
 from tests.patience import PATIENCE_S, until, void_by_neighbours
+from tests.words import over
 
 pytestmark = pytest.mark.ray
 
@@ -112,7 +113,7 @@ def run_against(
     **service: Any,
 ) -> dict[str, Any]:
     """A whole run, whose fleet and folder are real, against `url`; `listener` is told its events."""
-    experiment = load([*WORDS, *(words or [])])
+    experiment = load(over(WORDS, *(words or [])))
 
     @contextlib.contextmanager
     def up() -> Iterator[Service]:
@@ -352,11 +353,10 @@ def started(url: str, tmp_path: Path, budget_s: float, *more: str) -> subprocess
 
     It begins without a ramp, which two void steps would end.
     """
-    words = [word for word in WORDS if not word.startswith(("target.urls", "search.budget_s"))]
-    more = (*more, "search.start=prediction", "search.expected_qps=20")
     own = [f"target.urls=[{url}]", f"search.budget_s={budget_s}", f"out={tmp_path}", "run=own"]
+    words = over(WORDS, *own, "search.start=prediction", "search.expected_qps=20", *more)
     process = subprocess.Popen(
-        command("sweep", "--json", *words, *own, *more), cwd=ROOT, stdout=subprocess.PIPE, text=True
+        command("sweep", "--json", *words), cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     for line in process.stdout:

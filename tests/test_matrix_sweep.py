@@ -210,7 +210,8 @@ def test_a_cell_that_gets_its_capacity_late_has_the_requests_of_who_came_first(
     assert (deployments.deployed, tree["exit_code"]) == ([1023], 0)
     rows = by_name(tree)
     assert [rows[f"cell-{n}"]["ratio"]["how"] for n in (1, 2)] == ["paired", "reference"]
-    assert rows["cell-1"]["ratio"]["low"] < 1 / RATIO < rows["cell-1"]["ratio"]["high"]
+    # Four pairs are few: their ratio is near the true one, and in one of twenty searches not around it.
+    assert rows["cell-1"]["ratio"]["value"] == pytest.approx(1 / RATIO, rel=0.05)
     assert study.result(path) is not None
 
 

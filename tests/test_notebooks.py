@@ -28,7 +28,7 @@ from matplotlib.text import Text
 import analysis
 from analysis import studies
 from conf.load import dump
-from tests.golden import GOLDEN
+from tests.golden import GOLDEN, unsealed
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "analysis" / "notebooks"
@@ -96,7 +96,7 @@ def imported(path: Path) -> set[str]:
 
 def other(path: Path, tensor_parallel: int = 4, **sweep: Any) -> Path:
     """The golden run on two replicas per node, with another conclusion."""
-    shutil.copytree(GOLDEN, path)
+    unsealed(Path(shutil.copytree(GOLDEN, path)))
     asked = analysis.load_run(GOLDEN).config
     layout = replace(asked.layout, tensor_parallel=tensor_parallel, replicas_per_node=2)
     (path / "config.yaml").write_text(dump(replace(asked, layout=layout)))

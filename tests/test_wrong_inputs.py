@@ -128,7 +128,7 @@ SWEPT = {
     "probe rate_qps=4 search.budget_s=60": "search.budget_s belongs to a search",
     "predict fleet.actors=2": "fleet.actors belongs to what is measured",
     "predict search.min_dwells=9": "search.min_dwells belongs to what is measured",
-    "sweep engine=external target.urls=[http://127.0.0.1:1] target.api_key_env=UNSET_NAME": "UNSET_NAME",
+    "sweep engine=external target.urls=[http://127.0.0.1:1] target.api_key_env=UNSET": "no environment var",
     "sweep --require": "--require belongs to probe",
     # files and folders
     "sweep --config .": ". is a folder; name a file, such as config.yaml",

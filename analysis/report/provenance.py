@@ -14,6 +14,7 @@ from analysis.report.wording import UNKNOWN, figure, moment, value
 from analysis.runs import Run
 from conf import ConfigError
 from conf.load import dump
+from conf.terminal import shown
 
 CREDENTIALS = re.compile(r"(?<=://)[^/@\s\"']+@")
 ENTRIES = "loadgen/__main__.py", "loadgen"
@@ -123,6 +124,6 @@ def _engine(manifest: Mapping[str, Any]) -> str:
 
 def _config(run: Run) -> str:
     try:
-        return CREDENTIALS.sub("", dump(run.config))
+        return shown(CREDENTIALS.sub("", dump(run.config)))
     except ConfigError as error:
         return f"cannot be read: {error}"
