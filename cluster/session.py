@@ -198,6 +198,8 @@ def serve_environment(routing: Routing | None) -> dict[str, str]:
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.1",
         # A dead front is replaced after three checks that fail; at Serve's 10 s that is half a minute.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
+        # A front that starts is killed after this time, 5 s by default: on a busy machine it takes longer.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     }
     if haproxy:
         # Where a router of Serve's or the client chooses, HAProxy balances only what is not a request.
