@@ -376,7 +376,7 @@ def running(pid: int) -> bool:
 @pytest.mark.slow
 def test_a_killed_driver_leaves_silence_and_a_run_to_resume(tmp_path: Path) -> None:
     with serving(good) as server:
-        process = started(server.url, tmp_path, budget_s=14)
+        process = started(server.url, tmp_path, budget_s=24)
         time.sleep(1.0)
         process.kill()
         process.wait()
