@@ -18,6 +18,7 @@ from loadgen.measure import Act, Site
 from loadgen.run import Service
 from loadgen.run_folder import RunFolder
 from loadgen.search import Start
+from tests.words import over
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Up:
 
     def run(self, verb: str, act: Act, *words: str) -> tuple[dict[str, Any], Run]:
         """Load the running service as `loadgen` does; the conclusion and the run's folder."""
-        experiment = load([*self.words, f"out={self.out}", f"run={verb}", *words])
+        experiment = load(over(self.words, *over([f"out={self.out}", f"run={verb}"], *words)))
         folder = measure.create(RunFolder, experiment)
         site = Site(start, lambda *_: nullcontext(self.served))
         tree = measure.measure(experiment, verb, folder, act, site, lambda *_, **__: None)
