@@ -90,7 +90,13 @@ class StepTime:
     """Constants of the step-time model that belong to a model (engine-model equation terms).
 
     Prefill tokens reach `gemm_prefill` after about `gemm_rise_tokens` of a step, the first at `gemm_decode`.
+    A step that holds prefill lasts `prefill_layer_us` longer for each layer, which sets in over the same tokens,
+    and each of its prefill tokens `prefill_token_us`, however many GPUs share the work.
     `expert_spread` is the share of a step's tokens that choose their experts independently of each other.
+    The front end takes `front_end_ms` of a request one after the other, and every request `front_end_latency_ms`
+    beside that, in which it holds up nobody.
+    Two ratios multiply every step: `deployment_scale` is that of another deployment (GPU, vLLM version, team)
+    over those that were fitted, `layout_scale` that of a layout over what the constants say for it.
     `image_token_us` is the time of an image that is in no cache (decoding, resizing, vision encoder), per
     token of its own, all of it taken in the front end.
     """
@@ -106,6 +112,11 @@ class StepTime:
     gemm_rise_tokens: Constant = Constant(0.0, "tokens", "none in runs saved before it was known")
     expert_spread: Constant = Constant(1.0, "share of tokens", "unique prompts route independently")
     image_token_us: Constant = Constant(0.0, "us per image token", "a model without vision")
+    prefill_layer_us: Constant = Constant(0.0, "us per layer", "none in runs saved before it was known")
+    prefill_token_us: Constant = Constant(0.0, "us per token", "none in runs saved before it was known")
+    front_end_latency_ms: Constant = Constant(0.0, "ms per request", "none in runs saved before it was known")
+    deployment_scale: Constant = Constant(1.0, "ratio", "none in runs saved before it was known")
+    layout_scale: Constant = Constant(1.0, "ratio", "none in runs saved before it was known")
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ class Engine:
         self._roofline = roofline(model, hardware, layout)
         self._noise = Noise(spec, seed)
         self._front_end_s = model.step_time.front_end_ms.value * 1e-3
+        self._latency_s = model.step_time.front_end_latency_ms.value * 1e-3
         self._image_token_s = model.step_time.image_token_us.value * 1e-6
         self._front_end_free_s = -math.inf
         self._arriving: deque[tuple[float, RequestState]] = deque()
@@ -97,7 +98,7 @@ class Engine:
         )
         front_end_s = self._front_end_s + request.new_image_tokens * self._image_token_s
         self._front_end_free_s = max(now_s, self._front_end_free_s) + front_end_s
-        self._arriving.append((self._front_end_free_s, state))
+        self._arriving.append((self._front_end_free_s + self._latency_s, state))
         self._open[request.request_id] = state
         return state
 

@@ -66,6 +66,7 @@ class Machine:
     blocks: int
     roofline: Roofline
     front_end_s: float
+    latency_s: float = 0.0
 
     @classmethod
     def of(cls, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> "Machine":
@@ -79,7 +80,9 @@ class Machine:
         blocks = (
             kv_blocks(spec, model, hardware, layout) if spec.num_gpu_blocks is None else spec.num_gpu_blocks
         )
-        return cls(spec, blocks, roofline(model, hardware, layout), model.step_time.front_end_ms.value * 1e-3)
+        times = model.step_time
+        front_end = times.front_end_ms.value * 1e-3, times.front_end_latency_ms.value * 1e-3
+        return cls(spec, blocks, roofline(model, hardware, layout), *front_end)
 
     def limits(self, closed: int = 0, counted: bool = False) -> tuple[int, ...]:
         """What `loop.advance` calls so; `closed` is the number of requests of a closed loop."""
@@ -89,8 +92,8 @@ class Machine:
 
     def costs(self, noise: Noise) -> tuple[float, ...]:
         """Seconds, as `loop.advance` wants them."""
-        beside = self.front_end_s, noise.drift_sd, noise.memory_s, float(not noise.silent)
-        return *self.roofline.costs, *beside
+        front_end = self.front_end_s, self.latency_s
+        return *self.roofline.costs, *front_end, noise.drift_sd, noise.memory_s, float(not noise.silent)
 
     def shared(self, input_tokens: Ints, shared_tokens: Ints) -> Ints:
         """Tokens of the common prefix that may be cached. Raises Unfit where not all hold the same of it."""
@@ -118,10 +121,13 @@ class Machine:
 class FastEngine:
     """One replica for requests in order of arrival; raises as `Machine` does.
 
-    `longest_output` (tokens) of any request; `native` False runs the loop as plain Python.
+    `longest_output` (tokens) of any request; `native` False runs the loop as plain Python. Of so many `steps`
+    the ends are kept, for `token_times`.
     """
 
-    def __init__(self, machine: Machine, longest_output: int, seed: int = 0, native: bool = True) -> None:
+    def __init__(
+        self, machine: Machine, longest_output: int, seed: int = 0, native: bool = True, steps: int = 0
+    ) -> None:
         self.machine = machine
         self._native = native and NATIVE
         self._advance = loop.advance if self._native else plain(loop.advance)
@@ -132,7 +138,7 @@ class FastEngine:
         ints, floats = states(1)
         floats[0, loop.DRIFT] = self._noise.drift
         self._ints, self._floats = self._column(ints[0]), self._column(floats[0])
-        self._ring = tuple(self._column(column[0]) for column in rings(1, longest_output))
+        self._ring = tuple(self._column(column[0]) for column in rings(1, longest_output, steps))
         self._requests = tuple(self._column(column[0]) for column in columns(1, 0))
         self._chunk = self._drawn()
 
@@ -155,7 +161,7 @@ class FastEngine:
         self._reserve(number + 1)
         ready, prompt, output, shared, sent, *_ = self._requests
         self._floats[loop.FRONT_FREE] = max(at_s, self._floats[loop.FRONT_FREE]) + self.machine.front_end_s
-        ready[number], sent[number] = self._floats[loop.FRONT_FREE], at_s
+        ready[number], sent[number] = self._floats[loop.FRONT_FREE] + self.machine.latency_s, at_s
         prompt[number], output[number], shared[number] = input_tokens, output_tokens, shared_tokens
         self._ints[loop.TAIL] += 1
         self._ints[loop.OPEN] += 1
@@ -192,6 +198,7 @@ class FastEngine:
         # The serial front end: whoever comes while it is busy waits for its end.
         busy_s = self.machine.front_end_s * np.arange(count)
         ready_s = busy_s + np.maximum.accumulate(sent_s - busy_s) + self.machine.front_end_s
+        ready_s += self.machine.latency_s
         for place, values in enumerate((ready_s, *asked, sent_s)):
             self._requests[place][:count] = values if self._native else values.tolist()
         self._ints[loop.TAIL] = self._ints[loop.OPEN] = count
@@ -206,11 +213,19 @@ class FastEngine:
         if concurrency < 1:
             raise ValueError(f"a closed loop of concurrency {concurrency} sends nothing")
         first = min(concurrency, self._closed)
-        ready_s = (np.arange(first) + 1) * self.machine.front_end_s
+        ready_s = (np.arange(first) + 1) * self.machine.front_end_s + self.machine.latency_s
         self._requests[0][:first] = ready_s if self._native else ready_s.tolist()
         self._floats[loop.FRONT_FREE] = first * self.machine.front_end_s
         self._ints[loop.TAIL] = self._ints[loop.OPEN] = first
         return self._ended()
+
+    def token_times(self, number: int) -> Floats:
+        """When each token of a request came (s), of one that has ended within the `steps` that are kept."""
+        born, output = int(self._requests[6][number]), int(self._requests[2][number])
+        ends = np.asarray(self._ring[3][born : born + output])
+        if len(ends) < output or born + output > int(self._ints[loop.ENDED]):
+            raise ValueError(f"request {number} has not ended within the steps that are kept")
+        return ends
 
     def _ended(self) -> Times:
         self.run(np.inf)
@@ -263,10 +278,14 @@ def states(engines: int) -> tuple[Ints, Floats]:
     return ints, floats
 
 
-def rings(engines: int, longest_output: int) -> tuple[Ints, ...]:
-    """Buckets for all steps in which a request may leave; two more, for steps begun and scheduled ahead."""
+def rings(engines: int, longest_output: int, steps: int = 0) -> tuple[Any, ...]:
+    """Buckets for all steps in which a request may leave; two more, for steps begun and scheduled ahead.
+
+    Also room for the ends of the first `steps` steps.
+    """
     size = 1 << (longest_output + 2).bit_length()
-    return tuple(np.full((engines, size), start, np.int64) for start in (-1, 0, 0))
+    buckets = (np.full((engines, size), start, np.int64) for start in (-1, 0, 0))
+    return *buckets, np.zeros((engines, steps))
 
 
 def columns(engines: int, room: int) -> tuple[Any, ...]:

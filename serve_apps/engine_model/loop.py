@@ -33,6 +33,8 @@ DECODED, PREFILLED, READ, EMITTED, BORROWED, INTS = range(20, 26)
 # Places in `floats`.
 NOW, AHEAD_S, FLYING_END, DRIFT, DRIFTED_AT, FRONT_FREE, BUSY, PAIRS, HELD, FLOATS = range(10)
 
+BESIDE = 15
+"""Where the costs of what is beside a step's arithmetic begin: those of `Roofline` are before."""
 REACHED, OUT_OF_NOISE, OUT_OF_KV, OUT_OF_ROOM = range(4)
 """Why a loop returned: `until` is reached; more noise is due; the cache, or a column, may overflow."""
 LEAST, GIVEN, FEWER, BOUNDED = range(4)
@@ -48,15 +50,15 @@ def advance(
     """Run one engine to `until`: every step that ends by then has ended, and none has begun at that instant.
 
     `requests` are columns by number in order of arrival (ready, prompt, output, shared, sent, cached, born,
-    first, last, link); `ring` columns by step modulo their length (who leaves, how many, their context);
-    `limits` and `costs` are those of `fast.Machine`. What is scheduled will happen, for nobody is preempted:
+    first, last, link); `ring` columns by step modulo their length (who leaves, how many, their context), and one
+    for the ends of as many steps as it has room for; `limits` and `costs` are those of `fast.Machine`. What is scheduled will happen, for nobody is preempted:
     the state of the decoders is that of the next step to schedule. With `counted`, `shared` are the tokens
     that were found in the cache, and each request holds blocks for all of its own.
     """
     max_tokens, max_seqs, block, blocks, lookahead, closed, counted = limits
-    front_end, drift_sd, memory, noisy = costs[14:]
+    front_end, latency, drift_sd, memory, noisy = costs[BESIDE:]
     ready, prompt, output, shared, sent, cached, born, first, last, link = requests
-    leavers, leaving, leaving_context = ring
+    leavers, leaving, leaving_context, ends = ring
     factors, stalls, gauss = noise
     size = len(leavers)
     tail, head, part, done = ints[TAIL], ints[HEAD], ints[PART], ints[PART_DONE]
@@ -75,6 +77,8 @@ def advance(
             if flying_end > until:
                 break
             now, flying = flying_end, 0
+            if ended < len(ends):
+                ends[ended] = now
             for i in range(flying_low, flying_high):
                 first[i] = now
             at = ended % size
@@ -90,7 +94,7 @@ def advance(
                 if tail < closed:  # in a closed loop whoever leaves makes room for the next
                     sent[tail] = now
                     front_free = max(now, front_free) + front_end
-                    ready[tail] = front_free
+                    ready[tail] = front_free + latency
                     tail += 1
                     still_open += 1
                 i = link[i]
@@ -183,7 +187,7 @@ def advance(
         if chosen + new == 0:
             continue
         sequences = chosen + high - low
-        ahead_s = _step_s(costs[:14], chosen, new, read_context, pairs, sequences)
+        ahead_s = _step_s(costs[:BESIDE], chosen, new, read_context, pairs, sequences)
         ahead, ahead_low, ahead_high = 1, low, high
         step += 1
         decoded += chosen
@@ -210,10 +214,10 @@ def _serve(
 ) -> Any:
     """`advance` for engine r of many."""
     ready, prompt, output, shared, sent, cached, born, first, last, link = requests
-    leavers, leaving, leaving_context = ring
+    leavers, leaving, leaving_context, ends = ring
     waiting = (ready[r], prompt[r], output[r], shared[r], sent[r])
     own = waiting + (cached[r], born[r], first[r], last[r], link[r])  # noqa: RUF005  # numba knows no star
-    buckets = (leavers[r], leaving[r], leaving_context[r])
+    buckets = (leavers[r], leaving[r], leaving_context[r], ends[r])
     return advance(until, limits, costs, ints[r], floats[r], own, buckets, noise)
 
 
@@ -240,7 +244,6 @@ def route(
     prompts, outputs, shares = asked
     mode, one, other, owners, load_factor, lost, lost_s, from_s = choice
     ready, prompt, output, shared, sent, cached, born, first, last, link = requests
-    leavers, leaving, leaving_context = ring
     count = np.zeros(len(ints), np.int32)
     holders = np.zeros(len(due) + 2, np.int64)  # engines by their open requests
     holders[0], fewest, flying, alive, out = len(ints), 0, 0, len(ints), -1
@@ -296,8 +299,8 @@ def route(
         i = ints[r, TAIL]
         if i == ready.shape[1]:
             return OUT_OF_ROOM
-        floats[r, FRONT_FREE] = max(now, floats[r, FRONT_FREE]) + costs[14]
-        ready[r, i], sent[r, i] = floats[r, FRONT_FREE], now
+        floats[r, FRONT_FREE] = max(now, floats[r, FRONT_FREE]) + costs[BESIDE]
+        ready[r, i], sent[r, i] = floats[r, FRONT_FREE] + costs[BESIDE + 1], now
         prompt[r, i], output[r, i], shared[r, i] = prompts[j], outputs[j], shares[j]
         if limits[6]:
             block = limits[2]
@@ -310,7 +313,7 @@ def route(
             holders[count[r]] += 1
             flying += 1
             if count[r] == 1:
-                heapq.heappush(events, (floats[r, FRONT_FREE], r))
+                heapq.heappush(events, (ready[r, i], r))
     if mode == GIVEN:  # nobody looked at what the engines did: each runs on its own
         for r in range(len(ints)):
             status = _serve(math.inf, limits, costs, ints, floats, requests, ring, noise, r)
