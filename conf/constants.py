@@ -71,8 +71,8 @@ def replaced(experiment: Experiment, values: Mapping[str, float]) -> Experiment:
 
 
 def bounded(constant: Constant, value: float) -> float:
-    """`value`, at most the 1 of what is a share."""
-    return min(value, 1.0) if constant.is_share else value
+    """`value`, at most the 1 of what is a share, and no less than the least that it can be."""
+    return min(value, 1.0) if constant.is_share else max(value, constant.least)
 
 
 def covariance(experiment: Experiment) -> Covariance | None:

@@ -41,6 +41,11 @@ class Constant:
         return self.unit.startswith("share")
 
     @property
+    def least(self) -> float:
+        """The least that it can be: 1 of the fullest over the mean."""
+        return 1.0 if self.unit.endswith("of at least 1") else 0.0
+
+    @property
     def ln_sd(self) -> tuple[float, float]:
         """The sds of ln value below and above `value`; 0 and 0 where it is exact."""
         if self.low is None or self.high is None:
@@ -90,11 +95,11 @@ class StepTime:
     """Constants of the step-time model that belong to a model (engine-model equation terms).
 
     Prefill tokens reach `gemm_prefill` after about `gemm_rise_tokens` of a step, the first at `gemm_decode`.
-    A step that holds prefill lasts `prefill_layer_us` longer for each layer, which sets in over the same tokens,
-    and each of its prefill tokens `prefill_token_us`, however many GPUs share the work.
+    A step that holds prefill lasts `prefill_layer_us` longer for each layer, which sets in over the same
+    tokens, and each of its prefill tokens `prefill_token_us`, however many GPUs share the work.
     `expert_spread` is the share of a step's tokens that choose their experts independently of each other.
-    The front end takes `front_end_ms` of a request one after the other, and every request `front_end_latency_ms`
-    beside that, in which it holds up nobody.
+    The front end takes `front_end_ms` of a request one after the other, and every request
+    `front_end_latency_ms` beside that, in which it holds up nobody.
     Two ratios multiply every step: `deployment_scale` is that of another deployment (GPU, vLLM version, team)
     over those that were fitted, `layout_scale` that of a layout over what the constants say for it.
     `image_token_us` is the time of an image that is in no cache (decoding, resizing, vision encoder), per
@@ -117,6 +122,20 @@ class StepTime:
     front_end_latency_ms: Constant = Constant(0.0, "ms per request", "none in runs saved before it was known")
     deployment_scale: Constant = Constant(1.0, "ratio", "none in runs saved before it was known")
     layout_scale: Constant = Constant(1.0, "ratio", "none in runs saved before it was known")
+
+
+@dataclass(frozen=True, slots=True)
+class Posterior:
+    """How the constants of a fit go together, and what it rests on, for people.
+
+    `correlations` are those of the normals behind ln of each constant, by config key: `correlations[a][j]` is
+    that of a and the j-th key. Constants of the hardware belong to it on the `hardware` named alone;
+    elsewhere they have the interval that stands beside them.
+    """
+
+    rests_on: str = ""
+    hardware: list[str] = field(default_factory=list)
+    correlations: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +174,7 @@ class Model:
     rope_dim: int = 0
     image_token_px: int = 0
     config_json: str = ""
+    posterior: Posterior = Posterior()
 
     def __post_init__(self) -> None:
         sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "max_context_tokens")

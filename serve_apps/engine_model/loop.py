@@ -50,9 +50,10 @@ def advance(
     """Run one engine to `until`: every step that ends by then has ended, and none has begun at that instant.
 
     `requests` are columns by number in order of arrival (ready, prompt, output, shared, sent, cached, born,
-    first, last, link); `ring` columns by step modulo their length (who leaves, how many, their context), and one
-    for the ends of as many steps as it has room for; `limits` and `costs` are those of `fast.Machine`. What is scheduled will happen, for nobody is preempted:
-    the state of the decoders is that of the next step to schedule. With `counted`, `shared` are the tokens
+    first, last, link); `ring` columns by step modulo their length (who leaves, how many, their context), and
+    one for the ends of as many steps as it has room for; `limits` and `costs` are those of `fast.Machine`.
+    What is scheduled will happen, for nobody is preempted: the state of the decoders is that of the next step
+    to schedule. With `counted`, `shared` are the tokens
     that were found in the cache, and each request holds blocks for all of its own.
     """
     max_tokens, max_seqs, block, blocks, lookahead, closed, counted = limits

@@ -68,10 +68,10 @@ class StepTerms(NamedTuple):
 class Roofline:
     """Seconds per unit of work of one replica; `expert_miss` is the chance that a token avoids an expert.
 
-    `expert_read_s` reads all experts; where every GPU has some of its own, `expert_skew_s` is what the fullest
-    one adds (`_expert_skew`). The first `prefill_rise_tokens` prefill tokens of a step cost `prefill_rise_s`
-    more in all. Steps of at least `quick_reduce_tokens` tokens pay `quick_reduce_token_s` for their
-    all-reduces.
+    `expert_read_s` reads all experts; where every GPU has some of its own, `expert_skew_s` is what the
+    fullest one adds (`_expert_skew`). The first `prefill_rise_tokens` prefill tokens of a step cost
+    `prefill_rise_s` more in all. Steps of at least `quick_reduce_tokens` tokens pay `quick_reduce_token_s`
+    for their all-reduces.
     """
 
     launch_s: float
@@ -222,9 +222,10 @@ def _expert_miss(model: Model) -> float:
 def _expert_skew(model: Model, layout: Layout) -> float:
     """How many more experts the fullest GPU reads: this, times sd over mean of the share that is touched.
 
-    The touched ones among the experts of a GPU are taken as binomial, and the fullest of g GPUs as the largest
-    of g normals (Blom's approximation). Counted out for uniform routing of Qwen3's 8 of 128 experts over 8
-    GPUs the fullest reads 2.48, 1.26 and 1.02 times the mean at 1, 16 and 64 tokens; this says 2.4, 1.27, 1.02.
+    The touched ones among the experts of a GPU are taken as binomial, and the fullest of g GPUs as the
+    largest of g normals (Blom's approximation). Drawn with uniform routing of Qwen3's 8 of 128 experts over 8
+    GPUs the fullest reads 2.48, 1.26 and 1.02 times the mean at 1, 16 and 64 tokens; by this it is 2.4, 1.27
+    and 1.02.
     """
     gpus = layout.tensor_parallel
     if not (layout.expert_parallel and model.experts and gpus > 1):
@@ -233,7 +234,7 @@ def _expert_skew(model: Model, layout: Layout) -> float:
 
 
 def _imbalance(model: Model, layout: Layout) -> float:
-    """Products of the fullest GPU over the mean; without expert parallelism every GPU holds a slice of all."""
+    """Products of the fullest GPU over the mean; without expert parallelism each holds a slice of all."""
     return model.step_time.expert_imbalance.value if layout.expert_parallel else 1.0
 
 
