@@ -1,0 +1,54 @@
+"""Arrivals of `vllm bench serve`, held to times that its own generator gave, and to a measured experiment."""
+
+import numpy as np
+import pytest
+
+from loadgen.bench_arrivals import bench_arrivals_s
+
+GIVEN = {
+    (5, 8.0, 0, 1.0): [
+        0.1153233250077243,
+        0.2973094422650755,
+        0.43108576228310025,
+        0.5451523059454515,
+        0.625,
+    ],
+    (5, 8.0, 1, 1.0): [
+        0.14458471267263226,
+        0.4859802664190028,
+        0.4860109143377846,
+        0.5824745496895176,
+        0.625,
+    ],
+    (4, 2.0, 0, 0.5): [0.5772701662375707, 1.2955715521217375, 1.6363931367774665, 2.0],
+    (4, 2.0, 7, 3.0): [0.36193966515687975, 0.6503919418716427, 1.139490851283861, 2.0],
+}
+"""From `get_request` of vLLM 0.32.0 under a clock that only its sleeps move; tests/vllm asks it anew."""
+
+
+@pytest.mark.parametrize("asked", GIVEN)
+def test_arrivals_are_those_of_the_tool(asked: tuple[int, float, int, float]) -> None:
+    np.testing.assert_allclose(bench_arrivals_s(*asked), GIVEN[asked], rtol=1e-12)
+
+
+def test_the_last_request_is_due_after_as_many_gaps_as_requests() -> None:
+    due_s = bench_arrivals_s(100, 8.0)
+    assert due_s[-1] == pytest.approx(100 / 8)
+    assert (np.diff(due_s) > 0).all() and due_s[0] > 0
+
+
+def test_the_global_generator_stays_as_it_is() -> None:
+    np.random.seed(5)  # noqa: NPY002  # that generator is what must not move
+    before = np.random.random()  # noqa: NPY002
+    np.random.seed(5)  # noqa: NPY002
+    bench_arrivals_s(10, 1.0)
+    assert np.random.random() == before  # noqa: NPY002
+
+
+@pytest.mark.battery("wrong input")
+@pytest.mark.parametrize(
+    "asked", [(0, 8.0), (5, 0.0), (5, np.inf), (5, 8.0, -1), (5, 8.0, 2**32), (5, 8.0, 0, 0.0)]
+)
+def test_what_the_tool_could_not_draw_is_refused(asked: tuple[int, float]) -> None:
+    with pytest.raises(ValueError, match="positive and finite|seed="):
+        bench_arrivals_s(*asked)

@@ -1,0 +1,45 @@
+"""Arrivals of `vllm bench serve`, held to the generator of the vLLM that is installed."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadgen.bench_arrivals import bench_arrivals_s
+from tests.test_bench_arrivals import GIVEN
+
+pytestmark = pytest.mark.vllm
+
+
+class Clock:
+    """A clock that only sleeps move."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+async def _sent_s(serve: Any, clock: Clock, requests: int, rate: float, burstiness: float) -> list[float]:
+    planned = list(range(requests))
+    return [clock.time() async for _ in serve.get_request(planned, rate, burstiness)]
+
+
+@pytest.mark.parametrize("asked", [*GIVEN, (100, 8.0, 0, 1.0)])
+def test_the_tool_sends_when_we_say(
+    asked: tuple[int, float, int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve = pytest.importorskip("vllm.benchmarks.serve")
+    requests, rate, seed, burstiness = asked
+    clock = Clock()
+    monkeypatch.setattr(serve, "time", clock)
+    monkeypatch.setattr(serve, "asyncio", SimpleNamespace(sleep=clock.sleep))
+    np.random.seed(seed)  # noqa: NPY002  # as the tool does
+    sent_s = asyncio.run(_sent_s(serve, clock, requests, rate, burstiness))
+    np.testing.assert_allclose(bench_arrivals_s(*asked), sent_s, rtol=1e-9)
