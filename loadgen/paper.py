@@ -22,26 +22,34 @@ EARLY_TOKENS = 2
 """Answers that end at once: the least number of tokens that has a time between tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """One model of the paper and what its clients asked; lengths in tokens.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How requests look; lengths in tokens.
 
     `limits` are those of the answers by phase, or by phase/C. `whole` is the share of requests that run to
     their limit; the others share what the row's own mean leaves, and end at once where the row states none.
-    `burst_mean` of 0: the row's, or all to the limit. `model` is the name of ours; `words` choose it and its
-    node. `fit_rms` is the training error of the constants that were fitted to the rows but those `left_out`
-    (docs/engine_model.md).
+    `burst_mean` of 0: the row's, or all to the limit.
     """
 
-    name: str
-    model: str
-    words: tuple[str, ...]
     prompt: int
     limits: Mapping[str, int]
-    fit_rms: float
     image_tokens: int = 0
     whole: float = 1.0
     burst_mean: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject(Shape):
+    """One model of the paper and what its clients asked.
+
+    `name` is the paper's, of its rows; `words` choose the model and its node here, and their facts alone say
+    whether an experiment asks the same. `fit_rms` is the training error of the constants that were fitted to
+    the rows but those `left_out` (docs/engine_model.md).
+    """
+
+    name: str
+    words: tuple[str, ...]
+    fit_rms: float
     left_out: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
 
@@ -50,43 +58,39 @@ AGAIN = "is the row of table 23 again"
 _MLA = "engine.block_size=1"
 SUBJECTS = (
     Subject(
-        "Llama-3.1-405B",
-        "Llama-3.1-405B-Instruct-FP8",
-        ("model=llama31_405b_fp8", "layout=dp1_tp8"),
-        329,
-        {SCALING: 200, SATURATION: 100},
-        0.021,
+        name="Llama-3.1-405B",
+        words=("model=llama31_405b_fp8", "layout=dp1_tp8"),
+        prompt=329,
+        limits={SCALING: 200, SATURATION: 100},
+        fit_rms=0.021,
         burst_mean=98.5,
     ),
     Subject(
-        "Qwen3-VL-235B",
-        "Qwen3-VL-235B-A22B",
-        ("model=qwen3_vl_235b_bf16", "layout=dp1_tp8"),
-        1141,
-        {SCALING: 200, SATURATION: 200},
-        0.020,
+        name="Qwen3-VL-235B",
+        words=("model=qwen3_vl_235b_bf16", "layout=dp1_tp8"),
+        prompt=1141,
+        limits={SCALING: 200, SATURATION: 200},
+        fit_rms=0.020,
         image_tokens=1024,
         left_out={
             ("23", 150): "8.5 s between 6.3 s at 100 and 9.0 s at 200: a first burst's image fetch or JIT"
         },
     ),
     Subject(
-        "DeepSeek V3.2",
-        "DeepSeek-V3.2",
-        ("model=deepseek_v32_fp8", "layout=dp1_tp8", _MLA),
-        290,
-        {SCALING: 200, SATURATION: 100},
-        0.075,
+        name="DeepSeek V3.2",
+        words=("model=deepseek_v32_fp8", "layout=dp1_tp8", _MLA),
+        prompt=290,
+        limits={SCALING: 200, SATURATION: 100},
+        fit_rms=0.075,
         whole=0.25,
         burst_mean=26.5,
     ),
     Subject(
-        "Kimi-K2.5",
-        "Kimi-K2.5",
-        ("model=kimi_k25_int4", "layout=dp1_tp4", _MLA),
-        1483,
-        {SCALING: 199, SATURATION: 199, f"{SCALING}/1": 100},
-        0.078,
+        name="Kimi-K2.5",
+        words=("model=kimi_k25_int4", "layout=dp1_tp4", _MLA),
+        prompt=1483,
+        limits={SCALING: 199, SATURATION: 199, f"{SCALING}/1": 100},
+        fit_rms=0.078,
         image_tokens=1369,
         left_out={("17", 1): _ONCE, ("17", 500): AGAIN},
     ),
@@ -142,14 +146,14 @@ def read(path: Path = TABLES) -> dict[str, list[Row]]:
     return rows
 
 
-def outputs(subject: Subject, row: Row, count: int | None = None) -> Ints:
+def outputs(shape: Shape, row: Row, count: int | None = None) -> Ints:
     """Tokens that each request of a row puts out, or each of `count` with the same mean."""
-    limits = subject.limits
+    limits = shape.limits
     limit = limits.get(f"{row.phase}/{row.concurrency}", limits[row.phase])
-    mean = subject.burst_mean if row.burst and subject.burst_mean else float(limit)
+    mean = shape.burst_mean if row.burst and shape.burst_mean else float(limit)
     if row.output_tok_s is not None:
-        mean = min(limit, subject.prompt * row.output_tok_s / (row.total_tok_s - row.output_tok_s))
-    return spread(row.requests if count is None else count, limit, mean, subject.whole)
+        mean = min(limit, shape.prompt * row.output_tok_s / (row.total_tok_s - row.output_tok_s))
+    return spread(row.requests if count is None else count, limit, mean, shape.whole)
 
 
 def asked(words: Sequence[str], config: Path | None) -> list[list[str]]:
@@ -182,8 +186,8 @@ def spread(count: int, limit: int, mean: float, whole: float = 1.0) -> Ints:
 
 
 def played(subject: Subject) -> list[Row]:
-    """The rows of a model that are levels of their own; none of a model that is not the paper's."""
-    known = read().get(subject.name, [])
+    """The rows of a model that are levels of their own."""
+    known = read()[subject.name]
     return [row for row in known if subject.left_out.get((row.table, row.concurrency)) != AGAIN]
 
 

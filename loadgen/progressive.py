@@ -27,7 +27,8 @@ from conf.schema import Lengths, Workload
 from loadgen import answer_file, paper
 from loadgen.arrivals import PHASES, ArrivalSchedule
 from loadgen.lengths import Ints
-from loadgen.paper import SATURATION, SCALING, SUBJECTS, Row, Subject
+from loadgen.paper import SATURATION, SCALING, Row, Shape, Subject
+from loadgen.subjects import model_of, subject_of
 
 WARM_UP, BASELINE, STRESS = "warm-up", "baseline", "stress"
 FEW, SINGLE = 3, 10
@@ -100,36 +101,25 @@ class Level:
         )
 
 
-def subject_of(experiment: Experiment) -> Subject | None:
-    """The paper's model that is asked, on the paper's node and layout; None of any other."""
-    layout = experiment.layout
-    for subject in SUBJECTS:
-        alike = subject.model == experiment.model.name and experiment.hardware.name == "MI325X"
-        if alike and f"layout={layout.name}" in subject.words:
-            return subject
-    return None
-
-
-def asked_shape(experiment: Experiment) -> Subject:
-    """What requests look like: the paper's of its own model, else its nominal lengths, or the workload's."""
-    it, model = experiment.progressive, experiment.model
-    if it.lengths == "workload":
-        return _shaped(model.name, experiment.workload)
-    known = next((subject for subject in SUBJECTS if subject.model == model.name), None)
-    if known is not None:
+def asked_shape(experiment: Experiment) -> Shape:
+    """How requests look: the workload's, the paper's of its own model, or its nominal lengths."""
+    model = experiment.model
+    if experiment.progressive.lengths == "workload":
+        return _shaped(experiment.workload)
+    if known := model_of(experiment):
         return known
     if model.image_token_px:
         images = tokens_of(Images().width_px, Images().height_px, model.image_token_px)
         limits = {SCALING: NOMINAL_LIMIT, SATURATION: NOMINAL_LIMIT}
-        return Subject(model.name, model.name, (), NOMINAL_TEXT + images, limits, 0.0, images)
+        return Shape(prompt=NOMINAL_TEXT + images, limits=limits, image_tokens=images)
     limits = {SCALING: NOMINAL_LIMIT, SATURATION: TEXT_SATURATION_LIMIT}
-    return Subject(model.name, model.name, (), NOMINAL_PROMPT, limits, 0.0)
+    return Shape(prompt=NOMINAL_PROMPT, limits=limits)
 
 
-def _shaped(name: str, workload: Workload) -> Subject:
+def _shaped(workload: Workload) -> Shape:
     answer, images = workload.output_tokens.mean, round(workload.images.mean_tokens)
     limits = {SCALING: answer, SATURATION: answer}
-    return Subject(name, name, (), workload.input_tokens.mean + images, limits, 0.0, images)
+    return Shape(prompt=workload.input_tokens.mean + images, limits=limits, image_tokens=images)
 
 
 def levels(experiment: Experiment) -> list[Level]:
@@ -137,8 +127,9 @@ def levels(experiment: Experiment) -> list[Level]:
     return list(_levels(experiment.progressive, asked_shape(experiment), subject_of(experiment)))
 
 
-def _levels(it: Progressive, shape: Subject, subject: Subject | None) -> Iterator[Level]:
-    rows = {(row.burst, row.concurrency): row for row in paper.played(shape)}
+def _levels(it: Progressive, shape: Shape, subject: Subject | None) -> Iterator[Level]:
+    known = paper.played(shape) if isinstance(shape, Subject) else []
+    rows = {(row.burst, row.concurrency): row for row in known}
     usual, burst_limit = shape.limits[SCALING], shape.limits[SATURATION]
     short = min(BASELINE_LIMIT, usual)
     one = Level("", 1, shape.prompt, _mixed(shape, 1, usual), shape.image_tokens, same=it.prompts == "same")
@@ -167,7 +158,7 @@ def _levels(it: Progressive, shape: Subject, subject: Subject | None) -> Iterato
         yield loaded(SATURATION, concurrency, burst_limit)
 
 
-def _mixed(shape: Subject, count: int, limit: int) -> Ints:
+def _mixed(shape: Shape, count: int, limit: int) -> Ints:
     """Answers to the limit in the model's own share; the others end at once."""
     mean = shape.whole * limit + (1 - shape.whole) * paper.EARLY_TOKENS
     return paper.spread(count, limit, mean, shape.whole)
@@ -325,9 +316,11 @@ def _caution(experiment: Experiment) -> str:
     """Why nothing stands beside a model of the paper, or what unique prompts would have to change in
     constants that were fitted to one prompt.
     """
-    own = next((subject for subject in SUBJECTS if subject.model == experiment.model.name), None)
+    own = model_of(experiment)
+    if own and experiment.progressive.lengths == "workload":
+        return "the lengths are the workload's, not the paper's; nothing stands beside these"
     if own and not subject_of(experiment):
-        return f"the paper's rows are of MI325X and {own.words[1]}; nothing stands beside these"
+        return f"the paper's rows are of MI325X, {' and '.join(own.words[:2])}; nothing stands beside these"
     spread = experiment.model.step_time.expert_spread
     if experiment.progressive.prompts == "same" or experiment.engine.kind != "simulated" or spread.value == 1:
         return ""

@@ -22,10 +22,13 @@ from loadgen.paper import SUBJECTS, Row, Subject
 from loadgen.plan import Plan
 from loadgen.progressive import BASELINE, SATURATED, STRESS, WARM_UP
 from loadgen.search import Start
+from loadgen.subjects import subject_of
 from loadgen.target import Observation
 
 SUBJECT = {subject.name: subject for subject in SUBJECTS}
 LLAMA, QWEN, DEEPSEEK, KIMI = SUBJECT
+PHASES_OF_ROWS = (paper.SCALING, paper.SATURATION)
+FIGURES = judged.Figures(10, 1.0, 100.0, 50.0, 0.0, 2.0, 1.0, 0.9, 10.0, "all 10")
 PUBLISHED = paper.read()
 
 
@@ -136,7 +139,7 @@ def test_answers_keep_the_published_mean_whatever_their_number() -> None:
 def test_a_model_that_is_not_the_papers_has_nominal_lengths_and_nothing_beside_it() -> None:
     levels = progressive.levels(ready())
     assert {(level.prompt_tokens, level.published) for level in levels if not level.shape} == {(500, None)}
-    assert progressive.subject_of(ready()) is None
+    assert subject_of(ready()) is None
     asked = ready("progressive.lengths=workload")
     assert {level.prompt_tokens for level in progressive.levels(asked) if not level.shape} == {5600}
 
@@ -145,6 +148,59 @@ def test_another_layout_of_a_papers_model_has_no_published_rows_beside_it() -> N
     asked = ready("model=qwen3_vl_235b_bf16", "layout=dp1_tp8_ep8")
     assert not any(level.published for level in progressive.levels(asked))
     assert [level.concurrency for level in progressive.levels(asked) if level.phase == "scaling"][0] == 10
+
+
+@pytest.mark.parametrize("name", SUBJECT)
+def test_the_workloads_lengths_are_asked_of_every_model_and_nothing_published_stands_beside(
+    name: str,
+) -> None:
+    asked = of(name, "progressive.lengths=workload", "workload=chat_5600_140")
+    levels = progressive.levels(asked)
+    assert {level.prompt_tokens for level in levels if not level.shape} == {5600}
+    assert {tuple(set(level.answers)) for level in levels if level.phase in PHASES_OF_ROWS} == {(140,)}
+    assert not any(level.published for level in levels)
+    alias = of(name, "progressive.lengths=workload", "workload=chat_5600_140", "model.name=another")
+    other = progressive.levels(alias)
+    assert [level.answers.tolist() for level in other] == [level.answers.tolist() for level in levels]
+    found = progressive.tree(asked, [[FIGURES] * len(levels)], "virtual")["progressive"]
+    assert (found["fit_rms"], found["rms"]) == (None, None)
+    assert "the lengths are the workload's" in found["caution"]
+
+
+@pytest.mark.parametrize("name", SUBJECT)
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "layout.expert_parallel=true",
+        "layout.replicas_per_node=2",
+        "hardware.hbm_bytes_per_s=5.3e12",
+        "hardware.bf16_flop_per_s=1e15",
+        "model.kv_cache=fp8",
+    ],
+)
+def test_rows_stand_beside_what_was_published_whatever_it_is_called(name: str, changed: str) -> None:
+    same = ("model.name=another", "hardware.name=mine", "layout.name=ours")
+    assert any(level.published for level in progressive.levels(of(name, *same)))
+    shipped = of(name)
+    if changed == "model.kv_cache=fp8" and shipped.model.kv_cache == "fp8":
+        changed = "model.kv_cache=bf16"
+    asked = of(name, changed, "cluster.gpus_per_node=16")
+    levels = progressive.levels(asked)
+    assert not any(level.published for level in levels)
+    assert [level.prompt_tokens for level in levels] == [
+        level.prompt_tokens for level in progressive.levels(shipped)
+    ]
+    found = progressive.tree(asked, [[FIGURES] * len(levels)], "virtual")["progressive"]
+    assert "nothing stands beside these" in found["caution"]
+
+
+@pytest.mark.parametrize("name", SUBJECT)
+def test_another_model_with_a_papers_name_is_not_the_papers(name: str) -> None:
+    paper_name = of(name).model.name
+    asked = ready(f"model.name={paper_name}", f"model.served_name={name}", "layout=dp1_tp8")
+    assert subject_of(asked) is None
+    assert not any(level.published for level in progressive.levels(asked))
+    assert {level.prompt_tokens for level in progressive.levels(asked) if not level.shape} == {500}
 
 
 def test_a_schedule_is_a_closed_loop_and_of_a_burst_all_is_window() -> None:
@@ -331,7 +387,7 @@ def test_over_http_one_model_is_chosen(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:
     asked = of(LLAMA)
-    good = judged.Figures(10, 1.0, 100.0, 50.0, 0.0, 2.0, 1.0, 0.9, 10.0, "all 10")
+    good = FIGURES
     none = judged.Figures(10, 0.0, 0.0, 0.0, 0.0, math.inf, 0.0, None, 0.0, "none")
     levels = len(progressive.levels(asked))
     for run, failing in (([good] * (levels - 1) + [none], 1), ([none] * levels, levels)):
