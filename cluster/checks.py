@@ -21,7 +21,8 @@ Where = Literal["every", "head", "serving", "gpu"]
 class Expected:
     """What the nodes are to be. `http_port` 0: Serve's port is not looked at.
 
-    `hardware` begins with the GPU's name, `arch` is the gfx name of an AMD GPU and else empty. `env` is what
+    `hardware` begins with the GPU's name, `arch` is the gfx name of an AMD GPU and else empty; `hbm_bytes` is
+    the memory of a GPU. `env` is what
     the engines get beside the nodes' own environment. `bandwidth` asks for minutes of measuring. A node has
     `node_timeout_s` to answer: more than its tools' time-outs together, so that a hung tool does not lose it.
     """
@@ -31,6 +32,7 @@ class Expected:
     gpus_per_node: int
     hardware: str = ""
     arch: str = ""
+    hbm_bytes: float = 0.0
     model_path: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     http_port: int = 0

@@ -14,6 +14,7 @@ from cluster.thresholds import (
     P2P_BIDIRECTIONAL,
     P2P_UNIDIRECTIONAL,
     VRAM_IDLE,
+    VRAM_OFF,
     Threshold,
 )
 
@@ -87,6 +88,22 @@ def vram(seen: Seen, expected: Expected) -> Verdict:
     )
 
 
+def vram_size(seen: Seen, expected: Expected) -> Verdict:
+    """Whether the driver gives every GPU the memory from which KV caches and plans are computed."""
+    totals = [gpu.vram_bytes for gpu in seen.gpus]
+    told = [total for total in totals if total is not None]
+    furthest = max(told, key=lambda total: abs(total - expected.hbm_bytes), default=0.0)
+    off = [
+        gpu.index
+        for gpu in seen.gpus
+        if gpu.vram_bytes is not None
+        and abs(gpu.vram_bytes - expected.hbm_bytes) > VRAM_OFF.value / 100 * expected.hbm_bytes
+    ]
+    figure = None if None in totals and not off else f"{size(furthest)} ({furthest:.0f} bytes)"
+    remedy = f"GPU {_list(off)}: set hardware.hbm_bytes to that, unless it is partitioned or another GPU"
+    return judged(figure, f"{size(expected.hbm_bytes)} within {VRAM_OFF}", not off, remedy, "warn")
+
+
 def mec(seen: Seen, expected: Expected) -> Verdict:
     found = [gpu.mec_firmware for gpu in seen.gpus]
     oldest = min((value for value in found if value is not None), default=MEC_FIRMWARE.value)
@@ -158,6 +175,7 @@ GPU_CHECKS = (
     Check("emulated GPU", "gpu", emulation, strict=True),
     Check("ECC errors", "gpu", ecc),
     Check("VRAM", "gpu", vram),
+    Check("VRAM size", "gpu", vram_size),
     Check("MEC firmware", "gpu", mec, amd=True),
     Check("XGMI links", "gpu", xgmi, amd=True),
     Check("NUMA node of GPUs", "gpu", gpu_numa),

@@ -23,6 +23,7 @@ NVIDIA_FIELDS = (
     "name",
     "driver_version",
     "memory.used",
+    "memory.total",
     "ecc.errors.uncorrected.volatile.total",
 )
 
@@ -40,6 +41,7 @@ class Gpu:
     mec_firmware: int | None = None
     numa_node: int | None = None
     links: frozenset[int] | None = None
+    vram_bytes: float | None = None
 
     def over(self, other: "Gpu") -> "Gpu":
         """This GPU with what it lacks taken from `other`."""
@@ -108,6 +110,7 @@ def _amd_gpu(index: int, static: Any, metric: Any, firmware: Any, topology: Any)
         mec_firmware=_whole(mec[0], MEC_BITS) if mec else None,
         numa_node=_whole(_number(_part(static, "numa").get("node"))),
         links=frozenset(links) if "links" in topology else None,
+        vram_bytes=_bytes(memory.get("total_vram")),
     )
 
 
@@ -148,7 +151,7 @@ def _whole(value: float | None, bits: int = -1) -> int | None:
 
 
 def _bytes(value: Any) -> float | None:
-    """Bytes of a figure of amd-smi, whose MB and GB are powers of two and MB where it names none."""
+    """Bytes of a tool's figure, whose MB and GB are powers of two, and MB where it names none."""
     unit = value.get("unit", "MB") if isinstance(value, dict) else "MB"
     number = _number(value)
     return None if number is None else number * {"GB": 2.0**30, "KB": 2.0**10, "B": 1.0}.get(unit, 2.0**20)
@@ -178,6 +181,7 @@ def _kfd_gpu(
         mec_firmware=_whole(facts.get("fw_version"), MEC_BITS),
         numa_node=_whole(_file_number(card / "numa_node")),
         links=peers if links else None,
+        vram_bytes=_file_number(card / "mem_info_vram_total"),
     )
 
 
@@ -225,12 +229,12 @@ def nvidia_gpus(text: str) -> tuple[Gpu, ...]:
     return tuple(_nvidia_gpu(*row) for row in rows if len(row) == len(NVIDIA_FIELDS))
 
 
-def _nvidia_gpu(index: str, name: str, driver: str, used_mib: str, ecc: str) -> Gpu:
-    used = _number(used_mib)
+def _nvidia_gpu(index: str, name: str, driver: str, used_mib: str, total_mib: str, ecc: str) -> Gpu:
     return Gpu(
         int(index),
         name=name,
         driver=driver,
-        vram_used_bytes=None if used is None else used * 2**20,
+        vram_used_bytes=_bytes(used_mib),
         ecc_errors=_whole(_number(ecc)),
+        vram_bytes=_bytes(total_mib),
     )

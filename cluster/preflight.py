@@ -51,6 +51,7 @@ def expected_of(experiment: Experiment, env: Mapping[str, str], *, bandwidth: bo
         gpus_per_node=cluster.gpus_per_node,
         hardware=experiment.hardware.name,
         arch=next((word for word in experiment.hardware.arch.split() if word.startswith("gfx")), ""),
+        hbm_bytes=experiment.hardware.hbm_bytes,
         model_path=real.model_path if real else "",
         env=env,
         http_port=CLUSTER_HTTP_PORT if cluster.session == "address" else 0,

@@ -34,6 +34,7 @@ FREE_REPLICA_PORTS = Threshold(64, "ports", "judged: eight replicas and their su
 CLOCK_OFFSET = Threshold(1, "ms", "ROCm/cvs host checks (chrony)")
 CLOCK_OFFSET_MOST = Threshold(50, "ms", "beyond it the fleet of load actors refuses a common start")
 VRAM_IDLE = Threshold(1, "GiB", "judged: an idle MI300X shows about 0.3 GiB")
+VRAM_OFF = Threshold(1, "%", "our choice: beyond what drivers keep back (MI300X 0.01 %, B200 0.4 %)")
 MEC_FIRMWARE = Threshold(177, "or later", "ROCm 6.4.3 release notes, amdgpu driver updates")
 
 P2P_UNIDIRECTIONAL = Threshold(33.9, "GB/s", "ROCm/cvs mi300_health_config.json, TransferBench p2p")

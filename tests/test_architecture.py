@@ -116,14 +116,20 @@ def test_memory_of_a_gpu_is_weights_activations_and_whole_blocks_of_kv() -> None
     assert isinstance(specs.engine, SimulatedEngine)
     held = architecture.memory(specs.engine, specs.model, specs.hardware, specs.layout)
     assert held.weight_bytes == architecture.weight_bytes(specs.model) / 8
-    assert held.weight_bytes + held.activation_bytes + held.kv_bytes == pytest.approx(0.9 * 256e9)
+    assert held.weight_bytes + held.activation_bytes + held.kv_bytes == pytest.approx(0.9 * 262_128 * 2**20)
     block_bytes = 16 * 24_064
     assert held.kv_blocks * block_bytes <= held.kv_bytes < (held.kv_blocks + 1) * block_bytes
 
 
 def test_kv_tokens_left_beside_the_weights() -> None:
-    assert round(kv_tokens(experiment(layout="dp1_tp8_ep8")) / 1e6, 1) == 8.0
-    assert round(kv_tokens(experiment(layout="dp2_tp4_ep4")) / 1e6, 1) == 6.8
+    assert round(kv_tokens(experiment(layout="dp1_tp8_ep8")) / 1e6, 2) == 8.72
+    assert round(kv_tokens(experiment(layout="dp2_tp4_ep4")) / 1e6, 2) == 7.49
+    assert round(kv_tokens(experiment(layout="dp2_tp4_ep4", hardware="h100")) / 1e3) == 410
+
+
+@pytest.mark.parametrize("name", ["b200", "h100", "h200", "mi300x", "mi325x", "mi355x"])
+def test_memory_is_what_drivers_report_in_whole_mib(name: str) -> None:
+    assert experiment(hardware=name).hardware.hbm_bytes % 2**20 == 0
 
 
 def test_weights_that_do_not_fit_are_refused_in_one_line_with_a_remedy() -> None:

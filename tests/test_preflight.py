@@ -15,8 +15,15 @@ from cluster.checks_host import COMPARISONS, HOST_CHECKS, environments
 from cluster.gpu_facts import AmdTexts, Gpu
 from cluster.node_facts import Host, Weights
 
+HBM = 262128 * 2**20
 MI325X = Expected(
-    "vllm", nodes=2, gpus_per_node=8, hardware="MI325X", arch="gfx942", model_path="/models/qwen"
+    "vllm",
+    nodes=2,
+    gpus_per_node=8,
+    hardware="MI325X",
+    arch="gfx942",
+    hbm_bytes=HBM,
+    model_path="/models/qwen",
 )
 LAPTOP = Expected("simulated", nodes=1, gpus_per_node=8, hardware="MI325X", arch="gfx942")
 GIB = 2**30
@@ -39,7 +46,7 @@ FIRMWARE = """[
 TOPOLOGY = """[{"gpu": 0, "bdf": "0000:01:00.0", "links": [{"gpu": 0, "link_type": "SELF", "num_hops": 0},
   {"gpu": 1, "link_type": "XGMI", "num_hops": 1}]},
  {"gpu": 1, "links": [{"gpu": 0, "link_type": "PCIE"}, {"gpu": 1, "link_type": "SELF"}]}]"""
-NVIDIA = "0, NVIDIA H200, 570.86.15, 1, 0\n1, NVIDIA H200, 570.86.15, [N/A], [N/A]\n"
+NVIDIA = "0, NVIDIA H200, 570.86.15, 1, 143771, 0\n1, NVIDIA H200, 570.86.15, [N/A], [N/A], [N/A]\n"
 KFD_GPU = """cpu_cores_count 0
 simd_count 1216
 gfx_target_version 90402
@@ -52,8 +59,10 @@ fw_version 192
 
 def test_amd_smi_tells_every_gpu_in_old_and_new_shapes() -> None:
     first, second = gpu_facts.amd_gpus(AmdTexts(STATIC, METRIC, FIRMWARE, TOPOLOGY))
-    assert first == Gpu(0, "AMD Instinct MI325X", "gfx942", "6.12.12", 283 * 2**20, 0, 177, 0, frozenset({1}))
-    assert second == Gpu(1, None, "gfx942", "6.12.12", 2 * GIB, None, 166, None, frozenset())
+    assert first == Gpu(
+        0, "AMD Instinct MI325X", "gfx942", "6.12.12", 283 * 2**20, 0, 177, 0, frozenset({1}), HBM
+    )
+    assert second == Gpu(1, None, "gfx942", "6.12.12", 2 * GIB, None, 166, None, frozenset(), HBM)
 
 
 @pytest.mark.parametrize("text", [None, "", "not json", "[", "{}", "[1]", "ERROR: no devices\n[]"])
@@ -63,8 +72,8 @@ def test_amd_smi_without_an_answer_tells_no_gpu(text: str | None) -> None:
 
 def test_nvidia_smi_tells_every_gpu() -> None:
     first, second = gpu_facts.nvidia_gpus(NVIDIA)
-    assert first == Gpu(0, "NVIDIA H200", None, "570.86.15", 2**20, 0)
-    assert (second.vram_used_bytes, second.ecc_errors) == (None, None)
+    assert first == Gpu(0, "NVIDIA H200", None, "570.86.15", 2**20, 0, vram_bytes=150754820096)
+    assert (second.vram_used_bytes, second.vram_bytes, second.ecc_errors) == (None, None, None)
 
 
 def write(root: Path, texts: dict[str, str]) -> None:
@@ -88,6 +97,7 @@ def kfd_tree(root: Path, gpus: int) -> None:
         facts = {
             f"{nodes}/{node}/properties": KFD_GPU.format(minor=127 + node),
             f"{card}/mem_info_vram_used": "297000000\n",
+            f"{card}/mem_info_vram_total": f"{HBM}\n",
             f"{card}/numa_node": f"{node // 5}\n",
             f"{card}/ras/umc_err_count": "ue: 0\nce: 3\n",
         }
@@ -99,7 +109,8 @@ def test_the_kernel_tells_the_gpus_where_no_tool_is_installed(tmp_path: Path) ->
     kfd_tree(tmp_path, 8)
     found = gpu_facts.read_gpus(tmp_path, lambda command: None)
     assert found is not None
-    assert found[3] == Gpu(3, None, "gfx942", "6.12.12", 297e6, 0, 192, 0, frozenset({0, 1, 2, 4, 5, 6, 7}))
+    peers = frozenset({0, 1, 2, 4, 5, 6, 7})
+    assert found[3] == Gpu(3, None, "gfx942", "6.12.12", 297e6, 0, 192, 0, peers, HBM)
     assert [gpu.numa_node for gpu in found] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
@@ -222,7 +233,7 @@ def test_bandwidth_tools_are_read() -> None:
 
 def healthy_gpu(index: int) -> Gpu:
     peers = frozenset(range(8)) - {index}
-    return Gpu(index, "AMD Instinct MI325X", "gfx942", "6.12.12", 0.3 * GIB, 0, 177, index // 4, peers)
+    return Gpu(index, "AMD Instinct MI325X", "gfx942", "6.12.12", 0.3 * GIB, 0, 177, index // 4, peers, HBM)
 
 
 HEALTHY = Host(
@@ -299,6 +310,9 @@ BAD: dict[str, tuple[Seen, str, str, str]] = {
     "ECC": (one_gpu(ecc_errors=2), "ECC errors", "fail", "replace GPU 0"),
     "ECC unread": (one_gpu(ecc_errors=None), "ECC errors", "unknown", ""),
     "VRAM in use": (one_gpu(vram_used_bytes=90 * GIB), "VRAM", "fail", "still holds"),
+    "a partition": (one_gpu(vram_bytes=HBM / 8), "VRAM size", "warn", "GPU 0: set hardware.hbm_bytes"),
+    "another memory": (one_gpu(vram_bytes=1.02 * HBM), "VRAM size", "warn", "GPU 0: set hardware.hbm_bytes"),
+    "memory untold": (one_gpu(vram_bytes=None), "VRAM size", "unknown", ""),
     "old firmware": (one_gpu(mec_firmware=166), "MEC firmware", "fail", "HSA_NO_SCRATCH_RECLAIM=1"),
     "firmware half told": (one_gpu(mec_firmware=None), "MEC firmware", "unknown", ""),
     "a link over PCIe": (one_gpu(links=frozenset({1, 2, 3})), "XGMI links", "fail", "GPU 0"),
