@@ -1,0 +1,185 @@
+"""The joint posterior of the default model's constants from published measurements; knows no engine.
+
+Three experiments speak of it: every request at 8 QPS on two layouts, the share within both bounds at lower
+rates, and a closed loop of long prompts by another team. They are taken together, with a ratio of step times
+between the two teams that has a spread of its own. The likelihood is normal in the logarithms of quantiles,
+so that neighbouring requests, which wait in one queue, do not count as if each were a witness. An ensemble of
+walkers samples it (emcee), since attainment jumps by whole requests and has no slope.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
+from multiprocessing import get_context
+from typing import Any
+
+import emcee
+import numpy as np
+
+from analysis.gauss_newton import Floats
+from conf import load
+from conf.constants import bounded, constants
+from conf.schema import Constant
+from tests.benchmarks._published import Attainment, ClosedLoop, Requests, Study
+
+_STEP, _REACHED = "model.step_time.", "hardware.efficiency."
+DEPLOYMENT = _STEP + "deployment_scale"
+Ends = tuple[float, float]
+FREE: Mapping[str, Ends] = {
+    _STEP + "prefill_layer_us": (40.0, 900.0),
+    _STEP + "prefill_token_us": (3.0, 40.0),
+    _STEP + "layer_us": (70.0, 220.0),
+    _STEP + "gemm_prefill": (0.12, 0.6),
+    _STEP + "gemm_decode": (0.03, 0.6),
+    _STEP + "gemm_rise_tokens": (2.0, 3000.0),
+    _STEP + "expert_read": (0.3, 1.0),
+    _STEP + "expert_spread": (0.25, 1.0),
+    _STEP + "expert_imbalance": (1.02, 1.3),
+    _STEP + "host_per_sequence_us": (5.0, 50.0),
+    _STEP + "front_end_latency_ms": (5.0, 60.0),
+    _REACHED + "hbm": (0.6, 0.85),
+    _REACHED + "kv_read": (0.3, 0.9),
+    _REACHED + "attention": (0.1, 0.5),
+    _REACHED + "link": (0.5, 1.0),
+}
+"""95 % of what is thought possible of each before these data: at least what launches and a fused all-reduce
+take, at most what vLLM takes without graphs, and no more than AMD reaches in large products and copies."""
+TEAMS_LN_SD = 0.07
+"""sd of ln step time between teams (our choice: two sources are 10 % apart). Twice, of their difference."""
+WAVES, WAVES_LN_SD = 3.0, 0.4
+QUANTILES = (np.arange(10) + 0.5) / 10
+TTFT_SD, GAP_SD, CLUSTER_SD, SHARE_SD, LOOP_SD = 0.07, 0.03, 0.05, 0.04, 0.03
+"""How far the form of the model may miss (ln; our choice): a quantile of TTFT, of gaps without and with
+prefill, a share of requests, a closed loop. Ten quantiles move together: each has three times its error."""
+CLUSTERED = 0.3
+"""Above this quantile the p99 gap of a request at 8 QPS is a step with prefill."""
+WALKERS, STEPS, STEPS_TOLD, CHUNK = 64, 1000, 50, 8
+Z95 = 1.96
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The unknowns in order: `FREE`, the ratio of the second team, and the waves of each closed loop (ln)."""
+
+    studies: tuple[Study, ...]
+
+    @property
+    def loops(self) -> tuple[ClosedLoop, ...]:
+        return tuple(study for study in self.studies if isinstance(study, ClosedLoop))
+
+    @property
+    def centre(self) -> Floats:
+        middles = [math.log(low * high) / 2 for low, high in FREE.values()]
+        return np.array([*middles, 0.0, *(math.log(WAVES) for _ in self.loops)])
+
+    @property
+    def sd(self) -> Floats:
+        free = [math.log(high / low) / 2 / Z95 for low, high in FREE.values()]
+        return np.array([*free, math.sqrt(2) * TEAMS_LN_SD, *(WAVES_LN_SD for _ in self.loops)])
+
+    def values(self, at: Floats) -> dict[str, float]:
+        """Constants by config key."""
+        known = _known()
+        found = zip(FREE, np.exp(at[: len(FREE)]).tolist(), strict=True)
+        return {path: bounded(known[path], value) for path, value in found}
+
+    def residuals(self, at: Floats) -> Iterator[Floats]:
+        """Of every study in turn, in sds of what the form may miss."""
+        for study, seen in zip(self.studies, predicted(self, at), strict=True):
+            if isinstance(study, Requests):
+                yield from _of_quantiles(study, seen)
+            else:
+                sd = SHARE_SD if isinstance(study, Attainment) else LOOP_SD
+                yield (seen - [figure.scaled for figure in study.figures]) / sd
+
+    def ln_posterior(self, at: Floats) -> float:
+        off = (at - self.centre) / self.sd
+        misfit = sum(float(np.sum(each**2)) for each in self.residuals(at))
+        return -0.5 * (misfit + float(np.sum(off**2)))
+
+
+@cache
+def _known() -> dict[str, Constant]:
+    return constants(load(["hardware=mi300x"]))
+
+
+def _of_quantiles(study: Requests, seen: Floats) -> Iterator[Floats]:
+    gap_sd = np.where(QUANTILES < CLUSTERED, GAP_SD, CLUSTER_SD)
+    for column, sd in enumerate((np.full(len(QUANTILES), TTFT_SD), gap_sd)):
+        published, predicted = study.quantiles(column, seen)
+        yield (np.quantile(predicted, QUANTILES) - np.quantile(published, QUANTILES)) / sd
+
+
+def sampled(problem: Problem, steps: int, seed: int = 0) -> Floats:
+    """Draws of the unknowns, a row each, from walkers that began within the prior's middle."""
+    rng = np.random.default_rng(seed)
+    size = len(problem.centre)
+    begin = problem.centre + 0.3 * problem.sd * rng.standard_normal((WALKERS, size))
+    moves = [(emcee.moves.DEMove(), 0.8), (emcee.moves.DESnookerMove(), 0.2)]
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+        spread = _Pool(pool)
+        sampler = emcee.EnsembleSampler(WALKERS, size, problem.ln_posterior, pool=spread, moves=moves)
+        sampler.random_state = np.random.RandomState(seed).get_state()
+        state = begin
+        for done in range(STEPS_TOLD, steps + 1, STEPS_TOLD):
+            state = sampler.run_mcmc(state, STEPS_TOLD)
+            known = sampler.get_log_prob()[-1]
+            best, middle = known.max(), np.median(known)
+            told = f"ln posterior {best:.1f} at best, {middle:.1f} in the middle"
+            print(f"  {done} of {steps} steps: {told}", flush=True)
+    return np.asarray(sampler.get_chain(discard=steps // 2, flat=True))
+
+
+class _Pool:
+    """A pool as the sampler wants it; walkers are sent in chunks, since one takes a few milliseconds."""
+
+    def __init__(self, pool: ProcessPoolExecutor) -> None:
+        self._pool = pool
+
+    def map(self, function: Callable[[Any], Any], values: Iterable[Any]) -> Iterator[Any]:
+        return self._pool.map(function, values, chunksize=CHUNK)
+
+
+def run(studies: Sequence[Study], steps: int) -> int:
+    """Fit, and print the constants, every row by them, and the blocks for conf/."""
+    problem = Problem(tuple(studies))
+    draws = sampled(problem, steps)
+    at = draws.mean(axis=0)
+    values = problem.values(at)
+    for study, figures in zip(studies, predicted(problem, at), strict=True):
+        print(f"\n{study.source}")
+        for figure, seen in zip(study.figures, figures, strict=True):
+            print(f"  {figure.label:<40} {figure.scaled:>9.4f} {seen:>9.4f} {seen - figure.scaled:>+8.4f}")
+    print("\nratio of step times, the second team's over the first's:", _interval(draws[:, len(FREE)]))
+    for index, study in enumerate(problem.loops, len(FREE) + 1):
+        print(f"requests for each of the {study.concurrency} in flight:", _interval(draws[:, index]))
+    known = _known()
+    print("\nstep_time and efficiency:")
+    for index, path in enumerate(FREE):
+        low, high = (
+            bounded(known[path], float(np.exp(np.quantile(draws[:, index], q)))) for q in (0.025, 0.975)
+        )
+        entry = f"value: {values[path]:.4g}, unit: {known[path].unit}, low: {low:.4g}, high: {high:.4g}"
+        print(f"  {path}: {{{entry}}}")
+    print("\ncorrelations:")
+    for path, row in zip(FREE, np.corrcoef(draws[:, : len(FREE)].T), strict=True):
+        print(f"  {path}: [{', '.join(f'{cell:.2f}' for cell in row)}]")
+    return 0
+
+
+def predicted(problem: Problem, at: Floats) -> Iterator[Floats]:
+    """Every figure of every study, as its own team measured it."""
+    values, waves = problem.values(at), iter(np.exp(at[len(FREE) + 1 :]).tolist())
+    for study in problem.studies:
+        if isinstance(study, ClosedLoop):
+            theirs = {**values, DEPLOYMENT: math.exp(at[len(FREE)])}
+            yield replace(study, waves=next(waves)).predict(theirs)
+        else:
+            yield study.predict(values)
+
+
+def _interval(ln: Floats) -> str:
+    low, middle, high = np.exp(np.quantile(ln, (0.025, 0.5, 0.975)))
+    return f"{middle:.3g} [{low:.3g}, {high:.3g}]"

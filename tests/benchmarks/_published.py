@@ -1,0 +1,310 @@
+"""Published measurements of Qwen3-235B-A22B on this generation of GPUs, and the engine model's answers.
+
+Knows what was run, how a file of it is read and how its experiment is replayed; knows no interval and no fit.
+
+Every figure is the natural logarithm of what was measured, but for an attainment, which is a share. Files:
+
+    config,request,ttft_s,itl_s                     each request of the 8 QPS experiment; itl_s is its p99 gap
+    configuration,rate_qps,slo_attainment_pct       share of requests with TTFT < 1 s and p99 gap < 50 ms
+    hardware,concurrency,backend,metric,value,unit  a closed loop of 10,000 + 1,000 tokens by backend
+"""
+
+import csv
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from analysis.gauss_newton import Floats
+from conf import Experiment, load
+from conf.constants import replaced
+from conf.schema import SimulatedEngine
+from loadgen.bench_arrivals import bench_arrivals_s
+from serve_apps.engine_model.fast import FastEngine, Machine, checked, serve_closed
+
+FOLDER = Path(__file__).with_name("published")
+REQUESTS = FOLDER / "mi300x_qwen3_235b_requests.csv"
+ATTAINMENT = FOLDER / "mi300x_qwen3_235b_attainment.csv"
+ATTENTION = FOLDER / "mi300x_rocm_attention.csv"
+SPLIT_SOURCE = "vLLM blog 2026-04-07, vLLM 0.16.0rc1, 8x MI300X, random 2000/1000"
+ATTENTION_SOURCE = "vLLM blog 2026-02-27, vLLM 0.14.0rc2, 8x MI300X, 10000/1000, ROCM_AITER_FA"
+BACKEND = "ROCM_AITER_FA"
+
+COUNT, INPUT, OUTPUT, RATE_QPS = 100, 2000, 1000, 8.0
+"""Requests, their tokens, and the rate of the file of requests (the blog's command)."""
+TTFT_BOUND_S, GAP_BOUND_S = 1.0, 0.05
+"""Within which a request attains its objective there."""
+LONG_INPUT, LONG_OUTPUT = 10_000, 1_000
+WAVES = 3.0
+"""Requests for each one in flight behind the attention figure. They are not published; its TTFTs are met by
+2.8 at 64 and 3.2 at 128 (fitted with all else)."""
+
+_NODE = ("hardware=mi300x", "cluster=mi325x_1n", "model.kv_cache=bf16", "engine.enable_prefix_caching=false")
+_SPLIT = (*_NODE, "engine.max_num_batched_tokens=8192", "engine.max_model_len=16384")
+_ATTENTION = ("cluster=mi325x_1n", "model.kv_cache=bf16", "engine.enable_prefix_caching=false")
+LAYOUTS = {
+    "tp8_ep8": "dp1_tp8_ep8",
+    "2x_tp4_ep4": "dp2_tp4_ep4",
+    "1xTP8": "dp1_tp8_ep8",
+    "2xTP4": "dp2_tp4_ep4",
+}
+"""Ours by the names of the files; two TP4 take requests in turn."""
+METRICS = ("output_throughput", "ttft", "tpot")
+HARDWARE = {"MI300X": "mi300x", "MI325X": "mi325x", "MI355X": "mi355x"}
+
+Values = Mapping[str, float]
+"""Constants of the step time by config key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One published number: `value` in `unit`, and the sd of reading it (in ln, or of a share)."""
+
+    label: str
+    value: float
+    unit: str
+    reading: float
+
+    @property
+    def is_share(self) -> bool:
+        return self.unit == "share"
+
+    @property
+    def scaled(self) -> float:
+        """As it is compared: its logarithm, or itself where it is a share."""
+        return self.value if self.is_share else math.log(self.value)
+
+
+class Study(Protocol):
+    """One experiment that was published; `predict` answers its figures in their order, scaled as they are."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def experiment(self) -> Experiment: ...
+    @property
+    def figures(self) -> Sequence[Figure]: ...
+    def predict(self, values: Values) -> Floats: ...
+
+
+@cache
+def _asked(words: tuple[str, ...]) -> Experiment:
+    return load([*words])
+
+
+def machine(experiment: Experiment, values: Values) -> Machine:
+    """One replica with other constants."""
+    asked = replaced(experiment, values)
+    assert isinstance(asked.engine, SimulatedEngine)
+    return Machine.of(asked.engine, asked.model, asked.hardware, asked.layout)
+
+
+def replayed(served: Machine, replicas: int, rate_qps: float) -> tuple[Floats, Floats]:
+    """TTFT and p99 gap (s) of each request of the blog's experiment at a rate, over replicas in turn."""
+    sent_s = bench_arrivals_s(COUNT, rate_qps)
+    ttft_s, gap_s = np.empty(COUNT), np.empty(COUNT)
+    for replica in range(replicas):
+        mine = np.arange(replica, COUNT, replicas)
+        ttft_s[mine], gap_s[mine] = _alone(served, sent_s[mine])
+    return ttft_s, gap_s
+
+
+def _alone(served: Machine, sent_s: Floats) -> tuple[Floats, Floats]:
+    count = len(sent_s)
+    columns = [np.full(count, tokens) for tokens in (INPUT, OUTPUT, 0)]
+    engine = FastEngine(served, OUTPUT, steps=count * (OUTPUT + 1))
+    first_s = engine.serve(sent_s, checked(served, columns)).first_token_s
+    gap_s = [_p99(np.diff(engine.token_times(number))) for number in range(count)]
+    return first_s - sent_s, np.array(gap_s)
+
+
+def _p99(gaps_s: Floats) -> float:
+    """`np.percentile(gaps_s, 99)`, ten times as fast."""
+    at = 0.99 * (len(gaps_s) - 1)
+    low = int(at)
+    ends = np.partition(gaps_s, (low, low + 1))
+    return float(ends[low] + (at - low) * (ends[low + 1] - ends[low]))
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Every request of one configuration of the 8 QPS experiment: TTFT, then p99 gap."""
+
+    config: str
+    rows: tuple[tuple[float, float], ...]
+    source: str = SPLIT_SOURCE
+
+    @property
+    def experiment(self) -> Experiment:
+        return _asked((*_SPLIT, f"layout={LAYOUTS[self.config]}"))
+
+    @cached_property
+    def figures(self) -> Sequence[Figure]:
+        return [
+            Figure(f"{self.config} request {number} {name}", row[column], "s", 0.0)
+            for column, name in enumerate(("TTFT", "p99 gap"))
+            for number, row in enumerate(self.rows)
+        ]
+
+    def predict(self, values: Values) -> Floats:
+        served = machine(self.experiment, values)
+        replicas = self.experiment.layout.replicas_per_node
+        return np.log(
+            np.concatenate([each[: len(self.rows)] for each in replayed(served, replicas, RATE_QPS)])
+        )
+
+    def quantiles(self, column: int, seen: Floats) -> tuple[Floats, Floats]:
+        """ln of the sorted figures of TTFT (0) or p99 gap (1): published, and `seen` as `predict` says it."""
+        count = len(self.rows)
+        published = np.log(np.sort([row[column] for row in self.rows]))
+        return published, np.sort(seen[column * count : (column + 1) * count])
+
+
+@dataclass(frozen=True)
+class Attainment:
+    """The share of requests within both bounds at several rates, of one configuration."""
+
+    configuration: str
+    rates_qps: tuple[float, ...]
+    shares: tuple[float, ...]
+    source: str = SPLIT_SOURCE
+
+    @property
+    def experiment(self) -> Experiment:
+        return _asked((*_SPLIT, f"layout={LAYOUTS[self.configuration]}"))
+
+    @cached_property
+    def figures(self) -> Sequence[Figure]:
+        return [
+            Figure(f"{self.configuration} attainment at {rate:g} QPS", share, "share", 0.01)
+            for rate, share in zip(self.rates_qps, self.shares, strict=True)
+        ]
+
+    def predict(self, values: Values) -> Floats:
+        served = machine(self.experiment, values)
+        replicas = self.experiment.layout.replicas_per_node
+        return np.array([attained(served, replicas, rate) for rate in self.rates_qps])
+
+
+def attained(served: Machine, replicas: int, rate_qps: float) -> float:
+    """The share of requests within both of the blog's bounds."""
+    ttft_s, gap_s = replayed(served, replicas, rate_qps)
+    return float(np.mean((ttft_s < TTFT_BOUND_S) & (gap_s < GAP_BOUND_S)))
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """Throughput (tok/s), mean TTFT and mean TPOT (s) of one closed loop of long prompts."""
+
+    hardware: str
+    concurrency: int
+    known: tuple[tuple[str, float], ...]
+    waves: float = WAVES
+    source: str = ATTENTION_SOURCE
+
+    @property
+    def experiment(self) -> Experiment:
+        limits = ("engine.max_num_batched_tokens=16384", f"hardware={HARDWARE[self.hardware]}")
+        return _asked((*_ATTENTION, *limits, "layout=dp1_tp8_ep8"))
+
+    @cached_property
+    def figures(self) -> Sequence[Figure]:
+        units = {"output_throughput": "tok/s", "ttft": "s", "tpot": "s"}
+        return [
+            Figure(f"{self.hardware} C={self.concurrency} {name}", value, units[name], 0.02)
+            for name, value in self.known
+        ]
+
+    def predict(self, values: Values) -> Floats:
+        served, count = machine(self.experiment, values), round(self.waves * self.concurrency)
+        columns = [np.full(count, tokens) for tokens in (LONG_INPUT, LONG_OUTPUT, 0)]
+        seen = serve_closed(served, self.concurrency, columns)
+        all_s = {
+            "output_throughput": count * LONG_OUTPUT / float(seen.last_token_s.max()),
+            "ttft": float(np.mean(seen.first_token_s - seen.sent_s)),
+            "tpot": float(np.mean(seen.last_token_s - seen.first_token_s)) / (LONG_OUTPUT - 1),
+        }
+        return np.log([all_s[name] for name, _ in self.known])
+
+
+def read(paths: Sequence[Path] = (REQUESTS, ATTAINMENT, ATTENTION)) -> tuple[list[Study], list[str]]:
+    """The studies of files by their columns, and what was skipped with the reason. Raises ValueError."""
+    studies: list[Study] = []
+    skipped: list[str] = []
+    for path in paths:
+        rows = _rows(path)
+        columns = set(rows[0])
+        if {"config", "request", "ttft_s", "itl_s"} <= columns:
+            found = _requests(rows, skipped)
+        elif {"configuration", "rate_qps", "slo_attainment_pct"} <= columns:
+            found = _attainments(rows, skipped)
+        elif {"hardware", "concurrency", "backend", "metric", "value", "unit"} <= columns:
+            found = _closed_loops(rows, skipped)
+        else:
+            raise ValueError(
+                f"{path}: its columns {', '.join(sorted(columns))} are none of the three formats"
+            )
+        studies += found
+    return studies, skipped
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    if not rows:
+        raise ValueError(f"{path}: it has no rows")
+    return rows
+
+
+def _by(rows: Sequence[dict[str, str]], *columns: str) -> dict[tuple[str, ...], list[dict[str, str]]]:
+    parts: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows:
+        parts.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return parts
+
+
+def _known(
+    rows: Sequence[dict[str, str]], column: str, skipped: list[str]
+) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """The rows of each layout that the model plays; of others only the name is kept."""
+    for (name,), part in _by(rows, column).items():
+        if name in LAYOUTS:
+            yield name, part
+        else:
+            skipped.append(f"{name}: {len(part)} rows of a shape that the model does not know yet")
+
+
+def _requests(rows: Sequence[dict[str, str]], skipped: list[str]) -> list[Study]:
+    found: list[Study] = []
+    for name, part in _known(rows, "config", skipped):
+        ordered = sorted(part, key=lambda row: int(row["request"]))
+        found.append(Requests(name, tuple((float(row["ttft_s"]), float(row["itl_s"])) for row in ordered)))
+    return found
+
+
+def _attainments(rows: Sequence[dict[str, str]], skipped: list[str]) -> list[Study]:
+    return [
+        Attainment(
+            name,
+            tuple(float(row["rate_qps"]) for row in part),
+            tuple(float(row["slo_attainment_pct"]) / 100 for row in part),
+        )
+        for name, part in _known(rows, "configuration", skipped)
+    ]
+
+
+def _closed_loops(rows: Sequence[dict[str, str]], skipped: list[str]) -> list[Study]:
+    found: list[Study] = []
+    for (hardware, concurrency, backend), part in _by(rows, "hardware", "concurrency", "backend").items():
+        if backend != BACKEND or hardware not in HARDWARE:
+            skipped.append(f"{hardware} {backend} C={concurrency}: the constants are those of {BACKEND}")
+            continue
+        # Milliseconds in the file, seconds here.
+        known = {row["metric"]: float(row["value"]) / (1e3 if row["unit"] == "ms" else 1) for row in part}
+        asked = tuple((name, known[name]) for name in METRICS if name in known)
+        found.append(ClosedLoop(hardware, int(concurrency), asked))
+    return found

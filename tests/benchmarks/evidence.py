@@ -1,0 +1,160 @@
+"""Every public number of Qwen3-235B-A22B on MI300X and MI325X beside the engine model's answer.
+
+python -m tests.benchmarks.evidence               all that is given here, with the constants of conf/
+python -m tests.benchmarks.evidence FILE.csv ...  other rows of the same formats
+python -m tests.benchmarks.evidence --fit         fit the constants anew, and print what conf/ then says
+
+Each row has the number that was published, the prediction with its 95 % interval, the error, and whether the
+number lies in the interval. The interval is that of the constants' joint posterior, of another deployment, of
+reading a figure, and of what the model's form misses. The last line counts: inside N of M; median error X %.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from analysis.gauss_newton import Floats
+from conf.one_line import one_line, reason
+from loadgen.uncertainty import drawn
+from tests.benchmarks import _default_fit as default_fit
+from tests.benchmarks._published import ATTAINMENT, ATTENTION, REQUESTS, Figure, Requests, Study, read
+
+DRAWS = 96
+"""Sets of constants behind an interval: its ends rest on two or three of them each."""
+Z95 = 1.96
+FORM = {"s": 0.05, "tok/s": 0.03, "share": 0.03}
+"""sd of what the form of the model misses, by unit (ln, or of a share): the residuals' own scatter."""
+SHOWN_MOST = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model says of one figure; all scaled as `Figure.scaled`."""
+
+    figure: Figure
+    predicted: float
+    low: float
+    high: float
+
+    @property
+    def inside(self) -> bool:
+        return self.low <= self.figure.scaled <= self.high
+
+    @property
+    def error(self) -> float:
+        """Predicted over published less 1; of a share the difference."""
+        away = self.predicted - self.figure.scaled
+        return away if self.figure.is_share else math.expm1(away)
+
+    @property
+    def width_over_scatter(self) -> float:
+        return (self.high - self.low) / 2 / Z95
+
+    def line(self) -> str:
+        """Published, predicted with its interval, error."""
+        figure = self.figure
+        value, predicted, low, high = (
+            100 * each if figure.is_share else each
+            for each in (figure.value, *map(self._unscaled, (self.predicted, self.low, self.high)))
+        )
+        unit = "%" if figure.is_share else figure.unit
+        error = f"{100 * self.error:+.1f} {'points' if figure.is_share else '%'}"
+        where = "inside" if self.inside else "OUTSIDE"
+        return (
+            f"  {figure.label:<40} {value:>8.4g} {unit:<5} {predicted:>8.4g} [{low:.4g}, {high:.4g}]  "
+            f"{error:>12}  {where}"
+        )
+
+    def _unscaled(self, value: float) -> float:
+        return min(1.0, max(0.0, value)) if self.figure.is_share else math.exp(value)
+
+
+def answers(study: Study, draws: int) -> list[Answer]:
+    """Every figure of a study by the constants as they are, and by `draws` of their posterior."""
+    centre = study.predict({})
+    seen = np.array([study.predict(values) for values in drawn(study.experiment, draws)] or [centre])
+    low, high = (np.quantile(seen, share, axis=0) for share in (0.025, 0.975))
+    rows = zip(study.figures, centre, np.minimum(low, centre), np.maximum(high, centre), strict=True)
+    return [_widened(*row) for row in rows]
+
+
+def _widened(figure: Figure, centre: float, low: float, high: float) -> Answer:
+    beside = Z95 * math.hypot(FORM[figure.unit], figure.reading)
+    return Answer(
+        figure,
+        float(centre),
+        centre - math.hypot(centre - low, beside),
+        centre + math.hypot(high - centre, beside),
+    )
+
+
+def rms(residuals: Floats) -> float:
+    return math.sqrt(float(np.mean(residuals**2)))
+
+
+def told(study: Study, found: Sequence[Answer]) -> list[str]:
+    """All rows of a study, and of requests the errors that are compared between fits."""
+    out = [f"\n{study.source}", *(row.line() for row in found)]
+    if isinstance(study, Requests):
+        seen = np.array([row.predicted for row in found])
+        for column, name in enumerate(("TTFT", "p99 gap")):
+            published, predicted = study.quantiles(column, seen)
+            half = slice(column * len(study.rows), (column + 1) * len(study.rows))
+            one_by_one = seen[half] - np.log([row[column] for row in study.rows])
+            out.append(
+                f"  {study.config} {name}: rms of ln {rms(predicted - published):.3f} at quantiles, "
+                f"{rms(one_by_one):.3f} request by request"
+            )
+    return out
+
+
+def verdict(found: Sequence[Answer]) -> list[str]:
+    """How wide the intervals are beside the residuals, and the count of rows that lie in them."""
+    residuals = np.array([row.predicted - row.figure.scaled for row in found])
+    half = np.array([(row.high - row.low) / 2 for row in found])
+    inside = sum(row.inside for row in found)
+    error = 100 * float(np.median([abs(row.error) for row in found]))
+    wide = float(np.mean(half)) / (Z95 * rms(residuals)) if rms(residuals) else math.inf
+    return [
+        f"the intervals are {wide:.2f} times as wide as the scatter of the residuals (95 % of it)",
+        f"inside {inside} of {len(found)}; median error {error:.1f} %",
+    ]
+
+
+def main() -> int:
+    """Returns 0; 2 for a file that is none of the formats."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", type=Path, nargs="*", help="other rows, in the formats of published/")
+    parser.add_argument("--fit", action="store_true", help="fit the constants anew (minutes)")
+    parser.add_argument("--steps", type=int, default=default_fit.STEPS, help="of each walker of a fit")
+    parser.add_argument("--draws", type=int, default=DRAWS, help="sets of constants behind an interval")
+    asked = parser.parse_args()
+    try:
+        studies, skipped = read(asked.files or (REQUESTS, ATTAINMENT, ATTENTION))
+    except (OSError, ValueError) as error:
+        print(f"error: {one_line(reason(error), 300)}", file=sys.stderr)
+        return 2
+    if asked.fit:
+        return default_fit.run(studies, asked.steps)
+    found: list[Answer] = []
+    for study in studies:
+        of_study = answers(study, asked.draws)
+        print("\n".join(told(study, of_study)), flush=True)
+        found += of_study
+    print("\n" + "\n".join(f"skipped: {one_line(why, 200)}" for why in skipped) if skipped else "")
+    if not found:
+        print("no row is of a shape that the model knows", file=sys.stderr)
+        return 2
+    print("\n".join(verdict(found)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
