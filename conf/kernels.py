@@ -88,7 +88,7 @@ def _backend_words(engine: SimulatedEngine, latent: bool) -> list[str]:
         return []
     if ratio is None:
         return [unknown_backend(backend, latent)]
-    source = "a figure of Qwen3-235B on MI300X"
+    source = "by a figure of Qwen3-235B on MI300X"
     if backend == NO_SPLIT:
         source += ", where it costs a step as much at 64 requests in flight as at 128"
     read, prefill = _span(ratio.kv_read, ""), _span(ratio.attention, source)
@@ -97,8 +97,8 @@ def _backend_words(engine: SimulatedEngine, latent: bool) -> list[str]:
 
 def _span(ratio: Constant, source: str) -> str:
     if ratio.low is None or ratio.high is None:
-        return f"{ratio.value:.3g}, as given"
-    return f"{ratio.value:.3g} [{ratio.low:.3g}, {ratio.high:.3g}]{', by ' if source else ''}{source}"
+        return f"{ratio.value:.4g}, as given"
+    return f"{ratio.value:.4g} [{ratio.low:.4g}, {ratio.high:.4g}]{', ' if source else ''}{source}"
 
 
 def changes(engine: Any, model: Any) -> dict[str, Any]:

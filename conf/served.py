@@ -272,6 +272,11 @@ class SimulatedEngine(Engine):
         require(lasting, "engine.drift_memory_s and engine.stall_mean_s must be finite")
         require(0 <= self.drift_sd < 1, f"engine.drift_sd={self.drift_sd} must be in [0, 1)")
         require(
+            self.attention_backend.isidentifier() and self.attention_backend.isupper(),
+            f"engine.attention_backend={self.attention_backend} is no name of vLLM's, which are in capitals, "
+            f"such as {FITTED_BACKEND}",
+        )
+        require(
             self.kernels != "triton" or self.attention_backend == FITTED_BACKEND,
             f"engine.attention_backend={self.attention_backend}: engine.kernels=triton has the speed of all "
             "kernels, attention included; leave one of them out",

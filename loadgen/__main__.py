@@ -9,6 +9,7 @@ examples:
   python -m loadgen predict layout=dp2_tp4_ep4          what the engine model says, in seconds
   python -m loadgen predict --sensitivity               and which of its constants to measure first
   python -m loadgen predict matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4] matrix.workload.prefix_hit=[0,.5,.95]
+  python -m loadgen predict matrix.engine=[simulated_aiter,simulated_triton]    AITER's kernels, and Triton's
   python -m loadgen predict cluster.nodes=3000 rate_qps=10      many nodes behind one balancer at one rate
   python -m loadgen probe profile_qps=[[0,2],[60,6]]    ramp from 2 to 6 QPS per node within a minute
   python -m loadgen probe workload=trace workload.trace=FILE     replay a trace at its own times

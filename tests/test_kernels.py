@@ -1,4 +1,4 @@
-"""Kernels other than those of the fit: how fast they are where that is published, and what is said elsewhere."""
+"""Kernels other than those of the fit: their speed where that is published, and what is said elsewhere."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from conf.constants import calibration, constants, replaced
 from conf.kernels import AITER_SPEED, BACKENDS, words
 from conf.load import dump
 from conf.schema import Experiment, SimulatedEngine
-from loadgen import dry_run, foresight, paper, progressive, verify
+from loadgen import dry_run, feasible, foresight, paper, progressive, verify
 from loadgen.__main__ import main
 from loadgen.grid import ratio
 from loadgen.uncertainty import uncertain
@@ -109,6 +109,8 @@ def test_a_calibration_holds_beside_other_kernels_and_has_no_constant_of_them(tm
     [
         ([f"{STEP}.value=1.1"], "this engine has the kernels of the fit; choose others with"),
         ([OFF, "engine.attention_backend=TRITON_ATTN"], "attention included; leave one of them out"),
+        (["engine.attention_backend=triton_attn"], "in capitals, such as ROCM_AITER_FA"),
+        (["engine.attention_backend=3"], "in capitals, such as ROCM_AITER_FA"),
         (["engine.kernels=rocm"], "must be one of fitted, aiter, triton"),
         ([OFF, f"{STEP}.unit=ms"], "of a constant only value, low, high and source"),
     ],
@@ -231,6 +233,16 @@ def test_an_emulated_vllm_has_the_steps_of_the_backend_that_its_recipe_names() -
     )
     same = EmulatedGpu.of(asked.engine, asked.model, asked.hardware, asked.layout, "ROCM_FANCY")  # type: ignore[arg-type]
     assert same == of
+
+
+def test_a_dry_run_of_vllm_says_a_backend_whose_speed_is_unknown(capsys: Any) -> None:
+    asked = ["engine=vllm", "cluster=mi325x_1n"]
+    assert main(["sweep", "--dry-run", *asked, "engine.args.attention_backend=ROCM_FANCY"]) == 0
+    assert f"# {UNKNOWN}\n" in capsys.readouterr().out
+    assert main(["sweep", "--dry-run", *asked]) == 0
+    assert "its speed is not in the model" not in capsys.readouterr().out
+    with_it, without = (load([*asked, *more]) for more in (["engine.args.attention_backend=ROCM_FANCY"], []))
+    assert feasible.all_kernels([with_it, without, with_it]) == [UNKNOWN]
 
 
 def test_verify_replays_no_run_with_kernels_of_its_own() -> None:
