@@ -15,7 +15,7 @@ from analysis.gauss_newton import Fit, Floats, Prior, fit
 from analysis.observed import Observed, Serve
 from analysis.runs import RunError
 from conf import Experiment
-from conf.constants import Covariance, bounded, calibration, constants, covariance, replaced
+from conf.constants import KERNELS, Covariance, bounded, calibration, constants, covariance, replaced
 from conf.schema import Constant, SimulatedEngine
 
 LEAST_SD = 0.01
@@ -73,7 +73,8 @@ def calibrate(runs: Sequence[Observed], serve: Serve) -> Calibrated:
     out. Raises RunError if the runs are of several machines or nothing is uncertain.
     """
     experiment = _one_machine(runs)
-    known = {path: constant for path, constant in constants(experiment).items() if constant.low is not None}
+    known = {path: it for path, it in constants(experiment).items() if it.low is not None}
+    known = {path: it for path, it in known.items() if not path.startswith(KERNELS)}
     if not known:
         raise RunError(
             "no constant has an interval, so there is nothing to fit; begin with the published ones: add "

@@ -18,6 +18,7 @@ from analysis.capacity import LIMITS, Capacity
 from analysis.locations import KNOWN
 from analysis.runs import Run
 from analysis.validity import Verdict
+from conf import kernels
 from conf.constants import fingerprint
 from conf.schema import EmulatedEngine, Experiment
 
@@ -84,6 +85,7 @@ def describe(experiment: Experiment) -> Tree:
         "slo": {"ttft_p90_ms": experiment.slo.ttft_p90_ms, "tpot_p90_ms": experiment.slo.tpot_p90_ms},
         "seed": experiment.seed,
         "time_scale": experiment.time_scale,
+        "kernels": kernels.words(experiment),
     }
 
 
@@ -338,6 +340,7 @@ def _evidence_lines(tree: Mapping[str, Any]) -> list[str]:
     lines = [f"  {first}{model}{asked['engine']} engine, {load}"]
     if label := engine_label(tree):
         lines.append(f"  {label}")
+    lines += [f"  {line}" for line in asked.get("kernels", [])]
     scale = asked.get("time_scale", 1)
     if scale != 1 and tree.get("clock") != "virtual":
         lines.append(f"  {DILATED.format(scale)}")

@@ -13,9 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from conf.schema import Constant, Efficiency, Experiment, Hardware, Model, SimulatedEngine, StepTime, require
+from conf.schema import (
+    Constant,
+    Efficiency,
+    Engine,
+    Experiment,
+    Hardware,
+    Model,
+    SimulatedEngine,
+    StepTime,
+    require,
+)
 
 _SPECS: dict[str, type] = {"model.step_time": StepTime, "hardware.efficiency": Efficiency}
+KERNELS = "engine.kernel_ratio"
+"""Constants of an engine's kernels: no part of a calibration, which is of a model on a hardware."""
 _MADE_FOR = ("model", "hardware")
 _NO_INTERVAL = {"low": None, "high": None}
 ROUNDING = 1e-12
@@ -31,12 +43,18 @@ class Covariance:
 
 
 def constants(experiment: Experiment) -> dict[str, Constant]:
-    """Every constant of the step time by its config key, such as `model.step_time.layer_us`."""
+    """Every constant of the step time by its config key, such as `model.step_time.layer_us`.
+
+    Those of an engine's kernels are among them where it has other ones than the fit.
+    """
     found: dict[str, Constant] = {}
     for group in _SPECS:
         outer, inner = group.split(".")
         spec = getattr(getattr(experiment, outer), inner)
         found |= {f"{group}.{field.name}": getattr(spec, field.name) for field in fields(spec)}
+    engine = experiment.engine
+    if isinstance(engine, SimulatedEngine) and (ratio := engine.kernel_ratio):
+        found |= {f"{KERNELS}.{field.name}": getattr(ratio, field.name) for field in fields(ratio)}
     return found
 
 
@@ -63,11 +81,19 @@ def replaced(experiment: Experiment, values: Mapping[str, float]) -> Experiment:
     model, hardware = experiment.model, experiment.hardware
     return replace(
         experiment,
+        engine=_with_kernels(experiment.engine, _within(KERNELS, exact)),
         model=replace(model, step_time=replace(model.step_time, **_within("model.step_time", exact))),
         hardware=replace(
             hardware, efficiency=replace(hardware.efficiency, **_within("hardware.efficiency", exact))
         ),
     )
+
+
+def _with_kernels(engine: Engine, exact: Mapping[str, Constant]) -> Engine:
+    if not exact:
+        return engine
+    assert isinstance(engine, SimulatedEngine) and engine.kernel_ratio
+    return replace(engine, kernel_ratio=replace(engine.kernel_ratio, **exact))
 
 
 def bounded(constant: Constant, value: float) -> float:

@@ -15,7 +15,7 @@ import yaml
 from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf import checkpoint, constants, planning, schema
+from conf import checkpoint, constants, kernels, planning, schema
 from conf.bounded_yaml import bounded_text, refuse_large
 from conf.bounded_yaml import read as read_yaml
 from conf.misfit import Fields, fields_of, is_text, misfit, unknown
@@ -245,6 +245,16 @@ def _build(tree: dict[str, Any], values: list[str], chosen: set[str], base: Path
             node = _merge(node, root, key, said)
         if chosen & groups_of and OmegaConf.select(node, key):
             node = _merge(node, root, key, _read_named(node, key, read, changes))
+    if kind == "simulated" and (chosen & {"engine", "model"} or set(keys) & _KERNEL_KEYS):
+        for said in [said for said, of in zip(parsed, keys, strict=True) if of in _KERNEL_KEYS]:
+            node = _merge(node, root, "engine", said)
+        node = _merge(node, root, "engine", {"engine": kernels.changes(node.engine, node.model)})
+    own = next((key for key in keys if key.startswith(constants.KERNELS)), "")
+    if own and not OmegaConf.select(node, constants.KERNELS):
+        raise ConfigError(
+            f"{own}: this engine has the kernels of the fit; choose others with engine=simulated_triton or "
+            "engine.attention_backend=NAME"
+        )
     for key in keys:
         node = _merge(node, root, key, _exact(node, key))
     for key, said in zip(keys, parsed, strict=True):
@@ -307,7 +317,8 @@ def _checkpoint(node: Any, tree: dict[str, Any]) -> dict[str, Any]:
 
 def _calibration(node: Any, tree: dict[str, Any]) -> dict[str, Any]:
     names = {group: node[group].name for group in ("model", "hardware")}
-    return constants.overlay(tree, names, _units(node))
+    units = {path: unit for path, unit in _units(node).items() if not path.startswith(constants.KERNELS)}
+    return constants.overlay(tree, names, units)
 
 
 _NAMED_FILES: dict[str, tuple[set[str], _Read, _Changes]] = {
@@ -315,7 +326,9 @@ _NAMED_FILES: dict[str, tuple[set[str], _Read, _Changes]] = {
     "engine.constants": ({"engine", "hardware", "model"}, _read, _calibration),
 }
 """Keys that name a file of further values, with the groups whose choice makes it read anew."""
-_CONSTANTS = ("model.step_time", "hardware.efficiency")
+_CONSTANTS = ("model.step_time", "hardware.efficiency", constants.KERNELS)
+_KERNEL_KEYS = {"engine.kernels", "engine.attention_backend", "model.fitted_with", "model.kv_lora_rank"}
+"""Keys that decide which kernels an engine has, and those of the fit."""
 
 
 def _exact(node: Any, key: str) -> dict[str, Any]:
@@ -332,7 +345,7 @@ def _units(node: Any) -> dict[str, str]:
     return {
         f"{group}.{name}": entry.unit
         for group in _CONSTANTS
-        for name, entry in OmegaConf.select(node, group).items()
+        for name, entry in (OmegaConf.select(node, group) or {}).items()
     }
 
 

@@ -125,6 +125,18 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelRatio:
+    """Time with other kernels over that with the kernels that the constants were fitted with.
+
+    `kv_read` multiplies reads of KV, `attention` that of prefill, and `step` the whole step on top.
+    """
+
+    step: Constant
+    kv_read: Constant
+    attention: Constant
+
+
+@dataclass(frozen=True, slots=True)
 class Posterior:
     """How the constants of a fit go together, and what it rests on, for people.
 
@@ -147,7 +159,7 @@ class Model:
     the first `first_dense` layers are dense with `intermediate` width. `image_token_px` is the side in pixels
     of the square of an image that becomes one prompt token; 0 of a model that sees no images. `config_json`
     is the file of a checkpoint whose facts replace those of the chosen model; its constants stay, as those of
-    a relative.
+    a relative. They are those of the kernels that they were `fitted_with`.
     """
 
     name: str
@@ -174,6 +186,7 @@ class Model:
     rope_dim: int = 0
     image_token_px: int = 0
     config_json: str = ""
+    fitted_with: Literal["aiter", "triton", "unknown"] = "unknown"
     posterior: Posterior = Posterior()
 
     def __post_init__(self) -> None:
@@ -198,6 +211,8 @@ class Engine:
     kind: str
 
 
+FITTED_BACKEND = "ROCM_AITER_FA"
+"""The attention backend whose speed the constants of the default model have."""
 LEAST_TIME_SCALE, MAX_TIME_SCALE = 0.1, 10.0
 """A timer that fires 1 ms late is at 10 a third of a 30 ms step (engine-model.md, section 6); at 0.1 a minute
 of load takes ten (our choice)."""
@@ -212,6 +227,8 @@ class SimulatedEngine(Engine):
     `stall_every_steps` steps, on average, one lasts longer by an exponential time of mean `stall_mean_s`.
     All 0 is deterministic. `constants` names a calibration, whose values replace those of the model and
     the hardware and whose covariance is kept here, so that a saved experiment needs the file no more.
+    `kernels` and `attention_backend` (a name of vLLM's) choose other kernels than those of the model's fit;
+    what they take over those is then kept in `kernel_ratio`.
     The engine and its load run `time_scale` times as fast as the real clock, and all seconds asked for, those
     of budgets, windows and timeouts, are the engine's. Above 1 that saves time; below 1 a small machine holds
     the requests of many nodes, for what it needs itself for a request weighs less.
@@ -238,6 +255,9 @@ class SimulatedEngine(Engine):
     time_scale: float = 1.0
     constants: str = ""
     constants_covariance: dict[str, list[float]] = field(default_factory=dict)
+    kernels: Literal["fitted", "aiter", "triton"] = "fitted"
+    attention_backend: str = FITTED_BACKEND
+    kernel_ratio: KernelRatio | None = None
 
     def __post_init__(self) -> None:
         limits = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
@@ -251,6 +271,16 @@ class SimulatedEngine(Engine):
         lasting = math.isfinite(self.drift_memory_s) and math.isfinite(self.stall_mean_s)
         require(lasting, "engine.drift_memory_s and engine.stall_mean_s must be finite")
         require(0 <= self.drift_sd < 1, f"engine.drift_sd={self.drift_sd} must be in [0, 1)")
+        require(
+            self.attention_backend.isidentifier() and self.attention_backend.isupper(),
+            f"engine.attention_backend={self.attention_backend} is no name of vLLM's, which are in capitals, "
+            f"such as {FITTED_BACKEND}",
+        )
+        require(
+            self.kernels != "triton" or self.attention_backend == FITTED_BACKEND,
+            f"engine.attention_backend={self.attention_backend}: engine.kernels=triton has the speed of all "
+            "kernels, attention included; leave one of them out",
+        )
         require(self.stall_every_steps >= 0, "engine.stall_every_steps must not be negative")
         require_positive("engine.", self, "drift_memory_s", "stall_mean_s")
         scale = f"engine.time_scale={self.time_scale:g} must be {LEAST_TIME_SCALE:g} to {MAX_TIME_SCALE:g}"

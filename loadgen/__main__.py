@@ -9,6 +9,7 @@ examples:
   python -m loadgen predict layout=dp2_tp4_ep4          what the engine model says, in seconds
   python -m loadgen predict --sensitivity               and which of its constants to measure first
   python -m loadgen predict matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4] matrix.workload.prefix_hit=[0,.5,.95]
+  python -m loadgen predict matrix.engine=[simulated_aiter,simulated_triton]    AITER's kernels, and Triton's
   python -m loadgen predict cluster.nodes=3000 rate_qps=10      many nodes behind one balancer at one rate
   python -m loadgen probe profile_qps=[[0,2],[60,6]]    ramp from 2 to 6 QPS per node within a minute
   python -m loadgen probe workload=trace workload.trace=FILE     replay a trace at its own times
@@ -42,6 +43,7 @@ from analysis.summary import Tree
 from conf import ConfigError, Experiment, terminal
 from conf.matrix import Matrix, matrix
 from conf.one_line import reason
+from conf.schema import SimulatedEngine
 from loadgen import (
     answer_file,
     dry_run,
@@ -104,6 +106,7 @@ def sweep(arguments: argparse.Namespace) -> int:
         return _plan(experiment, dry_run.swept_s(experiment.search))
     from loadgen import verbs
 
+    _tell_kernels(experiment)
     return _answer(arguments, lambda site, show: verbs.sweep(experiment, site, show))
 
 
@@ -117,6 +120,7 @@ def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
         return _plan(cells.first, cells.load_s, cells.deployments, runs=len(cells.asked))
     from loadgen import verbs
 
+    _tell_kernels(*cells.asked.values())
     return _answer(arguments, lambda site, show: verbs.matrix(cells, site, show))
 
 
@@ -130,6 +134,7 @@ def probe(arguments: argparse.Namespace) -> int:
         return _plan(experiment, (require if arguments.require else hold).seconds(experiment))
     from loadgen import verbs
 
+    _tell_kernels(experiment)
     return _answer(arguments, lambda site, show: verbs.probe(experiment, site, show, arguments.require))
 
 
@@ -146,7 +151,8 @@ def predict(arguments: argparse.Namespace) -> int:
         cells_of = tree.get("cells", [{"at": {}, **tree}])
         answer_file.write(arguments.out, forecasts.rows(cells_of), {"event": "result", **tree})
     if cells.axes and not arguments.json:
-        terminal.tell(forecasts.table(tree["axes"], tree["cells"]))
+        told = feasible.all_kernels(one for one in found if isinstance(one, Experiment))
+        terminal.tell("\n".join([forecasts.table(tree["axes"], tree["cells"]), *told]))
         return int(tree["exit_code"])
     return _print(tree, arguments.json)
 
@@ -160,6 +166,7 @@ def compare(arguments: argparse.Namespace) -> int:
         return _plan(a, dry_run.compared_s(a.search), services=2)
     from loadgen import verbs
 
+    _tell_kernels(a, b)
     return _answer(arguments, lambda site, show: verbs.compare(a, b, site, show))
 
 
@@ -271,8 +278,19 @@ def _plan(
     experiment: Experiment, load_s: float | None, services: int | None = None, runs: int | None = None
 ) -> int:
     """Say what would be done."""
-    terminal.tell(dry_run.text(experiment, load_s, foresight.guess_qps(experiment), services, runs))
+    terminal.tell(
+        dry_run.text(
+            experiment, load_s, foresight.guess_qps(experiment), services, runs, feasible.kernels(experiment)
+        )
+    )
     return summary.EXIT_OK
+
+
+def _tell_kernels(*measured: Experiment) -> None:
+    """Say beside a measurement of vLLM what the engine model does not know; simulated ones say it later."""
+    real = (one for one in measured if not isinstance(one.engine, SimulatedEngine))
+    for line in feasible.all_kernels(real):
+        terminal.note(line)
 
 
 def _answer(arguments: argparse.Namespace, act: "Callable[[Site, Emit], Tree]") -> int:

@@ -1,5 +1,7 @@
 """What a command would do, in words, before anything is started; knows no engine and starts nothing."""
 
+from collections.abc import Sequence
+
 from conf import Experiment
 from conf.load import dump
 from conf.schema import Search
@@ -30,18 +32,21 @@ def text(
     guess_qps: float | None,
     services: int | None = None,
     runs: int | None = None,
+    kernels: Sequence[str] = (),
 ) -> str:
     """The resolved configuration and the plan.
 
     `load_s` is the time under load: 0 on a virtual clock, None where the service decides (a closed loop);
     `guess_qps` is what a node may serve, None if nobody knows; `services` are deployed one after the other,
-    by default one for each sweep, and loaded by `runs`, by default one each.
+    by default one for each sweep, and loaded by `runs`, by default one each. `kernels` say what is not known
+    of them, or only of others.
     """
     talks = experiment.workload.conversations
     lines = [
         dump(experiment).rstrip(),
         *(anatomy.lines(talks) if talks else []),
         *excerpt.lines(experiment),
+        *(f"# {line}" for line in kernels),
         f"# {experiment.replicas} replica(s) on {experiment.cluster.nodes} node(s)",
     ]
     if load_s == 0:

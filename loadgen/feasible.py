@@ -3,11 +3,12 @@
 Refuses before anything starts: weights that do not fit, long prompts, arguments that vLLM would refuse.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from conf import ConfigError, Experiment
+from conf import kernels as kernels_of
 from conf.schema import EmulatedEngine, SimulatedEngine, VllmEngine
 from loadgen import written
 from loadgen.arrivals import Traffic
@@ -15,6 +16,7 @@ from loadgen.command_line import asked
 from serve_apps.emulation import has_gpu, installed_vllm, refuse_gpu_node
 from serve_apps.engine_model import Engine
 from serve_apps.prepared import prepared
+from serve_apps.recipes import resolve
 
 
 def experiment(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
@@ -25,6 +27,21 @@ def experiment(verb: str, words: Sequence[str], config: Path | None) -> Experime
         found = replace(found, engine=replace(found.engine, vllm_version=installed_vllm()))
     refuse_misfit(found)
     return found
+
+
+def kernels(experiment: Experiment) -> list[str]:
+    """Lines on kernels whose speed the engine model does not have, or has from elsewhere."""
+    spec = experiment.engine
+    if not isinstance(spec, VllmEngine):
+        return kernels_of.words(experiment)
+    installed = installed_vllm()
+    recipe = resolve(spec, experiment.model, experiment.layout, installed, experiment.hardware)
+    return [recipe.unknown_speed] if recipe.unknown_speed else []
+
+
+def all_kernels(experiments: Iterable[Experiment]) -> list[str]:
+    """The lines on the kernels of several experiments, each once."""
+    return list(dict.fromkeys(line for one in experiments for line in kernels(one)))
 
 
 def refuse_misfit(experiment: Experiment) -> None:

@@ -252,7 +252,7 @@ def _seeing(experiment: Experiment) -> Model:
 def _machine(experiment: Experiment) -> prediction.Machine:
     known = parts(experiment)
     replicas = experiment.layout.replicas_per_node
-    return prediction.Machine(replicas, *whole.peaks(*known), partial(whole.shares, *known[1:]))
+    return prediction.Machine(replicas, *whole.peaks(*known), partial(whole.shares, *known))
 
 
 def guess_qps(experiment: Experiment) -> float | None:

@@ -20,7 +20,7 @@ from analysis import progressive as judged
 from analysis import summary
 from analysis.progressive import Figures
 from analysis.summary import Tree
-from conf import ConfigError, Experiment
+from conf import ConfigError, Experiment, kernels
 from conf.images import MOST_IMAGES, Images, tokens_of
 from conf.progressive import Progressive
 from conf.schema import Lengths, Workload
@@ -297,7 +297,7 @@ def tree(
             "runs": len(runs),
             "clock": clock,
             "as_published": it.as_published,
-            "caution": _caution(experiment),
+            "caution": "; ".join(filter(None, [_caution(experiment), *kernels.words(experiment)])),
             "how": how(it, len(runs), clock),
             "levels": found,
             "figures": [[asdict(level) for level in run] for run in runs],
@@ -369,6 +369,7 @@ def plan(experiment: Experiment, seconds: Sequence[float] | None) -> list[str]:
     """What would be done, a line for each level; `seconds` are what the engine model expects of each."""
     asked, it = levels(experiment), experiment.progressive
     out = [f"# {experiment.model.name}: {how(it, it.runs, 'virtual' if is_virtual(experiment) else 'wall')}"]
+    out += [f"# {line}" for line in kernels.words(experiment)]
     for number, level in enumerate(asked):
         images = f" ({level.image_tokens} of them image)" if level.image_tokens else ""
         shape = f" {level.shape}:" if level.shape else ""

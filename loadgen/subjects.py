@@ -10,7 +10,16 @@ from loadgen.paper import SUBJECTS, Subject
 
 Facts = dict[str, Any]
 
-_TOLD = ("name", "served_name", "source", "config_json", "step_time", "posterior", "efficiency")
+_TOLD = (
+    "name",
+    "served_name",
+    "source",
+    "config_json",
+    "step_time",
+    "posterior",
+    "efficiency",
+    "fitted_with",
+)
 """Fields that say how something is called and how fast it is; the others say what it is."""
 _SERVED = ("kv_cache", "max_context_tokens")
 """Fields that whoever serves a model may choose: it stays that model, but is not what the paper served."""

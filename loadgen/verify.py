@@ -132,6 +132,7 @@ def _refuse(asked: Experiment, engine: SimulatedEngine) -> None:
         "workload.sessions": bool(asked.workload.sessions),
         "workload.conversations": asked.workload.conversations is not None,
         "routing=per_node": asked.streams > 0,
+        "kernels of its own (engine.kernels, engine.attention_backend)": engine.kernel_ratio is not None,
         f"model {asked.model.name} (latent attention)": asked.model.kv_lora_rank > 0,
         "a trace": asked.workload.arrivals.kind == "trace",
     }

@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from conf.constants import fingerprint
+from conf.kernels import of_backend
 from conf.schema import EmulatedEngine, Hardware, Layout, Model
 from serve_apps.emulation import ENVIRONMENT, GPU_BYTES
 from serve_apps.engine_model.architecture import weight_bytes
+from serve_apps.engine_model.kernels import with_kernels
 from serve_apps.engine_model.step_time import Batch, Roofline, roofline
 from serve_apps.recipes import Recipe
 
@@ -42,8 +44,12 @@ class EmulatedGpu:
     """Fingerprint of the constants that the costs were computed from."""
 
     @classmethod
-    def of(cls, engine: EmulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> "EmulatedGpu":
-        """The GPU that `hardware` describes, with the step time of `model`.
+    def of(
+        cls, engine: EmulatedEngine, model: Model, hardware: Hardware, layout: Layout, backend: str = ""
+    ) -> "EmulatedGpu":
+        """The GPU that `hardware` describes, with the step time of `model` and of the attention `backend`.
+
+        Where the model does not have the backend's speed, it is that of the fit's own.
 
         Raises ValueError for a model with latent attention, and as `roofline` does.
         """
@@ -53,7 +59,7 @@ class EmulatedGpu:
                 "use engine=simulated"
             )
         return cls(
-            roofline(model, hardware, layout),
+            with_kernels(roofline(model, hardware, layout), of_backend(backend)),
             layout.tensor_parallel,
             hardware.hbm_bytes,
             weight_bytes(model) / layout.tensor_parallel,

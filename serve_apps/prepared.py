@@ -70,7 +70,7 @@ def prepared(
         )
     recipe = resolve(engine, model, layout, installed, hardware)
     if isinstance(engine, EmulatedEngine):
-        recipe = emulated(recipe, EmulatedGpu.of(engine, model, hardware, layout))
+        recipe = emulated(recipe, EmulatedGpu.of(engine, model, hardware, layout, recipe.attention))
     notes = check_request(recipe, model, request_tokens, prompt_tokens)
     if not installed and not engine.vllm_version:
         newest = vllm_flags.text(vllm_flags.NEWEST)

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conf import kernels
 from conf.schema import Hardware, Layout, Model, VllmEngine
-from serve_apps import contradictions, published, vllm_flags
+from serve_apps import attention, contradictions, published, vllm_flags
 from serve_apps.model_rules import DEPRECATED, PAPER, REFINED
 from serve_apps.recipe_rules import Deployment
 from serve_apps.vllm_flags import Version, argument_name, text
@@ -22,11 +23,17 @@ AITER_HEAD_DIMS = (64, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`args` by the names of vLLM's arguments, complete; `env` of engine and workers; `notes` warn."""
+    """`args` by the names of vLLM's arguments, complete; `env` of engine and workers; `notes` warn.
+
+    `attention` is the backend that vLLM would choose, empty where the model has the speed of any, and
+    `unknown_speed` a line on it where the model does not have its speed.
+    """
 
     args: dict[str, Any]
     env: dict[str, str]
     notes: tuple[str, ...] = ()
+    attention: str = ""
+    unknown_speed: str = ""
 
 
 def resolve(
@@ -51,8 +58,12 @@ def resolve(
         if engine.recipe == "published":
             raise ValueError(f"{error} ({_published_for(deployment)})") from error
         raise
-    told = [*_of_version(version), *base.notes, *contradictions.notes(deployment)]
-    return Recipe(args, env, tuple(told))
+    backend = attention.backend_of(deployment)
+    unknown = ""
+    if backend and not kernels.is_known(backend, deployment.mla):
+        unknown = kernels.unknown_backend(backend, deployment.mla)
+    told = [*_of_version(version), *base.notes, *contradictions.notes(deployment), *filter(None, [unknown])]
+    return Recipe(args, env, tuple(told), backend, unknown)
 
 
 def _words(engine: VllmEngine) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -121,11 +132,11 @@ def _modern(asked: Deployment) -> Recipe:
         args["allow_deprecated_quantization"] = True
     if asked.engine.server == "process":
         args["distributed_executor_backend"] = "mp"
-    kernels = _kernels(
+    chosen = _kernels(
         Deployment(asked.engine, model, layout, asked.version, args, _over(env, asked.env), asked.amd)
     )
-    notes = kernels.notes if asked.amd else ("without what is AMD's: this hardware is not",)
-    return Recipe(args | kernels.args, env | kernels.env, notes)
+    notes = chosen.notes if asked.amd else ("without what is AMD's: this hardware is not",)
+    return Recipe(args | chosen.args, env | chosen.env, notes)
 
 
 def _kernels(planned: Deployment) -> Recipe:

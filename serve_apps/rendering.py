@@ -107,7 +107,8 @@ class Asked:
     def recipe(self, engine: VllmEngine) -> Recipe:
         found = resolve(engine, self.model, self.layout, self.version, self.hardware)
         if isinstance(engine, EmulatedEngine):
-            return emulated(found, EmulatedGpu.of(engine, self.model, self.hardware, self.layout))
+            gpu = EmulatedGpu.of(engine, self.model, self.hardware, self.layout, found.attention)
+            return emulated(found, gpu)
         return found
 
 

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 from conf.schema import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.architecture import kv_blocks
+from serve_apps.engine_model.kernels import steps
 from serve_apps.engine_model.kv_cache import Chain, KvCache
 from serve_apps.engine_model.noise import Noise
 from serve_apps.engine_model.request import RequestState
 from serve_apps.engine_model.scheduler import Scheduler
-from serve_apps.engine_model.step_time import Batch, roofline
+from serve_apps.engine_model.step_time import Batch
 
 IDLE_POLL_S = 1e-3
 """vLLM's core sleeps so long when a step has nothing to compute (engine/core.py, _process_engine_step)."""
@@ -74,7 +75,7 @@ class Engine:
         )
         self._spec = spec
         self._asynchronous = spec.async_scheduling
-        self._roofline = roofline(model, hardware, layout)
+        self._roofline = steps(spec, model, hardware, layout)
         self._noise = Noise(spec, seed)
         self._front_end_s = model.step_time.front_end_ms.value * 1e-3
         self._latency_s = model.step_time.front_end_latency_ms.value * 1e-3

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from conf.schema import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model import loop
 from serve_apps.engine_model.architecture import kv_blocks
+from serve_apps.engine_model.kernels import steps
 from serve_apps.engine_model.kv_cache import Chain
 from serve_apps.engine_model.native import NATIVE, plain
 from serve_apps.engine_model.noise import Noise
-from serve_apps.engine_model.step_time import Roofline, roofline
+from serve_apps.engine_model.step_time import Roofline
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -82,7 +83,7 @@ class Machine:
         )
         times = model.step_time
         front_end = times.front_end_ms.value * 1e-3, times.front_end_latency_ms.value * 1e-3
-        return cls(spec, blocks, roofline(model, hardware, layout), *front_end)
+        return cls(spec, blocks, steps(spec, model, hardware, layout), *front_end)
 
     def limits(self, closed: int = 0, counted: bool = False) -> tuple[int, ...]:
         """What `loop.advance` calls so; `closed` is the number of requests of a closed loop."""

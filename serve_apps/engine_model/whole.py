@@ -19,9 +19,9 @@ from serve_apps.engine_model.fast import (
     Unfit,
     Work,
 )
+from serve_apps.engine_model.kernels import steps
 from serve_apps.engine_model.prefixes import Prefixes
 from serve_apps.engine_model.routed import serve_open, serve_prefixes
-from serve_apps.engine_model.step_time import roofline
 from serve_apps.engine_model.virtual import VirtualService
 
 LOOK_S = 60.0
@@ -101,14 +101,16 @@ def _block_by_block(
     return Times(sent_s, first_s, last_s, cached, replica, work)
 
 
-def shares(model: Model, hardware: Hardware, layout: Layout, work: Mapping[str, float]) -> dict[str, float]:
+def shares(
+    spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout, work: Mapping[str, float]
+) -> dict[str, float]:
     """Shares of the busy time by term of the step time, from the fields of `Work`.
 
     What is not linear in them (experts touched, quick reduce, noise) is one rest.
     """
     if not work["busy_s"] > 0:
         return {}
-    cost = roofline(model, hardware, layout)
+    cost = steps(spec, model, hardware, layout)
     known: Mapping[str, float] = {
         "launch": cost.launch_s * work["steps"],
         "weight read": cost.weight_read_s * work["steps"],

@@ -1,0 +1,114 @@
+"""How fast an engine's kernels are against those of the fit, as far as that is published; times no step."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from conf.schema import Constant, Experiment, KernelRatio, SimulatedEngine
+from conf.served import FITTED_BACKEND
+
+AITER_SPEED = (0.991, 1.04, 1.095)
+"""Speed with AITER over that without, lowest, usual and highest of the models and concurrencies of arXiv
+2603.10031: 3 to 5 % at high concurrency, 10 % at 1, and once a loss of 0.9 %."""
+_AITER = "arXiv 2603.10031, AITER on over off: a range over its models and concurrencies, not of this model"
+_FIGURE = (
+    "vLLM blog on ROCm attention backends, Qwen3-235B FP8 TP8 on MI300X: python -m tests.benchmarks.backends"
+)
+_EXACT = Constant(1.0, "ratio", "the kernels of the fit")
+BACKENDS: Mapping[str, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
+    "ROCM_AITER_UNIFIED_ATTN": ((1.19, 1.22, 1.25), (0.855, 0.898, 0.943)),
+    "TRITON_ATTN": ((1.73, 1.75, 1.77), (2.70, 2.74, 2.78)),
+    "ROCM_ATTN": ((6.48, 9.33, 13.4), (1.4, 1.73, 2.14)),
+}
+"""Time of a KV read and of prefill's attention over those of ROCM_AITER_FA: lowest, value and highest.
+
+`python -m tests.benchmarks.backends` fits them. The ends are those that meet throughput and TTFT of the
+figure at 64 and at 128 requests in flight.
+"""
+NO_SPLIT = "ROCM_ATTN"
+"""The backend that costs 140 ms a step of that figure at 64 in flight as at 128: no ratio of reads meets
+both, so that its interval spans them."""
+
+
+def is_known(backend: str, latent: bool = False) -> bool:
+    """Whether the model has the speed of an attention backend; of `latent` attention the figure has none."""
+    return not latent and (backend == FITTED_BACKEND or backend in BACKENDS)
+
+
+def unknown_backend(backend: str, latent: bool = False) -> str:
+    """The line on a backend whose speed the model does not have; of `latent` attention it has another one."""
+    of = "the model's fit" if latent else FITTED_BACKEND
+    return f"attention backend {backend}: its speed is not in the model, the figures are those of {of}"
+
+
+def of_backend(backend: str) -> KernelRatio | None:
+    """What the attention of a backend takes over that of the fit; None of the fit's own and of an unknown."""
+    if backend not in BACKENDS:
+        return None
+    read, attention = (_constant(ends, _FIGURE) for ends in BACKENDS[backend])
+    return KernelRatio(_EXACT, read, attention)
+
+
+def ratio(kernels: str, backend: str, fitted_with: str, latent: bool = False) -> KernelRatio | None:
+    """What steps take over those of the fit, which was made `fitted_with` AITER's kernels or Triton's.
+
+    None where that is nothing, or not known (`words` says which). The backends of the figure are none of
+    `latent` attention. That Triton's fit would gain from AITER is not known: its model is one that AITER
+    does not serve.
+    """
+    if kernels == "triton" and fitted_with == "aiter":
+        return KernelRatio(_constant(AITER_SPEED, _AITER), _EXACT, _EXACT)
+    return None if latent else of_backend(backend)
+
+
+def words(experiment: Experiment) -> list[str]:
+    """Lines on what the answer takes the kernels for; none where they are those of the fit."""
+    engine, model = experiment.engine, experiment.model
+    if not isinstance(engine, SimulatedEngine):
+        return []
+    return [*_kernel_words(engine, model.fitted_with), *_backend_words(engine, model.kv_lora_rank > 0)]
+
+
+def _kernel_words(engine: SimulatedEngine, fitted_with: str) -> list[str]:
+    if engine.kernels in ("fitted", fitted_with):
+        return []
+    if engine.kernel_ratio and engine.kernels == "triton":
+        span = _span(engine.kernel_ratio.step, "a range that was published for other models")
+        return [f"kernels without AITER: a step over the same with it is {span}"]
+    known = "unknown" if fitted_with == "unknown" else fitted_with.capitalize()
+    return [
+        f"kernels {engine.kernels}: their speed is not in the model, the figures are those of its constants, "
+        f"whose kernels are {known}"
+    ]
+
+
+def _backend_words(engine: SimulatedEngine, latent: bool) -> list[str]:
+    backend, ratio = engine.attention_backend, engine.kernel_ratio
+    if backend == FITTED_BACKEND:
+        return []
+    if ratio is None:
+        return [unknown_backend(backend, latent)]
+    source = "by a figure of Qwen3-235B on MI300X"
+    if backend == NO_SPLIT:
+        source += ", where it costs a step as much at 64 requests in flight as at 128"
+    read, prefill = _span(ratio.kv_read, ""), _span(ratio.attention, source)
+    return [f"attention backend {backend}: KV reads over {FITTED_BACKEND}'s are {read}, prefill {prefill}"]
+
+
+def _span(ratio: Constant, source: str) -> str:
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.value:.4g}, as given"
+    return f"{ratio.value:.4g} [{ratio.low:.4g}, {ratio.high:.4g}]{', ' if source else ''}{source}"
+
+
+def changes(engine: Any, model: Any) -> dict[str, Any]:
+    """What the choice of kernels makes of the tree of an engine, from those of an experiment."""
+    found = ratio(
+        engine.kernels, str(engine.attention_backend), model.fitted_with, latent=model.kv_lora_rank > 0
+    )
+    return {"kernel_ratio": None if found is None else asdict(found)}
+
+
+def _constant(ends: tuple[float, float, float], source: str) -> Constant:
+    low, value, high = ends
+    return Constant(value, "ratio", source, low, high)
