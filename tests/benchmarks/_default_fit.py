@@ -49,12 +49,14 @@ take, at most what vLLM takes without graphs, and no more than AMD reaches in la
 TEAMS_LN_SD = 0.07
 """sd of ln step time between teams (our choice: two sources are 10 % apart). Twice, of their difference."""
 WAVES, WAVES_LN_SD = 3.0, 0.4
-QUANTILES = (np.arange(10) + 0.5) / 10
-TTFT_SD, GAP_SD, CLUSTER_SD, SHARE_SD, LOOP_SD = 0.07, 0.03, 0.05, 0.04, 0.03
-"""How far the form of the model may miss (ln; our choice): a quantile of TTFT, of gaps without and with
-prefill, a share of requests, a closed loop. Ten quantiles move together: each has three times its error."""
-CLUSTERED = 0.3
-"""Above this quantile the p99 gap of a request at 8 QPS is a step with prefill."""
+WITNESSES = 10
+"""The sorted latencies of a hundred requests in one queue say as much as so many independent ones
+(our choice)."""
+LATENCY_SD, SHARE_SD, LOOP_SD = 0.05, 0.04, 0.03
+"""How far the form of the model may miss a latency, a share of requests, a closed loop (ln; our choice)."""
+FARTHEST = 0.3
+"""A p99 gap is a step with prefill or one without, five times as short: a request on the wrong side counts as
+so far off (ln; our choice)."""
 WALKERS, STEPS, STEPS_TOLD, CHUNK = 64, 1000, 50, 8
 Z95 = 1.96
 
@@ -89,7 +91,7 @@ class Problem:
         """Of every study in turn, in sds of what the form may miss."""
         for study, seen in zip(self.studies, predicted(self, at), strict=True):
             if isinstance(study, Requests):
-                yield from _of_quantiles(study, seen)
+                yield from (_sorted(study, column, seen) for column in (0, 1))
             else:
                 sd = SHARE_SD if isinstance(study, Attainment) else LOOP_SD
                 yield (seen - [figure.scaled for figure in study.figures]) / sd
@@ -105,11 +107,10 @@ def _known() -> dict[str, Constant]:
     return constants(load(["hardware=mi300x"]))
 
 
-def _of_quantiles(study: Requests, seen: Floats) -> Iterator[Floats]:
-    gap_sd = np.where(QUANTILES < CLUSTERED, GAP_SD, CLUSTER_SD)
-    for column, sd in enumerate((np.full(len(QUANTILES), TTFT_SD), gap_sd)):
-        published, predicted = study.quantiles(column, seen)
-        yield (np.quantile(predicted, QUANTILES) - np.quantile(published, QUANTILES)) / sd
+def _sorted(study: Requests, column: int, seen: Floats) -> Floats:
+    published, predicted = study.quantiles(column, seen)
+    off = np.clip(predicted - published, -FARTHEST, FARTHEST)
+    return np.asarray(off / LATENCY_SD * math.sqrt(WITNESSES / len(off)))
 
 
 def sampled(problem: Problem, steps: int, seed: int = 0) -> Floats:
