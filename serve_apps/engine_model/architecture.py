@@ -12,8 +12,6 @@ from conf.schema import Hardware, Layout, Model, SimulatedEngine
 _BF16_BYTES = 2.0
 _FP8_BLOCK_BYTES = 1 + 4 / (128 * 128)
 """An fp8 weight and its share of the fp32 scale of a 128 x 128 block."""
-_INT4_GROUP_BYTES = 0.5 + 2 / 32
-"""An int4 weight and its share of the bf16 scale of a group of 32."""
 
 
 class Memory(NamedTuple):
@@ -83,17 +81,23 @@ def attention_flop_per_pair(model: Model) -> float:
     return 4 * model.heads * (model.head_dim + model.rope_dim / 2) * model.layers
 
 
+def bf16_parameters(model: Model) -> int:
+    """Those of the layers that stay in bf16 where the others are quantised; experts never do."""
+    attention = model.layers if model.bf16_attention else model.bf16_layers
+    return attention * attention_parameters(model) + model.bf16_layers * 3 * model.hidden * model.intermediate
+
+
 def expert_bytes(model: Model) -> float:
     """Stored bytes of one routed expert, scales included."""
-    per_weight = {"bf16": _BF16_BYTES, "fp8": _FP8_BLOCK_BYTES, "int4_experts": _INT4_GROUP_BYTES}
-    return expert_parameters(model) * per_weight[model.weights]
+    return expert_parameters(model) * _quantised_bytes(model)
 
 
 def step_bytes(model: Model) -> float:
     """Bytes every step reads whatever its tokens: all layers but the experts, and the lm_head."""
-    per_weight = _FP8_BLOCK_BYTES if model.weights == "fp8" else _BF16_BYTES
-    always_bf16 = router_parameters(model) + lm_head_parameters(model)
-    return dense_parameters(model) * per_weight + always_bf16 * _BF16_BYTES
+    per_weight = _BF16_BYTES if model.weights == "int4_experts" else _quantised_bytes(model)
+    kept = bf16_parameters(model)
+    always_bf16 = kept + router_parameters(model) + lm_head_parameters(model)
+    return (dense_parameters(model) - kept) * per_weight + always_bf16 * _BF16_BYTES
 
 
 def weight_bytes(model: Model) -> int:
@@ -139,6 +143,12 @@ def memory(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layo
 def kv_blocks(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> int:
     """Blocks of `spec.block_size` tokens that fit beside weights and activations; raises as `memory` does."""
     return memory(spec, model, hardware, layout).kv_blocks
+
+
+def _quantised_bytes(model: Model) -> float:
+    """A quantised weight and its share of a scale: fp32 of an fp8 block, bf16 of a group of int4 weights."""
+    scale = 2 / model.int4_group if model.int4_group else 0.0
+    return {"bf16": _BF16_BYTES, "fp8": _FP8_BLOCK_BYTES}.get(model.weights, 0.5 + scale)
 
 
 def _shared_parameters(model: Model) -> int:

@@ -202,13 +202,15 @@ def roofline(model: Model, hardware: Hardware, layout: Layout) -> Roofline:
 
 
 def _gemm_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:
-    """Linear layers of one token at the peak of the weights' type; int4 experts compute in bf16."""
+    """Linear layers of one token, each at the peak of its weights' type; int4 weights compute in bf16."""
     peak = _known(hardware, "fp8_flop_per_s" if model.weights == "fp8" else "bf16_flop_per_s")
     linear = architecture.linear_flop_per_token(model)
     picked = architecture.expert_layers(model) * model.experts_per_token
     routed = 2 * picked * architecture.expert_parameters(model)
     flop = linear - routed + routed * _imbalance(model, layout)
-    return flop / (layout.tensor_parallel * peak)
+    kept = 2 * architecture.bf16_parameters(model) if model.weights == "fp8" else 0
+    slower = kept / _known(hardware, "bf16_flop_per_s") - kept / peak if kept else 0.0
+    return (flop / peak + slower) / layout.tensor_parallel
 
 
 def _expert_miss(model: Model) -> float:
