@@ -40,13 +40,18 @@ _MLA = _GQA | {
     "rope_dim": "qk_rope_head_dim",
     "head_dim": "qk_nope_head_dim",
 }
+_INDEXED = _MLA | {
+    "index_heads": "index_n_heads",
+    "index_head_dim": "index_head_dim",
+    "index_topk": "index_topk",
+}
 _FAMILIES = {
     "LlamaForCausalLM": _GQA,
     "Qwen3ForCausalLM": _GQA,
     "Qwen3MoeForCausalLM": _QWEN_MOE,
     "Qwen3VLMoeForConditionalGeneration": _QWEN_MOE,
     "DeepseekV3ForCausalLM": _MLA,
-    "DeepseekV32ForCausalLM": _MLA,
+    "DeepseekV32ForCausalLM": _INDEXED,
     "KimiK25ForConditionalGeneration": _MLA,
 }
 _ONLY = {
@@ -90,7 +95,7 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
         own = text.get("head_dim") is not None
         found["head_dim"] = _count(text, "head_dim", True) if own else found["hidden"] // found["heads"]
     # A model of another family was chosen for its constants: none of its architecture may stay.
-    every: dict[str, Any] = {**dict.fromkeys({**_QWEN_MOE, **_MLA}, 0), **found}
+    every: dict[str, Any] = {**dict.fromkeys({**_QWEN_MOE, **_INDEXED}, 0), **found}
     return {**every, **asdict(_stored(text, every)), "image_token_px": _image_token_px(config)}
 
 

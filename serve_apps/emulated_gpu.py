@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from conf.constants import fingerprint
 from conf.schema import EmulatedEngine, Hardware, Layout, Model
 from serve_apps.emulation import ENVIRONMENT, GPU_BYTES
-from serve_apps.engine_model.architecture import weight_bytes
+from serve_apps.engine_model.architecture import weight_bytes_per_gpu
 from serve_apps.engine_model.step_time import Batch, Roofline, roofline
 from serve_apps.recipes import Recipe
 
@@ -56,7 +56,7 @@ class EmulatedGpu:
             roofline(model, hardware, layout),
             layout.tensor_parallel,
             hardware.hbm_bytes,
-            weight_bytes(model) / layout.tensor_parallel,
+            weight_bytes_per_gpu(model, layout.tensor_parallel),
             engine.activation_bytes,
             fingerprint(model, hardware),
         )

@@ -79,6 +79,9 @@ DEEPSEEK = {
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+    "index_topk": 2048,
     "quantization_config": {"quant_method": "fp8"},
 }
 INT4 = {
