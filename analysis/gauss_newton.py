@@ -157,6 +157,17 @@ def fit(
     return found
 
 
+def around(predict: Predict, measured: Floats, prior: Prior, at: Floats, noise: Floats) -> Fit:
+    """The normal around `at` (ln), which is not moved: what `measured` and `prior` say of the parameters.
+
+    For parameters that were held in a fit beside those that were fitted: the data know less of the latter by
+    what the former leave open, and the correlations say which go together.
+    """
+    problem = _Problem(predict, measured, prior, noise)
+    reach = np.hypot(LEAST_SCATTER, noise)
+    return _around(problem, prior.z(at), reach, np.zeros(len(at), dtype=bool), False)
+
+
 def _around(problem: _Problem, z: Floats, reach: Floats, held: Flags, stalled: bool) -> Fit:
     """The fit whose optimum is `z`: a normal in z, which the sides of the prior make a split one in ln."""
     prior, residuals, slope = problem.prior, problem.residuals(z), problem.slope(z)

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 SECRET = re.compile(r"(TOKEN|KEY|PASSWORD|PASSWD|CREDENTIALS?)$|SECRET|(API|ACCESS)_?KEY", re.IGNORECASE)
 """Names whose values are secret: of variables (HF_TOKEN, AWS_ACCESS_KEY_ID) and arguments (api_key) alike."""
@@ -33,3 +34,10 @@ def require_public(group: str, names: Iterable[str]) -> None:
     for name in names:
         message = f"{group}{name} would be saved with the run; set it in the environment of the nodes instead"
         require(SECRET.search(name) is None, message)
+
+
+def require_mapping(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The mapping that `key` holds, empty for none or `null`. Raises ValueError for another value."""
+    value = tree.get(key)
+    require(value is None or isinstance(value, dict), f"{key}={value} is not a mapping of keys to values")
+    return value or {}

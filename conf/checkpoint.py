@@ -6,10 +6,12 @@ the facts too.
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from conf.check import require, require_mapping
 from conf.one_line import one_line
-from conf.schema import require
+from conf.quantised import Stored, stored
 
 MOST = 2**40
 """No checkpoint has so many of anything (our choice)."""
@@ -38,13 +40,18 @@ _MLA = _GQA | {
     "rope_dim": "qk_rope_head_dim",
     "head_dim": "qk_nope_head_dim",
 }
+_INDEXED = _MLA | {
+    "index_heads": "index_n_heads",
+    "index_head_dim": "index_head_dim",
+    "index_topk": "index_topk",
+}
 _FAMILIES = {
     "LlamaForCausalLM": _GQA,
     "Qwen3ForCausalLM": _GQA,
     "Qwen3MoeForCausalLM": _QWEN_MOE,
     "Qwen3VLMoeForConditionalGeneration": _QWEN_MOE,
     "DeepseekV3ForCausalLM": _MLA,
-    "DeepseekV32ForCausalLM": _MLA,
+    "DeepseekV32ForCausalLM": _INDEXED,
     "KimiK25ForConditionalGeneration": _MLA,
 }
 _ONLY = {
@@ -57,8 +64,6 @@ _ONLY = {
 """Keys that change the architecture, and the one value of each that the model of it covers."""
 _SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "max_context_tokens", "kv_lora_rank"}
 """Fields that no checkpoint has none of."""
-_QUANTISED = {"fp8": ("float", 8), "int4_experts": ("int", 4)}
-"""Type and bits of compressed-tensors by what `Model.weights` calls them."""
 
 
 def facts(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +79,7 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
         f"architecture {family} is not modelled; there are {', '.join(_FAMILIES)}; for another one set the "
         "fields of model by hand (model.layers=... and so on, as in conf/model)",
     )
-    text = {**config, **_mapping(config, "text_config")}
+    text = {**config, **require_mapping(config, "text_config")}
     for key, only in _ONLY.items():
         require(text.get(key, only) == only, f"{key}={text.get(key)} is not modelled, only {only}")
     keys = _FAMILIES[family]
@@ -83,20 +88,20 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
         if part in found:
             fits = found[part] <= found[whole]
             require(fits, f"{keys[part]}={found[part]} is above {keys[whole]}={found[whole]}")
-    if keys is _MLA:
+    if "kv_lora_rank" in keys:
         width = text.get("v_head_dim", found["head_dim"])
         require(width == found["head_dim"], f"v_head_dim={width} other than qk_nope_head_dim is not modelled")
     else:
         own = text.get("head_dim") is not None
         found["head_dim"] = _count(text, "head_dim", True) if own else found["hidden"] // found["heads"]
     # A model of another family was chosen for its constants: none of its architecture may stay.
-    rest = {ours: 0 for ours in {**_QWEN_MOE, **_MLA} if ours not in found}
-    return {**found, **rest, "weights": _weights(text), "image_token_px": _image_token_px(config)}
+    every: dict[str, Any] = {**dict.fromkeys({**_QWEN_MOE, **_INDEXED}, 0), **found}
+    return {**every, **asdict(_stored(text, every)), "image_token_px": _image_token_px(config)}
 
 
 def _image_token_px(config: Mapping[str, Any]) -> int:
     """Side of the square of an image that becomes one token: patches, merged; 0 without known vision."""
-    vision = _mapping(config, "vision_config")
+    vision = require_mapping(config, "vision_config")
     merged = vision.get("spatial_merge_size", (vision.get("merge_kernel_size") or [None])[0])
     patch = vision.get("patch_size")
     counts = all(isinstance(side, int) and 0 <= side <= MOST for side in (patch, merged))
@@ -113,30 +118,11 @@ def _count(text: Mapping[str, Any], key: str, is_size: bool) -> int:
     return int(value)
 
 
-def _mapping(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """What `key` holds; empty where there is none or `null`."""
-    value = tree.get(key)
-    require(value is None or isinstance(value, dict), f"{key}={value} is not a mapping of keys to values")
-    return value or {}
-
-
-def _weights(text: Mapping[str, Any]) -> str:
-    """The type of the linear layers' weights, as `Model.weights` names it."""
-    quantised = _mapping(text, "quantization_config")
-    if not quantised:
-        dtype = text.get("torch_dtype", text.get("dtype", "bfloat16"))
-        require(dtype in ("bfloat16", "float16"), f"weights of type {dtype} are not modelled")
-        return "bf16"
-    method = quantised.get("quant_method", "none")
-    if method in ("fp8", "fbgemm_fp8"):
-        return "fp8"
-    groups = _mapping(quantised, "config_groups")
-    weights = [_mapping(_mapping(groups, name), "weights") for name in groups]
-    formats = [(each.get("type"), each.get("num_bits")) for each in weights]
-    found = [ours for ours, theirs in _QUANTISED.items() if formats and formats == [theirs] * len(formats)]
-    require(
-        method == "compressed-tensors" and len(found) == 1,
-        f"quantization_config of {method} is not modelled; there are fp8, fbgemm_fp8 and compressed-tensors "
-        "with 8-bit float or 4-bit integer weights",
-    )
-    return found[0]
+def _stored(text: Mapping[str, Any], facts: Mapping[str, Any]) -> Stored:
+    """What the weights of the linear layers are stored in."""
+    quantised = require_mapping(text, "quantization_config")
+    if quantised:
+        return stored(quantised, facts)
+    dtype = text.get("torch_dtype", text.get("dtype", "bfloat16"))
+    require(dtype in ("bfloat16", "float16"), f"weights of type {dtype} are not modelled")
+    return Stored()

@@ -12,7 +12,7 @@ from conf.constants import fingerprint
 from conf.kernels import of_backend
 from conf.schema import EmulatedEngine, Hardware, Layout, Model
 from serve_apps.emulation import ENVIRONMENT, GPU_BYTES
-from serve_apps.engine_model.architecture import weight_bytes
+from serve_apps.engine_model.architecture import weight_bytes_per_gpu
 from serve_apps.engine_model.kernels import with_kernels
 from serve_apps.engine_model.step_time import Batch, Roofline, roofline
 from serve_apps.recipes import Recipe
@@ -62,7 +62,7 @@ class EmulatedGpu:
             with_kernels(roofline(model, hardware, layout), of_backend(backend)),
             layout.tensor_parallel,
             hardware.hbm_bytes,
-            weight_bytes(model) / layout.tensor_parallel,
+            weight_bytes_per_gpu(model, layout.tensor_parallel),
             engine.activation_bytes,
             fingerprint(model, hardware),
         )

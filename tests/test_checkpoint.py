@@ -1,7 +1,7 @@
 """A checkpoint's config.json instead of a model file: the same architecture, or one line why not."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from conf import ConfigError, checkpoint, load
 from conf.load import dump
 from conf.schema import Model
 from serve_apps.engine_model import architecture
+from serve_apps.engine_model.step_time import roofline
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -21,7 +22,13 @@ LLAMA = {
     "vocab_size": 128256,
     "intermediate_size": 53248,
     "max_position_embeddings": 131072,
-    "quantization_config": {"quant_method": "fbgemm_fp8"},
+    "quantization_config": {
+        "quant_method": "fbgemm_fp8",
+        "modules_to_not_convert": [
+            *(f"model.layers.{layer}.self_attn.{name}_proj" for layer in range(126) for name in "qkvo"),
+            *(f"model.layers.{at}.mlp.{name}_proj" for at in (0, 125) for name in ("gate", "up", "down")),
+        ],
+    },
 }
 QWEN = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -38,7 +45,14 @@ QWEN = {
     "moe_intermediate_size": 1536,
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
-    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "quantization_config": {
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": [
+            "lm_head",
+            *(f"model.layers.{at}.{part}" for at in range(94) for part in ("mlp.gate", "input_layernorm")),
+        ],
+    },
 }
 QWEN_VL = {
     "architectures": ["Qwen3VLMoeForConditionalGeneration"],
@@ -65,11 +79,29 @@ DEEPSEEK = {
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+    "index_topk": 2048,
     "quantization_config": {"quant_method": "fp8"},
 }
 INT4 = {
     "quant_method": "compressed-tensors",
     "config_groups": {"group_0": {"weights": {"type": "int", "num_bits": 4, "group_size": 32}}},
+}
+EXPERTS_ONLY = [
+    "re:.*self_attn.*",
+    "re:.*shared_experts.*",
+    r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
+    "re:.*lm_head.*",
+    "re:vision_tower.*",
+    "re:mm_projector.*",
+]
+LLAMA_70B = {
+    **LLAMA,
+    "num_hidden_layers": 80,
+    "hidden_size": 8192,
+    "num_attention_heads": 64,
+    "intermediate_size": 28672,
 }
 KIMI = {
     **DEEPSEEK,
@@ -80,7 +112,7 @@ KIMI = {
     "max_position_embeddings": 262144,
     "n_routed_experts": 384,
     "first_k_dense_replace": 1,
-    "quantization_config": INT4,
+    "quantization_config": {**INT4, "ignore": EXPERTS_ONLY},
     "vision_config": {"patch_size": 14, "merge_kernel_size": [2, 2]},
 }
 CHECKPOINTS = {
@@ -90,7 +122,7 @@ CHECKPOINTS = {
     "deepseek_v32_fp8": DEEPSEEK,
     "kimi_k25_int4": KIMI,
 }
-OWN = {"name", "served_name", "kv_cache", "source", "step_time", "config_json"}
+OWN = {"name", "served_name", "kv_cache", "source", "step_time", "config_json", "posterior"}
 """Fields that no config.json settles."""
 
 
@@ -123,6 +155,117 @@ def test_a_new_model_needs_a_file_only_and_says_whose_constants_it_has(tmp_path:
     assert load(base=saved) == experiment
 
 
+def quantised(config: dict[str, Any], **quantization: Any) -> dict[str, Any]:
+    return {**config, "quantization_config": quantization}
+
+
+def bytes_of(config: dict[str, Any]) -> int:
+    """Bytes of a checkpoint with this config.json."""
+    plain = load(["model=llama31_405b_fp8"]).model
+    return architecture.weight_bytes(replace(plain, **checkpoint.facts(config)))
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+AWQ = {"quant_method": "awq", "w_bit": 4, "q_group_size": 128}
+W4A16 = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {
+        "a": {"targets": ["Linear"], "weights": {"type": "int", "num_bits": 4, "group_size": 128}}
+    },
+    "ignore": ["lm_head"],
+}
+
+
+@pytest.mark.parametrize("quantization", [GPTQ, AWQ, W4A16], ids=lambda each: str(each["quant_method"]))
+def test_a_dense_checkpoint_in_4_bits_is_a_quarter_and_its_scales(quantization: dict[str, Any]) -> None:
+    assert bytes_of({**LLAMA_70B, "quantization_config": None}) == pytest.approx(141.1e9, rel=1e-3)
+    assert bytes_of(quantised(LLAMA_70B, **quantization)) == pytest.approx(39.5e9, rel=1e-3)
+
+
+def test_what_stays_in_16_bits_is_counted() -> None:
+    plain = quantised(LLAMA, quant_method="fp8")
+    assert bytes_of(plain) == pytest.approx(410.1e9, rel=1e-3)
+    assert bytes_of(LLAMA) == pytest.approx(487.2e9, rel=1e-3)
+    attention = quantised(LLAMA, quant_method="fp8", ignored_layers=["self_attn"])
+    assert bytes_of(attention) == pytest.approx(482.0e9, rel=1e-3)
+    layers = quantised(LLAMA, quant_method="fp8", modules_to_not_convert=["model.layers.0", "model.layers.7"])
+    assert (stored := checkpoint.facts(layers))["bf16_layers"] == 2
+    assert not stored["bf16_attention"]
+
+
+def test_what_stays_in_16_bits_computes_at_its_own_peak() -> None:
+    """Decode at 100 % of each peak: two thirds of the FP8 rate for the sixth of the products in BF16."""
+    specs = load(["hardware=mi325x", "model=llama31_405b_fp8", "layout=dp1_tp8"])
+    plain = replace(specs.model, bf16_attention=False, bf16_layers=0)
+    kept = architecture.bf16_parameters(specs.model)
+    of_all = kept / (architecture.linear_flop_per_token(plain) / 2)
+    both, fp8 = (roofline(each, specs.hardware, specs.layout) for each in (specs.model, plain))
+    assert both.prefill_gemm_token_s / fp8.prefill_gemm_token_s == pytest.approx(1 + of_all, rel=1e-3)
+    assert both.weight_read_s > 1.15 * fp8.weight_read_s
+
+
+def with_kept(config: dict[str, Any], *kept: Any, **quantization: Any) -> dict[str, Any]:
+    return quantised(config, **{"quant_method": "fp8", **quantization}, modules_to_not_convert=list(kept))
+
+
+UNREADABLE: list[tuple[dict[str, Any], str]] = [
+    (with_kept(LLAMA, "model.layers.3.mlpp"), "leaves model.layers.3.mlpp as it is, which is no part of the"),
+    (with_kept(LLAMA, "model.layers.3.self_attn.o_proj"), "part of the attention of layer 3 in 16 bits"),
+    (with_kept(LLAMA, "model.layers.3.self_attn"), "attention of 1 layers but feed-forward of 0 in 16 bits"),
+    (
+        with_kept(QWEN, "model.layers.3.mlp.experts"),
+        "a mixture with some of its layers or experts in 16 bits",
+    ),
+    (with_kept(QWEN, "model.layers.3.self_attn"), "a mixture with some of its layers or experts in 16 bits"),
+    (with_kept(LLAMA, 3), "modules_to_not_convert is no list of names"),
+    (quantised(LLAMA, quant_method="fp8", ignored_layers="self_attn"), "ignored_layers is no list of names"),
+    (with_kept(LLAMA, "re:(a*)*b"), "regular expression (a*)*b is too intricate"),
+    (with_kept(LLAMA, "re:.*.*.*.*.*b"), "is too intricate"),
+    (with_kept(LLAMA, "re:[a"), "[a is no regular expression"),
+    (with_kept({**LLAMA, "num_hidden_layers": 2**40}, "lm_head"), "are too many to read which of them stay"),
+    (
+        with_kept(LLAMA, weight_block_size=[64, 64]),
+        "weight_block_size=[64, 64] is not modelled, only [128, 128]",
+    ),
+    (quantised(LLAMA, quant_method="awq"), "bits=None is not modelled, only 4"),
+    (quantised(LLAMA, **{**GPTQ, "bits": 8}), "bits=8 is not modelled, only 4"),
+    (quantised(LLAMA, **{**GPTQ, "group_size": 7}), "group_size=7 is not modelled, only 8 to 1024"),
+    (quantised(LLAMA, **GPTQ, dynamic={"-:.*down.*": {}}), "quantization_config.dynamic is not modelled"),
+    (quantised(LLAMA, **GPTQ, lm_head=True), "lm_head=True is not modelled, only False"),
+    (
+        quantised(
+            LLAMA, **{**W4A16, "config_groups": {"a": {**W4A16["config_groups"]["a"], "targets": ["x"]}}}
+        ),
+        "targets=['x'] is not modelled, only ['Linear']",
+    ),
+]
+
+
+@pytest.mark.battery("wrong input")
+@pytest.mark.parametrize(("config", "message"), UNREADABLE, ids=[message for _, message in UNREADABLE])
+def test_a_quantisation_that_is_not_understood_is_refused_in_one_line(
+    config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the message is looked at below
+        checkpoint.facts(config)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    ["model.visual.blocks.3.attn.qkv", "model.layers.126.eh_proj", "re:.*norm.*", "language_model.lm_head"],
+)
+def test_what_is_not_modelled_may_stay_as_it_is(kept: str) -> None:
+    facts = checkpoint.facts(with_kept(LLAMA, kept))
+    assert (facts["weights"], facts["bf16_attention"], facts["bf16_layers"]) == ("fp8", False, 0)
+
+
+def test_a_mixture_in_4_bits_is_so_whole_unless_only_its_experts_are() -> None:
+    assert checkpoint.facts(quantised(KIMI, **INT4))["weights"] == "int4"
+    assert checkpoint.facts(KIMI)["weights"] == "int4_experts"
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"architectures": ["MambaForCausalLM"]},
@@ -150,7 +293,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({**QWEN, "mlp_only_layers": [0]}, "mlp_only_layers=[0] is not modelled, only []"),
     ({**DEEPSEEK, "v_head_dim": 64}, "v_head_dim=64 other than qk_nope_head_dim"),
-    ({**QWEN, "quantization_config": {"quant_method": "awq"}}, "quantization_config of awq is not modelled"),
+    ({**QWEN, "quantization_config": {"quant_method": "hqq"}}, "quantization_config of hqq is not modelled"),
     ({**LLAMA, "quantization_config": None, "torch_dtype": "float32"}, "weights of type float32"),
 ]
 

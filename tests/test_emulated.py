@@ -100,7 +100,7 @@ def test_a_recipe_stays_what_it_is_but_for_the_switch() -> None:
     there = emulated(recipe, gpu())
     assert there.args == {"max_num_seqs": 64, "additional_config": gpu().written()}
     assert (
-        there.env == {**recipe.env, **ENVIRONMENT, GPU_BYTES: "256000000000"} and there.notes == recipe.notes
+        there.env == {**recipe.env, **ENVIRONMENT, GPU_BYTES: "274861129728"} and there.notes == recipe.notes
     )
 
 

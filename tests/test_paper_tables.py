@@ -1,11 +1,19 @@
 """The paper's experiment is rebuilt as its tables imply, and the shipped constants are those fitted to it."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+import yaml
 
-from conf.constants import constants
+from analysis.gauss_newton import Prior, around
+from conf.constants import constants, replaced
+from conf.load import ROOT
+from conf.schema import Constant, Experiment
 from loadgen.paper import SUBJECTS, Row, Subject, kept, outputs
+from serve_apps.engine_model.step_time import Batch, roofline
 from tests.benchmarks._paper import FITTED, HELD, READ, SPREAD, halves
+from tests.benchmarks._paper_files import with_constants, with_posterior
 from tests.benchmarks.paper_tables import Tables, machine, shipped, told
 
 SUBJECT = {subject.name: subject for subject in SUBJECTS}
@@ -64,13 +72,13 @@ def test_the_shipped_models_hold_what_the_fit_holds(subject: Subject) -> None:
 @pytest.mark.parametrize(
     ("name", "asked", "total_tok_s", "p99_s"),
     [
-        (LLAMA, Row("15", 50, False, 3428, 1296, 7.75), 3381, 7.89),
-        (LLAMA, Row("22", 300, True, 13937, None, 9.09), 13960, 9.19),
+        (LLAMA, Row("15", 50, False, 3428, 1296, 7.75), 3383, 7.86),
+        (LLAMA, Row("22", 300, True, 13937, None, 9.09), 13961, 9.19),
         (QWEN, Row("14", 50, False, 13489, 2012, 5.09), 13230, 5.13),
         (QWEN, Row("23", 300, True, 37850, None, 10.50), 38541, 10.44),
-        (DEEPSEEK, Row("22", 300, True, 12719, None, 7.35), 12439, 7.63),
-        (KIMI, Row("17", 50, False, 1632, 193, 52.02), 1614, 52.32),
-        (KIMI, Row("23", 300, True, 5820, None, 86.81), 5731, 88.05),
+        (DEEPSEEK, Row("22", 300, True, 12719, None, 7.35), 12418, 7.65),
+        (KIMI, Row("17", 50, False, 1632, 193, 52.02), 1615, 52.31),
+        (KIMI, Row("23", 300, True, 5820, None, 86.81), 5730, 88.06),
     ],
 )
 def test_the_shipped_constants_retell_the_tables(
@@ -81,3 +89,69 @@ def test_the_shipped_constants_retell_the_tables(
     found = told(machine(shipped(subject), {}), subject, asked)
     assert found == pytest.approx((total_tok_s, p99_s), rel=0.01)
     assert found == pytest.approx((asked.total_tok_s, asked.p99_s), rel=0.06)
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+def test_the_joint_posterior_spreads_a_decode_step_far_less_than_its_constants_alone(
+    subject: Subject,
+) -> None:
+    """Batch of 64 at 600 tokens on the paper's GPU, by 400 draws from the intervals as they are shipped."""
+    experiment = shipped(subject)
+    posterior = experiment.model.posterior
+    names, rows = list(posterior.correlations), np.array(list(posterior.correlations.values()))
+    assert posterior.hardware == ["MI325X"]
+    assert "cache hit" in posterior.rests_on
+    assert rows == pytest.approx(rows.T)
+    assert np.diag(rows) == pytest.approx(1.0)
+    variances, axes = np.linalg.eigh(rows)
+    assert variances.min() > -0.01
+    known = constants(experiment)
+    assert all(any(known[name].ln_sd) for name in names)
+    normal = np.random.default_rng(0).standard_normal((400, len(names)))
+    together = normal @ (axes * np.sqrt(np.maximum(variances, 0))).T
+
+    def spread(draws: Any) -> float:
+        steps = [step_s(experiment, {n: known[n] for n in names}, draw) for draw in draws]
+        low, high = np.quantile(steps, [0.025, 0.975])
+        return float(high / low)
+
+    assert spread(together) < 1.2
+    assert np.log(spread(together)) < 0.6 * np.log(spread(normal))
+
+
+def step_s(experiment: Experiment, drawn: dict[str, Constant], normal: Any) -> float:
+    """Duration of a decode step with constants that are so many sds of ln off."""
+    values = {
+        name: it.value * float(np.exp(z * it.ln_sd[int(z > 0)]))
+        for (name, it), z in zip(drawn.items(), normal, strict=True)
+    }
+    asked = replaced(experiment, values)
+    batch = Batch(decode_tokens=64, context_tokens=64 * 600, sequences=64)
+    return roofline(asked.model, asked.hardware, asked.layout).duration_s(batch)
+
+
+def test_a_fit_is_written_into_a_models_file_and_nothing_else_changes() -> None:
+    text = (ROOT / "model" / "llama31_405b_fp8.yaml").read_text()
+    layer, gemm = "model.step_time.layer_us", "model.step_time.gemm_decode"
+    changed = with_constants(text, {layer: (1234.5, 2345.6, 3456.7)})
+    assert "  layer_us: {value: 2350, unit: us, low: 1230, high: 3460, source: " in changed
+    rows = [[1.0, -0.00001], [-0.00001, 1.0]]
+    written = with_posterior(changed, "a test", "MI300X", [layer, gemm], rows)
+    assert written.partition("posterior:")[0] == changed.partition("posterior:")[0]
+    found = yaml.safe_load(written)["posterior"]
+    assert found["correlations"] == {layer: [1, 0], gemm: [0, 1]}
+    assert (found["rests_on"], found["hardware"]) == ("a test", ["MI300X"])
+    assert with_posterior(written, "a test", "MI300X", [layer, gemm], rows) == written
+    with pytest.raises(ValueError, match="expert_read has no line with value, unit, low and high"):
+        with_constants(text, {"model.step_time.expert_read": (0.1, 0.2, 0.3)})
+
+
+def test_what_was_held_widens_what_was_fitted_beside_it() -> None:
+    """ln a + ln b is measured four times: a alone is as open as b, and their sum is not."""
+    data = np.zeros(4)
+    prior = Prior(np.zeros(2), np.array([5.0, 0.2]), np.array([5.0, 0.2]))
+    found = around(lambda ln: np.full(4, ln.sum()), data, prior, np.zeros(2), np.full(4, 0.02))
+    assert found.at == pytest.approx([0.0, 0.0])
+    assert found.sd == pytest.approx([0.2, 0.2], rel=0.02)
+    assert found.correlation[0, 1] == pytest.approx(-1.0, abs=0.01)
+    assert np.sqrt(found.covariance.sum()) == pytest.approx(0.01, rel=0.05)

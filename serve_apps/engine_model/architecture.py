@@ -1,7 +1,8 @@
 """Parameters, FLOPs and bytes of a model, from its config.json; knows no time and no scheduling.
 
 Counts leave out norms, biases, multi-token prediction and vision towers. "Pair" is one new token
-attending to one token of its context.
+attending to one token of its context, however long that is: that DeepSeek V3.2 attends to `index_topk` tokens
+at most is left out.
 """
 
 import math
@@ -12,8 +13,8 @@ from conf.schema import Hardware, Layout, Model, SimulatedEngine
 _BF16_BYTES = 2.0
 _FP8_BLOCK_BYTES = 1 + 4 / (128 * 128)
 """An fp8 weight and its share of the fp32 scale of a 128 x 128 block."""
-_INT4_GROUP_BYTES = 0.5 + 2 / 32
-"""An int4 weight and its share of the bf16 scale of a group of 32."""
+_INDEX_BLOCK = 128
+"""Values of an indexer's key that share an fp32 scale; fp8 whatever the KV is (vLLM, deepseek_v2.py)."""
 
 
 class Memory(NamedTuple):
@@ -36,9 +37,18 @@ def attention_parameters(model: Model) -> int:
     if not model.kv_lora_rank:
         return model.hidden * (2 * heads + 2 * model.kv_heads * model.head_dim)
     queries = heads + model.heads * model.rope_dim
-    down = model.hidden * (model.q_lora_rank + model.kv_lora_rank + model.rope_dim)
     up = (model.q_lora_rank or model.hidden) * queries + model.kv_lora_rank * 2 * heads
-    return down + up + heads * model.hidden
+    return _down_parameters(model) + _indexer_parameters(model) + up + heads * model.hidden
+
+
+def replicated_parameters(model: Model) -> int:
+    """Those of all layers that every GPU holds and computes whole: MLA's down projections and the indexer."""
+    return model.layers * (_down_parameters(model) + _indexer_parameters(model))
+
+
+def per_gpu(whole: float, replicated: float, gpus: int) -> float:
+    """What each GPU has of `whole`, of which all have the `replicated` part and the rest is cut."""
+    return (whole - replicated) / gpus + replicated
 
 
 def expert_parameters(model: Model) -> int:
@@ -78,22 +88,44 @@ def linear_flop_per_token(model: Model) -> int:
     return 2 * (active_parameters(model) - lm_head_parameters(model))
 
 
+def linear_flop_per_gpu(model: Model, gpus: int) -> float:
+    """Those of `linear_flop_per_token` that each of `gpus` computes."""
+    return per_gpu(linear_flop_per_token(model), 2 * replicated_parameters(model), gpus)
+
+
 def attention_flop_per_pair(model: Model) -> float:
     """Score and weighted sum of one pair in all layers; MLA's head width is the mean of both."""
     return 4 * model.heads * (model.head_dim + model.rope_dim / 2) * model.layers
 
 
+def index_flop_per_pair(model: Model) -> int:
+    """Scores of one pair by the indexers of all layers, which every GPU computes whole, in fp8."""
+    return 2 * model.index_heads * model.index_head_dim * model.layers
+
+
+def bf16_parameters(model: Model) -> int:
+    """Those of the layers that stay in bf16 where the others are quantised; experts never do."""
+    attention = model.layers if model.bf16_attention else model.bf16_layers
+    return attention * attention_parameters(model) + model.bf16_layers * 3 * model.hidden * model.intermediate
+
+
+def bf16_flop_per_gpu(model: Model, gpus: int) -> float:
+    """Products of one token with `bf16_parameters` on each of `gpus`."""
+    replicated = 2 * replicated_parameters(model) if model.bf16_attention else 0
+    return per_gpu(2 * bf16_parameters(model), replicated, gpus)
+
+
 def expert_bytes(model: Model) -> float:
     """Stored bytes of one routed expert, scales included."""
-    per_weight = {"bf16": _BF16_BYTES, "fp8": _FP8_BLOCK_BYTES, "int4_experts": _INT4_GROUP_BYTES}
-    return expert_parameters(model) * per_weight[model.weights]
+    return expert_parameters(model) * _quantised_bytes(model)
 
 
 def step_bytes(model: Model) -> float:
-    """Bytes every step reads whatever its tokens: all layers but the experts, and the lm_head."""
-    per_weight = _FP8_BLOCK_BYTES if model.weights == "fp8" else _BF16_BYTES
-    always_bf16 = router_parameters(model) + lm_head_parameters(model)
-    return dense_parameters(model) * per_weight + always_bf16 * _BF16_BYTES
+    """Bytes every step reads whatever its tokens, over all GPUs: layers without experts, and the lm_head."""
+    per_weight = _BF16_BYTES if model.weights == "int4_experts" else _quantised_bytes(model)
+    kept = bf16_parameters(model)
+    always_bf16 = kept + router_parameters(model) + lm_head_parameters(model)
+    return (dense_parameters(model) - kept) * per_weight + always_bf16 * _BF16_BYTES
 
 
 def weight_bytes(model: Model) -> int:
@@ -102,15 +134,28 @@ def weight_bytes(model: Model) -> int:
     return round(step_bytes(model) + routed + lm_head_parameters(model) * _BF16_BYTES)
 
 
+def replicated_bytes(model: Model) -> float:
+    """Bytes of `replicated_parameters`, of which `weight_bytes` and `step_bytes` count one copy."""
+    kept = model.bf16_attention or model.weights == "int4_experts"
+    return replicated_parameters(model) * (_BF16_BYTES if kept else _quantised_bytes(model))
+
+
+def weight_bytes_per_gpu(model: Model, gpus: int) -> float:
+    """Bytes of the weights on each of `gpus`."""
+    return per_gpu(weight_bytes(model), replicated_bytes(model), gpus)
+
+
 def kv_bytes_per_token(model: Model, tensor_parallel: int) -> int:
     """KV bytes of one token on each GPU.
 
     KV heads are cut over the GPUs and replicated beyond their number; MLA's latent is copied to
-    every GPU (fp8: 4-byte scales per 128 values and a bf16 rope part, 656 bytes per layer).
+    every GPU (fp8: 4-byte scales per 128 values and a bf16 rope part, 656 bytes per layer), and so is the
+    indexer's key beside it.
     """
     if model.kv_lora_rank:
         latent, rope = model.kv_lora_rank, model.rope_dim
         per_layer = latent + latent // 32 + 2 * rope if model.kv_cache == "fp8" else 2 * (latent + rope)
+        per_layer += model.index_head_dim + 4 * math.ceil(model.index_head_dim / _INDEX_BLOCK)
     else:
         heads = math.ceil(model.kv_heads / tensor_parallel)
         per_layer = 2 * heads * model.head_dim * (1 if model.kv_cache == "fp8" else 2)
@@ -123,7 +168,7 @@ def memory(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layo
     Raises ValueError when not even one block of KV fits beside weights and activations.
     """
     usable = spec.gpu_memory_utilization * hardware.hbm_bytes
-    weights = weight_bytes(model) / layout.tensor_parallel
+    weights = weight_bytes_per_gpu(model, layout.tensor_parallel)
     block_bytes = spec.block_size * kv_bytes_per_token(model, layout.tensor_parallel)
     left = usable - weights - spec.activation_bytes
     if left < block_bytes:
@@ -139,6 +184,27 @@ def memory(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layo
 def kv_blocks(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> int:
     """Blocks of `spec.block_size` tokens that fit beside weights and activations; raises as `memory` does."""
     return memory(spec, model, hardware, layout).kv_blocks
+
+
+def _down_parameters(model: Model) -> int:
+    """MLA's projections of one layer to its low-rank queries and to the latent."""
+    if not model.kv_lora_rank:
+        return 0
+    return model.hidden * (model.q_lora_rank + model.kv_lora_rank + model.rope_dim)
+
+
+def _indexer_parameters(model: Model) -> int:
+    """One layer's indexer: its queries from the low-rank ones, its key, and the weights of its heads."""
+    width = model.index_heads * model.index_head_dim
+    return model.q_lora_rank * width + (
+        model.hidden * (model.index_head_dim + model.index_heads) if width else 0
+    )
+
+
+def _quantised_bytes(model: Model) -> float:
+    """A quantised weight and its share of a scale: fp32 of an fp8 block, bf16 of a group of int4 weights."""
+    scale = 2 / model.int4_group if model.int4_group else 0.0
+    return {"bf16": _BF16_BYTES, "fp8": _FP8_BLOCK_BYTES}.get(model.weights, 0.5 + scale)
 
 
 def _shared_parameters(model: Model) -> int:

@@ -173,7 +173,6 @@ def roofline(model: Model, hardware: Hardware, layout: Layout) -> Roofline:
     constants, reached = model.step_time, hardware.efficiency
     bandwidth = gpus * hardware.hbm_bytes_per_s
     experts = architecture.expert_layers(model) * model.experts * architecture.expert_bytes(model)
-    pair_flop = architecture.attention_flop_per_pair(model)
     gemm_s = _gemm_token_s(model, hardware, layout)
     decode_s, prefill_s = gemm_s / constants.gemm_decode.value, gemm_s / constants.gemm_prefill.value
     rise_tokens = constants.gemm_rise_tokens.value
@@ -182,7 +181,7 @@ def roofline(model: Model, hardware: Hardware, layout: Layout) -> Roofline:
     quick_bytes, quick_tokens = _quick_reduce(model, hardware, layout)
     found = Roofline(
         launch_s=constants.step_ms.value * 1e-3 + model.layers * constants.layer_us.value * 1e-6,
-        weight_read_s=architecture.step_bytes(model) / (bandwidth * reached.hbm.value),
+        weight_read_s=_step_bytes(model, gpus) / (hardware.hbm_bytes_per_s * reached.hbm.value),
         expert_read_s=expert_read_s,
         expert_miss=_expert_miss(model),
         decode_gemm_token_s=decode_s,
@@ -190,7 +189,7 @@ def roofline(model: Model, hardware: Hardware, layout: Layout) -> Roofline:
         all_reduce_token_s=_all_reduce_token_s(model, hardware, gpus, _ACTIVATION_BYTES),
         context_token_s=architecture.kv_bytes_per_token(model, gpus)
         / (hardware.hbm_bytes_per_s * reached.kv_read.value),
-        attention_pair_s=pair_flop / (gpus * _known(hardware, "bf16_flop_per_s") * reached.attention.value),
+        attention_pair_s=_pair_s(model, hardware, gpus) / reached.attention.value,
         host_sequence_s=constants.host_per_sequence_us.value * 1e-6,
         prefill_rise_s=(decode_s - prefill_s) * rise_tokens + mixed_s,
         prefill_rise_tokens=rise_tokens or 1.0,
@@ -202,13 +201,29 @@ def roofline(model: Model, hardware: Hardware, layout: Layout) -> Roofline:
 
 
 def _gemm_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:
-    """Linear layers of one token at the peak of the weights' type; int4 experts compute in bf16."""
+    """Linear layers of one token, each at the peak of its weights' type; int4 weights compute in bf16."""
     peak = _known(hardware, "fp8_flop_per_s" if model.weights == "fp8" else "bf16_flop_per_s")
-    linear = architecture.linear_flop_per_token(model)
+    gpus = layout.tensor_parallel
+    linear = architecture.linear_flop_per_gpu(model, gpus)
     picked = architecture.expert_layers(model) * model.experts_per_token
-    routed = 2 * picked * architecture.expert_parameters(model)
+    routed = 2 * picked * architecture.expert_parameters(model) / gpus
     flop = linear - routed + routed * _imbalance(model, layout)
-    return flop / (layout.tensor_parallel * peak)
+    kept = architecture.bf16_flop_per_gpu(model, gpus) if model.weights == "fp8" else 0.0
+    slower = kept / _known(hardware, "bf16_flop_per_s") - kept / peak if kept else 0.0
+    return flop / peak + slower
+
+
+def _step_bytes(model: Model, gpus: int) -> float:
+    """Bytes that each GPU reads in every step, whatever its tokens."""
+    return architecture.per_gpu(architecture.step_bytes(model), architecture.replicated_bytes(model), gpus)
+
+
+def _pair_s(model: Model, hardware: Hardware, gpus: int) -> float:
+    """Attention of one pair at the BF16 peak, and the indexer's score of it at the FP8 peak."""
+    attention_s = architecture.attention_flop_per_pair(model) / (gpus * _known(hardware, "bf16_flop_per_s"))
+    if not model.index_heads:
+        return attention_s
+    return attention_s + architecture.index_flop_per_pair(model) / _known(hardware, "fp8_flop_per_s")
 
 
 def _expert_miss(model: Model) -> float:

@@ -32,6 +32,14 @@ else stands as shipped in conf/, where section 4.1 holds it. But its .15 for Kim
 context length in all rows it cannot be told from `gemm_decode`, which takes the difference."""
 
 
+STEP, HOST = "model.step_time.step_ms", "model.step_time.host_per_sequence_us"
+OPEN: Mapping[str, Ends] = {STEP: (1.0, 4.0), HOST: (5.0, 20.0), FRONT_END: (1.0, 6.25), READ: (0.36, 1.0)}
+"""What the fit holds, in the middle of what is thought possible: the joint posterior is of these too, for a
+draw of one alone would change what the tables fix. Host: what it costs more, `gemm_decode` has already."""
+OPEN_HARDWARE = ("hardware.efficiency.hbm", "hardware.efficiency.kv_read", "hardware.efficiency.link")
+"""The same of the accelerator, with the intervals that stand in conf/hardware."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """What is free of one model. `goal_rms` is also what the engine model is taken to err by in each figure:

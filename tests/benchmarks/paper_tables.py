@@ -2,6 +2,7 @@
 
 python -m tests.benchmarks.paper_tables             fit the tables, every row measured and predicted
 python -m tests.benchmarks.paper_tables --hold-out  and each half of the tables from a fit of the other
+python -m tests.benchmarks.paper_tables --yaml      and write constants and joint posterior to conf/model
 
 The tables (arXiv 2603.10031, 14 to 17, 22 and 23) state a concurrency; the experiment behind them follows
 from Little's law (the engine model, section 4): `saturation` rows are one burst of min(C, 450) requests,
@@ -20,13 +21,15 @@ from statistics import NormalDist
 
 import numpy as np
 
-from analysis.gauss_newton import Fit, Floats, Prior, fit
+from analysis.gauss_newton import Fit, Floats, Prior, around, fit
 from conf import Experiment, load
 from conf.constants import constants, replaced
+from conf.load import ROOT
 from conf.schema import SimulatedEngine
 from loadgen.paper import SUBJECTS, TABLES, Row, Subject, kept, outputs, read
 from serve_apps.engine_model.fast import Machine, serve_closed
-from tests.benchmarks._paper import FITTED, HELD, SPREAD, halves
+from tests.benchmarks._paper import FITTED, HELD, OPEN, OPEN_HARDWARE, READ, SPREAD, halves
+from tests.benchmarks._paper_files import INSIDE, with_constants, with_posterior
 
 HELD_OUT_MOST = 1.5
 """The goal for the error of rows held out, over the training error: that of the fit to all rows."""
@@ -98,6 +101,22 @@ class Tables:
         model_error = np.full(len(figures), FITTED[self.subject.name].goal_rms)
         return fit(partial(self.predict, rows), figures, prior, starts, model_error)
 
+    def joint(self, rows: Sequence[Row], found: Fit) -> tuple[tuple[str, ...], Fit]:
+        """What the rows say of fitted and held constants together, around the fit; names of all."""
+        known = constants(self.experiment)
+        steps = {name: ends for name, ends in OPEN.items() if name not in self.names}
+        if not self.experiment.model.experts:
+            steps.pop(READ)
+        shipped_here = constants(shipped(self.subject))
+        open_ends = [*steps.values(), *(_ends(shipped_here[name].ln_sd) for name in OPEN_HARDWARE)]
+        names = (*self.names, *steps, *OPEN_HARDWARE)
+        sd = np.array([math.log(high / low) / 2 / Z95 for low, high in open_ends])
+        held = np.log([known[name].value for name in names[len(self.names) :]])
+        prior = Prior(np.append(self.prior.centre, held), sides := np.append(self.prior.above, sd), sides)
+        noise = np.full(2 * len(rows), FITTED[self.subject.name].goal_rms)
+        told_by = partial(Tables(self.subject, self.experiment, names).predict, rows)
+        return names, around(told_by, measured(rows), prior, np.append(found.at, held), noise)
+
     def errors(self, rows: Sequence[Row], at: Floats) -> Floats:
         """ln of predicted over measured, throughput and p99 of each row in turn."""
         return self.predict(rows, at) - measured(rows)
@@ -105,6 +124,11 @@ class Tables:
 
 def measured(rows: Sequence[Row]) -> Floats:
     return np.log(np.array([(row.total_tok_s, row.p99_s) for row in rows])).ravel()
+
+
+def _ends(sides: tuple[float, float]) -> tuple[float, float]:
+    """Symmetric ends of an interval (ratios to its value) whose sides (sds of ln) differ."""
+    return math.exp(-Z95 * sum(sides) / 2), math.exp(Z95 * sum(sides) / 2)
 
 
 def _corners(count: int) -> Iterator[Floats]:
@@ -152,8 +176,11 @@ def _percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):>+6.1f}%"
 
 
-def report(tables: Tables, rows: Sequence[Row]) -> tuple[float, bool]:
-    """Fit and print one model: the error of the rows fitted, and whether it is within its goal."""
+def report(tables: Tables, rows: Sequence[Row], yaml: bool = False) -> tuple[float, bool]:
+    """Fit and print one model: the error of the rows fitted, and whether it is within its goal.
+
+    With `yaml` the model's file gets the constants and their joint posterior.
+    """
     subject, used, goal_rms = tables.subject, kept(tables.subject, rows), FITTED[tables.subject.name].goal_rms
     found = tables.fit(used)
     print(f"\n{subject.name}")
@@ -163,9 +190,46 @@ def report(tables: Tables, rows: Sequence[Row]) -> tuple[float, bool]:
         f"  training: rms of ln error {100 * found.rms:.1f} % of {2 * len(used)} figures, {len(found.at)} "
         f"constants free; goal {100 * goal_rms:.1f} % {reached(found.rms, goal_rms)}"
     )
+    names, joint = tables.joint(used, found)
+    print_joint(names, joint)
+    if yaml:
+        print(f"  written to {write(tables, used, found, names, joint)}")
     if len(used) < len(rows):
         print(f"            {100 * rms(tables.errors(rows, found.at)):.1f} % with the rows not fitted")
     return found.rms, found.rms <= goal_rms
+
+
+def print_joint(names: Sequence[str], joint: Fit) -> None:
+    """Intervals with what was held, and the correlations of at least .3."""
+    print("  with what was held open:")
+    for place, name in enumerate(names):
+        ends = ", ".join(f"{math.exp(end):.3g}" for end in (joint.low[place], joint.high[place]))
+        near = [
+            f"{other.rpartition('.')[2]} {joint.correlation[place, at]:+.2f}"
+            for at, other in enumerate(names)
+            if at != place and abs(joint.correlation[place, at]) >= 0.3
+        ]
+        print(f"  {name} {math.exp(joint.at[place]):.3g} [{ends}] {'; '.join(near)}")
+
+
+def write(tables: Tables, rows: Sequence[Row], found: Fit, names: Sequence[str], joint: Fit) -> Path:
+    """Put the joint posterior into the model's file in conf/; returns the file."""
+    word = next(word for word in tables.subject.words if word.startswith("model="))
+    path = ROOT / "model" / f"{word.removeprefix('model=')}.yaml"
+    known, fitted = constants(tables.experiment), {}
+    for place, name in enumerate(names):
+        if name.startswith(INSIDE):
+            low, value, high = (math.exp(ends[place]) for ends in (joint.low, joint.at, joint.high))
+            fitted[name] = (low, value, min(1.0, high) if known[name].is_share else high)
+    rests_on = (
+        f"arXiv 2603.10031, tables 14-17, 22, 23: {2 * len(rows)} figures on MI325X, met to an rms of "
+        f"{100 * found.rms:.1f} %; decode alone, for every prompt was a cache hit"
+    )
+    if SPREAD in tables.names:
+        rests_on += f", and of one text: for prompts that differ set {SPREAD}.value=1"
+    text = with_constants(path.read_text(), fitted)
+    path.write_text(with_posterior(text, rests_on, "MI325X", names, joint.correlation.tolist()))
+    return path
 
 
 def hold_out(tables: Tables, rows: Sequence[Row], training: float) -> bool:
@@ -203,13 +267,14 @@ def main() -> int:
     )
     parser.add_argument("tables", type=Path, nargs="?", default=TABLES, help="a file like the default")
     parser.add_argument("--hold-out", action="store_true", help="fit every second row, predict the others")
+    parser.add_argument("--yaml", action="store_true", help="write the fit into the files of conf/model")
     parser.add_argument("--model", default="", help="only models whose name begins so")
     asked = parser.parse_args()
     known, goals = read(asked.tables), []
     for subject in SUBJECTS:
         if subject.name.startswith(asked.model):
             tables, rows = Tables.of(subject), known[subject.name]
-            training, met = report(tables, rows)
+            training, met = report(tables, rows, asked.yaml)
             goals.append(met)
             if asked.hold_out:
                 goals.append(hold_out(tables, rows, training))
