@@ -33,12 +33,12 @@ LAYOUTS = tuple(f"TP{gpus}{experts}" for gpus in (1, 2, 4, 8) for experts in (""
 """Layouts whose draws are orthogonal to each other; those of another are independent of them, by chance."""
 LEAST_ORTHOGONAL = 40
 """Of fewer draws there are too few dimensions for the constants of a model and of its hardware."""
-MOST_DIMENSIONS = 200
+MOST_DIMENSIONS = 100
 """More are not needed to tell constants apart, and take seconds."""
 HARDWARE_PART = 4
 """One dimension of so many is for constants of the hardware: four, and room for another's to differ."""
-SETTLED = 10
-"""Turns of ranking and straightening after which correlations fall no more (tried with 48 draws)."""
+TURNS = 4
+"""Turns of ranking and straightening; more hardly lower the correlations of 48 draws (tried)."""
 
 
 def drawn(experiment: Experiment, count: int) -> list[dict[str, float]]:
@@ -144,7 +144,7 @@ def _columns(count: int, owner: str, names: tuple[str, ...]) -> Floats:
     space = _dimensions(count, names[0])
     rng = np.random.default_rng([SEED, count, zlib.crc32(f"{owner} {names[0]}".encode())])
     columns = space @ _straightened(rng.standard_normal((space.shape[1], len(names))))
-    for _ in range(SETTLED):
+    for _ in range(TURNS):
         stratified = _strata(count)[columns.argsort(axis=0).argsort(axis=0)]
         columns = space @ _straightened(space.T @ stratified)
     return stratified
