@@ -31,10 +31,9 @@ MODEL, HARDWARE = "model.step_time.", "hardware.efficiency."
 DEPLOYMENT_SCALE, LAYOUT_SCALE = f"{MODEL}deployment_scale", f"{MODEL}layout_scale"
 LAYOUTS = tuple(f"TP{gpus}{experts}" for gpus in (1, 2, 4, 8) for experts in ("", f"/EP{gpus}"))
 """Layouts whose draws are orthogonal to each other; those of another are independent of them, by chance."""
-LEAST_ORTHOGONAL = 40
-"""Of fewer draws there are too few dimensions for the constants of a model and of its hardware."""
-MOST_DIMENSIONS = 100
-"""More are not needed to tell constants apart, and take seconds."""
+LEAST_ORTHOGONAL, MOST_ORTHOGONAL = 40, 200
+"""Of fewer draws there are too few dimensions for the constants of a model and of its hardware; more need no
+help against chance, which correlates 2000 by .02."""
 HARDWARE_PART = 4
 """One dimension of so many is for constants of the hardware: four, and room for another's to differ."""
 TURNS = 4
@@ -44,9 +43,9 @@ TURNS = 4
 def drawn(experiment: Experiment, count: int) -> list[dict[str, float]]:
     """Values of the uncertain constants, by config key: `count` sets.
 
-    Each constant's draws are stratified (a Latin hypercube), with correlations below .1 by chance (40 draws
-    and more), and are the same in every experiment that has the constant. Those of the model's fit are
-    correlated as it says, those of a calibration as that says.
+    Each constant's draws are stratified (a Latin hypercube) and the same in every experiment that has the
+    constant. Those of the model's fit are correlated as it says, those of a calibration as that says, all
+    others by less than .1 (40 to 200 draws, or thousands).
     """
     unsure = uncertain(experiment)
     normal = _together(correlation(experiment), {path: _column(experiment, path, count) for path in _paths()})
@@ -112,7 +111,7 @@ def _column(experiment: Experiment, path: str, count: int) -> Floats:
     """A constant's own normals."""
     owner, names = _owner(experiment, path)
     name = f"{LAYOUT_SCALE}@{layout_name(experiment.layout)}" if path == LAYOUT_SCALE else path
-    if count < LEAST_ORTHOGONAL or name not in names:
+    if not LEAST_ORTHOGONAL <= count <= MOST_ORTHOGONAL or name not in names:
         rng = np.random.default_rng([SEED, zlib.crc32(f"{owner} {name}".encode())])
         return _strata(count)[rng.permutation(count)]
     column: Floats = _columns(count, owner, names)[:, names.index(name)]
@@ -153,9 +152,8 @@ def _columns(count: int, owner: str, names: tuple[str, ...]) -> Floats:
 def _dimensions(count: int, name: str) -> Floats:
     """The part of the space of columns with mean 0 in which those of such a constant lie."""
     rng = np.random.default_rng([SEED, count])
-    dimensions = min(count - 1, MOST_DIMENSIONS)
-    axes, _ = np.linalg.qr(np.column_stack([np.ones(count), rng.standard_normal((count, dimensions))]))
-    first = 2 + dimensions // HARDWARE_PART
+    axes, _ = np.linalg.qr(np.column_stack([np.ones(count), rng.standard_normal((count, count - 1))]))
+    first = 2 + (count - 1) // HARDWARE_PART
     if name == DEPLOYMENT_SCALE:
         return axes[:, 1:2]
     return axes[:, 2:first] if name.startswith(HARDWARE) else axes[:, first:]
