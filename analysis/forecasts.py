@@ -8,13 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import grid_table
+from analysis import grid_table, provenance
 
 Tree = Mapping[str, Any]
 
 TERMS_SHOWN = 4
 SENSITIVITIES_SHOWN = 12
 SENSITIVITIES_IN_A_TABLE = 3
+SENSITIVITY = "QPS at the ends of each alone; of the variance, with constants of one fit moved together"
 COLUMNS = (
     ("QPS/node", 9),
     ("95 % interval", 16),
@@ -73,9 +74,6 @@ TYPES = {
     "reason": TEXT,
 }
 """Columns of the Parquet file behind those of the grid's axes."""
-CAUTION = (
-    "constants are assumptions with sources, no measurement of this machine; calibrate to narrow the interval"
-)
 
 
 def headline(tree: Tree) -> str:
@@ -123,9 +121,26 @@ def lines(tree: Tree) -> list[str]:
             else []
         ),
         *_sessions(found, tree["asked"]),
-        *_evidence(found, tree.get("calibration", "")),
+        *_evidence(found),
+        *(f"  {line}" for line in provenance.lines(tree)),
         *_sensitivity_lines(tree.get("sensitivity", [])),
     ]
+
+
+def spread(figures: Tree) -> str:
+    """The 95 % interval of a p90; of a prediction also the part of it that is Monte Carlo noise."""
+    low, high = figures["interval_ms"]
+    whole = f"95 % [{plain_ms(low)}, {'open' if high is None else plain_ms(high)}]"
+    if not figures.get("constants_ms") or not figures.get("noise_ms"):
+        return whole
+    return f"{whole} (Monte Carlo noise alone [{', '.join(map(plain_ms, figures['noise_ms']))}])"
+
+
+def plain_ms(value: float | str | None) -> str:
+    """A latency in ms; JSON carries an infinite one as text."""
+    if value is None:
+        return "unknown"
+    return str(value) if isinstance(value, str) or value == float("inf") else f"{value:.1f}"
 
 
 def _rounded(tree: Tree) -> str:
@@ -180,23 +195,28 @@ def _sessions(found: Tree, asked: Tree) -> list[str]:
     ]
 
 
-def _evidence(found: Tree, calibration: str) -> list[str]:
-    caution = f"calibrated by {calibration}" if calibration else CAUTION
+def _evidence(found: Tree) -> list[str]:
     hours = found["simulated_node_s"] / 3600
     out = [f"  evidence: {found['requests']} requests in {hours:.3g} virtual hours of a node{_noise(found)}"]
+    count = len(found.get("constants_sampled", []))
     if found.get("kept_probability") is not None:
-        kept = f"{100 * found['kept_probability']:.0f} % of {found['draws']} draws"
-        out.append(f"  both bounds are kept in {kept} of the uncertain constants; {caution}")
+        share = f"{100 * found['kept_probability']:.0f} % of {found['draws']} draws"
+        out.append(f"  both bounds are kept in {share} of {count} uncertain constants{_overload(found)}")
     elif found.get("draws"):
         open_draws = found["open_draws_below"] + found["open_draws_above"]
         beyond = f", {open_draws} of them beyond an end of the search" if open_draws else ""
-        count = len(found["constants_sampled"])
-        out.append(f"  interval: {found['draws']} draws of {count} uncertain constants{beyond}; {caution}")
+        out.append(f"  interval: {found['draws']} draws of {count} uncertain constants{beyond}")
     elif "constants_sampled" in found and not found["constants_sampled"]:
         out.append(
             "  interval: Monte Carlo noise alone; no constant of this model and hardware has an interval"
         )
     return out
+
+
+def _overload(found: Tree) -> str:
+    """Where the queue grew a p90 has no upper end."""
+    count = found.get("overloaded_draws")
+    return f"; the queue grows without end in {count} of the draws" if count else ""
 
 
 def _noise(found: Tree) -> str:
@@ -210,7 +230,7 @@ def _sensitivity_lines(rows: Sequence[Tree]) -> list[str]:
     if not rows:
         return []
     head = f"  {'constant':<40} {'value':>9} {'elasticity':>10} {'QPS at its ends':>16} {'of variance':>11}"
-    out = ["  what to measure first: each constant alone", head]
+    out = [f"  what to measure first: {SENSITIVITY}", head]
     for row in rows[:SENSITIVITIES_SHOWN]:
         it = row["constant"]
         ends = (
@@ -218,7 +238,7 @@ def _sensitivity_lines(rows: Sequence[Tree]) -> list[str]:
         )
         out.append(
             f"  {row['path']:<40} {it['value']:>9.4g} {row['elasticity']:>+10.2f} {ends:>16}"
-            f" {100 * row['share']:>9.0f} %  {it['unit']}"
+            f" {100 * row['share']:>9.0f} %  {provenance.MEANINGS.get(row['path'], it['unit'])}"
         )
     if len(rows) > SENSITIVITIES_SHOWN:
         out.append(f"  and {len(rows) - SENSITIVITIES_SHOWN} more, which matter less (--json has all)")
@@ -234,7 +254,7 @@ def table(axes: Sequence[str], cells: Sequence[Tree]) -> str:
         if first := cell.get("sensitivity", [])[:SENSITIVITIES_IN_A_TABLE]:
             parts = (f"{row['path']} ({100 * row['share']:.0f} % of variance)" for row in first)
             out.append(f"  measure first: {', '.join(parts)}")
-    return "\n".join(out)
+    return "\n".join([*out, *provenance.grid_lines(cells)])
 
 
 def _figures(cell: Tree) -> list[str] | None:

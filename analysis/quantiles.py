@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-BATCHES = 10
-STUDENT_T = 2.262157
-"""97.5 % quantile of Student's t with BATCHES - 1 degrees of freedom."""
+BATCHES, MANY_BATCHES = 10, 40
+STUDENT_T = {BATCHES: 2.262157, MANY_BATCHES: 2.022691}
+"""97.5 % quantile of Student's t with one degree of freedom less than there are batches."""
 LEAST_PER_BATCH = 10
 
 LAGS, LAG_SHARE, LEAST_LAGS = 24, 0.35, 4
@@ -47,21 +47,21 @@ def quantile(values: Floats, q: float) -> float | None:
     return float(ordered[low] + (place - low) * (ordered[high] - ordered[low]))
 
 
-def sectioning(values: Floats, q: float) -> tuple[float, float] | None:
-    """95 % interval of the `q` quantile from 10 batches of `values` in order of arrival (the method, 2.2).
+def sectioning(values: Floats, q: float, batches: int = BATCHES) -> tuple[float, float] | None:
+    """95 % interval of the `q` quantile from batches of `values` in order of arrival (the method, 2.2).
 
-    Sectioning: batch quantiles spread around the quantile of the whole. None when a batch would
+    Sectioning: quantiles of 10 or 40 batches spread around the quantile of the whole. None when a batch would
     have fewer than 10 values. With failures in a batch quantile the spread is unknown; the answer is
     then (smallest batch quantile, inf), which ten independent batches all exceed once in 1000 times.
     """
     known = values[~np.isnan(values)]
-    if len(known) < BATCHES * LEAST_PER_BATCH:
+    if len(known) < batches * LEAST_PER_BATCH:
         return None
     whole = quantile(known, q)
-    parts = np.array([quantile(batch, q) for batch in np.array_split(known, BATCHES)], dtype=np.float64)
+    parts = np.array([quantile(batch, q) for batch in np.array_split(known, batches)], dtype=np.float64)
     if whole is None or not math.isfinite(whole) or not np.isfinite(parts).all():
         return float(parts.min()), math.inf
-    half = STUDENT_T * math.sqrt(float(np.sum((parts - whole) ** 2)) / (BATCHES * (BATCHES - 1)))
+    half = STUDENT_T[batches] * math.sqrt(float(np.sum((parts - whole) ** 2)) / (batches * (batches - 1)))
     return whole - half, whole + half
 
 

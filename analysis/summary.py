@@ -317,9 +317,9 @@ def _p90_lines(measured: Mapping[str, Any]) -> list[str]:
             continue
         spread = "interval unknown: needs 100 requests"
         if figures["interval_ms"]:
-            spread = "95 % [{}, {}]".format(*map(_ms, figures["interval_ms"]))
+            spread = forecasts.spread(figures)
         verdict = "within" if figures["passed"] else "over"
-        p90 = f"p90 {limit.upper()} {_ms(figures['p90_ms'])} ms"
+        p90 = f"p90 {limit.upper()} {forecasts.plain_ms(figures['p90_ms'])} ms"
         lines.append(f"  {p90}, {spread}: {verdict} the bound {figures['bound_ms']:g} ms")
     return lines
 
@@ -327,7 +327,9 @@ def _p90_lines(measured: Mapping[str, Any]) -> list[str]:
 def _piece_line(piece: Mapping[str, Any]) -> str:
     span = f"{piece['from_s']:g} to {piece['to_s']:g} s"
     load = f"{piece['requests']} requests, {piece['rate_qps_per_node']:.3g} QPS per node"
-    p90s = ", ".join(f"p90 {limit.upper()} {_ms(piece[limit]['p90_ms'])} ms" for limit in LIMITS)
+    p90s = ", ".join(
+        f"p90 {limit.upper()} {forecasts.plain_ms(piece[limit]['p90_ms'])} ms" for limit in LIMITS
+    )
     return f"  {span}: {load}, {p90s}"
 
 
@@ -390,13 +392,6 @@ def check_line(check: Mapping[str, Any]) -> str:
 
 def _figure(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3g}"
-
-
-def _ms(value: float | str | None) -> str:
-    """A latency in ms; JSON carries an infinite one as text."""
-    if value is None:
-        return "unknown"
-    return str(value) if isinstance(value, str) or value == float("inf") else f"{value:.1f}"
 
 
 def _distance(check: Mapping[str, Any]) -> float:

@@ -1,17 +1,19 @@
 """The constants of the step-time model by their config keys, with their uncertainty; draws nothing itself.
 
 A constant is lognormal around its value with an sd of its own to each side (`Constant.ln_sd`), or exact.
-A calibration says more: a covariance of the logarithms, and for which model and hardware it was made.
+A calibration says more: a covariance of the logarithms, and for which model and hardware it was made. So
+does the fit behind a model's own constants (`Posterior`), in correlations.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conf.schema import (
     Constant,
@@ -32,6 +34,8 @@ _MADE_FOR = ("model", "hardware")
 _NO_INTERVAL = {"low": None, "high": None}
 ROUNDING = 1e-12
 """How far below zero an eigenvalue of a written covariance may lie."""
+ROUNDED = 0.01
+"""The same of correlations, which are written for people in two or three digits (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,42 @@ def covariance(experiment: Experiment) -> Covariance | None:
     return Covariance(tuple(path for _, path in kept), rows) if kept else None
 
 
+def correlation(experiment: Experiment) -> Covariance | None:
+    """Correlations of the normals behind the constants that the model's fit is of, or None without a fit.
+
+    Those of the hardware are left out on another one than it was fitted on. A constant that was made exact
+    stays in: the others are drawn as if it were not.
+    """
+    fit = experiment.model.posterior
+    here = experiment.hardware.name in fit.hardware
+    kept = [
+        (at, path) for at, path in enumerate(fit.correlations) if here or not path.startswith("hardware.")
+    ]
+    rows = tuple(tuple(fit.correlations[path][at] for at, _ in kept) for _, path in kept)
+    return Covariance(tuple(path for _, path in kept), rows) if kept else None
+
+
+def outside(correlations: Mapping[str, list[float]], covered: Collection[str]) -> dict[str, list[float]]:
+    """The rows of a square table without the keys that are `covered`, which another fit knows better.
+
+    A table that is not square is given back as it is, to be refused where it is checked.
+    """
+    if any(len(row) != len(correlations) for row in correlations.values()):
+        return dict(correlations)
+    kept = [(at, path) for at, path in enumerate(correlations) if path not in covered]
+    return {path: [correlations[path][at] for at, _ in kept] for _, path in kept}
+
+
+def check_correlations(experiment: Experiment) -> None:
+    """Raise ValueError, in a line, unless the correlations of the model's fit may be such."""
+    name, rows = "model.posterior.correlations", experiment.model.posterior.correlations
+    unknown = sorted(set(rows) - set(constants(experiment)))
+    require(not unknown, f"{name}: '{unknown[0] if unknown else ''}' is no constant of the step time")
+    cells = _checked(rows, name, ROUNDED)
+    ones = bool(np.allclose(np.diag(cells), 1.0, rtol=0.0, atol=1e-9))
+    require(ones, f"{name}: every constant must have 1 with itself")
+
+
 def calibration(
     experiment: Experiment, fitted: Mapping[str, Constant], known: Covariance | None = None
 ) -> dict[str, Any]:
@@ -162,15 +202,21 @@ def _check_rows(rows: Any, paths: list[str]) -> None:
         isinstance(rows, dict) and set(rows) <= set(paths),
         "covariance must be of its constants that have an interval",
     )
+    _checked(rows, "covariance", ROUNDING)
+
+
+def _checked(rows: Mapping[str, Any], name: str, rounding: float) -> NDArray[np.float64]:
+    """The numbers of `rows`, a symmetric table without an eigenvalue below zero. Raises ValueError."""
     table = list(rows.values())
     square = all(isinstance(row, list) and len(row) == len(table) for row in table)
-    require(square, "covariance needs a row of as many numbers as it has keys for each key")
+    require(square, f"{name} needs a row of as many numbers as it has keys for each key")
     finite = all(isinstance(cell, int | float) and math.isfinite(cell) for row in table for cell in row)
-    require(finite, "covariance must be finite numbers")
+    require(finite, f"{name} must be finite numbers")
     cells = np.array(table, dtype=float).reshape(len(table), len(table))
-    require(bool(np.allclose(cells, cells.T, rtol=1e-6, atol=1e-12)), "covariance is not symmetric")
+    require(bool(np.allclose(cells, cells.T, rtol=1e-6, atol=1e-12)), f"{name} is not symmetric")
     least = min(np.linalg.eigvalsh(cells), default=0.0)
-    require(least >= -ROUNDING, f"covariance is none: it has the eigenvalue {least:.3g}")
+    require(least >= -rounding, f"{name} cannot be: it has the eigenvalue {least:.3g}")
+    return cells
 
 
 def _within(group: str, exact: Mapping[str, Constant]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf import Container, DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import checkpoint, constants, kernels, planning, schema
@@ -263,10 +263,12 @@ def _build(tree: dict[str, Any], values: list[str], chosen: set[str], base: Path
     if node.engine.kind != kind:
         raise ConfigError("engine.kind cannot be set; choose a file with engine=NAME")
     try:
-        return cast(schema.Experiment, OmegaConf.to_object(node))
+        experiment = cast(schema.Experiment, OmegaConf.to_object(node))
     except ValueError:
         _refuse_constant(node)
         raise
+    constants.check_correlations(experiment)
+    return experiment
 
 
 def _refuse_overruled(node: Any, parsed: Sequence[Any]) -> None:
@@ -316,9 +318,15 @@ def _checkpoint(node: Any, tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _calibration(node: Any, tree: dict[str, Any]) -> dict[str, Any]:
+    """What a calibration changes; what the model's own fit says of its constants is void."""
     names = {group: node[group].name for group in ("model", "hardware")}
     units = {path: unit for path, unit in _units(node).items() if not path.startswith(constants.KERNELS)}
-    return constants.overlay(tree, names, units)
+    changes = constants.overlay(tree, names, units)
+    fit = node.model.posterior
+    joint = cast(dict[str, list[float]], OmegaConf.to_container(fit.correlations))
+    with read_write(fit):  # a merge would leave the rows that are to go
+        fit.correlations = constants.outside(joint, tree["constants"])
+    return changes
 
 
 _NAMED_FILES: dict[str, tuple[set[str], _Read, _Changes]] = {

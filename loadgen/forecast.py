@@ -30,6 +30,9 @@ LEAST_STEP_DOWN, MOST_STEPS_DOWN = 0.0005, 8
 """Steps of ln rate from a rate whose bounds are missed, until one keeps them (our choice)."""
 SLOPE = 2.0
 """How fast ln p90 grows with ln rate near the bound, as a first guess."""
+APART = 0.05
+"""ln rate to each side of an answer at which the slope there is read: about ten times its noise."""
+LEAST_SLOPE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,21 @@ def solve(bench: Bench, start_qps: float, slope: float, tolerance: float) -> Sol
 
     found = crossing(excess, start_qps, (search.lowest_qps, search.highest_qps), slope, tolerance)
     return Solution(found, min(seen, key=lambda point: abs(math.log(point.rate_qps / found.rate_qps))))
+
+
+def with_slope(bench: Bench, found: Solution) -> Solution:
+    """The solution with the slope of ln p90 between two rates well apart, whatever way the search came.
+
+    Two rates that a search tried last may be nearly equal; what lies between their p90s is then noise.
+    """
+    if found.crossing.side:
+        return found
+    search, limit, rate_qps = bench.experiment.search, found.point.binding, found.crossing.rate_qps
+    below_qps = max(rate_qps * math.exp(-APART), search.lowest_qps)
+    above_qps = min(rate_qps * math.exp(APART), search.highest_qps)
+    rise = bench.at(above_qps).excess(limit) - bench.at(below_qps).excess(limit)
+    slope = max(rise / math.log(above_qps / below_qps), LEAST_SLOPE)
+    return replace(found, crossing=replace(found.crossing, slope=slope))
 
 
 def kept(bench: Bench, found: Solution) -> Solution:
@@ -139,4 +157,4 @@ def forecast(
         quick = solve(bench, quick.crossing.rate_qps, quick.crossing.slope, ROUGH)
     long = Bench(experiment, simulate, Effort.of(budget_s, nodes, whole), kv_tokens)
     answer = solve(long, quick.crossing.rate_qps, quick.crossing.slope, FINE)
-    return Forecast(kept(long, answer), quick, bench)
+    return Forecast(kept(long, with_slope(long, answer)), quick, bench)

@@ -7,13 +7,15 @@ the engine model is handed in, and what the machine could do at most.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 
-from analysis import summary
+from analysis import provenance, summary
 from analysis.capacity import LIMITS
 from analysis.root import Limit
 from analysis.summary import Tree
 from conf.schema import Experiment, Search, SimulatedEngine
 from loadgen.bench import Bench, Effort, Point, Simulate
+from loadgen.drawn_p90 import Drawn, Seen, intervals, under_draws
 from loadgen.forecast import (
     MANY_NODES,
     QUICK_S,
@@ -25,16 +27,9 @@ from loadgen.forecast import (
     quiet,
     simulated_nodes,
 )
+from loadgen.sensitivity import sensitivities
 from loadgen.sharing import fill_s, reusable_share, sessions_alive
-from loadgen.uncertainty import (
-    DRAWS,
-    Spread,
-    Uncertainty,
-    held,
-    sensitivities,
-    uncertain,
-    uncertainty,
-)
+from loadgen.uncertainty import DRAWS, Spread, Uncertainty, uncertainty
 
 INTERVAL = "95 %: sampled uncertainty of the constants, and Monte Carlo noise; certified is the 5 % quantile"
 SHARES = {"low": 0.025, "high": 0.975, "certified": 0.05}
@@ -96,7 +91,7 @@ def predict(
     }
     draws = min(draws, SLOW_DRAWS) if point.slow else draws
     if side:
-        tree["forecast"] |= _held(found.bench, point.rate_qps, draws, spread)
+        tree["forecast"] |= _kept(_under_draws(found.bench, point.rate_qps, draws, spread))
     if side < 0:
         low = (
             f"even at {point.rate_qps:g} QPS per node (search.lowest_qps) p90 {point.binding.upper()} is over"
@@ -126,13 +121,24 @@ def predict(
     return _end(tree, summary.EXIT_OPEN if why else summary.EXIT_OK, why)
 
 
-def _held(bench: Bench, rate_qps: float, draws: int, spread: Spread) -> Tree:
-    """In how many draws of the constants both bounds are kept at a rate."""
-    kept = held(bench, rate_qps, draws, spread)
+def _under_draws(bench: Bench, rate_qps: float, draws: int, spread: Spread) -> Drawn:
+    """What is seen at a rate in draws of the constants."""
+    return under_draws(bench.experiment, partial(_seen, bench, rate_qps), draws, spread)
+
+
+def _seen(bench: Bench, rate_qps: float, experiment: Experiment) -> Seen:
+    point = bench.varied(experiment).at(rate_qps)
+    p90_ms = {limit: point.p90_ms(limit) for limit in LIMITS}
+    return Seen(p90_ms, point.excess(point.binding) <= 0, point.steady)
+
+
+def _kept(known: Drawn) -> Tree:
+    """In how many draws of the constants both bounds are kept at a rate, and in how many the queue grows."""
     return {
-        "draws": len(kept),
-        "constants_sampled": list(uncertain(bench.experiment)),
-        "kept_probability": sum(kept) / len(kept) if kept else None,
+        "draws": len(known.draws),
+        "constants_sampled": list(known.sampled),
+        "kept_probability": known.kept_probability,
+        "overloaded_draws": known.overloaded,
     }
 
 
@@ -151,7 +157,8 @@ def _beyond(search: Search, capacity: Tree, unsure: Uncertainty) -> str:
 def at_rate(experiment: Experiment, model: EngineModel, spread: Spread = map, draws: int = DRAWS) -> Tree:
     """What the engine model says of one rate, `rate_qps` per node: each p90 against its bound.
 
-    Also in how many draws of the constants both bounds are kept.
+    Its interval is what the constants' uncertainty and Monte Carlo noise make of it; also in how many draws
+    of the constants both bounds are kept.
     """
     assert experiment.rate_qps
     machine, whole = model.machine(experiment), experiment.workload.has_sessions
@@ -164,25 +171,25 @@ def at_rate(experiment: Experiment, model: EngineModel, spread: Spread = map, dr
     bench = Bench(experiment, model.simulate, Effort.of(budget_s, nodes, whole), kv_tokens)
     point = bench.at(experiment.rate_qps)
     tree, draws = _base(experiment), min(draws, SLOW_DRAWS) if slow else draws
-    kept = _held(rough, experiment.rate_qps, draws, spread)
-    tree["forecast"] = _figures(point, machine) | _sessions(experiment, point, machine) | kept
+    known = _under_draws(rough, experiment.rate_qps, draws, spread)
+    tree["forecast"] = _figures(point, machine) | _sessions(experiment, point, machine) | _kept(known)
     missed = [limit.upper() for limit in LIMITS if point.excess(limit) > 0]
     tree["probe"] = {
         "loop": "open",
         "rate_qps_per_node": experiment.rate_qps,
         "window_s": bench.effort.window_s,
-        **{limit: _p90(point, limit) for limit in LIMITS},
+        **{limit: _p90(point, limit, known) for limit in LIMITS},
     }
     if missed:
         return _end(tree, summary.EXIT_SLO_MISSED, f"p90 {' and '.join(missed)} over the bound")
     return _end(tree, summary.EXIT_OK, "")
 
 
-def _p90(point: Point, limit: Limit) -> Tree:
+def _p90(point: Point, limit: Limit, known: Drawn) -> Tree:
     p90 = point.p90_ms(limit)
     return {
         "p90_ms": p90,
-        "interval_ms": point.interval_ms(limit),
+        **intervals(known, limit, p90, point.interval_ms(limit)),
         "bound_ms": point.bound_ms(limit),
         "passed": None if p90 is None else p90 <= point.bound_ms(limit),
     }
@@ -195,6 +202,7 @@ def _base(experiment: Experiment) -> Tree:
         "clock": "virtual",
         "dwells": [],
         "calibration": experiment.engine.constants if isinstance(experiment.engine, SimulatedEngine) else "",
+        "constants": provenance.tree(experiment),
     }
 
 

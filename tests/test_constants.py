@@ -131,7 +131,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({**GOOD, "covariance": {LAYER: [1.0, 0.0]}}, "a row of as many numbers"),
     (
         {**GOOD, "covariance": {LAYER: [1.0, 2.0], LINK: [2.0, 1.0]}},
-        "covariance is none: it has the eigenvalue -1",
+        "covariance cannot be: it has the eigenvalue -1",
     ),
     (
         {**GOOD, "constants": {LAYER: {"value": 1, "source": "x"}}, "covariance": {LAYER: [1.0]}},

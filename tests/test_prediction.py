@@ -177,7 +177,8 @@ def test_a_grid_of_rates_fills_its_rows_and_columns_keep_their_types() -> None:
     said: list[str] = []
     tree = grid.predicted(rates, found, lambda one: at_rate(one, MODEL, draws=8), map, said.append)
     assert said == ["cell 1 of 2 is done", "cell 2 of 2 is done"]
-    _, slow, fast = forecasts.table(tree["axes"], tree["cells"]).splitlines()
+    _, slow, fast, *below = forecasts.table(tree["axes"], tree["cells"]).splitlines()
+    assert [line.split()[0] for line in below] == ["measured:", "fitted:", "assumed:"]
     assert slow.split()[:8] == ["2", "2.00", "kept", "in", "100", "%", "-", "100"]
     assert fast.split()[1:9] == ["8.00", "kept", "in", "0", "%", "TPOT", "100", "160"]
     assert len(fast.split()) == 13
@@ -233,7 +234,7 @@ def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path
     assert "unknown choice 'layout=nonsense'" in refused["reason"] and refused["exit_code"] == 2
     assert tree["exit_code"] == 2
     table = forecasts.table(tree["axes"], tree["cells"]).splitlines()
-    assert len(table) == 5 and "unknown choice" in table[2]
+    assert len(table) == 8 and "unknown choice" in table[2]
     pq.write_table(forecasts.rows(tree["cells"]), tmp_path / "grid.parquet")
     rows = pq.read_table(tmp_path / "grid.parquet").to_pylist()
     assert [row["asked.slo.tpot_p90_ms"] for row in rows] == ["100", "100", "50", "50"]

@@ -1,0 +1,94 @@
+"""What the constants behind a prediction rest on: measured here, fitted to others' measurements, or assumed.
+
+Knows the sources that stand beside constants; computes nothing with their values.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from conf.constants import constants
+from conf.schema import Experiment, SimulatedEngine
+
+Tree = Mapping[str, Any]
+
+ASSUMED = "assumed"
+"""How the source of a constant begins that nobody measured."""
+NAMED, LEAST_SHARE = 3, 0.03
+"""As many assumed constants are named, of those that make at least this part of the variance (our choice)."""
+MEANINGS = {
+    "model.step_time.deployment_scale": "ratio: steps of another team's deployment over those of the fit",
+    "model.step_time.layout_scale": "ratio: steps of this layout over what the constants say; one per layout",
+}
+"""Constants whose unit does not say what they are."""
+
+
+def tree(experiment: Experiment) -> dict[str, Any]:
+    """The uncertain constants by what they rest on, as config keys, and the fit's own words for its data.
+
+    `fitted` are those of the model's joint fit, `sourced` those with a source of their own each.
+    """
+    known = {path: it for path, it in constants(experiment).items() if any(it.ln_sd)}
+    fit, engine = experiment.model.posterior, experiment.engine
+    calibrated = engine.constants_covariance if isinstance(engine, SimulatedEngine) else {}
+    here = experiment.hardware.name in fit.hardware
+    kinds: dict[str, list[str]] = {kind: [] for kind in ("measured", "fitted", "sourced", "assumed")}
+    for path, it in known.items():
+        joint = path in fit.correlations and (here or path.startswith("model."))
+        assumed = it.source.startswith(ASSUMED)
+        kind = "measured" if path in calibrated else ASSUMED if assumed else "fitted" if joint else "sourced"
+        kinds[kind].append(path)
+    return {**kinds, "rests_on": fit.rests_on if kinds["fitted"] else ""}
+
+
+def lines(prediction: Tree) -> list[str]:
+    """Three lines, `measured:`, `fitted:` and `assumed:`; none of an answer saved before they were known."""
+    known = prediction.get("constants")
+    if not known:
+        return []
+    calibration = prediction.get("calibration")
+    measured = f"this machine, calibrated by {calibration}" if calibration else "nothing of this machine"
+    return [
+        f"measured: {measured}",
+        f"fitted:   {_fitted(known)}",
+        f"assumed:  {_assumed(known, prediction.get('sensitivity', []))}",
+    ]
+
+
+def grid_lines(cells: Sequence[Tree]) -> list[str]:
+    """The lines of a grid, once: those of its first answer, and whether other cells differ."""
+    every = [found for cell in cells if (found := lines(cell))]
+    if not every:
+        return []
+    said = [dict.fromkeys(each) for each in zip(*every, strict=True)]
+    return [f"{next(iter(each))}{'' if len(each) == 1 else _others(len(each))}" for each in said]
+
+
+def _others(kinds: int) -> str:
+    return f" (first cell; {kinds} kinds of cells, all in --json)"
+
+
+def _fitted(known: Tree) -> str:
+    parts = []
+    if known["fitted"]:
+        parts.append(f"{_constants(known['fitted'])} jointly, to {known['rests_on'] or 'data not named'}")
+    if known["sourced"]:
+        parts.append(f"{_constants(known['sourced'])} to others' figures, each by its own source")
+    return "; ".join(parts) or "nothing"
+
+
+def _assumed(known: Tree, sensitivity: Sequence[Tree]) -> str:
+    """The assumed constants that matter most, where that is known; else how many there are."""
+    assumed = known["assumed"]
+    if not assumed:
+        return "nothing"
+    parts = [row for row in sensitivity if row["path"] in assumed and row["share"] >= LEAST_SHARE][:NAMED]
+    if not sensitivity:
+        return f"{_constants(assumed)} (--sensitivity says which matter)"
+    if not parts:
+        return f"{_constants(assumed)}, none of which matters much"
+    named = ", ".join(f"{row['path'].rpartition('.')[2]} {100 * row['share']:.0f} %" for row in parts)
+    return f"{_constants(assumed)}; most of the variance: {named}"
+
+
+def _constants(paths: Sequence[str]) -> str:
+    return f"{len(paths)} constant{'s' * (len(paths) != 1)}"

@@ -1,0 +1,172 @@
+"""Draws of the engine model's constants: joint, stratified, and alike wherever a constant is the same.
+
+Knows intervals and correlations; knows no rate, no request and no answer.
+
+A draw is one column of standard normals for each constant. Whose constant it is decides what two experiments
+have in common: `deployment_scale` belongs to nobody, since whoever deploys one service deploys the other too,
+so that every cell of a grid draws it alike; a constant of the step time belongs to its model, one of the
+accelerator to that, and those of `hardware` that were fitted with a model to all hardware of that fit. Each
+layout has its own draws of `layout_scale`, by tensor and expert parallelism.
+"""
+
+import math
+import zlib
+from collections.abc import Iterable
+from dataclasses import fields
+from functools import cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.constants import Covariance, constants, correlation, covariance
+from conf.schema import Constant, Efficiency, Experiment, Layout, StepTime
+
+Floats = NDArray[np.float64]
+
+SEED = 0
+"""Draws of constants are no part of the traffic: experiment.seed does not move them."""
+NORMAL = NormalDist()
+MODEL, HARDWARE = "model.step_time.", "hardware.efficiency."
+DEPLOYMENT_SCALE, LAYOUT_SCALE = f"{MODEL}deployment_scale", f"{MODEL}layout_scale"
+LAYOUTS = tuple(f"TP{gpus}{experts}" for gpus in (1, 2, 4, 8) for experts in ("", f"/EP{gpus}"))
+"""Layouts whose draws are orthogonal to each other; those of another are independent of them, by chance."""
+LEAST_ORTHOGONAL, MOST_ORTHOGONAL = 40, 200
+"""Of fewer draws there are too few dimensions for the constants of a model and of its hardware; more need no
+help against chance, which correlates 2000 by .02."""
+HARDWARE_PART = 4
+"""One dimension of so many is for constants of the hardware: four, and room for another's to differ."""
+TURNS = 4
+"""Turns of ranking and straightening; more hardly lower the correlations of 48 draws (tried)."""
+
+
+def drawn(experiment: Experiment, count: int) -> list[dict[str, float]]:
+    """Values of the uncertain constants, by config key: `count` sets.
+
+    Each constant's draws are stratified (a Latin hypercube) and the same in every experiment that has the
+    constant. Those of the model's fit are correlated as it says, those of a calibration as that says, all
+    others by less than .1 (40 to 200 draws, or thousands).
+    """
+    unsure = uncertain(experiment)
+    normal = _together(correlation(experiment), {path: _column(experiment, path, count) for path in _paths()})
+    ln = {path: _ln_error(it, normal[path]) for path, it in unsure.items()}
+    known = covariance(experiment)
+    if known:
+        together = _root(np.array(known.rows)) @ np.array([normal[path] for path in known.paths])
+        ln |= dict(zip(known.paths, together, strict=True))
+    return [
+        {path: it.value * math.exp(ln[path][draw]) for path, it in unsure.items()}
+        for draw in range(count if unsure else 0)
+    ]
+
+
+def uncertain(experiment: Experiment) -> dict[str, Constant]:
+    """The constants with an interval, by config key."""
+    return {path: it for path, it in constants(experiment).items() if any(it.ln_sd)}
+
+
+def layout_name(layout: Layout) -> str:
+    """What two layouts must have in common to be wrong alike, such as TP8/EP8."""
+    gpus = layout.tensor_parallel
+    return f"TP{gpus}/EP{gpus}" if layout.expert_parallel else f"TP{gpus}"
+
+
+def _paths() -> Iterable[str]:
+    yield from (f"{MODEL}{field.name}" for field in fields(StepTime))
+    yield from (f"{HARDWARE}{field.name}" for field in fields(Efficiency))
+
+
+def _together(known: Covariance | None, normal: dict[str, Floats]) -> dict[str, Floats]:
+    """Columns with the correlations of a fit.
+
+    The triangular root leaves the first column as it is and mixes into each the ones before it. So constants
+    of the model are drawn alike on all hardware, and all others alike in all layouts.
+    """
+    if known is None:
+        return normal
+    order = sorted(known.paths, key=lambda path: (path == LAYOUT_SCALE, path.startswith(HARDWARE)))
+    places = [known.paths.index(path) for path in order]
+    rows = np.array(known.rows)[np.ix_(places, places)]
+    _, upper = np.linalg.qr(_root(rows))
+    lower = upper.T * np.where(np.diag(upper) < 0, -1.0, 1.0)
+    lower /= np.sqrt((lower**2).sum(axis=1, keepdims=True))  # written in few digits, 1 may have become .997
+    mixed = lower @ np.array([normal[path] for path in order])
+    return normal | dict(zip(order, mixed, strict=True))
+
+
+def _root(rows: Floats) -> Floats:
+    """The symmetric root; an eigenvalue below zero is one that was rounded."""
+    variances, axes = np.linalg.eigh(rows)
+    root: Floats = (axes * np.sqrt(np.maximum(variances, 0.0))) @ axes.T
+    return root
+
+
+def _ln_error(constant: Constant, normal: Floats) -> Floats:
+    """The split normal of a constant."""
+    below, above = constant.ln_sd
+    return np.where(normal < 0, below, above) * normal
+
+
+def _column(experiment: Experiment, path: str, count: int) -> Floats:
+    """A constant's own normals."""
+    owner, names = _owner(experiment, path)
+    name = f"{LAYOUT_SCALE}@{layout_name(experiment.layout)}" if path == LAYOUT_SCALE else path
+    if not LEAST_ORTHOGONAL <= count <= MOST_ORTHOGONAL or name not in names:
+        rng = np.random.default_rng([SEED, zlib.crc32(f"{owner} {name}".encode())])
+        return _strata(count)[rng.permutation(count)]
+    column: Floats = _columns(count, owner, names)[:, names.index(name)]
+    return column
+
+
+def _owner(experiment: Experiment, path: str) -> tuple[str, tuple[str, ...]]:
+    """Whose constant it is, and all the names that are orthogonal among this owner's."""
+    fit, name = experiment.model.posterior, experiment.hardware.name
+    if path.startswith(HARDWARE):
+        fitted = path in fit.correlations and name in fit.hardware
+        owner = min(fit.hardware) if fitted else name
+        return owner, tuple(f"{HARDWARE}{field.name}" for field in fields(Efficiency))
+    if path == DEPLOYMENT_SCALE:
+        return "", (path,)
+    others = (f"{MODEL}{field.name}" for field in fields(StepTime))
+    own = tuple(path for path in others if path not in (DEPLOYMENT_SCALE, LAYOUT_SCALE))
+    return experiment.model.name, (*own, *(f"{LAYOUT_SCALE}@{layout}" for layout in LAYOUTS))
+
+
+@cache
+def _columns(count: int, owner: str, names: tuple[str, ...]) -> Floats:
+    """Stratified normals, a column for each name, as near to orthogonal as permutations can be.
+
+    Nobody's column, those of hardware and those of models have dimensions of their own, so that they are
+    orthogonal to each other too, while each owner's place within them is drawn for it alone. Ranks of
+    straightened columns are put in place of them (Iman and Conover 1982), in several turns.
+    """
+    space = _dimensions(count, names[0])
+    rng = np.random.default_rng([SEED, count, zlib.crc32(f"{owner} {names[0]}".encode())])
+    columns = space @ _straightened(rng.standard_normal((space.shape[1], len(names))))
+    for _ in range(TURNS):
+        stratified = _strata(count)[columns.argsort(axis=0).argsort(axis=0)]
+        columns = space @ _straightened(space.T @ stratified)
+    return stratified
+
+
+def _dimensions(count: int, name: str) -> Floats:
+    """The part of the space of columns with mean 0 in which those of such a constant lie."""
+    rng = np.random.default_rng([SEED, count])
+    axes, _ = np.linalg.qr(np.column_stack([np.ones(count), rng.standard_normal((count, count - 1))]))
+    first = 2 + (count - 1) // HARDWARE_PART
+    if name == DEPLOYMENT_SCALE:
+        return axes[:, 1:2]
+    return axes[:, 2:first] if name.startswith(HARDWARE) else axes[:, first:]
+
+
+def _straightened(columns: Floats) -> Floats:
+    """The orthonormal columns nearest to these."""
+    left, _, right = np.linalg.svd(columns, full_matrices=False)
+    straight: Floats = left @ right
+    return straight
+
+
+@cache
+def _strata(count: int) -> Floats:
+    """The middles of as many strata of a standard normal, ascending."""
+    return np.array([NORMAL.inv_cdf((place + 0.5) / count) for place in range(count)])

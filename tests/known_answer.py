@@ -1,0 +1,70 @@
+"""A service with a known answer: p90 TPOT is 20 ms x QPS per node x some constants; p90 TTFT is 100 ms."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from conf import Experiment, load
+from conf.constants import constants
+from conf.schema import Constant
+from conf.served import Posterior
+from loadgen.arrivals import NS, ArrivalSchedule
+from loadgen.bench import Simulated
+from loadgen.prediction import EngineModel, Machine
+
+LAYER, STEP = "model.step_time.layer_us", "model.step_time.step_ms"
+DEPLOYMENT, LAYOUT = "model.step_time.deployment_scale", "model.step_time.layout_scale"
+KNOWN = {LAYER: 100.0, STEP: 2.0, DEPLOYMENT: 1.0, LAYOUT: 1.0}
+"""The values at which 5 QPS take 100 ms; of step_ms the square root counts, of the others they themselves."""
+EVEN = ["workload.arrivals.kind=constant", "search=virtual", "search.budget_s=600"]
+
+
+def slowness(experiment: Experiment) -> float:
+    known = constants(experiment)
+    ln = {path: math.log(known[path].value / value) for path, value in KNOWN.items()}
+    return math.exp(sum(ln.values()) - ln[STEP] / 2)
+
+
+def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, _seed: int) -> Simulated:
+    due_s = arrivals.due_ns / NS
+    qps = (len(due_s) - 1) / (due_s[-1] - due_s[0]) / nodes
+    tpot_s = 0.020 * qps * slowness(experiment)
+    last_s = due_s + 0.1 + tpot_s * (arrivals.output_tokens - 1)
+    work = {"busy_s": 30.0, "kv_token_seconds": 1e6}
+    return Simulated(due_s + 0.1, last_s, np.zeros(len(due_s)), work)
+
+
+MODEL = EngineModel(
+    simulate,
+    lambda experiment: Machine(1, 8e6, 2e16, 4e10, 3e6, lambda work: {"all": work["busy_s"] / 30}),
+    lambda _: 9.0,
+)
+
+
+def unsure(factors: Mapping[str, float], *words: str, posterior: Posterior | None = None) -> Experiment:
+    """An experiment whose constants are exact but for those in `factors`: to each side by such a factor."""
+    asked = load([*EVEN, *words])
+    changed: dict[str, dict[str, Constant]] = {"model": {}, "hardware": {}}
+    for path, it in constants(asked).items():
+        factor = factors.get(path)
+        value = KNOWN.get(path, it.value or float(factor is not None))  # 0 has no interval
+        ends = (value / factor, value * factor) if factor else (None, None)
+        group, _, name = path.split(".")
+        changed[group][name] = replace(it, value=value, low=ends[0], high=ends[1])
+    model, hardware = asked.model, asked.hardware
+    return replace(
+        asked,
+        model=replace(
+            model,
+            step_time=replace(model.step_time, **changed["model"]),
+            posterior=posterior or Posterior(),
+        ),
+        hardware=replace(hardware, efficiency=replace(hardware.efficiency, **changed["hardware"])),
+    )
+
+
+def joint(r: float, a: str = LAYER, b: str = STEP, hardware: tuple[str, ...] = ()) -> Posterior:
+    """Two constants of one fit."""
+    return Posterior("rows of a test", list(hardware), {a: [1.0, r], b: [r, 1.0]})
