@@ -34,7 +34,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from analysis import forecasts, summary
+from analysis import forecasts, replays, summary
 from analysis.integrity import AlteredError
 from analysis.locations import NewerError
 from analysis.runs import RunError, refuse_out
@@ -138,15 +138,21 @@ def predict(arguments: argparse.Namespace) -> int:
     cells = matrix(arguments.words)
     cell = partial(foresight.foreseeable, config=arguments.config, sensitivity=arguments.sensitivity)
     found = grid.experiments(cell, cells)
+    told = replays if grid.are_replays(found) else forecasts
     refuse_out(arguments.out, *answer_file.SUFFIXES)
+    if arguments.requests and told is forecasts:
+        raise ConfigError("--requests writes those of a replay; add requests=N, or leave it out")
+    refuse_out(arguments.requests, *answer_file.TABLES, flag="--requests")
     if arguments.dry_run:
         return max(_plan(one, 0) for one in found if isinstance(one, Experiment))
     tree = foresight.answered(cells, found, arguments.sensitivity, terminal.note)
+    if arguments.requests:
+        answer_file.write(arguments.requests, foresight.requests(cells, found), tree)
     if arguments.out:
         cells_of = tree.get("cells", [{"at": {}, **tree}])
-        answer_file.write(arguments.out, forecasts.rows(cells_of), {"event": "result", **tree})
+        answer_file.write(arguments.out, told.rows(cells_of), {"event": "result", **tree})
     if cells.axes and not arguments.json:
-        terminal.tell(forecasts.table(tree["axes"], tree["cells"]))
+        terminal.tell(told.table(tree["axes"], tree["cells"]))
         return int(tree["exit_code"])
     return _print(tree, arguments.json)
 
