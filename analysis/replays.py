@@ -88,17 +88,19 @@ def lines(tree: Tree) -> list[str]:
 
 def _evidence(it: Tree, calibration: str) -> list[str]:
     """How many requests, how far chance moves them, and what the interval is made of."""
-    chance = "arrivals and lengths are given, so that no other seed is part of the intervals"
+    chance = "chance: arrivals and lengths are given, so that no other seed is part of the intervals"
     if ends := it["other_seeds"]:
         low, high = ends["ttft_ms.p90"]
         chance = (
-            f"one seed: another gives p90 TTFT [{_number(low)}, {_number(high)}] ms ({it['seeds']} were"
-            " tried), which is part of the intervals"
+            f"chance: with another seed p90 TTFT lies in [{_number(low)}, {_number(high)}] ms (95 %,"
+            f" {it['seeds']} were tried), which is part of the intervals"
         )
     drawn = f"{it['draws']} draws of {len(it['constants_sampled'])} uncertain constants"
     caution = f"calibrated by {calibration}" if calibration else CAUTION
     return [
-        f"  evidence: {it['requests']} requests from an empty service, all of them counted; {chance}",
+        f"  evidence: {it['requests']} requests of {it['input_tokens']:.0f} and {it['output_tokens']:.4g}"
+        " tokens in the mean, on a service that began empty, all of them counted",
+        f"  {chance}",
         f"  interval: {drawn}; {caution}" if it["draws"] else "  interval: no constant is uncertain",
     ]
 

@@ -49,8 +49,8 @@ class Lengths:
             return
         require(
             0 < len(self.values) == len(self.weights),
-            f"workload: kind=mixture has {len(self.values)} values and {len(self.weights)} weights; give each "
-            "value one, as in values=[2,200] weights=[.75,.25]",
+            f"workload: kind=mixture has {len(self.values)} values and {len(self.weights)} weights; give "
+            "each value one, as in values=[2,200] weights=[.75,.25]",
         )
         for value in self.values:
             require(value >= 1, f"workload: values={value} tokens must be at least 1")

@@ -61,11 +61,10 @@ def foreseeable(words: Sequence[str], config: Path | None, sensitivity: bool = F
             "predict knows no refusals: leave engine.max_num_queued_reqs and engine.max_num_queued_tokens "
             "out, or measure with sweep or probe"
         )
-    if experiment.is_replay:
-        replay.refuse(experiment)
-        if experiment.concurrency:
-            replayed(experiment, replay.planned(experiment))  # some engines play no closed loop
-    elif rate_qps and rate_qps > highest_qps:
+    replay.refuse(experiment)
+    if experiment.concurrency:
+        replayed(experiment, replay.planned(experiment))  # some engines play no closed loop
+    if not experiment.is_replay and rate_qps and rate_qps > highest_qps:
         raise ConfigError(
             f"rate_qps={rate_qps:g} is above search.highest_qps={highest_qps:g}; raise that too"
         )

@@ -57,8 +57,14 @@ Play = Callable[[Experiment, ArrivalSchedule, int], Replayed]
 
 
 def refuse(experiment: Experiment) -> None:
-    """Raise ConfigError for what a replay of so many requests does not know."""
+    """Raise ConfigError for what a replay of so many requests does not know, and what it alone knows."""
     workload, kind, seed = experiment.workload, experiment.workload.arrivals.kind, experiment.seed
+    if not experiment.is_replay:
+        if kind == "vllm_bench":
+            raise ConfigError(
+                "workload.arrivals.kind=vllm_bench is so many requests at a rate; add rate_qps=... requests=N"
+            )
+        return
     if workload.has_sessions:
         raise ConfigError(
             "a replay begins with an empty service, which no session has met; leave workload.sessions and "
@@ -75,8 +81,8 @@ def refuse(experiment: Experiment) -> None:
         raise ConfigError(f"seed={seed}: vllm bench serve takes 0 to {MOST_SEED}")
     if (count := asked_requests(experiment)) > MOST_REQUESTS:
         raise ConfigError(
-            f"requests={count} are more than the {MOST_REQUESTS} of a replay; lower them, or ask for the steady "
-            "state: rate_qps=... alone"
+            f"requests={count} are more than the {MOST_REQUESTS} of a replay; lower them, or ask for the "
+            "steady state: rate_qps=... alone"
         )
 
 
@@ -109,6 +115,8 @@ def tree(experiment: Experiment, play: Play, spread: Spread = map, draws: int = 
     found = {name: _figure(name, values, varied, others) for name in values}
     probe = _judged(experiment, found)
     missed = [limit.upper() for limit in LIMITS if probe[limit]["passed"] is False]
+    schedule = planned(experiment)
+    sent = [float(tokens.mean()) for tokens in (schedule.input_tokens, schedule.output_tokens)]
     return {
         "schema_version": summary.SCHEMA_VERSION,
         "asked": summary.describe(experiment),
@@ -119,6 +127,8 @@ def tree(experiment: Experiment, play: Play, spread: Spread = map, draws: int = 
             "requests": asked_requests(experiment),
             "concurrency": experiment.concurrency,
             "rate_qps_per_node": experiment.rate_qps,
+            "input_tokens": sent[0],
+            "output_tokens": sent[1],
             "figures": found,
             "seeds": SEEDS,
             "other_seeds": _by_chance(values, others),

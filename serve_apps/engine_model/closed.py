@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from serve_apps.engine_model import loop
 from serve_apps.engine_model.balance import Balance, choice
 from serve_apps.engine_model.fast import (
     Ints,
@@ -36,6 +35,7 @@ from serve_apps.engine_model.loop import (
     LEAST,
     NOW,
     OPEN,
+    OUT_OF_KV,
     OUT_OF_ROOM,
     PART,
     REACHED,
@@ -53,7 +53,6 @@ def serve_circle(
     seed: int = 0,
     replicas: int = 1,
     balance: Balance = Balance(),  # noqa: B008  # frozen
-    is_native: bool = True,
 ) -> Times:
     """As many requests in flight over all replicas as `concurrency`, each sent when another ended.
 
@@ -61,26 +60,38 @@ def serve_circle(
     prompt, output and shared tokens. Raises Unfit, also of several engines with noise, or ValueError for a
     request that can never be served.
     """
-    asked = checked(machine, asked)
     if replicas == 1:
-        return serve_closed(machine, concurrency, asked, seed, is_native)
-    noise, count = Noise(machine.spec, seed), len(asked[0])
+        return serve_closed(machine, concurrency, asked, seed)
+    return circle(machine, concurrency, asked, seed, replicas, balance)
+
+
+def circle(
+    machine: Machine,
+    concurrency: int,
+    asked: Sequence[Ints],
+    seed: int,
+    replicas: int,
+    balance: Balance = Balance(),  # noqa: B008  # frozen
+    is_native: bool = True,
+) -> Times:
+    """The same for engines without noise, whose columns have a row for each and grow until it is enough."""
+    asked, noise = checked(machine, asked), Noise(machine.spec, seed)
     if not noise.silent:
         raise Unfit("noise of many engines is drawn by each of them")
+    count, longest = len(asked[0]), int(asked[1].max(initial=1))
     turn = choice(balance, replicas, seed, np.zeros(count))
-    circle = circulate if is_native else plain(circulate)
-    longest, room = int(asked[1].max(initial=1)), 2 * count // replicas + 64
+    chosen = turn.mode, turn.one, turn.other
+    circling = circulate if is_native else plain(circulate)
+    room = 2 * count // replicas + 64
     while True:
         (ints, floats), requests = states(replicas), columns(replicas, room)
         taken, place = np.zeros(count, np.int64), np.zeros(count, np.int64)
         state = ints, floats, requests, rings(replicas, longest), tuple(np.zeros(0) for _ in range(3))
-        chosen = turn.mode, turn.one, turn.other
-        why = circle(
-            taken, place, concurrency, tuple(asked), chosen, machine.limits(), machine.costs(noise), *state
-        )
+        limits, costs = machine.limits(), machine.costs(noise)
+        why = circling(taken, place, concurrency, tuple(asked), chosen, limits, costs, *state)
         if why == REACHED:
             break
-        if why == loop.OUT_OF_KV:
+        if why == OUT_OF_KV:
             raise Unfit("the KV cache may overflow")
         room *= 2
     sent, cached, first, last = (requests[column][taken, place] for column in (4, 5, 7, 8))

@@ -4,6 +4,7 @@ Knows engines and a balancer; knows no workload, no bound and no quantile over r
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from serve_apps.engine_model import whole
 from serve_apps.engine_model.balance import Balance
 from serve_apps.engine_model.closed import serve_circle
 from serve_apps.engine_model.fast import FastEngine, Floats, Ints, Machine, Times, checked
+from serve_apps.engine_model.native import native
 
 LATE_GAP = 0.99
 """The gap that stands for a request is its own 99 % quantile, as other tools print it."""
@@ -52,13 +54,29 @@ def replay(
             alone.serve_closed(concurrency, own)
         else:  # between two sends engines do not touch each other: each serves again what it got
             alone.serve(times.sent_s[mine], own)
-        gaps[mine] = _late_gaps(alone, own[1])
+        for number in np.flatnonzero(own[1] > 1).tolist():
+            gaps[mine[number]] = late_gap_s(alone.token_times(number), LATE_GAP)
     return times, gaps
 
 
-def _late_gaps(engine: FastEngine, output_tokens: Ints) -> Floats:
-    """The late gap of every request of an engine that has served all and kept the ends of its steps."""
-    gaps = np.full(len(output_tokens), np.nan)
-    for number in np.flatnonzero(output_tokens > 1).tolist():
-        gaps[number] = np.quantile(np.diff(engine.token_times(number)), LATE_GAP)
-    return gaps
+@native
+def late_gap_s(ends: Any, share: Any) -> Any:
+    """The quantile `share` of the gaps between the times `ends`, of which there are two or more.
+
+    By numpy's `linear` rule; the largest gaps alone are kept, for there may be millions of requests.
+    """
+    count = len(ends) - 1
+    place = share * (count - 1)
+    low = int(place)
+    largest = np.zeros(count - low)
+    for i in range(count):
+        gap = ends[i + 1] - ends[i]
+        if i < len(largest) or gap > largest[0]:
+            at = 0 if i >= len(largest) else len(largest) - 1 - i
+            while at + 1 < len(largest) and largest[at + 1] < gap:
+                largest[at] = largest[at + 1]
+                at += 1
+            largest[at] = gap
+    if len(largest) == 1:
+        return largest[0]
+    return largest[0] + (place - low) * (largest[1] - largest[0])
