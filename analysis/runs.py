@@ -31,8 +31,8 @@ SHAPE: Mapping[str, type] = {
 """Of what kind the branches of a conclusion are."""
 
 
-def refuse_out(out: Path | None, *suffixes: str) -> None:
-    """Raise RunError for an `--out` file that would replace another or could not be written.
+def refuse_out(out: Path | None, *suffixes: str, flag: str = "--out") -> None:
+    """Raise RunError for a file of `flag` that would replace another or could not be written.
 
     So too for a name that promises something else than the one of `suffixes` that is written; without any
     all names will do.
@@ -40,11 +40,11 @@ def refuse_out(out: Path | None, *suffixes: str) -> None:
     if out is None:
         return
     if out.exists():
-        raise RunError(f"{out} exists; choose another --out or remove it")
+        raise RunError(f"{out} exists; choose another {flag} or remove it")
     if not os.access(out.parent, os.W_OK | os.X_OK):
-        raise RunError(f"cannot write to {out.parent}; choose another --out")
+        raise RunError(f"cannot write to {out.parent}; choose another {flag}")
     if suffixes and out.suffix not in suffixes:
-        raise RunError(f"--out {out}: cannot be written as such; give it a name in {' or '.join(suffixes)}")
+        raise RunError(f"{flag} {out}: cannot be written as such; give it a name in {' or '.join(suffixes)}")
 
 
 @dataclass(frozen=True, slots=True)

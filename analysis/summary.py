@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import agreement, forecasts, matrix_table, nodes, paired, progressive, routing, studies
+from analysis import agreement, forecasts, matrix_table, nodes, paired, progressive, replays, routing, studies
 from analysis.capacity import LIMITS, Capacity
 from analysis.locations import KNOWN
 from analysis.runs import Run
@@ -108,6 +108,9 @@ def _arrivals(experiment: Experiment) -> str:
     arrivals, trace = experiment.workload.arrivals, experiment.workload.trace
     if experiment.concurrency:
         return f"closed loop, {experiment.concurrency} in flight"
+    if arrivals.kind == "vllm_bench":
+        uneven = "" if arrivals.burstiness == 1 else f", burstiness {arrivals.burstiness:g}"
+        return f"those of vllm bench serve{uneven}"
     if arrivals.kind == "gamma":
         return f"gamma, burstiness {arrivals.burstiness:g}"
     return f"trace {trace}" if arrivals.kind == "trace" else arrivals.kind
@@ -163,6 +166,8 @@ def text(tree: Mapping[str, Any], resume: Path | None = None) -> str:
         lines += _hold_lines(tree)
     if tree.get("probe"):
         lines += _probe_lines(tree)
+    if tree.get("replay"):
+        lines += replays.lines(tree)
     if tree.get("forecast"):
         lines += forecasts.lines(tree)
     if tree.get("ratio"):
@@ -210,6 +215,8 @@ def _headline(tree: Mapping[str, Any]) -> str:
         return f"{said}  {tree['evidence']}: python -m analysis calibrate {tree['folder']} --out FILE"
     if tree.get("verify"):
         return f"{said}  {_probe_load(probe or {})} through vLLM: {agreement.headline(tree['verify'])}"
+    if tree.get("replay") and probe:
+        return f"{said}  {replays.headline(tree)}: {probe_verdict(probe)}{replays.kept(tree)}"
     if probe:
         return f"{said}  {_probe_load(probe)}: {probe_verdict(probe)}{forecasts.kept(tree)}"
     if not capacity:
@@ -376,7 +383,8 @@ def engine_label(tree: Mapping[str, Any]) -> str:
         return EMULATED.format(asked.get("vllm_version") or "of unknown version", asked.get("constants"))
     if asked["engine"] == "vllm_cpu":
         return ON_CPU
-    return SIMULATED if asked["engine"] == "simulated" and not tree.get("forecast") else ""
+    predicted = tree.get("forecast") or tree.get("replay")
+    return SIMULATED if asked["engine"] == "simulated" and not predicted else ""
 
 
 def check_line(check: Mapping[str, Any]) -> str:

@@ -1,10 +1,13 @@
 """The spec of a distribution of token counts."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from conf.check import require
+
+ROUNDED_SHARES = 1e-3
+"""How far the shares of a mixture may sum away from 1, as thirds with three digits do (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,16 +15,23 @@ class Lengths:
     """A distribution of token counts.
 
     `cv` is the coefficient of variation of `lognormal`; `uniform` lies within mean * (1 -+ spread),
-    as vLLM's random range ratio; `empirical` are the lengths of `workload.trace`, `conversation` those that
-    `workload.conversations` come to: their mean is 0 until that has been read or worked out.
+    as vLLM's random range ratio; `mixture` are `values` with the shares `weights`, which give it its mean;
+    `empirical` are the lengths of `workload.trace`, `conversation` those that `workload.conversations` come
+    to: their mean is 0 until that has been read or worked out.
     """
 
     mean: int = 0
-    kind: Literal["fixed", "lognormal", "uniform", "empirical", "conversation"] = "fixed"
+    kind: Literal["fixed", "lognormal", "uniform", "mixture", "empirical", "conversation"] = "fixed"
     cv: float = 0.0
     spread: float = 0.0
+    values: list[int] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._check_mixture()
+        if self.kind == "mixture":
+            mean = sum(value * share for value, share in zip(self.values, self.weights, strict=True))
+            object.__setattr__(self, "mean", round(mean))
         least = 0 if self.kind in ("empirical", "conversation") else 1
         require(self.mean >= least, f"workload: mean={self.mean} tokens must be at least {least}")
         require(0 <= self.cv < math.inf, f"workload: cv={self.cv} must be finite and not negative")
@@ -30,3 +40,23 @@ class Lengths:
         require(0 <= self.spread <= 1, f"workload: spread={self.spread} must be between 0 and 1")
         require(self.kind != "uniform" or self.spread > 0, "workload: kind=uniform needs spread > 0")
         require(self.kind == "uniform" or self.spread == 0, f"workload: kind={self.kind} has no spread")
+
+    def _check_mixture(self) -> None:
+        given = {"values": self.values, "weights": self.weights}
+        if self.kind != "mixture":
+            idle = next((name for name, numbers in given.items() if numbers), "")
+            require(not idle, f"workload: kind={self.kind} has no {idle}; kind=mixture has them")
+            return
+        require(
+            0 < len(self.values) == len(self.weights),
+            f"workload: kind=mixture has {len(self.values)} values and {len(self.weights)} weights; give "
+            "each value one, as in values=[2,200] weights=[.75,.25]",
+        )
+        for value in self.values:
+            require(value >= 1, f"workload: values={value} tokens must be at least 1")
+        for share in self.weights:
+            require(0 < share <= 1, f"workload: weights={share:g} must be above 0 and at most 1")
+        require(
+            abs(sum(self.weights) - 1) <= ROUNDED_SHARES,
+            f"workload: weights are shares of the requests and sum to {sum(self.weights):g}; make that 1",
+        )

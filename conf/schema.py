@@ -75,7 +75,8 @@ class Experiment:
     four digits). A `probe` offers one of these: a constant `rate_qps` (per node); `profile_qps`, linear
     between its points [seconds, QPS per node] and then held; a closed loop that keeps `concurrency`
     requests in flight until `requests` are done; or, with none of them, a trace in its own time.
-    `duration_s` is by default a minute, or as long as the profile or the trace.
+    `duration_s` is by default a minute, or as long as the profile or the trace. A prediction of so many
+    `requests`, at a rate or in a closed loop, replays that experiment on a service that begins empty.
     """
 
     cluster: Cluster
@@ -104,6 +105,7 @@ class Experiment:
         require_positive("", self, *given)
         require(0 <= self.seed < MOST_SEED, f"seed={self.seed} must be 0 to {MOST_SEED - 1}")
         require_within("", self, rate_qps=MOST_QPS, duration_s=MOST_S, requests=MOST_REQUESTS)
+        require(self.requests is None or self.requests >= 1, f"requests={self.requests} must be at least 1")
         self._check_load()
         require(
             self.cluster.session != "local" or self.cluster.nodes == 1 or self.engine.kind == "external",
@@ -243,7 +245,10 @@ class Experiment:
             f"some {planned:.3g} requests are more than the {MOST_REQUESTS:g} that a run holds; lower the "
             "rate, the time or the number of requests",
         )
-        require(self.requests is None or self.concurrency is not None, "requests=... needs concurrency=...")
+        require(
+            self.requests is None or self.rate_qps is not None or self.concurrency is not None,
+            "requests=... needs rate_qps=... or concurrency=...",
+        )
 
     def _check_closed_loop(self, concurrency: int) -> None:
         require(
@@ -251,8 +256,9 @@ class Experiment:
             f"concurrency={concurrency} must be at least fleet.actors={self.fleet.actors}",
         )
         require(
-            self.closed_requests > concurrency,
-            f"requests={self.requests} must be above concurrency={concurrency}: the first ones only fill it",
+            self.closed_requests >= concurrency,
+            f"requests={self.requests} cannot keep concurrency={concurrency} in flight; raise it to at least "
+            f"{concurrency}",
         )
         require(self.duration_s is None, "concurrency=... ends by requests=..., not by duration_s=...")
         kind = self.workload.arrivals.kind
@@ -271,6 +277,11 @@ class Experiment:
     def closed_requests(self) -> int:
         """Requests of the closed loop: as asked, or ten for each in flight."""
         return 10 * (self.concurrency or 0) if self.requests is None else self.requests
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether a prediction of it is of so many requests, on a service that begins empty."""
+        return self.requests is not None or self.concurrency is not None
 
     @property
     def replicas(self) -> int:

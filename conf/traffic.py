@@ -18,11 +18,12 @@ class Arrivals:
     """How the gaps between requests vary around the asked rate.
 
     `burstiness` is the shape of gamma gaps, as in vLLM's benchmark: their coefficient of variation
-    is 1/sqrt(burstiness), so below 1 is burstier than Poisson. `trace` takes the arrivals of
-    `workload.trace`.
+    is 1/sqrt(burstiness), so below 1 is burstier than Poisson. `vllm_bench` are the due times that
+    `vllm bench serve` draws from the seed for a number of requests, with its `--burstiness`. `trace` takes
+    the arrivals of `workload.trace`.
     """
 
-    kind: Literal["poisson", "gamma", "constant", "trace"] = "poisson"
+    kind: Literal["poisson", "gamma", "constant", "vllm_bench", "trace"] = "poisson"
     burstiness: float = 1.0
 
     def __post_init__(self) -> None:
@@ -33,9 +34,9 @@ class Arrivals:
             "finite; use workload.arrivals.kind=constant for equal gaps",
         )
         require(
-            self.kind == "gamma" or self.burstiness == 1,
-            f"workload.arrivals.burstiness={self.burstiness} belongs to workload.arrivals.kind=gamma, "
-            f"not {self.kind}",
+            self.kind in ("gamma", "vllm_bench") or self.burstiness == 1,
+            f"workload.arrivals.burstiness={self.burstiness} belongs to workload.arrivals.kind=gamma or "
+            f"vllm_bench, not {self.kind}",
         )
 
 

@@ -11,6 +11,8 @@ examples:
   python -m loadgen predict matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4] matrix.workload.prefix_hit=[0,.5,.95]
   python -m loadgen predict matrix.engine=[simulated_aiter,simulated_triton]    AITER's kernels, and Triton's
   python -m loadgen predict cluster.nodes=3000 rate_qps=10      many nodes behind one balancer at one rate
+  python -m loadgen predict concurrency=100 requests=100        a benchmark of so many requests, replayed
+  python -m loadgen predict rate_qps=8 requests=100 workload.arrivals.kind=vllm_bench seed=0    another tool's
   python -m loadgen probe profile_qps=[[0,2],[60,6]]    ramp from 2 to 6 QPS per node within a minute
   python -m loadgen probe workload=trace workload.trace=FILE     replay a trace at its own times
   python -m loadgen probe concurrency=32                a closed loop, to compare with tools that use one
@@ -35,7 +37,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from analysis import forecasts, summary
+from analysis import forecasts, replays, summary
 from analysis.integrity import AlteredError
 from analysis.locations import NewerError
 from analysis.runs import RunError, refuse_out
@@ -143,16 +145,22 @@ def predict(arguments: argparse.Namespace) -> int:
     cells = matrix(arguments.words)
     cell = partial(foresight.foreseeable, config=arguments.config, sensitivity=arguments.sensitivity)
     found = grid.experiments(cell, cells)
+    told = replays if grid.are_replays(found) else forecasts
     refuse_out(arguments.out, *answer_file.SUFFIXES)
+    if arguments.requests and told is forecasts:
+        raise ConfigError("--requests writes those of a replay; add requests=N, or leave it out")
+    refuse_out(arguments.requests, *answer_file.TABLES, flag="--requests")
     if arguments.dry_run:
         return max(_plan(one, 0) for one in found if isinstance(one, Experiment))
     tree = foresight.answered(cells, found, arguments.sensitivity, terminal.note)
+    if arguments.requests:
+        answer_file.write(arguments.requests, foresight.requests(cells, found), tree)
     if arguments.out:
         cells_of = tree.get("cells", [{"at": {}, **tree}])
-        answer_file.write(arguments.out, forecasts.rows(cells_of), {"event": "result", **tree})
+        answer_file.write(arguments.out, told.rows(cells_of), {"event": "result", **tree})
     if cells.axes and not arguments.json:
-        told = feasible.all_kernels(one for one in found if isinstance(one, Experiment))
-        terminal.tell("\n".join([forecasts.table(tree["axes"], tree["cells"]), *told]))
+        kernels = feasible.all_kernels(one for one in found if isinstance(one, Experiment))
+        terminal.tell("\n".join([told.table(tree["axes"], tree["cells"]), *kernels]))
         return int(tree["exit_code"])
     return _print(tree, arguments.json)
 

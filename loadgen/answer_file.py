@@ -14,7 +14,8 @@ from analysis import parquet
 from analysis.summary import Tree
 from loadgen.folder import finite
 
-SUFFIXES = (".parquet", ".csv", ".json")
+TABLES = (".parquet", ".csv")
+SUFFIXES = (*TABLES, ".json")
 
 
 def write(out: Path, table: pa.Table, whole: Tree) -> None:

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from conf.schema import Workload
 from loadgen import trace
+from loadgen.bench_arrivals import bench_arrivals_s
 from loadgen.conversations import Talks
 from loadgen.lengths import Ints, draw_images, draw_lengths, longest_tokens, shared_with_all, turns
-from loadgen.processes import Floats, Profile, renewal_ns, scaled_ns
+from loadgen.processes import Floats, Profile, first_ns, renewal_ns, scaled_ns
 from loadgen.sessions import Rows
 
 PHASES = ("warmup", "ramp", "transition", "window", "bridge", "retracted")
@@ -217,6 +218,19 @@ class Traffic:
         phase = np.full(len(due_ns), PHASES.index("window"), dtype=np.int64)
         lines = np.arange(len(due_ns))
         return self._schedule(dwell, first_seq, start_ns + due_ns, phase, seed, lines)
+
+    def first(self, count: int, rate_qps: float, *, dwell: int, seed: int) -> ArrivalSchedule:
+        """The first `count` requests of a segment that begins at 0, as `window`.
+
+        Those of `vllm bench serve` come when that tool sends them with the seed, whatever the dwell.
+        """
+        arrivals = self._workload.arrivals
+        if arrivals.kind == "vllm_bench":
+            due = bench_arrivals_s(count, rate_qps, seed, arrivals.burstiness) * NS
+        else:
+            due = first_ns(arrivals, rate_qps, count, _generator(seed, dwell, 0, -1))
+        phase = np.full(count, PHASES.index("window"), dtype=np.int64)
+        return self._schedule(dwell, 0, due.astype(np.int64), phase, seed)
 
     def evenly(
         self, count: int, start_ns: int, gap_ns: int, *, first_seq: int, seed: int, streams: int = 0

@@ -54,6 +54,12 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
         metavar="FILE",
         help="predict, progressive: write the answers to FILE.parquet, FILE.csv or FILE.json",
     )
+    top.add_argument(
+        "--requests",
+        type=Path,
+        metavar="FILE",
+        help="predict of requests=N: write a row per request to FILE.parquet or FILE.csv",
+    )
     top.add_argument("--json", action="store_true", help="JSON lines on stdout, the result last")
     return top
 
@@ -64,7 +70,7 @@ def refuse_idle_flags(arguments: argparse.Namespace) -> None:
         own = {"resume": "goes on with what was asked", "progressive": "has levels of its own"}
         finds = own.get(arguments.verb, "finds the rate itself")
         raise ConfigError(f"--require belongs to probe; {arguments.verb} {finds}")
-    for flag in ("sensitivity", "out"):
+    for flag in ("sensitivity", "out", "requests"):
         answering = ("predict", "progressive") if flag == "out" else ("predict",)
         if getattr(arguments, flag) and (arguments.verb not in answering or arguments.dry_run):
             raise ConfigError(f"--{flag} belongs to an answer of {' or '.join(answering)}; leave it out")
@@ -144,11 +150,14 @@ def _refuse_own_lengths(words: Sequence[str]) -> None:
 
 def _refuse_idle_words(experiment: Experiment, verb: str) -> None:
     """Refuse what the verb does not honour, and a probe of nothing."""
-    honoured = {"predict": ("rate_qps",), "recipe": ("rate_qps", "duration_s")}.get(verb, ())
+    loads = {"predict": ("rate_qps", "concurrency", "requests"), "recipe": ("rate_qps", "duration_s")}
+    honoured = loads.get(verb, ())
     given = [key for key in PROBE_KEYS if getattr(experiment, key) and key not in honoured]
     if verb != "probe" and given:
         own = "has levels of its own" if verb == "progressive" else "finds the rate itself"
         raise ConfigError(f"{given[0]} belongs to probe; {verb} {own}")
+    if verb != "predict":
+        _refuse_replay(experiment, verb)
     if verb in ("probe", "recipe") and experiment.search.expected_qps:
         raise ConfigError(
             "search.expected_qps belongs to a search; probe offers the load it is told: "
@@ -164,9 +173,28 @@ def _refuse_idle_words(experiment: Experiment, verb: str) -> None:
             f"{verb} is one run, not the {parts} of search.deployments and search.repeats; "
             "add search.deployments=1 search.repeats=1"
         )
-    loads = (experiment.rate_qps, experiment.profile_qps, experiment.concurrency)
-    if verb == "probe" and not any(loads) and experiment.workload.arrivals.kind != "trace":
+    offered = (experiment.rate_qps, experiment.profile_qps, experiment.concurrency)
+    if verb == "probe" and not any(offered) and experiment.workload.arrivals.kind != "trace":
         raise ConfigError(
             "probe needs rate_qps=... (QPS per node), profile_qps=[[second,QPS],...], concurrency=... or "
             "workload=trace"
+        )
+
+
+def _refuse_replay(experiment: Experiment, verb: str) -> None:
+    """Refuse, of a verb that measures, what only a prediction of so many requests knows."""
+    if experiment.workload.arrivals.kind == "vllm_bench":
+        raise ConfigError(
+            "workload.arrivals.kind=vllm_bench is so many requests, which predict replays; "
+            f"{verb} takes kind=poisson, or kind=gamma with its burstiness"
+        )
+    if experiment.requests is not None and experiment.concurrency is None:
+        raise ConfigError(
+            "requests=... needs concurrency=...; rate_qps=... is held for duration_s=... (predict replays "
+            "requests=... at a rate)"
+        )
+    if experiment.concurrency is not None and experiment.closed_requests <= experiment.concurrency:
+        raise ConfigError(
+            f"requests={experiment.requests} must be above concurrency={experiment.concurrency}: the first "
+            "ones only fill it (predict replays such a burst)"
         )

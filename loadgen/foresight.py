@@ -21,7 +21,7 @@ from analysis.summary import Tree
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix
 from conf.schema import Hardware, Layout, Model, SimulatedEngine
-from loadgen import feasible, grid, prediction, virtual_target
+from loadgen import feasible, grid, prediction, replay, virtual_target
 from loadgen import progressive as ladder
 from loadgen.addresses import chosen
 from loadgen.arrivals import NS, PHASES, ArrivalSchedule
@@ -35,6 +35,7 @@ from serve_apps.engine_model import fast, whole
 from serve_apps.engine_model.balance import POLICIES, Balance
 from serve_apps.engine_model.guess import guess_qps as roofline_qps
 from serve_apps.engine_model.prefixes import Prefixes
+from serve_apps.engine_model.replay import replay as served
 
 CHUNKS = 4
 """Parts of its work that a process gets one after the other: so the last one does not wait for long."""
@@ -50,8 +51,9 @@ def foreseeable(words: Sequence[str], config: Path | None, sensitivity: bool = F
     """What a prediction, or a cell of a grid, asks for. Raises ConfigError for what it cannot answer."""
     experiment = feasible.experiment("predict", words, config)
     rate_qps, highest_qps = experiment.rate_qps, experiment.search.highest_qps
-    if rate_qps and sensitivity:
-        raise ConfigError("--sensitivity is that of the capacity; leave rate_qps=... out")
+    if (rate_qps or experiment.concurrency) and sensitivity:
+        asked = "rate_qps" if rate_qps else "concurrency"
+        raise ConfigError(f"--sensitivity is that of the capacity; leave {asked}=... out")
     engine = experiment.engine
     assert isinstance(engine, SimulatedEngine)
     if engine.max_num_queued_reqs is not None or engine.max_num_queued_tokens is not None:
@@ -59,7 +61,10 @@ def foreseeable(words: Sequence[str], config: Path | None, sensitivity: bool = F
             "predict knows no refusals: leave engine.max_num_queued_reqs and engine.max_num_queued_tokens "
             "out, or measure with sweep or probe"
         )
-    if rate_qps and rate_qps > highest_qps:
+    replay.refuse(experiment)
+    if experiment.concurrency:
+        replayed(experiment, replay.planned(experiment))  # some engines play no closed loop
+    if not experiment.is_replay and rate_qps and rate_qps > highest_qps:
         raise ConfigError(
             f"rate_qps={rate_qps:g} is above search.highest_qps={highest_qps:g}; raise that too"
         )
@@ -133,11 +138,46 @@ def predict(
     say: Callable[[str], None] = quiet,
 ) -> Tree:
     model = replace(MODEL, say=say)
-    if experiment.rate_qps:
+    if experiment.is_replay:
+        tree = replay.tree(experiment, replayed, spread, draws)
+    elif experiment.rate_qps:
         tree = prediction.at_rate(experiment, model, spread, draws)
     else:
         tree = prediction.predict(experiment, model, spread, draws, sensitivity)
     return tree
+
+
+def replayed(experiment: Experiment, arrivals: ArrivalSchedule, seed: int = 0) -> replay.Replayed:
+    """What becomes of all requests on the experiment's whole service, which begins empty.
+
+    They come at their due times, or as a closed loop behind one balancer where `arrivals` are one; `seed` is
+    that of the engine's noise. `replay.planned` makes the arrivals of an experiment. Raises ConfigError for a
+    closed loop on an engine that has to be simulated block by block.
+    """
+    asked = arrivals.input_tokens, arrivals.output_tokens, arrivals.shared_tokens
+    sent_s, held = arrivals.due_ns / NS, arrivals.concurrency
+    try:
+        times, gap_s = served(
+            *parts(experiment), sent_s, asked, held, seed, experiment.replicas, balance(experiment)
+        )
+    except fast.Unfit as why:
+        raise ConfigError(
+            f"concurrency={held}: predict plays no closed loop of this engine ({why}); use rate_qps=..."
+        ) from why
+    return replay.Replayed(times.sent_s, times.first_token_s, times.last_token_s, gap_s, times.replica)
+
+
+def requests(cells: Matrix, found: Sequence[Experiment | str]) -> pa.Table:
+    """A row per request of every replay of a grid, under the constants' values, with the cell's own words."""
+    parts_of = []
+    for at, one in zip(cells.cells(), found, strict=True):
+        if isinstance(one, Experiment):
+            schedule = replay.planned(one)
+            table = replay.rows(schedule, replayed(one, schedule, one.seed))
+            for place, (key, value) in enumerate(at.items()):
+                table = table.add_column(place, f"asked.{key}", pa.array([str(value)] * len(table)))
+            parts_of.append(table)
+    return pa.concat_tables(parts_of)
 
 
 def closed_s(experiment: Experiment) -> float | None:

@@ -32,6 +32,17 @@ def experiments(asked: Callable[[list[str]], Experiment], grid: Matrix) -> list[
     return found
 
 
+def are_replays(found: Sequence[Experiment | str]) -> bool:
+    """Whether the cells are replays of so many requests. Raises ConfigError where some are and some not."""
+    kinds = {one.is_replay for one in found if isinstance(one, Experiment)}
+    if len(kinds) > 1:
+        raise ConfigError(
+            "some cells are replays of so many requests and some are steady states; ask for each in a grid "
+            "of its own"
+        )
+    return kinds == {True}
+
+
 def predicted(
     grid: Matrix,
     found: Sequence[Experiment | str],

@@ -14,8 +14,9 @@ NOT_OF = {
     "probe": (SEARCHED, "a search; a probe lasts duration_s=..."),
     "progressive": (SEARCHED, "a search; progressive has levels of its own"),
     "predict": (VIRTUAL, "what is measured; predict sends nothing"),
+    "replay": (("search.", *VIRTUAL), "a search or a fleet; a replay is of so many requests"),
 }
-"""Verb -> the beginnings of keys that it ignores, and what they belong to."""
+"""Verb -> the beginnings of keys that it ignores, and what they belong to; replay is that of predict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,16 @@ RULES = (
         "engine.stall_every_steps above 0",
     ),
     Rule(
+        "workload.input_tokens.mean",
+        lambda asked: asked.workload.input_tokens.kind != "mixture",
+        "lengths of another kind: that of a mixture follows from its values and weights",
+    ),
+    Rule(
+        "workload.output_tokens.mean",
+        lambda asked: asked.workload.output_tokens.kind != "mixture",
+        "lengths of another kind: that of a mixture follows from its values and weights",
+    ),
+    Rule(
         "workload.images.",
         lambda asked: asked.workload.images.most > 0,
         "images, which workload.images.most=N adds",
@@ -67,7 +78,7 @@ def idle(asked: Experiment, verb: str, words: Sequence[str]) -> str:
         for key in keys:
             if key.startswith(rule.key) and not rule.honoured(asked):
                 return f"{key} belongs to {rule.home}; leave it out"
-    begins, home = NOT_OF.get(verb, ((), ""))
+    begins, home = NOT_OF.get("replay" if verb == "predict" and asked.is_replay else verb, ((), ""))
     key = next((key for key in keys if key.startswith(begins)), "") if begins else ""
     return f"{key} belongs to {home}; leave it out" if key else ""
 

@@ -25,8 +25,9 @@ def draw_lengths(
     """`count` token counts, each at least 1.
 
     Lognormal counts have the asked mean and coefficient of variation; uniform ones lie between
-    floor(mean * (1 - spread)) and as far above the mean, both included, as in vLLM's benchmark;
-    empirical ones are `recorded`, the counts of the lines that were chosen.
+    floor(mean * (1 - spread)) and as far above the mean, both included, as in vLLM's benchmark; each of a
+    mixture is one of its values, with the probability of its weight; empirical ones are `recorded`, the
+    counts of the lines that were chosen.
     """
     match lengths.kind:
         case "lognormal":
@@ -36,6 +37,9 @@ def draw_lengths(
         case "uniform":
             low = _lowest(lengths)
             return np.maximum(1, rng.integers(low, 2 * lengths.mean - low, size=count, endpoint=True))
+        case "mixture":
+            shares = np.array(lengths.weights)
+            return rng.choice(np.array(lengths.values, dtype=np.int64), size=count, p=shares / shares.sum())
         case "empirical":
             assert recorded is not None, "empirical lengths come from a trace"
             return recorded
@@ -82,6 +86,8 @@ def longest_tokens(lengths: Lengths, recorded: Ints | None = None) -> int:
             return round(lengths.mean * math.exp(RAREST_SIGMA * sigma - sigma**2 / 2))
         case "uniform":
             return 2 * lengths.mean - _lowest(lengths)
+        case "mixture":
+            return max(lengths.values)
         case "empirical":
             assert recorded is not None, "empirical lengths come from a trace"
             return int(recorded.max())

@@ -73,11 +73,16 @@ def renewal_ns(
     """
     expected = rate_qps * (end_ns - start_ns) / NS
     size = int(expected + 6 * math.sqrt(expected) + 16)
-    gaps = np.append(_first_gap(arrivals, rng), _gaps(arrivals, size - 1, rng))
-    due = start_ns + np.cumsum(NS / rate_qps * gaps)
+    due = start_ns + first_ns(arrivals, rate_qps, size, rng)
     while due[-1] < end_ns:
         due = np.concatenate([due, due[-1] + np.cumsum(NS / rate_qps * _gaps(arrivals, size, rng))])
     return due[due < end_ns]
+
+
+def first_ns(arrivals: Arrivals, rate_qps: float, count: int, rng: np.random.Generator) -> Floats:
+    """Due times, from 0 on, of the first `count` requests of that process."""
+    gaps = np.append(_first_gap(arrivals, rng), _gaps(arrivals, count - 1, rng))
+    return np.asarray(np.cumsum(NS / rate_qps * gaps), dtype=np.float64)
 
 
 def _first_gap(arrivals: Arrivals, rng: np.random.Generator) -> float:

@@ -333,6 +333,10 @@ def test_lengths_have_the_asked_mean_and_spread() -> None:
     assert np.unique(drawn).tolist() == list(range(18, 33))
     assert np.bincount(drawn)[18:] == pytest.approx(np.full(15, 40_000 / 15), rel=0.1)
     assert draw_lengths(Lengths(mean=2, kind="uniform", spread=1.0), 1000, rng).min() == 1
+    mixture = Lengths(kind="mixture", values=[2, 200], weights=[0.75, 0.25])
+    drawn = draw_lengths(mixture, 40_000, rng)
+    assert set(drawn.tolist()) == {2, 200} and (drawn == 200).mean() == pytest.approx(0.25, abs=0.01)
+    assert drawn.mean() == pytest.approx(mixture.mean, rel=0.03) and longest_tokens(mixture) == 200
 
 
 def test_the_lengths_of_prompt_and_answer_are_independent() -> None:

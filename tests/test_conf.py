@@ -48,8 +48,8 @@ WRONG = {
     "target.urls.0=a": "target.urls has no keys of its own; set it whole: target.urls=[http://HOST:PORT,...]",
     "target.urls[0]=a": "set the whole list, target.urls=[...]",
     "cluster.nodes=4": "cluster.nodes=4; use cluster=laptop_4n or cluster.session=fake",
-    "workload.arrivals.kind=uniform": "kind=uniform must be one of poisson, gamma, constant, trace",
-    "workload.arrivals.burstiness=2": "burstiness=2.0 belongs to workload.arrivals.kind=gamma, not poisson",
+    "workload.arrivals.kind=uniform": "must be one of poisson, gamma, constant, vllm_bench, trace",
+    "workload.arrivals.burstiness=2": "burstiness=2.0 belongs to workload.arrivals.kind=gamma or vllm_bench",
     "workload=trace": "workload trace needs workload.trace=FILE",
     "workload.prompt=words": "workload.prompt=words must be one of token_ids, text, chat",
     "profile_qps=[[0,fast]]": "profile_qps[0][1]=fast must be a number",
@@ -129,6 +129,13 @@ MISFITS: list[tuple[Callable[[], object], str]] = [
     (lambda: Lengths(-1, "empirical"), "mean=-1 tokens must be at least 0"),
     (lambda: Lengths(0, "empirical", cv=1), "kind=empirical has no cv"),
     (lambda: Lengths(5, "lognormal"), "kind=lognormal needs cv > 0"),
+    (lambda: Lengths(5, values=[2], weights=[1.0]), "kind=fixed has no values; kind=mixture has them"),
+    (lambda: Lengths(kind="mixture", values=[2, 9], weights=[1.0]), "2 values and 1 weights"),
+    (lambda: Lengths(kind="mixture", values=[2, 9], weights=[0.5, 0.4]), "sum to 0.9; make that 1"),
+    (
+        lambda: Lengths(kind="mixture", values=[2, 9], weights=[0.5, math.nan]),
+        "must be above 0 and at most 1",
+    ),
     (lambda: Lengths(5, "lognormal", cv=math.inf), "cv=inf must be finite"),
     (lambda: Lengths(5, spread=0.5), "kind=fixed has no spread"),
     (lambda: Lengths(5, "uniform"), "kind=uniform needs spread > 0"),
@@ -155,7 +162,7 @@ MISFITS: list[tuple[Callable[[], object], str]] = [
         lambda: replace(PLAIN, concurrency=3, fleet=replace(PLAIN.fleet, actors=4)),
         "concurrency=3 must be at least fleet.actors=4",
     ),
-    (lambda: replace(PLAIN, concurrency=4, requests=4), "requests=4 must be above concurrency=4"),
+    (lambda: replace(PLAIN, concurrency=4, requests=3), "requests=3 cannot keep concurrency=4 in flight"),
     (lambda: replace(PLAIN, concurrency=4, workload=RECORDED), "but workload.arrivals.kind=trace; set"),
     (
         lambda: replace(PLAIN, concurrency=4, workload=GAMMA),
@@ -163,7 +170,7 @@ MISFITS: list[tuple[Callable[[], object], str]] = [
     ),
     (lambda: replace(PLAIN, concurrency=4, duration_s=60), "ends by requests=..., not by duration_s=..."),
     (lambda: replace(PLAIN, duration_s=0), "duration_s=0 must be positive"),
-    (lambda: replace(PLAIN, requests=40), "requests=... needs concurrency=..."),
+    (lambda: replace(PLAIN, requests=40), "requests=... needs rate_qps=... or concurrency=..."),
 ]
 
 

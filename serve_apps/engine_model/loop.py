@@ -210,7 +210,7 @@ def advance(
 
 
 @native
-def _serve(
+def serve_one(
     until: Any, limits: Any, costs: Any, ints: Any, floats: Any, requests: Any, ring: Any, noise: Any, r: Any
 ) -> Any:
     """`advance` for engine r of many."""
@@ -254,7 +254,7 @@ def route(
         now = due[j] if j < len(due) else math.inf
         while events[0][0] <= now and events[0][1] >= 0:
             r = heapq.heappop(events)[1]
-            status: int = _serve(now, limits, costs, ints, floats, requests, ring, noise, r)
+            status: int = serve_one(now, limits, costs, ints, floats, requests, ring, noise, r)
             if status != REACHED:
                 return status
             if r != out:
@@ -317,7 +317,7 @@ def route(
                 heapq.heappush(events, (ready[r, i], r))
     if mode == GIVEN:  # nobody looked at what the engines did: each runs on its own
         for r in range(len(ints)):
-            status = _serve(math.inf, limits, costs, ints, floats, requests, ring, noise, r)
+            status = serve_one(math.inf, limits, costs, ints, floats, requests, ring, noise, r)
             if status != REACHED:
                 return status
     return REACHED

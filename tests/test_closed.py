@@ -1,0 +1,106 @@
+"""A closed loop over several engines: one engine as the loop itself, several as each of them alone."""
+
+import numpy as np
+import pytest
+
+from conf import load
+from conf.schema import SimulatedEngine
+from serve_apps.engine_model.balance import Balance
+from serve_apps.engine_model.closed import circle
+from serve_apps.engine_model.fast import FastEngine, Ints, Machine, Unfit, serve_closed
+from serve_apps.engine_model.native import plain
+from serve_apps.engine_model.replay import LATE_GAP, late_gap_s, replay
+from serve_apps.engine_model.whole import serve
+
+HELD = 7
+
+
+def asked(count: int = 60) -> list[Ints]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(100, 6000, count), rng.integers(1, 200, count), np.zeros(count, np.int64)]
+
+
+def machine(*words: str) -> Machine:
+    it = load(["engine.max_num_batched_tokens=8192", *words])
+    assert isinstance(it.engine, SimulatedEngine)
+    return Machine.of(it.engine, it.model, it.hardware, it.layout)
+
+
+@pytest.mark.parametrize("asynchronous", ["true", "false"])
+@pytest.mark.parametrize("native", [True, False])
+def test_around_one_engine_it_is_the_engines_own_loop(asynchronous: str, native: bool) -> None:
+    one = machine(f"engine.async_scheduling={asynchronous}")
+    times, loop = circle(one, HELD, asked(), 0, 1, Balance(), native), serve_closed(one, HELD, asked())
+    for ours, theirs in zip(times[:4], loop[:4], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    assert times.work.steps == loop.work.steps
+
+
+@pytest.mark.parametrize("policy", ["leastconn", "roundrobin", "pow2"])
+def test_each_engine_serves_what_it_got_and_as_many_are_in_flight(policy: str) -> None:
+    one, lengths = machine(), asked()
+    times = circle(one, HELD, lengths, 0, 3, Balance(policy))
+    assert (np.diff(times.sent_s) >= 0).all() and set(times.replica) == {0, 1, 2}
+    in_flight = [
+        int(((times.sent_s <= at) & (times.last_token_s > at)).sum()) for at in times.last_token_s[:-HELD]
+    ]
+    assert max(in_flight) == HELD
+    # A request is sent the very moment that another one ends.
+    assert set(times.sent_s[HELD:]) <= set(times.last_token_s)
+    if policy == "roundrobin":
+        assert times.replica.tolist() == [each % 3 for each in range(len(lengths[0]))]
+    for replica in range(3):
+        mine = np.flatnonzero(times.replica == replica)
+        alone = FastEngine(one, 200).serve(times.sent_s[mine], [column[mine] for column in lengths])
+        np.testing.assert_allclose(alone.first_token_s, times.first_token_s[mine], rtol=1e-9)
+        np.testing.assert_allclose(alone.last_token_s, times.last_token_s[mine], rtol=1e-9)
+
+
+def test_a_burst_to_two_engines_is_that_of_requests_due_at_once() -> None:
+    it, lengths = load(["layout=dp2_tp4_ep4"]), asked()
+    assert isinstance(it.engine, SimulatedEngine)
+    parts = it.engine, it.model, it.hardware, it.layout
+    count = len(lengths[0])
+    burst, _ = replay(*parts, np.zeros(count), lengths, count, replicas=2)
+    at_once = serve(*parts, np.zeros(count), lengths, replicas=2)
+    np.testing.assert_allclose(burst.last_token_s, at_once.last_token_s, rtol=1e-9)
+
+
+def test_what_it_does_not_play_is_unfit() -> None:
+    with pytest.raises(Unfit, match="noise of many engines"):
+        circle(machine("engine=simulated_aiter"), HELD, asked(), 0, 2)
+    with pytest.raises(Unfit, match="KV cache may overflow"):
+        circle(machine("engine.num_gpu_blocks=450"), 40, asked(), 0, 2)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 101, 102, 140])
+@pytest.mark.parametrize("share", [LATE_GAP, 0.5, 0.0, 1.0])
+def test_the_late_gap_is_numpys_quantile(count: int, share: float) -> None:
+    ends = np.cumsum(np.random.default_rng(count).choice([0.01, 0.02, 0.1], count))
+    for one in (late_gap_s, plain(late_gap_s)):
+        assert one(ends, share) == pytest.approx(np.quantile(np.diff(ends), share))
+
+
+def test_the_gaps_of_a_request_are_those_of_its_own_tokens() -> None:
+    it, lengths = load(["layout=dp2_tp4_ep4"]), asked()
+    assert isinstance(it.engine, SimulatedEngine)
+    parts = it.engine, it.model, it.hardware, it.layout
+    sent_s = np.sort(np.random.default_rng(1).random(len(lengths[0])) * 10)
+    times, gaps = replay(*parts, sent_s, lengths, replicas=2, balance=Balance("roundrobin"))
+    one = Machine.of(*parts)
+    engine = FastEngine(one, 200, steps=10_000)
+    engine.serve(sent_s[1::2], [column[1::2] for column in lengths])
+    for number, gap in enumerate(gaps[1::2]):
+        if lengths[1][1::2][number] == 1:
+            assert np.isnan(gap)
+        else:
+            assert gap == pytest.approx(np.quantile(np.diff(engine.token_times(number)), LATE_GAP))
+    assert times.replica.tolist() == [0, 1] * 30
+
+
+def test_gaps_are_unknown_where_blocks_are_counted() -> None:
+    it = load(["engine.long_prefill_token_threshold=512"])
+    assert isinstance(it.engine, SimulatedEngine)
+    parts = it.engine, it.model, it.hardware, it.layout
+    times, gaps = replay(*parts, np.arange(60) / 4, asked())
+    assert np.isnan(gaps).all() and np.isfinite(times.last_token_s).all()
