@@ -15,7 +15,7 @@ from conf.check import require, require_mapping
 from conf.one_line import one_line
 
 METHODS = "fp8, fbgemm_fp8, gptq, awq and compressed-tensors with 8-bit float or 4-bit integer weights"
-MOST_LAYERS, MOST_NAMES, MOST_PATTERNS = 1024, 8192, 64
+MOST_LAYERS, MOST_NAMES, MOST_PATTERNS = 1024, 8192, 32
 """Layers, modules by name and regular expressions that a list is read for (our choice: none has as many)."""
 _FORMATS = {("float", "8"): "fp8", ("int", "4"): "int4"}
 """Types and bits of compressed-tensors, as `Model.weights` calls them."""
@@ -49,7 +49,7 @@ _APART = re.compile(r"\b(visual|vision_tower|vision_model|mm_projector|multi_mod
 _ROOTS = ("model.language_model.", "language_model.model.", "language_model.", "model.", "")
 """What stands before the names of text layers, the longer first."""
 _SLOW = re.compile(r"\)[*+?{]|\{|\\[1-9]|\(\?")
-_MOST_REPEATS = 4
+_MOST_REPEATS = 3
 """Parts of a regular expression, and repetitions in it, with which a match may take for ever (our choice)."""
 
 

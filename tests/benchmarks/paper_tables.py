@@ -227,8 +227,9 @@ def write(tables: Tables, rows: Sequence[Row], found: Fit, names: Sequence[str],
     )
     if SPREAD in tables.names:
         rests_on += f", and of one text: for prompts that differ set {SPREAD}.value=1"
+    rows_alike = (joint.correlation + joint.correlation.T) / 2  # also in the digits that are written
     text = with_constants(path.read_text(), fitted)
-    path.write_text(with_posterior(text, rests_on, "MI325X", names, joint.correlation.tolist()))
+    path.write_text(with_posterior(text, rests_on, "MI325X", names, rows_alike.tolist()))
     return path
 
 
