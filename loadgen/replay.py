@@ -23,7 +23,8 @@ from conf.constants import replaced
 from conf.schema import SimulatedEngine
 from loadgen.arrivals import ArrivalSchedule, Traffic
 from loadgen.bench_arrivals import MOST_SEED
-from loadgen.uncertainty import DRAWS, Spread, drawn, drawn_quantile
+from loadgen.draws import drawn
+from loadgen.uncertainty import DRAWS, Spread, drawn_quantile
 
 Floats = NDArray[np.float64]
 SEEDS = 16

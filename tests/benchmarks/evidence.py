@@ -20,7 +20,7 @@ import numpy as np
 
 from analysis.gauss_newton import Floats
 from conf.one_line import one_line, reason
-from loadgen.uncertainty import drawn
+from loadgen.draws import drawn
 from tests.benchmarks import _default_fit as default_fit
 from tests.benchmarks._published import ATTAINMENT, ATTENTION, REQUESTS, Figure, Requests, Study, read
 
