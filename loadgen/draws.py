@@ -79,12 +79,13 @@ def _paths() -> Iterable[str]:
 def _together(known: Covariance | None, normal: dict[str, Floats]) -> dict[str, Floats]:
     """Columns with the correlations of a fit.
 
-    The triangular root leaves the first column as it is and mixes into each the ones before it. So constants
-    of the model are drawn alike on all hardware, and all others alike in all layouts.
+    The triangular root leaves the first column as it is and mixes into each the ones before it. So what is
+    common to models is drawn alike for all of them, constants of a model alike on all hardware, and all
+    others alike in all layouts.
     """
     if known is None:
         return normal
-    order = sorted(known.paths, key=lambda path: (path == LAYOUT_SCALE, path.startswith(HARDWARE)))
+    order = sorted(known.paths, key=_rank)
     places = [known.paths.index(path) for path in order]
     rows = np.array(known.rows)[np.ix_(places, places)]
     _, upper = np.linalg.qr(_root(rows))
@@ -92,6 +93,13 @@ def _together(known: Covariance | None, normal: dict[str, Floats]) -> dict[str, 
     lower /= np.sqrt((lower**2).sum(axis=1, keepdims=True))  # written in few digits, 1 may have become .997
     mixed = lower @ np.array([normal[path] for path in order])
     return normal | dict(zip(order, mixed, strict=True))
+
+
+def _rank(path: str) -> int:
+    """The wider a constant is common to experiments the earlier its column is taken."""
+    if path in (DEPLOYMENT_SCALE, LAYOUT_SCALE):
+        return 3 if path == LAYOUT_SCALE else 0
+    return 2 if path.startswith(HARDWARE) else 1
 
 
 def _root(rows: Floats) -> Floats:

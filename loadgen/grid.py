@@ -57,7 +57,8 @@ def predicted(
 def ratio(cell: Tree, first: Tree) -> dict[str, float]:
     """Capacity over that of the first cell, with a 95 % interval.
 
-    Draw by draw, since a constant that both have errs alike in both; every pair of draws where their numbers
+    Draw by draw, since a constant that both have errs alike in both, and what differs between layouts is
+    drawn for each; every pair of draws where their numbers
     differ. The noise of both is added as if the requests were others, which they are not: the interval is
     rather too wide.
     """
