@@ -83,7 +83,7 @@ def _assumed(known: Tree, sensitivity: Sequence[Tree]) -> str:
         return "nothing"
     parts = [row for row in sensitivity if row["path"] in assumed and row["share"] >= LEAST_SHARE][:NAMED]
     if not sensitivity:
-        return f"{_constants(assumed)} (--sensitivity says which matter)"
+        return f"{_constants(assumed)} (predict --sensitivity says which matter)"
     if not parts:
         return f"{_constants(assumed)}, none of which matters much"
     named = ", ".join(f"{row['path'].rpartition('.')[2]} {100 * row['share']:.0f} %" for row in parts)
