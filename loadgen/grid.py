@@ -80,7 +80,7 @@ def ratio(second: Answer, first: Answer) -> dict[str, float]:
 
 
 def _moved(second: Answer, first: Answer) -> Sequence[float]:
-    """What the constants make of ln ratio, draw by draw; of many more draws where these show how."""
+    """ln ratio over its estimate, draw by draw; in many more draws where these show how it answers."""
     ours, theirs = (np.array(cell["forecast"].get("ln_ratios") or [0.0]) for cell, _ in (second, first))
     if len(ours) != len(theirs):
         pairs: list[float] = np.subtract.outer(ours, theirs).ravel().tolist()

@@ -1,4 +1,4 @@
-"""What to measure first, and what an answer says it rests on."""
+"""Constants in the order in which to measure them, and the grounds that an answer names."""
 
 from dataclasses import replace
 from pathlib import Path
