@@ -13,9 +13,7 @@ from analysis import grid_table, provenance
 Tree = Mapping[str, Any]
 
 TERMS_SHOWN = 4
-SENSITIVITIES_SHOWN = 12
 SENSITIVITIES_IN_A_TABLE = 3
-SENSITIVITY = "QPS at the ends of each alone; of the variance, with constants of one fit moved together"
 COLUMNS = (
     ("QPS/node", 9),
     ("95 % interval", 16),
@@ -123,7 +121,7 @@ def lines(tree: Tree) -> list[str]:
         *_sessions(found, tree["asked"]),
         *_evidence(found),
         *(f"  {line}" for line in provenance.lines(tree)),
-        *_sensitivity_lines(tree.get("sensitivity", [])),
+        *provenance.sensitivity_lines(tree.get("sensitivity", [])),
     ]
 
 
@@ -214,7 +212,7 @@ def _evidence(found: Tree) -> list[str]:
 
 
 def _overload(found: Tree) -> str:
-    """Where the queue grew a p90 has no upper end."""
+    """The draws whose p90s have no upper end; empty where there are none."""
     count = found.get("overloaded_draws")
     return f"; the queue grows without end in {count} of the draws" if count else ""
 
@@ -224,25 +222,6 @@ def _noise(found: Tree) -> str:
         return ""
     noise = found["noise_pct"]
     return "; Monte Carlo noise unknown" if noise is None else f"; Monte Carlo noise {noise:.1f} % (95 %)"
-
-
-def _sensitivity_lines(rows: Sequence[Tree]) -> list[str]:
-    if not rows:
-        return []
-    head = f"  {'constant':<40} {'value':>9} {'elasticity':>10} {'QPS at its ends':>16} {'of variance':>11}"
-    out = [f"  what to measure first: {SENSITIVITY}", head]
-    for row in rows[:SENSITIVITIES_SHOWN]:
-        it = row["constant"]
-        ends = (
-            "exact" if row["at_low_qps"] is None else f"{row['at_low_qps']:.2f} to {row['at_high_qps']:.2f}"
-        )
-        out.append(
-            f"  {row['path']:<40} {it['value']:>9.4g} {row['elasticity']:>+10.2f} {ends:>16}"
-            f" {100 * row['share']:>9.0f} %  {provenance.MEANINGS.get(row['path'], it['unit'])}"
-        )
-    if len(rows) > SENSITIVITIES_SHOWN:
-        out.append(f"  and {len(rows) - SENSITIVITIES_SHOWN} more, which matter less (--json has all)")
-    return out
 
 
 def table(axes: Sequence[str], cells: Sequence[Tree]) -> str:

@@ -1,6 +1,6 @@
-"""What the constants behind a prediction rest on: measured here, fitted to others' measurements, or assumed.
+"""Grounds of a prediction's constants: measured here, fitted to others' measurements, or assumed.
 
-Knows the sources that stand beside constants; computes nothing with their values.
+Knows the sources that stand beside constants, and the tree of a prediction; computes nothing with values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,8 @@ ASSUMED = "assumed"
 """How the source of a constant begins that nobody measured."""
 NAMED, LEAST_SHARE = 3, 0.03
 """As many assumed constants are named, of those that make at least this part of the variance (our choice)."""
+SHOWN = 12
+READING = "QPS at the ends of each alone; of the variance, with constants of one fit moved together"
 MEANINGS = {
     "model.step_time.deployment_scale": "ratio: steps of another team's deployment over those of the fit",
     "model.step_time.layout_scale": "ratio: steps of this layout over what the constants say; one per layout",
@@ -63,6 +65,26 @@ def grid_lines(cells: Sequence[Tree]) -> list[str]:
     return [f"{next(iter(each))}{'' if len(each) == 1 else _others(len(each))}" for each in said]
 
 
+def sensitivity_lines(rows: Sequence[Tree]) -> list[str]:
+    """A table of the constants, those that make most of the variance first; none where that was not asked."""
+    if not rows:
+        return []
+    head = f"  {'constant':<40} {'value':>9} {'elasticity':>10} {'QPS at its ends':>16} {'of variance':>11}"
+    out = [f"  what to measure first: {READING}", head]
+    for row in rows[:SHOWN]:
+        it = row["constant"]
+        ends = (
+            "exact" if row["at_low_qps"] is None else f"{row['at_low_qps']:.2f} to {row['at_high_qps']:.2f}"
+        )
+        out.append(
+            f"  {row['path']:<40} {it['value']:>9.4g} {row['elasticity']:>+10.2f} {ends:>16}"
+            f" {100 * row['share']:>9.0f} %  {MEANINGS.get(row['path'], it['unit'])}"
+        )
+    if len(rows) > SHOWN:
+        out.append(f"  and {len(rows) - SHOWN} more, which matter less (--json has all)")
+    return out
+
+
 def _others(kinds: int) -> str:
     return f" (first cell; {kinds} kinds of cells, all in --json)"
 
@@ -83,7 +105,7 @@ def _assumed(known: Tree, sensitivity: Sequence[Tree]) -> str:
         return "nothing"
     parts = [row for row in sensitivity if row["path"] in assumed and row["share"] >= LEAST_SHARE][:NAMED]
     if not sensitivity:
-        return f"{_constants(assumed)} (--sensitivity says which matter)"
+        return f"{_constants(assumed)} (predict --sensitivity says which matter)"
     if not parts:
         return f"{_constants(assumed)}, none of which matters much"
     named = ", ".join(f"{row['path'].rpartition('.')[2]} {100 * row['share']:.0f} %" for row in parts)

@@ -318,7 +318,7 @@ def _checkpoint(node: Any, tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _calibration(node: Any, tree: dict[str, Any]) -> dict[str, Any]:
-    """What a calibration changes; what the model's own fit says of its constants is void."""
+    """The changes by a calibration; the model's own fit no longer speaks of its constants."""
     names = {group: node[group].name for group in ("model", "hardware")}
     units = {path: unit for path, unit in _units(node).items() if not path.startswith(constants.KERNELS)}
     changes = constants.overlay(tree, names, units)

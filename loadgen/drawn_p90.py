@@ -34,12 +34,12 @@ class Seen:
 
 
 Observe = Callable[[Experiment], Seen]
-"""What becomes of the same requests under an experiment's constants. It travels to other processes."""
+"""Serves the same requests under an experiment's constants. It travels to other processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What was seen under the constants' values (`base`) and in each draw of those that are `sampled`."""
+    """Simulations under the constants' values (`base`) and in each draw of those that are `sampled`."""
 
     base: Seen
     draws: tuple[Seen, ...]
@@ -54,6 +54,16 @@ class Drawn:
     def overloaded(self) -> int:
         """Draws in which the queue grew all along."""
         return sum(not seen.steady for seen in self.draws)
+
+    @property
+    def tree(self) -> Tree:
+        """In how many draws both bounds are kept, and in how many the queue grows."""
+        return {
+            "draws": len(self.draws),
+            "constants_sampled": list(self.sampled),
+            "kept_probability": self.kept_probability,
+            "overloaded_draws": self.overloaded,
+        }
 
     def constants_ms(self, limit: Limit, p90_ms: float) -> tuple[float, float | None] | None:
         """95 % interval of a p90 by the draws around `p90_ms`, of a longer simulation at the values.

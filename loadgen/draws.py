@@ -32,8 +32,8 @@ DEPLOYMENT_SCALE, LAYOUT_SCALE = f"{MODEL}deployment_scale", f"{MODEL}layout_sca
 LAYOUTS = tuple(f"TP{gpus}{experts}" for gpus in (1, 2, 4, 8) for experts in ("", f"/EP{gpus}"))
 """Layouts whose draws are orthogonal to each other; those of another are independent of them, by chance."""
 LEAST_ORTHOGONAL, MOST_ORTHOGONAL = 40, 200
-"""Of fewer draws there are too few dimensions for the constants of a model and of its hardware; more need no
-help against chance, which correlates 2000 by .02."""
+"""Fewer draws have too few dimensions for the constants of a model and of its hardware; more need no help
+against chance, which correlates 2000 by .02."""
 HARDWARE_PART = 4
 """One dimension of so many is for constants of the hardware: four, and room for another's to differ."""
 TURNS = 4
@@ -66,7 +66,7 @@ def uncertain(experiment: Experiment) -> dict[str, Constant]:
 
 
 def layout_name(layout: Layout) -> str:
-    """What two layouts must have in common to be wrong alike, such as TP8/EP8."""
+    """Layouts of one name are wrong alike, such as TP8/EP8."""
     gpus = layout.tensor_parallel
     return f"TP{gpus}/EP{gpus}" if layout.expert_parallel else f"TP{gpus}"
 
@@ -79,12 +79,13 @@ def _paths() -> Iterable[str]:
 def _together(known: Covariance | None, normal: dict[str, Floats]) -> dict[str, Floats]:
     """Columns with the correlations of a fit.
 
-    The triangular root leaves the first column as it is and mixes into each the ones before it. So constants
-    of the model are drawn alike on all hardware, and all others alike in all layouts.
+    The triangular root leaves the first column as it is and mixes into each the ones before it. So what is
+    common to models is drawn alike for all of them, constants of a model alike on all hardware, and all
+    others alike in all layouts.
     """
     if known is None:
         return normal
-    order = sorted(known.paths, key=lambda path: (path == LAYOUT_SCALE, path.startswith(HARDWARE)))
+    order = sorted(known.paths, key=_rank)
     places = [known.paths.index(path) for path in order]
     rows = np.array(known.rows)[np.ix_(places, places)]
     _, upper = np.linalg.qr(_root(rows))
@@ -92,6 +93,13 @@ def _together(known: Covariance | None, normal: dict[str, Floats]) -> dict[str, 
     lower /= np.sqrt((lower**2).sum(axis=1, keepdims=True))  # written in few digits, 1 may have become .997
     mixed = lower @ np.array([normal[path] for path in order])
     return normal | dict(zip(order, mixed, strict=True))
+
+
+def _rank(path: str) -> int:
+    """The wider a constant is common to experiments the earlier its column is taken."""
+    if path in (DEPLOYMENT_SCALE, LAYOUT_SCALE):
+        return 3 if path == LAYOUT_SCALE else 0
+    return 2 if path.startswith(HARDWARE) else 1
 
 
 def _root(rows: Floats) -> Floats:
@@ -119,7 +127,7 @@ def _column(experiment: Experiment, path: str, count: int) -> Floats:
 
 
 def _owner(experiment: Experiment, path: str) -> tuple[str, tuple[str, ...]]:
-    """Whose constant it is, and all the names that are orthogonal among this owner's."""
+    """The owner of a constant, and all the names that are orthogonal among this owner's."""
     fit, name = experiment.model.posterior, experiment.hardware.name
     if path.startswith(HARDWARE):
         fitted = path in fit.correlations and name in fit.hardware

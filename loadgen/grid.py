@@ -13,10 +13,14 @@ from analysis import summary
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix
+from loadgen.draws import drawn
 from loadgen.forecast import quiet
-from loadgen.uncertainty import Spread, drawn_quantile
+from loadgen.uncertainty import MANY_DRAWS, Spread, drawn_quantile, smoothed
 
 Predict = Callable[[Experiment], Tree]
+Answer = tuple[Tree, Experiment]
+"""A cell's answer, and what was asked."""
+ENDS = ("below", "above")
 
 
 def experiments(asked: Callable[[list[str]], Experiment], grid: Matrix) -> list[Experiment | str]:
@@ -57,33 +61,58 @@ def predicted(
         cell = _refused(one) if isinstance(one, str) else next(answers)
         cells.append({"at": at, **cell})
         say(f"cell {len(cells)} of {len(found)} is done")
-    first = next((cell for cell in cells if _answered(cell)), None)
-    for cell in cells:
-        if first is not None and _answered(cell):
-            cell["ratio"] = ratio(cell, first)
+    every = zip(cells, found, strict=True)
+    pairs = [(cell, one) for cell, one in every if isinstance(one, Experiment) and _answered(cell)]
+    for cell, one in pairs:
+        cell["ratio"] = ratio((cell, one), pairs[0])
     code = max(cell["exit_code"] for cell in cells)
     return {"axes": list(grid.axes), "cells": cells, "exit_code": code}
 
 
-def ratio(cell: Tree, first: Tree) -> dict[str, float]:
+def ratio(second: Answer, first: Answer) -> dict[str, float]:
     """Capacity over that of the first cell, with a 95 % interval.
 
-    Draw by draw, since a constant that both have errs alike in both; every pair of draws where their numbers
-    differ. The noise of both is added as if the requests were others, which they are not: the interval is
-    rather too wide.
+    Draw by draw, since a constant that both have errs alike in both, and what differs between layouts is
+    drawn for each; every pair of draws where their numbers differ. The noise of both is added as if the
+    requests were others, which they are not: the interval is rather too wide.
     """
-    q, of = (one["capacity"]["qps_per_node"]["estimate"] for one in (cell, first))
-    value = math.log(q / of)
-    if cell is first:
+    cell, of = second[0], first[0]
+    if cell is of:
         return {"value": 1.0, "low": 1.0, "high": 1.0}
-    ours, theirs = (np.array(one["forecast"].get("ln_ratios") or [0.0]) for one in (cell, first))
-    moved = ours - theirs if len(ours) == len(theirs) else np.subtract.outer(ours, theirs).ravel()
-    noise = math.hypot(*((one["forecast"]["noise_pct"] or 0.0) / 100 for one in (cell, first)))
+    q, base = (one["capacity"]["qps_per_node"]["estimate"] for one in (cell, of))
+    value = math.log(q / base)
+    noise = math.hypot(*((one["forecast"]["noise_pct"] or 0.0) / 100 for one in (cell, of)))
+    moved = _moved(second, first)
     low, high = (
-        side * math.hypot(max(0.0, side * drawn_quantile(moved.tolist(), share)), noise)
+        side * math.hypot(max(0.0, side * drawn_quantile(moved, share)), noise)
         for side, share in ((-1, 0.025), (1, 0.975))
     )
     return {"value": math.exp(value), "low": math.exp(value + low), "high": math.exp(value + high)}
+
+
+def _moved(second: Answer, first: Answer) -> Sequence[float]:
+    """ln ratio over its estimate, draw by draw; in many more draws where these show how it answers."""
+    ours, theirs = (np.array(cell["forecast"].get("ln_ratios") or [0.0]) for cell, _ in (second, first))
+    if len(ours) != len(theirs):
+        pairs: list[float] = np.subtract.outer(ours, theirs).ravel().tolist()
+        return pairs
+    moved: list[float] = (ours - theirs).tolist()
+    unknown = any(cell["forecast"].get(f"open_draws_{end}") for cell, _ in (second, first) for end in ENDS)
+    if unknown or len(moved) < 2 or max(moved) == min(moved):
+        return moved
+    sets, many = (_of_both(second[1], first[1], count) for count in (len(moved), MANY_DRAWS))
+    return smoothed(sets, moved, many)
+
+
+def _of_both(second: Experiment, first: Experiment, count: int) -> list[dict[str, float]]:
+    """The draws of the constants of two cells, those that both share once."""
+    ours, theirs = drawn(second, count), drawn(first, count)
+    errors = [{path: [one[path] for one in sets] for path in sets[0]} for sets in (ours, theirs)]
+    shared = {path for path, values in errors[0].items() if errors[1].get(path) == values}
+    return [
+        a | {f"{path} of the first": value for path, value in b.items() if path not in shared}
+        for a, b in zip(ours, theirs, strict=True)
+    ]
 
 
 def _answered(cell: Mapping[str, Any]) -> bool:

@@ -91,7 +91,7 @@ def predict(
     }
     draws = min(draws, SLOW_DRAWS) if point.slow else draws
     if side:
-        tree["forecast"] |= _kept(_under_draws(found.bench, point.rate_qps, draws, spread))
+        tree["forecast"] |= _under_draws(found.bench, point.rate_qps, draws, spread).tree
     if side < 0:
         low = (
             f"even at {point.rate_qps:g} QPS per node (search.lowest_qps) p90 {point.binding.upper()} is over"
@@ -122,7 +122,7 @@ def predict(
 
 
 def _under_draws(bench: Bench, rate_qps: float, draws: int, spread: Spread) -> Drawn:
-    """What is seen at a rate in draws of the constants."""
+    """The p90s at a rate in draws of the constants."""
     return under_draws(bench.experiment, partial(_seen, bench, rate_qps), draws, spread)
 
 
@@ -130,16 +130,6 @@ def _seen(bench: Bench, rate_qps: float, experiment: Experiment) -> Seen:
     point = bench.varied(experiment).at(rate_qps)
     p90_ms = {limit: point.p90_ms(limit) for limit in LIMITS}
     return Seen(p90_ms, point.excess(point.binding) <= 0, point.steady)
-
-
-def _kept(known: Drawn) -> Tree:
-    """In how many draws of the constants both bounds are kept at a rate, and in how many the queue grows."""
-    return {
-        "draws": len(known.draws),
-        "constants_sampled": list(known.sampled),
-        "kept_probability": known.kept_probability,
-        "overloaded_draws": known.overloaded,
-    }
 
 
 def _beyond(search: Search, capacity: Tree, unsure: Uncertainty) -> str:
@@ -172,7 +162,7 @@ def at_rate(experiment: Experiment, model: EngineModel, spread: Spread = map, dr
     point = bench.at(experiment.rate_qps)
     tree, draws = _base(experiment), min(draws, SLOW_DRAWS) if slow else draws
     known = _under_draws(rough, experiment.rate_qps, draws, spread)
-    tree["forecast"] = _figures(point, machine) | _sessions(experiment, point, machine) | _kept(known)
+    tree["forecast"] = _figures(point, machine) | _sessions(experiment, point, machine) | known.tree
     missed = [limit.upper() for limit in LIMITS if point.excess(limit) > 0]
     tree["probe"] = {
         "loop": "open",

@@ -67,20 +67,23 @@ def uncertainty(found: Forecast, draws: int = DRAWS, spread: Spread = map) -> Un
     base = math.log(found.quick.crossing.rate_qps)
     ln_ratios = tuple(ln_qps - base for ln_qps, _, _ in answers)
     below, above = (sum(side == end for _, _, side in answers) for end in (-1, 1))
-    smooth = not below and not above and draws >= DRAWS_PER_CONSTANT * (len(sets[0]) + 1)
-    smoothed = _smoothed(sets, ln_ratios, drawn(found.bench.experiment, MANY_DRAWS)) if smooth else ln_ratios
+    many = [] if below or above else drawn(found.bench.experiment, MANY_DRAWS)
+    more = smoothed(sets, ln_ratios, many)
     bindings = tuple(binding for _, binding, _ in answers)
-    return Uncertainty(tuple(sets[0]), ln_ratios, bindings, below, above, smoothed)
+    return Uncertainty(tuple(sets[0]), ln_ratios, bindings, below, above, more)
 
 
-def _smoothed(
+def smoothed(
     sets: Sequence[Mapping[str, float]], ln_ratios: Sequence[float], many: Sequence[Mapping[str, float]]
 ) -> tuple[float, ...]:
     """What so many more draws would give: the draws' response in ln, and their residuals in turn.
 
     It is a parabola of a linear combination: near to straight, and what slows a service most slows it less
-    and less. The ends of an interval from a few draws alone would rest on two or three of them.
+    and less. The ends of an interval from a few draws alone would rest on two or three of them. Where there
+    are too few for so many constants, or none more, they stay what they are.
     """
+    if not many or len(sets) < DRAWS_PER_CONSTANT * (len(sets[0]) + 1):
+        return tuple(ln_ratios)
     few_ln, many_ln = (np.log([list(values.values()) for values in each]) for each in (sets, many))
     few, more = (np.column_stack([np.ones(len(ln)), ln - few_ln.mean(axis=0)]) for ln in (few_ln, many_ln))
     response, *_ = np.linalg.lstsq(few, np.array(ln_ratios), rcond=None)

@@ -97,6 +97,17 @@ def test_an_exact_constant_leaves_the_others_of_its_fit_as_they_were() -> None:
     assert one[STEP] == pytest.approx(both[STEP]) and list(one) == [STEP]
 
 
+def test_what_is_common_stays_so_in_a_fit() -> None:
+    rows = {LAYOUT: [1.0, 0.5, 0.5], LAYER: [0.5, 1.0, 0.7], DEPLOYMENT: [0.5, 0.7, 1.0]}
+    fit = Posterior("rows of a test", [], rows)
+    words = [("model=qwen3_235b_a22b_fp8",), ("model=qwen3_235b_a22b_fp8", TP4), ("model=deepseek_v32_fp8",)]
+    tp8, tp4, other = (normals(unsure(dict.fromkeys(rows, 1.1), *given, posterior=fit)) for given in words)
+    assert all(tp8[DEPLOYMENT] == pytest.approx(columns[DEPLOYMENT]) for columns in (tp4, other))
+    assert tp8[LAYER] == pytest.approx(tp4[LAYER]) and tp8[LAYER] != pytest.approx(other[LAYER])
+    # Half of what differs between layouts goes with what does not.
+    assert np.corrcoef(tp8[LAYOUT], tp4[LAYOUT])[0, 1] == pytest.approx(0.5**2 * 2 / 1.7, abs=0.1)
+
+
 def test_a_fit_says_nothing_of_hardware_it_is_not_of() -> None:
     asked = [
         unsure({LAYER: 1.2, LINK: 1.2}, posterior=joint(0.9, LINK, LAYER, (name,)))

@@ -20,11 +20,11 @@ from loadgen.prediction import at_rate
 from loadgen.uncertainty import DRAWS
 from tests.known_answer import LAYER, MODEL, simulate, slowness, unsure
 
-QUICK = "search.budget_s=1200"
+HOUR = "search.budget_s=3600"
 
 
 def found(seed: int, start: float = 1.0) -> Forecast:
-    asked = foresight.foreseeable([QUICK, f"seed={seed}"], None)
+    asked = foresight.foreseeable([HOUR, f"seed={seed}"], None)
     return forecast(asked, foresight.simulate, 5.3 * start)
 
 

@@ -1,4 +1,4 @@
-"""What to measure first, and what an answer says it rests on."""
+"""Constants in the order in which to measure them, and the grounds that an answer names."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_an_answer_says_what_is_measured_fitted_and_assumed() -> None:
     assert fitted.startswith(
         "fitted:   2 constants jointly, to rows of a test; 1 constant to others' figures"
     )
-    assert assumed == "assumed:  1 constant (--sensitivity says which matter)"
+    assert assumed == "assumed:  1 constant (predict --sensitivity says which matter)"
     assert {kind: tree["constants"][kind] for kind in ("fitted", "assumed")} == {
         "fitted": [STEP, LAYER],
         "assumed": [LAYOUT],
