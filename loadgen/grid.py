@@ -13,6 +13,7 @@ from analysis import summary
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix
+from loadgen import replay
 from loadgen.forecast import quiet
 from loadgen.uncertainty import Spread, drawn_quantile
 
@@ -61,6 +62,9 @@ def predicted(
     for cell in cells:
         if first is not None and _answered(cell):
             cell["ratio"] = ratio(cell, first)
+    replays = [cell for cell in cells if cell.get("replay")]
+    for cell in replays:
+        cell["ratio"] = replay.ratio(cell, replays[0])
     code = max(cell["exit_code"] for cell in cells)
     return {"axes": list(grid.axes), "cells": cells, "exit_code": code}
 
