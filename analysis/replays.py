@@ -36,6 +36,7 @@ COLUMNS = (
     ("[95 %]", 16),
     ("makespan s", 11),
     ("over", 6),
+    ("tok/s over the first", 22),
 )
 NAMES = (*(f"{name}.{place}" for name in LATENCIES for place in PLACES), *RATES, "makespan_s")
 TEXT, COUNT, FIGURE = pa.string(), pa.int64(), pa.float64()
@@ -47,6 +48,7 @@ TYPES = {
     "rate_qps_per_node": FIGURE,
     **{f"{name.replace('.', '_')}{end}": FIGURE for name in NAMES for end in ("", "_low", "_high")},
     "kept_probability": FIGURE,
+    **dict.fromkeys(("ratio_to_first", "ratio_to_first_low", "ratio_to_first_high"), FIGURE),
     "exit_code": COUNT,
     "reason": TEXT,
 }
@@ -81,6 +83,8 @@ def lines(tree: Tree) -> list[str]:
     whole = f" of all {asked['nodes']} nodes" if asked["nodes"] > 1 else ""
     out.append(f"  throughput{whole}: {rates}")
     out.append(f"  makespan {_figure(figures['makespan_s'])} s")
+    if figures["gap_ms.p50"]["value"] is None and figures["tpot_ms.p50"]["value"] is not None:
+        out.append("  gaps between tokens are unknown: this engine is simulated block by block")
     if asked["replicas"] > 1:
         out.append(f"  {asked['replicas']} replicas behind one balancer, routing {asked['routing']}")
     return [*out, *_evidence(it, tree.get("calibration", ""))]
@@ -113,7 +117,7 @@ def table(axes: Sequence[str], cells: Sequence[Tree]) -> str:
 def _cell(cell: Tree) -> list[str] | None:
     if not cell.get("replay"):
         return None
-    figures, probe = cell["replay"]["figures"], cell["probe"]
+    figures, probe, ratio = cell["replay"]["figures"], cell["probe"], cell.get("ratio")
     missed = [limit.upper() for limit in ("ttft", "tpot") if probe[limit]["passed"] is False]
 
     def both(name: str) -> tuple[str, str]:
@@ -127,6 +131,7 @@ def _cell(cell: Tree) -> list[str] | None:
         *both("output_tokens_per_s"),
         _number(figures["makespan_s"]["value"]),
         "both" if len(missed) > 1 else "".join(missed) or "-",
+        f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]" if ratio else "",
     ]
 
 
@@ -140,7 +145,7 @@ def rows(cells: Sequence[Tree]) -> pa.Table:
 
 def _row(cell: Tree) -> dict[str, Any]:
     it, asked = cell.get("replay") or {}, cell.get("asked") or {}
-    figures = it.get("figures") or {}
+    figures, ratio = it.get("figures") or {}, cell.get("ratio") or {}
     ends = {"": "value", "_low": "low", "_high": "high"}
     return {
         **{f"asked.{key}": str(value) for key, value in cell["at"].items()},
@@ -154,6 +159,7 @@ def _row(cell: Tree) -> dict[str, Any]:
             for name in figures
             for end, key in ends.items()
         },
+        **{f"ratio_to_first{end}": ratio.get(key) for end, key in ends.items()},
         "exit_code": cell["exit_code"],
         "reason": cell["reason"],
     }
@@ -161,7 +167,7 @@ def _row(cell: Tree) -> dict[str, Any]:
 
 def _figure(figure: Tree) -> str:
     """A value with its interval."""
-    return "does not apply" if figure["value"] is None else f"{_number(figure['value'])} {_interval(figure)}"
+    return "n/a" if figure["value"] is None else f"{_number(figure['value'])} {_interval(figure)}"
 
 
 def _interval(figure: Tree) -> str:

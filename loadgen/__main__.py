@@ -12,7 +12,7 @@ examples:
   python -m loadgen predict matrix.engine=[simulated_aiter,simulated_triton]    AITER's kernels, and Triton's
   python -m loadgen predict cluster.nodes=3000 rate_qps=10      many nodes behind one balancer at one rate
   python -m loadgen predict concurrency=100 requests=100        a benchmark of so many requests, replayed
-  python -m loadgen predict rate_qps=8 requests=100 workload.arrivals.kind=vllm_bench seed=0    another tool's
+  python -m loadgen predict rate_qps=8 requests=100 workload.arrivals.kind=vllm_bench seed=0    the tool's own
   python -m loadgen probe profile_qps=[[0,2],[60,6]]    ramp from 2 to 6 QPS per node within a minute
   python -m loadgen probe workload=trace workload.trace=FILE     replay a trace at its own times
   python -m loadgen probe concurrency=32                a closed loop, to compare with tools that use one

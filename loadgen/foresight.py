@@ -12,7 +12,6 @@ from multiprocessing import active_children, cpu_count, get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from analysis import summary
@@ -181,17 +180,10 @@ def requests(cells: Matrix, found: Sequence[Experiment | str]) -> pa.Table:
 
 
 def closed_s(experiment: Experiment) -> float | None:
-    """Seconds of a closed loop by the engine model, each replica with its share; None of another engine."""
+    """Seconds of a closed loop behind one balancer, by the engine model; None of another engine."""
     if not isinstance(experiment.engine, SimulatedEngine):
         return None
-    machine = fast.Machine.of(*parts(experiment))
-    replicas = min(experiment.layout.replicas_per_node, experiment.concurrency or 1)
-    held, count = (-(-each // replicas) for each in (experiment.concurrency or 1, experiment.closed_requests))
-    workload = experiment.workload
-    prompt, output = round(workload.prompt_tokens), workload.output_tokens.mean
-    lengths = prompt, output, round(workload.prefix_hit * prompt)
-    times = fast.serve_closed(machine, held, [np.full(count, each) for each in lengths])
-    return float(times.last_token_s.max())
+    return float(replayed(experiment, replay.planned(experiment)).last_s.max())
 
 
 def progressive(experiment: Experiment, say: Callable[[str], None] = quiet) -> Tree:

@@ -13,6 +13,7 @@ from analysis import summary
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix
+from loadgen import replay
 from loadgen.draws import drawn
 from loadgen.forecast import quiet
 from loadgen.uncertainty import MANY_DRAWS, Spread, drawn_quantile, smoothed
@@ -65,6 +66,9 @@ def predicted(
     pairs = [(cell, one) for cell, one in every if isinstance(one, Experiment) and _answered(cell)]
     for cell, one in pairs:
         cell["ratio"] = ratio((cell, one), pairs[0])
+    replays = [cell for cell in cells if cell.get("replay")]
+    for cell in replays:
+        cell["ratio"] = replay.ratio(cell, replays[0])
     code = max(cell["exit_code"] for cell in cells)
     return {"axes": list(grid.axes), "cells": cells, "exit_code": code}
 

@@ -37,6 +37,9 @@ MOST_REQUESTS = 50_000
 """More are a steady state, which rate_qps without requests answers at less cost (our choice)."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 LATENCIES = ("ttft_ms", "tpot_ms", "gap_ms", "e2e_ms")
+THROUGHPUT = "output_tokens_per_s"
+Figures = Mapping[str, float | None]
+"""Figures by name; None where one does not apply."""
 
 
 class Replayed(NamedTuple):
@@ -136,6 +139,8 @@ def tree(experiment: Experiment, play: Play, spread: Spread = map, draws: int = 
             "draws": len(sets),
             "constants_sampled": list(sets[0]) if sets else [],
             "kept_probability": _kept(experiment, varied),
+            "ln_throughput": [_ln_throughput(one) for one in varied],
+            "ln_throughput_of_seeds": [_ln_throughput(one) for one in others],
         },
         "probe": probe,
         "valid": True,
@@ -162,7 +167,7 @@ def _figures(
     outputs, inputs = int(schedule.output_tokens.sum()), int(schedule.input_tokens.sum())
     rates = {
         "requests_per_s": len(schedule),
-        "output_tokens_per_s": outputs,
+        THROUGHPUT: outputs,
         "total_tokens_per_s": inputs + outputs,
     }
     return {**found, **{name: count / took_s for name, count in rates.items()}, "makespan_s": took_s}
@@ -196,7 +201,31 @@ def rows(schedule: ArrivalSchedule, played: Replayed) -> pa.Table:
     )
 
 
-Figures = Mapping[str, float | None]
+def ratio(cell: Tree, first: Tree) -> dict[str, float]:
+    """Output tok/s over that of the first cell, with a 95 % interval, draw by draw and seed by seed.
+
+    A constant or an arrival that both have errs alike in both. Where their numbers of draws differ, every
+    pair counts.
+    """
+    ours, theirs = cell["replay"], first["replay"]
+    value, of = (math.log(one["figures"][THROUGHPUT]["value"]) for one in (ours, theirs))
+    moved, chance = (
+        _differences(ours[name], theirs[name]) - (value - of)
+        for name in ("ln_throughput", "ln_throughput_of_seeds")
+    )
+    ends = zip(("low", "high"), _away(moved, chance), strict=True)
+    return {"value": math.exp(value - of), **{end: math.exp(value - of + away) for end, away in ends}}
+
+
+def _differences(ours: Sequence[float], theirs: Sequence[float]) -> Floats:
+    """What two cells differ by in each draw; 0 where neither drew anything."""
+    one, other = (np.array(each or [0.0]) for each in (ours, theirs))
+    pairs: Floats = one - other if len(one) == len(other) else np.subtract.outer(one, other).ravel()
+    return pairs
+
+
+def _ln_throughput(figures: Figures) -> float:
+    return math.log(figures[THROUGHPUT] or math.nan)
 
 
 def _figure(name: str, values: Figures, varied: Sequence[Figures], others: Sequence[Figures]) -> Tree:
@@ -215,14 +244,25 @@ def _ends(
         np.array([math.log(one / value) for each in all_of if (one := each[name])])
         for all_of in (varied, others)
     )
+    low, high = _away(moved, chance)
+    return value * math.exp(low), value * math.exp(high)
+
+
+def _away(moved: Floats, chance: Floats) -> tuple[float, float]:
+    """How far in ln the ends of a 95 % interval lie from a value that draws of the constants have `moved`.
+
+    `chance` is how far other seeds lie; that of one more is Student's t.
+    """
     centre = float(chance.mean()) if len(chance) else 0.0
-    away = STUDENT_T * float(chance.std(ddof=1)) * math.sqrt(1 + 1 / len(chance)) if len(chance) > 1 else 0.0
-    ends = []
-    for side, share in ((-1, 0.025), (1, 0.975)):
-        by_constants = max(0.0, side * drawn_quantile(moved.tolist(), share))
-        by_chance = max(0.0, side * centre + away)
-        ends.append(value * math.exp(side * math.hypot(by_constants, by_chance)))
-    return ends[0], ends[1]
+    around = (
+        STUDENT_T * float(chance.std(ddof=1)) * math.sqrt(1 + 1 / len(chance)) if len(chance) > 1 else 0.0
+    )
+    low, high = (
+        side
+        * math.hypot(max(0.0, side * drawn_quantile(moved.tolist(), share)), max(0.0, side * centre + around))
+        for side, share in ((-1, 0.025), (1, 0.975))
+    )
+    return low, high
 
 
 def _by_chance(values: Figures, others: Sequence[Figures]) -> dict[str, Any]:

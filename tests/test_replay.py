@@ -130,13 +130,28 @@ def test_what_does_not_apply_is_unknown() -> None:
     assert one["probe"]["tpot"]["passed"] is None and "does not apply" in summary.text(one)
 
 
+def test_gaps_that_nobody_kept_are_unknown_and_said_to_be() -> None:
+    def unkept(*asked: Any) -> replay.Replayed:
+        return simple(*asked)._replace(gap_s=np.full(9, np.nan))
+
+    tree = replay.tree(only_layer("rate_qps=8", "requests=9"), unkept, draws=4)
+    assert tree["replay"]["figures"]["gap_ms.p90"]["value"] is None
+    assert "gaps between tokens are unknown: this engine is simulated block by block" in summary.text(tree)
+
+
 def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     asked = matrix(["matrix.rate_qps=[4,8]", "requests=20"])
     found = grid.experiments(lambda words: only_layer(*words), asked)
     tree = grid.predicted(asked, found, lambda one: replay.tree(one, simple, draws=4), map)
     heads, slow, fast = replays.table(tree["axes"], tree["cells"]).splitlines()
     assert "TTFT p90 ms" in heads and slow.split()[:3] == ["4", "105", "181"] and fast.split()[0] == "8"
+    # The same constants err in both: at twice the rate the throughput is known better than in either.
+    one, ratio = tree["cells"][1]["replay"]["figures"]["output_tokens_per_s"], tree["cells"][1]["ratio"]
+    assert tree["cells"][0]["ratio"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert 1 < ratio["high"] / ratio["low"] < one["high"] / one["low"]
+    assert fast.endswith(f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]")
     rows = replays.rows(tree["cells"])
+    assert rows.column("ratio_to_first").to_pylist() == [1.0, ratio["value"]]
     assert rows.column("asked.rate_qps").to_pylist() == ["4", "8"]
     assert rows.column("ttft_ms_p90").to_pylist() == pytest.approx([181.0, 181.0])
     assert rows.schema == replays.rows([{"at": {"rate_qps": 1}, "exit_code": 2, "reason": "no"}]).schema
