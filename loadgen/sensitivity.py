@@ -1,4 +1,4 @@
-"""Constants of the engine model in the order in which to measure them: each one's elasticity and its part of the variance.
+"""Constants in the order in which to measure them: the elasticity of each, and its part of the variance.
 
 Knows the constants' distributions and a forecast to vary; knows no engine and no unit of a constant.
 """
