@@ -16,9 +16,9 @@ _FIGURE = (
 )
 _EXACT = Constant(1.0, "ratio", "the kernels of the fit")
 BACKENDS: Mapping[str, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
-    "ROCM_AITER_UNIFIED_ATTN": ((1.19, 1.22, 1.25), (0.855, 0.898, 0.943)),
-    "TRITON_ATTN": ((1.73, 1.75, 1.77), (2.70, 2.74, 2.78)),
-    "ROCM_ATTN": ((6.48, 9.33, 13.4), (1.4, 1.73, 2.14)),
+    "ROCM_AITER_UNIFIED_ATTN": ((1.24, 1.25, 1.26), (0.891, 0.94, 0.991)),
+    "TRITON_ATTN": ((1.55, 1.6, 1.65), (4.9, 5.08, 5.27)),
+    "ROCM_ATTN": ((7.53, 10.9, 15.8), (3, 3.43, 3.92)),
 }
 """Time of a KV read and of prefill's attention over those of ROCM_AITER_FA: lowest, value and highest.
 

@@ -19,7 +19,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.constants import Covariance, constants, correlation, covariance
+from conf.constants import KERNELS, Covariance, constants, correlation, covariance
 from conf.schema import Constant, Efficiency, Experiment, Layout, StepTime
 
 Floats = NDArray[np.float64]
@@ -48,7 +48,8 @@ def drawn(experiment: Experiment, count: int) -> list[dict[str, float]]:
     others by less than .1 (40 to 200 draws, or thousands).
     """
     unsure = uncertain(experiment)
-    normal = _together(correlation(experiment), {path: _column(experiment, path, count) for path in _paths()})
+    paths = {**dict.fromkeys(_paths()), **unsure}
+    normal = _together(correlation(experiment), {path: _column(experiment, path, count) for path in paths})
     ln = {path: _ln_error(it, normal[path]) for path, it in unsure.items()}
     known = covariance(experiment)
     if known:
@@ -135,6 +136,8 @@ def _owner(experiment: Experiment, path: str) -> tuple[str, tuple[str, ...]]:
         return owner, tuple(f"{HARDWARE}{field.name}" for field in fields(Efficiency))
     if path == DEPLOYMENT_SCALE:
         return "", (path,)
+    if path.startswith(KERNELS):
+        return "kernels", ()
     others = (f"{MODEL}{field.name}" for field in fields(StepTime))
     own = tuple(path for path in others if path not in (DEPLOYMENT_SCALE, LAYOUT_SCALE))
     return experiment.model.name, (*own, *(f"{LAYOUT_SCALE}@{layout}" for layout in LAYOUTS))

@@ -22,10 +22,9 @@ from analysis.gauss_newton import Floats
 from conf import load
 from conf.constants import bounded, constants
 from conf.schema import Constant
-from tests.benchmarks._published import Attainment, ClosedLoop, Requests, Study
+from tests.benchmarks._published import DEPLOYMENT, Attainment, ClosedLoop, Requests, Study
 
 _STEP, _REACHED = "model.step_time.", "hardware.efficiency."
-DEPLOYMENT = _STEP + "deployment_scale"
 Ends = tuple[float, float]
 FREE: Mapping[str, Ends] = {
     _STEP + "prefill_layer_us": (40.0, 900.0),

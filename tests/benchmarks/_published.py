@@ -7,6 +7,7 @@ Every figure is the natural logarithm of what was measured, but for an attainmen
     config,request,ttft_s,itl_s                     each request of the 8 QPS experiment; itl_s is its p99 gap
     configuration,rate_qps,slo_attainment_pct       share of requests with TTFT < 1 s and p99 gap < 50 ms
     hardware,concurrency,backend,metric,value,unit  a closed loop of 10,000 + 1,000 tokens by backend
+    configuration,quantity,value,unit               layouts of one node at 5600 + 140 tokens, 64 in flight
 """
 
 import csv
@@ -22,18 +23,25 @@ import numpy as np
 from analysis.gauss_newton import Floats
 from conf import Experiment, load
 from conf.constants import replaced
+from conf.kernels import is_known
 from conf.schema import SimulatedEngine
+from conf.served import FITTED_BACKEND
 from loadgen.bench_arrivals import bench_arrivals_s
+from serve_apps.engine_model.architecture import weight_bytes_per_gpu
 from serve_apps.engine_model.fast import FastEngine, Machine, checked, serve_closed
 
 FOLDER = Path(__file__).with_name("published")
 REQUESTS = FOLDER / "mi300x_qwen3_235b_requests.csv"
 ATTAINMENT = FOLDER / "mi300x_qwen3_235b_attainment.csv"
 ATTENTION = FOLDER / "mi300x_rocm_attention.csv"
+CHARACTER = FOLDER / "mi325x_character_ai.csv"
+GIVEN = REQUESTS, ATTAINMENT, ATTENTION, CHARACTER
 SPLIT_SOURCE = "vLLM blog 2026-04-07, vLLM 0.16.0rc1, 8x MI300X, random 2000/1000"
-ATTENTION_SOURCE = "vLLM blog 2026-02-27, vLLM 0.14.0rc2, 8x MI300X, 10000/1000, ROCM_AITER_FA"
-BACKEND = "ROCM_AITER_FA"
+ATTENTION_SOURCE = "vLLM blog 2026-02-27, vLLM 0.14.0rc2, 8x MI300X, 10000/1000"
+VLLM_NAMES = {"ROCM_AITER_UNIFIED": "ROCM_AITER_UNIFIED_ATTN"}
+"""Attention backends of the figure that vLLM calls otherwise."""
 
+CHARACTER_SOURCE = "DigitalOcean and Character.ai 2026-01-13, 8x MI325X, 5600/140, about 64 in flight"
 COUNT, INPUT, OUTPUT, RATE_QPS = 100, 2000, 1000, 8.0
 """Requests, their tokens, and the rate of the file of requests (the blog's command)."""
 TTFT_BOUND_S, GAP_BOUND_S = 1.0, 0.05
@@ -45,7 +53,16 @@ WAVES = 3.0
 
 _NODE = ("hardware=mi300x", "cluster=mi325x_1n", "model.kv_cache=bf16", "engine.enable_prefix_caching=false")
 _SPLIT = (*_NODE, "engine.max_num_batched_tokens=8192", "engine.max_model_len=16384")
-_ATTENTION = ("cluster=mi325x_1n", "model.kv_cache=bf16", "engine.enable_prefix_caching=false")
+_ATTENTION = (
+    "cluster=mi325x_1n",
+    "layout=dp1_tp8_ep8",
+    "model.kv_cache=bf16",
+    "engine.enable_prefix_caching=false",
+    "engine.max_num_batched_tokens=16384",
+)
+CHAT_INPUT, CHAT_OUTPUT, CHAT_IN_FLIGHT, CHAT_REQUESTS = 5600, 140, 64, 1280
+CHAT_RATIOS = np.linspace(0.75, 2.25, 13)
+"""Requests in flight over 64 among which the same latency is sought."""
 LAYOUTS = {
     "tp8_ep8": "dp1_tp8_ep8",
     "2x_tp4_ep4": "dp2_tp4_ep4",
@@ -54,10 +71,33 @@ LAYOUTS = {
 }
 """Ours by the names of the files; two TP4 take requests in turn."""
 METRICS = ("output_throughput", "ttft", "tpot")
+READING = {"output_throughput": 0.02, "ttft": 0.1, "tpot": 0.02}
+"""sd (ln) of reading a bar; a mean TTFT also hangs on how many requests there were, which is unknown."""
 HARDWARE = {"MI300X": "mi300x", "MI325X": "mi325x", "MI355X": "mi355x"}
 
+DEPLOYMENT, LAYOUT = "model.step_time.deployment_scale", "model.step_time.layout_scale"
 Values = Mapping[str, float]
 """Constants of the step time by config key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """Step times of whoever measured over those of the constants, and the sd of its logarithm.
+
+    `layout_ln_sd` is that of a layout which was not fitted with this team's figures.
+    """
+
+    scale: float
+    ln_sd: float
+    layout_ln_sd: float = 0.0
+
+
+FIRST_TEAM = Team(1.0, 0.0)
+"""The experiment of 8 QPS, whose steps the constants have."""
+SECOND_TEAM = Team(0.92, 0.03)
+"""The attention figure, as the joint fit finds it: 0.92, 95 % [0.86, 0.97]."""
+ELSEWHERE = Team(0.96, 0.08, 0.036)
+"""Other hardware: `deployment_scale` and `layout_scale` of conf/."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +126,8 @@ class Study(Protocol):
     def source(self) -> str: ...
     @property
     def experiment(self) -> Experiment: ...
+    @property
+    def team(self) -> Team: ...
     @property
     def figures(self) -> Sequence[Figure]: ...
     def predict(self, values: Values) -> Floats: ...
@@ -137,6 +179,7 @@ class Requests:
     config: str
     rows: tuple[tuple[float, float], ...]
     source: str = SPLIT_SOURCE
+    team: Team = FIRST_TEAM
 
     @property
     def experiment(self) -> Experiment:
@@ -172,6 +215,7 @@ class Attainment:
     rates_qps: tuple[float, ...]
     shares: tuple[float, ...]
     source: str = SPLIT_SOURCE
+    team: Team = FIRST_TEAM
 
     @property
     def experiment(self) -> Experiment:
@@ -203,19 +247,29 @@ class ClosedLoop:
     hardware: str
     concurrency: int
     known: tuple[tuple[str, float], ...]
+    backend: str = FITTED_BACKEND
     waves: float = WAVES
     source: str = ATTENTION_SOURCE
 
     @property
     def experiment(self) -> Experiment:
-        limits = ("engine.max_num_batched_tokens=16384", f"hardware={HARDWARE[self.hardware]}")
-        return _asked((*_ATTENTION, *limits, "layout=dp1_tp8_ep8"))
+        chosen = f"hardware={HARDWARE[self.hardware]}", f"engine.attention_backend={self.backend}"
+        return _asked((*_ATTENTION, *chosen))
+
+    @property
+    def team(self) -> Team:
+        return SECOND_TEAM if self.hardware == "MI300X" else ELSEWHERE
 
     @cached_property
     def figures(self) -> Sequence[Figure]:
         units = {"output_throughput": "tok/s", "ttft": "s", "tpot": "s"}
         return [
-            Figure(f"{self.hardware} C={self.concurrency} {name}", value, units[name], 0.02)
+            Figure(
+                f"{self.hardware} {self.backend} C={self.concurrency} {name}",
+                value,
+                units[name],
+                READING[name],
+            )
             for name, value in self.known
         ]
 
@@ -231,7 +285,62 @@ class ClosedLoop:
         return np.log([all_s[name] for name, _ in self.known])
 
 
-def read(paths: Sequence[Path] = (REQUESTS, ATTAINMENT, ATTENTION)) -> tuple[list[Study], list[str]]:
+@dataclass(frozen=True)
+class Ratio:
+    """Throughput of a layout over that of one TP8/EP8 with 64 in flight, at the same mean latency."""
+
+    configuration: str
+    value: float
+    source: str = CHARACTER_SOURCE
+    team: Team = Team(ELSEWHERE.scale, ELSEWHERE.ln_sd, math.sqrt(2) * ELSEWHERE.layout_ln_sd)
+
+    @property
+    def experiment(self) -> Experiment:
+        return _asked(("cluster=mi325x_1n", f"layout={LAYOUTS[self.configuration]}"))
+
+    @property
+    def figures(self) -> Sequence[Figure]:
+        return [Figure(f"{self.configuration} throughput over 1xTP8", self.value, "ratio", 0.03)]
+
+    def predict(self, values: Values) -> Floats:
+        """By Little's law the ratio of those in flight; the layout's own scale is that between both."""
+        first = _asked(("cluster=mi325x_1n", f"layout={LAYOUTS['1xTP8']}"))
+        life_s = _chat_life_s(first, {**values, LAYOUT: 1.0}, 1.0)
+        lives_s = [_chat_life_s(self.experiment, values, ratio) for ratio in CHAT_RATIOS]
+        return np.log([np.interp(life_s, lives_s, CHAT_RATIOS)])
+
+
+def _chat_life_s(experiment: Experiment, values: Values, ratio: float) -> float:
+    """Mean latency with `ratio` times 64 in flight on a node; its replicas share the requests evenly."""
+    replicas = experiment.layout.replicas_per_node
+    columns = [np.full(CHAT_REQUESTS // replicas, tokens) for tokens in (CHAT_INPUT, CHAT_OUTPUT, 0)]
+    seen = serve_closed(machine(experiment, values), round(ratio * CHAT_IN_FLIGHT / replicas), columns)
+    return float(np.mean(seen.last_token_s - seen.sent_s))
+
+
+@dataclass(frozen=True)
+class Weights:
+    """GB of weights on each GPU of a layout."""
+
+    configuration: str
+    value: float
+    source: str = CHARACTER_SOURCE
+    team: Team = FIRST_TEAM
+
+    @property
+    def experiment(self) -> Experiment:
+        return _asked(("cluster=mi325x_1n", f"layout={LAYOUTS[self.configuration]}"))
+
+    @property
+    def figures(self) -> Sequence[Figure]:
+        return [Figure(f"{self.configuration} weights per GPU", self.value, "GB", 0.02)]
+
+    def predict(self, values: Values) -> Floats:
+        asked = self.experiment
+        return np.log([weight_bytes_per_gpu(asked.model, asked.layout.tensor_parallel) / 1e9])
+
+
+def read(paths: Sequence[Path] = GIVEN) -> tuple[list[Study], list[str]]:
     """The studies of files by their columns, and what was skipped with the reason. Raises ValueError."""
     studies: list[Study] = []
     skipped: list[str] = []
@@ -244,10 +353,10 @@ def read(paths: Sequence[Path] = (REQUESTS, ATTAINMENT, ATTENTION)) -> tuple[lis
             found = _attainments(rows, skipped)
         elif {"hardware", "concurrency", "backend", "metric", "value", "unit"} <= columns:
             found = _closed_loops(rows, skipped)
+        elif {"configuration", "quantity", "value", "unit"} <= columns:
+            found = _layouts(rows, skipped)
         else:
-            raise ValueError(
-                f"{path}: its columns {', '.join(sorted(columns))} are none of the three formats"
-            )
+            raise ValueError(f"{path}: its columns {', '.join(sorted(columns))} are none of the four formats")
         studies += found
     return studies, skipped
 
@@ -297,14 +406,29 @@ def _attainments(rows: Sequence[dict[str, str]], skipped: list[str]) -> list[Stu
     ]
 
 
+def _layouts(rows: Sequence[dict[str, str]], skipped: list[str]) -> list[Study]:
+    kinds = {"throughput over 1xTP8": Ratio, "weights per GPU": Weights}
+    found: list[Study] = []
+    for name, part in _known(rows, "configuration", skipped):
+        for row in part:
+            if row["quantity"] in kinds:
+                found.append(kinds[row["quantity"]](name, float(row["value"])))
+            else:
+                skipped.append(f"{name} {row['quantity']}: no quantity that the model knows")
+    return found
+
+
 def _closed_loops(rows: Sequence[dict[str, str]], skipped: list[str]) -> list[Study]:
     found: list[Study] = []
     for (hardware, concurrency, backend), part in _by(rows, "hardware", "concurrency", "backend").items():
-        if backend != BACKEND or hardware not in HARDWARE:
-            skipped.append(f"{hardware} {backend} C={concurrency}: the constants are those of {BACKEND}")
+        named = VLLM_NAMES.get(backend, backend)
+        if hardware not in HARDWARE or not is_known(named):
+            skipped.append(
+                f"{hardware} {backend} C={concurrency}: hardware or backend that the model does not know"
+            )
             continue
         # Milliseconds in the file, seconds here.
         known = {row["metric"]: float(row["value"]) / (1e3 if row["unit"] == "ms" else 1) for row in part}
         asked = tuple((name, known[name]) for name in METRICS if name in known)
-        found.append(ClosedLoop(hardware, int(concurrency), asked))
+        found.append(ClosedLoop(hardware, int(concurrency), asked, named))
     return found

@@ -6,7 +6,7 @@ The bars are four backends' throughput, TPOT and TTFT at 64 and at 128 requests 
 backend to ROCM_AITER_FA is fitted, so that how well the model meets the latter drops out: of each concurrency
 alone the two ratios (KV reads, prefill's attention) that meet throughput and TTFT; TPOT checks them.
 Two concurrencies give two values, the ends of the interval, and their geometric mean. The number of requests
-is not published: four for each in flight, in a closed loop, is our choice.
+is not published: `WAVES` for each in flight, in a closed loop, meets its TTFTs.
 """
 
 import csv
@@ -24,8 +24,8 @@ from conf.schema import Constant, KernelRatio, SimulatedEngine
 from conf.served import FITTED_BACKEND
 from serve_apps.engine_model import fast
 from serve_apps.engine_model.kernels import with_kernels
+from tests.benchmarks._published import ATTENTION, LONG_INPUT, LONG_OUTPUT, VLLM_NAMES, WAVES
 
-FIGURE = Path(__file__).with_name("rocm_attention.csv")
 WORDS = (
     "hardware=mi300x",
     "model=qwen3_235b_a22b_fp8",
@@ -35,10 +35,7 @@ WORDS = (
     "engine.enable_prefix_caching=false",
 )
 """Its KV is bf16: no flag asks for another."""
-PROMPT, ANSWER, WAVES = 10_000, 1_000, 4
 CONCURRENCIES = (64, 128)
-VLLM_NAMES = {"ROCM_AITER_UNIFIED": "ROCM_AITER_UNIFIED_ATTN"}
-"""The figure's names that are not vLLM's."""
 METRICS = ("output_throughput", "tpot", "ttft")
 LEAST, MOST, HALVINGS = 0.05, 200.0, 26
 """Between these a ratio is sought, to a millionth of it."""
@@ -56,7 +53,7 @@ class Fitted:
 
 
 @cache
-def published(path: Path = FIGURE) -> Published:
+def published(path: Path = ATTENTION) -> Published:
     """Every bar of the figure, backends by vLLM's names."""
     with path.open() as file:
         lines = list(csv.DictReader(line for line in file if not line.startswith("#")))
@@ -81,13 +78,13 @@ def told(concurrency: int, kv_read: float = 1.0, attention: float = 1.0) -> dict
     """What the engine model says of the bars: tok/s, and ms."""
     one, read, prefill = (Constant(value, "ratio", "tried") for value in (1.0, kv_read, attention))
     served = replace(machine(), roofline=with_kernels(machine().roofline, KernelRatio(one, read, prefill)))
-    count = WAVES * concurrency
-    asked = [np.full(count, tokens) for tokens in (PROMPT, ANSWER, 0)]
+    count = round(WAVES * concurrency)
+    asked = [np.full(count, tokens) for tokens in (LONG_INPUT, LONG_OUTPUT, 0)]
     seen = fast.serve_closed(served, concurrency, asked)
     first_s, last_s = seen.first_token_s - seen.sent_s, seen.last_token_s - seen.first_token_s
     return {
-        "output_throughput": ANSWER * count / float(seen.last_token_s.max()),
-        "tpot": 1e3 * float(last_s.mean()) / (ANSWER - 1),
+        "output_throughput": LONG_OUTPUT * count / float(seen.last_token_s.max()),
+        "tpot": 1e3 * float(last_s.mean()) / (LONG_OUTPUT - 1),
         "ttft": 1e3 * float(first_s.mean()),
     }
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 
@@ -22,14 +23,14 @@ from analysis.gauss_newton import Floats
 from conf.one_line import one_line, reason
 from loadgen.draws import drawn
 from tests.benchmarks import _default_fit as default_fit
-from tests.benchmarks._published import ATTAINMENT, ATTENTION, REQUESTS, Figure, Requests, Study, read
+from tests.benchmarks._published import DEPLOYMENT, LAYOUT, Figure, Requests, Study, read
 
 DRAWS = 96
 """Sets of constants behind an interval: its ends rest on two or three of them each."""
-Z95 = 1.96
-FORM = {"s": 0.05, "tok/s": 0.03, "share": 0.03}
+NORMAL = NormalDist()
+Z95 = NORMAL.inv_cdf(0.975)
+FORM = {"s": 0.05, "tok/s": 0.03, "share": 0.03, "ratio": 0.03, "GB": 0.0}
 """sd of what the form of the model misses, by unit (ln, or of a share): the residuals' own scatter."""
-SHOWN_MOST = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,6 @@ class Answer:
         away = self.predicted - self.figure.scaled
         return away if self.figure.is_share else math.expm1(away)
 
-    @property
-    def width_over_scatter(self) -> float:
-        return (self.high - self.low) / 2 / Z95
-
     def line(self) -> str:
         """Published, predicted with its interval, error."""
         figure = self.figure
@@ -75,9 +72,16 @@ class Answer:
 
 
 def answers(study: Study, draws: int) -> list[Answer]:
-    """Every figure of a study by the constants as they are, and by `draws` of their posterior."""
-    centre = study.predict({})
-    seen = np.array([study.predict(values) for values in drawn(study.experiment, draws)] or [centre])
+    """Every figure of a study by the constants as they are, and by `draws` of their posterior.
+
+    The team's own pace is known of teams that were fitted, and so are their layouts.
+    """
+    team = study.team
+    centre = study.predict({DEPLOYMENT: team.scale, LAYOUT: 1.0})
+    normals = np.random.default_rng(0).standard_normal((draws, 2))
+    paces = np.exp([math.log(team.scale), 0.0] + normals * [team.ln_sd, team.layout_ln_sd]).tolist()
+    sets = zip(drawn(study.experiment, draws), paces, strict=True)
+    seen = np.array([study.predict({**values, DEPLOYMENT: own, LAYOUT: of}) for values, (own, of) in sets])
     low, high = (np.quantile(seen, share, axis=0) for share in (0.025, 0.975))
     rows = zip(study.figures, centre, np.minimum(low, centre), np.maximum(high, centre), strict=True)
     return [_widened(*row) for row in rows]
@@ -117,11 +121,13 @@ def verdict(found: Sequence[Answer]) -> list[str]:
     """How wide the intervals are beside the residuals, and the count of rows that lie in them."""
     residuals = np.array([row.predicted - row.figure.scaled for row in found])
     half = np.array([(row.high - row.low) / 2 for row in found])
+    scatter = float(np.median(np.abs(residuals))) / NORMAL.inv_cdf(0.75)
     inside = sum(row.inside for row in found)
     error = 100 * float(np.median([abs(row.error) for row in found]))
-    wide = float(np.mean(half)) / (Z95 * rms(residuals)) if rms(residuals) else math.inf
+    wide = float(np.median(half)) / (Z95 * scatter) if scatter else math.inf
     return [
-        f"the intervals are {wide:.2f} times as wide as the scatter of the residuals (95 % of it)",
+        f"half an interval is {100 * float(np.median(half)):.0f} % in the median, {wide:.1f} times what 95 % "
+        f"of the residuals' own scatter would be (sd {100 * scatter:.1f} %)",
         f"inside {inside} of {len(found)}; median error {error:.1f} %",
     ]
 
@@ -137,7 +143,7 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=DRAWS, help="sets of constants behind an interval")
     asked = parser.parse_args()
     try:
-        studies, skipped = read(asked.files or (REQUESTS, ATTAINMENT, ATTENTION))
+        studies, skipped = read(asked.files) if asked.files else read()
     except (OSError, ValueError) as error:
         print(f"error: {one_line(reason(error), 300)}", file=sys.stderr)
         return 2
