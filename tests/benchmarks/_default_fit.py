@@ -56,7 +56,9 @@ LATENCY_SD, SHARE_SD, LOOP_SD = 0.05, 0.04, 0.03
 FARTHEST = 0.3
 """A p99 gap is a step with prefill or one without, five times as short: a request on the wrong side counts as
 so far off (ln; our choice)."""
-WALKERS, STEPS, STEPS_TOLD, CHUNK = 64, 1000, 50, 8
+WALKERS, STEPS, STEPS_TOLD, CHUNK = 64, 600, 50, 8
+BEGIN = 0.2
+"""How far around conf/ walkers begin, in sds of the prior."""
 Z95 = 1.96
 
 
@@ -74,6 +76,12 @@ class Problem:
     def centre(self) -> Floats:
         middles = [math.log(low * high) / 2 for low, high in FREE.values()]
         return np.array([*middles, 0.0, *(math.log(WAVES) for _ in self.loops)])
+
+    @property
+    def shipped(self) -> Floats:
+        """Around the constants of conf/."""
+        known = _known()
+        return np.array([*(math.log(known[path].value) for path in FREE), *self.centre[len(FREE) :]])
 
     @property
     def sd(self) -> Floats:
@@ -112,11 +120,11 @@ def _sorted(study: Requests, column: int, seen: Floats) -> Floats:
     return np.asarray(off / LATENCY_SD * math.sqrt(WITNESSES / len(off)))
 
 
-def sampled(problem: Problem, steps: int, seed: int = 0) -> Floats:
-    """Draws of the unknowns, a row each, from walkers that began within the prior's middle."""
+def sampled(problem: Problem, steps: int, seed: int = 0) -> tuple[Floats, Floats]:
+    """Draws of the unknowns and their ln posteriors, a row each, from walkers that begin around conf/."""
     rng = np.random.default_rng(seed)
     size = len(problem.centre)
-    begin = problem.centre + 0.3 * problem.sd * rng.standard_normal((WALKERS, size))
+    begin = problem.shipped + BEGIN * problem.sd * rng.standard_normal((WALKERS, size))
     moves = [(emcee.moves.DEMove(), 0.8), (emcee.moves.DESnookerMove(), 0.2)]
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
         spread = _Pool(pool)
@@ -129,7 +137,18 @@ def sampled(problem: Problem, steps: int, seed: int = 0) -> Floats:
             best, middle = known.max(), np.median(known)
             told = f"ln posterior {best:.1f} at best, {middle:.1f} in the middle"
             print(f"  {done} of {steps} steps: {told}", flush=True)
-    return np.asarray(sampler.get_chain(discard=steps // 2, flat=True))
+    draws, known = (get(discard=steps // 2, flat=True) for get in (sampler.get_chain, sampler.get_log_prob))
+    return np.asarray(draws), np.asarray(known)
+
+
+def middle(draws: Floats, ln_posterior: Floats) -> Floats:
+    """The draw nearest to the medians among the tenth that fits best.
+
+    The medians themselves are of no draw, and fit worse than most.
+    """
+    good = draws[ln_posterior >= np.quantile(ln_posterior, 0.9)]
+    off = (good - np.median(draws, axis=0)) / draws.std(axis=0)
+    return np.asarray(good[np.argmin((off**2).sum(axis=1))])
 
 
 class _Pool:
@@ -145,8 +164,8 @@ class _Pool:
 def run(studies: Sequence[Study], steps: int) -> int:
     """Fit, and print the constants, every row by them, and the blocks for conf/."""
     problem = Problem(tuple(studies))
-    draws = sampled(problem, steps)
-    at = draws.mean(axis=0)
+    draws, ln_posterior = sampled(problem, steps)
+    at = middle(draws, ln_posterior)
     values = problem.values(at)
     for study, figures in zip(studies, predicted(problem, at), strict=True):
         print(f"\n{study.source}")
