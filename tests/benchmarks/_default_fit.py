@@ -22,7 +22,7 @@ from analysis.gauss_newton import Floats
 from conf import load
 from conf.constants import bounded, constants
 from conf.schema import Constant
-from tests.benchmarks._published import DEPLOYMENT, Attainment, ClosedLoop, Requests, Study
+from tests.benchmarks._published import DEPLOYMENT, LAYOUT, Attainment, ClosedLoop, Requests, Study
 
 _STEP, _REACHED = "model.step_time.", "hardware.efficiency."
 Ends = tuple[float, float]
@@ -89,10 +89,10 @@ class Problem:
         return np.array([*free, math.sqrt(2) * TEAMS_LN_SD, *(WAVES_LN_SD for _ in self.loops)])
 
     def values(self, at: Floats) -> dict[str, float]:
-        """Constants by config key."""
+        """Constants by config key, at the pace of the first team, on its layouts."""
         known = _known()
         found = zip(FREE, np.exp(at[: len(FREE)]).tolist(), strict=True)
-        return {path: bounded(known[path], value) for path, value in found}
+        return {DEPLOYMENT: 1.0, LAYOUT: 1.0} | {path: bounded(known[path], value) for path, value in found}
 
     def residuals(self, at: Floats) -> Iterator[Floats]:
         """Of every study in turn, in sds of what the form may miss."""
@@ -168,9 +168,11 @@ def run(studies: Sequence[Study], steps: int) -> int:
     at = middle(draws, ln_posterior)
     values = problem.values(at)
     for study, figures in zip(studies, predicted(problem, at), strict=True):
-        print(f"\n{study.source}")
-        for figure, seen in zip(study.figures, figures, strict=True):
-            print(f"  {figure.label:<40} {figure.scaled:>9.4f} {seen:>9.4f} {seen - figure.scaled:>+8.4f}")
+        print(f"\n{study.source}: published, fitted, error")
+        for figure, seen in zip(study.figures, figures.tolist(), strict=True):
+            fitted = figure.unscaled(seen)
+            both = f"{figure.value:>8.4g} {fitted:>8.4g} {figure.unit:<5}"
+            print(f"  {figure.label:<48} {both} {figure.error(seen)}")
     print("\nratio of step times, the second team's over the first's:", _interval(draws[:, len(FREE)]))
     for index, study in enumerate(problem.loops, len(FREE) + 1):
         print(f"requests for each of the {study.concurrency} in flight:", _interval(draws[:, index]))

@@ -118,6 +118,15 @@ class Figure:
         """As it is compared: its logarithm, or itself where it is a share."""
         return self.value if self.is_share else math.log(self.value)
 
+    def unscaled(self, scaled: float) -> float:
+        """A number that is scaled so, in `unit`."""
+        return min(1.0, max(0.0, scaled)) if self.is_share else math.exp(scaled)
+
+    def error(self, scaled: float) -> str:
+        """A prediction over this number less 1, or of a share the difference."""
+        away = scaled - self.scaled
+        return f"{100 * away:+.1f} points" if self.is_share else f"{100 * math.expm1(away):+.1f} %"
+
 
 class Study(Protocol):
     """One experiment that was published; `predict` answers its figures in their order, scaled as they are."""

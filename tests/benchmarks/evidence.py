@@ -57,18 +57,14 @@ class Answer:
         figure = self.figure
         value, predicted, low, high = (
             100 * each if figure.is_share else each
-            for each in (figure.value, *map(self._unscaled, (self.predicted, self.low, self.high)))
+            for each in (figure.value, *map(figure.unscaled, (self.predicted, self.low, self.high)))
         )
         unit = "%" if figure.is_share else figure.unit
-        error = f"{100 * self.error:+.1f} {'points' if figure.is_share else '%'}"
         where = "inside" if self.inside else "OUTSIDE"
         return (
             f"  {figure.label:<40} {value:>8.4g} {unit:<5} {predicted:>8.4g} [{low:.4g}, {high:.4g}]  "
-            f"{error:>12}  {where}"
+            f"{figure.error(self.predicted):>12}  {where}"
         )
-
-    def _unscaled(self, value: float) -> float:
-        return min(1.0, max(0.0, value)) if self.figure.is_share else math.exp(value)
 
 
 def answers(study: Study, draws: int) -> list[Answer]:
