@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import grid_table
+from analysis import grid_table, provenance
 
 Tree = Mapping[str, Any]
 
@@ -24,7 +24,6 @@ RATES = {
     "output_tokens_per_s": "output tok/s",
     "total_tokens_per_s": "total tok/s",
 }
-CAUTION = "constants are those of the model, no measurement of this machine"
 COLUMNS = (
     ("TTFT p50 ms", 12),
     ("TTFT p90 ms", 12),
@@ -87,10 +86,10 @@ def lines(tree: Tree) -> list[str]:
         out.append("  gaps between tokens are unknown: this engine is simulated block by block")
     if asked["replicas"] > 1:
         out.append(f"  {asked['replicas']} replicas behind one balancer, routing {asked['routing']}")
-    return [*out, *_evidence(it, tree.get("calibration", ""))]
+    return [*out, *_evidence(it), *(f"  {line}" for line in provenance.lines(tree))]
 
 
-def _evidence(it: Tree, calibration: str) -> list[str]:
+def _evidence(it: Tree) -> list[str]:
     """How many requests, how far chance moves them, and what the interval is made of."""
     chance = "chance: arrivals and lengths are given, so that no other seed is part of the intervals"
     if ends := it["other_seeds"]:
@@ -100,18 +99,17 @@ def _evidence(it: Tree, calibration: str) -> list[str]:
             f" {it['seeds']} were tried), which is part of the intervals"
         )
     drawn = f"{it['draws']} draws of {len(it['constants_sampled'])} uncertain constants"
-    caution = f"calibrated by {calibration}" if calibration else CAUTION
     return [
         f"  evidence: {it['requests']} requests of {it['input_tokens']:.0f} and {it['output_tokens']:.4g}"
         " tokens in the mean, on a service that began empty, all of them counted",
         f"  {chance}",
-        f"  interval: {drawn}; {caution}" if it["draws"] else "  interval: no constant is uncertain",
+        f"  interval: {drawn}" if it["draws"] else "  interval: no constant is uncertain",
     ]
 
 
 def table(axes: Sequence[str], cells: Sequence[Tree]) -> str:
     """The grid as text: a line per cell, the reason where there is no number."""
-    return "\n".join(grid_table.lines(axes, cells, COLUMNS, _cell))
+    return "\n".join([*grid_table.lines(axes, cells, COLUMNS, _cell), *provenance.grid_lines(cells)])
 
 
 def _cell(cell: Tree) -> list[str] | None:

@@ -82,7 +82,7 @@ def predict(
     guess = experiment.search.expected_qps or model.guess_qps(experiment) or UNGUESSED_QPS
     machine = model.machine(experiment)
     found = forecast(experiment, model.simulate, guess, model.say, machine.kv_tokens)
-    tree = _base(experiment)
+    tree = base(experiment)
     point, side = found.answer.point, found.answer.crossing.side
     tree["forecast"] = {
         **_figures(point, machine),
@@ -160,7 +160,7 @@ def at_rate(experiment: Experiment, model: EngineModel, spread: Spread = map, dr
     budget_s = min(experiment.search.budget_s, SLOW_S if slow else math.inf)
     bench = Bench(experiment, model.simulate, Effort.of(budget_s, nodes, whole), kv_tokens)
     point = bench.at(experiment.rate_qps)
-    tree, draws = _base(experiment), min(draws, SLOW_DRAWS) if slow else draws
+    tree, draws = base(experiment), min(draws, SLOW_DRAWS) if slow else draws
     known = _under_draws(rough, experiment.rate_qps, draws, spread)
     tree["forecast"] = _figures(point, machine) | _sessions(experiment, point, machine) | known.tree
     missed = [limit.upper() for limit in LIMITS if point.excess(limit) > 0]
@@ -185,7 +185,8 @@ def _p90(point: Point, limit: Limit, known: Drawn) -> Tree:
     }
 
 
-def _base(experiment: Experiment) -> Tree:
+def base(experiment: Experiment) -> Tree:
+    """How every answer of the engine model begins: what was asked, and what its constants rest on."""
     return {
         "schema_version": summary.SCHEMA_VERSION,
         "asked": summary.describe(experiment),

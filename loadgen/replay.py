@@ -20,10 +20,10 @@ from analysis.quantiles import quantile
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
 from conf.constants import replaced
-from conf.schema import SimulatedEngine
 from loadgen.arrivals import ArrivalSchedule, Traffic
 from loadgen.bench_arrivals import MOST_SEED
 from loadgen.draws import drawn
+from loadgen.prediction import base
 from loadgen.uncertainty import DRAWS, Spread, drawn_quantile
 
 Floats = NDArray[np.float64]
@@ -122,11 +122,7 @@ def tree(experiment: Experiment, play: Play, spread: Spread = map, draws: int = 
     schedule = planned(experiment)
     sent = [float(tokens.mean()) for tokens in (schedule.input_tokens, schedule.output_tokens)]
     return {
-        "schema_version": summary.SCHEMA_VERSION,
-        "asked": summary.describe(experiment),
-        "clock": "virtual",
-        "dwells": [],
-        "calibration": experiment.engine.constants if isinstance(experiment.engine, SimulatedEngine) else "",
+        **base(experiment),
         "replay": {
             "requests": asked_requests(experiment),
             "concurrency": experiment.concurrency,

@@ -143,7 +143,8 @@ def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     asked = matrix(["matrix.rate_qps=[4,8]", "requests=20"])
     found = grid.experiments(lambda words: only_layer(*words), asked)
     tree = grid.predicted(asked, found, lambda one: replay.tree(one, simple, draws=4), map)
-    heads, slow, fast = replays.table(tree["axes"], tree["cells"]).splitlines()
+    heads, slow, fast, *grounds = replays.table(tree["axes"], tree["cells"]).splitlines()
+    assert [line.split(":")[0] for line in grounds] == ["measured", "fitted", "assumed"]
     assert "TTFT p90 ms" in heads and slow.split()[:3] == ["4", "105", "181"] and fast.split()[0] == "8"
     # The same constants err in both: at twice the rate the throughput is known better than in either.
     one, ratio = tree["cells"][1]["replay"]["figures"]["output_tokens_per_s"], tree["cells"][1]["ratio"]
