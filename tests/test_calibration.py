@@ -25,7 +25,7 @@ TRUTH = {
     "model.step_time.layer_us": 118.0,
     "model.step_time.gemm_prefill": 0.28,
     "model.step_time.front_end_ms": 3.2,
-    "hardware.efficiency.kv_read": 0.40,
+    "hardware.efficiency.kv_read": 0.47,
 }
 BEGIN = ["model=qwen3_235b_a22b_fp8", "hardware=mi325x"]
 """Not the saved constants, which are the truth, but those that are published."""
@@ -109,7 +109,7 @@ def test_the_constants_of_the_engine_that_was_measured_are_found_again(
     before = constants(load(BEGIN))["model.step_time.layer_us"]
     layer = found["model.step_time.layer_us"]
     assert before.low and before.high
-    assert layer["high"] / layer["low"] < 0.8 * before.high / before.low
+    assert math.log(layer["high"] / layer["low"]) < 0.75 * math.log(before.high / before.low)
     assert "calibrated on 4 runs" in layer["source"]
     # Nothing here sends an all-reduce over worse links: what cannot be told apart stays as it was.
     assert "expert_imbalance 1." in text and "NOT IDENTIFIED" in text
@@ -121,13 +121,14 @@ def test_the_constants_of_the_engine_that_was_measured_are_found_again(
     assert constants(again)["model.step_time.layer_us"].value == pytest.approx(layer["value"])
     known = covariance(again)
     assert known is not None
-    # gemm_rise_tokens 1 [1, 512]: no figure tells it, and a calibration must not make it certain.
-    rise, prior = (constants(one)["model.step_time.gemm_rise_tokens"] for one in (again, load(BEGIN)))
-    assert (rise.value, rise.low, rise.high) == (prior.value, prior.low, prior.high)
-    assert "not identified by 4 runs" in rise.source
     identified = {path for path, one in found.items() if "calibrated on" in one["source"]}
     assert "model.step_time.layer_us" in identified and identified == set(known.paths)
-    assert "model.step_time.gemm_rise_tokens" not in known.paths
+    # What no figure tells, a calibration must not make certain.
+    untold = {path for path, one in found.items() if "not identified by 4 runs" in one["source"]}
+    assert "hardware.efficiency.link" in untold and not untold & identified
+    for path in untold:
+        after, prior = (constants(one)[path] for one in (again, load(BEGIN)))
+        assert (after.value, after.low, after.high) == (prior.value, prior.low, prior.high)
     assert np.linalg.eigvalsh(np.array(known.rows)).min() > 0
 
 
@@ -190,7 +191,7 @@ def test_sessions_that_share_prompts_are_refused_by_name(
     folder = recorded(tmp_path / "chats", 1, (16, 60, 0), 12)
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["workload"] |= {"sessions": 9, "session_hit": 0.9}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     assert root.main(["calibrate", str(folder)]) == 2
     assert "knows nothing of what its sessions share (workload.session_hit=0.9)" in capsys.readouterr().err
 

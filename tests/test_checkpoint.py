@@ -122,7 +122,7 @@ CHECKPOINTS = {
     "deepseek_v32_fp8": DEEPSEEK,
     "kimi_k25_int4": KIMI,
 }
-OWN = {"name", "served_name", "kv_cache", "source", "step_time", "config_json", "posterior"}
+OWN = {"name", "served_name", "kv_cache", "source", "step_time", "config_json", "posterior", "fitted_with"}
 """Fields that no config.json settles."""
 
 

@@ -63,13 +63,15 @@ def test_a_fast_engine_emits_the_same_tokens_at_the_same_times_of_its_own() -> N
 
 
 def test_a_fast_engine_is_late_by_its_own_steps() -> None:
-    """A stall of 4 ms is less than half a step of 12 ms; of a fast engine's it is most of two."""
+    """A stall is late by more than half a step: one that is short of it takes whole steps of a fast engine."""
+    *_, before_s, last_s = planned([(0.0, 64, 4)])[0]
+    step_s = last_s - before_s
 
     async def story(time_scale: float) -> int:
         served = Service(time_scale)
         stream = served.engine.open(64, 100)
         await asyncio.sleep(0.04)
-        served.loop.now_s += 0.004  # type: ignore[attr-defined]
+        served.loop.now_s += 0.4 * step_s  # type: ignore[attr-defined]
         await stream.more_than(99)
         return served.engine.metrics().late_steps
 

@@ -21,6 +21,7 @@ FITTED = {
     LINK: Constant(0.7, "share of raw", "fit", 0.65, 0.76),
 }
 EXACT = (
+    "fixed in the fit: layer_us has the rest",
     "no experts",
     "unique prompts route independently",
     "a model without vision",
@@ -61,11 +62,11 @@ def test_a_constant_outside_its_interval_is_refused(numbers: tuple[Any, ...], me
 
 def test_every_constant_has_a_key_and_the_defaults_an_interval() -> None:
     known = constants(PLAIN)
-    assert len(known) == 15
+    assert len(known) == len(fields(StepTime)) + len(fields(Efficiency))
     assert known[LAYER] is PLAIN.model.step_time.layer_us
     assert known[LINK] is PLAIN.hardware.efficiency.link
     exact = [path for path, constant in known.items() if constant.low is None]
-    assert exact == ["model.step_time.expert_spread", "model.step_time.image_token_us"]
+    assert exact == ["model.step_time.step_ms", "model.step_time.image_token_us"]
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated"
 
 
 def engine(**changes: Any) -> Engine:
-    no_front_end = Constant(0.0, "ms per request", "test")
-    model = replace(SPECS.model, step_time=replace(SPECS.model.step_time, front_end_ms=no_front_end))
+    none = Constant(0.0, "ms per request", "test")
+    no_front_end = replace(SPECS.model.step_time, front_end_ms=none, front_end_latency_ms=none)
+    model = replace(SPECS.model, step_time=no_front_end)
     return Engine(SimulatedEngine(**changes), model, SPECS.hardware, SPECS.layout)
 
 

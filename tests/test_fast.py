@@ -126,10 +126,10 @@ def test_the_kv_in_use_is_that_of_the_blocks_held() -> None:
     for key, at_s in enumerate(sent_s.tolist()):
         service.submit(key, at_s, 5600, 140, shared_tokens=5320)
     held = 0.0
-    for until_s in np.arange(0.02, sent_s[-1], 0.02).tolist():
+    for until_s in np.arange(0.02, sent_s[-1] + 30, 0.02).tolist():
         service.advance(until_s)
         held += 0.02 * engine.kv_usage * engine.kv_blocks * engine.block_size
-    assert work.kv_token_seconds == pytest.approx(held, rel=0.15)
+    assert work.kv_token_seconds == pytest.approx(held, rel=0.1)
 
 
 def test_a_request_that_the_loop_may_not_serve_is_refused_when_it_comes() -> None:

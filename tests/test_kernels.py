@@ -14,8 +14,8 @@ from conf.load import dump
 from conf.schema import Experiment, SimulatedEngine
 from loadgen import dry_run, feasible, foresight, paper, progressive, verify
 from loadgen.__main__ import main
+from loadgen.draws import uncertain
 from loadgen.grid import ratio
-from loadgen.uncertainty import uncertain
 from serve_apps.engine_model import fast
 from serve_apps.engine_model.kernels import steps
 from serve_apps.engine_model.step_time import Batch, roofline
