@@ -27,12 +27,12 @@ _ENDLESS = "quick_reduce_tokens"
 class EmulatedGpu:
     """One GPU of a replica, and the steps of all of them together.
 
-    `costs` are the simulated engine's without its front end (`front_end_ms`), for vLLM's own is real here:
-    tokeniser, API server and transfer between processes take the time they take on this machine. The rest of
-    a step stays whole, launches (`step_ms`, `layer_us`) and the time per sequence (`host_per_sequence_us`)
-    included: with asynchronous scheduling the device waits for none of vLLM's real host work, which happens
-    while the step before is being computed. Without it that work comes on top, so that `synchronous` costs
-    leave `host_per_sequence_us` out.
+    `costs` are the simulated engine's without its front end (`front_end_ms`, `front_end_latency_ms`), for
+    vLLM's own is real here: tokeniser, API server and transfer between processes take the time they take on
+    this machine. The rest of a step stays whole, launches (`step_ms`, `layer_us`) and the time per sequence
+    (`host_per_sequence_us`) included: with asynchronous scheduling the device waits for none of vLLM's real
+    host work, which happens while the step before is being computed. Without it that work comes on top, so
+    that `synchronous` costs leave `host_per_sequence_us` out.
     """
 
     costs: Roofline

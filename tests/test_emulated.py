@@ -95,6 +95,15 @@ def test_costs_and_memory_are_those_of_the_simulated_engine() -> None:
         there.kv_bytes(0.1)
 
 
+def test_the_front_end_is_left_out_for_vllms_own_is_real() -> None:
+    times = SPECS.model.step_time
+    slow = {
+        name: replace(getattr(times, name), value=999.0, low=None, high=None)
+        for name in ("front_end_ms", "front_end_latency_ms")
+    }
+    assert gpu(step_time=replace(times, **slow)).costs == gpu().costs
+
+
 def test_a_recipe_stays_what_it_is_but_for_the_switch() -> None:
     recipe = Recipe({"max_num_seqs": 64}, {"VLLM_ROCM_USE_AITER": "1"}, ("a note",))
     there = emulated(recipe, gpu())

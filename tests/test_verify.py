@@ -24,7 +24,7 @@ from loadgen.virtual_target import VirtualTarget
 from serve_apps.engine_model import Engine, VirtualService
 
 CONCLUDED = {"exit_code": 0, "valid": True, "reason": "", "asked": {}}
-ENDED = CONCLUDED | {"capacity": {"qps_per_node": {"certified": 4.5}}}
+ENDED = CONCLUDED | {"capacity": {"qps_per_node": {"certified": 2.5}}}
 Folder = Callable[..., Path]
 
 
@@ -63,7 +63,7 @@ def test_a_runs_own_limits_become_vllms_arguments(folder: Folder) -> None:
         },
     )
     assert replace(replay.emulated, engine=replay.simulated.engine) == replay.simulated
-    assert (replay.simulated.rate_qps, replay.simulated.duration_s, replay.simulated.seed) == (4.5, 60, 3)
+    assert (replay.simulated.rate_qps, replay.simulated.duration_s, replay.simulated.seed) == (2.5, 60, 3)
     assert isinstance(replay.simulated.engine, SimulatedEngine)
     assert replay.simulated.engine.step_noise_cv == 0
 
@@ -143,10 +143,12 @@ def test_an_engine_agrees_with_itself_to_the_last_digit(folder: Folder, hit: flo
 
 def test_an_engine_that_is_slower_by_a_tenth_is_off(folder: Folder) -> None:
     replay = Replay.asked(folder(), ["duration_s=60"], "0.32.0")
-    slower = load(["engine=simulated", "model.step_time.layer_us.value=120"])
-    tree = probed(replay, replace(replay.simulated, model=slower.model))
+    times = replay.simulated.model.step_time
+    scale = replace(times.deployment_scale, value=1.1 * times.deployment_scale.value, low=None, high=None)
+    slower = replace(replay.simulated.model, step_time=replace(times, deployment_scale=scale))
+    tree = probed(replay, replace(replay.simulated, model=slower))
     assert tree["exit_code"] == summary.EXIT_SLO_MISSED
-    assert "p90 TPOT" in tree["reason"] and ": off" in summary.text(tree | {"folder": None})
+    assert "TPOT of vLLM" in tree["reason"] and ": off" in summary.text(tree | {"folder": None})
     assert summary.text(tree | {"folder": None}).startswith("VALID")
 
 

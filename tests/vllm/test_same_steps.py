@@ -23,9 +23,9 @@ from tests.vllm.real_core import Limits, Log, Work, run_real
 pytestmark = pytest.mark.vllm
 
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
+NONE = Constant(0.0, "ms per request", "test")
 NO_FRONT_END = replace(
-    SPECS.model,
-    step_time=replace(SPECS.model.step_time, front_end_ms=Constant(0.0, "ms per request", "test")),
+    SPECS.model, step_time=replace(SPECS.model.step_time, front_end_ms=NONE, front_end_latency_ms=NONE)
 )
 
 
