@@ -40,12 +40,12 @@ OPEN_WORDS = {
     EXIT_OPEN: "the capacity was not bracketed",
 }
 SIMULATED = (
-    "a simulated engine: the interval is this run's sampling noise; its step-time constants are assumptions "
-    "with sources, good to a factor of 0.6 to 1.5"
+    "a simulated engine: the interval is this run's sampling noise; how far its step times may be off, and "
+    "what they rest on, `predict` says"
 )
 EMULATED = (
     "emulated: vLLM {} itself on GPUs that do not exist; step times are the simulated engine's "
-    "(constants {}), assumptions with sources, good to a factor of 0.6 to 1.5"
+    "(constants {}); how far they may be off, and what they rest on, `predict` says"
 )
 ON_CPU = "a functional test: a tiny model on a CPU, which says nothing about a GPU"
 

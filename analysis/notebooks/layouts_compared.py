@@ -72,7 +72,7 @@ if found:
 # On a simulated engine the interval is the sampling noise of the two runs alone. Which layout is better
 # hangs on constants that were never measured on this hardware: `python -m loadgen predict
 # matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4]` draws them too, and its interval of the ratio is the honest one
-# before a run on real nodes.
+# before a run on real nodes. What they rest on, and why two TP4 come out ahead: docs/evidence.md.
 
 # %% [markdown]
 # ## Where the two differ
