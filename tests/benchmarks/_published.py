@@ -183,9 +183,10 @@ def _p99(gaps_s: Floats) -> float:
 
 @dataclass(frozen=True)
 class Requests:
-    """Every request of one configuration of the 8 QPS experiment: TTFT, then p99 gap."""
+    """Requests of one configuration of the 8 QPS experiment, by number: TTFT and p99 gap in seconds."""
 
     config: str
+    numbers: tuple[int, ...]
     rows: tuple[tuple[float, float], ...]
     source: str = SPLIT_SOURCE
     team: Team = FIRST_TEAM
@@ -199,15 +200,14 @@ class Requests:
         return [
             Figure(f"{self.config} request {number} {name}", row[column], "s", 0.0)
             for column, name in enumerate(("TTFT", "p99 gap"))
-            for number, row in enumerate(self.rows)
+            for number, row in zip(self.numbers, self.rows, strict=True)
         ]
 
     def predict(self, values: Values) -> Floats:
         served = machine(self.experiment, values)
         replicas = self.experiment.layout.replicas_per_node
-        return np.log(
-            np.concatenate([each[: len(self.rows)] for each in replayed(served, replicas, RATE_QPS)])
-        )
+        seen = replayed(served, replicas, RATE_QPS)
+        return np.log(np.concatenate([each[list(self.numbers)] for each in seen]))
 
     def quantiles(self, column: int, seen: Floats) -> tuple[Floats, Floats]:
         """ln of the sorted figures of TTFT (0) or p99 gap (1): published, and `seen` as `predict` says it."""
@@ -399,8 +399,13 @@ def _known(
 def _requests(rows: Sequence[dict[str, str]], skipped: list[str]) -> list[Study]:
     found: list[Study] = []
     for name, part in _known(rows, "config", skipped):
-        ordered = sorted(part, key=lambda row: int(row["request"]))
-        found.append(Requests(name, tuple((float(row["ttft_s"]), float(row["itl_s"])) for row in ordered)))
+        numbers = tuple(int(row["request"]) for row in part)
+        if not set(numbers) <= set(range(COUNT)):
+            raise ValueError(
+                f"{name}: requests are numbered 0 to {COUNT - 1}, not {min(numbers)} to {max(numbers)}"
+            )
+        seen = tuple((float(row["ttft_s"]), float(row["itl_s"])) for row in part)
+        found.append(Requests(name, numbers, seen))
     return found
 
 
@@ -439,5 +444,8 @@ def _closed_loops(rows: Sequence[dict[str, str]], skipped: list[str]) -> list[St
         # Milliseconds in the file, seconds here.
         known = {row["metric"]: float(row["value"]) / (1e3 if row["unit"] == "ms" else 1) for row in part}
         asked = tuple((name, known[name]) for name in METRICS if name in known)
-        found.append(ClosedLoop(hardware, int(concurrency), asked, named))
+        others = sorted(set(known) - set(METRICS))
+        skipped += [f"{hardware} {backend} C={concurrency} {name}: an unknown metric" for name in others]
+        if asked:
+            found.append(ClosedLoop(hardware, int(concurrency), asked, named))
     return found
