@@ -2,8 +2,8 @@
 
 Specs are frozen: what was asked never changes during a run. Every field that has a unit carries
 it in its name. A value that depends on two groups is checked in `Experiment.__post_init__`. What is
-served has its specs in `served`, what is asked in `traffic`, the way between in `routed`, where it is in
-`hosted`, how it is loaded in `loaded`; all have their names here too.
+served has its specs in `served`, the time of its steps in `step_time`, what is asked in `traffic`, the way
+between in `routed`, where it is in `hosted`, how it is loaded in `loaded`; all have their names here too.
 """
 
 from dataclasses import dataclass, field
@@ -17,19 +17,16 @@ from conf.progressive import Progressive
 from conf.routed import SESSION_POLICIES, Routing
 from conf.served import (
     MAX_TIME_SCALE,
-    Constant,
-    Efficiency,
     EmulatedEngine,
     Engine,
     ExternalEngine,
     Hardware,
-    KernelRatio,
     Layout,
     Model,
     SimulatedEngine,
-    StepTime,
     VllmEngine,
 )
+from conf.step_time import Constant, Efficiency, KernelRatio, StepTime
 from conf.traffic import Arrivals, Slo, Workload
 
 __all__ = [

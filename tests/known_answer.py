@@ -9,7 +9,7 @@ import numpy as np
 from conf import Experiment, load
 from conf.constants import constants
 from conf.schema import Constant
-from conf.served import Posterior
+from conf.step_time import Posterior
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.bench import Simulated
 from loadgen.prediction import EngineModel, Machine

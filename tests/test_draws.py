@@ -17,7 +17,7 @@ from conf.constants import calibration, constants, correlation
 from conf.load import dump, groups
 from conf.matrix import matrix
 from conf.schema import Constant
-from conf.served import Posterior
+from conf.step_time import Posterior
 from loadgen import grid
 from loadgen.draws import NORMAL, drawn, layout_name
 from loadgen.prediction import predict

@@ -1,0 +1,122 @@
+"""Specs of how long a step takes: constants with their evidence, and how those of one fit go together."""
+
+import math
+from dataclasses import dataclass, field
+from statistics import NormalDist
+
+from conf.check import require
+
+_Z95 = NormalDist().inv_cdf(0.975)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A number with its evidence; without `low` and `high`, the ends of its 95 % interval, it is exact.
+
+    Otherwise it is normal in ln, with an sd of its own to each side of `value`.
+    """
+
+    value: float
+    unit: str
+    source: str
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        text = f"value={self.value:g} {self.unit}"
+        require(0 <= self.value < math.inf, f"{text}: a constant must be finite and not negative")
+        if self.is_share:
+            require(0 < self.value <= 1, f"{text}: a share must be above 0 and at most 1")
+        require((self.low is None) == (self.high is None), f"{text}: give low and high together, or neither")
+        if self.low is not None and self.high is not None:
+            require(
+                0 < self.low <= self.value <= self.high < math.inf,
+                f"{text} must lie between low={self.low:g} and high={self.high:g}, which are positive",
+            )
+
+    @property
+    def is_share(self) -> bool:
+        """Whether 1 is the most that it can be, and 0 would stop the engine."""
+        return self.unit.startswith("share")
+
+    @property
+    def least(self) -> float:
+        """The least that it can be: 1 of the fullest over the mean."""
+        return 1.0 if self.unit.endswith("of at least 1") else 0.0
+
+    @property
+    def ln_sd(self) -> tuple[float, float]:
+        """The sds of ln value below and above `value`; 0 and 0 where it is exact."""
+        if self.low is None or self.high is None:
+            return 0.0, 0.0
+        return math.log(self.value / self.low) / _Z95, math.log(self.high / self.value) / _Z95
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Reached share of a peak (0 to 1), per resource of the accelerator."""
+
+    hbm: Constant
+    kv_read: Constant
+    attention: Constant
+    link: Constant
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Constants of the step-time model that belong to a model (engine-model equation terms).
+
+    Prefill tokens reach `gemm_prefill` after about `gemm_rise_tokens` of a step, the first at `gemm_decode`.
+    A step that holds prefill lasts `prefill_layer_us` longer for each layer, which sets in over the same
+    tokens, and each of its prefill tokens `prefill_token_us`, however many GPUs share the work.
+    `expert_spread` is the share of a step's tokens that choose their experts independently of each other.
+    The front end takes `front_end_ms` of a request one after the other, and every request
+    `front_end_latency_ms` beside that, in which it holds up nobody.
+    Two ratios multiply every step: `deployment_scale` is that of another deployment (GPU, vLLM version, team)
+    over those that were fitted, `layout_scale` that of a layout over what the constants say for it.
+    `image_token_us` is the time of an image that is in no cache (decoding, resizing, vision encoder), per
+    token of its own, all of it taken in the front end.
+    """
+
+    step_ms: Constant
+    layer_us: Constant
+    gemm_decode: Constant
+    gemm_prefill: Constant
+    expert_read: Constant
+    expert_imbalance: Constant
+    host_per_sequence_us: Constant
+    front_end_ms: Constant
+    gemm_rise_tokens: Constant = Constant(0.0, "tokens", "none in runs saved before it was known")
+    expert_spread: Constant = Constant(1.0, "share of tokens", "unique prompts route independently")
+    image_token_us: Constant = Constant(0.0, "us per image token", "a model without vision")
+    prefill_layer_us: Constant = Constant(0.0, "us per layer", "none in runs saved before it was known")
+    prefill_token_us: Constant = Constant(0.0, "us per token", "none in runs saved before it was known")
+    front_end_latency_ms: Constant = Constant(0.0, "ms per request", "none in runs saved before it was known")
+    deployment_scale: Constant = Constant(1.0, "ratio", "none in runs saved before it was known")
+    layout_scale: Constant = Constant(1.0, "ratio", "none in runs saved before it was known")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRatio:
+    """Time with other kernels over that with the kernels that the constants were fitted with.
+
+    `kv_read` multiplies reads of KV, `attention` that of prefill, and `step` the whole step on top.
+    """
+
+    step: Constant
+    kv_read: Constant
+    attention: Constant
+
+
+@dataclass(frozen=True, slots=True)
+class Posterior:
+    """How the constants of a fit go together, and what it rests on, for people.
+
+    `correlations` are those of the normals behind ln of each constant, by config key: `correlations[a][j]` is
+    that of a and the j-th key. Constants of the hardware belong to it on the `hardware` named alone;
+    elsewhere they have the interval that stands beside them.
+    """
+
+    rests_on: str = ""
+    hardware: list[str] = field(default_factory=list)
+    correlations: dict[str, list[float]] = field(default_factory=dict)
