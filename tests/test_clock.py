@@ -63,7 +63,7 @@ def test_a_fast_engine_emits_the_same_tokens_at_the_same_times_of_its_own() -> N
 
 
 def test_a_fast_engine_is_late_by_its_own_steps() -> None:
-    """A stall is late by more than half a step: one that is short of it takes whole steps of a fast engine."""
+    """A step is late by more than half of it: a stall of 0.4 steps takes two of a fast engine."""
     *_, before_s, last_s = planned([(0.0, 64, 4)])[0]
     step_s = last_s - before_s
 

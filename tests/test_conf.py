@@ -22,6 +22,7 @@ NEEDS = {
     "routing=consistent_hash": ["workload=chat_sessions"],
     "routing=prefix_affinity": ["engine=vllm", "workload.prompt=text"],
 }
+LAYER = "model.step_time.layer_us"
 WRONG = {
     "slo.ttft_p90=2000": "unknown key 'slo.ttft_p90'; did you mean 'slo.ttft_p90_ms=",
     "sede=3": "unknown key 'sede'; did you mean 'seed=3'?",
@@ -56,7 +57,7 @@ WRONG = {
     "profile_qps=[[0,1],[90,2]] duration_s=60": "ends at 90 s but duration_s=60.0; raise it",
     "rate_qps=1 concurrency=4": "rate_qps and concurrency exclude each other; give one of them",
     "model.layers=0": "model.layers=0 must be positive",
-    "model.step_time.layer_us.value=100 model.step_time.layer_us.low=200 model.step_time.layer_us.high=300": "model.step_time.layer_us: value=100 us must lie between low=200",
+    f"{LAYER}.value=9 {LAYER}.low=20 {LAYER}.high=30": "layer_us: value=9 us must lie between low=20",
     "model.step_time.layer_us.value=-1": "model.step_time.layer_us: value=-1 us: a constant must be",
     "model.step_time.layer_us.unit=ms": "model.step_time.layer_us.unit cannot be set: of a constant only",
     "model.step_time.layer_us={unit:ms}": "model.step_time.layer_us cannot be set",

@@ -325,7 +325,7 @@ def test_plain_columns_have_the_latencies_of_the_request_table() -> None:
     "words",
     [
         ["slo.ttft_p90_ms=600"],
-        ["slo.ttft_p90_ms=900", "slo.tpot_p90_ms=1000", "workload=chat_5600_140_bursty"],
+        ["slo.ttft_p90_ms=2500", "slo.tpot_p90_ms=1000", "workload=chat_5600_140_bursty"],
         ["model=llama31_405b_fp8", "layout=dp1_tp8"],
         ["slo.tpot_p90_ms=40"],
     ],

@@ -4,22 +4,47 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conf import ConfigError, load
 from conf.constants import replaced
-from conf.schema import Experiment
+from conf.schema import Experiment, SimulatedEngine
+from serve_apps.engine_model.fast import Machine, serve_closed
 from serve_apps.engine_model.guess import guess_qps
 from serve_apps.engine_model.step_time import Batch, Roofline, roofline
 
 QWEN, KIMI = "qwen3_235b_a22b_fp8", "kimi_k25_int4"
+STEP_TIME = {
+    "step_ms": 2.0,
+    "layer_us": 100.0,
+    "gemm_decode": 0.0375,
+    "gemm_prefill": 0.22,
+    "gemm_rise_tokens": 1.0,
+    "expert_read": 0.6,
+    "expert_imbalance": 1.1,
+    "expert_spread": 1.0,
+    "prefill_layer_us": 0.0,
+    "prefill_token_us": 0.0,
+    "deployment_scale": 1.0,
+    "layout_scale": 1.0,
+}
+ROUND = {f"model.step_time.{name}": value for name, value in STEP_TIME.items()} | {
+    "hardware.efficiency.link": 0.75
+}
+"""Constants in round figures: what is said of the form does not hang on a fit."""
 
 
 @cache
-def experiment(model: str = QWEN, layout: str = "dp1_tp8_ep8", hardware: str = "mi325x") -> Experiment:
+def fitted(model: str = QWEN, layout: str = "dp1_tp8_ep8", hardware: str = "mi325x") -> Experiment:
     return load([f"hardware={hardware}", f"model={model}", "engine=simulated", f"layout={layout}"])
+
+
+@cache
+def experiment(layout: str = "dp1_tp8_ep8", hardware: str = "mi325x") -> Experiment:
+    return replaced(fitted(QWEN, layout, hardware), ROUND)
 
 
 def steps(specs: Experiment) -> Roofline:
@@ -39,21 +64,29 @@ def prefill(tokens: int, context: int = 0) -> Batch:
     return batch
 
 
-@pytest.mark.parametrize(
-    ("layout", "expected_ms"),
-    [("dp1_tp8_ep8", [23, 36, 51]), ("dp2_tp4_ep4", [33, 53, 77])],
-)
-def test_decode_steps_at_batch_32_128_256(layout: str, expected_ms: list[int]) -> None:
-    model = steps(experiment(layout=layout))
-    assert [round(model.duration_s(decode(batch)) * 1e3) for batch in (32, 128, 256)] == expected_ms
+@pytest.mark.parametrize(("layout", "measured_ms"), [("dp1_tp8_ep8", 129), ("dp2_tp4_ep4", 162)])
+def test_an_idle_prompt_of_2000_tokens_takes_what_was_measured(layout: str, measured_ms: float) -> None:
+    """First requests of the published per-request rows (tests/benchmarks/published)."""
+    asked = fitted(layout=layout, hardware="mi300x")
+    assert isinstance(asked.engine, SimulatedEngine)
+    machine = Machine.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    alone = serve_closed(machine, 1, [np.array([tokens]) for tokens in (2000, 1000, 0)])
+    assert (alone.first_token_s - alone.sent_s) * 1e3 == pytest.approx(measured_ms, rel=0.2)
+
+
+def test_a_decode_step_on_half_the_gpus_takes_longer_but_not_twice_as_long() -> None:
+    """Of the fitted model, as measured: what every step costs anew does not shrink with more GPUs."""
+    tp8, tp4 = (steps(fitted(layout=layout)) for layout in ("dp1_tp8_ep8", "dp2_tp4_ep4"))
+    for batch in (32, 128, 256):
+        assert 1.1 < tp4.duration_s(decode(batch)) / tp8.duration_s(decode(batch)) < 1.8
 
 
 def test_all_reduce_of_a_full_prefill_step() -> None:
     tp4 = steps(experiment(layout="dp2_tp4_ep4"))
     whole = TP8.terms(prefill(8192))
-    assert whole.all_reduce_s == pytest.approx(0.0657, abs=1e-4)
+    sent_bytes = 8192 * 94 * 2 * 2 * (4096 * 2 / 8)
+    assert whole.all_reduce_s == pytest.approx(sent_bytes / (6.4e10 * 0.75), abs=1e-4)
     assert tp4.terms(prefill(8192)).all_reduce_s == pytest.approx(2 * whole.all_reduce_s)
-    assert 0.190 <= TP8.duration_s(prefill(8192)) <= 0.206
 
 
 def test_behind_a_switch_the_peers_share_one_link() -> None:
@@ -102,8 +135,21 @@ def test_a_mesh_has_one_link_per_peer() -> None:
 
 
 def test_one_token_reads_its_top_k_experts_and_a_large_batch_all() -> None:
-    assert TP8.terms(decode(1)).expert_read_s == pytest.approx(TP8.expert_read_s * 8 / 128)
-    assert TP8.terms(decode(1000)).expert_read_s == pytest.approx(TP8.expert_read_s)
+    sliced = steps(experiment(layout="dp1_tp8"))
+    assert sliced.terms(decode(1)).expert_read_s == pytest.approx(sliced.expert_read_s * 8 / 128)
+    for model in (sliced, TP8):
+        assert model.terms(decode(1000)).expert_read_s == pytest.approx(model.expert_read_s)
+
+
+@pytest.mark.parametrize(("layout", "sliced"), [("dp1_tp8_ep8", "dp1_tp8"), ("dp2_tp4_ep4", "dp1_tp4")])
+def test_the_fullest_gpu_reads_more_experts_than_the_mean_and_never_more_than_all(
+    layout: str, sliced: str
+) -> None:
+    fullest, mean = (steps(experiment(layout=name)) for name in (layout, sliced))
+    for tokens in (*range(1, 300), 1000, 16384):
+        read_s = fullest.expert_read(tokens)
+        assert mean.expert_read(tokens) <= read_s <= fullest.expert_read_s
+    assert fullest.expert_read_s == pytest.approx(mean.expert_read_s)
 
 
 def test_tokens_that_route_alike_read_fewer_experts() -> None:
@@ -111,9 +157,9 @@ def test_tokens_that_route_alike_read_fewer_experts() -> None:
     assert alike.terms(decode(40)).expert_read_s == pytest.approx(TP8.terms(decode(4)).expert_read_s)
 
 
-def test_imbalance_weighs_on_experts_only_and_only_with_expert_parallelism() -> None:
+def test_imbalance_weighs_on_products_of_experts_only_and_only_with_expert_parallelism() -> None:
     spread, sliced = TP8, steps(experiment(layout="dp1_tp8"))
-    assert spread.expert_read_s == pytest.approx(1.1 * sliced.expert_read_s)
+    assert spread.expert_read_s == sliced.expert_read_s
     assert spread.weight_read_s == sliced.weight_read_s
     routed_share = 94 * 8 * 3 * 4096 * 1536 * 2 / 41_890_611_200
     assert spread.decode_gemm_token_s == pytest.approx(sliced.decode_gemm_token_s * (1 + 0.1 * routed_share))
@@ -126,7 +172,7 @@ def test_prefill_and_decode_tokens_keep_their_own_efficiency_in_any_step() -> No
 
 
 def rising(tokens: float) -> Roofline:
-    """The default model whose prefill reaches its efficiency after about `tokens` of a step."""
+    """The model whose prefill reaches its efficiency after about `tokens` of a step."""
     return steps(replaced(experiment(), {"model.step_time.gemm_rise_tokens": tokens}))
 
 
@@ -139,13 +185,24 @@ def test_prefill_efficiency_rises_smoothly_from_that_of_decode() -> None:
     assert min(falls) >= 0 and max(falls) < 0.006 * slow.decode_gemm_token_s
 
 
-def test_without_a_rise_every_prefill_token_costs_the_same_and_the_default_hardly_rises() -> None:
+def test_without_a_rise_every_prefill_token_costs_the_same() -> None:
     assert rising(0).prefill_gemm_s(280) == pytest.approx(280 * TP8.prefill_gemm_token_s)
-    assert TP8.duration_s(prefill(8192)) / rising(0).duration_s(prefill(8192)) - 1 < 0.0003
+    assert 0 < rising(1).duration_s(prefill(8192)) / rising(0).duration_s(prefill(8192)) - 1 < 0.0003
+
+
+def test_a_step_with_prefill_costs_its_layers_once_and_its_tokens_on_every_layout() -> None:
+    mixed = {"model.step_time.prefill_layer_us": 200.0, "model.step_time.prefill_token_us": 15.0}
+    for layout in ("dp1_tp8_ep8", "dp2_tp4_ep4"):
+        plain = experiment(layout=layout)
+        before, after = steps(plain), steps(replaced(plain, mixed))
+        assert after.duration_s(decode(64)) == before.duration_s(decode(64))
+        for tokens in (500, 4000):
+            more_s = after.duration_s(prefill(tokens)) - before.duration_s(prefill(tokens))
+            assert more_s == pytest.approx(94 * 200e-6 + tokens * 15e-6)
 
 
 def test_the_peak_is_that_of_the_weights_type() -> None:
-    qwen, kimi = experiment(QWEN), experiment(KIMI)
+    qwen, kimi = fitted(QWEN), fitted(KIMI)
     no_fp8 = replace(qwen.hardware, fp8_flop_per_s=None)
     assert roofline(kimi.model, no_fp8, kimi.layout) == steps(kimi)
     with pytest.raises(ValueError, match=r"set hardware\.fp8_flop_per_s="):
@@ -154,7 +211,7 @@ def test_the_peak_is_that_of_the_weights_type() -> None:
 
 @pytest.mark.parametrize("hardware", ["mi300x", "mi355x", "h100", "h200", "b200"])
 def test_every_accelerator_with_known_peaks_has_a_step_time(hardware: str) -> None:
-    assert 0.001 < steps(experiment(hardware=hardware)).duration_s(decode(64)) < 0.1
+    assert 0.001 < steps(fitted(hardware=hardware)).duration_s(decode(64)) < 0.1
 
 
 def test_the_cut_accelerator_has_no_known_peak() -> None:
@@ -175,7 +232,7 @@ def test_a_chunk_attends_to_its_context_and_half_of_itself() -> None:
 
 
 def test_a_guess_grows_with_the_share_of_cached_prompt_and_is_none_for_unknown_hardware() -> None:
-    specs = experiment()
+    specs = fitted()
     cached = replace(specs.workload, prefix_hit=0.95)
     plain_qps = guess_qps(specs.workload, specs.model, specs.hardware, specs.layout)
     cached_qps = guess_qps(cached, specs.model, specs.hardware, specs.layout)
