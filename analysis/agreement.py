@@ -14,7 +14,7 @@ TPOT_SHARE, TPOT_SHARE_CACHED = 0.02, 0.03
 CACHED = 0.95
 """Share of the prompts' tokens in the prefix cache from which on the second holds."""
 TTFT_SHARE, TTFT_MS = 0.10, 30.0
-"""Of the p90 TTFT, or so many ms if that is more: a real front end takes some 20 ms longer than its model."""
+"""Of the p90 TTFT, or so many ms if that is more: a real front end takes up to 20 ms over its serial time."""
 
 Tree = dict[str, Any]
 

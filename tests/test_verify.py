@@ -116,9 +116,12 @@ def test_the_command_line_asks_for_one_folder(
 
 
 def probed(replay: Replay, served_by: Experiment) -> dict[str, Any]:
-    """The conclusion where `served_by` stands for the vLLM that is loaded."""
+    """The conclusion where `served_by` stands for the vLLM that is loaded, whose front end has no latency."""
     spec: Any = served_by.engine
-    parts = served_by.model, served_by.hardware, served_by.layout
+    times = served_by.model.step_time
+    none = replace(times.front_end_latency_ms, value=0.0, low=None, high=None)
+    model = replace(served_by.model, step_time=replace(times, front_end_latency_ms=none))
+    parts = model, served_by.hardware, served_by.layout
     target = VirtualTarget(VirtualService([Engine(spec, *parts)]))
     asked = replay.emulated
     start = Start(5.0)
