@@ -46,7 +46,9 @@ def test_a_lone_request_takes_its_front_end_and_its_steps() -> None:
     model = roofline(SPECS.model, SPECS.hardware, SPECS.layout)
     prompt = Batch(sequences=1)
     prompt.add_chunk(5600, 0)
-    first_s = 2.0 + 0.0025 + model.duration_s(prompt)
+    constants = SPECS.model.step_time
+    front_end_s = (constants.front_end_ms.value + constants.front_end_latency_ms.value) * 1e-3
+    first_s = 2.0 + front_end_s + model.duration_s(prompt)
     decode_s = sum(model.duration_s(Batch(1, 0, context, 0.0, 1)) for context in (5600, 5601))
     assert seen.first_token_s == pytest.approx(first_s)
     assert seen.last_token_s == pytest.approx(first_s + decode_s)
@@ -129,7 +131,8 @@ def test_many_small_advances_equal_a_large_one(cuts: list[float], policy: str) -
 
 def test_all_arrivals_of_an_instant_join_the_step_that_starts_there() -> None:
     instant = replace(SPECS.model.step_time.front_end_ms, value=0.0, low=None, high=None)
-    model = replace(SPECS.model, step_time=replace(SPECS.model.step_time, front_end_ms=instant))
+    no_front_end = replace(SPECS.model.step_time, front_end_ms=instant, front_end_latency_ms=instant)
+    model = replace(SPECS.model, step_time=no_front_end)
     assert isinstance(SPECS.engine, SimulatedEngine)
     served = VirtualService([Engine(SPECS.engine, model, SPECS.hardware, SPECS.layout)])
     for key in (1, 2):
