@@ -20,8 +20,9 @@ SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated"
 
 
 def engine(seed: int = 0, front_end_ms: float = 0.0, **changes: Any) -> Engine:
-    front_end = Constant(front_end_ms, "ms per request", "test")
-    model = replace(SPECS.model, step_time=replace(SPECS.model.step_time, front_end_ms=front_end))
+    serial, none = (Constant(ms, "ms per request", "test") for ms in (front_end_ms, 0.0))
+    step_time = replace(SPECS.model.step_time, front_end_ms=serial, front_end_latency_ms=none)
+    model = replace(SPECS.model, step_time=step_time)
     return Engine(SimulatedEngine(**changes), model, SPECS.hardware, SPECS.layout, seed)
 
 

@@ -8,11 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf import load
+from conf.constants import replaced
 from conf.schema import SimulatedEngine
 from serve_apps.engine_model import Engine, Progress, VirtualService
 from serve_apps.engine_model.step_time import Batch, roofline
+from tests.test_step_time import ROUND
 
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
+ASSUMED = {
+    "model.step_time.host_per_sequence_us": 10.0,
+    "model.step_time.front_end_latency_ms": 0.0,
+    "hardware.efficiency.hbm": 0.7,
+    "hardware.efficiency.kv_read": 0.5,
+    "hardware.efficiency.attention": 0.25,
+}
 
 
 def service(replicas: int = 1, policy: str = "leastconn", seed: int = 0, cv: float = 0.0) -> VirtualService:
@@ -46,7 +55,9 @@ def test_a_lone_request_takes_its_front_end_and_its_steps() -> None:
     model = roofline(SPECS.model, SPECS.hardware, SPECS.layout)
     prompt = Batch(sequences=1)
     prompt.add_chunk(5600, 0)
-    first_s = 2.0 + 0.0025 + model.duration_s(prompt)
+    constants = SPECS.model.step_time
+    front_end_s = (constants.front_end_ms.value + constants.front_end_latency_ms.value) * 1e-3
+    first_s = 2.0 + front_end_s + model.duration_s(prompt)
     decode_s = sum(model.duration_s(Batch(1, 0, context, 0.0, 1)) for context in (5600, 5601))
     assert seen.first_token_s == pytest.approx(first_s)
     assert seen.last_token_s == pytest.approx(first_s + decode_s)
@@ -129,7 +140,8 @@ def test_many_small_advances_equal_a_large_one(cuts: list[float], policy: str) -
 
 def test_all_arrivals_of_an_instant_join_the_step_that_starts_there() -> None:
     instant = replace(SPECS.model.step_time.front_end_ms, value=0.0, low=None, high=None)
-    model = replace(SPECS.model, step_time=replace(SPECS.model.step_time, front_end_ms=instant))
+    no_front_end = replace(SPECS.model.step_time, front_end_ms=instant, front_end_latency_ms=instant)
+    model = replace(SPECS.model, step_time=no_front_end)
     assert isinstance(SPECS.engine, SimulatedEngine)
     served = VirtualService([Engine(SPECS.engine, model, SPECS.hardware, SPECS.layout)])
     for key in (1, 2):
@@ -170,8 +182,13 @@ def test_misuse_is_refused() -> None:
 
 @pytest.mark.parametrize(("qps", "tpot_ms", "ttft_s"), [(1.0, 19, 0.20), (3.0, 39, 0.38), (5.0, 89, 0.72)])
 def test_published_latencies_of_the_character_ai_workload(qps: float, tpot_ms: float, ttft_s: float) -> None:
-    """Near the event column of the emulated engine's table, whose single arrival set was burstier."""
-    served = service()
+    """Near the event column of the emulated engine's table, whose single arrival set was burstier.
+
+    Its constants are those that were assumed before the fit.
+    """
+    assert isinstance(SPECS.engine, SimulatedEngine)
+    then = replaced(SPECS, ROUND | ASSUMED)
+    served = VirtualService([Engine(SPECS.engine, then.model, then.hardware, then.layout)])
     arrivals = poisson(served, qps, count=3000)
     done = finished(served, arrivals[-1] + 300)
     tpots, ttfts = [], []
