@@ -4,16 +4,16 @@ examples:
   python -m loadgen sweep                               one simulated MI325X node on this machine (5 min)
   python -m loadgen sweep --dry-run search=standard     what would be done, and for how long
   python -m loadgen sweep matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4] matrix.slo.tpot_p90_ms=[50,100]
-  python -m loadgen probe rate_qps=4 duration_s=60      hold one rate; exit 3 if a bound is missed
-  python -m loadgen probe rate_qps=4 --require          pass or fail, ends when it is shown; exit 0, 3 or 6
+  python -m loadgen probe rate_qps=2.5 duration_s=60    hold one rate; exit 3 if a bound is missed
+  python -m loadgen probe rate_qps=2.5 --require        pass or fail, ends when it is shown; exit 0, 3 or 6
   python -m loadgen predict layout=dp2_tp4_ep4          what the engine model says, in seconds
   python -m loadgen predict --sensitivity               and which of its constants to measure first
   python -m loadgen predict matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4] matrix.workload.prefix_hit=[0,.5,.95]
   python -m loadgen predict matrix.engine=[simulated_aiter,simulated_triton]    AITER's kernels, and Triton's
-  python -m loadgen predict cluster.nodes=3000 rate_qps=10      many nodes behind one balancer at one rate
+  python -m loadgen predict cluster.nodes=3000 rate_qps=2.5     many nodes behind one balancer at one rate
   python -m loadgen predict concurrency=100 requests=100        a benchmark of so many requests, replayed
   python -m loadgen predict rate_qps=8 requests=100 workload.arrivals.kind=vllm_bench seed=0    the tool's own
-  python -m loadgen probe profile_qps=[[0,2],[60,6]]    ramp from 2 to 6 QPS per node within a minute
+  python -m loadgen probe profile_qps=[[0,1],[60,4]]    ramp from 1 to 4 QPS per node within a minute
   python -m loadgen probe workload=trace workload.trace=FILE     replay a trace at its own times
   python -m loadgen probe concurrency=32                a closed loop, to compare with tools that use one
   python -m loadgen compare b.layout=dp2_tp4_ep4        capacity of B over that of A, on the same requests
