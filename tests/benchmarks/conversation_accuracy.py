@@ -44,7 +44,10 @@ SCENARIOS = {
 """The default service, whose KV cache is a little too small for its 1500 users; and a slower one of 250, with
 room for all."""
 TRUTHS = {"C1": 27.49, "C2": 4.571}
-"""Capacities in QPS as `--truth` finds them, with standard errors of 0.1 and 0.3 %."""
+"""Capacities in QPS as `--truth` finds them, with standard errors of 0.1 and 0.3 %.
+
+They are those of the default model before its fit to public measurements: find them anew before a table.
+"""
 TRUTH_RATES = {"C1": (27.2, 27.5), "C2": (4.5, 4.7)}
 TRUTH_PARTS, TRUTH_FILL_S, TRUTH_S = 200, 900.0, 1200.0
 SEARCHES = ("quick", "standard")
