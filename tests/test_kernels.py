@@ -55,15 +55,13 @@ def test_the_published_range_of_aiters_speed_is_drawn_with_the_other_constants()
 
 
 def test_a_prediction_without_aiter_is_lower_within_the_published_range_and_says_so() -> None:
-    on, off = (
-        foresight.predict(load([engine, "engine.drift_sd=0", *QUICK]), draws=0)
-        for engine in ("engine=simulated_aiter", OFF)
-    )
+    asked = [load([engine, "engine.drift_sd=0", *QUICK]) for engine in ("engine=simulated_aiter", OFF)]
+    on, off = (foresight.predict(one, draws=0) for one in asked)
     estimates = [tree["capacity"]["qps_per_node"]["estimate"] for tree in (on, off)]
     assert 1.0 < estimates[0] / estimates[1] < 1.12
     assert "kernels without AITER" in summary.text(off) and "published for other models" in summary.text(off)
     assert "AITER" not in summary.text(on)
-    assert ratio(off, on)["value"] == pytest.approx(estimates[1] / estimates[0])
+    assert ratio((off, asked[1]), (on, asked[0]))["value"] == pytest.approx(estimates[1] / estimates[0])
 
 
 def test_what_aiter_would_give_a_model_fitted_without_it_is_said_to_be_unknown() -> None:
