@@ -62,7 +62,7 @@ def driver(
 ) -> Driver:
     target = Recorded(folder, before.end_ns if before else 0, before.next_client if before else 0)
     asked = EXPERIMENT
-    plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, Start(8.0, 5.2), 4, replicas)
+    plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, Start(5.1, 3.35), 4, replicas)
     drive = Driver(target, plan, emit, folder.plan)
     if before is not None:
         drive.restore(before)
@@ -164,7 +164,7 @@ def test_a_resumed_run_ends_like_any_other_with_one_row_for_every_request(folder
     first = again.collect()
     drive = driver(again, again.event, past(load_run(folder.path)))
     found = sweep(drive)
-    assert found.capacity is not None and found.capacity.low < 5.2 < found.capacity.high
+    assert found.capacity is not None and found.capacity.low < 3.35 < found.capacity.high
     assert found.elapsed_s <= EXPERIMENT.search.budget_s + 60
     ended(drive)
     rows = again.collect()

@@ -43,7 +43,9 @@ def test_an_answer_says_what_is_measured_fitted_and_assumed() -> None:
     asked = unsure({LAYER: 1.2, STEP: 1.2, LAYOUT: 1.1, DEPLOYMENT: 1.1}, posterior=joint(0.5))
     times = asked.model.step_time
     guessed = replace(times.layout_scale, source="assumed: nobody tried")
-    asked = replace(asked, model=replace(asked.model, step_time=replace(times, layout_scale=guessed)))
+    of_others = replace(times.deployment_scale, source="figures of others")
+    times = replace(times, layout_scale=guessed, deployment_scale=of_others)
+    asked = replace(asked, model=replace(asked.model, step_time=times))
     tree = predict(asked, MODEL, draws=2)
     measured, fitted, assumed = provenance.lines(tree)
     assert measured == "measured: nothing of this machine"
