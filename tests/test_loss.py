@@ -253,7 +253,7 @@ def test_a_window_is_sound_if_the_service_outlived_it(
 def test_a_resumed_run_keeps_void_what_a_loss_spoilt(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "run")
     folder.write_json("manifest.json", {"verb": "sweep"})
-    faults = iter([*[None] * 26, "1 of 1 replicas gone, 1 new"])
+    faults = iter([*[None] * 8, "1 of 1 replicas gone, 1 new"])
 
     class Killed(BaseException):
         """The process is gone."""
