@@ -118,6 +118,12 @@ def test_the_shipped_constants_are_likely_and_others_are_not() -> None:
     assert problem.ln_posterior(slower) < problem.ln_posterior(shipped) - 10
 
 
+def test_only_what_the_page_says_is_fitted() -> None:
+    fitted = default_fit.of_the_fit(STUDIES)
+    assert len(fitted) == 6
+    assert {it.backend for it in fitted if isinstance(it, ClosedLoop)} == {"ROCM_AITER_FA"}
+
+
 def test_the_value_of_a_fit_is_a_draw_near_the_middle_that_fits() -> None:
     rng = np.random.default_rng(1)
     draws = rng.standard_normal((400, 3)) * [1, 2, 3]

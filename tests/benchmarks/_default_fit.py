@@ -22,6 +22,7 @@ from analysis.gauss_newton import Floats
 from conf import load
 from conf.constants import bounded, constants
 from conf.schema import Constant
+from conf.served import FITTED_BACKEND
 from tests.benchmarks._published import DEPLOYMENT, LAYOUT, Attainment, ClosedLoop, Requests, Study
 
 _STEP, _REACHED = "model.step_time.", "hardware.efficiency."
@@ -161,13 +162,20 @@ class _Pool:
         return self._pool.map(function, values, chunksize=CHUNK)
 
 
+def of_the_fit(studies: Sequence[Study]) -> tuple[Study, ...]:
+    """The studies that are fitted: other backends have ratios of their own, other figures judge the fit."""
+    latencies = (study for study in studies if isinstance(study, Requests | Attainment))
+    loops = (study for study in studies if isinstance(study, ClosedLoop) and study.backend == FITTED_BACKEND)
+    return *latencies, *loops
+
+
 def run(studies: Sequence[Study], steps: int) -> int:
     """Fit, and print the constants, every row by them, and the blocks for conf/."""
-    problem = Problem(tuple(studies))
+    problem = Problem(of_the_fit(studies))
     draws, ln_posterior = sampled(problem, steps)
     at = middle(draws, ln_posterior)
     values = problem.values(at)
-    for study, figures in zip(studies, predicted(problem, at), strict=True):
+    for study, figures in zip(problem.studies, predicted(problem, at), strict=True):
         print(f"\n{study.source}: published, fitted, error")
         for figure, seen in zip(study.figures, figures.tolist(), strict=True):
             fitted = figure.unscaled(seen)
