@@ -29,7 +29,7 @@ DRAWS = 96
 """Sets of constants behind an interval: its ends rest on two or three of them each."""
 NORMAL = NormalDist()
 Z95 = NORMAL.inv_cdf(0.975)
-FORM = {"s": 0.05, "tok/s": 0.03, "share": 0.03, "ratio": 0.03, "GB": 0.0}
+FORM = {"s": 0.04, "tok/s": 0.03, "share": 0.03, "ratio": 0.03, "GB": 0.0}
 """sd of what the form of the model misses, by unit (ln, or of a share): the residuals' own scatter."""
 
 
