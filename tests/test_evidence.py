@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from conf import load
+from loadgen.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE
 from tests.benchmarks import _default_fit as default_fit
 from tests.benchmarks._published import (
     ATTENTION,
     CHARACTER,
-    DEPLOYMENT,
-    LAYOUT,
     REQUESTS,
     Attainment,
     ClosedLoop,
@@ -28,7 +27,7 @@ STUDIES = read()[0]
 
 
 def of_its_team(study: Study) -> np.ndarray:
-    return study.predict({DEPLOYMENT: study.team.scale, LAYOUT: 1.0})
+    return study.predict({DEPLOYMENT_SCALE: study.team.scale, LAYOUT_SCALE: 1.0})
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 Three experiments speak of it: every request at 8 QPS on two layouts, the share within both bounds at lower
 rates, and a closed loop of long prompts by another team. They are taken together, with a ratio of step times
-between the two teams that has a spread of its own. The likelihood is normal in the logarithms of quantiles,
+between the two teams that has a spread of its own. The likelihood is normal in ln of sorted latencies,
 so that neighbouring requests, which wait in one queue, do not count as if each were a witness. An ensemble of
 walkers samples it (emcee), since attainment jumps by whole requests and has no slope.
 """
@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import get_context
+from statistics import NormalDist
 from typing import Any
 
 import emcee
@@ -23,7 +24,8 @@ from conf import load
 from conf.constants import bounded, constants
 from conf.schema import Constant
 from conf.served import FITTED_BACKEND
-from tests.benchmarks._published import DEPLOYMENT, LAYOUT, Attainment, ClosedLoop, Requests, Study
+from loadgen.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE
+from tests.benchmarks._published import WAVES, Attainment, ClosedLoop, Requests, Study
 
 _STEP, _REACHED = "model.step_time.", "hardware.efficiency."
 Ends = tuple[float, float]
@@ -47,8 +49,8 @@ FREE: Mapping[str, Ends] = {
 """95 % of what is thought possible of each before these data: at least what launches and a fused all-reduce
 take, at most what vLLM takes without graphs, and no more than AMD reaches in large products and copies."""
 TEAMS_LN_SD = 0.07
-"""sd of ln step time between teams (our choice: two sources are 10 % apart). Twice, of their difference."""
-WAVES, WAVES_LN_SD = 3.0, 0.4
+"""sd of ln step time between teams (our choice: two are 8 % apart). Their difference has it twice."""
+WAVES_LN_SD = 0.4
 WITNESSES = 10
 """The sorted latencies of a hundred requests in one queue say as much as so many independent ones
 (our choice)."""
@@ -60,7 +62,7 @@ so far off (ln; our choice)."""
 WALKERS, STEPS, STEPS_TOLD, CHUNK = 64, 600, 50, 8
 BEGIN = 0.2
 """How far around conf/ walkers begin, in sds of the prior."""
-Z95 = 1.96
+Z95 = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,12 @@ class Problem:
         """Constants by config key, at the pace of the first team, on its layouts."""
         known = _known()
         found = zip(FREE, np.exp(at[: len(FREE)]).tolist(), strict=True)
-        return {DEPLOYMENT: 1.0, LAYOUT: 1.0} | {path: bounded(known[path], value) for path, value in found}
+        return {DEPLOYMENT_SCALE: 1.0, LAYOUT_SCALE: 1.0} | {
+            path: bounded(known[path], value) for path, value in found
+        }
 
     def residuals(self, at: Floats) -> Iterator[Floats]:
-        """Of every study in turn, in sds of what the form may miss."""
+        """Misses of every study in turn, in sds of what the form may miss."""
         for study, seen in zip(self.studies, predicted(self, at), strict=True):
             if isinstance(study, Requests):
                 yield from (_sorted(study, column, seen) for column in (0, 1))
@@ -203,7 +207,7 @@ def predicted(problem: Problem, at: Floats) -> Iterator[Floats]:
     values, waves = problem.values(at), iter(np.exp(at[len(FREE) + 1 :]).tolist())
     for study in problem.studies:
         if isinstance(study, ClosedLoop):
-            theirs = {**values, DEPLOYMENT: math.exp(at[len(FREE)])}
+            theirs = {**values, DEPLOYMENT_SCALE: math.exp(at[len(FREE)])}
             yield replace(study, waves=next(waves)).predict(theirs)
         else:
             yield study.predict(values)

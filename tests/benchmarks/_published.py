@@ -27,8 +27,10 @@ from conf.kernels import is_known
 from conf.schema import SimulatedEngine
 from conf.served import FITTED_BACKEND
 from loadgen.bench_arrivals import bench_arrivals_s
+from loadgen.draws import LAYOUT_SCALE
 from serve_apps.engine_model.architecture import weight_bytes_per_gpu
 from serve_apps.engine_model.fast import FastEngine, Machine, checked, serve_closed
+from serve_apps.engine_model.replay import LATE_GAP, late_gap_s
 
 FOLDER = Path(__file__).with_name("published")
 REQUESTS = FOLDER / "mi300x_qwen3_235b_requests.csv"
@@ -75,7 +77,6 @@ READING = {"output_throughput": 0.02, "ttft": 0.1, "tpot": 0.02}
 """sd (ln) of reading a bar; a mean TTFT also hangs on how many requests there were, which is unknown."""
 HARDWARE = {"MI300X": "mi300x", "MI325X": "mi325x", "MI355X": "mi355x"}
 
-DEPLOYMENT, LAYOUT = "model.step_time.deployment_scale", "model.step_time.layout_scale"
 Values = Mapping[str, float]
 """Constants of the step time by config key."""
 
@@ -169,16 +170,8 @@ def _alone(served: Machine, sent_s: Floats) -> tuple[Floats, Floats]:
     columns = [np.full(count, tokens) for tokens in (INPUT, OUTPUT, 0)]
     engine = FastEngine(served, OUTPUT, steps=count * (OUTPUT + 1))
     first_s = engine.serve(sent_s, checked(served, columns)).first_token_s
-    gap_s = [_p99(np.diff(engine.token_times(number))) for number in range(count)]
+    gap_s = [late_gap_s(engine.token_times(number), LATE_GAP) for number in range(count)]
     return first_s - sent_s, np.array(gap_s)
-
-
-def _p99(gaps_s: Floats) -> float:
-    """`np.percentile(gaps_s, 99)`, ten times as fast."""
-    at = 0.99 * (len(gaps_s) - 1)
-    low = int(at)
-    ends = np.partition(gaps_s, (low, low + 1))
-    return float(ends[low] + (at - low) * (ends[low + 1] - ends[low]))
 
 
 @dataclass(frozen=True)
@@ -314,7 +307,7 @@ class Ratio:
     def predict(self, values: Values) -> Floats:
         """By Little's law the ratio of those in flight; the layout's own scale is that between both."""
         first = _asked(("cluster=mi325x_1n", f"layout={LAYOUTS['1xTP8']}"))
-        life_s = _chat_life_s(first, {**values, LAYOUT: 1.0}, 1.0)
+        life_s = _chat_life_s(first, {**values, LAYOUT_SCALE: 1.0}, 1.0)
         lives_s = [_chat_life_s(self.experiment, values, ratio) for ratio in CHAT_RATIOS]
         return np.log([np.interp(life_s, lives_s, CHAT_RATIOS)])
 

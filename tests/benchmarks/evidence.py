@@ -21,9 +21,9 @@ import numpy as np
 
 from analysis.gauss_newton import Floats
 from conf.one_line import one_line, reason
-from loadgen.draws import drawn
+from loadgen.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE, drawn
 from tests.benchmarks import _default_fit as default_fit
-from tests.benchmarks._published import DEPLOYMENT, LAYOUT, Figure, Requests, Study, read
+from tests.benchmarks._published import Figure, Requests, Study, read
 
 DRAWS = 96
 """Sets of constants behind an interval: its ends rest on two or three of them each."""
@@ -73,11 +73,13 @@ def answers(study: Study, draws: int) -> list[Answer]:
     The team's own pace is known of teams that were fitted, and so are their layouts.
     """
     team = study.team
-    centre = study.predict({DEPLOYMENT: team.scale, LAYOUT: 1.0})
+    centre = study.predict({DEPLOYMENT_SCALE: team.scale, LAYOUT_SCALE: 1.0})
     normals = np.random.default_rng(0).standard_normal((draws, 2))
     paces = np.exp([math.log(team.scale), 0.0] + normals * [team.ln_sd, team.layout_ln_sd]).tolist()
     sets = zip(drawn(study.experiment, draws), paces, strict=True)
-    seen = np.array([study.predict({**values, DEPLOYMENT: own, LAYOUT: of}) for values, (own, of) in sets])
+    seen = np.array(
+        [study.predict({**values, DEPLOYMENT_SCALE: own, LAYOUT_SCALE: of}) for values, (own, of) in sets]
+    )
     low, high = (np.quantile(seen, share, axis=0) for share in (0.025, 0.975))
     rows = zip(study.figures, centre, np.minimum(low, centre), np.maximum(high, centre), strict=True)
     return [_widened(*row) for row in rows]
