@@ -84,7 +84,7 @@ class Dwell(Window):
     `load` is that work per second and node of each 5 s block, from `LOOK_BACK` blocks before the window to
     `LOOK_AHEAD` after it, None where nothing is known. `work_var` is the variance of one request's work,
     `arrivals_var` variance over mean of the number of arrivals, 1 for Poisson. `stream` is the node whose
-    own stream was counted, None for the whole service.
+    own stream was counted, None for the whole service. `median_e2e_s` is the median of `e2e_so_far`.
     """
 
     weight: float = 1.0
@@ -133,7 +133,7 @@ def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_
     block = np.minimum((due_ns - window.window_start_ns) // (BLOCK_S * NS), blocks - 1).astype(np.int64)
     ok, pending = metrics.status_in(rows, records.OK), metrics.status_in(rows, records.PENDING)
     work = request_work(rows, workload)
-    e2e = quantile(metrics.e2e(rows)[ok], 0.5)
+    e2e = quantile(e2e_so_far(rows, now_ns), 0.5)
     return Dwell(
         **{field.name: getattr(window, field.name) for field in fields(Window)},
         weight=1.0,
@@ -208,6 +208,18 @@ def tpot_so_far(requests: pa.Table, now_ns: int) -> Floats:
     first_ns = metrics.numbers(requests, "due_ns") + metrics.numbers(requests, "first_token_offset_ns")
     pace_ms = (now_ns - first_ns) / metrics.NS_PER_MS / np.where(paced, tokens - 1, np.nan)
     return np.where(paced, pace_ms, metrics.tpot(requests))
+
+
+def e2e_so_far(requests: pa.Table, now_ns: int) -> Floats:
+    """Duration of an answer in ms per row; of an unfinished one as its pace has it, nan if that is unknown.
+
+    The answers that end first are the short ones: their durations alone would be too short.
+    """
+    rest = metrics.numbers(requests, "requested_output_tokens") - 1
+    first_ms = metrics.token_offset_ns(requests, "first") / metrics.NS_PER_MS
+    paced = first_ms + rest * tpot_so_far(requests, now_ns)
+    done, pending = (metrics.status_in(requests, state) for state in (records.OK, records.PENDING))
+    return np.where(done, metrics.e2e(requests), np.where(pending, paced, np.nan))
 
 
 def label_ttft(requests: pa.Table, limit_ms: float, now_ns: int) -> tuple[Bools, Bools]:

@@ -199,7 +199,7 @@ def latencies(rows: pa.Table, place: Window, slo: Slo, now_ns: int) -> Latencies
 
 def next_replay(driver: Driver, original: Original) -> Segment | Stop:
     """B's own ramp, then the windows of A at the ratio as it is believed after each."""
-    spec, start, outcomes = driver.plan.search, driver.plan.start, driver.windows.outcomes
+    spec, start, outcomes = driver.plan.search, driver.plan.begin, driver.windows.outcomes
     if prior(spec, start, outcomes) is None:
         return next_segment(spec, start, outcomes, driver.elapsed_s())
     used = [outcome for outcome in outcomes if outcome.segment.pair is not None and not outcome.void]
@@ -228,7 +228,7 @@ def apart(driver: Driver, original: Original) -> float:
 
 
 def _began(driver: Driver) -> float:
-    belief = prior(driver.plan.search, driver.plan.start, driver.windows.outcomes)
+    belief = prior(driver.plan.search, driver.plan.begin, driver.windows.outcomes)
     assert belief is not None
     return belief.centre
 

@@ -226,7 +226,7 @@ def _base(
     if driver.recoveries:
         tree["recoveries"] = driver.recoveries
     plan, outcomes = driver.plan, driver.windows.outcomes
-    belief = belief or prior(plan.search, plan.start, outcomes)
+    belief = belief or prior(plan.search, plan.begin, outcomes)
     replicas = len(plan.replicas) if plan.replicas else None
     basis = Basis.of(plan.slo, plan.workload, plan.streams, driver.counted_ns, belief, replicas)
     rows = [_dwell_row(driver, outcome, basis) for outcome in outcomes]

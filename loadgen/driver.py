@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from analysis import metrics, records
 from analysis.dwell import Dwell, Window, count, in_window, waiting
-from loadgen import fill
+from loadgen import fill, steady
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.liveness import DEAD_LEAST, death, heard_ns, silent
 from loadgen.plan import Past, Plan
@@ -155,14 +155,17 @@ class Driver:
         """Offer one segment, watch it, and add its outcome."""
         if segment.settle_before and self.windows.outcomes:
             last = self.windows.outcomes[-1].segment
-            fits = self._sustained(segment) if last.kind == "ramp" else None
-            self._settle(last.index, self.plan.search.settle_s, fits=fits)
+            self._settle(last.index, self.plan.patience_s, fits=self._sustained(segment))
         # Nothing was offered just before, however near its rate.
         if 0 < len(self.windows.outcomes) == self._begun:
             least_s = max(segment.transition_s, self.plan.search.transition_s)
             segment = dataclasses.replace(segment, transition_s=least_s)
         if segment.kind != "ramp" and self.plan.workload.wants_hits:
             fill.caches(self, segment)
+        if segment.kind != "ramp" and self._begun == len(self.windows.outcomes):
+            first_qps = profile.first_qps / self.plan.nodes if profile else segment.rate_qps
+            since_ns = max(self._began_ns, self._whole_ns)
+            steady.reach(self, segment.index, first_qps, segment.transition_s, since_ns)
         window = self._window(segment)
         self._open = segment, window
         self.announce(segment, window)
@@ -225,6 +228,26 @@ class Driver:
         self.windows.ledger.plan(schedule)
         self.next_seq += len(schedule)
         self.take(self.target.run(schedule, until_ns))
+
+    def offer_piece(
+        self, index: int, piece: int, rate_qps: float, seconds: float, phase: str = "transition"
+    ) -> tuple[int, int]:
+        """Offer a rate per node for so long ahead of a segment; returns from when to when."""
+        start_ns = self.next_start_ns()
+        end_ns = start_ns + int(seconds * NS)
+        self.free_ns = end_ns + self.bridge_ns
+        schedule = self.traffic.draw(
+            rate_qps * self.plan.nodes,
+            {phase: (start_ns, self.free_ns)},
+            dwell=index,
+            first_seq=self.next_seq,
+            seed=self.plan.seed,
+            streams=self.plan.streams,
+            piece=piece,
+        )
+        self.offer(schedule, end_ns)
+        self.refuse_dead(index)
+        return start_ns, end_ns
 
     def watch(self, window: Window, may_abort: bool) -> str | None:
         """Let the window pass in slices; returns why it should end early, or None when it is over.
@@ -314,7 +337,7 @@ class Driver:
     def _await_answers(self) -> None:
         """Let end what was in flight when the service was lost: it would count as the next window's queue."""
         now_ns, index = self.target.now_ns(), len(self.windows.outcomes)
-        limit_ns = now_ns + int(self.plan.search.settle_s * NS)
+        limit_ns = now_ns + int(self.plan.patience_s * NS)
         self.take(self.target.run(None, now_ns))
         while now_ns < limit_ns and self._left(index, until_done=True):
             now_ns += POLL_NS
@@ -349,7 +372,7 @@ class Driver:
             return
         if run_out:
             self._run_out(self.windows.outcomes[-1].dwell)
-        self._settle(self.windows.outcomes[-1].segment.index, self.plan.search.settle_s, until_done=True)
+        self._settle(self.windows.outcomes[-1].segment.index, self.plan.patience_s, until_done=True)
         if (fault := self.fault()) and self._spoilt(self.target.now_ns()):
             self._lose(fault)
         self.windows.recount(self.target.now_ns())
@@ -358,18 +381,9 @@ class Driver:
         """Go on at the rate of the last window, in the next segment, for as long as its answers take."""
         if last.aborted or not last.weight or last.median_e2e_s is None:
             return
-        start_ns = self.next_start_ns()
-        end_ns = start_ns + int(min(RUN_OUT * last.median_e2e_s, self.plan.search.settle_s) * NS)
-        drawn = self.traffic.draw(
-            last.rate_qps,
-            {"bridge": (start_ns, end_ns)},
-            dwell=last.index + 1,
-            first_seq=self.next_seq,
-            seed=self.plan.seed,
-            streams=self.plan.streams,
-            piece=RUN_OUT_PIECE,  # a session that goes on draws the segment itself
-        )
-        self.offer(drawn, end_ns)
+        seconds = min(RUN_OUT * last.median_e2e_s, self.plan.patience_s)
+        # A session that goes on draws the segment itself.
+        self.offer_piece(last.index + 1, RUN_OUT_PIECE, last.rate_qps / self.plan.nodes, seconds, "bridge")
 
     def recount_on(self, rows: pa.Table) -> None:
         """Count and judge every window again on the rows as they were saved, as whoever reads them would."""

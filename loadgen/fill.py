@@ -195,20 +195,8 @@ def _offer(driver: "Driver", index: int, piece: int, rate_qps: float, asked_qps:
 
     Of what was due in the piece a service with a queue has answered nothing, and a calm one what is short.
     """
-    start_ns, rate = driver.next_start_ns(), rate_qps * driver.plan.nodes
-    end_ns = start_ns + int((piece_s(rate) if rate_qps == asked_qps else PIECE_S) * NS)
-    driver.free_ns = end_ns + driver.bridge_ns
-    schedule = driver.traffic.draw(
-        rate,
-        {"transition": (start_ns, driver.free_ns)},
-        dwell=index,
-        first_seq=driver.next_seq,
-        seed=driver.plan.seed,
-        streams=driver.plan.streams,
-        piece=piece,
-    )
-    driver.offer(schedule, end_ns)
-    driver.refuse_dead(index)
+    seconds = piece_s(rate_qps * driver.plan.nodes) if rate_qps == asked_qps else PIECE_S
+    start_ns, end_ns = driver.offer_piece(index, piece, rate_qps, seconds)
     rows = driver.windows.requests(index)
     ended_ns = metrics.numbers(rows, "due_ns") + metrics.numbers(rows, "end_offset_ns")
     ok = metrics.status_in(rows, records.OK)

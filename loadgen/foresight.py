@@ -105,8 +105,7 @@ def processes() -> Iterator[Spread]:
 def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree | None]:
     """What is known before the first request: a guess, and the model's own answer where that may be used."""
     below = FIRST_BELOW_SESSIONS if experiment.workload.has_sessions else FIRST_BELOW_PREDICTION
-    ttft_s = experiment.slo.ttft_p90_ms / 1e3
-    start = Start(roofline_qps=guess_qps(experiment), first_below=below, ttft_s=ttft_s)
+    start = Start(roofline_qps=guess_qps(experiment), first_below=below)
     simulated = isinstance(experiment.engine, SimulatedEngine)
     if verb != "sweep" or experiment.search.start != "prediction":
         return start, None

@@ -58,6 +58,11 @@ class Profile:
         after_s = np.divide(2 * rest, below, out=np.zeros_like(rest), where=below > 0)
         return np.asarray(self._from_s[piece] + after_s, dtype=np.float64)
 
+    @property
+    def first_qps(self) -> float:
+        """The rate before the first point."""
+        return float(self._rate[0])
+
     def mean_qps(self, duration_s: float) -> float:
         """The mean rate from the first point on."""
         return float(self.expected(self._from_s[0] + duration_s)) / duration_s

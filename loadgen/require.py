@@ -15,7 +15,16 @@ from analysis.root import Prior
 from conf import ConfigError, Experiment
 from conf.schema import Slo
 from loadgen.driver import Driver
-from loadgen.search import DWELL_LEAST, Outcome, Segment, Stop, dwells_of
+from loadgen.search import (
+    DWELL_LEAST,
+    TRANSITION_E2E,
+    WINDOW_E2E,
+    Outcome,
+    Segment,
+    Stop,
+    dwells_of,
+    lasting_s,
+)
 
 DEFAULT_S = 600.0
 TRANSITION_S, WINDOW_S = 15.0, 45.0
@@ -80,19 +89,25 @@ def require(driver: Driver, rate_qps: float, longest_s: float) -> Required:
     A look that decides is taken again when every answer has ended; if it no longer does, the load goes on.
     """
     driver.warm_up()
-    window_s, transition_s, looks = _window_s(rate_qps), TRANSITION_S, 0
+    transition_s, looks = TRANSITION_S, 0
     why = "the required rate"
     while True:
         if stop := driver.heal() or _voided(driver.windows.outcomes):
             driver.drain()
             return Required(look(driver, rate_qps), looks, stop)
-        index = len(driver.windows.outcomes)
+        index, window_s = (
+            len(driver.windows.outcomes),
+            max(_window_s(rate_qps), WINDOW_E2E * _lasting_s(driver)),
+        )
         driver.load(Segment(index, "dwell", rate_qps, transition_s, window_s, False, why), may_abort=False)
         found, looks, transition_s = look(driver, rate_qps), looks + 1, 0.0
         late = driver.elapsed_s() + window_s > longest_s
         if found.verdict != "undecided" or late:
             driver.drain(run_out=True)
-            found, transition_s = look(driver, rate_qps), TRANSITION_S
+            found, transition_s = (
+                look(driver, rate_qps),
+                max(TRANSITION_S, TRANSITION_E2E * _lasting_s(driver)),
+            )
             late = driver.elapsed_s() + transition_s + window_s > longest_s
         why = f"look {looks}: {found.reason}"
         driver.emit("look", index=looks, verdict=found.verdict, text=why)
@@ -149,6 +164,10 @@ def _voided(outcomes: Sequence[Outcome]) -> Stop | None:
     if len(last) == VOID_IN_A_ROW and all(outcome.void for outcome in last):
         return Stop("void", f"{VOID_IN_A_ROW} windows in a row were void")
     return None
+
+
+def _lasting_s(driver: Driver) -> float:
+    return lasting_s(driver.plan.begin, driver.windows.outcomes)
 
 
 def _window_s(rate_qps: float) -> float:

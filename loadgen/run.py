@@ -28,7 +28,7 @@ from loadgen.driver import Driver, TargetLost
 from loadgen.endpoint import TargetError, api_key
 from loadgen.fleet import Fleet, FleetError
 from loadgen.load_actor import FleetPlan
-from loadgen.plan import Past, Plan
+from loadgen.plan import Past, Plan, answer_s
 from loadgen.run_folder import RunFolder, checksums, manifest, sha256_of
 from loadgen.scrape import Scraper
 from loadgen.search import Start
@@ -279,10 +279,9 @@ class Run:
     def _refuse_cramped(self, fleet: Fleet, service: Service, start: Start) -> None:
         """Refuse a rate whose requests in flight do not fit into the fleet's files and ports or the proxy."""
         asked = self.experiment
-        e2e_s = (asked.slo.ttft_p90_ms + asked.workload.output_tokens.mean * asked.slo.tpot_p90_ms) / 1e3
         guess = asked.rate_qps or max([qps for _, qps in asked.profile_qps], default=0.0)
         qps = (guess or start.prediction_qps or start.roofline_qps or 0.0) * asked.cluster.nodes
-        wanted = asked.concurrency or math.ceil(STREAMS_SPARE * qps * e2e_s)
+        wanted = asked.concurrency or math.ceil(STREAMS_SPARE * qps * answer_s(asked.slo, asked.workload))
         if reason := fleet.shortage(wanted):
             raise FleetError(reason)
         if service.front_streams is not None and wanted > service.front_streams:

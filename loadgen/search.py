@@ -7,7 +7,7 @@ is named.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -59,6 +59,10 @@ doubled from the third dwell on where all missed a bound, for nothing is known b
 MISSED_SHARE = 0.2
 """A dwell with more over a limit missed it, and not by chance."""
 TRANSITION_E2E = 2.0
+"""Lives of an answer after which a service has forgotten the rate before (the method, 4.1)."""
+WINDOW_E2E = 1.5
+"""Lives of an answer that a window lasts at least: its own requests and those just before it then share their
+steps with no others than these (our choice, simulated with answers of four minutes)."""
 ABORT_FROM_S, ABORT_EVERY_S = 10.0, 5.0
 ABORT_WAITING_TTFTS, ABORT_WAITING = 3.0, 10
 RAMP_LOOK_S = 1.0
@@ -74,13 +78,15 @@ class Start:
     """What is known before the first request, in QPS per node; None is unknown.
 
     `roofline_qps` is a guess that the ramp approaches from below; `prediction_qps` replaces the ramp where
-    the search asks for it, and the first dwell is `first_below` (ln) below it. `ttft_s` is the TTFT bound.
+    the search asks for it, and the first dwell is `first_below` (ln) below it. `ttft_s` is the TTFT bound and
+    `answer_s` what an answer of mean length lasts where both bounds are just kept; 0 is unknown.
     """
 
     roofline_qps: float | None = None
     prediction_qps: float | None = None
     first_below: float = FIRST_BELOW_PREDICTION
     ttft_s: float = 0.0
+    answer_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +143,14 @@ class _Found:
 
 def next_segment(spec: Search, start: Start, outcomes: Sequence[Outcome], elapsed_s: float) -> Segment | Stop:
     """The next segment after `outcomes`, `elapsed_s` of the budget being spent."""
+    spec = fitted(spec, start, outcomes)
     begin = _begin(spec, start, outcomes)
-    if isinstance(begin, Stop):
-        return begin
-    if isinstance(begin, Segment):
+    if not isinstance(begin, _Found):
         return begin
     dwells = [outcome for outcome in outcomes if outcome.segment.kind == "dwell"]
     if len(dwells) >= 2 and all(_missed(o) and o.segment.rate_qps <= spec.lowest_qps for o in dwells[-2:]):
         return Stop("slo_not_met_at_lowest", f"over twice at search.lowest_qps={spec.lowest_qps:g} per node")
-    segment = _dwell(spec, begin, outcomes, dwells)
+    segment = _dwell(spec, start, begin, outcomes, dwells)
     valid = sum(not outcome.void for outcome in dwells)
     granted = valid < spec.min_dwells and len(dwells) < VOID_SPARES * spec.min_dwells
     holds = [outcome for outcome in outcomes if outcome.segment.kind == "hold"]
@@ -157,14 +162,42 @@ def next_segment(spec: Search, start: Start, outcomes: Sequence[Outcome], elapse
         and valid >= spec.min_dwells
         and (not holds or (holds[-1].void and len(holds) < HOLD_TRIES))
     ):
-        return _hold(spec, begin, outcomes, dwells)
+        return _hold(spec, start, begin, outcomes, dwells)
     return Stop("budget", f"{valid} dwells in {elapsed_s:.0f} s; one more would exceed {spec.budget_s:g} s")
 
 
 def prior(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Prior | None:
     """The prior of the posterior over these dwells; None while the ramp is not over."""
-    begin = _begin(spec, start, outcomes)
+    begin = _begin(fitted(spec, start, outcomes), start, outcomes)
     return begin.prior if isinstance(begin, _Found) else None
+
+
+def fitted(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Search:
+    """The clockwork and the budget for answers that last as long as those of `outcomes`.
+
+    Windows are no shorter than answers, a backlog has the time to be answered, and the budget holds the least
+    number of windows: fewer say too little, whatever was asked.
+    """
+    return paced(spec, lasting_s(start, outcomes), max(spec.settle_s, TRANSITION_E2E * start.answer_s))
+
+
+def paced(spec: Search, answer_s: float, settle_s: float) -> Search:
+    """The search for answers of `answer_s`, in which a backlog has `settle_s` to be answered."""
+    window_s = max(spec.window_s, WINDOW_E2E * answer_s)
+    least_s = max(spec.first_transition_s, TRANSITION_E2E * answer_s) + spec.min_dwells * window_s
+    ramped_s = least_s / (1 - RAMP_SHARE)
+    longer = window_s > spec.window_s
+    budget_s = max(spec.budget_s, ramped_s) if longer else spec.budget_s
+    return replace(spec, window_s=window_s, settle_s=settle_s, budget_s=budget_s)
+
+
+def lasting_s(start: Start, outcomes: Sequence[Outcome]) -> float:
+    """Seconds that an answer lasts, as seen last of a service without an overload; 0 while nothing is known.
+
+    Within the bounds none lasts longer than `Start.answer_s`: what does is part of an overload.
+    """
+    seen = [o.dwell.median_e2e_s for o in outcomes if not o.bad and o.dwell.median_e2e_s is not None]
+    return min(seen[-1], start.answer_s or math.inf) if seen else 0.0
 
 
 def dwells_of(outcomes: Sequence[Outcome]) -> list[Dwell]:
@@ -192,10 +225,23 @@ def plainly_bad(dwell: Dwell, waiting: int, seconds: float, slo: Slo) -> str | N
     for name, over, share in limits:
         if over >= max(BAD_LEAST, share * whole):
             return f"{over} requests are over the {name} bound"
-    clear_s = waiting * seconds / max(dwell.requests - waiting, 1)
+    clear_s = _clear_s(dwell, waiting, seconds)
     if waiting >= PLAIN_WAITING and clear_s > PLAIN_TTFTS * slo.ttft_p90_ms / 1e3:
         return f"{waiting} requests wait for a first token, worth {clear_s:.0f} s"
     return None
+
+
+def long_queue(dwell: Dwell, waiting: int, slo: Slo) -> bool:
+    """True if who comes next would wait beyond the TTFT bound, behind those `waiting` at the end of a step.
+
+    A bound that is as long as the step shows in no request of it.
+    """
+    return waiting >= PLAIN_WAITING and _clear_s(dwell, waiting) > slo.ttft_p90_ms / 1e3
+
+
+def _clear_s(dwell: Dwell, waiting: int, seconds: float | None = None) -> float:
+    """Seconds until `waiting` requests have a first token, at the pace of the others in `seconds`."""
+    return waiting * (dwell.seconds if seconds is None else seconds) / max(dwell.requests - waiting, 1)
 
 
 def should_abort(window: Window, waiting: int, slo: Slo) -> str | None:
@@ -309,7 +355,8 @@ def _step(spec: Search, start: Start, steps: Sequence[Outcome], wanted: float, w
     """A step so long that a batch fills, and that a queue grows beyond the TTFT bound."""
     rate = _within(spec, wanted)
     last = steps[-1] if steps else None
-    answers_s = RAMP_E2E * max([step.dwell.median_e2e_s or 0.0 for step in steps], default=0.0)
+    longest_s = max([step.dwell.median_e2e_s or 0.0 for step in steps], default=0.0)
+    answers_s = RAMP_E2E * min(longest_s, start.answer_s or math.inf)
     least_s = max(spec.ramp_step_s, RAMP_TTFTS * start.ttft_s, answers_s)
     return Segment(
         index=len(steps),
@@ -337,35 +384,41 @@ def _ramp_end(good: float | None, bad: float | None, why: str) -> _Found:
     )
 
 
-def _dwell(spec: Search, begin: _Found, outcomes: Sequence[Outcome], dwells: Sequence[Outcome]) -> Segment:
+def _dwell(
+    spec: Search, start: Start, begin: _Found, outcomes: Sequence[Outcome], dwells: Sequence[Outcome]
+) -> Segment:
     wanted, reason = (begin.first_qps, begin.reason) if not dwells else _focus(begin, dwells)
     rate = _within(spec, wanted)
     return Segment(
         index=len(outcomes),
         kind="dwell",
         rate_qps=rate,
-        transition_s=_transition_s(spec, outcomes, dwells, rate),
+        transition_s=_transition_s(spec, start, outcomes, dwells, rate),
         window_s=max(spec.window_s, DWELL_LEAST / rate),
         settle_before=_overloaded(dwells[-1], rate) if dwells else bool(outcomes),
         reason=reason,
     )
 
 
-def _hold(spec: Search, begin: _Found, outcomes: Sequence[Outcome], dwells: Sequence[Outcome]) -> Segment:
+def _hold(
+    spec: Search, start: Start, begin: _Found, outcomes: Sequence[Outcome], dwells: Sequence[Outcome]
+) -> Segment:
     """The certified rate held: it can veto the answer, and is no part of what the answer rests on."""
     rate = _within(spec, posterior(dwells_of(dwells), begin.prior).certified)
     return Segment(
         index=len(outcomes),
         kind="hold",
         rate_qps=rate,
-        transition_s=_transition_s(spec, outcomes, dwells, rate),
+        transition_s=_transition_s(spec, start, outcomes, dwells, rate),
         window_s=max(spec.confirm_s, DWELL_LEAST / rate),
         settle_before=_overloaded(dwells[-1], rate),
         reason=f"hold at the certified {rate:.3g} per node: it may veto the answer",
     )
 
 
-def _transition_s(spec: Search, outcomes: Sequence[Outcome], dwells: Sequence[Outcome], rate: float) -> float:
+def _transition_s(
+    spec: Search, start: Start, outcomes: Sequence[Outcome], dwells: Sequence[Outcome], rate: float
+) -> float:
     """What the service needs to forget the rate before: two answers' time, nothing for a small change."""
     if not dwells:
         # After a ramp the service is warm, and its queue empty.
@@ -377,8 +430,7 @@ def _transition_s(spec: Search, outcomes: Sequence[Outcome], dwells: Sequence[Ou
     else:
         least = spec.transition_s
     # An overloaded ramp step is over when the queue is empty; its answers say nothing about the rate to come.
-    answers_s = [o.dwell.median_e2e_s for o in outcomes if not o.bad and o.dwell.median_e2e_s is not None]
-    return max(least, min(TRANSITION_E2E * answers_s[-1], spec.settle_s)) if answers_s else least
+    return max(least, min(TRANSITION_E2E * lasting_s(start, outcomes), spec.settle_s))
 
 
 def hot(outcome: Outcome) -> bool:

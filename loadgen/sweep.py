@@ -23,7 +23,7 @@ class Sweep:
 
 def focus(driver: Driver) -> Segment | Stop:
     """The next step of "ramp, then focus"."""
-    return next_segment(driver.plan.search, driver.plan.start, driver.windows.outcomes, driver.elapsed_s())
+    return next_segment(driver.plan.search, driver.plan.begin, driver.windows.outcomes, driver.elapsed_s())
 
 
 def sweep(driver: Driver, choose: Callable[[Driver], Segment | Stop] = focus) -> Sweep:

@@ -16,7 +16,7 @@ from analysis.validity import Verdict, judge_closed, judge_dwell
 from loadgen.ledger import Ledger
 from loadgen.plan import Past, Plan
 from loadgen.recovery import spoilt
-from loadgen.search import Outcome, Segment, bad_step, dwells_of, plainly_bad, prior
+from loadgen.search import Outcome, Segment, bad_step, dwells_of, long_queue, plainly_bad, prior
 from loadgen.telling import segment_done, word
 from loadgen.watch import Watched
 
@@ -87,12 +87,12 @@ class Windows:
 
     def capacity(self) -> Capacity | None:
         """What is known of the capacity now; None while the ramp is not over."""
-        belief = prior(self.plan.search, self.plan.start, self.outcomes)
+        belief = prior(self.plan.search, self.plan.begin, self.outcomes)
         return None if belief is None else posterior(dwells_of(self.outcomes), belief)
 
     def node_effects(self) -> NodeEffects | None:
         """How the nodes differ; None where they share one stream, and while the ramp is not over."""
-        belief = prior(self.plan.search, self.plan.start, self.outcomes)
+        belief = prior(self.plan.search, self.plan.begin, self.outcomes)
         return None if belief is None else node_effects(dwells_of(self.outcomes), belief)
 
     def _outcome(self, segment: Segment, window: Window, now_ns: int) -> Outcome:
@@ -124,14 +124,16 @@ class Windows:
         Its lag can only raise a latency, by no more than itself: what is good with it is good, and what is
         bad without it is bad.
         """
-        dwell, verdict = outcome.dwell, self.verdicts[outcome.dwell.index]
-        bad = dwell.aborted or bad_step(dwell)
+        dwell, verdict, slo = outcome.dwell, self.verdicts[outcome.dwell.index], self.plan.slo
+        waits = waiting(in_window(self.requests(dwell.index), dwell), now_ns)
+        bad = dwell.aborted or bad_step(dwell) or long_queue(dwell, waits, slo)
         if [check.name for check in verdict.checks if check.voids] != ["send_lag_p99"]:
             return dataclasses.replace(outcome, bad=bad)
         in_time = without_lag(self.requests(dwell.index))
-        least = count(in_time, dwell, self.plan.slo, self.plan.workload, now_ns)
+        least = count(in_time, dwell, slo, self.plan.workload, now_ns)
         waits = waiting(in_window(in_time, dwell), now_ns)
-        surely = bad_step(least) or plainly_bad(least, waits, dwell.seconds, self.plan.slo)
+        surely = bad_step(least) or long_queue(least, waits, slo)
+        surely = surely or bool(plainly_bad(least, waits, dwell.seconds, slo))
         return dataclasses.replace(outcome, bad=bad, void=bad and not surely)
 
     def _again(self, segment: Segment, window: Window, judged: tuple[bool, bool], now_ns: int) -> Outcome:
