@@ -84,12 +84,15 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The load generators: `actors` Ray actors with `cpus_per_actor` CPUs each."""
+    """The load generators: `actors` Ray actors with `cpus_per_actor` CPUs each.
+
+    A request fails after `request_timeout_s`; None is `Experiment.request_timeout_s`.
+    """
 
     name: str
     actors: int = 1
     cpus_per_actor: float = 1.0
-    request_timeout_s: float = 120.0
+    request_timeout_s: float | None = None
     drain_s: float = 30.0
     warmup_requests: int = 64
     record_itl: bool = True
@@ -98,7 +101,9 @@ class Fleet:
         require(self.actors >= 1, f"fleet.actors={self.actors} must be at least 1")
         cpus = f"fleet.cpus_per_actor={self.cpus_per_actor:g} must be finite and not negative"
         require(0 <= self.cpus_per_actor < math.inf, cpus)
-        require_positive("fleet.", self, "request_timeout_s", "drain_s")
+        require_positive("fleet.", self, "drain_s")
+        if self.request_timeout_s is not None:
+            require_positive("fleet.", self, "request_timeout_s")
         warm = f"fleet.warmup_requests={self.warmup_requests} must be at least 1"
         require(self.warmup_requests >= 1, warm)
         require_within("fleet.", self, actors=MOST_ACTORS, warmup_requests=MOST_WARMUP)

@@ -62,6 +62,9 @@ MOST_SEED = 2**53
 """Every reader of JSON keeps whole numbers up to this."""
 MOST_BLOCK_TOKENS = 128
 """A block of the prefix cache of an engine that does not tell: vLLM's is 16, elsewhere up to this."""
+LEAST_TIMEOUT_S, TIMEOUT_ANSWERS = 120.0, 4.0
+"""Seconds until a request fails at least, and in answers of mean length within the bounds: few answers are four
+times as long as the mean (our choices)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +297,16 @@ class Experiment:
     def block_tokens(self) -> int:
         """Tokens of a block, of which a prefix cache serves whole ones; the most where nobody tells."""
         return self.engine.block_size if isinstance(self.engine, SimulatedEngine) else MOST_BLOCK_TOKENS
+
+    @property
+    def answer_s(self) -> float:
+        """Seconds that an answer of mean length lasts where both bounds are just kept."""
+        return (self.slo.ttft_p90_ms + self.workload.output_tokens.mean * self.slo.tpot_p90_ms) / 1e3
+
+    @property
+    def request_timeout_s(self) -> float:
+        """Seconds until a request fails: as asked, else so many that none within the bounds is cut off."""
+        return self.fleet.request_timeout_s or max(LEAST_TIMEOUT_S, TIMEOUT_ANSWERS * self.answer_s)
 
     @property
     def streams(self) -> int:

@@ -105,7 +105,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     experiment = feasible.experiment(arguments.verb, arguments.words, arguments.config)
     here.refuse(experiment)
     if arguments.dry_run:
-        return _plan(experiment, dry_run.swept_s(experiment.search))
+        return _plan(experiment, dry_run.swept_s(experiment))
     from loadgen import verbs
 
     _tell_kernels(experiment)
@@ -171,7 +171,7 @@ def compare(arguments: argparse.Namespace) -> int:
     here.refuse(a)
     if arguments.dry_run:
         terminal.tell(sides.text(a, b))
-        return _plan(a, dry_run.compared_s(a.search), services=2)
+        return _plan(a, dry_run.compared_s(a), services=2)
     from loadgen import verbs
 
     _tell_kernels(a, b)

@@ -22,7 +22,16 @@ from loadgen.liveness import DEAD_LEAST, death, heard_ns, silent
 from loadgen.plan import Past, Plan
 from loadgen.processes import Profile
 from loadgen.recovery import MOST_RECOVERIES, spoilt_before
-from loadgen.search import ABORT_EVERY_S, ABORT_FROM_S, RAMP_LOOK_S, Segment, Stop, plainly_bad, should_abort
+from loadgen.search import (
+    ABORT_EVERY_S,
+    ABORT_FROM_S,
+    RAMP_LOOK_S,
+    Segment,
+    Stop,
+    fitted,
+    plainly_bad,
+    should_abort,
+)
 from loadgen.target import LostActor, Observation, Target
 from loadgen.watch import watched
 from loadgen.windows import Windows
@@ -155,7 +164,7 @@ class Driver:
         """Offer one segment, watch it, and add its outcome."""
         if segment.settle_before and self.windows.outcomes:
             last = self.windows.outcomes[-1].segment
-            self._settle(last.index, self.plan.patience_s, fits=self._sustained(segment))
+            self._settle(last.index, self._patience_s(), fits=self._sustained(segment))
         # Nothing was offered just before, however near its rate.
         if 0 < len(self.windows.outcomes) == self._begun:
             least_s = max(segment.transition_s, self.plan.search.transition_s)
@@ -337,7 +346,7 @@ class Driver:
     def _await_answers(self) -> None:
         """Let end what was in flight when the service was lost: it would count as the next window's queue."""
         now_ns, index = self.target.now_ns(), len(self.windows.outcomes)
-        limit_ns = now_ns + int(self.plan.patience_s * NS)
+        limit_ns = now_ns + int(self._patience_s() * NS)
         self.take(self.target.run(None, now_ns))
         while now_ns < limit_ns and self._left(index, until_done=True):
             now_ns += POLL_NS
@@ -372,7 +381,7 @@ class Driver:
             return
         if run_out:
             self._run_out(self.windows.outcomes[-1].dwell)
-        self._settle(self.windows.outcomes[-1].segment.index, self.plan.patience_s, until_done=True)
+        self._settle(self.windows.outcomes[-1].segment.index, self._patience_s(), until_done=True)
         if (fault := self.fault()) and self._spoilt(self.target.now_ns()):
             self._lose(fault)
         self.windows.recount(self.target.now_ns())
@@ -381,7 +390,7 @@ class Driver:
         """Go on at the rate of the last window, in the next segment, for as long as its answers take."""
         if last.aborted or not last.weight or last.median_e2e_s is None:
             return
-        seconds = min(RUN_OUT * last.median_e2e_s, self.plan.patience_s)
+        seconds = min(RUN_OUT * last.median_e2e_s, self._patience_s())
         # A session that goes on draws the segment itself.
         self.offer_piece(last.index + 1, RUN_OUT_PIECE, last.rate_qps / self.plan.nodes, seconds, "bridge")
 
@@ -421,6 +430,10 @@ class Driver:
         if until_done or (fits is not None and running > fits):
             return running
         return waiting(rows, self.target.now_ns())
+
+    def _patience_s(self) -> float:
+        """The longest that a backlog has to be answered."""
+        return fitted(self.plan.search, self.plan.begin, self.windows.outcomes).settle_s
 
     def _answerable(self, index: int) -> pa.Table:
         """As `requests`, without those that a loss of the service may have left hanging for good."""

@@ -1,6 +1,7 @@
 """What a command would do, in words, before anything is started; knows no engine and starts nothing."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from conf import Experiment
 from conf.load import dump
@@ -8,22 +9,33 @@ from conf.schema import Search
 from loadgen import anatomy, excerpt, here
 from loadgen.driver import WARMUP_QPS
 from loadgen.fill import LONGEST_S, PIECE_S, pace_s
+from loadgen.search import paced
 from loadgen.sharing import gap_s
+from loadgen.steady import FILL_E2E
 
 
-def swept_s(search: Search) -> float:
+def swept_s(experiment: Experiment) -> float:
     """Seconds of load of all sweeps, each with its hold."""
-    return search.parts * (_swept_s(search) + search.confirm_s)
+    search = experiment.search
+    return search.parts * (_swept_s(experiment) + search.confirm_s)
 
 
-def compared_s(search: Search) -> float:
+def compared_s(experiment: Experiment) -> float:
     """Seconds of load of A's sweep with its hold and of B's, which is as long if B is as fast."""
-    return 2 * _swept_s(search) + search.confirm_s
+    return 2 * _swept_s(experiment) + experiment.search.confirm_s
 
 
-def _swept_s(search: Search) -> float:
+def _swept_s(experiment: Experiment) -> float:
     """Seconds of one sweep without its hold; the least number of dwells is granted beyond the budget."""
-    return max(search.budget_s / search.deployments, search.least_s)
+    longest = _longest(experiment)
+    return max(longest.budget_s, longest.least_s)
+
+
+def _longest(experiment: Experiment) -> Search:
+    """The search of one deployment if answers last as long as the bounds allow."""
+    search, answer_s = experiment.search, experiment.answer_s
+    alone = replace(search, deployments=1, budget_s=search.budget_s / search.deployments)
+    return paced(alone, answer_s, answer_s)
 
 
 def text(
@@ -77,6 +89,7 @@ def _load(
         lines.append(
             f"# of the engine's own seconds: at engine.time_scale={scale:g} at most {real_s:.0f} real ones"
         )
+    lines += _lasting(experiment)
     if parts > 1:
         each = f"{load_s / parts:.0f} s, each of a service deployed anew, with its own seed"
         lines = [f"# {parts} sweeps of {each}", *lines]
@@ -88,6 +101,17 @@ def _load(
         if_so = "" if experiment.rate_qps else f", if a node serves about {rate_qps:.1f} QPS{without}"
         lines.append(f"# some {planned:.0f} requests{if_so}")
     return [*lines, *_filling(experiment, guess_qps)]
+
+
+def _lasting(experiment: Experiment) -> list[str]:
+    """How much longer it takes because answers last long, as far as the bounds say how long they may."""
+    tokens, search = experiment.workload.output_tokens.mean, _longest(experiment)
+    may = f"# answers of {tokens:g} tokens may last {experiment.answer_s:.0f} s within the bounds"
+    if experiment.rate_qps or experiment.profile_qps:
+        return [f"{may}: up to {FILL_E2E * experiment.answer_s:.0f} s of load first fill the service"]
+    if experiment.workload.arrivals.kind == "trace" or search.window_s == experiment.search.window_s:
+        return []
+    return [f"{may}: windows of {search.window_s:.0f} s, and a budget that holds {search.min_dwells} of them"]
 
 
 def _filling(experiment: Experiment, guess_qps: float | None) -> list[str]:

@@ -57,7 +57,7 @@ class Cells:
     @property
     def load_s(self) -> float:
         """Seconds of load of all sweeps, each as long as its budget."""
-        return sum(dry_run.swept_s(one.search) for one in self.asked.values())
+        return sum(dry_run.swept_s(one) for one in self.asked.values())
 
 
 def of(words: Matrix, asked: Callable[[list[str]], Experiment]) -> Cells:

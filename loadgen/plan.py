@@ -7,7 +7,7 @@ import pyarrow as pa
 from analysis.dwell import Window
 from analysis.validity import BLOCK_TOKENS
 from conf.schema import Search, Slo, Workload
-from loadgen.search import TRANSITION_E2E, Segment, Start
+from loadgen.search import Segment, Start
 from loadgen.watch import Watched
 
 
@@ -35,18 +35,9 @@ class Plan:
     @property
     def begin(self) -> Start:
         """What is known before the first request, with the times that follow from the bounds."""
-        ttft_s, lasts_s = self.slo.ttft_p90_ms / 1e3, answer_s(self.slo, self.workload)
+        ttft_s, tpot_s = self.slo.ttft_p90_ms / 1e3, self.slo.tpot_p90_ms / 1e3
+        lasts_s = ttft_s + self.workload.output_tokens.mean * tpot_s
         return replace(self.start, ttft_s=ttft_s, answer_s=lasts_s)
-
-    @property
-    def patience_s(self) -> float:
-        """The longest that a backlog has to be answered, on the clock of the plan."""
-        return max(self.search.settle_s, TRANSITION_E2E * self.begin.answer_s)
-
-
-def answer_s(slo: Slo, workload: Workload) -> float:
-    """Seconds that an answer of mean length lasts where both bounds are just kept."""
-    return (slo.ttft_p90_ms + workload.output_tokens.mean * slo.tpot_p90_ms) / 1e3
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from loadgen.driver import Driver, TargetLost
 from loadgen.endpoint import TargetError, api_key
 from loadgen.fleet import Fleet, FleetError
 from loadgen.load_actor import FleetPlan
-from loadgen.plan import Past, Plan, answer_s
+from loadgen.plan import Past, Plan
 from loadgen.run_folder import RunFolder, checksums, manifest, sha256_of
 from loadgen.scrape import Scraper
 from loadgen.search import Start
@@ -194,7 +194,7 @@ class Run:
                     self._driver.restore(self._past)
                 conclude = act(self._driver)
                 # Nothing may be cut: whatever still flies ends by itself, or times out.
-                drain_s = max(drain_s, asked.request_timeout_s)
+                drain_s = max(drain_s, self.experiment.request_timeout_s)
                 return conclude
             except KeyboardInterrupt:
                 real_s = drain_s / self.experiment.time_scale
@@ -255,7 +255,7 @@ class Run:
             model=asked.model.served_name,
             vocab=asked.model.vocab,
             salt=self._salt,
-            timeout_s=asked.fleet.request_timeout_s,
+            timeout_s=asked.request_timeout_s,
             record_itl=asked.fleet.record_itl,
             time_scale=asked.time_scale,
             sticky=asked.routing.policy == "client_side",
@@ -281,7 +281,7 @@ class Run:
         asked = self.experiment
         guess = asked.rate_qps or max([qps for _, qps in asked.profile_qps], default=0.0)
         qps = (guess or start.prediction_qps or start.roofline_qps or 0.0) * asked.cluster.nodes
-        wanted = asked.concurrency or math.ceil(STREAMS_SPARE * qps * answer_s(asked.slo, asked.workload))
+        wanted = asked.concurrency or math.ceil(STREAMS_SPARE * qps * asked.answer_s)
         if reason := fleet.shortage(wanted):
             raise FleetError(reason)
         if service.front_streams is not None and wanted > service.front_streams:

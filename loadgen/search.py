@@ -178,17 +178,23 @@ def fitted(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Search:
     Windows are no shorter than answers, a backlog has the time to be answered, and the budget holds the least
     number of windows: fewer say too little, whatever was asked.
     """
-    return paced(spec, lasting_s(start, outcomes), max(spec.settle_s, TRANSITION_E2E * start.answer_s))
+    longest_s = min(_longest_s(outcomes), start.answer_s or math.inf)
+    return paced(spec, lasting_s(start, outcomes), longest_s)
 
 
-def paced(spec: Search, answer_s: float, settle_s: float) -> Search:
-    """The search for answers of `answer_s`, in which a backlog has `settle_s` to be answered."""
+def paced(spec: Search, answer_s: float, longest_s: float) -> Search:
+    """The search where an answer lasts `answer_s`, and `longest_s` in an overload."""
     window_s = max(spec.window_s, WINDOW_E2E * answer_s)
     least_s = max(spec.first_transition_s, TRANSITION_E2E * answer_s) + spec.min_dwells * window_s
     ramped_s = least_s / (1 - RAMP_SHARE)
     longer = window_s > spec.window_s
     budget_s = max(spec.budget_s, ramped_s) if longer else spec.budget_s
+    settle_s = max(spec.settle_s, TRANSITION_E2E * longest_s)
     return replace(spec, window_s=window_s, settle_s=settle_s, budget_s=budget_s)
+
+
+def _longest_s(outcomes: Sequence[Outcome]) -> float:
+    return max([outcome.dwell.median_e2e_s or 0.0 for outcome in outcomes], default=0.0)
 
 
 def lasting_s(start: Start, outcomes: Sequence[Outcome]) -> float:
@@ -355,8 +361,7 @@ def _step(spec: Search, start: Start, steps: Sequence[Outcome], wanted: float, w
     """A step so long that a batch fills, and that a queue grows beyond the TTFT bound."""
     rate = _within(spec, wanted)
     last = steps[-1] if steps else None
-    longest_s = max([step.dwell.median_e2e_s or 0.0 for step in steps], default=0.0)
-    answers_s = RAMP_E2E * min(longest_s, start.answer_s or math.inf)
+    answers_s = RAMP_E2E * min(_longest_s(steps), start.answer_s or math.inf)
     least_s = max(spec.ramp_step_s, RAMP_TTFTS * start.ttft_s, answers_s)
     return Segment(
         index=len(steps),
@@ -430,7 +435,7 @@ def _transition_s(
     else:
         least = spec.transition_s
     # An overloaded ramp step is over when the queue is empty; its answers say nothing about the rate to come.
-    return max(least, min(TRANSITION_E2E * lasting_s(start, outcomes), spec.settle_s))
+    return max(least, TRANSITION_E2E * lasting_s(start, outcomes))
 
 
 def hot(outcome: Outcome) -> bool:

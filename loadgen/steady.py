@@ -23,6 +23,9 @@ FILL_E2E = 3.0
 answer slower: at 1.15 times the capacity of such a service p90 TPOT is 10 % too low then (simulated)."""
 PIECE_S = 10.0
 """Of load after which it is asked again how long answers last (our choice)."""
+SLOWER = 10.0
+"""An answer that takes so many times as long as at first is one of an overload, where no bound says so (our
+choice: at the bounds of the default service it takes eight times as long)."""
 FIRST_PIECE = 2000
 """Number of the first piece, beyond those that fill caches and those that run out."""
 LEAST_SEEN = 4
@@ -33,14 +36,17 @@ def reach(driver: "Driver", index: int, rate_qps: float, known_s: float, since_n
     """Offer a rate per node until, with the `known_s` that follow, it was there for `FILL_E2E` answers.
 
     Load for the same segment since `since_ns`, such as that which filled caches, counts too. Within the
-    bounds none lasts longer than the plan says: after so many of those a window shows an overload.
+    bounds none lasts longer than the plan says, or `SLOWER` times as at first: after so many of those a
+    window shows an overload.
     """
-    longest_s, piece = FILL_E2E * driver.plan.begin.answer_s, 0
+    longest_s, piece = driver.plan.begin.answer_s, 0
     begin_ns = _first_due_ns(driver, index, since_ns)
     while not driver.has_lost_actor():
         offered_s = known_s + (driver.next_start_ns() - begin_ns) / NS
         lasts_s = _lasts_s(driver, index, begin_ns)
-        left_s = min(longest_s, math.inf if lasts_s is None else FILL_E2E * lasts_s) - offered_s
+        if lasts_s is not None:
+            longest_s = min(longest_s, SLOWER * lasts_s)
+        left_s = FILL_E2E * min(longest_s, lasts_s or math.inf) - offered_s
         if left_s <= 0:
             break
         driver.offer_piece(index, FIRST_PIECE + piece, rate_qps, min(PIECE_S, left_s))
