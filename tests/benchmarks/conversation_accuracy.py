@@ -35,7 +35,9 @@ from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.engine_model.prefixes import Prefixes
 from serve_apps.engine_model.request import RequestState
 from serve_apps.engine_model.virtual import Stepped
-from tests.benchmarks.search_accuracy import HEADS, Found, answer, root, row
+from tests.benchmarks._brute_force import root
+from tests.benchmarks._searches import Found, answer
+from tests.benchmarks.search_accuracy import HEADS, row
 
 SCENARIOS = {
     "C1": ("workload=character",),
