@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.quantiles import quantile
 from loadgen.arrivals import NS, Traffic
-from tests.benchmarks._scenarios import GUESS_QPS, GUESS_SPREAD, experiment, service
+from tests.benchmarks._scenarios import FAILING, GUESS_SPREAD, experiment, guess_qps, node
 from tests.benchmarks._searches import Found
 
 WARM_S = 30.0
@@ -28,31 +28,39 @@ class Prober:
     spent_s: float = 0.0
     probes: int = 0
 
-    def latencies(self, rate_qps: float, seconds: float, warm_s: float = 0.0) -> tuple[Any, Any]:
-        """TTFT and TPOT in ms of the requests due after `warm_s`, in order of arrival."""
+    def latencies(
+        self, rate_qps: float, seconds: float, warm_s: float = 0.0, after_s: float = 0.0
+    ) -> tuple[Any, Any]:
+        """TTFT and TPOT in ms of the requests due in `seconds` from `warm_s`, in order of arrival.
+
+        The load goes on for `after_s`; a failure is infinitely late.
+        """
         asked = experiment(self.scenario)
         self.probes += 1
         phases = {
             "transition": (0, int(warm_s * NS)),
             "window": (int(warm_s * NS), int((warm_s + seconds) * NS)),
+            "bridge": (int((warm_s + seconds) * NS), int((warm_s + seconds + after_s) * NS)),
         }
         plan = Traffic(asked.workload).draw(
             rate_qps, phases, dwell=self.probes, first_seq=0, seed=1000 + self.seed
         )
-        node = service(asked, 1000 * self.seed + self.probes)
+        fresh = node(self.scenario, 1000 * self.seed + self.probes)
         due_s = plan.due_ns / NS
         lengths = zip(due_s.tolist(), plan.input_tokens.tolist(), plan.output_tokens.tolist(), strict=True)
         for key, (at_s, inputs, outputs) in enumerate(lengths):
-            node.submit(key, at_s, inputs, outputs)
-        node.advance(1e9)
-        ended = sorted(node.observe(), key=lambda seen: seen.key)
+            fresh.submit(key, at_s, inputs, outputs)
+        fresh.advance(1e9)
+        ended = sorted(fresh.observe(), key=lambda seen: seen.key)
         first = np.array([it.first_token_s for it in ended], dtype=np.float64)
         last = np.array([it.last_token_s for it in ended], dtype=np.float64)
         tokens = np.array([it.tokens for it in ended])
         self.spent_s += float(last.max(initial=0.0))
-        counted = due_s >= warm_s
-        tpot = (last - first) / np.maximum(tokens - 1, 1)
-        return (first - due_s)[counted] * 1e3, tpot[counted] * 1e3
+        counted = (due_s >= warm_s) & (due_s < warm_s + seconds)
+        ttft, tpot = first - due_s, (last - first) / np.maximum(tokens - 1, 1)
+        failed = np.random.default_rng([self.seed, 6]).random(len(ttft)) < FAILING.get(self.scenario, 0.0)
+        ttft[failed] = tpot[failed] = math.inf
+        return ttft[counted] * 1e3, tpot[counted] * 1e3
 
     def excess(self, rate_qps: float, seconds: float, warm_s: float = 0.0) -> float:
         """ln of the worse p90 over its bound: positive is over."""
@@ -73,7 +81,11 @@ class Prober:
 def bisected(scenario: str, seed: int, passes: Callable[[Prober, float], bool], tolerance: float) -> Found:
     """Doubling from a random start until one fails, then halving: the highest rate that passed."""
     prober = Prober(scenario, seed)
-    rate = GUESS_QPS / 2 * math.exp(np.random.default_rng([seed, 2]).uniform(-GUESS_SPREAD, GUESS_SPREAD))
+    rate = (
+        guess_qps(scenario)
+        / 2
+        * math.exp(np.random.default_rng([seed, 2]).uniform(-GUESS_SPREAD, GUESS_SPREAD))
+    )
     low, high = 0.0, math.inf
     while high == math.inf or low == 0.0 or high / low > 1 + tolerance:
         if passes(prober, rate):
@@ -97,7 +109,11 @@ def mlperf(scenario: str, seed: int) -> Found:
 def isotonic(scenario: str, seed: int, seconds: float = 60.0, more: int = 6) -> Found:
     """Doubling, then probes of a minute where a monotone fit of ln(p90 / bound) crosses zero."""
     prober = Prober(scenario, seed)
-    rate = GUESS_QPS / 2 * math.exp(np.random.default_rng([seed, 2]).uniform(-GUESS_SPREAD, GUESS_SPREAD))
+    rate = (
+        guess_qps(scenario)
+        / 2
+        * math.exp(np.random.default_rng([seed, 2]).uniform(-GUESS_SPREAD, GUESS_SPREAD))
+    )
     seen: list[tuple[float, float]] = []
     while not (seen and max(excess for _, excess in seen) > 0 >= min(excess for _, excess in seen)):
         seen.append((rate, prober.excess(rate, seconds, WARM_S)))

@@ -11,6 +11,7 @@ import argparse
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
@@ -27,13 +28,13 @@ from loadgen.sweep import sweep
 from loadgen.virtual_target import VirtualTarget
 from serve_apps.engine_model import VirtualService
 from tests.benchmarks._brute_force import find_truths
-from tests.benchmarks._scenarios import FASTER, GUESS_QPS, SCENARIOS, experiment, service, truths
+from tests.benchmarks._scenarios import EDGES, FASTER, GUESS_QPS, SCENARIOS, experiment, service, truths
 from tests.benchmarks._searches import Found, blind, published, searched
 from tests.benchmarks._usual_searches import bisection, isotonic, mlperf
 
 HEADS = (
     *("scenario", "method", "runs", "minutes", "bias %", "RMSE %"),
-    *("cover", "certified over", "half-width %", "open", "windows", "ramp s"),
+    *("cover", "certified over", "half-width %", "open", "windows", "ramp s", "wrong bounds", "other ends"),
 )
 
 
@@ -83,6 +84,8 @@ def _method(name: str) -> Callable[[str, int], Found]:
     match name.split():
         case ["maxqps", "quick,", "guess", "x", off]:
             return lambda scenario, seed: blind(scenario, seed, float(Fraction(off)), "search=quick")
+        case ["maxqps", "quick,", "told", "x", off]:
+            return lambda scenario, seed: searched(scenario, seed, "search=quick", off=float(Fraction(off)))
         case ["maxqps", "quick"]:
             return lambda scenario, seed: searched(scenario, seed, "search=quick")
         case ["maxqps", "2", "x", *_]:
@@ -102,11 +105,15 @@ def _method(name: str) -> Callable[[str, int], Found]:
 
 BLIND = ("maxqps quick, guess x 1", "maxqps quick, guess x 1/3", "maxqps quick, guess x 3")
 """Searches that nobody places: a ramp begins from a guess that is wrong by so much."""
+TOLD = "maxqps quick, told x 1/3"
+"""A search that a prediction places three times too low."""
 NAMES = (
     "maxqps quick",
     *BLIND,
+    TOLD,
     "maxqps 15 min",
     "maxqps 30 min",
+    "maxqps 60 min",
     "maxqps 2 x 15 min",
     "maxqps compare",
     "bisection 60 s",
@@ -115,6 +122,15 @@ NAMES = (
     "isotonic 60 s",
     "MLPerf 600 s",
 )
+EDGE_NAMES = {"T20": ("maxqps 15 min", *BLIND), "F003": ("maxqps quick", TOLD), "P5": ("maxqps 2 x 15 min",)}
+"""Rows of an edge, where nobody chooses; of the others `quick` and 15 minutes."""
+
+
+def names_of(scenario: str) -> tuple[str, ...]:
+    """The methods that are tried on a scenario where nobody chooses."""
+    if scenario in EDGES:
+        return EDGE_NAMES.get(scenario, ("maxqps quick", "maxqps 15 min"))
+    return tuple(name for name in NAMES if name not in (TOLD, "maxqps 60 min"))
 
 
 def one(name: str, scenario: str, seed: int) -> Found:
@@ -129,30 +145,50 @@ def line(name: str, scenario: str, found: list[Found]) -> str:
 
 
 def row(title: str, truth: float, found: list[Found]) -> str:
-    """Bias, RMSE, cover, violations and cost of many answers to one question, as a row of a table."""
+    """Bias, RMSE, cover, violations and cost of many answers to one question, as a row of a table.
+
+    An answer with an open end is a bound, which is wrong where the truth lies beyond it; without any end it
+    claims nothing, and no share counts it. `other ends` are the searches that something else than their
+    budget ended.
+    """
     known = [each for each in found if math.isfinite(each.estimate)]
-    error = np.array([math.log(each.estimate / truth) for each in known])
-    covers = np.mean([each.low <= truth <= each.high for each in found if each.low or each.high < math.inf])
+    claims = [each for each in found if each.low or each.high < math.inf]
+    covers = [each.low <= truth <= each.high for each in claims]
+    wrong = sum(not it for it, each in zip(covers, claims, strict=True) if not math.isfinite(each.estimate))
     over = np.mean([each.certified > truth for each in found])
-    half = np.median([math.log(each.high / max(each.low, 1e-9)) / 2 for each in known])
-    minutes = np.mean([each.minutes for each in found])
-    spread = math.sqrt(float((error**2).mean()))
-    windows, ramp_s = (np.mean([getattr(each, name) for each in found]) for name in ("windows", "ramp_s"))
+    minutes, windows, ramp_s = (
+        np.mean([getattr(each, name) for each in found]) for name in ("minutes", "windows", "ramp_s")
+    )
+    stops = Counter(each.stop for each in found if each.stop != "budget")
+    ends = ", ".join(f"{count} {stop}" for stop, count in stops.items())
+    bias, spread, half = _errors(truth, known)
     return (
-        f"| {title} | {len(found)} | {minutes:.1f} | {100 * error.mean():+.2f} ± "
-        f"{100 * error.std() / math.sqrt(len(known)):.2f} | {100 * spread:.2f} | {covers:.3f} | {over:.3f} | "
-        f"{100 * half:.1f} | {len(found) - len(known)} | {windows:.1f} | {ramp_s:.0f} |"
+        f"| {title} | {len(found)} | {minutes:.1f} | {bias} | {spread} | "
+        f"{np.mean(covers) if covers else math.nan:.3f} | {over:.3f} | {half} | {len(found) - len(known)} | "
+        f"{windows:.1f} | {ramp_s:.0f} | {wrong} | {ends or '-'} |"
     )
 
 
-def table(names: list[str], scenarios: list[str], replications: int, first: int) -> Iterator[str]:
-    """The table, row by row."""
+def _errors(truth: float, known: list[Found]) -> tuple[str, str, str]:
+    """Bias, RMSE and median half-width in percent; dashes where no answer is a number."""
+    if not known:
+        return "-", "-", "-"
+    error = np.array([math.log(each.estimate / truth) for each in known])
+    half = np.median([math.log(each.high / max(each.low, 1e-9)) / 2 for each in known])
+    unsure = 100 * error.std() / math.sqrt(len(known))
+    spread = math.sqrt(float((error**2).mean()))
+    return f"{100 * error.mean():+.2f} ± {unsure:.2f}", f"{100 * spread:.2f}", f"{100 * half:.1f}"
+
+
+def table(
+    names: list[str] | None, scenarios: list[str], seeds: range, processes: int | None
+) -> Iterator[str]:
+    """The table, row by row; without names those of each scenario."""
     yield f"| {' | '.join(HEADS)} |"
     yield f"|{'---|' * len(HEADS)}"
-    with ProcessPoolExecutor() as pool:
+    with ProcessPoolExecutor(processes) as pool:
         for scenario in scenarios:
-            for name in names:
-                seeds = range(first, first + replications)
+            for name in names or names_of(scenario):
                 jobs = [pool.submit(one, name, scenario, seed) for seed in seeds]
                 yield line(name, scenario, [job.result() for job in jobs])
 
@@ -165,14 +201,16 @@ def main() -> None:
     parser.add_argument("--truth", action="store_true", help="find the true capacities by brute force")
     parser.add_argument("--replications", type=int, default=6)
     parser.add_argument("--first", type=int, default=0, help="seed of the first replication")
-    parser.add_argument("--methods", nargs="*", default=list(NAMES), choices=NAMES)
+    parser.add_argument("--processes", type=int, help="side by side; as many as the machine has cores")
+    parser.add_argument("--methods", nargs="*", choices=NAMES, help="those of each scenario")
     parser.add_argument("--scenarios", nargs="*", default=list(SCENARIOS), choices=list(SCENARIOS))
     asked = parser.parse_args()
     if asked.truth:
-        find_truths()
+        find_truths(asked.scenarios)
         return
     began_s = time.monotonic()
-    for text in table(asked.methods, asked.scenarios, asked.replications, asked.first):
+    seeds = range(asked.first, asked.first + asked.replications)
+    for text in table(asked.methods, asked.scenarios, seeds, asked.processes):
         print(text, flush=True)
     load_now = os.getloadavg()[0]
     print(f"\n{(time.monotonic() - began_s) / 60:.1f} min on {os.cpu_count()} cores, load {load_now:.1f}")
