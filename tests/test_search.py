@@ -12,7 +12,8 @@ from conf import load
 from conf.schema import Search, Slo
 from loadgen import search
 from loadgen.search import Outcome, Start
-from tests.benchmarks.search_accuracy import searched, truths
+from tests.benchmarks._scenarios import truths
+from tests.benchmarks._searches import searched
 
 S2 = Slo("s2", ttft_p90_ms=2000.0, tpot_p90_ms=60.0)
 SPEC = Search("test", budget_s=900.0)

@@ -19,7 +19,7 @@ from loadgen.sweep import sweep
 from loadgen.target import LostActor, Observation
 from loadgen.virtual_target import VirtualTarget
 from serve_apps.engine_model import Engine, VirtualService
-from tests.benchmarks.search_accuracy import truths
+from tests.benchmarks._scenarios import truths
 from tests.benchmarks.shared_processor import SharedProcessor
 
 

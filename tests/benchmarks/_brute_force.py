@@ -1,0 +1,99 @@
+"""True capacities by brute force: hours of load at two rates around each, written to `search_truth.csv`.
+
+Knows a node's latencies at a rate; knows no search.
+"""
+
+import math
+from collections.abc import Collection, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from tests.benchmarks._scenarios import DRIFTING, EDGES, FASTER, SCENARIOS, TRUTH, drawn, experiment
+from tests.benchmarks._usual_searches import WARM_S, Prober
+
+TRUTH_RATES = {
+    "S1": (3.98, 4.08),
+    "S2": (3.14, 3.24),
+    "S4": (3.32, 3.42),
+    "S5": (3.22, 3.32),
+    "PS": (10.7, 11.0),
+    "L1000": (1.53, 1.56),
+    "L2000": (0.768, 0.780),
+    "L4000": (0.387, 0.394),
+    "L2000v": (0.766, 0.782),
+    "M1": (0.100, 0.102),
+    "M057": (0.564, 0.576),
+    "T20": (0.448, 0.454),
+    "F003": (11.8, 12.0),
+}
+TRUTH_PARTS, TRUTH_HOURS = 10, 6.0
+EDGE_REQUESTS, EDGE_WARM_S = 100_000, 3600.0
+"""Requests of a part where they cost little, and seconds before and after it: many of the longest answers."""
+
+
+def shares(scenario: str, rate_qps: float, part: int) -> list[float]:
+    """Shares over TTFT and TPOT in some virtual hours at one rate, and over both bounds times `FASTER`."""
+    slo, prober = experiment(scenario).slo, Prober(scenario, 50_000 + part)
+    if scenario in EDGES:
+        ttft, tpot = prober.latencies(rate_qps, EDGE_REQUESTS / rate_qps, EDGE_WARM_S, EDGE_WARM_S)
+    else:
+        ttft, tpot = prober.latencies(rate_qps, TRUTH_HOURS * 3600, WARM_S)
+    return [
+        float((latency > bound * wider).mean())
+        for wider in (1.0, FASTER)
+        for latency, bound in ((ttft, slo.ttft_p90_ms), (tpot, slo.tpot_p90_ms))
+    ]
+
+
+def find_truths(scenarios: Collection[str]) -> None:
+    """Write the true capacities of some scenarios anew, the others as they stand."""
+    found = dict(written())
+    with ProcessPoolExecutor() as pool:
+        for scenario in scenarios:
+            if scenario in DRIFTING:
+                found[scenario] = f"{drawn(scenario, 0).capacity_qps():.4f},0.01,ttft,nan,0"
+            elif scenario in TRUTH_RATES:
+                found[scenario] = brute_force(scenario, pool)
+    with TRUTH.open("w") as file:
+        file.write("# python -m tests.benchmarks.search_accuracy --truth\n")
+        file.write("scenario,capacity_qps,standard_error_pct,binding,faster_ratio,virtual_hours\n")
+        file.writelines(f"{name},{found[name]}\n" for name in SCENARIOS if name in found)
+
+
+def written() -> Iterator[tuple[str, str]]:
+    """Each scenario of the table of truths, and the rest of its line."""
+    with TRUTH.open() as file:
+        for line in [line for line in file if not line.startswith("#")][1:]:
+            name, rest = line.strip().split(",", 1)
+            yield name, rest
+
+
+def brute_force(scenario: str, pool: Executor) -> str:
+    """A line of the table: where a logit line through the shares over a limit meets 10 %."""
+    jobs = {
+        rate: [pool.submit(shares, scenario, rate, part) for part in range(TRUTH_PARTS)]
+        for rate in TRUTH_RATES[scenario]
+    }
+    seen = {rate: np.array([job.result() for job in parts]) for rate, parts in jobs.items()}
+    roots = {limit: root(seen, column) for column, limit in enumerate(("ttft", "tpot"))}
+    limit = min(roots, key=lambda name: roots[name][0])
+    capacity, error = roots[limit]
+    # Faster by a factor is a wider bound by it, in a time that runs faster by it.
+    ratio = FASTER * min(root(seen, 2)[0], root(seen, 3)[0]) / capacity
+    each_h = [EDGE_REQUESTS / rate / 3600 if scenario in EDGES else TRUTH_HOURS for rate in seen]
+    print(scenario, roots, {rate: v.mean(axis=0).round(4).tolist() for rate, v in seen.items()}, flush=True)
+    return f"{capacity:.4f},{100 * error:.2f},{limit},{ratio:.5f},{TRUTH_PARTS * sum(each_h):.0f}"
+
+
+def root(seen: dict[float, Any], column: int) -> tuple[float, float]:
+    """The rate at which the share is 10 %, and the standard error of its ln; inf where it is never near."""
+    (low, at_low), (high, at_high) = ((math.log(rate), values[:, column]) for rate, values in seen.items())
+    if at_high.mean() < 0.02 or not at_low.mean():
+        return math.inf, 0.0
+    logit = lambda share: math.log(share / (1 - share))  # noqa: E731
+    slope = (logit(at_high.mean()) - logit(at_low.mean())) / (high - low)
+    at = low + (logit(0.1) - logit(at_low.mean())) / slope
+    spread = math.hypot(at_low.std(ddof=1), at_high.std(ddof=1)) / 2 / math.sqrt(len(at_low))
+    return math.exp(at), spread / (0.09 * slope)

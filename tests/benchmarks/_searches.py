@@ -1,0 +1,129 @@
+"""Whole searches by this project's own driver on a scenario, and what each came to.
+
+Knows how a search is begun and what its answer claims; knows no table.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from analysis.capacity import Capacity
+from analysis.pooling import Estimate, pooled
+from analysis.validity import LEAST_VALID_DWELLS
+from conf import Experiment
+from loadgen.arrivals import NS
+from loadgen.driver import Driver, TargetLost
+from loadgen.plan import Plan
+from loadgen.search import Start
+from loadgen.sweep import Sweep, sweep
+from tests.benchmarks import _fluid
+from tests.benchmarks._scenarios import (
+    DRIFTING,
+    GUESS_SPREAD,
+    drawn,
+    experiment,
+    guess_qps,
+    target,
+    truths,
+)
+
+PREDICTION_SD = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One search's answer in QPS: what it reports, between which ends, what it would certify, its minutes.
+
+    The estimate of an answer with an open end is nan; of no answer at all the ends are 0 and infinite. `stop`
+    is why the search ended.
+    """
+
+    estimate: float
+    low: float
+    high: float
+    certified: float
+    minutes: float
+    windows: int = 0
+    ramp_s: float = 0.0
+    stop: str = "budget"
+
+
+def searched(scenario: str, seed: int, *words: str, off: float = 1.0) -> Found:
+    """Our search, from a guess as good as a planner's; what is expected is wrong by the factor `off` too."""
+    asked = experiment(scenario, *words)
+    chance = np.random.default_rng([seed, 1])
+    guess = guess_qps(scenario) * math.exp(chance.uniform(-GUESS_SPREAD, GUESS_SPREAD))
+    expected = truths()[scenario] * off * math.exp(chance.normal(0, PREDICTION_SD))
+    start = Start(guess, asked.search.expected_qps or expected, ttft_s=asked.slo.ttft_p90_ms / 1e3)
+    return begun(scenario, asked, start, seed)
+
+
+def blind(scenario: str, seed: int, off: float, *words: str) -> Found:
+    """Our search without a prediction, the roofline's guess being wrong by the factor `off` and a chance."""
+    asked = experiment(scenario, "search.start=ramp", *words)
+    chance = np.random.default_rng([seed, 3])
+    guess = truths()[scenario] * off * math.exp(chance.uniform(-GUESS_SPREAD, GUESS_SPREAD))
+    return begun(scenario, asked, Start(guess, ttft_s=asked.slo.ttft_p90_ms / 1e3), seed)
+
+
+def begun(scenario: str, asked: Experiment, start: Start, seed: int) -> Found:
+    """A search of a fresh node."""
+    if scenario in DRIFTING:
+        return concluded(_fluid.searched(drawn(scenario, seed), asked.search, start), asked)
+    plan = Plan(asked.search, asked.slo, asked.workload, 1, seed, start)
+    driver = Driver(target(scenario, seed), plan, lambda _, /, **__: None)
+    try:
+        return concluded(sweep(driver), asked)
+    except TargetLost:
+        return Found(math.nan, 0.0, math.inf, 0.0, driver.elapsed_s() / 60, stop="lost")
+
+
+def concluded(found: Sweep | _fluid.Answer, asked: Experiment) -> Found:
+    """What a search says at its end, as `loadgen.conclusion` has it, and what it took."""
+    ramp = [outcome.dwell for outcome in found.outcomes if outcome.segment.kind == "ramp"]
+    dwells = [outcome for outcome in found.outcomes if outcome.segment.kind == "dwell"]
+    # Up to the first window's transition: what settles after the ramp is its cost too.
+    ramp_s = (
+        (min([o.dwell.start_ns for o in dwells] or [ramp[-1].window_end_ns]) - ramp[0].start_ns) / NS
+        if ramp
+        else 0.0
+    )
+    minutes, stop = found.elapsed_s / 60, found.stop.kind
+    valid = sum(not outcome.void for outcome in dwells)
+    match stop:
+        case "slo_not_met_at_lowest":
+            told = Found(math.nan, 0.0, asked.search.lowest_qps, 0.0, minutes)
+        case "above_highest":
+            told = Found(math.nan, asked.search.highest_qps, math.inf, 0.0, minutes)
+        case "budget" if found.capacity and valid < max(LEAST_VALID_DWELLS, asked.search.min_dwells):
+            told, stop = answer(None, minutes), "void"
+        case "budget":
+            told = answer(found.capacity, minutes)
+        case _:
+            told = answer(None, minutes)
+    return replace(told, windows=len(dwells), ramp_s=ramp_s, stop=stop)
+
+
+def answer(q: Capacity | None, minutes: float) -> Found:
+    """What a search came to."""
+    if q is None:
+        return Found(math.nan, 0.0, math.inf, 0.0, minutes)
+    if q.open_above or q.open_below:  # a bound is claimed, and no estimate
+        ends = 0.0 if q.open_below else q.low, math.inf if q.open_above else q.high
+        return Found(math.nan, *ends, ends[0], minutes)
+    return Found(q.qps_per_node, q.low, q.high, q.certified, minutes)
+
+
+def published(scenario: str, seed: int) -> Found:
+    """Two deployments of fifteen minutes, the second begun where the first ended, pooled."""
+    first = searched(scenario, seed, "search=standard")
+    begin = ["search.start=prediction", f"search.expected_qps={first.estimate}"]
+    if not math.isfinite(first.estimate):
+        begin = []
+    second = searched(scenario, seed + 500_000, "search=standard", *begin)
+    if not math.isfinite(first.estimate + second.estimate):
+        return answer(None, (first.minutes + second.minutes))
+    both = pooled([Estimate.of_interval(each.estimate, each.low, each.high) for each in (first, second)])
+    minutes = first.minutes + second.minutes
+    return Found(both.qps.value, both.qps.low, both.qps.high, both.certified, minutes)
