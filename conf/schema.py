@@ -63,8 +63,8 @@ MOST_SEED = 2**53
 MOST_BLOCK_TOKENS = 128
 """A block of the prefix cache of an engine that does not tell: vLLM's is 16, elsewhere up to this."""
 LEAST_TIMEOUT_S, TIMEOUT_ANSWERS = 120.0, 4.0
-"""Seconds until a request fails at least, and in answers of mean length within the bounds: few answers are four
-times as long as the mean (our choices)."""
+"""Seconds until a request fails at least, and in answers of mean length within the bounds: few are four times
+as long as the mean (our choices)."""
 
 
 @dataclass(frozen=True, slots=True)
