@@ -111,7 +111,9 @@ def _lasting(experiment: Experiment) -> list[str]:
         return [f"{may}: up to {FILL_E2E * experiment.answer_s:.0f} s of load first fill the service"]
     if experiment.workload.arrivals.kind == "trace" or search.window_s == experiment.search.window_s:
         return []
-    return [f"{may}: windows of {search.window_s:.0f} s, and a budget that holds {search.min_dwells} of them"]
+    return [
+        f"{may}: windows of {search.window_s:.0f} s, and a budget of {search.budget_s:.0f} s to hold enough"
+    ]
 
 
 def _filling(experiment: Experiment, guess_qps: float | None) -> list[str]:

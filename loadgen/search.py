@@ -65,6 +65,8 @@ WINDOW_E2E = 1.5
 steps with no others than these (our choice, simulated with answers of four minutes)."""
 ABORT_FROM_S, ABORT_EVERY_S = 10.0, 5.0
 ABORT_WAITING_TTFTS, ABORT_WAITING = 3.0, 10
+LONG_DWELLS = 5
+"""Windows that the budget of long answers holds at least: two leave an end open too often (simulated)."""
 RAMP_LOOK_S = 1.0
 PLAIN_TTFTS, PLAIN_WAITING = 2.0, 10
 """A queue of so many requests that takes so many TTFT bounds to clear is an overload (our choice)."""
@@ -185,7 +187,8 @@ def fitted(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Search:
 def paced(spec: Search, answer_s: float, longest_s: float) -> Search:
     """The search where an answer lasts `answer_s`, and `longest_s` in an overload."""
     window_s = max(spec.window_s, WINDOW_E2E * answer_s)
-    least_s = max(spec.first_transition_s, TRANSITION_E2E * answer_s) + spec.min_dwells * window_s
+    windows = max(spec.min_dwells, LONG_DWELLS)
+    least_s = max(spec.first_transition_s, TRANSITION_E2E * answer_s) + windows * window_s
     ramped_s = least_s / (1 - RAMP_SHARE)
     longer = window_s > spec.window_s
     budget_s = max(spec.budget_s, ramped_s) if longer else spec.budget_s
