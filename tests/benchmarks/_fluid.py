@@ -1,7 +1,7 @@
-"""Windows whose outcomes are drawn and not served: thousands of requests per second cost milliseconds a window.
+"""Windows whose outcomes are drawn and not served: thousands of requests per second cost milliseconds each.
 
-Knows the model of `analysis.root` and draws from it, with a capacity that drifts, which that model does not know;
-knows no engine, no driver and no clock.
+Knows the model of `analysis.root` and draws from it, with a capacity that drifts, which that model does not
+know; knows no engine, no driver and no clock.
 
     fluid = Fluid(root_qps=500, drift_sd=0.01, seed=3)
     found = searched(fluid, spec, Start(prediction_qps=480))
@@ -31,8 +31,8 @@ class Fluid:
     """A service of `nodes` nodes whose share over the TTFT bound is known; TPOT is never over.
 
     Of the requests of each 5 s a share `floor` + (1 - `floor`) logistic(logit .1 + `slope` (ln load + drift -
-    ln `root_qps`)) is over. The load is the mean work of the last 2.5 answers of `e2e_s` (`Kernel`), made of a
-    Poisson number of requests whose work has variance `work_var`; drift is an AR(1) with standard deviation
+    ln `root_qps`)) is over. The load is the mean work of the last 2.5 answers of `e2e_s` (`Kernel`), made of
+    a Poisson number of requests whose work has variance `work_var`; drift is an AR(1) with standard deviation
     `drift_sd` and memory `memory_s`, the same for all requests of a block. Rates are QPS per node.
     """
 
@@ -86,9 +86,9 @@ class Fluid:
     def capacity_qps(self) -> float:
         """The true capacity: the rate at which the share of all requests, over a long time, is .1.
 
-        By `DRAWS` draws of the requests of a block, of the load around it and of the drift, and bisection of the
-        rate that shifts them all. A block counts by its requests, as a busy one holds more of them. The spread of
-        loads is taken at the root, which is within some percent of the answer.
+        By `DRAWS` draws of the requests of a block, of the load around it and of the drift, and bisection of
+        the rate that shifts them all. A block counts by its requests, as a busy one holds more of them. The
+        spread of loads is taken at the root, which is within some percent of the answer.
         """
         rng, blocks = np.random.default_rng(7), Kernel.of("ttft", self.e2e_s).back
         mean = self.root_qps * self.nodes * BLOCK_S
