@@ -18,7 +18,8 @@ import numpy as np
 
 from analysis.capacity import Capacity, posterior
 from analysis.dwell import BLOCK_S, LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount
-from analysis.root import ALLOWED_OVER, LOGIT_ALLOWED, Floats, Kernel
+from analysis.kernel import Floats, Kernel
+from analysis.root import ALLOWED_OVER, LOGIT_ALLOWED
 from conf.schema import Search
 from loadgen.search import Outcome, Segment, Start, Stop, bad_step, dwells_of, next_segment, prior
 
@@ -86,23 +87,25 @@ class Fluid:
     def capacity_qps(self) -> float:
         """The true capacity: the rate at which the share of all requests, over a long time, is .1.
 
-        By `DRAWS` draws of the requests of a block, of the load around it and of the drift, and bisection of
-        the rate that shifts them all. A block counts by its requests, as a busy one holds more of them. The
-        spread of loads is taken at the root, which is within some percent of the answer.
+        By `DRAWS` draws of the requests of a block, of the load around it and of the drift, from one seed,
+        and bisection of the rate. A block counts by its requests, as a busy one holds more of them.
         """
+        low, high = math.log(self.root_qps) - 1.0, math.log(self.root_qps) + 1.0
+        while high - low > 1e-5:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._mean_share(math.exp(middle)) < ALLOWED_OVER else (low, middle)
+        return math.exp(low)
+
+    def _mean_share(self, rate_qps: float) -> float:
+        """The share of all requests over the bound, over a long time at one rate."""
         rng, blocks = np.random.default_rng(7), Kernel.of("ttft", self.e2e_s).back
-        mean = self.root_qps * self.nodes * BLOCK_S
+        mean = rate_qps * self.nodes * BLOCK_S
         own = rng.poisson(mean, DRAWS)
         around = own + rng.poisson(mean * (blocks - 1), DRAWS)
         work = around + np.sqrt(around * self.work_var) * rng.standard_normal(DRAWS)
-        log_load = np.log(np.maximum(work / (mean * blocks), 1e-9))
+        felt = np.maximum(work / (BLOCK_S * self.nodes * blocks), 1e-9)
         drift = self.drift_sd * rng.standard_normal(DRAWS)
-        low, high = -1.0, 1.0
-        while high - low > 1e-6:
-            middle = (low + high) / 2
-            share = np.average(self._share(log_load + drift + middle), weights=own)
-            low, high = (middle, high) if share < ALLOWED_OVER else (low, middle)
-        return self.root_qps * math.exp(low)
+        return float(np.average(self._share(np.log(felt / self.root_qps) + drift), weights=own))
 
     def _share(self, above: Floats) -> Floats:
         """The share over the bound where ln load + drift is so far above the root."""
