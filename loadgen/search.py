@@ -41,6 +41,8 @@ BAD_TTFT_SHARE, BAD_TPOT_SHARE, BAD_LEAST = 0.15, 0.20, 4
 PRIOR_BELOW_RAMP, PRIOR_SD = 0.16, 0.2
 """ln distance and spread of the capacity below the ramp's end: a step of 15 s sees no slow overload. On the
 engine model at four pairs of bounds 0.15 to 0.18, sd 0.10 to 0.13."""
+RAMP_SEEN = 25
+"""Requests of a step from which its chance is part of that spread (our choice)."""
 FIRST_BELOW_RAMP = 0.20
 FIRST_BELOW_PREDICTION, PREDICTION_SD = 0.05, 0.25
 """ln distance of the first dwell below its guess; a prediction is no overshoot (our choice, simulated)."""
@@ -60,6 +62,8 @@ MISSED_SHARE = 0.2
 """A dwell with more over a limit missed it, and not by chance."""
 TRANSITION_E2E = 2.0
 """Lives of an answer after which a service has forgotten the rate before (the method, 4.1)."""
+FIRST_OVER_LATER = 1.5
+"""First transition over a later one, whose rates are closer (simulated with answers of two minutes)."""
 WINDOW_E2E = 1.5
 """Lives of an answer that a window lasts at least: its own requests and those just before it then share their
 steps with no others than these (our choice, simulated with answers of four minutes)."""
@@ -245,7 +249,7 @@ def long_queue(dwell: Dwell, waiting: int, slo: Slo) -> bool:
 
     A bound that is as long as the step shows in no request of it.
     """
-    return waiting >= PLAIN_WAITING and _clear_s(dwell, waiting) > slo.ttft_p90_ms / 1e3
+    return waiting >= BAD_LEAST and _clear_s(dwell, waiting) > slo.ttft_p90_ms / 1e3
 
 
 def _clear_s(dwell: Dwell, waiting: int, seconds: float | None = None) -> float:
@@ -281,7 +285,7 @@ def _ramp(spec: Search, start: Start, steps: Sequence[Outcome]) -> Segment | Sto
     # As long as everything was void, nothing is known, and the time does not matter.
     step = _within_time(spec, start, steps, _next_step(spec, start, steps, good, bad, sure))
     if step is None:
-        return _ramp_end(good, bad, "its part of the budget was spent")
+        return _ramp_end(steps, good, bad, "its part of the budget was spent")
     return step
 
 
@@ -313,7 +317,7 @@ def _next_step(
     elif bad / good > RAMP_END:
         return _step(spec, start, steps, math.sqrt(good * bad), "between good and bad")
     elif sure:
-        return _ramp_end(good, bad, "")
+        return _ramp_end(steps, good, bad, "")
     return _step(spec, start, steps, bad, "the step was bad, once may be chance: repeat")
 
 
@@ -377,16 +381,19 @@ def _step(spec: Search, start: Start, steps: Sequence[Outcome], wanted: float, w
     )
 
 
-def _ramp_end(good: float | None, bad: float | None, why: str) -> _Found:
+def _ramp_end(steps: Sequence[Outcome], good: float | None, bad: float | None, why: str) -> _Found:
     """Where the dwells begin after a ramp: in the middle of what is known, however wide that is.
 
-    Nobody knows how far beyond a rate that was good the capacity lies, or below one that was bad.
+    Nobody knows how far beyond a rate that was good the capacity lies, or below one that was bad; and a step
+    of few requests was offered another rate than was meant, by chance.
     """
+    fewest = min([step.dwell.requests for step in steps if not step.void], default=0)
+    chance = math.sqrt(max(0.0, 1 / max(fewest, 1) - 1 / RAMP_SEEN))
     low, high = good or (bad or 0.0) / DESCENT, bad or (good or 0.0) * DESCENT
     value, width = math.sqrt(low * high), math.log(high / low)
     told = [f"good at {good:.3g}" if good else "", f"bad at {bad:.3g}" if bad else "", why]
     return _Found(
-        Prior(math.log(value) - PRIOR_BELOW_RAMP, math.hypot(PRIOR_SD, width / 4)),
+        Prior(math.log(value) - PRIOR_BELOW_RAMP, math.hypot(PRIOR_SD, width / 4, chance)),
         value * math.exp(-FIRST_BELOW_RAMP),
         f"the ramp was {', '.join(filter(None, told))}",
     )
@@ -428,9 +435,11 @@ def _transition_s(
     spec: Search, start: Start, outcomes: Sequence[Outcome], dwells: Sequence[Outcome], rate: float
 ) -> float:
     """What the service needs to forget the rate before: two answers' time, nothing for a small change."""
+    lasting = TRANSITION_E2E * lasting_s(start, outcomes)
     if not dwells:
-        # After a ramp the service is warm, and its queue empty.
+        # After a ramp the service is warm, but its batch that of another rate.
         least = spec.transition_s if outcomes else spec.first_transition_s
+        lasting *= FIRST_OVER_LATER
     elif _overloaded(dwells[-1], rate):
         least = 2 * spec.transition_s
     elif not dwells[-1].void and abs(math.log(rate / dwells[-1].segment.rate_qps)) <= NEAR:
@@ -438,7 +447,7 @@ def _transition_s(
     else:
         least = spec.transition_s
     # An overloaded ramp step is over when the queue is empty; its answers say nothing about the rate to come.
-    return max(least, TRANSITION_E2E * lasting_s(start, outcomes))
+    return max(least, lasting)
 
 
 def hot(outcome: Outcome) -> bool:
