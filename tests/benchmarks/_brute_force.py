@@ -10,7 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks._scenarios import DRIFTING, EDGES, FASTER, SCENARIOS, TRUTH, drawn, experiment
+from tests.benchmarks._scenarios import (
+    DRIFTING,
+    EDGES,
+    FASTER,
+    SCENARIOS,
+    SERVICE_S,
+    TRUTH,
+    drawn,
+    experiment,
+)
+from tests.benchmarks._toy_services import waits_longer
 from tests.benchmarks._usual_searches import WARM_S, Prober
 
 TRUTH_RATES = {
@@ -23,9 +33,6 @@ TRUTH_RATES = {
     "L2000": (0.768, 0.780),
     "L4000": (0.387, 0.394),
     "L2000v": (0.766, 0.782),
-    "M1": (0.100, 0.102),
-    "M057": (0.564, 0.576),
-    "T20": (0.448, 0.454),
     "F003": (11.8, 12.0),
 }
 TRUTH_PARTS, TRUTH_HOURS = 10, 6.0
@@ -54,6 +61,8 @@ def find_truths(scenarios: Collection[str]) -> None:
         for scenario in scenarios:
             if scenario in DRIFTING:
                 found[scenario] = f"{drawn(scenario, 0).capacity_qps():.4f},0.01,ttft,nan,0"
+            elif scenario in SERVICE_S:
+                found[scenario] = f"{exact(scenario):.5f},0,ttft,nan,0"
             elif scenario in TRUTH_RATES:
                 found[scenario] = brute_force(scenario, pool)
     with TRUTH.open("w") as file:
@@ -85,6 +94,17 @@ def brute_force(scenario: str, pool: Executor) -> str:
     each_h = [EDGE_REQUESTS / rate / 3600 if scenario in EDGES else TRUTH_HOURS for rate in seen]
     print(scenario, roots, {rate: v.mean(axis=0).round(4).tolist() for rate, v in seen.items()}, flush=True)
     return f"{capacity:.4f},{100 * error:.2f},{limit},{ratio:.5f},{TRUTH_PARTS * sum(each_h):.0f}"
+
+
+def exact(scenario: str) -> float:
+    """The capacity of a server of one request at a time, whose waits are known in closed form."""
+    asked, service_s = experiment(scenario), SERVICE_S[scenario]
+    wait_s = asked.slo.ttft_p90_ms / 1e3 - service_s / asked.workload.output_tokens.mean
+    low, high = 0.0, 1 / service_s
+    while high / max(low, 1e-9) > 1 + 1e-9:
+        middle = (low + high) / 2
+        low, high = (low, middle) if waits_longer(middle, service_s, wait_s) > 0.1 else (middle, high)
+    return low
 
 
 def root(seen: dict[float, Any], column: int) -> tuple[float, float]:
