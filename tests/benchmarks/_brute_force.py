@@ -108,12 +108,15 @@ def exact(scenario: str) -> float:
 
 
 def root(seen: dict[float, Any], column: int) -> tuple[float, float]:
-    """The rate at which the share is 10 %, and the standard error of its ln; inf where it is never near."""
+    """The rate at which the share is 10 %, and the standard error of its ln; inf where it is never near.
+
+    A part has the same chances at both rates, so that its two shares err together.
+    """
     (low, at_low), (high, at_high) = ((math.log(rate), values[:, column]) for rate, values in seen.items())
     if at_high.mean() < 0.02 or not at_low.mean():
         return math.inf, 0.0
     logit = lambda share: math.log(share / (1 - share))  # noqa: E731
     slope = (logit(at_high.mean()) - logit(at_low.mean())) / (high - low)
     at = low + (logit(0.1) - logit(at_low.mean())) / slope
-    spread = math.hypot(at_low.std(ddof=1), at_high.std(ddof=1)) / 2 / math.sqrt(len(at_low))
-    return math.exp(at), spread / (0.09 * slope)
+    spread = (at_low + at_high).std(ddof=1) / 2 / math.sqrt(len(at_low))
+    return math.exp(at), float(spread) / (0.09 * slope)
