@@ -10,7 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks._scenarios import DRIFTING, EDGES, FASTER, SCENARIOS, TRUTH, drawn, experiment
+from tests.benchmarks._scenarios import (
+    DRIFTING,
+    EDGES,
+    FASTER,
+    SCENARIOS,
+    SERVICE_S,
+    TRUTH,
+    drawn,
+    experiment,
+)
+from tests.benchmarks._toy_services import waits_longer
 from tests.benchmarks._usual_searches import WARM_S, Prober
 
 TRUTH_RATES = {
@@ -23,9 +33,6 @@ TRUTH_RATES = {
     "L2000": (0.768, 0.780),
     "L4000": (0.387, 0.394),
     "L2000v": (0.766, 0.782),
-    "M1": (0.100, 0.102),
-    "M057": (0.564, 0.576),
-    "T20": (0.448, 0.454),
     "F003": (11.8, 12.0),
 }
 TRUTH_PARTS, TRUTH_HOURS = 10, 6.0
@@ -54,6 +61,8 @@ def find_truths(scenarios: Collection[str]) -> None:
         for scenario in scenarios:
             if scenario in DRIFTING:
                 found[scenario] = f"{drawn(scenario, 0).capacity_qps():.4f},0.01,ttft,nan,0"
+            elif scenario in SERVICE_S:
+                found[scenario] = f"{exact(scenario):.5f},0,ttft,nan,0"
             elif scenario in TRUTH_RATES:
                 found[scenario] = brute_force(scenario, pool)
     with TRUTH.open("w") as file:
@@ -87,13 +96,27 @@ def brute_force(scenario: str, pool: Executor) -> str:
     return f"{capacity:.4f},{100 * error:.2f},{limit},{ratio:.5f},{TRUTH_PARTS * sum(each_h):.0f}"
 
 
+def exact(scenario: str) -> float:
+    """The capacity of a server of one request at a time, whose waits are known in closed form."""
+    asked, service_s = experiment(scenario), SERVICE_S[scenario]
+    wait_s = asked.slo.ttft_p90_ms / 1e3 - service_s / asked.workload.output_tokens.mean
+    low, high = 0.0, 1 / service_s
+    while high / max(low, 1e-9) > 1 + 1e-9:
+        middle = (low + high) / 2
+        low, high = (low, middle) if waits_longer(middle, service_s, wait_s) > 0.1 else (middle, high)
+    return low
+
+
 def root(seen: dict[float, Any], column: int) -> tuple[float, float]:
-    """The rate at which the share is 10 %, and the standard error of its ln; inf where it is never near."""
+    """The rate at which the share is 10 %, and the standard error of its ln; inf where it is never near.
+
+    A part has the same chances at both rates, so that its two shares err together.
+    """
     (low, at_low), (high, at_high) = ((math.log(rate), values[:, column]) for rate, values in seen.items())
     if at_high.mean() < 0.02 or not at_low.mean():
         return math.inf, 0.0
     logit = lambda share: math.log(share / (1 - share))  # noqa: E731
     slope = (logit(at_high.mean()) - logit(at_low.mean())) / (high - low)
     at = low + (logit(0.1) - logit(at_low.mean())) / slope
-    spread = math.hypot(at_low.std(ddof=1), at_high.std(ddof=1)) / 2 / math.sqrt(len(at_low))
-    return math.exp(at), spread / (0.09 * slope)
+    spread = (at_low + at_high).std(ddof=1) / 2 / math.sqrt(len(at_low))
+    return math.exp(at), float(spread) / (0.09 * slope)
