@@ -74,6 +74,7 @@ def test_a_lost_load_actor_costs_its_window_only() -> None:
     assert [outcome.void for outcome in drive.windows.outcomes].count(True) == 1
 
 
+WHOLE_S = 12 * 45.0
 BLOCKS = 9
 LOAD = tuple(4.8 if i % 8 < 4 else 3.2 for i in range(LOOK_BACK + BLOCKS + LOOK_AHEAD))
 
@@ -102,14 +103,14 @@ def window(index: int, over: int) -> Dwell:
 )
 def test_when_an_answer_is_clear(over: list[int], tight: list[int], verdict: str) -> None:
     dwells, tightened = ([window(i, count) for i, count in enumerate(counts)] for counts in (over, tight))
-    assert require.decide(4.0, dwells, tightened).verdict == verdict
+    assert require.decide(4.0, dwells, tightened, WHOLE_S, behind=False).verdict == verdict
 
 
 def test_the_interval_decides_where_nothing_is_clear_at_once() -> None:
     far_over = [window(i, 80) for i in range(6)]
-    assert "the capacity is at most" in require.decide(4.0, far_over, far_over).reason
+    assert "the capacity is at most" in require.decide(4.0, far_over, far_over, WHOLE_S, behind=False).reason
     within, tightened = ([window(i, over) for i in range(6)] for over in (0, 20))
-    assert "the capacity is at least" in require.decide(4.0, within, tightened).reason
+    assert "the capacity is at least" in require.decide(4.0, within, tightened, WHOLE_S, behind=False).reason
 
 
 @pytest.mark.parametrize(
