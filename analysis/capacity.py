@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.dwell import Dwell
-from analysis.root import Floats, Limit, Prior, Root, fit
+from analysis.kernel import Floats, Limit
+from analysis.root import Prior, Root, fit
 
 LIMITS: tuple[Limit, Limit] = ("ttft", "tpot")
 LEAST_REQUESTS = 10
@@ -46,10 +47,10 @@ class LimitFit:
 class Capacity:
     """Posterior of the highest rate at which both limits are kept, in QPS per node.
 
-    `certified` is the 5 % quantile. `open_above`: no request was over any limit, or the posterior leans on
-    the upper end of the grid, so `low` is a lower bound and `high` only the prior; `open_below` likewise: a
-    limit was kept in no dwell at all. `dwells` are the indexes used; without any, all figures are only the
-    prior.
+    `certified` is the 5 % quantile. `open_above`: no limit's share over was shown to rise with the load, or
+    the posterior leans on the upper end of the grid, so `low` is a lower bound and `high` only the prior;
+    `open_below` likewise: a limit was kept in no dwell at all. `dwells` are the indexes used; without any,
+    all figures are only the prior.
     """
 
     qps_per_node: float
@@ -114,7 +115,7 @@ def _capacity(
         ttft=_limit_fit(ttft, grid),
         tpot=_limit_fit(tpot, grid),
         dwells=dwells,
-        open_above=leans_above or not any(root.over for root in applied),
+        open_above=leans_above or not any(root.rising for root in applied),
         open_below=leans_below or not applied or any(not root.kept for root in applied),
     )
 

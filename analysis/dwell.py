@@ -26,7 +26,7 @@ PATH_MS = 100.0
 """Real time outside the engine that a waiting request is granted where the clock is fast (our choice)."""
 ARRIVALS_VAR = {"poisson": 1.0, "gamma": 1.0, "constant": 0.0, "trace": 1.0}
 """Variance over mean of the number of arrivals, before burstiness; of a trace it is taken as Poisson's."""
-LOOK_BACK, LOOK_AHEAD = 12, 6
+LOOK_BACK, LOOK_AHEAD = 132, 80
 """Blocks before and after a window whose load is counted too: requests feel it."""
 LEAST_COVER_NS = NS
 """A block of which less is known has no load."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.capacity import LIMITS
-from analysis.root import Limit
+from analysis.kernel import Limit
 
 Floats = NDArray[np.float64]
 Tree = dict[str, Any]

@@ -20,13 +20,16 @@ LAGS, LAG_SHARE, LEAST_LAGS = 24, 0.35, 4
 """Lags of blocks that are summed: two minutes of 5 s blocks, and no more than this share of all blocks."""
 FITTED = 1.5
 """Parameters that the fit took from the residuals, which makes their long-run variance look smaller."""
-GROWTH = 0.75
-"""Memory beyond the lags: neighbours alike by a factor R over a block's own variance raise phi by R^0.75.
+GROWTH = 0.5
+"""Memory beyond the lags: neighbours alike by a factor R over a block's own variance raise phi by R^0.5.
 With 2 % drift of two minutes' memory the variance of 12 minutes is 1.6 times that of 50 s, else equal."""
-PHI_START, PHI_START_FREEDOM = 18.0, 3.0
+PHI_START, PHI_START_FREEDOM = 12.0, 3.0
 """What is believed of phi beforehand, and the degrees of freedom that this weighs. 8 to 40 on the engine
 model at four pairs of bounds; of starts from 10 to 20 it covers best there after 4 and after 15 minutes."""
-PHI_RANGE = (1.0, 400.0)
+PHI_START_DRIFT = 0.27
+"""What a drift of the capacity adds to that per request of a block. It is common to all requests, so that the
+logit has the variance (slope x sd)^2: at a slope of 25 and 1 % .0625, times .09 per request for a share of
+.1, times 48 blocks of 5 s, the sum of the correlations of two minutes' memory."""
 
 
 def quantile(values: Floats, q: float) -> float | None:
@@ -78,9 +81,10 @@ class Dispersion:
     freedom: float
 
     @classmethod
-    def unknown(cls) -> "Dispersion":
-        """What is believed before anything is seen."""
-        return cls(PHI_START, PHI_START_FREEDOM)
+    def unknown(cls, determined: Floats) -> "Dispersion":
+        """What is believed before anything is seen, of blocks with so many requests each."""
+        requests = float(determined @ determined) / max(float(determined.sum()), 1.0)
+        return cls(PHI_START + PHI_START_DRIFT * requests, PHI_START_FREEDOM)
 
 
 def overdispersion(over: Floats, determined: Floats, expected: Floats) -> Dispersion | None:
@@ -100,12 +104,8 @@ def overdispersion(over: Floats, determined: Floats, expected: Floats) -> Disper
     for lag in range(1, lags + 1):
         total += 2 * parzen(lag / (lags + 1)) * float(error[:-lag] @ error[lag:])
     taken = max(0.3, 1 - FITTED * 0.75 * (lags + 1) / blocks)
-    raw = _within(total / noise / taken)
-    grown = _within(raw * max(1.0, raw / max(1.0, alone / noise)) ** GROWTH)
-    freedom = blocks / (0.539 * (lags + 1))
-    phi = (freedom * grown + PHI_START_FREEDOM * PHI_START) / (freedom + PHI_START_FREEDOM)
-    return Dispersion(phi, freedom + PHI_START_FREEDOM)
-
-
-def _within(phi: float) -> float:
-    return min(max(phi, PHI_RANGE[0]), PHI_RANGE[1])
+    raw = max(total / noise / taken, 1.0)
+    grown = raw * max(1.0, raw / max(1.0, alone / noise)) ** GROWTH
+    freedom, start = blocks / (0.539 * (lags + 1)), Dispersion.unknown(determined)
+    phi = (freedom * grown + start.freedom * start.phi) / (freedom + start.freedom)
+    return Dispersion(phi, freedom + start.freedom)

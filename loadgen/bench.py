@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.capacity import LIMITS
+from analysis.kernel import Limit
 from analysis.metrics import tpot_ms, ttft_ms
 from analysis.quantiles import BATCHES, MANY_BATCHES, quantile, sectioning
-from analysis.root import Limit
 from conf.schema import Experiment, Slo
 from loadgen.arrivals import NS, PHASES, ArrivalSchedule, Traffic
 from loadgen.lengths import Ints

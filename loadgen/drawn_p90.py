@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from analysis.root import Limit
+from analysis.kernel import Limit
 from analysis.summary import Tree
 from conf.constants import replaced
 from conf.schema import Experiment

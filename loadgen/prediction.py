@@ -11,7 +11,7 @@ from functools import partial
 
 from analysis import provenance, summary
 from analysis.capacity import LIMITS
-from analysis.root import Limit
+from analysis.kernel import Limit
 from analysis.summary import Tree
 from conf.schema import Experiment, Search, SimulatedEngine
 from loadgen.bench import Bench, Effort, Point, Simulate

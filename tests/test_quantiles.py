@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from analysis.quantiles import (
     GROWTH,
-    PHI_START,
     PHI_START_FREEDOM,
+    Dispersion,
     overdispersion,
     parzen,
     quantile,
@@ -92,7 +92,8 @@ def test_overdispersion_by_hand():
     freedom = 2 / (0.539 * 2)
     found = overdispersion(over, seen, mu)
     assert found.freedom == pytest.approx(freedom + PHI_START_FREEDOM)
-    assert found.phi == pytest.approx((freedom * grown + 3 * PHI_START) / (freedom + 3))
+    start = Dispersion.unknown(seen).phi
+    assert found.phi == pytest.approx((freedom * grown + 3 * start) / (freedom + 3))
 
 
 def test_overdispersion_of_independent_requests_is_one_and_of_whole_blocks_is_their_size():
@@ -112,11 +113,23 @@ def test_memory_over_many_blocks_counts_for_more_than_the_lags_see():
     assert eight > 400 * 0.99
 
 
-def test_overdispersion_is_clipped_and_unknown_without_requests():
+def test_overdispersion_is_at_least_one_has_no_ceiling_and_is_unknown_without_requests():
     blocks = np.ones(1000)
-    assert overdispersion(10 * blocks, 100 * blocks, 0.1 * blocks).phi == pytest.approx(1.0, abs=0.7)
-    assert overdispersion(1e5 * blocks, 1e5 * blocks, 0.1 * blocks).phi < 400.0
+    assert overdispersion(10 * blocks, 100 * blocks, 0.1 * blocks).phi == pytest.approx(1.0, abs=1.5)
+    rng = np.random.default_rng(8)
+    whole = 5000.0 * rng.binomial(1, 0.1, 4000)
+    assert overdispersion(whole, 5000 * np.ones(4000), np.full(4000, 0.1)).phi == pytest.approx(
+        5000, rel=0.25
+    )
     assert overdispersion(0 * blocks, 0 * blocks, 0.1 * blocks) is None
+
+
+def test_a_drift_of_one_percent_is_believed_until_the_blocks_say_otherwise():
+    """All requests share a logit of variance (25 x 0.01)^2, remembered for two minutes."""
+    correlations = 1 + 2 * sum(math.exp(-5 * lag / 120) for lag in range(1, 2000))
+    per_request = (25 * 0.01) ** 2 * 0.1 * 0.9 * correlations
+    few, many = (Dispersion.unknown(np.full(10, n)).phi for n in (20.0, 25_000.0))
+    assert (many - few) / 24_980 == pytest.approx(per_request, rel=0.02)
 
 
 def test_few_blocks_keep_near_the_start_value():

@@ -13,8 +13,8 @@ from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Floats, Look
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.windows import LATENCIES, LATENCY, Measured, bounds_ms, measured, ms, qps, share
+from analysis.kernel import Limit
 from analysis.quantiles import quantile
-from analysis.root import Limit
 from analysis.runs import Run
 
 HEIGHT_IN = 3.8

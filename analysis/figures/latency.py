@@ -17,8 +17,8 @@ from analysis.figures.canvas import Axes, Look, Style
 from analysis.figures.exhibit import Exhibit
 from analysis.figures.outcomes import UNKNOWN, VOID, WORDS, draw_points, mark, outcome
 from analysis.figures.windows import LATENCIES, LATENCY, Measured, bounds_ms, measured, ms, qps
+from analysis.kernel import Limit
 from analysis.quantiles import sectioning
-from analysis.root import Limit
 from analysis.runs import Run
 
 HEIGHT_IN = 5.0

@@ -9,7 +9,7 @@ from typing import Any
 from analysis.capacity import LIMITS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look
-from analysis.root import Limit
+from analysis.kernel import Limit
 
 PASS, FAIL, VOID, UNKNOWN = "pass", "fail", "void", "unknown"
 WORDS = {

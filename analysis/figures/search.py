@@ -15,7 +15,7 @@ from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit
 from analysis.figures.outcomes import PASS, VOID, WORDS, mark, outcome
 from analysis.figures.windows import bounds_ms, counted, lines, qps
-from analysis.root import Limit
+from analysis.kernel import Limit
 from analysis.runs import Run
 
 HEIGHT_IN = 3.6

@@ -17,8 +17,8 @@ from analysis.figures import canvas, server_state
 from analysis.figures.canvas import Axes, Floats, Look
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.windows import LATENCIES, LATENCY, bounds_ms, counted, lines, ms, requests
+from analysis.kernel import Limit
 from analysis.quantiles import quantile
-from analysis.root import Limit
 from analysis.runs import Run
 
 HEIGHT_IN = 6.4

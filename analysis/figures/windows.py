@@ -15,7 +15,7 @@ from analysis import dwell_table, metrics
 from analysis.capacity import LIMITS
 from analysis.dwell import Window, in_window
 from analysis.figures.exhibit import NoData
-from analysis.root import Limit
+from analysis.kernel import Limit
 from analysis.runs import Run
 
 PLACE = ("due_ns", "dwell", "phase", "status")
