@@ -87,18 +87,19 @@ class Dispersion:
         return cls(PHI_START + PHI_START_DRIFT * requests, PHI_START_FREEDOM)
 
 
-def overdispersion(over: Floats, determined: Floats, expected: Floats) -> Dispersion | None:
+def overdispersion(over: Floats, determined: Floats, expected: Floats, merged: int = 1) -> Dispersion | None:
     """HAC variance inflation of counts in consecutive blocks, drawn towards the start value.
 
     `over` of `determined` requests of each block exceeded a limit; `expected` is the fitted probability.
-    All have one length, dwells one after the other. Parzen's lag window, whose sum over both sides is 0.75
+    All have one length, dwells one after the other; `merged` neighbours are taken as one block. Parzen's lag window, whose sum over both sides is 0.75
     and whose squares' 0.539 times the lags (Priestley, Spectral Analysis and Time Series, table 6.1), gives
     the correction for what the fit took and the degrees of freedom. None without a single request.
     """
     noise = float(np.sum(determined * expected * (1 - expected)))
     if noise <= 0:
         return None
-    error, blocks = over - determined * expected, len(over)
+    error = np.add.reduceat(over - determined * expected, np.arange(0, len(over), merged))
+    blocks = len(error)
     lags = min(max(LEAST_LAGS, min(LAGS, int(LAG_SHARE * blocks))), blocks - 1)
     alone = total = float(error @ error)
     for lag in range(1, lags + 1):
