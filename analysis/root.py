@@ -25,7 +25,10 @@ STEP, REACH = 0.005, 140
 """Roots (ln) on either side of the prior's centre. Loads are rounded to the same steps: then a likelihood is
 a correlation of counts with one curve per slope, and costs the same after five dwells and after fifty."""
 ROOTS = np.linspace(-STEP * REACH, STEP * REACH, 2 * REACH + 1)
+UNUSUAL = 1.9
+"""Standard deviations of that prior, beyond which a slope is told: below 9.7 or above 65 (our choice)."""
 LOG_SLOPES = SLOPE_CENTRE + np.linspace(-2.0, 1.2, 17)
+"""Slopes from 3.4 to 83: with one request at a time they come down to 9 at 0.6 requests/s."""
 HOT_SHARE = 0.6
 """A dwell with more over the limit was no steady state: all it says is that the root lies below. Near the
 knee of the engine model 0.5 makes the estimate 0.2 % too high, for it mutes bursts, 0.7 0.4 % too low."""
@@ -62,8 +65,8 @@ class Root:
 
     A column is a slope with a kernel. `kept`: at least one dwell kept the limit. `rising`: the evidence
     rejects that at most half of the allowed share is over at any load. `beyond`: the evidence has its maximum
-    at the grid's lower (-1) or upper (1) end, so that the prior was far off. `slope_at_edge`: the
-    likeliest slope is the least or the greatest: the share hardly follows the load, or jumps with it.
+    at the grid's lower (-1) or upper (1) end, so that the prior was far off. `slope_unusual`: the
+    share hardly follows the load, or jumps with it.
     """
 
     applies: bool
@@ -72,10 +75,10 @@ class Root:
     shift: Floats
     beyond: int
     slope: float
+    slope_unusual: bool
     phi: float
     kept: bool
     rising: bool
-    slope_at_edge: bool
     over: int
     determined: int
 
@@ -142,34 +145,32 @@ def fit(dwells: Sequence[Dwell], limit: Limit, prior: Prior) -> Root:
     # The prior is one of the root, and the grid one of root', which lies above it by the shift.
     usual = float(_shifts(known, np.array([math.exp(SLOPE_CENTRE)]), math.exp(prior.centre), kernels[0])[0])
     roots = prior.centre - usual + ROOTS
-    belief = _log_normal(roots, prior.centre - usual, prior.sd)[:, None]
-    usual_slope = np.tile(_log_normal(LOG_SLOPES, SLOPE_CENTRE, SLOPE_SD), len(kernels))
-    belief = belief + usual_slope - LONGER * (np.arange(len(usual_slope)) >= len(slopes))
+    belief = _log_normal(roots, prior.centre - usual, prior.sd)[:, None] + _belief_in_columns(len(kernels))
     blocks = [_blocks(calm, limit, kernel) for kernel in kernels]
     evidence = np.hstack([each.evidence(prior.centre - usual, slopes) for each in blocks])
     for dwell in hot:
         evidence += np.tile(_hot_evidence(dwell, limit, roots, slopes), len(kernels))
     i, j = np.unravel_index(np.argmax(belief + evidence / blocks[0].start.phi), belief.shape)
     beyond = int(i == len(roots) - 1) - int(i == 0)
-    enough = len(calm) >= LEAST_DISPERSION_DWELLS and blocks[0].over.any()
-    best, slope = blocks[j // len(slopes)], slopes[j % len(slopes)]
-    merged = max(1, round(MERGED_E2E * e2e_s / BLOCK_S))
-    left = (best.dispersion(roots[i], slope, merged) if enough else None) or best.start
+    left, best = blocks[0].start, blocks[j // len(slopes)]
+    if len(calm) >= LEAST_DISPERSION_DWELLS and best.over.any():
+        merged = max(1, round(MERGED_E2E * e2e_s / BLOCK_S))
+        left = best.dispersion(roots[i], slopes[j % len(slopes)], merged) or left
     deviance = 2 * (evidence.max() - evidence) / left.phi
     log_mass = belief - (left.freedom + 1) / 2 * np.log1p(deviance / left.freedom)
     i, j = np.unravel_index(np.argmax(log_mass), belief.shape)
     mass = np.exp(log_mass - log_mass.max())
-    rate_qps = math.exp(roots[i] + usual)
+    at_root_qps = math.exp(roots[i] + usual)
     return Root(
         applies=bool(known),
         roots=roots,
         mass=mass / mass.sum(),
-        shift=np.concatenate([_shifts(known, slopes, rate_qps, kernel) for kernel in kernels]),
+        shift=np.concatenate([_shifts(known, slopes, at_root_qps, kernel) for kernel in kernels]),
         beyond=beyond,
         slope=float(slopes[j % len(slopes)]),
+        slope_unusual=_unusual(mass),
         phi=left.phi,
         kept=any((_counts(dwell, limit).share or 0.0) <= ALLOWED_OVER for dwell in known),
-        slope_at_edge=_at_edge(mass, len(slopes)),
         rising=bool(hot) or 2 * (evidence.max() - blocks[0].constant()) / left.phi > RISING,
         over=sum(_counts(dwell, limit).over for dwell in known),
         determined=sum(_counts(dwell, limit).determined for dwell in known),
@@ -205,10 +206,16 @@ def _shifts(dwells: Sequence[Dwell], slopes: Floats, qps_per_node: float, kernel
     return population_shift(slopes, (arrivals_var + work_var) / expected, arrivals_var / expected)
 
 
-def _at_edge(mass: Floats, slopes: int) -> bool:
-    """True where the slope's posterior has its maximum at an end of the slopes."""
-    best = int(np.argmax(mass.sum(axis=0).reshape(-1, slopes).sum(axis=0)))
-    return best in (0, slopes - 1)
+def _belief_in_columns(kernels: int) -> Floats:
+    """ln of what is believed of each slope with each of so many kernels."""
+    longer = np.arange(kernels) > 0
+    return np.concatenate([_log_normal(LOG_SLOPES, SLOPE_CENTRE, SLOPE_SD) - LONGER * it for it in longer])
+
+
+def _unusual(mass: Floats) -> bool:
+    """True where the slope is more likely than not one that nobody expected."""
+    of_slopes = mass.sum(axis=0).reshape(-1, len(LOG_SLOPES)).sum(axis=0)
+    return float(of_slopes[np.abs(LOG_SLOPES - SLOPE_CENTRE) > UNUSUAL * SLOPE_SD].sum()) > 0.5
 
 
 def _counts(dwell: Dwell, limit: Limit) -> LimitCount:
