@@ -31,6 +31,7 @@ class LimitFit:
     """The rate at which one limit alone would just be kept, and what that rests on.
 
     `informative`: requests were seen on both sides of the limit; else one end is only the prior.
+    `slope_unusual`: the share hardly follows the load, or jumps with it, and the interval is doubtful.
     """
 
     qps_per_node: float
@@ -41,6 +42,7 @@ class LimitFit:
     over: int
     determined: int
     informative: bool
+    slope_unusual: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ def _limit_fit(root: Root, grid: Floats) -> LimitFit:
         over=root.over,
         determined=root.determined,
         informative=0 < root.over < root.determined,
+        slope_unusual=root.slope_unusual,
     )
 
 
