@@ -22,6 +22,8 @@ near the knee 0 makes the estimate 0.4 % too low and covers least, 1 makes it 0.
 RECENTRE_BEYOND, RECENTRED_SD, RECENTRINGS = 0.4, 0.5, 12
 EDGE, EDGE_MASS = 0.06, 0.025
 """More posterior mass than this so near the end of the grid: that end is open."""
+TAIL = 0.025
+"""Posterior mass beyond each end of an interval of 95 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class LimitFit:
     """The rate at which one limit alone would just be kept, and what that rests on.
 
     `informative`: requests were seen on both sides of the limit; else one end is only the prior.
+    `slope_unusual`: the share hardly follows the load, or jumps with it, and the interval is doubtful.
     """
 
     qps_per_node: float
@@ -39,6 +42,7 @@ class LimitFit:
     over: int
     determined: int
     informative: bool
+    slope_unusual: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +68,11 @@ class Capacity:
     open_below: bool
 
 
-def posterior(dwells: Sequence[Dwell], prior: Prior) -> Capacity:
-    """Capacity from all dwells with weight above 0, in any order; ramp steps and holds are not used."""
+def posterior(dwells: Sequence[Dwell], prior: Prior, tail: float = TAIL) -> Capacity:
+    """Capacity from all dwells with weight above 0, in any order; ramp steps and holds are not used.
+
+    `tail` is the posterior mass below its `low`, and above its `high`.
+    """
     used = [d for d in dwells if d.kind == "dwell" and d.weight > 0 and d.requests >= LEAST_REQUESTS]
     # Neighbours in a stream follow each other, as the overdispersion over lags needs it.
     used.sort(key=lambda dwell: (dwell.stream or 0, dwell.index))
@@ -77,7 +84,7 @@ def posterior(dwells: Sequence[Dwell], prior: Prior) -> Capacity:
         if abs(centre - prior.centre) < RECENTRE_BEYOND:
             break
         prior = Prior(centre, RECENTRED_SD)
-    return _capacity(fits["ttft"], fits["tpot"], grid, cdf, tuple(d.index for d in used))
+    return _capacity(fits["ttft"], fits["tpot"], grid, cdf, tuple(d.index for d in used), tail)
 
 
 def _grid(ttft: Root, tpot: Root) -> Floats:
@@ -94,14 +101,16 @@ def _either(ttft: Root, tpot: Root, grid: Floats) -> Floats:
     return np.asarray(1 - (1 - DEPENDENCE) * apart - DEPENDENCE * as_one)
 
 
-def _capacity(ttft: Root, tpot: Root, grid: Floats, cdf: Floats, dwells: tuple[int, ...]) -> Capacity:
+def _capacity(
+    ttft: Root, tpot: Root, grid: Floats, cdf: Floats, dwells: tuple[int, ...], tail: float
+) -> Capacity:
     applied = [root for root in (ttft, tpot) if root.applies]
     leans_below, leans_above = _leans(cdf, grid)
     by_ttft = _smaller(ttft, tpot, grid)
     return Capacity(
         qps_per_node=math.exp(_at(0.5, cdf, grid)),
-        low=math.exp(_at(0.025, cdf, grid)),
-        high=math.exp(_at(0.975, cdf, grid)),
+        low=math.exp(_at(tail, cdf, grid)),
+        high=math.exp(_at(1 - tail, cdf, grid)),
         certified=math.exp(_at(0.05, cdf, grid)),
         binding="ttft" if by_ttft >= 0.5 else "tpot",
         binding_probability=max(by_ttft, 1 - by_ttft),
@@ -124,6 +133,7 @@ def _limit_fit(root: Root, grid: Floats) -> LimitFit:
         over=root.over,
         determined=root.determined,
         informative=0 < root.over < root.determined,
+        slope_unusual=root.slope_unusual,
     )
 
 

@@ -6,11 +6,12 @@ Knows dwells by stream and their posterior; knows no request and no address.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
-from analysis.capacity import Capacity, posterior
+from analysis.capacity import TAIL, Capacity, posterior
 from analysis.dwell import Dwell
-from analysis.pooling import NORMAL_975, Estimate, Figure, pooled
+from analysis.pooling import Estimate, Figure, pooled
 from analysis.root import Prior
 
 LEAST_EFFECT = 0.02
@@ -44,10 +45,11 @@ def node_effects(dwells: Sequence[Dwell], prior: Prior) -> NodeEffects | None:
     return NodeEffects(together.effects, together.between)
 
 
-def including(capacity: Capacity, effects: NodeEffects | None) -> Capacity:
+def including(capacity: Capacity, effects: NodeEffects | None, tail: float = TAIL) -> Capacity:
     """The capacity of all nodes together, with the variance between them where one differs.
 
-    It is added to each end of the interval, in ln, as that of a mean over so many nodes.
+    It is added to each end of the interval, beyond which lies `tail`, in ln, as that of a mean over so many
+    nodes.
     """
     if effects is None:
         return capacity
@@ -56,6 +58,7 @@ def including(capacity: Capacity, effects: NodeEffects | None) -> Capacity:
     if not effects.differing:
         return capacity
     sd = effects.between.value / math.sqrt(len(effects.effects))
+    beyond = NormalDist().inv_cdf(1 - tail)
 
     def at(end: float, quantile: float) -> float:
         distance = math.log(end / capacity.qps_per_node)
@@ -63,8 +66,8 @@ def including(capacity: Capacity, effects: NodeEffects | None) -> Capacity:
 
     return replace(
         capacity,
-        low=at(capacity.low, NORMAL_975),
-        high=at(capacity.high, NORMAL_975),
+        low=at(capacity.low, beyond),
+        high=at(capacity.high, beyond),
         certified=at(capacity.certified, NORMAL_95),
     )
 

@@ -280,6 +280,10 @@ def _capacity_lines(tree: Mapping[str, Any]) -> list[str]:
         f" ({_surely(capacity['binding_probability'])});"
         f" bounds: p90 TTFT <= {bounds['ttft_p90_ms']:g} ms, p90 TPOT <= {bounds['tpot_p90_ms']:g} ms"
     ]
+    if capacity.get("limits", {}).get(capacity["binding"], {}).get("slope_unusual"):
+        lines.append(
+            f"  doubtful: the share over the {limit.upper()} bound hardly follows the load, or jumps with it"
+        )
     if replica:
         lines.append(
             f"  per replica {replica['estimate']:.2f} QPS {forecasts.interval(replica)}:"

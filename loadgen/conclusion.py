@@ -139,7 +139,7 @@ def of_levels(experiment: Experiment, driver: Driver) -> Tree:
 def of_required(experiment: Experiment, driver: Driver, required: Required) -> Tree:
     """The conclusion on a required rate: passed, failed, or neither shown."""
     assert experiment.rate_qps
-    look = require.look(driver, experiment.rate_qps)
+    look = require.look(driver, experiment.rate_qps, required.whole_s)
     used = [outcome for outcome in driver.windows.outcomes if not outcome.void]
     verdicts = [driver.windows.verdicts[outcome.segment.index] for outcome in driver.windows.outcomes]
     windows = [in_window(driver.windows.requests(o.segment.index), o.dwell) for o in used]

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from analysis.capacity import posterior
 from analysis.dwell import LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount, Window, count, request_work, waiting
-from analysis.kernel import Kernel
+from analysis.kernel import LEAST_REQUESTS_FELT, Kernel
 from analysis.records import table
 from analysis.root import E2E_UNKNOWN_S, LOGIT_ALLOWED, Prior, population_shift
 from conf.schema import Arrivals, Lengths, Slo, Workload
+from loadgen.search import Segment
+from tests.benchmarks._fluid import Fluid
 
 MS = 1_000_000
 SLO = Slo("s", ttft_p90_ms=1000.0, tpot_p90_ms=50.0)
@@ -335,3 +337,87 @@ def test_the_posterior_is_ordered_finite_and_falls_when_more_are_over(seen, gues
         assert figures == sorted(figures) and math.isfinite(capacity.high)
         assert 0.5 <= capacity.binding_probability <= 1
     assert after.qps_per_node <= before.qps_per_node * 1.001
+
+
+@pytest.mark.parametrize("share", [0.003, 0.01, 0.03])
+@pytest.mark.parametrize("windows", [5, 20])
+def test_failures_that_no_load_changes_are_no_upper_end(share, windows):
+    rng = np.random.default_rng([windows, round(1000 * share)])
+    rates = np.geomspace(2.8, 3.85, windows)
+    dwells = [simulated(q, int(rng.binomial(400, share)), 400, i) for i, q in enumerate(rates)]
+    capacity = posterior(dwells, Prior(math.log(3.5)))
+    assert (capacity.open_above, capacity.open_below) == (True, False)
+    assert 3 < capacity.certified < 12
+
+
+def test_a_limit_that_the_load_moves_closes_the_upper_end_beside_one_with_constant_failures():
+    steady = [
+        replace(dwell, ttft=simulated(7.0, 9, 3000).tpot)
+        for dwell in on_the_curve(7.0, 20.0, np.geomspace(6, 7.2, 8))
+    ]
+    capacity = posterior(steady, Prior(math.log(7)))
+    assert not capacity.open_above and capacity.binding == "tpot"
+    assert capacity.qps_per_node == pytest.approx(7.0, rel=0.01)
+
+
+def test_a_window_aborted_for_its_queue_says_nothing_of_a_limit_that_it_kept():
+    good = on_the_curve(7.4, 20.0, np.geomspace(6.4, 7.4, 8))
+    queue = simulated(7.6, 280, 300, 9, limit="ttft", aborted=True)
+    alone, beside = (posterior(dwells, Prior(math.log(7))) for dwells in (good, [*good, queue]))
+    assert beside.tpot.qps_per_node == pytest.approx(alone.tpot.qps_per_node, rel=1e-3)
+    assert beside.tpot.phi == alone.tpot.phi
+    assert beside.ttft.high < alone.ttft.high
+
+
+@pytest.mark.parametrize(("limit", "rate_qps"), [("ttft", 0.1), ("ttft", 0.6), ("tpot", 0.6)])
+def test_a_kernel_holds_enough_requests_to_have_a_load(limit, rate_qps):
+    kernels = Kernel.all_of(limit, 1.0, rate_qps)
+    assert all(kernel.seconds * rate_qps >= LEAST_REQUESTS_FELT for kernel in kernels)
+    assert len(set(kernels)) == len(kernels)
+    assert Kernel.all_of(limit, 10.0, 500.0)[0] == Kernel.of(limit, 10.0)
+
+
+def test_the_load_is_looked_back_on_for_as_long_as_long_answers_feel_it():
+    assert Kernel.of("tpot", 400.0).seconds == pytest.approx(2.5 * 400)
+    assert Kernel.of("ttft", 240.0).seconds == pytest.approx(2.5 * 240)
+
+
+@pytest.mark.parametrize("reach", [0, 1, 2])
+def test_the_data_tell_how_far_back_load_is_felt(reach):
+    rng, kernel = np.random.default_rng(3), Kernel.of("tpot", E2E_UNKNOWN_S, reach=reach)
+    dwells = []
+    for i in range(12):
+        dwell = simulated(7.0, 0, 900, i, load=tuple(rng.gamma(150, 7 / 150, BLOCKS)), arrivals_var=1.0)
+        share = 1 / (1 + np.exp(-(LOGIT_ALLOWED + 30 * (kernel.log_load([dwell]) - math.log(7)))))
+        over = tuple(int(n) for n in rng.binomial(100, share))
+        dwells.append(replace(dwell, tpot=LimitCount(sum(over), 900, over, (100,) * 9)))
+    expected = 7.0 * kernel.seconds
+    root = 7.0 * math.exp(population_shift(np.array([30.0]), 1 / expected, 1 / expected)[0])
+    capacity = posterior(dwells, Prior(math.log(7)))
+    assert capacity.qps_per_node == pytest.approx(root, rel=0.015)
+    assert capacity.low < root < capacity.high
+
+
+def test_a_share_that_hardly_follows_the_load_is_said():
+    flat = [simulated(q, 6 + i, 100, i) for i, q in enumerate(np.geomspace(3, 9, 12))]
+    steep = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
+    doubtful, usual = (posterior(dwells, Prior(math.log(6))) for dwells in (flat, steep))
+    assert doubtful.tpot.slope_unusual and not usual.tpot.slope_unusual
+
+
+@pytest.mark.parametrize("drift_sd", [0.01, 0.02])
+def test_a_drift_that_all_requests_share_widens_the_interval_at_any_rate(drift_sd):
+    truth, covers = Fluid(5000.0, drift_sd=drift_sd).capacity_qps(), 0
+    for seed in range(12):
+        fluid = Fluid(5000.0, drift_sd=drift_sd, seed=seed)
+        rates = truth * np.exp(0.02 * np.array([-3, -2, 1, 0, -1, 1, 0, -1] * 2))
+        windows = [Segment(i, "dwell", rate, 0.0, 45.0, False, "") for i, rate in enumerate(rates)]
+        found = posterior([fluid.window(window).dwell for window in windows], Prior(math.log(truth)))
+        covers += found.low <= truth <= found.high
+    assert covers >= 10
+
+
+def test_drawn_windows_keep_a_tenth_over_at_their_capacity():
+    fluid = Fluid(20.0, drift_sd=0.01, seed=4)
+    window = Segment(0, "dwell", fluid.capacity_qps(), 60.0, 100_000.0, False, "")
+    assert fluid.window(window).dwell.ttft.share == pytest.approx(0.1, abs=0.01)
