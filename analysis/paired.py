@@ -8,16 +8,17 @@ A's window minus that of B's, in which the luck of the common arrivals cancels.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analysis.capacity import LIMITS
-from analysis.root import Limit
+from analysis.root import ALLOWED_OVER, HOT_SHARE, Limit
 
 Floats = NDArray[np.float64]
 Tree = dict[str, Any]
+Open = Literal["", "above", "below"]
 Bounds = tuple[float, float]
 """The bounds of p90 TTFT and p90 TPOT in ms."""
 
@@ -29,17 +30,25 @@ SLOPE_CENTRE, SLOPE_SD = math.log(18), 0.3
 early left out)."""
 NOISE, NOISE_PAIRS = 0.03, 4
 """sd of the difference of a pair's shares before it is seen, and how many pairs that belief weighs."""
-FAR = 0.05
-"""ln distance between a pair's ratio and the answer that doubles its variance: too far for one slope."""
-PRIOR_SD = 0.12
-"""sd of ln(ratio) around where the search for it began, which is the ratio of two ramps."""
+TILT, TILT_SD = 0.5, 0.4
+"""ln of B's slope over A's, by ln(ratio): the faster one is nearer to its saturation, hence steeper. 0.75 in
+S2, 0.5 where a batch is the only limit (theory); what a share far from the allowed one says depends on it."""
+MOST_ALLOWED = 0.2
+UNSURE = 0.08
+"""A difference that is expected to be so large is as unsure as `NOISE`, for no curve has this slope throughout:
+some 0.05 (ln) from the answer. Further off, where one side is all over or none, it is sure again: of the side."""
+PRIOR_SD = 0.55
+"""sd of ln(ratio) around where the search for it began: a factor of 3 is within two of them (our choice)."""
 LEAST_REQUESTS, LEAST_PAIRS = 10, 3
 MOST_TOLD = 4
 """Keys that differ between A and B and stand on the screen."""
 UNLIKE = 0.5
 """A and B are limited by different bounds if their parts over TTFT among all over differ by more."""
-_DELTAS = np.linspace(-0.7, 0.7, 1401)
-_STEPS = np.linspace(-2.5, 2.5, 11)
+OPEN = 2.0
+"""An end of the interval is only the prior if the evidence falls by less (ln) from its best to far beyond."""
+_FAR, _COARSE, _FINE, _TAIL = 2.0, 0.02, 200, 1e-4
+"""The posterior is found on a grid as far as this from the start, then between its tails on so many points."""
+_STEPS = np.linspace(-2.0, 2.0, 5)
 _NORMAL_95 = 1.959964
 
 
@@ -82,12 +91,14 @@ class Pair:
 class LimitRatio:
     """Ratio of the rates at which one limit is just kept, with its 95 % interval.
 
-    `weight` is the limit's part among the requests over a bound.
+    `weight` is the limit's part among the requests over a bound. Of one that is `open` above or below, all
+    pairs lie on one side of the answer: the end there is only the prior, and the other one a bound.
     """
 
     value: float
     low: float
     high: float
+    open: Open
     weight: float
 
 
@@ -96,12 +107,13 @@ class Ratio:
     """Capacity of B over capacity of A, with its 95 % interval, and per limit where that is known.
 
     `correlation` is that of the two sides' shares over the pairs, None where it is unknown. `unlike`: A and
-    B are limited by different bounds, so that common arrivals do not help.
+    B are limited by different bounds, so that common arrivals do not help. `open` is as in a limit's.
     """
 
     value: float
     low: float
     high: float
+    open: Open
     ttft: LimitRatio | None
     tpot: LimitRatio | None
     pairs: int
@@ -131,7 +143,8 @@ def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
 
     None if not one request was over a bound: the pairs then say nothing.
     """
-    parts = [_over(pairs, side) for side in (0, 1)]
+    calm = [one for one in pairs if not _overload(one)] or pairs
+    parts = [_over(calm, side) for side in (0, 1)]
     total = sum(map(sum, parts))
     found: dict[Limit, LimitRatio | None] = {}
     for limit, *over in zip(LIMITS, *parts, strict=True):
@@ -140,11 +153,20 @@ def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
     known = [one for one in found.values() if one]
     if not known:
         return None
-    value, low, high = (math.exp(figure) for figure in _mixed(known))
+    closed = [one for one in known if not one.open]
+    value, low, high = (math.exp(figure) for figure in _mixed(closed or known))
     main = max(LIMITS, key=lambda limit: getattr(found[limit], "weight", 0.0))
     unlike = all(map(sum, parts)) and abs(parts[0][0] / sum(parts[0]) - parts[1][0] / sum(parts[1])) > UNLIKE
     return Ratio(
-        value, low, high, found["ttft"], found["tpot"], len(pairs), _correlation(pairs, main), unlike
+        value=value,
+        low=low,
+        high=high,
+        open="" if closed else max(known, key=lambda one: one.weight).open,
+        ttft=found["ttft"],
+        tpot=found["tpot"],
+        pairs=len(pairs),
+        correlation=_correlation(pairs, main),
+        unlike=unlike,
     )
 
 
@@ -208,42 +230,82 @@ def _near(latency_ms: Floats, bound_ms: float) -> Floats:
     return part
 
 
+def _overload(one: Pair) -> bool:
+    """True where a side was so far beyond its capacity that it does not show which limit binds there."""
+    return any(
+        max(shares.over) > HOT_SHARE * shares.determined for shares in (one.ttft, one.tpot) if shares.determined
+    )
+
+
 def _over(pairs: Sequence[Pair], side: int) -> list[int]:
     """Requests of one side over each limit."""
     return [sum(getattr(one, limit).over[side] for one in pairs) for limit in LIMITS]
 
 
-def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, float, float] | None:
-    """Median and 95 % interval of the ratio for one limit.
+def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, float, float, Open] | None:
+    """Median and 95 % interval of the ratio for one limit, and the end that is only the prior.
 
-    Per pair D = share of B - share of A ~ gain x (ln ratio tried - delta), gain = slope x v (1 - v) at the
-    mean share v. Posterior on a grid of (delta, slope); the variance is integrated out (Student's t).
+    None where no pair tells: one that has nothing over around a bound on either side, or all, says nothing.
     """
-    used = [(one, getattr(one, limit)) for one in pairs]
-    used = [(one, shares) for one, shares in used if shares.determined >= LEAST_REQUESTS]
-    if not used:
+    seen = [(one.log_ratio, getattr(one, limit)) for one in pairs]
+    seen = [(at, shares) for at, shares in seen if shares.determined >= LEAST_REQUESTS]
+    told = [(at, it.determined, *it.near) for at, it in seen if 0 < sum(it.near) < 2 * it.determined]
+    if not told:
         return None
-    tried = np.array([one.log_ratio for one, _ in used])[:, None, None]
-    determined = np.array([shares.determined for _, shares in used], dtype=np.float64)
-    near = np.array([shares.near for _, shares in used])
-    share = float(near.sum()) / (2 * float(determined.sum()))
-    if not 0 < share < 1:
-        return None
-    weight = (determined / determined.mean())[:, None, None]
-    difference = ((near[:, 1] - near[:, 0]) / determined)[:, None, None]
-    gain = (np.exp(SLOPE_CENTRE + SLOPE_SD * _STEPS) * share * (1 - share))[:, None]
-    deltas = start + _DELTAS
-    apart = tried - deltas
-    spread = 1 + (apart / FAR) ** 2
-    squares = np.sum(weight * (difference - gain * apart) ** 2 / spread, axis=0)
-    belief = -0.5 * _STEPS[:, None] ** 2 - 0.5 * (_DELTAS / PRIOR_SD) ** 2
-    freedom = len(used) + NOISE_PAIRS
-    log_mass = belief - 0.5 * np.sum(np.log(spread), axis=0)
-    log_mass = log_mass - 0.5 * freedom * np.log(NOISE_PAIRS * NOISE**2 + squares)
-    mass = np.exp(log_mass - log_mass.max()).sum(axis=0)
-    cdf = np.cumsum(mass) / mass.sum()
-    median, low, high = np.interp([0.5, 0.025, 0.975], cdf, deltas)
-    return math.exp(median), math.exp(low), math.exp(high)
+    tried, determined, *near = np.array(told).T
+    shares = np.array(near) / determined
+    wide = start + np.arange(-_FAR, _FAR + _COARSE / 2, _COARSE)
+    # The share around a bound at which the bound itself is just kept.
+    allowed = ALLOWED_OVER * sum(map(sum, near)) / max(1, sum(sum(it.over) for _, it in seen))
+    allowed = min(max(allowed, ALLOWED_OVER), MOST_ALLOWED)
+    log_evidence = _evidence(tried, determined, shares, wide, allowed)
+    cdf = _cdf(log_evidence, wide, start)
+    fine = np.linspace(*np.interp([_TAIL, 1 - _TAIL], cdf, wide), _FINE)
+    cdf = _cdf(_evidence(tried, determined, shares, fine, allowed), fine, start)
+    median, low, high = np.interp([0.5, 0.025, 0.975], cdf, fine)
+    best = _flat(log_evidence)
+    side: Open = "above" if best[-1] > best.max() - OPEN else "below" if best[0] > best.max() - OPEN else ""
+    return math.exp(median), math.exp(low), math.exp(high), side
+
+
+def _evidence(tried: Floats, determined: Floats, shares: Floats, deltas: Floats, allowed: float) -> Floats:
+    """Log-likelihood on a grid of (tilt, slope, delta), with the priors of all but delta.
+
+    Per pair two logits are slope x (ln ratio tried - delta) + tilt x (logit v - logit `allowed`) apart, and v
+    is the mean share that was seen; then D = share of B - share of A solves 2 D = K (1 - w^2 + D^2) with
+    w = 2 v - 1 and K the tanh of half the distance. The variance is integrated out (Student's t).
+    """
+    weight = determined / determined.mean()
+    difference, mean = shares[1] - shares[0], shares.mean(axis=0)
+    above = np.log(mean / (1 - mean)) - math.log(allowed / (1 - allowed))
+    room = 4 * mean * (1 - mean)
+    slope = np.exp(SLOPE_CENTRE + SLOPE_SD * _STEPS)[:, None]
+    tilt = (TILT + TILT_SD * _STEPS)[:, None, None] * deltas
+    squares = np.zeros((len(_STEPS), len(_STEPS), len(deltas)))
+    width = np.zeros_like(squares)
+    for n in range(len(tried)):
+        steep = np.tanh((slope * (tried[n] - deltas) + tilt * above[n]) / 2)
+        sure = 1 - steep**2
+        expected = steep * room[n] / (1 + np.sqrt(1 - steep**2 * room[n]))
+        spread = 1 + (expected * sure / UNSURE) ** 2
+        squares += weight[n] * (difference[n] - expected) ** 2 / spread
+        width += np.log(spread)
+    freedom = len(tried) + NOISE_PAIRS
+    found: Floats = -0.5 * freedom * np.log(NOISE_PAIRS * NOISE**2 + squares) - 0.5 * width
+    return (found - 0.5 * (_STEPS**2)[:, None, None] - 0.5 * (_STEPS**2)[:, None]).reshape(-1, len(deltas))
+
+
+def _flat(log_evidence: Floats) -> Floats:
+    """ln of the mean evidence over slopes, at each delta."""
+    most: float = log_evidence.max()
+    return np.asarray(most + np.log(np.exp(log_evidence - most).mean(axis=0) + 1e-300))
+
+
+def _cdf(log_evidence: Floats, deltas: Floats, start: float) -> Floats:
+    """The posterior's distribution at each delta of an even grid."""
+    log_mass = _flat(log_evidence) - 0.5 * ((deltas - start) / PRIOR_SD) ** 2
+    mass = np.exp(log_mass - log_mass.max())
+    return np.asarray((np.cumsum(mass) - mass / 2) / mass.sum())
 
 
 def _mixed(known: Sequence[LimitRatio]) -> tuple[float, float, float]:
