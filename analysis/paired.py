@@ -28,13 +28,16 @@ bound, and requests that just miss it no longer decide (halves the spread, simul
 SLOPE_CENTRE, SLOPE_SD = math.log(18), 0.3
 """d logit(share) / d ln(rate): 16 to 24 over scenarios S1, S2, S4 of the method (simulated, windows ended
 early left out)."""
-NOISE, NOISE_PAIRS = 0.03, 4
-"""sd of the difference of a pair's shares before it is seen, and how many pairs that belief weighs."""
+NOISE, NOISE_PAIRS = 0.1, 4
+"""sd of the difference of a pair's shares over sqrt(v (1 - v)) of their mean before it is seen, and how many pairs that belief weighs."""
 TILT, TILT_SD = 0.5, 0.4
 """ln of B's slope over A's, by ln(ratio): the faster one is nearer to its saturation, hence steeper. 0.75 in
 S2, 0.5 where a batch is the only limit (theory); what a share far from the allowed one says depends on it."""
-MOST_ALLOWED = 0.2
-UNSURE = 0.08
+APART_SD = 0.03
+"""sd of ln(ratio) by ln(ratio): services that differ much make less alike of the same luck, for all windows at
+once (simulated)."""
+MOST_AROUND = 0.2
+UNSURE = 0.27
 """A difference that is expected to be so large is as unsure as `NOISE`, for no curve has this slope throughout:
 some 0.05 (ln) from the answer. Further off, where one side is all over or none, it is sure again: of the side."""
 PRIOR_SD = 0.55
@@ -98,8 +101,8 @@ class LimitRatio:
     value: float
     low: float
     high: float
-    open: Open
     weight: float
+    open: Open = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +116,12 @@ class Ratio:
     value: float
     low: float
     high: float
-    open: Open
     ttft: LimitRatio | None
     tpot: LimitRatio | None
     pairs: int
     correlation: float | None
     unlike: bool
+    open: Open = ""
 
     @property
     def verdict(self) -> str:
@@ -149,7 +152,7 @@ def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
     found: dict[Limit, LimitRatio | None] = {}
     for limit, *over in zip(LIMITS, *parts, strict=True):
         figures = _limit(pairs, limit, start) if total and sum(over) else None
-        found[limit] = LimitRatio(*figures, sum(over) / total) if figures else None
+        found[limit] = LimitRatio(*figures[:3], sum(over) / total, figures[3]) if figures else None
     known = [one for one in found.values() if one]
     if not known:
         return None
@@ -257,12 +260,14 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, fl
     wide = start + np.arange(-_FAR, _FAR + _COARSE / 2, _COARSE)
     # The share around a bound at which the bound itself is just kept.
     allowed = ALLOWED_OVER * sum(map(sum, near)) / max(1, sum(sum(it.over) for _, it in seen))
-    allowed = min(max(allowed, ALLOWED_OVER), MOST_ALLOWED)
+    allowed = min(max(allowed, ALLOWED_OVER), MOST_AROUND)
     log_evidence = _evidence(tried, determined, shares, wide, allowed)
     cdf = _cdf(log_evidence, wide, start)
     fine = np.linspace(*np.interp([_TAIL, 1 - _TAIL], cdf, wide), _FINE)
     cdf = _cdf(_evidence(tried, determined, shares, fine, allowed), fine, start)
     median, low, high = np.interp([0.5, 0.025, 0.975], cdf, fine)
+    apart = _NORMAL_95 * APART_SD * abs(median)
+    low, high = median - math.hypot(median - low, apart), median + math.hypot(high - median, apart)
     best = _flat(log_evidence)
     side: Open = "above" if best[-1] > best.max() - OPEN else "below" if best[0] > best.max() - OPEN else ""
     return math.exp(median), math.exp(low), math.exp(high), side
@@ -276,7 +281,10 @@ def _evidence(tried: Floats, determined: Floats, shares: Floats, deltas: Floats,
     w = 2 v - 1 and K the tanh of half the distance. The variance is integrated out (Student's t).
     """
     weight = determined / determined.mean()
-    difference, mean = shares[1] - shares[0], shares.mean(axis=0)
+    mean = shares.mean(axis=0)
+    # By the noise of one request, so that quiet windows are held to it too.
+    unit = np.sqrt(mean * (1 - mean))
+    difference = (shares[1] - shares[0]) / unit
     above = np.log(mean / (1 - mean)) - math.log(allowed / (1 - allowed))
     room = 4 * mean * (1 - mean)
     slope = np.exp(SLOPE_CENTRE + SLOPE_SD * _STEPS)[:, None]
@@ -286,7 +294,7 @@ def _evidence(tried: Floats, determined: Floats, shares: Floats, deltas: Floats,
     for n in range(len(tried)):
         steep = np.tanh((slope * (tried[n] - deltas) + tilt * above[n]) / 2)
         sure = 1 - steep**2
-        expected = steep * room[n] / (1 + np.sqrt(1 - steep**2 * room[n]))
+        expected = steep * room[n] / (1 + np.sqrt(1 - steep**2 * room[n])) / unit[n]
         spread = 1 + (expected * sure / UNSURE) ** 2
         squares += weight[n] * (difference[n] - expected) ** 2 / spread
         width += np.log(spread)

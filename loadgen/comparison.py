@@ -130,7 +130,10 @@ def replay_of(path: Path, next_step: Next | None = None) -> Act:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """What `whole` replays of an original's windows show; `ratio` is None where that is too little."""
+    """What `whole` replays of an original's windows show; `ratio` is None where that is too little.
+
+    A ratio that is open is a bound: it counts like none, and `lack` says it.
+    """
 
     whole: int
     ratio: Ratio | None
@@ -150,7 +153,11 @@ class Paired:
 
     @property
     def lack(self) -> str:
-        """Why there is no ratio."""
+        """Why there is no ratio with two ends; empty where there is."""
+        one = self.ratio
+        if one is not None:
+            bound = one.low if one.open == "above" else one.high
+            return one.open and f"all {self.whole} whole pairs say that B / A is {one.open} {bound:.3g}"
         if self.whole < LEAST_PAIRS:
             return f"{self.whole} whole pairs of windows are too few: {LEAST_PAIRS} are needed"
         return f"in {self.whole} whole pairs of windows no request was over a bound, or all were"
@@ -165,7 +172,7 @@ def conclude(parts: Trees, path: Path, differs: Tree) -> Tree:
         "differs": differs,
         "evidence": f"{pairs.whole} of {len(original.templates)} windows of A paired",
     }
-    if found is None:
+    if found is None or pairs.lack:
         reason = f"{pairs.lack}; raise search.budget_s"
         return tree | {"passed": False, "exit_code": summary.EXIT_OPEN, "reason": reason}
     if found.unlike:

@@ -220,8 +220,11 @@ def test_a_cell_that_gets_its_capacity_late_has_the_requests_of_who_came_first(
     [
         (Ratio(1.02, 0.95, 1.1, None, None, 5, None, False), "paired", ""),
         (Ratio(1.02, 0.95, 1.1, None, None, 5, None, True), "unpaired", "another bound limits it"),
-        (Ratio(1.6, 1.4, 1.8, None, None, 5, None, False), "unpaired", "its pairs contradict its capacity"),
-        (Ratio(0.7, 0.6, 0.8, None, None, 5, None, False), "unpaired", "its pairs contradict its capacity"),
+        (
+            Ratio(1.6, 1.4, 1.8, None, None, 5, None, False, "above"),
+            "unpaired",
+            "5 whole pairs say that B / A is above 1.4",
+        ),
         (None, "unpaired", "no request was over a bound"),
     ],
 )
