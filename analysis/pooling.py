@@ -89,7 +89,12 @@ def pooled(estimates: Sequence[Estimate]) -> Pooled:
     weights = 1 / (own[:, None] + BETWEEN**2)
     mean = (weights * y[:, None]).sum(axis=0) / weights.sum(axis=0)
     sd = weights.sum(axis=0) ** -0.5
-    log_mass = np.log(_WIDTH) - np.log1p((BETWEEN / BETWEEN_SCALE) ** 2) + np.log(sd) + 0.5 * np.log(weights).sum(axis=0)
+    log_mass = (
+        np.log(_WIDTH)
+        - np.log1p((BETWEEN / BETWEEN_SCALE) ** 2)
+        + np.log(sd)
+        + 0.5 * np.log(weights).sum(axis=0)
+    )
     log_mass -= 0.5 * (weights * (y[:, None] - mean) ** 2).sum(axis=0)
     mass = np.exp(log_mass - log_mass.max())
     mass /= mass.sum()

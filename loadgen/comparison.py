@@ -212,9 +212,7 @@ def next_replay(driver: Driver, original: Original) -> Segment | Stop:
     used = [outcome for outcome in outcomes if outcome.segment.pair is not None and not outcome.void]
     pairs, begin = pairs_of(driver, original), apart(driver, original)
     found = paired.ratio(pairs, begin)
-    log_ratio = (
-        math.log(found.value) if found else without_evidence(used, [one.log_ratio for one in pairs], begin)
-    )
+    log_ratio = found.log_next if found else without_evidence(used, [one.log_ratio for one in pairs], begin)
     return next_pair(spec, list(original.templates.values()), outcomes, log_ratio, driver.elapsed_s())
 
 
