@@ -29,8 +29,8 @@ SLOPE_CENTRE, SLOPE_SD = math.log(18), 0.3
 """d logit(share) / d ln(rate): 16 to 24 over scenarios S1, S2, S4 of the method (simulated, windows ended
 early left out)."""
 NOISE, NOISE_PAIRS = 0.1, 4
-"""sd of the difference of a pair's shares over sqrt(v (1 - v)), v being their mean, before it is seen, and how
-many pairs that belief weighs."""
+"""sd of the difference of a pair's shares over sqrt(v (1 - v)), v being their mean, before it is seen, and
+how many pairs that belief weighs."""
 TILT, TILT_SD = 0.5, 0.4
 """ln of B's slope over A's, by ln(ratio): the faster one is nearer to its saturation, hence steeper. 0.75 in
 S2, 0.5 where a batch is the only limit (theory); what a share far from the allowed one says depends on it."""
@@ -39,6 +39,7 @@ APART_SD = 0.03
 once. Without it the interval covers in .88 of 99 comparisons with ratios of .47 to 2, with it in .96
 (simulated)."""
 MOST_AROUND = 0.2
+"""Most that the share around a bound may be where the bound is just kept: a heavier tail is no tail."""
 UNSURE = 0.27
 """An expected difference so large, in the units of `NOISE`, is as unsure as the noise, for no curve has one
 slope throughout: some 0.05 (ln) from the answer. Where one side is all over, or none, it is sure again, of
@@ -53,7 +54,7 @@ UNLIKE = 0.5
 OPEN = 2.0
 """An end of the interval is only the prior if the evidence falls by less (ln) from its best to far beyond."""
 _FAR, _COARSE, _FINE, _TAIL = 2.0, 0.02, 200, 1e-4
-"""The posterior is found on a grid as far as this from the start, then between its tails on so many points."""
+"""The posterior is found on a grid as far as this from the start, then on so many points between its tails."""
 _STEPS = np.linspace(-2.0, 2.0, 5)
 _NORMAL_95 = 1.959964
 
@@ -274,7 +275,8 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, fl
     allowed = min(max(allowed, ALLOWED_OVER), MOST_AROUND)
     log_evidence = _evidence(tried, determined, shares, wide, allowed)
     cdf = _cdf(log_evidence, wide, start)
-    fine = np.linspace(*np.interp([_TAIL, 1 - _TAIL], cdf, wide), _FINE)
+    lowest, highest = np.interp([_TAIL, 1 - _TAIL], cdf, wide)
+    fine = np.linspace(lowest, highest, _FINE)
     cdf = _cdf(_evidence(tried, determined, shares, fine, allowed), fine, start)
     median, low, high = np.interp([0.5, 0.025, 0.975], cdf, fine)
     apart = _NORMAL_95 * APART_SD * abs(median)

@@ -69,7 +69,7 @@ def walked(delta: float, count: int, seed: int) -> list[Pair]:
 
 
 @pytest.mark.parametrize("truth", [1.5, 2.0, 1 / 1.5, 1 / 2])
-@pytest.mark.parametrize(("count", "error"), [(6, 0.08), (14, 0.03)])
+@pytest.mark.parametrize(("count", "error"), [(10, 0.08), (14, 0.03)])
 def test_a_ratio_far_from_one_is_found_from_a_common_guess(truth: float, count: int, error: float) -> None:
     found = [paired.ratio(walked(math.log(truth), count, seed), 0.0) for seed in range(6)]
     known = [one for one in found if one and not one.open]
@@ -290,7 +290,7 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     ratio = tree["ratio"]
     # A service faster in everything by 8 % gains a little more where a bound is in seconds.
     assert (tree["exit_code"], tree["valid"], ratio["verdict"]) == (0, True, "B is better")
-    assert 1.06 < ratio["low"] < ratio["value"] < ratio["high"] < 1.15
+    assert 1.06 < ratio["low"] < 1.109 < ratio["high"] < 1.17
     assert ratio["pairs"] >= 6 and ratio["correlation"] > 0.6
     # Common are the arrivals; the engines' own noise is not.
     assert {one.seed for one in site.plans} == {a.seed}
