@@ -54,7 +54,7 @@ UNLIKE = 0.5
 OPEN = 2.0
 """An end of the interval is only the prior if the evidence falls by less (ln) from its best to far beyond."""
 _FAR, _COARSE, _FINE, _TAIL = 2.0, 0.02, 200, 1e-4
-"""The posterior is found on a grid as far as this from the start, then on so many points between its tails."""
+"""The posterior is found on a grid so far from the start, then on so many points between its tails."""
 _STEPS = np.linspace(-2.0, 2.0, 5)
 _NORMAL_95 = 1.959964
 
