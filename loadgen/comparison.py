@@ -27,7 +27,7 @@ from loadgen.folder import Folder
 from loadgen.measure import Act
 from loadgen.pairing import Template, next_pair, without_evidence
 from loadgen.run import Conclude
-from loadgen.search import Outcome, Segment, Stop, next_segment, prior
+from loadgen.search import Outcome, Segment, Stop, fitted, next_segment, prior
 from loadgen.study import Study, Trees, seed_of
 from loadgen.sweep import sweep
 
@@ -130,7 +130,10 @@ def replay_of(path: Path, next_step: Next | None = None) -> Act:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """What `whole` replays of an original's windows show; `ratio` is None where that is too little."""
+    """What `whole` replays of an original's windows show; `ratio` is None where that is too little.
+
+    A ratio that is open is a bound: it counts like none, and `lack` says it.
+    """
 
     whole: int
     ratio: Ratio | None
@@ -150,7 +153,11 @@ class Paired:
 
     @property
     def lack(self) -> str:
-        """Why there is no ratio."""
+        """Why there is no ratio with two ends; empty where there is."""
+        one = self.ratio
+        if one is not None:
+            bound = one.low if one.open == "above" else one.high
+            return one.open and f"all {self.whole} whole pairs say that B / A is {one.open} {bound:.3g}"
         if self.whole < LEAST_PAIRS:
             return f"{self.whole} whole pairs of windows are too few: {LEAST_PAIRS} are needed"
         return f"in {self.whole} whole pairs of windows no request was over a bound, or all were"
@@ -165,7 +172,7 @@ def conclude(parts: Trees, path: Path, differs: Tree) -> Tree:
         "differs": differs,
         "evidence": f"{pairs.whole} of {len(original.templates)} windows of A paired",
     }
-    if found is None:
+    if found is None or pairs.lack:
         reason = f"{pairs.lack}; raise search.budget_s"
         return tree | {"passed": False, "exit_code": summary.EXIT_OPEN, "reason": reason}
     if found.unlike:
@@ -205,10 +212,14 @@ def next_replay(driver: Driver, original: Original) -> Segment | Stop:
     used = [outcome for outcome in outcomes if outcome.segment.pair is not None and not outcome.void]
     pairs, begin = pairs_of(driver, original), apart(driver, original)
     found = paired.ratio(pairs, begin)
-    log_ratio = (
-        math.log(found.value) if found else without_evidence(used, [one.log_ratio for one in pairs], begin)
+    log_ratio = found.log_next if found else without_evidence(used, [one.log_ratio for one in pairs], begin)
+    return next_pair(
+        fitted(spec, start, outcomes),
+        list(original.templates.values()),
+        outcomes,
+        log_ratio,
+        driver.elapsed_s(),
     )
-    return next_pair(spec, list(original.templates.values()), outcomes, log_ratio, driver.elapsed_s())
 
 
 def pairs_of(driver: Driver, original: Original) -> list[Pair]:

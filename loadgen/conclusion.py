@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis import dwell_table, metrics, nodes, records, summary
+from analysis.backlog import falls_behind
 from analysis.capacity import LEAST_REQUESTS, LIMITS, posterior
 from analysis.dwell import NS, Window, in_window
 from analysis.dwell_table import Basis
@@ -125,7 +126,16 @@ def of_probe(experiment: Experiment, driver: Driver) -> Tree:
     missed = [limit.upper() for limit in LIMITS if figures[limit]["passed"] is False]
     if missed:
         return _end(tree, summary.EXIT_SLO_MISSED, f"p90 {' and '.join(missed)} over the bound", valid=True)
+    if experiment.rate_qps and _behind(driver, outcome.dwell):
+        why = "answers end more slowly than requests come: nothing passes; offer longer (duration_s=...)"
+        return _end(tree, summary.EXIT_OPEN, why, valid=True)
     return _end(tree, summary.EXIT_OK, "", valid=True)
+
+
+def _behind(driver: Driver, window: Window) -> bool:
+    """True if answers fell behind the requests in a window, whenever those that ended in it were due."""
+    rows = driver.windows.ledger.rows(window.index)
+    return falls_behind(rows, window.window_start_ns, window.window_end_ns)
 
 
 def of_levels(experiment: Experiment, driver: Driver) -> Tree:

@@ -153,20 +153,12 @@ def ratios(path: Path, first: str, known: Trees) -> dict[str, Tree]:
 
 
 def best(paired: Paired, alone: tuple[float, float, float]) -> Tree:
-    """The ratio that the pairs show where they can be believed, else that of the capacities `alone`.
-
-    The pairs' belief is narrow around where the search for the ratio began (`analysis.paired.PRIOR_SD`): far
-    from there, as after one search.expected_qps for services that differ twofold, they are wrong by more than
-    their interval, and the capacities, whose belief is wide, tell.
-    """
+    """The ratio that the pairs show where they show one, else that of the capacities `alone`."""
     one = paired.ratio
-    if one is None:
+    if one is None or paired.lack:
         return _ratio(alone, UNPAIRED, paired.lack)
     if one.unlike:
         return _ratio(alone, UNPAIRED, "another bound limits it, so that common requests do not help")
-    _, low, high = alone
-    if one.high < low or high < one.low:
-        return _ratio(alone, UNPAIRED, "its pairs contradict its capacity: their search began too far away")
     return _ratio((one.value, one.low, one.high), PAIRED, pairs=paired.whole)
 
 

@@ -8,7 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conf.schema import Search
-from loadgen.search import MOST_CLIMB, NEAR, STEP_UP, TRANSITION_E2E, Outcome, Segment, Stop, hot
+from loadgen.search import (
+    CLEAN_SHARE,
+    MOST_CLIMB,
+    NEAR,
+    STEP_UP,
+    TRANSITION_E2E,
+    Outcome,
+    Segment,
+    Stop,
+    hot,
+    share_over,
+)
 
 TRIES = 2
 """A window of A is replayed once more where its pair was void, ended early or was far from the answer."""
@@ -79,7 +90,7 @@ def _segment(
     rate_qps = min(template.rate_qps * math.exp(log_ratio), spec.highest_qps)
     why = f"B / A is thought to be {math.exp(log_ratio):.3g}"
     if dwells:
-        clean = not (dwells[-1].dwell.ttft.over or dwells[-1].dwell.tpot.over)
+        clean = share_over(dwells[-1]) <= CLEAN_SHARE and not dwells[-1].aborted
         most = dwells[-1].segment.rate_qps * math.exp(MOST_CLIMB if clean else STEP_UP)
         why += ", held back to a small step up" if rate_qps > most else ""
         rate_qps = min(rate_qps, most)

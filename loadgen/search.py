@@ -452,7 +452,7 @@ def _transition_s(
 
 def hot(outcome: Outcome) -> bool:
     """True if most of a dwell was over a limit."""
-    return outcome.aborted or _share_over(outcome) > HOT_SHARE
+    return outcome.aborted or share_over(outcome) > HOT_SHARE
 
 
 def _overloaded(last: Outcome, rate: float) -> bool:
@@ -463,7 +463,8 @@ def _overloaded(last: Outcome, rate: float) -> bool:
     return last.aborted or (hot(last) and math.log(last.segment.rate_qps / rate) > NEAR)
 
 
-def _share_over(outcome: Outcome) -> float:
+def share_over(outcome: Outcome) -> float:
+    """The larger of a dwell's shares over a limit."""
     return max(outcome.dwell.ttft.share or 0.0, outcome.dwell.tpot.share or 0.0)
 
 
@@ -496,12 +497,12 @@ def _in_a_row(dwells: Sequence[Outcome], fits: Callable[[Outcome], bool]) -> int
 
 def _clean(outcome: Outcome) -> bool:
     """True if next to nothing was over a limit."""
-    return not (outcome.void or outcome.aborted) and _share_over(outcome) <= CLEAN_SHARE
+    return not (outcome.void or outcome.aborted) and share_over(outcome) <= CLEAN_SHARE
 
 
 def _missed(outcome: Outcome) -> bool:
     """True if a limit was missed, and not by chance."""
-    return not outcome.void and (outcome.aborted or _share_over(outcome) > MISSED_SHARE)
+    return not outcome.void and (outcome.aborted or share_over(outcome) > MISSED_SHARE)
 
 
 def _climb(dwells: Sequence[Outcome], clean: int) -> float:

@@ -16,12 +16,13 @@ from conf import ConfigError, Experiment, load
 from conf.load import dump
 from loadgen import comparison, measure, sides, study, verbs
 from loadgen.arrivals import NS, PHASES
+from loadgen.comparison import Paired
 from loadgen.driver import Driver
 from loadgen.folder import Folder
-from loadgen.pairing import Template, next_pair, without_evidence
+from loadgen.pairing import CLIMB, Template, next_pair, without_evidence
 from loadgen.plan import Past, Plan
 from loadgen.run_folder import RunFolder
-from loadgen.search import Outcome, Segment, Start, Stop
+from loadgen.search import MOST_CLIMB, Outcome, Segment, Start, Stop
 from loadgen.virtual_target import VirtualTarget
 from serve_apps.engine_model import Engine, VirtualService
 
@@ -56,6 +57,40 @@ def test_the_interval_holds_the_true_ratio_and_is_narrow(delta: float) -> None:
     assert len(known) == 20 and np.std(errors) < 0.012 and abs(np.mean(errors)) < 0.005
     assert sum(math.log(one.low) <= delta <= math.log(one.high) for one in known) >= 19
     assert all((one.ttft, one.unlike) == (None, False) and one.tpot for one in known)
+
+
+def walked(delta: float, count: int, seed: int) -> list[Pair]:
+    """Pairs of a search for a ratio that begins at 1, as far as single steps up may go."""
+    tried = [0.0]
+    while len(tried) < count:
+        found = paired.ratio(pairs(delta, tried, seed), 0.0)
+        tried.append(min(found.log_next, tried[-1] + MOST_CLIMB) if found else tried[-1] + CLIMB)
+    return pairs(delta, tried, seed)
+
+
+@pytest.mark.parametrize("truth", [1.5, 2.0, 1 / 1.5, 1 / 2])
+@pytest.mark.parametrize(("count", "error"), [(10, 0.08), (14, 0.03)])
+def test_a_ratio_far_from_one_is_found_from_a_common_guess(truth: float, count: int, error: float) -> None:
+    found = [paired.ratio(walked(math.log(truth), count, seed), 0.0) for seed in range(6)]
+    known = [one for one in found if one and not one.open]
+    assert len(known) == 6 and all(abs(math.log(one.value / truth)) < error for one in known)
+    assert sum(one.low <= truth <= one.high for one in known) >= 5
+
+
+@pytest.mark.parametrize(("delta", "open_end"), [(math.log(2), "above"), (-math.log(2), "below")])
+def test_pairs_on_one_side_of_the_answer_are_a_bound(delta: float, open_end: str) -> None:
+    found = paired.ratio(pairs(delta, [0.0, 0.01, 0.02, -0.01, 0.0], 1), 0.0)
+    assert found is not None and found.open == open_end
+    assert found.low < 2 if open_end == "above" else found.high > 0.5
+    assert Paired(5, found).lack.startswith(f"all 5 whole pairs say that B / A is {open_end} ")
+
+
+def test_quiet_pairs_do_not_draw_the_answer_to_where_they_were_tried() -> None:
+    easy = Latencies(np.full(REQUESTS, 300.0), np.full(REQUESTS, 40.0))
+    quiet = [paired.pair(index, 0.0, True, easy, easy, BOUNDS_MS) for index in range(20)]
+    some = pairs(0.15, [0.1, 0.14, 0.16], 1)
+    alone, more = paired.ratio(some, 0.0), paired.ratio([*some, *quiet], 0.0)
+    assert alone and more and (more.value, more.low, more.high) == (alone.value, alone.low, alone.high)
 
 
 def test_the_verdict_is_what_the_interval_shows() -> None:
@@ -255,8 +290,10 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     ratio = tree["ratio"]
     # A service faster in everything by 8 % gains a little more where a bound is in seconds.
     assert (tree["exit_code"], tree["valid"], ratio["verdict"]) == (0, True, "B is better")
-    assert 1.06 < ratio["low"] < ratio["value"] < ratio["high"] < 1.15
-    assert ratio["pairs"] >= 6 and ratio["correlation"] > 0.6
+    # One search in twenty does not hold the true ratio of 1.109; none is far from it.
+    assert 1.06 < ratio["low"] < ratio["value"] < ratio["high"] < 1.17
+    assert ratio["value"] == pytest.approx(1.109, rel=0.04)
+    assert ratio["pairs"] >= 6 and ratio["correlation"] > 0.3
     # Common are the arrivals; the engines' own noise is not.
     assert {one.seed for one in site.plans} == {a.seed}
     assert load(base=tmp_path / "one" / "b" / "config.yaml").seed != a.seed

@@ -144,7 +144,9 @@ def test_each_service_is_deployed_once_and_the_ratio_on_common_requests_is_right
     rows = by_name(tree)
     assert rows["cell-1"]["ratio"]["how"] == "reference"
     alike, other = rows["cell-3"]["ratio"], rows["cell-2"]["ratio"]
-    assert alike["low"] < RATIO < alike["high"] < 1.08 * alike["low"] and alike["pairs"] >= 3
+    # One search in twenty does not hold the true ratio; none is far from it.
+    assert alike["value"] == pytest.approx(RATIO, rel=0.04)
+    assert alike["low"] < alike["high"] < 1.08 * alike["low"] and alike["pairs"] >= 3
     assert (alike["how"], other["how"]) == ("paired", "unpaired")
     assert other["high"] / other["low"] > alike["high"] / alike["low"]
     q = rows["cell-3"]["qps_per_node"]
@@ -220,8 +222,11 @@ def test_a_cell_that_gets_its_capacity_late_has_the_requests_of_who_came_first(
     [
         (Ratio(1.02, 0.95, 1.1, None, None, 5, None, False), "paired", ""),
         (Ratio(1.02, 0.95, 1.1, None, None, 5, None, True), "unpaired", "another bound limits it"),
-        (Ratio(1.6, 1.4, 1.8, None, None, 5, None, False), "unpaired", "its pairs contradict its capacity"),
-        (Ratio(0.7, 0.6, 0.8, None, None, 5, None, False), "unpaired", "its pairs contradict its capacity"),
+        (
+            Ratio(1.6, 1.4, 1.8, None, None, 5, None, False, "above"),
+            "unpaired",
+            "5 whole pairs say that B / A is above 1.4",
+        ),
         (None, "unpaired", "no request was over a bound"),
     ],
 )
@@ -250,7 +255,7 @@ def test_ctrl_c_ends_the_grid_and_resume_goes_on(tmp_path: Path, deployments: De
     assert (deployments.deployed, tree["exit_code"]) == ([1024, 1025], 0)
     assert [cell["ratio"]["how"] for cell in tree["cells"]] == ["reference", "paired", "paired"]
     second = tree["cells"][1]["ratio"]
-    assert second["low"] < RATIO < second["high"]
+    assert second["value"] == pytest.approx(RATIO, rel=0.04)
 
 
 def test_a_service_that_is_no_longer_whole_is_deployed_anew(deployments: Deployments) -> None:

@@ -15,6 +15,7 @@ from analysis.planning.at_scale import at_scale
 from analysis.planning.day import day, read_hourly
 from analysis.planning.efficiency import Efficiency, Measured
 from analysis.planning.evidence import Lengths, Qps, Span
+from analysis.planning.ground import times
 from analysis.planning.money import cost_of, fleet_cost
 from analysis.planning.sizing import ROUNDING, Service, naive, needed, size
 from analysis.planning.spares import available, up_probability
@@ -132,6 +133,30 @@ def test_what_no_number_of_nodes_serves_is_said() -> None:
         size(20, service(10.0, levels_off), 0.0, 0)
     with pytest.raises(RunError, match="need more than 100000 nodes"):
         size(1e7, service(1.0), 0.0, 0)
+
+
+def test_a_bound_alone_keeps_what_is_unsure_of_the_ratio_it_is_moved_by() -> None:
+    moved = times(Qps(None, 4.0, None, 4.2), Span(1.0, 0.875, 1.2))
+    assert moved.low == pytest.approx(3.5) and (moved.estimate, moved.high) == (None, None)
+    assert moved.certified == pytest.approx(4.2 * 0.875 ** (1.645 / 1.96), rel=1e-4)
+    assert times(Qps(None, 4.0, None, None), Span(1.5, None, None)).low == pytest.approx(6.0)
+
+
+def test_a_certified_capacity_stays_a_five_percent_quantile_when_it_is_moved() -> None:
+    draw, count = np.random.default_rng(1), 400_000
+    qps, ratio = 10 * np.exp(0.02 * draw.normal(size=count)), 0.8 * np.exp(0.05 * draw.normal(size=count))
+    ends = [0.025, 0.05, 0.975]
+    low, certified, high = 10 * np.exp(0.02 * np.array([-1.959964, -1.644854, 1.959964]))
+    wide = np.exp(0.05 * 1.959964)
+    moved = times(Qps(10.0, low, high, certified), Span(0.8, 0.8 / wide, 0.8 * wide))
+    assert [moved.low, moved.certified, moved.high] == pytest.approx(np.quantile(qps * ratio, ends), rel=1e-3)
+
+
+def test_an_availability_is_found_wherever_there_are_nodes_for_it() -> None:
+    found = available(50_000, 0.99, 0.999)
+    assert found.nodes == 50_576 and found.reached >= 0.999 > up_probability(50_000, 50_575, 0.99)
+    with pytest.raises(RunError, match="needs more than 100000 nodes"):
+        available(100_000, 0.99, 0.5)
 
 
 @pytest.mark.parametrize(("need", "nodes"), [(4, 6), (13, 15), (64, 68)])

@@ -11,10 +11,14 @@ from analysis.planning.efficiency import Efficiency, alone, lengths_differ, scal
 from analysis.planning.elasticity import Moved, Sensitivity, sensitivity
 from analysis.planning.evidence import Evidence, Lengths, Qps, Span
 from analysis.planning.sizing import Service
+from analysis.pooling import NORMAL_975
 from analysis.runs import RunError
 from conf.planning import Basis, Demand
 
 ENDS = ("low", "certified", "estimate", "high")
+NORMAL_95 = 1.644854
+"""A certified figure is a 5 % quantile, the ends of a ratio are of 2.5 %: its half-width counts by 1.645 over
+1.960 there, as of a normal in ln (of Student's t, with heavier tails, rather too much)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +96,24 @@ def _moved(
 
 
 def times(qps: Qps, ratio: Span) -> Qps:
-    """A capacity times a ratio with an interval of its own, the two independent in ln."""
-    estimate = qps.estimate
+    """A capacity times a ratio with an interval of its own, the two independent in ln.
 
-    def end(value: float | None, side: float, of: float | None) -> float | None:
-        if value is None or estimate is None:
-            return None if value is None else value * ratio.value
-        wide = math.log(of / ratio.value) if of is not None else 0.0
-        return estimate * ratio.value * math.exp(side * math.hypot(math.log(value / estimate), wide))
+    A bound alone does not say how unsure it is, so that it takes the ratio's whole half-width.
+    """
+
+    def end(value: float | None, of: float | None, quantile: float = NORMAL_975) -> float | None:
+        if value is None:
+            return None
+        unsure = 0.0 if of is None else math.log(of / ratio.value) * quantile / NORMAL_975
+        own = 0.0 if qps.estimate is None else math.log(value / qps.estimate)
+        moved = math.copysign(math.hypot(own, unsure), unsure or own)
+        return (qps.estimate or value) * ratio.value * math.exp(moved)
 
     return Qps(
-        estimate=None if estimate is None else estimate * ratio.value,
-        low=end(qps.low, -1, ratio.low),
-        high=end(qps.high, 1, ratio.high),
-        certified=end(qps.certified, -1, ratio.low),
+        estimate=None if qps.estimate is None else qps.estimate * ratio.value,
+        low=end(qps.low, ratio.low),
+        high=end(qps.high, ratio.high),
+        certified=end(qps.certified, ratio.low, NORMAL_95),
     )
 
 

@@ -44,11 +44,11 @@ def available(needed: int, node_availability: float, target: float) -> Availabil
 
     Raises RunError where that takes more than 100,000.
     """
-    low, high = needed, needed + 1
+    low, high = needed, min(needed + 1, MOST_NODES)
     while up_probability(needed, high, node_availability) < target:
-        low, high = high, 2 * high
-        if high > MOST_NODES:
+        if high == MOST_NODES:
             raise RunError(f"plan.target_availability={target} needs more than {MOST_NODES} nodes; lower it")
+        low, high = high, min(2 * high, MOST_NODES)
     while low < high:  # more nodes are never worse
         middle = (low + high) // 2
         if up_probability(needed, middle, node_availability) >= target:

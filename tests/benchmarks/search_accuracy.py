@@ -15,29 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
-from analysis import paired
-from loadgen import comparison
-from loadgen.driver import Driver
-from loadgen.plan import Plan
-from loadgen.search import Start
-from loadgen.sweep import sweep
-from loadgen.virtual_target import VirtualTarget
-from serve_apps.engine_model import VirtualService
 from tests.benchmarks._brute_force import find_truths
-from tests.benchmarks._scenarios import (
-    EDGES,
-    FASTER,
-    GUESS_QPS,
-    METHOD,
-    SCENARIOS,
-    experiment,
-    service,
-    truths,
-)
+from tests.benchmarks._comparisons import compared
+from tests.benchmarks._scenarios import EDGES, FAR_RATIOS, METHOD, SCENARIOS, truths
 from tests.benchmarks._searches import Found, blind, published, searched
 from tests.benchmarks._usual_searches import bisection, isotonic, mlperf
 
@@ -45,48 +28,6 @@ HEADS = (
     *("scenario", "method", "runs", "minutes", "bias %", "RMSE %"),
     *("cover", "certified over", "half-width %", "open", "windows", "ramp s", "wrong bounds", "other ends"),
 )
-
-
-class Faster:
-    """A service on which time runs `FASTER` times as fast."""
-
-    def __init__(self, inner: VirtualService) -> None:
-        self._inner = inner
-
-    def submit(self, key: int, at_s: float, *lengths_and_stream: Any) -> None:
-        self._inner.submit(key, at_s * FASTER, *lengths_and_stream)
-
-    def retract(self, after_s: float) -> None:
-        self._inner.retract(after_s * FASTER)
-
-    def advance(self, until_s: float) -> None:
-        self._inner.advance(until_s * FASTER)
-
-    def observe(self) -> list[Any]:
-        return [
-            seen._replace(
-                first_token_s=seen.first_token_s and seen.first_token_s / FASTER,
-                last_token_s=seen.last_token_s and seen.last_token_s / FASTER,
-            )
-            for seen in self._inner.observe()
-        ]
-
-
-def compared(scenario: str, seed: int) -> Found:
-    """The ratio of two services by paired windows: A searched for fifteen minutes, B replays A's windows."""
-    asked = experiment(scenario, "search=standard")
-    plan = Plan(asked.search, asked.slo, asked.workload, 1, seed, Start(GUESS_QPS))
-    targets = VirtualTarget(service(asked, 2 * seed)), VirtualTarget(Faster(service(asked, 2 * seed + 1)))
-    a, b = (Driver(target, plan, lambda _, /, **__: None) for target in targets)
-    sweep(a)
-    original = comparison.Original.of_driver(a)
-    found = sweep(b, lambda driver: comparison.next_replay(driver, original))
-    pairs = comparison.pairs_of(b, original)
-    ratio = paired.ratio([pair for pair in pairs if pair.whole], comparison.apart(b, original))
-    minutes = (a.elapsed_s() + found.elapsed_s) / 60
-    if ratio is None:
-        return Found(math.nan, 0.0, math.inf, 0.0, minutes)
-    return Found(ratio.value, ratio.low, ratio.high, ratio.low, minutes)
 
 
 def _method(name: str) -> Callable[[str, int], Found]:
@@ -101,6 +42,8 @@ def _method(name: str) -> Callable[[str, int], Found]:
             return published
         case ["maxqps", "compare"]:
             return compared
+        case ["maxqps", "compare", "x", factor]:
+            return lambda scenario, seed: compared(scenario, seed, float(factor))
         case ["maxqps", minutes, "min"]:
             budget = f"search.budget_s={60 * float(minutes):g}"
             return lambda scenario, seed: searched(scenario, seed, "search=standard", budget)
@@ -116,6 +59,8 @@ BLIND = ("maxqps quick, guess x 1", "maxqps quick, guess x 1/3", "maxqps quick, 
 """Searches that nobody places: a ramp begins from a guess that is wrong by so much."""
 TOLD = "maxqps quick, told x 1/3"
 """A search that a prediction places three times too low."""
+FAR = tuple(f"maxqps compare x {factor}" for factor in FAR_RATIOS["S2"])
+"""Comparisons of services that differ much; in S2 and S4 alone the true ratio is known."""
 NAMES = (
     "maxqps quick",
     *BLIND,
@@ -125,6 +70,7 @@ NAMES = (
     "maxqps 60 min",
     "maxqps 2 x 15 min",
     "maxqps compare",
+    *FAR,
     "bisection 60 s",
     "bisection 120 s",
     "bisection 300 s",
@@ -140,19 +86,24 @@ def names_of(scenario: str) -> tuple[str, ...]:
     if scenario in EDGES:
         return EDGE_NAMES.get(scenario, ("maxqps quick", "maxqps 15 min"))
     left_out = (TOLD, "maxqps 60 min", *([] if scenario in METHOD else ["maxqps compare"]))
+    left_out += () if scenario in FAR_RATIOS else FAR
     return tuple(name for name in NAMES if name not in left_out)
 
 
 def one(name: str, scenario: str, seed: int) -> Found:
     """One replication; raises ValueError for a method that a scenario has no service for."""
-    if name.endswith("compare") and scenario not in METHOD:
+    if (name.endswith("compare") and scenario not in METHOD) or (name in FAR and scenario not in FAR_RATIOS):
         raise ValueError(f"{name} needs a service of our engine, and {scenario} is none")
     return _method(name)(scenario, seed)
 
 
 def line(name: str, scenario: str, found: list[Found]) -> str:
     """What a method found in a scenario, as a row of a table."""
-    truth = truths("faster_ratio" if name.endswith("compare") else "capacity_qps")[scenario]
+    truth = (
+        FAR_RATIOS[scenario][name.split()[-1]]
+        if name in FAR
+        else truths("faster_ratio" if name.endswith("compare") else "capacity_qps")[scenario]
+    )
     return row(f"{scenario} | {name}", truth, found)
 
 
