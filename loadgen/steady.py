@@ -37,9 +37,9 @@ def reach(driver: "Driver", index: int, rate_qps: float, known_s: float, since_n
 
     Load for the same segment since `since_ns`, such as that which filled caches, counts too. Within the
     bounds none lasts longer than the plan says, or `SLOWER` times as at first: after so many of those a
-    window shows an overload.
+    window shows an overload. It costs no budget.
     """
-    longest_s, piece = driver.plan.begin.answer_s, 0
+    longest_s, piece, free_ns = driver.plan.begin.answer_s, 0, driver.next_start_ns()
     begin_ns = _first_due_ns(driver, index, since_ns)
     while not driver.has_lost_actor():
         offered_s = known_s + (driver.next_start_ns() - begin_ns) / NS
@@ -52,6 +52,7 @@ def reach(driver: "Driver", index: int, rate_qps: float, known_s: float, since_n
         driver.offer_piece(index, FIRST_PIECE + piece, rate_qps, min(PIECE_S, left_s))
         piece += 1
     if piece:
+        driver.uncharge(free_ns)
         filled_s = (driver.free_ns - begin_ns) / NS
         driver.emit(
             "steady", text=f"{filled_s:.0f} s of load at {rate_qps:.3g} QPS per node fill the service"

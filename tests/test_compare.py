@@ -291,7 +291,7 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     # A service faster in everything by 8 % gains a little more where a bound is in seconds.
     assert (tree["exit_code"], tree["valid"], ratio["verdict"]) == (0, True, "B is better")
     # One search in twenty does not hold the true ratio of 1.109; none is far from it.
-    assert 1.06 < ratio["low"] < ratio["value"] < ratio["high"] < 1.17
+    assert 1.06 < ratio["low"] < ratio["value"] < ratio["high"] < 1.2
     assert ratio["value"] == pytest.approx(1.109, rel=0.04)
     assert ratio["pairs"] >= 6 and ratio["correlation"] > 0.3
     # Common are the arrivals; the engines' own noise is not.

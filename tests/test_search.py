@@ -217,11 +217,12 @@ def test_dwells_spread_around_the_posterior_median_and_follow_without_a_gap():
 LOW = replace(SPEC, start="prediction")
 
 
-def after_dwells(*events, rate_qps=4.0):
+def after_dwells(*events, rate_qps=4.0, start=None):
     """What follows dwells that were all at one rate, far below the prediction."""
-    first = replace(search.next_segment(LOW, FORESEEN, [], 0.0), rate_qps=rate_qps)
+    start = start or FORESEEN
+    first = replace(search.next_segment(LOW, start, [], 0.0), rate_qps=rate_qps)
     outcomes = [done(replace(first, index=i), **event) for i, event in enumerate(events)]
-    return search.next_segment(LOW, FORESEEN, outcomes, 0.0)
+    return search.next_segment(LOW, start, outcomes, 0.0)
 
 
 FORESEEN = Start(prediction_qps=8.0)
@@ -261,7 +262,8 @@ def test_after_a_hot_dwell_it_settles_and_waits_twice_as_long():
 
 def test_the_transition_lasts_two_answers_but_not_for_ever():
     assert after_dwells({"e2e_s": 20.0}).transition_s == 40.0
-    assert after_dwells({"e2e_s": 900.0}).transition_s == SPEC.settle_s
+    patient = replace(FORESEEN, answer_s=60.0)
+    assert after_dwells({"e2e_s": 900.0}, start=patient).transition_s == 120.0
 
 
 def test_the_budget_ends_the_dwells_but_grants_the_least_number():
