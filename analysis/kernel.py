@@ -58,14 +58,25 @@ class Kernel:
 
     def log_load(self, dwells: Sequence[Dwell]) -> Floats:
         """ln of the mean load around each block of the dwells' windows; nan where none was offered."""
-        load = np.array([rate for dwell in dwells for rate in dwell.load], dtype=np.float64)
-        sizes = np.array([len(dwell.load) for dwell in dwells])
-        place = np.arange(len(load)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        inside = (place >= LOOK_BACK) & (place < np.repeat(sizes, sizes) - LOOK_AHEAD)
-        unknown = np.isnan(load)
-        known = np.concatenate([[0], np.cumsum(~unknown)])
-        total = np.concatenate([[0.0], np.cumsum(np.where(unknown, 0.0, load))])
-        end = np.flatnonzero(inside) + 1
-        low, high = end - self.back, end + self.ahead
+        return log_loads(dwells, (self,))[0]
+
+
+def log_loads(dwells: Sequence[Dwell], kernels: Sequence[Kernel]) -> list[Floats]:
+    """`Kernel.log_load` of each kernel."""
+    back, ahead = (max(reach) for reach in zip(*((k.back, k.ahead) for k in kernels), strict=True))
+    # No more of each dwell than some kernel needs: of short answers that is a small part.
+    first, last = LOOK_BACK + 1 - back, LOOK_AHEAD - ahead
+    parts = [dwell.load[first : len(dwell.load) - last] for dwell in dwells]
+    load = np.array([rate for part in parts for rate in part], dtype=np.float64)
+    sizes = np.array([len(part) for part in parts], dtype=np.int64)
+    place = np.arange(len(load)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    end = np.flatnonzero((place >= back - 1) & (place < np.repeat(sizes, sizes) - ahead)) + 1
+    unknown = np.isnan(load)
+    known = np.concatenate([[0], np.cumsum(~unknown)])
+    total = np.concatenate([[0.0], np.cumsum(np.where(unknown, 0.0, load))])
+    means = []
+    for kernel in kernels:
+        low, high = end - kernel.back, end + kernel.ahead
         mean = (total[high] - total[low]) / np.maximum(known[high] - known[low], 1)
-        return np.log(np.where(mean > 0, mean, np.nan))
+        means.append(np.log(np.where(mean > 0, mean, np.nan)))
+    return means

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.dwell import BLOCK_S, Dwell, LimitCount
-from analysis.kernel import Floats, Kernel, Limit
+from analysis.kernel import Floats, Kernel, Limit, log_loads
 from analysis.quantiles import Dispersion, overdispersion
 
 ALLOWED_OVER = 0.1
@@ -143,10 +143,10 @@ def fit(dwells: Sequence[Dwell], limit: Limit, prior: Prior) -> Root:
     e2e_s, slopes = _e2e_s(dwells), np.exp(LOG_SLOPES)
     kernels = Kernel.all_of(limit, e2e_s, _rate_qps(known))
     # The prior is one of the root, and the grid one of root', which lies above it by the shift.
-    usual = float(_shifts(known, np.array([math.exp(SLOPE_CENTRE)]), math.exp(prior.centre), kernels[0])[0])
+    usual = float(_shifts(known, np.exp([SLOPE_CENTRE]), math.exp(prior.centre), kernels[:1])[0])
     roots = prior.centre - usual + ROOTS
     belief = _log_normal(roots, prior.centre - usual, prior.sd)[:, None] + _belief_in_columns(len(kernels))
-    blocks = [_blocks(calm, limit, kernel) for kernel in kernels]
+    blocks = _blocks(calm, limit, kernels)
     evidence = np.hstack([each.evidence(prior.centre - usual, slopes) for each in blocks])
     for dwell in hot:
         evidence += np.tile(_hot_evidence(dwell, limit, roots, slopes), len(kernels))
@@ -165,7 +165,7 @@ def fit(dwells: Sequence[Dwell], limit: Limit, prior: Prior) -> Root:
         applies=bool(known),
         roots=roots,
         mass=mass / mass.sum(),
-        shift=np.concatenate([_shifts(known, slopes, at_root_qps, kernel) for kernel in kernels]),
+        shift=_shifts(known, slopes, at_root_qps, kernels),
         beyond=beyond,
         slope=float(slopes[j % len(slopes)]),
         slope_unusual=_unusual(mass),
@@ -177,15 +177,18 @@ def fit(dwells: Sequence[Dwell], limit: Limit, prior: Prior) -> Root:
     )
 
 
-def population_shift(slopes: Floats, load_var: float, arrivals_var: float) -> Floats:
+def population_shift(slopes: Floats, load_var: Floats | float, arrivals_var: Floats | float) -> Floats:
     """Shift d from root' to the root, per slope: the share is a mean over loads, as requests meet them.
 
     Solves E of logistic(logit .1 + slope (d + ln L)) = .1 by bisection. L has variance `load_var` and the
     skewness of a Poisson count; its mean is 1 + `arrivals_var`, the variance that arrivals alone cause, for
     a load meets the more requests the more of them it is made of.
     """
-    deviation = math.sqrt(load_var) * _NODES + load_var * (_NODES**2 - 1) / 6
-    loads = np.log(np.maximum(1 + arrivals_var + deviation, LEAST_LOAD))
+    variance, of_arrivals = (
+        np.broadcast_to(each, slopes.shape)[:, None] for each in (load_var, arrivals_var)
+    )
+    deviation = np.sqrt(variance) * _NODES + variance * (_NODES**2 - 1) / 6
+    loads = np.log(np.maximum(1 + of_arrivals + deviation, LEAST_LOAD))
     low, high = (np.full(len(slopes), end) for end in SHIFT_RANGE)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -197,13 +200,17 @@ def population_shift(slopes: Floats, load_var: float, arrivals_var: float) -> Fl
     return shift
 
 
-def _shifts(dwells: Sequence[Dwell], slopes: Floats, qps_per_node: float, kernel: Kernel) -> Floats:
+def _shifts(
+    dwells: Sequence[Dwell], slopes: Floats, qps_per_node: float, kernels: Sequence[Kernel]
+) -> Floats:
+    """The shift of each column: the slopes with the first kernel, then with the next."""
     if not dwells:
-        return np.zeros(len(slopes))
-    expected = qps_per_node * dwells[0].nodes * kernel.seconds
+        return np.zeros(len(slopes) * len(kernels))
+    expected = qps_per_node * dwells[0].nodes * np.repeat([kernel.seconds for kernel in kernels], len(slopes))
     arrivals_var = float(np.mean([dwell.arrivals_var for dwell in dwells]))
     work_var = float(np.mean([dwell.work_var for dwell in dwells]))
-    return population_shift(slopes, (arrivals_var + work_var) / expected, arrivals_var / expected)
+    columns = np.tile(slopes, len(kernels))
+    return population_shift(columns, (arrivals_var + work_var) / expected, arrivals_var / expected)
 
 
 def _belief_in_columns(kernels: int) -> Floats:
@@ -251,17 +258,15 @@ def _rate_qps(dwells: Sequence[Dwell]) -> float:
     return float(np.median([dwell.rate_qps for dwell in dwells])) if dwells else math.inf
 
 
-def _blocks(dwells: Sequence[Dwell], limit: Limit, kernel: Kernel) -> _Blocks:
-    columns = [np.array([], dtype=np.float64)] * 3
-    if dwells:
-        counts = [_counts(dwell, limit) for dwell in dwells]
-        columns = [
-            kernel.log_load(dwells),
-            np.concatenate([np.array(counted.block_over, dtype=np.float64) for counted in counts]),
-            np.concatenate([np.array(counted.block_determined, dtype=np.float64) for counted in counts]),
-        ]
-    offered = ~np.isnan(columns[0])
-    return _Blocks(*(column[offered] for column in columns))
+def _blocks(dwells: Sequence[Dwell], limit: Limit, kernels: Sequence[Kernel]) -> list[_Blocks]:
+    """The blocks with the loads of each kernel."""
+    if not dwells:
+        return [_Blocks(*[np.array([], dtype=np.float64)] * 3)] * len(kernels)
+    counts = [_counts(dwell, limit) for dwell in dwells]
+    over = np.array([n for counted in counts for n in counted.block_over], dtype=np.float64)
+    determined = np.array([n for counted in counts for n in counted.block_determined], dtype=np.float64)
+    loads = [(load, ~np.isnan(load)) for load in log_loads(dwells, kernels)]
+    return [_Blocks(load[offered], over[offered], determined[offered]) for load, offered in loads]
 
 
 def _log_normal(at: Floats, centre: float, sd: float) -> Floats:
