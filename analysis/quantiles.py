@@ -84,25 +84,30 @@ class Dispersion:
     freedom: float
 
     @classmethod
-    def unknown(cls, determined: Floats) -> "Dispersion":
-        """What is believed before anything is seen, of blocks with so many requests each."""
+    def unknown(cls, determined: Floats, longer: float = 1.0) -> "Dispersion":
+        """What is believed before anything is seen, of blocks with so many requests each.
+
+        Neighbours stay alike for `longer` times as many blocks as usual.
+        """
         requests = float(determined @ determined) / max(float(determined.sum()), 1.0)
-        return cls(PHI_START + PHI_START_DRIFT * requests, PHI_START_FREEDOM)
+        return cls(longer * PHI_START + PHI_START_DRIFT * requests, PHI_START_FREEDOM)
 
 
-def overdispersion(over: Floats, determined: Floats, expected: Floats, merged: int = 1) -> Dispersion | None:
+def overdispersion(
+    over: Floats, determined: Floats, expected: Floats, longer: float = 1.0
+) -> Dispersion | None:
     """HAC variance inflation of counts in consecutive blocks, drawn towards the start value.
 
     `over` of `determined` requests of each block exceeded a limit; `expected` is the fitted probability.
-    All have one length, dwells one after the other; `merged` neighbours are taken as one block. Parzen's lag
-    window, whose sum over both sides is 0.75 and whose squares' 0.539 times the lags (Priestley, Spectral
-    Analysis and Time Series, table 6.1), gives the correction for what the fit took and the degrees of
-    freedom. None without a single request.
+    All have one length, dwells one after the other. Where neighbours stay alike `longer`, by that factor, so
+    many are taken as one block. Parzen's lag window, whose sum over both sides is 0.75 and whose squares'
+    0.539 times the lags (Priestley, Spectral Analysis and Time Series, table 6.1), gives the correction for
+    what the fit took and the degrees of freedom. None without a single request.
     """
     noise = float(np.sum(determined * expected * (1 - expected)))
     if noise <= 0:
         return None
-    error = np.add.reduceat(over - determined * expected, np.arange(0, len(over), merged))
+    error = np.add.reduceat(over - determined * expected, np.arange(0, len(over), max(1, round(longer))))
     blocks = len(error)
     lags = min(max(LEAST_LAGS, min(LAGS, int(LAG_SHARE * blocks))), blocks - 1)
     alone = total = float(error @ error)
@@ -111,6 +116,6 @@ def overdispersion(over: Floats, determined: Floats, expected: Floats, merged: i
     taken = max(0.3, 1 - FITTED * 0.75 * (lags + 1) / blocks)
     raw = max(total / noise / taken, 1.0)
     grown = raw * max(1.0, raw / max(1.0, alone / noise)) ** GROWTH
-    freedom, start = blocks / (0.539 * (lags + 1)), Dispersion.unknown(determined)
+    freedom, start = blocks / (0.539 * (lags + 1)), Dispersion.unknown(determined, longer)
     phi = (freedom * grown + start.freedom * start.phi) / (freedom + start.freedom)
     return Dispersion(phi, freedom + start.freedom)

@@ -144,8 +144,8 @@ def test_few_blocks_keep_near_the_start_value():
 def test_neighbours_taken_together_are_blocks_of_their_sum():
     rng = np.random.default_rng(9)
     over, seen, mu = rng.binomial(40, 0.1, 120) * 1.0, np.full(120, 40.0), np.full(120, 0.1)
-    together = overdispersion(over, seen, mu, merged=3)
+    together = overdispersion(over, seen, mu, longer=3.0)
     sums = overdispersion(over.reshape(-1, 3).sum(axis=1), np.full(40, 120.0), np.full(40, 0.1))
     assert together.freedom == sums.freedom
-    starts = [Dispersion.unknown(each).phi for each in (seen, np.full(40, 120.0))]
+    starts = [Dispersion.unknown(seen, 3.0).phi, Dispersion.unknown(np.full(40, 120.0)).phi]
     assert sums.phi - together.phi == pytest.approx(3 * (starts[1] - starts[0]) / sums.freedom)
