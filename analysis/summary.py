@@ -54,6 +54,9 @@ DILATED = (
 )
 
 Tree = dict[str, Any]
+FEW_REQUESTS = 250
+"""With fewer requests in all windows an interval of 95 % holds the truth in three of four searches only: of a
+server that answers one in ten seconds (docs/search_accuracy.md, M1)."""
 
 
 def resumable(tree: Mapping[str, Any]) -> bool:
@@ -280,10 +283,7 @@ def _capacity_lines(tree: Mapping[str, Any]) -> list[str]:
         f" ({_surely(capacity['binding_probability'])});"
         f" bounds: p90 TTFT <= {bounds['ttft_p90_ms']:g} ms, p90 TPOT <= {bounds['tpot_p90_ms']:g} ms"
     ]
-    if capacity.get("limits", {}).get(capacity["binding"], {}).get("slope_unusual"):
-        lines.append(
-            f"  doubtful: the share over the {limit.upper()} bound hardly follows the load, or jumps with it"
-        )
+    lines += _doubts(capacity)
     if replica:
         lines.append(
             f"  per replica {replica['estimate']:.2f} QPS {forecasts.interval(replica)}:"
@@ -296,6 +296,22 @@ def _capacity_lines(tree: Mapping[str, Any]) -> list[str]:
         chats = asked.get("sessions") or asked.get("conversations")
         more = "the routing decides what of it" if chats else "more per node than"
         lines.append(f"  pooled service behind one balancer: {more} a node alone would serve")
+    return lines
+
+
+def _doubts(capacity: Mapping[str, Any]) -> list[str]:
+    """Reasons not to believe the interval of a search; an older run does not know them all."""
+    name = capacity["binding"].upper()
+    limit = capacity.get("limits", {}).get(capacity["binding"], {})
+    lines = []
+    if limit.get("slope_unusual"):
+        lines.append(f"  doubtful: the share over the {name} bound hardly follows the load, or jumps with it")
+    if 0 < limit.get("determined", 0) < FEW_REQUESTS:
+        more = math.ceil(FEW_REQUESTS / limit["determined"])
+        lines.append(
+            f"  doubtful: it rests on {limit['determined']} requests, fewer than {FEW_REQUESTS}; measure"
+            f" {more} times as long (search.budget_s=...)"
+        )
     return lines
 
 
