@@ -387,7 +387,8 @@ def _ramp_end(steps: Sequence[Outcome], good: float | None, bad: float | None, w
     Nobody knows how far beyond a rate that was good the capacity lies, or below one that was bad; and a step
     of few requests was offered another rate than was meant, by chance.
     """
-    fewest = min([step.dwell.requests for step in steps if not step.void], default=0)
+    near = [step.dwell.requests for step in steps if not step.void and _within_bracket(step, good, bad)]
+    fewest = min(near, default=0)
     chance = math.sqrt(max(0.0, 1 / max(fewest, 1) - 1 / RAMP_SEEN))
     low, high = good or (bad or 0.0) / DESCENT, bad or (good or 0.0) * DESCENT
     value, width = math.sqrt(low * high), math.log(high / low)
@@ -397,6 +398,10 @@ def _ramp_end(steps: Sequence[Outcome], good: float | None, bad: float | None, w
         value * math.exp(-FIRST_BELOW_RAMP),
         f"the ramp was {', '.join(filter(None, told))}",
     )
+
+
+def _within_bracket(step: Outcome, good: float | None, bad: float | None) -> bool:
+    return (good or 0.0) <= step.segment.rate_qps <= (bad or math.inf)
 
 
 def _dwell(
