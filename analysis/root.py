@@ -157,11 +157,12 @@ def fit(dwells: Sequence[Dwell], limit: Limit, prior: Prior) -> Root:
     log_mass = belief - (left.freedom + 1) / 2 * np.log1p(deviance / left.freedom)
     i, j = np.unravel_index(np.argmax(log_mass), belief.shape)
     mass = np.exp(log_mass - log_mass.max())
+    mass /= mass.sum()
     at_root_qps = math.exp(roots[i] + usual)
     return Root(
         applies=bool(known),
         roots=roots,
-        mass=mass / mass.sum(),
+        mass=mass,
         shift=_shifts(known, slopes, at_root_qps, kernels),
         beyond=beyond,
         slope=float(slopes[j % len(slopes)]),
