@@ -239,15 +239,18 @@ class Driver:
         self.take(self.target.run(schedule, until_ns))
 
     def offer_piece(
-        self, index: int, piece: int, rate_qps: float, seconds: float, phase: str = "transition"
+        self, index: int, piece: int, rate_qps: float, seconds: float, last: bool = False
     ) -> tuple[int, int]:
-        """Offer a rate per node for so long ahead of a segment; returns from when to when."""
+        """Offer a rate per node for so long ahead of a segment; returns from when to when.
+
+        Unless it is the `last` load of all, arrivals go on for as long as deciding takes.
+        """
         start_ns = self.next_start_ns()
         end_ns = start_ns + int(seconds * NS)
-        self.free_ns = end_ns + self.bridge_ns
+        self.free_ns = end_ns + (0 if last else self.bridge_ns)
         schedule = self.traffic.draw(
             rate_qps * self.plan.nodes,
-            {phase: (start_ns, self.free_ns)},
+            {"bridge" if last else "transition": (start_ns, self.free_ns)},
             dwell=index,
             first_seq=self.next_seq,
             seed=self.plan.seed,
@@ -392,7 +395,7 @@ class Driver:
             return
         seconds = min(RUN_OUT * last.median_e2e_s, self._patience_s())
         # A session that goes on draws the segment itself.
-        self.offer_piece(last.index + 1, RUN_OUT_PIECE, last.rate_qps / self.plan.nodes, seconds, "bridge")
+        self.offer_piece(last.index + 1, RUN_OUT_PIECE, last.rate_qps / self.plan.nodes, seconds, last=True)
 
     def recount_on(self, rows: pa.Table) -> None:
         """Count and judge every window again on the rows as they were saved, as whoever reads them would."""

@@ -135,7 +135,7 @@ def test_vllm_round_trip_gives_the_same_quantiles(run_path: Path, tmp_path: Path
     out = tmp_path / "result.json"
     export(run_path, "vllm-bench", out)
     loads = load_foreign(out)
-    assert len(loads) == 5
+    assert len(loads) == 8
     for index, found in enumerate(loads):
         rows = window_rows(run_path, index)
         ours = {
@@ -195,7 +195,7 @@ def test_the_report_and_inferencex_say_the_same_of_a_gpu(run_path: Path, capsys:
     for path in (GOLDEN, run_path):
         found = json.loads(exported(path, "inferencex", capsys))
         drawn = pareto_table(load_run(path)).to_pylist()
-        assert len(found) == len(drawn) == 5
+        assert len(found) == len(drawn) == 8
         for row, mark in zip(
             sorted(found, key=lambda row: row["maxqps"]["rate_qps_per_node"]), drawn, strict=True
         ):
@@ -284,8 +284,8 @@ def test_what_has_no_rate_is_said(run_path: Path, void_path: Path, tmp_path: Pat
     shutil.copytree(run_path, killed)
     (killed / "dwells.parquet").unlink()
     shutil.copytree(void_path, void)
-    mark_void(void, 0, 2, 3, 4)
-    for path, why in ((killed, "no window of it ended"), (void, "all 5 of its windows are void")):
+    mark_void(void, 0, 2, 3, 4, 5, 6, 7)
+    for path, why in ((killed, "no window of it ended"), (void, "all 8 of its windows are void")):
         with pytest.raises(RunError, match=f"no rate to export: {why}; --format csv has its requests"):
             export(path, "vllm-bench")
         assert exported(path, "csv", capsys).count("\n") == load_run(path).requests().num_rows + 1
@@ -332,6 +332,6 @@ def test_a_study_is_exported_by_its_parts_or_as_rows_of_all(
     tree = {"study": "deployments", "exit_code": 0, "names": ["one", "two"], "parts": parts}
     (study / "study.json").write_text(json.dumps(tree))
     rows = json.loads(exported(study, "inferencex", capsys))
-    assert [row["maxqps"]["run"] for row in rows] == ["one"] * 5 + ["two"] * 5
+    assert [row["maxqps"]["run"] for row in rows] == ["one"] * 8 + ["two"] * 8
     with pytest.raises(RunError, match="is a study: export one of its parts"):
         export(study, "csv")

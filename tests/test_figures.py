@@ -21,7 +21,7 @@ from analysis.figures.windows import share
 from conf.schema import ExternalEngine
 from tests.run_in_memory import GOLDEN, RunInMemory, concluded, failed, request, window
 
-MOST_BYTES = 40_000
+MOST_BYTES = 48_000
 
 
 def spread(dwell: int, start_s: float, count: int = 20, **more: Any) -> list[dict[str, Any]]:

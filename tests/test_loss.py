@@ -166,7 +166,9 @@ def test_all_that_a_loss_may_have_spoilt_is_measured_again_by_a_later_session() 
     drive = driver(Breaking(EXPERIMENT, 1e9), emit, fault=lambda: next(faults, None))
     # Answers do not name their replica, and three such windows end before a loss is surely noticed.
     short = dataclasses.replace(EXPERIMENT.search, window_s=10)
-    drive.plan = dataclasses.replace(drive.plan, replicas=None, search=short)
+    # Windows last as long as the bounds let answers last.
+    strict = dataclasses.replace(EXPERIMENT.slo, tpot_p90_ms=30)
+    drive.plan = dataclasses.replace(drive.plan, replicas=None, search=short, slo=strict)
     with pytest.raises(TargetLost):
         sweep(drive)
     assert lasts[0] < len(drive.windows.outcomes) - 1

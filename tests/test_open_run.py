@@ -246,7 +246,7 @@ def test_figures_that_no_run_writes_are_refused_in_one_line(
 
 def test_rows_that_are_gone_of_a_run_that_ended_are_no_lost_requests(path: Path) -> None:
     (path / "requests" / "part-000.parquet").unlink()
-    said = f"{path}/requests holds no row: the run ended with 1064"
+    said = f"{path}/requests holds no row: the run ended with 1206"
     for act in (Run.requests, recount.text, tables.percentiles):
         assert refused(act, load_run(path)) == said
     shutil.rmtree(path / "schedule")
@@ -257,7 +257,7 @@ def test_without_its_rows_a_killed_run_has_what_was_planned_or_nothing(path: Pat
     (path / "requests" / "part-000.parquet").unlink()
     (path / "sweep.json").unlink()
     run = load_run(path)
-    assert set(run.requests()["status"].to_pylist()) == {"lost"} and run.requests().num_rows == 1064
+    assert set(run.requests()["status"].to_pylist()) == {"lost"} and run.requests().num_rows == 1206
     shutil.rmtree(path / "schedule")
     assert run.requests().num_rows == run.requests(columns=["seq"], phase="window").num_rows == 0
     assert tables.percentiles(run).num_rows == 0

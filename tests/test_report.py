@@ -236,7 +236,7 @@ def test_a_killed_run_says_so(copy: Path, tmp_path: Path) -> None:
     (copy / "sweep.json").unlink()
     (copy / "dwells.parquet").unlink()
     page = built(copy, tmp_path / "out.html")
-    assert "UNFINISHED" in page.text and "Requests on record: 1,060 ok, 4 retracted." in page.text
+    assert "UNFINISHED" in page.text and "Requests on record: 1,203 ok, 3 retracted." in page.text
     assert f"python -m loadgen resume {copy}" in page.text
     assert "QPS per node, 95 %" not in page.text
 
@@ -468,7 +468,7 @@ def test_a_studys_page_has_its_own_answer_and_leads_to_its_parts(tmp_path: Path,
     links = [str(link["href"]) for link in page.all("a") if not str(link["href"]).startswith("#")]
     assert links == [f"{name}/report.html" for name in names]
     for link in links:
-        assert "6.01 QPS per node" in Page((folder / link).read_text()).text
+        assert "3.31 QPS per node" in Page((folder / link).read_text()).text
     q = pooled["capacity"]["qps_per_node"]
     above = page.text[: page.text.index("Contents")]
     assert f"{q['low']:.2f} to {q['high']:.2f}" in above and "spread between deployments" in page.text
@@ -522,7 +522,7 @@ def test_a_figure_that_breaks_takes_nothing_else_with_it(
     monkeypatch.setattr(figures, "EXHIBITS", tuple(e for e in ALL if e.name in ("timeseries", "goodput")))
     page = built(copy, tmp_path / "out.html")
     assert exhibits.BROKEN in page.text and "timeseries.parquet" in page.text
-    assert len(page.all("svg")) == 1 and "6.01 QPS per node" in page.text
+    assert len(page.all("svg")) == 1 and "3.31 QPS per node" in page.text
 
 
 def test_a_truncated_table_of_requests_is_refused_in_a_line(copy: Path, undrawn: None) -> None:

@@ -314,7 +314,7 @@ class Hanging(VirtualTarget):
 def test_a_service_that_hangs_is_lost_and_no_low_capacity(from_s: float) -> None:
     words = ["search=standard", "search.settle_s=20"]
     drive, _, events = driver(words, target=Hanging(load(words), from_s))
-    with pytest.raises(TargetLost, match="waited 20 s without a token: the service hangs"):
+    with pytest.raises(TargetLost, match="waited [23][0-9] s without a token: the service hangs"):
         sweep(drive)
     assert events[-1][0] == "target_lost"
 

@@ -105,7 +105,7 @@ SWEPT = {
     "sweep cluster.session=fake cluster.nodes=1000000000": "cluster.nodes=1000000000 is beyond reason",
     "sweep seed=99999999999999999999": "must be 0 to 9007199254740991",
     # contradictions
-    "sweep search.min_dwells=1000": "need 40000 s, above search.budget_s=240; lower search.min_dwells to 6",
+    "sweep search.min_dwells=1000": "need 40000 s, above search.budget_s=345; lower search.min_dwells to 8",
     "sweep search.budget_s=20": "shorten search.window_s, or raise search.budget_s to 80",
     "sweep seed=1 seed=2": "seed is given twice; leave one of them out",
     "sweep workload=smoke workload=character": "workload is given twice",
