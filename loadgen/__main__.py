@@ -1,7 +1,7 @@
 """Maximum QPS per node of an LLM service within its latency bounds, with an interval.
 
 examples:
-  python -m loadgen sweep                               one simulated MI325X node on this machine (5 min)
+  python -m loadgen sweep                               one simulated MI325X node on this machine (7 min)
   python -m loadgen sweep --dry-run search=standard     what would be done, and for how long
   python -m loadgen sweep matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4] matrix.slo.tpot_p90_ms=[50,100]
   python -m loadgen probe rate_qps=2.5 duration_s=60    hold one rate; exit 3 if a bound is missed
