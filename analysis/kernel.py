@@ -56,13 +56,9 @@ class Kernel:
     def seconds(self) -> float:
         return (self.back + self.ahead) * BLOCK_S
 
-    def log_load(self, dwells: Sequence[Dwell]) -> Floats:
-        """ln of the mean load around each block of the dwells' windows; nan where none was offered."""
-        return log_loads(dwells, (self,))[0]
-
 
 def log_loads(dwells: Sequence[Dwell], kernels: Sequence[Kernel]) -> list[Floats]:
-    """`Kernel.log_load` of each kernel."""
+    """ln of the mean load around each block of the windows, per kernel; nan where none was offered."""
     back, ahead = (max(reach) for reach in zip(*((k.back, k.ahead) for k in kernels), strict=True))
     # No more of each dwell than some kernel needs: of short answers that is a small part.
     first, last = LOOK_BACK + 1 - back, LOOK_AHEAD - ahead

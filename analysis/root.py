@@ -38,7 +38,7 @@ rises from 1.45 to 1.75 % where lengths are fixed, with 2 to 1.6 % (40 searches)
 LEAST_DISPERSION_DWELLS = 3
 RISING = 1.0
 """Deviance over phi from which a share that no load changes is rejected. A constant 0.3 to 3 % at a third of
-the capacity never reaches it; a search of four minutes that met its limit does in 97 % (simulated)."""
+the capacity never reaches it; 180 quick searches near the capacity all do (simulated)."""
 LONG_E2E_S = 15.0
 """Answers that last longer are remembered longer than the dispersion of 5 s blocks takes in: in proportion,
 neighbouring blocks are taken as one and more overdispersion is believed beforehand. With answers of 60 s on a

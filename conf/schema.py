@@ -301,7 +301,7 @@ class Experiment:
     @property
     def answer_s(self) -> float:
         """Seconds that an answer of mean length lasts where both bounds are just kept."""
-        return (self.slo.ttft_p90_ms + self.workload.output_tokens.mean * self.slo.tpot_p90_ms) / 1e3
+        return self.slo.answer_s(self.workload.output_tokens.mean)
 
     @property
     def request_timeout_s(self) -> float:

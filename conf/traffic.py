@@ -161,3 +161,7 @@ class Slo:
 
     def __post_init__(self) -> None:
         require_positive("slo.", self, "ttft_p90_ms", "tpot_p90_ms")
+
+    def answer_s(self, tokens: float) -> float:
+        """Seconds that an answer of so many tokens lasts where both bounds are just kept."""
+        return (self.ttft_p90_ms + tokens * self.tpot_p90_ms) / 1e3

@@ -35,9 +35,8 @@ class Plan:
     @property
     def begin(self) -> Start:
         """What is known before the first request, with the times that follow from the bounds."""
-        ttft_s, tpot_s = self.slo.ttft_p90_ms / 1e3, self.slo.tpot_p90_ms / 1e3
-        lasts_s = ttft_s + self.workload.output_tokens.mean * tpot_s
-        return replace(self.start, ttft_s=ttft_s, answer_s=lasts_s)
+        lasts_s = self.slo.answer_s(self.workload.output_tokens.mean)
+        return replace(self.start, ttft_s=self.slo.ttft_p90_ms / 1e3, answer_s=lasts_s)
 
 
 @dataclass(frozen=True, slots=True)

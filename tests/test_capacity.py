@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from analysis.capacity import posterior
 from analysis.dwell import LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount, Window, count, request_work, waiting
-from analysis.kernel import LEAST_REQUESTS_FELT, Kernel
+from analysis.kernel import LEAST_REQUESTS_FELT, Kernel, log_loads
 from analysis.records import table
 from analysis.root import E2E_UNKNOWN_S, LOGIT_ALLOWED, Prior, population_shift
 from conf.schema import Arrivals, Lengths, Slo, Workload
@@ -241,7 +241,7 @@ def test_bursts_of_load_explain_bursts_of_failures():
     explained = []
     for i in range(12):
         dwell = simulated(7.0, 0, 900, i, load=tuple(rng.gamma(150, 7 / 150, BLOCKS)))
-        share = 1 / (1 + np.exp(-(LOGIT_ALLOWED + 30 * (kernel.log_load([dwell]) - math.log(7)))))
+        share = 1 / (1 + np.exp(-(LOGIT_ALLOWED + 30 * (log_loads([dwell], [kernel])[0] - math.log(7)))))
         over = tuple(int(n) for n in rng.binomial(100, share))
         explained.append(replace(dwell, tpot=LimitCount(sum(over), 900, over, (100,) * 9)))
     blind = [replace(dwell, load=(7.0,) * BLOCKS) for dwell in explained]
@@ -388,7 +388,7 @@ def test_the_data_tell_how_far_back_load_is_felt(reach):
     dwells = []
     for i in range(12):
         dwell = simulated(7.0, 0, 900, i, load=tuple(rng.gamma(150, 7 / 150, BLOCKS)), arrivals_var=1.0)
-        share = 1 / (1 + np.exp(-(LOGIT_ALLOWED + 30 * (kernel.log_load([dwell]) - math.log(7)))))
+        share = 1 / (1 + np.exp(-(LOGIT_ALLOWED + 30 * (log_loads([dwell], [kernel])[0] - math.log(7)))))
         over = tuple(int(n) for n in rng.binomial(100, share))
         dwells.append(replace(dwell, tpot=LimitCount(sum(over), 900, over, (100,) * 9)))
     expected = 7.0 * kernel.seconds
