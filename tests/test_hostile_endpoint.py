@@ -8,6 +8,7 @@ import asyncio
 import gzip
 import html
 import json
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import chain
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote
 
 import pytest
@@ -37,8 +39,10 @@ from tests.hostile_server import HostileServer, Script, endlessly, key_in
 
 KEY = "sk-Hostile/Key+0123=="
 DEADLINE_S = 0.5
-SOCKET_BYTES = 8 * 2**20
-"""What the buffers of a connection on this machine may hold beside what was read."""
+RECEIVE_BYTES = 2**18
+"""Receive buffer of every connection; the system would let it grow to tens of MB on some machines."""
+SOCKET_BYTES = 4 * 2**20
+"""Bytes beside those that were read: in the buffers of up to four connections, and in the reader's own."""
 BOUNDS = {"models": MOST_BYTES, "warm": MOST_BYTES, "told": 4 * MOST_BYTES, "client": 2**21}
 OK_HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK_HEAD + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -337,12 +341,19 @@ class Met:
     stolen: list[bytes]
 
 
+def connected(line: socket.socket, address: Any) -> None:
+    """`socket.connect` with a receive buffer that does not grow, so that the bytes taken are those read."""
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+    super(socket.socket, line).connect(address)
+
+
 @pytest.fixture(scope="module")
 def met(tmp_path_factory: pytest.TempPathFactory) -> Met:
     """All doors and cases at once, so that the slow ones are waited for together."""
     asking = {"models": asks_models, "warm": warms, "told": is_told}
     outcomes: dict[str, dict[str, Outcome]] = {}
     with pytest.MonkeyPatch.context() as patch, HostileServer({"any": plays(whole(b"{}"))}) as thief:
+        patch.setattr(socket.socket, "connect", connected)
         patch.setattr(told, "TIMEOUT_S", DEADLINE_S)
         patch.setattr(scrape, "TIMEOUT_S", DEADLINE_S)
         with HostileServer(scripts(thief.url.removeprefix("http://"))) as server:
