@@ -29,9 +29,10 @@ from analysis import calibration, exchange, integrity, locations, recount, studi
 from analysis.exchange import side_by_side
 from analysis.observed import Load, Served, observe
 from analysis.runs import RunError, load_run, refuse_out
-from conf import ConfigError, Experiment, load, terminal
-from conf.one_line import OneLineParser, reason
-from conf.schema import SimulatedEngine
+from conf import ConfigError, Experiment, load
+from conf.io import terminal
+from conf.io.one_line import OneLineParser, reason
+from conf.specs.experiment import SimulatedEngine
 
 WRONG_KIND = (
     LookupError,

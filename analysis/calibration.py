@@ -16,7 +16,7 @@ from analysis.observed import Observed, Serve
 from analysis.runs import RunError
 from conf import Experiment
 from conf.constants import KERNELS, Covariance, bounded, calibration, constants, covariance, replaced
-from conf.schema import Constant, SimulatedEngine
+from conf.specs.experiment import Constant, SimulatedEngine
 
 LEAST_SD = 0.01
 """A prior that ends at its value does not end there to the last digit, or nothing could ever move it."""

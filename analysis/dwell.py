@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from analysis import metrics, records
 from analysis.quantiles import quantile
-from conf.schema import Slo, Workload
+from conf.specs.experiment import Slo, Workload
 
 NS = 1_000_000_000
 BLOCK_S = 5

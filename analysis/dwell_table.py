@@ -19,7 +19,7 @@ from analysis.dwell import Dwell, Window
 from analysis.quantiles import quantile
 from analysis.root import Prior
 from analysis.validity import Verdict
-from conf.schema import Arrivals, Lengths, Slo, Workload
+from conf.specs.experiment import Arrivals, Lengths, Slo, Workload
 
 SCHEMA_VERSION = 2
 QUANTILES = (50, 90, 99)

@@ -12,7 +12,7 @@ from typing import Any
 
 from analysis import locations
 from analysis.locations import MANIFEST, REPORT, STUDY, SUMS, RunError
-from conf.one_line import one_line
+from conf.io.one_line import one_line
 
 SMALL_BYTES = 2**20
 """Files up to this size are checked whenever a run is opened; every command checks all (our choice)."""

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 import pyarrow as pa
 from pyarrow import fs
 
-from conf.one_line import one_line, plain, reason
+from conf.io.one_line import one_line, plain, reason
 
 MANIFEST = "manifest.json"
 STUDY = "study.json"

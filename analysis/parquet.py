@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf import durable
+from conf.io import durable
 
 ROW_GROUP = 32_768
 """Rows that are read or skipped together: 18 MB of the gaps of answers of 140 tokens."""

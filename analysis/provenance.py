@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conf.constants import constants
-from conf.schema import Experiment, SimulatedEngine
+from conf.specs.experiment import Experiment, SimulatedEngine
 
 Tree = Mapping[str, Any]
 

@@ -17,7 +17,7 @@ from pyarrow import fs
 from analysis import dwell_table, gathering, integrity, locations, records, series, shards
 from analysis.locations import RunError as RunError
 from conf import Experiment, load
-from conf.one_line import one_line, plain, reason
+from conf.io.one_line import one_line, plain, reason
 
 CONCLUDED = ("exit_code", "valid", "asked")
 """What no conclusion is without, whichever version wrote it."""

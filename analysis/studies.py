@@ -14,7 +14,7 @@ from analysis.locations import STUDY, part_names, read_json
 from analysis.observed import RECORDED
 from analysis.pooling import Estimate, Figure, pooled, repeated, student_t
 from analysis.runs import RunError
-from conf.one_line import reason
+from conf.io.one_line import reason
 
 FILE = STUDY
 OTHER = "config-b.yaml"

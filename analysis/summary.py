@@ -20,7 +20,7 @@ from analysis.runs import Run
 from analysis.validity import Verdict
 from conf import kernels
 from conf.constants import fingerprint
-from conf.schema import EmulatedEngine, Experiment
+from conf.specs.experiment import EmulatedEngine, Experiment
 
 SCHEMA_VERSION = KNOWN
 EXIT_OK = 0

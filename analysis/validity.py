@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from analysis import metrics, records, routing, words
 from analysis.dwell import NS, PATH_MS, Window, in_window
 from analysis.quantiles import quantile
-from conf.schema import Slo
+from conf.specs.experiment import Slo
 
 LAG_MS, LAG_SHARE = 5.0, 0.01
 """Void above p99 send lag of max(5 ms, 1 % of the TTFT bound) (the method, 5.2), on the run's clock."""

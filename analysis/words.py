@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.one_line import one_line
+from conf.io.one_line import one_line
 
 OTHER = "(other)"
 """Stands for every word that came after the first `MOST`."""

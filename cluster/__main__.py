@@ -39,9 +39,10 @@ from cluster.manifests import Site, weights_folder
 from cluster.nodes import environment, is_amd, nodes_of
 from cluster.placement import PlacementError, place
 from cluster.rendering import Files, Notes, kuberay, ray_up, systemd
-from conf import ConfigError, Experiment, load, terminal
-from conf.one_line import reason
-from conf.schema import Cluster, VllmEngine
+from conf import ConfigError, Experiment, load
+from conf.io import terminal
+from conf.io.one_line import reason
+from conf.specs.experiment import Cluster, VllmEngine
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from conf import ConfigError
+from conf.io.nearest import hint, nearest
+from conf.io.one_line import OneLineParser
 from conf.load import groups
-from conf.nearest import hint, nearest
-from conf.one_line import OneLineParser
 
 EXIT_OK, EXIT_INTERNAL, EXIT_USAGE, EXIT_CLUSTER, EXIT_INTERRUPTED = 0, 1, 2, 5, 130
 TARGETS = ("kuberay", "ray-up", "systemd")

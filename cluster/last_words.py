@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from conf.one_line import one_line
+from conf.io.one_line import one_line
 
 LINES, LETTERS = 200, 400
 """Lines of each process, more than a stack that Python writes of a crash, and letters of a line (ours)."""

@@ -12,7 +12,7 @@ import yaml
 
 from cluster import names
 from cluster.nodes import GPU, RAY_VERSION, Nodes, is_amd
-from conf.schema import Hardware
+from conf.specs.experiment import Hardware
 
 Tree = dict[str, Any]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from cluster import names
 from cluster.placement import LOAD_ROLE
-from conf.schema import Cluster, Engine, Fleet, Hardware, VllmEngine
+from conf.specs.experiment import Cluster, Engine, Fleet, Hardware, VllmEngine
 
 RAY_VERSION = "2.60.0"
 HEAD = "head"

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from conf.schema import Cluster, Layout
+from conf.specs.experiment import Cluster, Layout
 
 REPLICA_CPUS = 0.1
 """Nominal share of a CPU per replica: enough to be counted, too little to decide where it goes."""

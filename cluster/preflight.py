@@ -30,7 +30,7 @@ from cluster.checks_host import COMPARISONS, HOST_CHECKS, environments
 from cluster.gpu_probe import measure, visible_devices
 from cluster.node_facts import Asked, read_host
 from cluster.session import CLUSTER_HTTP_PORT, HEAD_RESOURCE, last_line, serve_runs
-from conf.schema import EmulatedEngine, Experiment, VllmEngine
+from conf.specs.experiment import EmulatedEngine, Experiment, VllmEngine
 
 ROUND_TRIPS = 20
 FAILED = 5

@@ -12,8 +12,8 @@ from cluster import manifests
 from cluster.hosts import Hosts
 from cluster.manifests import Site
 from cluster.nodes import OPENED, RAY_VERSION, Nodes
-from conf.one_line import printable
-from conf.schema import Hardware
+from conf.io.one_line import printable
+from conf.specs.experiment import Hardware
 
 Files = dict[str, str]
 """File name -> its text."""

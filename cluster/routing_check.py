@@ -12,8 +12,8 @@ from random import Random
 
 from cluster.serve_state import DeployError
 from cluster.warm import REPLICA_ID
-from conf.asking import OK, AskError, ask
-from conf.schema import Routing
+from conf.io.http_get import OK, AskError, ask
+from conf.specs.experiment import Routing
 
 TIMEOUT_S = 30.0
 PATIENCE_S, RETRY_S = 15.0, 0.5

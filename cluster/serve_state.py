@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from cluster.session import SERVE_CONTROLLER, last_line
-from conf.one_line import one_line
+from conf.io.one_line import one_line
 
 STATE_TIMEOUT_S = 10.0
 

@@ -35,7 +35,7 @@ from ray.serve.config import HTTPOptions, ProxyLocation
 
 from cluster import process_limits
 from cluster.placement import LOAD_ROLE, REPLICA_CPUS, require_nodes
-from conf.schema import Cluster, Routing
+from conf.specs.experiment import Cluster, Routing
 
 LOOPBACK = "127.0.0.1"
 FOLDER_PREFIX = "maxqps-"

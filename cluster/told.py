@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from conf.asking import OK, AskError, ask
+from conf.io.http_get import OK, AskError, ask
 
 TIMEOUT_S = 10.0
 GARBLED = (AskError, ValueError, RecursionError, KeyError, TypeError, AttributeError)

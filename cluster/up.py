@@ -30,8 +30,8 @@ from ray.serve.schema import ApplicationStatusOverview
 
 from cluster import session
 from cluster.session import SessionError
-from conf import durable
-from conf.schema import Cluster, Routing
+from conf.io import durable
+from conf.specs.experiment import Cluster, Routing
 
 RAYLET_STOP_S = 15.0
 """A raylet ends its workers first, within a second or two; whatever has not ended by then is killed."""

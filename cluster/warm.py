@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
-from conf.asking import OK, Answer, AskError, ask
-from conf.secret import Secret
+from conf.io.http_get import OK, Answer, AskError, ask
+from conf.io.secret import Secret
 
 REPLICA_ID, SESSION_ID = "x-replica-id", "x-session-id"
 UNNAMED = ""

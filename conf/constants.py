@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema import (
+from conf.specs.experiment import (
     Constant,
     Efficiency,
     Engine,

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from conf.schema import Constant, Experiment, KernelRatio, SimulatedEngine
-from conf.served import FITTED_BACKEND
+from conf.specs.engine import FITTED_BACKEND
+from conf.specs.experiment import Constant, Experiment, KernelRatio, SimulatedEngine
 
 AITER_SPEED = (0.991, 1.04, 1.095)
 """Speed with AITER over that without, lowest, usual and highest of the models and concurrencies of arXiv

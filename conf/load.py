@@ -15,22 +15,23 @@ import yaml
 from omegaconf import Container, DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from conf import checkpoint, constants, kernels, planning, schema
-from conf.bounded_yaml import bounded_text, refuse_large
-from conf.bounded_yaml import read as read_yaml
+from conf import checkpoint, constants, kernels
+from conf.io.bounded_yaml import bounded_text, refuse_large
+from conf.io.bounded_yaml import read as read_yaml
+from conf.io.nearest import hint, nearest
+from conf.io.one_line import one_line, reason
 from conf.misfit import Fields, fields_of, is_text, misfit, unknown
 from conf.misfit import keys as walked
-from conf.nearest import hint, nearest
-from conf.one_line import one_line, reason
-from conf.overruled import overruled
+from conf.specs import experiment, planning
+from conf.specs.overruled import overruled
 
 ROOT = Path(__file__).parent
-ENGINES: dict[str, type[schema.Engine]] = {
-    "simulated": schema.SimulatedEngine,
-    "vllm": schema.VllmEngine,
-    "vllm_cpu": schema.VllmEngine,
-    "vllm_emulated": schema.EmulatedEngine,
-    "external": schema.ExternalEngine,
+ENGINES: dict[str, type[experiment.Engine]] = {
+    "simulated": experiment.SimulatedEngine,
+    "vllm": experiment.VllmEngine,
+    "vllm_cpu": experiment.VllmEngine,
+    "vllm_emulated": experiment.EmulatedEngine,
+    "external": experiment.ExternalEngine,
 }
 MOST_NAME_BYTES = 200
 """Bytes of a run's name: a file system takes 255, and names of parts and unfinished files are longer."""
@@ -49,7 +50,7 @@ def groups() -> dict[str, list[str]]:
     return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
 
 
-def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experiment:
+def load(words: Sequence[str] = (), base: Path | None = None) -> experiment.Experiment:
     """The experiment of `words` (`key=value` each) over the defaults or over a saved tree `base`.
 
     Raises ConfigError with one line: an unknown key, choice or value, or specs that do not fit.
@@ -113,7 +114,7 @@ def load_planning(words: Sequence[str]) -> planning.Planning:
         raise ConfigError(_one_line(error)) from error
 
 
-def dump(experiment: schema.Experiment) -> str:
+def dump(experiment: experiment.Experiment) -> str:
     """The resolved tree as YAML, which `load(base=...)` reads back to an equal experiment."""
     return OmegaConf.to_yaml(OmegaConf.structured(experiment))
 
@@ -207,9 +208,11 @@ def _read_saved(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _build(tree: dict[str, Any], values: list[str], chosen: set[str], base: Path | None) -> schema.Experiment:
+def _build(
+    tree: dict[str, Any], values: list[str], chosen: set[str], base: Path | None
+) -> experiment.Experiment:
     """`chosen` groups are from their files; the others were saved in `base`, with what a file said."""
-    specs = fields_of(schema.Experiment) or {}
+    specs = fields_of(experiment.Experiment) or {}
     if strange := next((why for name in tree if (why := unknown(specs, str(name)))), ""):
         raise ConfigError(f"{base}: {strange}" if base else strange)
     kind = (tree.get("engine") or {}).get("kind")
@@ -224,7 +227,7 @@ def _build(tree: dict[str, Any], values: list[str], chosen: set[str], base: Path
     if chosen & {"engine", "hardware", "model"}:
         tree["engine"].pop("constants_covariance", None)
     node = OmegaConf.merge(
-        OmegaConf.structured(schema.Experiment), {"engine": OmegaConf.structured(ENGINES[kind])}
+        OmegaConf.structured(experiment.Experiment), {"engine": OmegaConf.structured(ENGINES[kind])}
     )
     for name, value in tree.items():
         try:
@@ -263,7 +266,7 @@ def _build(tree: dict[str, Any], values: list[str], chosen: set[str], base: Path
     if node.engine.kind != kind:
         raise ConfigError("engine.kind cannot be set; choose a file with engine=NAME")
     try:
-        experiment = cast(schema.Experiment, OmegaConf.to_object(node))
+        experiment = cast(experiment.Experiment, OmegaConf.to_object(node))
     except ValueError:
         _refuse_constant(node)
         raise

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from conf.bounded_yaml import read
+from conf.io.bounded_yaml import read
 from conf.load import ConfigError
 
 PREFIX = "matrix."

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from conf.check import require, require_mapping
-from conf.one_line import one_line
+from conf.io.one_line import one_line
+from conf.specs.check import require, require_mapping
 
 METHODS = "fp8, fbgemm_fp8, gptq, awq and compressed-tensors with 8-bit float or 4-bit integer weights"
 MOST_LAYERS, MOST_NAMES, MOST_PATTERNS = 1024, 8192, 32
@@ -55,7 +55,7 @@ _MOST_REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The fields of `conf.schema.Model` of the same names."""
+    """The fields of `conf.specs.experiment.Model` of the same names."""
 
     weights: str = "bf16"
     bf16_attention: bool = False

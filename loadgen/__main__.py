@@ -42,10 +42,11 @@ from analysis.integrity import AlteredError
 from analysis.locations import NewerError
 from analysis.runs import RunError, refuse_out
 from analysis.summary import Tree
-from conf import ConfigError, Experiment, terminal
+from conf import ConfigError, Experiment
+from conf.io import terminal
+from conf.io.one_line import reason
 from conf.matrix import Matrix, matrix
-from conf.one_line import reason
-from conf.schema import SimulatedEngine
+from conf.specs.experiment import SimulatedEngine
 from loadgen import (
     answer_file,
     dry_run,

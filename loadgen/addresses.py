@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from conf.secret import Secret
+from conf.io.secret import Secret
 
 MASK_64 = 2**64 - 1
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from conf.conversation import Conversations
+from conf.specs.conversation import Conversations
 from loadgen.marginal import marginal
 from loadgen.templates import Piece, Template, fitted, parts_of
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema import Workload
+from conf.specs.experiment import Workload
 from loadgen import trace
 from loadgen.bench_arrivals import bench_arrivals_s
 from loadgen.conversations import Talks

@@ -15,7 +15,7 @@ from analysis.capacity import LIMITS
 from analysis.kernel import Limit
 from analysis.metrics import tpot_ms, ttft_ms
 from analysis.quantiles import BATCHES, MANY_BATCHES, quantile, sectioning
-from conf.schema import Experiment, Slo
+from conf.specs.experiment import Experiment, Slo
 from loadgen.arrivals import NS, PHASES, ArrivalSchedule, Traffic
 from loadgen.lengths import Ints
 from loadgen.sharing import fill_s

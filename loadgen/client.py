@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from conf.one_line import printable
-from conf.secret import Secret
+from conf.io.one_line import printable
+from conf.io.secret import Secret
 from loadgen.addresses import chosen, server
 from loadgen.exchange import (
     STAMP_DIGITS,

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf import ConfigError, Experiment, load
-from conf.images import tokens_of
+from conf.io.one_line import OneLineParser
 from conf.load import groups
 from conf.matrix import PREFIX
-from conf.one_line import OneLineParser
-from conf.progressive import Progressive
+from conf.specs.images import tokens_of
+from conf.specs.published_ladder import Progressive
 from loadgen import idle_words, marginal, tokenizer, trace
 from loadgen.endpoint import api_key
 

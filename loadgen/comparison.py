@@ -18,9 +18,9 @@ from analysis.paired import LEAST_PAIRS, Latencies, Pair, Ratio
 from analysis.runs import Run, load_run
 from analysis.summary import Tree
 from conf import Experiment, load
-from conf.differing import differences
+from conf.differences import differences
 from conf.load import dump
-from conf.schema import Slo
+from conf.specs.experiment import Slo
 from loadgen import conclusion, measure
 from loadgen.driver import Driver
 from loadgen.folder import Folder

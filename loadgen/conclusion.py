@@ -21,7 +21,7 @@ from analysis.quantiles import quantile, sectioning
 from analysis.root import Prior
 from analysis.summary import Tree
 from analysis.validity import REMEDIES, Verdict, judge_run
-from conf.schema import Experiment
+from conf.specs.experiment import Experiment
 from loadgen import require
 from loadgen.driver import Driver
 from loadgen.require import Required

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from conf.conversation import Conversations
+from conf.specs.conversation import Conversations
 from loadgen.lengths import Ints
 from loadgen.processes import Floats
 from loadgen.sessions import SESSION, TURN, Rows, Talk

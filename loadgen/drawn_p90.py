@@ -13,7 +13,7 @@ import numpy as np
 from analysis.kernel import Limit
 from analysis.summary import Tree
 from conf.constants import replaced
-from conf.schema import Experiment
+from conf.specs.experiment import Experiment
 from loadgen.draws import drawn, uncertain
 from loadgen.uncertainty import DRAWS, Spread, drawn_quantile
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.constants import KERNELS, Covariance, constants, correlation, covariance
-from conf.schema import Constant, Efficiency, Experiment, Layout, StepTime
+from conf.specs.experiment import Constant, Efficiency, Experiment, Layout, StepTime
 
 Floats = NDArray[np.float64]
 

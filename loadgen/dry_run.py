@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from conf import Experiment
 from conf.load import dump
-from conf.schema import Search
+from conf.specs.experiment import Search
 from loadgen import anatomy, excerpt, here
 from loadgen.driver import WARMUP_QPS
 from loadgen.fill import LONGEST_S, PIECE_S, pace_s

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from conf import ConfigError
-from conf.asking import OK, AskError, ask
-from conf.secret import Secret
+from conf.io.http_get import OK, AskError, ask
+from conf.io.secret import Secret
 
 READY_TIMEOUT_S = 10.0
 MOST_LEVELS = 16

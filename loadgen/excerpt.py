@@ -5,8 +5,8 @@ from dataclasses import replace
 from textwrap import shorten
 
 from conf import Experiment
-from conf.conversation import PART_NAMES, Conversations
-from conf.images import Images
+from conf.specs.conversation import PART_NAMES, Conversations
+from conf.specs.images import Images
 from loadgen.prompts import Prompts
 
 MOST_LETTERS = 90

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-from conf.one_line import one_line, printable
+from conf.io.one_line import one_line, printable
 
 WORD_CHARS = 200
 """So much of a server's words is kept (our choice)."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conf import ConfigError, Experiment
 from conf import kernels as kernels_of
-from conf.schema import EmulatedEngine, SimulatedEngine, VllmEngine
+from conf.specs.experiment import EmulatedEngine, SimulatedEngine, VllmEngine
 from loadgen import written
 from loadgen.arrivals import Traffic
 from loadgen.command_line import asked

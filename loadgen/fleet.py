@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from analysis import records
-from conf import durable
+from conf.io import durable
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.limits import shortage
 from loadgen.load_actor import FleetPlan, LoadActor, Place, name, whose_clock

@@ -17,8 +17,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from conf import durable
-from conf.secret import Secret
+from conf.io import durable
+from conf.io.secret import Secret
 from loadgen.recorder import lock
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from analysis.capacity import LIMITS
-from conf.schema import Experiment
+from conf.specs.experiment import Experiment
 from loadgen.bench import Bench, Effort, Point, Simulate
 from loadgen.crossing import Crossing, crossing
 

@@ -19,7 +19,7 @@ from analysis.progressive import Figures
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix
-from conf.schema import Hardware, Layout, Model, SimulatedEngine
+from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from loadgen import feasible, grid, prediction, replay, virtual_target
 from loadgen import progressive as ladder
 from loadgen.addresses import chosen

@@ -12,7 +12,7 @@ from base64 import b64encode
 
 import numpy as np
 
-from conf.images import Images
+from conf.specs.images import Images
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 COLOURS = 16

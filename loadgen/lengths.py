@@ -9,8 +9,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.images import Images
-from conf.schema import Lengths
+from conf.specs.experiment import Lengths
+from conf.specs.images import Images
 from loadgen.streams import UNIQUE_TOKENS
 
 RAREST_SIGMA = 4.75

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from analysis import metrics
 from analysis.metrics import Bools
-from conf.one_line import one_line
+from conf.io.one_line import one_line
 from loadgen.arrivals import NS
 
 DEAD_SHARE, DEAD_LEAST, RECENT_NS = 0.9, 5, 10 * NS

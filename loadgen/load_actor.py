@@ -17,8 +17,8 @@ import ray
 
 from analysis import series
 from conf import ConfigError
-from conf.schema import Workload
-from conf.secret import Secret
+from conf.io.secret import Secret
+from conf.specs.experiment import Workload
 from loadgen.arrivals import ArrivalSchedule
 from loadgen.lifeline import Lifeline, own, watch
 from loadgen.limits import Limits, limits, raise_files

@@ -8,9 +8,9 @@ from statistics import NormalDist
 
 import numpy as np
 
-from conf.conversation import CHARACTER_SHARE, NAMING_TOKENS, Conversations
-from conf.lengths import Lengths
-from conf.schema import Workload
+from conf.specs.conversation import CHARACTER_SHARE, NAMING_TOKENS, Conversations
+from conf.specs.experiment import Workload
+from conf.specs.lengths import Lengths
 from loadgen.processes import Floats
 from loadgen.truncation import cut_tokens
 

@@ -15,8 +15,8 @@ from analysis.runs import Run as RunOnDisk
 from analysis.runs import RunError
 from analysis.summary import Tree
 from conf import ConfigError, Experiment
+from conf.io.one_line import reason
 from conf.load import refuse_name
-from conf.one_line import reason
 from loadgen import conclusion, folder, trace
 from loadgen import hold as holding
 from loadgen import require as requiring

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conf.schema import Search
+from conf.specs.experiment import Search
 from loadgen.search import (
     CLEAN_SHARE,
     MOST_CLIMB,

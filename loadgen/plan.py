@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from analysis.dwell import Window
 from analysis.validity import BLOCK_TOKENS
-from conf.schema import Search, Slo, Workload
+from conf.specs.experiment import Search, Slo, Workload
 from loadgen.search import Segment, Start
 from loadgen.watch import Watched
 

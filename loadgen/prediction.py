@@ -13,7 +13,7 @@ from analysis import provenance, summary
 from analysis.capacity import LIMITS
 from analysis.kernel import Limit
 from analysis.summary import Tree
-from conf.schema import Experiment, Search, SimulatedEngine
+from conf.specs.experiment import Experiment, Search, SimulatedEngine
 from loadgen.bench import Bench, Effort, Point, Simulate
 from loadgen.drawn_p90 import Drawn, Seen, intervals, under_draws
 from loadgen.forecast import (

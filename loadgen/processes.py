@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.dwell import NS
-from conf.schema import Arrivals
+from conf.specs.experiment import Arrivals
 from loadgen import trace
 from loadgen.lengths import Ints
 

@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from conf import terminal
-from conf.one_line import printable
+from conf.io import terminal
+from conf.io.one_line import printable
 from loadgen.folder import finite
 
 Emit = Callable[..., None]

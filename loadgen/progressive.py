@@ -21,9 +21,9 @@ from analysis import summary
 from analysis.progressive import Figures
 from analysis.summary import Tree
 from conf import ConfigError, Experiment, kernels
-from conf.images import MOST_IMAGES, Images, tokens_of
-from conf.progressive import Progressive
-from conf.schema import Lengths, Workload
+from conf.specs.experiment import Lengths, Workload
+from conf.specs.images import MOST_IMAGES, Images, tokens_of
+from conf.specs.published_ladder import Progressive
 from loadgen import answer_file, paper
 from loadgen.arrivals import PHASES, ArrivalSchedule
 from loadgen.lengths import Ints

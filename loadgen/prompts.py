@@ -8,7 +8,7 @@ tokeniser.
 import json
 from collections.abc import Sequence
 
-from conf.schema import Workload
+from conf.specs.experiment import Workload
 from loadgen import written
 from loadgen.images import Album
 from loadgen.streams import UNIQUE_TOKENS, Level, Piece, synthetic

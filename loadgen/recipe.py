@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from analysis.observed import RECORDED
 from analysis.summary import Tree
 from conf import ConfigError, Experiment, load
-from conf.schema import Slo, Workload
+from conf.specs.experiment import Slo, Workload
 from loadgen import hold, measure
 from loadgen.study import Study, Trees, seed_of
 

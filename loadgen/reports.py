@@ -7,8 +7,8 @@ from pathlib import Path
 
 from analysis import report
 from analysis.summary import Tree
-from conf import terminal
-from conf.one_line import reason
+from conf.io import terminal
+from conf.io.one_line import reason
 from loadgen.progress import Emit
 
 

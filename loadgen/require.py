@@ -17,7 +17,7 @@ from analysis.nodes import including, node_effects
 from analysis.root import Prior
 from analysis.spending import LEVEL, tail_at
 from conf import ConfigError, Experiment
-from conf.schema import Slo
+from conf.specs.experiment import Slo
 from loadgen.driver import Driver
 from loadgen.search import (
     DWELL_LEAST,

@@ -20,9 +20,9 @@ import pyarrow as pa
 from analysis import dwell_table, summary
 from analysis.summary import Tree
 from conf import Experiment
+from conf.io.secret import Secret
 from conf.load import dump
-from conf.schema import Workload
-from conf.secret import Secret
+from conf.specs.experiment import Workload
 from loadgen import conclusion
 from loadgen.driver import Driver, TargetLost
 from loadgen.endpoint import TargetError, api_key

@@ -24,7 +24,7 @@ from analysis import derived, gathering, parquet, piecewise, records, series, sh
 from analysis.integrity import checksums as checksums
 from analysis.integrity import sha256_of as sha256_of
 from analysis.locations import KNOWN
-from conf import durable
+from conf.io import durable
 from loadgen.arrivals import ArrivalSchedule
 from loadgen.folder import BusyError, Folder
 from loadgen.recorder import Shard, lock

@@ -23,8 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from analysis import series
-from conf.one_line import one_line
-from conf.secret import Secret
+from conf.io.one_line import one_line
+from conf.io.secret import Secret
 from loadgen.arrivals import NS
 from loadgen.recorder import Shard
 

@@ -14,7 +14,7 @@ from typing import Literal
 from analysis.capacity import posterior
 from analysis.dwell import NS, Dwell, Window
 from analysis.root import HOT_SHARE, Prior
-from conf.schema import Search, Slo
+from conf.specs.experiment import Search, Slo
 
 RAMP_START = 1 / 4
 """First ramp rate over the roofline guess (our choice, simulated with guesses wrong by a factor of 3)."""

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from conf.constants import constants
-from conf.schema import Constant
+from conf.specs.experiment import Constant
 from loadgen.draws import drawn
 from loadgen.forecast import Forecast
 from loadgen.uncertainty import MANY_DRAWS, Z95, Spread, varied

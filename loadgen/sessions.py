@@ -6,7 +6,13 @@ Knows one session at a time, in bulk; knows nothing of how many there are at wha
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.conversation import CHARACTER_SHARE, MESSAGE_SHARE, NAMING_TOKENS, PERSONA_SHARE, Conversations
+from conf.specs.conversation import (
+    CHARACTER_SHARE,
+    MESSAGE_SHARE,
+    NAMING_TOKENS,
+    PERSONA_SHARE,
+    Conversations,
+)
 from loadgen.lengths import Ints, draw_lengths
 from loadgen.processes import Floats
 from loadgen.truncation import cut_tokens

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema import Workload
+from conf.specs.experiment import Workload
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.lengths import Ints
 from loadgen.marginal import marginal

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf import ConfigError, Experiment
-from conf.differing import differences
+from conf.differences import differences
 
 SHARED = ("workload", "slo", "search", "fleet")
 """What both sides must have in common, or B would be asked another question."""

@@ -20,7 +20,7 @@ from cluster.routing_check import check_router
 from cluster.session import Session, SessionError, open_session
 from cluster.warm import Warm, Warmer, WarmError
 from conf import Experiment
-from conf.schema import SimulatedEngine, VllmEngine
+from conf.specs.experiment import SimulatedEngine, VllmEngine
 from loadgen.arrivals import Traffic
 from loadgen.endpoint import READY_TIMEOUT_S, TargetError, api_key, models_of
 from loadgen.progress import Emit

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from conf.schema import Workload
+from conf.specs.experiment import Workload
 
 POOL_TOKENS = 65_536
 UNIQUE_TOKENS = 8

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from conf import Experiment, load
-from conf.schema import Hardware, Layout, Model
+from conf.specs.experiment import Hardware, Layout, Model
 from loadgen.paper import SUBJECTS, Subject
 
 Facts = dict[str, Any]

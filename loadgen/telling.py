@@ -13,7 +13,7 @@ from analysis import metrics
 from analysis.dwell import Window, tpot_so_far, ttft_so_far
 from analysis.quantiles import quantile
 from analysis.validity import Verdict
-from conf.schema import Slo
+from conf.specs.experiment import Slo
 from loadgen.search import Outcome
 
 

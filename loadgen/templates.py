@@ -15,8 +15,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from conf import ConfigError
-from conf.conversation import PART_NAMES, Conversations, Part
-from conf.one_line import one_line, reason
+from conf.io.one_line import one_line, reason
+from conf.specs.conversation import PART_NAMES, Conversations, Part
 from loadgen.bounded_templates import WRONG, Rendered
 from loadgen.tokenizer import Encoded, Tokenizer
 from loadgen.truncation import cut_tokens

@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 
 from conf import ConfigError
-from conf.one_line import reason
-from conf.schema import Workload
+from conf.io.one_line import reason
+from conf.specs.experiment import Workload
 
 Encoded = Sequence[tuple[int, int]]
 """Token ids, each with the place in the text where it begins."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf import ConfigError
-from conf.schema import Lengths, Workload
+from conf.specs.experiment import Lengths, Workload
 
 JSON_KEYS = ("timestamp", "input_length", "output_length")
 CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")

@@ -17,7 +17,7 @@ from analysis.dwell import Window, in_window
 from analysis.runs import load_run
 from analysis.summary import Tree
 from conf import ConfigError, Experiment, load
-from conf.schema import EmulatedEngine, SimulatedEngine
+from conf.specs.experiment import EmulatedEngine, SimulatedEngine
 from loadgen import conclusion, measure
 from loadgen import hold as holding
 from loadgen.arrivals import NS, ArrivalSchedule

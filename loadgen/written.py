@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from conf import ConfigError
-from conf.conversation import Conversations, Part
-from conf.schema import Workload
+from conf.specs.conversation import Conversations, Part
+from conf.specs.experiment import Workload
 from loadgen.prose import sentences, talk
 from loadgen.streams import POOL_TOKENS, Level, Pool, Source
 from loadgen.templates import Template, parts_of

@@ -20,9 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.placement import place
-from conf import ConfigError, Experiment, load, terminal
-from conf.one_line import OneLineParser
-from conf.schema import VllmEngine
+from conf import ConfigError, Experiment, load
+from conf.io import terminal
+from conf.io.one_line import OneLineParser
+from conf.specs.experiment import VllmEngine
 from loadgen import trace
 from loadgen.arrivals import Traffic
 from serve_apps import published, recipes, vllm_flags

@@ -9,7 +9,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.schema import LoggingConfig
 
-from conf.schema import Hardware, Layout, Model, Routing, SimulatedEngine
+from conf.specs.experiment import Hardware, Layout, Model, Routing, SimulatedEngine
 from serve_apps.engine_model.engine import Engine
 from serve_apps.loopback import stay_on_loopback
 from serve_apps.openai_api import ServedModel

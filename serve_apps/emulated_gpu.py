@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from conf.constants import fingerprint
 from conf.kernels import of_backend
-from conf.schema import EmulatedEngine, Hardware, Layout, Model
+from conf.specs.experiment import EmulatedEngine, Hardware, Layout, Model
 from serve_apps.emulation import ENVIRONMENT, GPU_BYTES
 from serve_apps.engine_model.architecture import weight_bytes_per_gpu
 from serve_apps.engine_model.kernels import with_kernels

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema import Model
+from conf.specs.experiment import Model
 
 END_OF_TEXT = "<|endoftext|>"
 BYTES = 256

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
-from conf.images import tokens_of
+from conf.specs.images import tokens_of
 from serve_apps.openai_api import ApiError, Image, ServedModel, invalid
 
 PREFIX = "data:image/png;base64,"

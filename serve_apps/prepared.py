@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from conf.schema import EmulatedEngine, Hardware, Layout, Model, VllmEngine
+from conf.specs.experiment import EmulatedEngine, Hardware, Layout, Model, VllmEngine
 from serve_apps import vllm_flags
 from serve_apps.emulated_gpu import EmulatedGpu, emulated
 from serve_apps.emulation import installed_vllm

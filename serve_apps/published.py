@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf.schema import Layout, Model
+from conf.specs.experiment import Layout, Model
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from conf.schema import Layout, Model, VllmEngine
+from conf.specs.experiment import Layout, Model, VllmEngine
 from serve_apps import vllm_flags
 from serve_apps.vllm_flags import Version, text
 

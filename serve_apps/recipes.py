@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf import kernels
-from conf.schema import Hardware, Layout, Model, VllmEngine
+from conf.specs.experiment import Hardware, Layout, Model, VllmEngine
 from serve_apps import attention, contradictions, published, vllm_flags
 from serve_apps.model_rules import DEPRECATED, PAPER, REFINED
 from serve_apps.recipe_rules import Deployment

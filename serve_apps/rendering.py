@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from conf.one_line import one_line
-from conf.schema import Cluster, EmulatedEngine, Hardware, Layout, Model, VllmEngine
+from conf.io.one_line import one_line
+from conf.specs.experiment import Cluster, EmulatedEngine, Hardware, Layout, Model, VllmEngine
 from serve_apps.emulated_gpu import EmulatedGpu, emulated
 from serve_apps.node_share import near, own_caches
 from serve_apps.recipes import Recipe, command, llm_config, module_command, resolve

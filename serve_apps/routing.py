@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 from ray.serve.schema import LoggingConfig
 
-from conf.schema import Routing
+from conf.specs.experiment import Routing
 from serve_apps.hash_ring import bound
 from serve_apps.loopback import stay_on_loopback
 

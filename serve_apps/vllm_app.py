@@ -11,7 +11,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from conf.schema import Layout, Model, Routing, VllmEngine
+from conf.specs.experiment import Layout, Model, Routing, VllmEngine
 from serve_apps.recipes import NO_QUEUE_LIMIT, Recipe, llm_config, module_command, one_bundle
 from serve_apps.routing import behind_router, request_router
 

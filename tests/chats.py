@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conf.schema import Hardware, Layout, Model, SimulatedEngine
+from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.engine_model.balance import Balance
 from serve_apps.engine_model.prefixes import Prefixes

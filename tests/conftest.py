@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from conf.schema import Cluster, Routing
+from conf.specs.experiment import Cluster, Routing
 
 if TYPE_CHECKING:
     from cluster.session import Session

@@ -8,8 +8,8 @@ import numpy as np
 
 from conf import Experiment, load
 from conf.constants import constants
-from conf.schema import Constant
-from conf.step_time import Posterior
+from conf.specs.experiment import Constant
+from conf.specs.step_time import Posterior
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.bench import Simulated
 from loadgen.prediction import EngineModel, Machine

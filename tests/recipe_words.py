@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from conf import load
-from conf.schema import Experiment, VllmEngine
+from conf.specs.experiment import Experiment, VllmEngine
 from serve_apps import recipes
 from serve_apps.recipes import Recipe
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conf import load
-from conf.schema import Experiment, Model, SimulatedEngine
+from conf.specs.experiment import Experiment, Model, SimulatedEngine
 from serve_apps.engine_model import architecture
 from serve_apps.engine_model.step_time import roofline
 

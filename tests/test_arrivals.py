@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf import load
-from conf.schema import Arrivals, Lengths, Workload
+from conf.specs.experiment import Arrivals, Lengths, Workload
 from loadgen.arrivals import NS, PHASES, ArrivalSchedule, Traffic
 from loadgen.lengths import Ints, draw_lengths, longest_tokens
 from loadgen.processes import Profile, renewal_ns, scaled_ns

@@ -17,7 +17,7 @@ from analysis.gauss_newton import Z95, Floats, Prior, fit
 from conf import Experiment, load
 from conf.constants import constants, covariance, replaced
 from conf.load import dump
-from conf.schema import SimulatedEngine
+from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model.fast import Machine, Times, serve_closed
 from serve_apps.engine_model.routed import serve_open
 

@@ -13,7 +13,7 @@ from analysis.dwell import LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount, Window,
 from analysis.kernel import LEAST_REQUESTS_FELT, Kernel, log_loads
 from analysis.records import table
 from analysis.root import E2E_UNKNOWN_S, LOGIT_ALLOWED, Prior, population_shift
-from conf.schema import Arrivals, Lengths, Slo, Workload
+from conf.specs.experiment import Arrivals, Lengths, Slo, Workload
 from loadgen.search import Segment
 from tests.benchmarks._fluid import Fluid
 

@@ -9,7 +9,7 @@ import pytest
 
 from conf import ConfigError, checkpoint, load
 from conf.load import dump
-from conf.schema import Model
+from conf.specs.experiment import Model
 from serve_apps.engine_model import architecture
 from serve_apps.engine_model.step_time import roofline
 

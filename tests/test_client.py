@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from conf.secret import Secret
+from conf.io.secret import Secret
 from loadgen.client import Client, Connection
 from loadgen.exchange import EventReader, Exchange
 from tests.mock_server import END, MockServer, answer, event, head, token, usage

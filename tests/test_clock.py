@@ -13,7 +13,7 @@ import pytest
 
 from analysis import load_run, metrics, records
 from conf import ConfigError, Experiment, load
-from conf.schema import SimulatedEngine
+from conf.specs.experiment import SimulatedEngine
 from loadgen import command_line, conclusion, hold, recipe
 from loadgen.arrivals import NS, Traffic
 from loadgen.driver import Driver, TargetLost

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conf import load
-from conf.schema import SimulatedEngine
+from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model.balance import Balance
 from serve_apps.engine_model.closed import circle
 from serve_apps.engine_model.fast import FastEngine, Ints, Machine, Unfit, serve_closed

@@ -10,7 +10,7 @@ import pytest
 
 from conf import ConfigError, load
 from conf.load import dump, groups
-from conf.schema import Arrivals, Lengths, SimulatedEngine, VllmEngine, Workload
+from conf.specs.experiment import Arrivals, Lengths, SimulatedEngine, VllmEngine, Workload
 
 NEEDS = {
     "engine=external": ["target.urls=[http://127.0.0.1:8000]"],

@@ -12,7 +12,7 @@ import yaml
 from conf import ConfigError, load
 from conf.constants import Covariance, calibration, constants, covariance, overlay, replaced
 from conf.load import ROOT, dump
-from conf.schema import Constant, Efficiency, StepTime
+from conf.specs.experiment import Constant, Efficiency, StepTime
 
 LAYER, LINK = "model.step_time.layer_us", "hardware.efficiency.link"
 PLAIN = load()

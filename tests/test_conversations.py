@@ -11,7 +11,7 @@ from numpy.testing import assert_array_equal
 
 from analysis import records
 from conf import ConfigError, load
-from conf.conversation import Conversations
+from conf.specs.conversation import Conversations
 from loadgen import matrix_cells, sides
 from loadgen.arrivals import NS, PHASES, ArrivalSchedule, Traffic
 from loadgen.conversations import Population

@@ -21,7 +21,7 @@ from analysis.records import read_stream
 from analysis.series import SERVER
 from cluster.placement import place
 from conf import load
-from conf.schema import Cluster, Routing
+from conf.specs.experiment import Cluster, Routing
 from loadgen import scrape
 from tests.conftest import FAKE
 from tests.patience import PATIENCE_S, until

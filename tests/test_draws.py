@@ -16,8 +16,8 @@ from conf import ConfigError, Experiment, load
 from conf.constants import calibration, constants, correlation
 from conf.load import dump, groups
 from conf.matrix import matrix
-from conf.schema import Constant
-from conf.step_time import Posterior
+from conf.specs.experiment import Constant
+from conf.specs.step_time import Posterior
 from loadgen import grid
 from loadgen.draws import NORMAL, drawn, layout_name
 from loadgen.prediction import predict

@@ -12,7 +12,7 @@ import pytest
 
 from conf import ConfigError, load
 from conf.constants import fingerprint
-from conf.schema import EmulatedEngine, SimulatedEngine
+from conf.specs.experiment import EmulatedEngine, SimulatedEngine
 from serve_apps.emulated_gpu import EmulatedGpu, Part, Steps, batch, emulated
 from serve_apps.emulation import ENVIRONMENT, GPU_BYTES, PLATFORM, SWITCH, refuse_gpu_node, register
 from serve_apps.engine_model.architecture import memory

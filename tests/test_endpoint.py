@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from conf.secret import Secret
+from conf.io.secret import Secret
 from loadgen.endpoint import TargetError, models_of
 
 Answer = Callable[[BaseHTTPRequestHandler], None]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf import load
-from conf.schema import Constant, SimulatedEngine
+from conf.specs.experiment import Constant, SimulatedEngine
 from serve_apps.engine_model import Engine, GenerateRequest
 from serve_apps.engine_model.engine import IDLE_POLL_S, QueueFull
 from serve_apps.engine_model.request import RequestState

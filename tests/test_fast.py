@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from conf import load
-from conf.schema import SimulatedEngine
+from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model import Engine, GenerateRequest, VirtualService, native
 from serve_apps.engine_model.fast import FastEngine, Machine, Times, Unfit, serve_closed
 from serve_apps.engine_model.routed import serve_open

@@ -18,7 +18,7 @@ from analysis import figures, load_run, per_gpu, validity
 from analysis.figures import EXHIBITS, NoData, arrivals, canvas, cdf, server_state, timeline
 from analysis.figures.exhibit import Exhibit
 from analysis.figures.windows import share
-from conf.schema import ExternalEngine
+from conf.specs.experiment import ExternalEngine
 from tests.run_in_memory import GOLDEN, RunInMemory, concluded, failed, request, window
 
 MOST_BYTES = 48_000

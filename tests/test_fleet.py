@@ -11,7 +11,7 @@ import pytest
 
 from analysis import gathering, records
 from conf import load
-from conf.secret import Secret
+from conf.io.secret import Secret
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.run_folder import RunFolder
 from tests.mock_server import MockServer, answer

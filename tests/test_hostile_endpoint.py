@@ -28,8 +28,8 @@ from cluster import told
 from cluster.told import told as told_by
 from cluster.warm import Warm, Warmer, WarmError
 from conf import load
-from conf.asking import MOST_BYTES
-from conf.secret import HIDDEN, Secret
+from conf.io.http_get import MOST_BYTES
+from conf.io.secret import HIDDEN, Secret
 from loadgen import scrape
 from loadgen.client import Client
 from loadgen.endpoint import TargetError, models_of

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from analysis import forecasts, summary
 from conf import ConfigError, Experiment, load
-from conf.images import Images, tokens_of
+from conf.specs.images import Images, tokens_of
 from loadgen import foresight
 from loadgen.arrivals import NS, PHASES, Traffic
 from loadgen.bench import Bench, Effort

@@ -11,7 +11,7 @@ from conf import ConfigError, load
 from conf.constants import calibration, constants, replaced
 from conf.kernels import AITER_SPEED, BACKENDS, words
 from conf.load import dump
-from conf.schema import Experiment, SimulatedEngine
+from conf.specs.experiment import Experiment, SimulatedEngine
 from loadgen import dry_run, feasible, foresight, paper, progressive, verify
 from loadgen.__main__ import main
 from loadgen.draws import uncertain

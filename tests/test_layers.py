@@ -40,7 +40,7 @@ CONFINED = {
     },
     "torch": {"serve_apps/vllm_emulated.py"},
     "matplotlib": {"analysis/figures/canvas.py", "analysis/notebooks/layouts_compared.py"},
-    "omegaconf": {"conf/load.py", "conf/schema.py"},
+    "omegaconf": {"conf/load.py", "conf/specs/experiment.py"},
     "aiohttp": {"loadgen/scrape.py", "serve_apps/forwarding.py", "serve_apps/vllm_process.py"},
     "prometheus_client": {"loadgen/scrape.py"},
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conf import load
-from conf.schema import Model
+from conf.specs.experiment import Model
 from serve_apps.engine_model.architecture import total_parameters
 from serve_apps.model_folder import END_OF_TEXT, _shapes, write_folder
 

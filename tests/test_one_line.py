@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.one_line import MOST_LETTERS, one_line, printable, reason
+from conf.io.one_line import MOST_LETTERS, one_line, printable, reason
 
 
 @given(st.text())

@@ -9,7 +9,7 @@ import yaml
 from analysis.gauss_newton import Prior, around
 from conf.constants import constants, replaced
 from conf.load import ROOT
-from conf.schema import Constant, Experiment
+from conf.specs.experiment import Constant, Experiment
 from loadgen.paper import SUBJECTS, Row, Subject, kept, outputs
 from serve_apps.engine_model.step_time import Batch, roofline
 from tests.benchmarks._paper import FITTED, HELD, READ, SPREAD, halves

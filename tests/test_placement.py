@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.placement import Placement, PlacementError, place, require_nodes
-from conf.schema import Cluster, Layout
+from conf.specs.experiment import Cluster, Layout
 
 
 def layout(tensor_parallel: int, replicas_per_node: int) -> Layout:

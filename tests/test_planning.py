@@ -21,7 +21,7 @@ from analysis.planning.sizing import ROUNDING, Service, naive, needed, size
 from analysis.planning.spares import available, up_probability
 from conf import ConfigError
 from conf.load import load_planning
-from conf.planning import Care, Demand
+from conf.specs.planning import Care, Demand
 
 LENGTHS = Lengths(5600, 140, 0.0, "asked")
 FLAT = Efficiency((Measured(1, 18.4, 0.02),))

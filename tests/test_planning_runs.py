@@ -16,8 +16,8 @@ from analysis.planning import evidence
 from analysis.planning.efficiency import Efficiency, Measured
 from analysis.planning.evidence import LEAST_SENDS_PER_S, Lengths, NotPlannable
 from conf import ConfigError
-from conf.planning import Demand
-from conf.screen import fit
+from conf.io.screen_width import fit
+from conf.specs.planning import Demand
 from tests.test_planning import sweep
 
 GOLDEN = Path(__file__).parent / "data" / "golden_run"

@@ -14,7 +14,7 @@ from analysis import forecasts, metrics, records, summary
 from conf import ConfigError, Experiment, load
 from conf.constants import constants
 from conf.matrix import matrix
-from conf.schema import Constant
+from conf.specs.experiment import Constant
 from loadgen import __main__ as root
 from loadgen import command_line, foresight, grid, uncertainty
 from loadgen.arrivals import NS, ArrivalSchedule

@@ -16,7 +16,7 @@ import uvicorn
 from analysis import records
 from analysis.validity import check_prefix_hits
 from conf import ConfigError, Experiment, load
-from conf.schema import SimulatedEngine, Workload
+from conf.specs.experiment import SimulatedEngine, Workload
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.prompts import Prompts
 from loadgen.recorder import Shard

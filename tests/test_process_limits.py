@@ -17,7 +17,7 @@ from cluster.process_limits import (
     shortage,
 )
 from cluster.session import own_environment, serve_environment
-from conf.schema import Routing
+from conf.specs.experiment import Routing
 
 UNLIMITED = resource.RLIM_INFINITY
 START = """

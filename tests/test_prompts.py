@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf import load
-from conf.schema import Workload
+from conf.specs.experiment import Workload
 from loadgen.prompts import UNIQUE_TOKENS, Prompts
 
 IDS = load().workload

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from conf.schema import VllmEngine
+from conf.specs.experiment import VllmEngine
 from serve_apps import recipes
 from serve_apps.contradictions import RULES
 from tests.recipe_words import (

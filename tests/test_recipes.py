@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.load import groups
-from conf.schema import VllmEngine
+from conf.specs.experiment import VllmEngine
 from serve_apps import recipes, vllm_flags
 from tests.recipe_words import (
     CPU,

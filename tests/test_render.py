@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from conf.schema import VllmEngine
+from conf.specs.experiment import VllmEngine
 from serve_apps import recipes
 from serve_apps.__main__ import main
 from serve_apps.recipes import Recipe

@@ -13,7 +13,7 @@ import pytest
 from analysis import replays, summary
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
-from conf.schema import Arrivals
+from conf.specs.experiment import Arrivals
 from loadgen import foresight, grid, replay
 from loadgen.__main__ import main
 from loadgen.arrivals import NS, ArrivalSchedule

@@ -21,7 +21,7 @@ from analysis.dwell import NS, Window
 from analysis.report import banner, checks, exhibits
 from analysis.report.blocks import Missing
 from analysis.runs import RunError
-from conf.schema import Slo
+from conf.specs.experiment import Slo
 from loadgen import reports
 from loadgen.run_folder import checksums
 from tests.golden import GOLDEN, unsealed

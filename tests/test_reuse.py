@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conf import load
-from conf.schema import SimulatedEngine
+from conf.specs.experiment import SimulatedEngine
 from loadgen.addresses import chosen
 from serve_apps.engine_model.balance import Balance, Loss
 from serve_apps.engine_model.fast import Machine

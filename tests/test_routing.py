@@ -29,8 +29,8 @@ from cluster.routing_check import check_router, verdict  # noqa: E402
 from cluster.serve_state import DeployError  # noqa: E402
 from cluster.session import Session, open_session, serve_environment  # noqa: E402
 from conf import load  # noqa: E402
-from conf.routed import DATA_PATHS  # noqa: E402
-from conf.schema import Routing  # noqa: E402
+from conf.specs.experiment import Routing  # noqa: E402
+from conf.specs.routing import DATA_PATHS  # noqa: E402
 from serve_apps.app import application_name, build_app  # noqa: E402
 from serve_apps.hash_ring import bound, ring, session_key, starts  # noqa: E402
 from serve_apps.routing import (  # noqa: E402

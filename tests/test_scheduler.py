@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf import load
-from conf.schema import Constant, SimulatedEngine
+from conf.specs.experiment import Constant, SimulatedEngine
 from serve_apps.engine_model import Engine, GenerateRequest, Step
 from serve_apps.engine_model.kv_cache import KvCache
 from serve_apps.engine_model.request import RequestState

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from analysis.records import read_stream
 from analysis.series import SERVER
-from conf.secret import Secret
+from conf.io.secret import Secret
 from loadgen import scrape
 from loadgen.recorder import Shard
 from loadgen.scrape import SPELLINGS, Scraper, figures

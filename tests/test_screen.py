@@ -7,8 +7,8 @@ import pty
 import pytest
 
 from analysis import forecasts, load_run, summary
-from conf import terminal
-from conf.screen import fit
+from conf.io import terminal
+from conf.io.screen_width import fit
 from tests.golden import GOLDEN
 
 PROSE = "  limited by p90 TPOT <= 100 ms (probability 0.98); bounds: p90 TTFT <= 2000 ms, p90 TPOT <= 100 ms"

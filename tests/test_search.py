@@ -9,7 +9,7 @@ import pytest
 from analysis.capacity import posterior
 from analysis.dwell import LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount
 from conf import load
-from conf.schema import Search, Slo
+from conf.specs.experiment import Search, Slo
 from loadgen import search
 from loadgen.search import Outcome, Start
 from tests.benchmarks._scenarios import truths

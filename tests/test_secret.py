@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.secret import HIDDEN, Secret
+from conf.io.secret import HIDDEN, Secret
 from loadgen.__main__ import main
 from loadgen.folder import Folder
 

@@ -10,7 +10,7 @@ import yaml
 from analysis import forecasts, provenance, summary
 from conf import load
 from conf.constants import calibration, constants
-from conf.schema import Constant
+from conf.specs.experiment import Constant
 from loadgen.prediction import predict
 from tests.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, joint, unsure
 

@@ -22,7 +22,7 @@ from analysis import records, routing
 from analysis.records import REQUESTS
 from analysis.validity import check_prefix_hits
 from conf import ConfigError, load
-from conf.schema import Workload
+from conf.specs.experiment import Workload
 from loadgen.addresses import chosen
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.lengths import turns

@@ -17,7 +17,7 @@ from analysis import Run, RunError, load_run
 from analysis.exchange import compare, side_by_side
 from analysis.paired import unpaired
 from conf import Experiment
-from conf.differing import differences
+from conf.differences import differences
 from conf.load import dump
 
 DATA = Path(__file__).parent / "data"

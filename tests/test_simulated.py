@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from conf import load
-from conf.images import MOST_IMAGES, MOST_PX, Images
-from conf.schema import SimulatedEngine
+from conf.specs.experiment import SimulatedEngine
+from conf.specs.images import MOST_IMAGES, MOST_PX, Images
 from loadgen.images import Album
 from serve_apps import openai_request
 from serve_apps.engine_model.engine import Engine, GenerateRequest

@@ -14,8 +14,8 @@ pytest.importorskip("ray")
 from cluster import __main__ as command  # noqa: E402
 from cluster import up
 from cluster.session import SessionError  # noqa: E402
-from conf import durable  # noqa: E402
-from conf.schema import Cluster, Routing  # noqa: E402
+from conf.io import durable  # noqa: E402
+from conf.specs.experiment import Cluster, Routing  # noqa: E402
 
 ASKED = Cluster("here", session="fake"), Routing("leastconn"), 1.0
 

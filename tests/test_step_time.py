@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conf import ConfigError, load
 from conf.constants import replaced
-from conf.schema import Experiment, SimulatedEngine
+from conf.specs.experiment import Experiment, SimulatedEngine
 from serve_apps.engine_model.fast import Machine, serve_closed
 from serve_apps.engine_model.guess import guess_qps
 from serve_apps.engine_model.step_time import Batch, Roofline, roofline

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conf import ConfigError, load
-from conf.conversation import Part
+from conf.specs.conversation import Part
 from loadgen import anatomy, templates
 from loadgen.__main__ import main
 from loadgen.arrivals import NS, Traffic

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from conf import terminal
-from conf.one_line import plain
+from conf.io import terminal
+from conf.io.one_line import plain
 from loadgen import progress
 
 HOSTILE = ("\x1b[2J", "\x1b]0;t\x07", "\x9b2J", "\u202e", "\u2028", "\x00", "\r", "\ud800")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf import ConfigError, load
-from conf.schema import Lengths
+from conf.specs.experiment import Lengths
 from loadgen import trace
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

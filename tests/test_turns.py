@@ -13,7 +13,7 @@ from analysis import metrics, records, routing
 from analysis.dwell import Window
 from analysis.validity import judge_dwell
 from conf import load
-from conf.schema import Slo
+from conf.specs.experiment import Slo
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.prompts import Prompts
 from loadgen.recorder import Shard

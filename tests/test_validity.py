@@ -21,7 +21,7 @@ from analysis.validity import (
     judge_run,
     slope_t,
 )
-from conf.schema import Slo
+from conf.specs.experiment import Slo
 
 MS = 1_000_000
 SLO = Slo("s", ttft_p90_ms=1000.0, tpot_p90_ms=50.0)

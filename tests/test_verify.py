@@ -12,7 +12,7 @@ import pytest
 from analysis import agreement, summary
 from conf import ConfigError, Experiment, load
 from conf.load import dump
-from conf.schema import EmulatedEngine, SimulatedEngine
+from conf.specs.experiment import EmulatedEngine, SimulatedEngine
 from loadgen import hold, verify
 from loadgen.__main__ import main
 from loadgen.driver import Driver

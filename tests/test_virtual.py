@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from conf import load
 from conf.constants import replaced
-from conf.schema import SimulatedEngine
+from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model import Engine, Progress, VirtualService
 from serve_apps.engine_model.step_time import Batch, roofline
 from tests.test_step_time import ROUND

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conf.schema import VllmEngine
+from conf.specs.experiment import VllmEngine
 from serve_apps import vllm_process
 from serve_apps.loopback import LOOPBACK, reserved_port
 from serve_apps.node_share import near, own_caches

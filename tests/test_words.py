@@ -12,7 +12,7 @@ from analysis.__main__ import main
 from analysis.dwell import NS, Window
 from analysis.validity import judge_dwell
 from analysis.words import LETTERS, MOST, OTHER, Words, folded
-from conf.schema import Slo
+from conf.specs.experiment import Slo
 from loadgen.arrivals import PHASES, ArrivalSchedule
 from loadgen.exchange import Exchange
 from loadgen.recorder import Shard

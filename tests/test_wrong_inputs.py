@@ -8,9 +8,9 @@ import pytest
 
 from analysis.__main__ import main as analysis
 from cluster.__main__ import main as cluster
-from conf import schema
+from conf.io.nearest import nearest
 from conf.misfit import fields_of, keys, misfit
-from conf.nearest import nearest
+from conf.specs import experiment
 from loadgen import here
 from loadgen.__main__ import main as loadgen
 from serve_apps.__main__ import main as serve_apps
@@ -275,7 +275,7 @@ def test_every_command_refuses_in_one_line(
 
 
 def test_every_key_says_in_our_words_what_it_cannot_be() -> None:
-    asked = {**(fields_of(schema.Experiment) or {}), "engine": schema.EmulatedEngine}
+    asked = {**(fields_of(experiment.Experiment) or {}), "engine": experiment.EmulatedEngine}
     for key, kind in keys(asked):
         said = [misfit(kind, value, key) for value in ("soon", [[{}]], {"nowhere": 1}, None, 1.5, True)]
         for line in filter(None, said):

@@ -8,7 +8,7 @@ from analysis import studies
 from analysis.exchange import inferencex, request_rows, vllm_result
 from analysis.locations import local
 from analysis.runs import Run, RunError, load_run, load_runs, refuse_out
-from conf import terminal
+from conf.io import terminal
 
 FORMATS = {
     "inferencex": (".json",),

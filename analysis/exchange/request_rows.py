@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from analysis import derived, records
 from analysis.runs import Run, RunError
-from conf.one_line import reason
+from conf.io.one_line import reason
 
 BATCH_ROWS = 8192
 """Rows in memory at a time: about 5 MB with the gaps of answers of 140 tokens (our choice)."""

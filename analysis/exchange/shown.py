@@ -16,7 +16,7 @@ from analysis.exchange.readers import load_foreign
 from analysis.metrics import Floats
 from analysis.quantiles import BATCHES, LEAST_PER_BATCH, quantile, sectioning
 from analysis.runs import RunError
-from conf.one_line import printable
+from conf.io.one_line import printable
 
 QUANTILES = (0.5, 0.9, 0.99)
 BOUNDS = {"slo.ttft_p90_ms": "ttft", "slo.tpot_p90_ms": "tpot"}

@@ -17,8 +17,8 @@ from analysis.exchange.windows import Measured, measured
 from analysis.metrics import Floats
 from analysis.quantiles import quantile
 from analysis.runs import Run, RunError
-from conf.differing import differences
-from conf.one_line import printable
+from conf.differences import differences
+from conf.io.one_line import printable
 
 MOST_KEYS = 12
 """Keys of a pair that are told; the rest is counted."""

@@ -8,7 +8,7 @@ from analysis.planning.money import cost
 from analysis.planning.plan_tree import tree
 from analysis.planning.planned import Plan, plan
 from analysis.planning.screen import text
-from conf.planning import Care, Demand
+from conf.specs.planning import Care, Demand
 
 __all__ = [
     "Care",

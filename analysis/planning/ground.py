@@ -13,7 +13,7 @@ from analysis.planning.evidence import Evidence, Lengths, Qps, Span
 from analysis.planning.sizing import Service
 from analysis.pooling import NORMAL_975
 from analysis.runs import RunError
-from conf.planning import Basis, Demand
+from conf.specs.planning import Basis, Demand
 
 ENDS = ("low", "certified", "estimate", "high")
 NORMAL_95 = 1.644854

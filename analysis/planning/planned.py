@@ -15,7 +15,7 @@ from analysis.planning.money import Cost, cost_of, fleet_cost
 from analysis.planning.sizing import Service, Sizing, naive, needed, size
 from analysis.planning.spares import Availability, available
 from analysis.runs import RunError
-from conf.planning import Care, Demand
+from conf.specs.planning import Care, Demand
 
 CURVE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 """Shares of the peak for which the nodes are told beside it."""

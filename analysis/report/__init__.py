@@ -11,7 +11,7 @@ from analysis.locations import REPORT, local
 from analysis.report import pages, rendering, study
 from analysis.report.study import Study
 from analysis.runs import Run, RunError, load_run
-from conf import durable
+from conf.io import durable
 
 __all__ = ["build_report", "command", "write"]
 

@@ -13,7 +13,7 @@ from analysis.figures.exhibit import Exhibit, NoData
 from analysis.report.blocks import Block, Figure, Missing, Section
 from analysis.report.wording import table
 from analysis.runs import Run
-from conf.one_line import reason
+from conf.io.one_line import reason
 
 FIGURES_BYTES = 700_000
 """Room for figures with their tables: a page stays under 1 MB with what else is on it (our choice)."""

@@ -13,8 +13,8 @@ from analysis.report.blocks import Block, Code, Facts, Section, Table
 from analysis.report.wording import UNKNOWN, figure, moment, value
 from analysis.runs import Run
 from conf import ConfigError
+from conf.io.terminal import shown
 from conf.load import dump
-from conf.terminal import shown
 
 CREDENTIALS = re.compile(r"(?<=://)[^/@\s\"']+@")
 ENTRIES = "loadgen/__main__.py", "loadgen"

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.report.blocks import Cell, Table
-from conf.one_line import one_line
+from conf.io.one_line import one_line
 
 UNKNOWN = "unknown"
 MOST_LETTERS = 400

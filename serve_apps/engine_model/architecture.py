@@ -8,7 +8,7 @@ at most is left out.
 import math
 from typing import NamedTuple
 
-from conf.schema import Hardware, Layout, Model, SimulatedEngine
+from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 
 _BF16_BYTES = 2.0
 _FP8_BLOCK_BYTES = 1 + 4 / (128 * 128)

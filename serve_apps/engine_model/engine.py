@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from conf.schema import Hardware, Layout, Model, SimulatedEngine
+from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.architecture import kv_blocks
 from serve_apps.engine_model.kernels import steps
 from serve_apps.engine_model.kv_cache import Chain, KvCache

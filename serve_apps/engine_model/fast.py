@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema import Hardware, Layout, Model, SimulatedEngine
+from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model import loop
 from serve_apps.engine_model.architecture import kv_blocks
 from serve_apps.engine_model.kernels import steps

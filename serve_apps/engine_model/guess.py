@@ -1,6 +1,6 @@
 """A guess of what a node may serve, by the roofline alone; knows no queue and no bound on latency."""
 
-from conf.schema import Hardware, Layout, Model, Workload
+from conf.specs.experiment import Hardware, Layout, Model, Workload
 from serve_apps.engine_model.step_time import Batch, roofline
 
 GUESS_BATCH = 64

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from conf.schema import Hardware, KernelRatio, Layout, Model, SimulatedEngine
+from conf.specs.experiment import Hardware, KernelRatio, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.step_time import Roofline, roofline
 
 

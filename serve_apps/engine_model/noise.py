@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema import SimulatedEngine
+from conf.specs.experiment import SimulatedEngine
 
 CHUNK_STEPS = 4096
 

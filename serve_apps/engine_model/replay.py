@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conf.schema import Hardware, Layout, Model, SimulatedEngine
+from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model import whole
 from serve_apps.engine_model.balance import Balance
 from serve_apps.engine_model.closed import serve_circle

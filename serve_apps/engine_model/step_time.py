@@ -11,7 +11,7 @@ from functools import cached_property
 from statistics import NormalDist
 from typing import NamedTuple
 
-from conf.schema import Hardware, Layout, Model
+from conf.specs.experiment import Hardware, Layout, Model
 from serve_apps.engine_model import architecture
 
 _ACTIVATION_BYTES = 2

@@ -22,8 +22,8 @@ import numpy as np
 from analysis.gauss_newton import Floats
 from conf import load
 from conf.constants import bounded, constants
-from conf.schema import Constant
-from conf.served import FITTED_BACKEND
+from conf.specs.engine import FITTED_BACKEND
+from conf.specs.experiment import Constant
 from loadgen.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE
 from tests.benchmarks._published import WAVES, Attainment, ClosedLoop, Requests, Study
 

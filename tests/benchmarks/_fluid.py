@@ -20,7 +20,7 @@ from analysis.capacity import Capacity, posterior
 from analysis.dwell import BLOCK_S, LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount
 from analysis.kernel import Floats, Kernel
 from analysis.root import ALLOWED_OVER, LOGIT_ALLOWED
-from conf.schema import Search
+from conf.specs.experiment import Search
 from loadgen.search import Outcome, Segment, Start, Stop, bad_step, dwells_of, next_segment, prior
 
 DRAWS = 200_000

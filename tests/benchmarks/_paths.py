@@ -24,7 +24,7 @@ import uvloop
 
 from analysis import metrics
 from conf import Experiment, load
-from conf.schema import SimulatedEngine
+from conf.specs.experiment import SimulatedEngine
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.prompts import Prompts
 from loadgen.recorder import Shard

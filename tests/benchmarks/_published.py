@@ -24,8 +24,8 @@ from analysis.gauss_newton import Floats
 from conf import Experiment, load
 from conf.constants import replaced
 from conf.kernels import is_known
-from conf.schema import SimulatedEngine
-from conf.served import FITTED_BACKEND
+from conf.specs.engine import FITTED_BACKEND
+from conf.specs.experiment import SimulatedEngine
 from loadgen.bench_arrivals import bench_arrivals_s
 from loadgen.draws import LAYOUT_SCALE
 from serve_apps.engine_model.architecture import weight_bytes_per_gpu

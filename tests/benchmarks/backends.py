@@ -20,8 +20,8 @@ import numpy as np
 
 from conf import load
 from conf.kernels import BACKENDS
-from conf.schema import Constant, KernelRatio, SimulatedEngine
-from conf.served import FITTED_BACKEND
+from conf.specs.engine import FITTED_BACKEND
+from conf.specs.experiment import Constant, KernelRatio, SimulatedEngine
 from serve_apps.engine_model import fast
 from serve_apps.engine_model.kernels import with_kernels
 from tests.benchmarks._published import ATTENTION, LONG_INPUT, LONG_OUTPUT, VLLM_NAMES, WAVES

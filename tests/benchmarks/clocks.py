@@ -19,7 +19,7 @@ import pyarrow as pa
 from analysis import metrics
 from analysis.runs import load_run
 from conf import Experiment
-from conf.schema import SimulatedEngine
+from conf.specs.experiment import SimulatedEngine
 from loadgen.arrivals import NS
 from serve_apps.engine_model import Engine, VirtualService
 

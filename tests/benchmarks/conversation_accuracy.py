@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf import Experiment
-from conf.schema import Workload
+from conf.specs.experiment import Workload
 from loadgen import foresight
 from loadgen.arrivals import NS, PHASES, ArrivalSchedule, Traffic
 from loadgen.command_line import asked

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from conf import load
-from conf.schema import SimulatedEngine
+from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model import Engine, GenerateRequest, VirtualService
 from serve_apps.engine_model.fast import Machine
 from serve_apps.engine_model.routed import serve_open

@@ -20,7 +20,7 @@ from statistics import NormalDist
 import numpy as np
 
 from analysis.gauss_newton import Floats
-from conf.one_line import one_line, reason
+from conf.io.one_line import one_line, reason
 from loadgen.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE, drawn
 from tests.benchmarks import _default_fit as default_fit
 from tests.benchmarks._published import Figure, Requests, Study, read

@@ -25,7 +25,7 @@ from analysis.gauss_newton import Fit, Floats, Prior, around, fit
 from conf import Experiment, load
 from conf.constants import constants, replaced
 from conf.load import ROOT
-from conf.schema import SimulatedEngine
+from conf.specs.experiment import SimulatedEngine
 from loadgen.paper import SUBJECTS, TABLES, Row, Subject, kept, outputs, read
 from serve_apps.engine_model.fast import Machine, serve_closed
 from tests.benchmarks._paper import FITTED, HELD, OPEN, OPEN_HARDWARE, READ, SPREAD, halves

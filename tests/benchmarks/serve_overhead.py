@@ -13,7 +13,7 @@ from cluster.deploy import deploy
 from cluster.placement import place
 from cluster.session import open_session
 from conf import Experiment, load
-from conf.schema import SimulatedEngine
+from conf.specs.experiment import SimulatedEngine
 from loadgen.client import Client
 from loadgen.exchange import Exchange
 from loadgen.prompts import Prompts

@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 
 from conf import load
-from conf.schema import EmulatedEngine
+from conf.specs.experiment import EmulatedEngine
 from serve_apps.emulated_gpu import EmulatedGpu
 from serve_apps.emulation import ENVIRONMENT
 from serve_apps.engine_model.step_time import Batch

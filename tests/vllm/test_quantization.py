@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conf import load
-from conf.schema import VllmEngine
+from conf.specs.experiment import VllmEngine
 from serve_apps import recipes
 from serve_apps.emulation import ENVIRONMENT
 from serve_apps.model_folder import write_folder

@@ -16,7 +16,7 @@ import pytest
 
 from conf import load
 from conf.load import groups
-from conf.schema import Experiment, VllmEngine
+from conf.specs.experiment import Experiment, VllmEngine
 from serve_apps import recipes, vllm_flags
 from serve_apps.published import PROFILES, PUBLISHED
 from serve_apps.recipes import Recipe

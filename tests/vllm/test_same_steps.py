@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from conf import load
-from conf.schema import Constant, SimulatedEngine
+from conf.specs.experiment import Constant, SimulatedEngine
 from serve_apps.engine_model.engine import Engine, GenerateRequest
 from serve_apps.engine_model.request import RequestState
 from serve_apps.engine_model.scheduler import Scheduler

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conf import load
-from conf.schema import EmulatedEngine
+from conf.specs.experiment import EmulatedEngine
 from serve_apps.emulated_gpu import EmulatedGpu
 from serve_apps.emulation import ENVIRONMENT
 from serve_apps.model_folder import write_folder

@@ -8,14 +8,9 @@ between in `routed`, where it is in `hosted`, how it is loaded in `loaded`; all 
 
 from dataclasses import dataclass, field
 
-from conf.check import require, require_positive, require_within
-from conf.hosted import Cluster, Endpoints
-from conf.images import tokens_of
-from conf.lengths import Lengths
-from conf.loaded import MOST_QPS, MOST_REQUESTS, MOST_S, Fleet, Search, check_profile
-from conf.progressive import Progressive
-from conf.routed import SESSION_POLICIES, Routing
-from conf.served import (
+from conf.specs.check import require, require_positive, require_within
+from conf.specs.cluster import Cluster, Endpoints
+from conf.specs.engine import (
     MAX_TIME_SCALE,
     EmulatedEngine,
     Engine,
@@ -26,8 +21,13 @@ from conf.served import (
     SimulatedEngine,
     VllmEngine,
 )
-from conf.step_time import Constant, Efficiency, KernelRatio, StepTime
-from conf.traffic import Arrivals, Slo, Workload
+from conf.specs.images import tokens_of
+from conf.specs.lengths import Lengths
+from conf.specs.published_ladder import Progressive
+from conf.specs.routing import SESSION_POLICIES, Routing
+from conf.specs.search_and_fleet import MOST_QPS, MOST_REQUESTS, MOST_S, Fleet, Search, check_profile
+from conf.specs.step_time import Constant, Efficiency, KernelRatio, StepTime
+from conf.specs.workload import Arrivals, Slo, Workload
 
 __all__ = [
     "Arrivals",

@@ -6,7 +6,7 @@ Every room says foreign words through this module: a server's answer, a file's c
 import argparse
 from typing import Any, NoReturn
 
-from conf import nearest
+from conf.io import nearest
 
 EXIT_USAGE = 2
 MOST_LETTERS = 1000

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from typing import TextIO
 
-from conf.one_line import one_line, printable
-from conf.screen import fit
+from conf.io.one_line import one_line, printable
+from conf.io.screen_width import fit
 
 STDOUT, STDERR = 1, 2
 WIDEST = 100

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from conf.schema import Experiment
+from conf.specs.experiment import Experiment
 
 
 def differences(a: Experiment, b: Experiment) -> dict[str, list[Any]]:

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from conf.check import require, require_positive, require_public
-from conf.step_time import Efficiency, KernelRatio, Posterior, StepTime
+from conf.specs.check import require, require_positive, require_public
+from conf.specs.step_time import Efficiency, KernelRatio, Posterior, StepTime
 
 
 @dataclass(frozen=True, slots=True)

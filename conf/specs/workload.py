@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from conf.check import require, require_positive
-from conf.conversation import Conversations
-from conf.images import Images
-from conf.lengths import Lengths
+from conf.specs.check import require, require_positive
+from conf.specs.conversation import Conversations
+from conf.specs.images import Images
+from conf.specs.lengths import Lengths
 
 MOST_SESSIONS = 10_000_000
 """Their numbers fit into the 32 bits of a record, and the set of them into a driver's memory."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from conf.check import require, require_positive
-from conf.lengths import Lengths
+from conf.specs.check import require, require_positive
+from conf.specs.lengths import Lengths
 
 NAMING_TOKENS = 8
 """A character, a persona and a cut history begin with so many tokens that no other has."""

@@ -16,8 +16,8 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
-from conf.one_line import one_line
-from conf.secret import Secret
+from conf.io.one_line import one_line
+from conf.io.secret import Secret
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer

@@ -1,0 +1,1 @@
+"""Text, files and requests at the border to the outside: bounded, printable, durable."""

@@ -1,0 +1,1 @@
+"""One typed spec per configuration group, and their root."""
