@@ -25,8 +25,8 @@ from analysis.figures import (
 )
 from analysis.planning import cost, plan, scaling, sensitivity
 from analysis.report import build_report
-from analysis.runs import Run, RunError, load_run, load_runs
-from analysis.tables import capacity_table, percentiles
+from analysis.results.runs import Run, RunError, load_run, load_runs
+from analysis.results.tables import capacity_table, percentiles
 
 __all__ = [
     "NoData",

@@ -25,10 +25,12 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from analysis import calibration, exchange, integrity, locations, recount, studies, summary
+from analysis import exchange
+from analysis.calibration import fit
+from analysis.calibration.observed import Load, Served, observe
 from analysis.exchange import side_by_side
-from analysis.observed import Load, Served, observe
-from analysis.runs import RunError, load_run, refuse_out
+from analysis.results import integrity, locations, recount, studies, summary
+from analysis.results.runs import RunError, load_run, refuse_out
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
 from conf.io.one_line import OneLineParser, reason
@@ -313,8 +315,8 @@ def calibrate(arguments: argparse.Namespace) -> int:
             raise RunError(f"{path} is given twice; a run counts once")
     runs = [observe(path, partial(_simulated, given)) for path in paths]
     try:
-        found = calibration.calibrate(runs, _serve)
-        terminal.tell(calibration.text(found, _serve))
+        found = fit.calibrate(runs, _serve)
+        terminal.tell(fit.text(found, _serve))
     except ValueError as error:
         raise RunError(f"the engine model cannot serve these runs: {error}") from error
     if out is not None:

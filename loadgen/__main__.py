@@ -37,11 +37,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from analysis import forecasts, replays, summary
-from analysis.integrity import AlteredError
-from analysis.locations import NewerError
-from analysis.runs import RunError, refuse_out
-from analysis.summary import Tree
+from analysis.results import prediction_text, replay_text, summary
+from analysis.results.integrity import AlteredError
+from analysis.results.locations import NewerError
+from analysis.results.runs import RunError, refuse_out
+from analysis.results.summary import Tree
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from conf.io.one_line import reason
@@ -146,9 +146,9 @@ def predict(arguments: argparse.Namespace) -> int:
     cells = matrix(arguments.words)
     cell = partial(foresight.foreseeable, config=arguments.config, sensitivity=arguments.sensitivity)
     found = grid.experiments(cell, cells)
-    told = replays if grid.are_replays(found) else forecasts
+    told = replay_text if grid.are_replays(found) else prediction_text
     refuse_out(arguments.out, *answer_file.SUFFIXES)
-    if arguments.requests and told is forecasts:
+    if arguments.requests and told is prediction_text:
         raise ConfigError("--requests writes those of a replay; add requests=N, or leave it out")
     refuse_out(arguments.requests, *answer_file.TABLES, flag="--requests")
     if arguments.dry_run:

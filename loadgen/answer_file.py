@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from analysis import parquet
-from analysis.summary import Tree
+from analysis.results.summary import Tree
+from analysis.rows import parquet
 from loadgen.folder import finite
 
 TABLES = (".parquet", ".csv")

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.capacity import LIMITS
-from analysis.kernel import Limit
-from analysis.metrics import tpot_ms, ttft_ms
-from analysis.quantiles import BATCHES, MANY_BATCHES, quantile, sectioning
+from analysis.capacity.kernel import Limit
+from analysis.capacity.posterior import LIMITS
+from analysis.rows.metrics import tpot_ms, ttft_ms
+from analysis.stats.quantiles import BATCHES, MANY_BATCHES, quantile, sectioning
 from conf.specs.experiment import Experiment, Slo
 from loadgen.arrivals import NS, PHASES, ArrivalSchedule, Traffic
 from loadgen.lengths import Ints

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from analysis import paired, studies, summary
-from analysis.dwell import NS, Window, in_window, tpot_so_far, ttft_so_far
-from analysis.dwell_table import window
-from analysis.paired import LEAST_PAIRS, Latencies, Pair, Ratio
-from analysis.runs import Run, load_run
-from analysis.summary import Tree
+from analysis.capacity import paired_ratio
+from analysis.capacity.dwell_table import window
+from analysis.capacity.paired_ratio import LEAST_PAIRS, Latencies, Pair, Ratio
+from analysis.capacity.window_counts import NS, Window, in_window, tpot_so_far, ttft_so_far
+from analysis.results import studies, summary
+from analysis.results.runs import Run, load_run
+from analysis.results.summary import Tree
 from conf import Experiment, load
 from conf.differences import differences
 from conf.load import dump
@@ -86,7 +87,7 @@ class Original:
         mine = latencies(rows, place, self.slo, now_ns)
         bounds_ms = self.slo.ttft_p90_ms, self.slo.tpot_p90_ms
         theirs = self.latencies[segment.pair]
-        return paired.pair(segment.pair, log_ratio, not place.aborted, theirs, mine, bounds_ms)
+        return paired_ratio.pair(segment.pair, log_ratio, not place.aborted, theirs, mine, bounds_ms)
 
 
 def of(a: Experiment, b: Experiment, path: Path) -> Study:
@@ -149,7 +150,7 @@ class Paired:
         ]
         whole = [pair for pair in pairs if pair.whole]
         enough = len(whole) >= LEAST_PAIRS
-        return cls(len(whole), paired.ratio(whole, _centre(b) - original.centre) if enough else None)
+        return cls(len(whole), paired_ratio.ratio(whole, _centre(b) - original.centre) if enough else None)
 
     @property
     def lack(self) -> str:
@@ -178,12 +179,12 @@ def conclude(parts: Trees, path: Path, differs: Tree) -> Tree:
     if found.unlike:
         value, low, high = unpaired(parts["a"], parts["b"])
         found = replace(found, value=value, low=low, high=high)
-    return tree | {"ratio": paired.tree(found)}
+    return tree | {"ratio": paired_ratio.tree(found)}
 
 
 def unpaired(a: Tree, b: Tree) -> tuple[float, float, float]:
     """Ratio of two capacities as if they were independent, with its 95 % interval."""
-    return paired.unpaired(_figures(a), _figures(b))
+    return paired_ratio.unpaired(_figures(a), _figures(b))
 
 
 def played(run: Run) -> list[tuple[Segment, Window, bool]]:
@@ -211,7 +212,7 @@ def next_replay(driver: Driver, original: Original) -> Segment | Stop:
         return next_segment(spec, start, outcomes, driver.elapsed_s())
     used = [outcome for outcome in outcomes if outcome.segment.pair is not None and not outcome.void]
     pairs, begin = pairs_of(driver, original), apart(driver, original)
-    found = paired.ratio(pairs, begin)
+    found = paired_ratio.ratio(pairs, begin)
     log_ratio = found.log_next if found else without_evidence(used, [one.log_ratio for one in pairs], begin)
     return next_pair(
         fitted(spec, start, outcomes),

@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis import dwell_table, metrics, nodes, records, summary
-from analysis.backlog import falls_behind
-from analysis.capacity import LEAST_REQUESTS, LIMITS, posterior
-from analysis.dwell import NS, Window, in_window
-from analysis.dwell_table import Basis
-from analysis.quantiles import quantile, sectioning
-from analysis.root import Prior
-from analysis.summary import Tree
-from analysis.validity import REMEDIES, Verdict, judge_run
+from analysis.capacity import dwell_table, node_effects
+from analysis.capacity.backlog import falls_behind
+from analysis.capacity.dwell_table import Basis
+from analysis.capacity.limit_posterior import Prior
+from analysis.capacity.posterior import LEAST_REQUESTS, LIMITS, posterior
+from analysis.capacity.validity import REMEDIES, Verdict, judge_run
+from analysis.capacity.window_counts import NS, Window, in_window
+from analysis.results import summary
+from analysis.results.summary import Tree
+from analysis.rows import metrics, records
+from analysis.stats.quantiles import quantile, sectioning
 from conf.specs.experiment import Experiment
 from loadgen import require
 from loadgen.driver import Driver
@@ -55,9 +57,9 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
         return _end(tree, summary.EXIT_OPEN, sweep.stop.reason, valid=True)
     replicas_per_node = None if experiment.engine.kind == "external" else experiment.layout.replicas_per_node
     effects = driver.windows.node_effects()
-    tree["capacity"] = summary.capacity_tree(nodes.including(capacity, effects), replicas_per_node)
+    tree["capacity"] = summary.capacity_tree(node_effects.including(capacity, effects), replicas_per_node)
     if effects:
-        tree["nodes"] = nodes.tree(effects)
+        tree["nodes"] = node_effects.tree(effects)
     if not verdict.valid:
         return _end(tree, summary.EXIT_VOID, f"{verdict.reason}: {verdict.remedy}", valid=False)
     if held := _held(experiment, driver):

@@ -10,8 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from analysis.kernel import Limit
-from analysis.summary import Tree
+from analysis.capacity.kernel import Limit
+from analysis.results.summary import Tree
 from conf.constants import replaced
 from conf.specs.experiment import Experiment
 from loadgen.draws import drawn, uncertain

@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import metrics, records
-from analysis.dwell import Dwell, Window, count, in_window, waiting
+from analysis.capacity.window_counts import Dwell, Window, count, in_window, waiting
+from analysis.rows import metrics, records
 from loadgen import fill, steady
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.liveness import DEAD_LEAST, death, heard_ns, silent

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from analysis import metrics, records
-from analysis.quantiles import quantile
+from analysis.rows import metrics, records
+from analysis.stats.quantiles import quantile
 from loadgen.arrivals import NS
 from loadgen.search import Segment
 from loadgen.sharing import gap_s

@@ -18,7 +18,7 @@ import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from analysis import records
+from analysis.rows import records
 from conf.io import durable
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.limits import shortage

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from analysis.capacity import LIMITS
+from analysis.capacity.posterior import LIMITS
 from conf.specs.experiment import Experiment
 from loadgen.bench import Bench, Effort, Point, Simulate
 from loadgen.crossing import Crossing, crossing

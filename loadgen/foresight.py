@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import summary
-from analysis.progressive import Figures
-from analysis.summary import Tree
+from analysis.results import summary
+from analysis.results.published_ladder import Figures
+from analysis.results.summary import Tree
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine

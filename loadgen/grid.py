@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis import summary
-from analysis.summary import Tree
+from analysis.results import summary
+from analysis.results.summary import Tree
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix
 from loadgen import replay

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from analysis import metrics, records
-from analysis.dwell import Window
+from analysis.capacity.window_counts import Window
+from analysis.rows import metrics, records
 from conf import Experiment
 from loadgen import trace
 from loadgen.arrivals import NS, ArrivalSchedule

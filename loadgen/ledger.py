@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 import pyarrow as pa
 
-from analysis import metrics, records
+from analysis.rows import metrics, records
 from loadgen.arrivals import ArrivalSchedule
 from loadgen.rows import plan_table
 from loadgen.target import LostActor, Observation

@@ -9,8 +9,8 @@ import math
 import numpy as np
 import pyarrow as pa
 
-from analysis import metrics
-from analysis.metrics import Bools
+from analysis.rows import metrics
+from analysis.rows.metrics import Bools
 from conf.io.one_line import one_line
 from loadgen.arrivals import NS
 

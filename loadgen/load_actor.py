@@ -15,7 +15,7 @@ from pathlib import Path
 
 import ray
 
-from analysis import series
+from analysis.rows import time_series
 from conf import ConfigError
 from conf.io.secret import Secret
 from conf.specs.experiment import Workload
@@ -69,7 +69,7 @@ class LoadActor:
             raise ConfigError(f"on node {platform.node()}: {error}") from error
         self._shards = [
             Shard(folder / f"{name(client_id)}.arrow"),
-            Shard(folder / f"{name(client_id)}.health.arrow", series.CLIENTS),
+            Shard(folder / f"{name(client_id)}.health.arrow", time_series.CLIENTS),
         ]
         self._worker = Worker(
             client_id,

@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from analysis import matrix_table, studies, summary
-from analysis.matrix_table import PAIRED, REFERENCE, UNPAIRED
-from analysis.runs import load_run
-from analysis.summary import Tree
+from analysis.results import matrix_table, studies, summary
+from analysis.results.matrix_table import PAIRED, REFERENCE, UNPAIRED
+from analysis.results.runs import load_run
+from analysis.results.summary import Tree
 from conf import Experiment, load
 from conf.load import dump
 from loadgen import comparison, measure

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from analysis.runs import Run as RunOnDisk
-from analysis.runs import RunError
-from analysis.summary import Tree
+from analysis.results.runs import Run as RunOnDisk
+from analysis.results.runs import RunError
+from analysis.results.summary import Tree
 from conf import ConfigError, Experiment
 from conf.io.one_line import reason
 from conf.load import refuse_name

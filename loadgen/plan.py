@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from analysis.dwell import Window
-from analysis.validity import BLOCK_TOKENS
+from analysis.capacity.validity import BLOCK_TOKENS
+from analysis.capacity.window_counts import Window
 from conf.specs.experiment import Search, Slo, Workload
 from loadgen.search import Segment, Start
 from loadgen.watch import Watched

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from analysis import provenance, summary
-from analysis.capacity import LIMITS
-from analysis.kernel import Limit
-from analysis.summary import Tree
+from analysis.capacity.kernel import Limit
+from analysis.capacity.posterior import LIMITS
+from analysis.results import constants_text, summary
+from analysis.results.summary import Tree
 from conf.specs.experiment import Experiment, Search, SimulatedEngine
 from loadgen.bench import Bench, Effort, Point, Simulate
 from loadgen.drawn_p90 import Drawn, Seen, intervals, under_draws
@@ -193,7 +193,7 @@ def base(experiment: Experiment) -> Tree:
         "clock": "virtual",
         "dwells": [],
         "calibration": experiment.engine.constants if isinstance(experiment.engine, SimulatedEngine) else "",
-        "constants": provenance.tree(experiment),
+        "constants": constants_text.tree(experiment),
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.dwell import NS
+from analysis.capacity.window_counts import NS
 from conf.specs.experiment import Arrivals
 from loadgen import trace
 from loadgen.lengths import Ints

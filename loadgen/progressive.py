@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from analysis import progressive as judged
-from analysis import summary
-from analysis.progressive import Figures
-from analysis.summary import Tree
+from analysis.results import published_ladder as judged
+from analysis.results import summary
+from analysis.results.published_ladder import Figures
+from analysis.results.summary import Tree
 from conf import ConfigError, Experiment, kernels
 from conf.specs.experiment import Lengths, Workload
 from conf.specs.images import MOST_IMAGES, Images, tokens_of

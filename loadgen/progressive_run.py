@@ -7,10 +7,10 @@ are those of `loadgen.progressive`.
 from dataclasses import replace
 from functools import partial
 
-from analysis import progressive as judged
-from analysis import summary
-from analysis.progressive import Figures
-from analysis.summary import Tree
+from analysis.results import published_ladder as judged
+from analysis.results import summary
+from analysis.results.published_ladder import Figures
+from analysis.results.summary import Tree
 from conf import Experiment
 from loadgen import conclusion, hold, progressive
 from loadgen.driver import Driver

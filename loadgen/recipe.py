@@ -7,8 +7,8 @@ and one that was cut short is measured anew.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from analysis.observed import RECORDED
-from analysis.summary import Tree
+from analysis.calibration.observed import RECORDED
+from analysis.results.summary import Tree
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import Slo, Workload
 from loadgen import hold, measure

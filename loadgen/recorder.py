@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from analysis import records
+from analysis.rows import records
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What a file system without locks answers (some network ones, as they are mounted)."""

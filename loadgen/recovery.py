@@ -9,9 +9,9 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis import metrics, records
-from analysis.dwell import NS, Window, in_window
-from analysis.validity import Check, Verdict
+from analysis.capacity.validity import Check, Verdict
+from analysis.capacity.window_counts import NS, Window, in_window
+from analysis.rows import metrics, records
 from loadgen.liveness import heard_ns
 from loadgen.search import Outcome
 

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analysis import summary
-from analysis.capacity import LIMITS
-from analysis.metrics import tpot_ms, ttft_ms
-from analysis.quantiles import quantile
-from analysis.summary import Tree
+from analysis.capacity.posterior import LIMITS
+from analysis.results import summary
+from analysis.results.summary import Tree
+from analysis.rows.metrics import tpot_ms, ttft_ms
+from analysis.stats.quantiles import quantile
 from conf import ConfigError, Experiment
 from conf.constants import replaced
 from loadgen.arrivals import ArrivalSchedule, Traffic

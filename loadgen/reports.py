@@ -6,7 +6,7 @@ Knows when a report is due; what stands in it is for `analysis.report`.
 from pathlib import Path
 
 from analysis import report
-from analysis.summary import Tree
+from analysis.results.summary import Tree
 from conf.io import terminal
 from conf.io.one_line import reason
 from loadgen.progress import Emit

@@ -10,12 +10,12 @@ from itertools import accumulate
 from statistics import NormalDist
 from typing import Literal
 
-from analysis.backlog import falls_behind
-from analysis.capacity import DEPENDENCE, LEAST_REQUESTS, LIMITS, Capacity, posterior
-from analysis.dwell import NS, Dwell, count
-from analysis.nodes import including, node_effects
-from analysis.root import Prior
-from analysis.spending import LEVEL, tail_at
+from analysis.capacity.backlog import falls_behind
+from analysis.capacity.limit_posterior import Prior
+from analysis.capacity.node_effects import including, node_effects
+from analysis.capacity.posterior import DEPENDENCE, LEAST_REQUESTS, LIMITS, Capacity, posterior
+from analysis.capacity.window_counts import NS, Dwell, count
+from analysis.stats.alpha_spending import LEVEL, tail_at
 from conf import ConfigError, Experiment
 from conf.specs.experiment import Slo
 from loadgen.driver import Driver

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis import metrics, records
-from analysis.dwell import NS, Window, in_window
-from analysis.runs import Run
+from analysis.capacity.window_counts import NS, Window, in_window
+from analysis.results.runs import Run
+from analysis.rows import metrics, records
 from loadgen.plan import Past
 from loadgen.search import Segment
 from loadgen.watch import Watched, watched

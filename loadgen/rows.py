@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analysis import records
-from analysis.words import Words
+from analysis.rows import records
+from analysis.rows.foreign_words import Words
 from loadgen.arrivals import PHASES, ArrivalSchedule
 from loadgen.exchange import Exchange
 from loadgen.lengths import Ints

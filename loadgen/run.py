@@ -17,8 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import dwell_table, summary
-from analysis.summary import Tree
+from analysis.capacity import dwell_table
+from analysis.results import summary
+from analysis.results.summary import Tree
 from conf import Experiment
 from conf.io.secret import Secret
 from conf.load import dump

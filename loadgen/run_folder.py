@@ -20,10 +20,10 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis import derived, gathering, parquet, piecewise, records, series, shards
-from analysis.integrity import checksums as checksums
-from analysis.integrity import sha256_of as sha256_of
-from analysis.locations import KNOWN
+from analysis.results.integrity import checksums as checksums
+from analysis.results.integrity import sha256_of as sha256_of
+from analysis.results.locations import KNOWN
+from analysis.rows import gathering, latency_columns, parquet, piecewise, records, shards, time_series
 from conf.io import durable
 from loadgen.arrivals import ArrivalSchedule
 from loadgen.folder import BusyError, Folder
@@ -31,7 +31,10 @@ from loadgen.recorder import Shard, lock
 from loadgen.rows import plan_table
 
 SCHEMA_VERSION = KNOWN
-SERIES = {"clients.parquet": (series.CLIENTS, "client_id"), "timeseries.parquet": (series.SERVER, "replica")}
+SERIES = {
+    "clients.parquet": (time_series.CLIENTS, "client_id"),
+    "timeseries.parquet": (time_series.SERVER, "replica"),
+}
 """Files of what is sampled once a second: the schema of each, and the column that names a row's source."""
 MOST_ROWS = 2**22
 """Rows of one file of requests/: 1.3 GB with the gaps of answers of 140 tokens (our choice)."""
@@ -125,7 +128,9 @@ class RunFolder(Folder):
             self._write_requests(gathering.recorded(self.path, found, wall_start_ns, time_scale))
             for file, (schema, source) in SERIES.items():
                 if any(shard.rows.num_rows for shard in found if shard.schema is schema):
-                    series.write(gathering.series(self.path, file, schema, source, found), self.path / file)
+                    time_series.write(
+                        gathering.series(self.path, file, schema, source, found), self.path / file
+                    )
             for shard in found:
                 if shard.is_whole:
                     shard.path.unlink()
@@ -145,8 +150,8 @@ class RunFolder(Folder):
         bounded = [records.joined(tables)] if tables else []
         pieces = gathering.joined(bounded, records.REQUESTS, known, most_rows)
         for first in pieces:
-            part = map(derived.with_latencies, _next_rows(first, pieces, self.most_rows))
-            parquet.write_pieces(part, derived.FILE, folder / next(free))
+            part = map(latency_columns.with_latencies, _next_rows(first, pieces, self.most_rows))
+            parquet.write_pieces(part, latency_columns.FILE, folder / next(free))
 
     def _keep_torn_aside(self, shards_exist: bool) -> None:
         """Take Parquet that a power cut tore out of the way, where shards still have its rows."""

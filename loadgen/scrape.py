@@ -22,7 +22,7 @@ import pyarrow as pa
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from analysis import series
+from analysis.rows import time_series
 from conf.io.one_line import one_line
 from conf.io.secret import Secret
 from loadgen.arrivals import NS
@@ -89,7 +89,7 @@ class Scraper:
             {"Authorization": key.authorization} if key else {}
         )
         self._say = say
-        self._shard = Shard(path, series.SERVER)
+        self._shard = Shard(path, time_series.SERVER)
         self._absent_until_ns: dict[str, int] = {}
         self._said: set[str] = set()
         self._loop = asyncio.new_event_loop()
@@ -181,7 +181,7 @@ class Scraper:
             self._say_once(f"{url} gives no metrics (HTTP {status}): the engine is not observed")
 
     def _keep(self, rows: list[dict[str, Any]]) -> None:
-        self._shard.append(pa.RecordBatch.from_pylist(rows, schema=series.SERVER))
+        self._shard.append(pa.RecordBatch.from_pylist(rows, schema=time_series.SERVER))
         self._write(self._shard.flush)
 
     def _write(self, action: Callable[[], None]) -> None:

@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import Literal
 
 from analysis.capacity import posterior
-from analysis.dwell import NS, Dwell, Window
-from analysis.root import HOT_SHARE, Prior
+from analysis.capacity.limit_posterior import HOT_SHARE, Prior
+from analysis.capacity.window_counts import NS, Dwell, Window
 from conf.specs.experiment import Search, Slo
 
 RAMP_START = 1 / 4

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analysis import routing
+from analysis.rows import routing_spread
 from loadgen.arrivals import ArrivalSchedule
 from loadgen.lengths import Ints
 from loadgen.sharing import blocked
@@ -27,11 +27,11 @@ class Spreading:
 
     @property
     def replicas_per_session(self) -> float | None:
-        return routing.replicas_per_session(self._rows(self.replica))
+        return routing_spread.replicas_per_session(self._rows(self.replica))
 
     @property
     def max_over_mean_share(self) -> float | None:
-        return routing.max_over_mean_share(self._rows(self.replica % self.replicas), self.replicas)
+        return routing_spread.max_over_mean_share(self._rows(self.replica % self.replicas), self.replicas)
 
     @property
     def blocked_share(self) -> float:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from analysis import metrics
-from analysis.dwell import e2e_so_far
-from analysis.quantiles import quantile
+from analysis.capacity.window_counts import e2e_so_far
+from analysis.rows import metrics
+from analysis.stats.quantiles import quantile
 from loadgen.arrivals import NS
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis import studies, summary
-from analysis.integrity import own_checksums
-from analysis.locations import SUMS
-from analysis.runs import RunError, load_run
-from analysis.summary import Tree
+from analysis.results import studies, summary
+from analysis.results.integrity import own_checksums
+from analysis.results.locations import SUMS
+from analysis.results.runs import RunError, load_run
+from analysis.results.summary import Tree
 from conf import ConfigError, Experiment, load
 from conf.load import dump
 from loadgen import measure

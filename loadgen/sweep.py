@@ -6,7 +6,7 @@ Knows the order of things; the search decides rates, the driver loads and judges
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from analysis.capacity import Capacity
+from analysis.capacity.posterior import Capacity
 from loadgen.driver import Driver, TargetLost
 from loadgen.search import Outcome, Segment, Stop, next_segment
 

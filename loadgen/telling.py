@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import metrics
-from analysis.dwell import Window, tpot_so_far, ttft_so_far
-from analysis.quantiles import quantile
-from analysis.validity import Verdict
+from analysis.capacity.validity import Verdict
+from analysis.capacity.window_counts import Window, tpot_so_far, ttft_so_far
+from analysis.rows import metrics
+from analysis.stats.quantiles import quantile
 from conf.specs.experiment import Slo
 from loadgen.search import Outcome
 

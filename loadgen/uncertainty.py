@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.kernel import Limit
+from analysis.capacity.kernel import Limit
 from conf.constants import replaced
 from loadgen.bench import Bench
 from loadgen.crossing import Crossing

@@ -8,9 +8,9 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from analysis import integrity, studies, summary
-from analysis.runs import Run, RunError, load_run
-from analysis.summary import Tree
+from analysis.results import integrity, studies, summary
+from analysis.results.runs import Run, RunError, load_run
+from analysis.results.summary import Tree
 from conf import ConfigError, Experiment
 from loadgen import comparison, matrix_cells, matrix_study, measure, progressive_run, recipe, study
 from loadgen.folder import Folder

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis import agreement, integrity, metrics, records, studies, summary
-from analysis.dwell import Window, in_window
-from analysis.runs import load_run
-from analysis.summary import Tree
+from analysis.capacity.window_counts import Window, in_window
+from analysis.results import engine_agreement, integrity, studies, summary
+from analysis.results.runs import load_run
+from analysis.results.summary import Tree
+from analysis.rows import metrics, records
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine
 from loadgen import conclusion, measure
@@ -176,7 +177,9 @@ def concluded(replay: Replay, driver: Driver, simulate: Simulate) -> Tree:
     return tree | {"passed": True, "exit_code": summary.EXIT_OK, "reason": ""}
 
 
-def compare(replay: Replay, rows: pa.Table, window: Window, simulate: Simulate) -> list[agreement.Agreement]:
+def compare(
+    replay: Replay, rows: pa.Table, window: Window, simulate: Simulate
+) -> list[engine_agreement.Agreement]:
     """Serve the requests of `rows` once more, on the simulated engine, and compare those of the window."""
     rows, asked = rows.sort_by("due_ns"), _here(replay.simulated)
     seen = simulate(asked, _arrivals(rows), asked.cluster.nodes, asked.seed)
@@ -187,8 +190,8 @@ def compare(replay: Replay, rows: pa.Table, window: Window, simulate: Simulate) 
     output = metrics.numbers(inside, "requested_output_tokens")
     first_s, last_s = np.asarray(seen.first_s)[at], np.asarray(seen.last_s)[at]
     return [
-        agreement.ttft(metrics.ttft(inside), metrics.ttft_ms(due_s[at], first_s)),
-        agreement.tpot(
+        engine_agreement.ttft(metrics.ttft(inside), metrics.ttft_ms(due_s[at], first_s)),
+        engine_agreement.tpot(
             metrics.tpot(inside),
             metrics.tpot_ms(first_s, last_s, output),
             asked.workload.prefix_hit,

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis import records
+from analysis.rows import records
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.lengths import Ints
 from loadgen.processes import Floats

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.dwell import NS, Window
+from analysis.capacity.window_counts import NS, Window
 
 LEAST_COVERED = 0.95
 """The check that uses the mean in flight allows an error of 5 % (the method, 5.1 L1)."""

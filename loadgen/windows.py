@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from analysis.capacity import Capacity, posterior
-from analysis.dwell import Window, count, count_streams, in_window, waiting, without_lag
-from analysis.nodes import NodeEffects, node_effects
-from analysis.validity import Verdict, judge_closed, judge_dwell
+from analysis.capacity.node_effects import NodeEffects, node_effects
+from analysis.capacity.posterior import Capacity, posterior
+from analysis.capacity.validity import Verdict, judge_closed, judge_dwell
+from analysis.capacity.window_counts import Window, count, count_streams, in_window, waiting, without_lag
 from loadgen.ledger import Ledger
 from loadgen.plan import Past, Plan
 from loadgen.recovery import spoilt

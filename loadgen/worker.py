@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import records, series
+from analysis.rows import records, time_series
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.client import TIMEOUT_S, Client
 from loadgen.exchange import Exchange
@@ -102,7 +102,7 @@ class Worker:
         # The first conversions import what pyarrow loads lazily: now, not in the middle of a run.
         warm = Planned(0, 0, "warmup", 0, 1, 1), Exchange(0, 1)
         batch([warm], Clock(0, 0), client_id, record_itl, Said())
-        pa.RecordBatch.from_pylist([{"at": 0}], schema=series.CLIENTS)
+        pa.RecordBatch.from_pylist([{"at": 0}], schema=time_series.CLIENTS)
 
     def start(self, epoch_ns: int, wall_ns: int) -> None:
         """Start the run's clock, whose zero is `epoch_ns` (monotonic) and `wall_ns`, and the loops."""
@@ -298,7 +298,7 @@ class Worker:
         self._roll()
         self._beats.append(self._pulse.beat())
         if self._pulse_shard is not None:
-            self._pulse_shard.append(pa.RecordBatch.from_pylist(self._beats[-1:], schema=series.CLIENTS))
+            self._pulse_shard.append(pa.RecordBatch.from_pylist(self._beats[-1:], schema=time_series.CLIENTS))
         try:
             self._flush()
         except OSError:

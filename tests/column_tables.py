@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from analysis import derived, dwell_table, series
+from analysis.capacity import dwell_table
+from analysis.rows import latency_columns, time_series
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "run_folder.md"
 SCHEMAS = {
-    "requests": derived.FILE,
+    "requests": latency_columns.FILE,
     "dwells": dwell_table.DWELLS,
-    "timeseries": series.SERVER,
-    "clients": series.CLIENTS,
+    "timeseries": time_series.SERVER,
+    "clients": time_series.CLIENTS,
 }
 
 

@@ -14,8 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analysis import derived, dwell_table, load_run, parquet, records, series
-from analysis.runs import Run
+from analysis import load_run
+from analysis.capacity import dwell_table
+from analysis.results.runs import Run
+from analysis.rows import latency_columns, parquet, records, time_series
 from conf import load
 from conf.load import dump
 from loadgen.run_folder import checksums
@@ -27,9 +29,9 @@ def make(source: Path, target: Path) -> None:
     """A run folder like `source` that does not say where it was made."""
     run = load_run(source)
     shutil.copytree(source / "schedule", target / "schedule")
-    records.write(derived.with_latencies(run.requests()), target / "requests" / "part-000.parquet")
-    series.write(run.clients(), target / "clients.parquet")
-    series.write(run.timeseries(), target / "timeseries.parquet")
+    records.write(latency_columns.with_latencies(run.requests()), target / "requests" / "part-000.parquet")
+    time_series.write(run.clients(), target / "clients.parquet")
+    time_series.write(run.timeseries(), target / "timeseries.parquet")
     dwells = run.dwells()
     stated = dwells.schema.metadata | {b"schema_version": str(dwell_table.SCHEMA_VERSION).encode()}
     parquet.write(dwells.replace_schema_metadata(stated), target / "dwells.parquet")

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from analysis import summary
+from analysis.results import summary
 from loadgen.arrivals import NS
 
 PATIENCE_S = 120.0

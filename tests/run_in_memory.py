@@ -9,7 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import dwell_table, load_run, records, series
+from analysis import load_run
+from analysis.capacity import dwell_table
+from analysis.rows import records, time_series
 from conf import Experiment
 
 GOLDEN = Path(__file__).parent / "data" / "golden_run"
@@ -24,7 +26,7 @@ def golden_config() -> Experiment:
 
 @dataclass(frozen=True)
 class RunInMemory:
-    """The same names as `analysis.runs.Run`."""
+    """The same names as `analysis.results.runs.Run`."""
 
     rows: Sequence[dict[str, Any]]
     windows: Sequence[dict[str, Any]] = ()
@@ -49,10 +51,10 @@ class RunInMemory:
         return pa.Table.from_pylist(list(self.windows), schema=dwell_table.DWELLS)
 
     def timeseries(self) -> pa.Table:
-        return pa.Table.from_pylist(list(self.told), schema=series.SERVER)
+        return pa.Table.from_pylist(list(self.told), schema=time_series.SERVER)
 
     def clients(self) -> pa.Table:
-        return series.CLIENTS.empty_table()
+        return time_series.CLIENTS.empty_table()
 
     def events(self) -> list[dict[str, Any]]:
         return []

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis import records
-from analysis.backlog import falls_behind
+from analysis.capacity.backlog import falls_behind
+from analysis.rows import records
 from loadgen.arrivals import NS
 
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from analysis import __main__ as root
-from analysis import records
-from analysis.gauss_newton import Z95, Floats, Prior, fit
+from analysis.rows import records
+from analysis.stats.map_fit import Z95, Floats, Prior, fit
 from conf import Experiment, load
 from conf.constants import constants, covariance, replaced
 from conf.load import dump

@@ -9,10 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.capacity import posterior
-from analysis.dwell import LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount, Window, count, request_work, waiting
-from analysis.kernel import LEAST_REQUESTS_FELT, Kernel, log_loads
-from analysis.records import table
-from analysis.root import E2E_UNKNOWN_S, LOGIT_ALLOWED, Prior, population_shift
+from analysis.capacity.kernel import LEAST_REQUESTS_FELT, Kernel, log_loads
+from analysis.capacity.limit_posterior import E2E_UNKNOWN_S, LOGIT_ALLOWED, Prior, population_shift
+from analysis.capacity.window_counts import (
+    LOOK_AHEAD,
+    LOOK_BACK,
+    NS,
+    Dwell,
+    LimitCount,
+    Window,
+    count,
+    request_work,
+    waiting,
+)
+from analysis.rows.records import table
 from conf.specs.experiment import Arrivals, Lengths, Slo, Workload
 from loadgen.search import Segment
 from tests.benchmarks._fluid import Fluid

@@ -16,8 +16,9 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import load_run, records
-from analysis.runs import RunError
+from analysis import load_run
+from analysis.results.runs import RunError
+from analysis.rows import records
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis import load_run, metrics, records
+from analysis import load_run
+from analysis.rows import metrics, records
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import SimulatedEngine
 from loadgen import command_line, conclusion, hold, recipe

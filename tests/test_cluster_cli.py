@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from analysis import summary
-from analysis.runs import load_run
+from analysis.results import summary
+from analysis.results.runs import load_run
 from cluster import __main__ as command
 
 pytest.importorskip("ray")

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis import paired, studies, summary
 from analysis.__main__ import concluded
-from analysis.dwell import Dwell, LimitCount
-from analysis.paired import Latencies, Pair
+from analysis.capacity import paired_ratio
+from analysis.capacity.paired_ratio import Latencies, Pair
+from analysis.capacity.window_counts import Dwell, LimitCount
+from analysis.results import studies, summary
 from conf import ConfigError, Experiment, load
 from conf.load import dump
 from loadgen import comparison, measure, sides, study, verbs
@@ -44,14 +45,14 @@ def pairs(delta: float, tried: list[float], seed: int, noise: float = 0.01) -> l
         shift = 3.5 * (log_ratio - delta) + rng.normal(0, noise, REQUESTS)
         quick = np.full(REQUESTS, 300.0)
         a, b = Latencies(quick, np.exp(luck)), Latencies(quick, np.exp(luck + shift))
-        made.append(paired.pair(index, log_ratio, True, a, b, BOUNDS_MS))
+        made.append(paired_ratio.pair(index, log_ratio, True, a, b, BOUNDS_MS))
     return made
 
 
 @pytest.mark.parametrize("delta", [-0.15, 0.0, 0.03])
 def test_the_interval_holds_the_true_ratio_and_is_narrow(delta: float) -> None:
     tried = [delta + apart for apart in (0.05, -0.03, 0.01, 0, 0, 0, 0, 0)]
-    found = [paired.ratio(pairs(delta, tried, seed), delta + 0.06) for seed in range(20)]
+    found = [paired_ratio.ratio(pairs(delta, tried, seed), delta + 0.06) for seed in range(20)]
     known = [one for one in found if one]
     errors = [math.log(one.value) - delta for one in known]
     assert len(known) == 20 and np.std(errors) < 0.012 and abs(np.mean(errors)) < 0.005
@@ -63,7 +64,7 @@ def walked(delta: float, count: int, seed: int) -> list[Pair]:
     """Pairs of a search for a ratio that begins at 1, as far as single steps up may go."""
     tried = [0.0]
     while len(tried) < count:
-        found = paired.ratio(pairs(delta, tried, seed), 0.0)
+        found = paired_ratio.ratio(pairs(delta, tried, seed), 0.0)
         tried.append(min(found.log_next, tried[-1] + MOST_CLIMB) if found else tried[-1] + CLIMB)
     return pairs(delta, tried, seed)
 
@@ -71,7 +72,7 @@ def walked(delta: float, count: int, seed: int) -> list[Pair]:
 @pytest.mark.parametrize("truth", [1.5, 2.0, 1 / 1.5, 1 / 2])
 @pytest.mark.parametrize(("count", "error"), [(10, 0.08), (14, 0.03)])
 def test_a_ratio_far_from_one_is_found_from_a_common_guess(truth: float, count: int, error: float) -> None:
-    found = [paired.ratio(walked(math.log(truth), count, seed), 0.0) for seed in range(6)]
+    found = [paired_ratio.ratio(walked(math.log(truth), count, seed), 0.0) for seed in range(6)]
     known = [one for one in found if one and not one.open]
     assert len(known) == 6 and all(abs(math.log(one.value / truth)) < error for one in known)
     assert sum(one.low <= truth <= one.high for one in known) >= 5
@@ -79,7 +80,7 @@ def test_a_ratio_far_from_one_is_found_from_a_common_guess(truth: float, count: 
 
 @pytest.mark.parametrize(("delta", "open_end"), [(math.log(2), "above"), (-math.log(2), "below")])
 def test_pairs_on_one_side_of_the_answer_are_a_bound(delta: float, open_end: str) -> None:
-    found = paired.ratio(pairs(delta, [0.0, 0.01, 0.02, -0.01, 0.0], 1), 0.0)
+    found = paired_ratio.ratio(pairs(delta, [0.0, 0.01, 0.02, -0.01, 0.0], 1), 0.0)
     assert found is not None and found.open == open_end
     assert found.low < 2 if open_end == "above" else found.high > 0.5
     assert Paired(5, found).lack.startswith(f"all 5 whole pairs say that B / A is {open_end} ")
@@ -87,16 +88,16 @@ def test_pairs_on_one_side_of_the_answer_are_a_bound(delta: float, open_end: str
 
 def test_quiet_pairs_do_not_draw_the_answer_to_where_they_were_tried() -> None:
     easy = Latencies(np.full(REQUESTS, 300.0), np.full(REQUESTS, 40.0))
-    quiet = [paired.pair(index, 0.0, True, easy, easy, BOUNDS_MS) for index in range(20)]
+    quiet = [paired_ratio.pair(index, 0.0, True, easy, easy, BOUNDS_MS) for index in range(20)]
     some = pairs(0.15, [0.1, 0.14, 0.16], 1)
-    alone, more = paired.ratio(some, 0.0), paired.ratio([*some, *quiet], 0.0)
+    alone, more = paired_ratio.ratio(some, 0.0), paired_ratio.ratio([*some, *quiet], 0.0)
     assert alone and more and (more.value, more.low, more.high) == (alone.value, alone.low, alone.high)
 
 
 def test_the_verdict_is_what_the_interval_shows() -> None:
     verdicts = []
     for delta in (0.1, -0.1, 0.0):
-        found = paired.ratio(pairs(delta, [delta] * 10, 1), delta)
+        found = paired_ratio.ratio(pairs(delta, [delta] * 10, 1), delta)
         assert found is not None
         verdicts.append(found.verdict)
     assert verdicts == ["B is better", "B is worse", "no difference shown"]
@@ -106,17 +107,17 @@ def test_two_sides_exchanged_give_the_inverse_ratio() -> None:
     ours = pairs(0.05, [0.04, 0.06, 0.05, 0.05], 3)
     theirs = []
     for one in ours:
-        turned = paired.Shares(one.tpot.determined, one.tpot.over[::-1], one.tpot.near[::-1])
+        turned = paired_ratio.Shares(one.tpot.determined, one.tpot.over[::-1], one.tpot.near[::-1])
         theirs.append(Pair(one.index, -one.log_ratio, True, one.ttft, turned))
-    there, back = paired.ratio(ours, 0.0), paired.ratio(theirs, 0.0)
+    there, back = paired_ratio.ratio(ours, 0.0), paired_ratio.ratio(theirs, 0.0)
     assert there and back and there.value == pytest.approx(1 / back.value, rel=1e-3)
     assert (there.low, there.high) == pytest.approx((1 / back.high, 1 / back.low), rel=1e-3)
 
 
 def test_pairs_without_a_request_over_a_bound_say_nothing() -> None:
     easy = Latencies(np.full(REQUESTS, 300.0), np.full(REQUESTS, 40.0))
-    made = [paired.pair(index, 0.0, True, easy, easy, BOUNDS_MS) for index in range(5)]
-    assert paired.ratio(made, 0.0) is None
+    made = [paired_ratio.pair(index, 0.0, True, easy, easy, BOUNDS_MS) for index in range(5)]
+    assert paired_ratio.ratio(made, 0.0) is None
 
 
 def test_other_binding_limits_are_said_and_the_capacities_decide() -> None:
@@ -124,16 +125,16 @@ def test_other_binding_limits_are_said_and_the_capacities_decide() -> None:
     slow[:30] = 2500.0
     a = Latencies(fast, np.where(np.arange(REQUESTS) < 30, 130.0, 60.0))
     b = Latencies(slow, np.full(REQUESTS, 60.0))
-    found = paired.ratio([paired.pair(n, 0.0, True, a, b, BOUNDS_MS) for n in range(5)], 0.0)
+    found = paired_ratio.ratio([paired_ratio.pair(n, 0.0, True, a, b, BOUNDS_MS) for n in range(5)], 0.0)
     assert found is not None and found.unlike
-    value, low, high = paired.unpaired((5.0, 4.8, 5.2), (6.0, 5.8, 6.2))
+    value, low, high = paired_ratio.unpaired((5.0, 4.8, 5.2), (6.0, 5.8, 6.2))
     assert value == pytest.approx(1.2) and low < 1.2 / 1.04 < 1.2 * 1.04 < high
 
 
 def test_a_pair_counts_what_both_sides_had_and_knew() -> None:
     a = Latencies(np.array([100.0, 3000.0, 100.0]), np.array([50.0, np.nan, 120.0]))
     b = Latencies(np.array([100.0, np.inf]), np.array([110.0, 50.0]))
-    made = paired.pair(7, 0.0, False, a, b, BOUNDS_MS)
+    made = paired_ratio.pair(7, 0.0, False, a, b, BOUNDS_MS)
     assert (made.ttft.determined, made.ttft.over) == (2, (1, 1))
     assert (made.tpot.determined, made.tpot.over) == (1, (0, 1))
     assert made.ttft.near[1] == pytest.approx(1.0) and 0.5 < made.tpot.near[1] < 1.0

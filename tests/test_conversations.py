@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from numpy.testing import assert_array_equal
 
-from analysis import records
+from analysis.rows import records
 from conf import ConfigError, load
 from conf.specs.conversation import Conversations
 from loadgen import matrix_cells, sides

@@ -15,7 +15,9 @@ from typing import Any, cast
 
 import pytest
 
-from analysis import load_run, metrics, recount, summary
+from analysis import load_run
+from analysis.results import recount, summary
+from analysis.rows import metrics
 from conf import Experiment
 from loadgen import command_line, fill
 from loadgen.arrivals import NS, PHASES, ArrivalSchedule

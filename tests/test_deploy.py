@@ -17,8 +17,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from analysis.records import read_stream
-from analysis.series import SERVER
+from analysis.rows.records import read_stream
+from analysis.rows.time_series import SERVER
 from cluster.placement import place
 from conf import load
 from conf.specs.experiment import Cluster, Routing

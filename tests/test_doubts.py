@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from analysis import load_run, summary
+from analysis import load_run
+from analysis.results import summary
 from tests.golden import GOLDEN
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis import RunError, metrics, records
+from analysis import RunError
 from analysis.exchange import (
     Foreign,
     aiperf,
@@ -20,8 +20,9 @@ from analysis.exchange import (
     vllm_bench,
 )
 from analysis.exchange.foreign import failure
-from analysis.exchange.shown import NO_CLAIM
-from analysis.quantiles import quantile
+from analysis.exchange.foreign_text import NO_CLAIM
+from analysis.rows import metrics, records
+from analysis.stats.quantiles import quantile
 
 FOLDER = Path(__file__).parent / "data" / "foreign"
 VLLM, GUIDELLM = FOLDER / "vllm-0.32.0.json", FOLDER / "guidellm-0.8.1.json"

@@ -21,7 +21,8 @@ from typing import Any
 import psutil
 import pytest
 
-from analysis import load_run, summary
+from analysis import load_run
+from analysis.results import summary
 from conf import Experiment, load
 from loadgen import conclusion, hold
 from loadgen.driver import Driver

@@ -14,10 +14,12 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import figures, load_run, per_gpu, validity
+from analysis import figures, load_run
+from analysis.capacity import validity
 from analysis.figures import EXHIBITS, NoData, arrivals, canvas, cdf, server_state, timeline
 from analysis.figures.exhibit import Exhibit
 from analysis.figures.windows import share
+from analysis.results import per_gpu
 from conf.specs.experiment import ExternalEngine
 from tests.run_in_memory import GOLDEN, RunInMemory, concluded, failed, request, window
 

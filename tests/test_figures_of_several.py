@@ -9,7 +9,7 @@ import pytest
 from analysis import figures
 from analysis.figures import COMPARE, PLAN, REPEATS, SCALING, SENSITIVITY, NoData, several
 from analysis.planning.efficiency import Efficiency, Measured
-from analysis.pooling import Estimate, pooled
+from analysis.stats.pooling import Estimate, pooled
 from tests.run_in_memory import RunInMemory, concluded
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis import metrics, records
+from analysis.rows import metrics, records
 from conf import Experiment, load
 from loadgen import fill
 from loadgen.arrivals import NS, ArrivalSchedule

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from analysis import gathering, records
+from analysis.rows import gathering, records
 from conf import load
 from conf.io.secret import Secret
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic

@@ -15,18 +15,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import derived, dwell_table, load_run, metrics, records, recount, series
-from analysis.runs import Run
+from analysis import load_run
+from analysis.capacity import dwell_table
+from analysis.results import recount
+from analysis.results.runs import Run
+from analysis.rows import latency_columns, metrics, records, time_series
 from loadgen.recorder import Shard
 from loadgen.run_folder import checksums
 from tests.benchmarks import parquet as benchmark
 from tests.golden import GOLDEN
 
 SCHEMAS = {
-    "requests": derived.FILE,
+    "requests": latency_columns.FILE,
     "dwells": dwell_table.DWELLS,
-    "timeseries": series.SERVER,
-    "clients": series.CLIENTS,
+    "timeseries": time_series.SERVER,
+    "clients": time_series.CLIENTS,
 }
 FILES = {
     "requests": "requests/part-000.parquet",
@@ -104,8 +107,8 @@ def test_the_file_says_its_version_and_every_formula() -> None:
     said = pq.read_schema(REQUESTS).metadata
     assert int(said[b"schema_version"]) == records.SCHEMA_VERSION
     assert json.loads(said[b"formulas"]) == {metric.name: metric.formula for metric in metrics.METRICS}
-    for metric in derived.LATENCIES:
-        assert told(derived.FILE.field(f"{metric.name}_ms"), "formula") == metric.formula
+    for metric in latency_columns.LATENCIES:
+        assert told(latency_columns.FILE.field(f"{metric.name}_ms"), "formula") == metric.formula
 
 
 def encodings(file: Path) -> dict[str, set[str]]:
@@ -124,12 +127,12 @@ def encodings(file: Path) -> dict[str, set[str]]:
 def test_the_file_has_the_encodings_that_were_asked_for(tmp_path: Path) -> None:
     """pyarrow accepts an encoding by a list's own name, and does not use it."""
     rows = benchmark.requests(0, 40_000, 40_000, with_gaps=True)
-    records.write(derived.with_latencies(rows), tmp_path / "rows.parquet")
+    records.write(latency_columns.with_latencies(rows), tmp_path / "rows.parquet")
     used = encodings(tmp_path / "rows.parquet")
     assert "BYTE_STREAM_SPLIT" in used["itl_us.list.element"]
     for name in ("due_ns", "scheduled_at", "send_offset_ns", "last_token_offset_ns", "engine_first_token_ns"):
         assert "DELTA_BINARY_PACKED" in used[name], name
-    for metric in derived.LATENCIES:
+    for metric in latency_columns.LATENCIES:
         assert "BYTE_STREAM_SPLIT" in used[f"{metric.name}_ms"]
     for name in ("phase", "status", "replica_id", "error"):
         assert "RLE_DICTIONARY" in used[name], name
@@ -140,7 +143,7 @@ def test_the_file_has_the_encodings_that_were_asked_for(tmp_path: Path) -> None:
 
 
 def told_number(path: str) -> bool:
-    kind = derived.FILE.field(path.partition(".")[0]).type
+    kind = latency_columns.FILE.field(path.partition(".")[0]).type
     return not pa.types.is_dictionary(kind) and not pa.types.is_string(kind)
 
 
@@ -159,7 +162,7 @@ def test_derived_columns_are_the_metrics_and_unknown_is_null() -> None:
     written = pq.read_table(REQUESTS)
     back = metrics.word_in(rows, "phase", "retracted")
     assert back.sum() == 3
-    for metric in derived.LATENCIES:
+    for metric in latency_columns.LATENCIES:
         latency = np.where(back, np.nan, metric.of(rows)).astype(np.float32)
         column = written[f"{metric.name}_ms"]
         np.testing.assert_array_equal(column.to_numpy(), latency)
@@ -171,7 +174,7 @@ def test_a_latency_that_does_not_apply_is_null_and_that_of_a_failure_infinite() 
     rows = records.table(
         [answer, answer | {"status": "missed"}, answer | {"phase": "retracted", "status": "missed"}]
     )
-    found = derived.with_latencies(rows).select(["ttft_ms", "tpot_ms", "send_lag_ms"]).to_pydict()
+    found = latency_columns.with_latencies(rows).select(["ttft_ms", "tpot_ms", "send_lag_ms"]).to_pydict()
     assert found == {
         "ttft_ms": [1000.0, np.inf, None],
         "tpot_ms": [None, None, None],
@@ -182,7 +185,7 @@ def test_a_latency_that_does_not_apply_is_null_and_that_of_a_failure_infinite() 
 def test_nothing_reads_the_derived_columns_back(tmp_path: Path) -> None:
     path = Path(shutil.copytree(GOLDEN, tmp_path / "run"))
     written = pq.read_table(REQUESTS)
-    for metric in derived.LATENCIES:
+    for metric in latency_columns.LATENCIES:
         name = f"{metric.name}_ms"
         place = written.schema.get_field_index(name)
         written = written.set_column(place, name, pa.nulls(written.num_rows, pa.float32()))

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from analysis.dwell import NS, Window
-from analysis.series import CLIENTS
+from analysis.capacity.window_counts import NS, Window
+from analysis.rows.time_series import CLIENTS
 from loadgen import health
 from loadgen.health import Pulse
 from loadgen.rows import Clock

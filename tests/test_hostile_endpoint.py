@@ -22,8 +22,8 @@ from urllib.parse import quote, unquote
 
 import pytest
 
-from analysis.records import read_stream
-from analysis.series import SERVER
+from analysis.rows.records import read_stream
+from analysis.rows.time_series import SERVER
 from cluster import told
 from cluster.told import told as told_by
 from cluster.warm import Warm, Warmer, WarmError

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from analysis import __main__ as reading
-from analysis import load_run, records
+from analysis import load_run
+from analysis.rows import records
 from loadgen import __main__ as loading
 from loadgen import reports, verbs
 from loadgen.folder import LinkError

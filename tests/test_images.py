@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis import forecasts, summary
+from analysis.results import prediction_text, summary
 from conf import ConfigError, Experiment, load
 from conf.specs.images import Images, tokens_of
 from loadgen import foresight
@@ -262,11 +262,11 @@ def test_a_prediction_takes_the_images_time_and_tells_their_tokens_apart() -> No
 
 
 def test_a_forecasts_throughput_tells_images_apart_from_text() -> None:
-    found: dict[str, Any] = dict.fromkeys(forecasts.FOUND, 1.0)
+    found: dict[str, Any] = dict.fromkeys(prediction_text.FOUND, 1.0)
     found |= {"input_tokens_per_s_per_node": 1124.0, "step_terms": {}, "draws": 0}
     shown = [
         "\n".join(
-            forecasts.lines(
+            prediction_text.lines(
                 {
                     "forecast": found | {"image_tokens_per_s_per_node": images},
                     "asked": summary.describe(load()),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import records
+from analysis.rows import records
 from conf import load
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.ledger import Ledger

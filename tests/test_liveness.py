@@ -4,7 +4,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import records
+from analysis.rows import records
 from loadgen.arrivals import NS
 from loadgen.liveness import death, heard_ns, silent
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis import records
-from analysis.dwell import e2e_so_far
+from analysis.capacity.window_counts import e2e_so_far
+from analysis.rows import records
 from conf import load
 from loadgen import conclusion, dry_run, hold, require
 from loadgen.arrivals import NS

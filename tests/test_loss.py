@@ -8,8 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from analysis import load_run, records, summary
-from analysis.dwell import Window
+from analysis import load_run
+from analysis.capacity.window_counts import Window
+from analysis.results import summary
+from analysis.rows import records
 from conf import Experiment, load
 from loadgen import conclusion
 from loadgen.arrivals import NS, ArrivalSchedule

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis import metrics
-from analysis.records import FAILURES, REQUESTS, table
+from analysis.rows import metrics
+from analysis.rows.records import FAILURES, REQUESTS, table
 
 MS = 1_000_000
 OK = {

@@ -12,12 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import gathering, nodes, records, summary
-from analysis.capacity import posterior
-from analysis.dwell import LOOK_AHEAD, LOOK_BACK, Dwell, LimitCount, Window, count, count_streams
-from analysis.nodes import NodeEffects
-from analysis.pooling import Figure
-from analysis.root import Prior
+from analysis.capacity import node_effects, posterior
+from analysis.capacity.limit_posterior import Prior
+from analysis.capacity.node_effects import NodeEffects
+from analysis.capacity.window_counts import (
+    LOOK_AHEAD,
+    LOOK_BACK,
+    Dwell,
+    LimitCount,
+    Window,
+    count,
+    count_streams,
+)
+from analysis.results import summary
+from analysis.rows import gathering, records
+from analysis.stats.pooling import Figure
 from conf import ConfigError, Experiment, load
 from loadgen import conclusion, hold
 from loadgen.addresses import chosen
@@ -213,13 +222,13 @@ def test_the_posterior_rests_on_the_streams_and_not_twice_on_the_whole() -> None
 def test_equal_nodes_show_no_effect_and_leave_the_interval_alone() -> None:
     dwells = [dwell(i, s, 0.1) for s in range(4) for i in range(8)]
     prior = Prior(math.log(5))
-    effects, capacity = nodes.node_effects(dwells, prior), posterior(dwells, prior)
+    effects, capacity = node_effects.node_effects(dwells, prior), posterior(dwells, prior)
     assert effects is not None and effects.differing == ()
     assert [effect.value for effect in effects.effects] == pytest.approx([0.0] * 4, abs=0.002)
-    assert nodes.including(capacity, effects) == replace(capacity, dwells=tuple(range(8)))
-    assert "no node is shown to differ" in nodes.lines(nodes.tree(effects))[-1]
-    assert nodes.node_effects([dwell(i, None, 0.1) for i in range(8)], prior) is None
-    assert nodes.including(capacity, None) is capacity
+    assert node_effects.including(capacity, effects) == replace(capacity, dwells=tuple(range(8)))
+    assert "no node is shown to differ" in node_effects.lines(node_effects.tree(effects))[-1]
+    assert node_effects.node_effects([dwell(i, None, 0.1) for i in range(8)], prior) is None
+    assert node_effects.including(capacity, None) is capacity
 
 
 def test_one_slow_node_is_named_and_widens_the_interval() -> None:
@@ -228,17 +237,17 @@ def test_one_slow_node_is_named_and_widens_the_interval() -> None:
         dwell(i, s, share(rates[i % 4], capacities[s]), rates[i % 4]) for s in range(4) for i in range(40)
     ]
     prior = Prior(math.log(5))
-    effects, capacity = nodes.node_effects(dwells, prior), posterior(dwells, prior)
+    effects, capacity = node_effects.node_effects(dwells, prior), posterior(dwells, prior)
     assert effects is not None and 2 in effects.differing
     slow = effects.effects[2]
     assert slow.value < -0.04 and slow.low < slow.value < slow.high < 0
-    wide = nodes.including(capacity, effects)
+    wide = node_effects.including(capacity, effects)
     assert wide.low < capacity.low < wide.qps_per_node == capacity.qps_per_node < capacity.high < wide.high
     assert wide.low < wide.certified < capacity.certified
     sd = effects.between.value / 2
     half = math.log(capacity.qps_per_node / capacity.low)
     assert math.log(wide.qps_per_node / wide.low) == pytest.approx(math.hypot(half, 1.96 * sd), rel=1e-3)
-    said = nodes.lines(nodes.tree(effects))
+    said = node_effects.lines(node_effects.tree(effects))
     assert any(line.startswith("  node 2 is ") and "% below the mean [" in line for line in said)
 
 
@@ -247,7 +256,7 @@ def test_an_effect_is_told_with_its_side_and_its_interval_in_order() -> None:
         (Figure(0.01, -0.01, 0.03), Figure(-0.041, -0.062, -0.02)), Figure(0.03, 0.01, 0.06)
     )
     assert effects.differing == (1,)
-    assert nodes.lines(nodes.tree(effects))[1:] == [
+    assert node_effects.lines(node_effects.tree(effects))[1:] == [
         "  node 1 is 4.1 % below the mean [2.0, 6.2]",
         "  sd between nodes 3.0 % [1.0, 6.0]: the capacity's interval includes it",
     ]

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis import summary
-from analysis.quantiles import sectioning
+from analysis.results import summary
+from analysis.stats.quantiles import sectioning
 from conf import Experiment
 from loadgen import foresight
 from loadgen.arrivals import NS, ArrivalSchedule

@@ -26,7 +26,7 @@ import pytest
 from matplotlib.text import Text
 
 import analysis
-from analysis import studies
+from analysis.results import studies
 from conf.load import dump
 from tests.golden import GOLDEN, unsealed
 

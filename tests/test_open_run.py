@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from analysis import load_run, load_runs, recount, studies, summary, tables
+from analysis import load_run, load_runs
 from analysis.__main__ import main
-from analysis.runs import Run, RunError
+from analysis.results import recount, studies, summary, tables
+from analysis.results.runs import Run, RunError
 from conf import ConfigError
 from tests.golden import GOLDEN, unsealed
 
@@ -287,4 +288,4 @@ def test_what_was_asked_is_missing_or_broken(path: Path) -> None:
 )
 def test_a_column_that_there_is_not(column: str, hint: str) -> None:
     said = refused(load_run(GOLDEN).requests, columns=["seq", column])
-    assert said.startswith(f"requests have no column '{column}'{hint}") and "analysis.metrics" in said
+    assert said.startswith(f"requests have no column '{column}'{hint}") and "analysis.rows.metrics" in said

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis import load_run, summary
+from analysis import load_run
+from analysis.results import summary
 from conf import ConfigError, load
 from conf.load import dump
 from loadgen import __main__ as root

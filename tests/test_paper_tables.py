@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.gauss_newton import Prior, around
+from analysis.stats.map_fit import Prior, around
 from conf.constants import constants, replaced
 from conf.load import ROOT
 from conf.specs.experiment import Constant, Experiment

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import gathering, load_run, piecewise, records
+from analysis import load_run
+from analysis.rows import gathering, piecewise, records
 from loadgen.recorder import Shard
 from loadgen.run_folder import RunFolder
 

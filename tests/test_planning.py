@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from analysis import RunError, planning
 from analysis.planning.at_scale import at_scale
+from analysis.planning.basis import times
 from analysis.planning.day import day, read_hourly
 from analysis.planning.efficiency import Efficiency, Measured
 from analysis.planning.evidence import Lengths, Qps, Span
-from analysis.planning.ground import times
 from analysis.planning.money import cost_of, fleet_cost
 from analysis.planning.sizing import ROUNDING, Service, naive, needed, size
 from analysis.planning.spares import available, up_probability

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from analysis import RunError, load_run, metrics, planning, series
+from analysis import RunError, load_run, planning
 from analysis.planning import evidence
 from analysis.planning.efficiency import Efficiency, Measured
 from analysis.planning.evidence import LEAST_SENDS_PER_S, Lengths, NotPlannable
+from analysis.rows import metrics, time_series
 from conf import ConfigError
 from conf.io.screen_width import fit
 from conf.specs.planning import Demand
@@ -82,7 +83,7 @@ def test_a_run_with_rate_enough_says_its_own_cpu(tmp_path: Path) -> None:
     }
     busy["span_s"] = pa.array([1.0] * seconds.num_rows)
     columns = {name: busy.get(name, seconds[name]) for name in seconds.column_names}
-    series.write(pa.table(columns, schema=series.CLIENTS), copied / "clients.parquet")
+    time_series.write(pa.table(columns, schema=time_series.CLIENTS), copied / "clients.parquet")
     assert LEAST_SENDS_PER_S < 100
     assert planning.evidence_of(load_run(copied)).client_cpu_ms == pytest.approx(2.0)
     said = " ".join(planning.text(planning.command([copied], WORDS)).split())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.pooling import Estimate, chi_square, pooled, repeated, student_t
+from analysis.stats.pooling import Estimate, chi_square, pooled, repeated, student_t
 
 
 @pytest.mark.parametrize(

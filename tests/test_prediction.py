@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import forecasts, metrics, records, summary
+from analysis.results import prediction_text, summary
+from analysis.rows import metrics, records
 from conf import ConfigError, Experiment, load
 from conf.constants import constants
 from conf.matrix import matrix
@@ -177,18 +178,18 @@ def test_a_grid_of_rates_fills_its_rows_and_columns_keep_their_types() -> None:
     said: list[str] = []
     tree = grid.predicted(rates, found, lambda one: at_rate(one, MODEL, draws=8), map, said.append)
     assert said == ["cell 1 of 2 is done", "cell 2 of 2 is done"]
-    _, slow, fast, *below = forecasts.table(tree["axes"], tree["cells"]).splitlines()
+    _, slow, fast, *below = prediction_text.table(tree["axes"], tree["cells"]).splitlines()
     assert [line.split()[0] for line in below] == ["measured:", "fitted:", "assumed:"]
     assert slow.split()[:8] == ["2", "2.00", "kept", "in", "100", "%", "-", "100"]
     assert fast.split()[1:9] == ["8.00", "kept", "in", "0", "%", "TPOT", "100", "160"]
     assert len(fast.split()) == 13
-    row = forecasts.rows([{"at": {"rate_qps": 2}, **predict(only_layer(), MODEL, draws=0)}])
-    assert row.schema == forecasts.rows(tree["cells"]).schema
+    row = prediction_text.rows([{"at": {"rate_qps": 2}, **predict(only_layer(), MODEL, draws=0)}])
+    assert row.schema == prediction_text.rows(tree["cells"]).schema
 
 
 def test_a_grid_says_what_to_measure_first() -> None:
     tree = predict(only_layer(), MODEL, draws=2, sensitivity=True)
-    table = forecasts.table(["layout"], [{"at": {"layout": "a"}, **tree}])
+    table = prediction_text.table(["layout"], [{"at": {"layout": "a"}, **tree}])
     assert f"measure first: {LAYER} (100 % of variance)" in table
 
 
@@ -233,9 +234,9 @@ def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path
     assert second["ratio"]["high"] / second["ratio"]["low"] < 1.03
     assert "unknown choice 'layout=nonsense'" in refused["reason"] and refused["exit_code"] == 2
     assert tree["exit_code"] == 2
-    table = forecasts.table(tree["axes"], tree["cells"]).splitlines()
+    table = prediction_text.table(tree["axes"], tree["cells"]).splitlines()
     assert len(table) == 8 and "unknown choice" in table[2]
-    pq.write_table(forecasts.rows(tree["cells"]), tmp_path / "grid.parquet")
+    pq.write_table(prediction_text.rows(tree["cells"]), tmp_path / "grid.parquet")
     rows = pq.read_table(tmp_path / "grid.parquet").to_pylist()
     assert [row["asked.slo.tpot_p90_ms"] for row in rows] == ["100", "100", "50", "50"]
     assert rows[0]["qps_per_node"] == pytest.approx(first["capacity"]["qps_per_node"]["estimate"])

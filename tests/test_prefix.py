@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 import uvicorn
 
-from analysis import records
-from analysis.validity import check_prefix_hits
+from analysis.capacity.validity import check_prefix_hits
+from analysis.rows import records
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import SimulatedEngine, Workload
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic

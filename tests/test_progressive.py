@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import progressive as judged
-from analysis import records, summary
+from analysis.results import published_ladder as judged
+from analysis.results import summary
+from analysis.rows import records
 from conf import ConfigError, Experiment
 from loadgen import __main__ as root
 from loadgen import command_line, foresight, paper, progressive, progressive_run, verbs

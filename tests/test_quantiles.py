@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.quantiles import (
+from analysis.stats.quantiles import (
     GROWTH,
     PHI_START_FREEDOM,
     Dispersion,

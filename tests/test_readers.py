@@ -14,7 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import derived, load_run, records, tables
+from analysis import load_run
+from analysis.results import tables
+from analysis.rows import latency_columns, records
 from tests.golden import GOLDEN
 
 COLUMNS = ("ttft_ms", "tpot_ms")
@@ -98,7 +100,7 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if line["dwell"] == 4:
             line["output_tokens"] = 1
     folder = tmp_path_factory.mktemp("failing") / "requests"
-    records.write(derived.with_latencies(records.table(lines)), folder / "part-000.parquet")
+    records.write(latency_columns.with_latencies(records.table(lines)), folder / "part-000.parquet")
     return folder
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from analysis import records
-from analysis.series import CLIENTS
+from analysis.rows import records
+from analysis.rows.time_series import CLIENTS
 from loadgen.recorder import Shard, lock
 
 

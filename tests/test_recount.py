@@ -12,11 +12,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import dwell_table, load_run, metrics, records, recount, summary
+from analysis import load_run
 from analysis.__main__ import main
-from analysis.dwell import in_window
-from analysis.quantiles import quantile
-from analysis.runs import RunError
+from analysis.capacity import dwell_table
+from analysis.capacity.window_counts import in_window
+from analysis.results import recount, summary
+from analysis.results.runs import RunError
+from analysis.rows import metrics, records
+from analysis.stats.quantiles import quantile
 from conf import Experiment, load
 from loadgen import conclusion, hold, run
 from loadgen.arrivals import NS, ArrivalSchedule

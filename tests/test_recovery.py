@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from analysis import load_run, summary
+from analysis import load_run
+from analysis.results import summary
 from conf import Experiment, load
 from loadgen.measure import Site, continued, measure, search
 from loadgen.run_folder import RunFolder

@@ -10,7 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import replays, summary
+from analysis.results import replay_text, summary
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from conf.specs.experiment import Arrivals
@@ -143,7 +143,7 @@ def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     asked = matrix(["matrix.rate_qps=[4,8]", "requests=20"])
     found = grid.experiments(lambda words: only_layer(*words), asked)
     tree = grid.predicted(asked, found, lambda one: replay.tree(one, simple, draws=4), map)
-    heads, slow, fast, *grounds = replays.table(tree["axes"], tree["cells"]).splitlines()
+    heads, slow, fast, *grounds = replay_text.table(tree["axes"], tree["cells"]).splitlines()
     assert [line.split(":")[0] for line in grounds] == ["measured", "fitted", "assumed"]
     assert "TTFT p90 ms" in heads and slow.split()[:3] == ["4", "105", "181"] and fast.split()[0] == "8"
     # The same constants err in both: at twice the rate the throughput is known better than in either.
@@ -151,11 +151,11 @@ def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     assert tree["cells"][0]["ratio"] == {"value": 1.0, "low": 1.0, "high": 1.0}
     assert 1 < ratio["high"] / ratio["low"] < one["high"] / one["low"]
     assert fast.endswith(f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]")
-    rows = replays.rows(tree["cells"])
+    rows = replay_text.rows(tree["cells"])
     assert rows.column("ratio_to_first").to_pylist() == [1.0, ratio["value"]]
     assert rows.column("asked.rate_qps").to_pylist() == ["4", "8"]
     assert rows.column("ttft_ms_p90").to_pylist() == pytest.approx([181.0, 181.0])
-    assert rows.schema == replays.rows([{"at": {"rate_qps": 1}, "exit_code": 2, "reason": "no"}]).schema
+    assert rows.schema == replay_text.rows([{"at": {"rate_qps": 1}, "exit_code": 2, "reason": "no"}]).schema
     mixed = grid.experiments(
         lambda words: only_layer(*words), matrix(["matrix.requests=[null,9]", "rate_qps=8"])
     )

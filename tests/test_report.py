@@ -16,11 +16,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from analysis import figures, load_run, matrix_table, records, report, studies, summary, validity, words
-from analysis.dwell import NS, Window
+from analysis import figures, load_run, report
+from analysis.capacity import validity
+from analysis.capacity.window_counts import NS, Window
 from analysis.report import banner, checks, exhibits
 from analysis.report.blocks import Missing
-from analysis.runs import RunError
+from analysis.results import matrix_table, studies, summary
+from analysis.results.runs import RunError
+from analysis.rows import foreign_words, records
 from conf.specs.experiment import Slo
 from loadgen import reports
 from loadgen.run_folder import checksums
@@ -385,7 +388,7 @@ def test_a_server_that_tells_too_much_does_not_make_a_large_page(
 
 def test_every_check_and_figure_is_known_to_the_page() -> None:
     window = Window(0, "dwell", 1.0, 1, 0, 0, 60 * NS, 60 * NS, concurrency=4)
-    unnamed = {"dwell": 0, "due_ns": 0, "status": "ok", "replica_id": words.OTHER}
+    unnamed = {"dwell": 0, "due_ns": 0, "status": "ok", "replica_id": foreign_words.OTHER}
     rows, slo = records.table([unnamed]), Slo("any", 1000, 100)
     closed = validity.judge_closed(rows, window, slo)
     verdicts = [validity.judge_dwell(rows, window, slo), closed, validity.judge_run([closed], 2)]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from analysis import summary
 from analysis.capacity import posterior
-from analysis.dwell import LOOK_AHEAD, LOOK_BACK, Dwell, LimitCount
+from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, Dwell, LimitCount
+from analysis.results import summary
 from conf import load
 from loadgen import conclusion, require
 from loadgen.__main__ import main

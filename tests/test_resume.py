@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from analysis import load_run, records
+from analysis import load_run
 from analysis.capacity import posterior
-from analysis.dwell import LOOK_AHEAD, LOOK_BACK, Window
+from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, Window
+from analysis.rows import records
 from conf import load
 from loadgen.arrivals import NS, ArrivalSchedule
 from loadgen.driver import Driver

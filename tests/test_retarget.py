@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records import read_stream
-from analysis.series import SERVER
+from analysis.rows.records import read_stream
+from analysis.rows.time_series import SERVER
 from loadgen import scrape
 from loadgen.client import Client
 from loadgen.exchange import Exchange

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from analysis import load_run, summary
+from analysis import load_run
+from analysis.results import summary
 from conf import load
 from loadgen import conclusion, hold, run
 from loadgen.arrivals import NS, Traffic

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import derived, gathering, load_run, records, series, shards
-from analysis.runs import Run
+from analysis import load_run
+from analysis.results.runs import Run
+from analysis.rows import gathering, latency_columns, records, shards, time_series
 from loadgen.arrivals import NS, PHASES, ArrivalSchedule
 from loadgen.folder import BusyError
 from loadgen.recorder import Shard
@@ -85,7 +86,10 @@ def test_collected_requests_have_their_latencies_beside_them(folder: RunFolder) 
     folder.tell(rows(records.PROGRESS, "timeout", 1, **answer))
     folder.collect()
     written = pq.read_table(folder.path / "requests" / "part-000.parquet")
-    assert written.schema.equals(derived.FILE) and written.schema.metadata == derived.FILE.metadata
+    assert (
+        written.schema.equals(latency_columns.FILE)
+        and written.schema.metadata == latency_columns.FILE.metadata
+    )
     assert written["ttft_ms"].to_pylist() == [250.0, np.inf, np.inf]
 
 
@@ -106,8 +110,8 @@ def test_shards_are_told_apart() -> None:
     kinds = {
         "client-07.arrow": records.SHARD,
         "client-123.arrow": records.SHARD,
-        "client-07.health.arrow": series.CLIENTS,
-        "server-17.arrow": series.SERVER,
+        "client-07.health.arrow": time_series.CLIENTS,
+        "server-17.arrow": time_series.SERVER,
         "driver-0.arrow": records.PROGRESS,
         "unreadable-client-07.arrow": None,
         "notes.arrow": None,

@@ -7,7 +7,8 @@ from typing import Any
 import duckdb
 import pytest
 
-from analysis import load_run, tables
+from analysis import load_run
+from analysis.results import tables
 from tests.column_tables import DOCUMENT, SCHEMAS, document
 from tests.golden import GOLDEN
 

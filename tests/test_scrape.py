@@ -18,8 +18,8 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.records import read_stream
-from analysis.series import SERVER
+from analysis.rows.records import read_stream
+from analysis.rows.time_series import SERVER
 from conf.io.secret import Secret
 from loadgen import scrape
 from loadgen.recorder import Shard

@@ -6,7 +6,8 @@ import pty
 
 import pytest
 
-from analysis import forecasts, load_run, summary
+from analysis import load_run
+from analysis.results import prediction_text, summary
 from conf.io import terminal
 from conf.io.screen_width import fit
 from tests.golden import GOLDEN
@@ -72,4 +73,4 @@ def test_what_a_run_says_fits_80_columns() -> None:
     shown = fit(summary.text(run.sweep), 80).splitlines()
     assert max(len(line) for line in shown) <= 80
     cells = [{"at": {"layout": name}, "exit_code": 2, "reason": "no room " * 20} for name in ("a", "b")]
-    assert max(map(len, fit(forecasts.table(["layout"], cells), 80).splitlines())) <= 80
+    assert max(map(len, fit(prediction_text.table(["layout"], cells), 80).splitlines())) <= 80

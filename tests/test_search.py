@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from analysis.capacity import posterior
-from analysis.dwell import LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount
+from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount
 from conf import load
 from conf.specs.experiment import Search, Slo
 from loadgen import search

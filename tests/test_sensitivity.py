@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from analysis import forecasts, provenance, summary
+from analysis.results import constants_text, prediction_text, summary
 from conf import load
 from conf.constants import calibration, constants
 from conf.specs.experiment import Constant
@@ -47,7 +47,7 @@ def test_an_answer_says_what_is_measured_fitted_and_assumed() -> None:
     times = replace(times, layout_scale=guessed, deployment_scale=of_others)
     asked = replace(asked, model=replace(asked.model, step_time=times))
     tree = predict(asked, MODEL, draws=2)
-    measured, fitted, assumed = provenance.lines(tree)
+    measured, fitted, assumed = constants_text.lines(tree)
     assert measured == "measured: nothing of this machine"
     assert fitted.startswith(
         "fitted:   2 constants jointly, to rows of a test; 1 constant to others' figures"
@@ -59,22 +59,22 @@ def test_an_answer_says_what_is_measured_fitted_and_assumed() -> None:
     }
     assert f"  {measured}\n  {fitted}\n  {assumed}\n" in summary.text(tree)
     tree = predict(asked, MODEL, draws=2, sensitivity=True)
-    assert "1 constant; most of the variance: layout_scale " in provenance.lines(tree)[2]
+    assert "1 constant; most of the variance: layout_scale " in constants_text.lines(tree)[2]
 
 
 def test_a_calibration_is_a_measurement_of_this_machine(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(calibration(load(), {LAYER: Constant(92.0, "us", "a fit", 90.0, 94.5)})))
     tree: dict[str, Any] = {
-        "constants": provenance.tree(load([f"engine.constants={file}"])),
+        "constants": constants_text.tree(load([f"engine.constants={file}"])),
         "calibration": str(file),
     }
-    measured, *_ = provenance.lines(tree)
+    measured, *_ = constants_text.lines(tree)
     assert measured == f"measured: this machine, calibrated by {file}"
 
 
 def test_every_uncertain_constant_is_one_of_the_kinds() -> None:
-    kinds = provenance.tree(load())
+    kinds = constants_text.tree(load())
     told = [path for kind in ("measured", "fitted", "sourced", "assumed") for path in kinds[kind]]
     assert sorted(told) == sorted(path for path, it in constants(load()).items() if any(it.ln_sd))
 
@@ -82,11 +82,11 @@ def test_every_uncertain_constant_is_one_of_the_kinds() -> None:
 def test_a_grid_says_it_once_and_old_answers_not_at_all() -> None:
     tree = predict(unsure({LAYER: 1.2}), MODEL, draws=2)
     cells = [{"at": {"seed": seed}, **tree} for seed in (1, 2)]
-    table = forecasts.table(["seed"], cells).splitlines()
+    table = prediction_text.table(["seed"], cells).splitlines()
     assert [line.split(":")[0] for line in table[3:]] == ["measured", "fitted", "assumed"]
     other = {**cells[1], "constants": {**tree["constants"], "assumed": [LAYER]}}
-    assert provenance.grid_lines([cells[0], other])[2].endswith(
+    assert constants_text.grid_lines([cells[0], other])[2].endswith(
         "(first cell; 2 kinds of cells, all in --json)"
     )
     old = {key: value for key, value in tree.items() if key != "constants"}
-    assert provenance.lines(old) == [] and "measured:" not in summary.text(old)
+    assert constants_text.lines(old) == [] and "measured:" not in summary.text(old)

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import series
-from analysis.records import read_stream
-from analysis.runs import Run
-from analysis.series import CLIENTS, SERVER
+from analysis.results.runs import Run
+from analysis.rows import time_series
+from analysis.rows.records import read_stream
+from analysis.rows.time_series import CLIENTS, SERVER
 from loadgen.recorder import Shard
 
 AT = 1_795_000_000_000_000
@@ -47,7 +47,7 @@ def test_what_is_absent_is_null_and_not_zero() -> None:
 
 def test_a_written_series_is_sorted_whole_and_carries_its_units(tmp_path) -> None:
     path = tmp_path / "run" / "timeseries.parquet"
-    series.write(table(SECONDS[::-1]), path)
+    time_series.write(table(SECONDS[::-1]), path)
     back = pq.read_table(path)
     assert back.schema.equals(SERVER, check_metadata=True)
     assert back.equals(table(SECONDS))
@@ -57,9 +57,9 @@ def test_a_written_series_is_sorted_whole_and_carries_its_units(tmp_path) -> Non
 
 def test_a_series_that_cannot_be_written_leaves_the_old_one(tmp_path) -> None:
     path = tmp_path / "timeseries.parquet"
-    series.write(table(SECONDS), path)
+    time_series.write(table(SECONDS), path)
     with pytest.raises(pa.ArrowInvalid):
-        series.write(pa.table({"other": [1]}), path)
+        time_series.write(pa.table({"other": [1]}), path)
     assert pq.read_table(path).num_rows == 6
 
 
@@ -93,8 +93,8 @@ def shard(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
 def test_shards_that_outlive_their_parquet_double_no_row(tmp_path: Path) -> None:
     """A kill between writing a series and removing its shards, then a session that adds to it."""
     beats = [{"client_id": i % 2, "clock_ns": i // 2, "sends": i} for i in range(6)]
-    series.write(table(SECONDS), tmp_path / "timeseries.parquet")
-    series.write(table(beats, CLIENTS), tmp_path / "clients.parquet")
+    time_series.write(table(SECONDS), tmp_path / "timeseries.parquet")
+    time_series.write(table(beats, CLIENTS), tmp_path / "clients.parquet")
     (tmp_path / "shards").mkdir()
     added, beat = {"clock_ns": 6, "replica": "r0"}, {"client_id": 2, "clock_ns": 2, "sends": 9}
     shard(tmp_path / "shards" / "server-1.arrow", [*SECONDS[2:], added], SERVER)

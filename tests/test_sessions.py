@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from analysis import records, routing
-from analysis.records import REQUESTS
-from analysis.validity import check_prefix_hits
+from analysis.capacity.validity import check_prefix_hits
+from analysis.rows import records, routing_spread
+from analysis.rows.records import REQUESTS
 from conf import ConfigError, load
 from conf.specs.experiment import Workload
 from loadgen.addresses import chosen
@@ -256,10 +256,12 @@ SPREAD = rows_of(
 
 
 def test_known_answers_of_a_window() -> None:
-    assert routing.replicas_per_session(SPREAD) == 1.5  # of sessions 0 and 1; 2 and 3 have one answer or none
-    assert routing.max_over_mean_share(SPREAD) == 3 / (6 / 3)
-    assert routing.max_over_mean_share(SPREAD, replicas=4) == 3 / (6 / 4)
-    assert routing.by_replica(SPREAD) == [
+    assert (
+        routing_spread.replicas_per_session(SPREAD) == 1.5
+    )  # of sessions 0 and 1; 2 and 3 have one answer or none
+    assert routing_spread.max_over_mean_share(SPREAD) == 3 / (6 / 3)
+    assert routing_spread.max_over_mean_share(SPREAD, replicas=4) == 3 / (6 / 4)
+    assert routing_spread.by_replica(SPREAD) == [
         {"replica_id": "a", "requests": 3, "ttft_p90_ms": 54.0},
         {"replica_id": "b", "requests": 1, "ttft_p90_ms": 20.0},
         {"replica_id": "c", "requests": 2, "ttft_p90_ms": 49.0},
@@ -269,10 +271,10 @@ def test_known_answers_of_a_window() -> None:
 def test_what_is_not_known_is_not_said() -> None:
     nobody, single = rows_of((-1, "a", 1), (-1, "b", 1)), rows_of((0, "a", 1), (1, "b", 1))
     silent = rows_of((0, None, 1), (0, None, 1))
-    assert routing.replicas_per_session(nobody) is routing.replicas_per_session(single) is None
-    assert routing.replicas_per_session(silent) is routing.max_over_mean_share(silent) is None
-    assert routing.by_replica(silent) == []
-    assert routing.replicas_per_session(REQUESTS.empty_table()) is None
+    assert routing_spread.replicas_per_session(nobody) is routing_spread.replicas_per_session(single) is None
+    assert routing_spread.replicas_per_session(silent) is routing_spread.max_over_mean_share(silent) is None
+    assert routing_spread.by_replica(silent) == []
+    assert routing_spread.replicas_per_session(REQUESTS.empty_table()) is None
 
 
 def test_the_summary_says_it_in_one_line_and_only_with_sessions() -> None:
@@ -283,13 +285,13 @@ def test_the_summary_says_it_in_one_line_and_only_with_sessions() -> None:
         dwell | {"requests": 300, "prefix_hit": 0.94, "max_over_mean_share": 1.2},
         dwell | {"valid": False, "prefix_hit": None},
     ]
-    assert routing.lines({"asked": asked, "dwells": dwells}) == [
+    assert routing_spread.lines({"asked": asked, "dwells": dwells}) == [
         "  120 sessions, routing consistent_hash by haproxy: hit rate 0.93, 1 replicas per session, busiest "
         "replica 1.25 of the mean"
     ]
-    assert routing.lines({"asked": {"routing": "leastconn"}, "dwells": dwells}) == []
-    assert "hit rate unknown" in routing.lines({"asked": asked, "dwells": []})[0]
-    assert routing.lines({"asked": asked, "study": "matrix"}) == [], (
+    assert routing_spread.lines({"asked": {"routing": "leastconn"}, "dwells": dwells}) == []
+    assert "hit rate unknown" in routing_spread.lines({"asked": asked, "dwells": []})[0]
+    assert routing_spread.lines({"asked": asked, "study": "matrix"}) == [], (
         "its parts have windows, a study has none"
     )
 
@@ -302,7 +304,9 @@ def test_with_sessions_the_hits_are_reported_and_not_judged() -> None:
     )
     assert judged.passed is False and judged.voids
     assert reported.passed is None and not reported.voids
-    assert routing.with_sessions(rows_of((4, "a", 1))) and not routing.with_sessions(rows_of((-1, "a", 1)))
+    assert routing_spread.with_sessions(rows_of((4, "a", 1))) and not routing_spread.with_sessions(
+        rows_of((-1, "a", 1))
+    )
 
 
 # --- what may be asked ----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis import forecasts, summary
+from analysis.results import prediction_text, summary
 from conf import Experiment, load
 from loadgen import command_line, foresight, grid
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
@@ -133,7 +133,7 @@ def test_sticky_sessions_serve_more_and_the_answer_says_why() -> None:
     text = summary.text(found[0])
     assert "sessions by consistent_hash: hit rate 9" in text and "(at most 95." in text
     assert "1.00 replicas per session" in text and "3 of 3 nodes simulated, after" in text
-    assert forecasts.rows([{"at": {}, **found[1]}]).to_pylist()[0]["replicas_per_session"] > 2
+    assert prediction_text.rows([{"at": {}, **found[1]}]).to_pylist()[0]["replicas_per_session"] > 2
 
 
 def test_a_part_of_a_large_fleet_stands_for_it() -> None:

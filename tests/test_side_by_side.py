@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis import Run, RunError, load_run
+from analysis.capacity.paired_ratio import unpaired
 from analysis.exchange import compare, side_by_side
-from analysis.paired import unpaired
 from conf import Experiment
 from conf.differences import differences
 from conf.load import dump

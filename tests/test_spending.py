@@ -5,7 +5,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from analysis.spending import LEVEL, spent, tail_at
+from analysis.stats.alpha_spending import LEVEL, spent, tail_at
 
 
 def tails(looks: int) -> list[float]:

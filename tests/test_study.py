@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from analysis import studies, summary
 from analysis.__main__ import concluded
-from analysis.runs import RunError
+from analysis.results import studies, summary
+from analysis.results.runs import RunError
 from conf import ConfigError, Experiment, load
 from conf.load import dump
 from loadgen import command_line, dry_run, foresight, measure, study, verbs

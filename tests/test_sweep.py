@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from analysis import records, summary
+from analysis.results import summary
+from analysis.rows import records
 from conf import Experiment, load
 from loadgen import conclusion, hold
 from loadgen.arrivals import NS, ArrivalSchedule

@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis import load_run, metrics, records, tables
-from analysis.quantiles import quantile
-from analysis.runs import RunError
+from analysis import load_run
+from analysis.results import tables
+from analysis.results.runs import RunError
+from analysis.rows import metrics, records
+from analysis.stats.quantiles import quantile
 from tests.golden import GOLDEN, unsealed
 
 MS = 1_000_000

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis import metrics, records, routing
-from analysis.dwell import Window
-from analysis.validity import judge_dwell
+from analysis.capacity.validity import judge_dwell
+from analysis.capacity.window_counts import Window
+from analysis.rows import metrics, records, routing_spread
 from conf import load
 from conf.specs.experiment import Slo
 from loadgen.arrivals import NS, ArrivalSchedule
@@ -192,9 +192,9 @@ def test_how_many_turns_waited_is_told_and_the_longest() -> None:
     waits = [None, 200 * MS, None, 1500 * MS]
     turns_ = [{"session_id": i, "status": "ok", "turn_blocked_ns": wait} for i, wait in enumerate(waits)]
     rows = records.table([*turns_, {"session_id": -1, "status": "ok"}])
-    assert (routing.turns_blocked(rows), routing.longest_block_ms(rows)) == (0.5, 1500)
+    assert (routing_spread.turns_blocked(rows), routing_spread.longest_block_ms(rows)) == (0.5, 1500)
     alone = records.table([{"session_id": -1, "status": "ok"}])
-    assert routing.turns_blocked(alone) is None and routing.longest_block_ms(alone) is None
+    assert routing_spread.turns_blocked(alone) is None and routing_spread.longest_block_ms(alone) is None
 
 
 def test_a_summary_says_who_talked_and_how_many_waited() -> None:
@@ -202,8 +202,8 @@ def test_a_summary_says_who_talked_and_how_many_waited() -> None:
     dwell = {"valid": True, "requests": 10, "prefix_hit": 0.95, "replicas_per_session": 1.0}
     dwell |= {"max_over_mean_share": 1.1, "turns_blocked": 0.2, "turn_blocked_max_ms": 900.0}
     calm = dwell | {"turns_blocked": 0.0, "turn_blocked_max_ms": None}
-    who, waited = routing.lines({"asked": asked, "dwells": [dwell, calm]})
+    who, waited = routing_spread.lines({"asked": asked, "dwells": [dwell, calm]})
     assert "cache-aware conversations, routing pow2" in who
     assert "10.0% of the turns were due before the answer before had ended; longest 900 ms" in waited
-    assert len(routing.lines({"asked": asked, "dwells": [calm]})) == 1
-    assert routing.lines({"asked": asked | {"conversations": ""}, "dwells": [calm]}) == []
+    assert len(routing_spread.lines({"asked": asked, "dwells": [calm]})) == 1
+    assert routing_spread.lines({"asked": asked | {"conversations": ""}, "dwells": [calm]}) == []

@@ -7,9 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.dwell import NS, Window
-from analysis.records import table
-from analysis.validity import (
+from analysis.capacity.validity import (
     REMEDIES,
     Check,
     Verdict,
@@ -21,6 +19,8 @@ from analysis.validity import (
     judge_run,
     slope_t,
 )
+from analysis.capacity.window_counts import NS, Window
+from analysis.rows.records import table
 from conf.specs.experiment import Slo
 
 MS = 1_000_000

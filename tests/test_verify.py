@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis import agreement, summary
+from analysis.results import engine_agreement, summary
 from conf import ConfigError, Experiment, load
 from conf.load import dump
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine
@@ -164,13 +164,17 @@ def test_a_probe_that_missed_a_bound_agrees_all_the_same(folder: Folder) -> None
 def test_how_far_two_engines_may_be_apart() -> None:
     flat = np.full(100, 100.0)
     assert (
-        agreement.tpot(flat * 1.019, flat, 0.0).agrees and not agreement.tpot(flat * 1.021, flat, 0.0).agrees
+        engine_agreement.tpot(flat * 1.019, flat, 0.0).agrees
+        and not engine_agreement.tpot(flat * 1.021, flat, 0.0).agrees
     )
     assert (
-        agreement.tpot(flat * 0.971, flat, 0.95).agrees
-        and not agreement.tpot(flat * 0.969, flat, 0.95).agrees
+        engine_agreement.tpot(flat * 0.971, flat, 0.95).agrees
+        and not engine_agreement.tpot(flat * 0.969, flat, 0.95).agrees
     )
-    assert agreement.ttft(flat + 29, flat).agrees and not agreement.ttft(flat + 31, flat).agrees
-    assert agreement.ttft(flat * 10.9, flat * 10).agrees and not agreement.ttft(flat * 11.1, flat * 10).agrees
-    unknown = agreement.ttft(np.array([]), flat)
-    assert not unknown.agrees and "unknown" in agreement.line(unknown.tree())
+    assert engine_agreement.ttft(flat + 29, flat).agrees and not engine_agreement.ttft(flat + 31, flat).agrees
+    assert (
+        engine_agreement.ttft(flat * 10.9, flat * 10).agrees
+        and not engine_agreement.ttft(flat * 11.1, flat * 10).agrees
+    )
+    unknown = engine_agreement.ttft(np.array([]), flat)
+    assert not unknown.agrees and "unknown" in engine_agreement.line(unknown.tree())

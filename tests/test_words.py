@@ -7,11 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import load_run, records, words
+from analysis import load_run
 from analysis.__main__ import main
-from analysis.dwell import NS, Window
-from analysis.validity import judge_dwell
-from analysis.words import LETTERS, MOST, OTHER, Words, folded
+from analysis.capacity.validity import judge_dwell
+from analysis.capacity.window_counts import NS, Window
+from analysis.rows import foreign_words, records
+from analysis.rows.foreign_words import LETTERS, MOST, OTHER, Words, folded
 from conf.specs.experiment import Slo
 from loadgen.arrivals import PHASES, ArrivalSchedule
 from loadgen.exchange import Exchange
@@ -38,20 +39,20 @@ def test_a_word_is_kept_short_and_printable_until_there_are_too_many() -> None:
     assert said.kept("replica-0") == "replica-0"
 
 
-@pytest.mark.parametrize("kind", [pa.string(), words.READ_AS, pa.large_string()])
+@pytest.mark.parametrize("kind", [pa.string(), foreign_words.READ_AS, pa.large_string()])
 def test_a_column_keeps_its_first_words(kind: pa.DataType) -> None:
     chunks = [names(3000), [None, "replica-0"], names(MANY, 2000)]
     column = folded(pa.chunked_array([pa.array(chunk).cast(kind) for chunk in chunks]))
     kept = column.to_pylist()
-    assert column.type == words.KIND
+    assert column.type == foreign_words.KIND
     assert kept[:3002] == chunks[0] + chunks[1]
     assert kept[3002 : 3002 + MOST - 2000] == names(MOST - 2000, 2000)
     assert set(kept[3002 + MOST - 2000 :]) == {OTHER}
-    assert column.unify_dictionaries().combine_chunks().type == words.KIND
+    assert column.unify_dictionaries().combine_chunks().type == foreign_words.KIND
 
 
 def test_a_column_of_no_chunk_is_one_of_words() -> None:
-    assert folded(pa.chunked_array([], pa.string())).type == words.KIND
+    assert folded(pa.chunked_array([], pa.string())).type == foreign_words.KIND
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
@@ -113,7 +114,7 @@ def test_what_has_no_name_of_its_own_is_said() -> None:
     assert "folded_names" not in [check.name for check in none]
 
 
-@pytest.mark.parametrize("kind", [pa.string(), words.READ_AS])
+@pytest.mark.parametrize("kind", [pa.string(), foreign_words.READ_AS])
 def test_a_table_of_an_earlier_version_with_too_many_words_is_read(tmp_path: Path, kind: pa.DataType) -> None:
     seq = pa.array(np.arange(MANY))
     table = pa.table(

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis import records
+from analysis.rows import records
 from conf import load
 from loadgen import worker as worker_module
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis import summary
+from analysis.results import summary
 from conf import ConfigError, Experiment, load
 from loadgen import command_line, excerpt, measure, progressive, recipe, written
 from loadgen.__main__ import main

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from analysis import records
 from analysis.exchange.foreign import (
     NS_PER_MS,
     NS_PER_S,
@@ -28,7 +27,8 @@ from analysis.exchange.foreign import (
     shortage,
     table,
 )
-from analysis.runs import RunError
+from analysis.results.runs import RunError
+from analysis.rows import records
 
 TOOL = "AIPerf"
 SUMMARY_FILE = "profile_export_aiperf.json"

@@ -4,10 +4,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from analysis import studies
 from analysis.exchange import inferencex, request_rows, vllm_result
-from analysis.locations import local
-from analysis.runs import Run, RunError, load_run, load_runs, refuse_out
+from analysis.results import studies
+from analysis.results.locations import local
+from analysis.results.runs import Run, RunError, load_run, load_runs, refuse_out
 from conf.io import terminal
 
 FORMATS = {

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis import metrics, records
-from analysis.metrics import Floats
+from analysis.rows import metrics, records
+from analysis.rows.metrics import Floats
 
 NS_PER_S, NS_PER_MS = 1e9, 1e6
 WINDOW, WARMUP = "window", "warmup"

@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import metrics, records
 from analysis.exchange.foreign import (
     Asked,
     Foreign,
@@ -25,8 +24,9 @@ from analysis.exchange.foreign import (
     shortage,
     table,
 )
-from analysis.quantiles import quantile
-from analysis.runs import RunError
+from analysis.results.runs import RunError
+from analysis.rows import metrics, records
+from analysis.stats.quantiles import quantile
 
 TOOL = "GuideLLM"
 RATED = ("constant", "poisson", "trace")

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from analysis import metrics, per_gpu
-from analysis.dwell import NS
+from analysis.capacity.window_counts import NS
 from analysis.exchange.windows import Measured, measured
-from analysis.metrics import Floats
-from analysis.per_gpu import Came
-from analysis.quantiles import quantile
-from analysis.runs import Run
+from analysis.results import per_gpu
+from analysis.results.per_gpu import Came
+from analysis.results.runs import Run
+from analysis.rows import metrics
+from analysis.rows.metrics import Floats
+from analysis.stats.quantiles import quantile
 from conf import Experiment
 
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}

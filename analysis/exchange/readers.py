@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.exchange import aiperf, guidellm, vllm_bench
 from analysis.exchange.foreign import Foreign
-from analysis.runs import RunError
+from analysis.results.runs import RunError
 from conf.io.one_line import reason
 
 TOOLS = f"{vllm_bench.TOOL}, {guidellm.TOOL} or {aiperf.TOOL}"

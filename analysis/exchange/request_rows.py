@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from analysis import derived, records
-from analysis.runs import Run, RunError
+from analysis.results.runs import Run, RunError
+from analysis.rows import latency_columns, records
 from conf.io.one_line import reason
 
 BATCH_ROWS = 8192
@@ -29,7 +29,7 @@ TOLD = ("error", "error_kind", "finish_reason", "replica_id")
 """Columns that hold words of the server."""
 FORMULA = r"^([=+\-@\t\r])"
 """How a spreadsheet knows a formula; an apostrophe before it makes it text."""
-LATENCIES = tuple(name for name in derived.FILE.names if name not in records.REQUESTS.names)
+LATENCIES = tuple(name for name in latency_columns.FILE.names if name not in records.REQUESTS.names)
 
 
 def csv(run: Run) -> Iterator[str]:
@@ -54,9 +54,9 @@ def batches(run: Run) -> Iterator[pa.Table]:
     empty = True
     for rows in _stored(run):
         empty = False
-        yield _marked(derived.with_latencies(rows), void)
+        yield _marked(latency_columns.with_latencies(rows), void)
     if empty:
-        yield _marked(derived.with_latencies(records.REQUESTS.empty_table()), void)
+        yield _marked(latency_columns.with_latencies(records.REQUESTS.empty_table()), void)
 
 
 def _stored(run: Run) -> Iterator[pa.Table]:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis import metrics
-from analysis.exchange.shown import sent_qps
-from analysis.exchange.subjects import Subject, paired_ratio, subjects, unpaired_ratio
+from analysis.exchange.compared import Subject, paired_ratio, subjects, unpaired_ratio
+from analysis.exchange.foreign_text import sent_qps
 from analysis.exchange.windows import Measured, measured
-from analysis.metrics import Floats
-from analysis.quantiles import quantile
-from analysis.runs import Run, RunError
+from analysis.results.runs import Run, RunError
+from analysis.rows import metrics
+from analysis.rows.metrics import Floats
+from analysis.stats.quantiles import quantile
 from conf.differences import differences
 from conf.io.one_line import printable
 

@@ -21,7 +21,7 @@ from analysis.exchange.foreign import (
     shortage,
     table,
 )
-from analysis.runs import RunError
+from analysis.results.runs import RunError
 
 TOOL = "vllm bench serve"
 SUMMARY = {"backend", "model_id", "num_prompts", "request_rate", "completed"}

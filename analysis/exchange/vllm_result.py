@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from analysis import metrics
 from analysis.exchange.foreign import EXPORTED
 from analysis.exchange.windows import Measured, measured
-from analysis.metrics import Floats
-from analysis.quantiles import quantile
-from analysis.runs import Run
+from analysis.results.runs import Run
+from analysis.rows import metrics
+from analysis.rows.metrics import Floats
+from analysis.stats.quantiles import quantile
 from conf import Experiment
 
 PERCENTILES = (50, 90, 99)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis import dwell_table, metrics, records
-from analysis.dwell import in_window
-from analysis.metrics import Bools, Floats
-from analysis.runs import Run, RunError
+from analysis.capacity import dwell_table
+from analysis.capacity.window_counts import in_window
+from analysis.results.runs import Run, RunError
+from analysis.rows import metrics, records
+from analysis.rows.metrics import Bools, Floats
 
 
 @dataclass(frozen=True, slots=True)

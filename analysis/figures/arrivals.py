@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from analysis import metrics
-from analysis.dwell import NS
+from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Floats, Look
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.windows import LAG, Measured, counted, measured
-from analysis.pooling import NORMAL_975
-from analysis.runs import Run
+from analysis.results.runs import Run
+from analysis.rows import metrics
+from analysis.stats.pooling import NORMAL_975
 
 HEIGHT_IN = 5.6
 MOST_STEPS, LEAST_STEPS, MOST_DOTS = 400, 8, 80

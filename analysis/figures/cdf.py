@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity import LIMITS
+from analysis.capacity.kernel import Limit
+from analysis.capacity.posterior import LIMITS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Floats, Look
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.windows import LATENCIES, LATENCY, Measured, bounds_ms, measured, ms, qps, share
-from analysis.kernel import Limit
-from analysis.quantiles import quantile
-from analysis.runs import Run
+from analysis.results.runs import Run
+from analysis.stats.quantiles import quantile
 
 HEIGHT_IN = 3.8
 MOST_CURVES = 6

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from analysis import metrics, validity
-from analysis.dwell import NS
+from analysis.capacity import validity
+from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Floats, Look
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.windows import LAG, Measured, counted, measured, ms, qps, share
-from analysis.quantiles import quantile
-from analysis.runs import Run
+from analysis.results.runs import Run
+from analysis.rows import metrics
+from analysis.stats.quantiles import quantile
 
 HEIGHT_IN = 5.8
 QUANTILES = (0.5, 0.9, 0.99)

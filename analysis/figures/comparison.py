@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from analysis import paired
+from analysis.capacity import paired_ratio
 from analysis.figures import canvas, several
 from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.several import Part, Subject
-from analysis.matrix_table import PAIRED, UNPAIRED
+from analysis.results.matrix_table import PAIRED, UNPAIRED
 
 HEIGHT_IN = 3.6
 
@@ -96,7 +96,7 @@ def _unpaired(found: Sequence[Part]) -> list[Part]:
     with_ratio = [first]
     for part in others:
         if first.closed and part.closed:
-            part = replace(part, ratio=paired.unpaired(first.closed, part.closed), how=UNPAIRED)
+            part = replace(part, ratio=paired_ratio.unpaired(first.closed, part.closed), how=UNPAIRED)
         with_ratio.append(part)
     return with_ratio
 

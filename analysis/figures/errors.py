@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis import metrics, records
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.windows import counted, requests, share
-from analysis.runs import Run
+from analysis.results.runs import Run
+from analysis.rows import metrics, records
 
 HEIGHT_IN = 3.2
 MOST_BARS, MOST_ROWS, MESSAGE_CHARACTERS = 8, 30, 400

@@ -10,7 +10,7 @@ from analysis.figures.canvas import Axes
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.outcomes import draw_points, outcome
 from analysis.figures.windows import bounds_ms, counted, lines, qps, share
-from analysis.runs import Run
+from analysis.results.runs import Run
 
 HEIGHT_IN = 3.6
 

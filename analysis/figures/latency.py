@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity import LIMITS
+from analysis.capacity.kernel import Limit
+from analysis.capacity.posterior import LIMITS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look, Style
 from analysis.figures.exhibit import Exhibit
 from analysis.figures.outcomes import UNKNOWN, VOID, WORDS, draw_points, mark, outcome
 from analysis.figures.windows import LATENCIES, LATENCY, Measured, bounds_ms, measured, ms, qps
-from analysis.kernel import Limit
-from analysis.quantiles import sectioning
-from analysis.runs import Run
+from analysis.results.runs import Run
+from analysis.stats.quantiles import sectioning
 
 HEIGHT_IN = 5.0
 SHOWN = {

@@ -6,10 +6,10 @@ Knows lines of dwells.parquet and the bounds; a void window is neither, and cros
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.capacity import LIMITS
+from analysis.capacity.kernel import Limit
+from analysis.capacity.posterior import LIMITS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look
-from analysis.kernel import Limit
 
 PASS, FAIL, VOID, UNKNOWN = "pass", "fail", "void", "unknown"
 WORDS = {

@@ -5,15 +5,16 @@ Draws what `analysis.per_gpu` defines; knows no bound.
 
 import pyarrow as pa
 
-from analysis import metrics, per_gpu
-from analysis.dwell import NS
+from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.outcomes import draw_points, outcome
 from analysis.figures.windows import LATENCY, bounds_ms, counted, measured, qps, requests
-from analysis.quantiles import quantile
-from analysis.runs import Run
+from analysis.results import per_gpu
+from analysis.results.runs import Run
+from analysis.rows import metrics
+from analysis.stats.quantiles import quantile
 
 HEIGHT_IN = 3.8
 

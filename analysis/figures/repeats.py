@@ -13,7 +13,7 @@ from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit
 from analysis.figures.several import Subject
 from analysis.figures.windows import counted, qps
-from analysis.pooling import Estimate, pooled
+from analysis.stats.pooling import Estimate, pooled
 
 HEIGHT_IN = 3.2
 POOLED, MEAN = "pooled (random effects)", "mean of the repeats"

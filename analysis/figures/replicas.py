@@ -13,8 +13,8 @@ from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.windows import bounds_ms, counted, lines, ms
-from analysis.quantiles import quantile
-from analysis.runs import Run
+from analysis.results.runs import Run
+from analysis.stats.quantiles import quantile
 
 HEIGHT_IN = 4.0
 MOST_NAMED = 10

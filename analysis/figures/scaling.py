@@ -14,7 +14,7 @@ from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.windows import counted, qps
 from analysis.planning.efficiency import Efficiency, scaling
-from analysis.runs import Run, RunError
+from analysis.results.runs import Run, RunError
 
 Subject = Efficiency | Sequence[Run]
 """Runs of one service at several node counts, or what `scaling` made of them."""

@@ -9,14 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.dwell import NS
+from analysis.capacity.kernel import Limit
+from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit
 from analysis.figures.outcomes import PASS, VOID, WORDS, mark, outcome
 from analysis.figures.windows import bounds_ms, counted, lines, qps
-from analysis.kernel import Limit
-from analysis.runs import Run
+from analysis.results.runs import Run
 
 HEIGHT_IN = 3.6
 KINDS = ("ramp", "dwell", "hold")

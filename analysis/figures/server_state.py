@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from analysis import metrics
-from analysis.dwell import NS
+from analysis.capacity.window_counts import NS
 from analysis.figures.canvas import Floats
+from analysis.rows import metrics
 
 STALE_S = 5.0
 """A sample of a gauge stands for so many seconds (our choice: some lost samples, not a lost replica)."""

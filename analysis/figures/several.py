@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis import matrix_table
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import NoData
 from analysis.figures.windows import qps
-from analysis.runs import Run
+from analysis.results import matrix_table
+from analysis.results.runs import Run
 
 Tree = Mapping[str, Any]
 Subject = Tree | Sequence[Run]

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis import metrics
-from analysis.capacity import LIMITS
-from analysis.dwell import NS
+from analysis.capacity.kernel import Limit
+from analysis.capacity.posterior import LIMITS
+from analysis.capacity.window_counts import NS
 from analysis.figures import canvas, server_state
 from analysis.figures.canvas import Axes, Floats, Look
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.windows import LATENCIES, LATENCY, bounds_ms, counted, lines, ms, requests
-from analysis.kernel import Limit
-from analysis.quantiles import quantile
-from analysis.runs import Run
+from analysis.results.runs import Run
+from analysis.rows import metrics
+from analysis.stats.quantiles import quantile
 
 HEIGHT_IN = 6.4
 ROLLING_S = 15.0

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis import dwell_table, metrics
-from analysis.capacity import LIMITS
-from analysis.dwell import Window, in_window
+from analysis.capacity import dwell_table
+from analysis.capacity.kernel import Limit
+from analysis.capacity.posterior import LIMITS
+from analysis.capacity.window_counts import Window, in_window
 from analysis.figures.exhibit import NoData
-from analysis.kernel import Limit
-from analysis.runs import Run
+from analysis.results.runs import Run
+from analysis.rows import metrics
 
 PLACE = ("due_ns", "dwell", "phase", "status")
 """Columns that say to which window a request belongs and what became of it."""

@@ -19,7 +19,7 @@ import os
 from pathlib import Path
 
 import analysis
-from analysis import summary
+from analysis.results import summary
 
 EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
 RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))

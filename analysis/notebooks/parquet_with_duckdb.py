@@ -23,7 +23,7 @@ import duckdb
 import pyarrow.parquet as pq
 
 import analysis
-from analysis import derived, records
+from analysis.rows import latency_columns, records
 
 EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
 RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
@@ -35,7 +35,7 @@ folder = run.path / "requests"
 if not any("ttft_ms" in pq.read_schema(file).names for file in records.files(folder)):
     # A run of an earlier version, or one that was killed: the file as it is written today.
     folder = Path(tempfile.mkdtemp())
-    records.write(derived.with_latencies(run.requests()), folder / "part-000.parquet")
+    records.write(latency_columns.with_latencies(run.requests()), folder / "part-000.parquet")
 requests = str(folder / "**" / "*.parquet")
 db = duckdb.connect()
 

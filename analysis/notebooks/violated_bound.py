@@ -20,9 +20,11 @@ from pathlib import Path
 import numpy as np
 
 import analysis
-from analysis import dwell_table, metrics, tables
-from analysis.dwell import in_window
-from analysis.quantiles import quantile
+from analysis.capacity import dwell_table
+from analysis.capacity.window_counts import in_window
+from analysis.results import tables
+from analysis.rows import metrics
+from analysis.stats.quantiles import quantile
 
 EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
 RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))

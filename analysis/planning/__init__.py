@@ -1,13 +1,13 @@
 """From a capacity to nodes, hours and money; knows what a planner asks, not how a capacity was found."""
 
-from analysis.planning.asking import command, is_planning
+from analysis.planning.command import command, is_planning
 from analysis.planning.efficiency import scaling
 from analysis.planning.elasticity import sensitivity
 from analysis.planning.evidence import NotPlannable, evidence_of
 from analysis.planning.money import cost
+from analysis.planning.plan import Plan, plan
+from analysis.planning.plan_text import text
 from analysis.planning.plan_tree import tree
-from analysis.planning.planned import Plan, plan
-from analysis.planning.screen import text
 from conf.specs.planning import Care, Demand
 
 __all__ = [

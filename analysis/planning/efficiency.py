@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.planning.evidence import Evidence, Source, evidence_of
-from analysis.pooling import NORMAL_975, Estimate, Figure, pooled
-from analysis.runs import RunError
+from analysis.results.runs import RunError
+from analysis.stats.pooling import NORMAL_975, Estimate, Figure, pooled
 
 Floats = NDArray[np.float64]
 

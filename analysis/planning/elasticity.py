@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from analysis.planning.efficiency import unlike
 from analysis.planning.evidence import Evidence, Lengths, Source, Span, evidence_of, expanded
-from analysis.pooling import student_t
-from analysis.runs import RunError
+from analysis.results.runs import RunError
+from analysis.stats.pooling import student_t
 
 Floats = NDArray[np.float64]
 

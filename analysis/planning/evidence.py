@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis import locations, matrix_table, metrics, records, studies, summary
-from analysis.pooling import NORMAL_975
-from analysis.runs import Run, RunError, load_run
+from analysis.results import locations, matrix_table, studies, summary
+from analysis.results.runs import Run, RunError, load_run
+from analysis.rows import metrics, records
+from analysis.stats.pooling import NORMAL_975
 from conf import ConfigError
 
 Tree = Mapping[str, Any]

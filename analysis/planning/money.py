@@ -7,7 +7,7 @@ changes the number 41-fold at 5600 tokens in and 140 out, so that all four are g
 from dataclasses import dataclass
 
 from analysis.planning.evidence import Lengths, Qps, Source, Span, evidence_of
-from analysis.runs import RunError
+from analysis.results.runs import RunError
 
 SECONDS_PER_HOUR = 3600.0
 

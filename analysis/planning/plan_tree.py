@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from analysis import summary
 from analysis.planning.efficiency import Efficiency
 from analysis.planning.elasticity import Sensitivity
 from analysis.planning.evidence import NotPlannable
-from analysis.planning.planned import Plan
+from analysis.planning.plan import Plan
+from analysis.results import summary
 
 SCHEMA_VERSION = 1
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.planning.efficiency import Efficiency
-from analysis.runs import RunError
+from analysis.results.runs import RunError
 
 Floats = NDArray[np.float64]
 

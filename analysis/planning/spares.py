@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.runs import RunError
+from analysis.results.runs import RunError
 
 MOST_NODES = 100_000
 

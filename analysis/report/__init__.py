@@ -6,11 +6,11 @@ Knows which page a folder gets and where it is written. Jinja and matplotlib are
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis import studies
-from analysis.locations import REPORT, local
 from analysis.report import pages, rendering, study
 from analysis.report.study import Study
-from analysis.runs import Run, RunError, load_run
+from analysis.results import studies
+from analysis.results.locations import REPORT, local
+from analysis.results.runs import Run, RunError, load_run
 from conf.io import durable
 
 __all__ = ["build_report", "command", "write"]

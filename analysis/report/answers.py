@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from analysis.capacity import LIMITS
+from analysis.capacity.posterior import LIMITS
 from analysis.figures.errors import MOST_ROWS, errors_table
 from analysis.figures.exhibit import NoData
 from analysis.report.blocks import Facts, Table
 from analysis.report.wording import UNKNOWN, bound, figure, qps, table, value
-from analysis.runs import Run
+from analysis.results.runs import Run
 
 Tree = Mapping[str, Any]
 

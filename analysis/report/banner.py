@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis import agreement, integrity, matrix_table, nodes, paired, routing, studies, summary
-from analysis.capacity import LIMITS
+from analysis.capacity import node_effects, paired_ratio
+from analysis.capacity.posterior import LIMITS
+from analysis.capacity.validity import REMEDIES
 from analysis.report.blocks import Banner
 from analysis.report.wording import bound, figure, qps
-from analysis.runs import Run
-from analysis.validity import REMEDIES
+from analysis.results import engine_agreement, integrity, matrix_table, studies, summary
+from analysis.results.runs import Run
+from analysis.rows import routing_spread
 
 Tree = Mapping[str, Any]
 Figures = tuple[tuple[str, str], ...]
@@ -118,7 +120,11 @@ def _claim(tree: Tree) -> Said:
         return _compared(tree)
     if tree.get("verify"):
         found = tree["verify"]
-        return _sentence(agreement.headline(found)), (), tuple(map(agreement.line, found["comparisons"]))
+        return (
+            _sentence(engine_agreement.headline(found)),
+            (),
+            tuple(map(engine_agreement.line, found["comparisons"])),
+        )
     if tree.get("probe"):
         return _probed(tree)
     return _capacity(tree)
@@ -131,7 +137,7 @@ def _compared(tree: Tree) -> Said:
     interval = f"{found['low']:.3f} to {found['high']:.3f}"
     figures = ("Capacity of B / capacity of A", f"{found['value']:.3f}"), ("95 % interval", interval)
     headline = f"B carries {found['value']:.3f} times the load of A: {found['verdict']}"
-    return headline, figures, tuple(map(_sentence, paired.lines(tree)))
+    return headline, figures, tuple(map(_sentence, paired_ratio.lines(tree)))
 
 
 def _probed(tree: Tree) -> Said:
@@ -183,11 +189,11 @@ def _limits(tree: Tree) -> list[str]:
     surely = "probability unknown" if likely is None else f"probability {likely:.2f}"
     said = [f"It is limited by p90 {limit.upper()} ({surely})."]
     if tree.get("nodes"):
-        said += [_sentence(line) for line in nodes.lines(tree["nodes"])]
+        said += [_sentence(line) for line in node_effects.lines(tree["nodes"])]
     elif asked["nodes"] > 1 and asked["routing"] != "per_node":
         count = asked["nodes"]
         said.append(f"It is that of a node among {count} behind one balancer, not of a node alone.")
-    said += [_sentence(line) for line in routing.lines(tree)]
+    said += [_sentence(line) for line in routing_spread.lines(tree)]
     scale = asked.get("time_scale", 1)
     return said + ([_sentence(summary.DILATED.format(scale))] if scale != 1 else [])
 

@@ -6,9 +6,9 @@ Knows the words for each check; its figure and bound are those of `analysis.vali
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis import words
 from analysis.report.blocks import Table
 from analysis.report.wording import UNKNOWN, figure
+from analysis.rows import foreign_words
 
 MEANINGS = {
     "lost_actors": "load actors that died, and requests that were lost with them",
@@ -30,8 +30,8 @@ MEANINGS = {
     "concurrency_error": "closed loop: how far the mean number in flight was from the asked one",
     "requests_per_concurrency": "closed loop: requests for each one in flight; with few the start-up shows",
     "steady_window": "closed loop: how long it was measured after its start-up",
-    "folded_names": f"answers whose replica or finish reason stands as {words.OTHER}: "
-    f"it came after {words.MOST} different names",
+    "folded_names": f"answers whose replica or finish reason stands as {foreign_words.OTHER}: "
+    f"it came after {foreign_words.MOST} different names",
     "valid_dwells": "windows that were not void",
 }
 STATES = {"ok": "ok", "FAILED": "failed", "note": "note", UNKNOWN: "unknown"}

@@ -6,10 +6,10 @@ Knows the definitions of `analysis.metrics`; adds none.
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.capacity import LIMITS
-from analysis.metrics import METRICS
+from analysis.capacity.posterior import LIMITS
 from analysis.report.blocks import Block, Section, Table, Words
 from analysis.report.wording import bound
+from analysis.rows.metrics import METRICS
 
 METHOD = (
     "The interval of a capacity is that of a Bayesian posterior: for each bound a logistic model of the "

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from analysis import figures, matrix_table
+from analysis import figures
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.report.blocks import Block, Figure, Missing, Section
 from analysis.report.wording import table
-from analysis.runs import Run
+from analysis.results import matrix_table
+from analysis.results.runs import Run
 from conf.io.one_line import reason
 
 FIGURES_BYTES = 700_000

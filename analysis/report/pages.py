@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis import integrity, summary, tables
-from analysis.locations import REPORT
 from analysis.report import answers, banner, checks, definitions, exhibits, provenance, study
 from analysis.report.blocks import Block, Cell, Link, Missing, Page, Section, Words
 from analysis.report.exhibits import Room
 from analysis.report.study import Study
 from analysis.report.wording import moment, table
-from analysis.runs import Run
+from analysis.results import integrity, summary, tables
+from analysis.results.locations import REPORT
+from analysis.results.runs import Run
 
 Tree = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from analysis.report.blocks import Block, Code, Facts, Section, Table
 from analysis.report.wording import UNKNOWN, figure, moment, value
-from analysis.runs import Run
+from analysis.results.runs import Run
 from conf import ConfigError
 from conf.io.terminal import shown
 from conf.load import dump

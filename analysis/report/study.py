@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis import matrix_table, studies
-from analysis.observed import RECORDED
+from analysis.calibration.observed import RECORDED
 from analysis.report.blocks import Cell, Facts, Table
 from analysis.report.wording import UNKNOWN, figure, qps, value
-from analysis.runs import Run, load_run
+from analysis.results import matrix_table, studies
+from analysis.results.runs import Run, load_run
 
 Tree = Mapping[str, Any]
 Links = Mapping[str, Cell]

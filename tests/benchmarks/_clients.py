@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import uvloop
 
-from analysis import series
+from analysis.rows import time_series
 from conf import load
 from loadgen.arrivals import NS, PHASES, ArrivalSchedule
 from loadgen.limits import raise_files
@@ -153,7 +153,7 @@ async def _worker(url: str, due_ns: np.ndarray, tokens: int) -> Seen:
     ready = prompts()
     with tempfile.TemporaryDirectory() as folder:
         shard = Shard(Path(folder) / "rows.arrow")
-        health = Shard(Path(folder) / "health.arrow", series.CLIENTS)
+        health = Shard(Path(folder) / "health.arrow", time_series.CLIENTS)
         client = Worker(
             0, [url], ready, shard, health, record_itl=True, timeout_s=DRAIN_S, key=None, path=ready.path
         )

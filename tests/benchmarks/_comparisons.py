@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis import paired
+from analysis.capacity import paired_ratio
 from loadgen import comparison
 from loadgen.driver import Driver
 from loadgen.plan import Plan
@@ -61,7 +61,7 @@ def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:
     original = comparison.Original.of_driver(a)
     found = sweep(b, lambda driver: comparison.next_replay(driver, original))
     pairs = comparison.pairs_of(b, original)
-    ratio = paired.ratio([pair for pair in pairs if pair.whole], comparison.apart(b, original))
+    ratio = paired_ratio.ratio([pair for pair in pairs if pair.whole], comparison.apart(b, original))
     minutes = (a.elapsed_s() + found.elapsed_s) / 60
     if ratio is None or ratio.open:
         ends = (

@@ -19,7 +19,7 @@ from typing import Any
 import emcee
 import numpy as np
 
-from analysis.gauss_newton import Floats
+from analysis.stats.map_fit import Floats
 from conf import load
 from conf.constants import bounded, constants
 from conf.specs.engine import FITTED_BACKEND

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from analysis.capacity import Capacity, posterior
-from analysis.dwell import BLOCK_S, LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount
-from analysis.kernel import Floats, Kernel
-from analysis.root import ALLOWED_OVER, LOGIT_ALLOWED
+from analysis.capacity.kernel import Floats, Kernel
+from analysis.capacity.limit_posterior import ALLOWED_OVER, LOGIT_ALLOWED
+from analysis.capacity.posterior import Capacity, posterior
+from analysis.capacity.window_counts import BLOCK_S, LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount
 from conf.specs.experiment import Search
 from loadgen.search import Outcome, Segment, Start, Stop, bad_step, dwells_of, next_segment, prior
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import uvicorn
 import uvloop
 
-from analysis import metrics
+from analysis.rows import metrics
 from conf import Experiment, load
 from conf.specs.experiment import SimulatedEngine
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from analysis.gauss_newton import Floats
+from analysis.stats.map_fit import Floats
 from conf import Experiment, load
 from conf.constants import replaced
 from conf.kernels import is_known

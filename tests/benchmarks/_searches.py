@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.capacity import Capacity
-from analysis.pooling import Estimate, pooled
-from analysis.validity import LEAST_VALID_DWELLS
+from analysis.capacity.posterior import Capacity
+from analysis.capacity.validity import LEAST_VALID_DWELLS
+from analysis.stats.pooling import Estimate, pooled
 from conf import Experiment
 from loadgen.arrivals import NS
 from loadgen.driver import Driver, TargetLost

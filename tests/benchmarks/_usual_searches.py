@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.quantiles import quantile
+from analysis.stats.quantiles import quantile
 from loadgen.arrivals import NS, Traffic
 from tests.benchmarks._scenarios import FAILING, GUESS_SPREAD, experiment, guess_qps, node
 from tests.benchmarks._searches import Found

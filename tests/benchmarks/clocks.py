@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from analysis import metrics
-from analysis.runs import load_run
+from analysis.results.runs import load_run
+from analysis.rows import metrics
 from conf import Experiment
 from conf.specs.experiment import SimulatedEngine
 from loadgen.arrivals import NS

@@ -19,7 +19,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from analysis.gauss_newton import Floats
+from analysis.stats.map_fit import Floats
 from conf.io.one_line import one_line, reason
 from loadgen.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE, drawn
 from tests.benchmarks import _default_fit as default_fit

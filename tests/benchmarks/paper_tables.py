@@ -21,7 +21,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from analysis.gauss_newton import Fit, Floats, Prior, around, fit
+from analysis.stats.map_fit import Fit, Floats, Prior, around, fit
 from conf import Experiment, load
 from conf.constants import constants, replaced
 from conf.load import ROOT

@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from analysis.dwell import NS, Dwell, LimitCount
+from analysis.capacity.window_counts import NS, Dwell, LimitCount
 from loadgen import require
 from loadgen.driver import Driver
 from loadgen.plan import Plan

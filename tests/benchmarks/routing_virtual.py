@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.quantiles import quantile
+from analysis.stats.quantiles import quantile
 from conf import Experiment
 from loadgen import foresight
 from loadgen.arrivals import NS, Traffic

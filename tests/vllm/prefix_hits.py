@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from analysis import metrics
 from analysis.figures.server_state import state
+from analysis.rows import metrics
 from loadgen import hold, measure
 from loadgen.arrivals import NS
 from tests.vllm.running import Up

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.runs import Run, load_run
+from analysis.results.runs import Run, load_run
 from conf import Experiment, load
 from loadgen import measure
 from loadgen.measure import Act, Site

@@ -13,7 +13,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from analysis.quantiles import quantile, sectioning
+from analysis.stats.quantiles import quantile, sectioning
 from conf import Experiment, load
 from loadgen import hold, measure
 from loadgen.arrivals import NS, Traffic

@@ -1,0 +1,1 @@
+"""Constants of the engine model from observed steps."""

@@ -1,0 +1,209 @@
+"""The step-time constants that recorded runs tell: figures of each run, a fit against the prior, a check.
+
+Knows constants and what was observed; knows no file, and the engine model is handed in.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from analysis.calibration.observed import Observed, Serve
+from analysis.results.runs import RunError
+from analysis.stats.map_fit import Fit, Floats, Prior, fit
+from conf import Experiment
+from conf.constants import KERNELS, Covariance, bounded, calibration, constants, covariance, replaced
+from conf.specs.experiment import Constant, SimulatedEngine
+
+LEAST_SD = 0.01
+"""A prior that ends at its value does not end there to the last digit, or nothing could ever move it."""
+LEARNT = 0.5
+"""From this share of a prior's variance on, the data are said to identify a constant (our choice).
+
+What they do not identify keeps its prior whole: value, interval, and no covariance."""
+POOR = 0.15
+"""rms of a fit beyond which another engine ran than the one that the model was told of (our choice)."""
+SOURCE = "calibrated on {count} runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """`fit` of `paths`; `error` is the rms (ln) on figures that were not fitted, `check` says which."""
+
+    experiment: Experiment
+    paths: tuple[str, ...]
+    prior: dict[str, Constant]
+    fit: Fit
+    fitted: tuple[Observed, ...]
+    checked: tuple[Observed, ...]
+    check: str
+    error: float
+
+    def constants(self) -> dict[str, Constant]:
+        """Every fitted constant with the ends of its 95 % interval and what it rests on."""
+        found, fit = {}, self.fit
+        for index, path in enumerate(self.paths):
+            before = self.prior[path]
+            if fit.held[index]:
+                source = f"not identified by {len(self.fitted)} runs; {before.source}"
+                found[path] = replace(before, source=source)
+                continue
+            # A share that the data push over its peak is at the peak, as the engine model takes it.
+            ends = (bounded(before, math.exp(ln[index])) for ln in (fit.low, fit.at, fit.high))
+            low, value, high = ends
+            source = SOURCE.format(count=len(self.fitted))
+            found[path] = Constant(value, before.unit, source, low, high)
+        return found
+
+    def tree(self) -> dict[str, Any]:
+        """What `engine.constants=FILE` reads."""
+        moved = np.flatnonzero(~self.fit.held)
+        cells = self.fit.covariance[np.ix_(moved, moved)].tolist()
+        known = Covariance(tuple(self.paths[index] for index in moved), tuple(map(tuple, cells)))
+        return calibration(self.experiment, self.constants(), known)
+
+
+def calibrate(runs: Sequence[Observed], serve: Serve) -> Calibrated:
+    """Fit every constant that has an interval, and say how well runs are met that were not fitted.
+
+    Closed loops are fitted and open ones checked; where there is only one kind, each run in turn is left
+    out. Raises RunError if the runs are of several machines or nothing is uncertain.
+    """
+    experiment = _one_machine(runs)
+    known = {path: it for path, it in constants(experiment).items() if it.low is not None}
+    known = {path: it for path, it in known.items() if not path.startswith(KERNELS)}
+    if not known:
+        raise RunError(
+            "no constant has an interval, so there is nothing to fit; begin with the published ones: add "
+            "model=NAME hardware=NAME"
+        )
+    paths, prior = tuple(known), _prior(known)
+    closed = [run for run in runs if run.load.concurrency]
+    both = bool(closed) and len(closed) < len(runs)
+    fitted = tuple(closed if both else runs)
+    found = _fit(fitted, paths, prior, serve, _starts(known, prior))
+    if both:
+        checked, check = (
+            tuple(run for run in runs if not run.load.concurrency),
+            "open loops, which were not fitted",
+        )
+        residuals = _predict(checked, paths, serve, found.at) - _measured(checked)
+    else:
+        checked, check = fitted, "each run predicted from the others"
+        residuals = _left_out(fitted, paths, prior, serve, found)
+    error = math.sqrt(float(np.mean(residuals**2))) if len(residuals) else math.nan
+    return Calibrated(experiment, paths, known, found, fitted, checked, check, error)
+
+
+def _left_out(
+    runs: Sequence[Observed], paths: tuple[str, ...], prior: Prior, serve: Serve, whole: Fit
+) -> Floats:
+    """Residuals of each run, predicted from the others; none of a single one."""
+    parts = [np.zeros(0)]
+    for index, run in enumerate(runs if len(runs) > 1 else []):
+        found = _fit([*runs[:index], *runs[index + 1 :]], paths, prior, serve, [whole.at])
+        parts.append(_predict([run], paths, serve, found.at) - run.measured)
+    return np.concatenate(parts)
+
+
+def _one_machine(runs: Sequence[Observed]) -> Experiment:
+    """The experiment that stands for all runs."""
+    first = runs[0].experiment
+    for run in runs[1:]:
+        one = run.experiment
+        for group in ("model", "hardware", "layout", "engine", "cluster"):
+            if getattr(one, group) != getattr(first, group):
+                raise RunError(
+                    f"{run.path} has another {group} than {runs[0].path}; calibrate each by itself, or say "
+                    f"which it is: {group}=NAME"
+                )
+    if isinstance(first.engine, SimulatedEngine) and covariance(first) is not None:
+        quiet = replace(first.engine, constants="", constants_covariance={})
+        return replace(first, engine=quiet)
+    return first
+
+
+def _prior(known: Mapping[str, Constant]) -> Prior:
+    sds = np.maximum(np.array([constant.ln_sd for constant in known.values()]), LEAST_SD)
+    centre = np.log(np.array([constant.value for constant in known.values()]))
+    return Prior(centre, sds[:, 0], sds[:, 1])
+
+
+def _starts(known: Mapping[str, Constant], prior: Prior) -> list[Floats]:
+    """A machine that is slow in everything and one that is fast, one sd from the prior each."""
+    slower = np.array([-1.0 if constant.unit.startswith("share") else 1.0 for constant in known.values()])
+    return [prior.ln(slower), prior.ln(-slower)]
+
+
+def _fit(
+    runs: Sequence[Observed],
+    paths: tuple[str, ...],
+    prior: Prior,
+    serve: Serve,
+    starts: Sequence[Floats] = (),
+) -> Fit:
+    noise = np.concatenate([run.noise for run in runs])
+    return fit(partial(_predict, runs, paths, serve), _measured(runs), prior, starts, noise, LEARNT)
+
+
+def _predict(runs: Sequence[Observed], paths: tuple[str, ...], serve: Serve, at: Floats) -> Floats:
+    machine = _machine(runs[0].experiment, paths, at)
+    return np.concatenate([run.predict(serve, machine) for run in runs])
+
+
+def _machine(experiment: Experiment, paths: tuple[str, ...], at: Floats) -> Experiment:
+    return replaced(experiment, dict(zip(paths, np.exp(at).tolist(), strict=True)))
+
+
+def _measured(runs: Sequence[Observed]) -> Floats:
+    return np.concatenate([run.measured for run in runs])
+
+
+def text(found: Calibrated, serve: Serve) -> str:
+    """Constants, what is not identified, and every figure measured and predicted."""
+    fit = found.fit
+    count = len(fit.residuals)
+    lines = [f"rms {100 * fit.rms:.1f} % of {count} fitted figures; {_held_out(found)}"]
+    lines += _warnings(fit)
+    for (path, constant), learnt, held in zip(found.constants().items(), fit.learnt, fit.held, strict=True):
+        said = f"{100 * learnt:.0f} % of the prior's variance gone"
+        said = f"NOT IDENTIFIED, the prior's ({said})" if held else said
+        lines.append(
+            f"  {path} {constant.value:.4g} {constant.unit}, 95 % interval "
+            f"[{constant.low:.4g}, {constant.high:.4g}]; {said}"
+        )
+    machine = _machine(found.experiment, found.paths, fit.at)
+    told_apart = [] if found.checked is found.fitted else found.checked
+    named = [*((run, "") for run in found.fitted), *((run, ", not fitted") for run in told_apart)]
+    for run, aside in named:
+        told = run.predict(serve, machine)
+        lines.append(f"  {run.name}{aside}:")
+        for name, was, will in zip(run.figures, np.exp(run.measured), np.exp(told), strict=True):
+            unit = "" if name == "requests/s" else " s"
+            off = f"{100 * (will / was - 1):+.1f} %"
+            lines.append(f"    {name} measured {was:.4g}{unit}, model {will:.4g}{unit} ({off})")
+    return "\n".join(lines)
+
+
+def _warnings(fit: Fit) -> list[str]:
+    """What makes a fit doubtful."""
+    said = []
+    if fit.stalled:
+        said.append("  the descent from the prior gained nothing; what follows is from other starts")
+    if fit.held.all():
+        said.append("  no constant is identified: all stay the prior's; add the runs of a recipe")
+    if fit.rms > POOR:
+        said.append(
+            f"  WARNING: an rms above {100 * POOR:.0f} % says that another engine ran; check the model, the "
+            "layout and the engine.* words"
+        )
+    return said
+
+
+def _held_out(found: Calibrated) -> str:
+    if math.isnan(found.error):
+        return "no held-out error: it takes a second run"
+    return f"held out {100 * found.error:.1f} % ({found.check})"

@@ -1,0 +1,1 @@
+"""From counted windows to the posterior of the capacity."""

@@ -1,0 +1,238 @@
+"""The table dwells.parquet: one row per ramp step and dwell, and beside them what the posterior rests on.
+
+Knows columns, their units and the file's metadata; decides nothing.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from analysis.capacity.limit_posterior import Prior
+from analysis.capacity.posterior import LIMITS, Capacity
+from analysis.capacity.validity import Verdict
+from analysis.capacity.window_counts import Dwell, Window
+from analysis.rows import metrics, parquet, routing_spread
+from analysis.stats.quantiles import quantile
+from conf.specs.experiment import Arrivals, Lengths, Slo, Workload
+
+SCHEMA_VERSION = 2
+QUANTILES = (50, 90, 99)
+KEYS = ("index", "kind")
+"""What no table of dwells is without, whichever version wrote it."""
+
+_REPLICA = pa.struct([("replica_id", pa.string()), ("requests", pa.int64()), ("ttft_p90_ms", pa.float64())])
+_COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
+    ("index", pa.int32(), "", "segment of the schedule, from 0; `dwell` of the request table"),
+    ("kind", pa.string(), "", "ramp, dwell, or hold"),
+    ("rate_qps", pa.float64(), "requests/s", "offered to the whole service"),
+    ("rate_qps_per_node", pa.float64(), "requests/s", "offered per node"),
+    ("nodes", pa.int32(), "", "nodes that served it"),
+    ("concurrency", pa.int32(), "requests", "kept in flight by a closed loop; 0 is an open one"),
+    ("start_ns", pa.int64(), "ns", "first arrival at this rate, since the start of the run's clock"),
+    ("window_start_ns", pa.int64(), "ns", "start of the window that is counted"),
+    ("window_end_ns", pa.int64(), "ns", "its end, before the planned one if it was aborted"),
+    ("planned_end_ns", pa.int64(), "ns", "its end as planned"),
+    ("aborted", pa.bool_(), "", "the window was ended early, for what was seen in it"),
+    ("bad", pa.bool_(), "", "a ramp step that was too hot when it ended"),
+    ("valid", pa.bool_(), "", "false: the window is void and neither pass nor fail"),
+    ("void_reason", pa.string(), "", "why it is void; empty when valid"),
+    ("weight", pa.float64(), "", "of the counts in the posterior; 0 leaves them out"),
+    ("requests", pa.int64(), "requests", "due in the window"),
+    ("completed", pa.int64(), "requests", "of these, answered whole"),
+    ("failed", pa.int64(), "requests", "of these, failed: over every limit"),
+    ("pending", pa.int64(), "requests", "of these, still in flight"),
+    ("waiting_at_start", pa.int64(), "requests", "without a first token when the segment began"),
+    ("log_work", pa.float64(), "", "ln of work_qps_per_node"),
+    (
+        "work_qps_per_node",
+        pa.float64(),
+        "requests/s",
+        "realised load, in requests of the workload's mean work",
+    ),
+    ("goodput_qps_per_node", pa.float64(), "requests/s", "answered within both bounds"),
+    *(
+        (f"{limit}_p{q}_ms", pa.float64(), "ms", f"{q} % quantile of {limit.upper()}; a failure is infinite")
+        for limit in LIMITS
+        for q in QUANTILES
+    ),
+    ("prefix_hit", pa.float64(), "", "share of the prompt tokens from the prefix cache; null if not told"),
+    (
+        "prefix_hit_intended",
+        pa.float64(),
+        "",
+        "the same if each prompt hit all that it shares by the plan; null with sessions (depends on routing)",
+    ),
+    (
+        "replicas_per_session",
+        pa.float64(),
+        "",
+        "mean number of replicas that answered a session with two answers or more; null without sessions",
+    ),
+    (
+        "max_over_mean_share",
+        pa.float64(),
+        "",
+        "requests of the busiest replica over the mean of all replicas; null where replicas are not told",
+    ),
+    (
+        "turns_blocked",
+        pa.float64(),
+        "",
+        "share of the sessions' turns due before the turn before had ended; null without sessions",
+    ),
+    (
+        "turn_blocked_max_ms",
+        pa.float64(),
+        "ms",
+        "longest wait of a turn for the one before; null without one",
+    ),
+    ("by_replica", pa.list_(_REPLICA), "", "each replica that answered, in order of the ids"),
+    ("lag_p99_ms", pa.float64(), "ms", "99 % quantile of the send lag"),
+    *((f"{limit}_over", pa.int64(), "requests", f"over the {limit.upper()} bound") for limit in LIMITS),
+    *((f"{limit}_determined", pa.int64(), "requests", "of which that is known") for limit in LIMITS),
+    *(
+        (f"{limit}_phi", pa.float64(), "", "variance inflation: n requests were believed as n / phi")
+        for limit in LIMITS
+    ),
+    ("reason", pa.string(), "", "why this rate was chosen"),
+)
+
+DWELLS = pa.schema(
+    [
+        pa.field(name, type_, metadata={"unit": unit, "doc": doc} if unit else {"doc": doc})
+        for name, type_, unit, doc in _COLUMNS
+    ]
+)
+"""Arrow schema of dwells.parquet. A phi is that of the final fit, null where the window was not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What the posterior rests on beside the rows.
+
+    `input_tokens` and `output_tokens` are the workload's means, in whose work the load is counted; `prior` is
+    None where nothing was searched, `streams` and `prefix_hit` as they were asked, `replicas` those that were
+    deployed, None if unknown. What was due after
+    `counted_ns`, on the run's clock, was not yet sent when the windows were counted.
+    """
+
+    ttft_p90_ms: float
+    tpot_p90_ms: float
+    input_tokens: int
+    output_tokens: int
+    arrivals: Arrivals
+    streams: int
+    counted_ns: int
+    prior: Prior | None
+    prefix_hit: float = 0.0
+    replicas: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        slo: Slo,
+        workload: Workload,
+        streams: int,
+        counted_ns: int,
+        prior: Prior | None,
+        replicas: int | None = None,
+    ) -> "Basis":
+        """What matters of these."""
+        means = round(workload.prompt_tokens), workload.output_tokens.mean
+        asked = slo.ttft_p90_ms, slo.tpot_p90_ms, *means, workload.arrivals
+        return cls(*asked, streams, counted_ns, prior, workload.prefix_hit, replicas)
+
+    @property
+    def slo(self) -> Slo:
+        """The bounds."""
+        return Slo("recorded", self.ttft_p90_ms, self.tpot_p90_ms)
+
+    @property
+    def workload(self) -> Workload:
+        """A workload of these means, arrivals and hits; of its lengths nothing else is known."""
+        lengths = Lengths(self.input_tokens), Lengths(self.output_tokens)
+        trace = "recorded" if self.arrivals.kind == "trace" else ""
+        return Workload("recorded", *lengths, "token_ids", self.arrivals, trace, self.prefix_hit)
+
+
+def row(
+    dwell: Dwell, verdict: Verdict, basis: Basis, rows: pa.Table, reason: str, bad: bool = False
+) -> dict[str, Any]:
+    """One line of the table; `rows` are the requests of the dwell's window."""
+    latency = {"ttft": metrics.ttft(rows), "tpot": metrics.tpot(rows)}
+    bounds = {"ttft": basis.ttft_p90_ms, "tpot": basis.tpot_p90_ms}
+    # An answer without a TPOT has no such bound to miss.
+    good = np.all([~(latency[limit] > bounds[limit]) for limit in LIMITS], axis=0)
+    good &= ~np.isnan(latency["ttft"])
+    return {
+        **{name: getattr(dwell, name) for name in DWELLS.names if name in Dwell.__dataclass_fields__},
+        "rate_qps_per_node": dwell.rate_qps / dwell.nodes,
+        "bad": bad,
+        "valid": verdict.valid,
+        "void_reason": verdict.reason,
+        "work_qps_per_node": math.exp(dwell.log_work),
+        "goodput_qps_per_node": int(good.sum()) / dwell.seconds / dwell.nodes if dwell.seconds else None,
+        **{f"{limit}_p{q}_ms": quantile(latency[limit], q / 100) for limit in LIMITS for q in QUANTILES},
+        "prefix_hit": metrics.prefix_hit(rows),
+        "prefix_hit_intended": None if routing_spread.with_sessions(rows) else metrics.prefix_shared(rows),
+        "replicas_per_session": routing_spread.replicas_per_session(rows),
+        "max_over_mean_share": routing_spread.max_over_mean_share(rows, basis.replicas),
+        "turns_blocked": routing_spread.turns_blocked(rows),
+        "turn_blocked_max_ms": routing_spread.longest_block_ms(rows),
+        "by_replica": routing_spread.by_replica(rows),
+        "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
+        **{f"{limit}_over": getattr(dwell, limit).over for limit in LIMITS},
+        **{f"{limit}_determined": getattr(dwell, limit).determined for limit in LIMITS},
+        **{f"{limit}_phi": None for limit in LIMITS},
+        "reason": reason,
+    }
+
+
+def with_phi(rows: list[dict[str, Any]], capacity: Capacity | None) -> list[dict[str, Any]]:
+    """The lines with the variance inflation that the posterior believed of each window it used."""
+    if capacity is None:
+        return rows
+    phi = {f"{limit}_phi": getattr(capacity, limit).phi for limit in LIMITS}
+    return [line | (phi if line["index"] in capacity.dwells else {}) for line in rows]
+
+
+def window(line: dict[str, Any]) -> Window:
+    """The window of one line."""
+    return Window(**{name: line[name] for name in Window.__dataclass_fields__})
+
+
+def write(rows: list[dict[str, Any]], basis: dict[str, Any], path: Path) -> None:
+    """Write the table complete or not at all (by rename); `basis` is a `Basis` as plain figures."""
+    metadata = {"schema_version": str(SCHEMA_VERSION), "basis": json.dumps(basis)}
+    parquet.write(pa.Table.from_pylist(rows, schema=DWELLS.with_metadata(metadata)), path)
+
+
+def read(path: Path) -> pa.Table:
+    """The table at `path` with its own metadata; columns that its version did not have are null.
+
+    Raises OSError or an ArrowException for a file that is broken, or not of dwells.
+    """
+    told = pq.read_schema(path)
+    if lacking := [name for name in KEYS if name not in told.names]:
+        raise pa.ArrowInvalid(f"{path} is no table of dwells: it lacks {', '.join(lacking)}")
+    return pq.read_table(path, schema=DWELLS).replace_schema_metadata(told.metadata)
+
+
+def basis_of(table: pa.Table) -> Basis | None:
+    """What the table's posterior rests on; None of a table whose version wrote nothing of it, or less."""
+    said = (table.schema.metadata or {}).get(b"basis")
+    if said is None:
+        return None
+    try:
+        known = json.loads(said)
+        prior = known.pop("prior")
+        arrivals = Arrivals(**known.pop("arrivals"))
+        return Basis(**known, arrivals=arrivals, prior=Prior(**prior) if prior else None)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None

@@ -1,0 +1,281 @@
+"""The rate at which one limit would just be kept: its posterior from the 5 s blocks of all dwells.
+
+Knows counts and offered loads and a prior; knows nothing of the other limit and of no next rate. The model:
+of the requests due in a block a share logistic(logit .1 + slope (x - root')) is over the limit, x being the
+logarithm of the load around the block (`Kernel`). Bursts of load explain most of what makes neighbours alike,
+so that what is left is worth many more independent requests than whole windows are. The share at a rate is
+the mean of that curve over the loads that arrive at this rate, hence the shift from root' to the root.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.capacity.kernel import Floats, Kernel, Limit, log_loads
+from analysis.capacity.window_counts import Dwell, LimitCount
+from analysis.stats.quantiles import Dispersion, overdispersion
+
+ALLOWED_OVER = 0.1
+LOGIT_ALLOWED = math.log(ALLOWED_OVER / (1 - ALLOWED_OVER))
+SLOPE_CENTRE, SLOPE_SD = math.log(25), 0.5
+"""Prior of ln slope. 21 to 46 on the engine model at four pairs of bounds, given the load around a block."""
+STEP, REACH = 0.005, 140
+"""Roots (ln) on either side of the prior's centre. Loads are rounded to the same steps: then a likelihood is
+a correlation of counts with one curve per slope, and costs the same after five dwells and after fifty."""
+ROOTS = np.linspace(-STEP * REACH, STEP * REACH, 2 * REACH + 1)
+UNUSUAL = 1.9
+"""Standard deviations of that prior, beyond which a slope is told: below 9.7 or above 65 (our choice)."""
+LOG_SLOPES = SLOPE_CENTRE + np.linspace(-2.0, 1.2, 17)
+"""Slopes from 3.4 to 83: with one request at a time they come down to 9 at 0.6 requests/s."""
+HOT_SHARE = 0.6
+"""A dwell with more over the limit was no steady state: all it says is that the root lies below. Near the
+knee of the engine model 0.5 makes the estimate 0.2 % too high, for it mutes bursts, 0.7 0.4 % too low."""
+LONGER = 2.0
+"""How much less (ln) a longer kernel is believed beforehand than the first: with 0 the RMSE of 15 minutes
+rises from 1.45 to 1.75 % where lengths are fixed, with 2 to 1.6 % (40 searches)."""
+LEAST_DISPERSION_DWELLS = 3
+RISING = 1.0
+"""Deviance over phi from which a share that no load changes is rejected. A constant 0.3 to 3 % at a third of
+the capacity never reaches it; 180 quick searches near the capacity all do (simulated)."""
+LONG_E2E_S = 15.0
+"""Answers that last longer are remembered longer than the dispersion of 5 s blocks takes in: in proportion,
+neighbouring blocks are taken as one and more overdispersion is believed beforehand. With answers of 60 s on a
+server that slows as it fills, 24 minutes around the capacity cover in 23 of 24 runs, without it in 19."""
+E2E_UNKNOWN_S = 10.0
+SHIFT_RANGE = (-1.5, 0.05)
+LEAST_LOAD = 0.02
+HALVINGS = 18
+"""Of the shift's range: to 6e-6, far within any interval."""
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """ln(QPS per node) of each limit's root ~ N(centre, sd)."""
+
+    centre: float
+    sd: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """Posterior of one limit's root: a mass per (root', column) cell, and each column's shift to the root.
+
+    A column is a slope with a kernel. `kept`: at least one dwell kept the limit. `rising`: the evidence
+    rejects that at most half of the allowed share is over at any load. `beyond`: the evidence has its maximum
+    at the grid's lower (-1) or upper (1) end, so that the prior was far off. `slope_unusual`: the
+    share hardly follows the load, or jumps with it.
+    """
+
+    applies: bool
+    roots: Floats
+    mass: Floats
+    shift: Floats
+    beyond: int
+    slope: float
+    slope_unusual: bool
+    phi: float
+    kept: bool
+    rising: bool
+    over: int
+    determined: int
+
+    def cdf(self, at: Floats) -> Floats:
+        """P(root <= at), shape of `at`."""
+        half = (self.roots[1] - self.roots[0]) / 2
+        edges = np.concatenate([self.roots[:1] - half, self.roots + half])
+        below = np.concatenate([np.zeros((1, len(self.shift))), np.cumsum(self.mass, axis=0)])
+        parts = [np.interp(at - shift, edges, below[:, j]) for j, shift in enumerate(self.shift)]
+        total: Floats = np.sum(parts, axis=0)
+        return np.minimum(total, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """The blocks of calm dwells in their order; all arrays have one length."""
+
+    log_load: Floats
+    over: Floats
+    determined: Floats
+
+    def evidence(self, centre: float, slopes: Floats) -> Floats:
+        """Log-likelihood of each (root', slope), as if requests were independent."""
+        step = np.rint((self.log_load - centre) / STEP).astype(np.int64)
+        if not len(step):
+            return np.zeros((len(ROOTS), len(slopes)))
+        least = int(step.min())
+        determined = np.bincount(step - least, self.determined)
+        apart = STEP * np.arange(least - REACH, least + len(determined) + REACH)
+        curves = _softplus(LOGIT_ALLOWED + slopes[:, None] * apart)
+        expected = [np.correlate(curve, determined, "valid")[::-1] for curve in curves]
+        over, load = self.over.sum(), self.over @ (STEP * step)
+        given = over * LOGIT_ALLOWED + slopes * (load - over * ROOTS[:, None])
+        return np.asarray(given - np.stack(expected, axis=1))
+
+    def constant(self) -> float:
+        """Log-likelihood of the likeliest share that is at most half of what is allowed, at any load."""
+        over, determined = float(self.over.sum()), float(self.determined.sum())
+        share = min(over / max(determined, 1.0), ALLOWED_OVER / 2)
+        return over * math.log(share) + (determined - over) * math.log1p(-share) if share else 0.0
+
+    def dispersion(self, root: float, slope: float, longer: float) -> Dispersion | None:
+        """What is left of the likeness of neighbours at a fit."""
+        expected = _logistic(LOGIT_ALLOWED + slope * (self.log_load - root))
+        return overdispersion(self.over, self.determined, expected, longer)
+
+
+def fit(dwells: Sequence[Dwell], limit: Limit, prior: Prior) -> Root:
+    """The posterior from dwells that are neither void nor empty, in order of time.
+
+    The likelihood is a quasi-likelihood: divided by the overdispersion phi, and, as phi is itself an
+    estimate of few degrees of freedom, with the tails of Student's t.
+    """
+    known = [dwell for dwell in dwells if _counts(dwell, limit).determined]
+    hot = [dwell for dwell in known if _hot(dwell, limit)]
+    calm = [dwell for dwell in known if not _hot(dwell, limit) and not dwell.aborted]
+    e2e_s, slopes = _e2e_s(dwells), np.exp(LOG_SLOPES)
+    kernels = Kernel.all_of(limit, e2e_s, _rate_qps(known))
+    # The prior is one of the root, and the grid one of root', which lies above it by the shift.
+    usual = float(_shifts(known, np.exp([SLOPE_CENTRE]), math.exp(prior.centre), kernels[:1])[0])
+    roots = prior.centre - usual + ROOTS
+    belief = _log_normal(roots, prior.centre - usual, prior.sd)[:, None] + _belief_in_columns(len(kernels))
+    blocks = _blocks(calm, limit, kernels)
+    evidence = np.hstack([each.evidence(prior.centre - usual, slopes) for each in blocks])
+    for dwell in hot:
+        evidence += np.tile(_hot_evidence(dwell, limit, roots, slopes), len(kernels))
+    longer = max(1.0, e2e_s / LONG_E2E_S)
+    left = Dispersion.unknown(blocks[0].determined, longer)
+    i, j = np.unravel_index(np.argmax(belief + evidence / left.phi), belief.shape)
+    beyond = int(i == len(roots) - 1) - int(i == 0)
+    best = blocks[j // len(slopes)]
+    if len(calm) >= LEAST_DISPERSION_DWELLS and best.over.any():
+        left = best.dispersion(roots[i], slopes[j % len(slopes)], longer) or left
+    deviance = 2 * (evidence.max() - evidence) / left.phi
+    log_mass = belief - (left.freedom + 1) / 2 * np.log1p(deviance / left.freedom)
+    i, j = np.unravel_index(np.argmax(log_mass), belief.shape)
+    mass = np.exp(log_mass - log_mass.max())
+    mass /= mass.sum()
+    at_root_qps = math.exp(roots[i] + usual)
+    return Root(
+        applies=bool(known),
+        roots=roots,
+        mass=mass,
+        shift=_shifts(known, slopes, at_root_qps, kernels),
+        beyond=beyond,
+        slope=float(slopes[j % len(slopes)]),
+        slope_unusual=_unusual(mass),
+        phi=left.phi,
+        kept=any((_counts(dwell, limit).share or 0.0) <= ALLOWED_OVER for dwell in known),
+        rising=bool(hot) or 2 * (evidence.max() - blocks[0].constant()) / left.phi > RISING,
+        over=sum(_counts(dwell, limit).over for dwell in known),
+        determined=sum(_counts(dwell, limit).determined for dwell in known),
+    )
+
+
+def population_shift(slopes: Floats, load_var: Floats | float, arrivals_var: Floats | float) -> Floats:
+    """Shift d from root' to the root, per slope: the share is a mean over loads, as requests meet them.
+
+    Solves E of logistic(logit .1 + slope (d + ln L)) = .1 by bisection. L has variance `load_var` and the
+    skewness of a Poisson count; its mean is 1 + `arrivals_var`, the variance that arrivals alone cause, for
+    a load meets the more requests the more of them it is made of.
+    """
+    variance, of_arrivals = (
+        np.broadcast_to(each, slopes.shape)[:, None] for each in (load_var, arrivals_var)
+    )
+    deviation = np.sqrt(variance) * _NODES + variance * (_NODES**2 - 1) / 6
+    loads = np.log(np.maximum(1 + of_arrivals + deviation, LEAST_LOAD))
+    low, high = (np.full(len(slopes), end) for end in SHIFT_RANGE)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        # A sum and no matrix product: the threads of a BLAS cost more than they do, and the sends their core.
+        curve = _logistic(LOGIT_ALLOWED + slopes[:, None] * (middle[:, None] + loads))
+        share = (curve * _WEIGHTS).sum(axis=1)
+        low, high = np.where(share < ALLOWED_OVER, middle, low), np.where(share < ALLOWED_OVER, high, middle)
+    shift: Floats = (low + high) / 2
+    return shift
+
+
+def _shifts(
+    dwells: Sequence[Dwell], slopes: Floats, qps_per_node: float, kernels: Sequence[Kernel]
+) -> Floats:
+    """The shift of each column: the slopes with the first kernel, then with the next."""
+    if not dwells:
+        return np.zeros(len(slopes) * len(kernels))
+    expected = qps_per_node * dwells[0].nodes * np.repeat([kernel.seconds for kernel in kernels], len(slopes))
+    arrivals_var = float(np.mean([dwell.arrivals_var for dwell in dwells]))
+    work_var = float(np.mean([dwell.work_var for dwell in dwells]))
+    columns = np.tile(slopes, len(kernels))
+    return population_shift(columns, (arrivals_var + work_var) / expected, arrivals_var / expected)
+
+
+def _belief_in_columns(kernels: int) -> Floats:
+    """ln of what is believed of each slope with each of so many kernels."""
+    longer = np.arange(kernels) > 0
+    return np.concatenate([_log_normal(LOG_SLOPES, SLOPE_CENTRE, SLOPE_SD) - LONGER * it for it in longer])
+
+
+def _unusual(mass: Floats) -> bool:
+    """True where the slope is more likely than not one that nobody expected."""
+    of_slopes = mass.sum(axis=0).reshape(-1, len(LOG_SLOPES)).sum(axis=0)
+    return float(of_slopes[np.abs(LOG_SLOPES - SLOPE_CENTRE) > UNUSUAL * SLOPE_SD].sum()) > 0.5
+
+
+def _counts(dwell: Dwell, limit: Limit) -> LimitCount:
+    counted: LimitCount = getattr(dwell, limit)
+    return counted
+
+
+def _hot(dwell: Dwell, limit: Limit) -> bool:
+    """True where the counts are those of an overload and not of a rate.
+
+    A window is aborted for its queue: of a limit that is kept all the same it says nothing.
+    """
+    return (_counts(dwell, limit).share or 0.0) > (ALLOWED_OVER if dwell.aborted else HOT_SHARE)
+
+
+def _hot_evidence(dwell: Dwell, limit: Limit, roots: Floats, slopes: Floats) -> Floats:
+    """So large a share over the limit where less is expected, and no objection where more is."""
+    counted = _counts(dwell, limit)
+    share = min(counted.over / counted.determined, HOT_SHARE)
+    logit = LOGIT_ALLOWED + slopes * (dwell.log_work - roots[:, None])
+    logit = np.minimum(logit, math.log(share / (1 - share)))
+    loss: Floats = counted.determined * (share * logit - _softplus(logit))
+    return loss
+
+
+def _e2e_s(dwells: Sequence[Dwell]) -> float:
+    known = [dwell.median_e2e_s for dwell in dwells if dwell.median_e2e_s is not None]
+    return float(np.median(known)) if known else E2E_UNKNOWN_S
+
+
+def _rate_qps(dwells: Sequence[Dwell]) -> float:
+    """Requests per second of the whole service, in the middle of the dwells."""
+    return float(np.median([dwell.rate_qps for dwell in dwells])) if dwells else math.inf
+
+
+def _blocks(dwells: Sequence[Dwell], limit: Limit, kernels: Sequence[Kernel]) -> list[_Blocks]:
+    """The blocks with the loads of each kernel."""
+    if not dwells:
+        return [_Blocks(*[np.array([], dtype=np.float64)] * 3)] * len(kernels)
+    counts = [_counts(dwell, limit) for dwell in dwells]
+    over = np.array([n for counted in counts for n in counted.block_over], dtype=np.float64)
+    determined = np.array([n for counted in counts for n in counted.block_determined], dtype=np.float64)
+    loads = [(load, ~np.isnan(load)) for load in log_loads(dwells, kernels)]
+    return [_Blocks(load[offered], over[offered], determined[offered]) for load, offered in loads]
+
+
+def _log_normal(at: Floats, centre: float, sd: float) -> Floats:
+    return -0.5 * ((at - centre) / sd) ** 2
+
+
+def _softplus(logit: Floats) -> Floats:
+    """ln(1 + e^logit), in the form that neither overflows nor is as slow as logaddexp."""
+    return np.maximum(logit, 0.0) + np.log1p(np.exp(-np.abs(logit)))
+
+
+def _logistic(logit: Floats) -> Floats:
+    share: Floats = 0.5 + 0.5 * np.tanh(logit / 2)
+    return share

@@ -1,0 +1,352 @@
+"""How much more load one service carries than another, from windows that had the same requests.
+
+Knows latencies request by request, bounds and ratios of rates; knows no folder, no service and no next rate.
+Common random numbers: the method, section 2.5. What is compared here is ours: over each bound the share of
+A's window minus that of B's, in which the luck of the common arrivals cancels.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.capacity.kernel import Limit
+from analysis.capacity.limit_posterior import ALLOWED_OVER, HOT_SHARE
+from analysis.capacity.posterior import LIMITS
+
+Floats = NDArray[np.float64]
+Tree = dict[str, Any]
+Open = Literal["", "above", "below"]
+Bounds = tuple[float, float]
+"""The bounds of p90 TTFT and p90 TPOT in ms."""
+
+BAND = 0.3
+"""A share is averaged over bounds within a factor e^+-0.3 of the asked one: the ratio hardly depends on the
+bound, and requests that just miss it no longer decide (halves the spread, simulated)."""
+SLOPE_CENTRE, SLOPE_SD = math.log(18), 0.3
+"""d logit(share) / d ln(rate): 16 to 24 over scenarios S1, S2, S4 of the method (simulated, windows ended
+early left out)."""
+NOISE, NOISE_PAIRS = 0.1, 4
+"""sd of the difference of a pair's shares over sqrt(v (1 - v)), v being their mean, before it is seen, and
+how many pairs that belief weighs."""
+TILT, TILT_SD = 0.5, 0.4
+"""ln of B's slope over A's, by ln(ratio): the faster one is nearer to its saturation, hence steeper. 0.75 in
+S2, 0.5 where a batch is the only limit (theory); what a share far from the allowed one says depends on it."""
+APART_SD = 0.03
+"""sd of ln(ratio) by ln(ratio): services that differ much make less alike of the same luck, in all windows at
+once. Without it the interval covers in .88 of 99 comparisons with ratios of .47 to 2, with it in .96
+(simulated)."""
+MOST_AROUND = 0.2
+"""Most that the share around a bound may be where the bound is just kept: a heavier tail is no tail."""
+UNSURE = 0.27
+"""An expected difference so large, in the units of `NOISE`, is as unsure as the noise, for no curve has one
+slope throughout: some 0.05 (ln) from the answer. Where one side is all over, or none, it is sure again, of
+the side."""
+PRIOR_SD = 0.55
+"""sd of ln(ratio) around where the search for it began: a factor of 3 is within two of them (our choice)."""
+LEAST_REQUESTS, LEAST_PAIRS = 10, 3
+MOST_TOLD = 4
+"""Keys that differ between A and B and stand on the screen."""
+UNLIKE = 0.5
+"""A and B are limited by different bounds if their parts over TTFT among all over differ by more."""
+OPEN = 2.0
+"""An end of the interval is only the prior if the evidence falls by less (ln) from its best to far beyond."""
+_FAR, _COARSE, _FINE, _TAIL = 2.0, 0.02, 200, 1e-4
+"""The posterior is found on a grid so far from the start, then on so many points between its tails."""
+_STEPS = np.linspace(-2.0, 2.0, 5)
+_NORMAL_95 = 1.959964
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """TTFT and TPOT in ms of a window's requests in order of due time; nan is not known (yet), inf failed."""
+
+    ttft: Floats
+    tpot: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """One limit in a pair: of `determined` requests known on both sides, `over` it as (A, B).
+
+    `near` counts the same averaged over bounds within e^+-BAND, so that a request counts in part.
+    """
+
+    determined: int
+    over: tuple[int, int]
+    near: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A window of A and its replay on B at exp(`log_ratio`) times the rate, as far as both went.
+
+    A pair is not `whole` if one side was ended early: then it says where to look, but not what to report,
+    because a window ends early by its own outcome.
+    """
+
+    index: int
+    log_ratio: float
+    whole: bool
+    ttft: Shares
+    tpot: Shares
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRatio:
+    """Ratio of the rates at which one limit is just kept, with its 95 % interval.
+
+    `weight` is the limit's part among the requests over a bound. Of one that is `open` above or below, all
+    pairs lie on one side of the answer: the end there is only the prior, and the other one a bound.
+    """
+
+    value: float
+    low: float
+    high: float
+    weight: float
+    open: Open = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Capacity of B over capacity of A, with its 95 % interval, and per limit where that is known.
+
+    `correlation` is that of the two sides' shares over the pairs, None where it is unknown. `unlike`: A and
+    B are limited by different bounds, so that common arrivals do not help. `open` is as in a limit's.
+    """
+
+    value: float
+    low: float
+    high: float
+    ttft: LimitRatio | None
+    tpot: LimitRatio | None
+    pairs: int
+    correlation: float | None
+    unlike: bool
+    open: Open = ""
+
+    @property
+    def verdict(self) -> str:
+        """What the interval shows."""
+        if self.low > 1:
+            return "B is better"
+        return "B is worse" if self.high < 1 else "no difference shown"
+
+    @property
+    def log_next(self) -> float:
+        """ln(ratio) to try next: halfway to the bound while no pair was above, for an overload costs more."""
+        value = math.log(self.value)
+        return (value + math.log(self.low)) / 2 if self.open == "above" else value
+
+
+def pair(index: int, log_ratio: float, whole: bool, a: Latencies, b: Latencies, bounds_ms: Bounds) -> Pair:
+    """The pair of two windows with the same requests; where one ended early, the requests that both had."""
+    count = min(len(a.ttft), len(b.ttft))
+    shares = [
+        _shares(getattr(a, limit)[:count], getattr(b, limit)[:count], bound)
+        for limit, bound in zip(LIMITS, bounds_ms, strict=True)
+    ]
+    return Pair(index, log_ratio, whole, *shares)
+
+
+def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
+    """Ratio of the capacities from `pairs`; ln(ratio) was thought to be near `start`.
+
+    None if not one request was over a bound or near it: the pairs then say nothing.
+    """
+    calm = [one for one in pairs if not _overload(one)] or pairs
+    parts = [_over(calm, side) for side in (0, 1)]
+    total = sum(map(sum, parts))
+    found: dict[Limit, LimitRatio | None] = {}
+    for limit, *over in zip(LIMITS, *parts, strict=True):
+        figures = _limit(pairs, limit, start) if sum(over) else None
+        found[limit] = LimitRatio(*figures[:3], sum(over) / total, figures[3]) if figures else None
+    known = [one for one in found.values() if one]
+    if not known:
+        return None
+    closed = [one for one in known if not one.open]
+    value, low, high = (math.exp(figure) for figure in _mixed(closed or known))
+    main = max(LIMITS, key=lambda limit: getattr(found[limit], "weight", 0.0))
+    unlike = all(map(sum, parts)) and abs(parts[0][0] / sum(parts[0]) - parts[1][0] / sum(parts[1])) > UNLIKE
+    return Ratio(
+        value=value,
+        low=low,
+        high=high,
+        open="" if closed else max(known, key=lambda one: one.weight).open,
+        ttft=found["ttft"],
+        tpot=found["tpot"],
+        pairs=len(pairs),
+        correlation=_correlation(pairs, main),
+        unlike=unlike,
+    )
+
+
+def unpaired(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple[float, float, float]:
+    """Ratio b / a of two independent estimates (value, low, high) with its 95 % interval."""
+    value = math.log(b[0] / a[0])
+    below = math.hypot(math.log(b[0] / b[1]), math.log(a[2] / a[0]))
+    above = math.hypot(math.log(b[2] / b[0]), math.log(a[0] / a[1]))
+    return math.exp(value), math.exp(value - below), math.exp(value + above)
+
+
+def tree(found: Ratio) -> Tree:
+    """The part of study.json that a comparison adds."""
+    return asdict(found) | {"verdict": found.verdict, "interval": "95 % of capacity B / capacity A"}
+
+
+def headline(found: Tree) -> str:
+    """The verdict in a line."""
+    return (
+        f"B / A = {found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}] (95 %): {found['verdict']}"
+    )
+
+
+def lines(study: Mapping[str, Any]) -> list[str]:
+    """What the ratio of a study rests on, for the screen."""
+    found = study["ratio"]
+    told = [f"{key} {ours} -> {theirs}" for key, (ours, theirs) in study["differs"].items()]
+    more = f" and {len(told) - MOST_TOLD} more (study.json)" if len(told) > MOST_TOLD else ""
+    known = found["correlation"]
+    correlation = "unknown" if known is None else f"{known:.2f}"
+    shown = [
+        f"  from A to B: {', '.join(told[:MOST_TOLD])}{more}",
+        f"  {found['pairs']} pairs of windows: B got A's arrivals and lengths, scaled in time; correlation"
+        f" {correlation}",
+    ]
+    for limit in LIMITS:
+        if one := found[limit]:
+            shown.append(
+                f"  by p90 {limit.upper()} alone {one['value']:.3f} [{one['low']:.3f}, {one['high']:.3f}],"
+                f" {100 * one['weight']:.0f} % of what was over a bound"
+            )
+    if found["unlike"]:
+        shown.append(
+            "  A and B are limited by different bounds: the ratio is that of the two capacities alone"
+        )
+    return shown
+
+
+def _shares(a: Floats, b: Floats, bound_ms: float) -> Shares:
+    both = ~(np.isnan(a) | np.isnan(b))
+    sides = [side[both] for side in (a, b)]
+    over = [int(np.sum(side > bound_ms)) for side in sides]
+    near = [float(np.sum(_near(side, bound_ms))) for side in sides]
+    return Shares(int(both.sum()), (over[0], over[1]), (near[0], near[1]))
+
+
+def _near(latency_ms: Floats, bound_ms: float) -> Floats:
+    """Part of the bounds within e^+-BAND of the asked one, even in ln, that a latency is over."""
+    above = np.log(np.maximum(latency_ms, 1e-9) / bound_ms)
+    part: Floats = np.clip(0.5 + above / (2 * BAND), 0.0, 1.0)
+    return part
+
+
+def _overload(one: Pair) -> bool:
+    """True where a side was so far beyond its capacity that it does not show which limit binds there."""
+    return any(
+        max(shares.over) > HOT_SHARE * shares.determined
+        for shares in (one.ttft, one.tpot)
+        if shares.determined
+    )
+
+
+def _over(pairs: Sequence[Pair], side: int) -> list[float]:
+    """Requests of one side over each limit, or around it."""
+    return [sum(getattr(one, limit).near[side] for one in pairs) for limit in LIMITS]
+
+
+def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, float, float, Open] | None:
+    """Median and 95 % interval of the ratio for one limit, and the end that is only the prior.
+
+    None where no pair tells: one that has nothing over around a bound on either side, or all, says nothing.
+    """
+    seen = [(one.log_ratio, getattr(one, limit)) for one in pairs]
+    seen = [(at, shares) for at, shares in seen if shares.determined >= LEAST_REQUESTS]
+    told = [(at, it.determined, *it.near) for at, it in seen if 0 < sum(it.near) < 2 * it.determined]
+    if not told:
+        return None
+    tried, determined, *near = np.array(told).T
+    shares = np.array(near) / determined
+    wide = start + np.arange(-_FAR, _FAR + _COARSE / 2, _COARSE)
+    # The share around a bound at which the bound itself is just kept.
+    allowed = ALLOWED_OVER * sum(map(sum, near)) / max(1, sum(sum(it.over) for _, it in seen))
+    allowed = min(max(allowed, ALLOWED_OVER), MOST_AROUND)
+    log_evidence = _evidence(tried, determined, shares, wide, allowed)
+    cdf = _cdf(log_evidence, wide, start)
+    lowest, highest = np.interp([_TAIL, 1 - _TAIL], cdf, wide)
+    fine = np.linspace(lowest, highest, _FINE)
+    cdf = _cdf(_evidence(tried, determined, shares, fine, allowed), fine, start)
+    median, low, high = np.interp([0.5, 0.025, 0.975], cdf, fine)
+    apart = _NORMAL_95 * APART_SD * abs(median)
+    low, high = median - math.hypot(median - low, apart), median + math.hypot(high - median, apart)
+    best = _flat(log_evidence)
+    side: Open = "above" if best[-1] > best.max() - OPEN else "below" if best[0] > best.max() - OPEN else ""
+    return math.exp(median), math.exp(low), math.exp(high), side
+
+
+def _evidence(tried: Floats, determined: Floats, shares: Floats, deltas: Floats, allowed: float) -> Floats:
+    """Log-likelihood on a grid of (tilt, slope, delta), with the priors of all but delta.
+
+    Per pair two logits are slope x (ln ratio tried - delta) + tilt x (logit v - logit `allowed`) apart, and v
+    is the mean share that was seen; then D = share of B - share of A solves 2 D = K (1 - w^2 + D^2) with
+    w = 2 v - 1 and K the tanh of half the distance. The variance is integrated out (Student's t).
+    """
+    weight = determined / determined.mean()
+    mean = shares.mean(axis=0)
+    # By the noise of one request, so that quiet windows are held to it too.
+    unit = np.sqrt(mean * (1 - mean))
+    difference = (shares[1] - shares[0]) / unit
+    above = np.log(mean / (1 - mean)) - math.log(allowed / (1 - allowed))
+    room = 4 * mean * (1 - mean)
+    slope = np.exp(SLOPE_CENTRE + SLOPE_SD * _STEPS)[:, None]
+    tilt = (TILT + TILT_SD * _STEPS)[:, None, None] * deltas
+    squares = np.zeros((len(_STEPS), len(_STEPS), len(deltas)))
+    width = np.zeros_like(squares)
+    for n in range(len(tried)):
+        steep = np.tanh((slope * (tried[n] - deltas) + tilt * above[n]) / 2)
+        sure = 1 - steep**2
+        expected = steep * room[n] / (1 + np.sqrt(1 - steep**2 * room[n])) / unit[n]
+        spread = 1 + (expected * sure / UNSURE) ** 2
+        squares += weight[n] * (difference[n] - expected) ** 2 / spread
+        width += np.log(spread)
+    freedom = len(tried) + NOISE_PAIRS
+    found: Floats = -0.5 * freedom * np.log(NOISE_PAIRS * NOISE**2 + squares) - 0.5 * width
+    return (found - 0.5 * (_STEPS**2)[:, None, None] - 0.5 * (_STEPS**2)[:, None]).reshape(-1, len(deltas))
+
+
+def _flat(log_evidence: Floats) -> Floats:
+    """ln of the mean evidence over slopes, at each delta."""
+    most: float = log_evidence.max()
+    return np.asarray(most + np.log(np.exp(log_evidence - most).mean(axis=0) + 1e-300))
+
+
+def _cdf(log_evidence: Floats, deltas: Floats, start: float) -> Floats:
+    """The posterior's distribution at each delta of an even grid."""
+    log_mass = _flat(log_evidence) - 0.5 * ((deltas - start) / PRIOR_SD) ** 2
+    mass = np.exp(log_mass - log_mass.max())
+    return np.asarray((np.cumsum(mass) - mass / 2) / mass.sum())
+
+
+def _mixed(known: Sequence[LimitRatio]) -> tuple[float, float, float]:
+    """ln of the ratio of the capacities and its interval: the limits by weight, and how far they disagree."""
+    weights = np.array([one.weight for one in known])
+    weights = weights / weights.sum()
+    figures = np.log([(one.value, one.low, one.high) for one in known])
+    value, low, high = weights @ figures
+    between = _NORMAL_95 * math.sqrt(float(weights @ (figures[:, 0] - value) ** 2))
+    return (
+        float(value),
+        float(value - math.hypot(value - low, between)),
+        float(value + math.hypot(high - value, between)),
+    )
+
+
+def _correlation(pairs: Sequence[Pair], limit: Limit) -> float | None:
+    shares = [getattr(one, limit) for one in pairs]
+    sides = np.array([one.near for one in shares if one.determined]).T
+    if sides.size < 6 or not np.all(sides.std(axis=1) > 0):
+        return None
+    return float(np.corrcoef(sides)[0, 1])

@@ -1,0 +1,269 @@
+"""Counts of one dwell: how many requests of a window were over each limit, under how much work.
+
+Knows request rows, the bounds and the workload's means; knows no posterior and no search.
+"""
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from analysis.rows import metrics, records
+from analysis.stats.quantiles import quantile
+from conf.specs.experiment import Slo, Workload
+
+NS = 1_000_000_000
+BLOCK_S = 5
+PACE_TOKENS = 15
+"""Output tokens from which the pace of an unfinished answer is believed (the method, 4.2 step 4)."""
+OUTPUT_WORK = 2.0
+"""Work of an output token in prompt tokens (the method, 4.2 step 5); cached prompt tokens are none."""
+PATH_MS = 100.0
+"""Real time outside the engine that a waiting request is granted where the clock is fast (our choice)."""
+ARRIVALS_VAR = {"poisson": 1.0, "gamma": 1.0, "constant": 0.0, "trace": 1.0}
+"""Variance over mean of the number of arrivals, before burstiness; of a trace it is taken as Poisson's."""
+LOOK_BACK, LOOK_AHEAD = 132, 80
+"""Blocks before and after a window whose load is counted too: requests feel it."""
+LEAST_COVER_NS = NS
+"""A block of which less is known has no load."""
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A segment of the schedule with its measured window; ns count from the start of the run's clock.
+
+    `rate_qps` is the offered rate of the whole service of `nodes` nodes. `window_end_ns` is where the
+    window ended, before `planned_end_ns` if it was aborted. A ramp step is a window too. `concurrency` is
+    that of a closed loop, whose rate is what came of it; 0 is an open one.
+    """
+
+    index: int
+    kind: Literal["ramp", "dwell", "hold"]
+    rate_qps: float
+    nodes: int
+    start_ns: int
+    window_start_ns: int
+    window_end_ns: int
+    planned_end_ns: int
+    aborted: bool = False
+    concurrency: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Length of the window, as far as it went."""
+        return (self.window_end_ns - self.window_start_ns) / NS
+
+
+@dataclass(frozen=True, slots=True)
+class LimitCount:
+    """Requests `over` one limit among those `determined`, whole and per 5 s block of due time."""
+
+    over: int
+    determined: int
+    block_over: tuple[int, ...]
+    block_determined: tuple[int, ...]
+
+    @property
+    def share(self) -> float | None:
+        """Over of determined; None when nothing is determined."""
+        return self.over / self.determined if self.determined else None
+
+
+@dataclass(frozen=True, slots=True)
+class Dwell(Window):
+    """A window with its counts so far; `weight` 0 excludes it (void).
+
+    `log_work` is ln(work / seconds / nodes) in units of the workload's mean request, -inf without any.
+    `load` is that work per second and node of each 5 s block, from `LOOK_BACK` blocks before the window to
+    `LOOK_AHEAD` after it, None where nothing is known. `work_var` is the variance of one request's work,
+    `arrivals_var` variance over mean of the number of arrivals, 1 for Poisson. `stream` is the node whose
+    own stream was counted, None for the whole service. `median_e2e_s` is the median of `e2e_so_far`.
+    """
+
+    weight: float = 1.0
+    requests: int = 0
+    completed: int = 0
+    failed: int = 0
+    pending: int = 0
+    waiting_at_start: int = 0
+    median_e2e_s: float | None = None
+    log_work: float = -math.inf
+    load: tuple[float | None, ...] = ()
+    work_var: float = 0.0
+    arrivals_var: float = 1.0
+    ttft: LimitCount = LimitCount(0, 0, (), ())
+    tpot: LimitCount = LimitCount(0, 0, (), ())
+    stream: int | None = None
+
+
+def in_window(requests: pa.Table, window: Window) -> pa.Table:
+    """The rows of the window: those of its segment that were due in it, but for what was retracted."""
+    due, segment = metrics.numbers(requests, "due_ns"), metrics.numbers(requests, "dwell")
+    inside = (due >= window.window_start_ns) & (due < window.window_end_ns) & (segment == window.index)
+    return requests.filter(pa.array(inside & ~metrics.word_in(requests, "phase", "retracted")))
+
+
+def waiting(requests: pa.Table, at_ns: int) -> int:
+    """Requests due by `at_ns` that had neither a first token nor an end then."""
+    due = metrics.numbers(requests, "due_ns")
+    first = np.nan_to_num(metrics.numbers(requests, "first_token_offset_ns"), nan=np.inf)
+    end = np.nan_to_num(metrics.numbers(requests, "end_offset_ns"), nan=np.inf)
+    gone = metrics.status_in(requests, *records.FAILURES) & np.isinf(end)
+    return int(np.sum((due <= at_ns) & (due + np.minimum(first, end) > at_ns) & ~gone))
+
+
+def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_ns: int) -> Dwell:
+    """Counts of `window` as known at `now_ns` (the method, 4.2 steps 4 and 5).
+
+    `requests` may hold other rows and rows in flight (status pending). Pure: run again on a later
+    table it counts late finishers into their old dwell.
+    """
+    rows = in_window(requests, window)
+    rows = rows.filter(pa.array(metrics.numbers(rows, "due_ns") <= now_ns))
+    due_ns = metrics.numbers(rows, "due_ns")
+    end_ns = max(min(window.window_end_ns, now_ns), window.window_start_ns)
+    blocks = max(1, math.ceil((end_ns - window.window_start_ns) / (BLOCK_S * NS)))
+    block = np.minimum((due_ns - window.window_start_ns) // (BLOCK_S * NS), blocks - 1).astype(np.int64)
+    ok, pending = metrics.status_in(rows, records.OK), metrics.status_in(rows, records.PENDING)
+    work = request_work(rows, workload)
+    e2e = quantile(e2e_so_far(rows, now_ns), 0.5)
+    return Dwell(
+        **{field.name: getattr(window, field.name) for field in fields(Window)},
+        weight=1.0,
+        requests=rows.num_rows,
+        completed=int(ok.sum()),
+        failed=int((~ok & ~pending).sum()),
+        pending=int(pending.sum()),
+        waiting_at_start=waiting(requests, window.start_ns),
+        median_e2e_s=e2e / 1e3 if e2e is not None else None,
+        log_work=_log_rate(float(work.sum()), (end_ns - window.window_start_ns) / NS * window.nodes),
+        load=_load(requests, window, workload, now_ns, blocks),
+        work_var=float(np.var(work)) if len(work) else 0.0,
+        arrivals_var=ARRIVALS_VAR[workload.arrivals.kind] / workload.arrivals.burstiness,
+        ttft=_tally(*label_ttft(rows, slo.ttft_p90_ms, now_ns), block, blocks),
+        tpot=_tally(*label_tpot(rows, slo.tpot_p90_ms, now_ns), block, blocks),
+    )
+
+
+def count_streams(
+    requests: pa.Table, window: Window, streams: int, slo: Slo, workload: Workload, now_ns: int
+) -> tuple[Dwell, ...]:
+    """`count` of each of so many independent streams: a window of one node at its part of the rate."""
+    own = replace(window, nodes=1, rate_qps=window.rate_qps / streams)
+    number = metrics.numbers(requests, "stream")
+    rows = [requests.filter(pa.array(number == stream)) for stream in range(streams)]
+    counted = [count(part, own, slo, workload, now_ns) for part in rows]
+    return tuple(replace(dwell, stream=stream) for stream, dwell in enumerate(counted))
+
+
+def without_lag(requests: pa.Table) -> pa.Table:
+    """The rows as if each request had been due when it was sent; what was not sent stays as it is."""
+    lag_ns = np.nan_to_num(metrics.numbers(requests, "send_offset_ns")).astype(np.int64)
+    offsets = [name for name in requests.column_names if name.endswith("_offset_ns")]
+    changes = {name: pc.subtract(requests[name], pa.array(lag_ns)) for name in offsets}
+    changes["due_ns"] = pc.add(requests["due_ns"], pa.array(lag_ns))
+    for name, column in changes.items():
+        requests = requests.set_column(requests.column_names.index(name), name, column)
+    return requests
+
+
+def request_work(requests: pa.Table, workload: Workload) -> Floats:
+    """Work of each request, (prompt - shared + 2 out) as planned, in units of the workload's mean.
+
+    What all prompts share is taken as cached: the mean is (1 - prefix_hit) * prompt + 2 out.
+    """
+    own = (1 - workload.prefix_hit) * workload.prompt_tokens
+    mean = own + OUTPUT_WORK * workload.output_tokens.mean
+    prompt = metrics.numbers(requests, "requested_input_tokens")
+    if workload.prefix_hit:  # a run of an earlier version has shared tokens and no such mean
+        prompt = prompt - np.nan_to_num(metrics.numbers(requests, "shared_tokens"))
+    return (prompt + OUTPUT_WORK * metrics.numbers(requests, "requested_output_tokens")) / mean
+
+
+def ttft_so_far(requests: pa.Table, limit_ms: float, now_ns: int) -> Floats:
+    """TTFT in ms per row; of one that still waits its age once that is over the limit, else nan.
+
+    A fast clock multiplies in that age, unlike in a TTFT, what lies outside the engine: less `PATH_MS` of it.
+    """
+    pending = metrics.status_in(requests, records.PENDING)
+    first_ms = metrics.token_offset_ns(requests, "first") / metrics.NS_PER_MS
+    age_ms = (now_ns - metrics.numbers(requests, "due_ns")) / metrics.NS_PER_MS
+    age_ms -= PATH_MS * (metrics.time_scale(requests) - 1)
+    waits = np.where(age_ms > limit_ms, age_ms, np.nan)
+    return np.where(pending, np.where(np.isnan(first_ms), waits, first_ms), metrics.ttft(requests))
+
+
+def tpot_so_far(requests: pa.Table, now_ns: int) -> Floats:
+    """TPOT in ms per row; of an unfinished answer of 15 tokens or more its pace, of a shorter one nan."""
+    tokens = metrics.numbers(requests, "output_tokens")
+    paced = metrics.status_in(requests, records.PENDING) & (tokens >= PACE_TOKENS)
+    paced &= ~metrics.burst(requests)
+    first_ns = metrics.numbers(requests, "due_ns") + metrics.numbers(requests, "first_token_offset_ns")
+    pace_ms = (now_ns - first_ns) / metrics.NS_PER_MS / np.where(paced, tokens - 1, np.nan)
+    return np.where(paced, pace_ms, metrics.tpot(requests))
+
+
+def e2e_so_far(requests: pa.Table, now_ns: int) -> Floats:
+    """Duration of an answer in ms per row; of an unfinished one as its pace has it, nan if that is unknown.
+
+    The answers that end first are the short ones: their durations alone would be too short.
+    """
+    rest = metrics.numbers(requests, "requested_output_tokens") - 1
+    first_ms = metrics.token_offset_ns(requests, "first") / metrics.NS_PER_MS
+    paced = first_ms + rest * tpot_so_far(requests, now_ns)
+    done, pending = (metrics.status_in(requests, state) for state in (records.OK, records.PENDING))
+    return np.where(done, metrics.e2e(requests), np.where(pending, paced, np.nan))
+
+
+def label_ttft(requests: pa.Table, limit_ms: float, now_ns: int) -> tuple[Bools, Bools]:
+    """(over, determined) per row."""
+    value = ttft_so_far(requests, limit_ms, now_ns)
+    return value > limit_ms, ~np.isnan(value)
+
+
+def label_tpot(requests: pa.Table, limit_ms: float, now_ns: int) -> tuple[Bools, Bools]:
+    """(over, determined) per row."""
+    value = tpot_so_far(requests, now_ns)
+    return value > limit_ms, ~np.isnan(value)
+
+
+def _tally(over: Bools, determined: Bools, block: NDArray[np.int64], blocks: int) -> LimitCount:
+    per_block = np.bincount(block[over & determined], minlength=blocks)
+    known = np.bincount(block[determined], minlength=blocks)
+    return LimitCount(
+        int(per_block.sum()), int(known.sum()), tuple(map(int, per_block)), tuple(map(int, known))
+    )
+
+
+def _log_rate(work: float, node_s: float) -> float:
+    return math.log(work / node_s) if work > 0 and node_s > 0 else -math.inf
+
+
+def _load(
+    requests: pa.Table, window: Window, workload: Workload, now_ns: int, blocks: int
+) -> tuple[float | None, ...]:
+    """Work offered per second and node, block by block (`Dwell.load`).
+
+    What follows the window is known as far as the next segment goes; without one nothing is.
+    """
+    due, segment = metrics.numbers(requests, "due_ns"), metrics.numbers(requests, "dwell")
+    sent = (due <= now_ns) & ~metrics.word_in(requests, "phase", "retracted")
+    sent &= ~metrics.status_in(requests, *metrics.UNSENT)
+    # A window measured again has the same number; what a killed session offered after it lies before.
+    later = due[sent & (segment > window.index) & (due >= window.window_end_ns)]
+    until_ns = later.max() if len(later) else min(window.window_end_ns, now_ns)
+    sent &= due < until_ns
+    edges = window.window_start_ns + BLOCK_S * NS * np.arange(-LOOK_BACK, blocks + LOOK_AHEAD + 1)
+    work, _ = np.histogram(due[sent], edges, weights=request_work(requests, workload)[sent])
+    from_ns = due[sent].min() if sent.any() else until_ns
+    covered_ns = np.minimum(edges[1:], until_ns) - np.maximum(edges[:-1], from_ns)
+    load = work / np.maximum(covered_ns, 1) * NS / window.nodes
+    known = covered_ns >= LEAST_COVER_NS
+    return tuple(float(rate) if it else None for rate, it in zip(load, known, strict=True))

@@ -1,0 +1,118 @@
+"""What can stand on a side of a comparison: a run, a study with one capacity, or a load of another tool."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from analysis.capacity.paired_ratio import unpaired
+from analysis.exchange import foreign_text
+from analysis.exchange.foreign import Foreign
+from analysis.exchange.readers import is_foreign, load_foreign
+from analysis.results import matrix_table, studies, summary
+from analysis.results.runs import Run, RunError, load_run
+from analysis.results.summary import Tree
+from conf import Experiment, load
+
+SIDES = ("compare", matrix_table.KIND)
+"""Studies whose parts are compared; the parts of every other kind measured one thing together."""
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+Interval = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One side. `tree` is its conclusion and `asked` its configuration; a tool's load has neither."""
+
+    letter: str
+    path: Path
+    tree: Tree | None = None
+    asked: Experiment | None = None
+    run: Run | None = None
+    foreign: Foreign | None = None
+
+    @property
+    def name(self) -> str:
+        """Short, as a reader knows it: a part of a study with the study's name."""
+        if self.foreign:
+            return self.foreign.name
+        path = self.path.resolve()
+        return f"{path.parent.name}/{path.name}" if studies.is_study(path.parent) else path.name
+
+    @property
+    def headline(self) -> str:
+        """The verdict and the number, as `show` begins."""
+        if self.foreign:
+            return foreign_text.headline(self.foreign)
+        return summary.text(self.tree).splitlines()[0] if self.tree else "UNFINISHED  no result yet"
+
+    @property
+    def capacity(self) -> Interval | None:
+        """(estimate, low, high) in QPS per node; None where `unclaimed` says why."""
+        if self.unclaimed or not self.tree:
+            return None
+        q = self.tree["capacity"]["qps_per_node"]
+        return q["estimate"], q["low"], q["high"]
+
+    @property
+    def unclaimed(self) -> str:
+        """Why no ratio can be made with it; empty where it has a capacity with two ends."""
+        if self.foreign:
+            return "is another tool's result, which claims no capacity"
+        if self.tree is None:
+            return "did not end"
+        if not self.tree["valid"]:
+            return f"is {summary.word(self.tree)}: {self.tree.get('reason') or 'no capacity is claimed'}"
+        found = self.tree.get("capacity")
+        if not found:
+            return "measured no capacity"
+        return "has an open end: a bound, not a number" if found["open_above"] or found["open_below"] else ""
+
+
+def subjects(paths: Sequence[Path]) -> list[Subject]:
+    """The sides that the paths mean, in order. Raises RunError for fewer than two, or for one given twice."""
+    found = [one for path in paths for one in _sides(path)]
+    known = [one.path.resolve() for one in found if one.foreign is None]
+    for path in known:
+        if known.count(path) > 1:
+            raise RunError(f"{path.name} is given twice; compare needs different runs")
+    if len(found) < 2:
+        raise RunError(f"compare needs two or more; give another RUN beside {paths[0] if paths else 'it'}")
+    if len(found) > len(LETTERS):
+        raise RunError(f"compare takes up to {len(LETTERS)} sides, not {len(found)}")
+    return [_lettered(one, letter) for one, letter in zip(found, LETTERS, strict=False)]
+
+
+def paired_ratio(a: Subject, b: Subject) -> Interval | None:
+    """B over A from a comparison study of which they are the two sides: of the same requests."""
+    above = a.path.resolve().parent
+    if a.foreign or b.foreign or above != b.path.resolve().parent or not studies.is_study(above):
+        return None
+    tree = studies.load_study(above)
+    found = tree.get("ratio")
+    if tree.get("study") != "compare" or not found or not tree.get("valid"):
+        return None
+    value, low, high = found["value"], found["low"], found["high"]
+    return (value, low, high) if a.path.resolve().name == tree["names"][0] else (1 / value, 1 / high, 1 / low)
+
+
+def unpaired_ratio(a: Subject, b: Subject) -> Interval | None:
+    """B over A of two capacities that were measured apart; None where one claims none."""
+    return unpaired(a.capacity, b.capacity) if a.capacity and b.capacity else None
+
+
+def _sides(path: Path) -> list[Subject]:
+    if is_foreign(path):
+        return [Subject("", path, foreign=one) for one in load_foreign(path)]
+    if not studies.is_study(path):
+        run = load_run(path)
+        return [Subject("", run.path, run.sweep, run.config, run)]
+    tree = studies.load_study(path)
+    if tree.get("study") in SIDES:
+        return [one for name in tree["names"] if (path / name).is_dir() for one in _sides(path / name)]
+    ended = tree if tree["exit_code"] is not None else None
+    return [Subject("", path, ended, load(base=path / "config.yaml"))]
+
+
+def _lettered(one: Subject, letter: str) -> Subject:
+    return Subject(letter, one.path, one.tree, one.asked, one.run, one.foreign)

@@ -1,0 +1,125 @@
+"""What a plan stands on: one capacity, the figure of it that is planned with, and what other runs add to it.
+
+Runs of other node counts give E(n), runs of other lengths what lengths do. Knows no demand but its lengths.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from analysis.planning.efficiency import Efficiency, alone, lengths_differ, scaling, unlike
+from analysis.planning.elasticity import Moved, Sensitivity, sensitivity
+from analysis.planning.evidence import Evidence, Lengths, Qps, Span
+from analysis.planning.sizing import Service
+from analysis.results.runs import RunError
+from analysis.stats.pooling import NORMAL_975
+from conf.specs.planning import Basis, Demand
+
+ENDS = ("low", "certified", "estimate", "high")
+NORMAL_95 = 1.644854
+"""A certified figure is a 5 % quantile, the ends of a ratio are of 2.5 %: its half-width counts by 1.645 over
+1.960 there, as of a normal in ln (of Student's t, with heavier tails, rather too much)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """`qps` is the capacity per node at the `lengths` that are planned for; `moved` says how it got there.
+
+    `basis` is the end of it that `service` is planned with: as asked, or `low` where nothing else is known.
+    """
+
+    evidence: Evidence
+    qps: Qps
+    lengths: Lengths | None
+    basis: Basis
+    service: Service
+    sensitivity: Sensitivity | None
+    moved: Moved | None
+
+    @property
+    def best_qps(self) -> float:
+        """The estimate per node, or what is planned with where none is known."""
+        return self.qps.estimate or self.service.qps_per_node
+
+
+def ground(found: Evidence, others: Sequence[Evidence], demand: Demand, basis: Basis) -> Ground:
+    """Raises RunError for others of another service, lengths nobody measured, or an end that is unknown."""
+    efficiency, sensed = _of_others(found, others)
+    lengths, moved = _moved(found, demand, sensed)
+    qps = found.qps if moved is None else times(found.qps, moved.ratio)
+    basis = "low" if found.open_above else basis
+    service = Service(_planning_qps(found.name, qps, basis), found.nodes, efficiency)
+    return Ground(found, qps, lengths, basis, service, sensed, moved)
+
+
+def _of_others(found: Evidence, others: Sequence[Evidence]) -> tuple[Efficiency, Sensitivity | None]:
+    for other in others:
+        difference = unlike(found, other)
+        both = difference == "lengths" and other.nodes != found.nodes
+        if both or difference not in ("", "lengths"):
+            what = "lengths and node count" if both else difference
+            raise RunError(
+                f"{other.name} differs from {found.name} in {what}; beside the first run plan takes others "
+                "of the same service, at other node counts or other lengths"
+            )
+    varied = [other for other in others if lengths_differ(found, other)]
+    same = [other for other in others if other not in varied]
+    repeats = [other for other in same if other.nodes == found.nodes]
+    if repeats and len(repeats) == len(others):
+        raise RunError(
+            f"{repeats[0].name} has the nodes and lengths of {found.name} and adds nothing to its plan; "
+            "leave it out (a study of several deployments pools repeats)"
+        )
+    efficiency = scaling([found, *same]) if len(same) > len(repeats) else alone(found)
+    return efficiency, sensitivity([found, *repeats, *varied]) if varied else None
+
+
+def _moved(
+    found: Evidence, demand: Demand, sensed: Sensitivity | None
+) -> tuple[Lengths | None, Moved | None]:
+    """The lengths that are planned for, and how the capacity there follows from those that were measured."""
+    asked = {name: getattr(demand, name) for name in ("input_tokens", "output_tokens", "prefix_hit")}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if not given:
+        return found.lengths, None
+    if found.lengths is None:
+        raise RunError(f"{found.name} does not say its lengths; leave demand.{next(iter(given))} out")
+    to = replace(found.lengths, **given, source="as asked")
+    if sensed is not None:
+        return to, sensed.moved(to)
+    if lengths_differ(found, replace(found, lengths=to)):
+        raise RunError(
+            f"demand.{next(iter(given))}: {found.name} does not say what other lengths do to its capacity; "
+            "also give runs that vary them"
+        )
+    return found.lengths, None
+
+
+def times(qps: Qps, ratio: Span) -> Qps:
+    """A capacity times a ratio with an interval of its own, the two independent in ln.
+
+    A bound alone does not say how unsure it is, so that it takes the ratio's whole half-width.
+    """
+
+    def end(value: float | None, of: float | None, quantile: float = NORMAL_975) -> float | None:
+        if value is None:
+            return None
+        unsure = 0.0 if of is None else math.log(of / ratio.value) * quantile / NORMAL_975
+        own = 0.0 if qps.estimate is None else math.log(value / qps.estimate)
+        moved = math.copysign(math.hypot(own, unsure), unsure or own)
+        return (qps.estimate or value) * ratio.value * math.exp(moved)
+
+    return Qps(
+        estimate=None if qps.estimate is None else qps.estimate * ratio.value,
+        low=end(qps.low, ratio.low),
+        high=end(qps.high, ratio.high),
+        certified=end(qps.certified, ratio.low, NORMAL_95),
+    )
+
+
+def _planning_qps(name: str, qps: Qps, basis: Basis) -> float:
+    value: float | None = getattr(qps, basis)
+    if value is None:
+        known = [end for end in ENDS[:3] if getattr(qps, end) is not None]
+        raise RunError(f"{name}: the {basis} end of its capacity is unknown; choose plan.basis={known[-1]}")
+    return value

@@ -1,0 +1,279 @@
+"""A plan as a screen of text; knows the tree of a plan and computes nothing."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from analysis.planning.at_scale import (
+    ACTOR_STREAMS,
+    ANSWER_BYTES_PER_TOKEN,
+    REQUEST_BYTES_PER_TOKEN,
+    STREAM_BYTES,
+)
+from analysis.results import summary
+
+Tree = Mapping[str, Any]
+
+BASES = {
+    "low": "the low end",
+    "certified": "the certified value",
+    "estimate": "the estimate",
+    "high": "the high end",
+}
+DENOMINATORS = {
+    "per_1k_requests_usd": "1k requests",
+    "per_1m_input_tokens_usd": "1M input tokens",
+    "per_1m_output_tokens_usd": "1M output tokens",
+    "per_1m_total_tokens_usd": "1M total tokens",
+}
+INDENT = "  "
+
+
+def text(tree: Tree) -> str:
+    """The screen of `python -m analysis plan`: the nodes first, then what they rest on and what follows."""
+    if not tree["valid"]:
+        word = "VOID" if tree["exit_code"] == summary.EXIT_VOID else "NO PLAN"
+        return f"{word}  {tree['reason']}"
+    parts = (_capacity, _rules, _efficiency, _degraded, _availability, _day, _cost, _scale, _sensitivity)
+    lines = [INDENT + line for part in parts for line in part(tree)]
+    return "\n".join([_headline(tree), *lines])
+
+
+def _headline(tree: Tree) -> str:
+    answer, on = tree["answer"], tree["planned_on"]
+    nodes, upper = _nodes(answer["nodes"]), answer["nodes_at_high"]
+    said = f"{nodes} ({'unknown' if upper is None else f'{upper:,}'} at the upper bound)"
+    if on["open_above"]:
+        said = f"at most {nodes} (the capacity is known from below only)"
+    word = "PREDICTED" if on["predicted"] else "PLAN"
+    return f"{word}  {said} for {_qps(tree['demand']['peak_qps'])} at the peak; {_e(tree)}"
+
+
+def _e(tree: Tree) -> str:
+    """The efficiency in the answer line: what was not measured is called assumed there."""
+    e, word = tree["efficiency"], "predicted" if tree["planned_on"]["predicted"] else "measured"
+    most = _nodes(e["most_measured_nodes"])
+    if len(e["measured"]) < 2 and e["assumed"]:
+        return f"E(n) = 1 ASSUMED ({word} on {most} only)"
+    value = f"E({tree['answer']['nodes']}) = {e['at_planned']:.3g}"
+    return f"{value} ASSUMED ({word} up to {most})" if e["assumed"] else value
+
+
+def _capacity(tree: Tree) -> list[str]:
+    on, answer = tree["planned_on"], tree["answer"]
+    how = "predicted" if on["predicted"] else "measured"
+    planned = f"planned with {BASES[answer['basis']]}, {_rate(answer['planned_qps_per_node'])}"
+    seen = f"{on['name']}: {how} {_interval(on['qps_per_node'])}"
+    lines = [seen if tree["moved"] else f"{seen}; {planned}", *_service(on["asked"])]
+    if lengths := on["lengths"]:
+        tokens = f"{lengths['input_tokens']:.0f} tokens in, {lengths['output_tokens']:.0f} out"
+        hit = f"prefix hit {100 * lengths['prefix_hit']:.0f} %"
+        lines.append(f"lengths: {tokens}, {hit} ({lengths['source']})")
+    if moved := tree["moved"]:
+        outside = f", EXTRAPOLATED in {', '.join(moved['extrapolated'])}" if moved["extrapolated"] else ""
+        lines.append(
+            f"there the capacity is {_span(moved['ratio'], '.3g')} times the one above{outside}; {planned}"
+        )
+    return [*lines, on["caution"]] if on["caution"] else lines
+
+
+def _service(asked: Tree) -> list[str]:
+    bounds = ", ".join(f"p90 {name} <= {asked['slo'][key]:g} ms" for name, key in _BOUNDS)
+    machine = f"{asked['model']} on {asked['hardware']}, {asked['layout']}, {asked['engine']} engine"
+    return [f"{machine}, routing {asked['routing']}", f"bounds: {bounds}"]
+
+
+_BOUNDS = (("TTFT", "ttft_p90_ms"), ("TPOT", "tpot_p90_ms"))
+
+
+def _interval(q: Tree) -> str:
+    if q["estimate"] is None:
+        return f"at least {_rate(q['low'])} QPS per node"
+    ends = ", ".join("unknown" if q[end] is None else _rate(q[end]) for end in ("low", "high"))
+    certified = "" if q["certified"] is None else f", certified {_rate(q['certified'])}"
+    return f"{_rate(q['estimate'])} QPS per node, 95 % interval [{ends}]{certified}"
+
+
+def _rules(tree: Tree) -> list[str]:
+    rules, care, answer = tree["rules"], tree["care"], tree["answer"]
+    peak, per_node, k = f"{rules['demand_qps']:g}", _rate(rules["qps_per_node"]), care["spare_nodes"]
+    normal = f"normal: {peak} <= n x {per_node} x {1 - care['headroom']:g} x E(n){_since(tree)}"
+    degraded = f"{_nodes(k)} lost: {peak} <= (n - {k}) x {per_node} x E(n - {k}){_since(tree)}"
+    at = ", ".join(f"{BASES[end]}: {nodes:,}" for end, nodes in tree["nodes_at"].items())
+    naive = f"{answer['naive_nodes']:,} by naive division, without interval, headroom and spare"
+    return [
+        f"{normal}: {_nodes(rules['normal_nodes'])}{_binds(answer, 'normal')}",
+        *([f"{degraded}: {_nodes(rules['degraded_nodes'])}{_binds(answer, 'degraded')}"] if k else []),
+        f"nodes planned with {at}; {naive}",
+    ]
+
+
+def _since(tree: Tree) -> str:
+    """What the efficiency is over where the run was not that of the fewest nodes."""
+    n = tree["planned_on"]["asked"]["nodes"]
+    return "" if n == tree["efficiency"]["fewest_measured_nodes"] else f" / E({n})"
+
+
+def _binds(answer: Tree, rule: str) -> str:
+    return " (binds)" if answer["binding"] in (rule, "both") else ""
+
+
+def _efficiency(tree: Tree) -> list[str]:
+    e = tree["efficiency"]
+    if len(e["measured"]) < 2:
+        return []
+    rows = ", ".join(f"E({p['nodes']}) = {_span(p['efficiency'], '.3f')}" for p in e["measured"])
+    how = "between them linear in ln n"
+    if usl := e["usl"]:
+        how = f"USL with contention {usl['contention']:.2g} and coherency {usl['coherency']:.2g}"
+    word = "predicted" if tree["planned_on"]["predicted"] else "measured"
+    return [f"{word} {rows}; {how}; the nodes above take these values, not their intervals"]
+
+
+def _degraded(tree: Tree) -> list[str]:
+    spares = tree["care"]["spare_nodes"] or 1
+    return [
+        f"with {_nodes(row['lost_nodes'])} lost the others keep {_qps(row['kept_qps'])} within the bounds, "
+        f"{100 * row['share_of_peak']:.0f} % of the peak"
+        for row in tree["degraded"]
+        if row["lost_nodes"] == spares
+    ]
+
+
+def _availability(tree: Tree) -> list[str]:
+    one = tree["availability"]
+    if one is None:
+        return []
+    asked = f"{_share(one['target'])} availability at {_share(one['node_availability'])} per node"
+    needed = f"{one['needed_nodes']:,} must be up, so {_nodes(one['nodes'])}"
+    reached = f"{_share(one['reached'])} (independent failures only)"
+    return [f"{asked}: {needed}, which reach {reached}{_binds(tree['answer'], 'availability')}"]
+
+
+def _day(tree: Tree) -> list[str]:
+    day = tree["day"]
+    if day is None:
+        return []
+    lead, least = day["scale_up_minutes"], ""
+    said = f"each hour's nodes {lead:g} minutes ahead" if lead is not None else ""
+    if lead is None:
+        said = "the time to scale up is unknown: plan.scale_up_minutes"
+        least = "at least "
+    fixed, autoscaled = f"{day['fixed_node_hours']:,.0f}", f"{least}{day['autoscaled_node_hours']:,.1f}"
+    usd = ""
+    if "fixed_usd" in day:
+        usd = f"; {_usd(day['fixed_usd'])} against {least}{_usd(day['autoscaled_usd'])}"
+    return [
+        f"nodes by hour, from midnight: {' '.join(map(str, day['nodes']))}",
+        "the peak is the busiest hour's mean; what exceeds it within that hour is left to the headroom",
+        f"node-hours a day: {fixed} fixed, {autoscaled} autoscaled ({said}){usd}",
+    ]
+
+
+def _cost(tree: Tree) -> list[str]:
+    cost = tree["cost"]
+    if cost is None:
+        return ["cost: not computed, for the price of a node has no default: plan.node_hour_usd=USD"]
+    full, planned, load = cost["full_use"], cost["planned"], cost["load"]
+    use = f"at its {load} of {_qps(cost['served_qps'])}, {100 * planned['use']:.0f} % full"
+    head = f"{INDENT}{'per':17}{'at full use':27}{use} [fleets of both ends]"
+    known = [(name, full[key], planned[key]) for key, name in DENOMINATORS.items() if full[key]]
+    rows = [f"{INDENT}{name:17}{_price(one):27}{_price(other)}" for name, one, other in known]
+    price = _usd(full["node_hour_usd"])
+    lines = [f"cost of this fleet at {price} per node-hour, the whole of it in each row", head, *rows]
+    if len(known) < len(DENOMINATORS):
+        lines.append(f"{INDENT}per token unknown, for the lengths are")
+    if load == "peak":
+        lines.append(f"{INDENT}on average more, by the unknown mean: demand.mean_qps or demand.peak_factor")
+    return lines
+
+
+def _scale(tree: Tree) -> list[str]:
+    at, replicas = tree["at_scale"], tree["answer"]["engines"]
+    engines = [] if replicas is None else [f"{replicas:,} engines"]
+    life = "of unknown life" if at["e2e_s"] is None else f"of {at['e2e_s']:.2f} s each"
+    open_now = "unknown" if at["open_connections"] is None else f"{at['open_connections']:,}"
+    flows = [
+        _si(at["input_tokens_per_s"], "tokens/s in"),
+        _si(at["output_tokens_per_s"], "tokens/s out"),
+        _si(at["request_bytes_per_s"], "B/s in"),
+        _si(at["answer_bytes_per_s"], "B/s out"),
+    ]
+    bodies = f"{REQUEST_BYTES_PER_TOKEN:g} B per prompt token, {ANSWER_BYTES_PER_TOKEN:g} B per answer token"
+    cpu = f"{at['client_cpu_ms_per_request']:.2f} ms per request, {at['client_cpu_source']}"
+    memory = _si(at["client_stream_bytes"], "B of memory for them") + f" ({STREAM_BYTES / 1e3:g} kB each)"
+    each = at["client_streams_per_actor"]
+    held = "unknown" if each is None else f"{each:,}"
+    actors = f"{at['client_actors']:,} load actors of {held} open streams each"
+    cores = f"{at['client_cpu_cores']:.3g} cores ({cpu})"
+    load = f"{actors} ({ACTOR_STREAMS:,} in one were measured), {cores}, {memory}"
+    return [
+        f"at the peak: {', '.join([*engines, f'{open_now} open connections {life}', *flows])} ({bodies})",
+        f"to load-test that: {load}",
+    ]
+
+
+def _sensitivity(tree: Tree) -> list[str]:
+    found = tree["sensitivity"]
+    if found is None:
+        return []
+    fit = f"fit within {found['residual_sd_pct']:.2g} %" if found["freedom"] else "none to spare, no interval"
+    lines = [f"what lengths do, by {found['runs']} capacities ({fit})"]
+    for term in found["terms"]:
+        by = term["name"] if term["name"] == "hit rate" else f"ln {term['name']}"
+        lines.append(f"{INDENT}d ln capacity by {by}: {_span(term['elasticity'], '+.2f')}")
+    for bar in found["bars"]:
+        ends = {
+            end: f"{bar[f'at_{end}']:g}: x {_span(bar[f'ratio_at_{end}'], '.2f')}" for end in ("low", "high")
+        }
+        lines.append(f"{INDENT}{bar['name']} {ends['low']}; {ends['high']}")
+    return lines
+
+
+def _price(span: Tree) -> str:
+    """Dollars of three digits, or whole ones."""
+    form = "#.3g" if span["value"] < 100 else ",.0f"
+    return f"${_span(span, form)}"
+
+
+def _span(span: Tree, form: str) -> str:
+    """A figure with its interval where that is known."""
+    value = f"{span['value']:{form}}"
+    if span["low"] is None and span["high"] is None:
+        return value
+    ends = ", ".join("unknown" if span[end] is None else f"{span[end]:{form}}" for end in ("low", "high"))
+    return f"{value} [{ends}]"
+
+
+def _nodes(count: int) -> str:
+    return f"{count:,} node{'' if count == 1 else 's'}"
+
+
+def _rate(qps_per_node: float) -> str:
+    """Two decimals, or three digits of a small rate."""
+    return f"{qps_per_node:.2f}" if qps_per_node >= 1 else f"{qps_per_node:.3g}"
+
+
+def _share(share: float) -> str:
+    """Per cent, rounded down to two digits of what is missing: 99.9994 is never shown as 100."""
+    digits = 0 if share >= 1 else max(0, math.ceil(-math.log10(1 - share)) - 1)
+    scale = 10**digits
+    return f"{math.floor(100 * share * scale + 1e-6) / scale:.12g} %"
+
+
+def _qps(rate: float) -> str:
+    return f"{rate:,.0f} QPS" if rate >= 1000 else f"{rate:.4g} QPS"
+
+
+def _usd(value: float) -> str:
+    return f"${value:,.2f}"
+
+
+def _si(value: float | None, unit: str) -> str:
+    """Three digits with a prefix of 1000s."""
+    if value is None:
+        return f"unknown {unit}"
+    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"

@@ -1,0 +1,1 @@
+"""Reads run folders and studies, and tells their results."""

@@ -1,0 +1,76 @@
+"""Tokens per second and GPU, and what one user feels of them: the two axes that InferenceX uses.
+
+Knows when tokens came and which GPUs serve; knows no bound and no format.
+"""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.capacity.window_counts import NS
+from analysis.rows import metrics
+from analysis.rows.metrics import Floats
+from conf import Experiment
+
+COLUMNS = (
+    *("due_ns", "status", "time_scale", "turn_blocked_ns", "prompt_tokens", "output_tokens"),
+    *("first_token_offset_ns", "engine_first_token_ns", "last_token_offset_ns", "engine_last_token_ns"),
+)
+"""Columns of a request that `Came` is made of."""
+
+
+class Came:
+    """Tokens of whole answers at the time they came, whichever window their requests were due in.
+
+    Of an overloaded service the tokens of the requests due in a window come long after it: over the window's
+    length they would be more than its GPUs can make. A prompt counts when its first token came, output
+    evenly between the first and the last.
+    """
+
+    def __init__(self, requests: pa.Table) -> None:
+        rows = requests.filter(pa.array(metrics.status_in(requests, "ok")))
+        due = metrics.numbers(rows, "due_ns")
+        self._first: Floats = (due + metrics.token_offset_ns(rows, "first")) / NS
+        self._last: Floats = (due + metrics.token_offset_ns(rows, "last")) / NS
+        self._prompt: Floats = metrics.numbers(rows, "prompt_tokens")
+        self._output: Floats = metrics.numbers(rows, "output_tokens")
+
+    def inputs(self, start_s: float, end_s: float) -> float:
+        """Prompt tokens of answers that began from `start_s` on and before `end_s`."""
+        return float(np.nansum(self._prompt * self._began(start_s, end_s)))
+
+    def outputs(self, start_s: float, end_s: float) -> float:
+        """Output tokens that came in that time; a single one comes with the first."""
+        span = self._last - self._first
+        inside = np.minimum(self._last, end_s) - np.maximum(self._first, start_s)
+        part = np.where(span > 0, np.clip(inside, 0, None) / np.where(span > 0, span, 1), 0.0)
+        return float(np.nansum(self._output * np.where(span > 0, part, self._began(start_s, end_s))))
+
+    def _began(self, start_s: float, end_s: float) -> Floats:
+        return ((self._first >= start_s) & (self._first < end_s)).astype(np.float64)
+
+
+def interactivity(tpot_ms: float | None) -> float | None:
+    """Tokens/s of one user at a TPOT: 0 where failures made it infinite, None where it is not known."""
+    if tpot_ms is None or not tpot_ms > 0:
+        return None
+    return 0.0 if math.isinf(tpot_ms) else 1e3 / tpot_ms
+
+
+def unknown(asked: Experiment) -> str:
+    """Why nobody knows how many GPUs served; empty where it is known."""
+    reasons = {
+        "external": "how many GPUs stand behind the endpoints is not known",
+        "vllm_cpu": "the engine ran on a CPU",
+    }
+    return reasons.get(asked.engine.kind, "")
+
+
+def gpus(asked: Experiment, nodes: int) -> int | None:
+    """GPUs that serve on so many nodes: those of the layout, not those that a node has besides.
+
+    None where they are `unknown`.
+    """
+    layout = asked.layout
+    return None if unknown(asked) else nodes * layout.replicas_per_node * layout.tensor_parallel

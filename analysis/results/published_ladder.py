@@ -1,0 +1,334 @@
+"""Levels of the MI325X paper's benchmark: their figures, its statuses, and what its tables could not show.
+
+Knows request tables and the paper's own rules (arXiv 2603.10031, table 7); knows no engine and no load.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from analysis.rows import metrics, records
+from analysis.stats.pooling import repeated
+from analysis.stats.quantiles import Floats, quantile
+
+NS = 1e9
+SUCCESS, SLOWER, GAIN = 0.95, 2.0, 1.05
+"""Table 7: FAILING below this share of answers, DEGRADED above so many times the baseline's p99, SATURATED
+below so many times the throughput before."""
+PER_USER = 10
+"""With fewer requests than this for each in flight a level shows its filling and emptying (our choice)."""
+DISTINCT, NEARLY = 3, 0.95
+"""Lengths that are named one by one, where there are no more; and the share from which one speaks for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One level as one run saw it. Tokens per second count answered requests from the first send to the last
+    token; `p99_s` is that of whole answers, a failed one infinitely late.
+
+    `in_flight` is the mean number, by Little's law: answered time over the time that the level took.
+    `prefix_hit` is None where the server tells none.
+    """
+
+    requests: int
+    success: float
+    total_tok_s: float
+    output_tok_s: float
+    image_tok_s: float
+    p99_s: float
+    in_flight: float
+    prefix_hit: float | None
+    seconds: float
+    answers: str
+
+
+def figures(rows: pa.Table) -> Figures:
+    """The figures of a level from all its requests. Raises ValueError of a level without requests."""
+    if not rows.num_rows:
+        raise ValueError("a level without requests has no figures")
+    ok = metrics.status_in(rows, records.OK)
+    e2e_s = metrics.e2e(rows) / 1e3
+    due_ns = metrics.numbers(rows, "due_ns")
+    end_ns = due_ns + metrics.numbers(rows, "end_offset_ns")
+    seconds = float(np.nanmax(end_ns, initial=due_ns.min()) - due_ns.min()) / NS
+    prompt, output = (metrics.numbers(rows, f"{name}_tokens")[ok] for name in ("prompt", "output"))
+    images = np.nan_to_num(metrics.numbers(rows, "image_tokens")[ok])
+    per_s = 1 / seconds if seconds > 0 else 0.0
+    p99_s = quantile(e2e_s, 0.99)
+    return Figures(
+        requests=rows.num_rows,
+        success=float(ok.mean()),
+        total_tok_s=float(np.nansum(prompt) + np.nansum(output)) * per_s,
+        output_tok_s=float(np.nansum(output)) * per_s,
+        image_tok_s=float(images.sum()) * per_s,
+        p99_s=math.inf if p99_s is None else p99_s,
+        in_flight=float(e2e_s[ok].sum()) * per_s,
+        prefix_hit=metrics.prefix_hit(rows),
+        seconds=seconds,
+        answers=answers(output[~np.isnan(output)]),
+    )
+
+
+def answers(tokens: Floats) -> str:
+    """The lengths of answers in a few words; lengths one apart are one."""
+    if not len(tokens):
+        return "none"
+    lengths, counts = np.unique(tokens.astype(np.int64), return_counts=True)
+    begins = np.flatnonzero(np.diff(lengths, prepend=-1) > 1)
+    groups = zip(np.split(lengths, begins[1:]), np.add.reduceat(counts, begins), strict=True)
+    shares = [(_span(group), float(count) / len(tokens)) for group, count in groups]
+    span, most = max(shares, key=lambda share: share[1])
+    if most >= NEARLY:
+        return f"all {span}" if most == 1 else f"nearly all {span}"
+    if len(shares) <= DISTINCT:
+        return ", ".join(f"{span} ({100 * share:.0f} %)" for span, share in shares)
+    low, middle, high = (float(quantile(tokens, q) or 0) for q in (0.1, 0.5, 0.9))
+    return f"{low:.0f} | {middle:.0f} | {high:.0f} (10, 50, 90 %)"
+
+
+def _span(lengths: "NDArray[np.int64]") -> str:
+    low, high = int(lengths[0]), int(lengths[-1])
+    return f"{low}" if low == high else f"{low}-{high}"
+
+
+def status(
+    success: float, p99_s: float, total_tok_s: float, baseline_p99_s: float, before_tok_s: float | None
+) -> str:
+    """The paper's status of a level.
+
+    In the order that its own tables follow: a level that is both slow and no faster than the one before is
+    DEGRADED there (DeepSeek V3.2 at 200), so that a plateau goes untold: `plateau` tells it.
+    """
+    if success < SUCCESS:
+        return "FAILING"
+    if p99_s > SLOWER * baseline_p99_s:
+        return "DEGRADED"
+    return "SATURATED" if plateau(total_tok_s, before_tok_s) else "OK"
+
+
+def plateau(total_tok_s: float, before_tok_s: float | None) -> bool:
+    """Whether a level has less than 1.05 times the throughput of the level before it."""
+    return before_tok_s is not None and total_tok_s < GAIN * before_tok_s
+
+
+def row(
+    level: Mapping[str, Any], runs: Sequence[Figures], baseline_p99_s: float, before: float | None
+) -> dict[str, Any]:
+    """A line of the table: the means of all runs of a level, with their spread."""
+    means = {
+        name: float(np.mean([getattr(run, name) for run in runs]))
+        for name in ("success", "total_tok_s", "output_tok_s", "image_tok_s", "p99_s", "in_flight", "seconds")
+    }
+    hits = [run.prefix_hit for run in runs if run.prefix_hit is not None]
+    total, p99_s, success = means["total_tok_s"], means["p99_s"], means["success"]
+    counted = level["requests"] >= PER_USER * level["concurrency"]
+    return {
+        **level,
+        **means,
+        "total_tok_s_spread": spread([run.total_tok_s for run in runs]),
+        "p99_s_spread": spread([run.p99_s for run in runs]),
+        "prefix_hit": float(np.mean(hits)) if hits else None,
+        "answers": runs[0].answers,
+        "status": status(success, p99_s, total, baseline_p99_s, before),
+        "plateau": plateau(total, before),
+        "capacity": counted,
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    """95 % t interval of the mean of runs and their coefficient of variation; None where there is none."""
+    if len(values) < 2 or not all(math.isfinite(value) and value > 0 for value in values):
+        return None
+    of = repeated(values)
+    return {"low": of.mean.low, "high": of.mean.high, "cov": of.variation.value}
+
+
+def compared(line: Mapping[str, Any], published: Mapping[str, Any]) -> dict[str, Any]:
+    """A line with the published one, and how far ours lies from it (shares of the published figure)."""
+    return {
+        **line,
+        "published": dict(published),
+        "error_total": line["total_tok_s"] / published["total_tok_s"] - 1,
+        "error_p99": line["p99_s"] / published["p99_s"] - 1,
+    }
+
+
+def rms(lines: Sequence[Mapping[str, Any]]) -> float | None:
+    """Of ln of ours over published, throughput and p99 of every line that was fitted.
+
+    None without one, or where a level has no throughput or no finite p99.
+    """
+    used = [line for line in lines if "published" in line and not line["published"]["left_out"]]
+    if any(line["total_tok_s"] <= 0 or not math.isfinite(line["p99_s"]) for line in used):
+        return None
+    errors = [math.log1p(line[f"error_{name}"]) for line in used for name in ("total", "p99")]
+    return math.sqrt(float(np.mean(np.square(errors)))) if errors else None
+
+
+TYPES = {
+    "model": pa.string(),
+    "phase": pa.string(),
+    "shape": pa.string(),
+    **dict.fromkeys(("concurrency", "requests", "prompt_tokens", "image_tokens"), pa.int64()),
+    **dict.fromkeys(("total_tok_s", "total_tok_s_low", "total_tok_s_high", "total_tok_s_cov"), pa.float64()),
+    **dict.fromkeys(("output_tok_s", "image_tok_s"), pa.float64()),
+    **dict.fromkeys(("p99_s", "p99_s_low", "p99_s_high", "p99_s_cov"), pa.float64()),
+    **dict.fromkeys(("success", "in_flight", "prefix_hit", "seconds"), pa.float64()),
+    **dict.fromkeys(("answers", "status"), pa.string()),
+    **dict.fromkeys(("plateau", "capacity"), pa.bool_()),
+    **dict.fromkeys(("void",), pa.string()),
+    **dict.fromkeys(("published_table", "published_status", "published_left_out"), pa.string()),
+    **dict.fromkeys(("published_total_tok_s", "published_output_tok_s", "published_p99_s"), pa.float64()),
+    **dict.fromkeys(("error_total", "error_p99"), pa.float64()),
+}
+"""Columns of the Parquet file; units are those of the names, errors are shares of the published figure."""
+
+
+def rows(trees: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """All lines of all models as columns."""
+    flat = []
+    for tree in trees:
+        for line in tree["progressive"]["levels"]:
+            spreads = {
+                f"{name}_{part}": value
+                for name in ("total_tok_s", "p99_s")
+                for part, value in (line[f"{name}_spread"] or {}).items()
+            }
+            published = {f"published_{name}": value for name, value in line.get("published", {}).items()}
+            flat.append({"model": tree["asked"]["model"], **line, **spreads, **published})
+    columns = {name: pa.array([line.get(name) for line in flat], kind) for name, kind in TYPES.items()}
+    return pa.table(columns)
+
+
+def text(tree: Mapping[str, Any]) -> str:
+    """The table of one model, and what must be read beside it."""
+    found, asked = tree["progressive"], tree["asked"]
+    lines = found["levels"]
+    head = f"{asked['model']} on {asked['replicas']} x {asked['layout']} of {asked['hardware']}"
+    out = [f"{head}, {asked['engine']} engine, {found['clock']} clock", f"  {found['how']}", _heads(found)]
+    phase = ""
+    for line in lines:
+        out.append(_line(line, line["phase"] if line["phase"] != phase else ""))
+        phase = line["phase"]
+    out += [f"  {note}" for note in notes(tree)]
+    if tree["reason"]:
+        out.append(f"  {tree['reason']}")
+    if tree.get("folder"):
+        out.append(f"  run folder {tree['folder']}")
+    return "\n".join(out)
+
+
+def _heads(found: Mapping[str, Any]) -> str:
+    ours = f"  {'phase':<11}{'C':>5}{'N':>6} {'tok/s':>7}{'out':>6}{'p99 s':>8}{'ok %':>6}  {'status':<10}"
+    ours += f"{'in flight':>9}{'hits %':>7}  {'answers':<26}"
+    paired = any("published" in line for line in found["levels"])
+    apart = "error" if found["as_published"] else "other counts"
+    theirs = f"| {'paper tok/s':>11}{'p99 s':>8}  {'status':<10}{apart:>17}" if paired else ""
+    return (ours + theirs).rstrip()
+
+
+def _line(line: Mapping[str, Any], phase: str) -> str:
+    hit = "unknown" if line["prefix_hit"] is None else f"{100 * line['prefix_hit']:.0f}"
+    mark = f"{line['status']}{'' if line['capacity'] else ' *'}"
+    out = (
+        f"  {phase:<11}{line['concurrency']:>5}{line['requests']:>6} {line['total_tok_s']:>7.0f}"
+        f"{line['output_tok_s']:>6.0f}{line['p99_s']:>8.2f}{100 * line['success']:>6.1f}  {mark:<11}"
+        f"{line['in_flight']:>8.1f}{hit:>7}  {_shaped(line):<26}"
+    )
+    if published := line.get("published"):
+        errors = f"{100 * line['error_total']:+.1f} / {100 * line['error_p99']:+.1f} %"
+        out += (
+            f"| {published['total_tok_s']:>11.0f}{published['p99_s']:>8.2f}  {published['status'] or '-':<10}"
+            f"{errors:>17}{' x' if published['left_out'] else ''}"
+        )
+    return (out + (f"  VOID: {line['void']}" if line.get("void") else "")).rstrip()
+
+
+def _shaped(line: Mapping[str, Any]) -> str:
+    shape = f"{line['shape']}: " if line["shape"] else ""
+    return f"{shape}{line['answers']}"
+
+
+def notes(tree: Mapping[str, Any]) -> list[str]:
+    """What the paper could not see, in sentences."""
+    found = tree["progressive"]
+    lines = found["levels"]
+    few = [line for line in lines if not line["capacity"]]
+    out = []
+    if few:
+        out.append(
+            f"* not a capacity: fewer than {PER_USER} requests for each one in flight, in {len(few)} of "
+            f"{len(lines)} levels; progressive.requests_per_user={PER_USER} sends as many"
+        )
+    if found["caution"]:
+        out.append(found["caution"])
+    out += _short_of(lines) + _spread_notes(found) + _image_notes(lines) + _status_notes(lines)
+    out += [
+        f"x not fitted: {line['phase']} {line['concurrency']}, {line['published']['left_out']}"
+        for line in lines
+        if line.get("published", {}).get("left_out")
+    ]
+    if found.get("rms") is not None:
+        out.append(
+            f"rms of ln error over the published rows that were fitted: {100 * found['rms']:.1f} %; the "
+            f"fit's own training error is {100 * found['fit_rms']:.1f} % (docs/engine_model.md)"
+        )
+    return out
+
+
+def _short_of(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Levels in which far fewer are in flight than the table says."""
+    told = [line for line in lines if line["in_flight"] < 0.5 * line["concurrency"]]
+    if not told:
+        return []
+    worst = min(told, key=lambda line: line["in_flight"] / line["concurrency"])
+    return [
+        f"C is not what was in flight: {worst['in_flight']:.0f} in the mean at C = {worst['concurrency']} "
+        f"({worst['phase']}), less than half of C in {len(told)} of {len(lines)} levels"
+    ]
+
+
+def _spread_notes(found: Mapping[str, Any]) -> list[str]:
+    runs = found["runs"]
+    covs = [line["total_tok_s_spread"]["cov"] for line in found["levels"] if line["total_tok_s_spread"]]
+    if runs < 2 or not covs:
+        return [f"{runs} run: no interval"] if runs < 2 else []
+    if max(covs) < 1e-9:
+        return [
+            f"{runs} runs, all the same: this engine has no noise (engine=simulated_aiter has the paper's)"
+        ]
+    widest = max(
+        (line for line in found["levels"] if line["total_tok_s_spread"]),
+        key=lambda line: line["total_tok_s_spread"]["high"] - line["total_tok_s"],
+    )
+    half = widest["total_tok_s_spread"]["high"] - widest["total_tok_s"]
+    return [
+        f"{runs} runs: CoV of tok/s {100 * min(covs):.2g} to {100 * max(covs):.2g} %; widest 95 % t interval "
+        f"{widest['total_tok_s']:.0f} +- {half:.0f} tok/s (C = {widest['concurrency']}); "
+        "--json and --out have all"
+    ]
+
+
+def _status_notes(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    told = [line for line in lines if line.get("published", {}).get("status")]
+    apart = [line for line in told if line["status"] != line["published"]["status"]]
+    if not apart:
+        return []
+    which = ", ".join(f"{line['phase']} {line['concurrency']}" for line in apart)
+    return [f"the status is not the paper's in {len(apart)} of {len(told)} levels: {which}"]
+
+
+def _image_notes(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    most = max(lines, key=lambda line: line["total_tok_s"])
+    if not most["image_tok_s"]:
+        return []
+    return [
+        f"of {most['total_tok_s']:.0f} tok/s at most, {most['image_tok_s']:.0f} are image tokens, "
+        f"{most['total_tok_s'] - most['image_tok_s'] - most['output_tok_s']:.0f} text and "
+        f"{most['output_tok_s']:.0f} output: totals do not compare with those of text alone"
+    ]

@@ -1,0 +1,133 @@
+"""The capacity of a run again, from its Parquet files alone, and whether it is what the run concluded.
+
+Knows dwells.parquet and the request rows; reads the conclusion only to compare it. Counts are compared
+exactly, figures derived from them within `TOLERANCE`: CPUs with other instructions add in another order.
+"""
+
+import json
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.capacity import dwell_table
+from analysis.capacity.node_effects import including, node_effects
+from analysis.capacity.posterior import LIMITS, Capacity, posterior
+from analysis.capacity.window_counts import Dwell, count, count_streams
+from analysis.results.runs import Run, RunError
+from analysis.results.summary import capacity_tree
+from analysis.rows import metrics
+
+COUNTS = ("requests", "completed", "failed", "pending", "waiting_at_start")
+DERIVED = ("log_work",)
+TOLERANCE = 1e-9
+"""Largest relative difference of a derived figure that counts as none (our choice).
+
+CPUs differ by 1e-15; one answer more or less in a window of thousands moves figures by more than 1e-6."""
+SMALLEST = 1e-12
+"""Largest absolute difference that counts as none, for probabilities next to 0 (our choice)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recount:
+    """Every window counted again, and the posterior of those that are not void; None without a search."""
+
+    dwells: tuple[Dwell, ...]
+    capacity: Capacity | None
+
+
+def recount(run: Run) -> Recount:
+    """Count every window of an ended run again. Raises RunError where the files do not hold what it takes."""
+    table = run.dwells()
+    if not table.num_rows:
+        raise RunError(f"{run.path} has no dwells.parquet: nothing was measured, or the run did not end")
+    basis = dwell_table.basis_of(table)
+    if basis is None:
+        raise RunError(
+            f"{run.path}/dwells.parquet is of an earlier version: it lacks the prior, the bounds and the "
+            "planned ends that a recount needs; sweep.json still holds what was concluded"
+        )
+    requests = run.requests()
+    segment = metrics.numbers(requests, "dwell")
+    asked = basis.slo, basis.workload, basis.counted_ns
+    counted: list[Dwell] = []
+    used: list[Dwell] = []
+    for line in table.to_pylist():
+        window, index = dwell_table.window(line), line["index"]
+        rows = requests.filter(pa.array(np.isin(segment, [index - 1, index, index + 1])))
+        dwell = replace(count(rows, window, *asked), weight=line["weight"])
+        counted.append(dwell)
+        if line["valid"]:
+            used += count_streams(rows, window, basis.streams, *asked) if basis.streams else (dwell,)
+    if basis.prior is None:
+        return Recount(tuple(counted), None)
+    found = including(posterior(used, basis.prior), node_effects(used, basis.prior))
+    return Recount(tuple(counted), found)
+
+
+def text(run: Run) -> tuple[str, bool]:
+    """What was recorded beside what the files give, as lines; and whether both agree.
+
+    Raises RunError where the files do not hold what it takes.
+    """
+    again = recount(run)
+    counts = list(_other_counts(run, again))
+    lines = [f"counts of {len(again.dwells)} windows, exactly: {'; '.join(counts) or 'identical'}"]
+    recorded = _recorded(run.sweep or {})
+    if recorded is None:
+        return "\n".join([*lines, "capacity: none was recorded"]), not counts
+    if again.capacity is None:
+        return "\n".join(
+            [*lines, "capacity: recorded, but the files hold no prior to compute it from"]
+        ), False
+    fresh = json.loads(json.dumps(capacity_tree(again.capacity, None)))
+    other = list(_other_figures(recorded, fresh, same))
+    lines += [_figure_line(name, recorded, fresh) for name in recorded["qps_per_node"]]
+    agreed = "the same" if any(_other_figures(recorded, fresh, operator.eq)) else "identical"
+    lines.append(f"capacity, limits and dwells used, within {TOLERANCE:g}: {'; '.join(other) or agreed}")
+    return "\n".join(lines), not counts and not other
+
+
+def same(recorded: Any, recomputed: Any) -> bool:
+    """True for equal values, and for two floats within the tolerance."""
+    if isinstance(recorded, float) and isinstance(recomputed, float):
+        return math.isclose(recorded, recomputed, rel_tol=TOLERANCE, abs_tol=SMALLEST)
+    return bool(recorded == recomputed)
+
+
+def _recorded(tree: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The posterior of a sweep, or of a required rate."""
+    required = (tree.get("probe") or {}).get("required") or {}
+    found: dict[str, Any] | None = tree.get("capacity") or required.get("capacity")
+    return found
+
+
+def _figure_line(name: str, recorded: Mapping[str, Any], fresh: Mapping[str, Any]) -> str:
+    old, new = recorded["qps_per_node"][name], fresh["qps_per_node"][name]
+    return f"  {name:<9} recorded {old!r}, recomputed {new!r} QPS per node"
+
+
+def _other_counts(run: Run, again: Recount) -> Iterator[str]:
+    """Where dwells.parquet says otherwise."""
+    for line, dwell in zip(run.dwells().to_pylist(), again.dwells, strict=True):
+        fresh = {name: getattr(dwell, name) for name in (*COUNTS, *DERIVED)}
+        fresh |= {f"{limit}_over": getattr(dwell, limit).over for limit in LIMITS}
+        fresh |= {f"{limit}_determined": getattr(dwell, limit).determined for limit in LIMITS}
+        for name, value in fresh.items():
+            if not same(line[name], value):
+                yield f"window {dwell.index}: {name} recorded {line[name]!r}, recomputed {value!r}"
+
+
+def _other_figures(
+    recorded: Mapping[str, Any], fresh: Mapping[str, Any], agree: Callable[[Any, Any], bool], path: str = ""
+) -> Iterator[str]:
+    """Where two trees of a capacity do not `agree`; shares by replica are the same figures again."""
+    for name, value in recorded.items():
+        if isinstance(value, Mapping) and name != "qps_per_replica":
+            yield from _other_figures(value, fresh[name], agree, f"{path}{name}.")
+        elif name != "qps_per_replica" and not agree(value, fresh.get(name)):
+            yield f"{path}{name} recorded {value!r}, recomputed {fresh.get(name)!r}"

@@ -1,0 +1,241 @@
+"""Opens a run folder, also of a run that was killed; knows file names and columns, not what they prove."""
+
+import difflib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from analysis.capacity import dwell_table
+from analysis.results import integrity, locations
+from analysis.results.locations import RunError as RunError
+from analysis.rows import gathering, records, shards, time_series
+from conf import Experiment, load
+from conf.io.one_line import one_line, plain, reason
+
+CONCLUDED = ("exit_code", "valid", "asked")
+"""What no conclusion is without, whichever version wrote it."""
+SHAPE: Mapping[str, type] = {
+    **dict.fromkeys(("asked", "capacity", "hold", "probe", "prediction", "requests"), dict),
+    **dict.fromkeys(("checks", "dwells"), list),
+    **dict.fromkeys(("valid", "passed"), bool),
+    **dict.fromkeys(("reason", "evidence", "folder", "run_id", "verb"), str),
+    "exit_code": int,
+}
+"""Of what kind the branches of a conclusion are."""
+
+
+def refuse_out(out: Path | None, *suffixes: str, flag: str = "--out") -> None:
+    """Raise RunError for a file of `flag` that would replace another or could not be written.
+
+    So too for a name that promises something else than the one of `suffixes` that is written; without any
+    all names will do.
+    """
+    if out is None:
+        return
+    if out.exists():
+        raise RunError(f"{out} exists; choose another {flag} or remove it")
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise RunError(f"cannot write to {out.parent}; choose another {flag}")
+    if suffixes and out.suffix not in suffixes:
+        raise RunError(f"{flag} {out}: cannot be written as such; give it a name in {' or '.join(suffixes)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder. Tables are read when asked for; `sweep` is None for a run that did not end.
+
+    `altered` are its small files that are not the ones it wrote; `integrity.altered` checks all of them.
+    Raises RunError for a file that is broken, or missing where a run that began has it.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    sweep: dict[str, Any] | None
+    altered: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.path.resolve().name
+
+    @property
+    def config(self) -> Experiment:
+        """What was asked. Raises ConfigError if it does not make an experiment."""
+        with _readable(self.path):
+            return load(base=_plain(self.path / "config.yaml"))
+
+    @property
+    def capacity(self) -> Mapping[str, Any] | None:
+        """`capacity` of sweep.json: interval, certified QPS, limits; None where the run claims none.
+
+        A run whose files were altered claims none.
+        """
+        tree = self.sweep or {}
+        return tree.get("capacity") if tree.get("valid") and not self.altered else None
+
+    @property
+    def checks(self) -> list[Mapping[str, Any]]:
+        """Each check of the measurement with its worst figure; empty for a run that did not end."""
+        return list((self.sweep or {}).get("checks", ()))
+
+    def requests(
+        self, dwell: int | None = None, columns: Sequence[str] | None = None, phase: str | None = None
+    ) -> pa.Table:
+        """Every planned request, one row each, in order of due time (schema `records.REQUESTS`).
+
+        Of one dwell and of one phase of the plan (`window` is what counts) where these are given. Only
+        `columns` are read where given: most bytes are the gaps in `itl_us`.
+        """
+        _refuse_columns(columns)
+        wanted = [
+            pc.field(name) == value
+            for name, value in (("dwell", dwell), ("phase", phase))
+            if value is not None
+        ]
+        where = wanted[0] & wanted[-1] if wanted else None
+        with _readable(self.path):
+            if self.is_collected:
+                return records.read(self.path / "requests", columns, where)
+            asked = list(records.REQUESTS.names if columns is None else columns)
+            rows = gathering.requests(self.path, list(dict.fromkeys([*asked, "dwell", "phase"])))
+        return (rows if where is None else rows.filter(where)).select(asked)
+
+    @property
+    def is_collected(self) -> bool:
+        """True where requests/ alone has every planned request: a row for each, and no shard is left over.
+
+        A plan is saved before its first send and never sent twice, so that counting is enough. Raises
+        RunError where all rows of a run that ended are gone: these are no lost requests.
+        """
+        if shards.files(self.path):
+            return False
+        with _readable(self.path):
+            rows = _count(records.files(self.path / "requests"))
+            ended_with = ((self.sweep or {}).get("requests") or {}).get("rows", 0)
+            if ended_with and not rows:
+                raise RunError(f"{self.path}/requests holds no row: the run ended with {ended_with}")
+            plans = gathering.plan_files(self.path)
+            return not plans or _count(plans) <= rows
+
+    def clients(self) -> pa.Table:
+        """The load actors' own health: one row per actor and second (schema `series.CLIENTS`)."""
+        with _readable(self.path):
+            return gathering.series(
+                self.path, "clients.parquet", time_series.CLIENTS, "client_id", shards.read(self.path)
+            )
+
+    def timeseries(self) -> pa.Table:
+        """The servers' own figures: one row per replica and second (schema `series.SERVER`)."""
+        with _readable(self.path):
+            return gathering.series(
+                self.path, "timeseries.parquet", time_series.SERVER, "replica", shards.read(self.path)
+            )
+
+    def dwells(self) -> pa.Table:
+        """One row per ramp step and dwell (schema `dwell_table.DWELLS`); empty for a run that did not end."""
+        path = self.path / "dwells.parquet"
+        with _readable(self.path):
+            return dwell_table.read(path) if path.exists() else dwell_table.DWELLS.empty_table()
+
+    def events(self) -> list[dict[str, Any]]:
+        """Every decision in order; a line cut by a kill is left out."""
+        events = []
+        with _readable(self.path):
+            lines = _plain(self.path / "events.jsonl").read_bytes().splitlines()
+        for line in lines:
+            try:
+                events.append(plain(json.loads(line)))
+            except (ValueError, RecursionError):
+                continue
+        return events
+
+
+def load_run(path: Path | str, filesystem: fs.FileSystem | None = None) -> Run:
+    """Open the run folder at `path`: a local one, a URI, or a path within `filesystem`.
+
+    What lies on another file system is copied once, to where it stays until the process ends. Raises
+    RunError if there is no run.
+    """
+    folder = locations.local(path, filesystem)
+    if (folder / locations.STUDY).exists():
+        raise RunError(
+            f"{path} is a study, not a run: open one of its parts, {path}/NAME, or all by load_runs"
+        )
+    ended = folder / "sweep.json"
+    try:
+        manifest = locations.read_json(folder / locations.MANIFEST)
+        sweep = _placed(locations.read_json(ended), folder) if ended.exists() else None
+        altered = integrity.of_run(folder, manifest, integrity.SMALL_BYTES)
+        run = Run(folder, manifest, sweep, altered)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RunError(f"{path} is not a run folder: it has no {locations.MANIFEST}") from error
+    except OSError as error:
+        raise RunError(f"{path} is not a readable run folder: {error}") from error
+    if "verb" not in manifest:  # other programs have a manifest.json too
+        raise RunError(f"{path} is not a run folder: its {locations.MANIFEST} is of something else")
+    if run.sweep is not None:
+        _refuse_misshapen(ended, run.sweep)
+    return run
+
+
+def _placed(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A conclusion with its `folder` where it lies now; where it was written is in no copy's name."""
+    return tree | ({"folder": str(folder)} if "folder" in tree else {})
+
+
+def _refuse_misshapen(path: Path, tree: Mapping[str, Any]) -> None:
+    """Raise RunError for a conclusion that lacks what every one has, or holds something else."""
+    if lacking := [key for key in CONCLUDED if key not in tree]:
+        raise RunError(f"{path} is broken: it lacks {', '.join(lacking)}")
+    for key, kind in SHAPE.items():
+        if not isinstance(tree.get(key), kind | None) or (key in CONCLUDED and tree[key] is None):
+            raise RunError(f"{path} is broken: its {key} is {one_line(str(tree[key]), 40)}")
+    if tree["exit_code"] not in range(256):
+        raise RunError(f"{path} is broken: its exit_code is {one_line(str(tree['exit_code']), 40)}")
+
+
+def load_runs(*places: Path | str) -> list[Run]:
+    """Open run folders by path, glob or URI; a study stands for its parts, and a run counts once.
+
+    Raises RunError for one that cannot be read, and where there is none.
+    """
+    paths = {path.resolve(): path for place in places for path in locations.folders(place)}
+    return [load_run(path) for path in paths.values()]
+
+
+def _plain(path: Path) -> Path:
+    """The path of a file. Raises OSError for a pipe or a device, which would never end."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path.name} is no plain file")
+    return path
+
+
+def _refuse_columns(columns: Sequence[str] | None) -> None:
+    """Raise RunError for a column that the request table does not have."""
+    for name in columns or ():
+        if name not in records.REQUESTS.names:
+            near = difflib.get_close_matches(name, records.REQUESTS.names, 3)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise RunError(f"requests have no column '{name}'{hint} (latencies are made by analysis.metrics)")
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raise RunError with one line where a file of the folder cannot be read."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise RunError(f"{path} holds a file that cannot be read: {reason(error)}") from error
+
+
+def _count(files: Sequence[Path]) -> int:
+    return sum(pq.read_metadata(file).num_rows for file in files)

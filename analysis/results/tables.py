@@ -1,0 +1,163 @@
+"""What a planner asks of runs, as Arrow tables with the unit in every column's name.
+
+Joins rows, metrics, quantiles and conclusions; defines none of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.results import summary
+from analysis.results.runs import Run, RunError
+from analysis.rows import metrics
+from analysis.rows.metrics import METRICS, Metric
+from analysis.rows.records import REQUESTS
+from analysis.stats.quantiles import quantile
+
+BY = (
+    "dwell",
+    "phase",
+    "replica_id",
+    "client_id",
+    "stream",
+    "session_id",
+    "turn",
+    "status",
+    "error_kind",
+    "http_status",
+    "finish_reason",
+)
+"""Columns that rows are grouped by."""
+QUANTILES = (0.5, 0.9, 0.99)
+
+_WORDS = ("run", "engine", "model", "layout", "routing", "workload")
+CAPACITIES = pa.schema(
+    [
+        *((name, pa.string()) for name in _WORDS),
+        ("nodes", pa.int64()),
+        ("bound_ttft_p90_ms", pa.float64()),
+        ("bound_tpot_p90_ms", pa.float64()),
+        ("verdict", pa.string()),
+        *((f"{name}_qps_per_node", pa.float64()) for name in ("estimate", "low", "high", "certified")),
+        ("binding", pa.string()),
+        ("windows_used", pa.int64()),
+        ("requests", pa.int64()),
+    ]
+)
+"""Schema of `capacity_table`."""
+
+
+def percentiles(
+    run: Run, metric: str = "ttft", q: Sequence[float] = QUANTILES, by: str = "dwell"
+) -> pa.Table:
+    """Quantiles `q` of one of `METRICS` in the windows of a run, a row per value of the column `by`.
+
+    Columns: `by`, `n` (requests, or gaps, of which the metric is known), `failed` (of these, infinite), and
+    one per quantile, `ttft_p90_ms`, infinite where a failure decides it. Void windows are among them
+    (`run.dwells()` says which). By `phase` there is a row for each phase, not for windows alone; what the
+    search took back is in none. Raises RunError for an unknown word.
+    """
+    chosen = _metric(metric)
+    _refuse_by(by)
+    columns = list(dict.fromkeys((by, *chosen.columns)))
+    rows = run.requests(columns=columns, phase=None if by == "phase" else "window")
+    if by == "phase":
+        rows = rows.filter(pa.array(~metrics.word_in(rows, "phase", "retracted")))
+    return percentiles_of(rows, metric, q, by)
+
+
+def percentiles_of(
+    rows: pa.Table, metric: str = "ttft", q: Sequence[float] = QUANTILES, by: str = "dwell"
+) -> pa.Table:
+    """The same of request rows at hand, all that are given; they need `by` and the metric's columns."""
+    chosen = _metric(metric)
+    _refuse_by(by)
+    if not all(0 <= share <= 1 for share in q):
+        raise RunError(f"q={list(q)} is not of shares from 0 to 1; 0.9 is the 90th percentile")
+    lines = [_line(chosen, q, by, key, part) for key, part in groups(rows, by)]
+    return pa.Table.from_pylist(lines, schema=_percentile_schema(chosen, q, by))
+
+
+def groups(rows: pa.Table, by: str) -> Iterator[tuple[Any, pa.Table]]:
+    """Rows by the value of a column, in its order, null last; each group's in their own order."""
+    if not rows.num_rows:
+        return
+    codes = rows.column(by).unify_dictionaries().combine_chunks().dictionary_encode()
+    keys = [*codes.dictionary.to_pylist(), None]
+    place = codes.indices.fill_null(len(keys) - 1).to_numpy()
+    if (place[1:] < place[:-1]).any():
+        order = np.argsort(place, kind="stable")
+        rows, place = rows.take(pa.array(order)), place[order]
+    starts = [0, *(np.flatnonzero(np.diff(place)) + 1), len(place)]
+    found = [(keys[place[a]], rows.slice(a, b - a)) for a, b in zip(starts, starts[1:], strict=False)]
+    yield from sorted(found, key=lambda group: (group[0] is None, group[0]))
+
+
+def capacity_table(runs: Sequence[Run]) -> pa.Table:
+    """One row per run (schema `CAPACITIES`): what was asked, the verdict, and the capacity it claims.
+
+    Figures are null where the run claims none: of a void run all, of an open end the one beyond it.
+    """
+    return pa.Table.from_pylist([_capacity_line(run) for run in runs], schema=CAPACITIES)
+
+
+def _metric(name: str) -> Metric:
+    for metric in METRICS:
+        if metric.name == name:
+            return metric
+    raise RunError(f"no metric '{name}'; one of {', '.join(known.name for known in METRICS)}")
+
+
+def _refuse_by(by: str) -> None:
+    if by not in BY:
+        raise RunError(f"no percentiles by '{by}'; by one of {', '.join(BY)}")
+
+
+def _percentile_schema(metric: Metric, q: Sequence[float], by: str) -> pa.Schema:
+    key = REQUESTS.field(by).type
+    key = key.value_type if pa.types.is_dictionary(key) else key
+    quantiles = [(_column(metric, share), pa.float64()) for share in q]
+    return pa.schema([(by, key), ("n", pa.int64()), ("failed", pa.int64()), *quantiles])
+
+
+def _column(metric: Metric, share: float) -> str:
+    """`ttft_p99_9_ms`: no dot, which SQL would take for a table's."""
+    return f"{metric.name}_p{100 * share:g}_{metric.unit}".replace(".", "_")
+
+
+def _line(metric: Metric, q: Sequence[float], by: str, key: object, rows: pa.Table) -> dict[str, Any]:
+    latency = metric.of(rows)
+    latency = np.sort(latency[~np.isnan(latency)])  # once, for all quantiles
+    counts = {by: key, "n": len(latency), "failed": int(np.isinf(latency).sum())}
+    return counts | {_column(metric, share): quantile(latency, share) for share in q}
+
+
+def _capacity_line(run: Run) -> dict[str, Any]:
+    tree = run.sweep or {"exit_code": None}
+    asked = tree.get("asked") or summary.describe(run.config)
+    counted = tree.get("requests")
+    return {
+        "run": run.name,
+        **{name: asked[name] for name in (*_WORDS[1:], "nodes")},
+        **{f"bound_{name}": bound for name, bound in asked["slo"].items()},
+        "verdict": summary.word(tree),
+        **_claimed(run),
+        "requests": counted["rows"] if counted else run.requests(columns=["seq"]).num_rows,
+    }
+
+
+def _claimed(run: Run) -> dict[str, Any]:
+    """The figures of a run's capacity that it stands for; of an open end only the bound on the other side."""
+    capacity = run.capacity
+    if capacity is None:
+        return {}
+    hidden = {"estimate", "high"} if capacity["open_above"] else set()
+    hidden |= {"estimate", "low", "certified"} if capacity["open_below"] else set()
+    figures = {name: q for name, q in capacity["qps_per_node"].items() if name not in hidden}
+    return {
+        **{f"{name}_qps_per_node": value for name, value in figures.items()},
+        "binding": capacity["binding"],
+        "windows_used": len(capacity["dwells_used"]),
+    }

@@ -1,0 +1,1 @@
+"""Stored rows of requests and time series, and the latencies that follow from them."""

@@ -1,0 +1,91 @@
+"""Joins what a run left, tables, shards and plans, to one row for every planned request.
+
+Knows which record of a request is the better one; hands rows out in pieces (`piecewise`).
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from analysis.rows import piecewise, records, shards
+from analysis.rows.shards import Shard
+
+
+def requests(
+    path: Path,
+    columns: Sequence[str] = records.REQUESTS.names,
+    wall_start_ns: int | None = None,
+    time_scale: float = 1.0,
+) -> pa.Table:
+    """Parquet, shards and saved plans of a run as one row per planned request, by due time.
+
+    Of several records of one request the first counts: that of the Parquet (which shards may outlive, for
+    they go after it is written), of the load actor, of what the driver was told by an actor whose shard is
+    out of reach. A planned request without any is `lost`: its load actor died with it.
+    """
+    read_too = list(dict.fromkeys([*columns, "seq", "due_ns"]))
+    found = shards.read(path)
+    tables = [records.read(path / "requests", read_too, skip_torn=bool(found))]
+    tables += recorded(path, found, wall_start_ns, time_scale)
+    whole = records.joined([table.select(read_too) for table in tables])
+    schema = records.schema_of(columns)
+    return pa.concat_tables([schema.empty_table(), *joined([whole], schema)])
+
+
+def joined(
+    tables: Sequence[pa.Table],
+    schema: pa.Schema,
+    known: npt.ArrayLike = (),
+    most_rows: int = piecewise.MOST_ROWS,
+) -> Iterator[pa.Table]:
+    """The rows of all tables by due time, of each request the first, in pieces of `schema`.
+
+    Requests whose numbers are `known` are left out.
+    """
+    seqs, due_ns = (piecewise.column(tables, name) for name in ("seq", "due_ns"))
+    first = np.sort(np.unique(seqs, return_index=True)[1])
+    first = first[~np.isin(seqs[first], known)]
+    return piecewise.taken(tables, first[np.argsort(due_ns[first], kind="stable")], schema, most_rows)
+
+
+def recorded(
+    path: Path, found: Sequence[Shard], wall_start_ns: int | None = None, time_scale: float = 1.0
+) -> list[pa.Table]:
+    """What shards and plans know of requests, the better record first."""
+    kept = [shard.rows for shard in found if shard.schema is records.SHARD]
+    told = [records.without_gaps(shard.rows) for shard in found if shard.schema is records.PROGRESS]
+    plans = [records.lost(plan, wall_start_ns, time_scale) for plan in _plans(path)]
+    return [*kept, *told, *plans]
+
+
+def plan_files(path: Path) -> list[Path]:
+    """The saved plans, without what a power cut tore while there are shards."""
+    found = sorted(path.glob("schedule/*.parquet"))
+    return [file for file in found if not records.is_torn(file)] if shards.files(path) else found
+
+
+def _plans(path: Path) -> Iterator[pa.Table]:
+    return (pq.read_table(file, schema=records.PLAN) for file in plan_files(path))
+
+
+def series(path: Path, file: str, schema: pa.Schema, source: str, found: Sequence[Shard]) -> pa.Table:
+    """A series of an ended run (`file`) and what the shards that were `found` of a killed session add.
+
+    A row is known by its `source` (a column) and its time.
+    """
+    tables = [shard.rows for shard in found if shard.schema is schema]
+    known = path / file
+    if known.exists() and not (tables and records.is_torn(known)):
+        tables.insert(0, pq.read_table(known, schema=schema))
+    return _once(pa.concat_tables([schema.empty_table(), *tables]), source, "clock_ns")
+
+
+def _once(table: pa.Table, *keys: str) -> pa.Table:
+    """The first row of each key, in their order."""
+    numbered = table.select(keys).append_column("row", pa.array(np.arange(table.num_rows)))
+    first = numbered.group_by(keys).aggregate([("row", "min")])["row_min"].to_numpy()
+    return table if len(first) == table.num_rows else table.take(pa.array(np.sort(first)))

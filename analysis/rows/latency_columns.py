@@ -1,0 +1,45 @@
+"""The latency columns that requests/*.parquet has beside the record, so that a line of SQL can ask for them.
+
+Knows which of `metrics` are worth a column. They are computed when the rows are written and never read back:
+raw offsets stay the truth, and a definition that changes needs no new run.
+"""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.rows import metrics, records
+
+LATENCIES = tuple(m for m in metrics.METRICS if m.name in ("send_lag", "ttft", "tpot", "e2e"))
+FORMULAS = {metric.name: metric.formula for metric in metrics.METRICS}
+"""Formulas of all latencies, also of those that are computed when asked for only."""
+
+
+def _field(metric: metrics.Metric) -> pa.Field:
+    infinite = "never sent" if metric.name == "send_lag" else "failed"
+    doc = (
+        f"{metric.meaning}; infinite: {infinite}; null: not known, or does not apply. "
+        "Derived when written, for other readers; the offsets are the truth"
+    )
+    told = {"unit": metric.unit, "doc": doc, "formula": metric.formula}
+    return pa.field(f"{metric.name}_{metric.unit}", pa.float32(), metadata=told)
+
+
+FILE = pa.schema(
+    [*records.REQUESTS, *map(_field, LATENCIES)],
+    metadata={**records.REQUESTS.metadata, b"formulas": json.dumps(FORMULAS)},
+)
+"""Arrow schema of requests/*.parquet: the record and, after it, these latencies."""
+
+
+def with_latencies(requests: pa.Table) -> pa.Table:
+    """A table of `records.REQUESTS` with its latencies, as it is written: of schema `FILE`."""
+    withdrawn = metrics.word_in(requests, "phase", "retracted")
+    columns = [_column(metric.of(requests), withdrawn) for metric in LATENCIES]
+    return pa.table([*requests.columns, *columns], schema=FILE)
+
+
+def _column(latency_ms: metrics.Floats, withdrawn: metrics.Bools) -> pa.Array:
+    """nan is null; a request that the search took back before it was due did not fail: it has no latency."""
+    return pa.array(latency_ms.astype(np.float32), mask=withdrawn | np.isnan(latency_ms))

@@ -1,0 +1,257 @@
+"""What each latency means, in words and as one vectorised function over a request table.
+
+Knows the columns of `records.REQUESTS`; knows no bound, no quantile and no rate. All results are
+float64 in ms: a failed request is +inf, a pending or not applicable one is nan (unknown, never 0).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from analysis.rows import records
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+NS_PER_MS = 1e6
+UNSENT = ("missed", "lost")
+"""Failures of the load generator: the request never left it, or nobody knows whether it did."""
+BURST_TOKENS, BURST_READS = 10, 2
+"""An answer of so many tokens that came in so few reads was held back on its way (our choice)."""
+
+
+def numbers(requests: pa.Table, name: str) -> Floats:
+    """A numeric column as float64; null is nan."""
+    values: Floats = requests.column(name).cast(pa.float64()).to_numpy()
+    return values
+
+
+def word_in(requests: pa.Table, column: str, *words: str) -> Bools:
+    """Mask of the rows whose column, of strings or a dictionary of them, is one of `words`; null is none."""
+    masks = [_word_in(chunk, pa.array(words, pa.string())) for chunk in requests.column(column).chunks]
+    return np.concatenate([np.zeros(0, bool), *masks])
+
+
+def _word_in(values: pa.Array, words: pa.Array) -> Bools:
+    if not pa.types.is_dictionary(values.type):
+        found: Bools = pc.is_in(values, value_set=words).to_numpy(zero_copy_only=False)
+        return found
+    # A few words are looked up instead of one per row; the last place is that of a null.
+    known = pc.is_in(values.dictionary, value_set=words).to_numpy(zero_copy_only=False)
+    places = values.indices.fill_null(len(known)) if values.null_count else values.indices
+    mask: Bools = np.append(known, False)[places.to_numpy()]
+    return mask
+
+
+def status_in(requests: pa.Table, *statuses: str) -> Bools:
+    """Mask of the rows whose status is one of `statuses`."""
+    return word_in(requests, "status", *statuses)
+
+
+def time_scale(requests: pa.Table) -> Floats:
+    """How many times as fast as the real clock the run's was, per row."""
+    return np.nan_to_num(numbers(requests, "time_scale"), nan=1.0)
+
+
+def token_offset_ns(requests: pa.Table, which: str) -> Floats:
+    """The `first` or `last` token from the due time: by the engine's own clock, and the path in real time.
+
+    What a turn waited for the one before it was the engine's time too.
+    """
+    offset, told = numbers(requests, f"{which}_token_offset_ns"), f"engine_{which}_token_ns"
+    if requests.column(told).null_count == requests.num_rows:
+        return offset
+    engine = numbers(requests, told) + blocked_ns(requests)
+    return np.where(np.isnan(engine), offset, engine + (offset - engine) / time_scale(requests))
+
+
+def blocked_ns(requests: pa.Table) -> Floats:
+    """How long a turn waited for its session's turn before it, per row, on the run's clock; mostly 0."""
+    return np.nan_to_num(numbers(requests, "turn_blocked_ns"))
+
+
+def path(requests: pa.Table) -> Floats:
+    """Real time to the first token outside the engine, per row; nan where the engine told no time."""
+    outside = numbers(requests, "first_token_offset_ns") - numbers(requests, "engine_first_token_ns")
+    return (outside - blocked_ns(requests)) / time_scale(requests) / NS_PER_MS
+
+
+def send_lag(requests: pa.Table) -> Floats:
+    """Send lag per row; +inf if the client never sent it, nan while it is planned but not sent.
+
+    Not a latency of the service: a request that was sent in time and then failed keeps its lag.
+    """
+    lag = (numbers(requests, "send_offset_ns") - blocked_ns(requests)) / time_scale(requests) / NS_PER_MS
+    return np.where(status_in(requests, *UNSENT), np.inf, lag)
+
+
+def burst(requests: pa.Table) -> Bools:
+    """Mask of answers, whole or in flight, of 10 tokens or more that came in one or two reads.
+
+    How fast the engine made the tokens cannot be known then. False where reads were not counted.
+    """
+    tokens, reads = numbers(requests, "output_tokens"), numbers(requests, "reads")
+    answered = status_in(requests, records.OK, records.PENDING)
+    return answered & (tokens >= BURST_TOKENS) & (reads <= BURST_READS)
+
+
+def ttft(requests: pa.Table) -> Floats:
+    """Time to first token from the due time, per row."""
+    return _judged(requests, token_offset_ns(requests, "first") / NS_PER_MS)
+
+
+def ttft_from_send(requests: pa.Table) -> Floats:
+    """Time to first token from the actual send, per row."""
+    sent = numbers(requests, "send_offset_ns") / time_scale(requests)
+    return _judged(requests, (token_offset_ns(requests, "first") - sent) / NS_PER_MS)
+
+
+def tpot(requests: pa.Table) -> Floats:
+    """Time per output token, per row; nan where fewer than 2 tokens came, or were asked of a failed one.
+
+    Also nan of a burst: its tokens may have taken any time, and its two reads would flatter.
+    """
+    tokens = numbers(requests, "output_tokens")
+    tokens = np.where(status_in(requests, records.OK), tokens, numbers(requests, "requested_output_tokens"))
+    applies = (tokens >= 2) & ~burst(requests)
+    gaps = np.where(applies, tokens - 1, np.nan)
+    first, last = token_offset_ns(requests, "first"), token_offset_ns(requests, "last")
+    return np.where(applies, _judged(requests, (last - first) / gaps / NS_PER_MS), np.nan)
+
+
+def e2e(requests: pa.Table) -> Floats:
+    """End to end from the due time to the last token, per row."""
+    return _judged(requests, token_offset_ns(requests, "last") / NS_PER_MS)
+
+
+def itl(requests: pa.Table) -> Floats:
+    """Inter-token latencies pooled over the requests, not per row.
+
+    A failed request stands for one +inf per gap it was asked for. Empty if gaps were not recorded.
+    """
+    ok = requests.filter(pa.array(status_in(requests, records.OK))).column("itl_us")
+    if len(ok) and ok.null_count == len(ok):
+        return np.empty(0)
+    failed = requests.filter(pa.array(status_in(requests, *records.FAILURES)))
+    lost_gaps = np.maximum(np.nan_to_num(numbers(failed, "requested_output_tokens"), nan=2.0) - 1, 1)
+    gaps: Any = pc.list_flatten(ok).cast(pa.float64()).to_numpy()
+    return np.concatenate([gaps / 1e3, np.full(int(lost_gaps.sum()), np.inf)])
+
+
+def _judged(requests: pa.Table, latency_ms: Floats) -> Floats:
+    """Latencies of complete answers; +inf for failures, nan for pending rows."""
+    known = np.where(status_in(requests, records.OK), latency_ms, np.nan)
+    return np.where(status_in(requests, *records.FAILURES), np.inf, known)
+
+
+def ttft_ms(due_s: Floats, first_s: Floats) -> Floats:
+    """TTFT of requests that are all answered, from plain columns in seconds."""
+    return (first_s - due_s) * 1e3
+
+
+def tpot_ms(first_s: Floats, last_s: Floats, output_tokens: Floats) -> Floats:
+    """TPOT of requests that are all answered, from plain columns; nan of answers of one token."""
+    return (last_s - first_s) * 1e3 / np.where(output_tokens >= 2, output_tokens - 1, np.nan)
+
+
+def prefix_hit(requests: pa.Table) -> float | None:
+    """Share of the prompt tokens that the prefix cache served, by the server's usage; None if it tells none.
+
+    A version of vLLM leaves the count out where it is 0: once one answer has it, one without it had no hit.
+    """
+    prompt, cached = numbers(requests, "prompt_tokens"), numbers(requests, "cached_tokens")
+    told = prompt > 0
+    if np.isnan(cached[told]).all():
+        return None
+    return float(np.nansum(cached[told]) / prompt[told].sum())
+
+
+def prefix_shared(requests: pa.Table, rest_tokens: int = 0) -> float:
+    """Share of the planned prompt tokens that every prompt begins with, less up to `rest_tokens` of each."""
+    shared, planned = numbers(requests, "shared_tokens"), numbers(requests, "requested_input_tokens")
+    return float(np.nansum(np.maximum(shared - rest_tokens, 0)) / (np.nansum(planned) or 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A latency as a reader needs it beside the number, the columns it takes, and the function."""
+
+    name: str
+    unit: str
+    meaning: str
+    formula: str
+    columns: tuple[str, ...]
+    of: Callable[[pa.Table], Floats]
+
+
+_FIRST = ("status", "time_scale", "turn_blocked_ns", "first_token_offset_ns", "engine_first_token_ns")
+_LAST = ("status", "time_scale", "turn_blocked_ns", "last_token_offset_ns", "engine_last_token_ns")
+METRICS = (
+    Metric(
+        "send_lag",
+        "ms",
+        "the client's own lateness, in real time: send begun, from due or the end of the turn waited for",
+        "(send_offset_ns - turn_blocked_ns) / time_scale / 1e6",
+        ("status", "time_scale", "turn_blocked_ns", "send_offset_ns"),
+        send_lag,
+    ),
+    Metric(
+        "ttft",
+        "ms",
+        "first read with an output token, from the due time",
+        "first_token_offset_ns / 1e6",
+        _FIRST,
+        ttft,
+    ),
+    Metric(
+        "ttft_from_send",
+        "ms",
+        "the same from the actual send: blind to a late client, for comparison with other tools",
+        "(first_token_offset_ns - send_offset_ns) / 1e6",
+        (*_FIRST, "send_offset_ns"),
+        ttft_from_send,
+    ),
+    Metric(
+        "tpot",
+        "ms",
+        "mean time per output token after the first, of one request with at least 2; unknown of a burst",
+        "(last_token_offset_ns - first_token_offset_ns) / (output_tokens - 1) / 1e6",
+        (*_FIRST, *_LAST[3:], "output_tokens", "requested_output_tokens", "reads"),
+        tpot,
+    ),
+    Metric(
+        "path",
+        "ms",
+        "real time to the first token outside an engine that told its own: client, network, Serve",
+        "(first_token_offset_ns - engine_first_token_ns) / time_scale / 1e6",
+        _FIRST[1:],
+        path,
+    ),
+    Metric(
+        "e2e",
+        "ms",
+        "last read with an output token, from the due time",
+        "last_token_offset_ns / 1e6",
+        _LAST,
+        e2e,
+    ),
+    Metric(
+        "itl",
+        "ms",
+        "gaps between reads with output, pooled over all requests; in seconds of the run's clock",
+        "itl_us / 1e3",
+        ("status", "itl_us", "requested_output_tokens"),
+        itl,
+    ),
+)
+"""Definitions, the method, section 1.
+
+Where the engine told its own time, token offsets are that time plus `path` as it was: the clock's speed
+multiplies what the engine does, and must not multiply what the machine in front of it does. Only `itl` is
+as it was read, in seconds of the run's clock: a fast one multiplies in it the jitter of the way too.
+"""

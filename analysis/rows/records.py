@@ -1,0 +1,291 @@
+"""The request record: one row for every planned request, whatever became of it.
+
+Knows the Arrow schema, its units and how it is read; knows nothing of who sends or serves.
+Raw monotonic offsets are the truth, latencies are derived from them in `metrics` (and written beside
+them by `derived`, for other readers).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from analysis.rows import arrow_stream, foreign_words, parquet, piecewise
+
+SCHEMA_VERSION = 2
+"""It grows with every added column; none is renamed or taken away. Columns that a file lacks are null."""
+
+OK = "ok"
+FAILURES = ("http_error", "truncated", "timeout", "conn_error", "missed", "lost")
+STATUSES = (OK, *FAILURES)
+PENDING = "pending"
+"""Status of a request in flight; it exists in observations during a run, never in Parquet."""
+
+KEYS = ("seq", "dwell", "phase", "status", "due_ns")
+"""What no table of requests is without, whichever version wrote it."""
+
+PARQUET = b"PAR1"
+"""With it a Parquet file begins and ends."""
+
+KEYS_OF_ROWS = ("seq", "due_ns")
+"""What no row of a shard of requests is without."""
+
+_COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
+    ("seq", pa.int64(), "", "position in the run's master schedule; the key"),
+    ("client_id", pa.int16(), "", "load actor that owned the request"),
+    ("dwell", pa.int16(), "", "segment of the schedule: ramp step or dwell, from 0; -1 is the warm-up"),
+    (
+        "phase",
+        foreign_words.KIND,
+        "",
+        "what the plan says of the due time: warmup, ramp, transition, window, bridge; or retracted",
+    ),
+    ("status", foreign_words.KIND, "", "ok, or what became of it: " + ", ".join(FAILURES)),
+    ("error_kind", foreign_words.KIND, "", "finer kind of a failure; null when ok"),
+    ("error", pa.string(), "", "message of a failure; null when ok"),
+    ("http_status", pa.int16(), "", "status code of the answer; null without one"),
+    ("finish_reason", foreign_words.KIND, "", "as the server says"),
+    ("stream", pa.int16(), "", "node whose own stream it belongs to, from 0; null in a pooled one"),
+    ("session_id", pa.int32(), "", "chat user's session; -1 without sessions"),
+    (
+        "turn",
+        pa.int16(),
+        "",
+        "requests of its session planned before it in its segment (dwell), at most 32767; 0 without sessions",
+    ),
+    ("replica_id", foreign_words.KIND, "", "x-replica-id of the answer; null if unknown"),
+    ("due_ns", pa.int64(), "ns", "planned send time since the start of the run's clock"),
+    ("scheduled_at", pa.timestamp("us", "UTC"), "", "planned send time on the wall clock"),
+    (
+        "turn_blocked_ns",
+        pa.int64(),
+        "ns",
+        "end of its session's turn before, from due, where that was waited for; else null",
+    ),
+    (
+        "send_offset_ns",
+        pa.int64(),
+        "ns",
+        "send begun (connecting, where a new connection is needed), from due; null if never sent",
+    ),
+    ("first_byte_offset_ns", pa.int64(), "ns", "first byte of the answer, from due"),
+    ("first_token_offset_ns", pa.int64(), "ns", "first read that carries an output token, from due"),
+    ("last_token_offset_ns", pa.int64(), "ns", "last read that carries an output token, from due"),
+    ("end_offset_ns", pa.int64(), "ns", "answer complete or failed, from due"),
+    ("requested_input_tokens", pa.int32(), "tokens", "prompt length of the plan"),
+    ("requested_output_tokens", pa.int32(), "tokens", "answer length of the plan"),
+    ("shared_tokens", pa.int32(), "tokens", "of the prompt's plan, those with which every prompt begins"),
+    ("image_tokens", pa.int32(), "tokens", "of the prompt's plan, those of images; the others are text"),
+    ("prompt_tokens", pa.int32(), "tokens", "server usage, images included; null if not given"),
+    ("cached_tokens", pa.int32(), "tokens", "server usage: prompt tokens from the prefix cache"),
+    ("output_tokens", pa.int32(), "tokens", "server usage; of an unfinished answer the tokens seen"),
+    ("events", pa.int32(), "", "streamed events that carried output"),
+    ("reads", pa.int32(), "", "socket reads that carried output; fewer than events = merged delivery"),
+    ("engine_steps", pa.int32(), "", "simulated engine: steps that gave this request a token; else null"),
+    ("engine_late_steps", pa.int32(), "", "of these, delivered later than half a step; else null"),
+    (
+        "time_scale",
+        pa.float64(),
+        "",
+        "how fast the run's clock was; offsets from due over it are real ns; null is 1",
+    ),
+    (
+        "engine_first_token_ns",
+        pa.int64(),
+        "ns",
+        "first token by the simulated engine's own clock, from its having the request; null if not told",
+    ),
+    ("engine_last_token_ns", pa.int64(), "ns", "last token, likewise"),
+    (
+        "itl_us",
+        pa.list_(pa.int32()),
+        "us",
+        "gaps between reads that carried output, by the run's clock; null if not recorded",
+    ),
+)
+
+REQUESTS = pa.schema(
+    [
+        pa.field(name, type_, metadata={"unit": unit, "doc": doc} if unit else {"doc": doc})
+        for name, type_, unit, doc in _COLUMNS
+    ],
+    metadata={"schema_version": str(SCHEMA_VERSION)},
+)
+"""Arrow schema of a request table. Offsets count from `due_ns`, so latency is measured from the plan."""
+
+SHARD = pa.schema(
+    [f.with_type(pa.string()) if pa.types.is_dictionary(f.type) else f for f in REQUESTS],
+    metadata=REQUESTS.metadata,
+)
+"""`REQUESTS` with words as plain strings: dictionaries would have to agree between a stream's batches."""
+
+_READ_AS = pa.schema(
+    [f.with_type(foreign_words.READ_AS) if pa.types.is_dictionary(f.type) else f for f in REQUESTS],
+    metadata=REQUESTS.metadata,
+)
+
+PROGRESS = SHARD.remove(SHARD.get_field_index("itl_us"))
+"""`SHARD` without the gaps: what is told of requests while a run goes on."""
+
+TALKED = ("character", "character_tokens", "persona_tokens", "history_cut", "after")
+"""What a plan says of a turn of a conversation beside its record, null of other requests: whose prompts begin
+like its own, and the seq of the session's turn before."""
+
+PLAN = pa.schema(
+    [
+        *(SHARD.field(name) for name in ("seq", "dwell", "phase", "stream", "session_id", "turn", "due_ns")),
+        *(
+            SHARD.field(f"{name}_tokens")
+            for name in ("requested_input", "requested_output", "shared", "image")
+        ),
+        *(pa.field(name, pa.int64()) for name in TALKED),
+    ]
+)
+"""What is known of a request before it is sent."""
+
+
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    """The schema of some columns of a request table."""
+    return pa.schema([REQUESTS.field(name) for name in columns], metadata=REQUESTS.metadata)
+
+
+def without_gaps(told: pa.Table) -> pa.Table:
+    """Rows of schema `PROGRESS` with a column of unknown gaps."""
+    gaps = SHARD.field("itl_us")
+    return told.append_column(gaps, pa.nulls(told.num_rows, gaps.type))
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Rows (dicts; a missing key is null) as a table of schema `REQUESTS`."""
+    return pa.Table.from_pylist(list(rows), schema=REQUESTS)
+
+
+def empty(schema: pa.Schema, count: int) -> dict[str, pa.Array]:
+    """Columns of `count` nulls, to be replaced by what is known."""
+    return {field.name: pa.nulls(count, field.type) for field in schema}
+
+
+def lost(plan: pa.Table, wall_start_ns: int | None = None, time_scale: float = 1.0) -> pa.Table:
+    """The rows (schema `SHARD`) of planned requests, of schema `PLAN`, that nobody has a record of."""
+    count = plan.num_rows
+    planned = [name for name in PLAN.names if name not in TALKED]
+    columns = empty(SHARD, count) | {name: plan.column(name) for name in planned}
+    columns["status"] = pa.repeat("lost", count)
+    columns["error_kind"] = pa.repeat("no_record", count)
+    if wall_start_ns is not None:
+        at_us = ((plan.column("due_ns").to_numpy() / time_scale).astype(np.int64) + wall_start_ns) // 1000
+        columns["scheduled_at"] = pa.array(at_us).cast(SHARD.field("scheduled_at").type)
+    return pa.table(columns, schema=SHARD)
+
+
+def write(requests: pa.Table, path: Path) -> None:
+    """Write a request table (of `REQUESTS`, or with columns beyond) as Parquet, sorted by `due_ns`.
+
+    Complete or not at all. Raises OSError if the disk does not take it.
+    """
+    parquet.write(by_due(requests), path)
+
+
+def files(folder: Path) -> list[Path]:
+    """The request tables below `folder`."""
+    return sorted(folder.glob("**/*.parquet"))
+
+
+def read(
+    folder: Path,
+    columns: Sequence[str] | None = None,
+    where: pc.Expression | None = None,
+    skip_torn: bool = False,
+) -> pa.Table:
+    """All request tables below `folder` as one, sorted by `due_ns`; empty if there are none.
+
+    Of all columns, or of `columns` only: most bytes of a file are in `itl_us`. `where` keeps some rows;
+    `skip_torn` leaves out what a power cut tore, where shards still have its rows. Raises OSError or an
+    ArrowException for a file that is broken, or not of requests.
+    """
+    asked = list(REQUESTS.names if columns is None else columns)
+    read_too = [*asked, *{"due_ns"}.difference(asked)]
+    tables = [_READ_AS.empty_table().select(read_too)]
+    for file in files(folder):
+        if skip_torn and is_torn(file):
+            continue
+        _refuse_foreign(file)
+        tables.append(pq.read_table(file, schema=_READ_AS, columns=read_too, filters=where))
+    return by_due(_narrowed(pa.concat_tables(tables))).select(asked)
+
+
+def joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """Tables of the same columns of requests one after the other, whose words are bounded together."""
+    return _narrowed(pa.concat_tables(map(_narrowed, tables)))
+
+
+def _narrowed(requests: pa.Table) -> pa.Table:
+    """The columns with their words, as strings or in wider dictionaries, in those of `REQUESTS`."""
+    fields = [REQUESTS.field(name) for name in requests.column_names]
+    columns = [
+        foreign_words.folded(column) if pa.types.is_dictionary(field.type) else column
+        for field, column in zip(fields, requests.columns, strict=True)
+    ]
+    return pa.table(columns, schema=pa.schema(fields, metadata=REQUESTS.metadata))
+
+
+def is_torn(file: Path) -> bool:
+    """True for a Parquet file without its end: its name was on the disk before its bytes were."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        opened.seek(max(0, size - len(PARQUET)))
+        return size < 3 * len(PARQUET) or opened.read() != PARQUET
+
+
+def _refuse_foreign(file: Path) -> None:
+    """Raise ArrowInvalid for a file without what every version wrote: its rows would be of nulls."""
+    names = pq.read_schema(file).names
+    if lacking := [name for name in KEYS if name not in names]:
+        raise pa.ArrowInvalid(f"{file} is no table of requests: it lacks {', '.join(lacking)}")
+
+
+def by_due(requests: pa.Table) -> pa.Table:
+    """Rows in order of due time; as they are if they stand so, which is how a file was written."""
+    due_ns = requests.column("due_ns").to_numpy()
+    if (due_ns[1:] >= due_ns[:-1]).all():
+        return requests
+    order = np.argsort(due_ns, kind="stable")
+    return pa.concat_tables(piecewise.taken([requests], order, requests.schema))
+
+
+def read_shard(path: Path) -> pa.Table:
+    """Every whole batch of a shard of requests, also of one whose writer was killed in the middle of one."""
+    return _narrowed(read_stream(path, SHARD))
+
+
+def read_stream(path: Path, schema: pa.Schema) -> pa.Table:
+    """Every whole batch of an Arrow IPC stream of `schema`; the cut end of a killed writer is left out."""
+    return read_known(path, schema)[0]
+
+
+def read_known(path: Path, schema: pa.Schema) -> tuple[pa.Table, bool]:
+    """What can be read of an Arrow IPC stream of `schema`, and whether that is all but a torn end.
+
+    Columns that the writer's version did not have yet are null. Raises OSError if it cannot be opened.
+    """
+    batches, is_whole = arrow_stream.batches(path)
+    try:
+        return _conformed(batches, schema), is_whole
+    except (pa.ArrowException, TypeError):
+        return schema.empty_table(), False
+
+
+def _conformed(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    """The batches in the columns of `schema`. Raises ArrowException where they are of something else."""
+    if not batches:
+        return schema.empty_table()
+    written = pa.Table.from_batches(batches)
+    known = {name: written.column(name) for name in written.column_names}
+    lacking = [name for name in KEYS_OF_ROWS if name not in known or known[name].null_count]
+    if not known.keys() & set(schema.names) or (lacking and KEYS_OF_ROWS[0] in schema.names):
+        raise pa.ArrowInvalid("rows of something else")
+    return pa.table(empty(schema, written.num_rows) | known, schema=schema)

@@ -1,0 +1,78 @@
+"""What is sampled once a second while a run lasts: the engines by their own count, the load actors by theirs.
+
+Knows two Arrow schemas, their units and their files; knows nothing of who samples or who judges. Seconds are
+those of the run's clock, milliseconds are real.
+"""
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from analysis.rows import parquet
+
+SCHEMA_VERSION = 1
+
+_Columns = tuple[tuple[str, pa.DataType, str, str], ...]
+
+_WHEN: _Columns = (
+    ("at", pa.timestamp("us", "UTC"), "", "when the sample was taken, on the wall clock"),
+    ("clock_ns", pa.int64(), "ns", "the same since the start of the run's clock, in its seconds"),
+)
+_SERVER_COLUMNS: _Columns = (
+    *_WHEN,
+    ("replica", pa.string(), "", "x-replica-id of the answer, or else the name its URL was given"),
+    ("running", pa.int64(), "requests", "in the engine's batch; of several engines in one answer the sum"),
+    ("waiting", pa.int64(), "requests", "queued in the engine"),
+    ("kv_usage", pa.float64(), "share", "KV cache in use, 0 to 1; of several engines the mean"),
+    ("prefix_queries", pa.int64(), "tokens", "looked up in the prefix cache since the engine's start"),
+    ("prefix_hits", pa.int64(), "tokens", "of these, found there"),
+    ("preemptions", pa.int64(), "", "requests put back in the queue since the engine's start"),
+    ("prompt_tokens", pa.int64(), "tokens", "prefilled since the engine's start"),
+    ("generation_tokens", pa.int64(), "tokens", "generated since the engine's start"),
+    ("finished", pa.int64(), "requests", "ended since the engine's start, whatever their finish reason"),
+    ("error", pa.string(), "", "why this sample is missing; null when it is not"),
+)
+_CLIENT_COLUMNS: _Columns = (
+    ("client_id", pa.int16(), "", "load actor"),
+    *_WHEN,
+    ("span_s", pa.float64(), "s", "time the other figures cover, up to `at`, in seconds of the run's clock"),
+    ("sends", pa.int32(), "requests", "sends begun"),
+    ("missed", pa.int32(), "requests", "due and not sent"),
+    ("in_flight", pa.int32(), "requests", "sent and not ended, at the end of the span"),
+    ("in_flight_mean", pa.float64(), "requests", "the same, averaged over the span"),
+    ("lag_p50_ms", pa.float64(), "ms", "median send lag, in real time; null without a send"),
+    ("lag_p99_ms", pa.float64(), "ms", "99th percentile of the send lag, in real time; null without a send"),
+    ("lag_max_ms", pa.float64(), "ms", "longest send lag, in real time; null without a send"),
+    ("cpu_share", pa.float64(), "share", "CPU time of the process over real time; 1 is one core"),
+    (
+        "run_share",
+        pa.float64(),
+        "share",
+        "time the loop's thread ran, of the time it wanted to; null where the kernel does not tell",
+    ),
+    ("stall_ms", pa.float64(), "ms", "longest time the loop was away, in real time"),
+    ("gc_pauses", pa.int16(), "", "runs of the garbage collector"),
+    ("gc_ms", pa.float64(), "ms", "time they took together, in real time"),
+    ("reads", pa.int64(), "", "socket reads that carried output"),
+    ("events", pa.int64(), "", "streamed events that carried output; more than reads = merged delivery"),
+)
+
+
+def _schema(columns: _Columns) -> pa.Schema:
+    fields = [
+        pa.field(name, type_, metadata={"unit": unit, "doc": doc} if unit else {"doc": doc})
+        for name, type_, unit, doc in columns
+    ]
+    return pa.schema(fields, metadata={"schema_version": str(SCHEMA_VERSION)})
+
+
+SERVER = _schema(_SERVER_COLUMNS)
+"""Arrow schema of timeseries.parquet: one row per replica and second; what a server does not tell is null."""
+
+CLIENTS = _schema(_CLIENT_COLUMNS)
+"""Arrow schema of clients.parquet: one row per load actor and second."""
+
+
+def write(series: pa.Table, path: Path) -> None:
+    """Write a series as Parquet, sorted by `clock_ns`, complete or not at all (by rename)."""
+    parquet.write(series.sort_by("clock_ns"), path)

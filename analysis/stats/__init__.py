@@ -1,0 +1,1 @@
+"""Quantiles, pooling and fits; knows no request."""
