@@ -346,8 +346,8 @@ def _simulated(words: Sequence[str], config: Path) -> Experiment:
 def _serve(experiment: Experiment, asked: Load) -> Served:
     """The engine model; a closed loop over several replicas is one on each, of its share."""
     # numba takes a second to come, which `show` must not pay.
-    from serve_apps.engine_model.fast import Machine, serve_closed
-    from serve_apps.engine_model.routed import serve_open
+    from serve_apps.engine_model.compiled.fast_engine import Machine, serve_closed
+    from serve_apps.engine_model.service.routed import serve_open
 
     spec, replicas = experiment.engine, experiment.replicas
     assert isinstance(spec, SimulatedEngine)

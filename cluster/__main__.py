@@ -138,16 +138,16 @@ def _site(arguments: argparse.Namespace, name: str) -> Site:
 def _serve_environment(experiment: Experiment) -> dict[str, str]:
     """What Serve's processes read on every node; Ray comes with these imports."""
     from cluster.session import serve_environment
-    from serve_apps import vllm_app
+    from serve_apps.vllm_engine import app
 
     engine, routing = experiment.engine, experiment.routing
-    real = vllm_app.environment(engine, routing) if isinstance(engine, VllmEngine) else {}
+    real = app.environment(engine, routing) if isinstance(engine, VllmEngine) else {}
     return serve_environment(routing) | real
 
 
 def _serve_config(experiment: Experiment, site: Site) -> dict[str, Any]:
     """Serve's own configuration of the deployment, as `python -m serve_apps render` prints it."""
-    from serve_apps import rendering
+    from serve_apps.vllm_engine import rendering
 
     engine = experiment.engine
     if not isinstance(engine, VllmEngine) or engine.kind != "vllm":
@@ -170,7 +170,8 @@ def _serve_config(experiment: Experiment, site: Site) -> dict[str, Any]:
 
 def _asked(experiment: Experiment, engine: VllmEngine, installed: str) -> Any:
     """What a deployment of vLLM depends on, for the version that is installed, asked for, or the newest."""
-    from serve_apps import rendering, vllm_flags
+    from serve_apps.vllm_engine import rendering
+    from serve_apps.vllm_recipes import vllm_flags
 
     parts = experiment.model, experiment.layout, experiment.cluster, experiment.hardware
     version = installed or engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
@@ -213,7 +214,7 @@ def preflight(arguments: argparse.Namespace) -> int:
 
 def _recipe_environment(experiment: Experiment) -> dict[str, str]:
     """What engines get besides their nodes' own environment. Raises ValueError for a contradiction."""
-    from serve_apps.emulation import installed_vllm
+    from serve_apps.vllm_emulated.platform_plugin import installed_vllm
 
     engine = experiment.engine
     if not isinstance(engine, VllmEngine):

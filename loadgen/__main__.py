@@ -65,7 +65,7 @@ from loadgen import progressive as ladder
 from loadgen.command_line import asked, parser, refuse_idle_flags, resumed, verified
 from loadgen.folder import finite
 from loadgen.progress import Emit
-from serve_apps.emulation import installed_vllm
+from serve_apps.vllm_emulated.platform_plugin import installed_vllm
 
 if TYPE_CHECKING:
     from loadgen.measure import Site

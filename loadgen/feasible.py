@@ -13,10 +13,10 @@ from conf.specs.experiment import EmulatedEngine, SimulatedEngine, VllmEngine
 from loadgen import written
 from loadgen.arrivals import Traffic
 from loadgen.command_line import asked
-from serve_apps.emulation import has_gpu, installed_vllm, refuse_gpu_node
 from serve_apps.engine_model import Engine
-from serve_apps.prepared import prepared
-from serve_apps.recipes import resolve
+from serve_apps.vllm_emulated.platform_plugin import has_gpu, installed_vllm, refuse_gpu_node
+from serve_apps.vllm_engine.prepared import prepared
+from serve_apps.vllm_recipes.recipes import resolve
 
 
 def experiment(verb: str, words: Sequence[str], config: Path | None) -> Experiment:

@@ -30,11 +30,12 @@ from loadgen.progress import Emit
 from loadgen.search import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
 from loadgen.sharing import alike, scattered
 from loadgen.uncertainty import DRAWS, Spread
-from serve_apps.engine_model import fast, whole
-from serve_apps.engine_model.balance import POLICIES, Balance
-from serve_apps.engine_model.guess import guess_qps as roofline_qps
-from serve_apps.engine_model.prefixes import Prefixes
-from serve_apps.engine_model.replay import replay as served
+from serve_apps.engine_model.compiled import fast_engine
+from serve_apps.engine_model.cost.guess import guess_qps as roofline_qps
+from serve_apps.engine_model.service import whole_service
+from serve_apps.engine_model.service.balancer import POLICIES, Balance
+from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.replay import replay as served
 
 CHUNKS = 4
 """Parts of its work that a process gets one after the other: so the last one does not wait for long."""
@@ -158,7 +159,7 @@ def replayed(experiment: Experiment, arrivals: ArrivalSchedule, seed: int = 0) -
         times, gap_s = served(
             *parts(experiment), sent_s, asked, held, seed, experiment.replicas, balance(experiment)
         )
-    except fast.Unfit as why:
+    except fast_engine.Unfit as why:
         raise ConfigError(
             f"concurrency={held}: predict plays no closed loop of this engine ({why}); use rate_qps=..."
         ) from why
@@ -196,7 +197,7 @@ def progressive(experiment: Experiment, say: Callable[[str], None] = quiet) -> T
         one = replace(experiment, seed=ladder.drawn_seed(experiment.seed, number))
         try:
             runs.append(_climbed(one, quiet if number else say))
-        except fast.Unfit as why:
+        except fast_engine.Unfit as why:
             raise ConfigError(
                 f"progressive on the virtual clock does not play this engine ({why}); use "
                 "progressive.clock=wall"
@@ -213,7 +214,7 @@ def level_seconds(experiment: Experiment) -> list[float] | None:
         return None
     try:
         return [level.seconds for level in _climbed(experiment)]
-    except fast.Unfit:
+    except fast_engine.Unfit:
         return None
 
 
@@ -226,7 +227,9 @@ def played(experiment: Experiment, number: int, level: ladder.Level) -> pa.Table
     schedule = level.schedule(number, 0, 0)
     asked = schedule.input_tokens, schedule.output_tokens, schedule.shared_tokens
     seed = ladder.drawn_seed(experiment.seed, number)
-    seen = fast.serve_closed(fast.Machine.of(*parts(experiment)), schedule.concurrency, asked, seed)
+    seen = fast_engine.serve_closed(
+        fast_engine.Machine.of(*parts(experiment)), schedule.concurrency, asked, seed
+    )
     times = seen.sent_s, seen.first_token_s, seen.last_token_s
     return virtual_target.ended(schedule, *times, seen.cached_tokens)
 
@@ -247,7 +250,7 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
         prefixes, part = scattered(prefixes, experiment.cluster.nodes / nodes, seed)
     shared = None if prefixes is None else Prefixes(*prefixes)
     from_s = float(served_s.min()) if len(served_s) else 0.0
-    seen = whole.serve(*parts(experiment), sent_s, asked, seed, engines, by, shared, from_s)
+    seen = whole_service.serve(*parts(experiment), sent_s, asked, seed, engines, by, shared, from_s)
     replica = seen.replica if part is None else seen.replica + part * engines
     work = seen.work._asdict()
     return Simulated(seen.first_token_s, seen.last_token_s, seen.cached_tokens, work, replica)
@@ -283,7 +286,7 @@ def _seeing(experiment: Experiment) -> Model:
 def _machine(experiment: Experiment) -> prediction.Machine:
     known = parts(experiment)
     replicas = experiment.layout.replicas_per_node
-    return prediction.Machine(replicas, *whole.peaks(*known), partial(whole.shares, *known))
+    return prediction.Machine(replicas, *whole_service.peaks(*known), partial(whole_service.shares, *known))
 
 
 def guess_qps(experiment: Experiment) -> float | None:

@@ -26,10 +26,10 @@ from loadgen.endpoint import READY_TIMEOUT_S, TargetError, api_key, models_of
 from loadgen.progress import Emit
 from loadgen.prompts import Prompts
 from loadgen.run import Service
-from serve_apps import vllm_app
-from serve_apps.app import ENGINES, application_name, build_app
-from serve_apps.engine_model.architecture import weight_bytes
-from serve_apps.prepared import prepared, with_folder
+from serve_apps.engine_model.cost.architecture import weight_bytes
+from serve_apps.simulated.app import ENGINES, application_name, build_app
+from serve_apps.vllm_engine import app
+from serve_apps.vllm_engine.prepared import prepared, with_folder
 
 WARM_OUTPUT_TOKENS = 8
 """Output tokens of the requests that warm a replica: enough for decode steps of every kind (our choice)."""
@@ -96,14 +96,14 @@ def _vllm(experiment: Experiment, spec: VllmEngine) -> _Engines:
     engine, recipe = ready.engine, ready.recipe
     known_bytes = {} if engine.kind == "vllm_emulated" else {"weight_bytes": weight_bytes(model)}
     return _Engines(
-        lambda placement: vllm_app.vllm_app(
+        lambda placement: app.vllm_app(
             engine, model, layout, routing, recipe, placement.replicas, placement.bundles
         ),
         application_name(engine, model, experiment.hardware, layout, routing),
-        vllm_app.engines_prefix(engine),
+        app.engines_prefix(engine),
         ready.described() | known_bytes,
         # On machines without a GPU all processes must know that, not only the replicas.
-        vllm_app.environment(engine, routing) | (recipe.env if engine.kind != "vllm" else {}),
+        app.environment(engine, routing) | (recipe.env if engine.kind != "vllm" else {}),
         engine.start_timeout_s,
     )
 

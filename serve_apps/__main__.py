@@ -26,10 +26,10 @@ from conf.io.one_line import OneLineParser
 from conf.specs.experiment import VllmEngine
 from loadgen import trace
 from loadgen.arrivals import Traffic
-from serve_apps import published, recipes, vllm_flags
-from serve_apps.emulation import installed_vllm
-from serve_apps.model_folder import write_folder
-from serve_apps.rendering import Asked, Rendering, render
+from serve_apps.vllm_emulated.platform_plugin import installed_vllm
+from serve_apps.vllm_engine.rendering import Asked, Rendering, render
+from serve_apps.vllm_recipes import published, recipes, vllm_flags
+from serve_apps.vllm_recipes.model_folder import write_folder
 
 EXIT_OK, EXIT_INTERNAL, EXIT_USAGE = 0, 1, 2
 VERSION = "vllm_version"

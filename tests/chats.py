@@ -7,8 +7,8 @@ import numpy as np
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model import Engine, VirtualService
-from serve_apps.engine_model.balance import Balance
-from serve_apps.engine_model.prefixes import Prefixes
+from serve_apps.engine_model.service.balancer import Balance
+from serve_apps.engine_model.service.prefixes import Prefixes
 
 
 class Chats(NamedTuple):

@@ -5,8 +5,8 @@ from functools import cache
 
 from conf import load
 from conf.specs.experiment import Experiment, VllmEngine
-from serve_apps import recipes
-from serve_apps.recipes import Recipe
+from serve_apps.vllm_recipes import recipes
+from serve_apps.vllm_recipes.recipes import Recipe
 
 NEWEST = "0.33.0"
 QWEN = "model=qwen3_235b_a22b_fp8"

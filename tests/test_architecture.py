@@ -8,8 +8,8 @@ import pytest
 
 from conf import load
 from conf.specs.experiment import Experiment, Model, SimulatedEngine
-from serve_apps.engine_model import architecture
-from serve_apps.engine_model.step_time import roofline
+from serve_apps.engine_model.cost import architecture
+from serve_apps.engine_model.cost.step_time import roofline
 
 NO_INDEXER: dict[str, int] = {"index_heads": 0, "index_head_dim": 0, "index_topk": 0}
 QWEN, LLAMA = "qwen3_235b_a22b_fp8", "llama31_405b_fp8"

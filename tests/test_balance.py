@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.addresses import chosen
-from serve_apps.engine_model import loop
-from serve_apps.engine_model.balance import POLICIES, Balance, Balancer, Loss, choice, pairs
+from serve_apps.engine_model.compiled import loop
+from serve_apps.engine_model.service.balancer import POLICIES, Balance, Balancer, Loss, choice, pairs
 
 GIVEN = ("roundrobin", "round_robin", "random", "consistent_hash", "client_side")
 

@@ -18,8 +18,8 @@ from conf import Experiment, load
 from conf.constants import constants, covariance, replaced
 from conf.load import dump
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model.fast import Machine, Times, serve_closed
-from serve_apps.engine_model.routed import serve_open
+from serve_apps.engine_model.compiled.fast_engine import Machine, Times, serve_closed
+from serve_apps.engine_model.service.routed import serve_open
 
 TRUTH = {
     "model.step_time.layer_us": 118.0,

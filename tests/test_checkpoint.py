@@ -10,8 +10,8 @@ import pytest
 from conf import ConfigError, checkpoint, load
 from conf.load import dump
 from conf.specs.experiment import Model
-from serve_apps.engine_model import architecture
-from serve_apps.engine_model.step_time import roofline
+from serve_apps.engine_model.cost import architecture
+from serve_apps.engine_model.cost.step_time import roofline
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

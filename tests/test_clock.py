@@ -29,8 +29,8 @@ from loadgen.run import Conclude, Run
 from loadgen.run_folder import RunFolder
 from loadgen.search import Segment, Start
 from loadgen.worker import Worker
-from serve_apps.engine_model.engine import Engine, GenerateRequest
-from serve_apps.openai_api import stamped
+from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
+from serve_apps.simulated.openai_answers import stamped
 from tests import test_client
 from tests.mock_server import END, Script, answer, event, head, token, usage
 from tests.patience import PATIENCE_S

@@ -5,12 +5,12 @@ import pytest
 
 from conf import load
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model.balance import Balance
-from serve_apps.engine_model.closed import circle
-from serve_apps.engine_model.fast import FastEngine, Ints, Machine, Unfit, serve_closed
-from serve_apps.engine_model.native import plain
-from serve_apps.engine_model.replay import LATE_GAP, late_gap_s, replay
-from serve_apps.engine_model.whole import serve
+from serve_apps.engine_model.compiled.fast_engine import FastEngine, Ints, Machine, Unfit, serve_closed
+from serve_apps.engine_model.compiled.native import plain
+from serve_apps.engine_model.service.balancer import Balance
+from serve_apps.engine_model.service.closed_loop import circle
+from serve_apps.engine_model.service.replay import LATE_GAP, late_gap_s, replay
+from serve_apps.engine_model.service.whole_service import serve
 
 HELD = 7
 

@@ -16,7 +16,7 @@ from conf import load
 from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.prompts import Prompts
 from loadgen.rows import Planned, planned
-from serve_apps.engine_model.kv_cache import Holding, KvCache
+from serve_apps.engine_model.scheduler.kv_cache import Holding, KvCache
 
 WORDS = [
     "workload=character",

@@ -37,7 +37,7 @@ from cluster import serve_state  # noqa: E402
 from cluster import session as cluster_session  # noqa: E402
 from cluster.deploy import DeployError, Deployment, deploy  # noqa: E402
 from cluster.session import Session, SessionError, open_session  # noqa: E402
-from serve_apps.app import application_name, build_app  # noqa: E402
+from serve_apps.simulated.app import application_name, build_app  # noqa: E402
 
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp2_tp4_ep4"])
 PARTS = SPECS.engine, SPECS.model, SPECS.hardware, SPECS.layout

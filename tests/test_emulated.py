@@ -13,11 +13,18 @@ import pytest
 from conf import ConfigError, load
 from conf.constants import fingerprint
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine
-from serve_apps.emulated_gpu import EmulatedGpu, Part, Steps, batch, emulated
-from serve_apps.emulation import ENVIRONMENT, GPU_BYTES, PLATFORM, SWITCH, refuse_gpu_node, register
-from serve_apps.engine_model.architecture import memory
-from serve_apps.engine_model.step_time import Batch, roofline
-from serve_apps.recipes import Recipe
+from serve_apps.engine_model.cost.architecture import memory
+from serve_apps.engine_model.cost.step_time import Batch, roofline
+from serve_apps.vllm_emulated.gpu import EmulatedGpu, Part, Steps, batch, emulated
+from serve_apps.vllm_emulated.platform_plugin import (
+    ENVIRONMENT,
+    GPU_BYTES,
+    PLATFORM,
+    SWITCH,
+    refuse_gpu_node,
+    register,
+)
+from serve_apps.vllm_recipes.recipes import Recipe
 
 SPECS = load(["engine=vllm_emulated", "layout=dp1_tp8_ep8"])
 ON = {SWITCH: "1"}

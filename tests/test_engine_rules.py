@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from conf import load
 from conf.specs.experiment import Constant, SimulatedEngine
 from serve_apps.engine_model import Engine, GenerateRequest
-from serve_apps.engine_model.engine import IDLE_POLL_S, QueueFull
-from serve_apps.engine_model.request import RequestState
+from serve_apps.engine_model.scheduler.engine import IDLE_POLL_S, QueueFull
+from serve_apps.engine_model.scheduler.request import RequestState
 from tests.test_simulated import Call, Service, run
 
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])

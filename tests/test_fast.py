@@ -11,9 +11,10 @@ from numpy.testing import assert_allclose
 
 from conf import load
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model import Engine, GenerateRequest, VirtualService, native
-from serve_apps.engine_model.fast import FastEngine, Machine, Times, Unfit, serve_closed
-from serve_apps.engine_model.routed import serve_open
+from serve_apps.engine_model import Engine, GenerateRequest, VirtualService
+from serve_apps.engine_model.compiled import native
+from serve_apps.engine_model.compiled.fast_engine import FastEngine, Machine, Times, Unfit, serve_closed
+from serve_apps.engine_model.service.routed import serve_open
 
 ASKED = load(["engine=simulated"])
 PARTS = ASKED.model, ASKED.hardware, ASKED.layout

@@ -22,10 +22,10 @@ from loadgen.command_line import asked, sized
 from loadgen.images import Album
 from loadgen.prompts import Prompts
 from loadgen.rows import plan_table, planned
-from serve_apps import openai_request
-from serve_apps.engine_model.engine import Engine, GenerateRequest
-from serve_apps.openai_api import ApiError, Image, ServedModel
-from serve_apps.openai_images import PREFIX, SeenImages
+from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
+from serve_apps.simulated import openai_request
+from serve_apps.simulated.openai_answers import ApiError, Image, ServedModel
+from serve_apps.simulated.openai_images import PREFIX, SeenImages
 
 SEEING = ["workload=vision_100_200", "model=qwen3_vl_235b_bf16", "layout=dp1_tp8"]
 SERVED = ServedModel("m", 32768, 151936, block_size=16, image_token_px=32)

@@ -16,9 +16,9 @@ from loadgen import dry_run, feasible, foresight, paper, progressive, verify
 from loadgen.__main__ import main
 from loadgen.draws import uncertain
 from loadgen.grid import ratio
-from serve_apps.engine_model import fast
-from serve_apps.engine_model.kernels import steps
-from serve_apps.engine_model.step_time import Batch, roofline
+from serve_apps.engine_model.compiled import fast_engine
+from serve_apps.engine_model.cost.kernels import steps
+from serve_apps.engine_model.cost.step_time import Batch, roofline
 from tests.benchmarks import backends
 from tests.recipe_words import DEEPSEEK, env, resolve
 
@@ -136,7 +136,7 @@ def test_a_known_backend_scales_reads_and_prefill_attention_alone(backend: str) 
         "engine.kernel_ratio.kv_read",
         "engine.kernel_ratio.attention",
     }
-    machine = fast.Machine.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    machine = fast_engine.Machine.of(asked.engine, asked.model, asked.hardware, asked.layout)
     assert machine.roofline == cost
     assert "a figure of Qwen3-235B on MI300X" in words(asked)[0]
 
@@ -221,7 +221,7 @@ def test_a_recipe_says_its_backend_and_notes_one_whose_speed_is_unknown(
 
 
 def test_an_emulated_vllm_has_the_steps_of_the_backend_that_its_recipe_names() -> None:
-    from serve_apps.emulated_gpu import EmulatedGpu
+    from serve_apps.vllm_emulated.gpu import EmulatedGpu
 
     asked = load(["engine=vllm_emulated"])
     of = EmulatedGpu.of(asked.engine, asked.model, asked.hardware, asked.layout)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_apps.engine_model.kv_cache import Chain, Holding, KvCache, own_chain
+from serve_apps.engine_model.scheduler.kv_cache import Chain, Holding, KvCache, own_chain
 
 
 def held(pool: KvCache, blocks: int, chain: Chain = ()) -> Holding:

@@ -8,8 +8,8 @@ import pytest
 
 from conf import load
 from conf.specs.experiment import Model
-from serve_apps.engine_model.architecture import total_parameters
-from serve_apps.model_folder import END_OF_TEXT, _shapes, write_folder
+from serve_apps.engine_model.cost.architecture import total_parameters
+from serve_apps.vllm_recipes.model_folder import END_OF_TEXT, _shapes, write_folder
 
 TINY = load(["model=tiny_qwen3_moe", "layout=dp1_tp1"]).model
 BIG = load([]).model

@@ -9,7 +9,7 @@ import yaml
 from cluster import __main__ as command
 from cluster import hosts, names
 from serve_apps import __main__ as serve_command
-from serve_apps.rendering import Process
+from serve_apps.vllm_engine.rendering import Process
 from tests.test_manifests import HOSTS, IMAGE, KUBERAY, SERVICE
 
 PAYLOADS = (

@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.scrape import figures
-from serve_apps import openai_api, openai_request
-from serve_apps.openai_api import Answer, ApiError, ApiRequest, EngineMetrics, EngineSteps, ServedModel
+from serve_apps.simulated import openai_answers, openai_request
+from serve_apps.simulated.openai_answers import (
+    Answer,
+    ApiError,
+    ApiRequest,
+    EngineMetrics,
+    EngineSteps,
+    ServedModel,
+)
 
 SERVED = ServedModel("org/model", max_model_len=100, vocab=1000, created_s=7)
 
@@ -221,7 +228,7 @@ def test_a_whole_answer_counts_the_same_when_it_is_sent_back(is_chat: bool) -> N
 
 
 def test_a_failed_stream_ends_in_band() -> None:
-    failed, done = events(openai_api.error_events(openai_api.server_error("the engine died")))
+    failed, done = events(openai_answers.error_events(openai_answers.server_error("the engine died")))
     assert failed["error"] == {
         "message": "the engine died",
         "type": "InternalServerError",
@@ -232,7 +239,7 @@ def test_a_failed_stream_ends_in_band() -> None:
 
 
 def test_models_tell_the_context_length() -> None:
-    listed = json.loads(openai_api.models_body(SERVED))
+    listed = json.loads(openai_answers.models_body(SERVED))
     assert listed["object"] == "list"
     assert [(card["id"], card["max_model_len"]) for card in listed["data"]] == [("org/model", 100)]
 
@@ -254,7 +261,7 @@ METRICS = EngineMetrics(
 
 
 def test_metrics_are_prometheus_text_with_vllms_names_and_types() -> None:
-    text = openai_api.metrics_body(METRICS, replace(SERVED, name='org/"model"\\')).decode()
+    text = openai_answers.metrics_body(METRICS, replace(SERVED, name='org/"model"\\')).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert {name: family.type for name, family in families.items()} == {
         "vllm:num_requests_running": "gauge",
@@ -283,7 +290,7 @@ def test_metrics_are_prometheus_text_with_vllms_names_and_types() -> None:
 
 
 def test_the_scraper_reads_what_the_engine_tells() -> None:
-    assert figures(openai_api.metrics_body(METRICS, SERVED).decode()) == {
+    assert figures(openai_answers.metrics_body(METRICS, SERVED).decode()) == {
         "running": 3,
         "waiting": 2,
         "kv_usage": 0.25,

@@ -11,7 +11,7 @@ from conf.constants import constants, replaced
 from conf.load import ROOT
 from conf.specs.experiment import Constant, Experiment
 from loadgen.paper import SUBJECTS, Row, Subject, kept, outputs
-from serve_apps.engine_model.step_time import Batch, roofline
+from serve_apps.engine_model.cost.step_time import Batch, roofline
 from tests.benchmarks._paper import FITTED, HELD, READ, SPREAD, halves
 from tests.benchmarks._paper_files import with_constants, with_posterior
 from tests.benchmarks.paper_tables import Tables, machine, shipped, told

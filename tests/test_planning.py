@@ -380,7 +380,7 @@ def test_what_a_rate_moves() -> None:
 def test_the_bytes_of_a_request_are_those_that_are_sent() -> None:
     from conf import load
     from loadgen.prompts import Prompts
-    from serve_apps.openai_api import Answer, ApiRequest, EngineSteps, ServedModel
+    from serve_apps.simulated.openai_answers import Answer, ApiRequest, EngineSteps, ServedModel
 
     asked = load([])
     body = Prompts(asked.workload, asked.model.served_name, asked.model.vocab, 1).body(7, 5600, 140)

@@ -25,9 +25,9 @@ from loadgen.scrape import figures
 from loadgen.virtual_target import VirtualTarget
 from loadgen.worker import Worker
 from serve_apps.engine_model import Engine, VirtualService
-from serve_apps.openai_api import ServedModel
-from serve_apps.openai_request import block_hashes, parse_chat, parse_completion
-from serve_apps.simulated import RealtimeEngine, SimulatedApp
+from serve_apps.simulated.openai_answers import ServedModel
+from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion
+from serve_apps.simulated.server import RealtimeEngine, SimulatedApp
 from tests.patience import PATIENCE_S
 
 HALF = load(["workload=smoke", "workload.prefix_hit=.5", "workload.input_tokens.mean=1600"])

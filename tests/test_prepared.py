@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from conf import Experiment, load
-from serve_apps import prepared as module
-from serve_apps.prepared import Prepared, folder_of, prepared, with_folder
+from serve_apps.vllm_engine import prepared as module
+from serve_apps.vllm_engine.prepared import Prepared, folder_of, prepared, with_folder
 
 CPU = ["engine=vllm_cpu", "model=tiny_qwen3_moe", "layout=dp1_tp1", "workload=smoke"]
 

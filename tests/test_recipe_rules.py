@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from conf.specs.experiment import VllmEngine
-from serve_apps import recipes
-from serve_apps.contradictions import RULES
+from serve_apps.vllm_recipes import recipes
+from serve_apps.vllm_recipes.refusals import RULES
 from tests.recipe_words import (
     CPU,
     DEEPSEEK,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from conf.load import groups
 from conf.specs.experiment import VllmEngine
-from serve_apps import recipes, vllm_flags
+from serve_apps.vllm_recipes import recipes, vllm_flags
 from tests.recipe_words import (
     CPU,
     DEEPSEEK,

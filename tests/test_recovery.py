@@ -34,7 +34,7 @@ from cluster import session  # noqa: E402
 from cluster.serve_state import state  # noqa: E402
 from loadgen.run import Service  # noqa: E402
 from loadgen.site import service  # noqa: E402
-from serve_apps.app import application_name  # noqa: E402
+from serve_apps.simulated.app import application_name  # noqa: E402
 
 LIMIT_S, LAST_LIMIT_S = 240, 10
 """Seconds for a service to come back, which takes a while on a busy machine, and for what never does."""

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from conf.specs.experiment import VllmEngine
-from serve_apps import recipes
 from serve_apps.__main__ import main
-from serve_apps.recipes import Recipe
+from serve_apps.vllm_recipes import recipes
+from serve_apps.vllm_recipes.recipes import Recipe
 from tests.recipe_words import (
     CPU,
     MODERN_ENV,

@@ -9,11 +9,11 @@ import pytest
 from conf import load
 from conf.specs.experiment import SimulatedEngine
 from loadgen.addresses import chosen
-from serve_apps.engine_model.balance import Balance, Loss
-from serve_apps.engine_model.fast import Machine
-from serve_apps.engine_model.prefixes import Prefixes
-from serve_apps.engine_model.routed import serve_prefixes
-from serve_apps.engine_model.whole import serve
+from serve_apps.engine_model.compiled.fast_engine import Machine
+from serve_apps.engine_model.service.balancer import Balance, Loss
+from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.routed import serve_prefixes
+from serve_apps.engine_model.service.whole_service import serve
 from tests.chats import Chats, by_blocks, chats, common, tokens
 
 ASKED = load(["engine=simulated"])

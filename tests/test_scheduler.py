@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from conf import load
 from conf.specs.experiment import Constant, SimulatedEngine
 from serve_apps.engine_model import Engine, GenerateRequest, Step
-from serve_apps.engine_model.kv_cache import KvCache
-from serve_apps.engine_model.request import RequestState
-from serve_apps.engine_model.scheduler import Scheduler
+from serve_apps.engine_model.scheduler.kv_cache import KvCache
+from serve_apps.engine_model.scheduler.request import RequestState
+from serve_apps.engine_model.scheduler.scheduler import Scheduler
 
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
 

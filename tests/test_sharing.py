@@ -14,7 +14,7 @@ from loadgen.arrivals import NS, ArrivalSchedule, Traffic
 from loadgen.bench import Bench, Effort
 from loadgen.prompts import Prompts
 from loadgen.sharing import Alike, alike, blocked, fill_s, gap_s, scattered, sessions_alive
-from serve_apps.engine_model.prefixes import Prefixes
+from serve_apps.engine_model.service.prefixes import Prefixes
 from tests.chats import common
 
 

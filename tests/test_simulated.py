@@ -13,10 +13,10 @@ from conf import load
 from conf.specs.experiment import SimulatedEngine
 from conf.specs.images import MOST_IMAGES, MOST_PX, Images
 from loadgen.images import Album
-from serve_apps import openai_request
-from serve_apps.engine_model.engine import Engine, GenerateRequest
-from serve_apps.openai_api import EngineSteps, ServedModel
-from serve_apps.simulated import EngineDead, RealtimeEngine, SimulatedApp, Stream
+from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
+from serve_apps.simulated import openai_request
+from serve_apps.simulated.openai_answers import EngineSteps, ServedModel
+from serve_apps.simulated.server import EngineDead, RealtimeEngine, SimulatedApp, Stream
 
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
 SERVED = ServedModel("org/model", max_model_len=32768, vocab=1000)

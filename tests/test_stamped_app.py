@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any
 
-from serve_apps.stamped_app import DESCRIPTION_PATH, Message, StampedApp
+from serve_apps.vllm_engine.stamped_app import DESCRIPTION_PATH, Message, StampedApp
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:

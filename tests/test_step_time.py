@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from conf import ConfigError, load
 from conf.constants import replaced
 from conf.specs.experiment import Experiment, SimulatedEngine
-from serve_apps.engine_model.fast import Machine, serve_closed
-from serve_apps.engine_model.guess import guess_qps
-from serve_apps.engine_model.step_time import Batch, Roofline, roofline
+from serve_apps.engine_model.compiled.fast_engine import Machine, serve_closed
+from serve_apps.engine_model.cost.guess import guess_qps
+from serve_apps.engine_model.cost.step_time import Batch, Roofline, roofline
 
 QWEN, KIMI = "qwen3_235b_a22b_fp8", "kimi_k25_int4"
 STEP_TIME = {

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import pytest
 
 from conf.specs.experiment import VllmEngine
-from serve_apps import vllm_process
-from serve_apps.loopback import LOOPBACK, reserved_port
-from serve_apps.node_share import near, own_caches
-from serve_apps.vllm_app import engines_prefix, vllm_app
-from serve_apps.vllm_process import VllmProcessReplica, guarded
+from serve_apps.routing.loopback import LOOPBACK, reserved_port
+from serve_apps.vllm_engine import process_server
+from serve_apps.vllm_engine.app import engines_prefix, vllm_app
+from serve_apps.vllm_engine.node_share import near, own_caches
+from serve_apps.vllm_engine.process_server import VllmProcessReplica, guarded
 from tests.recipe_words import PROCESS, QWEN, TP4, experiment, resolve
 
 LEADER = """
@@ -146,8 +146,8 @@ def test_a_start_that_fails_says_why_and_leaves_only_its_log(
 ) -> None:
     (tmp_path / "server_that_fails.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(vllm_process, "SERVER", "server_that_fails")
-    monkeypatch.setattr(vllm_process, "stay_on_loopback", lambda: None)
+    monkeypatch.setattr(process_server, "SERVER", "server_that_fails")
+    monkeypatch.setattr(process_server, "stay_on_loopback", lambda: None)
     context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"))
     monkeypatch.setattr("ray.serve.get_replica_context", lambda: context)
     monkeypatch.setattr("ray.get_gpu_ids", lambda: [])

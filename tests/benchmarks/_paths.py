@@ -30,8 +30,8 @@ from loadgen.prompts import Prompts
 from loadgen.recorder import Shard
 from loadgen.worker import Worker
 from serve_apps.engine_model import Engine, VirtualService
-from serve_apps.openai_api import ServedModel
-from serve_apps.simulated import Message, RealtimeEngine, Scope, SimulatedApp
+from serve_apps.simulated.openai_answers import ServedModel
+from serve_apps.simulated.server import Message, RealtimeEngine, Scope, SimulatedApp
 from tests.benchmarks._clients import Meter, until
 
 EXPERIMENT: Experiment = load(["workload.prefix_hit=.95"])

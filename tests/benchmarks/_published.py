@@ -28,9 +28,9 @@ from conf.specs.engine import FITTED_BACKEND
 from conf.specs.experiment import SimulatedEngine
 from loadgen.bench_arrivals import bench_arrivals_s
 from loadgen.draws import LAYOUT_SCALE
-from serve_apps.engine_model.architecture import weight_bytes_per_gpu
-from serve_apps.engine_model.fast import FastEngine, Machine, checked, serve_closed
-from serve_apps.engine_model.replay import LATE_GAP, late_gap_s
+from serve_apps.engine_model.compiled.fast_engine import FastEngine, Machine, checked, serve_closed
+from serve_apps.engine_model.cost.architecture import weight_bytes_per_gpu
+from serve_apps.engine_model.service.replay import LATE_GAP, late_gap_s
 
 FOLDER = Path(__file__).with_name("published")
 REQUESTS = FOLDER / "mi300x_qwen3_235b_requests.csv"

@@ -22,8 +22,8 @@ from conf import load
 from conf.kernels import BACKENDS
 from conf.specs.engine import FITTED_BACKEND
 from conf.specs.experiment import Constant, KernelRatio, SimulatedEngine
-from serve_apps.engine_model import fast
-from serve_apps.engine_model.kernels import with_kernels
+from serve_apps.engine_model.compiled import fast_engine
+from serve_apps.engine_model.cost.kernels import with_kernels
 from tests.benchmarks._published import ATTENTION, LONG_INPUT, LONG_OUTPUT, VLLM_NAMES, WAVES
 
 WORDS = (
@@ -67,11 +67,11 @@ def published(path: Path = ATTENTION) -> Published:
 
 
 @cache
-def machine() -> fast.Machine:
+def machine() -> fast_engine.Machine:
     """The engine of the figure with the constants of conf/."""
     asked = load(WORDS)
     assert isinstance(asked.engine, SimulatedEngine)
-    return fast.Machine.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    return fast_engine.Machine.of(asked.engine, asked.model, asked.hardware, asked.layout)
 
 
 def told(concurrency: int, kv_read: float = 1.0, attention: float = 1.0) -> dict[str, float]:
@@ -80,7 +80,7 @@ def told(concurrency: int, kv_read: float = 1.0, attention: float = 1.0) -> dict
     served = replace(machine(), roofline=with_kernels(machine().roofline, KernelRatio(one, read, prefill)))
     count = round(WAVES * concurrency)
     asked = [np.full(count, tokens) for tokens in (LONG_INPUT, LONG_OUTPUT, 0)]
-    seen = fast.serve_closed(served, concurrency, asked)
+    seen = fast_engine.serve_closed(served, concurrency, asked)
     first_s, last_s = seen.first_token_s - seen.sent_s, seen.last_token_s - seen.first_token_s
     return {
         "output_throughput": LONG_OUTPUT * count / float(seen.last_token_s.max()),

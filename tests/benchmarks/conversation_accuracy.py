@@ -32,9 +32,9 @@ from loadgen.sweep import sweep
 from loadgen.target import Observation
 from loadgen.virtual_target import VirtualTarget
 from serve_apps.engine_model import Engine, VirtualService
-from serve_apps.engine_model.prefixes import Prefixes
-from serve_apps.engine_model.request import RequestState
-from serve_apps.engine_model.virtual import Stepped
+from serve_apps.engine_model.scheduler.request import RequestState
+from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.virtual_service import Stepped
 from tests.benchmarks._brute_force import root
 from tests.benchmarks._searches import Found, answer
 from tests.benchmarks.search_accuracy import HEADS, row

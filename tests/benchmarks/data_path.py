@@ -90,7 +90,7 @@ def behind_serve(routing: str) -> Iterator[tuple[str, str, Processes]]:
     from cluster.deploy import deploy
     from cluster.placement import place
     from cluster.session import open_session
-    from serve_apps.app import ENGINES, application_name, build_app
+    from serve_apps.simulated.app import ENGINES, application_name, build_app
 
     chosen = load([f"routing={routing}"]).routing
     specs = EXPERIMENT.engine, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout

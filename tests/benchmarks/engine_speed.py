@@ -12,8 +12,8 @@ import numpy as np
 from conf import load
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model import Engine, GenerateRequest, VirtualService
-from serve_apps.engine_model.fast import Machine
-from serve_apps.engine_model.routed import serve_open
+from serve_apps.engine_model.compiled.fast_engine import Machine
+from serve_apps.engine_model.service.routed import serve_open
 
 CLOSED_STEPS = 20_000
 VIRTUAL_S = 1800.0

@@ -27,7 +27,7 @@ from conf.constants import constants, replaced
 from conf.load import ROOT
 from conf.specs.experiment import SimulatedEngine
 from loadgen.paper import SUBJECTS, TABLES, Row, Subject, kept, outputs, read
-from serve_apps.engine_model.fast import Machine, serve_closed
+from serve_apps.engine_model.compiled.fast_engine import Machine, serve_closed
 from tests.benchmarks._paper import FITTED, HELD, OPEN, OPEN_HARDWARE, READ, SPREAD, halves
 from tests.benchmarks._paper_files import INSIDE, with_constants, with_posterior
 

@@ -21,11 +21,11 @@ from loadgen.arrivals import NS, Traffic
 from loadgen.command_line import asked
 from loadgen.grid import ratio
 from loadgen.sharing import alike, fill_s
-from serve_apps import hash_ring
-from serve_apps.engine_model.balance import Balance, Loss
-from serve_apps.engine_model.fast import Machine
-from serve_apps.engine_model.prefixes import Prefixes
-from serve_apps.engine_model.routed import serve_prefixes
+from serve_apps.engine_model.compiled.fast_engine import Machine
+from serve_apps.engine_model.service.balancer import Balance, Loss
+from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.routed import serve_prefixes
+from serve_apps.routing import hash_ring
 
 POLICIES = ("client_side", "consistent_hash", "bounded_hash", "leastconn", "pow2", "round_robin")
 FLEETS, LOSSES = (4, 8, 64, 3000), (4, 8, 64)

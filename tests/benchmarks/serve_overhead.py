@@ -17,8 +17,8 @@ from conf.specs.experiment import SimulatedEngine
 from loadgen.client import Client
 from loadgen.exchange import Exchange
 from loadgen.prompts import Prompts
-from serve_apps.app import application_name, build_app
 from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.simulated.app import application_name, build_app
 
 REPEATS = 12
 SETTLE_S = 5.0

@@ -19,10 +19,10 @@ import pytest
 
 from conf import load
 from conf.specs.experiment import EmulatedEngine
-from serve_apps.emulated_gpu import EmulatedGpu
-from serve_apps.emulation import ENVIRONMENT
-from serve_apps.engine_model.step_time import Batch
-from serve_apps.model_folder import write_folder
+from serve_apps.engine_model.cost.step_time import Batch
+from serve_apps.vllm_emulated.gpu import EmulatedGpu
+from serve_apps.vllm_emulated.platform_plugin import ENVIRONMENT
+from serve_apps.vllm_recipes.model_folder import write_folder
 from tests.vllm import prefix_hits
 from tests.vllm.running import Up
 

@@ -13,9 +13,9 @@ import pytest
 
 from conf import load
 from conf.specs.experiment import VllmEngine
-from serve_apps import recipes
-from serve_apps.emulation import ENVIRONMENT
-from serve_apps.model_folder import write_folder
+from serve_apps.vllm_emulated.platform_plugin import ENVIRONMENT
+from serve_apps.vllm_recipes import recipes
+from serve_apps.vllm_recipes.model_folder import write_folder
 
 pytestmark = pytest.mark.vllm
 CHECK = """

@@ -13,7 +13,7 @@ from loadgen.prompts import Prompts
 from loadgen.prose import sentences
 from loadgen.rows import planned
 from loadgen.tokenizer import Tokenizer
-from serve_apps.model_folder import write_folder
+from serve_apps.vllm_recipes.model_folder import write_folder
 from tests.chats import common
 from tests.test_conversation_prompts import WORDS, body, shared_by_plan
 

@@ -1,7 +1,7 @@
 """Recipes against the installed vLLM's own parser and Ray's own configuration of it, on any build.
 
 The parser proves names, types and choices. It knows nothing of a ROCm build: whether ROCM_AITER_FA is there,
-and what a kernel takes, is read in the source (serve_apps/model_rules.py) and is proven on an MI325X only.
+and what a kernel takes, is read in the source (serve_apps/vllm_recipes/model_rules.py) and is proven on an MI325X only.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ import pytest
 from conf import load
 from conf.load import groups
 from conf.specs.experiment import Experiment, VllmEngine
-from serve_apps import recipes, vllm_flags
-from serve_apps.published import PROFILES, PUBLISHED
-from serve_apps.recipes import Recipe
-from serve_apps.rendering import Asked, render
+from serve_apps.vllm_engine.rendering import Asked, render
+from serve_apps.vllm_recipes import recipes, vllm_flags
+from serve_apps.vllm_recipes.published import PROFILES, PUBLISHED
+from serve_apps.vllm_recipes.recipes import Recipe
 
 pytestmark = pytest.mark.vllm
 

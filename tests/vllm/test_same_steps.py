@@ -14,10 +14,10 @@ import pytest
 
 from conf import load
 from conf.specs.experiment import Constant, SimulatedEngine
-from serve_apps.engine_model.engine import Engine, GenerateRequest
-from serve_apps.engine_model.request import RequestState
-from serve_apps.engine_model.scheduler import Scheduler
-from serve_apps.engine_model.step_time import Batch, roofline
+from serve_apps.engine_model.cost.step_time import Batch, roofline
+from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
+from serve_apps.engine_model.scheduler.request import RequestState
+from serve_apps.engine_model.scheduler.scheduler import Scheduler
 from tests.vllm.real_core import Limits, Log, Work, run_real
 
 pytestmark = pytest.mark.vllm

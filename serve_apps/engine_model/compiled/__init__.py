@@ -1,0 +1,1 @@
+"""The same scheduling rules at constant cost per step, compiled."""

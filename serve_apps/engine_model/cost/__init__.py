@@ -1,0 +1,1 @@
+"""Time of one engine step, from architecture and constants."""

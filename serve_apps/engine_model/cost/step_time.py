@@ -1,0 +1,293 @@
+"""Duration of one engine step: an additive roofline; knows no requests, blocks or clocks.
+
+Memory time and compute time are added, not maximised: the sum fits measured decode steps better.
+Prefill and decode tokens have GEMM efficiencies of their own in every step. The first prefill tokens of
+a step may cost as much as decode tokens; the efficiency then rises smoothly, without a threshold.
+"""
+
+import math
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import cached_property
+from statistics import NormalDist
+from typing import NamedTuple
+
+from conf.specs.experiment import Hardware, Layout, Model
+from serve_apps.engine_model.cost import architecture
+
+_ACTIVATION_BYTES = 2
+"""All-reduces carry bf16."""
+_CODEC_BYTES = {"int8": 2176 / 2048, "int6": 1664 / 2048, "int4": 1152 / 2048}
+"""Bytes of a value in quick reduce: the tile of 2048 values of each codec, scales included
+(vLLM csrc/quickreduce/quick_reduce_impl.cuh, kRankTileStride)."""
+_MIB = 2**20
+_QUICK_MIN_BYTES = {
+    2: {"int8": 2 * _MIB, "int6": 2 * _MIB, "int4": 1 * _MIB},
+    4: {"int8": 16 * _MIB, "int6": 4 * _MIB, "int4": 2 * _MIB},
+    8: {"int8": 4 * _MIB, "int6": 4 * _MIB, "int4": 2 * _MIB},
+}
+"""Smallest message quick reduce takes over, by GPUs and codec, cast to fp16 as by default (vLLM
+vllm/distributed/device_communicators/quick_all_reduce.py, _QR_MIN_SIZE)."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one step computes, summed over its requests.
+
+    `context_tokens` are tokens whose KV is read, `attention_pairs` new x context tokens of prefill,
+    `sequences` those that emit a token.
+    """
+
+    decode_tokens: int = 0
+    prefill_tokens: int = 0
+    context_tokens: int = 0
+    attention_pairs: float = 0.0
+    sequences: int = 0
+
+    def add_chunk(self, new: int, context: int) -> None:
+        """Prefill of `new` tokens after `context` tokens that have their KV."""
+        self.prefill_tokens += new
+        self.context_tokens += context
+        self.attention_pairs += new * (context + new / 2)
+
+
+class StepTerms(NamedTuple):
+    """Where the time of a step goes; the sum is its duration."""
+
+    launch_s: float
+    weight_read_s: float
+    expert_read_s: float
+    decode_gemm_s: float
+    prefill_gemm_s: float
+    all_reduce_s: float
+    kv_read_s: float
+    attention_s: float
+    host_s: float
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Seconds per unit of work of one replica; `expert_miss` is the chance that a token avoids an expert.
+
+    `expert_read_s` reads all experts; where every GPU has some of its own, `expert_skew_s` is what the
+    fullest one adds (`_expert_skew`). The first `prefill_rise_tokens` prefill tokens of a step cost
+    `prefill_rise_s` more in all. Steps of at least `quick_reduce_tokens` tokens pay `quick_reduce_token_s`
+    for their all-reduces.
+    """
+
+    launch_s: float
+    weight_read_s: float
+    expert_read_s: float
+    expert_miss: float
+    decode_gemm_token_s: float
+    prefill_gemm_token_s: float
+    all_reduce_token_s: float
+    context_token_s: float
+    attention_pair_s: float
+    host_sequence_s: float
+    prefill_rise_s: float
+    prefill_rise_tokens: float
+    quick_reduce_token_s: float
+    quick_reduce_tokens: float
+    expert_skew_s: float = 0.0
+
+    def terms(self, batch: Batch) -> StepTerms:
+        """The additive step time, the engine model, section 2, term by term."""
+        tokens = batch.decode_tokens + batch.prefill_tokens
+        return StepTerms(
+            self.launch_s,
+            self.weight_read_s,
+            self.expert_read(tokens),
+            self.decode_gemm_token_s * batch.decode_tokens,
+            self.prefill_gemm_s(batch.prefill_tokens),
+            self.all_reduce_s(tokens),
+            self.context_token_s * batch.context_tokens,
+            self.attention_pair_s * batch.attention_pairs,
+            self.host_sequence_s * batch.sequences,
+        )
+
+    def expert_read(self, tokens: int) -> float:
+        """Seconds to read the experts that so many tokens touch, on the GPU that reads most."""
+        missed = self.expert_miss**tokens
+        fullest_s = self.expert_read_s * (1 - missed) + self.expert_skew_s * math.sqrt(missed * (1 - missed))
+        return min(self.expert_read_s, fullest_s)
+
+    def prefill_gemm_s(self, tokens: int) -> float:
+        """Linear layers of the prefill tokens of a step: from decode's marginal cost down to prefill's."""
+        risen = 1 - math.exp(-tokens / self.prefill_rise_tokens) if tokens else 0.0
+        return self.prefill_gemm_token_s * tokens + self.prefill_rise_s * risen
+
+    def all_reduce_s(self, tokens: int) -> float:
+        quick = tokens >= self.quick_reduce_tokens
+        return (self.quick_reduce_token_s if quick else self.all_reduce_token_s) * tokens
+
+    def duration_s(self, batch: Batch) -> float:
+        """Seconds of the step: the sum of its terms."""
+        tokens = batch.decode_tokens, batch.prefill_tokens, batch.context_tokens
+        return step_s(self.costs, *tokens, batch.attention_pairs, batch.sequences)
+
+    def scaled(self, factor: float) -> "Roofline":
+        """The same step, with all its times multiplied."""
+        times = {name: value * factor for name, value in asdict(self).items() if name.endswith("_s")}
+        return replace(self, **times)
+
+    @cached_property
+    def costs(self) -> tuple[float, ...]:
+        """The fields in their order, as `step_s` wants them."""
+        return astuple(self)
+
+
+def step_s(
+    costs: tuple[float, ...],
+    decode_tokens: int,
+    prefill_tokens: int,
+    context_tokens: int,
+    attention_pairs: float,
+    sequences: int,
+) -> float:
+    """`Roofline.terms`, summed; a function of plain numbers, so that numba can compile it for `loop`."""
+    launch, weights, experts, miss, decode, prefill, reduce, read, pair, host = costs[:10]
+    rise, rise_tokens, quick_reduce, quick_tokens, skew = costs[10:]
+    tokens = decode_tokens + prefill_tokens
+    missed = miss**tokens
+    return (
+        launch
+        + weights
+        + min(experts, experts * (1 - missed) + skew * math.sqrt(missed * (1 - missed)))
+        + decode * decode_tokens
+        + prefill * prefill_tokens
+        + (rise * (1 - math.exp(-prefill_tokens / rise_tokens)) if prefill_tokens else 0.0)
+        + (reduce if tokens < quick_tokens else quick_reduce) * tokens
+        + read * context_tokens
+        + pair * attention_pairs
+        + host * sequences
+    )
+
+
+def roofline(model: Model, hardware: Hardware, layout: Layout) -> Roofline:
+    """The step time of `model` on one replica of `layout`.
+
+    Raises ValueError when a figure of the hardware that is needed is unknown, or its GPUs cannot do what
+    the layout asks.
+    """
+    gpus = layout.tensor_parallel
+    constants, reached = model.step_time, hardware.efficiency
+    bandwidth = gpus * hardware.hbm_bytes_per_s
+    experts = architecture.expert_layers(model) * model.experts * architecture.expert_bytes(model)
+    gemm_s = _gemm_token_s(model, hardware, layout)
+    decode_s, prefill_s = gemm_s / constants.gemm_decode.value, gemm_s / constants.gemm_prefill.value
+    rise_tokens = constants.gemm_rise_tokens.value
+    mixed_s = model.layers * constants.prefill_layer_us.value * 1e-6
+    expert_read_s = experts / (bandwidth * constants.expert_read.value)
+    quick_bytes, quick_tokens = _quick_reduce(model, hardware, layout)
+    found = Roofline(
+        launch_s=constants.step_ms.value * 1e-3 + model.layers * constants.layer_us.value * 1e-6,
+        weight_read_s=_step_bytes(model, gpus) / (hardware.hbm_bytes_per_s * reached.hbm.value),
+        expert_read_s=expert_read_s,
+        expert_miss=_expert_miss(model),
+        decode_gemm_token_s=decode_s,
+        prefill_gemm_token_s=prefill_s + constants.prefill_token_us.value * 1e-6,
+        all_reduce_token_s=_all_reduce_token_s(model, hardware, gpus, _ACTIVATION_BYTES),
+        context_token_s=architecture.kv_bytes_per_token(model, gpus)
+        / (hardware.hbm_bytes_per_s * reached.kv_read.value),
+        attention_pair_s=_pair_s(model, hardware, gpus) / reached.attention.value,
+        host_sequence_s=constants.host_per_sequence_us.value * 1e-6,
+        prefill_rise_s=(decode_s - prefill_s) * rise_tokens + mixed_s,
+        prefill_rise_tokens=rise_tokens or 1.0,
+        quick_reduce_token_s=_all_reduce_token_s(model, hardware, gpus, quick_bytes),
+        quick_reduce_tokens=quick_tokens,
+        expert_skew_s=expert_read_s * _expert_skew(model, layout),
+    )
+    return found.scaled(constants.deployment_scale.value * constants.layout_scale.value)
+
+
+def _gemm_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:
+    """Linear layers of one token, each at the peak of its weights' type; int4 weights compute in bf16."""
+    peak = _known(hardware, "fp8_flop_per_s" if model.weights == "fp8" else "bf16_flop_per_s")
+    gpus = layout.tensor_parallel
+    linear = architecture.linear_flop_per_gpu(model, gpus)
+    picked = architecture.expert_layers(model) * model.experts_per_token
+    routed = 2 * picked * architecture.expert_parameters(model) / gpus
+    flop = linear - routed + routed * _imbalance(model, layout)
+    kept = architecture.bf16_flop_per_gpu(model, gpus) if model.weights == "fp8" else 0.0
+    slower = kept / _known(hardware, "bf16_flop_per_s") - kept / peak if kept else 0.0
+    return flop / peak + slower
+
+
+def _step_bytes(model: Model, gpus: int) -> float:
+    """Bytes that each GPU reads in every step, whatever its tokens."""
+    return architecture.per_gpu(architecture.step_bytes(model), architecture.replicated_bytes(model), gpus)
+
+
+def _pair_s(model: Model, hardware: Hardware, gpus: int) -> float:
+    """Attention of one pair at the BF16 peak, and the indexer's score of it at the FP8 peak."""
+    attention_s = architecture.attention_flop_per_pair(model) / (gpus * _known(hardware, "bf16_flop_per_s"))
+    if not model.index_heads:
+        return attention_s
+    return attention_s + architecture.index_flop_per_pair(model) / _known(hardware, "fp8_flop_per_s")
+
+
+def _expert_miss(model: Model) -> float:
+    """Chance that one token avoids one expert; tokens of equal prompts route alike and so count as fewer."""
+    if not model.experts:
+        return 0.0
+    chance: float = (1 - model.experts_per_token / model.experts) ** model.step_time.expert_spread.value
+    return chance
+
+
+def _expert_skew(model: Model, layout: Layout) -> float:
+    """How many more experts the fullest GPU reads: this, times sd over mean of the share that is touched.
+
+    The touched ones among the experts of a GPU are taken as binomial, and the fullest of g GPUs as the
+    largest of g normals (Blom's approximation). Drawn with uniform routing of Qwen3's 8 of 128 experts over 8
+    GPUs the fullest reads 2.48, 1.26 and 1.02 times the mean at 1, 16 and 64 tokens; by this it is 2.4, 1.27
+    and 1.02.
+    """
+    gpus = layout.tensor_parallel
+    if not (layout.expert_parallel and model.experts and gpus > 1):
+        return 0.0
+    return NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25)) / math.sqrt(model.experts / gpus)
+
+
+def _imbalance(model: Model, layout: Layout) -> float:
+    """Products of the fullest GPU over the mean; without expert parallelism each holds a slice of all."""
+    return model.step_time.expert_imbalance.value if layout.expert_parallel else 1.0
+
+
+def _quick_reduce(model: Model, hardware: Hardware, layout: Layout) -> tuple[float, float]:
+    """Bytes of a value in the layout's quick reduce, and the tokens of its smallest message."""
+    gpus = layout.tensor_parallel
+    if layout.quick_reduce == "none" or gpus == 1:
+        return _ACTIVATION_BYTES, math.inf
+    if hardware.topology != "mesh" or gpus not in _QUICK_MIN_BYTES:
+        raise ValueError(
+            f"layout.quick_reduce={layout.quick_reduce} is for 2, 4 or 8 GPUs in an xGMI mesh, not TP{gpus} "
+            f"on {hardware.name}; set layout.quick_reduce=none"
+        )
+    smallest = _QUICK_MIN_BYTES[gpus][layout.quick_reduce]
+    return _CODEC_BYTES[layout.quick_reduce], math.ceil(smallest / (model.hidden * _ACTIVATION_BYTES))
+
+
+def _all_reduce_token_s(model: Model, hardware: Hardware, gpus: int, value_bytes: float) -> float:
+    """Two two-shot all-reduces per layer.
+
+    In a mesh each shot sends a `gpus`-th of the activations over every link to a peer; behind a
+    switch one link carries the shares of all peers.
+    """
+    if gpus == 1:
+        return 0.0
+    if hardware.topology == "mesh" and gpus - 1 > hardware.links:
+        raise ValueError(
+            f"TP{gpus} needs a link to each of {gpus - 1} peers but {hardware.name} has {hardware.links}; "
+            f"choose a tensor_parallel of at most {hardware.links + 1}"
+        )
+    shares = 1 if hardware.topology == "mesh" else gpus - 1
+    link = _known(hardware, "link_bytes_per_s") * hardware.efficiency.link.value
+    shot_bytes = model.hidden * value_bytes / gpus * shares
+    return model.layers * 2 * 2 * shot_bytes / link
+
+
+def _known(hardware: Hardware, figure: str) -> float:
+    value: float | None = getattr(hardware, figure)
+    if value is None:
+        raise ValueError(f"hardware {hardware.name}: {figure} is unknown; set hardware.{figure}=...")
+    return value

@@ -1,0 +1,1 @@
+"""vLLM's scheduling rules, block by block."""

@@ -1,0 +1,244 @@
+"""One engine replica as a state machine: requests in, timed token events out; knows no clock.
+
+Time is an argument. A shell calls `step(now_s)` and delivers its events at `end_s`; another may use
+the two halves, `begin_step` and `end_step`, which follow the same rules.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
+from serve_apps.engine_model.cost.architecture import kv_blocks
+from serve_apps.engine_model.cost.kernels import steps
+from serve_apps.engine_model.cost.noise import Noise
+from serve_apps.engine_model.cost.step_time import Batch
+from serve_apps.engine_model.scheduler.kv_cache import Chain, KvCache
+from serve_apps.engine_model.scheduler.request import RequestState
+from serve_apps.engine_model.scheduler.scheduler import Scheduler
+
+IDLE_POLL_S = 1e-3
+"""vLLM's core sleeps so long when a step has nothing to compute (engine/core.py, _process_engine_step)."""
+
+
+class QueueFull(ValueError):
+    """The engine's queue limits refuse a request that it could serve later; the words are vLLM's."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """`request_id` is unique within one engine; exactly `output_tokens` are emitted.
+
+    `hashes[i]` stands for all prompt tokens up to the end of the i-th full KV block: requests whose
+    prompts begin alike have the same ones. Prompt blocks beyond them are shared with nobody. Of the prompt,
+    `new_image_tokens` are images that must be decoded and encoded first.
+    """
+
+    request_id: int
+    input_tokens: int
+    output_tokens: int
+    hashes: Chain = ()
+    new_image_tokens: int = 0
+
+
+class TokenEvent(NamedTuple):
+    """Output token number `index` (from 0) of a request; `finished` marks the last one."""
+
+    request_id: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    finished: bool
+
+
+class Step(NamedTuple):
+    """One step of the engine; `events` are to be delivered at `end_s`, and no step begins before."""
+
+    start_s: float
+    end_s: float
+    events: list[TokenEvent]
+
+
+class Engine:
+    """vLLM's scheduler over a step-time model, behind a serial front end.
+
+    Raises ValueError when the weights do not fit or a needed hardware figure is unknown.
+    """
+
+    def __init__(
+        self, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout, seed: int = 0
+    ) -> None:
+        blocks = spec.num_gpu_blocks
+        blocks = kv_blocks(spec, model, hardware, layout) if blocks is None else blocks
+        kv = KvCache(blocks, spec.block_size, spec.enable_prefix_caching)
+        self._scheduler = Scheduler(
+            kv, spec.max_num_batched_tokens, spec.max_num_seqs, spec.long_prefill_token_threshold
+        )
+        self._spec = spec
+        self._asynchronous = spec.async_scheduling
+        self._roofline = steps(spec, model, hardware, layout)
+        self._noise = Noise(spec, seed)
+        self._front_end_s = model.step_time.front_end_ms.value * 1e-3
+        self._latency_s = model.step_time.front_end_latency_ms.value * 1e-3
+        self._image_token_s = model.step_time.image_token_us.value * 1e-6
+        self._front_end_free_s = -math.inf
+        self._arriving: deque[tuple[float, RequestState]] = deque()
+        self._open: dict[int, RequestState] = {}
+        self._next: Batch | None = None  # scheduled while the last step was computed, if asynchronous
+        self._step_end_s = self._idle_until_s = -math.inf
+
+    def add(self, request: GenerateRequest, now_s: float) -> RequestState:
+        """Pass the front end, then wait in turn; returns the request's live state, to be read only.
+
+        Raises ValueError for a request that can never be served, or whose id is open already, and
+        QueueFull where a queue limit refuses it now.
+        """
+        self._refuse_impossible(request)
+        self._refuse_beyond_limits()
+        state = self._scheduler.request(
+            request.request_id, request.input_tokens, request.output_tokens, request.hashes
+        )
+        front_end_s = self._front_end_s + request.new_image_tokens * self._image_token_s
+        self._front_end_free_s = max(now_s, self._front_end_free_s) + front_end_s
+        self._arriving.append((self._front_end_free_s + self._latency_s, state))
+        self._open[request.request_id] = state
+        return state
+
+    def abort(self, request_id: int) -> None:
+        """Forget a request and free its blocks; unknown or finished ids are ignored."""
+        state = self._open.pop(request_id, None)
+        if state is None:
+            return
+        for arrival in self._arriving:
+            if arrival[1] is state:
+                self._arriving.remove(arrival)
+                return
+        self._scheduler.abort(state)
+
+    def step(self, now_s: float) -> Step | None:
+        """Run one step from `now_s`; None if nothing can be scheduled now."""
+        end_s = self.begin_step(now_s)
+        if end_s is None:
+            return None
+        emitting = self.emitting()
+        self.end_step()
+        return Step(now_s, end_s, [TokenEvent(it.request_id, it.emitted - 1, it.finished) for it in emitting])
+
+    def begin_step(self, now_s: float) -> float | None:
+        """Start a step at `now_s`; returns its end, at which `end_step` is due, or None without work.
+
+        With asynchronous scheduling its tokens were chosen when the last step began, unless the engine
+        was idle, and those of the following step are chosen now (EngineCore.step_with_batch_queue).
+        """
+        scheduler = self._scheduler
+        while self._arriving and self._arriving[0][0] <= now_s:
+            scheduler.add(self._arriving.popleft()[1])
+        batch = self._next
+        if batch is None and now_s >= self._idle_until_s:
+            batch = scheduler.schedule()
+        if batch is None:
+            return None
+        if self._asynchronous:
+            self._next = scheduler.schedule()
+        self._step_end_s = now_s + self._noise.lengthen(self._roofline.duration_s(batch), now_s)
+        return self._step_end_s
+
+    def emitting(self) -> list[RequestState]:
+        """The requests that get a token from the step begun last; to be asked before `end_step`."""
+        return list(self._scheduler.emitting())
+
+    def end_step(self) -> list[RequestState]:
+        """Emit the tokens of the step begun last; returns the requests that finished."""
+        finished = self._scheduler.complete(self._step_end_s)
+        for state in finished:
+            del self._open[state.request_id]
+        if self._asynchronous and self._next is None:
+            self._idle_until_s = self._step_end_s + IDLE_POLL_S
+        return finished
+
+    def ready_s(self) -> float:
+        """Earliest time a step has work: -inf when it is there already, inf when the engine is empty."""
+        if self._next is not None:
+            return -math.inf
+        if self._scheduler.running or self._scheduler.waiting:
+            return self._idle_until_s
+        return max(self._arriving[0][0], self._idle_until_s) if self._arriving else math.inf
+
+    @property
+    def running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that hold no blocks yet, in the front end or queued."""
+        return len(self._arriving) + len(self._scheduler.waiting)
+
+    @property
+    def preemptions(self) -> int:
+        return self._scheduler.preemptions
+
+    @property
+    def prompt_tokens_total(self) -> int:
+        """Prompt tokens of the requests that have their first token."""
+        return self._scheduler.prompt_tokens_total
+
+    @property
+    def generation_tokens_total(self) -> int:
+        return self._scheduler.generation_tokens_total
+
+    @property
+    def prefix_queries(self) -> int:
+        """Prompt tokens looked up in the prefix cache, at first admissions only, as vLLM counts them."""
+        return self._scheduler.prefix_queries
+
+    @property
+    def prefix_hits(self) -> int:
+        """How many of `prefix_queries` were found."""
+        return self._scheduler.prefix_hits
+
+    @property
+    def kv_blocks(self) -> int:
+        return self._scheduler.kv.blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block."""
+        return self._spec.block_size
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks in use, 0 to 1."""
+        return self._scheduler.kv.usage
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every KV block is accounted for."""
+        self._scheduler.check_integrity()
+
+    def _refuse_impossible(self, request: GenerateRequest) -> None:
+        if request.request_id in self._open:
+            raise ValueError(f"request {request.request_id} is open already; ids must be unique")
+        if request.input_tokens < 1 or request.output_tokens < 1:
+            raise ValueError(f"request {request.request_id} needs at least one prompt and one output token")
+        kv = self._scheduler.kv
+        longest = min(self._spec.max_model_len, kv.blocks * kv.block_size)
+        asked = request.input_tokens + request.output_tokens
+        if asked > longest:
+            raise ValueError(
+                f"request {request.request_id} asks for {request.input_tokens} + {request.output_tokens} "
+                f"tokens but the engine holds {longest}; shorten it, or raise max_model_len or num_gpu_blocks"
+            )
+
+    def _refuse_beyond_limits(self) -> None:
+        """vLLM's check_admission: all open requests count, and the whole prompts still in prefill."""
+        most_requests, most_tokens = self._spec.max_num_queued_reqs, self._spec.max_num_queued_tokens
+        if most_requests is not None and len(self._open) >= most_requests:
+            raise QueueFull(
+                "The engine is currently busy and cannot accept new requests. "
+                "Please try again later or on a different instance."
+            )
+        if most_tokens is not None:
+            in_prefill = (state for state in self._open.values() if state.first_token_s is None)
+            if sum(state.prompt_tokens for state in in_prefill) >= most_tokens:
+                raise QueueFull(
+                    "The engine has reached its prefill token backlog limit. "
+                    "Please try again later or on a different instance."
+                )

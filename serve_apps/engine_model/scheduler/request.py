@@ -1,0 +1,84 @@
+"""One request inside an engine: how far it is, and when its tokens came; decides nothing."""
+
+from dataclasses import dataclass
+
+from serve_apps.engine_model.scheduler.kv_cache import Chain, Holding
+
+
+@dataclass(slots=True)
+class Progress:
+    """Steps that were scheduled and completed so far; the last completed one ended at `at_s`."""
+
+    scheduled: int = 0
+    completed: int = 0
+    at_s: float = 0.0
+
+
+class RequestState:
+    """The state of one request inside an engine; what is not underscored is for everybody to read.
+
+    A decoder gets one output token in every step: after `n` steps it has `_ahead + n` of them, once it
+    has joined the others, at `_joined` tokens, and until it leaves them, at `_most`.
+    """
+
+    __slots__ = (
+        "_ahead",
+        "_computed",
+        "_decoding",
+        "_first_s",
+        "_held",
+        "_joined",
+        "_last_s",
+        "_most",
+        "_order",
+        "_progress",
+        "cached_tokens",
+        "output_tokens",
+        "prompt_tokens",
+        "request_id",
+    )
+
+    def __init__(
+        self, request_id: int, prompt_tokens: int, output_tokens: int, progress: Progress, hashes: Chain = ()
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.cached_tokens = -1
+        """Prompt tokens found in the prefix cache when first admitted; -1 before."""
+        self._progress = progress
+        self._held = Holding(hashes)
+        self._computed = 0
+        self._decoding = False
+        self._ahead = self._joined = self._most = self._order = 0
+        self._first_s: float | None = None
+        self._last_s: float | None = None
+
+    @property
+    def emitted(self) -> int:
+        """Output tokens that exist."""
+        return self._emitted_after(self._progress.completed)
+
+    @property
+    def finished(self) -> bool:
+        return self.emitted == self.output_tokens
+
+    @property
+    def first_token_s(self) -> float | None:
+        return self._first_s
+
+    @property
+    def last_token_s(self) -> float | None:
+        """When the latest of the emitted tokens came; None before the first."""
+        return self._progress.at_s if self._decoding and self.emitted > self._joined else self._last_s
+
+    @property
+    def _scheduled(self) -> int:
+        """Output tokens that exist or are being computed."""
+        return self._ahead + self._progress.scheduled if self._decoding else self._most
+
+    def _emitted_after(self, steps: int) -> int:
+        return max(self._joined, min(self._most, self._ahead + steps))
+
+    def _emits_in(self, step: int) -> bool:
+        return self._joined < self._ahead + step <= self._most

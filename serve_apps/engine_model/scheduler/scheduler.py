@@ -1,0 +1,326 @@
+"""vLLM V1's scheduling rules: which tokens the next step computes; knows no clock and no durations.
+
+The rules (the engine model, section 1): running requests first, in order; then waiting ones, first
+come first served, while token budget and request slots remain; a prompt is admitted only when the
+whole of it fits the free blocks, and nobody overtakes one that does not fit; when a running request
+lacks a block, the last running one is preempted and recomputed later.
+
+Decoders are not touched one by one: each gets a token per step, so their number, the sum of their
+contexts, the steps in which they end and the steps in which they need a block say all. Only where
+the order of the running requests can matter are they walked through, as vLLM does in every step.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from serve_apps.engine_model.cost.step_time import Batch
+from serve_apps.engine_model.scheduler.kv_cache import Chain, KvCache, own_chain
+from serve_apps.engine_model.scheduler.request import Progress, RequestState
+
+
+class _Step:
+    """A step whose tokens do not exist yet: whom it gives the first token, the last, and who left since."""
+
+    __slots__ = ("emits", "ending", "firsts", "left", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.emits = 0
+        self.firsts: list[RequestState] = []
+        self.ending: Sequence[RequestState] = ()
+        self.left: list[RequestState] = []
+
+
+class Scheduler:
+    """Alternate `schedule` (a step is chosen) and `complete` (its tokens exist).
+
+    A second step may be scheduled before the first is complete, as vLLM's asynchronous scheduling does.
+    A request is `long` beyond `long_prefill_tokens` missing ones (0: never) and then gets no more in a step.
+    """
+
+    def __init__(
+        self, kv: KvCache, max_num_batched_tokens: int, max_num_seqs: int, long_prefill_tokens: int = 0
+    ) -> None:
+        self.kv = kv
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
+        self.long_prefill_tokens = long_prefill_tokens
+        self.progress = Progress()
+        self.running: dict[RequestState, None] = {}
+        self.waiting: deque[RequestState] = deque()
+        self.preemptions = self.prompt_tokens_total = self.generation_tokens_total = 0
+        self.prefix_queries = self.prefix_hits = 0
+        self._admitted = 0
+        self._in_flight: deque[_Step] = deque()
+        self._partial: dict[RequestState, None] = {}  # running, but neither decoding nor at their end
+        self._decoders = self._contexts = 0  # the sum is of contexts less the number of scheduled steps
+        self._needing_block = [0] * kv.block_size  # decoders by the step, modulo, that opens a block
+        self._ending: defaultdict[int, list[RequestState]] = defaultdict(list)
+
+    def request(self, request_id: int, prompt: int, output: int, hashes: Chain = ()) -> RequestState:
+        """A request that is not queued yet; `hashes` are those of its first full prompt blocks."""
+        return RequestState(request_id, prompt, output, self.progress, hashes[: prompt // self.kv.block_size])
+
+    def add(self, request: RequestState) -> None:
+        self.waiting.append(request)
+
+    def abort(self, request: RequestState) -> None:
+        """Forget a running or waiting request; in the middle of a step it emits nothing more."""
+        for step in self._in_flight:
+            step.emits -= request._emits_in(step.number)
+        if request in self.running:
+            del self.running[request]
+            self._release(request)
+        else:
+            self.waiting.remove(request)
+        request._most = request.emitted
+
+    def schedule(self) -> Batch | None:
+        """Choose the tokens of the next step; None where nothing can be computed."""
+        batch, preemptions = Batch(), self.preemptions
+        step = _Step(self.progress.scheduled + 1)
+        if not self._continue_all(batch, step):
+            self._walk(batch, step)
+        if self.waiting and self.preemptions == preemptions:
+            self._admit(batch, step)
+        if not batch.decode_tokens + batch.prefill_tokens:
+            return None
+        self.progress.scheduled += 1
+        batch.sequences = step.emits
+        step.ending = self._ending.pop(step.number, ())
+        for request in step.ending:
+            self._leave(request)
+        self._in_flight.append(step)
+        return batch
+
+    def complete(self, at_s: float) -> list[RequestState]:
+        """The oldest scheduled step ends at `at_s`: its tokens exist; returns the requests that finished."""
+        step = self._in_flight.popleft()
+        self.progress.completed = step.number
+        self.progress.at_s = at_s
+        self.generation_tokens_total += step.emits
+        for request in step.firsts:
+            if request._first_s is None and request._most:  # 0: aborted
+                request._first_s = at_s
+                self.prompt_tokens_total += request.prompt_tokens
+        for request in step.left:
+            request._last_s = at_s
+        if not step.ending:
+            return []
+        finished = [each for each in step.ending if each._most == each.output_tokens]  # less: aborted
+        finished.sort(key=lambda request: request._order)
+        for request in finished:
+            request._last_s = at_s
+            if request in self.running:
+                del self.running[request]
+                self.kv.free(request._held, request._computed // self.kv.block_size)
+            else:  # preempted while its last token was computed
+                self.waiting.remove(request)
+        return finished
+
+    def emitting(self) -> Iterator[RequestState]:
+        """Who gets a token when the oldest scheduled step completes."""
+        step = self._in_flight[0]
+        present = dict.fromkeys(chain(self.running, step.left, step.ending))
+        return (request for request in present if request._emits_in(step.number))
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every KV block is accounted for."""
+        for request in self.running:
+            request._held.blocks = self._blocks(request)
+        self.kv.check_integrity(request._held for request in self.running)
+
+    def _continue_all(self, batch: Batch, step: _Step) -> bool:
+        """All decoders as one, then the prompt that the last step's budget has cut, if any.
+
+        Returns False, and does nothing, where not everybody can have all, so that order matters.
+        """
+        steps, decoders, kv = self.progress.scheduled, self._decoders, self.kv
+        budget = self.max_num_batched_tokens - decoders
+        if self.long_prefill_tokens or budget < 0 or len(self._partial) > 1:
+            return False
+        needed = opened = self._needing_block[steps % kv.block_size]
+        for request in self._partial:
+            new = min(self._missing(request), budget)
+            needed += kv.blocks_for(request._computed + new) - request._held.blocks
+        if needed > kv.free_blocks:
+            return False
+        batch.decode_tokens = step.emits = decoders
+        batch.context_tokens = self._contexts + steps * decoders
+        if opened:
+            kv.take(opened)
+        if self._partial and budget:
+            (request,) = self._partial
+            self._compute(request, min(self._missing(request), budget), batch, step)
+        return True
+
+    def _walk(self, batch: Batch, step: _Step) -> None:
+        """One running request after the other gets what it misses, while the budget lasts."""
+        budget, limit = self.max_num_batched_tokens, self._long_prefill_limit()
+        for request in list(self.running):
+            if request not in self.running:
+                return  # preempted, as all after it
+            missing = 1 if request._decoding else self._missing(request)
+            new = min(missing, limit, budget)
+            if request._scheduled == request.output_tokens:
+                continue
+            if new and not self._make_room(request, new):
+                return
+            if not request._decoding:
+                if new:
+                    self._compute(request, new, batch, step)
+            elif new:
+                batch.decode_tokens += 1
+                batch.context_tokens += self._context(request)
+                self.kv.take(self._blocks_lacking(request, 1))
+                step.emits += 1
+            else:
+                self._leave(request)
+                self._partial[request] = None
+            budget -= new
+
+    def _make_room(self, request: RequestState, new: int) -> bool:
+        """Free blocks for `new` tokens at the cost of the last running; False if that is `request` itself."""
+        while self._blocks_lacking(request, new) > self.kv.free_blocks:
+            last, _ = self.running.popitem()
+            self._preempt(last)
+            if last is request:
+                return False
+        return True
+
+    def _preempt(self, request: RequestState) -> None:
+        """Its blocks keep their hashes, so that it finds what is left of them when it comes back."""
+        hashed = self._hashed(request)
+        held = request._held
+        if self.kv.caching:
+            if hashed > len(held.chain):
+                held.chain = own_chain(held.chain, hashed)
+            self.kv.name(held, hashed)
+        self._release(request)
+        request._computed = 0
+        self.waiting.appendleft(request)
+        self.preemptions += 1
+
+    def _admit(self, batch: Batch, step: _Step) -> None:
+        budget, limit = self.max_num_batched_tokens, self._long_prefill_limit()
+        budget -= batch.decode_tokens + batch.prefill_tokens
+        kv = self.kv
+        while self.waiting and budget and len(self.running) < self.max_num_seqs:
+            request = self.waiting[0]
+            held = request._held
+            tokens = request.prompt_tokens + request._most
+            hits = kv.find(held.chain, (tokens - 1) // kv.block_size) if held.chain else []
+            found = hits[-1].end if hits else 0
+            idle = sum([hit.end - hit.start for hit in hits if not hit.run.holders])
+            if kv.blocks_for(tokens) - found + idle > kv.free_blocks:
+                return
+            self.waiting.popleft()
+            self.running[request] = None
+            self._admitted += 1
+            request._order = self._admitted
+            if hits:
+                kv.hold(held, hits)
+            request._computed = found * kv.block_size
+            if request.cached_tokens < 0:
+                request.cached_tokens = request._computed
+                if kv.caching:
+                    self.prefix_queries += tokens
+                    self.prefix_hits += request._computed
+            new = min(tokens - request._computed, limit, budget)
+            self._compute(request, new, batch, step)
+            budget -= new
+
+    def _compute(self, request: RequestState, new: int, batch: Batch, step: _Step) -> None:
+        """Compute `new` of the missing tokens, for which there are blocks."""
+        held, before, size = request._held, request._computed, self.kv.block_size
+        if new == 1 and before >= request.prompt_tokens:
+            batch.decode_tokens += 1
+            batch.context_tokens += before
+        else:
+            batch.add_chunk(new, before)
+        request._computed = computed = before + new
+        blocks = -(-computed // size)
+        if blocks > held.blocks:
+            self.kv.take(blocks - held.blocks)
+            held.blocks = blocks
+        if held.chain:
+            self.kv.name(held, computed // size)
+        if computed < request.prompt_tokens + request._most:
+            self._partial[request] = None
+            return
+        if self._partial:
+            self._partial.pop(request, None)
+        self._join(request, step)
+
+    def _join(self, request: RequestState, step: _Step) -> None:
+        """The request's next token is computed in this step, and one more in each that follows."""
+        request._joined = request._most
+        request._ahead = request._most + 1 - step.number
+        request._most = request.output_tokens
+        request._decoding = True
+        step.firsts.append(request)
+        step.emits += 1
+        self._count(request, 1)
+        self._ending[request.output_tokens - request._ahead].append(request)
+
+    def _leave(self, request: RequestState) -> None:
+        """The request gets no token beyond those already scheduled."""
+        progress = self.progress
+        if request._ahead + progress.completed > request._joined:
+            request._last_s = progress.at_s
+        request._most = request._ahead + progress.scheduled
+        request._decoding = False
+        request._computed = request.prompt_tokens + request._most - 1
+        request._held.blocks = self.kv.blocks_for(request._computed)
+        self._count(request, -1)
+        if self._in_flight and request._emits_in(self._in_flight[-1].number):
+            self._in_flight[-1].left.append(request)
+        if request._most < request.output_tokens:
+            self._ending[request.output_tokens - request._ahead].remove(request)
+
+    def _count(self, request: RequestState, one: int) -> None:
+        base = request.prompt_tokens + request._ahead - 1
+        self._decoders += one
+        self._contexts += one * base
+        self._needing_block[-base % self.kv.block_size] += one
+
+    def _release(self, request: RequestState) -> None:
+        """Give back the blocks of a request that runs no longer."""
+        hashed = self._hashed(request)
+        if request._decoding:
+            self._leave(request)
+        self._partial.pop(request, None)
+        self.kv.free(request._held, hashed)
+
+    def _missing(self, request: RequestState) -> int:
+        """Tokens to compute before a request that does not decode gets its next one."""
+        return request.prompt_tokens + request._most - request._computed
+
+    def _context(self, request: RequestState) -> int:
+        """Tokens of a decoder that have their KV, those of the steps in flight included."""
+        return request.prompt_tokens + request._scheduled - 1
+
+    def _blocks(self, request: RequestState) -> int:
+        return self.kv.blocks_for(self._context(request)) if request._decoding else request._held.blocks
+
+    def _blocks_lacking(self, request: RequestState, new: int) -> int:
+        has = self._context(request) if request._decoding else request._computed
+        return self.kv.blocks_for(has + new) - self._blocks(request)
+
+    def _hashed(self, request: RequestState) -> int:
+        """Full blocks that vLLM has hashed: all of known tokens, a step later where they are still computed.
+
+        A token in flight is unknown when the step after it is scheduled, so its block is hashed only then.
+        """
+        computed = self._context(request) if request._decoding else request._computed
+        scheduled = request._scheduled
+        unknown = scheduled > request.emitted and scheduled > request._joined + 1
+        return (computed - unknown) // self.kv.block_size
+
+    def _long_prefill_limit(self) -> int:
+        """Tokens of one prompt per step; a request that is alone may have all."""
+        alone = len(self.running) + len(self.waiting) <= 1
+        return (
+            self.max_num_batched_tokens if alone or not self.long_prefill_tokens else self.long_prefill_tokens
+        )

@@ -1,0 +1,1 @@
+"""A whole simulated service: balancers, prefix reuse, several engines."""

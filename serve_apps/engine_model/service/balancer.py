@@ -1,0 +1,206 @@
+"""Which replica gets a request: the rules of the routing policies, for one request and for arrays of them.
+
+Knows sessions and requests in flight; knows no engine and no clock. Behind HAProxy or a proxy of Serve's the
+same rules decide; the ring, its hash and its bound are theirs (`serve_apps.hash_ring`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serve_apps.engine_model.compiled import loop
+from serve_apps.routing import hash_ring
+
+Ints = NDArray[np.int64]
+POLICIES = (
+    "leastconn",
+    "roundrobin",
+    "round_robin",
+    "pow2",
+    "random",
+    "consistent_hash",
+    "bounded_hash",
+    "client_side",
+)
+BY_SESSION = ("consistent_hash", "bounded_hash", "client_side")
+PAIRS_CHUNK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """A policy with its settings, as `conf.routed.Routing` has them; `random` is any replica, all as likely.
+
+    `home` tells the replica of a session among so many under `client_side`, as the load generator does.
+    Raises ValueError for a policy that is not in `POLICIES`.
+    """
+
+    policy: str = "leastconn"
+    vnodes: int = 1000
+    load_factor: float = 1.25
+    home: Callable[[int, int], int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            known = ", ".join(POLICIES)
+            raise ValueError(f"unknown policy '{self.policy}'; the virtual service has {known}")
+
+    @property
+    def by_session(self) -> bool:
+        return self.policy in BY_SESSION
+
+
+class Loss(NamedTuple):
+    """A replica that gets no request from `at_s` on."""
+
+    replica: int
+    at_s: float
+
+
+class Choice(NamedTuple):
+    """How `loop.route` chooses: `mode` and what it needs of every request.
+
+    `one` is the replica, or of `other` and it the less busy one is taken, or it is where to begin on the
+    ring, whose replicas are `owners`. From `lost_s` on replica `lost` is passed over; -1 is none. What
+    comes before `from_s` is in flight nowhere, and goes where it would if nobody were busy.
+    """
+
+    mode: int
+    one: Ints
+    other: Ints
+    owners: Ints
+    load_factor: float
+    lost: int
+    lost_s: float
+    from_s: float = 0.0
+
+
+NOTHING: Ints = np.zeros(0, np.int64)
+
+
+def choice(
+    balance: Balance,
+    replicas: int,
+    seed: int,
+    due_s: NDArray[np.float64],
+    session: Ints | None = None,
+    loss: Loss | None = None,
+) -> Choice:
+    """The policy over requests that are due then, in order of arrival; `seed` draws what chance decides.
+
+    After a loss the survivors share what comes, by the same rule. Raises ValueError where a policy goes by
+    sessions and there are none.
+    """
+    everyone = list(range(replicas))
+    before = len(due_s) if loss is None else int(np.searchsorted(due_s, loss.at_s))
+    left = everyone if loss is None else [each for each in everyone if each != loss.replica]
+    lost = (-1, 0.0) if loss is None else tuple(loss)
+    rest = balance.load_factor, *lost
+    if balance.policy == "bounded_hash":
+        places, owners = _ring(balance, everyone, seed)
+        return Choice(loop.BOUNDED, _starts(places, _known(session)), NOTHING, owners, *rest)
+    if balance.policy == "leastconn":
+        return Choice(loop.LEAST, NOTHING, NOTHING, NOTHING, *rest)
+    first, second = (
+        _told(balance, who, seed, at, None if session is None else session[at])
+        for who, at in ((everyone, np.arange(before)), (left, np.arange(before, len(due_s))))
+    )
+    one, other = (np.concatenate(pair) for pair in zip(first, second, strict=True))
+    return Choice(loop.FEWER if balance.policy == "pow2" else loop.GIVEN, one, other, NOTHING, *rest)
+
+
+def _told(balance: Balance, replicas: Sequence[int], seed: int, at: Ints, session: Ints | None) -> Any:
+    """The replica, or the two replicas, of the requests numbered `at`, where nobody looks at what they do."""
+    count, who = len(replicas), np.array(replicas)
+    match balance.policy:
+        case "roundrobin" | "round_robin":
+            return who[at % count], NOTHING
+        case "pow2":
+            return tuple(who[pairs(seed, count, at)].T)
+        case "random":
+            return who[pairs(seed, count, at)[:, 0]], NOTHING
+        case "client_side":
+            assert balance.home is not None, "client_side is the load generator's rule; hand it in"
+            known, inverse = np.unique(_known(session), return_inverse=True)
+            homes = np.array([balance.home(each, count) for each in known.tolist()], np.int64)
+            return who[homes[inverse]], NOTHING
+    places, owners = _ring(balance, replicas, seed)
+    return owners[_starts(places, _known(session))], NOTHING
+
+
+def pairs(seed: int, replicas: int, at: Ints) -> Ints:
+    """Two replicas, other ones if there are two, for each of the requests numbered `at`, which ascend."""
+    if not len(at):
+        return np.zeros((0, 2), np.int64)
+    first, last = int(at[0]) // PAIRS_CHUNK, int(at[-1]) // PAIRS_CHUNK
+    drawn = [_chunk(seed, replicas, chunk) for chunk in range(first, last + 1)]
+    found: Ints = np.concatenate(drawn)[at - first * PAIRS_CHUNK]
+    return found
+
+
+@lru_cache(maxsize=8)
+def _chunk(seed: int, replicas: int, chunk: int) -> Ints:
+    rng = np.random.default_rng([seed, chunk])
+    one = rng.integers(replicas, size=PAIRS_CHUNK)
+    away = rng.integers(1, max(2, replicas), size=PAIRS_CHUNK)
+    return np.column_stack([one, (one + away) % replicas])
+
+
+def _known(session: Ints | None) -> Ints:
+    if session is None:
+        raise ValueError("a policy by sessions needs requests that have one")
+    return session
+
+
+def _ring(balance: Balance, replicas: Sequence[int], seed: int) -> tuple[Any, Ints]:
+    """Every deployment gives its replicas other names, and so another ring."""
+    places, owners = hash_ring.ring([f"{seed}-{each}" for each in replicas], balance.vnodes)
+    return places, np.array(replicas, np.int64)[owners]
+
+
+def _starts(places: Any, session: Ints) -> Ints:
+    known, inverse = np.unique(session, return_inverse=True)
+    return hash_ring.starts(places, map(hash_ring.session_key, known.tolist()))[inverse]
+
+
+class Balancer:
+    """The same choices one by one, for a service that is simulated block by block."""
+
+    def __init__(self, balance: Balance, replicas: int, seed: int = 0) -> None:
+        self._balance, self._replicas, self._seed = balance, replicas, seed
+        self._asked = self._turn = 0
+        self._starts: dict[int, int] = {}
+        if balance.policy in ("consistent_hash", "bounded_hash"):
+            self._places, self._owners = _ring(balance, range(replicas), seed)
+
+    def choose(self, session: int, in_flight: Sequence[int]) -> int:
+        """The replica of the next request; `in_flight` are the open requests of each."""
+        number, count = self._asked, self._replicas
+        self._asked += 1
+        match self._balance.policy:
+            case "leastconn":
+                in_turn = [(self._turn + offset) % count for offset in range(count)]
+                found = min(in_turn, key=in_flight.__getitem__)
+                self._turn = found + 1
+                return found
+            case "roundrobin" | "round_robin":
+                return number % count
+            case "pow2" | "random" as policy:
+                one, other = (int(each) for each in pairs(self._seed, count, np.array([number]))[0])
+                return other if policy == "pow2" and in_flight[other] < in_flight[one] else one
+            case "client_side":
+                assert self._balance.home is not None
+                return self._balance.home(session, count)
+        return self._on_ring(session, in_flight)
+
+    def _on_ring(self, session: int, in_flight: Sequence[int]) -> int:
+        if session not in self._starts:
+            self._starts[session] = int(_starts(self._places, np.array([session]))[0])
+        walk = np.roll(self._owners, -self._starts[session])
+        if self._balance.policy == "consistent_hash":
+            return int(walk[0])
+        most = hash_ring.bound(sum(in_flight), self._replicas, self._balance.load_factor)
+        return next(int(each) for each in walk if in_flight[each] < most)

@@ -1,0 +1,142 @@
+"""A whole run of requests in one call: by the compiled loop where it may, block by block otherwise.
+
+Also what a node can do at most and where its time went; knows no rate and no bound.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
+from serve_apps.engine_model.compiled.fast_engine import Floats, Ints, Machine, Times, Unfit, Work
+from serve_apps.engine_model.cost import architecture
+from serve_apps.engine_model.cost.kernels import steps
+from serve_apps.engine_model.scheduler.engine import Engine
+from serve_apps.engine_model.service.balancer import Balance
+from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.routed import serve_open, serve_prefixes
+from serve_apps.engine_model.service.virtual_service import VirtualService
+
+LOOK_S = 60.0
+"""Virtual seconds between two looks at a service that is served block by block."""
+
+
+def serve(
+    spec: SimulatedEngine,
+    model: Model,
+    hardware: Hardware,
+    layout: Layout,
+    sent_s: Floats,
+    asked: Sequence[Ints],
+    seed: int = 0,
+    replicas: int = 1,
+    balance: Balance = Balance(),  # noqa: B008  # frozen
+    prefixes: Prefixes | None = None,
+    from_s: float = 0.0,
+) -> Times:
+    """`routed.serve_open`, or with several `prefixes` `routed.serve_prefixes`, whose `from_s` is theirs.
+
+    Where that is Unfit the same with the scheduler that keeps books of every block.
+
+    Raises ValueError for a request that can never be served, weights that do not fit, an unknown figure, and
+    for limits of the queue, whose refusals it does not model.
+    """
+    if spec.max_num_queued_reqs is not None or spec.max_num_queued_tokens is not None:
+        raise ValueError(
+            "the engine model does not predict refusals: leave out engine.max_num_queued_reqs and "
+            "engine.max_num_queued_tokens, or measure with sweep or probe"
+        )
+    try:
+        machine = Machine.of(spec, model, hardware, layout)
+        if prefixes is None:
+            return serve_open(machine, sent_s, asked, seed, replicas, balance.policy)
+        return serve_prefixes(machine, sent_s, asked[:2], prefixes, balance, seed, replicas, from_s=from_s)
+    except Unfit:
+        engines = [Engine(spec, model, hardware, layout, seed=seed + i) for i in range(replicas)]
+        return _block_by_block(VirtualService(engines, balance, seed), engines, sent_s, asked, prefixes)
+
+
+def _block_by_block(
+    service: VirtualService,
+    engines: Sequence[Engine],
+    sent_s: Floats,
+    asked: Sequence[Ints],
+    prefixes: Prefixes | None,
+) -> Times:
+    """The same by scheduler. What the engines did is told by their counters alone: busy seconds and KV in use
+    stay unknown (nan), and every prompt is said to have the mean share of cached tokens.
+    """
+    count = len(sent_s)
+    prompt, output, shared = (column.tolist() for column in asked)
+    for key, at_s in enumerate(sent_s.tolist()):
+        lengths = prompt[key], output[key]
+        if prefixes is None:
+            service.submit(key, at_s, *lengths, shared_tokens=shared[key])
+        else:
+            chain, session = prefixes.chain(key, engines[0].block_size), int(prefixes.session[key])
+            service.submit(key, at_s, *lengths, session=session, chain=chain)
+    first_s, last_s, replica = np.full(count, np.nan), np.full(count, np.nan), np.zeros(count, np.int64)
+    ended, now_s = 0, 0.0
+    while ended < count:
+        now_s += LOOK_S
+        service.advance(now_s)
+        for seen in service.observe():
+            if seen.finished:
+                first_s[seen.key], last_s[seen.key] = seen.first_token_s, seen.last_token_s
+                replica[seen.key] = seen.replica
+                ended += 1
+    queries = sum(engine.prefix_queries for engine in engines)
+    hit = sum(engine.prefix_hits for engine in engines) / queries if queries else 0.0
+    cached = np.rint(hit * asked[0]).astype(np.int64)
+    emitted = sum(engine.generation_tokens_total for engine in engines)
+    unknown = float("nan")
+    work = Work(0, unknown, 0, 0, 0, unknown, emitted, unknown)
+    return Times(sent_s, first_s, last_s, cached, replica, work)
+
+
+def shares(
+    spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout, work: Mapping[str, float]
+) -> dict[str, float]:
+    """Shares of the busy time by term of the step time, from the fields of `Work`.
+
+    What is not linear in them (experts touched, quick reduce, noise) is one rest.
+    """
+    if not work["busy_s"] > 0:
+        return {}
+    cost = steps(spec, model, hardware, layout)
+    known: Mapping[str, float] = {
+        "launch": cost.launch_s * work["steps"],
+        "weight read": cost.weight_read_s * work["steps"],
+        "decode GEMM": cost.decode_gemm_token_s * work["decode_tokens"],
+        "prefill GEMM": cost.prefill_gemm_token_s * work["prefill_tokens"],
+        "KV read": cost.context_token_s * work["context_tokens"],
+        "attention": cost.attention_pair_s * work["attention_pairs"],
+        "host": cost.host_sequence_s * work["sequences"],
+    }
+    if cost.quick_reduce_tokens == float("inf"):
+        tokens = work["decode_tokens"] + work["prefill_tokens"]
+        known = {**known, "all-reduce": cost.all_reduce_token_s * tokens}
+    rest = max(0.0, work["busy_s"] - sum(known.values()))
+    return {name: seconds / work["busy_s"] for name, seconds in {**known, "experts and rest": rest}.items()}
+
+
+def peaks(
+    spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout
+) -> tuple[float, float | None, float, float]:
+    """Of a node: tokens of KV, peak FLOP/s, and the FLOP that a token and a pair of tokens need.
+
+    The peak is that of the weights' type, None where it is unknown; int4 experts compute in bf16.
+    """
+    blocks = (
+        architecture.kv_blocks(spec, model, hardware, layout)
+        if spec.num_gpu_blocks is None
+        else spec.num_gpu_blocks
+    )
+    peak = hardware.fp8_flop_per_s if model.weights == "fp8" else hardware.bf16_flop_per_s
+    gpus = layout.tensor_parallel * layout.replicas_per_node
+    return (
+        float(blocks * spec.block_size * layout.replicas_per_node),
+        None if peak is None else peak * gpus,
+        float(architecture.linear_flop_per_token(model)),
+        architecture.attention_flop_per_pair(model),
+    )

@@ -1,0 +1,1 @@
+"""Request routers of Ray Serve."""

@@ -1,0 +1,179 @@
+"""How Ray Serve chooses the replica of a request: the request router of each policy, and where it is asked.
+
+Knows Serve's request routers and HAProxy's hook for them; knows no engine. What HAProxy balances by itself,
+and what the load generator sends straight to a replica, has no router here.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
+from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
+from ray.serve.schema import LoggingConfig
+
+from conf.specs.experiment import Routing
+from serve_apps.routing.hash_ring import bound
+from serve_apps.routing.loopback import stay_on_loopback
+
+SESSION_HEADER = b"x-session-id"
+"""Serve's own default name, which its proxies read; RAY_SERVE_SESSION_ID_HEADER_KEY would change it."""
+CONCURRENT_QUESTIONS = 1000
+ALL_REPLICAS = 1_000_000
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+def request_router(routing: Routing) -> RequestRouterConfig | None:
+    """What the engines' deployment needs as `request_router_config`; None where Serve's default will do.
+
+    Serve's default is the power of two choices (`pow2`).
+    """
+    match routing.policy:
+        case "round_robin":
+            return RequestRouterConfig(
+                request_router_class="ray.serve.experimental.round_robin_router.RoundRobinRouter"
+            )
+        case "consistent_hash":
+            return RequestRouterConfig(
+                request_router_class=ConsistentHashRouter,
+                request_router_kwargs={"num_virtual_nodes": routing.vnodes, "num_fallback_replicas": 0},
+            )
+        case "bounded_hash":
+            return RequestRouterConfig(
+                request_router_class=BoundedHashRouter,
+                request_router_kwargs={
+                    "num_virtual_nodes": routing.vnodes,
+                    "num_fallback_replicas": ALL_REPLICAS,
+                    "load_factor": routing.load_factor,
+                },
+            )
+        case "prefix_affinity":
+            return RequestRouterConfig(
+                request_router_class="ray.serve.llm.request_router.PrefixCacheAffinityRouter"
+            )
+        case _:
+            return None
+
+
+def behind_router(app: Application, routing: Routing) -> Application:
+    """`app`, and behind HAProxy with it the deployment that HAProxy asks for the replica of each request.
+
+    The ingress of `app` must have the router of `request_router`. Serve starts one replica of that deployment
+    for each proxy, on its node. The same `app` is returned where HAProxy need not ask.
+    """
+    if routing.data_path != "haproxy" or request_router(routing) is None:
+        return app
+    options = {
+        "name": IngressRouter.__name__,
+        "max_ongoing_requests": CONCURRENT_QUESTIONS,
+        "ray_actor_options": {"num_cpus": 0},
+        "logging_config": LoggingConfig(enable_access_log=False, log_level="WARNING"),
+    }
+    router = serve.deployment(**options)(serve.ingress()(IngressRouter))
+    return app._with_ingress_request_router(router.bind(app))
+
+
+def first_with_room(
+    ranked: Sequence[ReplicaID], in_flight: Mapping[ReplicaID, int], load_factor: float
+) -> int:
+    """The position in `ranked`, all replicas from the owner on, of the first that is not full."""
+    total = sum(in_flight.get(replica, 0) for replica in ranked)
+    most = bound(total, len(ranked), load_factor)
+    return next(i for i, replica in enumerate(ranked) if in_flight.get(replica, 0) < most)
+
+
+class BoundedHashRouter(ConsistentHashRouter):  # type: ignore[misc]
+    """Serve's hash ring, but a full replica is passed over for the next one on the ring.
+
+    What is in flight is what this router has sent and not seen the end of: each proxy has a router of its
+    own. `load_factor` comes with the ring's settings.
+    """
+
+    def initialize_state(self, *, load_factor: float, **ring: Any) -> None:
+        super().initialize_state(**ring)
+        self._load_factor = load_factor
+        self._in_flight: Counter[ReplicaID] = Counter()
+
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        super().on_send_request(replica_id)
+        self._in_flight[replica_id] += 1
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        super().on_request_completed(replica_id, internal_request_id)
+        self._in_flight[replica_id] -= 1
+        if self._in_flight[replica_id] <= 0:
+            del self._in_flight[replica_id]
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        ranks: list[list[RunningReplica]]
+        ranks = await super().choose_replicas(candidate_replicas, pending_request)
+        if len(ranks) < 2:
+            return ranks
+        ranked = [rank[0].replica_id for rank in ranks]
+        at = first_with_room(ranked, self._in_flight, self._load_factor)
+        return ranks[at:] + ranks[:at]
+
+
+class IngressRouter:
+    """Tells HAProxy which replica a request goes to, as the engines' own request router chooses it.
+
+    HAProxy asks by POST /internal/route with the request's session header and takes `replica_id` from the
+    answer; everything else goes straight between it and the replica. ray.serve.llm has the same (`LLMRouter`)
+    for its own servers.
+    """
+
+    def __init__(self, engines: DeploymentHandle) -> None:
+        stay_on_loopback()
+        engines._init()
+        self._app = RouteApp(engines)
+
+    async def __serve_build_asgi_app__(self) -> "RouteApp":
+        return self._app
+
+
+class RouteApp:
+    """The ASGI application of `IngressRouter`; an object, for of a method uvicorn expects an older ASGI."""
+
+    def __init__(self, engines: DeploymentHandle) -> None:
+        self._engines = engines
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope["headers"], send)
+
+    async def _answer(self, headers: Headers, send: Any) -> None:
+        try:
+            status, tree = 200, {"replica_id": await self._chosen(headers)}
+        except (RuntimeError, DeploymentUnavailableError) as error:  # HAProxy answers 503 to its client
+            status, tree = 503, {"detail": str(error)}
+        body = json.dumps(tree).encode()
+        said = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": said})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _chosen(self, headers: Headers) -> str:
+        """The full id of the replica for a request of these headers."""
+        session = next((value for name, value in headers if name == SESSION_HEADER), None)
+        engines = self._engines if session is None else self._engines.options(session_id=session.decode())
+        # Nothing is reserved: the request itself goes another way, and replicas never refuse one.
+        async with engines.choose_replica(_reserve=False) as selection:
+            return str(selection._replica.replica_id.to_full_id_str())
+
+
+async def _lifespan(receive: Any, send: Any) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,1 @@
+"""The simulated engine behind Ray Serve, in OpenAI's API."""

@@ -1,0 +1,206 @@
+"""Bodies of vLLM's OpenAI-compatible API become requests, or an `ApiError`: pure functions of bytes.
+
+The simulated engine has no tokenizer: one word between white space is one token, and each chat message
+costs one more for its role. An image is as many tokens as its size in pixels makes of it.
+"""
+
+import json
+from collections.abc import Hashable, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from serve_apps.simulated.openai_answers import ApiError, ApiRequest, Image, ServedModel, invalid
+from serve_apps.simulated.openai_images import read
+
+DEFAULT_MAX_TOKENS = 16
+"""vLLM's default of /v1/completions; a chat without `max_tokens` may fill the model's context."""
+
+MOST_BODY_BYTES = 70_000_000
+"""OpenAI takes 50 MB of images in a request (its guide on images and vision), in base64 67 MB; 262,144 token
+ids, the longest context of our models, are 2 MB."""
+
+NOT_SIMULATED = ("echo", "logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "use_beam_search")
+"""Parameters that would change the shape of an answer in a way the simulated engine cannot follow."""
+
+
+def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
+    """The body of /v1/completions: a prompt as text or as token ids. Raises ApiError."""
+    fields = _fields(body)
+    _require_model(fields, served)
+    tokens = _prompt_tokens(fields.get("prompt"), served)
+    asked = _integer(fields, "max_tokens")
+    return _request(fields, served, False, tokens, DEFAULT_MAX_TOKENS if asked is None else asked)
+
+
+def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
+    """The body of /v1/chat/completions. Raises ApiError."""
+    fields = _fields(body)
+    _require_model(fields, served)
+    parts = _message_parts(fields.get("messages"), served)
+    asked = _integer(fields, "max_completion_tokens")
+    if asked is None:
+        asked = _integer(fields, "max_tokens")
+    images = tuple(part for part in parts if isinstance(part, Image))
+    # A header of 24 bytes may claim 10**16 tokens: none is made before they are known to fit.
+    claimed = len(parts) - len(images) + sum(image.tokens for image in images)
+    _require_room(claimed, max(1, asked or 1), served.max_model_len)
+    tokens = [token for part in parts for token in _tokens(part)]
+    return _request(fields, served, True, tokens, asked, images)
+
+
+def block_hashes(tokens: Sequence[Hashable], block_size: int) -> tuple[int, ...]:
+    """A hash for each full block of a prompt, of all tokens up to its end: equal ones begin prompts alike."""
+    hashes, chained = [], 0
+    for end in range(block_size, len(tokens) + 1, block_size):
+        chained = hash((chained, *tokens[end - block_size : end]))
+        hashes.append(chained)
+    return tuple(hashes)
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"JSON decode error: {error}") from error
+    if not isinstance(fields, dict):
+        raise invalid("the body must be a JSON object")
+    return fields
+
+
+def _require_model(fields: dict[str, Any], served: ServedModel) -> None:
+    name = fields.get("model")
+    if name is not None and not isinstance(name, str):
+        raise invalid("model must be a string", "model")
+    if name and name != served.name:
+        message = f"The model `{name}` does not exist."
+        raise ApiError(message, HTTPStatus.NOT_FOUND, "NotFoundError", "model")
+
+
+def _prompt_tokens(prompt: Any, served: ServedModel) -> Sequence[Hashable]:
+    """Tokens of the one prompt; vLLM also takes a list of one prompt."""
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if prompt is None or prompt == "":
+        raise invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    if isinstance(prompt, str):
+        return prompt.split() or [prompt]
+    if not isinstance(prompt, list):
+        raise invalid("prompt must be a string or a list of token ids", "prompt")
+    if not prompt:
+        raise ApiError("The decoder prompt cannot be empty", param="prompt")
+    kinds = set(map(type, prompt))
+    if kinds <= {str, list}:
+        raise ApiError("the simulated engine takes one prompt per request", param="prompt")
+    if kinds != {int}:
+        raise invalid("prompt must be a string or a list of token ids", "prompt")
+    if min(prompt) < 0:
+        raise invalid("token ids must not be negative", "prompt")
+    if max(prompt) >= served.vocab:
+        raise ApiError(f"Token id {max(prompt)} is out of vocabulary", param="prompt")
+    return prompt
+
+
+def _message_parts(messages: Any, served: ServedModel) -> list[str | Image]:
+    """Words and images in their order."""
+    if not isinstance(messages, list) or not messages:
+        raise invalid("messages must be a non-empty list", "messages")
+    return [part for message in messages for part in (_role(message), *_parts(message, served))]
+
+
+def _tokens(part: str | Image) -> Sequence[Hashable]:
+    """A word is one; those of an image are its own."""
+    return [(part.name, place) for place in range(part.tokens)] if isinstance(part, Image) else (part,)
+
+
+def _role(message: Any) -> str:
+    """The one token of a template around a message; no word is like it."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise invalid("each message must be an object with a role", "messages")
+    return f"<{message['role']}> "
+
+
+def _parts(message: dict[str, Any], served: ServedModel) -> list[str | Image]:
+    content = message.get("content")
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return list(content.split())
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        return [each for part in content for each in _part(part, served)]
+    raise invalid("the content of a message must be a string or a list of parts", "messages")
+
+
+def _part(part: dict[str, Any], served: ServedModel) -> Sequence[str | Image]:
+    return (read(part, served),) if part.get("type") == "image_url" else str(part.get("text", "")).split()
+
+
+def _request(
+    fields: dict[str, Any],
+    served: ServedModel,
+    chat: bool,
+    tokens: Sequence[Hashable],
+    asked: int | None,
+    images: tuple[Image, ...] = (),
+) -> ApiRequest:
+    input_tokens = len(tokens)
+    _refuse_not_simulated(fields)
+    if asked is not None and asked < 1:
+        message = f"max_tokens must be at least 1, got {asked}. (parameter=max_tokens, value={asked})"
+        raise ApiError(message, param="max_tokens")
+    _require_room(input_tokens, asked or 1, served.max_model_len)
+    output_tokens = served.max_model_len - input_tokens if asked is None else asked
+    _require_min_tokens(_integer(fields, "min_tokens") or 0, output_tokens)
+    stream = _flag(fields, "stream")
+    options = fields.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise invalid("stream_options must be an object", "stream_options")
+    if options and not stream:
+        raise invalid("Stream options can only be defined when `stream=True`.", "stream_options")
+    usage = bool(options) and _flag(options, "include_usage", default=True)
+    in_each = usage and _flag(options, "continuous_usage_stats")
+    hashes = block_hashes(tokens, served.block_size) if served.block_size else ()
+    return ApiRequest(chat, input_tokens, output_tokens, stream, usage, in_each, hashes, images)
+
+
+def _refuse_not_simulated(fields: dict[str, Any]) -> None:
+    if (choices := _integer(fields, "n")) not in (None, 1):
+        raise ApiError(f"n={choices} is not available from the simulated engine", param="n")
+    for name in NOT_SIMULATED:
+        if fields.get(name):
+            raise ApiError(f"{name} is not available from the simulated engine", param=name)
+
+
+def _require_room(input_tokens: int, output_tokens: int, max_model_len: int) -> None:
+    total = input_tokens + output_tokens
+    if total > max_model_len:
+        raise ApiError(
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+            f"{output_tokens} output tokens and your prompt contains {input_tokens} input tokens, for a "
+            f"total of {total} tokens. Please reduce the length of the input prompt or the number of "
+            f"requested output tokens. (parameter=input_tokens, value={input_tokens})",
+            param="input_tokens",
+        )
+
+
+def _require_min_tokens(least: int, output_tokens: int) -> None:
+    if least < 0:
+        raise ApiError(f"min_tokens must be greater than or equal to 0, got {least}.", param="min_tokens")
+    if least > output_tokens:
+        message = f"min_tokens must be less than or equal to max_tokens={output_tokens}, got {least}."
+        raise ApiError(message, param="min_tokens")
+
+
+def _integer(fields: dict[str, Any], name: str) -> int | None:
+    value = fields.get(name)
+    if value is None or type(value) is int:
+        return value
+    raise invalid(f"{name} must be an integer", name)
+
+
+def _flag(fields: dict[str, Any], name: str, default: bool = False) -> bool:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool):
+        return value
+    raise invalid(f"{name} must be true or false", name)

@@ -1,0 +1,351 @@
+"""The simulated engine on the real clock, and its ASGI application; knows nothing of Ray and of config files.
+
+Steps begin and end at absolute instants of the engine's own clock: the next one starts where the
+last one ended (or when work arrives), however late this process woke up. A slow machine therefore
+delivers late, which is counted, but never slows the engine. That clock may run `time_scale` times as
+fast as the real one, or slower; then its time is told in-band.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
+from typing import Any
+
+from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest, QueueFull
+from serve_apps.engine_model.scheduler.request import RequestState
+from serve_apps.simulated import openai_answers, openai_request
+from serve_apps.simulated.openai_answers import (
+    Answer,
+    ApiError,
+    ApiRequest,
+    EngineMetrics,
+    EngineSteps,
+    ServedModel,
+)
+from serve_apps.simulated.openai_images import SeenImages
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+TIMER_S = 1e-3
+"""The event loop's timers count milliseconds: a shorter sleep would spin until it is over."""
+SPIN_S = 1e-4
+"""No sleep to uvloop: a millisecond too many would be a third of a fast clock's step."""
+US, NS = 1_000_000, 1_000_000_000
+MOST_US = 2**31 - 1
+"""What a client believes of a count."""
+
+log = logging.getLogger(__name__)
+
+
+class EngineDead(Exception):
+    """The engine's loop has ended; the message says why."""
+
+
+class Stream:
+    """The tokens of one request as the engine hands them out; times are the engine's, in seconds."""
+
+    def __init__(self, state: RequestState, accepted_s: float) -> None:
+        self.state = state
+        self.request_id = state.request_id
+        self.accepted_s = accepted_s
+        self.emitted_s: list[float] = []
+        self.late_steps = 0
+        self.finished = False
+        self._changed = asyncio.Event()
+        self._failure: str | None = None
+
+    async def more_than(self, seen: int) -> int:
+        """Wait for more than `seen` tokens and return how many there are. Raises EngineDead."""
+        while len(self.emitted_s) <= seen:
+            if self._failure:
+                raise EngineDead(self._failure)
+            self._changed.clear()
+            await self._changed.wait()
+        return len(self.emitted_s)
+
+    @property
+    def steps(self) -> EngineSteps:
+        """Every token comes from a step of its own."""
+        ends_s = (self.emitted_s[0], self.emitted_s[-1]) if self.emitted_s else (self.accepted_s,) * 2
+        first_us, last_us = (min(round((end_s - self.accepted_s) * US), MOST_US) for end_s in ends_s)
+        return EngineSteps(len(self.emitted_s), self.late_steps, self.state.cached_tokens, first_us, last_us)
+
+    def put(self, emitted_s: float, finished: bool, late: bool) -> None:
+        self.emitted_s.append(emitted_s)
+        self.finished = finished
+        self.late_steps += late
+        self._changed.set()
+
+    def fail(self, reason: str) -> None:
+        self._failure = reason
+        self._changed.set()
+
+
+class RealtimeEngine:
+    """Runs an `Engine` from `start()` to `stop()`, `time_scale` times as fast as `clock` (seconds)."""
+
+    def __init__(
+        self, engine: Engine, clock: Callable[[], float] = time.monotonic, time_scale: float = 1.0
+    ) -> None:
+        self.time_scale = time_scale
+        self._engine = engine
+        self._real_clock = clock
+        self._epoch_s = clock()
+        self._least_sleep_s = TIMER_S if time_scale <= 1 else SPIN_S
+        self._streams: dict[int, Stream] = {}
+        self._arrived = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._next_id = 0
+        self._steps = self._late_steps = self._finished = self._aborted = 0
+        self.failure: str | None = "the engine has not been started"
+
+    def start(self) -> None:
+        """Begin to run, in the running event loop."""
+        self.failure = None
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    def stop(self) -> None:
+        """End the loop; open streams fail."""
+        if self._task:
+            self._task.cancel()
+
+    def _clock(self) -> float:
+        """The engine's own time, in seconds since its beginning."""
+        return (self._real_clock() - self._epoch_s) * self.time_scale
+
+    def open(
+        self, input_tokens: int, output_tokens: int, hashes: tuple[int, ...] = (), new_image_tokens: int = 0
+    ) -> Stream:
+        """Hand a request to the engine. Raises EngineDead, QueueFull, ValueError for what never fits."""
+        if self.failure:
+            raise EngineDead(self.failure)
+        request = GenerateRequest(self._next_id, input_tokens, output_tokens, hashes, new_image_tokens)
+        now_s = self._clock()
+        state = self._engine.add(request, now_s)
+        self._next_id += 1
+        stream = self._streams[request.request_id] = Stream(state, now_s)
+        self._arrived.set()
+        return stream
+
+    def close(self, stream: Stream) -> None:
+        """Forget a stream; one that is unfinished is aborted, which frees its place."""
+        if self._streams.pop(stream.request_id, None) and not stream.finished:
+            self._engine.abort(stream.request_id)
+            self._aborted += 1
+
+    def metrics(self) -> EngineMetrics:
+        engine = self._engine
+        return EngineMetrics(
+            running=engine.running,
+            waiting=engine.waiting,
+            kv_usage=engine.kv_usage,
+            preemptions=engine.preemptions,
+            prompt_tokens=engine.prompt_tokens_total,
+            generation_tokens=engine.generation_tokens_total,
+            finished=self._finished,
+            aborted=self._aborted,
+            steps=self._steps,
+            late_steps=self._late_steps,
+            prefix_queries=engine.prefix_queries,
+            prefix_hits=engine.prefix_hits,
+        )
+
+    async def _run(self) -> None:
+        end_s = self._clock()
+        while True:
+            start_s = max(end_s, self._engine.ready_s())
+            if start_s == float("inf"):
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            await self._until(start_s)
+            planned_s = self._engine.begin_step(start_s)
+            if planned_s is not None:  # None: what was about to arrive has been aborted
+                await self._until(planned_s)
+                self._deliver(planned_s, planned_s - start_s)
+                end_s = planned_s
+
+    async def _until(self, due_s: float) -> None:
+        """Sleep until `due_s`; lets others run at least once, also when behind."""
+        while True:
+            remaining_s = (due_s - self._clock()) / self.time_scale
+            if 0 < remaining_s < TIMER_S:
+                remaining_s = self._least_sleep_s
+            await asyncio.sleep(max(remaining_s, 0))
+            if self._clock() >= due_s:  # a timer may fire a millisecond early
+                return
+
+    def _deliver(self, end_s: float, duration_s: float) -> None:
+        late = self._clock() - end_s > duration_s / 2
+        self._steps += 1
+        self._late_steps += late
+        emitting = self._engine.emitting()
+        self._finished += len(self._engine.end_step())
+        for state in emitting:
+            if stream := self._streams.get(state.request_id):
+                stream.put(end_s, state.finished, late)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """However the loop ended, nobody may wait for a token any longer."""
+        error = None if task.cancelled() else task.exception()
+        self.failure = f"the engine died: {error!r}" if error else "the engine was stopped"
+        if error:
+            log.error(self.failure, exc_info=error)
+        for stream in self._streams.values():
+            stream.fail(self.failure)
+
+
+class SimulatedApp:
+    """The ASGI application of one replica; the server in front cancels a call whose client has left."""
+
+    def __init__(self, engine: RealtimeEngine, served: ServedModel, replica_id: str) -> None:
+        self._engine = engine
+        self._served = served
+        self._replica_id = replica_id.encode()
+        self._seen = SeenImages()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            match (scope["method"], scope["path"]):
+                case ("POST", "/v1/completions"):
+                    request = openai_request.parse_completion(await _body(receive), self._served)
+                    await self._generate(request, scope, send)
+                case ("POST", "/v1/chat/completions"):
+                    request = openai_request.parse_chat(await _body(receive), self._served)
+                    await self._generate(request, scope, send)
+                case ("GET", "/v1/models"):
+                    await self._answer(send, openai_answers.models_body(self._served))
+                case ("GET", "/metrics"):
+                    body = openai_answers.metrics_body(self._engine.metrics(), self._served)
+                    await self._answer(send, body, kind=openai_answers.METRICS_TYPE)
+                case ("GET", "/health"):
+                    alive = self._engine.failure is None
+                    status = HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE
+                    await self._answer(send, b"", status)
+                case (method, path):
+                    raise openai_answers.not_found(method, path)
+        except ApiError as error:
+            await self._answer(send, error.body, error.status)
+
+    async def _generate(self, request: ApiRequest, scope: Scope, send: Send) -> None:
+        """Raises ApiError as long as nothing was sent; later errors go in band."""
+        asked = request.input_tokens, request.output_tokens, request.hashes
+        try:
+            stream = self._engine.open(*asked, self._seen.new_tokens(request.images))
+        except QueueFull as error:
+            raise openai_answers.overloaded(str(error)) from error
+        except ValueError as error:
+            raise ApiError(str(error)) from error
+        except EngineDead as error:
+            raise openai_answers.server_error(str(error)) from error
+        answer = Answer(request, _request_id(scope, stream), int(time.time()), self._served)
+        try:
+            await (self._stream if request.stream else self._whole)(stream, answer, send)
+        finally:
+            self._engine.close(stream)
+
+    async def _whole(self, stream: Stream, answer: Answer, send: Send) -> None:
+        try:
+            await stream.more_than(answer.request.output_tokens - 1)
+        except EngineDead as error:
+            raise openai_answers.server_error(str(error)) from error
+        await self._answer(send, answer.whole(stream.steps))
+
+    def _tokens(self, stream: Stream, answer: Answer, seen: int, count: int) -> bytes:
+        """The events of tokens `seen` to `count` - 1, with the engine's time where that is not the real."""
+        if self._engine.time_scale == 1:
+            return answer.tokens(seen, count)
+        return b"".join(
+            openai_answers.stamped(answer.tokens(index, index + 1), round(stream.emitted_s[index] * NS))
+            for index in range(seen, count)
+        )
+
+    def _clock_headers(self, stream: Stream) -> list[tuple[bytes, bytes]]:
+        if self._engine.time_scale == 1:
+            return []
+        accepted_ns = round(stream.accepted_s * NS)
+        return [
+            (openai_answers.TIME_SCALE, b"%.17g" % self._engine.time_scale),
+            (openai_answers.ACCEPTED_NS, b"%d" % accepted_ns),
+        ]
+
+    async def _stream(self, stream: Stream, answer: Answer, send: Send) -> None:
+        await send(self._start(HTTPStatus.OK, openai_answers.SSE_TYPE, *self._clock_headers(stream)))
+        seen = 0
+        try:
+            while seen < answer.request.output_tokens:
+                tokens = await stream.more_than(seen)
+                await send(_part(self._tokens(stream, answer, seen, tokens)))
+                seen = tokens
+        except EngineDead as error:
+            await send(_part(openai_answers.error_events(openai_answers.server_error(str(error)))))
+        else:
+            await send(_part(answer.end(stream.steps)))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _answer(
+        self,
+        send: Send,
+        body: bytes,
+        status: HTTPStatus = HTTPStatus.OK,
+        kind: bytes = openai_answers.JSON_TYPE,
+    ) -> None:
+        await send(self._start(status, kind, (b"content-length", str(len(body)).encode())))
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    def _start(self, status: HTTPStatus, kind: bytes, *more: tuple[bytes, bytes]) -> Message:
+        headers = [(b"content-type", kind), (b"x-replica-id", self._replica_id), *more]
+        return {"type": "http.response.start", "status": status.value, "headers": headers}
+
+
+async def _body(receive: Receive) -> bytes:
+    """Raises ApiError for one too long, of which nothing is kept; it is read to its end, for only then do all
+    clients listen.
+    """
+    parts: list[bytes] = []
+    size_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise openai_answers.invalid("the client left before its request was complete")
+        parts.append(message.get("body", b""))
+        size_bytes += len(parts[-1])
+        if size_bytes > openai_request.MOST_BODY_BYTES:
+            parts.clear()
+        if not message.get("more_body", False):
+            break
+    if size_bytes > openai_request.MOST_BODY_BYTES:
+        raise openai_answers.too_large(openai_request.MOST_BODY_BYTES)
+    return b"".join(parts)
+
+
+def _part(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+def _request_id(scope: Scope, stream: Stream) -> str:
+    """The caller's x-request-id (Serve gives every request one), as vLLM does."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            return str(value.decode("latin-1"))
+    return str(stream.request_id)
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,1 @@
+"""Real vLLM whose steps take modelled time."""

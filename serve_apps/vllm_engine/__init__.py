@@ -1,0 +1,1 @@
+"""Real vLLM behind Ray Serve."""

@@ -1,0 +1,81 @@
+"""An ASGI application that hands requests through to an HTTP server, and its answers back part by part.
+
+Knows HTTP only. Whoever calls it cancels the request of a client that has gone, which closes the connection
+to the server, and an answer that breaks off is broken off. Behind Serve not every leaving client is noticed.
+"""
+
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+
+from serve_apps.vllm_engine.stamped_app import Message, Receive, Scope, Send
+
+HOP_HEADERS = {b"host", b"connection", b"transfer-encoding", b"content-length"}
+"""What belongs to one connection (RFC 9110, section 7.6.1), and what the next hop says for itself."""
+KEEP_ALIVE_S = 2.0
+"""vLLM's server closes idle connections after 5 s, perhaps just as a request is sent on one."""
+
+
+class Forwarding:
+    """Every request goes to the server at `url`; 502 where that does not answer."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._client: aiohttp.ClientSession | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._hand_through(scope, await _body(receive), send)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    async def _hand_through(self, scope: Scope, body: bytes, send: Send) -> None:
+        query = scope.get("query_string", b"").decode()
+        url = f"{self._url}{scope['path']}{'?' if query else ''}{query}"
+        headers = [(k.decode(), v.decode("latin-1")) for k, v in scope["headers"] if k not in HOP_HEADERS]
+        try:
+            answer = await self._connected().request(
+                scope["method"], url, data=body, headers=headers, allow_redirects=False
+            )
+        except aiohttp.ClientConnectionError:
+            await send({"type": "http.response.start", "status": HTTPStatus.BAD_GATEWAY, "headers": []})
+            await send({"type": "http.response.body", "body": b"vLLM's server does not answer"})
+            return
+        async with answer:
+            kept = [(k.lower(), v) for k, v in answer.raw_headers if k.lower() not in HOP_HEADERS]
+            await send({"type": "http.response.start", "status": answer.status, "headers": kept})
+            async for part in answer.content.iter_any():  # raises where the server breaks off
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _connected(self) -> aiohttp.ClientSession:
+        """The client, made in the loop that serves: that may be another than the constructor's."""
+        if self._client is None:
+            self._client = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=None),
+                auto_decompress=False,
+            )
+        return self._client
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message: Message = await receive()
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+
+
+async def _body(receive: Receive) -> bytes:
+    parts: list[Any] = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return b"".join(parts)

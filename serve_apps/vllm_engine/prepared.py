@@ -1,0 +1,118 @@
+"""A vLLM engine spec made ready to deploy: its recipe, and the model folder where that is ours to write.
+
+Knows where such folders lie and which vLLM is installed; starts nothing.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from conf.specs.experiment import EmulatedEngine, Hardware, Layout, Model, VllmEngine
+from serve_apps.engine_model.cost.architecture import weight_bytes
+from serve_apps.vllm_emulated.gpu import EmulatedGpu, emulated
+from serve_apps.vllm_emulated.platform_plugin import installed_vllm
+from serve_apps.vllm_recipes import vllm_flags
+from serve_apps.vllm_recipes.model_folder import write_folder
+from serve_apps.vllm_recipes.recipes import Recipe, check_request, resolve
+
+MOST_CPU_BYTES = 4e9
+"""Random weights of more are no functional test on a CPU (our choice)."""
+INSTALL = "make vllm, then .venv-vllm/bin/python -m loadgen ..."
+"""How this project installs it, beside its own environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An engine whose `model_path` is set where we write the folder, its recipe, and the version it is for.
+
+    `vllm_version` is that of this machine, empty where vLLM is on the nodes only.
+    """
+
+    engine: VllmEngine
+    recipe: Recipe
+    vllm_version: str
+
+    def described(self) -> dict[str, Any]:
+        """What the manifest keeps."""
+        return {
+            "kind": self.engine.kind,
+            "server": self.engine.server,
+            "vllm": self.vllm_version or None,
+            "args": self.recipe.args,
+            "env": self.recipe.env,
+            "notes": list(self.recipe.notes),
+        }
+
+
+def prepared(
+    engine: VllmEngine,
+    model: Model,
+    layout: Layout,
+    hardware: Hardware,
+    request_tokens: int,
+    prompt_tokens: int = 0,
+) -> Prepared:
+    """The engine's recipe, checked as far as that is possible here.
+
+    The longest request has `request_tokens`, its answer included; a usual prompt has `prompt_tokens`.
+    Writes nothing: `with_folder` does. Raises ValueError with the remedy for what cannot be deployed.
+    """
+    installed = installed_vllm()
+    _refuse_version(engine, installed)
+    _refuse_folder(engine)
+    heavy = weight_bytes(model)
+    if engine.kind == "vllm_cpu" and not engine.model_path and heavy > MOST_CPU_BYTES:
+        raise ValueError(
+            f"engine=vllm_cpu would write {heavy / 1e9:.0f} GB of random weights of {model.name}; use "
+            "model=tiny_qwen3_moe layout=dp1_tp1 workload=smoke, or give engine.model_path=FOLDER"
+        )
+    recipe = resolve(engine, model, layout, installed, hardware)
+    if isinstance(engine, EmulatedEngine):
+        recipe = emulated(recipe, EmulatedGpu.of(engine, model, hardware, layout, recipe.attention))
+    notes = check_request(recipe, model, request_tokens, prompt_tokens)
+    if not installed and not engine.vllm_version:
+        newest = vllm_flags.text(vllm_flags.NEWEST)
+        notes = (*notes, f"no vLLM here: flags are those of {newest}; set engine.vllm_version to the nodes'")
+    return Prepared(engine, replace(recipe, notes=(*recipe.notes, *notes)), installed)
+
+
+def with_folder(ready: Prepared, model: Model) -> Prepared:
+    """The same with the model's folder on this machine, where no other is named and none is downloaded."""
+    engine = ready.engine
+    if engine.kind == "vllm" or engine.model_path:
+        return ready
+    weights = engine.kind == "vllm_cpu"
+    folder = write_folder(model, folder_of(model, weights), weights=weights)
+    return replace(ready, engine=replace(engine, model_path=str(folder)))
+
+
+def folder_of(model: Model, weights: bool) -> Path:
+    """Where the folder of `model` lies that we write: one for each architecture."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    digest = hashlib.sha256(repr((model, weights)).encode()).hexdigest()[:12]
+    return home / "maxqps" / "models" / f"{model.served_name.replace('/', '--')}-{digest}"
+
+
+def _refuse_version(engine: VllmEngine, installed: str) -> None:
+    if engine.kind != "vllm" and not installed:
+        raise ValueError(
+            f"engine={engine.kind} needs vLLM's CPU build, which is not installed here: {INSTALL}"
+        )
+    asked = engine.vllm_version
+    # A build may add to its number, as 0.14.1+rocm641 does.
+    if asked and installed and vllm_flags.parse(asked) != vllm_flags.parse(installed):
+        raise ValueError(
+            f"engine.vllm_version={asked} but vLLM {installed} is installed; leave it out, or install that"
+        )
+
+
+def _refuse_folder(engine: VllmEngine) -> None:
+    """That of a GPU's weights is on the nodes, and not looked for here."""
+    folder = engine.model_path
+    if engine.kind != "vllm" and folder and not (Path(folder) / "config.json").is_file():
+        raise ValueError(
+            f"engine.model_path={folder} has no config.json here; leave it out, or make the folder by "
+            "python -m serve_apps model FOLDER"
+        )

@@ -1,0 +1,35 @@
+"""Which attention backend a vLLM would choose for a deployment; knows no speed."""
+
+from serve_apps.vllm_recipes.model_rules import PAPER, REFINED
+from serve_apps.vllm_recipes.rules import Deployment, is_on
+
+UNNAMED = "of vLLM's own choice"
+
+
+def backend_of(asked: Deployment) -> str:
+    """vLLM's name of the backend, or `UNNAMED`; empty where every choice is the one that the fit had.
+
+    That is latent attention, another maker's GPUs and a CPU, of which no figure tells backends apart. Up to
+    0.14.1 the environment chooses (rocm.py of 0.14); from 0.29 on ROCM_ATTN is the default; between the two
+    nobody looked.
+    """
+    early = asked.version <= PAPER
+    named = asked.args.get("attention_backend") or (early and asked.env.get("VLLM_ATTENTION_BACKEND"))
+    if named:
+        return str(named).upper()
+    if asked.mla or not asked.amd or asked.engine.kind == "vllm_cpu":
+        return ""
+    if asked.version >= REFINED:
+        return "ROCM_ATTN"
+    return _by_environment(asked) if early else UNNAMED
+
+
+def _by_environment(asked: Deployment) -> str:
+    def chosen(name: str, otherwise: str) -> bool:
+        return is_on(asked.env.get(name, otherwise))
+
+    if asked.aiter and chosen("VLLM_ROCM_USE_AITER_UNIFIED_ATTENTION", "0"):
+        return "ROCM_AITER_UNIFIED_ATTN"
+    if asked.aiter and chosen("VLLM_ROCM_USE_AITER_MHA", "1"):
+        return "ROCM_AITER_FA"
+    return "ROCM_ATTN" if chosen("VLLM_V1_USE_PREFILL_DECODE_ATTENTION", "0") else "TRITON_ATTN"

@@ -1,0 +1,273 @@
+"""What vLLM is told for a model and a layout: arguments, environment, notes; needs no vLLM, starts nothing.
+
+What was published is in `published`, what models and versions refuse in `contradictions`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conf import kernels
+from conf.specs.experiment import Hardware, Layout, Model, VllmEngine
+from serve_apps.vllm_recipes import attention, published, refusals, vllm_flags
+from serve_apps.vllm_recipes.model_rules import DEPRECATED, PAPER, REFINED
+from serve_apps.vllm_recipes.rules import Deployment
+from serve_apps.vllm_recipes.vllm_flags import Version, argument_name, text
+
+NO_QUEUE_LIMIT = 1_000_000
+"""Requests wait in the engine, where they are counted, never in front of it (Serve's default is 5)."""
+AITER_HEAD_DIMS = (64, 128, 256)
+"""Widths of a head that ROCM_AITER_FA serves: rocm_aiter_fa.py of vLLM 0.32.0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """`args` by the names of vLLM's arguments, complete; `env` of engine and workers; `notes` warn.
+
+    `attention` is the backend that vLLM would choose, empty where the model has the speed of any, and
+    `unknown_speed` a line on it where the model does not have its speed.
+    """
+
+    args: dict[str, Any]
+    env: dict[str, str]
+    notes: tuple[str, ...] = ()
+    attention: str = ""
+    unknown_speed: str = ""
+
+
+def resolve(
+    engine: VllmEngine, model: Model, layout: Layout, vllm_version: str, hardware: Hardware | None = None
+) -> Recipe:
+    """The recipe of an engine, with the profile and the user's own words over it.
+
+    `vllm_version` is the installed one; empty, it is `engine.vllm_version` or else the newest that is known.
+    Without `hardware` an AMD GPU is meant. Raises ValueError with one line for a deployment that would not
+    start, or would not be what it is called.
+    """
+    version = vllm_flags.parse(vllm_version or engine.vllm_version or text(vllm_flags.NEWEST))
+    amd = hardware is None or "gfx" in hardware.arch
+    own_args, own_env = _words(engine)
+    base = _base(Deployment(engine, model, layout, version, own_args, own_env, amd))
+    args = _over(base.args | published.PROFILES[engine.profile], own_args)
+    env = {name: str(value) for name, value in _over(base.env, own_env).items()}
+    deployment = Deployment(engine, model, layout, version, args, env, amd)
+    try:
+        refusals.refuse(deployment)
+    except ValueError as error:
+        if engine.recipe == "published":
+            raise ValueError(f"{error} ({_published_for(deployment)})") from error
+        raise
+    backend = attention.backend_of(deployment)
+    unknown = ""
+    if backend and not kernels.is_known(backend, deployment.mla):
+        unknown = kernels.unknown_backend(backend, deployment.mla)
+    told = [*_of_version(version), *base.notes, *refusals.notes(deployment), *filter(None, [unknown])]
+    return Recipe(args, env, tuple(told), backend, unknown)
+
+
+def _words(engine: VllmEngine) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The user's arguments by their Python names, and environment as text; None where one is removed."""
+    args: dict[str, Any] = {}
+    for word, value in engine.args.items():
+        name = argument_name(word)
+        if name in args:
+            raise ValueError(f"engine.args.{word} is given twice; use engine.args.{name} alone")
+        if name.startswith("no_"):
+            raise ValueError(f"engine.args.{word}: write engine.args.{name.removeprefix('no_')}=false")
+        args[name] = value
+    env: dict[str, Any] = {}
+    for name, value in engine.env.items():
+        if not (name.isascii() and name.isidentifier()):  # it stands in commands
+            raise ValueError(f"engine.env: {name!r} is no name of an environment variable")
+        if isinstance(value, (dict, list)):
+            raise ValueError(f"engine.env.{name} must be text or a number")
+        env[name] = None if value is None else str(int(value)) if isinstance(value, bool) else str(value)
+    return args, env
+
+
+def _over(recipe: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in {**recipe, **own}.items() if value is not None}
+
+
+def _published_for(deployment: Deployment) -> str:
+    version = published.find(deployment.model, deployment.layout).version
+    return f"this recipe was published for vLLM {version}; today's flags are those of engine.recipe=modern"
+
+
+def _of_version(version: Version) -> list[str]:
+    if vllm_flags.OLDEST <= version <= vllm_flags.NEWEST:
+        return []
+    known = f"{text(vllm_flags.OLDEST)} to {text(vllm_flags.NEWEST)}"
+    return [f"vLLM {text(version)} is unknown here: the rules were read in {known}"]
+
+
+def _base(asked: Deployment) -> Recipe:
+    """The recipe without the user's words, which are those of `asked`."""
+    engine, tp = asked.engine, asked.tp
+    if engine.kind == "vllm_cpu":
+        if engine.recipe == "published":
+            raise ValueError("engine.recipe=published is of GPUs; with engine=vllm_cpu leave it out")
+        return Recipe({"tensor_parallel_size": tp}, {})
+    if engine.recipe == "published":
+        found = published.find(asked.model, asked.layout)
+        note = f"published for vLLM {found.version} ({found.source}): {found.remark}"
+        return Recipe(dict(found.args), dict(found.env), (note,))
+    return _modern(asked)
+
+
+def _modern(asked: Deployment) -> Recipe:
+    """The preset of today, by the facts of the model, with what is still valid of its published settings."""
+    model, layout = asked.model, asked.layout
+    own_args, own_env = published.MODERN_OF.get(model.name, ({}, {}))
+    env = {**published.MODERN_ENV, **own_env} if asked.amd else {}
+    args: dict[str, Any] = {"tensor_parallel_size": asked.tp}
+    if layout.expert_parallel:
+        args["enable_expert_parallel"] = True
+    if model.kv_cache == "fp8" and not asked.mla:
+        args["kv_cache_dtype"] = "fp8"
+    args |= {**published.MODERN_ARGS, **own_args}
+    args["max_model_len"] = min(args["max_model_len"], model.max_context_tokens)
+    if asked.checkpoint == "fbgemm_fp8" and asked.version >= DEPRECATED:
+        args["allow_deprecated_quantization"] = True
+    if asked.engine.server == "process":
+        args["distributed_executor_backend"] = "mp"
+    chosen = _kernels(
+        Deployment(asked.engine, model, layout, asked.version, args, _over(env, asked.env), asked.amd)
+    )
+    notes = chosen.notes if asked.amd else ("without what is AMD's: this hardware is not",)
+    return Recipe(args | chosen.args, env | chosen.env, notes)
+
+
+def _kernels(planned: Deployment) -> Recipe:
+    """What chooses attention kernels: AITER's by name, or not its MLA where that does not take the heads."""
+    if not planned.aiter:
+        return Recipe({}, {})
+    if not planned.mla:
+        # Before the argument existed, AITER's attention was what AITER=1 chose.
+        known = vllm_flags.knows("attention_backend", planned.version)
+        fits = known and planned.model.head_dim in AITER_HEAD_DIMS
+        return Recipe({"attention_backend": "ROCM_AITER_FA"} if fits else {}, {})
+    if planned.heads_per_gpu not in (16, 128) and planned.version < REFINED:
+        note = f"without AITER's MLA, which takes 16 or 128 heads per GPU on {planned.vllm}"
+        return Recipe({}, {"VLLM_ROCM_USE_AITER_MLA": "0"}, (note,))
+    return Recipe({"block_size": 1} if planned.version <= PAPER else {}, {})
+
+
+def check_request(
+    recipe: Recipe, model: Model, request_tokens: int, prompt_tokens: int = 0
+) -> tuple[str, ...]:
+    """Notes on the prompts. Raises ValueError if the longest request, answer included, does not fit."""
+    most = recipe.args.get("max_model_len", model.max_context_tokens)
+    if isinstance(most, int) and request_tokens > most:
+        raise ValueError(
+            f"prompt and answer have up to {request_tokens} tokens but max_model_len is {most}; "
+            f"raise engine.args.max_model_len (to {model.max_context_tokens} at most) or ask for less"
+        )
+    step = recipe.args.get("max_num_batched_tokens")
+    if isinstance(step, int) and prompt_tokens > step:
+        return (
+            f"prompts of {prompt_tokens} tokens are computed in chunks of {step} (max_num_batched_tokens)",
+        )
+    return ()
+
+
+def command(recipe: Recipe, model: Model, model_path: str = "") -> list[str]:
+    """The words after `vllm serve`: the model, or its folder and the name that clients use, and the flags."""
+    named = [model_path, "--served-model-name", model.served_name] if model_path else [model.served_name]
+    return [*named, *flags(recipe)]
+
+
+def module_command(recipe: Recipe, model: Model, model_path: str = "") -> list[str]:
+    """The words after `python -m vllm.entrypoints.openai.api_server`, which takes the model by a flag."""
+    return ["--model", *command(recipe, model, model_path)]
+
+
+def flags(recipe: Recipe) -> list[str]:
+    """The arguments as flags: `--no-...` of what is false, JSON of mappings, several words of lists."""
+    words: list[str] = []
+    for name, value in recipe.args.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, Mapping):
+            words += [f"--{flag}", json.dumps(value)]
+        elif isinstance(value, (list, tuple)):
+            words += [f"--{flag}", *map(str, value)]
+        else:
+            words += [f"--{flag}", str(value)]
+    return words
+
+
+def llm_config(
+    engine: VllmEngine,
+    model: Model,
+    layout: Layout,
+    recipe: Recipe,
+    replicas: int,
+    bundles: Sequence[dict[str, float]],
+) -> dict[str, Any]:
+    """The fields of a `ray.serve.llm.LLMConfig` as plain data: `replicas` independent engines, a fixed count.
+
+    `bundles` are the resources of one replica, as the placement has them. All are on one node (STRICT_PACK:
+    the default may span nodes), split into one for each GPU, as vLLM's Ray executor needs them.
+    """
+    on_gpus = engine.kind == "vllm"
+    config: dict[str, Any] = {
+        "model_loading_config": {
+            "model_id": model.served_name,
+            "model_source": engine.model_path or model.served_name,
+        },
+        "engine_kwargs": {
+            name: value for name, value in recipe.args.items() if name != "distributed_executor_backend"
+        },
+        "runtime_env": {"env_vars": dict(recipe.env)},
+        "accelerator_config": {"kind": "gpu" if on_gpus else "cpu"},
+        "placement_group_config": {
+            # Without GPUs one process serves: pretended ones only keep a node's replicas apart.
+            "bundles": (
+                _one_per_gpu(bundles, engine, layout) if on_gpus else [one_bundle(bundles, engine, layout)]
+            ),
+            "strategy": "STRICT_PACK",
+        },
+        "deployment_config": {
+            "num_replicas": replicas,
+            "max_ongoing_requests": NO_QUEUE_LIMIT,
+            "max_queued_requests": -1,
+            "ray_actor_options": {"num_cpus": 0},
+        },
+        # Its 50 ms batches of tokens hide when a token came (serving.md, section 6.2; ray #59681).
+        "experimental_configs": {"stream_batching_interval_ms": 0},
+    }
+    if engine.accelerator_type:
+        config["accelerator_type"] = engine.accelerator_type
+    return config
+
+
+def one_bundle(bundles: Sequence[dict[str, float]], engine: VllmEngine, layout: Layout) -> dict[str, float]:
+    """The resources of a replica that is one process to Ray, with what chooses its node."""
+    own = _share_of_node(engine, layout)
+    if engine.accelerator_type:
+        own[f"accelerator_type:{engine.accelerator_type}"] = 0.001  # as Ray asks for one itself
+    return _sum(bundles) | own
+
+
+def _one_per_gpu(
+    bundles: Sequence[dict[str, float]], engine: VllmEngine, layout: Layout
+) -> list[dict[str, float]]:
+    """A bundle for each GPU; the first also has the other resources, and the replica's share of its node."""
+    others = {name: amount for name, amount in _sum(bundles).items() if name != "GPU"}
+    gpus = [{"GPU": 1.0} for _ in range(layout.tensor_parallel)]
+    return [{**gpus[0], **others, **_share_of_node(engine, layout)}, *gpus[1:]]
+
+
+def _share_of_node(engine: VllmEngine, layout: Layout) -> dict[str, float]:
+    return {engine.node_resource: 1.0 / layout.replicas_per_node} if engine.node_resource else {}
+
+
+def _sum(bundles: Sequence[dict[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for bundle in bundles:
+        for name, amount in bundle.items():
+            total[name] = total.get(name, 0.0) + amount
+    return total

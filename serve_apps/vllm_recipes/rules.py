@@ -1,0 +1,144 @@
+"""What a rule about a deployment of a real vLLM looks at, and what it says; `contradictions` has them all."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from conf.specs.experiment import Layout, Model, VllmEngine
+from serve_apps.vllm_recipes import vllm_flags
+from serve_apps.vllm_recipes.vllm_flags import Version, text
+
+FP8_BLOCK = 128
+"""Width of a block of the FP8 checkpoints of Qwen3 and DeepSeek: config.json, weight_block_size."""
+
+NUMBERS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "gpu_memory_utilization")
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One engine of an experiment with its resolved arguments and environment, on AMD GPUs if `amd`."""
+
+    engine: VllmEngine
+    model: Model
+    layout: Layout
+    version: Version
+    args: Mapping[str, Any]
+    env: Mapping[str, str]
+    amd: bool = True
+
+    @property
+    def tp(self) -> int:
+        return self.layout.tensor_parallel
+
+    @property
+    def vllm(self) -> str:
+        return f"vLLM {text(self.version)}"
+
+    @property
+    def mla(self) -> bool:
+        return self.model.kv_lora_rank > 0
+
+    @property
+    def aiter(self) -> bool:
+        """Whether AMD's AITER kernels are asked for; vLLM's default is 0."""
+        return self.amd and is_on(self.env.get("VLLM_ROCM_USE_AITER", "0"))
+
+    @property
+    def aiter_mla(self) -> bool:
+        return self.aiter and self.mla and is_on(self.env.get("VLLM_ROCM_USE_AITER_MLA", "1"))
+
+    @property
+    def offloads(self) -> bool:
+        return self.has("kv_offloading_backend") or self.has("kv_offloading_size")
+
+    @property
+    def heads_per_gpu(self) -> float:
+        return self.model.heads / self.tp
+
+    @property
+    def expert_columns(self) -> float:
+        """Width of the part of an expert on each GPU."""
+        return self.model.expert_intermediate / (1 if self.layout.expert_parallel else self.tp)
+
+    @property
+    def cuts_fp8_blocks(self) -> bool:
+        """Whether experts in FP8 are cut within a block, whose one scale then belongs to two GPUs."""
+        fp8_experts = self.model.experts > 0 and self.model.weights == "fp8"
+        return fp8_experts and self.expert_columns % FP8_BLOCK != 0
+
+    @property
+    def checkpoint(self) -> str:
+        """What config.json of the published checkpoint calls its quantisation; empty where that is unknown.
+
+        Who names a folder may have quantised the weights again.
+        """
+        if self.engine.model_path:
+            return ""
+        if self.model.weights == "int4_experts":
+            return "compressed-tensors"
+        if self.model.weights != "fp8":
+            return ""
+        return "fbgemm_fp8" if self.model.served_name.startswith("meta-llama/") else "fp8"
+
+    @property
+    def quantised_otherwise(self) -> bool:
+        """Whether an FP8 quantisation is asked for that is not the checkpoint's."""
+        asked = str(self.args.get("quantization"))
+        return bool(self.checkpoint) and asked.startswith("fp8") and asked != self.checkpoint
+
+    @property
+    def kv_copies(self) -> float:
+        """How often the GPUs of a replica store the same KV; each of them has the whole of a latent one."""
+        return self.tp if self.mla else max(1.0, self.tp / self.model.kv_heads)
+
+    @property
+    def unknown_variables(self) -> list[str]:
+        return vllm_flags.unknown_variables(self.env, self.version)
+
+    def has(self, name: str) -> bool:
+        return self.args.get(name) not in (None, False)
+
+    @property
+    def forced_executor(self) -> str:
+        """The only executor that Ray's LLM library takes: vllm_models.py of ray 2.60."""
+        return "ray" if self.engine.kind == "vllm" else "mp"
+
+    @property
+    def texts(self) -> list[str]:
+        """Arguments that are text and should be numbers."""
+        return [name for name in NUMBERS if isinstance(self.args.get(name), str)]
+
+    def number(self, name: str, otherwise: float) -> float:
+        """An argument that is a number; `otherwise` where vLLM chooses it."""
+        value = self.args.get(name)
+        return value if isinstance(value, (int, float)) else otherwise
+
+    def is_a(self, name: str) -> bool:
+        """Whether the model is of this family, which no fact of its architecture tells."""
+        return name in f"{self.model.name} {self.model.served_name}".lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A kind of deployment that is refused, or noted, where `when` holds.
+
+    `what` names it by the values of a deployment `d`; `source` says who knows. A note may have no `remedy`.
+    """
+
+    name: str
+    verdict: Literal["refuse", "note"]
+    when: Callable[[Deployment], bool]
+    what: str
+    reason: str
+    remedy: str
+    source: str
+
+    def told(self, deployment: Deployment) -> str:
+        """One line: what is wrong, why, and what helps."""
+        line = f"{self.what}: {self.reason}".format(d=deployment)
+        return f"{line}; {self.remedy}" if self.remedy else line
+
+
+def is_on(value: str) -> bool:
+    """As vLLM reads its switches."""
+    return value.strip().lower() in ("1", "true")
