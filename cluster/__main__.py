@@ -34,11 +34,11 @@ from cluster.command_line import (
     refuse_idle_flags,
     target_of,
 )
-from cluster.hosts import hosts_of
-from cluster.manifests import Site, weights_folder
-from cluster.nodes import environment, is_amd, nodes_of
-from cluster.placement import PlacementError, place
-from cluster.rendering import Files, Notes, kuberay, ray_up, systemd
+from cluster.manifests.node_offers import environment, is_amd, nodes_of
+from cluster.manifests.ray_service import Site, weights_folder
+from cluster.manifests.rendering import Files, Notes, kuberay, ray_up, systemd
+from cluster.manifests.static_hosts import hosts_of
+from cluster.ray_session.placement import PlacementError, place
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
 from conf.io.one_line import reason
@@ -137,7 +137,7 @@ def _site(arguments: argparse.Namespace, name: str) -> Site:
 
 def _serve_environment(experiment: Experiment) -> dict[str, str]:
     """What Serve's processes read on every node; Ray comes with these imports."""
-    from cluster.session import serve_environment
+    from cluster.ray_session.session import serve_environment
     from serve_apps.vllm_engine import app
 
     engine, routing = experiment.engine, experiment.routing
@@ -193,8 +193,8 @@ def _deliver(files: Files, out: Path | None) -> int:
 
 def preflight(arguments: argparse.Namespace) -> int:
     """Look at every node of the joined cluster, or of a session of our own."""
-    from cluster.preflight import expected_of, inspect
-    from cluster.session import SessionError, open_session
+    from cluster.preflight.preflight import expected_of, inspect
+    from cluster.ray_session.session import SessionError, open_session
 
     experiment = load(arguments.words)
     if experiment.engine.kind == "external":
@@ -228,8 +228,8 @@ def _load_cpus(experiment: Experiment) -> float:
 
 def up(arguments: argparse.Namespace) -> int:
     """Start the cluster on this machine, or say that it is up."""
-    from cluster import up as local
-    from cluster.session import SessionError
+    from cluster.ray_session import up as local
+    from cluster.ray_session.session import SessionError
 
     experiment = load(arguments.words)
     cluster = experiment.cluster
@@ -281,8 +281,14 @@ def _how_to_use(standing: Any, typed: Sequence[str]) -> list[str]:
 
 def status(arguments: argparse.Namespace) -> int:
     """Nodes, resources and applications of the cluster that is up here, or of one joined by its address."""
-    from cluster import up as local
-    from cluster.session import SessionError, forget_settings, in_environment, loopback_only, open_session
+    from cluster.ray_session import up as local
+    from cluster.ray_session.session import (
+        SessionError,
+        forget_settings,
+        in_environment,
+        loopback_only,
+        open_session,
+    )
 
     cluster = load(arguments.words).cluster
     try:
@@ -335,8 +341,8 @@ def _status_lines(tree: dict[str, Any]) -> list[str]:
 
 def down(arguments: argparse.Namespace) -> int:
     """End what `up` started here."""
-    from cluster import up as local
-    from cluster.session import SessionError
+    from cluster.ray_session import up as local
+    from cluster.ray_session.session import SessionError
 
     try:
         standing, left = local.stop()

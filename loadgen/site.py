@@ -13,12 +13,12 @@ from typing import Any
 
 from ray.serve import Application
 
-from cluster.deploy import DeployError, Deployment, deploy
-from cluster.placement import Placement, PlacementError, place
-from cluster.preflight import expected_of, inspect
-from cluster.routing_check import check_router
-from cluster.session import Session, SessionError, open_session
-from cluster.warm import Warm, Warmer, WarmError
+from cluster.deployment.deploy import DeployError, Deployment, deploy
+from cluster.deployment.routing_check import check_router
+from cluster.deployment.warmup import Warm, Warmer, WarmError
+from cluster.preflight.preflight import expected_of, inspect
+from cluster.ray_session.placement import Placement, PlacementError, place
+from cluster.ray_session.session import Session, SessionError, open_session
 from conf import Experiment
 from conf.specs.experiment import SimulatedEngine, VllmEngine
 from loadgen.arrivals import Traffic

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.placement import place
+from cluster.ray_session.placement import place
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
 from conf.io.one_line import OneLineParser

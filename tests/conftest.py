@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from conf.specs.experiment import Cluster, Routing
 
 if TYPE_CHECKING:
-    from cluster.session import Session
+    from cluster.ray_session.session import Session
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -51,7 +51,7 @@ def never_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def ray_session() -> Iterator["Session"]:
     """Ray with Serve behind HAProxy: a head for load actors and two fake nodes of eight GPUs."""
-    from cluster.session import open_session
+    from cluster.ray_session.session import open_session
 
     with open_session(FAKE, Routing("leastconn"), load_cpus=1) as session:
         yield session

@@ -19,7 +19,7 @@ import pytest
 
 from analysis.rows.records import read_stream
 from analysis.rows.time_series import SERVER
-from cluster.placement import place
+from cluster.ray_session.placement import place
 from conf import load
 from conf.specs.experiment import Cluster, Routing
 from loadgen import scrape
@@ -33,10 +33,10 @@ ray = pytest.importorskip("ray")
 from ray.serve._private.common import RequestProtocol  # noqa: E402
 from ray.serve.schema import Target, TargetGroup  # noqa: E402
 
-from cluster import serve_state  # noqa: E402
-from cluster import session as cluster_session  # noqa: E402
-from cluster.deploy import DeployError, Deployment, deploy  # noqa: E402
-from cluster.session import Session, SessionError, open_session  # noqa: E402
+from cluster.deployment import serve_state  # noqa: E402
+from cluster.deployment.deploy import DeployError, Deployment, deploy  # noqa: E402
+from cluster.ray_session import session as cluster_session  # noqa: E402
+from cluster.ray_session.session import Session, SessionError, open_session  # noqa: E402
 from serve_apps.simulated.app import application_name, build_app  # noqa: E402
 
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp2_tp4_ep4"])

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.ray
 
 ray = pytest.importorskip("ray")
 
-from cluster.session import open_session  # noqa: E402
+from cluster.ray_session.session import open_session  # noqa: E402
 from conf.specs.experiment import Cluster  # noqa: E402
 from loadgen.run import Conclude, Run, Service  # noqa: E402
 

@@ -24,9 +24,9 @@ import pytest
 
 from analysis.rows.records import read_stream
 from analysis.rows.time_series import SERVER
-from cluster import told
-from cluster.told import told as told_by
-from cluster.warm import Warm, Warmer, WarmError
+from cluster.deployment import engine_facts
+from cluster.deployment.engine_facts import told as told_by
+from cluster.deployment.warmup import Warm, Warmer, WarmError
 from conf import load
 from conf.io.http_get import MOST_BYTES
 from conf.io.secret import HIDDEN, Secret
@@ -354,7 +354,7 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Met:
     outcomes: dict[str, dict[str, Outcome]] = {}
     with pytest.MonkeyPatch.context() as patch, HostileServer({"any": plays(whole(b"{}"))}) as thief:
         patch.setattr(socket.socket, "connect", connected)
-        patch.setattr(told, "TIMEOUT_S", DEADLINE_S)
+        patch.setattr(engine_facts, "TIMEOUT_S", DEADLINE_S)
         patch.setattr(scrape, "TIMEOUT_S", DEADLINE_S)
         with HostileServer(scripts(thief.url.removeprefix("http://"))) as server:
             with ThreadPoolExecutor(48) as threads:

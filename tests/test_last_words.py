@@ -9,7 +9,7 @@ pytestmark = pytest.mark.ray
 
 pytest.importorskip("ray")
 
-from cluster import last_words as words  # noqa: E402
+from cluster.deployment import failure_text as words  # noqa: E402
 
 CAUSES = {
     "*** SIGILL received at time=1795408567 on cpu 0 ***": "illegal instruction",

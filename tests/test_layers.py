@@ -16,13 +16,13 @@ ALLOWED = {
 }
 CONFINED = {
     "ray": {
-        "cluster/session.py",
-        "cluster/deploy.py",
-        "cluster/last_words.py",
-        "cluster/removal.py",
-        "cluster/serve_state.py",
-        "cluster/preflight.py",
-        "cluster/up.py",
+        "cluster/ray_session/session.py",
+        "cluster/deployment/deploy.py",
+        "cluster/deployment/failure_text.py",
+        "cluster/deployment/removal.py",
+        "cluster/deployment/serve_state.py",
+        "cluster/preflight/preflight.py",
+        "cluster/ray_session/up.py",
         "serve_apps/simulated/app.py",
         "serve_apps/simulated/server.py",
         "serve_apps/routing/serve_routers.py",

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from cluster import __main__ as command
-from cluster import hosts, names
+from cluster.manifests import names, static_hosts
 from serve_apps import __main__ as serve_command
 from serve_apps.vllm_engine.rendering import Process
 from tests.test_manifests import HOSTS, IMAGE, KUBERAY, SERVICE
@@ -75,7 +75,7 @@ def test_an_address_of_ipv6_stands_in_brackets(capsys: pytest.CaptureFixture[str
 
 
 def test_a_settings_file_holds_values_as_they_are() -> None:
-    text = hosts.environment_file({"A": 'x"; $HOME `id` \\'})
+    text = static_hosts.environment_file({"A": 'x"; $HOME `id` \\'})
     assert text.splitlines()[0] == r'A="x\"; \$HOME \`id\` \\"'
 
 
@@ -90,7 +90,7 @@ def test_a_resource_is_a_name(name: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_typed_word_stays_within_its_comment(tmp_path: Path) -> None:
     words = [*KUBERAY, *SERVICE, "--out", str(tmp_path)]
     notes = command.Notes(["render", "a\nkind: Evil\x1b[2J\x85b"], "model\nkind: Evil", "layout")
-    text = command.systemd(hosts.Hosts("a", ("b",), ()), (), {}, notes, "/opt/x", True)["ray.env"]
+    text = command.systemd(static_hosts.Hosts("a", ("b",), ()), (), {}, notes, "/opt/x", True)["ray.env"]
     assert [line for line in text.splitlines() if "Evil" in line and not line.startswith("# ")] == []
     assert "\x1b" not in text
     assert command.main(["render", *words]) == 0

@@ -346,8 +346,8 @@ def test_a_planned_stream_is_known_of_what_was_lost() -> None:
 
 
 def test_the_replicas_own_addresses_are_the_nodes() -> None:
-    deploy = pytest.importorskip("cluster.deploy")
-    serve_state = pytest.importorskip("cluster.serve_state")
+    deploy = pytest.importorskip("cluster.deployment.deploy")
+    serve_state = pytest.importorskip("cluster.deployment.serve_state")
 
     def state(**nodes_: str) -> Any:
         engines = tuple(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.placement import Placement, PlacementError, place, require_nodes
+from cluster.ray_session.placement import Placement, PlacementError, place, require_nodes
 from conf.specs.experiment import Cluster, Layout
 
 

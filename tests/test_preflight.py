@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from cluster import gpu_facts, gpu_probe, node_facts
-from cluster.checks import Expected, Finding, Node, Offset, Seen, check_node, compare
-from cluster.checks_gpu import GPU_CHECKS
-from cluster.checks_host import COMPARISONS, HOST_CHECKS, environments
-from cluster.gpu_facts import AmdTexts, Gpu
-from cluster.node_facts import Host, Weights
+from cluster.preflight import gpu_facts, gpu_probe, node_facts
+from cluster.preflight.checks import Expected, Finding, Node, Offset, Seen, check_node, compare
+from cluster.preflight.checks_gpu import GPU_CHECKS
+from cluster.preflight.checks_host import COMPARISONS, HOST_CHECKS, environments
+from cluster.preflight.gpu_facts import AmdTexts, Gpu
+from cluster.preflight.node_facts import Host, Weights
 
 HBM = 262128 * 2**20
 MI325X = Expected(

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from cluster.checks import Finding, Node, Seen
+from cluster.preflight.checks import Finding, Node, Seen
 from conf import load
 
 pytestmark = [pytest.mark.ray, pytest.mark.cluster]
 
 ray = pytest.importorskip("ray")
 
-from cluster.preflight import Report, expected_of, inspect, with_devices  # noqa: E402
-from cluster.session import open_session  # noqa: E402
+from cluster.preflight.preflight import Report, expected_of, inspect, with_devices  # noqa: E402
+from cluster.ray_session.session import open_session  # noqa: E402
 from tests.patience import until  # noqa: E402
 from tests.test_preflight import HEALTHY  # noqa: E402
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster import node_facts, process_limits
-from cluster.process_limits import (
+from cluster.preflight import node_facts
+from cluster.ray_session import process_limits
+from cluster.ray_session.process_limits import (
     FILES_OF_A_STREAM,
     LEAST_FILES,
     MOST_STREAMS,
@@ -16,7 +17,7 @@ from cluster.process_limits import (
     front_streams,
     shortage,
 )
-from cluster.session import own_environment, serve_environment
+from cluster.ray_session.session import own_environment, serve_environment
 from conf.specs.experiment import Routing
 
 UNLIMITED = resource.RLIM_INFINITY

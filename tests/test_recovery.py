@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.cluster]
 
 ray = pytest.importorskip("ray")
 
-from cluster import session  # noqa: E402
-from cluster.serve_state import state  # noqa: E402
+from cluster.deployment.serve_state import state  # noqa: E402
+from cluster.ray_session import session  # noqa: E402
 from loadgen.run import Service  # noqa: E402
 from loadgen.site import service  # noqa: E402
 from serve_apps.simulated.app import application_name  # noqa: E402

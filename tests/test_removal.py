@@ -11,7 +11,7 @@ pytestmark = pytest.mark.ray
 
 pytest.importorskip("ray")
 
-from cluster import removal  # noqa: E402
+from cluster.deployment import removal  # noqa: E402
 from tests.patience import until  # noqa: E402
 
 PARENT = """

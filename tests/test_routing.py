@@ -24,10 +24,10 @@ from ray import serve  # noqa: E402
 from ray.serve._private.common import DeploymentID  # noqa: E402
 from ray.serve.request_router import ReplicaID  # noqa: E402
 
-from cluster.placement import place  # noqa: E402
-from cluster.routing_check import check_router, verdict  # noqa: E402
-from cluster.serve_state import DeployError  # noqa: E402
-from cluster.session import Session, open_session, serve_environment  # noqa: E402
+from cluster.deployment.routing_check import check_router, verdict  # noqa: E402
+from cluster.deployment.serve_state import DeployError  # noqa: E402
+from cluster.ray_session.placement import place  # noqa: E402
+from cluster.ray_session.session import Session, open_session, serve_environment  # noqa: E402
 from conf import load  # noqa: E402
 from conf.specs.experiment import Routing  # noqa: E402
 from conf.specs.routing import DATA_PATHS  # noqa: E402

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.ray
 
 pytest.importorskip("ray")
 
-from cluster.serve_state import Replica, State, read, seated  # noqa: E402
+from cluster.deployment.serve_state import Replica, State, read, seated  # noqa: E402
 
 
 def replica(name: str, number: int, state: str = "RUNNING") -> dict[str, Any]:

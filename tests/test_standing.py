@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("ray")
 
 from cluster import __main__ as command  # noqa: E402
-from cluster import up
-from cluster.session import SessionError  # noqa: E402
+from cluster.ray_session import up
+from cluster.ray_session.session import SessionError  # noqa: E402
 from conf.io import durable  # noqa: E402
 from conf.specs.experiment import Cluster, Routing  # noqa: E402
 

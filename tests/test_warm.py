@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from cluster import warm
-from cluster.told import digest, told
-from cluster.warm import Warm, Warmer, WarmError, Warmth, line, small, stable
+from cluster.deployment import warmup
+from cluster.deployment.engine_facts import digest, told
+from cluster.deployment.warmup import Warm, Warmer, WarmError, Warmth, line, small, stable
 from tests.patience import PATIENCE_S
 
 Answer = Callable[[int], tuple[str, float]]
@@ -70,7 +70,7 @@ def test_stable_are_five_times_near_each_other(ttfts_s: list[float], expected: b
 
 
 def test_a_replica_is_asked_until_its_first_compilation_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "JITTER_S", 1.0)  # what this machine may add
+    monkeypatch.setattr(warmup, "JITTER_S", 1.0)  # what this machine may add
     with server(lambda n: ("r0", 2.0 if n <= 2 else 0.0)) as url:
         warmth = warmer().replicas({"r0": url})["r0"]
     assert warmth.stable and warmth.requests == 7

@@ -87,9 +87,9 @@ def quantile(values: np.ndarray, q: float) -> float:
 def behind_serve(routing: str) -> Iterator[tuple[str, str, Processes]]:
     """(front's URL, replica's own URL or "", processes) of the replica behind Serve."""
     # Ray comes with these; the clients' processes import this file too and shall not have it.
-    from cluster.deploy import deploy
-    from cluster.placement import place
-    from cluster.session import open_session
+    from cluster.deployment.deploy import deploy
+    from cluster.ray_session.placement import place
+    from cluster.ray_session.session import open_session
     from serve_apps.simulated.app import ENGINES, application_name, build_app
 
     chosen = load([f"routing={routing}"]).routing

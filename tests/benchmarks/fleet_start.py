@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cluster.session import open_session
+from cluster.ray_session.session import open_session
 from conf import load
 from loadgen.arrivals import NS, PHASES, ArrivalSchedule
 from loadgen.fleet import Fleet

@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 
-from cluster.deploy import deploy
-from cluster.placement import place
-from cluster.session import open_session
+from cluster.deployment.deploy import deploy
+from cluster.ray_session.placement import place
+from cluster.ray_session.session import open_session
 from conf import Experiment, load
 from conf.specs.experiment import SimulatedEngine
 from loadgen.client import Client

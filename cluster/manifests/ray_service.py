@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from cluster import names
-from cluster.nodes import GPU, RAY_VERSION, Nodes, is_amd
+from cluster.manifests import names
+from cluster.manifests.node_offers import GPU, RAY_VERSION, Nodes, is_amd
 from conf.specs.experiment import Hardware
 
 Tree = dict[str, Any]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cluster.checks import (
+from cluster.preflight.checks import (
     ALL_NODES,
     Check,
     Comparison,
@@ -15,9 +15,8 @@ from cluster.checks import (
     judged,
     size,
 )
-from cluster.node_facts import REPLICA_PORTS, Weights
-from cluster.process_limits import MOST_STREAMS
-from cluster.thresholds import (
+from cluster.preflight.node_facts import REPLICA_PORTS, Weights
+from cluster.preflight.thresholds import (
     CLOCK_OFFSET,
     CLOCK_OFFSET_MOST,
     DISK_FREE,
@@ -28,6 +27,7 @@ from cluster.thresholds import (
     SHARED_MEMORY,
     SHARED_MEMORY_RAY,
 )
+from cluster.ray_session.process_limits import MOST_STREAMS
 
 RAY_MAXCONN = 4096
 """Connections of HAProxy on a node where nothing else is set (RAY_SERVE_HAPROXY_MAXCONN of Ray 2.60)."""

@@ -33,8 +33,8 @@ from ray.exceptions import RayError
 from ray.serve._private import build_app as serve_build
 from ray.serve.config import HTTPOptions, ProxyLocation
 
-from cluster import process_limits
-from cluster.placement import LOAD_ROLE, REPLICA_CPUS, require_nodes
+from cluster.ray_session import process_limits
+from cluster.ray_session.placement import LOAD_ROLE, REPLICA_CPUS, require_nodes
 from conf.specs.experiment import Cluster, Routing
 
 LOOPBACK = "127.0.0.1"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
-from cluster.gpu_facts import Gpu, read_gpus
+from cluster.preflight.gpu_facts import Gpu, read_gpus
 
 LOOPBACK = "127.0.0.1"
 REPLICA_PORTS = range(30000, 31001)

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from cluster.session import SERVE_CONTROLLER, last_line
+from cluster.ray_session.session import SERVE_CONTROLLER, last_line
 from conf.io.one_line import one_line
 
 STATE_TIMEOUT_S = 10.0

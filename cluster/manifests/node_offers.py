@@ -4,8 +4,8 @@ import json
 import math
 from dataclasses import dataclass, field
 
-from cluster import names
-from cluster.placement import LOAD_ROLE
+from cluster.manifests import names
+from cluster.ray_session.placement import LOAD_ROLE
 from conf.specs.experiment import Cluster, Engine, Fleet, Hardware, VllmEngine
 
 RAY_VERSION = "2.60.0"

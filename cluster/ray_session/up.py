@@ -28,8 +28,8 @@ from ray._private.ray_constants import ENABLE_RAY_CLUSTERS_ENV_VAR, PROCESS_TYPE
 from ray.cluster_utils import Cluster as RayCluster
 from ray.serve.schema import ApplicationStatusOverview
 
-from cluster import session
-from cluster.session import SessionError
+from cluster.ray_session import session
+from cluster.ray_session.session import SessionError
 from conf.io import durable
 from conf.specs.experiment import Cluster, Routing
 

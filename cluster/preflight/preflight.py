@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.checks import (
+from cluster.preflight.checks import (
     ALL_NODES,
     Expected,
     Finding,
@@ -25,11 +25,11 @@ from cluster.checks import (
     check_node,
     compare,
 )
-from cluster.checks_gpu import GPU_CHECKS
-from cluster.checks_host import COMPARISONS, HOST_CHECKS, environments
-from cluster.gpu_probe import measure, visible_devices
-from cluster.node_facts import Asked, read_host
-from cluster.session import CLUSTER_HTTP_PORT, HEAD_RESOURCE, last_line, serve_runs
+from cluster.preflight.checks_gpu import GPU_CHECKS
+from cluster.preflight.checks_host import COMPARISONS, HOST_CHECKS, environments
+from cluster.preflight.gpu_probe import measure, visible_devices
+from cluster.preflight.node_facts import Asked, read_host
+from cluster.ray_session.session import CLUSTER_HTTP_PORT, HEAD_RESOURCE, last_line, serve_runs
 from conf.specs.experiment import EmulatedEngine, Experiment, VllmEngine
 
 ROUND_TRIPS = 20

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster import names
-from cluster.nodes import HEAD_NODE, Nodes, ray_start
-from cluster.placement import LOAD_ROLE
+from cluster.manifests import names
+from cluster.manifests.node_offers import HEAD_NODE, Nodes, ray_start
+from cluster.ray_session.placement import LOAD_ROLE
 
 OPEN_FILES = 1_048_576
 """A stream is a socket on either side; 65,536 is the least that preflight accepts."""

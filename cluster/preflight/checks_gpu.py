@@ -4,9 +4,9 @@ import re
 from collections import Counter
 from functools import partial
 
-from cluster.checks import Check, Expected, Seen, Verdict, judged, size
-from cluster.gpu_probe import ALL_REDUCE, ALL_TO_ALL, P2P_BOTH_WAYS, P2P_ONE_WAY
-from cluster.thresholds import (
+from cluster.preflight.checks import Check, Expected, Seen, Verdict, judged, size
+from cluster.preflight.gpu_probe import ALL_REDUCE, ALL_TO_ALL, P2P_BOTH_WAYS, P2P_ONE_WAY
+from cluster.preflight.thresholds import (
     ALL_REDUCE_TWO_NODES,
     ALL_TO_ALL_TOTAL,
     GIB,

@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
-from cluster import hosts as static
-from cluster import manifests
-from cluster.hosts import Hosts
-from cluster.manifests import Site
-from cluster.nodes import OPENED, RAY_VERSION, Nodes
+from cluster.manifests import ray_service
+from cluster.manifests import static_hosts as static
+from cluster.manifests.node_offers import OPENED, RAY_VERSION, Nodes
+from cluster.manifests.ray_service import Site
+from cluster.manifests.static_hosts import Hosts
 from conf.io.one_line import printable
 from conf.specs.experiment import Hardware
 
@@ -52,15 +52,15 @@ def kuberay(
     """
     _refuse_moving(site.image)
     if config is None:
-        main, what = manifests.ray_cluster(site, nodes, hardware, env), RAY_CLUSTER
+        main, what = ray_service.ray_cluster(site, nodes, hardware, env), RAY_CLUSTER
     else:
-        main, what = manifests.ray_service(site, nodes, hardware, env, config), RAY_SERVICE
+        main, what = ray_service.ray_service(site, nodes, hardware, env, config), RAY_SERVICE
     digest = "" if "@sha256:" in site.image else "\nThe image has no digest: add @sha256:..., a tag can move."
-    folder, secret = manifests.weights_folder(site), site.token_secret or site.name
+    folder, secret = ray_service.weights_folder(site), site.token_secret or site.name
     common = COMMON.format(site=site, version=RAY_VERSION, weights=folder, secret=secret)
     header = f"{notes.head}\n{what}{digest}\n{common}\n{TOPOLOGY}"
     kind = "raycluster" if config is None else "rayservice"
-    return {f"{kind}.yaml": dump(header, manifests.network_policy(site), main)}
+    return {f"{kind}.yaml": dump(header, ray_service.network_policy(site), main)}
 
 
 def _refuse_moving(image: str) -> None:

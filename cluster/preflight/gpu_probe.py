@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from cluster.node_facts import IMPORT_TIMEOUT_S, run_tool
+from cluster.preflight.node_facts import IMPORT_TIMEOUT_S, run_tool
 
 DEVICE_PROBE = "import torch as t; t.ones(1, device='cuda').item(); print(t.cuda.device_count())"
 TIMEOUT_S = 240.0

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from cluster.serve_state import DeployError
-from cluster.warm import REPLICA_ID
+from cluster.deployment.serve_state import DeployError
+from cluster.deployment.warmup import REPLICA_ID
 from conf.io.http_get import OK, AskError, ask
 from conf.specs.experiment import Routing
 

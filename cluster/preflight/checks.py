@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from cluster.gpu_facts import Gpu
-from cluster.node_facts import Host
-from cluster.placement import LOAD_ROLE
+from cluster.preflight.gpu_facts import Gpu
+from cluster.preflight.node_facts import Host
+from cluster.ray_session.placement import LOAD_ROLE
 
 Status = Literal["pass", "warn", "fail", "unknown"]
 Where = Literal["every", "head", "serving", "gpu"]

@@ -13,8 +13,8 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from cluster.serve_state import DeployError, Replica, state
-from cluster.session import LOOPBACK, SERVE_CONTROLLER, last_line
+from cluster.deployment.serve_state import DeployError, Replica, state
+from cluster.ray_session.session import LOOPBACK, SERVE_CONTROLLER, last_line
 
 POLL_S = 0.1
 DEAD = ("Z", "X")

@@ -18,13 +18,13 @@ from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
-from cluster import warm as warming
-from cluster.last_words import last_words
-from cluster.removal import remove
-from cluster.serve_state import DeployError, Replica, State, details, metrics_urls, seated, state
-from cluster.session import last_line
-from cluster.told import digest, told
-from cluster.warm import UNNAMED, Warm, Warmer, WarmError, Warmth
+from cluster.deployment import warmup as warming
+from cluster.deployment.engine_facts import digest, told
+from cluster.deployment.failure_text import last_words
+from cluster.deployment.removal import remove
+from cluster.deployment.serve_state import DeployError, Replica, State, details, metrics_urls, seated, state
+from cluster.deployment.warmup import UNNAMED, Warm, Warmer, WarmError, Warmth
+from cluster.ray_session.session import last_line
 
 __all__ = ["DeployError", "Deployment", "Warm", "deploy"]
 

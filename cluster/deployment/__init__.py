@@ -1,0 +1,1 @@
+"""Deploys an application, warms it up, reads its state, removes it."""

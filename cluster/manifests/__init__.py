@@ -1,0 +1,1 @@
+"""Manifests for KubeRay, ray up and systemd."""

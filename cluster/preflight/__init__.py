@@ -1,0 +1,1 @@
+"""Checks of nodes and GPUs before a run."""

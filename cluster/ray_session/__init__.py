@@ -1,0 +1,1 @@
+"""A Ray session: start, placement, limits."""
