@@ -294,10 +294,13 @@ def plan(arguments: argparse.Namespace) -> int:
 def _predicted(words: Sequence[str]) -> summary.Tree:
     """What the engine model says of the words, as `python -m loadgen predict` does."""
     from conf.matrix import matrix
-    from loadgen import foresight, grid
+    from loadgen.cli import engine_model
+    from loadgen.predict import grid
 
     cells = matrix(words)
-    return foresight.answered(cells, grid.experiments(partial(foresight.foreseeable, config=None), cells))
+    return engine_model.answered(
+        cells, grid.experiments(partial(engine_model.foreseeable, config=None), cells)
+    )
 
 
 def calibrate(arguments: argparse.Namespace) -> int:

@@ -47,28 +47,19 @@ from conf.io import terminal
 from conf.io.one_line import reason
 from conf.matrix import Matrix, matrix
 from conf.specs.experiment import SimulatedEngine
-from loadgen import (
-    answer_file,
-    dry_run,
-    feasible,
-    foresight,
-    grid,
-    here,
-    hold,
-    matrix_cells,
-    paper,
-    progress,
-    require,
-    sides,
-)
-from loadgen import progressive as ladder
-from loadgen.command_line import asked, parser, refuse_idle_flags, resumed, verified
-from loadgen.folder import finite
-from loadgen.progress import Emit
+from loadgen.cli import config_check, dry_run, engine_model, machine_check
+from loadgen.cli.command_line import asked, parser, refuse_idle_flags, resumed, verified
+from loadgen.drive import fixed_rate, require
+from loadgen.predict import grid
+from loadgen.run import export, progress
+from loadgen.run.folder import finite
+from loadgen.run.progress import Emit
+from loadgen.studies import comparison_words, matrix_cells, published_tables
+from loadgen.studies import published_ladder as ladder
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm
 
 if TYPE_CHECKING:
-    from loadgen.measure import Site
+    from loadgen.run.measure import Site
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,25 +94,25 @@ def sweep(arguments: argparse.Namespace) -> int:
     """Measure the capacity of a deployed or external service, or of every cell of a grid of them."""
     if (words := matrix(arguments.words)).axes:
         return _sweep_cells(arguments, words)
-    experiment = feasible.experiment(arguments.verb, arguments.words, arguments.config)
-    here.refuse(experiment)
+    experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
+    machine_check.refuse(experiment)
     if arguments.dry_run:
         return _plan(experiment, dry_run.swept_s(experiment))
-    from loadgen import verbs
+    from loadgen.cli import verbs
 
     _tell_kernels(experiment)
     return _answer(arguments, lambda site, show: verbs.sweep(experiment, site, show))
 
 
 def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
-    cells = matrix_cells.of(words, partial(feasible.experiment, arguments.verb, config=arguments.config))
-    here.refuse(cells.first)
+    cells = matrix_cells.of(words, partial(config_check.experiment, arguments.verb, config=arguments.config))
+    machine_check.refuse(cells.first)
     if arguments.dry_run:
         terminal.tell(
             "\n".join(f"# {line}" for line in [*matrix_cells.lines(cells), "the first one is below"])
         )
         return _plan(cells.first, cells.load_s, cells.deployments, runs=len(cells.asked))
-    from loadgen import verbs
+    from loadgen.cli import verbs
 
     _tell_kernels(*cells.asked.values())
     return _answer(arguments, lambda site, show: verbs.matrix(cells, site, show))
@@ -129,13 +120,13 @@ def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
 
 def probe(arguments: argparse.Namespace) -> int:
     """Offer one load without a search, and judge it."""
-    experiment = feasible.experiment(arguments.verb, arguments.words, arguments.config)
+    experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
     if arguments.require:
         require.refuse(experiment)
-    here.refuse(experiment)
+    machine_check.refuse(experiment)
     if arguments.dry_run:
-        return _plan(experiment, (require if arguments.require else hold).seconds(experiment))
-    from loadgen import verbs
+        return _plan(experiment, (require if arguments.require else fixed_rate).seconds(experiment))
+    from loadgen.cli import verbs
 
     _tell_kernels(experiment)
     return _answer(arguments, lambda site, show: verbs.probe(experiment, site, show, arguments.require))
@@ -144,23 +135,23 @@ def probe(arguments: argparse.Namespace) -> int:
 def predict(arguments: argparse.Namespace) -> int:
     """Answer from the engine model alone: direct simulation on a virtual clock, of one point or a grid."""
     cells = matrix(arguments.words)
-    cell = partial(foresight.foreseeable, config=arguments.config, sensitivity=arguments.sensitivity)
+    cell = partial(engine_model.foreseeable, config=arguments.config, sensitivity=arguments.sensitivity)
     found = grid.experiments(cell, cells)
     told = replay_text if grid.are_replays(found) else prediction_text
-    refuse_out(arguments.out, *answer_file.SUFFIXES)
+    refuse_out(arguments.out, *export.SUFFIXES)
     if arguments.requests and told is prediction_text:
         raise ConfigError("--requests writes those of a replay; add requests=N, or leave it out")
-    refuse_out(arguments.requests, *answer_file.TABLES, flag="--requests")
+    refuse_out(arguments.requests, *export.TABLES, flag="--requests")
     if arguments.dry_run:
         return max(_plan(one, 0) for one in found if isinstance(one, Experiment))
-    tree = foresight.answered(cells, found, arguments.sensitivity, terminal.note)
+    tree = engine_model.answered(cells, found, arguments.sensitivity, terminal.note)
     if arguments.requests:
-        answer_file.write(arguments.requests, foresight.requests(cells, found), tree)
+        export.write(arguments.requests, engine_model.requests(cells, found), tree)
     if arguments.out:
         cells_of = tree.get("cells", [{"at": {}, **tree}])
-        answer_file.write(arguments.out, told.rows(cells_of), {"event": "result", **tree})
+        export.write(arguments.out, told.rows(cells_of), {"event": "result", **tree})
     if cells.axes and not arguments.json:
-        kernels = feasible.all_kernels(one for one in found if isinstance(one, Experiment))
+        kernels = config_check.all_kernels(one for one in found if isinstance(one, Experiment))
         terminal.tell("\n".join([told.table(tree["axes"], tree["cells"]), *kernels]))
         return int(tree["exit_code"])
     return _print(tree, arguments.json)
@@ -168,12 +159,14 @@ def predict(arguments: argparse.Namespace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Measure two services on the same requests."""
-    a, b = sides.compared(arguments.words, arguments.config, partial(feasible.experiment, arguments.verb))
-    here.refuse(a)
+    a, b = comparison_words.compared(
+        arguments.words, arguments.config, partial(config_check.experiment, arguments.verb)
+    )
+    machine_check.refuse(a)
     if arguments.dry_run:
-        terminal.tell(sides.text(a, b))
+        terminal.tell(comparison_words.text(a, b))
         return _plan(a, dry_run.compared_s(a), services=2)
-    from loadgen import verbs
+    from loadgen.cli import verbs
 
     _tell_kernels(a, b)
     return _answer(arguments, lambda site, show: verbs.compare(a, b, site, show))
@@ -181,17 +174,22 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def record(arguments: argparse.Namespace) -> int:
     """Record the probes from which the engine model's constants are fitted."""
-    from loadgen import recipe, verbs
+    from loadgen.cli import verbs
+    from loadgen.studies import calibration_probes
 
-    recipe.refuse(arguments.words)
+    calibration_probes.refuse(arguments.words)
     experiment = asked(arguments.verb, arguments.words, arguments.config)
-    study = recipe.of(experiment, foresight.guess_qps(recipe.checked(experiment)))
+    study = calibration_probes.of(experiment, engine_model.guess_qps(calibration_probes.checked(experiment)))
     parts = [study.part(name, {}) for name in study.names]
     for part in parts:
-        feasible.refuse_misfit(part)
-    here.refuse(experiment)
+        config_check.refuse_misfit(part)
+    machine_check.refuse(experiment)
     if arguments.dry_run:
-        terminal.tell("\n".join([*map(recipe.line, parts), recipe.total(parts, foresight.closed_s)]))
+        terminal.tell(
+            "\n".join(
+                [*map(calibration_probes.line, parts), calibration_probes.total(parts, engine_model.closed_s)]
+            )
+        )
         return summary.EXIT_OK
     guess_qps = study.asked.rate_qps
     return _answer(arguments, lambda site, show: verbs.record(experiment, guess_qps, site, show))
@@ -199,24 +197,24 @@ def record(arguments: argparse.Namespace) -> int:
 
 def progressive(arguments: argparse.Namespace) -> int:
     """Run the MI325X paper's benchmark: by the engine model alone, or over HTTP."""
-    first, *others = paper.asked(arguments.words, arguments.config)
+    first, *others = published_tables.asked(arguments.words, arguments.config)
     found = [_climbed(first, arguments)]
     if others and not ladder.is_virtual(found[0]):
         raise ConfigError(
             "progressive over HTTP deploys one model: choose one, such as model=llama31_405b_fp8"
         )
     found += [_climbed(words, arguments) for words in others]
-    refuse_out(arguments.out, *answer_file.SUFFIXES)
+    refuse_out(arguments.out, *export.SUFFIXES)
     if not ladder.is_virtual(found[0]):
-        here.refuse(found[0])
+        machine_check.refuse(found[0])
     if arguments.dry_run:
         for one in found:
-            terminal.tell("\n".join(ladder.plan(one, foresight.level_seconds(one))))
+            terminal.tell("\n".join(ladder.plan(one, engine_model.level_seconds(one))))
         return summary.EXIT_OK
     if ladder.is_virtual(found[0]):
-        trees = [foresight.progressive(one, terminal.note) for one in found]
+        trees = [engine_model.progressive(one, terminal.note) for one in found]
         return _print_levels(trees, arguments)
-    from loadgen import verbs
+    from loadgen.cli import verbs
 
     def climbed(site: "Site", show: Emit) -> Tree:
         tree = verbs.progressive(found[0], site, show)
@@ -229,9 +227,9 @@ def progressive(arguments: argparse.Namespace) -> int:
 
 def _climbed(words: Sequence[str], arguments: argparse.Namespace) -> Experiment:
     """One model's experiment, with the workload of its levels, of which even the longest fits."""
-    experiment = ladder.ready(feasible.experiment(arguments.verb, words, arguments.config))
+    experiment = ladder.ready(config_check.experiment(arguments.verb, words, arguments.config))
     ladder.is_virtual(experiment)
-    feasible.refuse_misfit(ladder.longest(experiment))
+    config_check.refuse_misfit(ladder.longest(experiment))
     return experiment
 
 
@@ -249,9 +247,9 @@ def _print_levels(trees: Sequence[Tree], arguments: argparse.Namespace) -> int:
 def resume(arguments: argparse.Namespace) -> int:
     """Recover what a killed run or study left, and go on with it."""
     path = resumed(arguments)
-    from loadgen import verbs
+    from loadgen.cli import verbs
 
-    asked = partial(feasible.experiment, verbs.verb(path), [])
+    asked = partial(config_check.experiment, verbs.verb(path), [])
     if arguments.dry_run:
         terminal.tell(verbs.left(path, asked))
         return summary.EXIT_OK
@@ -261,14 +259,14 @@ def resume(arguments: argparse.Namespace) -> int:
 def verify(arguments: argparse.Namespace) -> int:
     """Replay a sweep's certified rate through vLLM itself, emulated; exit 3 if the two engines disagree."""
     path, words = verified(arguments)
-    from loadgen import verify as replaying
+    from loadgen.studies import engine_check as replaying
 
     replay = replaying.Replay.asked(path, words, installed_vllm())
-    feasible.refuse_misfit(replay.emulated)
-    here.refuse(replay.emulated)
+    config_check.refuse_misfit(replay.emulated)
+    machine_check.refuse(replay.emulated)
     if arguments.dry_run:
-        return _plan(replay.emulated, hold.seconds(replay.emulated))
-    return _answer(arguments, lambda site, show: replaying.run(replay, site, show, foresight.simulate))
+        return _plan(replay.emulated, fixed_rate.seconds(replay.emulated))
+    return _answer(arguments, lambda site, show: replaying.run(replay, site, show, engine_model.simulate))
 
 
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
@@ -289,7 +287,12 @@ def _plan(
     """Say what would be done."""
     terminal.tell(
         dry_run.text(
-            experiment, load_s, foresight.guess_qps(experiment), services, runs, feasible.kernels(experiment)
+            experiment,
+            load_s,
+            engine_model.guess_qps(experiment),
+            services,
+            runs,
+            config_check.kernels(experiment),
         )
     )
     return summary.EXIT_OK
@@ -298,18 +301,18 @@ def _plan(
 def _tell_kernels(*measured: Experiment) -> None:
     """Say beside a measurement of vLLM what the engine model does not know; simulated ones say it later."""
     real = (one for one in measured if not isinstance(one.engine, SimulatedEngine))
-    for line in feasible.all_kernels(real):
+    for line in config_check.all_kernels(real):
         terminal.note(line)
 
 
 def _answer(arguments: argparse.Namespace, act: "Callable[[Site, Emit], Tree]") -> int:
     """Measure, report and print. Ray comes with this import: it costs seconds that `predict` must not pay."""
-    from loadgen import reports
-    from loadgen.measure import Site
-    from loadgen.site import service
+    from loadgen.cli.deployment import service
+    from loadgen.run import report_file
+    from loadgen.run.measure import Site
 
     with terminal.own_stdout() as out, progress.choose(arguments.json, out) as show:
-        tree = reports.written(act(Site(foresight.start, service), show), show)
+        tree = report_file.written(act(Site(engine_model.start, service), show), show)
     return _print(tree, arguments.json)
 
 

@@ -42,7 +42,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture
 def never_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of this process send what is late instead of missing it: a busy machine is late."""
-    from loadgen import worker
+    from loadgen.fleet import worker
     from tests.patience import PATIENCE_NS
 
     monkeypatch.setattr(worker, "MISSED_AFTER_NS", PATIENCE_NS)

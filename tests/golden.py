@@ -20,7 +20,7 @@ from analysis.results.runs import Run
 from analysis.rows import latency_columns, parquet, records, time_series
 from conf import load
 from conf.load import dump
-from loadgen.run_folder import checksums
+from loadgen.run.run_folder import checksums
 
 GOLDEN = Path(__file__).parent / "data" / "golden_run"
 

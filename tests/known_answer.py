@@ -10,9 +10,9 @@ from conf import Experiment, load
 from conf.constants import constants
 from conf.specs.experiment import Constant
 from conf.specs.step_time import Posterior
-from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.bench import Simulated
-from loadgen.prediction import EngineModel, Machine
+from loadgen.predict.answer import EngineModel, Machine
+from loadgen.predict.operating_point import Simulated
+from loadgen.traffic.schedule import NS, ArrivalSchedule
 
 LAYER, STEP = "model.step_time.layer_us", "model.step_time.step_ms"
 DEPLOYMENT, LAYOUT = "model.step_time.deployment_scale", "model.step_time.layout_scale"

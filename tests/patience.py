@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from analysis.results import summary
-from loadgen.arrivals import NS
+from loadgen.traffic.schedule import NS
 
 PATIENCE_S = 120.0
 """Longer than anything waited for takes on a machine whose cores are shared by ten (our choice)."""

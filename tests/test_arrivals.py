@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from conf import load
 from conf.specs.experiment import Arrivals, Lengths, Workload
-from loadgen.arrivals import NS, PHASES, ArrivalSchedule, Traffic
-from loadgen.lengths import Ints, draw_lengths, longest_tokens
-from loadgen.processes import Profile, renewal_ns, scaled_ns
-from loadgen.trace import Trace
+from loadgen.traffic.lengths import Ints, draw_lengths, longest_tokens
+from loadgen.traffic.processes import Profile, renewal_ns, scaled_ns
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Traffic
+from loadgen.traffic.trace import Trace
 
 FIXED = load().workload
 VARIED = load(["workload=chat_5600_140_varied"]).workload

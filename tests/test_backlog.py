@@ -8,7 +8,7 @@ import pytest
 
 from analysis.capacity.backlog import falls_behind
 from analysis.rows import records
-from loadgen.arrivals import NS
+from loadgen.traffic.schedule import NS
 
 
 def rows(due_s: Any, e2e_s: Any, status: str = "ok") -> pa.Table:

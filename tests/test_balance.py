@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.addresses import chosen
+from loadgen.fleet.addresses import chosen
 from serve_apps.engine_model.compiled import loop
 from serve_apps.engine_model.service.balancer import POLICIES, Balance, Balancer, Loss, choice, pairs
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from loadgen.bench_arrivals import bench_arrivals_s
+from loadgen.traffic.vllm_bench_arrivals import bench_arrivals_s
 
 GIVEN = {
     (5, 8.0, 0, 1.0): [

@@ -26,8 +26,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from conf.io.secret import Secret
-from loadgen.client import Client, Connection
-from loadgen.exchange import EventReader, Exchange
+from loadgen.fleet.http_client import Client, Connection
+from loadgen.fleet.sse import EventReader, Exchange
 from tests.mock_server import END, MockServer, answer, event, head, token, usage
 from tests.patience import PATIENCE_S
 

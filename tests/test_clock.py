@@ -15,20 +15,23 @@ from analysis import load_run
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import SimulatedEngine
-from loadgen import command_line, conclusion, hold, recipe
-from loadgen.arrivals import NS, Traffic
-from loadgen.driver import Driver, TargetLost
-from loadgen.exchange import Exchange, StampedReader
-from loadgen.fleet import FleetError, Offset, offset_of
-from loadgen.health import Pulse
-from loadgen.load_actor import whose_clock
-from loadgen.prompts import Prompts
-from loadgen.recorder import Shard
-from loadgen.rows import Clock, Planned, Said, batch, plan_table
-from loadgen.run import Conclude, Run
-from loadgen.run_folder import RunFolder
-from loadgen.search import Segment, Start
-from loadgen.worker import Worker
+from loadgen.cli import command_line
+from loadgen.drive import fixed_rate
+from loadgen.drive.driver import Driver, TargetLost
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.fleet import FleetError, Offset, offset_of
+from loadgen.fleet.health import Pulse
+from loadgen.fleet.load_actor import whose_clock
+from loadgen.fleet.rows import Clock, Planned, Said, batch, plan_table
+from loadgen.fleet.sse import Exchange, StampedReader
+from loadgen.fleet.worker import Worker
+from loadgen.prompts.bodies import Prompts
+from loadgen.run import verdicts
+from loadgen.run.lifecycle import Conclude, Run
+from loadgen.run.run_folder import RunFolder
+from loadgen.search.policy import Segment, Start
+from loadgen.studies import calibration_probes
+from loadgen.traffic.schedule import NS, Traffic
 from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
 from serve_apps.simulated.openai_answers import stamped
 from tests import test_client
@@ -182,7 +185,7 @@ def test_another_hosts_clock_is_known_by_the_shortest_round_trip(
     monkeypatch: pytest.MonkeyPatch, ahead_ns: int
 ) -> None:
     there = Elsewhere(ahead_ns, [(9 * MS, MS), (80_000, 60_000), (0, 40 * MS)])
-    monkeypatch.setattr("loadgen.fleet.time.monotonic_ns", there.monotonic_ns)
+    monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", there.monotonic_ns)
     found = offset_of(there.read)
     assert found.doubt_ns <= 70_001
     assert abs(found.offset_ns - ahead_ns) <= found.doubt_ns
@@ -190,14 +193,14 @@ def test_another_hosts_clock_is_known_by_the_shortest_round_trip(
 
 def test_a_clock_that_is_far_away_refuses_a_common_start(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Elsewhere(0, [(60 * MS, 60 * MS)])
-    monkeypatch.setattr("loadgen.fleet.time.monotonic_ns", there.monotonic_ns)
+    monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", there.monotonic_ns)
     with pytest.raises(FleetError, match="known to within 60 ms only; run the driver nearer"):
         offset_of(there.read)
 
 
 def test_on_one_host_there_is_one_clock_however_busy_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Elsewhere(0, [(70 * MS, 200 * MS)], whose_clock())
-    monkeypatch.setattr("loadgen.fleet.time.monotonic_ns", here.monotonic_ns)
+    monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", here.monotonic_ns)
     assert offset_of(here.read) == Offset(0, 0)
     assert len(whose_clock()) > 36, "the boot and the time namespace"
 
@@ -205,7 +208,7 @@ def test_on_one_host_there_is_one_clock_however_busy_it_is(monkeypatch: pytest.M
 def test_two_clocks_of_one_name_are_two_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of a virtual machine has the boot of the other, and its clock is its own."""
     there = Elsewhere(2 * NS, [(MS, MS)], whose_clock())
-    monkeypatch.setattr("loadgen.fleet.time.monotonic_ns", there.monotonic_ns)
+    monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", there.monotonic_ns)
     assert offset_of(there.read) == Offset(2 * NS, MS + 1)
 
 
@@ -298,7 +301,7 @@ def test_verbs_without_use_for_another_clock_refuse_it() -> None:
     with pytest.raises(ConfigError, match="predict has no real clock; leave engine.time_scale out"):
         command_line.asked("predict", [FAST_WORD], None)
     with pytest.raises(ConfigError, match="recipe measures on the real clock, not at engine.time_scale=5"):
-        recipe.of(load([FAST_WORD]), guess_qps=5.0)
+        calibration_probes.of(load([FAST_WORD]), guess_qps=5.0)
 
 
 def test_a_server_on_another_clock_ends_the_run_in_its_warm_up() -> None:
@@ -308,7 +311,7 @@ def test_a_server_on_another_clock_ends_the_run_in_its_warm_up() -> None:
     target = Spoilt(experiment, status="http_error", error_kind="time_scale", error=why)
     driver = Driver(target, plan(experiment, Start(8.0), warmup_requests=4), lambda *_, **__: None)
     with pytest.raises(TargetLost, match=why):
-        hold.rate(driver, 3.0, 60, 15)
+        fixed_rate.rate(driver, 3.0, 60, 15)
     assert not driver.windows.outcomes
 
 
@@ -328,15 +331,15 @@ def test_lead_and_bridge_are_real_time() -> None:
 
 
 def test_the_manifest_says_which_clock_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgen.run.Fleet", VirtualFleet)
+    monkeypatch.setattr("loadgen.run.lifecycle.Fleet", VirtualFleet)
     experiment = load([FAST_WORD, "engine.block_size=128", "fleet.warmup_requests=4"])
     folder = RunFolder.create(tmp_path, "one")
     plans = []
 
     def act(driver: Driver) -> Conclude:
         plans.append(driver.plan)
-        hold.rate(driver, 3.0, 60, 15)
-        return lambda: conclusion.of_probe(experiment, driver)
+        fixed_rate.rate(driver, 3.0, 60, 15)
+        return lambda: verdicts.of_probe(experiment, driver)
 
     filled = Run(experiment, folder, "probe", lambda *_, **__: None)
     assert filled.measure(lambda: Start(8.0), service(), act)["exit_code"] == 0

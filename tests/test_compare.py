@@ -15,16 +15,18 @@ from analysis.capacity.window_counts import Dwell, LimitCount
 from analysis.results import studies, summary
 from conf import ConfigError, Experiment, load
 from conf.load import dump
-from loadgen import comparison, measure, sides, study, verbs
-from loadgen.arrivals import NS, PHASES
-from loadgen.comparison import Paired
-from loadgen.driver import Driver
-from loadgen.folder import Folder
-from loadgen.pairing import CLIMB, Template, next_pair, without_evidence
-from loadgen.plan import Past, Plan
-from loadgen.run_folder import RunFolder
-from loadgen.search import MOST_CLIMB, Outcome, Segment, Start, Stop
-from loadgen.virtual_target import VirtualTarget
+from loadgen.cli import verbs
+from loadgen.drive.driver import Driver
+from loadgen.drive.plan import Past, Plan
+from loadgen.predict.virtual_target import VirtualTarget
+from loadgen.run import measure
+from loadgen.run.folder import Folder
+from loadgen.run.run_folder import RunFolder
+from loadgen.search.policy import MOST_CLIMB, Outcome, Segment, Start, Stop
+from loadgen.search.replay_policy import CLIMB, Template, next_pair, without_evidence
+from loadgen.studies import comparison, comparison_words, study
+from loadgen.studies.comparison import Paired
+from loadgen.traffic.schedule import NS, PHASES
 from serve_apps.engine_model import Engine, VirtualService
 
 BOUNDS_MS = (2000.0, 100.0)
@@ -257,7 +259,7 @@ def test_a_replayed_window_has_the_same_requests_at_another_rate() -> None:
 
 def asked(words: list[str], out: Path) -> tuple[Experiment, Experiment]:
     shared = [*words, f"out={out}", "run=one", "a.engine.max_num_seqs=1023", "b.engine.max_num_seqs=1024"]
-    return sides.compared(shared, None, load)
+    return comparison_words.compared(shared, None, load)
 
 
 class Site:
@@ -327,11 +329,11 @@ def test_one_side_alone_is_not_resumed(tmp_path: Path) -> None:
 
 
 def test_words_for_one_side_win_over_words_for_both() -> None:
-    a, b = sides.compared(
+    a, b = comparison_words.compared(
         ["search=standard", "layout=dp1_tp8_ep8", "b.layout=dp2_tp4_ep4", "seed=9"], None, load
     )
     assert (a.layout.name, b.layout.name, a.seed, b.seed) == ("dp1_tp8_ep8", "dp2_tp4_ep4", 9, 9)
-    assert sides.differences(a, b)["layout.tensor_parallel"] == [8, 4]
+    assert comparison_words.differences(a, b)["layout.tensor_parallel"] == [8, 4]
 
 
 def test_saved_configurations_are_compared_under_a_new_name(tmp_path: Path) -> None:
@@ -339,7 +341,7 @@ def test_saved_configurations_are_compared_under_a_new_name(tmp_path: Path) -> N
     for name, layout in (("A", "dp1_tp8_ep8"), ("B", "dp2_tp4_ep4")):
         files.append(tmp_path / f"{name}.yaml")
         files[-1].write_text(dump(load([f"layout={layout}", f"run={name}", "search=standard"])))
-    a, b = sides.compared([*map(str, files), "search.budget_s=600"], None, load)
+    a, b = comparison_words.compared([*map(str, files), "search.budget_s=600"], None, load)
     assert (a.layout.name, b.layout.name) == ("dp1_tp8_ep8", "dp2_tp4_ep4")
     assert (a.run, b.run, a.search.budget_s, b.search.budget_s) == (None, None, 600.0, 600.0)
 
@@ -363,4 +365,4 @@ def test_saved_configurations_are_compared_under_a_new_name(tmp_path: Path) -> N
 )
 def test_what_cannot_be_compared_is_refused_with_the_remedy(words: list[str], error: str) -> None:
     with pytest.raises(ConfigError, match=error):
-        sides.compared(words, None, load)
+        comparison_words.compared(words, None, load)

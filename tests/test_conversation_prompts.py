@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf import load
-from loadgen.arrivals import NS, ArrivalSchedule, Traffic
-from loadgen.prompts import Prompts
-from loadgen.rows import Planned, planned
+from loadgen.fleet.rows import Planned, planned
+from loadgen.prompts.bodies import Prompts
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
 from serve_apps.engine_model.scheduler.kv_cache import Holding, KvCache
 
 WORDS = [

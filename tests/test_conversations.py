@@ -12,13 +12,13 @@ from numpy.testing import assert_array_equal
 from analysis.rows import records
 from conf import ConfigError, load
 from conf.specs.conversation import Conversations
-from loadgen import matrix_cells, sides
-from loadgen.arrivals import NS, PHASES, ArrivalSchedule, Traffic
-from loadgen.conversations import Population
-from loadgen.marginal import fitted_limit, marginal, resolve
-from loadgen.rows import plan_table, planned
-from loadgen.sessions import TURN, Rows
-from loadgen.truncation import cut_tokens
+from loadgen.fleet.rows import plan_table, planned
+from loadgen.studies import comparison_words, matrix_cells
+from loadgen.traffic.conversation_means import fitted_limit, marginal, resolve
+from loadgen.traffic.population import Population
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Traffic
+from loadgen.traffic.sessions import TURN, Rows
+from loadgen.traffic.truncation import cut_tokens
 
 WORKLOAD = load(["workload=character"]).workload
 SPEC = WORKLOAD.conversations
@@ -338,7 +338,9 @@ def test_a_spec_is_checked_where_it_is_made() -> None:
 
 def test_compare_refuses_users_who_cannot_be_scaled_and_a_grid_does_not_pair_them() -> None:
     both = [load(["workload=character", f"search={name}"]) for name in ("standard", "standard")]
-    assert sides.unlike(*both) == sides.CHATS
+    assert comparison_words.unlike(*both) == comparison_words.CHATS
     assert "requests of its own" in matrix_cells.unpaired(*both)
     with pytest.raises(ConfigError, match="matrix.KEY"):
-        sides.compared(["workload=character", "b.layout=dp2_tp4_ep4"], None, lambda words, _: load(words))
+        comparison_words.compared(
+            ["workload=character", "b.layout=dp2_tp4_ep4"], None, lambda words, _: load(words)
+        )

@@ -19,21 +19,23 @@ from analysis import load_run
 from analysis.results import recount, summary
 from analysis.rows import metrics
 from conf import Experiment
-from loadgen import command_line, fill
-from loadgen.arrivals import NS, PHASES, ArrivalSchedule
-from loadgen.conversations import Population
-from loadgen.driver import Driver
-from loadgen.run_folder import RunFolder
-from loadgen.search import Start
-from loadgen.target import Observation, Target
+from loadgen.cli import command_line
+from loadgen.drive import cache_warmup
+from loadgen.drive.driver import Driver
+from loadgen.fleet.target import Observation, Target
+from loadgen.run.run_folder import RunFolder
+from loadgen.search.policy import Start
+from loadgen.traffic.population import Population
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 
 pytestmark = pytest.mark.ray
 
 pytest.importorskip("ray")
 
-from loadgen import measure, verbs  # noqa: E402
-from loadgen.run import Conclude  # noqa: E402
-from loadgen.site import service  # noqa: E402
+from loadgen.cli import verbs  # noqa: E402
+from loadgen.cli.deployment import service  # noqa: E402
+from loadgen.run import measure  # noqa: E402
+from loadgen.run.lifecycle import Conclude  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
 
 ACTORS = 2
@@ -129,10 +131,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     experiment = command_line.asked("sweep", WORDS, None)
     folder = RunFolder.create(tmp_path_factory.mktemp("runs"), "run")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fill, "PIECE_S", 5.0)
-        patch.setattr(fill, "LONGEST_S", 10.0)
-        patch.setattr("loadgen.fleet.REPLY_TIMEOUT_S", PATIENCE_S)
-        patch.setattr("loadgen.fleet.READY_TIMEOUT_S", PATIENCE_S)
+        patch.setattr(cache_warmup, "PIECE_S", 5.0)
+        patch.setattr(cache_warmup, "LONGEST_S", 10.0)
+        patch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", PATIENCE_S)
+        patch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", PATIENCE_S)
         with service(experiment, quiet) as up:
             site = measure.Site(lambda *_: (Start(8.0, 2.0), None), lambda *_: nullcontext(up))
             cut = measure.measure(experiment, "sweep", folder, interrupted, site, quiet)
@@ -210,7 +212,7 @@ def test_caches_are_filled_anew_after_the_resume(ran: Ran) -> None:
 
     assert filled(first)[0] > 0
     # No rate above those of the first session: only that it is another session asks for it.
-    assert 0 < filled(second)[0] <= max(filled(first)) * (1 + fill.AGREE)
+    assert 0 < filled(second)[0] <= max(filled(first)) * (1 + cache_warmup.AGREE)
     rows = load_run(ran.folder).requests()
     assert (metrics.prefix_hit(rows) or 0.0) > 0.5
 

@@ -22,7 +22,7 @@ from analysis.rows.time_series import SERVER
 from cluster.ray_session.placement import place
 from conf import load
 from conf.specs.experiment import Cluster, Routing
-from loadgen import scrape
+from loadgen.run import metrics_scraper
 from tests.conftest import FAKE
 from tests.patience import PATIENCE_S, until
 
@@ -303,7 +303,7 @@ def test_metrics_come_from_the_replicas_own_ports_or_not_at_all(
 def test_each_replica_tells_what_it_did_itself(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scrape, "PERIOD_S", 0.2)
+    monkeypatch.setattr(metrics_scraper, "PERIOD_S", 0.2)
     path = tmp_path / "timeseries.arrow"
 
     def last_known() -> dict[str, dict[str, Any]]:
@@ -320,7 +320,7 @@ def test_each_replica_tells_what_it_did_itself(
             assert time.monotonic() < deadline_s, "not every replica was sampled"
             time.sleep(0.1)
 
-    with scrape.Scraper(deployment.metrics_urls, path, time.monotonic_ns):
+    with metrics_scraper.Scraper(deployment.metrics_urls, path, time.monotonic_ns):
         before = tell(0)
         answers = ask(
             deployment,

@@ -18,10 +18,10 @@ from conf.load import dump, groups
 from conf.matrix import matrix
 from conf.specs.experiment import Constant
 from conf.specs.step_time import Posterior
-from loadgen import grid
-from loadgen.draws import NORMAL, drawn, layout_name
-from loadgen.prediction import predict
-from loadgen.uncertainty import DRAWS
+from loadgen.predict import grid
+from loadgen.predict.answer import predict
+from loadgen.predict.draws import NORMAL, drawn, layout_name
+from loadgen.predict.uncertainty import DRAWS
 from tests.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, joint, unsure
 
 LINK, HBM = "hardware.efficiency.link", "hardware.efficiency.hbm"

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from conf.io.secret import Secret
-from loadgen.endpoint import TargetError, models_of
+from loadgen.run.endpoint import TargetError, models_of
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

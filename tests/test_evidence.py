@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conf import load
-from loadgen.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE
+from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE
 from tests.benchmarks import _default_fit as default_fit
 from tests.benchmarks._published import (
     ATTENTION,

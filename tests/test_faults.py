@@ -24,12 +24,13 @@ import pytest
 from analysis import load_run
 from analysis.results import summary
 from conf import Experiment, load
-from loadgen import conclusion, hold
-from loadgen.driver import Driver
-from loadgen.run_folder import RunFolder
-from loadgen.search import Segment, Start, Stop
-from loadgen.sweep import sweep
-from loadgen.worker import MISSED_AFTER_NS
+from loadgen.drive import fixed_rate
+from loadgen.drive.driver import Driver
+from loadgen.drive.sweep import sweep
+from loadgen.fleet.worker import MISSED_AFTER_NS
+from loadgen.run import verdicts
+from loadgen.run.run_folder import RunFolder
+from loadgen.search.policy import Segment, Start, Stop
 from tests.mock_server import MockServer, Script, answer, head, token
 from tests.patience import PATIENCE_S, until, void_by_neighbours
 from tests.words import over
@@ -40,7 +41,7 @@ ray = pytest.importorskip("ray")
 
 from cluster.ray_session.session import open_session  # noqa: E402
 from conf.specs.experiment import Cluster  # noqa: E402
-from loadgen.run import Conclude, Run, Service  # noqa: E402
+from loadgen.run.lifecycle import Conclude, Run, Service  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 WORDS = [
@@ -76,8 +77,8 @@ def session() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A load actor that only waits for its core is not lost."""
-    monkeypatch.setattr("loadgen.fleet.REPLY_TIMEOUT_S", PATIENCE_S)
-    monkeypatch.setattr("loadgen.fleet.READY_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", PATIENCE_S)
 
 
 @contextlib.contextmanager
@@ -142,13 +143,13 @@ def check_rows(folder: Path) -> Counter[str]:
 
 
 def held(experiment: Experiment, driver: Driver, rate_qps: float = 30.0) -> Conclude:
-    hold.rate(driver, rate_qps, 2.5, 0.5)
-    return lambda: conclusion.of_probe(experiment, driver)
+    fixed_rate.rate(driver, rate_qps, 2.5, 0.5)
+    return lambda: verdicts.of_probe(experiment, driver)
 
 
 def searched(experiment: Experiment, driver: Driver) -> Conclude:
     found = sweep(driver)
-    return lambda: conclusion.of_sweep(experiment, driver, found, "wall")
+    return lambda: verdicts.of_sweep(experiment, driver, found, "wall")
 
 
 def during(index: int, act: Callable[[], object], after_s: float = 0.7) -> Callable[..., None]:
@@ -188,7 +189,7 @@ def test_a_killed_load_actor_is_replaced_and_its_window_void(session: None, tmp_
 
     def act(experiment: Experiment, driver: Driver) -> Any:
         found = sweep(driver, choose)
-        return lambda: conclusion.of_sweep(experiment, driver, found, "wall")
+        return lambda: verdicts.of_sweep(experiment, driver, found, "wall")
 
     with serving(good) as server:
         tree, folder = measure(tmp_path, server.url, act, ["search.budget_s=600"], listener=during(1, kill))
@@ -203,7 +204,7 @@ def test_a_load_actor_that_hangs_is_lost(
     session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop() -> None:
-        monkeypatch.setattr("loadgen.fleet.REPLY_TIMEOUT_S", 5.0)
+        monkeypatch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", 5.0)
         os.kill(actor_pid(tmp_path / "run"), signal.SIGSTOP)
 
     with serving(good) as server:
@@ -330,8 +331,8 @@ def test_a_full_disk_claims_nothing_and_keeps_what_was_written(
     monkeypatch.setattr(RunFolder, "create", classmethod(lambda cls, out, name: cls(out / name)))
 
     def act(experiment: Experiment, driver: Driver) -> Any:
-        hold.rate(driver, 30.0, 4.5, 0.5)
-        return lambda: conclusion.of_probe(experiment, driver)
+        fixed_rate.rate(driver, 30.0, 4.5, 0.5)
+        return lambda: verdicts.of_probe(experiment, driver)
 
     with serving(good) as server:
         listener = during(0, lambda: fill(disk), after_s=2.3)

@@ -9,14 +9,14 @@ import pytest
 
 from analysis.rows import metrics, records
 from conf import Experiment, load
-from loadgen import fill
-from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.driver import Driver, TargetLost
-from loadgen.marginal import resolve
-from loadgen.plan import Plan
-from loadgen.rows import Planned, planned
-from loadgen.search import Segment, Start
-from loadgen.target import LostActor, Observation
+from loadgen.drive import cache_warmup
+from loadgen.drive.driver import Driver, TargetLost
+from loadgen.drive.plan import Plan
+from loadgen.fleet.rows import Planned, planned
+from loadgen.fleet.target import LostActor, Observation
+from loadgen.search.policy import Segment, Start
+from loadgen.traffic.conversation_means import resolve
+from loadgen.traffic.schedule import NS, ArrivalSchedule
 
 CHATS = load(["workload=character", "workload.conversations.characters=100"])
 CHATS = replace(CHATS, workload=resolve(CHATS.workload))
@@ -159,7 +159,7 @@ def test_answers_that_take_longer_than_a_piece_do_not_end_the_fill() -> None:
 
 def test_pieces_are_settled_by_their_hits_and_their_time() -> None:
     def is_settled(*pieces: tuple[float, float]) -> bool:
-        return fill.settled([fill.Piece(*each) for each in pieces])
+        return cache_warmup.settled([cache_warmup.Piece(*each) for each in pieces])
 
     assert is_settled((0.5, 900.0), (0.93, 1000.0), (0.935, 950.0))
     assert is_settled((0.93, 900.0), (0.93, 2000.0)), "a queue that grows is no reason to go on"
@@ -234,7 +234,7 @@ def test_who_tells_no_hits_is_not_waited_for() -> None:
     drive = driver(Cache(tells=False), CHATS, told)
     drive.warm_up()
     drive.load(dwell(0, 10.0))
-    assert told == [fill.UNTOLD] and drive.target.now_ns() < 90 * NS
+    assert told == [cache_warmup.UNTOLD] and drive.target.now_ns() < 90 * NS
 
 
 def test_what_never_settles_is_measured_as_it_is_and_told() -> None:
@@ -243,7 +243,7 @@ def test_what_never_settles_is_measured_as_it_is_and_told() -> None:
     drive.warm_up()
     drive.load(dwell(0, 7.5))
     assert "still change" in told[-1]
-    assert drive.target.now_ns() < (fill.LONGEST_S + 250) * NS
+    assert drive.target.now_ns() < (cache_warmup.LONGEST_S + 250) * NS
 
 
 def test_prompts_of_one_beginning_are_filled_by_the_warm_up() -> None:
@@ -283,14 +283,14 @@ def test_prompts_without_reuse_need_no_fill() -> None:
 def test_the_way_up_begins_where_the_service_was_or_where_it_can_cold(
     asked: float, offered: float, cold: float | None, first: float | None
 ) -> None:
-    rates = fill.climb(asked, offered, cold)
+    rates = cache_warmup.climb(asked, offered, cold)
     assert (rates[0] if rates else None) == first
     assert all(rate < asked for rate in rates)
 
 
 def test_on_the_way_up_newcomers_ask_for_half_of_what_a_cold_service_can_do() -> None:
-    rates = [10.0, *fill.climb(20.0, 10.0, 8.0, 50.0)]
-    newcomers_per_s = np.diff(rates) * 50.0 / fill.PIECE_S
+    rates = [10.0, *cache_warmup.climb(20.0, 10.0, 8.0, 50.0)]
+    newcomers_per_s = np.diff(rates) * 50.0 / cache_warmup.PIECE_S
     assert newcomers_per_s == pytest.approx(np.full(len(rates) - 1, 4.0))
-    assert fill.climb(20.0, 0.0, 8.0, 50.0)[0] == 4.0
-    assert fill.climb(20.0, 19.0, 8.0, 50.0) == []
+    assert cache_warmup.climb(20.0, 0.0, 8.0, 50.0)[0] == 4.0
+    assert cache_warmup.climb(20.0, 19.0, 8.0, 50.0) == []

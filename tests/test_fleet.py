@@ -12,8 +12,8 @@ import pytest
 from analysis.rows import gathering, records
 from conf import load
 from conf.io.secret import Secret
-from loadgen.arrivals import NS, ArrivalSchedule, Traffic
-from loadgen.run_folder import RunFolder
+from loadgen.run.run_folder import RunFolder
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
 from tests.mock_server import MockServer, answer
 from tests.patience import PATIENCE_S, until
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.ray
 
 ray = pytest.importorskip("ray")
 
-from loadgen.fleet import Fleet, FleetError, Offset  # noqa: E402
-from loadgen.load_actor import FleetPlan  # noqa: E402
+from loadgen.fleet.fleet import Fleet, FleetError, Offset  # noqa: E402
+from loadgen.fleet.load_actor import FleetPlan  # noqa: E402
 
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
 SELECTOR = {"label_selector": {"role": "!gpu"}}
@@ -151,7 +151,7 @@ def test_an_unfinished_run_reads_like_a_finished_one(ray_session: object, url: s
 def test_no_room_for_the_actors_is_one_line(
     ray_session: object, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadgen.fleet.READY_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", 2.0)
     with pytest.raises(FleetError, match="no room for 1 load actors of 64 CPUs"):
         fleet(url, RunFolder.create(tmp_path, "none"), count=1, cpus=64)
 

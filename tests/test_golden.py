@@ -20,8 +20,8 @@ from analysis.capacity import dwell_table
 from analysis.results import recount
 from analysis.results.runs import Run
 from analysis.rows import latency_columns, metrics, records, time_series
-from loadgen.recorder import Shard
-from loadgen.run_folder import checksums
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.run.run_folder import checksums
 from tests.benchmarks import parquet as benchmark
 from tests.golden import GOLDEN
 

@@ -9,10 +9,10 @@ import pytest
 
 from analysis.capacity.window_counts import NS, Window
 from analysis.rows.time_series import CLIENTS
-from loadgen import health
-from loadgen.health import Pulse
-from loadgen.rows import Clock
-from loadgen.watch import watched
+from loadgen.drive.window_health import watched
+from loadgen.fleet import health
+from loadgen.fleet.health import Pulse
+from loadgen.fleet.rows import Clock
 
 
 def test_a_second_counts_what_happened_in_it_and_no_more() -> None:

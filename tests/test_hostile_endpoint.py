@@ -30,11 +30,11 @@ from cluster.deployment.warmup import Warm, Warmer, WarmError
 from conf import load
 from conf.io.http_get import MOST_BYTES
 from conf.io.secret import HIDDEN, Secret
-from loadgen import scrape
-from loadgen.client import Client
-from loadgen.endpoint import TargetError, models_of
-from loadgen.exchange import Exchange
-from loadgen.scrape import Scraper
+from loadgen.fleet.http_client import Client
+from loadgen.fleet.sse import Exchange
+from loadgen.run import metrics_scraper
+from loadgen.run.endpoint import TargetError, models_of
+from loadgen.run.metrics_scraper import Scraper
 from tests.hostile_server import HostileServer, Script, endlessly, key_in
 
 KEY = "sk-Hostile/Key+0123=="
@@ -355,7 +355,7 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Met:
     with pytest.MonkeyPatch.context() as patch, HostileServer({"any": plays(whole(b"{}"))}) as thief:
         patch.setattr(socket.socket, "connect", connected)
         patch.setattr(engine_facts, "TIMEOUT_S", DEADLINE_S)
-        patch.setattr(scrape, "TIMEOUT_S", DEADLINE_S)
+        patch.setattr(metrics_scraper, "TIMEOUT_S", DEADLINE_S)
         with HostileServer(scripts(thief.url.removeprefix("http://"))) as server:
             with ThreadPoolExecutor(48) as threads:
                 for door, ask in asking.items():
@@ -373,7 +373,7 @@ def test_no_door_believes_waits_or_tells_too_much(met: Met, door: str, name: str
     outcome = met.outcomes[door][name]
     assert outcome.refused or door == "told"  # which keeps what fits, of replicas that are ours
     assert outcome.ends == 1
-    bound = scrape.MOST_BYTES if door == "metrics" else BOUNDS[door]
+    bound = metrics_scraper.MOST_BYTES if door == "metrics" else BOUNDS[door]
     assert met.taken[door, name] <= bound + SOCKET_BYTES
     for text in outcome.texts:
         assert text.isprintable() and len(text) < 2000
@@ -400,8 +400,8 @@ def test_an_echo_says_where_the_key_was() -> None:
 @pytest.mark.battery("hostile endpoint")
 @pytest.mark.parametrize("name", ["a body in drops", "an endless body", "302 to elsewhere", "in a 401"])
 def test_no_recovery_believes_it(name: str) -> None:
-    from loadgen.run import Service
-    from loadgen.site import _answering
+    from loadgen.cli.deployment import _answering
+    from loadgen.run.lifecycle import Service
 
     words = ["engine=external", "target.urls=[http://127.0.0.1:1]", "workload=smoke"]
     with HostileServer({"any": plays(whole(b"{}"))}) as thief:

@@ -14,10 +14,11 @@ from analysis import __main__ as reading
 from analysis import load_run
 from analysis.rows import records
 from loadgen import __main__ as loading
-from loadgen import reports, verbs
-from loadgen.folder import LinkError
-from loadgen.recorder import Shard
-from loadgen.run_folder import RunFolder, checksums
+from loadgen.cli import verbs
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.run import report_file
+from loadgen.run.folder import LinkError
+from loadgen.run.run_folder import RunFolder, checksums
 from tests.golden import GOLDEN, unsealed, write_json
 
 battery = pytest.mark.battery("hostile folder")
@@ -349,7 +350,7 @@ def test_a_copied_run_gets_its_report_where_it_lies(
     def told(kind: str, **facts: Any) -> None:
         pass
 
-    tree = reports.written(verbs.resume(run, None, None, told), told)  # type: ignore[arg-type]
+    tree = report_file.written(verbs.resume(run, None, None, told), told)  # type: ignore[arg-type]
     assert tree["folder"] == str(run) and tree["report"] == str(run / "report.html")
     assert (run / "report.html").exists() and not (original / "report.html").exists()
     assert f"{run}/config.yaml" in (run / "report.html").read_text()
@@ -357,7 +358,7 @@ def test_a_copied_run_gets_its_report_where_it_lies(
 
 def test_a_failed_start_gets_no_report_of_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tree = {"folder": str(run), "exit_code": 5, "requests": {"planned": 0, "rows": 0, "by_status": {}}}
-    assert reports.written(tree, lambda kind, **facts: None) == tree
+    assert report_file.written(tree, lambda kind, **facts: None) == tree
     assert not (run / "report.html").exists()
 
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from analysis.results import prediction_text, summary
 from conf import ConfigError, Experiment, load
 from conf.specs.images import Images, tokens_of
-from loadgen import foresight
-from loadgen.arrivals import NS, PHASES, Traffic
-from loadgen.bench import Bench, Effort
-from loadgen.command_line import asked, sized
-from loadgen.images import Album
-from loadgen.prompts import Prompts
-from loadgen.rows import plan_table, planned
+from loadgen.cli import engine_model
+from loadgen.cli.command_line import asked, sized
+from loadgen.fleet.rows import plan_table, planned
+from loadgen.predict.operating_point import Bench, Effort
+from loadgen.prompts.bodies import Prompts
+from loadgen.prompts.images import Album
+from loadgen.traffic.schedule import NS, PHASES, Traffic
 from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import ApiError, Image, ServedModel
@@ -252,7 +252,7 @@ def test_a_prediction_takes_the_images_time_and_tells_their_tokens_apart() -> No
         ["workload.images.least=3", "workload.images.most=3"],
     ):
         it = seeing(*words)
-        point = Bench(it, foresight.simulate, Effort(1, 60.0)).at(1.0)
+        point = Bench(it, engine_model.simulate, Effort(1, 60.0)).at(1.0)
         assert point.image_tokens == it.workload.images.mean_tokens
         assert point.input_tokens == 100 + point.image_tokens
         ttft.append(float(np.median(point.ttft_ms)))

@@ -12,10 +12,11 @@ from conf.constants import calibration, constants, replaced
 from conf.kernels import AITER_SPEED, BACKENDS, words
 from conf.load import dump
 from conf.specs.experiment import Experiment, SimulatedEngine
-from loadgen import dry_run, feasible, foresight, paper, progressive, verify
 from loadgen.__main__ import main
-from loadgen.draws import uncertain
-from loadgen.grid import ratio
+from loadgen.cli import config_check, dry_run, engine_model
+from loadgen.predict.draws import uncertain
+from loadgen.predict.grid import ratio
+from loadgen.studies import engine_check, published_ladder, published_tables
 from serve_apps.engine_model.compiled import fast_engine
 from serve_apps.engine_model.cost.kernels import steps
 from serve_apps.engine_model.cost.step_time import Batch, roofline
@@ -33,8 +34,8 @@ def step_s(asked: Experiment, batch: Batch = BATCH) -> float:
     return steps(asked.engine, asked.model, asked.hardware, asked.layout).duration_s(batch)
 
 
-@pytest.mark.parametrize("subject", paper.SUBJECTS, ids=lambda subject: subject.name)
-def test_aiter_off_slows_the_models_down_that_were_fitted_with_it(subject: paper.Subject) -> None:
+@pytest.mark.parametrize("subject", published_tables.SUBJECTS, ids=lambda subject: subject.name)
+def test_aiter_off_slows_the_models_down_that_were_fitted_with_it(subject: published_tables.Subject) -> None:
     plain, on, off = (
         step_s(load([*subject.words, *more])) for more in ([], ["engine=simulated_aiter"], [OFF])
     )
@@ -56,7 +57,7 @@ def test_the_published_range_of_aiters_speed_is_drawn_with_the_other_constants()
 
 def test_a_prediction_without_aiter_is_lower_within_the_published_range_and_says_so() -> None:
     asked = [load([engine, "engine.drift_sd=0", *QUICK]) for engine in ("engine=simulated_aiter", OFF)]
-    on, off = (foresight.predict(one, draws=0) for one in asked)
+    on, off = (engine_model.predict(one, draws=0) for one in asked)
     estimates = [tree["capacity"]["qps_per_node"]["estimate"] for tree in (on, off)]
     assert 1.0 < estimates[0] / estimates[1] < 1.12
     assert "kernels without AITER" in summary.text(off) and "published for other models" in summary.text(off)
@@ -182,10 +183,12 @@ def test_an_unknown_backend_is_said_in_a_dry_run_a_prediction_and_a_grid(capsys:
     assert step_s(load([word])) == step_s(load())
     assert main(["sweep", "--dry-run", word]) == 0
     assert f"# {UNKNOWN}\n" in capsys.readouterr().out
-    assert UNKNOWN in summary.text(foresight.predict(load([word, *QUICK]), draws=0))
+    assert UNKNOWN in summary.text(engine_model.predict(load([word, *QUICK]), draws=0))
     main(["predict", "rate_qps=1", "matrix.engine.attention_backend=[ROCM_AITER_FA,ROCM_FANCY]", *QUICK])
     assert capsys.readouterr().out.count(UNKNOWN) == 1
-    ladder = progressive.plan(load([word, "layout=dp1_tp8", *paper.SUBJECTS[0].words[:1]]), None)
+    ladder = published_ladder.plan(
+        load([word, "layout=dp1_tp8", *published_tables.SUBJECTS[0].words[:1]]), None
+    )
     assert f"# {UNKNOWN}" in ladder
     latent = words(load([word, *DEEPSEEK]))
     assert latent == [UNKNOWN.replace("ROCM_AITER_FA", "the model's fit")]
@@ -240,14 +243,14 @@ def test_a_dry_run_of_vllm_says_a_backend_whose_speed_is_unknown(capsys: Any) ->
     assert main(["sweep", "--dry-run", *asked]) == 0
     assert "its speed is not in the model" not in capsys.readouterr().out
     with_it, without = (load([*asked, *more]) for more in (["engine.args.attention_backend=ROCM_FANCY"], []))
-    assert feasible.all_kernels([with_it, without, with_it]) == [UNKNOWN]
+    assert config_check.all_kernels([with_it, without, with_it]) == [UNKNOWN]
 
 
 def test_verify_replays_no_run_with_kernels_of_its_own() -> None:
     asked = load([OFF])
     assert isinstance(asked.engine, SimulatedEngine)
     with pytest.raises(ConfigError, match="kernels of its own"):
-        verify._refuse(asked, asked.engine)
+        engine_check._refuse(asked, asked.engine)
 
 
 def test_a_dry_run_shows_lines_on_kernels() -> None:

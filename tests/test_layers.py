@@ -30,8 +30,8 @@ CONFINED = {
         "serve_apps/vllm_engine/app.py",
         "serve_apps/vllm_engine/process_server.py",
         "serve_apps/vllm_engine/replica.py",
-        "loadgen/fleet.py",
-        "loadgen/load_actor.py",
+        "loadgen/fleet/fleet.py",
+        "loadgen/fleet/load_actor.py",
     },
     "vllm": {
         "serve_apps/vllm_engine/replica.py",
@@ -42,11 +42,11 @@ CONFINED = {
     "matplotlib": {"analysis/figures/canvas.py", "analysis/notebooks/layouts_compared.py"},
     "omegaconf": {"conf/load.py", "conf/specs/experiment.py"},
     "aiohttp": {
-        "loadgen/scrape.py",
+        "loadgen/run/metrics_scraper.py",
         "serve_apps/vllm_engine/forwarding.py",
         "serve_apps/vllm_engine/process_server.py",
     },
-    "prometheus_client": {"loadgen/scrape.py"},
+    "prometheus_client": {"loadgen/run/metrics_scraper.py"},
 }
 ROOTS = {"site.py", "feasible.py", "foresight.py", "__main__.py"}
 """Composition roots, the only files that join rooms: in `loadgen`, of a deployed service (site), of what the

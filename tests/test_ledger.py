@@ -6,9 +6,9 @@ import pyarrow as pa
 
 from analysis.rows import records
 from conf import load
-from loadgen.arrivals import NS, ArrivalSchedule, Traffic
-from loadgen.ledger import Ledger
-from loadgen.target import LostActor, Observation
+from loadgen.drive.request_ledger import Ledger
+from loadgen.fleet.target import LostActor, Observation
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
 
 TRAFFIC = Traffic(load(["workload=smoke"]).workload)
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from loadgen.lifeline import Lifeline, own, watch
+from loadgen.fleet.parent_watch import Lifeline, own, watch
 from tests.patience import PATIENCE_S
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen import limits
-from loadgen.limits import NO_LIMIT, SPARE_FILES, Limits, shortage, streams
+from loadgen.fleet import os_limits
+from loadgen.fleet.os_limits import NO_LIMIT, SPARE_FILES, Limits, shortage, streams
 
 ROOM = Limits(soft_files=20_000, hard_files=20_000, open_files=36, ports=28_232)
 
@@ -54,8 +54,8 @@ print(before.soft_files, before.hard_files, after.soft_files, after.open_files -
 
 
 def test_what_the_machine_does_not_tell_is_no_limit(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(limits, "PORT_RANGE", tmp_path / "absent")
-    assert limits.limits().ports == NO_LIMIT
+    monkeypatch.setattr(os_limits, "PORT_RANGE", tmp_path / "absent")
+    assert os_limits.limits().ports == NO_LIMIT
     (tmp_path / "range").write_text("32768\t60999\n")
-    monkeypatch.setattr(limits, "PORT_RANGE", tmp_path / "range")
-    assert limits.limits().ports == 28_232
+    monkeypatch.setattr(os_limits, "PORT_RANGE", tmp_path / "range")
+    assert os_limits.limits().ports == 28_232

@@ -5,8 +5,8 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.rows import records
-from loadgen.arrivals import NS
-from loadgen.liveness import death, heard_ns, silent
+from loadgen.drive.liveness import death, heard_ns, silent
+from loadgen.traffic.schedule import NS
 
 REFUSED = {"status": "conn_error", "error_kind": "ConnectionRefusedError", "error": "line one\nline two"}
 ANSWERED = {"status": "ok", "first_token_offset_ns": NS, "last_token_offset_ns": 2 * NS}

@@ -13,11 +13,13 @@ import pytest
 from analysis.capacity.window_counts import e2e_so_far
 from analysis.rows import records
 from conf import load
-from loadgen import conclusion, dry_run, hold, require
-from loadgen.arrivals import NS
-from loadgen.search import RAMP_SHARE, Start, long_queue, paced
-from loadgen.sweep import sweep
-from loadgen.virtual_target import VirtualTarget
+from loadgen.cli import dry_run
+from loadgen.drive import fixed_rate, require
+from loadgen.drive.sweep import sweep
+from loadgen.predict.virtual_target import VirtualTarget
+from loadgen.run import verdicts
+from loadgen.search.policy import RAMP_SHARE, Start, long_queue, paced
+from loadgen.traffic.schedule import NS
 from tests.benchmarks._scenarios import EDGES, truths
 from tests.benchmarks.shared_processor import SharedProcessor
 from tests.test_search import window_of
@@ -83,8 +85,8 @@ def test_a_probe_above_the_capacity_is_not_judged_while_the_service_fills(
 ) -> None:
     words = [*EDGES[scenario], f"rate_qps={times * truths()[scenario]}", "duration_s=120"]
     drive, experiment, events = driver(words, target=VirtualTarget(SharedProcessor()))
-    hold.asked(drive, experiment)
-    probe = conclusion.of_probe(experiment, drive)["probe"]["tpot"]
+    fixed_rate.asked(drive, experiment)
+    probe = verdicts.of_probe(experiment, drive)["probe"]["tpot"]
     assert not probe["passed"] and probe["p90_ms"] > 1.03 * experiment.slo.tpot_p90_ms
     assert [facts["text"] for kind, facts in events if kind == "steady"][0].endswith("fill the service")
 

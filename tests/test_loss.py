@@ -13,17 +13,17 @@ from analysis.capacity.window_counts import Window
 from analysis.results import summary
 from analysis.rows import records
 from conf import Experiment, load
-from loadgen import conclusion
-from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.driver import Driver, TargetLost
-from loadgen.plan import Plan
-from loadgen.recovery import MOST_RECOVERIES, outlived
-from loadgen.resume import past
-from loadgen.run_folder import RunFolder
-from loadgen.search import Start
-from loadgen.sweep import sweep
-from loadgen.target import Observation
-from loadgen.virtual_target import VirtualTarget
+from loadgen.drive.driver import Driver, TargetLost
+from loadgen.drive.plan import Plan
+from loadgen.drive.service_loss import MOST_RECOVERIES, outlived
+from loadgen.drive.sweep import sweep
+from loadgen.fleet.target import Observation
+from loadgen.predict.virtual_target import VirtualTarget
+from loadgen.run import verdicts
+from loadgen.run.resume import past
+from loadgen.run.run_folder import RunFolder
+from loadgen.search.policy import Start
+from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import Engine, VirtualService
 
 EXPERIMENT = load(["search=standard"])
@@ -102,7 +102,7 @@ def test_a_service_that_comes_back_costs_a_window_and_no_budget(dies_s: float) -
         return frozenset({"0"})
 
     drive = driver(target, lambda kind, /, **facts: events.append((kind, facts)), repair=repair)
-    tree = conclusion.of_sweep(EXPERIMENT, drive, sweep(drive), "wall")
+    tree = verdicts.of_sweep(EXPERIMENT, drive, sweep(drive), "wall")
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_OK, True)
     assert 2.9 < tree["capacity"]["qps_per_node"]["estimate"] < 3.9
     assert [recovery["waited_s"] >= 400 for recovery in tree["recoveries"]] == [True]
@@ -126,7 +126,7 @@ def test_what_follows_a_recovery_begins_with_a_transition() -> None:
 def test_the_replicas_of_the_new_deployment_are_the_expected_ones() -> None:
     faults = iter(["1 of 1 replicas gone, 1 new"])
     drive = driver(Breaking(EXPERIMENT, 1e9), fault=lambda: next(faults, None), repair=lambda: frozenset("7"))
-    tree = conclusion.of_sweep(EXPERIMENT, drive, sweep(drive), "wall")
+    tree = verdicts.of_sweep(EXPERIMENT, drive, sweep(drive), "wall")
     assert (tree["exit_code"], tree["reason"][:12]) == (summary.EXIT_VOID, "replica_lost")
 
 

@@ -16,15 +16,17 @@ from analysis.results import matrix_table, studies, summary
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from loadgen import __main__ as root
-from loadgen import command_line, matrix_cells, matrix_study, run, study, verbs
-from loadgen.comparison import Paired
-from loadgen.endpoint import TargetError
-from loadgen.kept import Kept
-from loadgen.matrix_cells import Cells
-from loadgen.measure import Site
-from loadgen.run import Service
-from loadgen.search import Start
-from loadgen.virtual_target import VirtualTarget
+from loadgen.cli import command_line, verbs
+from loadgen.predict.virtual_target import VirtualTarget
+from loadgen.run import lifecycle
+from loadgen.run.endpoint import TargetError
+from loadgen.run.lifecycle import Service
+from loadgen.run.measure import Site
+from loadgen.search.policy import Start
+from loadgen.studies import matrix_cells, matrix_study, study
+from loadgen.studies.comparison import Paired
+from loadgen.studies.matrix_cells import Cells
+from loadgen.studies.shared_service import Kept
 from serve_apps.engine_model import Engine, VirtualService
 from tests.test_compare import Faster
 
@@ -100,7 +102,7 @@ class Deployments:
 
 @pytest.fixture
 def deployments(monkeypatch: pytest.MonkeyPatch) -> Deployments:
-    monkeypatch.setattr(run, "Fleet", VirtualFleet)
+    monkeypatch.setattr(lifecycle, "Fleet", VirtualFleet)
     return Deployments()
 
 

@@ -28,19 +28,20 @@ from analysis.results import summary
 from analysis.rows import gathering, records
 from analysis.stats.pooling import Figure
 from conf import ConfigError, Experiment, load
-from loadgen import conclusion, hold
-from loadgen.addresses import chosen
-from loadgen.arrivals import NS, ArrivalSchedule, Traffic
-from loadgen.client import Client
-from loadgen.driver import Driver
-from loadgen.exchange import Exchange
-from loadgen.plan import Plan
-from loadgen.processes import Profile
-from loadgen.recorder import Shard
-from loadgen.rows import plan_table
-from loadgen.search import Outcome, Segment, Start, dwells_of
-from loadgen.sweep import Sweep, sweep
-from loadgen.virtual_target import VirtualTarget
+from loadgen.drive import fixed_rate
+from loadgen.drive.driver import Driver
+from loadgen.drive.plan import Plan
+from loadgen.drive.sweep import Sweep, sweep
+from loadgen.fleet.addresses import chosen
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.http_client import Client
+from loadgen.fleet.rows import plan_table
+from loadgen.fleet.sse import Exchange
+from loadgen.predict.virtual_target import VirtualTarget
+from loadgen.run import verdicts
+from loadgen.search.policy import Outcome, Segment, Start, dwells_of
+from loadgen.traffic.processes import Profile
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
 from serve_apps.engine_model import Engine, VirtualService
 from tests.mock_server import MockServer
 from tests.patience import PATIENCE_S
@@ -161,14 +162,14 @@ def test_pooled_endpoints_are_chosen_at_random_so_that_each_sees_poisson_arrival
 
 def test_a_virtual_replica_gets_its_own_stream_whatever_the_others_hold() -> None:
     drive, _ = driver(["search=quick"], 1.0, 1.0, 1.0)
-    hold.rate(drive, 2.0, 60, 15)
+    fixed_rate.rate(drive, 2.0, 60, 15)
     rows = drive.windows.requests(0).select(["stream", "replica_id"]).to_pylist()
     assert {(row["stream"], row["replica_id"]) for row in rows} == {(0, "0"), (1, "1"), (2, "2")}
 
 
 def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
     drive, experiment = driver(["search=quick"], 1.0, 1.5)
-    hold.rate(drive, 5.0, 60, 15)
+    fixed_rate.rate(drive, 5.0, 60, 15)
     (outcome,) = drive.windows.outcomes
     whole, parts = outcome.dwell, outcome.parts
     assert [(part.stream, part.nodes, part.rate_qps) for part in parts] == [(0, 1, 5.0), (1, 1, 5.0)]
@@ -265,7 +266,7 @@ def test_an_effect_is_told_with_its_side_and_its_interval_in_order() -> None:
 def test_a_sweep_says_what_it_measured_streams_per_node_or_a_pool() -> None:
     drive, experiment = driver(["search=quick", "search.min_dwells=3", "search.budget_s=210"], 1.0, 1.0)
     found = sweep(drive)
-    tree = conclusion.of_sweep(experiment, drive, found, "virtual")
+    tree = verdicts.of_sweep(experiment, drive, found, "virtual")
     assert found.capacity is not None and 2.9 < found.capacity.qps_per_node < 3.7
     assert tree["capacity"]["dwells_used"] == list(range(len(found.outcomes)))
     assert len(tree["nodes"]["effects_pct"]) == 2

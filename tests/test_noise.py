@@ -9,23 +9,23 @@ import pytest
 from analysis.results import summary
 from analysis.stats.quantiles import sectioning
 from conf import Experiment
-from loadgen import foresight
-from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.bench import Bench, Effort, Simulated
-from loadgen.crossing import Crossing
-from loadgen.drawn_p90 import Drawn, Seen, intervals, under_draws
-from loadgen.draws import drawn
-from loadgen.forecast import Forecast, Solution, forecast, with_slope
-from loadgen.prediction import at_rate
-from loadgen.uncertainty import DRAWS
+from loadgen.cli import engine_model
+from loadgen.predict.answer import at_rate
+from loadgen.predict.capacity import Forecast, Solution, forecast, with_slope
+from loadgen.predict.drawn_p90 import Drawn, Seen, intervals, under_draws
+from loadgen.predict.draws import drawn
+from loadgen.predict.operating_point import Bench, Effort, Simulated
+from loadgen.predict.root_finding import Crossing
+from loadgen.predict.uncertainty import DRAWS
+from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.known_answer import LAYER, MODEL, simulate, slowness, unsure
 
 HOUR = "search.budget_s=3600"
 
 
 def found(seed: int, start: float = 1.0) -> Forecast:
-    asked = foresight.foreseeable([HOUR, f"seed={seed}"], None)
-    return forecast(asked, foresight.simulate, 5.3 * start)
+    asked = engine_model.foreseeable([HOUR, f"seed={seed}"], None)
+    return forecast(asked, engine_model.simulate, 5.3 * start)
 
 
 def noise(solution: Solution) -> float:

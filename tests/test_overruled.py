@@ -10,7 +10,7 @@ from analysis.results import summary
 from conf import ConfigError, load
 from conf.load import dump
 from loadgen import __main__ as root
-from loadgen.command_line import asked
+from loadgen.cli.command_line import asked
 from tests.golden import GOLDEN
 
 CHATS = "workload=character"

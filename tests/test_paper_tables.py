@@ -10,7 +10,7 @@ from analysis.stats.map_fit import Prior, around
 from conf.constants import constants, replaced
 from conf.load import ROOT
 from conf.specs.experiment import Constant, Experiment
-from loadgen.paper import SUBJECTS, Row, Subject, kept, outputs
+from loadgen.studies.published_tables import SUBJECTS, Row, Subject, kept, outputs
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from tests.benchmarks._paper import FITTED, HELD, READ, SPREAD, halves
 from tests.benchmarks._paper_files import with_constants, with_posterior

@@ -9,8 +9,8 @@ import pytest
 
 from analysis import load_run
 from analysis.rows import gathering, piecewise, records
-from loadgen.recorder import Shard
-from loadgen.run_folder import RunFolder
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.run.run_folder import RunFolder
 
 
 def rows(*seqs: int) -> pa.Table:

@@ -379,7 +379,7 @@ def test_what_a_rate_moves() -> None:
 
 def test_the_bytes_of_a_request_are_those_that_are_sent() -> None:
     from conf import load
-    from loadgen.prompts import Prompts
+    from loadgen.prompts.bodies import Prompts
     from serve_apps.simulated.openai_answers import Answer, ApiRequest, EngineSteps, ServedModel
 
     asked = load([])

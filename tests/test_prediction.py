@@ -17,11 +17,12 @@ from conf.constants import constants
 from conf.matrix import matrix
 from conf.specs.experiment import Constant
 from loadgen import __main__ as root
-from loadgen import command_line, foresight, grid, uncertainty
-from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.bench import Bench, Effort, Simulated
-from loadgen.forecast import rounded_down
-from loadgen.prediction import EngineModel, Machine, at_rate, predict
+from loadgen.cli import command_line, engine_model
+from loadgen.predict import grid, uncertainty
+from loadgen.predict.answer import EngineModel, Machine, at_rate, predict
+from loadgen.predict.capacity import rounded_down
+from loadgen.predict.operating_point import Bench, Effort, Simulated
+from loadgen.traffic.schedule import NS, ArrivalSchedule
 
 LAYER = "model.step_time.layer_us"
 EVEN = ["workload.arrivals.kind=constant", "search=virtual", "search.budget_s=600"]
@@ -295,13 +296,13 @@ def test_block_by_block_is_the_same_service_only_slower() -> None:
     # More sequences than a step has tokens keep the compiled loop away.
     booked: Any = replace(asked.engine, max_num_seqs=10**4)  # type: ignore[call-arg]
     fixed = replace(asked.workload, input_tokens=load().workload.input_tokens)
-    bench = Bench(replace(asked, workload=fixed), foresight.simulate, Effort(1, 60.0))
+    bench = Bench(replace(asked, workload=fixed), engine_model.simulate, Effort(1, 60.0))
     fast, slow = (b.at(6.0) for b in (bench, bench.varied(replace(bench.experiment, engine=booked))))
     assert (fast.slow, slow.slow) == (False, True)
     assert slow.ttft_ms == pytest.approx(fast.ttft_ms) and slow.tpot_ms == pytest.approx(fast.tpot_ms)
     assert slow.cached_tokens == pytest.approx(fast.cached_tokens, rel=0.01)
     figures = summary.text(
-        at_rate(replace(bench.experiment, rate_qps=6.0, engine=booked), foresight.MODEL, draws=0)
+        at_rate(replace(bench.experiment, rate_qps=6.0, engine=booked), engine_model.MODEL, draws=0)
     )
     assert "KV cache unknown in use" in figures
 
@@ -332,8 +333,8 @@ def test_plain_columns_have_the_latencies_of_the_request_table() -> None:
     ],
 )
 def test_the_claimed_rate_was_simulated_and_keeps_its_bounds_as_printed(words: list[str]) -> None:
-    asked = foresight.foreseeable([*words, "search.budget_s=1200"], None)
-    tree = foresight.predict(asked, draws=0)
+    asked = engine_model.foreseeable([*words, "search.budget_s=1200"], None)
+    tree = engine_model.predict(asked, draws=0)
     claimed, found = tree["capacity"]["qps_per_node"]["estimate"], tree["forecast"]
     assert claimed == found["rate_qps_per_node"] == float(f"{claimed:.4g}")
     for limit in ("ttft", "tpot"):

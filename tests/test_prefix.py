@@ -17,13 +17,13 @@ from analysis.capacity.validity import check_prefix_hits
 from analysis.rows import records
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import SimulatedEngine, Workload
-from loadgen.arrivals import NS, ArrivalSchedule, Traffic
-from loadgen.prompts import Prompts
-from loadgen.recorder import Shard
-from loadgen.rows import plan_table, planned
-from loadgen.scrape import figures
-from loadgen.virtual_target import VirtualTarget
-from loadgen.worker import Worker
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.rows import plan_table, planned
+from loadgen.fleet.worker import Worker
+from loadgen.predict.virtual_target import VirtualTarget
+from loadgen.prompts.bodies import Prompts
+from loadgen.run.metrics_scraper import figures
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
 from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from loadgen import progress
+from loadgen.run import progress
 
 DONE: dict[str, Any] = {
     "index": 3,

@@ -16,25 +16,26 @@ from analysis.results import summary
 from analysis.rows import records
 from conf import ConfigError, Experiment
 from loadgen import __main__ as root
-from loadgen import command_line, foresight, paper, progressive, progressive_run, verbs
 from loadgen.__main__ import main
-from loadgen.driver import Driver
-from loadgen.paper import SUBJECTS, Row, Subject
-from loadgen.plan import Plan
-from loadgen.progressive import BASELINE, SATURATED, STRESS, WARM_UP
-from loadgen.search import Start
-from loadgen.subjects import subject_of
-from loadgen.target import Observation
+from loadgen.cli import command_line, engine_model, verbs
+from loadgen.drive.driver import Driver
+from loadgen.drive.plan import Plan
+from loadgen.fleet.target import Observation
+from loadgen.search.policy import Start
+from loadgen.studies import published_ladder, published_ladder_run, published_tables
+from loadgen.studies.paper_models import subject_of
+from loadgen.studies.published_ladder import BASELINE, SATURATED, STRESS, WARM_UP
+from loadgen.studies.published_tables import SUBJECTS, Row, Subject
 
 SUBJECT = {subject.name: subject for subject in SUBJECTS}
 LLAMA, QWEN, DEEPSEEK, KIMI = SUBJECT
-PHASES_OF_ROWS = (paper.SCALING, paper.SATURATION)
+PHASES_OF_ROWS = (published_tables.SCALING, published_tables.SATURATION)
 FIGURES = judged.Figures(10, 1.0, 100.0, 50.0, 0.0, 2.0, 1.0, 0.9, 10.0, "all 10")
-PUBLISHED = paper.read()
+PUBLISHED = published_tables.read()
 
 
 def ready(*words: str) -> Experiment:
-    return progressive.ready(command_line.asked("progressive", words, None))
+    return published_ladder.ready(command_line.asked("progressive", words, None))
 
 
 def of(subject: str, *words: str) -> Experiment:
@@ -93,7 +94,7 @@ def test_statuses(success: float, p99_s: float, total: float, before: float | No
 
 
 def test_five_phases_with_the_papers_levels_and_counts() -> None:
-    found = [(level.phase, level.concurrency, level.requests) for level in progressive.levels(of(LLAMA))]
+    found = [(level.phase, level.concurrency, level.requests) for level in published_ladder.levels(of(LLAMA))]
     assert found == [
         ("warm-up", 1, 3),
         ("baseline", 1, 10),
@@ -105,14 +106,14 @@ def test_five_phases_with_the_papers_levels_and_counts() -> None:
 
 @pytest.mark.parametrize(("profile", "counts"), [("quick", (75, 150, 225)), ("thorough", (450, 900, 1350))])
 def test_a_profile_multiplies_the_counts(profile: str, counts: tuple[int, ...]) -> None:
-    levels = progressive.levels(of(QWEN, f"progressive.profile={profile}"))
+    levels = published_ladder.levels(of(QWEN, f"progressive.profile={profile}"))
     at = {(level.phase, level.concurrency): level for level in levels}
     assert tuple(at["saturation", c].requests for c in (150, 300, 1000)) == counts
     assert at["saturation", 300].in_flight == min(300, at["saturation", 300].requests)
 
 
 def test_so_many_requests_per_user_decide_every_count_of_scaling_and_saturation() -> None:
-    for level in progressive.levels(of(KIMI, "progressive.requests_per_user=10")):
+    for level in published_ladder.levels(of(KIMI, "progressive.requests_per_user=10")):
         if level.phase in (WARM_UP, BASELINE, STRESS):
             continue
         assert (level.requests, level.in_flight) == (10 * level.concurrency, level.concurrency)
@@ -120,35 +121,37 @@ def test_so_many_requests_per_user_decide_every_count_of_scaling_and_saturation(
 
 def test_stress_is_long_context_long_output_and_where_the_model_sees_many_images() -> None:
     shapes = {
-        name: [level.shape for level in progressive.levels(of(name)) if level.phase == STRESS]
+        name: [level.shape for level in published_ladder.levels(of(name)) if level.phase == STRESS]
         for name in SUBJECT
     }
     assert shapes[LLAMA] == shapes[DEEPSEEK] == ["long context", "long output"]
     assert shapes[QWEN] == shapes[KIMI] == ["long context", "long output", "5 images"]
-    most = next(level for level in progressive.levels(of(QWEN)) if level.shape == "5 images")
+    most = next(level for level in published_ladder.levels(of(QWEN)) if level.shape == "5 images")
     assert (most.image_tokens, most.prompt_tokens) == (5 * 1024, 1141 + 4 * 1024)
 
 
 def test_answers_keep_the_published_mean_whatever_their_number() -> None:
     for words in ([], ["progressive.requests_per_user=10"]):
-        levels = progressive.levels(of(DEEPSEEK, *words))
+        levels = published_ladder.levels(of(DEEPSEEK, *words))
         at = {(level.phase, level.concurrency): level.answers for level in levels}
         assert at["scaling", 5].mean() == pytest.approx(290 * 106 / (461 - 106), abs=0.2)
         assert np.mean(at["saturation", 300] == 100) == pytest.approx(0.25, abs=0.01)
 
 
 def test_a_model_that_is_not_the_papers_has_nominal_lengths_and_nothing_beside_it() -> None:
-    levels = progressive.levels(ready())
+    levels = published_ladder.levels(ready())
     assert {(level.prompt_tokens, level.published) for level in levels if not level.shape} == {(500, None)}
     assert subject_of(ready()) is None
     asked = ready("progressive.lengths=workload")
-    assert {level.prompt_tokens for level in progressive.levels(asked) if not level.shape} == {5600}
+    assert {level.prompt_tokens for level in published_ladder.levels(asked) if not level.shape} == {5600}
 
 
 def test_another_layout_of_a_papers_model_has_no_published_rows_beside_it() -> None:
     asked = ready("model=qwen3_vl_235b_bf16", "layout=dp1_tp8_ep8")
-    assert not any(level.published for level in progressive.levels(asked))
-    assert [level.concurrency for level in progressive.levels(asked) if level.phase == "scaling"][0] == 10
+    assert not any(level.published for level in published_ladder.levels(asked))
+    assert [level.concurrency for level in published_ladder.levels(asked) if level.phase == "scaling"][
+        0
+    ] == 10
 
 
 @pytest.mark.parametrize("name", SUBJECT)
@@ -156,14 +159,14 @@ def test_the_workloads_lengths_are_asked_of_every_model_and_nothing_published_st
     name: str,
 ) -> None:
     asked = of(name, "progressive.lengths=workload", "workload=chat_5600_140")
-    levels = progressive.levels(asked)
+    levels = published_ladder.levels(asked)
     assert {level.prompt_tokens for level in levels if not level.shape} == {5600}
     assert {tuple(set(level.answers)) for level in levels if level.phase in PHASES_OF_ROWS} == {(140,)}
     assert not any(level.published for level in levels)
     alias = of(name, "progressive.lengths=workload", "workload=chat_5600_140", "model.name=another")
-    other = progressive.levels(alias)
+    other = published_ladder.levels(alias)
     assert [level.answers.tolist() for level in other] == [level.answers.tolist() for level in levels]
-    found = progressive.tree(asked, [[FIGURES] * len(levels)], "virtual")["progressive"]
+    found = published_ladder.tree(asked, [[FIGURES] * len(levels)], "virtual")["progressive"]
     assert (found["fit_rms"], found["rms"]) == (None, None)
     assert "the lengths are the workload's" in found["caution"]
 
@@ -181,17 +184,17 @@ def test_the_workloads_lengths_are_asked_of_every_model_and_nothing_published_st
 )
 def test_rows_stand_beside_what_was_published_whatever_it_is_called(name: str, changed: str) -> None:
     same = ("model.name=another", "hardware.name=mine", "layout.name=ours")
-    assert any(level.published for level in progressive.levels(of(name, *same)))
+    assert any(level.published for level in published_ladder.levels(of(name, *same)))
     shipped = of(name)
     if changed == "model.kv_cache=fp8" and shipped.model.kv_cache == "fp8":
         changed = "model.kv_cache=bf16"
     asked = of(name, changed, "cluster.gpus_per_node=16")
-    levels = progressive.levels(asked)
+    levels = published_ladder.levels(asked)
     assert not any(level.published for level in levels)
     assert [level.prompt_tokens for level in levels] == [
-        level.prompt_tokens for level in progressive.levels(shipped)
+        level.prompt_tokens for level in published_ladder.levels(shipped)
     ]
-    found = progressive.tree(asked, [[FIGURES] * len(levels)], "virtual")["progressive"]
+    found = published_ladder.tree(asked, [[FIGURES] * len(levels)], "virtual")["progressive"]
     assert "nothing stands beside these" in found["caution"]
 
 
@@ -200,18 +203,18 @@ def test_another_model_with_a_papers_name_is_not_the_papers(name: str) -> None:
     paper_name = of(name).model.name
     asked = ready(f"model.name={paper_name}", f"model.served_name={name}", "layout=dp1_tp8")
     assert subject_of(asked) is None
-    assert not any(level.published for level in progressive.levels(asked))
-    assert {level.prompt_tokens for level in progressive.levels(asked) if not level.shape} == {500}
+    assert not any(level.published for level in published_ladder.levels(asked))
+    assert {level.prompt_tokens for level in published_ladder.levels(asked) if not level.shape} == {500}
 
 
 def test_a_schedule_is_a_closed_loop_and_of_a_burst_all_is_window() -> None:
-    levels = {(level.phase, level.concurrency): level for level in progressive.levels(of(QWEN))}
+    levels = {(level.phase, level.concurrency): level for level in published_ladder.levels(of(QWEN))}
     burst, loop = (levels[key].schedule(3, 7, 100) for key in (("saturation", 500), ("scaling", 10)))
     assert (burst.concurrency, len(burst), set(burst.phase.tolist())) == (450, 450, {3})
     assert (loop.concurrency, len(loop), (loop.phase == 2).sum()) == (10, 30, 10)
     assert loop.seq[0] == 100 and loop.dwell == 3 and loop.image_tokens is not None
     assert (loop.shared_tokens == loop.input_tokens).all()
-    unique = progressive.levels(of(QWEN, "progressive.prompts=unique"))[0].schedule(0, 0, 0)
+    unique = published_ladder.levels(of(QWEN, "progressive.prompts=unique"))[0].schedule(0, 0, 0)
     assert not unique.shared_tokens.any()
 
 
@@ -266,7 +269,7 @@ def test_runs_have_a_t_interval_and_a_variation() -> None:
 @pytest.fixture(scope="module")
 def replayed() -> dict[str, Any]:
     """Every model of the paper, once, at the paper's counts."""
-    return {name: foresight.progressive(of(name)) for name in SUBJECT}
+    return {name: engine_model.progressive(of(name)) for name in SUBJECT}
 
 
 @pytest.mark.parametrize("name", SUBJECT)
@@ -281,7 +284,7 @@ def test_every_published_row_stands_beside_its_level_once(replayed: dict[str, An
     lines = [line for line in replayed[name]["progressive"]["levels"] if "published" in line]
     beside = [(line["phase"], line["concurrency"], line["published"]["total_tok_s"]) for line in lines]
     subject = SUBJECT[name]
-    again = [at for at, why in subject.left_out.items() if why == paper.AGAIN]
+    again = [at for at, why in subject.left_out.items() if why == published_tables.AGAIN]
     rows = [row for row in PUBLISHED[name] if (row.table, row.concurrency) not in again]
     assert beside == [(row.phase, row.concurrency, row.total_tok_s) for row in rows]
     for line in lines:
@@ -306,7 +309,7 @@ def test_the_plateau_above_450_is_that_of_the_request_count(replayed: dict[str, 
 
     published, full = (
         at(replayed[LLAMA]),
-        at(foresight.progressive(of(LLAMA, "progressive.requests_per_user=10"))),
+        at(engine_model.progressive(of(LLAMA, "progressive.requests_per_user=10"))),
     )
     assert published[1000]["total_tok_s"] == pytest.approx(published[500]["total_tok_s"], rel=1e-9)
     assert max(line["in_flight"] for line in published.values()) < 450
@@ -321,7 +324,7 @@ def test_the_plateau_above_450_is_that_of_the_request_count(replayed: dict[str, 
 
 def test_runs_differ_where_the_engine_has_noise() -> None:
     words = ["engine=simulated_aiter", "progressive.runs=3"]
-    tree = foresight.progressive(ready(*SUBJECT[LLAMA].words, *words))
+    tree = engine_model.progressive(ready(*SUBJECT[LLAMA].words, *words))
     lines = tree["progressive"]["levels"]
     assert all(line["total_tok_s_spread"]["cov"] > 0 for line in lines)
     assert all(
@@ -332,9 +335,9 @@ def test_runs_differ_where_the_engine_has_noise() -> None:
 
 
 def test_prompts_that_differ_find_nothing_cached() -> None:
-    lines = foresight.progressive(of(LLAMA, "progressive.prompts=unique"))["progressive"]["levels"]
+    lines = engine_model.progressive(of(LLAMA, "progressive.prompts=unique"))["progressive"]["levels"]
     assert {line["prefix_hit"] for line in lines} == {0.0}
-    assert foresight.progressive(of(QWEN, "progressive.prompts=unique"))["progressive"]["caution"]
+    assert engine_model.progressive(of(QWEN, "progressive.prompts=unique"))["progressive"]["caution"]
 
 
 @pytest.mark.parametrize(
@@ -369,15 +372,15 @@ def test_what_no_level_would_honour_is_refused(words: list[str], why: str) -> No
 )
 def test_the_virtual_clock_is_one_simulated_replica(words: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        progressive.is_virtual(ready(*words))
+        published_ladder.is_virtual(ready(*words))
 
 
 @pytest.mark.parametrize("word", ["engine.max_num_queued_reqs=5", "engine.num_gpu_blocks=1200"])
 def test_an_engine_that_the_fast_model_does_not_play_is_refused_in_a_line(word: str) -> None:
     asked = ready("progressive.runs=1", word)
     with pytest.raises(ConfigError, match="does not play this engine .*; use progressive.clock=wall"):
-        foresight.progressive(asked)
-    assert foresight.level_seconds(asked) is None
+        engine_model.progressive(asked)
+    assert engine_model.level_seconds(asked) is None
 
 
 def test_over_http_one_model_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -390,14 +393,14 @@ def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:
     asked = of(LLAMA)
     good = FIGURES
     none = judged.Figures(10, 0.0, 0.0, 0.0, 0.0, math.inf, 0.0, None, 0.0, "none")
-    levels = len(progressive.levels(asked))
+    levels = len(published_ladder.levels(asked))
     for run, failing in (([good] * (levels - 1) + [none], 1), ([none] * levels, levels)):
-        tree = progressive.tree(asked, [run], "wall")
+        tree = published_ladder.tree(asked, [run], "wall")
         assert (tree["exit_code"], tree["progressive"]["rms"]) == (3, None)
         assert f"{failing} levels are FAILING" in summary.text(tree)
         assert judged.rows([tree]).num_rows == levels
-    assert progressive.tree(asked, [[good] * levels], "wall")["progressive"]["rms"] > 0
-    assert progressive.tree(asked, [[good] * levels], "wall", {3: "late"})["progressive"]["rms"] is None
+    assert published_ladder.tree(asked, [[good] * levels], "wall")["progressive"]["rms"] > 0
+    assert published_ladder.tree(asked, [[good] * levels], "wall", {3: "late"})["progressive"]["rms"] is None
 
 
 def test_other_verbs_refuse_its_keys() -> None:
@@ -409,7 +412,7 @@ class Played:
     """A target that answers every closed loop at once as the engine model does."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self._experiment, self._levels = experiment, progressive.levels(experiment)
+        self._experiment, self._levels = experiment, published_ladder.levels(experiment)
         self._now_ns = 0
 
     def now_ns(self) -> int:
@@ -418,7 +421,7 @@ class Played:
     def run(self, schedule: Any, until_ns: int) -> Observation:
         ended = records.PROGRESS.empty_table()
         if schedule is not None:
-            rows = foresight.played(self._experiment, schedule.dwell, self._levels[schedule.dwell])
+            rows = engine_model.played(self._experiment, schedule.dwell, self._levels[schedule.dwell])
             due_ns = rows["due_ns"].to_numpy() + self._now_ns
             at = {"seq": pa.array(schedule.seq), "due_ns": pa.array(due_ns)}
             columns = {name: at.get(name, rows[name]) for name in rows.column_names}
@@ -442,13 +445,15 @@ def driven(experiment: Experiment) -> tuple[Driver, list[str]]:
 def test_a_run_over_a_target_plays_the_same_levels_and_says_the_same(replayed: dict[str, Any]) -> None:
     experiment = of(LLAMA)
     driver, told = driven(experiment)
-    tree = progressive_run.act(experiment, driver)()
-    assert told.count("level") == len(progressive.levels(experiment)) == len(tree["dwells"])
+    tree = published_ladder_run.act(experiment, driver)()
+    assert told.count("level") == len(published_ladder.levels(experiment)) == len(tree["dwells"])
     here, virtual = (each["progressive"]["levels"] for each in (tree, replayed[LLAMA]))
     for one, other in zip(here, virtual, strict=True):
         assert one["total_tok_s"] == pytest.approx(other["total_tok_s"], rel=1e-6)
         assert (one["status"], one["requests"]) == (other["status"], other["requests"])
-    together = progressive_run.concluded(experiment, {"run-1": tree, "run-2": json.loads(json.dumps(tree))})
+    together = published_ladder_run.concluded(
+        experiment, {"run-1": tree, "run-2": json.loads(json.dumps(tree))}
+    )
     assert together["progressive"]["runs"] == 2
     assert together["progressive"]["levels"][3]["total_tok_s_spread"]["cov"] == 0
 
@@ -457,11 +462,11 @@ def test_a_void_level_is_no_result() -> None:
     experiment = of(LLAMA)
     runs = [
         [
-            judged.figures(foresight.played(experiment, n, level))
-            for n, level in enumerate(progressive.levels(experiment))
+            judged.figures(engine_model.played(experiment, n, level))
+            for n, level in enumerate(published_ladder.levels(experiment))
         ]
     ]
-    tree = progressive.tree(experiment, runs, "wall", {4: "client_limited"})
+    tree = published_ladder.tree(experiment, runs, "wall", {4: "client_limited"})
     assert (tree["valid"], tree["exit_code"]) == (False, 4)
     assert "VOID: client_limited" in summary.text(tree)
 
@@ -513,18 +518,20 @@ def test_the_suffix_of_a_file_says_how_levels_are_written(
     monkeypatch.setattr(root, "_answer", lambda _, act: act(None, None)["exit_code"])
     assert main([*words, "progressive.clock=wall", "--out", str(tmp_path / "http.csv")]) == 0
     assert (tmp_path / "http.csv").read_text() == (tmp_path / "a.csv").read_text()
-    monkeypatch.setattr(foresight, "progressive", None)  # nothing is played for a file that cannot be written
+    monkeypatch.setattr(
+        engine_model, "progressive", None
+    )  # nothing is played for a file that cannot be written
     assert main([*words, "--out", str(tmp_path / "a.xlsx")]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[-1].endswith("a.xlsx: cannot be written as such; give it a name in .parquet or .csv or .json")
 
 
 def test_without_a_model_all_of_the_papers_are_asked() -> None:
-    assert [words[0] for words in paper.asked(["progressive.runs=1"], None)] == [
+    assert [words[0] for words in published_tables.asked(["progressive.runs=1"], None)] == [
         it.words[0] for it in SUBJECTS
     ]
-    assert paper.asked(["model=tiny_qwen3_moe"], None) == [["model=tiny_qwen3_moe"]]
-    assert paper.asked([], Path("config.yaml")) == [[]]
+    assert published_tables.asked(["model=tiny_qwen3_moe"], None) == [["model=tiny_qwen3_moe"]]
+    assert published_tables.asked([], Path("config.yaml")) == [[]]
 
 
 def test_a_dry_run_tells_phases_levels_requests_and_time(capsys: pytest.CaptureFixture[str]) -> None:

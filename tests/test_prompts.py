@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conf import load
 from conf.specs.experiment import Workload
-from loadgen.prompts import UNIQUE_TOKENS, Prompts
+from loadgen.prompts.bodies import UNIQUE_TOKENS, Prompts
 
 IDS = load().workload
 TEXT = load(["workload.prompt=text"]).workload

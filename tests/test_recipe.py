@@ -11,10 +11,12 @@ from analysis.results import studies, summary
 from analysis.results.runs import RunError
 from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
-from loadgen import command_line, measure, recipe, study, verbs
-from loadgen.folder import Folder
-from loadgen.plan import Past
-from loadgen.run_folder import RunFolder
+from loadgen.cli import command_line, verbs
+from loadgen.drive.plan import Past
+from loadgen.run import measure
+from loadgen.run.folder import Folder
+from loadgen.run.run_folder import RunFolder
+from loadgen.studies import calibration_probes, study
 
 
 class Site:
@@ -44,12 +46,12 @@ def silent(_kind: str, /, **_facts: Any) -> None:
 
 def begun(out: Path, site: Site) -> dict[str, Any]:
     asked = load([f"out={out}", "run=one", "fleet.actors=4", "workload.prompt=text", "seed=5"])
-    return study.run(recipe.of(asked, guess_qps=5.0), measure.create(Folder, asked), site, silent)
+    return study.run(calibration_probes.of(asked, guess_qps=5.0), measure.create(Folder, asked), site, silent)
 
 
 def resumed(path: Path, site: Site) -> dict[str, Any]:
     asked = command_line.asked(verbs.verb(path), [], path / "config.yaml")
-    return study.run(recipe.of(asked), Folder(path), site, silent)
+    return study.run(calibration_probes.of(asked), Folder(path), site, silent)
 
 
 def test_every_part_is_a_probe_of_its_own_load(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_a_part_that_was_void_is_measured_anew_and_nothing_else(tmp_path: Path) 
 )
 def test_what_makes_no_recipe_is_refused(words: list[str], guess_qps: float | None, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        recipe.of(load(words), guess_qps)
+        calibration_probes.of(load(words), guess_qps)
 
 
 @pytest.mark.parametrize("word", ["concurrency=4", "search.deployments=2", "search.expected_qps=5"])
@@ -146,5 +148,5 @@ def test_the_plan_says_how_long_all_parts_last(capsys: pytest.CaptureFixture[str
 
 def test_the_rate_is_guessed_for_the_traffic_that_it_is_offered() -> None:
     asked = load(["workload=smoke", "workload.prompt=text"])
-    checked = recipe.checked(asked).workload
+    checked = calibration_probes.checked(asked).workload
     assert (checked.name, checked.prompt) == ("r4_check", "text")

@@ -12,7 +12,7 @@ import pytest
 
 from analysis.rows import records
 from analysis.rows.time_series import CLIENTS
-from loadgen.recorder import Shard, lock
+from loadgen.fleet.arrow_stream import Shard, lock
 
 
 def row(seq: int) -> pa.RecordBatch:

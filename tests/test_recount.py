@@ -21,18 +21,19 @@ from analysis.results.runs import RunError
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
 from conf import Experiment, load
-from loadgen import conclusion, hold, run
-from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.driver import Driver
-from loadgen.measure import require
-from loadgen.plan import Past
-from loadgen.recorder import Shard
-from loadgen.resume import past
-from loadgen.run import Run
-from loadgen.run_folder import RunFolder
-from loadgen.search import Start
-from loadgen.sweep import sweep
-from loadgen.target import LostActor, Observation
+from loadgen.drive import fixed_rate
+from loadgen.drive.driver import Driver
+from loadgen.drive.plan import Past
+from loadgen.drive.sweep import sweep
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.target import LostActor, Observation
+from loadgen.run import lifecycle, verdicts
+from loadgen.run.lifecycle import Run
+from loadgen.run.measure import require
+from loadgen.run.resume import past
+from loadgen.run.run_folder import RunFolder
+from loadgen.search.policy import Start
+from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.golden import unsealed
 from tests.test_run import VirtualFleet, service
 from tests.test_sweep import spoilt
@@ -41,10 +42,10 @@ QUICK = load(["search=quick", "search.budget_s=200", "workload=chat_5600_140_var
 RAMPED = load(["search=standard", "search.budget_s=240", "workload=chat_5600_140_varied"])
 
 
-def searched(experiment: Experiment) -> Callable[[Driver], run.Conclude]:
-    def act(driver: Driver) -> run.Conclude:
+def searched(experiment: Experiment) -> Callable[[Driver], lifecycle.Conclude]:
+    def act(driver: Driver) -> lifecycle.Conclude:
         found = sweep(driver)
-        return lambda: conclusion.of_sweep(experiment, driver, found, "wall")
+        return lambda: verdicts.of_sweep(experiment, driver, found, "wall")
 
     return act
 
@@ -64,7 +65,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep with a ramp, for reading only."""
     made = RunFolder.create(tmp_path_factory.mktemp("runs"), "one")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "Fleet", VirtualFleet)
+        patch.setattr(lifecycle, "Fleet", VirtualFleet)
         measure(made, RAMPED)
     return made.path
 
@@ -100,13 +101,13 @@ def test_a_figure_beyond_the_tolerance_is_named(swept: Path, tmp_path: Path, cap
 def test_a_run_of_shared_prompts_is_recomputed_in_the_work_of_what_is_left(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "Fleet", VirtualFleet)
+    monkeypatch.setattr(lifecycle, "Fleet", VirtualFleet)
     experiment = load(["rate_qps=3", "fleet.warmup_requests=4", "workload.prefix_hit=.5"])
     filled = Run(experiment, folder, "probe", lambda *_, **__: None)
 
-    def act(driver: Driver) -> run.Conclude:
-        hold.rate(driver, 3.0, 60, 15)
-        return lambda: conclusion.of_probe(experiment, driver)
+    def act(driver: Driver) -> lifecycle.Conclude:
+        fixed_rate.rate(driver, 3.0, 60, 15)
+        return lambda: verdicts.of_probe(experiment, driver)
 
     (line,) = filled.measure(lambda: Start(8.0), service(), act)["dwells"]
     assert line["work_qps_per_node"] == pytest.approx(line["requests"] / 60), "alike requests are mean ones"
@@ -153,7 +154,7 @@ class Late(VirtualFleet):
 def test_an_answer_that_came_at_the_very_end_counts(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "Fleet", Late)
+    monkeypatch.setattr(lifecycle, "Fleet", Late)
     tree = measure(folder, load(["search=quick", "search.budget_s=120", "search.settle_s=20"]))
     assert tree["valid"], tree["reason"]
     assert {line["pending"] for line in tree["dwells"]} == {0}
@@ -174,7 +175,7 @@ class Losing(VirtualFleet):
 
 
 def test_void_windows_stay_void_in_the_recount(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "Fleet", Losing)
+    monkeypatch.setattr(lifecycle, "Fleet", Losing)
     tree = measure(folder, QUICK)
     void = [line["index"] for line in tree["dwells"] if line["void_reason"] == "actor_lost"]
     lines, identical = recount.text(load_run(folder.path))
@@ -199,11 +200,11 @@ class Later(VirtualFleet):
 
 
 def test_a_resumed_sweep_is_recomputed_too(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "Fleet", Interrupted)
+    monkeypatch.setattr(lifecycle, "Fleet", Interrupted)
     assert measure(folder, QUICK)["exit_code"] == 130
     lines, identical = recount.text(load_run(folder.path))
     assert identical and "none was recorded" in lines
-    monkeypatch.setattr(run, "Fleet", Later)
+    monkeypatch.setattr(lifecycle, "Fleet", Later)
     before = past(load_run(folder.path))
     tree = measure(RunFolder(folder.path), QUICK, before)
     assert before.segments and tree["capacity"]
@@ -214,7 +215,7 @@ def test_a_resumed_sweep_is_recomputed_too(folder: RunFolder, monkeypatch: pytes
 def test_what_a_required_rate_rests_on_is_recomputed(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "Fleet", VirtualFleet)
+    monkeypatch.setattr(lifecycle, "Fleet", VirtualFleet)
     experiment = load(["rate_qps=7", "fleet.warmup_requests=4"])
     filled = Run(experiment, folder, "probe", lambda *_, **__: None)
     tree = filled.measure(lambda: Start(8.0), service(), partial(require, experiment))

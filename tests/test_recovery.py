@@ -21,9 +21,9 @@ import pytest
 from analysis import load_run
 from analysis.results import summary
 from conf import Experiment, load
-from loadgen.measure import Site, continued, measure, search
-from loadgen.run_folder import RunFolder
-from loadgen.search import Start
+from loadgen.run.measure import Site, continued, measure, search
+from loadgen.run.run_folder import RunFolder
+from loadgen.search.policy import Start
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.cluster]
@@ -32,8 +32,8 @@ ray = pytest.importorskip("ray")
 
 from cluster.deployment.serve_state import state  # noqa: E402
 from cluster.ray_session import session  # noqa: E402
-from loadgen.run import Service  # noqa: E402
-from loadgen.site import service  # noqa: E402
+from loadgen.cli.deployment import service  # noqa: E402
+from loadgen.run.lifecycle import Service  # noqa: E402
 from serve_apps.simulated.app import application_name  # noqa: E402
 
 LIMIT_S, LAST_LIMIT_S = 240, 10
@@ -171,8 +171,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     folder = RunFolder.create(tmp_path_factory.mktemp("runs"), "run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "RayCluster", Known)
-        patch.setattr("loadgen.fleet.REPLY_TIMEOUT_S", PATIENCE_S)
-        patch.setattr("loadgen.fleet.READY_TIMEOUT_S", PATIENCE_S)
+        patch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", PATIENCE_S)
+        patch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", PATIENCE_S)
         tree = measure(EXPERIMENT, "sweep", folder, search, Site(start, up), saboteur)
     yield Ran(tree, folder.path, saboteur.at)
 

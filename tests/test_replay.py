@@ -14,10 +14,11 @@ from analysis.results import replay_text, summary
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from conf.specs.experiment import Arrivals
-from loadgen import foresight, grid, replay
 from loadgen.__main__ import main
-from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.bench_arrivals import bench_arrivals_s
+from loadgen.cli import engine_model
+from loadgen.predict import grid, replay
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.vllm_bench_arrivals import bench_arrivals_s
 from tests.test_prediction import only_layer
 
 QUIET = "workload.arrivals.kind=constant"
@@ -166,10 +167,10 @@ def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
 def test_on_the_engine_model_a_burst_is_a_closed_loop_that_nobody_joins() -> None:
     words = ["requests=12", "workload=smoke", "layout=dp2_tp4_ep4"]
     burst = load([*words, "concurrency=12"])
-    seen = foresight.replayed(burst, replay.planned(burst))
+    seen = engine_model.replayed(burst, replay.planned(burst))
     assert seen.sent_s.tolist() == [0.0] * 12 and set(seen.replica) == {0, 1}
     four = load([*words, "concurrency=4"])
-    seen = foresight.replayed(four, replay.planned(four))
+    seen = engine_model.replayed(four, replay.planned(four))
     assert (seen.sent_s[:4] == 0).all() and (seen.sent_s[4:] > 0).all()
     assert set(seen.sent_s[4:]) <= set(seen.last_s)
 
@@ -198,6 +199,6 @@ def test_a_shared_beginning_is_cached_after_the_first_who_brings_it() -> None:
     cold, warm = (
         load(["rate_qps=.1", "requests=4", f"workload.prefix_hit={hit}", QUIET]) for hit in (0, 0.9)
     )
-    seen = [foresight.replayed(one, replay.planned(one)) for one in (cold, warm)]
+    seen = [engine_model.replayed(one, replay.planned(one)) for one in (cold, warm)]
     cold_s, warm_s = (one.first_s - one.sent_s for one in seen)
     assert warm_s[0] == pytest.approx(cold_s[0]) and (warm_s[1:] < cold_s[1:] / 2).all()

@@ -25,8 +25,8 @@ from analysis.results import matrix_table, studies, summary
 from analysis.results.runs import RunError
 from analysis.rows import foreign_words, records
 from conf.specs.experiment import Slo
-from loadgen import reports
-from loadgen.run_folder import checksums
+from loadgen.run import report_file
+from loadgen.run.run_folder import checksums
 from tests.golden import GOLDEN, unsealed
 
 VOID = {"br", "col", "hr", "img", "input", "link", "meta", "path", "use", "rect", "circle", "line"}
@@ -425,17 +425,17 @@ def test_a_report_that_fails_changes_no_result(
             raise error
 
         monkeypatch.setattr(report, "write", fail)
-        assert reports.written(tree, lambda kind, **facts: None) == tree
+        assert report_file.written(tree, lambda kind, **facts: None) == tree
         told = capsys.readouterr().err
         assert told.count("\n") == 1 and f"python -m analysis report {copy}" in told
-    assert reports.written({"exit_code": 1}, lambda kind, **facts: None) == {"exit_code": 1}
+    assert report_file.written({"exit_code": 1}, lambda kind, **facts: None) == {"exit_code": 1}
 
 
 def test_a_report_is_written_anew_and_no_file_of_the_run(copy: Path, undrawn: None) -> None:
     before = checksums(copy)
     assert report.command([copy], None) == f"report {copy / 'report.html'}"
     first = (copy / "report.html").read_bytes()
-    tree = reports.written({"folder": str(copy), "exit_code": 0}, lambda kind, **facts: None)
+    tree = report_file.written({"folder": str(copy), "exit_code": 0}, lambda kind, **facts: None)
     assert tree["report"] == str(copy / "report.html")
     assert (copy / "report.html").read_bytes() == first
     assert checksums(copy) == before and not list(copy.glob("*.tmp"))

@@ -12,10 +12,11 @@ from analysis.capacity import posterior
 from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, Dwell, LimitCount
 from analysis.results import summary
 from conf import load
-from loadgen import conclusion, require
 from loadgen.__main__ import main
-from loadgen.arrivals import NS
-from loadgen.driver import Driver
+from loadgen.drive import require
+from loadgen.drive.driver import Driver
+from loadgen.run import verdicts
+from loadgen.traffic.schedule import NS
 from tests.test_sweep import Healing, Spoilt, driver
 
 
@@ -24,7 +25,7 @@ def required(words: list[str], **more: Any) -> tuple[dict[str, Any], list[dict[s
     drive, experiment, events = driver(words, **more)
     assert experiment.rate_qps
     found = require.require(drive, experiment.rate_qps, require.seconds(experiment))
-    tree = conclusion.of_required(experiment, drive, found)
+    tree = verdicts.of_required(experiment, drive, found)
     assert summary.text(tree)
     return tree, [facts for kind, facts in events if kind == "look"], drive
 

@@ -14,16 +14,16 @@ from analysis.capacity import posterior
 from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, Window
 from analysis.rows import records
 from conf import load
-from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.driver import Driver
-from loadgen.plan import Past, Plan
-from loadgen.recorder import Shard
-from loadgen.resume import past
-from loadgen.run_folder import BusyError, RunFolder
-from loadgen.search import Outcome, Start, prior
-from loadgen.sweep import sweep
-from loadgen.target import Observation
-from loadgen.virtual_target import VirtualTarget
+from loadgen.drive.driver import Driver
+from loadgen.drive.plan import Past, Plan
+from loadgen.drive.sweep import sweep
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.target import Observation
+from loadgen.predict.virtual_target import VirtualTarget
+from loadgen.run.resume import past
+from loadgen.run.run_folder import BusyError, RunFolder
+from loadgen.search.policy import Outcome, Start, prior
+from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import Engine, VirtualService
 
 EXPERIMENT = load(["search=quick", "search.budget_s=400"])

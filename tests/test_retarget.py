@@ -13,9 +13,9 @@ import pytest
 
 from analysis.rows.records import read_stream
 from analysis.rows.time_series import SERVER
-from loadgen import scrape
-from loadgen.client import Client
-from loadgen.exchange import Exchange
+from loadgen.fleet.http_client import Client
+from loadgen.fleet.sse import Exchange
+from loadgen.run import metrics_scraper
 from tests.mock_server import MockServer
 from tests.patience import until
 
@@ -58,7 +58,7 @@ def metrics(running: int) -> Iterator[str]:
 
 
 def test_samples_are_those_of_the_new_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrape, "PERIOD_S", 0.1)
+    monkeypatch.setattr(metrics_scraper, "PERIOD_S", 0.1)
     path = tmp_path / "server.arrow"
 
     def sampled() -> set[tuple[str, int]]:
@@ -70,7 +70,7 @@ def test_samples_are_those_of_the_new_replicas(tmp_path: Path, monkeypatch: pyte
     with (
         metrics(1) as old,
         metrics(2) as new,
-        scrape.Scraper({"r0": old}, path, time.monotonic_ns) as scraper,
+        metrics_scraper.Scraper({"r0": old}, path, time.monotonic_ns) as scraper,
     ):
         wait(("r0", 1))
         scraper.follow({"r1": new})

@@ -8,7 +8,7 @@ import pytest
 
 from conf import load
 from conf.specs.experiment import SimulatedEngine
-from loadgen.addresses import chosen
+from loadgen.fleet.addresses import chosen
 from serve_apps.engine_model.compiled.fast_engine import Machine
 from serve_apps.engine_model.service.balancer import Balance, Loss
 from serve_apps.engine_model.service.prefixes import Prefixes

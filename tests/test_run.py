@@ -11,16 +11,17 @@ import pytest
 from analysis import load_run
 from analysis.results import summary
 from conf import load
-from loadgen import conclusion, hold, run
-from loadgen.arrivals import NS, Traffic
-from loadgen.driver import Driver
-from loadgen.endpoint import TargetError
-from loadgen.folder import finite
-from loadgen.run import Run, Service
-from loadgen.run_folder import RunFolder, without_credentials
-from loadgen.search import Start
-from loadgen.sweep import sweep
-from loadgen.virtual_target import VirtualTarget
+from loadgen.drive import fixed_rate
+from loadgen.drive.driver import Driver
+from loadgen.drive.sweep import sweep
+from loadgen.predict.virtual_target import VirtualTarget
+from loadgen.run import lifecycle, verdicts
+from loadgen.run.endpoint import TargetError
+from loadgen.run.folder import finite
+from loadgen.run.lifecycle import Run, Service
+from loadgen.run.run_folder import RunFolder, without_credentials
+from loadgen.search.policy import Start
+from loadgen.traffic.schedule import NS, Traffic
 from serve_apps.engine_model import Engine, VirtualService
 
 EXPERIMENT = load(["search=quick", "fleet.warmup_requests=4"])
@@ -59,7 +60,7 @@ def service(
 
 def searched(driver: Driver) -> Callable[[], Any]:
     found = sweep(driver)
-    return lambda: conclusion.of_sweep(EXPERIMENT, driver, found, "wall")
+    return lambda: verdicts.of_sweep(EXPERIMENT, driver, found, "wall")
 
 
 def measure(
@@ -69,7 +70,7 @@ def measure(
     prepare: Callable[[], Start] = lambda: Start(8.0, 5.2),
     **how: Any,
 ) -> tuple[dict[str, Any], Path]:
-    monkeypatch.setattr(run, "Fleet", VirtualFleet)
+    monkeypatch.setattr(lifecycle, "Fleet", VirtualFleet)
     folder = RunFolder.create(tmp_path, "one")
     found = act or searched
     tree = Run(EXPERIMENT, folder, "sweep", lambda *_, **__: None).measure(prepare, service(**how), found)
@@ -109,8 +110,8 @@ def test_the_last_words_of_a_service_that_does_not_come_up_are_kept(
 ) -> None:
     tree, path = measure(tmp_path, monkeypatch, entering=TargetError("no replica came up", ["a", "b"]))
     assert tree["exit_code"] == summary.EXIT_TARGET
-    assert (path / run.LAST_WORDS).read_text() == "no replica came up\na\nb\n"
-    assert run.LAST_WORDS in json.loads((path / "manifest.json").read_text())["files"]
+    assert (path / lifecycle.LAST_WORDS).read_text() == "no replica came up\na\nb\n"
+    assert lifecycle.LAST_WORDS in json.loads((path / "manifest.json").read_text())["files"]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_an_internal_error_keeps_its_traceback_and_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(driver: Driver) -> Any:
-        hold.rate(driver, 2.0, 20, 5)
+        fixed_rate.rate(driver, 2.0, 20, 5)
         raise ZeroDivisionError("a bug")
 
     tree, folder = measure(tmp_path, monkeypatch, act=broken)

@@ -15,10 +15,10 @@ import pytest
 from analysis import load_run
 from analysis.results.runs import Run
 from analysis.rows import gathering, latency_columns, records, shards, time_series
-from loadgen.arrivals import NS, PHASES, ArrivalSchedule
-from loadgen.folder import BusyError
-from loadgen.recorder import Shard
-from loadgen.run_folder import RunFolder, sha256_of
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.run.folder import BusyError
+from loadgen.run.run_folder import RunFolder, sha256_of
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from tests.patience import PATIENCE_S
 
 
@@ -159,7 +159,7 @@ def test_a_second_session_killed_at_once_has_its_plan_on_record(folder: RunFolde
 def test_a_load_actor_that_still_writes_is_waited_for(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadgen.run_folder.RELEASE_S", PATIENCE_S)
+    monkeypatch.setattr("loadgen.run.run_folder.RELEASE_S", PATIENCE_S)
     planned(folder, 0, 1)
     writing = shard(folder, "ok", 0)
 
@@ -177,7 +177,7 @@ def test_a_load_actor_that_still_writes_is_waited_for(
 def test_a_load_actor_that_does_not_end_is_left_alone(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadgen.run_folder.RELEASE_S", 0.0)
+    monkeypatch.setattr("loadgen.run.run_folder.RELEASE_S", 0.0)
     planned(folder, 0)
     writing = shard(folder, "ok", 0)
     with pytest.raises(BusyError) as busy:
@@ -227,7 +227,7 @@ def test_a_folder_that_cannot_be_begun_does_not_take_its_name(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr("loadgen.folder.lock", full)
+        patch.setattr("loadgen.run.folder.lock", full)
         RunFolder.create(tmp_path, "one")
     RunFolder.create(tmp_path, "one").close()
 

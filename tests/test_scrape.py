@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from analysis.rows.records import read_stream
 from analysis.rows.time_series import SERVER
 from conf.io.secret import Secret
-from loadgen import scrape
-from loadgen.recorder import Shard
-from loadgen.scrape import SPELLINGS, Scraper, figures
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.run import metrics_scraper
+from loadgen.run.metrics_scraper import SPELLINGS, Scraper, figures
 from tests.patience import PATIENCE_S, until
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -212,8 +212,8 @@ async def names_itself_in_bytes(request: web.Request) -> web.StreamResponse:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten samples a second; what is slower than that on a busy machine is only slower."""
-    monkeypatch.setattr(scrape, "PERIOD_S", 0.1)
-    monkeypatch.setattr(scrape, "TIMEOUT_S", 0.08)
+    monkeypatch.setattr(metrics_scraper, "PERIOD_S", 0.1)
+    monkeypatch.setattr(metrics_scraper, "TIMEOUT_S", 0.08)
 
 
 @pytest.fixture
@@ -286,7 +286,7 @@ def test_samples_lie_on_the_grid_of_the_runs_clock(path: Path) -> None:
 
 def test_a_fast_clock_is_sampled_in_each_of_its_seconds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slept by the real clock instead, there would be a sample in every tenth of them."""
-    monkeypatch.setattr(scrape, "PERIOD_S", 1.0)
+    monkeypatch.setattr(metrics_scraper, "PERIOD_S", 1.0)
     scale, zero_ns = 10.0, time.monotonic_ns()
 
     def clock_ns() -> int:
@@ -333,7 +333,7 @@ def test_a_server_without_metrics_is_said_once_and_asked_seldom(
             "no metrics (HTTP 302): the engine is not observed",
             "no metrics (HTTP 404): the engine is not observed",
         ]
-        monkeypatch.setattr(scrape, "ABSENT_S", 0.0)
+        monkeypatch.setattr(metrics_scraper, "ABSENT_S", 0.0)
         with Scraper({"none": server.urls["none"]}, path, time.monotonic_ns, say=said.append):
             until(lambda: server.paths["none"] >= answered[0] + 3)
     assert len(said) == 3

@@ -10,8 +10,8 @@ from analysis.capacity import posterior
 from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount
 from conf import load
 from conf.specs.experiment import Search, Slo
-from loadgen import search
-from loadgen.search import Outcome, Start
+from loadgen.search import policy
+from loadgen.search.policy import Outcome, Start
 from tests.benchmarks._scenarios import truths
 from tests.benchmarks._searches import searched
 
@@ -46,10 +46,10 @@ def played(start, *events, spec=SPEC, elapsed_s=0.0):
     """All segments of a search whose outcomes were `events`, and what it wants next."""
     outcomes, now_s = [], 0.0
     for event in events:
-        step = search.next_segment(spec, start, outcomes, elapsed_s)
+        step = policy.next_segment(spec, start, outcomes, elapsed_s)
         outcomes.append(done(step, start_s=now_s, **event))
         now_s += step.transition_s + step.window_s
-    return [outcome.segment for outcome in outcomes], search.next_segment(spec, start, outcomes, elapsed_s)
+    return [outcome.segment for outcome in outcomes], policy.next_segment(spec, start, outcomes, elapsed_s)
 
 
 GOOD, BAD, VOID = {}, {"bad": True}, {"void": True}
@@ -92,10 +92,10 @@ def test_between_good_and_bad_the_ramp_closes_in():
     assert first.rate_qps == pytest.approx(ramp * math.exp(-0.2))
     assert (first.transition_s, first.window_s, first.settle_before) == (15.0, 45.0, True)
     outcomes = [done(step, **event) for step, event in zip(steps, RAMPED, strict=True)]
-    prior, width = search.prior(SPEC, GUESS, outcomes), math.log(steps[-1].rate_qps / math.sqrt(8))
+    prior, width = policy.prior(SPEC, GUESS, outcomes), math.log(steps[-1].rate_qps / math.sqrt(8))
     assert prior.centre == pytest.approx(math.log(ramp) - 0.16)
     assert prior.sd == pytest.approx(math.hypot(0.2, width / 4))
-    assert search.prior(SPEC, GUESS, outcomes[:1]) is None
+    assert policy.prior(SPEC, GUESS, outcomes[:1]) is None
 
 
 def test_a_single_bad_step_is_repeated_before_the_ramp_ends():
@@ -149,8 +149,8 @@ class Service:
         """(steps of the ramp, seconds until the first dwell is offered, number of dwells) of a search."""
         outcomes, now_s, backlog = [], 0.0, 0.0
         while True:
-            step = search.next_segment(spec, start, outcomes, now_s)
-            if isinstance(step, search.Stop):
+            step = policy.next_segment(spec, start, outcomes, now_s)
+            if isinstance(step, policy.Stop):
                 dwells = [outcome for outcome in outcomes if outcome.segment.kind == "dwell"]
                 ramp = [outcome for outcome in outcomes if outcome.segment.kind == "ramp"]
                 began_s = dwells[0].dwell.start_ns / NS if dwells else now_s
@@ -198,14 +198,14 @@ def test_a_prediction_replaces_the_ramp_only_where_asked_and_known():
     assert played(replace(known, first_below=0.15), spec=quick)[1].rate_qps == pytest.approx(
         6 * math.exp(-0.15)
     )
-    assert search.prior(quick, known, []).centre == math.log(6)
+    assert policy.prior(quick, known, []).centre == math.log(6)
     assert played(known)[1].kind == played(GUESS, spec=quick)[1].kind == "ramp"
 
 
 def test_dwells_spread_around_the_posterior_median_and_follow_without_a_gap():
     steps, following = played(GUESS, *RAMPED, *[{"over": 30}] * 6)
     dwells = [done(step, over=30).dwell for step in steps[4:]]
-    belief = search.prior(SPEC, GUESS, [done(s, **e) for s, e in zip(steps[:4], RAMPED, strict=True)])
+    belief = policy.prior(SPEC, GUESS, [done(s, **e) for s, e in zip(steps[:4], RAMPED, strict=True)])
     for n, step in enumerate([*steps[5:], following], start=1):
         median = posterior(dwells[:n], belief).qps_per_node
         offset = (0.0, -0.03, 0.02, -0.015)[(n - 1) % 4]
@@ -220,9 +220,9 @@ LOW = replace(SPEC, start="prediction")
 def after_dwells(*events, rate_qps=4.0, start=None):
     """What follows dwells that were all at one rate, far below the prediction."""
     start = start or FORESEEN
-    first = replace(search.next_segment(LOW, start, [], 0.0), rate_qps=rate_qps)
+    first = replace(policy.next_segment(LOW, start, [], 0.0), rate_qps=rate_qps)
     outcomes = [done(replace(first, index=i), **event) for i, event in enumerate(events)]
-    return search.next_segment(LOW, start, outcomes, 0.0)
+    return policy.next_segment(LOW, start, outcomes, 0.0)
 
 
 FORESEEN = Start(prediction_qps=8.0)
@@ -269,19 +269,19 @@ def test_the_transition_lasts_two_answers_but_not_for_ever():
 def test_the_budget_ends_the_dwells_but_grants_the_least_number():
     events = (*RAMPED, *[GOOD] * 6)
     outcomes = [done(s, **e) for s, e in zip(played(GUESS, *events)[0], events, strict=True)]
-    assert search.next_segment(SPEC, GUESS, outcomes, 839.0).kind == "dwell"
-    assert search.next_segment(SPEC, GUESS, outcomes, 841.0).kind == "budget"
-    assert search.next_segment(SPEC, GUESS, outcomes[:-1], 5000.0).kind == "dwell"
+    assert policy.next_segment(SPEC, GUESS, outcomes, 839.0).kind == "dwell"
+    assert policy.next_segment(SPEC, GUESS, outcomes, 841.0).kind == "budget"
+    assert policy.next_segment(SPEC, GUESS, outcomes[:-1], 5000.0).kind == "dwell"
     void = [replace(o, void=o.segment.kind == "dwell") for o in outcomes]
-    assert search.next_segment(SPEC, GUESS, void, 5000.0).kind == "dwell"
-    assert search.next_segment(SPEC, GUESS, [*void, *void[4:]], 5000.0).kind == "budget"
+    assert policy.next_segment(SPEC, GUESS, void, 5000.0).kind == "dwell"
+    assert policy.next_segment(SPEC, GUESS, [*void, *void[4:]], 5000.0).kind == "budget"
 
 
 def test_a_void_dwell_does_not_move_the_posterior():
     events = (*RAMPED, {"over": 30}, GOOD)
     *outcomes, last = [done(s, **e) for s, e in zip(played(GUESS, *events)[0], events, strict=True)]
     void = [done(last.segment, over=over, void=True, aborted=True) for over in (0, 300)]
-    few, many = (search.next_segment(SPEC, GUESS, [*outcomes, outcome], 0.0) for outcome in void)
+    few, many = (policy.next_segment(SPEC, GUESS, [*outcomes, outcome], 0.0) for outcome in void)
     assert few == many
 
 
@@ -311,7 +311,7 @@ def window_of(requests, ttft, tpot, paced):
     ],
 )
 def test_bad_steps(dwell, bad):
-    assert search.bad_step(dwell) is bad
+    assert policy.bad_step(dwell) is bad
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_bad_steps(dwell, bad):
     [(58, False), (59, True)],
 )
 def test_aborts(waiting, stops):
-    answer = search.should_abort(window_of(200, 200, 0, 0), waiting, S2)
+    answer = policy.should_abort(window_of(200, 200, 0, 0), waiting, S2)
     assert (answer is not None) is stops
 
 

@@ -11,7 +11,7 @@ from analysis.results import constants_text, prediction_text, summary
 from conf import load
 from conf.constants import calibration, constants
 from conf.specs.experiment import Constant
-from loadgen.prediction import predict
+from loadgen.predict.answer import predict
 from tests.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, joint, unsure
 
 

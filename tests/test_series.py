@@ -11,7 +11,7 @@ from analysis.results.runs import Run
 from analysis.rows import time_series
 from analysis.rows.records import read_stream
 from analysis.rows.time_series import CLIENTS, SERVER
-from loadgen.recorder import Shard
+from loadgen.fleet.arrow_stream import Shard
 
 AT = 1_795_000_000_000_000
 SECONDS = [

@@ -23,13 +23,13 @@ from analysis.rows import records, routing_spread
 from analysis.rows.records import REQUESTS
 from conf import ConfigError, load
 from conf.specs.experiment import Workload
-from loadgen.addresses import chosen
-from loadgen.arrivals import NS, ArrivalSchedule, Traffic
-from loadgen.lengths import turns
-from loadgen.prompts import Prompts
-from loadgen.recorder import Shard
-from loadgen.rows import plan_table
-from loadgen.worker import Worker
+from loadgen.fleet.addresses import chosen
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.rows import plan_table
+from loadgen.fleet.worker import Worker
+from loadgen.prompts.bodies import Prompts
+from loadgen.traffic.lengths import turns
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
 from tests.mock_server import MockServer
 from tests.patience import PATIENCE_S
 

@@ -9,11 +9,12 @@ import pytest
 
 from analysis.results import prediction_text, summary
 from conf import Experiment, load
-from loadgen import command_line, foresight, grid
-from loadgen.arrivals import NS, ArrivalSchedule, Traffic
-from loadgen.bench import Bench, Effort
-from loadgen.prompts import Prompts
-from loadgen.sharing import Alike, alike, blocked, fill_s, gap_s, scattered, sessions_alive
+from loadgen.cli import command_line, engine_model
+from loadgen.predict import grid
+from loadgen.predict.operating_point import Bench, Effort
+from loadgen.prompts.bodies import Prompts
+from loadgen.traffic.prefix_sharing import Alike, alike, blocked, fill_s, gap_s, scattered, sessions_alive
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
 from serve_apps.engine_model.service.prefixes import Prefixes
 from tests.chats import common
 
@@ -124,7 +125,7 @@ def test_a_turn_is_blocked_while_the_one_before_goes_on() -> None:
 def test_sticky_sessions_serve_more_and_the_answer_says_why() -> None:
     words = ["workload=character", "cluster.nodes=3", "search.budget_s=900"]
     both = [asked(*words, f"routing={each}") for each in ("consistent_hash", "pow2")]
-    found = [foresight.predict(one, draws=0) for one in both]
+    found = [engine_model.predict(one, draws=0) for one in both]
     sticky, spread = (tree["forecast"] for tree in found)
     assert grid.ratio(*zip(found, both, strict=True))["value"] > 1.5
     assert sticky["cached_share_of_input"] > spread["cached_share_of_input"] + 0.1
@@ -141,7 +142,7 @@ def test_a_part_of_a_large_fleet_stands_for_it() -> None:
     for policy, near in (("pow2", 0.04), ("consistent_hash", 0.01)):
         one = asked("workload=character", "cluster.nodes=64", f"routing={policy}")
         few, many = (
-            Bench(one, foresight.simulate, Effort(1, seconds, nodes), 8e6).at(5.0)
+            Bench(one, engine_model.simulate, Effort(1, seconds, nodes), 8e6).at(5.0)
             for seconds, nodes in ((160.0, 8), (60.0, 64))
         )
         hits = [point.cached_tokens / point.input_tokens for point in (few, many)]
@@ -151,7 +152,7 @@ def test_a_part_of_a_large_fleet_stands_for_it() -> None:
 
 def test_sessions_of_fixed_users_are_predicted_too() -> None:
     one = asked("workload=chat_sessions", "cluster.nodes=4", "routing=consistent_hash", "rate_qps=6")
-    tree = foresight.predict(replace(one, search=replace(one.search, budget_s=600.0)), draws=0)
+    tree = engine_model.predict(replace(one, search=replace(one.search, budget_s=600.0)), draws=0)
     assert tree["exit_code"] == 0 and tree["forecast"]["sessions_per_node"] == 30
     assert tree["forecast"]["cached_share_of_input"] == pytest.approx(0.949, abs=0.005)
     assert load(["workload=chat_sessions"]).workload.sessions == 120

@@ -12,7 +12,7 @@ import pytest
 from conf import load
 from conf.specs.experiment import SimulatedEngine
 from conf.specs.images import MOST_IMAGES, MOST_PX, Images
-from loadgen.images import Album
+from loadgen.prompts.images import Album
 from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import EngineSteps, ServedModel

@@ -12,8 +12,8 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.client import Client, Connection
-from loadgen.exchange import EVENT_BYTES_LIMIT, Exchange
+from loadgen.fleet.http_client import Client, Connection
+from loadgen.fleet.sse import EVENT_BYTES_LIMIT, Exchange
 from tests.mock_server import END, event, head, token, usage
 from tests.patience import PATIENCE_S
 

@@ -11,14 +11,15 @@ import pytest
 from analysis.results import summary
 from analysis.rows import records
 from conf import Experiment, load
-from loadgen import conclusion, hold
-from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.driver import Driver, TargetLost
-from loadgen.plan import Plan
-from loadgen.search import VOID_STEPS, Start
-from loadgen.sweep import sweep
-from loadgen.target import LostActor, Observation
-from loadgen.virtual_target import VirtualTarget
+from loadgen.drive import fixed_rate
+from loadgen.drive.driver import Driver, TargetLost
+from loadgen.drive.plan import Plan
+from loadgen.drive.sweep import sweep
+from loadgen.fleet.target import LostActor, Observation
+from loadgen.predict.virtual_target import VirtualTarget
+from loadgen.run import verdicts
+from loadgen.search.policy import VOID_STEPS, Start
+from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import Engine, VirtualService
 from tests.benchmarks._scenarios import truths
 from tests.benchmarks.shared_processor import SharedProcessor
@@ -47,7 +48,7 @@ def driver(
 
 def test_a_virtual_hour_finds_the_capacity_of_the_default_node() -> None:
     drive, experiment, events = driver(["search=virtual", "search.budget_s=3600"])
-    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "virtual")
+    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "virtual")
     assert (tree["exit_code"], tree["valid"], tree["capacity"]["binding"]) == (0, True, "tpot")
     q = tree["capacity"]["qps_per_node"]
     # The engine model's own long runs put the knee near 3.35 QPS.
@@ -85,13 +86,13 @@ def test_a_prediction_replaces_the_ramp() -> None:
 
 def test_an_unreachable_bound_is_said_not_guessed() -> None:
     drive, experiment, _ = driver(["search=virtual", "search.budget_s=3600", "slo.tpot_p90_ms=5"])
-    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "virtual")
+    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "virtual")
     assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_SLO_MISSED, False)
 
 
 def test_a_service_above_the_highest_rate_is_a_lower_bound() -> None:
     drive, experiment, _ = driver(["search=standard", "search.highest_qps=2"])
-    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "virtual")
+    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "virtual")
     assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_OPEN, False)
 
 
@@ -99,8 +100,8 @@ def test_a_held_rate_is_judged_with_intervals() -> None:
     codes = []
     for rate in (3.0, 8.0):
         drive, experiment, _ = driver([f"rate_qps={rate}", "duration_s=120"])
-        hold.rate(drive, rate, 120, 15)
-        tree = conclusion.of_probe(experiment, drive)
+        fixed_rate.rate(drive, rate, 120, 15)
+        tree = verdicts.of_probe(experiment, drive)
         assert tree["probe"]["tpot"]["interval_ms"] is not None
         codes.append(tree["exit_code"])
     assert codes == [summary.EXIT_OK, summary.EXIT_SLO_MISSED]
@@ -139,7 +140,7 @@ def test_a_spoilt_measurement_is_void_never_a_number(spoil: dict[str, Any], reas
     target = Spoilt(experiment, **spoil)
     chosen = plan(experiment, Start(5.1, prediction_qps=3.35), replicas=frozenset({"0"}))
     drive = Driver(target, chosen, lambda *_, **__: None)
-    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "wall")
+    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_VOID, False, False)
     assert tree["reason"].startswith(reason)
     assert "no capacity is claimed" in summary.text(tree)
@@ -176,7 +177,7 @@ def test_void_ramp_steps_are_void_not_a_missed_bound() -> None:
     drive, _, _ = driver(
         ["search=standard"], target=Spoilt(experiment, engine_steps=100, engine_late_steps=5)
     )
-    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "wall")
+    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
     assert tree["reason"].startswith("engine_late") and len(tree["dwells"]) == VOID_STEPS
 
@@ -220,7 +221,7 @@ def test_a_late_client_does_not_void_a_ramp_step_that_it_cannot_decide() -> None
     words = ["search=quick"]
     late = lambda row: sent_late(row, 3 * NS // 100 if row["phase"] == "ramp" else 0)  # noqa: E731
     drive, experiment, _ = driver(words, target=Disturbed(load(words), late))
-    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "wall")
+    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
     steps = [outcome for outcome in drive.windows.outcomes if outcome.segment.kind == "ramp"]
     verdicts = [drive.windows.verdicts[step.segment.index] for step in steps]
     assert {(verdict.valid, verdict.reason) for verdict in verdicts} == {(False, "client_limited")}
@@ -240,7 +241,7 @@ def test_a_short_disturbance_costs_a_repeat_and_not_the_run(change: Any) -> None
     words = ["search=quick"]
     short = lambda row: change(row) if row["due_ns"] < 3 * NS else {}  # noqa: E731
     drive, experiment, _ = driver(words, target=Disturbed(load(words), short))
-    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "wall")
+    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
     first, again = drive.windows.outcomes[:2]
     assert first.void and not again.void and again.segment.rate_qps == first.segment.rate_qps
     assert tree["valid"] and len([row for row in tree["dwells"] if row["kind"] == "dwell"]) >= 3
@@ -252,14 +253,14 @@ LOST = LostActor(1, 1, 2, "killed")
 def test_a_service_that_dies_in_a_held_window_is_lost_and_not_slow() -> None:
     drive, _, events = driver([], target=Dying(load([]), 90.0))
     with pytest.raises(TargetLost, match="of the newest"):
-        hold.rate(drive, 3.0, 300, 15)
+        fixed_rate.rate(drive, 3.0, 300, 15)
     assert events[-1] == ("target_lost", events[-1][1]) and events[-1][1]["last"] == 0
 
 
 def test_a_load_actor_lost_in_the_warm_up_is_said_too() -> None:
     words = ["search=standard"]
     drive, experiment, _ = driver(words, target=Healing(load(words), at_s=0.0, times=0))
-    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "wall")
+    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
     assert (tree["exit_code"], tree["dwells"]) == (summary.EXIT_VOID, [])
     assert tree["reason"].startswith("actor_lost: lost load actor 1 (killed)")
 
@@ -283,7 +284,7 @@ class Healing(VirtualTarget):
 def test_a_replaced_load_actor_voids_its_window_and_the_search_goes_on() -> None:
     words = ["search=standard"]
     drive, experiment, events = driver(words, target=Healing(load(words), at_s=300, times=1))
-    tree = conclusion.of_sweep(experiment, drive, sweep(drive), "wall")
+    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
     void = [verdict.reason for verdict in drive.windows.verdicts.values() if not verdict.valid]
     assert tree["exit_code"] == summary.EXIT_OK
     # The window it died in; the one before too, if that still waited for answers of its own.
@@ -324,7 +325,7 @@ def test_a_service_that_hangs_in_a_held_window_is_lost_not_slow() -> None:
     words = ["search.settle_s=20"]
     drive, _, _ = driver(words, target=Hanging(load(words), 50.0))
     with pytest.raises(TargetLost, match="the service hangs"):
-        hold.rate(drive, 3.0, 60, 15)
+        fixed_rate.rate(drive, 3.0, 60, 15)
 
 
 class Choosy(Spoilt):
@@ -344,8 +345,8 @@ class Choosy(Spoilt):
 
 def test_a_service_that_refuses_half_is_judged_and_not_called_dead() -> None:
     drive, experiment, _ = driver([], target=Choosy(load([])))
-    hold.rate(drive, 3.0, 60, 15)
-    tree = conclusion.of_probe(experiment, drive)
+    fixed_rate.rate(drive, 3.0, 60, 15)
+    tree = verdicts.of_probe(experiment, drive)
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_SLO_MISSED, True)
 
 
@@ -367,23 +368,23 @@ def test_an_actor_that_dies_with_answers_of_a_finished_window_voids_it() -> None
             return pc.equal(pc.bit_wise_and(rows["seq"], 1), 1)
 
     drive, experiment, _ = driver([], target=Late(virtual(load([]))._service))
-    hold.rate(drive, 5.0, 60, 15)
-    tree = conclusion.of_probe(experiment, drive)
+    fixed_rate.rate(drive, 5.0, 60, 15)
+    tree = verdicts.of_probe(experiment, drive)
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
     assert tree["reason"].startswith("actor_lost")
 
 
 def test_a_probe_of_one_token_answers_has_no_tpot_to_miss() -> None:
     drive, experiment, _ = driver(["workload=smoke", "workload.output_tokens.mean=1"])
-    hold.rate(drive, 2.0, 60, 5)
-    tree = conclusion.of_probe(experiment, drive)
+    fixed_rate.rate(drive, 2.0, 60, 5)
+    tree = verdicts.of_probe(experiment, drive)
     assert (tree["exit_code"], tree["probe"]["tpot"]["passed"]) == (summary.EXIT_OK, None)
 
 
 def test_a_probe_without_requests_says_nothing() -> None:
     drive, experiment, _ = driver([])
-    hold.rate(drive, 0.01, 20, 5)
-    tree = conclusion.of_probe(experiment, drive)
+    fixed_rate.rate(drive, 0.01, 20, 5)
+    tree = verdicts.of_probe(experiment, drive)
     assert tree["exit_code"] == summary.EXIT_VOID and "say nothing" in tree["reason"]
 
 
@@ -391,8 +392,8 @@ def test_a_probe_counts_what_never_ended_as_infinitely_late() -> None:
     experiment = load([])
     hanging = {"status": "pending", "end_offset_ns": None, "output_tokens": 3}
     drive, _, _ = driver([], target=Spoilt(experiment, **hanging))
-    hold.rate(drive, 2.0, 60, 5)
-    tree = conclusion.of_probe(experiment, drive)
+    fixed_rate.rate(drive, 2.0, 60, 5)
+    tree = verdicts.of_probe(experiment, drive)
     assert tree["exit_code"] == summary.EXIT_SLO_MISSED
     assert tree["probe"]["ttft"]["p90_ms"] == float("inf")
 
@@ -427,7 +428,7 @@ class Unwilling(VirtualTarget):
 def test_a_closed_loop_in_which_nothing_happens_any_more_ends() -> None:
     target = Unwilling(virtual(load([]))._service)
     drive, experiment, events = driver(["concurrency=4", "requests=20"], target=target)
-    hold.asked(drive, experiment)
+    fixed_rate.asked(drive, experiment)
     (told,) = [facts["text"] for kind, facts in events if kind == "abort"]
     assert told == "closed loop 0 ended early: nothing is in flight, and 12 of 20 requests were never started"
     assert len(drive.windows.outcomes) == 1

@@ -8,10 +8,11 @@ import pytest
 
 from conf import ConfigError, load
 from conf.specs.conversation import Part
-from loadgen import anatomy, templates
 from loadgen.__main__ import main
-from loadgen.arrivals import NS, Traffic
-from loadgen.templates import Template, by_tokenizer, by_words, fitted
+from loadgen.cli import prompt_preview
+from loadgen.prompts import templates
+from loadgen.prompts.templates import Template, by_tokenizer, by_words, fitted
+from loadgen.traffic.schedule import NS, Traffic
 from tests import stub_tokenizers
 
 SPEC = load(["workload=character"]).workload.conversations
@@ -155,8 +156,8 @@ def test_a_tokenizer_s_folder_is_used_where_the_package_is(
 
 def test_the_anatomy_has_the_means_of_the_workload() -> None:
     assert SPEC is not None
-    tokens = {piece.name: 0 for piece in anatomy.example(SPEC)}
-    for piece in anatomy.example(SPEC):
+    tokens = {piece.name: 0 for piece in prompt_preview.example(SPEC)}
+    for piece in prompt_preview.example(SPEC):
         tokens[piece.name] += len(piece.encoded)
     assert tokens == {"system": 400, "character": 1200, "persona": 100, "history": 90 * 170, "message": 30}
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from conf.io import terminal
 from conf.io.one_line import plain
-from loadgen import progress
+from loadgen.run import progress
 
 HOSTILE = ("\x1b[2J", "\x1b]0;t\x07", "\x9b2J", "\u202e", "\u2028", "\x00", "\r", "\ud800")
 DONE = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from conf import ConfigError, load
 from conf.specs.experiment import Lengths
-from loadgen import trace
+from loadgen.traffic import trace
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 AZURE = HEADER + "".join(

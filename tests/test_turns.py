@@ -14,10 +14,10 @@ from analysis.capacity.window_counts import Window
 from analysis.rows import metrics, records, routing_spread
 from conf import load
 from conf.specs.experiment import Slo
-from loadgen.arrivals import NS, ArrivalSchedule
-from loadgen.prompts import Prompts
-from loadgen.recorder import Shard
-from loadgen.worker import Worker
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.worker import Worker
+from loadgen.prompts.bodies import Prompts
+from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.mock_server import MockServer, Script, answer, head, token
 from tests.patience import BUSY, PATIENCE_S
 

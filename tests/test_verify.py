@@ -13,14 +13,15 @@ from analysis.results import engine_agreement, summary
 from conf import ConfigError, Experiment, load
 from conf.load import dump
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine
-from loadgen import hold, verify
 from loadgen.__main__ import main
-from loadgen.driver import Driver
-from loadgen.foresight import simulate
-from loadgen.plan import Plan
-from loadgen.search import Start
-from loadgen.verify import Replay
-from loadgen.virtual_target import VirtualTarget
+from loadgen.cli.engine_model import simulate
+from loadgen.drive import fixed_rate
+from loadgen.drive.driver import Driver
+from loadgen.drive.plan import Plan
+from loadgen.predict.virtual_target import VirtualTarget
+from loadgen.search.policy import Start
+from loadgen.studies import engine_check
+from loadgen.studies.engine_check import Replay
 from serve_apps.engine_model import Engine, VirtualService
 
 CONCLUDED = {"exit_code": 0, "valid": True, "reason": "", "asked": {}}
@@ -106,7 +107,7 @@ def test_a_study_is_verified_run_by_run(folder: Folder) -> None:
 def test_the_command_line_asks_for_one_folder(
     capsys: pytest.CaptureFixture[str], folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("loadgen.__main__", "loadgen.feasible", "serve_apps.vllm_engine.prepared"):
+    for module in ("loadgen.__main__", "loadgen.cli.config_check", "serve_apps.vllm_engine.prepared"):
         monkeypatch.setattr(f"{module}.installed_vllm", lambda: "0.32.0")
     assert main(["verify"]) == main(["verify", "a", "b"]) == main(["verify", "nowhere"]) == 2
     assert "verify takes one run folder" in capsys.readouterr().err
@@ -127,8 +128,8 @@ def probed(replay: Replay, served_by: Experiment) -> dict[str, Any]:
     start = Start(5.0)
     plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=8)
     driver = Driver(target, plan, lambda kind, /, **facts: None)
-    hold.asked(driver, asked)
-    return verify.concluded(replay, driver, simulate)
+    fixed_rate.asked(driver, asked)
+    return engine_check.concluded(replay, driver, simulate)
 
 
 @pytest.mark.parametrize("hit", [0.0, 0.5])

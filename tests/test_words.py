@@ -14,11 +14,11 @@ from analysis.capacity.window_counts import NS, Window
 from analysis.rows import foreign_words, records
 from analysis.rows.foreign_words import LETTERS, MOST, OTHER, Words, folded
 from conf.specs.experiment import Slo
-from loadgen.arrivals import PHASES, ArrivalSchedule
-from loadgen.exchange import Exchange
-from loadgen.recorder import Shard
-from loadgen.rows import Clock, Planned, Said, batch
-from loadgen.run_folder import RunFolder
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.rows import Clock, Planned, Said, batch
+from loadgen.fleet.sse import Exchange
+from loadgen.run.run_folder import RunFolder
+from loadgen.traffic.schedule import PHASES, ArrivalSchedule
 
 MANY = 40_000
 """More than 16 bits with a sign can count."""

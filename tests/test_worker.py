@@ -13,11 +13,11 @@ import pytest
 
 from analysis.rows import records
 from conf import load
-from loadgen import worker as worker_module
-from loadgen.arrivals import NS, ArrivalSchedule, Traffic
-from loadgen.prompts import Prompts
-from loadgen.recorder import Shard
-from loadgen.worker import Worker
+from loadgen.fleet import worker as worker_module
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.worker import Worker
+from loadgen.prompts.bodies import Prompts
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
 from tests.mock_server import END, MockServer, Script, answer, event, head, token, usage
 from tests.patience import PATIENCE_S
 from tests.test_recorder import on_disk

@@ -19,15 +19,18 @@ from hypothesis import strategies as st
 
 from analysis.results import summary
 from conf import ConfigError, Experiment, load
-from loadgen import command_line, excerpt, measure, progressive, recipe, written
 from loadgen.__main__ import main
-from loadgen.arrivals import NS, Traffic
-from loadgen.load_actor import FleetPlan, LoadActor
-from loadgen.prompts import Prompts
-from loadgen.prose import sentences, talk
-from loadgen.rows import Planned, planned
-from loadgen.run import read_of
-from loadgen.sharing import alike
+from loadgen.cli import command_line, prompt_excerpt
+from loadgen.fleet.load_actor import FleetPlan, LoadActor
+from loadgen.fleet.rows import Planned, planned
+from loadgen.prompts import text_pool
+from loadgen.prompts.bodies import Prompts
+from loadgen.prompts.prose import sentences, talk
+from loadgen.run import measure
+from loadgen.run.lifecycle import read_of
+from loadgen.studies import calibration_probes, published_ladder
+from loadgen.traffic.prefix_sharing import alike
+from loadgen.traffic.schedule import NS, Traffic
 from tests import stub_tokenizers
 from tests.chats import common
 from tests.test_conversation_prompts import WORDS, body, shared_by_plan
@@ -43,8 +46,8 @@ POOL = 6000
 def package() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(sys.modules, "tokenizers", stub_tokenizers)
-        patched.setattr(written, "POOL_TOKENS", POOL)
-        patched.setattr(written, "AT_ONCE", 50)
+        patched.setattr(text_pool, "POOL_TOKENS", POOL)
+        patched.setattr(text_pool, "AT_ONCE", 50)
         yield
 
 
@@ -190,7 +193,7 @@ def test_a_tokenizer_of_few_words_names_by_letters_and_one_of_none_is_refused(tm
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "tokenizer.json").write_text(json.dumps(["a", *map(chr, range(32, 65))]))
     with pytest.raises(ConfigError, match="has only 11 words and letters"):
-        written.refuse(asked(tmp_path / "none").workload, VOCAB)
+        text_pool.refuse(asked(tmp_path / "none").workload, VOCAB)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +239,7 @@ def test_a_template_that_wants_what_no_level_has_is_refused(folder: Path) -> Non
         assert one.conversations is not None
         one = replace(one, conversations=replace(one.conversations, template=template))
         with pytest.raises(ConfigError, match=f"template: part {template[place].name}: .*no attribute"):
-            written.refuse(one, VOCAB)
+            text_pool.refuse(one, VOCAB)
 
 
 def test_a_load_actor_says_on_which_node_the_folder_is_missing(tmp_path: Path) -> None:
@@ -281,13 +284,17 @@ def test_a_dry_run_shows_the_text(folder: Path, capsys: pytest.CaptureFixture[st
     lines = out.partition("begins:\n")[2].splitlines()
     assert [line.split()[1] for line in lines[:4]] == ["system", "character", "persona", "history"]
     assert all(line.endswith("...") and len(line) < 110 for line in lines[:4])
-    assert len(excerpt.lines(asked(folder))) == 2 and excerpt.lines(load()) == []
+    assert len(prompt_excerpt.lines(asked(folder))) == 2 and prompt_excerpt.lines(load()) == []
 
 
 def test_recipe_and_progressive_send_what_was_asked(folder: Path) -> None:
     one = asked(folder)
-    assert recipe.checked(one).workload.tokenizer == progressive.workload(one).tokenizer == str(folder)
-    recipe.refuse([f"workload.tokenizer={folder}"])
+    assert (
+        calibration_probes.checked(one).workload.tokenizer
+        == published_ladder.workload(one).tokenizer
+        == str(folder)
+    )
+    calibration_probes.refuse([f"workload.tokenizer={folder}"])
 
 
 def test_the_same_seed_says_the_same_in_plain_letters() -> None:

@@ -11,8 +11,8 @@ from cluster.__main__ import main as cluster
 from conf.io.nearest import nearest
 from conf.misfit import fields_of, keys, misfit
 from conf.specs import experiment
-from loadgen import here
 from loadgen.__main__ import main as loadgen
+from loadgen.cli import machine_check
 from serve_apps.__main__ import main as serve_apps
 
 Main = Callable[[Sequence[str]], int]
@@ -294,5 +294,5 @@ def test_the_nearest_names_come_first_and_what_is_far_is_left_out() -> None:
 
 
 def test_load_actors_may_share_cores_up_to_a_point() -> None:
-    assert not here.crowded(32, 2) and here.shared(3, 2) and not here.shared(2, 2)
-    assert "lower it to at most 32" in here.crowded(1000, 2)
+    assert not machine_check.crowded(32, 2) and machine_check.shared(3, 2) and not machine_check.shared(2, 2)
+    assert "lower it to at most 32" in machine_check.crowded(1000, 2)

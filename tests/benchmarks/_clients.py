@@ -27,11 +27,11 @@ import uvloop
 
 from analysis.rows import time_series
 from conf import load
-from loadgen.arrivals import NS, PHASES, ArrivalSchedule
-from loadgen.limits import raise_files
-from loadgen.prompts import Prompts
-from loadgen.recorder import Shard
-from loadgen.worker import Worker
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.os_limits import raise_files
+from loadgen.fleet.worker import Worker
+from loadgen.prompts.bodies import Prompts
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 
 LEAD_NS = NS // 5
 LAST_SENDS_S = 0.5

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from analysis.capacity import paired_ratio
-from loadgen import comparison
-from loadgen.driver import Driver
-from loadgen.plan import Plan
-from loadgen.search import Start
-from loadgen.sweep import sweep
-from loadgen.virtual_target import VirtualTarget
+from loadgen.drive.driver import Driver
+from loadgen.drive.plan import Plan
+from loadgen.drive.sweep import sweep
+from loadgen.predict.virtual_target import VirtualTarget
+from loadgen.search.policy import Start
+from loadgen.studies import comparison
 from serve_apps.engine_model import VirtualService
 from tests.benchmarks._scenarios import FASTER, GUESS_QPS, experiment, service, truths
 from tests.benchmarks._searches import PREDICTION_SD, Found

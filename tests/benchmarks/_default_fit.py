@@ -24,7 +24,7 @@ from conf import load
 from conf.constants import bounded, constants
 from conf.specs.engine import FITTED_BACKEND
 from conf.specs.experiment import Constant
-from loadgen.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE
+from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE
 from tests.benchmarks._published import WAVES, Attainment, ClosedLoop, Requests, Study
 
 _STEP, _REACHED = "model.step_time.", "hardware.efficiency."

@@ -21,7 +21,7 @@ from analysis.capacity.limit_posterior import ALLOWED_OVER, LOGIT_ALLOWED
 from analysis.capacity.posterior import Capacity, posterior
 from analysis.capacity.window_counts import BLOCK_S, LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount
 from conf.specs.experiment import Search
-from loadgen.search import Outcome, Segment, Start, Stop, bad_step, dwells_of, next_segment, prior
+from loadgen.search.policy import Outcome, Segment, Start, Stop, bad_step, dwells_of, next_segment, prior
 
 DRAWS = 200_000
 """Of load and drift for a true capacity: they know it to 1e-4 (our choice)."""

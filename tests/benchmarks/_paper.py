@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loadgen.paper import Row
+from loadgen.studies.published_tables import Row
 
 LAYER, GEMM = "model.step_time.layer_us", "model.step_time.gemm_decode"
 READ, SPREAD = "model.step_time.expert_read", "model.step_time.expert_spread"

@@ -25,10 +25,10 @@ import uvloop
 from analysis.rows import metrics
 from conf import Experiment, load
 from conf.specs.experiment import SimulatedEngine
-from loadgen.arrivals import NS, ArrivalSchedule, Traffic
-from loadgen.prompts import Prompts
-from loadgen.recorder import Shard
-from loadgen.worker import Worker
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.worker import Worker
+from loadgen.prompts.bodies import Prompts
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
 from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.server import Message, RealtimeEngine, Scope, SimulatedApp

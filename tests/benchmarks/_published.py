@@ -26,8 +26,8 @@ from conf.constants import replaced
 from conf.kernels import is_known
 from conf.specs.engine import FITTED_BACKEND
 from conf.specs.experiment import SimulatedEngine
-from loadgen.bench_arrivals import bench_arrivals_s
-from loadgen.draws import LAYOUT_SCALE
+from loadgen.predict.draws import LAYOUT_SCALE
+from loadgen.traffic.vllm_bench_arrivals import bench_arrivals_s
 from serve_apps.engine_model.compiled.fast_engine import FastEngine, Machine, checked, serve_closed
 from serve_apps.engine_model.cost.architecture import weight_bytes_per_gpu
 from serve_apps.engine_model.service.replay import LATE_GAP, late_gap_s

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from conf import Experiment, load
-from loadgen.virtual_target import Service, VirtualTarget
+from loadgen.predict.virtual_target import Service, VirtualTarget
 from serve_apps.engine_model import VirtualService
 from serve_apps.engine_model.compiled.fast_engine import FastEngine, Machine
 from tests.benchmarks._fluid import Fluid

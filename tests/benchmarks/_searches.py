@@ -12,11 +12,11 @@ from analysis.capacity.posterior import Capacity
 from analysis.capacity.validity import LEAST_VALID_DWELLS
 from analysis.stats.pooling import Estimate, pooled
 from conf import Experiment
-from loadgen.arrivals import NS
-from loadgen.driver import Driver, TargetLost
-from loadgen.plan import Plan
-from loadgen.search import Start
-from loadgen.sweep import Sweep, sweep
+from loadgen.drive.driver import Driver, TargetLost
+from loadgen.drive.plan import Plan
+from loadgen.drive.sweep import Sweep, sweep
+from loadgen.search.policy import Start
+from loadgen.traffic.schedule import NS
 from tests.benchmarks import _fluid
 from tests.benchmarks._scenarios import (
     DRIFTING,

@@ -10,9 +10,9 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 import pyarrow as pa
 
-from loadgen.arrivals import ArrivalSchedule
-from loadgen.target import Observation
-from loadgen.virtual_target import Service, VirtualTarget
+from loadgen.fleet.target import Observation
+from loadgen.predict.virtual_target import Service, VirtualTarget
+from loadgen.traffic.schedule import ArrivalSchedule
 from tests.benchmarks.shared_processor import Answer
 
 FAILED = "http_error"

@@ -20,7 +20,7 @@ from analysis.results.runs import load_run
 from analysis.rows import metrics
 from conf import Experiment
 from conf.specs.experiment import SimulatedEngine
-from loadgen.arrivals import NS
+from loadgen.traffic.schedule import NS
 from serve_apps.engine_model import Engine, VirtualService
 
 RATE_QPS = 4.0

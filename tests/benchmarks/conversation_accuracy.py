@@ -21,16 +21,16 @@ import pyarrow as pa
 
 from conf import Experiment
 from conf.specs.experiment import Workload
-from loadgen import foresight
-from loadgen.arrivals import NS, PHASES, ArrivalSchedule, Traffic
-from loadgen.command_line import asked
-from loadgen.driver import Driver
-from loadgen.plan import Plan
-from loadgen.rows import planned
-from loadgen.sharing import alike
-from loadgen.sweep import sweep
-from loadgen.target import Observation
-from loadgen.virtual_target import VirtualTarget
+from loadgen.cli import engine_model
+from loadgen.cli.command_line import asked
+from loadgen.drive.driver import Driver
+from loadgen.drive.plan import Plan
+from loadgen.drive.sweep import sweep
+from loadgen.fleet.rows import planned
+from loadgen.fleet.target import Observation
+from loadgen.predict.virtual_target import VirtualTarget
+from loadgen.traffic.prefix_sharing import alike
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Traffic
 from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.service.prefixes import Prefixes
@@ -102,9 +102,9 @@ def searched(scenario: str, search: str, seed: int) -> Found:
     """A search from a guess that is wrong by `OFF`."""
     one = experiment(scenario, search)
     guessed = replace(one.search, expected_qps=TRUTHS[scenario] * math.exp(OFF * (-1) ** seed))
-    start, _ = foresight.start(replace(one, search=guessed), "sweep", lambda _, /, **__: None)
+    start, _ = engine_model.start(replace(one, search=guessed), "sweep", lambda _, /, **__: None)
     plan = Plan(one.search, one.slo, one.workload, 1, seed, start)
-    target = Chats(Engine(*foresight.parts(one)), one.workload)
+    target = Chats(Engine(*engine_model.parts(one)), one.workload)
     found = sweep(Driver(target, plan, lambda _, /, **__: None))
     return answer(found.capacity, found.elapsed_s / 60)
 
@@ -115,7 +115,7 @@ def shares(scenario: str, rate_qps: float, seed: int) -> list[float]:
     edges = [round(at_s * NS) for at_s in (0, TRUTH_FILL_S, TRUTH_FILL_S + TRUTH_S)]
     bounds = {"warmup": (edges[0], edges[1]), "window": (edges[1], edges[2])}
     drawn = Traffic(one.workload).draw(rate_qps, bounds, dwell=0, first_seq=0, seed=50_000 + seed)
-    seen, due_s = foresight.simulate(one, drawn, 1, seed), drawn.due_ns / NS
+    seen, due_s = engine_model.simulate(one, drawn, 1, seed), drawn.due_ns / NS
     inside = drawn.phase == PHASES.index("window")
     ttft_ms = (seen.first_s - due_s)[inside] * 1e3
     tpot_ms = ((seen.last_s - seen.first_s) / np.maximum(drawn.output_tokens - 1, 1))[inside] * 1e3

@@ -21,7 +21,7 @@ import numpy as np
 
 from analysis.stats.map_fit import Floats
 from conf.io.one_line import one_line, reason
-from loadgen.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE, drawn
+from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE, drawn
 from tests.benchmarks import _default_fit as default_fit
 from tests.benchmarks._published import Figure, Requests, Study, read
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from cluster.ray_session.session import open_session
 from conf import load
-from loadgen.arrivals import NS, PHASES, ArrivalSchedule
-from loadgen.fleet import Fleet
-from loadgen.load_actor import FleetPlan
+from loadgen.fleet.fleet import Fleet
+from loadgen.fleet.load_actor import FleetPlan
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from tests.benchmarks._mock import Mock
 
 TOKENS = 3

@@ -26,7 +26,7 @@ from conf import Experiment, load
 from conf.constants import constants, replaced
 from conf.load import ROOT
 from conf.specs.experiment import SimulatedEngine
-from loadgen.paper import SUBJECTS, TABLES, Row, Subject, kept, outputs, read
+from loadgen.studies.published_tables import SUBJECTS, TABLES, Row, Subject, kept, outputs, read
 from serve_apps.engine_model.compiled.fast_engine import Machine, serve_closed
 from tests.benchmarks._paper import FITTED, HELD, OPEN, OPEN_HARDWARE, READ, SPREAD, halves
 from tests.benchmarks._paper_files import INSIDE, with_constants, with_posterior

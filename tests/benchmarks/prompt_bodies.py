@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conf import load
-from loadgen.prompts import Prompts
-from loadgen.tokenizer import Tokenizer
+from loadgen.prompts.bodies import Prompts
+from loadgen.prompts.tokenizer import Tokenizer
 
 TOKENS, OUTPUT, BODIES = 5600, 140, 3000
 KINDS = ("token_ids", "text", "chat")

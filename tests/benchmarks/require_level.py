@@ -18,11 +18,11 @@ from functools import partial
 import numpy as np
 
 from analysis.capacity.window_counts import NS, Dwell, LimitCount
-from loadgen import require
-from loadgen.driver import Driver
-from loadgen.plan import Plan
-from loadgen.search import Segment, Start
-from loadgen.virtual_target import VirtualTarget
+from loadgen.drive import require
+from loadgen.drive.driver import Driver
+from loadgen.drive.plan import Plan
+from loadgen.predict.virtual_target import VirtualTarget
+from loadgen.search.policy import Segment, Start
 from tests.benchmarks._fluid import Fluid
 from tests.benchmarks.search_accuracy import experiment, service, truths
 

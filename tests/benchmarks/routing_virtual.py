@@ -16,11 +16,11 @@ import numpy as np
 
 from analysis.stats.quantiles import quantile
 from conf import Experiment
-from loadgen import foresight
-from loadgen.arrivals import NS, Traffic
-from loadgen.command_line import asked
-from loadgen.grid import ratio
-from loadgen.sharing import alike, fill_s
+from loadgen.cli import engine_model
+from loadgen.cli.command_line import asked
+from loadgen.predict.grid import ratio
+from loadgen.traffic.prefix_sharing import alike, fill_s
+from loadgen.traffic.schedule import NS, Traffic
 from serve_apps.engine_model.compiled.fast_engine import Machine
 from serve_apps.engine_model.service.balancer import Balance, Loss
 from serve_apps.engine_model.service.prefixes import Prefixes
@@ -59,11 +59,11 @@ def capacities(fleets: tuple[int, ...], draws: int, *words: str) -> dict[tuple[s
     )
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     found: dict[tuple[str, int], Any] = {}
-    with foresight.processes() as spread:
+    with engine_model.processes() as spread:
         for nodes in fleets:
             for policy in POLICIES:
                 began = time.monotonic()
-                tree = foresight.predict(experiment(policy, nodes, *words), spread, draws)
+                tree = engine_model.predict(experiment(policy, nodes, *words), spread, draws)
                 found[policy, nodes] = tree
                 print(_row(policy, nodes, tree, found, time.monotonic() - began), flush=True)
     return found
@@ -116,7 +116,7 @@ class Lost:
 def loss(policy: str, nodes: int, rate_qps: float) -> Lost:
     """One replica of a fleet dies at `rate_qps` per node; the others take what comes from then on."""
     one = experiment(policy, nodes)
-    parts = foresight.parts(one)
+    parts = engine_model.parts(one)
     machine = Machine.of(*parts)
     filled_s = fill_s(one.workload, rate_qps, nodes, machine.blocks * machine.spec.block_size)
     at_s, end_s = filled_s + BEFORE_S, filled_s + BEFORE_S + AFTER_S
@@ -124,7 +124,7 @@ def loss(policy: str, nodes: int, rate_qps: float) -> Lost:
     drawn = Traffic(one.workload).draw(rate_qps * nodes, bounds, dwell=0, first_seq=0, seed=one.seed)
     shared = alike(drawn, one.workload)
     assert shared is not None
-    balance: Balance = foresight.balance(one)
+    balance: Balance = engine_model.balance(one)
     due_s = drawn.due_ns / NS
     lengths = drawn.input_tokens, drawn.output_tokens
     lost = Loss(0, at_s)

@@ -14,9 +14,9 @@ from cluster.ray_session.placement import place
 from cluster.ray_session.session import open_session
 from conf import Experiment, load
 from conf.specs.experiment import SimulatedEngine
-from loadgen.client import Client
-from loadgen.exchange import Exchange
-from loadgen.prompts import Prompts
+from loadgen.fleet.http_client import Client
+from loadgen.fleet.sse import Exchange
+from loadgen.prompts.bodies import Prompts
 from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.simulated.app import application_name, build_app
 

@@ -5,8 +5,9 @@ import pytest
 
 from analysis.figures.server_state import state
 from analysis.rows import metrics
-from loadgen import hold, measure
-from loadgen.arrivals import NS
+from loadgen.drive import fixed_rate
+from loadgen.run import measure
+from loadgen.traffic.schedule import NS
 from tests.vllm.running import Up
 
 SHARES = 0.0, 0.5, 0.95
@@ -24,7 +25,7 @@ def hold_to(share: float, up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     are taken over its window from its own samples, and over all of it from vLLM's pages: there they agree
     with the usages token by token.
     """
-    monkeypatch.setattr(hold, "TRANSITION_S", TRANSITION_S)
+    monkeypatch.setattr(fixed_rate, "TRANSITION_S", TRANSITION_S)
     asked = {
         "run": f"hits-{share:g}",
         "workload.prefix_hit": share,

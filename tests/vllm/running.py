@@ -13,11 +13,11 @@ from typing import Any
 
 from analysis.results.runs import Run, load_run
 from conf import Experiment, load
-from loadgen import measure
-from loadgen.measure import Act, Site
-from loadgen.run import Service
-from loadgen.run_folder import RunFolder
-from loadgen.search import Start
+from loadgen.run import measure
+from loadgen.run.lifecycle import Service
+from loadgen.run.measure import Act, Site
+from loadgen.run.run_folder import RunFolder
+from loadgen.search.policy import Start
 from tests.words import over
 
 

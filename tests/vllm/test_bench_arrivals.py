@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.bench_arrivals import bench_arrivals_s
+from loadgen.traffic.vllm_bench_arrivals import bench_arrivals_s
 from tests.test_bench_arrivals import GIVEN
 
 pytestmark = pytest.mark.vllm

@@ -15,9 +15,10 @@ import pytest
 
 from analysis.stats.quantiles import quantile, sectioning
 from conf import Experiment, load
-from loadgen import hold, measure
-from loadgen.arrivals import NS, Traffic
-from loadgen.prompts import Prompts
+from loadgen.drive import fixed_rate
+from loadgen.prompts.bodies import Prompts
+from loadgen.run import measure
+from loadgen.traffic.schedule import NS, Traffic
 from tests.vllm import prefix_hits
 from tests.vllm.running import Up
 
@@ -46,7 +47,7 @@ COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "request_success_t
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    from loadgen.site import service
+    from loadgen.cli.deployment import service
 
     said: list[str] = []
 
@@ -78,7 +79,7 @@ def test_a_short_sweep_ends_with_a_verdict_and_its_reason(up: Up) -> None:
 
 
 def test_tokens_and_finishes_agree_with_vllms_own_counters(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hold, "TRANSITION_S", 1.0)
+    monkeypatch.setattr(fixed_rate, "TRANSITION_S", 1.0)
     before = up.counters(COUNTERS)
     tree, run = up.run("probe", measure.hold, f"rate_qps={RATE_QPS}", "duration_s=15")
     after = up.counters(COUNTERS)

@@ -202,7 +202,7 @@ def test_it_is_vllms_engine_with_our_executor_and_nothing_unknown_was_asked(serv
 @pytest.fixture(scope="module")
 def up(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """The same server as a user loads it, who is told an address."""
-    from loadgen.site import service
+    from loadgen.cli.deployment import service
 
     words = ["engine=external", f"target.urls=[{server.url}]", "cluster.nodes=1", "workload=smoke"]
     words += ["fleet.warmup_requests=8", "fleet.drain_s=10"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conf import load
-from loadgen import measure
+from loadgen.run import measure
 from tests.vllm.running import Up
 from tests.vllm.test_deployed import RATE_QPS, WORDS
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 def test_the_fallback_serves_the_same_api(tmp_path: Path) -> None:
     """Another deployment: vLLM's own server process behind a plain replica."""
-    from loadgen.site import service
+    from loadgen.cli.deployment import service
 
     words = [*WORDS, "engine.server=process", "routing=roundrobin"]
     with service(load(words), lambda *_, **__: None) as served:

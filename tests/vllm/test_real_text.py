@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from conf import load
-from loadgen.arrivals import NS, Traffic
-from loadgen.prompts import Prompts
-from loadgen.prose import sentences
-from loadgen.rows import planned
-from loadgen.tokenizer import Tokenizer
+from loadgen.fleet.rows import planned
+from loadgen.prompts.bodies import Prompts
+from loadgen.prompts.prose import sentences
+from loadgen.prompts.tokenizer import Tokenizer
+from loadgen.traffic.schedule import NS, Traffic
 from serve_apps.vllm_recipes.model_folder import write_folder
 from tests.chats import common
 from tests.test_conversation_prompts import WORDS, body, shared_by_plan

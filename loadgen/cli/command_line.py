@@ -1,0 +1,202 @@
+"""The grammar of `python -m loadgen`: verbs, words and flags, and the experiment they ask for.
+
+Knows which words a verb honours; knows nothing of how it is done.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from conf import ConfigError, Experiment, load
+from conf.io.one_line import OneLineParser
+from conf.load import groups
+from conf.matrix import PREFIX
+from conf.specs.images import tokens_of
+from conf.specs.published_ladder import Progressive
+from loadgen.cli import idle_words
+from loadgen.prompts import tokenizer
+from loadgen.run.endpoint import api_key
+from loadgen.traffic import conversation_means, trace
+
+PROBE_KEYS = ("rate_qps", "profile_qps", "concurrency", "requests", "duration_s")
+
+
+def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentParser:
+    """The grammar: a verb, words `key=value` in any order, and flags."""
+    choices = "\n".join(f"  {group}=  {', '.join(names)}" for group, names in groups().items())
+    top = OneLineParser(
+        prog="python -m loadgen",
+        allow_abbrev=False,  # the manifest keeps the flags as they were typed
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="A bare group name chooses a file, a dotted key sets a value (slo.ttft_p90_ms=1500):\n"
+        f"{choices}\n\n"
+        "exit codes: 0 valid; 1 internal error; 2 wrong usage; 3 a bound is missed; 4 measurement void;\n"
+        "5 target or deployment failed; 6 budget over with an open end; 130 interrupted\n"
+        "predict and sweep of a grid (matrix.KEY=[a,b] for any keys) end with the highest code of its cells",
+    )
+    top.add_argument("verb", choices=verbs, help="what to do")
+    top.add_argument(
+        "words",
+        nargs="*",
+        metavar="key=value",
+        help="choices and values, in any order; resume and verify take a run folder, compare two config.yaml "
+        "or words a.key=value and b.key=value",
+    )
+    top.add_argument("--config", type=Path, metavar="FILE", help="start from the config.yaml of a run folder")
+    top.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the plan")
+    top.add_argument("--require", action="store_true", help="probe: pass or fail rate_qps, until it is shown")
+    top.add_argument(
+        "--sensitivity", action="store_true", help="predict: what each constant does to the answer"
+    )
+    top.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="predict, progressive: write the answers to FILE.parquet, FILE.csv or FILE.json",
+    )
+    top.add_argument(
+        "--requests",
+        type=Path,
+        metavar="FILE",
+        help="predict of requests=N: write a row per request to FILE.parquet or FILE.csv",
+    )
+    top.add_argument("--json", action="store_true", help="JSON lines on stdout, the result last")
+    return top
+
+
+def refuse_idle_flags(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for a flag that would do nothing."""
+    if arguments.require and arguments.verb != "probe":
+        own = {"resume": "goes on with what was asked", "progressive": "has levels of its own"}
+        finds = own.get(arguments.verb, "finds the rate itself")
+        raise ConfigError(f"--require belongs to probe; {arguments.verb} {finds}")
+    for flag in ("sensitivity", "out", "requests"):
+        answering = ("predict", "progressive") if flag == "out" else ("predict",)
+        if getattr(arguments, flag) and (arguments.verb not in answering or arguments.dry_run):
+            raise ConfigError(f"--{flag} belongs to an answer of {' or '.join(answering)}; leave it out")
+    gridded = any(word.startswith(PREFIX) for word in arguments.words)
+    if gridded and arguments.verb not in ("predict", "sweep"):
+        raise ConfigError(
+            f"{PREFIX}KEY=[...] belongs to predict and sweep; {arguments.verb} takes one value of a key"
+        )
+    if arguments.json and arguments.dry_run:
+        raise ConfigError("--dry-run prints a configuration for people, no JSON lines; leave --json out")
+
+
+def resumed(arguments: argparse.Namespace) -> Path:
+    """The folder to resume. Raises ConfigError if anything else is given."""
+    if len(arguments.words) != 1 or arguments.config:
+        raise ConfigError("resume takes one run folder and nothing else: python -m loadgen resume runs/NAME")
+    return Path(arguments.words[0])
+
+
+def verified(arguments: argparse.Namespace) -> tuple[Path, list[str]]:
+    """The run folder to verify, and the words beside it. Raises ConfigError unless there is one."""
+    folders = [word for word in arguments.words if "=" not in word]
+    if len(folders) != 1 or arguments.config:
+        raise ConfigError("verify takes one run folder of a sweep: python -m loadgen verify runs/NAME")
+    return Path(folders[0]), [word for word in arguments.words if "=" in word]
+
+
+def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
+    """The experiment of the words; a prediction takes ten virtual hours unless told otherwise.
+
+    Raises ConfigError with the remedy for what the verb does not honour.
+    """
+    given, words = list(words), list(words)
+    if verb == "predict" and not any(word.startswith("search=") for word in words):
+        words.append("search=virtual")
+    if verb == "predict" and not any(word.startswith("cluster.session=") for word in words):
+        words.append("cluster.session=fake")  # nothing is started, so that any number of nodes will do
+    experiment = load(words, config)
+    workload = tokenizer.located(conversation_means.resolve(trace.resolve(experiment.workload)))
+    experiment = sized(replace(experiment, workload=workload))
+    _refuse_idle_words(experiment, verb)
+    if why := idle_words.idle(experiment, verb, given) or _overspent(experiment, verb, given):
+        raise ConfigError(why)
+    if verb == "progressive" and experiment.progressive.lengths == "paper":
+        _refuse_own_lengths(words)
+    kind = experiment.engine.kind
+    if kind == "external" and verb != "predict":
+        api_key(experiment.target.api_key_env)
+    elif kind != "simulated" and verb == "predict":
+        raise ConfigError(f"predict needs engine=simulated, not {kind}")
+    return experiment
+
+
+def _overspent(experiment: Experiment, verb: str, given: Sequence[str]) -> str:
+    """Why the windows of a search do not fit its budget; empty of a verb that has none."""
+    return idle_words.overspent(experiment, given) if verb in ("sweep", "compare") else ""
+
+
+def sized(experiment: Experiment) -> Experiment:
+    """The experiment with the tokens that its model makes of an image, where it sends images."""
+    images, workload = experiment.workload.images, experiment.workload
+    if not images.most:
+        return experiment
+    tokens = tokens_of(images.width_px, images.height_px, experiment.model.image_token_px)
+    return replace(experiment, workload=replace(workload, images=replace(images, tokens=tokens)))
+
+
+def _refuse_own_lengths(words: Sequence[str]) -> None:
+    """Refuse words about the lengths of requests that the paper's own would overrule."""
+    own = ("workload=", "workload.input_tokens", "workload.output_tokens")
+    if idle := next((word for word in words if word.startswith(own)), ""):
+        raise ConfigError(
+            f"{idle}: progressive sends requests of the paper's lengths; leave it out, or add "
+            "progressive.lengths=workload"
+        )
+
+
+def _refuse_idle_words(experiment: Experiment, verb: str) -> None:
+    """Refuse what the verb does not honour, and a probe of nothing."""
+    loads = {"predict": ("rate_qps", "concurrency", "requests"), "recipe": ("rate_qps", "duration_s")}
+    honoured = loads.get(verb, ())
+    given = [key for key in PROBE_KEYS if getattr(experiment, key) and key not in honoured]
+    if verb != "probe" and given:
+        own = "has levels of its own" if verb == "progressive" else "finds the rate itself"
+        raise ConfigError(f"{given[0]} belongs to probe; {verb} {own}")
+    if verb != "predict":
+        _refuse_replay(experiment, verb)
+    if verb in ("probe", "recipe") and experiment.search.expected_qps:
+        raise ConfigError(
+            "search.expected_qps belongs to a search; probe offers the load it is told: "
+            "leave it out, or add search.expected_qps=null where a file has it"
+        )
+    if verb != "progressive" and experiment.progressive != Progressive():
+        raise ConfigError(f"progressive.* belongs to the verb progressive, not to {verb}; leave it out")
+    if verb == "predict" and experiment.time_scale != 1:
+        raise ConfigError("predict has no real clock; leave engine.time_scale out (or set it to 1)")
+    parts = experiment.search.parts
+    if parts > 1 and verb in ("predict", "probe", "recipe", "progressive"):
+        raise ConfigError(
+            f"{verb} is one run, not the {parts} of search.deployments and search.repeats; "
+            "add search.deployments=1 search.repeats=1"
+        )
+    offered = (experiment.rate_qps, experiment.profile_qps, experiment.concurrency)
+    if verb == "probe" and not any(offered) and experiment.workload.arrivals.kind != "trace":
+        raise ConfigError(
+            "probe needs rate_qps=... (QPS per node), profile_qps=[[second,QPS],...], concurrency=... or "
+            "workload=trace"
+        )
+
+
+def _refuse_replay(experiment: Experiment, verb: str) -> None:
+    """Refuse, of a verb that measures, what only a prediction of so many requests knows."""
+    if experiment.workload.arrivals.kind == "vllm_bench":
+        raise ConfigError(
+            "workload.arrivals.kind=vllm_bench is so many requests, which predict replays; "
+            f"{verb} takes kind=poisson, or kind=gamma with its burstiness"
+        )
+    if experiment.requests is not None and experiment.concurrency is None:
+        raise ConfigError(
+            "requests=... needs concurrency=...; rate_qps=... is held for duration_s=... (predict replays "
+            "requests=... at a rate)"
+        )
+    if experiment.concurrency is not None and experiment.closed_requests <= experiment.concurrency:
+        raise ConfigError(
+            f"requests={experiment.requests} must be above concurrency={experiment.concurrency}: the first "
+            "ones only fill it (predict replays such a burst)"
+        )

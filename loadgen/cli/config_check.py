@@ -1,0 +1,85 @@
+"""What the command line asks for, if it can be done at all. A composition root: it asks the engines.
+
+Refuses before anything starts: weights that do not fit, long prompts, arguments that vLLM would refuse.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from conf import ConfigError, Experiment
+from conf import kernels as kernels_of
+from conf.specs.experiment import EmulatedEngine, SimulatedEngine, VllmEngine
+from loadgen.cli.command_line import asked
+from loadgen.prompts import text_pool
+from loadgen.traffic.schedule import Traffic
+from serve_apps.engine_model import Engine
+from serve_apps.vllm_emulated.platform_plugin import has_gpu, installed_vllm, refuse_gpu_node
+from serve_apps.vllm_engine.prepared import prepared
+from serve_apps.vllm_recipes.recipes import resolve
+
+
+def experiment(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
+    """The experiment that the words ask of a verb. Raises ConfigError for what cannot be done."""
+    found = asked(verb, words, config)
+    if isinstance(found.engine, EmulatedEngine) and not found.engine.vllm_version:
+        # It belongs to the label of every figure.
+        found = replace(found, engine=replace(found.engine, vllm_version=installed_vllm()))
+    refuse_misfit(found)
+    return found
+
+
+def kernels(experiment: Experiment) -> list[str]:
+    """Lines on kernels whose speed the engine model does not have, or has from elsewhere."""
+    spec = experiment.engine
+    if not isinstance(spec, VllmEngine):
+        return kernels_of.words(experiment)
+    installed = installed_vllm()
+    recipe = resolve(spec, experiment.model, experiment.layout, installed, experiment.hardware)
+    return [recipe.unknown_speed] if recipe.unknown_speed else []
+
+
+def all_kernels(experiments: Iterable[Experiment]) -> list[str]:
+    """The lines on the kernels of several experiments, each once."""
+    return list(dict.fromkeys(line for one in experiments for line in kernels(one)))
+
+
+def refuse_misfit(experiment: Experiment) -> None:
+    """Raise ConfigError for weights that do not fit, unknown hardware figures, too long prompts, a tokenizer
+    that cannot be used."""
+    spec = experiment.engine
+    text_pool.refuse(experiment.workload, experiment.model.vocab)
+    if isinstance(spec, VllmEngine):
+        _refuse_vllm(spec, experiment)
+    if not isinstance(spec, SimulatedEngine):
+        return
+    try:
+        engine = Engine(spec, experiment.model, experiment.hardware, experiment.layout)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    context = experiment.model.max_context_tokens
+    if spec.max_model_len > context:
+        raise ConfigError(f"engine.max_model_len={spec.max_model_len} exceeds the model's {context} tokens")
+    room = min(spec.max_model_len, engine.kv_blocks * spec.block_size)
+    tokens = Traffic(experiment.workload).longest_request_tokens
+    if tokens > room:
+        raise ConfigError(
+            f"workload: requests of up to {tokens} tokens exceed the {room} that the engine holds "
+            "(engine.max_model_len, engine.num_gpu_blocks); shorten them"
+        )
+
+
+def _refuse_vllm(spec: VllmEngine, experiment: Experiment) -> None:
+    """Refuse what this vLLM, or the hardware under it, would refuse, and an emulated one beside a GPU."""
+    tokens = Traffic(experiment.workload).longest_request_tokens
+    try:
+        if isinstance(spec, EmulatedEngine):
+            refuse_gpu_node()
+        elif spec.kind == "vllm" and experiment.cluster.session != "address" and not has_gpu():
+            raise ValueError(
+                f"engine=vllm needs GPUs, which cluster={experiment.cluster.name} only pretends to have; use "
+                "cluster=mi325x_1n in a Ray cluster of GPU nodes, or engine=vllm_emulated here"
+            )
+        prepared(spec, experiment.model, experiment.layout, experiment.hardware, tokens)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,252 @@
+"""The service under test, up and warm: deployed by us, or external. A composition root: it joins the rooms.
+
+Imported only where something is measured, for Ray comes with it.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ray.serve import Application
+
+from cluster.deployment.deploy import DeployError, Deployment, deploy
+from cluster.deployment.routing_check import check_router
+from cluster.deployment.warmup import Warm, Warmer, WarmError
+from cluster.preflight.preflight import expected_of, inspect
+from cluster.ray_session.placement import Placement, PlacementError, place
+from cluster.ray_session.session import Session, SessionError, open_session
+from conf import Experiment
+from conf.specs.experiment import SimulatedEngine, VllmEngine
+from loadgen.prompts.bodies import Prompts
+from loadgen.run.endpoint import READY_TIMEOUT_S, TargetError, api_key, models_of
+from loadgen.run.lifecycle import Service
+from loadgen.run.progress import Emit
+from loadgen.traffic.schedule import Traffic
+from serve_apps.engine_model.cost.architecture import weight_bytes
+from serve_apps.simulated.app import ENGINES, application_name, build_app
+from serve_apps.vllm_engine import app
+from serve_apps.vllm_engine.prepared import prepared, with_folder
+
+WARM_OUTPUT_TOKENS = 8
+"""Output tokens of the requests that warm a replica: enough for decode steps of every kind (our choice)."""
+SIMULATED_START_S = 120.0
+LEAST_ASK_S = 1.0
+"""So long an endpoint has for its models even where all the time went into its first answer (our choice)."""
+
+
+@contextmanager
+def service(experiment: Experiment, emit: Emit) -> Iterator[Service]:
+    """The service under test; what was started for it ends with the block. Raises TargetError."""
+    up = _external if experiment.engine.kind == "external" else _deployed
+    try:
+        with up(experiment, emit) as served:
+            yield served
+    except DeployError as error:
+        raise TargetError(str(error), error.last_words) from error
+    except (PlacementError, SessionError) as error:
+        raise TargetError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Engines:
+    """What is deployed on a placement.
+
+    `build` is called in the cluster where it is a function. `prefix` begins the names of the deployments that
+    serve the model; `described` is what the manifest keeps of the engine; `environment` is that of Serve's
+    processes on all nodes.
+    """
+
+    build: Callable[[Placement], Application | Callable[[], Application]]
+    name: str
+    prefix: str
+    described: Mapping[str, Any]
+    environment: Mapping[str, str]
+    start_s: float
+
+
+def _engines(experiment: Experiment) -> _Engines:
+    if isinstance(experiment.engine, SimulatedEngine):
+        return _simulated(experiment, experiment.engine)
+    assert isinstance(experiment.engine, VllmEngine)
+    return _vllm(experiment, experiment.engine)
+
+
+def _simulated(experiment: Experiment, engine: SimulatedEngine) -> _Engines:
+    parts = engine, experiment.model, experiment.hardware, experiment.layout
+    return _Engines(
+        lambda placement: build_app(
+            *parts, placement.replicas, placement.bundles, experiment.seed, routing=experiment.routing
+        ),
+        application_name(*parts, experiment.routing),
+        ENGINES,
+        {},
+        {},
+        SIMULATED_START_S,
+    )
+
+
+def _vllm(experiment: Experiment, spec: VllmEngine) -> _Engines:
+    model, layout, routing = experiment.model, experiment.layout, experiment.routing
+    tokens = Traffic(experiment.workload).longest_request_tokens, round(experiment.workload.prompt_tokens)
+    ready = with_folder(prepared(spec, model, layout, experiment.hardware, *tokens), model)
+    engine, recipe = ready.engine, ready.recipe
+    known_bytes = {} if engine.kind == "vllm_emulated" else {"weight_bytes": weight_bytes(model)}
+    return _Engines(
+        lambda placement: app.vllm_app(
+            engine, model, layout, routing, recipe, placement.replicas, placement.bundles
+        ),
+        application_name(engine, model, experiment.hardware, layout, routing),
+        app.engines_prefix(engine),
+        ready.described() | known_bytes,
+        # On machines without a GPU all processes must know that, not only the replicas.
+        app.environment(engine, routing) | (recipe.env if engine.kind != "vllm" else {}),
+        engine.start_timeout_s,
+    )
+
+
+@contextmanager
+def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
+    engines = _engines(experiment)
+    load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
+    emit("deploying", text=f"starting Ray ({experiment.cluster.name}) and {experiment.replicas} replica(s)")
+    for note in engines.described.get("notes", []):
+        emit("recipe", text=note)
+    with open_session(experiment.cluster, experiment.routing, load_cpus, engines.environment) as session:
+        placement = place(experiment.cluster, experiment.layout, session.roles)
+        seen = _looked_at(experiment, engines, placement, emit)
+        deployment = deploy(
+            engines.build(placement),
+            engines.name,
+            session.url,
+            experiment.model.served_name,
+            placement.replicas,
+            engines.start_s,
+            lambda line: emit("deploy", text=line),
+            per_node=experiment.streams > 0,
+            engines=engines.prefix,
+            warm=Warm(*_shape(experiment)),
+            engine=engines.described,
+        )
+        try:
+            yield _served(experiment, emit, session, placement, deployment, seen)
+        finally:
+            deployment.teardown()
+
+
+def _looked_at(experiment: Experiment, engines: _Engines, placement: Placement, emit: Emit) -> dict[str, Any]:
+    """What preflight says of the nodes of a joined cluster, for the manifest; it warns and stops nothing."""
+    if experiment.cluster.session != "address":
+        return {}
+    if not placement.load_selector:
+        emit("placement", text="no node carries the label role=load: load actors may run beside replicas")
+    report = inspect(expected_of(experiment, engines.described.get("env", {})))
+    failed = [finding for finding in report.findings if finding.status == "fail"]
+    for finding in failed:
+        emit("preflight", text=f"{finding.check} on {finding.node}: {finding.figure}; {finding.remedy}")
+    emit("preflight", text=report.lines()[-1])
+    return {"preflight": report.tree()}
+
+
+def _served(
+    experiment: Experiment,
+    emit: Emit,
+    session: Session,
+    placement: Placement,
+    deployment: Deployment,
+    seen: Mapping[str, Any],
+) -> Service:
+    """The service as it stands now, its router checked, and how it is waited for when it falls.
+
+    `seen` is what else the manifest keeps, of every generation.
+    """
+    one_token = {"model": experiment.model.served_name, "prompt": [0], "max_tokens": 1}
+    front = session.url
+    if said := check_router(front, experiment.routing, placement.replicas, one_token):
+        emit("routing", text=said)
+
+    def again(limit_s: float) -> Service:
+        try:
+            back = deployment.recovered(limit_s, lambda line: emit("deploy", text=line))
+            return _served(experiment, emit, session, placement, back, seen)
+        except DeployError as error:
+            raise TargetError(str(error), error.last_words) from error
+
+    selector = placement.load_selector
+    targets = _targets(experiment, deployment.urls, deployment.metrics_urls)
+    return Service(
+        targets,
+        replicas=deployment.replica_ids if deployment.named else None,
+        fault=deployment.healthy,
+        reported={
+            "models": [models_of(front, None)],
+            "urls": list(deployment.urls),
+            "replica_nodes": deployment.replica_nodes,
+            **deployment.described,
+            **seen,
+        },
+        metrics_urls=deployment.metrics_urls or {url: f"{url}/metrics" for url in deployment.urls},
+        actor_options={"label_selector": selector} if selector else {},
+        recover=again,
+        front_streams=session.front_streams if targets == [front] else None,
+    )
+
+
+def _shape(experiment: Experiment) -> tuple[str, Callable[[int], bytes]]:
+    """Where requests of the workload's mean length go, and their bodies, whose prompts no other run has.
+
+    They are answered in a few tokens: it is the prompt that warms a replica.
+    """
+    workload, model = experiment.workload, experiment.model
+    # Of another salt than the run's: no prompt of theirs may be in a cache.
+    prompts = Prompts(workload, model.served_name, model.vocab, secrets.randbits(31))
+    images = workload.images.most * workload.images.tokens
+    lengths = round(workload.input_tokens.mean), round(workload.output_tokens.mean)
+    prompt, answer = max(1, lengths[0]) + images, max(1, min(WARM_OUTPUT_TOKENS, lengths[1]))
+    return prompts.path, lambda number: prompts.body(number, prompt, answer, image_tokens=images)
+
+
+def _targets(experiment: Experiment, urls: Sequence[str], metrics_urls: Mapping[str, str]) -> list[str]:
+    """Where the load goes: to `urls`, or by client-side routing straight to each replica, in their order."""
+    if experiment.routing.policy != "client_side":
+        return list(urls)
+    if len(metrics_urls) != experiment.replicas:
+        missing = f"{len(metrics_urls)} of {experiment.replicas} replicas have an address of their own"
+        raise TargetError(f"{missing}; use routing=consistent_hash")
+    return [url.removesuffix("/metrics") for url in metrics_urls.values()]
+
+
+@contextmanager
+def _external(experiment: Experiment, emit: Emit) -> Iterator[Service]:
+    urls = [url.rstrip("/") for url in experiment.target.urls]
+    key = api_key(experiment.target.api_key_env)
+    reported = {"models": [models_of(url, key) for url in urls]}
+    # cluster.nodes stands for the nodes behind the endpoints; the load actors need one of ours.
+    here = (
+        experiment.cluster
+        if experiment.cluster.session == "address"
+        else replace(experiment.cluster, nodes=1)
+    )
+    load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
+    emit("connecting", text=f"{len(urls)} endpoint(s) answer; starting Ray for the load actors")
+    with open_session(here, None, load_cpus):
+        metrics_urls = {url: f"{url}/metrics" for url in urls}
+        served = Service(urls, reported=reported, metrics_urls=metrics_urls, key=key)
+        yield replace(served, recover=partial(_answering, experiment, served))
+
+
+def _answering(experiment: Experiment, served: Service, limit_s: float) -> Service:
+    """The same service once every endpoint answers requests of the workload again. Raises TargetError."""
+    key = served.key
+    warm, deadline_s = Warm(*_shape(experiment), key=key), time.monotonic() + limit_s
+    try:
+        Warmer(warm, deadline_s, limit_s).replicas({url: url for url in served.urls})
+    except WarmError as error:
+        raise TargetError(str(error)) from error
+    left_s = max(LEAST_ASK_S, deadline_s - time.monotonic())
+    models = [models_of(url, key, min(READY_TIMEOUT_S, left_s)) for url in served.urls]
+    again = partial(_answering, experiment, served)
+    return replace(served, reported={**served.reported, "models": models}, recover=again)

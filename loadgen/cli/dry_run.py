@@ -1,0 +1,134 @@
+"""What a command would do, in words, before anything is started; knows no engine and starts nothing."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from conf import Experiment
+from conf.load import dump
+from conf.specs.experiment import Search
+from loadgen.cli import machine_check, prompt_excerpt, prompt_preview
+from loadgen.drive.cache_warmup import LONGEST_S, PIECE_S, pace_s
+from loadgen.drive.driver import WARMUP_QPS
+from loadgen.drive.steady import FILL_E2E
+from loadgen.search.policy import paced
+from loadgen.traffic.prefix_sharing import gap_s
+
+
+def swept_s(experiment: Experiment) -> float:
+    """Seconds of load of all sweeps, each with its hold."""
+    search = experiment.search
+    return search.parts * (_swept_s(experiment) + search.confirm_s)
+
+
+def compared_s(experiment: Experiment) -> float:
+    """Seconds of load of A's sweep with its hold and of B's, which is as long if B is as fast."""
+    return 2 * _swept_s(experiment) + experiment.search.confirm_s
+
+
+def _swept_s(experiment: Experiment) -> float:
+    """Seconds of one sweep without its hold; the least number of dwells is granted beyond the budget."""
+    longest = _longest(experiment)
+    return max(longest.budget_s, longest.least_s)
+
+
+def _longest(experiment: Experiment) -> Search:
+    """The search of one deployment if answers last as long as the bounds allow."""
+    search, answer_s = experiment.search, experiment.answer_s
+    alone = replace(search, deployments=1, budget_s=search.budget_s / search.deployments)
+    return paced(alone, answer_s, answer_s)
+
+
+def text(
+    experiment: Experiment,
+    load_s: float | None,
+    guess_qps: float | None,
+    services: int | None = None,
+    runs: int | None = None,
+    kernels: Sequence[str] = (),
+) -> str:
+    """The resolved configuration and the plan.
+
+    `load_s` is the time under load: 0 on a virtual clock, None where the service decides (a closed loop);
+    `guess_qps` is what a node may serve, None if nobody knows; `services` are deployed one after the other,
+    by default one for each sweep, and loaded by `runs`, by default one each. `kernels` say what is not known
+    of them, or only of others.
+    """
+    talks = experiment.workload.conversations
+    lines = [
+        dump(experiment).rstrip(),
+        *(prompt_preview.lines(talks) if talks else []),
+        *prompt_excerpt.lines(experiment),
+        *(f"# {line}" for line in kernels),
+        f"# {experiment.replicas} replica(s) on {experiment.cluster.nodes} node(s)",
+    ]
+    if load_s == 0:
+        return "\n".join([*lines, "# no load: a virtual clock"])
+    warm = experiment.fleet.warmup_requests
+    actors, joined = experiment.fleet.actors, experiment.cluster.session == "address"
+    shared = "" if joined else machine_check.shared(actors, machine_check.cores())
+    lines.append(f"# {actors} load actor(s){shared}, {warm} warm-up requests")
+    services = services or experiment.search.parts
+    return "\n".join([*lines, *_load(experiment, load_s, guess_qps, services, runs or services)])
+
+
+def _load(
+    experiment: Experiment, load_s: float | None, guess_qps: float | None, services: int, runs: int
+) -> list[str]:
+    """How long the load lasts and how much it is, as far as that can be known."""
+    if load_s is None:
+        count, held = experiment.closed_requests, experiment.concurrency
+        return [f"# closed loop: {count} requests, {held} in flight; as long as that takes"]
+    warm_s = experiment.fleet.warmup_requests / WARMUP_QPS
+    parts = experiment.search.parts
+    longest_s = load_s + runs * (warm_s + experiment.search.settle_s + experiment.fleet.drain_s)
+    longest = f"at most about {longest_s:.0f} s with warm-up and drain"
+    deployed = "after deployment" if services == 1 else f"and {services} deployments"
+    lines = [f"# {load_s:.0f} s of load; {longest}, {deployed}"]
+    if experiment.time_scale != 1:
+        real_s, scale = longest_s / experiment.time_scale, experiment.time_scale
+        lines.append(
+            f"# of the engine's own seconds: at engine.time_scale={scale:g} at most {real_s:.0f} real ones"
+        )
+    lines += _lasting(experiment)
+    if parts > 1:
+        each = f"{load_s / parts:.0f} s, each of a service deployed anew, with its own seed"
+        lines = [f"# {parts} sweeps of {each}", *lines]
+    rate_qps = experiment.rate_qps or guess_qps
+    varies = experiment.profile_qps or experiment.workload.arrivals.kind == "trace"
+    if rate_qps and not varies:
+        planned = rate_qps * experiment.cluster.nodes * load_s
+        without = " without hits of its sessions" if experiment.workload.has_sessions else ""
+        if_so = "" if experiment.rate_qps else f", if a node serves about {rate_qps:.1f} QPS{without}"
+        lines.append(f"# some {planned:.0f} requests{if_so}")
+    return [*lines, *_filling(experiment, guess_qps)]
+
+
+def _lasting(experiment: Experiment) -> list[str]:
+    """How much longer it takes because answers last long, as far as the bounds say how long they may."""
+    tokens, search = experiment.workload.output_tokens.mean, _longest(experiment)
+    may = f"# answers of {tokens:g} tokens may last {experiment.answer_s:.0f} s within the bounds"
+    if experiment.rate_qps or experiment.profile_qps:
+        return [f"{may}: up to {FILL_E2E * experiment.answer_s:.0f} s of load first fill the service"]
+    if experiment.workload.arrivals.kind == "trace" or search.window_s == experiment.search.window_s:
+        return []
+    return [
+        f"{may}: windows of {search.window_s:.0f} s, and a budget of {search.budget_s:.0f} s to hold enough"
+    ]
+
+
+def _filling(experiment: Experiment, guess_qps: float | None) -> list[str]:
+    """What the load that fills caches adds to a plan, as far as that can be known."""
+    if not experiment.workload.wants_hits:
+        return []
+    when, climb = "before the first window", ""
+    if experiment.workload.has_sessions:
+        climb = f"{PIECE_S:.0f} s at each rate on the way there and "
+    if experiment.workload.conversations:
+        when = "before each window above all rates so far"
+        if guess_qps:
+            gap = gap_s(experiment.workload, 1.0, experiment.cluster.nodes) or 0.0
+            climb = f"{pace_s(guess_qps, gap):.0f} s for each QPS per node on the way there and "
+    return [
+        f"# filling caches comes on top, {when}: {climb}at most about {LONGEST_S:.0f} s at its rate; "
+        "no budget is spent on it"
+    ]

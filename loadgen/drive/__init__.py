@@ -1,0 +1,1 @@
+"""Measurement windows over a target; the sweep, the probe and the acceptance test."""

@@ -1,0 +1,47 @@
+"""Whether there is a service behind the answers at all: a dead one has no capacity, however low.
+
+Knows request rows; knows neither bounds nor rates. An overloaded service is slow or refuses some, a dead
+one refuses everything or says nothing.
+"""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.rows import metrics
+from analysis.rows.metrics import Bools
+from conf.io.one_line import one_line
+from loadgen.traffic.schedule import NS
+
+DEAD_SHARE, DEAD_LEAST, RECENT_NS = 0.9, 5, 10 * NS
+"""Of the newest requests, at least so many and those of so long, this share failed (our choice)."""
+
+
+def death(rows: pa.Table, now_ns: int, least: int = DEAD_LEAST) -> str | None:
+    """Why nobody serves the newest of these requests, or None.
+
+    Almost all of them have failed, and not a token was heard since the first of them was due. One that
+    is still in flight speaks for the service: whether it hangs is another question.
+    """
+    due = metrics.numbers(rows, "due_ns")
+    sent = np.flatnonzero(~metrics.status_in(rows, *metrics.UNSENT) & (due <= now_ns))
+    sent = sent[np.argsort(due[sent], kind="stable")]
+    newest = sent[-max(least, int((due[sent] >= now_ns - RECENT_NS).sum())) :]
+    failed = newest[(metrics.status_in(rows, "conn_error", "http_error") | silent(rows))[newest]]
+    if len(failed) < max(least, DEAD_SHARE * len(newest)) or heard_ns(rows) >= due[newest].min():
+        return None
+    last = rows.take(pa.array(failed[-1:])).to_pylist()[0]
+    what = one_line(f"{last['error_kind']} {last['error'] or ''}")
+    return f"{len(failed)} of the newest {len(newest)} requests failed: {what}"
+
+
+def silent(rows: pa.Table) -> Bools:
+    """Requests that timed out without a token."""
+    return metrics.status_in(rows, "timeout") & np.isnan(metrics.numbers(rows, "first_token_offset_ns"))
+
+
+def heard_ns(rows: pa.Table) -> float:
+    """When the last token of any of these requests came, on the run's clock; -inf if none did."""
+    last = metrics.numbers(rows, "due_ns") + metrics.numbers(rows, "last_token_offset_ns")
+    return float(max(last[~np.isnan(last)], default=-math.inf))

@@ -1,0 +1,102 @@
+"""Every request of a run as known now: what ended, what is in flight, what was lost with its load actor.
+
+Knows request tables by segment; knows no limit and no verdict.
+"""
+
+from collections import defaultdict
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.rows import metrics, records
+from loadgen.fleet.rows import plan_table
+from loadgen.fleet.target import LostActor, Observation
+from loadgen.traffic.schedule import ArrivalSchedule
+
+MOST_PIECES = 32
+"""Observations of a segment that are kept apart; joining each at once would copy all, again and again."""
+
+
+class Ledger:
+    """Rows by segment. `touched` are the segments whose rows changed since `settled` was called."""
+
+    def __init__(self) -> None:
+        self.touched: set[int] = set()
+        self._ended: dict[int, list[pa.Table]] = defaultdict(list)
+        self._pending: dict[int, pa.Table] = {}
+        self._plans: dict[int, ArrivalSchedule] = {}
+        self._lost = 0
+
+    def plan(self, schedule: ArrivalSchedule) -> None:
+        """Remember what was planned for a segment, also in several pieces."""
+        before = self._plans.get(schedule.dwell)
+        self._plans[schedule.dwell] = before.followed_by(schedule) if before else schedule
+
+    def restore(self, rows: pa.Table) -> None:
+        """Take the rows of an earlier session of this run, all of them ended."""
+        self._keep(rows.select(records.PROGRESS.names).cast(records.PROGRESS))
+
+    def replace(self, rows: pa.Table) -> None:
+        """Forget all rows for those of the whole run, as they were saved in the end."""
+        self._ended.clear()
+        self._pending = {}
+        self.restore(rows)
+
+    def take(self, seen: Observation) -> None:
+        """Add what ended, replace what is in flight, and give up what a lost actor owned."""
+        new, self._lost = seen.lost_actors[self._lost :], len(seen.lost_actors)
+        self._keep(self._untold(seen.ended) if new else seen.ended)
+        self.touched |= set(self._pending)
+        self._pending = _by_segment(seen.pending)
+        self.touched |= set(self._pending)
+        for actor in new:
+            self._give_up(actor)
+
+    def rows(self, *segments: int) -> pa.Table:
+        """All rows of the segments, each request once."""
+        tables = [table for i in segments for table in self._ended.get(i, [])]
+        tables += [self._pending[i] for i in segments if i in self._pending]
+        return pa.concat_tables([records.PROGRESS.empty_table(), *tables])
+
+    def planned(self, segment: int, start_ns: int, end_ns: int) -> int | None:
+        """Requests of a segment that were due in [start, end); None where the plan is not known."""
+        plan = self._plans.get(segment)
+        if plan is None or plan.concurrency:
+            return None
+        return int(((plan.due_ns >= start_ns) & (plan.due_ns < end_ns)).sum())
+
+    def settled(self) -> None:
+        """All changes so far have been counted."""
+        self.touched = set()
+
+    def _keep(self, ended: pa.Table) -> None:
+        for segment, rows in _by_segment(ended).items():
+            known = self._ended[segment]
+            known.append(rows)
+            if len(known) > MOST_PIECES:
+                self._ended[segment] = [pa.concat_tables(known).combine_chunks()]
+            self.touched.add(segment)
+
+    def _untold(self, rows: pa.Table) -> pa.Table:
+        """Those of the rows that are not known yet, each once."""
+        _, first = np.unique(rows["seq"].to_numpy(), return_index=True)
+        rows = rows.take(pa.array(first))
+        known = [table["seq"].to_numpy() for tables in self._ended.values() for table in tables]
+        return rows.filter(pa.array(~np.isin(rows["seq"].to_numpy(), np.concatenate([[], *known]))))
+
+    def _give_up(self, actor: LostActor) -> None:
+        """What the actor owned and nobody has a record of is lost."""
+        for segment, plan in self._plans.items():
+            owned = plan.where(plan.owner(actor.of) == actor.index)
+            known = self.rows(segment)["seq"].to_numpy()
+            unknown = owned.where(~np.isin(owned.seq, known))
+            if len(unknown):
+                self._keep(records.lost(plan_table(unknown)).select(records.PROGRESS.names))
+
+
+def _by_segment(rows: pa.Table) -> dict[int, pa.Table]:
+    number = metrics.numbers(rows, "dwell")
+    segments = np.unique(number)
+    if len(segments) == 1:
+        return {int(segments[0]): rows}
+    return {int(i): rows.filter(pa.array(number == i)) for i in segments}

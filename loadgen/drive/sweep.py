@@ -1,0 +1,56 @@
+"""The search over a driver: from the first segment to the posterior, whatever ends it.
+
+Knows the order of things; the search decides rates, the driver loads and judges.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from analysis.capacity.posterior import Capacity
+from loadgen.drive.driver import Driver, TargetLost
+from loadgen.search.policy import Outcome, Segment, Stop, next_segment
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What a sweep found: the outcomes in order, the posterior, and why it ended."""
+
+    outcomes: list[Outcome]
+    capacity: Capacity | None
+    stop: Stop
+    elapsed_s: float
+
+
+def focus(driver: Driver) -> Segment | Stop:
+    """The next step of "ramp, then focus"."""
+    return next_segment(driver.plan.search, driver.plan.begin, driver.windows.outcomes, driver.elapsed_s())
+
+
+def sweep(driver: Driver, choose: Callable[[Driver], Segment | Stop] = focus) -> Sweep:
+    """Load what `choose` says until the budget or the search ends it; what was lost may come back.
+
+    Raises TargetLost.
+    """
+    driver.warm_up()
+    while True:
+        try:
+            stop = _go_on(driver, choose)
+        except TargetLost as lost:
+            driver.recover(lost)
+            continue
+        if stop is not None:
+            elapsed_s = driver.elapsed_s()
+            driver.emit("stop", stop=stop.kind, text=f"end of search: {stop.reason}", elapsed_s=elapsed_s)
+            return Sweep(driver.windows.outcomes, driver.windows.capacity(), stop, elapsed_s)
+
+
+def _go_on(driver: Driver, choose: Callable[[Driver], Segment | Stop]) -> Stop | None:
+    """Load one segment more; or else let every answer end and return why there is none."""
+    step = choose(driver)
+    if not isinstance(step, Stop):
+        step = driver.heal() or step
+    if isinstance(step, Stop):
+        driver.drain(run_out=True)
+        return step
+    driver.load(step)
+    return None

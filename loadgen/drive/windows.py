@@ -1,0 +1,155 @@
+"""The windows of a run, counted and judged; and again whenever answers of theirs come late.
+
+Knows request rows, what was seen of the load actors, and the analysis; knows no target and no clock.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from analysis.capacity.node_effects import NodeEffects, node_effects
+from analysis.capacity.posterior import Capacity, posterior
+from analysis.capacity.validity import Verdict, judge_closed, judge_dwell
+from analysis.capacity.window_counts import Window, count, count_streams, in_window, waiting, without_lag
+from loadgen.drive.plan import Past, Plan
+from loadgen.drive.request_ledger import Ledger
+from loadgen.drive.service_loss import spoilt
+from loadgen.drive.window_event import segment_done, word
+from loadgen.drive.window_health import Watched
+from loadgen.search.policy import Outcome, Segment, bad_step, dwells_of, long_queue, plainly_bad, prior
+
+
+@dataclass(slots=True)
+class Windows:
+    """What was measured so far, by the number of the segment; `emit(kind, **facts)` is told each judgement.
+
+    `watched` is what was seen of the load actors and the service in a window. Of `plan` its search, bounds
+    and workload are read, which nothing changes during a run.
+    """
+
+    plan: Plan
+    emit: Callable[..., None]
+    ledger: Ledger = field(default_factory=Ledger)
+    outcomes: list[Outcome] = field(default_factory=list)
+    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    watched: dict[int, Watched] = field(default_factory=dict)
+
+    def restore(self, past: Past) -> None:
+        """Take up the windows of an earlier session of this run."""
+        self.ledger.restore(past.rows)
+        for segment, window, judged, seen in past.segments:
+            self.watched[window.index] = seen
+            self.outcomes.append(self._again(segment, window, judged, past.end_ns))
+        self.ledger.settled()
+
+    def requests(self, index: int) -> pa.Table:
+        """Rows of a segment and of its neighbours, as known now; those in flight are `pending`."""
+        return self.ledger.rows(index - 1, index, index + 1)
+
+    def lost_in(self, index: int) -> tuple[str, ...]:
+        """The load actors that were lost in a window, each with the reason."""
+        return self.watched[index].lost_actors
+
+    def spoil(self, indices: Iterable[int], reason: str) -> None:
+        """Windows felt a loss of the service: they are void when they are judged next."""
+        for index in indices:
+            self.watched[index] = dataclasses.replace(self.watched[index], loss=reason)
+            self.ledger.touched.add(index)
+
+    def add(self, segment: Segment, window: Window, now_ns: int, elapsed_s: float) -> None:
+        """Add the outcome of a window that was watched, recount those that changed meanwhile, and tell."""
+        outcome = self._outcome(segment, window, now_ns)
+        if segment.kind == "ramp":
+            outcome = self._guiding(outcome, now_ns)
+        self.recount(now_ns)
+        self.outcomes.append(outcome)
+        self._tell(self.outcomes[-1], now_ns, elapsed_s)
+
+    def recount(self, now_ns: int) -> None:
+        """Late finishers change the window they were due in, and what was offered next its last blocks."""
+        last = len(self.outcomes) - 1
+        for i, old in enumerate(self.outcomes):
+            if old.segment.index in self.ledger.touched or i == last:
+                judged = old.bad, old.void
+                self.outcomes[i] = new = self._again(old.segment, old.dwell, judged, now_ns)
+                if new.void != old.void:
+                    state = word(new, self.verdicts[new.dwell.index])
+                    self.emit("rejudged", text=f"{new.dwell.kind} {new.dwell.index}, recounted: {state}")
+        self.ledger.settled()
+
+    def recount_on(self, rows: pa.Table, now_ns: int) -> None:
+        """Count and judge every window again on the rows as they were saved, as whoever reads them would."""
+        self.ledger.replace(rows)
+        self.ledger.touched |= {outcome.segment.index for outcome in self.outcomes}
+        self.recount(now_ns)
+
+    def capacity(self) -> Capacity | None:
+        """What is known of the capacity now; None while the ramp is not over."""
+        belief = prior(self.plan.search, self.plan.begin, self.outcomes)
+        return None if belief is None else posterior(dwells_of(self.outcomes), belief)
+
+    def node_effects(self) -> NodeEffects | None:
+        """How the nodes differ; None where they share one stream, and while the ramp is not over."""
+        belief = prior(self.plan.search, self.plan.begin, self.outcomes)
+        return None if belief is None else node_effects(dwells_of(self.outcomes), belief)
+
+    def _outcome(self, segment: Segment, window: Window, now_ns: int) -> Outcome:
+        """Counts and verdict of a window as known now; a void one weighs nothing."""
+        table, seen = self.requests(window.index), self.watched[window.index]
+        dwell = count(table, window, self.plan.slo, self.plan.workload, now_ns)
+        judge = judge_closed if window.concurrency else judge_dwell
+        verdict = judge(
+            table,
+            window,
+            self.plan.slo,
+            planned=self.ledger.planned(window.index, window.window_start_ns, window.window_end_ns),
+            expected_replicas=seen.replicas,
+            health=seen.health or None,
+            lost_actors=seen.lost_actors,
+            in_flight_mean=seen.in_flight,
+            block_tokens=self.plan.block_tokens,
+        )
+        self.verdicts[window.index] = verdict = spoilt(verdict) if seen.loss else verdict
+        if not verdict.valid:
+            dwell = dataclasses.replace(dwell, weight=0.0)
+        streams, asked = self.plan.streams, (self.plan.slo, self.plan.workload)
+        parts = count_streams(table, window, streams, *asked, now_ns) if streams else ()
+        return Outcome(segment, dwell, aborted=window.aborted, void=not verdict.valid, parts=parts)
+
+    def _guiding(self, outcome: Outcome, now_ns: int) -> Outcome:
+        """A ramp step as the ramp uses it: bad or not, and void only where a late client decides that.
+
+        Its lag can only raise a latency, by no more than itself: what is good with it is good, and what is
+        bad without it is bad.
+        """
+        dwell, verdict, slo = outcome.dwell, self.verdicts[outcome.dwell.index], self.plan.slo
+        waits = waiting(in_window(self.requests(dwell.index), dwell), now_ns)
+        bad = dwell.aborted or bad_step(dwell) or long_queue(dwell, waits, slo)
+        if [check.name for check in verdict.checks if check.voids] != ["send_lag_p99"]:
+            return dataclasses.replace(outcome, bad=bad)
+        in_time = without_lag(self.requests(dwell.index))
+        least = count(in_time, dwell, slo, self.plan.workload, now_ns)
+        waits = waiting(in_window(in_time, dwell), now_ns)
+        surely = bad_step(least) or long_queue(least, waits, slo)
+        surely = surely or bool(plainly_bad(least, waits, dwell.seconds, slo))
+        return dataclasses.replace(outcome, bad=bad, void=bad and not surely)
+
+    def _again(self, segment: Segment, window: Window, judged: tuple[bool, bool], now_ns: int) -> Outcome:
+        """A window counted and judged as known now, but for what decided the ramp: bad and void."""
+        bad, void = judged
+        new = dataclasses.replace(self._outcome(segment, window, now_ns), bad=bad)
+        return dataclasses.replace(new, void=void) if segment.kind == "ramp" else new
+
+    def _tell(self, outcome: Outcome, now_ns: int, elapsed_s: float) -> None:
+        index, capacity = outcome.dwell.index, self.capacity()
+        rows = in_window(self.requests(index), outcome.dwell)
+        self.emit(
+            "segment_done",
+            **segment_done(outcome, rows, self.verdicts[index], self.plan.slo, now_ns),
+            lost_actors=self.watched[index].lost_actors,
+            loss=self.watched[index].loss,
+            elapsed_s=elapsed_s,
+            capacity=dataclasses.asdict(capacity) if capacity else None,
+        )

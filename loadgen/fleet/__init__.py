@@ -1,0 +1,1 @@
+"""Load actors that send requests and record every answer."""

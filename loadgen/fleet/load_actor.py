@@ -1,0 +1,165 @@
+"""One load actor: a worker in a process of its own, on a node of the Ray cluster.
+
+Knows what makes a process a good load generator (its garbage collector, its files, its driver's life); the
+fleet knows the others.
+"""
+
+import asyncio
+import contextlib
+import gc
+import os
+import platform
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ray
+
+from analysis.rows import time_series
+from conf import ConfigError
+from conf.io.secret import Secret
+from conf.specs.experiment import Workload
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.os_limits import Limits, limits, raise_files
+from loadgen.fleet.parent_watch import Lifeline, own, watch
+from loadgen.fleet.worker import Report, Worker
+from loadgen.prompts.bodies import Prompts
+from loadgen.traffic.schedule import ArrivalSchedule
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """What every actor needs to know before the start; `timeout_s` is on the run's clock.
+
+    With `sticky` all requests of a session go to the same one of `urls`.
+    """
+
+    urls: list[str]
+    workload: Workload
+    model: str
+    vocab: int
+    salt: int
+    timeout_s: float
+    record_itl: bool
+    time_scale: float = 1.0
+    sticky: bool = False
+    driver: Lifeline = field(default_factory=own)
+    key: Secret | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a load actor runs, and what the operating system lets it open."""
+
+    client_id: int
+    node: str
+    host: str
+    pid: int
+    limits: Limits
+
+
+class LoadActor:
+    """One worker in a process of its own; the methods are its worker's, on the run's clock."""
+
+    async def prepare(self, client_id: int, plan: FleetPlan, folder: Path) -> Place:
+        """Build what is slow, freeze the garbage collector, and return where this actor is."""
+        try:
+            prompts = Prompts(plan.workload, plan.model, plan.vocab, plan.salt)
+        except ConfigError as error:
+            raise ConfigError(f"on node {platform.node()}: {error}") from error
+        self._shards = [
+            Shard(folder / f"{name(client_id)}.arrow"),
+            Shard(folder / f"{name(client_id)}.health.arrow", time_series.CLIENTS),
+        ]
+        self._worker = Worker(
+            client_id,
+            plan.urls,
+            prompts,
+            *self._shards,
+            record_itl=plan.record_itl,
+            time_scale=plan.time_scale,
+            timeout_s=plan.timeout_s / plan.time_scale,
+            key=plan.key,
+            path=prompts.path,
+            sticky=plan.sticky,
+        )
+        raise_files()
+        watch(plan.driver, self._orphaned)
+        # A full collection stops the loop for tens of milliseconds: none during the run.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        node = str(ray.get_runtime_context().get_node_id())
+        return Place(client_id, node, platform.node(), os.getpid(), limits())
+
+    def _orphaned(self) -> None:
+        """The driver is dead: nobody wants these requests any more. What is known is written, then we go."""
+
+        async def end() -> None:
+            try:
+                await self._worker.finish(0.0)
+            finally:
+                os._exit(1)
+
+        self._end = asyncio.ensure_future(end())
+
+    async def read_clock(self) -> tuple[int, str]:
+        """This process's monotonic clock, and whose clock that is."""
+        return time.monotonic_ns(), whose_clock()
+
+    async def start(self, epoch_ns: int, wall_ns: int) -> None:
+        """Start the run's clock, whose zero is `epoch_ns` on this process's monotonic clock.
+
+        `wall_ns` is the driver's wall clock at that instant: it dates rows, and nothing waits for it.
+        """
+        self._worker.start(epoch_ns, wall_ns)
+
+    async def offer(self, schedule: ArrivalSchedule) -> None:
+        await self._worker.offer(schedule)
+
+    async def retarget(self, urls: list[str]) -> None:
+        await self._worker.retarget(urls)
+
+    async def retract(self) -> None:
+        self._worker.retract()
+
+    async def observe(self) -> Report:
+        return await self._worker.observe()
+
+    async def finish(self, drain_s: float) -> None:
+        """Drain for so many real seconds and close the shards."""
+        await self._worker.finish(drain_s)
+
+    async def cut(self) -> None:
+        """End what is in flight: a `finish` under way returns."""
+        self._worker.cut()
+
+    async def fetch(self) -> dict[str, bytes]:
+        """The closed shards by file name, for a driver that does not see this node's disk."""
+        return {shard.path.name: shard.path.read_bytes() for shard in self._shards}
+
+    async def drop(self) -> None:
+        """Delete the closed shards, which the driver has by now, and their folders where those are empty."""
+        for shard in self._shards:
+            shard.delete()
+        shards = self._shards[0].path.parent
+        for folder in (shards, shards.parent):
+            with contextlib.suppress(OSError):  # others' files are in it, or it is gone
+                folder.rmdir()
+
+
+def name(client_id: int) -> str:
+    """A load actor's name, as in its shard's file name."""
+    return f"client-{client_id:02d}"
+
+
+def whose_clock() -> str:
+    """Names the monotonic clock of this process: equal names are one clock, "" is not known.
+
+    All processes of one boot share it, also those in containers without a time namespace of their own.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/time').readlink()}"
+    except OSError:
+        return ""

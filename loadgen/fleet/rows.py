@@ -1,0 +1,233 @@
+"""Request rows from what happened: many requests at once, column by column, into Arrow.
+
+Knows how plan and exchange become a row of schema `SHARD`; knows neither sockets nor files. A row at a
+time would cost a tenth of the request itself.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from analysis.rows import records
+from analysis.rows.foreign_words import Words
+from loadgen.fleet.sse import Exchange
+from loadgen.traffic.lengths import Ints
+from loadgen.traffic.schedule import PHASES, ArrivalSchedule
+
+
+@dataclass(slots=True)
+class Planned:
+    """One request of the schedule as plain numbers; a `closed` loop sets `due_ns` when a follower starts.
+
+    `session` is -1 without sessions, `character` without conversations, `after` without a turn before.
+    `free_ns`, on the run's clock, is when that turn ended, where it was waited for.
+    """
+
+    seq: int
+    dwell: int
+    phase: str
+    due_ns: int
+    input_tokens: int
+    output_tokens: int
+    shared_tokens: int = 0
+    stream: int | None = None
+    session: int = -1
+    turn: int = 0
+    image_tokens: int = 0
+    character: int = -1
+    character_tokens: int = 0
+    persona_tokens: int = 0
+    history_cut: int = 0
+    after: int = -1
+    free_ns: int | None = None
+    closed: bool = False
+
+
+OPTIONAL = {
+    "stream": None,
+    "session": -1,
+    "turn": 0,
+    "image_tokens": 0,
+    "character": -1,
+    "character_tokens": 0,
+    "persona_tokens": 0,
+    "history_cut": 0,
+    "after": -1,
+}
+"""Columns that a schedule may lack, in the order of `Planned`, and what stands for them then."""
+LAST_TURN = 2**15 - 1
+"""A record has 16 bits for the turn; whatever comes later counts as this one."""
+Flight = tuple[Planned, Exchange]
+"""A request and what became of it so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The run's clock: its zero is the monotonic instant `epoch_ns`, on the wall clock `wall_ns`.
+
+    It runs `scale` times as fast as those two.
+    """
+
+    epoch_ns: int
+    wall_ns: int
+    scale: float = 1.0
+
+    def run_ns(self, monotonic_ns: int) -> int:
+        """The run's time at a monotonic instant."""
+        return int((monotonic_ns - self.epoch_ns) * self.scale)
+
+    def monotonic_ns(self, run_ns: int) -> int:
+        """The monotonic instant of a time of the run."""
+        return self.epoch_ns + int(run_ns / self.scale)
+
+
+def planned(schedule: ArrivalSchedule) -> list[Planned]:
+    """The schedule row by row."""
+    columns = zip(
+        schedule.seq.tolist(),
+        schedule.phase.tolist(),
+        schedule.due_ns.tolist(),
+        schedule.input_tokens.tolist(),
+        schedule.output_tokens.tolist(),
+        schedule.shared_tokens.tolist(),
+        *(_or(absent, getattr(schedule, name), len(schedule)) for name, absent in OPTIONAL.items()),
+        strict=True,
+    )
+    return [Planned(seq, schedule.dwell, PHASES[phase], *rest) for seq, phase, *rest in columns]
+
+
+def _or(absent: int | None, column: Ints | None, count: int) -> Iterable[int | None]:
+    """A column as plain numbers, or what stands for it."""
+    return itertools.repeat(absent, count) if column is None else column.tolist()
+
+
+def plan_table(schedule: ArrivalSchedule) -> pa.Table:
+    """The schedule as a table of schema `PLAN`."""
+    columns = {
+        "seq": schedule.seq,
+        "dwell": np.full(len(schedule), schedule.dwell, dtype=np.int16),
+        "phase": pa.array([PHASES[phase] for phase in schedule.phase.tolist()], pa.string()),
+        "stream": pa.nulls(len(schedule)) if schedule.stream is None else schedule.stream,
+        "session_id": _int32(-1, schedule) if schedule.session is None else schedule.session,
+        "turn": _int32(0, schedule) if schedule.turn is None else np.minimum(schedule.turn, LAST_TURN),
+        "due_ns": schedule.due_ns,
+        "requested_input_tokens": schedule.input_tokens.astype(np.int32),
+        "requested_output_tokens": schedule.output_tokens.astype(np.int32),
+        "shared_tokens": schedule.shared_tokens.astype(np.int32),
+        "image_tokens": _int32(0, schedule) if schedule.image_tokens is None else schedule.image_tokens,
+        **{name: _or_nulls(getattr(schedule, name), len(schedule)) for name in records.TALKED},
+    }
+    return pa.table(columns, schema=records.PLAN)
+
+
+def _or_nulls(column: Ints | None, count: int) -> Ints | pa.Array:
+    return pa.nulls(count) if column is None else column
+
+
+def _int32(value: int, schedule: ArrivalSchedule) -> NDArray[np.int32]:
+    return np.full(len(schedule), value, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The words that servers said so far, by column."""
+
+    finish_reason: Words = field(default_factory=Words)
+    replica_id: Words = field(default_factory=Words)
+
+
+def batch(
+    flights: Sequence[Flight], clock: Clock, client_id: int, record_itl: bool, said: Said
+) -> pa.RecordBatch:
+    """Rows of schema `SHARD` for requests that ended, or are in flight (`pending`)."""
+    plans = [plan for plan, _ in flights]
+    ends = [exchange for _, exchange in flights]
+    due_ns = np.array([plan.due_ns for plan in plans], dtype=np.int64)
+    columns: dict[str, Any] = {
+        "seq": [plan.seq for plan in plans],
+        "client_id": np.full(len(plans), client_id, dtype=np.int16),
+        "dwell": [plan.dwell for plan in plans],
+        "phase": [plan.phase for plan in plans],
+        "status": [_status(exchange) for exchange in ends],
+        "error_kind": [exchange.error_kind for exchange in ends],
+        "error": [exchange.error for exchange in ends],
+        "http_status": [exchange.http_status for exchange in ends],
+        "finish_reason": [said.finish_reason.kept(exchange.finish_reason) for exchange in ends],
+        "stream": pa.array([plan.stream for plan in plans], pa.int16()),
+        "session_id": [plan.session for plan in plans],
+        "turn": [min(plan.turn, LAST_TURN) for plan in plans],
+        "replica_id": [said.replica_id.kept(exchange.replica_id) for exchange in ends],
+        "due_ns": due_ns,
+        "scheduled_at": ((due_ns / clock.scale).astype(np.int64) + clock.wall_ns) // 1000,
+        "requested_input_tokens": [plan.input_tokens for plan in plans],
+        "requested_output_tokens": [plan.output_tokens for plan in plans],
+        "shared_tokens": [plan.shared_tokens for plan in plans],
+        "image_tokens": [plan.image_tokens for plan in plans],
+        "prompt_tokens": [(exchange.usage or {}).get("prompt_tokens") for exchange in ends],
+        "cached_tokens": [(exchange.usage or {}).get("cached_tokens") for exchange in ends],
+        "output_tokens": [exchange.tokens if exchange.events else None for exchange in ends],
+        "events": [exchange.events for exchange in ends],
+        "reads": [exchange.reads for exchange in ends],
+        "engine_steps": [(exchange.engine or {}).get("steps") for exchange in ends],
+        "engine_late_steps": [(exchange.engine or {}).get("late_steps") for exchange in ends],
+        "time_scale": np.full(len(plans), clock.scale),
+        "engine_first_token_ns": [_engine_ns(exchange, "first") for exchange in ends],
+        "engine_last_token_ns": [_engine_ns(exchange, "last") for exchange in ends],
+        "itl_us": _gaps(ends, clock.scale) if record_itl else [None] * len(ends),
+    }
+    columns["turn_blocked_ns"] = pa.array(
+        [None if plan.free_ns is None else plan.free_ns - plan.due_ns for plan in plans], pa.int64()
+    )
+    for event in ("sent", "first_byte", "first_token", "last_token", "end"):
+        at_ns = [getattr(exchange, f"{event}_ns") for exchange in ends]
+        columns["send_offset_ns" if event == "sent" else f"{event}_offset_ns"] = _offsets(
+            at_ns, due_ns, clock
+        )
+    return pa.record_batch(
+        [_array(columns[field.name], field.type) for field in records.SHARD], schema=records.SHARD
+    )
+
+
+def _array(values: Any, kind: pa.DataType) -> pa.Array:
+    return values if isinstance(values, pa.Array) else pa.array(values).cast(kind)
+
+
+def _status(exchange: Exchange) -> str | None:
+    """An outcome counts once the exchange has ended; a request that was missed never began."""
+    ended = exchange.end_ns is not None or exchange.status == "missed"
+    return exchange.status if ended else records.PENDING
+
+
+def _engine_ns(exchange: Exchange, which: str) -> int | None:
+    """The engine's time of the `first` or `last` token, from its having the request; None where none is told.
+
+    On a clock of its own every token has its time; on the real one the answer's end tells two.
+    """
+    virtual_ns: int | None = getattr(exchange, f"{which}_virtual_ns")
+    if virtual_ns is not None and exchange.accepted_virtual_ns is not None:
+        return virtual_ns - exchange.accepted_virtual_ns
+    told_us = (exchange.engine or {}).get(f"{which}_token_us")
+    return None if told_us is None else told_us * 1000
+
+
+def _offsets(at_ns: list[int | None], due_ns: NDArray[np.int64], clock: Clock) -> pa.Array:
+    """Monotonic instants on the run's clock, from each row's due time; null where the event never came."""
+    missing = np.array([at is None for at in at_ns], dtype=np.bool_)
+    real_ns = np.array([0 if at is None else at - clock.epoch_ns for at in at_ns], dtype=np.int64)
+    run_ns = real_ns if clock.scale == 1 else np.rint(real_ns * clock.scale).astype(np.int64)
+    return pa.array(run_ns - due_ns, mask=missing)
+
+
+def _gaps(exchanges: Sequence[Exchange], scale: float) -> pa.Array:
+    """The gaps of each request as one list column, their bytes copied once; null while in flight."""
+    ends = np.cumsum([0, *(len(exchange.gaps_us) for exchange in exchanges)], dtype=np.int32)
+    gaps_us = np.frombuffer(b"".join(exchange.gaps_us for exchange in exchanges), dtype=np.int32)
+    if scale != 1:
+        gaps_us = np.minimum(np.rint(gaps_us * scale), np.iinfo(np.int32).max).astype(np.int32)
+    open_ = np.array([exchange.end_ns is None for exchange in exchanges], dtype=np.bool_)
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(gaps_us), mask=pa.array(open_))

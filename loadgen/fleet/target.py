@@ -1,0 +1,55 @@
+"""The seam between the search and what it loads: arrivals in, request rows out, on one clock."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from loadgen.traffic.schedule import ArrivalSchedule
+
+
+@dataclass(frozen=True, slots=True)
+class LostActor:
+    """A load actor that died or fell silent: it owned the requests whose `owner` of `of` is `index`."""
+
+    client_id: int
+    index: int
+    of: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"load actor {self.client_id} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What is known now: requests that ended since the last call and those in flight (`records.PROGRESS`).
+
+    `lost_actors` are all so far, in the order of their loss; rows that one left on disk may have been told
+    before. `health` has one row per load actor and second since the last call (schema `series.CLIENTS`).
+    """
+
+    ended: pa.Table
+    pending: pa.Table
+    health: list[dict[str, Any]] = field(default_factory=list)
+    lost_actors: list[LostActor] = field(default_factory=list)
+
+
+class Target(Protocol):
+    """What a sweep drives: the HTTP fleet, or the engine model on a virtual clock."""
+
+    def now_ns(self) -> int:
+        """The run's clock."""
+        ...
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        """Take arrivals that follow all earlier ones, let time pass until `until_ns`, and report."""
+        ...
+
+    def retract(self) -> None:
+        """Forget every arrival that is not due yet."""
+        ...
+
+    def heal(self) -> bool:
+        """Replace lost load actors by fresh ones; False if that is not possible (any more)."""
+        ...

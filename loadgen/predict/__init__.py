@@ -1,0 +1,1 @@
+"""The same questions to the engine model."""

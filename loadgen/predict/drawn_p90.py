@@ -1,0 +1,127 @@
+"""p90s at a given load under drawn constants, and how far their uncertainty and noise reach together.
+
+Knows draws and p90s; what is loaded, and how it is simulated, is handed in.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from analysis.capacity.kernel import Limit
+from analysis.results.summary import Tree
+from conf.constants import replaced
+from conf.specs.experiment import Experiment
+from loadgen.predict.draws import drawn, uncertain
+from loadgen.predict.uncertainty import DRAWS, Spread, drawn_quantile
+
+ENDS = (0.025, 0.975)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The p90s of one simulation in ms, None where one does not apply, and whether both bounds are kept.
+
+    It is not `steady` where the queue grew for as long as requests came: the p90 is then that of how long was
+    watched.
+    """
+
+    p90_ms: Mapping[Limit, float | None]
+    kept: bool
+    steady: bool = True
+
+
+Observe = Callable[[Experiment], Seen]
+"""Serves the same requests under an experiment's constants. It travels to other processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Simulations under the constants' values (`base`) and in each draw of those that are `sampled`."""
+
+    base: Seen
+    draws: tuple[Seen, ...]
+    sampled: tuple[str, ...]
+
+    @property
+    def kept_probability(self) -> float | None:
+        """The share of draws in which both bounds are kept; None without draws."""
+        return sum(seen.kept for seen in self.draws) / len(self.draws) if self.draws else None
+
+    @property
+    def overloaded(self) -> int:
+        """Draws in which the queue grew all along."""
+        return sum(not seen.steady for seen in self.draws)
+
+    @property
+    def tree(self) -> Tree:
+        """In how many draws both bounds are kept, and in how many the queue grows."""
+        return {
+            "draws": len(self.draws),
+            "constants_sampled": list(self.sampled),
+            "kept_probability": self.kept_probability,
+            "overloaded_draws": self.overloaded,
+        }
+
+    def constants_ms(self, limit: Limit, p90_ms: float) -> tuple[float, float | None] | None:
+        """95 % interval of a p90 by the draws around `p90_ms`, of a longer simulation at the values.
+
+        Its upper end is None, open, where too many draws are overloaded; None as a whole without draws or
+        where the latency does not apply.
+        """
+        known = [(seen.p90_ms[limit], seen.steady) for seen in self.draws]
+        ms = [(p90, steady) for p90, steady in known if p90]
+        base = self.base.p90_ms[limit]
+        if not ms or not base:
+            return None
+        # Under an overload nothing is known of how the long simulation differs from the short one.
+        scale = p90_ms / base if self.base.steady else 1.0
+        settled = [math.log(p90 * scale) for p90, steady in ms if steady]
+        beyond = len(ms) - len(settled)
+        if not settled:
+            return min(p90_ms, *(p90 for p90, _ in ms)), None
+        ln = np.sort([*settled, *[max(settled)] * beyond])
+        low, high = (math.exp(drawn_quantile(ln.tolist(), share)) for share in ENDS)
+        is_open = beyond >= (1 - ENDS[1]) * len(ms)
+        return min(low, p90_ms), None if is_open else max(high, p90_ms)
+
+
+def under_draws(experiment: Experiment, observe: Observe, draws: int = DRAWS, spread: Spread = map) -> Drawn:
+    """`observe` of the experiment as it is and under `draws` sets of its constants, on the same requests."""
+    sets = drawn(experiment, draws)
+    seen: Iterable[Seen] = spread(partial(_seen, observe, experiment), [{}, *sets])
+    base, *others = seen
+    return Drawn(base, tuple(others), tuple(uncertain(experiment)))
+
+
+def _seen(observe: Observe, experiment: Experiment, values: Mapping[str, float]) -> Seen:
+    return observe(replaced(experiment, values))
+
+
+def intervals(known: Drawn, limit: Limit, p90_ms: float | None, noise_ms: tuple[float, float] | None) -> Tree:
+    """The tree of a p90's uncertainty: `interval_ms` of all of it, and its two causes apart.
+
+    `noise_ms` is its 95 % interval by Monte Carlo noise. An open upper end is None.
+    """
+    found = None if p90_ms is None else known.constants_ms(limit, p90_ms)
+    whole = noise_ms if found is None or p90_ms is None else _joined(p90_ms, found, noise_ms)
+    return {
+        "interval_ms": None if whole is None else list(whole),
+        "noise_ms": None if noise_ms is None else list(noise_ms),
+        "constants_ms": None if found is None else list(found),
+    }
+
+
+def _joined(
+    p90_ms: float, found: tuple[float, float | None], noise_ms: tuple[float, float] | None
+) -> tuple[float, float | None]:
+    """Both causes are independent: their distances from the p90, in ln, add up as squares."""
+    low, high = found
+    noise = 0.0 if noise_ms is None else (noise_ms[1] - noise_ms[0]) / 2 / p90_ms
+    down = math.hypot(math.log(p90_ms / low), noise)
+    up = None if high is None or math.isinf(noise) else math.hypot(math.log(high / p90_ms), noise)
+    return (0.0 if math.isinf(down) else p90_ms * math.exp(-down)), None if up is None else p90_ms * math.exp(
+        up
+    )

@@ -1,0 +1,104 @@
+"""How the engine model's answer moves with its constants: an interval by sampling.
+
+Knows draws of the constants and a forecast to vary; knows no engine and no constant.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from analysis.capacity.kernel import Limit
+from conf.constants import replaced
+from loadgen.predict.capacity import Forecast, solve
+from loadgen.predict.draws import NORMAL, drawn
+from loadgen.predict.operating_point import Bench
+from loadgen.predict.root_finding import Crossing
+
+Spread = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+"""`map`, or that of a pool of processes."""
+
+DRAWS = 48
+MANY_DRAWS, DRAWS_PER_CONSTANT = 2000, 2
+"""Draws of the response that was learnt, and how many it takes to learn it."""
+ROUGH = 0.01
+"""Tolerance of ln rate; the interval of the default model is some 50 times as wide."""
+Z95 = NORMAL.inv_cdf(0.975)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """Answers under drawn constants over that under their values, in ln, and which limit bound in each.
+
+    `sampled` are the config keys that were drawn; without any the draws are none. `open_below` and
+    `open_above` of them lie beyond an end of the search and stand there as that end. The interval is that of
+    `smoothed`.
+    """
+
+    sampled: tuple[str, ...]
+    ln_ratios: tuple[float, ...] = ()
+    bindings: tuple[Limit, ...] = ()
+    open_below: int = 0
+    open_above: int = 0
+    smoothed: tuple[float, ...] = ()
+
+    def ends(self, share: float, noise: float) -> float | None:
+        """ln distance from the estimate to the quantile `share`, the Monte Carlo noise (95 %) included.
+
+        None where that quantile lies beyond an end of the search.
+        """
+        side = 1 if share > 0.5 else -1
+        beyond = self.open_above if side > 0 else self.open_below
+        if beyond and beyond >= min(share, 1 - share) * len(self.ln_ratios):
+            return None
+        away = max(0.0, side * drawn_quantile(self.smoothed, share))
+        return side * math.hypot(away, noise / Z95 * NORMAL.inv_cdf(max(share, 1 - share)))
+
+
+def uncertainty(found: Forecast, draws: int = DRAWS, spread: Spread = map) -> Uncertainty:
+    """The forecast again under `draws` sets of constants, on the same requests."""
+    sets = drawn(found.bench.experiment, draws)
+    if not sets:
+        return Uncertainty(())
+    answers = list(spread(partial(varied, found.bench, found.quick.crossing), sets))
+    base = math.log(found.quick.crossing.rate_qps)
+    ln_ratios = tuple(ln_qps - base for ln_qps, _, _ in answers)
+    below, above = (sum(side == end for _, _, side in answers) for end in (-1, 1))
+    many = [] if below or above else drawn(found.bench.experiment, MANY_DRAWS)
+    more = smoothed(sets, ln_ratios, many)
+    bindings = tuple(binding for _, binding, _ in answers)
+    return Uncertainty(tuple(sets[0]), ln_ratios, bindings, below, above, more)
+
+
+def smoothed(
+    sets: Sequence[Mapping[str, float]], ln_ratios: Sequence[float], many: Sequence[Mapping[str, float]]
+) -> tuple[float, ...]:
+    """What so many more draws would give: the draws' response in ln, and their residuals in turn.
+
+    It is a parabola of a linear combination: near to straight, and what slows a service most slows it less
+    and less. The ends of an interval from a few draws alone would rest on two or three of them. Where there
+    are too few for so many constants, or none more, they stay what they are.
+    """
+    if not many or len(sets) < DRAWS_PER_CONSTANT * (len(sets[0]) + 1):
+        return tuple(ln_ratios)
+    few_ln, many_ln = (np.log([list(values.values()) for values in each]) for each in (sets, many))
+    few, more = (np.column_stack([np.ones(len(ln)), ln - few_ln.mean(axis=0)]) for ln in (few_ln, many_ln))
+    response, *_ = np.linalg.lstsq(few, np.array(ln_ratios), rcond=None)
+    bend = np.polyfit(few @ response, ln_ratios, 2)
+    residuals = ln_ratios - np.polyval(bend, few @ response)
+    residuals *= math.sqrt(len(few) / (len(few) - few.shape[1] - 1))
+    return tuple((np.polyval(bend, more @ response) + np.resize(residuals, len(more))).tolist())
+
+
+def drawn_quantile(ln_ratios: Sequence[float], share: float) -> float:
+    """A quantile of stratified draws, each of which stands for the middle of its stratum; 0 of none."""
+    return float(np.quantile(np.array(ln_ratios), share, method="hazen")) if len(ln_ratios) else 0.0
+
+
+def varied(bench: Bench, base: Crossing, values: Mapping[str, float]) -> tuple[float, Limit, int]:
+    """ln QPS under other constants, what binds, and the side of an open end."""
+    changed = solve(bench.varied(replaced(bench.experiment, values)), base.rate_qps, base.slope, ROUGH)
+    return math.log(changed.crossing.rate_qps), changed.point.binding, changed.crossing.side

@@ -1,0 +1,157 @@
+"""The virtual target: the same seam as the HTTP fleet, over engines on a virtual clock.
+
+Knows how progress becomes request rows; the engines behind it are injected by a composition root.
+No time passes: an hour of traffic takes as long as its arithmetic.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.rows import records
+from loadgen.fleet.rows import Planned, plan_table, planned
+from loadgen.fleet.target import Observation
+from loadgen.traffic.lengths import Ints
+from loadgen.traffic.processes import Floats
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+
+
+class Progress(Protocol):
+    """How far a request has come; times are seconds on the virtual clock, None where nothing came."""
+
+    @property
+    def key(self) -> int: ...
+    @property
+    def replica(self) -> int: ...
+    @property
+    def first_token_s(self) -> float | None: ...
+    @property
+    def last_token_s(self) -> float | None: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def finished(self) -> bool: ...
+
+
+class Service(Protocol):
+    """Engines behind a balancer on one virtual clock; a request may name its engine, `replica`."""
+
+    def submit(
+        self,
+        key: int,
+        at_s: float,
+        input_tokens: int,
+        output_tokens: int,
+        replica: int | None = None,
+        shared_tokens: int = 0,
+    ) -> None: ...
+    def retract(self, after_s: float) -> None: ...
+    def advance(self, until_s: float) -> None: ...
+    def observe(self) -> Iterable[Progress]: ...
+
+
+class VirtualTarget:
+    """Drives a `Service`; sends are never late and nothing fails."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._now_ns = 0
+        self._planned: dict[int, Planned] = {}
+
+    def now_ns(self) -> int:
+        """The virtual clock."""
+        return self._now_ns
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        """Submit a schedule, advance to `until_ns` and report."""
+        if schedule is not None:
+            self._submit(schedule)
+        self._now_ns = max(self._now_ns, until_ns)
+        self._service.advance(self._now_ns / NS)
+        seen = [(self._planned[progress.key], progress) for progress in self._service.observe()]
+        done = [flight for flight in seen if flight[1].finished]
+        for plan, _ in done:
+            del self._planned[plan.seq]
+        return Observation(_table(done), _table([flight for flight in seen if not flight[1].finished]))
+
+    def retract(self) -> None:
+        """Forget every arrival that is not due yet."""
+        self._service.retract(self._now_ns / NS)
+        self._planned = {seq: plan for seq, plan in self._planned.items() if plan.due_ns <= self._now_ns}
+
+    def heal(self) -> bool:
+        """Nothing is lost on a virtual clock."""
+        return False
+
+    def _submit(self, schedule: ArrivalSchedule) -> None:
+        for plan in planned(schedule):
+            self._planned[plan.seq] = plan
+            at_s = plan.due_ns / NS
+            lengths = plan.input_tokens, plan.output_tokens
+            self._service.submit(plan.seq, at_s, *lengths, plan.stream, plan.shared_tokens)
+
+
+def _table(flights: Sequence[tuple[Planned, Progress]]) -> pa.Table:
+    """Rows of schema `PROGRESS`: sent in time, and ended with the last token."""
+    plans = [plan for plan, _ in flights]
+    due_ns = np.array([plan.due_ns for plan in plans], dtype=np.int64)
+    finished = np.array([progress.finished for _, progress in flights], dtype=np.bool_)
+    last = _offsets([progress.last_token_s for _, progress in flights], due_ns)
+    input_tokens = pa.array([plan.input_tokens for plan in plans], pa.int32())
+    columns: dict[str, Any] = {
+        "seq": pa.array([plan.seq for plan in plans], pa.int64()),
+        "client_id": pa.array(np.zeros(len(plans), dtype=np.int16)),
+        "dwell": pa.array([plan.dwell for plan in plans], pa.int16()),
+        "phase": pa.array([plan.phase for plan in plans], pa.string()),
+        "status": pa.array([records.OK if it else records.PENDING for it in finished.tolist()], pa.string()),
+        "replica_id": pa.array([str(progress.replica) for _, progress in flights], pa.string()),
+        "stream": pa.array([plan.stream for plan in plans], pa.int16()),
+        "session_id": pa.array([plan.session for plan in plans], pa.int32()),
+        "due_ns": pa.array(due_ns),
+        "send_offset_ns": pa.array(np.zeros(len(plans), dtype=np.int64)),
+        "first_token_offset_ns": _offsets([progress.first_token_s for _, progress in flights], due_ns),
+        "last_token_offset_ns": last,
+        "end_offset_ns": pc.if_else(pa.array(finished), last, None),
+        "requested_input_tokens": input_tokens,
+        "requested_output_tokens": pa.array([plan.output_tokens for plan in plans], pa.int32()),
+        "shared_tokens": pa.array([plan.shared_tokens for plan in plans], pa.int32()),
+        "image_tokens": pa.array([plan.image_tokens for plan in plans], pa.int32()),
+        "prompt_tokens": input_tokens,
+        "output_tokens": pa.array([progress.tokens or None for _, progress in flights], pa.int32()),
+    }
+    return pa.table(records.empty(records.PROGRESS, len(plans)) | columns, schema=records.PROGRESS)
+
+
+def ended(
+    schedule: ArrivalSchedule, sent_s: Floats, first_s: Floats, last_s: Floats, cached_tokens: Ints
+) -> pa.Table:
+    """Rows of schema `PROGRESS` of a whole closed loop that has ended; a request is due when it is sent."""
+    due_ns = np.rint(sent_s * NS).astype(np.int64)
+    first, last = (pa.array(np.rint(at * NS).astype(np.int64) - due_ns) for at in (first_s, last_s))
+    count = len(schedule)
+    prompt = pa.array(schedule.input_tokens, pa.int32())
+    columns: dict[str, Any] = {
+        **{name: plan_table(schedule).column(name) for name in records.PLAN.names},
+        "client_id": pa.array(np.zeros(count, dtype=np.int16)),
+        "due_ns": pa.array(due_ns),
+        "status": pa.repeat(records.OK, count),
+        "replica_id": pa.repeat("0", count),
+        "send_offset_ns": pa.array(np.zeros(count, dtype=np.int64)),
+        "first_token_offset_ns": first,
+        "last_token_offset_ns": last,
+        "end_offset_ns": last,
+        "prompt_tokens": prompt,
+        "cached_tokens": pa.array(cached_tokens, pa.int32()),
+        "output_tokens": pa.array(schedule.output_tokens, pa.int32()),
+    }
+    return pa.table(records.empty(records.PROGRESS, count) | columns, schema=records.PROGRESS)
+
+
+def _offsets(at_s: list[float | None], due_ns: Any) -> pa.Array:
+    """Seconds on the virtual clock as ns from due; null where nothing came."""
+    missing = np.array([at is None for at in at_s], dtype=np.bool_)
+    at_ns = np.rint(np.array([at or 0.0 for at in at_s]) * NS).astype(np.int64)
+    return pa.array(at_ns - due_ns, mask=missing)

@@ -1,0 +1,158 @@
+"""Request bodies of exact token length, spliced from bytes made before the start.
+
+Knows JSON bodies of vLLM's completions and chat APIs; knows nothing of sockets. The place of every token in
+one long string is known, so a prompt of n tokens is a slice of it: building a body costs a copy, not a
+tokeniser.
+"""
+
+import json
+from collections.abc import Sequence
+
+from conf.specs.experiment import Workload
+from loadgen.prompts import text_pool
+from loadgen.prompts.images import Album
+from loadgen.prompts.token_pool import UNIQUE_TOKENS, Level, Piece, synthetic
+
+SESSIONS_FROM = 2**39
+"""Sessions are numbered like requests, beyond them all, where they need tokens of their own."""
+CHARACTERS_FROM, CUTS_FROM = 2**38, 2**37
+"""So are characters and the places where a history is cut; all of them are far fewer than lie between."""
+STRIDE = 7919
+"""From where in the text one number's tokens come to where the next one's do: a prime (our choice)."""
+ENVELOPES = {
+    "token_ids": (b'{"prompt":[', b"]"),
+    "text": (b'{"prompt":"', b'"'),
+    "chat": (b'{"messages":[{"role":"user","content":"', b'"}]'),
+}
+"""What stands before and after the tokens of a prompt."""
+IMAGES_HEAD, IMAGES_CLOSE = b'{"messages":[{"role":"user","content":[{"type":"text","text":"', b'"}'
+"""The same of a message in parts, up to its first image."""
+
+
+class Prompts:
+    """Bodies for one workload. Two bodies share the first tokens that they are asked to share, and no more.
+
+    Those of one session share more: the share `session_hit` of the shorter one.
+
+    What follows those is unique, so that a prefix cache is hit as intended and never by chance. `salt`
+    separates runs: prompts of another salt differ, shared tokens too. Tokens are synthetic, or those of real
+    text where the workload names a tokenizer; there another name begins with the same word once in as many
+    as the vocabulary has words. `path` is the URL path of the API that takes the bodies. A chat is one user
+    message, and a conversation of real text a system message before it where its template has that role; what
+    the server's template puts around them comes on top of the asked tokens.
+    """
+
+    def __init__(self, workload: Workload, model: str, vocab: int, salt: int) -> None:
+        self._source = (text_pool.source if workload.tokenizer else synthetic)(workload, vocab, salt)
+        self._separator, self._pool = self._source.separator, self._source.pool
+        self._head, self._close = ENVELOPES[workload.prompt]
+        self.path = "/v1/chat/completions" if workload.prompt == "chat" else "/v1/completions"
+        self._begins = _beginnings(self._source.levels, self._head, workload.prompt == "chat")
+        self._session_hit = workload.session_hit
+        self._image_tokens = workload.images.tokens
+        self._album = Album(workload.images, salt) if workload.images.most else None
+        rest = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+        rest |= {"ignore_eos": True, "temperature": 0}
+        self._tail = json.dumps(rest, separators=(",", ":")).encode()[1:]
+
+    def body(
+        self,
+        seq: int,
+        input_tokens: int,
+        output_tokens: int,
+        shared_tokens: int = 0,
+        session: int | None = None,
+        image_tokens: int = 0,
+    ) -> bytes:
+        """The JSON body of request `seq`: `input_tokens` tokens in, exactly `output_tokens` out.
+
+        The first `shared_tokens` are the same in every body, however many of them it has; what follows them
+        up to the share `session_hit` is the same in every body of `session`. `image_tokens` of the input are
+        images, which come after the text.
+        """
+        head, close = self._head, self._close
+        if image_tokens:
+            input_tokens -= image_tokens
+            shared_tokens = min(shared_tokens, input_tokens)
+            head, close = self._with_images(seq, image_tokens)
+        pieces: list[Piece] = [self._pool.slice(0, shared_tokens)] if shared_tokens else []
+        begun = shared_tokens
+        if session is not None:
+            history = self._history(session, input_tokens, shared_tokens)
+            begun += sum(tokens for tokens, _ in history)
+            pieces += [piece for _, piece in history]
+        unique = self._source.name(seq)[: input_tokens - begun]
+        rest = self._pool.slice(seq * STRIDE, input_tokens - begun - len(unique))
+        prompt = self._separator.join([*pieces, *unique, rest] if rest else [*pieces, *unique])
+        limits = b',"max_tokens":%d,"min_tokens":%d,' % (output_tokens, output_tokens)
+        return b"".join((head, prompt, close, limits, self._tail))
+
+    def turn(
+        self,
+        input_tokens: int,
+        output_tokens: int,
+        levels: tuple[int, int, int],
+        names: tuple[int, int, int],
+    ) -> bytes:
+        """The JSON body of a turn of a conversation.
+
+        `levels` are the tokens of the system prompt, of it and the character, and of the persona; the history
+        is the rest. `names` are character, session and the cut of the history: prompts that have the first
+        names and levels in common are the same up to there and no further, and a history only grows at its
+        end.
+        """
+        head, *begins = self._begins
+        system, *others = self.levels(input_tokens, levels, names)
+        pieces = [*system]
+        for begin, level in zip(begins, others, strict=True):
+            pieces += [begin, *level] if begin else level
+        limits = b',"max_tokens":%d,"min_tokens":%d,' % (output_tokens, output_tokens)
+        return b"".join((head, self._separator.join(pieces), self._close, limits, self._tail))
+
+    def levels(
+        self, input_tokens: int, levels: tuple[int, int, int], names: tuple[int, int, int]
+    ) -> list[list[Piece]]:
+        """The tokens of such a turn, level by level, as they stand in its body."""
+        shared, of_character, persona = levels
+        character, session, cut = names
+        history = input_tokens - of_character - persona
+        name, own = self._source.name, self._source.levels
+        numbers = CHARACTERS_FROM + character, SESSIONS_FROM + session, CUTS_FROM + cut
+        return [
+            own[0].pieces((), 0, shared),
+            own[1].pieces(name(numbers[0]), numbers[0] * STRIDE, of_character - shared),
+            own[2].pieces(name(numbers[1]), numbers[1] * STRIDE, persona),
+            own[3].pieces(name(numbers[2]), (numbers[2] + session) * STRIDE, history),
+        ]
+
+    def _with_images(self, seq: int, image_tokens: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text of a message with images."""
+        assert self._album is not None, "a workload without images has no image tokens"
+        images = [self._album.part(seq, place) for place in range(image_tokens // self._image_tokens)]
+        return IMAGES_HEAD, b",".join([IMAGES_CLOSE, *images]) + b"]}]"
+
+    def _history(self, session: int, input_tokens: int, shared_tokens: int) -> list[tuple[int, Piece]]:
+        """What the prompts of a session begin with after that of all: tokens that name it, and a slice.
+
+        Nothing where there is no room for its name, or beside it none for what makes the prompt unique.
+        """
+        most = min(round(self._session_hit * input_tokens), input_tokens - UNIQUE_TOKENS)
+        rest = most - shared_tokens - UNIQUE_TOKENS
+        if rest < 1:
+            return []
+        name = self._separator.join(self._source.name(SESSIONS_FROM + session))
+        return [(UNIQUE_TOKENS, name), (rest, self._pool.slice(session * STRIDE, rest))]
+
+
+def _beginnings(levels: Sequence[Level], head: bytes, chat: bool) -> list[bytes]:
+    """What stands before each level of a conversation: before the first the head, and where a chat goes on in
+    another role a new message."""
+    if not chat or not levels:
+        return [head, *(b"" for _ in levels[1:])]
+    roles = [level.role.encode() for level in levels]
+    joints = [b'"},{"role":"%s","content":"' % role for role in roles[1:]]
+    same = [role == before for before, role in zip(roles, roles[1:], strict=False)]
+    return [
+        head.replace(b"user", roles[0]),
+        *(b"" if kept else joint for kept, joint in zip(same, joints, strict=True)),
+    ]

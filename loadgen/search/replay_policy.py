@@ -1,0 +1,132 @@
+"""Which window of A the other service replays next, and at what rate; pure, so that a resumed run repeats it.
+
+Knows the windows of A, B's segments so far and the ratio as believed now; does no I/O and reads no clock.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from conf.specs.experiment import Search
+from loadgen.search.policy import (
+    CLEAN_SHARE,
+    MOST_CLIMB,
+    NEAR,
+    STEP_UP,
+    TRANSITION_E2E,
+    Outcome,
+    Segment,
+    Stop,
+    hot,
+    share_over,
+)
+
+TRIES = 2
+"""A window of A is replayed once more where its pair was void, ended early or was far from the answer."""
+REPEAT_BEYOND = 0.05
+"""ln distance from the ratio believed now beyond which a pair is worth another try."""
+CLIMB, DESCENT = 0.04, 0.10
+"""ln steps of the ratio while no request was over a bound, or while nothing else is known of B."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A window of A to replay: its segment's number, rate per node and times; valid and not ended early."""
+
+    index: int
+    rate_qps: float
+    transition_s: float
+    window_s: float
+    settle_before: bool
+
+
+def next_pair(
+    spec: Search,
+    templates: Sequence[Template],
+    outcomes: Sequence[Outcome],
+    log_ratio: float,
+    elapsed_s: float,
+) -> Segment | Stop:
+    """The next window of B after all its `outcomes`: one of `templates` at exp(`log_ratio`) times its rate.
+
+    First every window of A once, in order; then, while B's budget lasts, those worth another try. The budget
+    is scaled like time, for B has to serve A's requests however slow it is.
+    """
+    dwells = [outcome for outcome in outcomes if outcome.segment.kind == "dwell"]
+    tried = [outcome.segment.pair for outcome in dwells]
+    untried = [template for template in templates if template.index not in tried]
+    left = untried or [one for one in templates if _again(one, dwells, log_ratio)]
+    if not left:
+        return Stop("budget", f"all {len(templates)} windows of A were replayed in {elapsed_s:.0f} s")
+    segment = _segment(spec, left[0], outcomes, dwells, log_ratio)
+    if segment.rate_qps < spec.lowest_qps:
+        return Stop(
+            "slo_not_met_at_lowest", f"B would go below search.lowest_qps={spec.lowest_qps:g} per node"
+        )
+    budget_s = spec.budget_s * max(1.0, math.exp(-log_ratio))
+    if not untried and elapsed_s + segment.transition_s + segment.window_s > budget_s:
+        return Stop("budget", f"{len(dwells)} windows of A were replayed in {elapsed_s:.0f} s")
+    return segment
+
+
+def without_evidence(outcomes: Sequence[Outcome], tried: Sequence[float], start: float) -> float:
+    """ln(ratio) to try while the pairs say nothing: lower after an early end, else higher."""
+    if not tried:
+        return start
+    return tried[-1] - DESCENT if outcomes[-1].aborted else max(tried) + CLIMB
+
+
+def _again(template: Template, dwells: Sequence[Outcome], log_ratio: float) -> bool:
+    """True if no replay of a window was good and near the answer, and one more is allowed."""
+    mine = [outcome for outcome in dwells if outcome.segment.pair == template.index]
+    good = [outcome for outcome in mine if not (outcome.void or outcome.aborted)]
+    tried = [math.log(outcome.segment.rate_qps / template.rate_qps) for outcome in good]
+    return len(mine) < TRIES and all(abs(one - log_ratio) > REPEAT_BEYOND for one in tried)
+
+
+def _segment(
+    spec: Search, template: Template, outcomes: Sequence[Outcome], dwells: Sequence[Outcome], log_ratio: float
+) -> Segment:
+    rate_qps = min(template.rate_qps * math.exp(log_ratio), spec.highest_qps)
+    why = f"B / A is thought to be {math.exp(log_ratio):.3g}"
+    if dwells:
+        clean = share_over(dwells[-1]) <= CLEAN_SHARE and not dwells[-1].aborted
+        most = dwells[-1].segment.rate_qps * math.exp(MOST_CLIMB if clean else STEP_UP)
+        why += ", held back to a small step up" if rate_qps > most else ""
+        rate_qps = min(rate_qps, most)
+    slower = template.rate_qps / rate_qps
+    transition_s = template.transition_s * slower
+    lead_s = max(0.0, _settling_s(spec, template, outcomes, dwells, rate_qps) - transition_s)
+    return Segment(
+        index=len(outcomes),
+        kind="dwell",
+        rate_qps=rate_qps,
+        transition_s=lead_s + transition_s,
+        window_s=template.window_s * slower,
+        settle_before=template.settle_before or (hot(dwells[-1]) if dwells else bool(outcomes)),
+        reason=f"window {template.index} of A, {template.rate_qps:.3g} per node: {why}",
+        pair=template.index,
+        lead_s=lead_s,
+    )
+
+
+def _settling_s(
+    spec: Search,
+    template: Template,
+    outcomes: Sequence[Outcome],
+    dwells: Sequence[Outcome],
+    rate_qps: float,
+) -> float:
+    """What B needs to forget the load before, as in a search; nothing where it goes on as A did."""
+    if not dwells:
+        least_s = spec.first_transition_s
+    elif hot(dwells[-1]):
+        least_s = 2 * spec.transition_s
+    else:
+        last = dwells[-1].segment
+        follows = last.pair == template.index - 1 and not dwells[-1].void
+        if follows and abs(math.log(rate_qps / last.rate_qps)) <= NEAR:
+            return 0.0
+        least_s = spec.transition_s
+    answers = [outcome.dwell.median_e2e_s for outcome in outcomes if outcome.dwell.median_e2e_s is not None]
+    return max(least_s, min(TRANSITION_E2E * answers[-1], spec.settle_s)) if answers else least_s

@@ -1,0 +1,1 @@
+"""Several runs that answer one question together."""

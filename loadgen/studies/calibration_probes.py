@@ -1,0 +1,143 @@
+"""The calibration recipe: probes of one service from which `analysis calibrate` fits the engine model.
+
+Knows which loads tell which constants (the engine model, section 9); each part is a probe like any other,
+and one that was cut short is measured anew.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from analysis.calibration.observed import RECORDED
+from analysis.results.summary import Tree
+from conf import ConfigError, Experiment, load
+from conf.specs.experiment import Slo, Workload
+from loadgen.drive import fixed_rate
+from loadgen.run import measure
+from loadgen.studies.study import Study, Trees, seed_of
+
+KIND = "recipe"
+WAVES, LEAST_REQUESTS = 10, 30
+"""Requests of a closed loop for each in flight (the engine model, section 9), and of any (our choice)."""
+CHECKED = (0.3, 0.5, 0.7)
+"""Shares of the rate that is expected of a node: below the knee, where a run says most of the constants."""
+CHECK_S = 300.0
+CHECK = "r4_check"
+OWN = ("workload", "slo", "search")
+"""Groups that the recipe decides; what else of a workload may be asked is how prompts are sent."""
+PROMPT = ("workload.prompt", "workload.tokenizer")
+LOOSE = Slo("recipe", ttft_p90_ms=60_000, tpot_p90_ms=1_000)
+"""A recipe measures and judges nothing: bounds that a probe of it does not miss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A closed loop of `concurrency`, or a share of the expected rate."""
+
+    workload: str
+    concurrency: int = 0
+    share: float = 0.0
+
+    @property
+    def name(self) -> str:
+        short = self.workload.partition("_")[0]
+        return f"{short}-c{self.concurrency}" if self.concurrency else f"{short}-{100 * self.share:.0f}pct"
+
+
+def _closed(workload: str, *concurrencies: int) -> list[Part]:
+    return [Part(workload, concurrency) for concurrency in concurrencies]
+
+
+PARTS = (
+    *_closed("r1_prefill", 1, 2, 4),
+    *_closed("r2_decode", 1, 4, 16, 64, 256),
+    *_closed("r3_context", 1, 4, 16, 64, 256),
+    *(Part(CHECK, share=share) for share in CHECKED),
+)
+
+
+def of(asked: Experiment, guess_qps: float | None = None) -> Study:
+    """The study; `guess_qps` (per node) stands in for `rate_qps` where the words give none.
+
+    Raises ConfigError where neither is known, for more than one node, or for another clock than the real one.
+    """
+    expected = asked.rate_qps or guess_qps
+    if not expected:
+        raise ConfigError(
+            "recipe needs rate_qps=... (QPS that a node may serve): three shares of it are checked"
+        )
+    if asked.cluster.nodes != 1:
+        raise ConfigError(f"recipe measures one node, not cluster.nodes={asked.cluster.nodes}; choose one")
+    if asked.time_scale != 1:
+        raise ConfigError(
+            f"recipe measures on the real clock, not at engine.time_scale={asked.time_scale:g}; leave it out"
+        )
+    asked = replace(asked, rate_qps=float(f"{expected:.3g}"), duration_s=asked.duration_s or CHECK_S)
+    parts = {part.name: part for part in PARTS}
+    workloads = {name: _workload(name, asked) for name in {part.workload for part in PARTS}}
+    return Study(
+        kind=KIND,
+        verb=KIND,
+        asked=asked,
+        names=tuple(parts),
+        part=lambda name, _: probe(asked, parts[name], workloads[parts[name].workload]),
+        conclude=conclusion,
+        act=lambda _: measure.hold,
+        anew=True,
+        results=RECORDED,
+    )
+
+
+def refuse(words: Sequence[str]) -> None:
+    """Raise ConfigError for a word that no part would honour."""
+    for word in words:
+        key = word.partition("=")[0]
+        if key.partition(".")[0] in OWN and key not in PROMPT:
+            raise ConfigError(f"{key}: recipe has its own workloads and judges nothing; leave it out")
+
+
+def checked(asked: Experiment) -> Experiment:
+    """The traffic whose rate is to be guessed."""
+    return replace(asked, workload=_workload(CHECK, asked))
+
+
+def total(parts: Sequence[Experiment], closed_s: Callable[[Experiment], float | None]) -> str:
+    """How long the load of all parts lasts; `closed_s` is what an engine model says of a closed loop."""
+    lasts = [fixed_rate.seconds(part) or closed_s(part) for part in parts]
+    unknown, load_s = lasts.count(None), sum(filter(None, lasts))
+    besides = f", besides {unknown} closed loops that last as long as the service takes" if unknown else ""
+    return (
+        f"# in total {load_s:.0f} s ({load_s / 60:.0f} min) of load{besides}; "
+        "deployment, warm-up and drain of each part come on top"
+    )
+
+
+def probe(asked: Experiment, part: Part, workload: Workload) -> Experiment:
+    """What one part asks."""
+    one = replace(asked, workload=workload, slo=LOOSE, run=part.name)
+    one = replace(one, seed=seed_of(asked.seed, part.name))
+    if not part.concurrency:
+        return replace(one, rate_qps=part.share * (asked.rate_qps or 0.0))
+    fleet = replace(asked.fleet, actors=min(asked.fleet.actors, part.concurrency))
+    requests = max(WAVES * part.concurrency, LEAST_REQUESTS)
+    closed = replace(one, fleet=fleet, rate_qps=None, duration_s=None)
+    return replace(closed, concurrency=part.concurrency, requests=requests)
+
+
+def _workload(name: str, asked: Experiment) -> Workload:
+    """By the way prompts are sent that was asked for."""
+    asks = asked.workload
+    return replace(load([f"workload={name}"]).workload, prompt=asks.prompt, tokenizer=asks.tokenizer)
+
+
+def conclusion(done: Trees) -> Tree:
+    """What study.json adds."""
+    return {"evidence": f"{len(done)} probes", "remedy": ""}
+
+
+def line(asked: Experiment) -> str:
+    """A part in words."""
+    tokens = f"{asked.workload.input_tokens.mean}/{asked.workload.output_tokens.mean}"
+    offered = f"{asked.requests} requests, {asked.concurrency} in flight"
+    if not asked.concurrency:
+        offered = f"{asked.rate_qps:.3g} QPS per node for {asked.duration_s:.0f} s"
+    return f"# {asked.run}: {tokens} tokens, prefix_hit {asked.workload.prefix_hit:g}, {offered}"

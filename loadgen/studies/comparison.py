@@ -1,0 +1,269 @@
+"""One run's windows once more on another service, scaled in time; and the study of two that does so, A and B.
+
+Knows the parts and how their windows become pairs; rates are chosen in `loadgen.pairing`, the statistics are
+those of `analysis.paired`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from analysis.capacity import paired_ratio
+from analysis.capacity.dwell_table import window
+from analysis.capacity.paired_ratio import LEAST_PAIRS, Latencies, Pair, Ratio
+from analysis.capacity.window_counts import NS, Window, in_window, tpot_so_far, ttft_so_far
+from analysis.results import studies, summary
+from analysis.results.runs import Run, load_run
+from analysis.results.summary import Tree
+from conf import Experiment, load
+from conf.differences import differences
+from conf.load import dump
+from conf.specs.experiment import Slo
+from loadgen.drive.driver import Driver
+from loadgen.drive.sweep import sweep
+from loadgen.run import measure, verdicts
+from loadgen.run.folder import Folder
+from loadgen.run.lifecycle import Conclude
+from loadgen.run.measure import Act
+from loadgen.search.policy import Outcome, Segment, Stop, fitted, next_segment, prior
+from loadgen.search.replay_policy import Template, next_pair, without_evidence
+from loadgen.studies.study import Study, Trees, seed_of
+
+KIND = "compare"
+Next = Callable[[Driver, "Original"], Segment | Stop]
+"""What is offered next to a service that replays an original."""
+ENDED_NS = 2**62
+"""A time by which every request on record has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """What B replays: the seed of A's arrivals, where A's dwells began (ln QPS), and its good windows."""
+
+    seed: int
+    centre: float
+    slo: Slo
+    templates: dict[int, Template]
+    latencies: dict[int, Latencies]
+
+    @classmethod
+    def of(cls, run: Run) -> "Original":
+        """From the folder of A, whose sweep has ended."""
+        asked, rows = run.config, run.requests()
+        good = [(segment, place) for segment, place, valid in played(run) if valid and not place.aborted]
+        return cls._of(asked.seed, _centre(run), asked.slo, good, lambda _: rows)
+
+    @classmethod
+    def of_driver(cls, driver: Driver) -> "Original":
+        """From A's own driver, whose sweep has ended."""
+        plan = driver.plan
+        good = [(o.segment, o.dwell) for o in driver.windows.outcomes if _sound(o) and not o.aborted]
+        return cls._of(plan.seed, _began(driver), plan.slo, good, driver.windows.requests)
+
+    @classmethod
+    def _of(
+        cls,
+        seed: int,
+        centre: float,
+        slo: Slo,
+        good: Sequence[tuple[Segment, Window]],
+        rows: Callable[[int], pa.Table],
+    ) -> "Original":
+        return cls(
+            seed=seed,
+            centre=centre,
+            slo=slo,
+            templates={segment.index: _template(segment, place) for segment, place in good},
+            latencies={place.index: latencies(rows(place.index), place, slo, ENDED_NS) for _, place in good},
+        )
+
+    def pair(self, segment: Segment, place: Window, rows: pa.Table, now_ns: int) -> Pair:
+        """The pair of a replay on B with A's window."""
+        assert segment.pair is not None
+        log_ratio = math.log(segment.rate_qps / self.templates[segment.pair].rate_qps)
+        mine = latencies(rows, place, self.slo, now_ns)
+        bounds_ms = self.slo.ttft_p90_ms, self.slo.tpot_p90_ms
+        theirs = self.latencies[segment.pair]
+        return paired_ratio.pair(segment.pair, log_ratio, not place.aborted, theirs, mine, bounds_ms)
+
+
+def of(a: Experiment, b: Experiment, path: Path) -> Study:
+    """The study that compares B with A in the folder `path`."""
+    # B's engine gets a seed of its own: common are the arrivals, not the noise of a simulated engine.
+    asked = {"a": a, "b": replace(b, seed=seed_of(a.seed, "b"))}
+    acts: dict[str, Act] = {"a": measure.search, "b": replay_of(path / "a")}
+    return Study(
+        kind=KIND,
+        verb=KIND,
+        asked=a,
+        names=("a", "b"),
+        part=lambda name, _: replace(asked[name], run=name),
+        conclude=lambda done: conclude(done, path, differences(a, b)),
+        act=lambda name: acts[name],
+    )
+
+
+def begun(folder: Folder, a: Experiment, b: Experiment) -> Study:
+    """The study in its new folder, which keeps what B was asked."""
+    folder.write_text(studies.OTHER, dump(b))
+    return of(a, b, folder.path)
+
+
+def again(path: Path, a: Experiment) -> Study:
+    """The study of a folder as it was asked."""
+    return of(a, load(base=path / studies.OTHER), path)
+
+
+def replay_of(path: Path, next_step: Next | None = None) -> Act:
+    """The act of B: the replay of the run in `path`, by `next_replay` or another rule."""
+
+    def act(experiment: Experiment, driver: Driver) -> Conclude:
+        original, choose = Original.of(load_run(path)), next_step or next_replay
+        driver.plan = replace(driver.plan, seed=original.seed)
+        found = sweep(driver, lambda driver: choose(driver, original))
+        return lambda: verdicts.of_sweep(experiment, driver, found, "wall")
+
+    return act
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """What `whole` replays of an original's windows show; `ratio` is None where that is too little.
+
+    A ratio that is open is a bound: it counts like none, and `lack` says it.
+    """
+
+    whole: int
+    ratio: Ratio | None
+
+    @classmethod
+    def of(cls, original: Original, b: Run) -> "Paired":
+        """From the folder of a run that has replayed the original's windows."""
+        rows = b.requests()
+        pairs = [
+            original.pair(segment, place, rows, ENDED_NS)
+            for segment, place, valid in played(b)
+            if valid and segment.pair is not None
+        ]
+        whole = [pair for pair in pairs if pair.whole]
+        enough = len(whole) >= LEAST_PAIRS
+        return cls(len(whole), paired_ratio.ratio(whole, _centre(b) - original.centre) if enough else None)
+
+    @property
+    def lack(self) -> str:
+        """Why there is no ratio with two ends; empty where there is."""
+        one = self.ratio
+        if one is not None:
+            bound = one.low if one.open == "above" else one.high
+            return one.open and f"all {self.whole} whole pairs say that B / A is {one.open} {bound:.3g}"
+        if self.whole < LEAST_PAIRS:
+            return f"{self.whole} whole pairs of windows are too few: {LEAST_PAIRS} are needed"
+        return f"in {self.whole} whole pairs of windows no request was over a bound, or all were"
+
+
+def conclude(parts: Trees, path: Path, differs: Tree) -> Tree:
+    """What study.json adds: the ratio, from the rows of both folders; too few pairs are an open end."""
+    original = Original.of(load_run(path / "a"))
+    pairs = Paired.of(original, load_run(path / "b"))
+    found = pairs.ratio
+    tree: Tree = {
+        "differs": differs,
+        "evidence": f"{pairs.whole} of {len(original.templates)} windows of A paired",
+    }
+    if found is None or pairs.lack:
+        reason = f"{pairs.lack}; raise search.budget_s"
+        return tree | {"passed": False, "exit_code": summary.EXIT_OPEN, "reason": reason}
+    if found.unlike:
+        value, low, high = unpaired(parts["a"], parts["b"])
+        found = replace(found, value=value, low=low, high=high)
+    return tree | {"ratio": paired_ratio.tree(found)}
+
+
+def unpaired(a: Tree, b: Tree) -> tuple[float, float, float]:
+    """Ratio of two capacities as if they were independent, with its 95 % interval."""
+    return paired_ratio.unpaired(_figures(a), _figures(b))
+
+
+def played(run: Run) -> list[tuple[Segment, Window, bool]]:
+    """The dwells of a run that has ended: segment, window, and whether it is valid."""
+    assert run.sweep is not None
+    told = {
+        event["index"]: Segment(**event["segment"])
+        for event in run.events()
+        if event["event"] == "segment_done"
+    }
+    lines = [line for line in run.sweep["dwells"] if line["kind"] == "dwell"]
+    return [(told[line["index"]], window(line), line["valid"]) for line in lines]
+
+
+def latencies(rows: pa.Table, place: Window, slo: Slo, now_ns: int) -> Latencies:
+    """TTFT and TPOT of a window's requests in order of due time, as known at `now_ns`."""
+    inside = in_window(rows, place).sort_by("seq")
+    return Latencies(ttft_so_far(inside, slo.ttft_p90_ms, now_ns), tpot_so_far(inside, now_ns))
+
+
+def next_replay(driver: Driver, original: Original) -> Segment | Stop:
+    """B's own ramp, then the windows of A at the ratio as it is believed after each."""
+    spec, start, outcomes = driver.plan.search, driver.plan.begin, driver.windows.outcomes
+    if prior(spec, start, outcomes) is None:
+        return next_segment(spec, start, outcomes, driver.elapsed_s())
+    used = [outcome for outcome in outcomes if outcome.segment.pair is not None and not outcome.void]
+    pairs, begin = pairs_of(driver, original), apart(driver, original)
+    found = paired_ratio.ratio(pairs, begin)
+    log_ratio = found.log_next if found else without_evidence(used, [one.log_ratio for one in pairs], begin)
+    return next_pair(
+        fitted(spec, start, outcomes),
+        list(original.templates.values()),
+        outcomes,
+        log_ratio,
+        driver.elapsed_s(),
+    )
+
+
+def pairs_of(driver: Driver, original: Original) -> list[Pair]:
+    """B's replays so far, each with the window of A that it replays."""
+    used = [
+        outcome
+        for outcome in driver.windows.outcomes
+        if outcome.segment.pair is not None and not outcome.void
+    ]
+    now_ns = driver.target.now_ns()
+    return [original.pair(o.segment, o.dwell, driver.windows.requests(o.segment.index), now_ns) for o in used]
+
+
+def apart(driver: Driver, original: Original) -> float:
+    """ln of B's capacity over A's, as their ramps or predictions have it."""
+    return _began(driver) - original.centre
+
+
+def _began(driver: Driver) -> float:
+    belief = prior(driver.plan.search, driver.plan.begin, driver.windows.outcomes)
+    assert belief is not None
+    return belief.centre
+
+
+def _sound(outcome: Outcome) -> bool:
+    return outcome.segment.kind == "dwell" and not outcome.void
+
+
+def _template(segment: Segment, place: Window) -> Template:
+    return Template(
+        index=segment.index,
+        rate_qps=segment.rate_qps,
+        transition_s=(place.window_start_ns - place.start_ns) / NS,
+        window_s=(place.planned_end_ns - place.window_start_ns) / NS,
+        settle_before=segment.settle_before,
+    )
+
+
+def _centre(run: Run) -> float:
+    assert run.sweep is not None
+    return float(run.sweep["basis"]["prior"]["centre"])
+
+
+def _figures(part: Tree) -> tuple[float, float, float]:
+    q = part["capacity"]["qps_per_node"]
+    return q["estimate"], q["low"], q["high"]

@@ -1,0 +1,126 @@
+"""The cells of a measured grid: their order, what each asks, and the plan in words.
+
+Knows which groups decide what is deployed; measures nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conf import ConfigError, Experiment
+from conf.matrix import PREFIX, Matrix
+from loadgen.cli import dry_run
+from loadgen.predict import grid
+from loadgen.studies import comparison_words
+from loadgen.studies.comparison_words import OF_BOTH
+
+DEPLOYED = ("cluster", "hardware", "model", "engine", "layout", "routing", "target")
+"""Groups that decide what is deployed; what else an axis may change is load on the same deployment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One combination: its values `at` each axis, and what it asks or why it asks nothing (`refused`)."""
+
+    name: str
+    at: Mapping[str, Any]
+    asked: Experiment | None
+    refused: str = ""
+
+    @property
+    def words(self) -> str:
+        return " ".join(f"{key}={value}" for key, value in self.at.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """All cells in order; those that need the same deployment stand together."""
+
+    axes: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+    @property
+    def asked(self) -> dict[str, Experiment]:
+        """What the cells ask, by name, without those that are refused."""
+        return {cell.name: cell.asked for cell in self.cells if cell.asked is not None}
+
+    @property
+    def first(self) -> Experiment:
+        """What the first asks."""
+        return next(iter(self.asked.values()))
+
+    @property
+    def deployments(self) -> int:
+        """Services that are deployed one after the other."""
+        asked = list(self.asked.values())
+        again = sum(same_service(one, other) for one, other in zip(asked, asked[1:], strict=False))
+        return len(asked) - again
+
+    @property
+    def load_s(self) -> float:
+        """Seconds of load of all sweeps, each as long as its budget."""
+        return sum(dry_run.swept_s(one) for one in self.asked.values())
+
+
+def of(words: Matrix, asked: Callable[[list[str]], Experiment]) -> Cells:
+    """The cells of `words`; `asked` makes an experiment of one cell's.
+
+    Raises ConfigError where no cell makes one, and for what a study has only once.
+    """
+    for key in words.axes:
+        if key in OF_BOTH:
+            raise ConfigError(f"{PREFIX}{key}: all cells have the same {key}; give {key}=... alone")
+    outer = {key: values for key, values in words.axes.items() if key.partition(".")[0] in DEPLOYED}
+    ordered = Matrix(words.shared, {**outer, **words.axes})
+    found = grid.experiments(lambda each: _checked(asked(each)), ordered)
+    cells = (
+        Cell(f"cell-{number}", at, None, one) if isinstance(one, str) else Cell(f"cell-{number}", at, one)
+        for number, (at, one) in enumerate(zip(ordered.cells(), found, strict=True), 1)
+    )
+    return Cells(tuple(ordered.axes), tuple(cells))
+
+
+def same_service(a: Experiment, b: Experiment) -> bool:
+    """True if what is deployed for one serves the other too."""
+    return all(getattr(a, group) == getattr(b, group) for group in DEPLOYED)
+
+
+def unpaired(first: Experiment, other: Experiment) -> str:
+    """Why a cell does not get the first one's requests; empty where it does."""
+    apart = comparison_words.unlike(first, other)
+    if apart == comparison_words.CHATS:
+        return "conversations are not scaled in time, so that it has requests of its own"
+    return f"{apart} differs, so that it has requests of its own" if apart else ""
+
+
+def lines(found: Cells) -> list[str]:
+    """The plan: every cell with what it does, or why it is refused."""
+    return [_total(found), *(_line(cell, found.first) for cell in found.cells)]
+
+
+def refusals(found: Cells) -> list[str]:
+    """What must be known before anything starts: how much there is, and which cells are refused."""
+    return [_total(found), *(_line(cell, found.first) for cell in found.cells if cell.refused)]
+
+
+def _total(found: Cells) -> str:
+    return f"{len(found.cells)} cells, {found.deployments} deployment(s), each for all cells that need it"
+
+
+def _line(cell: Cell, first: Experiment) -> str:
+    if cell.asked is None:
+        does = f"refused: {cell.refused}"
+    elif cell.asked is first:
+        does = "a search of its own"
+    else:
+        does = unpaired(first, cell.asked) or "the first one's requests, scaled in time, then its own"
+    return f"{cell.name}, {cell.words}: {does}"
+
+
+def _checked(asked: Experiment) -> Experiment:
+    if asked.search.parts > 1:
+        raise ConfigError(
+            f"a cell is one sweep, not the {asked.search.parts} of search.deployments and search.repeats; "
+            "add search.deployments=1 search.repeats=1"
+        )
+    return asked

@@ -1,0 +1,193 @@
+"""A study of kind `matrix`: one sweep per cell of a grid, the later ones on the first one's requests.
+
+Knows the cells and what becomes of each; which service is up is for `loadgen.kept`, what a replay is for
+`loadgen.comparison`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from analysis.results import matrix_table, studies, summary
+from analysis.results.matrix_table import PAIRED, REFERENCE, UNPAIRED
+from analysis.results.runs import load_run
+from analysis.results.summary import Tree
+from conf import Experiment, load
+from conf.load import dump
+from loadgen.drive.driver import Driver
+from loadgen.drive.sweep import focus
+from loadgen.run import measure
+from loadgen.run.folder import Folder
+from loadgen.run.lifecycle import Conclude
+from loadgen.run.measure import Act
+from loadgen.search.policy import Segment, Stop
+from loadgen.studies import comparison
+from loadgen.studies.comparison import Original, Paired, next_replay
+from loadgen.studies.matrix_cells import Cell, Cells, unpaired
+from loadgen.studies.study import Study, Trees, result, seed_of
+
+KIND = matrix_table.KIND
+ENDS = (
+    summary.EXIT_OK,
+    summary.EXIT_INTERNAL,
+    summary.EXIT_USAGE,
+    summary.EXIT_SLO_MISSED,
+    summary.EXIT_VOID,
+    summary.EXIT_TARGET,
+    summary.EXIT_OPEN,
+)
+"""Exit codes of a cell after which the next one begins: all but that of Ctrl-C."""
+REPLAYS = "replays"
+"""In a cell's sweep.json: the cell whose requests it got."""
+
+
+def begun(cells: Cells, folder: Folder) -> Study:
+    """The study in its new folder, in which every cell already has its folder with what it asks.
+
+    Common are the first one's arrivals; the noise of a simulated engine, and the windows that a cell has
+    besides, are its own.
+    """
+    for name, asked in cells.asked.items():
+        seed = asked.seed if asked is cells.first else seed_of(asked.seed, name)
+        (folder.path / name).mkdir()
+        one = replace(asked, run=name, out=str(folder.typed), seed=seed)
+        folder.write_text(f"{name}/config.yaml", dump(one))
+    return of(cells, folder.path)
+
+
+def again(path: Path) -> tuple[Cells, Study]:
+    """The cells and the study of a folder as they were asked."""
+    tree = studies.load_study(path)
+    cells = [
+        Cell(row["name"], row["at"], _saved(path, row["name"]))
+        if row["name"] in tree["names"]
+        else Cell(row["name"], row["at"], None, row["reason"])
+        for row in tree["cells"]
+    ]
+    found = Cells(tuple(tree["axes"]), tuple(cells))
+    return found, of(found, path)
+
+
+def of(cells: Cells, path: Path) -> Study:
+    """The study of `cells` in the folder `path`."""
+    names = tuple(cells.asked)
+    return Study(
+        kind=KIND,
+        verb="sweep",
+        asked=cells.first,
+        names=names,
+        part=lambda name, _: _saved(path, name),
+        conclude=lambda parts: conclude(cells, parts),
+        act=lambda name: act(path, names, name),
+        results=ENDS,
+        shown=lambda parts: {"axes": list(cells.axes), "cells": rows(cells, path, parts)},
+    )
+
+
+def act(path: Path, names: Sequence[str], name: str) -> Act:
+    """What a cell does: the reference's requests where it can have them, else a search of its own."""
+    first = reference(_ended(path, names))
+    if first is None or unpaired(_saved(path, first), _saved(path, name)):
+        return measure.search
+
+    def replayed(experiment: Experiment, driver: Driver) -> Conclude:
+        replay = comparison.replay_of(path / first, partial(next_step, experiment.seed))
+        concluded = replay(experiment, driver)
+        return lambda: concluded() | {REPLAYS: first}
+
+    return replayed
+
+
+def reference(parts: Trees) -> str | None:
+    """The cell that others are compared with: one that was replayed already, else the first with a capacity.
+
+    A cell that gets its capacity only when the study is resumed is no other's reference any more.
+    """
+    for tree in parts.values():
+        if REPLAYS in tree:
+            return str(tree[REPLAYS])
+    return next((name for name, tree in parts.items() if tree["exit_code"] == summary.EXIT_OK), None)
+
+
+def next_step(own_seed: int, driver: Driver, original: Original) -> Segment | Stop:
+    """The original's windows, then what the budget has room for as in any search, its hold included."""
+    driver.plan = replace(driver.plan, seed=original.seed)
+    step = next_replay(driver, original)
+    if not isinstance(step, Stop) or step.kind != "budget":
+        return step
+    # Of other arrivals: with the original's a window of the same number might count twice.
+    driver.plan = replace(driver.plan, seed=own_seed)
+    return focus(driver)
+
+
+def rows(cells: Cells, path: Path, parts: Trees) -> list[Tree]:
+    """Every cell with what it concluded, and its ratio to the reference."""
+    known = {**_ended(path, tuple(cells.asked)), **parts}
+    first = reference(known)
+    found = {} if first is None else ratios(path, first, known)
+    return [
+        matrix_table.row(cell.name, cell.at, cell.refused, known.get(cell.name))
+        | {"ratio": found.get(cell.name)}
+        for cell in cells.cells
+    ]
+
+
+def ratios(path: Path, first: str, known: Trees) -> dict[str, Tree]:
+    """The capacities that are known over that of the first, with 95 % intervals.
+
+    Paired where a cell had the first one's requests, else of two capacities as if they were independent.
+    """
+    replayed = [name for name, tree in known.items() if tree.get(REPLAYS) == first]
+    original = Original.of(load_run(path / first)) if replayed else None
+    found = {first: _ratio((1.0, 1.0, 1.0), REFERENCE)}
+    for name, tree in known.items():
+        if tree["exit_code"] != summary.EXIT_OK or name == first:
+            continue
+        alone = comparison.unpaired(known[first], tree)
+        if original is None or name not in replayed:
+            why = unpaired(_saved(path, first), _saved(path, name)) or "it had a search of its own"
+            found[name] = _ratio(alone, UNPAIRED, why)
+        else:
+            found[name] = best(Paired.of(original, load_run(path / name)), alone)
+    return found
+
+
+def best(paired: Paired, alone: tuple[float, float, float]) -> Tree:
+    """The ratio that the pairs show where they show one, else that of the capacities `alone`."""
+    one = paired.ratio
+    if one is None or paired.lack:
+        return _ratio(alone, UNPAIRED, paired.lack)
+    if one.unlike:
+        return _ratio(alone, UNPAIRED, "another bound limits it, so that common requests do not help")
+    return _ratio((one.value, one.low, one.high), PAIRED, pairs=paired.whole)
+
+
+def conclude(cells: Cells, parts: Trees) -> Tree:
+    """What study.json says at the end: as of a grid that is predicted, the highest exit code of the cells."""
+    codes = [summary.EXIT_USAGE for cell in cells.cells if cell.asked is None]
+    codes += [tree["exit_code"] for tree in parts.values()]
+    worst, lacking = max(codes), sum(code != summary.EXIT_OK for code in codes)
+    reason = f"{lacking} of {len(codes)} cells have no capacity; the highest exit code of theirs is {worst}"
+    return {
+        "evidence": f"{len(parts)} cells measured, {cells.deployments} deployment(s) needed",
+        "valid": any(tree["valid"] for tree in parts.values()),
+        "passed": not lacking,
+        "exit_code": worst,
+        "reason": reason if lacking else "",
+    }
+
+
+def _ratio(figures: tuple[float, float, float], how: str, why: str = "", pairs: int = 0) -> Tree:
+    value, low, high = figures
+    return {"value": value, "low": low, "high": high, "how": how, "why": why, "pairs": pairs}
+
+
+def _ended(path: Path, names: Sequence[str]) -> dict[str, Tree]:
+    """The conclusions of the cells that have ended for good, in order."""
+    known = {name: result(path / name) for name in names}
+    return {name: tree for name, tree in known.items() if tree is not None}
+
+
+def _saved(path: Path, name: str) -> Experiment:
+    return load(base=path / name / "config.yaml")

@@ -1,0 +1,61 @@
+"""Tells which of the MI325X paper's models an experiment asks, by facts; knows no rows, lengths or names."""
+
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+from conf import Experiment, load
+from conf.specs.experiment import Hardware, Layout, Model
+from loadgen.studies.published_tables import SUBJECTS, Subject
+
+Facts = dict[str, Any]
+
+_TOLD = (
+    "name",
+    "served_name",
+    "source",
+    "config_json",
+    "step_time",
+    "posterior",
+    "efficiency",
+    "fitted_with",
+)
+"""Fields that say how something is called and how fast it is; the others say what it is."""
+_SERVED = ("kv_cache", "max_context_tokens")
+"""Fields that whoever serves a model may choose: it stays that model, but is not what the paper served."""
+
+
+def subject_of(experiment: Experiment) -> Subject | None:
+    """The paper's model that is asked what the paper asked, on its node and layout; None of any other."""
+    known = model_of(experiment)
+    if known is None or experiment.progressive.lengths == "workload":
+        return None
+    same = _facts(experiment.model, experiment.hardware, experiment.layout) == _published(known.words)
+    return known if same else None
+
+
+def model_of(experiment: Experiment) -> Subject | None:
+    """The paper's model that is asked, whatever it is called and wherever it stands."""
+    facts = _architecture(experiment.model)
+    return next((subject for subject in SUBJECTS if _model(subject.words) == facts), None)
+
+
+@cache
+def _model(words: tuple[str, ...]) -> Facts:
+    return _architecture(load(words).model)
+
+
+@cache
+def _published(words: tuple[str, ...]) -> list[Facts]:
+    known = load(words)
+    return _facts(known.model, known.hardware, known.layout)
+
+
+def _architecture(model: Model) -> Facts:
+    return {name: value for name, value in _facts(model)[0].items() if name not in _SERVED}
+
+
+def _facts(*specs: Hardware | Layout | Model) -> list[Facts]:
+    return [
+        {it.name: getattr(spec, it.name) for it in fields(spec) if it.name not in _TOLD} for spec in specs
+    ]

@@ -1,0 +1,196 @@
+"""What the MI325X paper's tables say and what was asked of its machines to get them; knows no engine.
+
+The tables (arXiv 2603.10031, 14 to 17, 22 and 23) state a concurrency; the experiment behind them follows
+from Little's law (the engine model, section 4): `saturation` rows are one burst of min(C, 450) requests,
+`scaling` rows a closed loop over min(3C, 300), all with one fixed prompt.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from loadgen.traffic.lengths import Ints
+
+TABLES = Path(__file__).with_name("mi325x_tables.csv")
+SOURCE = "arXiv 2603.10031, tables 14 to 17, 22 and 23"
+SCALING, SATURATION = "scaling", "saturation"
+BURST_MOST, WAVES, CLOSED_MOST = 450, 3, 300
+EARLY_TOKENS = 2
+"""Answers that end at once: the least number of tokens that has a time between tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How requests look; lengths in tokens.
+
+    `limits` are those of the answers by phase, or by phase/C. `whole` is the share of requests that run to
+    their limit; the others share what the row's own mean leaves, and end at once where the row states none.
+    `burst_mean` of 0: the row's, or all to the limit.
+    """
+
+    prompt: int
+    limits: Mapping[str, int]
+    image_tokens: int = 0
+    whole: float = 1.0
+    burst_mean: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject(Shape):
+    """One model of the paper and what its clients asked.
+
+    `name` is the paper's, of its rows; `words` choose the model and its node here, and their facts alone say
+    whether an experiment asks the same. `fit_rms` is the training error of the constants that were fitted to
+    the rows but those `left_out` (docs/engine_model.md).
+    """
+
+    name: str
+    words: tuple[str, ...]
+    fit_rms: float
+    left_out: Mapping[tuple[str, int], str] = field(default_factory=dict)
+
+
+_ONCE = "its answers have 100 tokens, the others' 199"
+AGAIN = "is the row of table 23 again"
+_MLA = "engine.block_size=1"
+SUBJECTS = (
+    Subject(
+        name="Llama-3.1-405B",
+        words=("model=llama31_405b_fp8", "layout=dp1_tp8"),
+        prompt=329,
+        limits={SCALING: 200, SATURATION: 100},
+        fit_rms=0.020,
+        burst_mean=98.5,
+    ),
+    Subject(
+        name="Qwen3-VL-235B",
+        words=("model=qwen3_vl_235b_bf16", "layout=dp1_tp8"),
+        prompt=1141,
+        limits={SCALING: 200, SATURATION: 200},
+        fit_rms=0.020,
+        image_tokens=1024,
+        left_out={
+            ("23", 150): "8.5 s between 6.3 s at 100 and 9.0 s at 200: a first burst's image fetch or JIT"
+        },
+    ),
+    Subject(
+        name="DeepSeek V3.2",
+        words=("model=deepseek_v32_fp8", "layout=dp1_tp8", _MLA),
+        prompt=290,
+        limits={SCALING: 200, SATURATION: 100},
+        fit_rms=0.076,
+        whole=0.25,
+        burst_mean=26.5,
+    ),
+    Subject(
+        name="Kimi-K2.5",
+        words=("model=kimi_k25_int4", "layout=dp1_tp4", _MLA),
+        prompt=1483,
+        limits={SCALING: 199, SATURATION: 199, f"{SCALING}/1": 100},
+        fit_rms=0.078,
+        image_tokens=1369,
+        left_out={("17", 1): _ONCE, ("17", 500): AGAIN},
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the tables; `total` and `output` tokens/s, `p99_s` of the whole answer."""
+
+    table: str
+    concurrency: int
+    burst: bool
+    total_tok_s: float
+    output_tok_s: float | None
+    p99_s: float
+    status: str = ""
+
+    @property
+    def phase(self) -> str:
+        return SATURATION if self.burst else SCALING
+
+    @property
+    def requests(self) -> int:
+        return requests(self.concurrency, self.burst)
+
+    @property
+    def in_flight(self) -> int:
+        return min(self.concurrency, self.requests)
+
+
+def requests(concurrency: int, burst: bool) -> int:
+    """How many requests a row's experiment sends."""
+    return min(concurrency, BURST_MOST) if burst else min(WAVES * concurrency, CLOSED_MOST)
+
+
+def read(path: Path = TABLES) -> dict[str, list[Row]]:
+    """The rows of each model, table by table as they stand."""
+    rows: dict[str, list[Row]] = {}
+    with path.open() as file:
+        for line in csv.DictReader(line for line in file if not line.startswith("#")):
+            output = float(line["output_tok_s"]) if line["output_tok_s"] else None
+            row = Row(
+                line["table"],
+                int(line["concurrency"]),
+                line["phase"] == SATURATION,
+                float(line["total_tok_s"]),
+                output,
+                float(line["p99_latency_s"]),
+                line["status"],
+            )
+            rows.setdefault(line["model"], []).append(row)
+    return rows
+
+
+def outputs(shape: Shape, row: Row, count: int | None = None) -> Ints:
+    """Tokens that each request of a row puts out, or each of `count` with the same mean."""
+    limits = shape.limits
+    limit = limits.get(f"{row.phase}/{row.concurrency}", limits[row.phase])
+    mean = shape.burst_mean if row.burst and shape.burst_mean else float(limit)
+    if row.output_tok_s is not None:
+        mean = min(limit, shape.prompt * row.output_tok_s / (row.total_tok_s - row.output_tok_s))
+    return spread(row.requests if count is None else count, limit, mean, shape.whole)
+
+
+def asked(words: Sequence[str], config: Path | None) -> list[list[str]]:
+    """The words of each model to run: as they are where they choose one, else those of all the paper's."""
+    if config or any(word.startswith(("model=", "model.")) for word in words):
+        return [list(words)]
+    given = {word.partition("=")[0] for word in words}
+    return [
+        [*(word for word in subject.words if word.partition("=")[0] not in given), *words]
+        for subject in SUBJECTS
+    ]
+
+
+def spread(count: int, limit: int, mean: float, whole: float = 1.0) -> Ints:
+    """Answers of `count` requests with that mean, those to the limit spread evenly over the others.
+
+    As many run to the `limit` as the share `whole` and the mean allow; the others share the rest evenly.
+    """
+    total = max(round(mean * count), EARLY_TOKENS * count)
+    most = (total - EARLY_TOKENS * count) // max(limit - EARLY_TOKENS, 1)
+    to_limit = min(round(whole * count), most)
+    asked = np.full(count, limit)
+    ends_early = np.ones(count, bool)
+    ends_early[(np.arange(to_limit) + 1) * count // max(to_limit, 1) - 1] = False
+    early = count - to_limit
+    if early:
+        left = total - to_limit * limit
+        asked[ends_early] = left // early + (np.arange(early) < left % early)
+    return asked
+
+
+def played(subject: Subject) -> list[Row]:
+    """The rows of a model that are levels of their own."""
+    known = read()[subject.name]
+    return [row for row in known if subject.left_out.get((row.table, row.concurrency)) != AGAIN]
+
+
+def kept(subject: Subject, rows: Sequence[Row]) -> list[Row]:
+    """The rows that are fitted."""
+    return [row for row in rows if (row.table, row.concurrency) not in subject.left_out]

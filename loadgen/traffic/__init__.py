@@ -1,0 +1,1 @@
+"""Who asks for how much, and when."""

@@ -1,0 +1,91 @@
+"""What a request drawn from conversations looks like in the mean, worked out without drawing any.
+
+Knows the spec of conversations; the population itself is in `conversations`.
+"""
+
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+
+from conf.specs.conversation import CHARACTER_SHARE, NAMING_TOKENS, Conversations
+from conf.specs.experiment import Workload
+from conf.specs.lengths import Lengths
+from loadgen.traffic.processes import Floats
+from loadgen.traffic.truncation import cut_tokens
+
+LONGEST_LIVES = 30.0
+"""A session longer than so many mean ones is one in 1e13."""
+QUANTILES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Marginal:
+    """A request in the mean; `reusable` is the share of its prompt that an unbounded prefix cache knows."""
+
+    input_tokens: float
+    output_tokens: float
+    reusable: float
+
+
+def marginal(spec: Conversations) -> Marginal:
+    """The mean over all messages of a stationary population.
+
+    Of a geometric number of turns a message is the k-th, from 0, with probability p (1 - p)^k. Its history is
+    taken at the mean, k messages with answers: the cut moves at another turn for every length of the
+    character, over whose quantiles the mean is taken, so that nothing is rounded. Every character is taken
+    as known.
+    """
+    p = 1 / spec.turns
+    turn = np.arange(int(LONGEST_LIVES * spec.turns) + 1)
+    weight = p * (1 - p) ** turn / QUANTILES
+    message, answer = spec.message_tokens.mean, spec.answer_tokens.mean
+    history = turn * (message + answer) + message
+    inputs = reused = 0.0
+    for known in _prompts(spec):
+        fixed = known + spec.persona_tokens.mean
+        cut = cut_tokens(history, spec.max_prompt_tokens - fixed, spec.step_tokens)
+        prompt = fixed + history - cut
+        stays = np.diff(cut, prepend=-1) == 0
+        again = np.where(stays, np.roll(prompt, 1), fixed)
+        again[0] = known
+        inputs += float(weight @ prompt)
+        reused += float(weight @ again)
+    return Marginal(inputs, float(answer), reused / inputs)
+
+
+def fitted_limit(spec: Conversations, input_tokens: float) -> int:
+    """The limit of the prompt at which a request has so many input tokens in the mean, by bisection.
+
+    Steps are taken in the proportion to the limit that the spec has. Raises ValueError if no limit does.
+    """
+    low, high = 4 * spec.system_tokens + 256, 2**20
+    share = spec.truncation_step_tokens / spec.max_prompt_tokens
+    while high - low > 1:
+        middle = (low + high) // 2
+        step = max(1, round(share * middle))
+        tried = replace(spec, max_prompt_tokens=middle, truncation_step_tokens=step)
+        low, high = (middle, high) if marginal(tried).input_tokens < input_tokens else (low, middle)
+    if high == 2**20:
+        raise ValueError(f"no limit of the prompt makes {input_tokens:g} tokens in the mean")
+    return high
+
+
+def resolve(workload: Workload) -> Workload:
+    """The workload with the means that its conversations come to, rounded."""
+    if workload.conversations is None:
+        return workload
+    found = marginal(workload.conversations)
+    means = round(found.input_tokens), round(found.output_tokens)
+    inputs, outputs = (Lengths(mean, "conversation") for mean in means)
+    return replace(workload, input_tokens=inputs, output_tokens=outputs)
+
+
+def _prompts(spec: Conversations) -> Floats:
+    """Tokens of system and character: quantiles of the characters' lengths, as `sessions` cuts them off."""
+    lengths, room = spec.character_tokens, CHARACTER_SHARE * spec.max_prompt_tokens - spec.system_tokens
+    normal = [NormalDist().inv_cdf((i + 0.5) / QUANTILES) for i in range(QUANTILES)]
+    variance = np.log1p(lengths.cv**2)
+    drawn = lengths.mean * np.exp(np.sqrt(variance) * np.array(normal) - variance / 2)
+    quantiles: Floats = spec.system_tokens + np.clip(drawn, NAMING_TOKENS, room)
+    return quantiles

@@ -1,0 +1,101 @@
+"""Token counts of requests: what the distributions of a workload draw.
+
+Knows the distributions of one column; knows nothing of due times, nor of a trace, whose lines are
+drawn where its arrivals are.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.specs.experiment import Lengths
+from conf.specs.images import Images
+from loadgen.prompts.token_pool import UNIQUE_TOKENS
+
+RAREST_SIGMA = 4.75
+"""Standard deviations that one normal draw of a million exceeds."""
+
+Ints = NDArray[np.int64]
+
+
+def draw_lengths(
+    lengths: Lengths, count: int, rng: np.random.Generator, recorded: Ints | None = None
+) -> Ints:
+    """`count` token counts, each at least 1.
+
+    Lognormal counts have the asked mean and coefficient of variation; uniform ones lie between
+    floor(mean * (1 - spread)) and as far above the mean, both included, as in vLLM's benchmark; each of a
+    mixture is one of its values, with the probability of its weight; empirical ones are `recorded`, the
+    counts of the lines that were chosen.
+    """
+    match lengths.kind:
+        case "lognormal":
+            sigma = math.sqrt(math.log1p(lengths.cv**2))
+            drawn = rng.lognormal(math.log(lengths.mean) - sigma**2 / 2, sigma, size=count)
+            return np.maximum(1, np.rint(drawn)).astype(np.int64)
+        case "uniform":
+            low = _lowest(lengths)
+            return np.maximum(1, rng.integers(low, 2 * lengths.mean - low, size=count, endpoint=True))
+        case "mixture":
+            shares = np.array(lengths.weights)
+            return rng.choice(np.array(lengths.values, dtype=np.int64), size=count, p=shares / shares.sum())
+        case "empirical":
+            assert recorded is not None, "empirical lengths come from a trace"
+            return recorded
+        case "fixed":
+            return np.full(count, lengths.mean, dtype=np.int64)
+        case "conversation":
+            raise ValueError("the lengths of conversations come from their population")
+
+
+def draw_images(images: Images, count: int, rng: np.random.Generator) -> Ints | None:
+    """Image tokens of each of `count` requests; None of a workload without images."""
+    if not images.most:
+        return None
+    return rng.integers(images.least, images.most, size=count, endpoint=True) * images.tokens
+
+
+def shared_with_all(input_tokens: Ints, prefix_hit: float) -> Ints:
+    """How many tokens at the beginning of each prompt are those of every other, to the nearest token.
+
+    Never all of them: as many as make a prompt unique are left, or the last one of a prompt without room.
+    """
+    unique = np.where(input_tokens > UNIQUE_TOKENS, UNIQUE_TOKENS, 1)
+    shared: Ints = np.minimum(np.rint(prefix_hit * input_tokens).astype(np.int64), input_tokens - unique)
+    return shared
+
+
+def turns(session: Ints) -> Ints:
+    """How many of the requests before it are of the same session, for each one."""
+    order = np.argsort(session, kind="stable")
+    _, first, counts = np.unique(session[order], return_index=True, return_counts=True)
+    turn = np.empty_like(order)
+    turn[order] = np.arange(len(session)) - np.repeat(first, counts)
+    return turn
+
+
+def longest_tokens(lengths: Lengths, recorded: Ints | None = None) -> int:
+    """The longest of a million lognormal draws, about; of the others the longest there is.
+
+    `recorded` are all counts of the trace, for empirical lengths.
+    """
+    match lengths.kind:
+        case "lognormal":
+            sigma = math.sqrt(math.log1p(lengths.cv**2))
+            return round(lengths.mean * math.exp(RAREST_SIGMA * sigma - sigma**2 / 2))
+        case "uniform":
+            return 2 * lengths.mean - _lowest(lengths)
+        case "mixture":
+            return max(lengths.values)
+        case "empirical":
+            assert recorded is not None, "empirical lengths come from a trace"
+            return int(recorded.max())
+        case "fixed":
+            return lengths.mean
+        case "conversation":
+            raise ValueError("the lengths of conversations come from their population")
+
+
+def _lowest(lengths: Lengths) -> int:
+    return math.floor(lengths.mean * (1 - lengths.spread))

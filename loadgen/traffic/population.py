@@ -1,0 +1,173 @@
+"""The population of chat users: an open loop of sessions, stationary at any rate, the same users at all.
+
+Knows times, rates and marks; what a session says is in `sessions`. Sessions begin as a Poisson process over
+time and rate: each has a mark, and at a rate of r messages per second those with a mark below r are there. So
+a higher rate has the users of a lower one and more, and a change of the rate leaves those below both as they
+are. Of the users whom time 0 meets there are as many as there are in the mean, at any rate.
+"""
+
+import math
+
+import numpy as np
+
+from conf.specs.conversation import Conversations
+from loadgen.traffic.lengths import Ints
+from loadgen.traffic.processes import Floats
+from loadgen.traffic.sessions import SESSION, TURN, Rows, Talk
+
+BANDS = 31
+"""Marks are drawn in bands with the edges 0, 1, 2, 4, 8, ..., each when a rate first reaches into it."""
+CHUNK_TURNS, SHORTEST_S, LONGEST_S = 16_384, 60.0, 1200.0
+"""A band is played for as long as makes so many turns, within these bounds."""
+KEPT_S = 600.0
+"""What lies further back before what was asked last is forgotten, and played again if it must be."""
+
+
+class Talks:
+    """The population of a run, and under which number each user's last turn was planned."""
+
+    def __init__(self, spec: Conversations) -> None:
+        self.spec = spec
+        self._population: tuple[int, Population] | None = None
+        self._planned = np.empty((0, 3), dtype=np.int64)
+
+    def population(self, seed: int) -> "Population":
+        """The users of a seed; another seed has others."""
+        if self._population is None or self._population[0] != seed:
+            self._population = seed, Population(self.spec, seed)
+            self._planned = np.empty((0, 3), dtype=np.int64)
+        return self._population[1]
+
+    def after(self, sessions: Ints, turns: Ints, seqs: Ints) -> Ints:
+        """The number of the turn planned before for each new turn's session; -1 where none is known.
+
+        Of a time that is planned again, as after a dwell that was cut short, only what is new is known.
+        """
+        rows = np.concatenate([self._planned, np.stack([sessions, turns, seqs], axis=1)])
+        order = np.argsort(rows[:, 0], kind="stable")
+        ours, last = rows[order], np.ones(len(rows), dtype=np.bool_)
+        last[:-1] = ours[1:, 0] != ours[:-1, 0]
+        follows = np.flatnonzero(~last) + 1
+        follows = follows[ours[follows, 1] > ours[follows - 1, 1]]
+        before = np.full(len(rows), -1, dtype=np.int64)
+        before[order[follows]] = ours[follows - 1, 2]
+        self._planned = ours[last]
+        return before[len(before) - len(sessions) :]
+
+
+class Population:
+    """All users of a seed, played as far as anyone asked. Its time begins at 0, in the stationary state."""
+
+    def __init__(self, spec: Conversations, seed: int) -> None:
+        self._talk, self._seed = Talk(spec, seed), seed
+        self._bands: dict[int, _Band] = {}
+
+    @property
+    def gap_s(self) -> float:
+        """The mean time from one turn of a session to the next."""
+        return self._talk.gap_s
+
+    def turns(self, rate_qps: float, start_s: float, end_s: float) -> Rows:
+        """The turns (`sessions.TURN`) of all users at a rate that are due in [start, end), in that order."""
+        found = [np.empty(0, dtype=TURN)]
+        for number in range(BANDS):
+            if _edge(number) >= rate_qps:
+                break
+            rows = self._band(number).turns(start_s, end_s)
+            found.append(rows[rows["mark"] < rate_qps])
+        joined = np.concatenate(found)
+        return joined[np.argsort(joined["due_s"], kind="stable")]
+
+    def before(self, count: int) -> Rows:
+        """The last turns before time 0 of so many users, of those who are there at the lowest rates."""
+        found, number = np.empty(0, dtype=TURN), 0
+        while len(found) < count:
+            found, number = np.concatenate([found, self._band(number).before]), number + 1
+        return found[np.argsort(found["mark"], kind="stable")][:count]
+
+    def _band(self, number: int) -> "_Band":
+        if number not in self._bands:
+            self._bands[number] = _Band(self._talk, self._seed, number)
+        return self._bands[number]
+
+
+class _Band:
+    """The users whose marks lie between two edges, chunk of time by chunk of time."""
+
+    def __init__(self, talk: Talk, seed: int, number: int) -> None:
+        self._talk, self._seed, self._number = talk, seed, number
+        self._low, self._high = _edge(number), _edge(number + 1)
+        self._chunk_s = min(max(CHUNK_TURNS / self._width, SHORTEST_S), LONGEST_S)
+        self._begin()
+
+    @property
+    def _width(self) -> float:
+        return self._high - self._low
+
+    def turns(self, start_s: float, end_s: float) -> Rows:
+        """The band's turns in [start, end)."""
+        first, last = (int(max(at_s, 0.0) // self._chunk_s) for at_s in (start_s, end_s))
+        if first < min(self._chunks, default=self._next):
+            self._begin()
+        while self._next <= last:
+            self._play()
+            for old in [each for each in self._chunks if (each + 1) * self._chunk_s < start_s - KEPT_S]:
+                del self._chunks[old]
+        rows = np.concatenate([self._chunks[each] for each in range(first, last + 1)])
+        return rows[(rows["due_s"] >= start_s) & (rows["due_s"] < end_s)]
+
+    def _begin(self) -> None:
+        """The stationary state at time 0: sessions met between two turns."""
+        marks = self._marks()
+        count = len(marks)
+        self.before, self._alive = self._talk.in_the_middle(count, self._generator(0))
+        for rows in (self.before, self._alive):
+            rows["mark"], rows["session"] = marks, self._numbers(0, count)
+        self._sessions, self._next = count, 0
+        self._chunks: dict[int, Rows] = {}
+
+    def _marks(self) -> Floats:
+        """The marks of the sessions that time 0 meets: at even distances over all bands, from a random first.
+
+        A Poisson number would be right for one instant of one service. But a surplus of users stays for a
+        session's life, longer than a run: all that was measured would be that of another rate.
+        """
+        per_qps = (1 - 1 / self._talk.spec.turns) * self._talk.gap_s
+        first = float(np.random.default_rng([self._seed, 8]).random())
+        begin, end = (math.ceil(edge * per_qps - first) for edge in (self._low, self._high))
+        return (first + np.arange(begin, end, dtype=np.float64)) / per_qps
+
+    def _play(self) -> None:
+        """The next chunk: whoever begins in it, and every turn until its end."""
+        rng, start_s = self._generator(self._next + 1), self._next * self._chunk_s
+        end_s = start_s + self._chunk_s
+        talking = np.concatenate([self._alive, self._newcomers(start_s, rng)])
+        later, played = [np.empty(0, dtype=SESSION)], [np.empty(0, dtype=TURN)]
+        while len(talking):
+            now = talking["due_s"] < end_s
+            later.append(talking[~now])
+            turns, talking = self._talk.speak(talking[now], rng)
+            played.append(turns)
+        self._alive, self._chunks[self._next] = np.concatenate(later), np.concatenate(played)
+        self._next += 1
+
+    def _newcomers(self, start_s: float, rng: np.random.Generator) -> Rows:
+        """Sessions that begin in a chunk: a Poisson number, anywhere in time and mark."""
+        count = int(rng.poisson(self._width * self._chunk_s / self._talk.spec.turns))
+        rows = self._talk.begun(count, rng)
+        rows["mark"] = rng.uniform(self._low, self._high, count)
+        rows["due_s"] = start_s + self._chunk_s * rng.random(count)
+        rows["session"] = self._numbers(self._sessions, count)
+        self._sessions += count
+        return rows
+
+    def _numbers(self, first: int, count: int) -> Ints:
+        """The numbers of sessions, which no other band has."""
+        return np.arange(first, first + count, dtype=np.int64) * BANDS + self._number
+
+    def _generator(self, place: int) -> np.random.Generator:
+        return np.random.default_rng([self._seed, self._number, place, 7])
+
+
+def _edge(number: int) -> float:
+    return 0.0 if number == 0 else 2.0 ** (number - 1)

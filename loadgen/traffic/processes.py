@@ -1,0 +1,128 @@
+"""When requests come: a rate over time, and the processes that follow it.
+
+Knows numbers of seconds and requests; knows no schedule and no phase. A process is taken as it comes: the
+count is whatever falls before the end, never rescaled to rate x time.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.capacity.window_counts import NS
+from conf.specs.experiment import Arrivals
+from loadgen.traffic import trace
+from loadgen.traffic.lengths import Ints
+
+Floats = NDArray[np.float64]
+
+
+class Profile:
+    """A rate of the whole service over time: linear between its points, then held; before them, the first.
+
+    `offset_s` does not fall; two points within a nanosecond are a jump. At least one rate is above zero.
+    """
+
+    def __init__(self, offset_s: Sequence[float], qps: Sequence[float]) -> None:
+        at, rate = np.array(offset_s, dtype=np.float64), np.array(qps, dtype=np.float64)
+        width, rise = np.diff(at), np.diff(rate)
+        slope = np.divide(rise, width, out=np.zeros_like(rise), where=width > 1 / NS)
+        area = np.concatenate([[0.0], np.cumsum(width * (rate[:-1] + rate[1:]) / 2)])
+        # Pieces: before the first point, from each point to the next, after the last. Of each: its
+        # anchor, what is expected by then, the rate there.
+        self._from_s, self._expected = np.concatenate([at[:1], at]), np.concatenate([[0.0], area])
+        self._rate = np.concatenate([rate[:1], rate])
+        self._slope = np.concatenate([[0.0], slope, [0.0]])
+
+    @classmethod
+    def of(cls, points: Sequence[Sequence[float]], nodes: int) -> "Profile":
+        """The profile of `nodes` nodes from points [seconds, QPS per node]."""
+        return cls([second for second, _ in points], [qps * nodes for _, qps in points])
+
+    def expected(self, at_s: Floats | float) -> Floats:
+        """Requests expected between the first point and `at_s`; negative before it."""
+        piece = np.searchsorted(self._from_s[1:], at_s, side="right")
+        after_s = at_s - self._from_s[piece]
+        grown = self._expected[piece] + after_s * (self._rate[piece] + self._slope[piece] * after_s / 2)
+        return np.asarray(grown, dtype=np.float64)
+
+    def when_s(self, expected: Floats) -> Floats:
+        """The inverse of `expected`: when so many requests are expected; the latest time of a pause.
+
+        Within a piece it solves rate x + slope x^2 / 2 = rest, in the form that no cancellation spoils.
+        """
+        piece = np.searchsorted(self._expected[1:], expected, side="right")
+        rest, rate, slope = expected - self._expected[piece], self._rate[piece], self._slope[piece]
+        below = rate + np.sqrt(np.maximum(0.0, rate**2 + 2 * slope * rest))
+        after_s = np.divide(2 * rest, below, out=np.zeros_like(rest), where=below > 0)
+        return np.asarray(self._from_s[piece] + after_s, dtype=np.float64)
+
+    @property
+    def first_qps(self) -> float:
+        """The rate before the first point."""
+        return float(self._rate[0])
+
+    def mean_qps(self, duration_s: float) -> float:
+        """The mean rate from the first point on."""
+        return float(self.expected(self._from_s[0] + duration_s)) / duration_s
+
+
+def renewal_ns(
+    arrivals: Arrivals, rate_qps: float, start_ns: int, end_ns: float, rng: np.random.Generator
+) -> Floats:
+    """Due times in [start_ns, end_ns) of a stationary renewal process with independent gaps.
+
+    The first gap is what remains of the one that `start_ns` falls into, a uniform part of a gap chosen
+    by its length (Cox, Renewal Theory, 1962, section 5.2), so that the rate holds from the start.
+    """
+    expected = rate_qps * (end_ns - start_ns) / NS
+    size = int(expected + 6 * math.sqrt(expected) + 16)
+    due = start_ns + first_ns(arrivals, rate_qps, size, rng)
+    while due[-1] < end_ns:
+        due = np.concatenate([due, due[-1] + np.cumsum(NS / rate_qps * _gaps(arrivals, size, rng))])
+    return due[due < end_ns]
+
+
+def first_ns(arrivals: Arrivals, rate_qps: float, count: int, rng: np.random.Generator) -> Floats:
+    """Due times, from 0 on, of the first `count` requests of that process."""
+    gaps = np.append(_first_gap(arrivals, rng), _gaps(arrivals, count - 1, rng))
+    return np.asarray(np.cumsum(NS / rate_qps * gaps), dtype=np.float64)
+
+
+def _first_gap(arrivals: Arrivals, rng: np.random.Generator) -> float:
+    """What remains of a gap of mean 1; of an exponential one as much as of a new one."""
+    match arrivals.kind:
+        case "gamma":
+            return rng.random() * rng.standard_gamma(arrivals.burstiness + 1) / arrivals.burstiness
+        case "constant":
+            return rng.random()
+    return rng.standard_exponential()
+
+
+def _gaps(arrivals: Arrivals, count: int, rng: np.random.Generator) -> Floats:
+    """Gaps of mean 1."""
+    match arrivals.kind:
+        case "gamma":
+            return rng.standard_gamma(arrivals.burstiness, size=count) / arrivals.burstiness
+        case "constant":
+            return np.ones(count)
+    return rng.standard_exponential(size=count)
+
+
+def scaled_ns(
+    recorded: trace.Trace, rate_qps: float, start_ns: int, end_ns: float, rng: np.random.Generator
+) -> tuple[Floats, Ints]:
+    """Due times in [start_ns, end_ns) of a trace scaled to a mean of `rate_qps`, and their lines in it.
+
+    It starts at a random time of the trace and begins again at its end, one mean gap after the last
+    request: over all starts the expected count is rate x time.
+    """
+    count = len(recorded)
+    at = recorded.due_ns * (recorded.mean_qps / NS)
+    begin = rng.random() * count
+    end = begin + rate_qps * (end_ns - start_ns) / NS
+    rounds, rest = divmod(end, count)
+    last = int(rounds) * count + int(np.searchsorted(at, rest))
+    rounds_done, lines = np.divmod(np.arange(np.searchsorted(at, begin), last), count)
+    return start_ns + (at[lines] + rounds_done * count - begin) * (NS / rate_qps), lines
