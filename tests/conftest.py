@@ -43,7 +43,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def never_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of this process send what is late instead of missing it: a busy machine is late."""
     from loadgen.fleet import worker
-    from tests.patience import PATIENCE_NS
+    from tests.support.patience import PATIENCE_NS
 
     monkeypatch.setattr(worker, "MISSED_AFTER_NS", PATIENCE_NS)
 
@@ -61,7 +61,7 @@ def ray_session() -> Iterator["Session"]:
 def golden_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of the golden run."""
     from analysis import report
-    from tests.golden import GOLDEN
+    from tests.support.golden import GOLDEN
 
     out = tmp_path_factory.mktemp("golden") / "report.html"
     report.command([GOLDEN], out)

@@ -18,7 +18,7 @@ from loadgen.run.lifecycle import Service
 from loadgen.run.measure import Act, Site
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import Start
-from tests.words import over
+from tests.support.words import over
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 One source for two machines: numba compiles it where it is installed, else it runs as it stands, over lists.
 It serves where nothing can be preempted: prompts share one prefix or nothing, every decoder gets its token
 in every step (max_num_seqs <= max_num_batched_tokens), and the KV cache holds whatever may run at once.
-`tests/test_fast.py` holds it to the times of `Scheduler`. Where prompts share more than one prefix, what each
+`tests/serve_apps/engine_model/compiled/test_fast_engine.py` holds it to the times of `Scheduler`. Where prompts share more than one prefix, what each
 finds in the cache is counted when it arrives (`reuse`), and a prompt waits while it does not fit whole beside
 those that run.
 

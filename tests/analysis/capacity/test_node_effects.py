@@ -1,0 +1,375 @@
+"""Streams per node: what is drawn, where it goes, how it is counted, and what it says of the nodes."""
+
+import asyncio
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from analysis.capacity import node_effects, posterior
+from analysis.capacity.limit_posterior import Prior
+from analysis.capacity.node_effects import NodeEffects
+from analysis.capacity.window_counts import (
+    LOOK_AHEAD,
+    LOOK_BACK,
+    Dwell,
+    LimitCount,
+    Window,
+    count,
+    count_streams,
+)
+from analysis.results import summary
+from analysis.rows import gathering, records
+from analysis.stats.pooling import Figure
+from conf import ConfigError, Experiment, load
+from loadgen.drive import fixed_rate
+from loadgen.drive.driver import Driver
+from loadgen.drive.plan import Plan
+from loadgen.drive.sweep import Sweep, sweep
+from loadgen.fleet.addresses import chosen
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.http_client import Client
+from loadgen.fleet.rows import plan_table
+from loadgen.fleet.sse import Exchange
+from loadgen.predict.virtual_target import VirtualTarget
+from loadgen.run import verdicts
+from loadgen.search.policy import Outcome, Segment, Start, dwells_of
+from loadgen.traffic.processes import Profile
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from serve_apps.engine_model import Engine, VirtualService
+from tests.support.mock_server import MockServer
+from tests.support.patience import PATIENCE_S
+
+VARIED = load(["workload=chat_5600_140_varied"]).workload
+FOUR = ["cluster=laptop_4n", "routing=per_node"]
+BOUNDS = {"transition": (0, 15 * NS), "window": (15 * NS, 60 * NS), "bridge": (60 * NS, 61 * NS)}
+SLO = load().slo
+
+
+def drawn(rate: float | Profile, streams: int, dwell: int = 3) -> ArrivalSchedule:
+    traffic = Traffic(VARIED)
+    return traffic.draw(rate, BOUNDS, dwell=dwell, first_seq=100, seed=1, streams=streams)
+
+
+def of_stream(schedule: ArrivalSchedule, stream: int) -> ArrivalSchedule:
+    assert schedule.stream is not None
+    return schedule.where(schedule.stream == stream)
+
+
+class Slowed(Engine):
+    """An engine whose steps last `factor` times as long as the model says."""
+
+    factor = 1.0
+
+    def begin_step(self, now_s: float) -> float | None:
+        end_s = super().begin_step(now_s)
+        if end_s is not None:
+            end_s = self._step_end_s = now_s + self.factor * (end_s - now_s)
+        return end_s
+
+
+def driver(words: list[str], *factors: float) -> tuple[Driver, Experiment]:
+    """A driver over one virtual node for each factor, which knows about where the capacity is."""
+    experiment = load([*FOUR, f"cluster.nodes={len(factors)}", "search.start=prediction", *words])
+    engines = []
+    for node, factor in enumerate(factors):
+        spec: Any = experiment.engine
+        engine = Slowed(spec, experiment.model, experiment.hardware, experiment.layout, seed=node)
+        engine.factor = factor
+        engines.append(engine)
+    asked = experiment
+    plan = Plan(
+        asked.search,
+        asked.slo,
+        asked.workload,
+        asked.cluster.nodes,
+        asked.seed,
+        Start(5.1, 3.35),
+        streams=asked.streams,
+    )
+    return Driver(VirtualTarget(VirtualService(engines)), plan, lambda *_, **__: None), experiment
+
+
+def test_every_node_has_an_independent_stream_of_the_full_rate_per_node() -> None:
+    schedule = drawn(400.0, 4)
+    assert (np.diff(schedule.due_ns) >= 0).all()
+    assert schedule.seq.tolist() == list(range(100, 100 + len(schedule)))
+    streams = [of_stream(schedule, stream) for stream in range(4)]
+    assert sum(map(len, streams)) == len(schedule)
+    per_second = np.array([np.bincount(s.due_ns // NS, minlength=61)[:61] for s in streams])
+    assert per_second.mean(axis=1) == pytest.approx([100.0] * 4, abs=5)
+    # Poisson: of each, variance = mean; of no two, covariance.
+    assert per_second.var(axis=1) / per_second.mean(axis=1) == pytest.approx([1.0] * 4, abs=0.6)
+    assert abs(np.corrcoef(per_second) - np.eye(4)).max() < 0.45
+    assert len({tuple(s.input_tokens[:20]) for s in streams}) == 4
+
+
+def test_a_stream_is_the_same_at_every_rate_and_whatever_runs_before() -> None:
+    slow, fast = (of_stream(drawn(rate, 4), 2) for rate in (20.0, 40.0))
+    shared = min(len(slow), len(fast))
+    assert fast.due_ns[:shared] * 2 == pytest.approx(slow.due_ns[:shared], abs=4)
+    assert (fast.input_tokens[:shared] == slow.input_tokens[:shared]).all()
+    assert of_stream(drawn(20.0, 4, dwell=4), 2).due_ns[0] != slow.due_ns[0]
+
+
+def test_a_profile_is_cut_into_equal_parts() -> None:
+    schedule = drawn(Profile([0, 45], [0, 400]), 4)
+    late = of_stream(schedule, 3).due_ns >= 37.5 * NS
+    # Of the 9000 requests of the window and 400 of the bridge a quarter is the stream's.
+    assert len(late) == pytest.approx(9400 / 4, rel=0.1)
+    assert late.mean() == pytest.approx(1 - 2250 / 9400, abs=0.03)
+
+
+def test_a_pooled_schedule_names_no_stream_and_the_warm_up_takes_nodes_in_turn() -> None:
+    assert drawn(20.0, 0).stream is None
+    assert plan_table(drawn(20.0, 0))["stream"].null_count == len(drawn(20.0, 0))
+    warm = Traffic(VARIED).evenly(6, 0, NS, first_seq=0, seed=1, streams=4)
+    assert warm.stream is not None and warm.stream.tolist() == [0, 1, 2, 3, 0, 1]
+
+
+def test_the_client_sends_a_stream_to_its_own_url() -> None:
+    async def main() -> list[int]:
+        async with MockServer() as first, MockServer() as second:
+            ended = asyncio.Event()
+            left = iter(range(5, -1, -1))
+            client = Client([first.url, second.url], lambda _: ended.set() if next(left) == 0 else None)
+            body = json.dumps({"prompt": [1], "max_tokens": 1}).encode()
+            for seq, stream in enumerate([1, 1, 0, 1, 1, 1]):
+                client.start(Exchange(seq, 1), body, stream)
+            await asyncio.wait_for(ended.wait(), PATIENCE_S)
+            client.cut_all("interrupted")
+            return [len(first.requests), len(second.requests)]
+
+    assert asyncio.run(main()) == [1, 5]
+
+
+def test_pooled_endpoints_are_chosen_at_random_so_that_each_sees_poisson_arrivals() -> None:
+    choice = np.array([chosen(seq, 3) for seq in range(30_000)])
+    assert np.bincount(choice) / len(choice) == pytest.approx([1 / 3] * 3, abs=0.01)
+    # In turn the gaps between two requests of a URL would all be 3; at random they are geometric.
+    gaps = np.diff(np.flatnonzero(choice == 0))
+    assert gaps.var() == pytest.approx(3 * (3 - 1), rel=0.1)
+    pairs = np.bincount(choice[:-1] * 3 + choice[1:], minlength=9) / (len(choice) - 1)
+    assert pairs == pytest.approx([1 / 9] * 9, abs=0.01)
+    assert chosen(7, 1) == 0
+
+
+def test_a_virtual_replica_gets_its_own_stream_whatever_the_others_hold() -> None:
+    drive, _ = driver(["search=quick"], 1.0, 1.0, 1.0)
+    fixed_rate.rate(drive, 2.0, 60, 15)
+    rows = drive.windows.requests(0).select(["stream", "replica_id"]).to_pylist()
+    assert {(row["stream"], row["replica_id"]) for row in rows} == {(0, "0"), (1, "1"), (2, "2")}
+
+
+def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
+    drive, experiment = driver(["search=quick"], 1.0, 1.5)
+    fixed_rate.rate(drive, 5.0, 60, 15)
+    (outcome,) = drive.windows.outcomes
+    whole, parts = outcome.dwell, outcome.parts
+    assert [(part.stream, part.nodes, part.rate_qps) for part in parts] == [(0, 1, 5.0), (1, 1, 5.0)]
+    for figure in ("requests", "completed", "failed", "pending"):
+        assert sum(getattr(part, figure) for part in parts) == getattr(whole, figure)
+    assert sum(part.tpot.over for part in parts) == whole.tpot.over
+    assert sum(part.tpot.determined for part in parts) == whole.tpot.determined
+    # The work of the service per node is the mean of its nodes' work.
+    assert math.exp(whole.log_work) == pytest.approx(np.mean([math.exp(part.log_work) for part in parts]))
+    assert parts[1].tpot.over > parts[0].tpot.over  # the slow one
+    again = count_streams(
+        drive.windows.requests(0), whole, 2, experiment.slo, experiment.workload, drive.free_ns
+    )
+    assert again == parts
+
+
+def dwell(index: int, stream: int | None, share: float, rate: float = 5.0, requests: int = 200) -> Dwell:
+    """A dwell of 45 s with a share of requests over the TPOT limit, evenly over its blocks."""
+    window = Window(index, "dwell", rate, 1, 0, 15 * NS, 60 * NS, 60 * NS)
+    columns = {name: getattr(window, name) for name in Window.__dataclass_fields__}
+    per_block = tuple([requests // 9] * 9)
+    over = tuple(round(share * n) for n in per_block)
+    tally = LimitCount(sum(over), sum(per_block), over, per_block)
+    none = LimitCount(0, sum(per_block), (0,) * 9, per_block)
+    load = (rate,) * (LOOK_BACK + len(over) + LOOK_AHEAD)
+    offered = {"log_work": math.log(rate), "load": load, "arrivals_var": 0.0}
+    return Dwell(**columns, **offered, requests=requests, ttft=none, tpot=tally, stream=stream)
+
+
+def share(rate: float, capacity: float, slope: float = 20.0) -> float:
+    """The share of requests over a limit, on the curve that the posterior fits."""
+    return 1 / (1 + 9 * (capacity / rate) ** slope)
+
+
+def test_the_posterior_rests_on_the_streams_and_not_twice_on_the_whole() -> None:
+    segment = Segment(0, "dwell", 5.0, 15, 45, False, "")
+    parts = dwell(0, 0, 0.1), dwell(0, 1, 0.2)
+    later = dwell(1, 0, 0.1), dwell(1, 1, 0.2)
+    outcomes = [
+        Outcome(segment, dwell(0, None, 0.15), parts=parts),
+        Outcome(segment, dwell(9, None, 0.9), void=True, parts=(dwell(9, 0, 0.9),)),
+        Outcome(segment, dwell(1, None, 0.15), parts=later),
+    ]
+    assert dwells_of(outcomes) == [*parts, *later]
+    prior = Prior(math.log(5))
+    assert posterior([*parts, *later], prior) == posterior([parts[0], later[0], parts[1], later[1]], prior)
+    pooled = [Outcome(segment, dwell(i, None, 0.1)) for i in range(2)]
+    assert dwells_of(pooled) == [outcome.dwell for outcome in pooled]
+
+
+def test_equal_nodes_show_no_effect_and_leave_the_interval_alone() -> None:
+    dwells = [dwell(i, s, 0.1) for s in range(4) for i in range(8)]
+    prior = Prior(math.log(5))
+    effects, capacity = node_effects.node_effects(dwells, prior), posterior(dwells, prior)
+    assert effects is not None and effects.differing == ()
+    assert [effect.value for effect in effects.effects] == pytest.approx([0.0] * 4, abs=0.002)
+    assert node_effects.including(capacity, effects) == replace(capacity, dwells=tuple(range(8)))
+    assert "no node is shown to differ" in node_effects.lines(node_effects.tree(effects))[-1]
+    assert node_effects.node_effects([dwell(i, None, 0.1) for i in range(8)], prior) is None
+    assert node_effects.including(capacity, None) is capacity
+
+
+def test_one_slow_node_is_named_and_widens_the_interval() -> None:
+    capacities, rates = (5.0, 5.0, 4.6, 5.0), (4.6, 4.8, 5.0, 5.2)
+    dwells = [
+        dwell(i, s, share(rates[i % 4], capacities[s]), rates[i % 4]) for s in range(4) for i in range(40)
+    ]
+    prior = Prior(math.log(5))
+    effects, capacity = node_effects.node_effects(dwells, prior), posterior(dwells, prior)
+    assert effects is not None and 2 in effects.differing
+    slow = effects.effects[2]
+    assert slow.value < -0.04 and slow.low < slow.value < slow.high < 0
+    wide = node_effects.including(capacity, effects)
+    assert wide.low < capacity.low < wide.qps_per_node == capacity.qps_per_node < capacity.high < wide.high
+    assert wide.low < wide.certified < capacity.certified
+    sd = effects.between.value / 2
+    half = math.log(capacity.qps_per_node / capacity.low)
+    assert math.log(wide.qps_per_node / wide.low) == pytest.approx(math.hypot(half, 1.96 * sd), rel=1e-3)
+    said = node_effects.lines(node_effects.tree(effects))
+    assert any(line.startswith("  node 2 is ") and "% below the mean [" in line for line in said)
+
+
+def test_an_effect_is_told_with_its_side_and_its_interval_in_order() -> None:
+    effects = NodeEffects(
+        (Figure(0.01, -0.01, 0.03), Figure(-0.041, -0.062, -0.02)), Figure(0.03, 0.01, 0.06)
+    )
+    assert effects.differing == (1,)
+    assert node_effects.lines(node_effects.tree(effects))[1:] == [
+        "  node 1 is 4.1 % below the mean [2.0, 6.2]",
+        "  sd between nodes 3.0 % [1.0, 6.0]: the capacity's interval includes it",
+    ]
+
+
+def test_a_sweep_says_what_it_measured_streams_per_node_or_a_pool() -> None:
+    drive, experiment = driver(["search=quick", "search.min_dwells=3", "search.budget_s=210"], 1.0, 1.0)
+    found = sweep(drive)
+    tree = verdicts.of_sweep(experiment, drive, found, "virtual")
+    assert found.capacity is not None and 2.9 < found.capacity.qps_per_node < 3.7
+    assert tree["capacity"]["dwells_used"] == list(range(len(found.outcomes)))
+    assert len(tree["nodes"]["effects_pct"]) == 2
+    said = summary.text(tree)
+    assert "independent streams per node: each of 2 nodes" in said and "pooled" not in said
+    routed = {**tree, "asked": {**tree["asked"], "routing": "leastconn"}, "nodes": None}
+    pooled = summary.text(routed)
+    assert "pooled service behind one balancer" in pooled
+
+
+def found_by(seed: int, nodes_: int, budget_s: float) -> Sweep:
+    words = [f"seed={seed}", "search=standard", "search.min_dwells=2", f"search.budget_s={budget_s}"]
+    return sweep(driver(words, *[1.0] * nodes_)[0])
+
+
+def test_four_nodes_know_as_much_in_a_quarter_of_the_time() -> None:
+    one, four = found_by(1, 1, 600), found_by(1, 4, 135)
+    assert one.capacity is not None and four.capacity is not None
+    # The engine model's own long runs put the knee near 3.35 QPS.
+    for capacity in (one.capacity, four.capacity):
+        assert capacity.low < 3.35 < capacity.high
+    shorter, longer = (sum(o.dwell.seconds for o in found.outcomes) for found in (four, one))
+    assert shorter <= longer / 4 and four.elapsed_s < one.elapsed_s / 3
+    width, same = (math.log(c.high / c.low) for c in (four.capacity, one.capacity))
+    assert width < 1.5 * same
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["layout=dp2_tp4_ep4"], "use a layout with replicas_per_node=1"),
+        (["engine=external", "target.urls=[http://a:1,http://b:1]"], "set cluster.nodes=2"),
+        (
+            ["engine=external", "target.urls=[http://a:1,http://a:1]", "cluster.nodes=2"],
+            "one of target.urls for each node but there are 1",
+        ),
+        (["concurrency=8"], "use another routing, or rate_qps"),
+        (["routing.data_path=haproxy"], "per_node needs data_path=direct"),
+    ],
+)
+def test_a_stream_that_would_not_be_a_nodes_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
+        load(["routing=per_node", *words])
+
+
+def test_only_streams_per_node_are_streams() -> None:
+    assert load(FOUR).streams == 4
+    assert load(["cluster=laptop_4n"]).streams == 0
+    two = ["engine=external", "target.urls=[http://a:1,http://b:1]", "cluster.nodes=2"]
+    assert load([*two, "routing=per_node"]).streams == 2
+
+
+def test_runs_of_a_version_without_streams_can_still_be_read(tmp_path: Path) -> None:
+    old = pa.schema([field for field in records.SHARD if field.name != "stream"])
+    row = dict.fromkeys(old.names) | {"seq": 1, "dwell": 0, "phase": "window", "due_ns": 5}
+    (tmp_path / "shards").mkdir()
+    shard = Shard(tmp_path / "shards" / "client-00.arrow", old)
+    shard.append(pa.RecordBatch.from_pylist([row | {"status": "ok"}], schema=old))
+    shard.close()
+    plan = pa.table([pa.array([0, 1, 2]), pa.array([0, 0, 0], pa.int16())], names=["seq", "dwell"])
+    lacking = {name: pa.nulls(3, records.PLAN.field(name).type) for name in records.PLAN.names[2:]}
+    lacking = {name: column for name, column in lacking.items() if name != "stream"}
+    lacking["due_ns"] = pa.array([1, 5, 9])
+    (tmp_path / "schedule").mkdir()
+    for name, column in lacking.items():
+        plan = plan.append_column(name, column)
+    pq.write_table(plan, tmp_path / "schedule" / "from-000000000.parquet")
+    rows = gathering.requests(tmp_path)
+    assert rows["status"].to_pylist() == ["lost", "ok", "lost"]
+    assert rows["stream"].to_pylist() == [None] * 3
+    window = Window(0, "dwell", 5.0, 1, 0, 0, NS, NS)
+    assert count(rows, window, SLO, VARIED, NS).requests == 3
+
+
+def test_a_planned_stream_is_known_of_what_was_lost() -> None:
+    lost = records.lost(plan_table(drawn(1.0, 2)))
+    assert set(lost["stream"].to_pylist()) == {0, 1}
+
+
+def test_the_replicas_own_addresses_are_the_nodes() -> None:
+    deploy = pytest.importorskip("cluster.deployment.deploy")
+    serve_state = pytest.importorskip("cluster.deployment.serve_state")
+
+    def state(**nodes_: str) -> Any:
+        engines = tuple(
+            serve_state.Replica(name, "engine", node, "10.0.0.1", 1, name, 0.0)
+            for name, node in nodes_.items()
+        )
+        return serve_state.State("RUNNING", "", {}, engines, (), (), "HEALTHY", (), "", "")
+
+    urls = {"b": "http://10.0.0.2:3000", "a": "http://10.0.0.1:3001"}
+    assert deploy._node_urls(urls, state(a="one", b="two")) == (urls["a"], urls["b"])
+    with pytest.raises(deploy.DeployError, match="2 replicas share 1 node"):
+        deploy._node_urls(urls, state(a="one", b="one"))
+    with pytest.raises(deploy.DeployError, match="0 of 2 replicas have an address"):
+        deploy._node_urls({}, state(a="one", b="two"))
+
+
+def test_replicas_have_ports_of_their_own_whether_they_are_balanced_or_spoken_to() -> None:
+    session = pytest.importorskip("cluster.session")
+    balanced, spoken_to, proxied = (
+        session.serve_environment(load([f"routing={name}"]).routing)
+        for name in ("roundrobin", "per_node", "pow2")
+    )
+    assert spoken_to == balanced and spoken_to["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    assert proxied["RAY_SERVE_ENABLE_HA_PROXY"] == "0"

@@ -1,0 +1,276 @@
+"""Runs beside each other: a ratio of what is claimed, none of what is void, a warning of two questions."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis import Run, RunError, load_run
+from analysis.capacity.paired_ratio import unpaired
+from analysis.exchange import compare, side_by_side
+from conf import Experiment
+from conf.differences import differences
+from conf.load import dump
+
+DATA = Path(__file__).parents[2] / "data"
+GOLDEN, FOREIGN = DATA / "golden_run", DATA / "foreign"
+RATES = load_run(GOLDEN).dwells()["rate_qps_per_node"].to_pylist()
+OTHER = {"estimate": 9.0, "low": 8.5, "high": 9.5, "certified": 8.6}
+
+
+def made(path: Path, asked: Any = None, **sweep: Any) -> Path:
+    """A copy of the golden run with another configuration and another conclusion."""
+    shutil.copytree(GOLDEN, path)
+    if asked:
+        (path / "config.yaml").write_text(dump(asked(load_run(path).config)))
+    tree = json.loads((path / "sweep.json").read_text())
+    if "qps_per_node" in sweep:
+        tree["capacity"]["qps_per_node"] = sweep.pop("qps_per_node")
+    (path / "sweep.json").write_text(json.dumps(tree | sweep))
+    return path
+
+
+def tp4(asked: Experiment) -> Experiment:
+    layout = replace(asked.layout, name="dp2_tp4_ep4", tensor_parallel=4, replicas_per_node=2)
+    return replace(asked, layout=layout, out="elsewhere", run="other")
+
+
+def test_two_runs_have_the_ratio_of_their_independent_capacities(tmp_path: Path) -> None:
+    other = made(tmp_path / "tp4", tp4, qps_per_node=OTHER)
+    text = side_by_side.text([GOLDEN, other])
+    q = load_run(GOLDEN).capacity["qps_per_node"]  # type: ignore[index]
+    value, low, high = unpaired((q["estimate"], q["low"], q["high"]), (9.0, 8.5, 9.5))
+    assert f"capacity B / A = {value:.3f} [{low:.3f}, {high:.3f}] (95 %, measured apart): higher" in text
+    assert "layout.tensor_parallel: 8 -> 4" in text
+    assert "WARNING" not in text and "    out:" not in text and "    run:" not in text
+    assert "A  golden_run: VALID  3.31 QPS per node" in text and "B  tp4: VALID  9.00 QPS per node" in text
+    back = side_by_side.text([other, GOLDEN])
+    assert (
+        f"capacity B / A = {1 / value:.3f} [{1 / high:.3f}, {1 / low:.3f}] (95 %, measured apart): lower"
+        in back
+    )
+
+
+def test_p90s_are_laid_beside_each_other_at_common_rates(tmp_path: Path) -> None:
+    text = side_by_side.text([GOLDEN, made(tmp_path / "same")])
+    assert "nothing of the configuration differs" in text
+    for line in load_run(GOLDEN).dwells().to_pylist():
+        rate, ttft = line["rate_qps_per_node"], line["ttft_p90_ms"]
+        assert f"A {rate:.3f} | B {rate:.3f}" in text
+        assert f"{ttft:.1f} | {ttft:.1f}" in text
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ([4.879, 4.952], [4.949, 5.166], [(1, 0)]),  # 4.879 and 5.166 are too far from each other
+        ([4.952, 4.879], [5.0, 4.949], [(1, 0), (0, 1)]),
+        ([5.0, 5.0, 5.0], [5.0, 5.0], [(0, 0), (1, 1)]),  # of equals the earlier with the earlier
+        ([1.0, 2.0], [1.06, 1.9], []),
+        ([], [1.0], []),
+    ],
+)
+def test_rates_are_paired_nearest_with_nearest(
+    ours: list[float], theirs: list[float], expected: list[tuple[int, int]]
+) -> None:
+    assert side_by_side.nearest(ours, theirs) == expected
+
+
+@given(*2 * [st.lists(st.floats(4.0, 6.0), max_size=8, unique=True)])
+def test_a_pair_of_rates_is_near_and_no_two_would_rather_have_each_other(
+    ours: list[float], theirs: list[float]
+) -> None:
+    pairs = side_by_side.nearest(ours, theirs)
+    partner = dict(pairs), {j: i for i, j in pairs}
+    assert len(partner[0]) == len(partner[1]) == len(pairs)
+
+    def apart(i: int | None, j: int | None) -> float:
+        """Far from nobody, so that any near rate is rather taken than none."""
+        if i is None or j is None:
+            return math.inf
+        return abs(math.log(ours[i] / theirs[j]))
+
+    farthest = math.log1p(side_by_side.NEAR)
+    assert all(apart(i, j) <= farthest for i, j in pairs)
+    for i in range(len(ours)):
+        for j in range(len(theirs)):
+            given_up = min(apart(i, partner[0].get(i)), apart(partner[1].get(j), j))
+            assert apart(i, j) > farthest or apart(i, j) >= given_up
+
+
+def test_windows_without_a_near_rate_are_counted(tmp_path: Path) -> None:
+    other = made(tmp_path / "other")
+    table = pq.read_table(other / "dwells.parquet")
+    rates = pa.array([rate * factor for rate, factor in zip(RATES, (1,) * 3 + (2,) * 5, strict=True)])
+    table = table.set_column(table.column_names.index("rate_qps_per_node"), "rate_qps_per_node", rates)
+    pq.write_table(table, other / "dwells.parquet")
+    text = side_by_side.text([GOLDEN, other])
+    assert "nearest with nearest, at most 5 % apart; windows without a partner: A 5, B 5" in text
+
+
+def faster(asked: Experiment) -> Experiment:
+    return replace(asked, slo=replace(asked.slo, name="strict", tpot_p90_ms=50.0))
+
+
+def shorter(asked: Experiment) -> Experiment:
+    tokens = replace(asked.workload.input_tokens, mean=1000)
+    return replace(asked, workload=replace(asked.workload, name="short", input_tokens=tokens))
+
+
+@pytest.mark.parametrize(
+    ("asked", "key"), [(faster, "slo.tpot_p90_ms"), (shorter, "workload.input_tokens.mean")]
+)
+def test_two_questions_are_warned_of_by_their_keys(asked: Any, key: str, tmp_path: Path) -> None:
+    text = side_by_side.text([GOLDEN, made(tmp_path / "other", asked)])
+    (warning,) = [line for line in text.splitlines() if "WARNING" in line]
+    assert warning == f"  WARNING: {key} differs: the ratio is of two questions, no merit of either side"
+    assert text.index(warning) < text.index("capacity B / A")
+
+
+@pytest.mark.parametrize(
+    ("sweep", "why"),
+    [
+        ({"valid": False, "exit_code": 4, "reason": "client_limited"}, "is VOID: client_limited"),
+        ({"capacity": None}, "measured no capacity"),
+    ],
+)
+def test_no_ratio_is_made_of_what_is_not_claimed(sweep: dict[str, Any], why: str, tmp_path: Path) -> None:
+    other = made(tmp_path / "other", **sweep)
+    assert f"no ratio B / A: B (other) {why}" in side_by_side.text([GOLDEN, other])
+    text = side_by_side.text([other, GOLDEN])
+    assert f"no ratio B / A: A (other) {why}" in text and "capacity B / A" not in text
+
+
+def test_a_run_beside_itself_is_no_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(GOLDEN)
+    for refused in (
+        lambda: side_by_side.text([GOLDEN, Path()]),
+        lambda: compare(load_run(GOLDEN), load_run(".")),
+    ):
+        with pytest.raises(RunError, match="golden_run is given twice; compare needs different runs"):
+            refused()
+
+
+def test_a_bound_is_not_a_number_to_divide_by(tmp_path: Path) -> None:
+    tree = json.loads((GOLDEN / "sweep.json").read_text())
+    other = made(tmp_path / "other", capacity=tree["capacity"] | {"open_above": True}, exit_code=6)
+    assert "B (other) has an open end: a bound, not a number" in side_by_side.text([GOLDEN, other])
+
+
+def test_a_killed_run_stands_beside_without_a_ratio(tmp_path: Path) -> None:
+    other = made(tmp_path / "other")
+    (other / "sweep.json").unlink()
+    (other / "dwells.parquet").unlink()
+    text = side_by_side.text([GOLDEN, other])
+    assert "B  other: UNFINISHED" in text and "no ratio B / A: B (other) did not end" in text
+    assert "no rate per node was offered by both A and B" in text
+
+
+def studied(path: Path, kind: str, **more: Any) -> Path:
+    """A study of two parts, a and b."""
+    made(path / "a")
+    made(path / "b", tp4, qps_per_node=OTHER)
+    row = {"exit_code": 0, "seed": 1, "binding": "tpot", "qps_per_node": OTHER}
+    parts = [{"name": name} | row for name in "ab"]
+    sweep = json.loads((GOLDEN / "sweep.json").read_text())
+    tree = sweep | {"study": kind, "state": "ended", "names": ["a", "b"], "parts": parts} | more
+    (path / "study.json").write_text(json.dumps(tree))
+    shutil.copy(path / "a" / "config.yaml", path / "config.yaml")
+    return path
+
+
+def test_the_sides_of_a_comparison_have_its_paired_ratio(tmp_path: Path) -> None:
+    study = studied(tmp_path / "ab", "compare", ratio={"value": 1.25, "low": 1.2, "high": 1.3})
+    paired = "capacity B / A = 1.250 [1.200, 1.300] (95 %, the same requests on both): higher"
+    for paths in ([study], [study / "a", study / "b"]):
+        assert paired in side_by_side.text(paths)
+    assert "A  ab/a: VALID" in side_by_side.text([study])
+    turned = side_by_side.text([study / "b", study / "a"])
+    assert "capacity B / A = 0.800 [0.769, 0.833] (95 %, the same requests on both): lower" in turned
+
+
+def test_a_side_is_known_from_within_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = studied(tmp_path / "ab", "compare", ratio={"value": 1.25, "low": 1.2, "high": 1.3})
+    monkeypatch.chdir(study / "a")
+    assert "capacity B / A = 1.250 [1.200, 1.300]" in side_by_side.text([Path(), Path("../b")])
+    found = compare(load_run("."), load_run("../b"))
+    assert found.paired and (found.value, found.low, found.high) == (1.25, 1.2, 1.3)
+
+
+def test_a_void_comparison_has_no_paired_ratio(tmp_path: Path) -> None:
+    ratio = {"value": 1.25, "low": 1.2, "high": 1.3}
+    study = studied(tmp_path / "ab", "compare", ratio=ratio, valid=False)
+    assert "measured apart" in side_by_side.text([study])
+
+
+def test_a_study_that_pools_is_one_side_and_a_matrix_is_its_cells(tmp_path: Path) -> None:
+    pooled = studied(tmp_path / "pooled", "deployments", evidence="2 deployments", between=None)
+    assert side_by_side.text([GOLDEN, pooled]).startswith("COMPARE  2 sides")
+    matrix = studied(tmp_path / "matrix", "matrix")
+    text = side_by_side.text([GOLDEN, matrix])
+    assert text.startswith("COMPARE  3 sides")
+    assert "B  matrix/a: VALID" in text and "capacity C / A" in text
+
+
+def test_a_study_that_still_runs_is_unfinished(tmp_path: Path) -> None:
+    study = studied(tmp_path / "repeats", "repeats", exit_code=None)
+    text = side_by_side.text([GOLDEN, study])
+    assert "B  repeats: UNFINISHED" in text and "B (repeats) did not end" in text
+
+
+def test_results_of_other_tools_are_laid_beside_ours_without_a_ratio() -> None:
+    text = side_by_side.text([GOLDEN, FOREIGN / "vllm-0.32.0.json", FOREIGN / "guidellm-0.8.1.json"])
+    assert text.startswith("COMPARE  4 sides")
+    assert text.count("is another tool's result, which claims no capacity") == 3
+    assert "capacity" not in text.replace("claims no capacity", "")
+    assert "A dwell 4" in text and "B                            9.89       30  49.0 / inf / inf" in text
+    assert "B: due times are not told" in text and "C: its planned times are told" in text
+
+
+def test_loads_of_other_tools_alone_can_be_compared() -> None:
+    text = side_by_side.text([FOREIGN / "guidellm-0.8.1.json"])
+    assert "no ratio B / A" in text and "dwell" not in text
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="compare needs two or more; give another RUN beside"):
+        side_by_side.text([GOLDEN])
+    with pytest.raises(RunError, match="golden_run is given twice"):
+        side_by_side.text([GOLDEN, GOLDEN / ".." / GOLDEN.name])
+    with pytest.raises(RunError, match="is not a run folder"):
+        side_by_side.text([GOLDEN, tmp_path])
+
+
+def test_long_lists_of_keys_are_capped() -> None:
+    asked = load_run(GOLDEN).config
+    keys = differences(asked, replace(asked, search=replace(asked.search, budget_s=900.0, window_s=45.0)))
+    assert keys == {"search.budget_s": [345.0, 900.0], "search.window_s": [30.0, 45.0]}
+
+
+def test_keys_beyond_a_dozen_are_counted(tmp_path: Path) -> None:
+    def other(asked: Experiment) -> Experiment:
+        names = ("budget_s", "window_s", "settle_s", "highest_qps", "transition_s", "first_transition_s")
+        search = replace(asked.search, **{name: getattr(asked.search, name) + 1 for name in names})
+        names = ("actors", "drain_s", "warmup_requests", "cpus_per_actor")
+        fleet = replace(asked.fleet, **{name: getattr(asked.fleet, name) + 1 for name in names})
+        return replace(tp4(asked), search=search, fleet=fleet)
+
+    text = side_by_side.text([GOLDEN, made(tmp_path / "other", other)])
+    assert "    and 1 more keys" in text and text.count(" -> ") == 12
+
+
+def test_two_runs_in_a_notebook_have_the_ratio_that_is_printed(tmp_path: Path) -> None:
+    golden, other = load_run(GOLDEN), load_run(made(tmp_path / "same"))
+    found = compare(golden, other)
+    printed = f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}] (95 %, measured apart)"
+    assert found.low < 1 < found.high and printed in side_by_side.text([GOLDEN, other.path])
+    with pytest.raises(RunError, match="no ratio B / A: B .* did not end"):
+        compare(golden, Run(other.path, other.manifest, None))

@@ -1,0 +1,462 @@
+"""What a plan rests on: run folders, studies, predictions, several runs; and what may not be planned on."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from analysis import RunError, load_run, planning
+from analysis.planning import evidence
+from analysis.planning.efficiency import Efficiency, Measured
+from analysis.planning.evidence import LEAST_SENDS_PER_S, Lengths, NotPlannable
+from analysis.rows import metrics, time_series
+from conf import ConfigError
+from conf.io.screen_width import fit
+from conf.specs.planning import Demand
+from tests.analysis.planning.test_planning import sweep
+
+GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
+WORDS = ["demand.peak_qps=200"]
+
+
+def predicted(low: float | None, estimate: float, high: float | None, **more: Any) -> dict[str, Any]:
+    """The tree of a prediction of 5600 tokens in and 140 out, as far as a plan reads it."""
+    found = {
+        "rate_qps_per_node": estimate,
+        "steady": True,
+        "input_tokens_per_s_per_node": 5600 * estimate,
+        "output_tokens_per_s_per_node": 140 * estimate,
+        "cached_share_of_input": 0.5,
+        "in_flight_per_node": 10.0 * estimate,
+    }
+    tree = sweep(low or 0.0, estimate, high or 0.0) | {"clock": "virtual", "forecast": found}
+    del tree["run_id"], tree["basis"]
+    tree["asked"] = tree["asked"] | {"engine": "simulated"}
+    tree["capacity"] = {
+        "qps_per_node": {"estimate": estimate, "low": low, "high": high, "certified": low},
+        "open_above": high is None,
+        "open_below": low is None,
+    }
+    return tree | more
+
+
+def test_a_run_says_its_own_lengths_and_lives() -> None:
+    run = load_run(GOLDEN)
+    found = planning.evidence_of(run)
+    assert run.sweep is not None
+    used = [row["index"] for row in run.sweep["dwells"]]
+    rows = run.requests(phase="window")
+    rows = rows.filter(
+        pc.and_(pc.is_in(rows["dwell"], pa.array(used, pa.int16())), pc.equal(rows["status"], "ok"))
+    )
+    assert found.lengths == Lengths(5600, 140, 0.0, f"measured, means of {rows.num_rows} answers")
+    assert found.e2e_s == pytest.approx(float(np.mean(metrics.e2e(rows))) / 1e3)
+    assert found.qps.low == run.sweep["capacity"]["qps_per_node"]["low"]
+    assert found.client_cpu_ms is None  # at 5 sends a second the actor's own constant hides them
+    assert found.ready_minutes is None  # a simulated engine loads no model
+    assert not found.predicted and "simulated engine" in found.caution
+
+
+def test_the_command_plans_on_a_folder() -> None:
+    tree = planning.command([GOLDEN], [*WORDS, "plan.node_hour_usd=16", "demand.mean_qps=100"])
+    text = planning.text(tree)
+    assert tree["exit_code"] == 0 and text.startswith(f"PLAN  {tree['answer']['nodes']} nodes (")
+    assert "a simulated engine" in text and "5600 tokens in, 140 out" in text
+    at = tree["at_scale"]
+    assert at["open_connections"] == pytest.approx(200 * at["e2e_s"], abs=1)
+    json.dumps(tree)  # every figure is a plain number
+
+
+def test_a_run_with_rate_enough_says_its_own_cpu(tmp_path: Path) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(GOLDEN, copied)
+    seconds = load_run(copied).clients()
+    busy = {
+        "sends": pa.array([100] * seconds.num_rows, pa.int32()),
+        "cpu_share": pa.array([0.2] * seconds.num_rows),
+    }
+    busy["span_s"] = pa.array([1.0] * seconds.num_rows)
+    columns = {name: busy.get(name, seconds[name]) for name in seconds.column_names}
+    time_series.write(pa.table(columns, schema=time_series.CLIENTS), copied / "clients.parquet")
+    assert LEAST_SENDS_PER_S < 100
+    assert planning.evidence_of(load_run(copied)).client_cpu_ms == pytest.approx(2.0)
+    said = " ".join(planning.text(planning.command([copied], WORDS)).split())
+    assert "2.00 ms per request, this run's load actors" in said
+    assert "open streams each (10,000 in one were measured)" in said and "(3 kB each)" in said
+    assert "(6 B per prompt token, 253 B per answer token)" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (
+            {"valid": False, "exit_code": 4, "reason": "client_limited: late"},
+            4,
+            "VOID  nothing may be planned on run1",
+        ),
+        ({"valid": False, "exit_code": 5, "capacity": None, "reason": "gone"}, 5, "NO PLAN  nothing may"),
+        (
+            {"exit_code": 3, "capacity": None, "reason": "over"},
+            3,
+            "NO PLAN  nothing may be planned on run1: over",
+        ),
+        ({"exit_code": 6, "capacity": None}, 6, "NO PLAN"),
+    ],
+)
+def test_nothing_is_planned_without_a_capacity(change: dict[str, Any], code: int, said: str) -> None:
+    tree = planning.command([sweep(17.6, 18.4, 19.1, **change)], WORDS)
+    assert (tree["valid"], tree["exit_code"]) == (False, code)
+    assert planning.text(tree).startswith(said)
+    with pytest.raises(NotPlannable):
+        planning.plan(sweep(17.6, 18.4, 19.1, **change), 200)
+
+
+def test_a_lower_bound_is_planned_with_and_said() -> None:
+    tree = sweep(17.6, 18.4, 19.1, exit_code=6)
+    tree["capacity"] = tree["capacity"] | {"open_above": True}
+    found = planning.command([tree], [*WORDS, "plan.basis=estimate", "plan.node_hour_usd=16"])
+    assert (found["exit_code"], found["answer"]["nodes"], found["answer"]["basis"]) == (6, 14, "low")
+    assert planning.text(found).startswith("PLAN  at most 14 nodes (the capacity is known from below only)")
+    assert "at least 17.60 QPS per node" in planning.text(found)
+    assert found["cost"]["full_use"]["per_1k_requests_usd"]["low"] is None
+
+
+def test_an_upper_bound_allows_no_plan() -> None:
+    tree = sweep(17.6, 18.4, 19.1, exit_code=6)
+    tree["capacity"] = tree["capacity"] | {"open_below": True}
+    assert planning.command([tree], WORDS)["exit_code"] == 6
+    with pytest.raises(NotPlannable, match="only an upper bound"):
+        planning.plan(tree, 200)
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        (sweep(1, 2, 3, exit_code=None, valid=False), "has not ended"),
+        (sweep(1, 2, 3, capacity=None, probe={"loop": "open"}), "judged one rate"),
+    ],
+)
+def test_what_is_no_capacity_at_all_is_wrong_usage(tree: dict[str, Any], said: str) -> None:
+    with pytest.raises(RunError, match=said) as refused:
+        planning.command([tree], WORDS)
+    assert not isinstance(refused.value, NotPlannable)
+
+
+def test_no_folder_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is not a run folder"):
+        planning.command([tmp_path / "none"], WORDS)
+    with pytest.raises(RunError, match="needs a run folder"):
+        planning.command([], WORDS)
+    with pytest.raises(ConfigError, match="a plan needs a demand"):
+        planning.command([GOLDEN], [])
+
+
+def test_a_prediction_is_said_to_be_one() -> None:
+    found = planning.command([predicted(3.3, 5.3, 6.5)], WORDS)
+    text = planning.text(found)
+    assert (
+        text.startswith("PREDICTED  72 nodes (37 at the upper bound)") and "predicted, not measured" in text
+    )
+    assert found["at_scale"]["e2e_s"] == pytest.approx(10.0)
+    assert found["planned_on"]["lengths"]["prefix_hit"] == 0.5
+
+
+def test_a_prediction_whose_low_end_is_unknown_is_planned_with_its_estimate_if_asked() -> None:
+    tree = predicted(None, 5.3, 6.5, exit_code=6)
+    with pytest.raises(RunError, match=r"low end of its capacity is unknown; choose plan.basis=estimate"):
+        planning.command([tree], WORDS)
+    assert planning.command([tree], [*WORDS, "plan.basis=estimate"])["answer"]["nodes"] == 45
+
+
+def test_a_prediction_beyond_its_highest_rate_is_a_lower_bound() -> None:
+    tree = predicted(None, 20.0, None, exit_code=6)
+    tree["forecast"]["kept_probability"] = 0.75
+    found = planning.command([tree], WORDS)
+    assert "kept at that rate in 75 % of the draws" in planning.text(found)
+    assert (found["exit_code"], found["answer"]["planned_qps_per_node"]) == (6, 20.0)
+
+
+def study(tmp_path: Path, kind: str, code: int = 0) -> Path:
+    """A study of one golden part."""
+    part = load_run(GOLDEN).sweep
+    assert part is not None
+    shutil.copytree(GOLDEN, tmp_path / "part-1")
+    figures = {"estimate": 6.0, "low": 5.8, "high": 6.2, "certified": 5.9}
+    tree = part | {"run_id": "both", "study": kind, "names": ["part-1"], "exit_code": code}
+    tree["parts"] = tree["cells"] = [{"name": "part-1", "exit_code": code, "qps_per_node": figures}]
+    tree["capacity"] = {"qps_per_node": figures, "open_above": False, "open_below": False}
+    (tmp_path / "study.json").write_text(json.dumps(tree))
+    return tmp_path
+
+
+def test_a_study_is_planned_on_its_pooled_capacity(tmp_path: Path) -> None:
+    (found,) = evidence.read(study(tmp_path, "deployments"))
+    assert found.qps.low == 5.8 and found.lengths is not None and found.lengths.source.startswith("measured")
+
+
+def test_a_matrix_is_its_cells(tmp_path: Path) -> None:
+    (found,) = evidence.read(study(tmp_path, "matrix"))
+    assert found.name == "part-1" and found.qps.low != 5.8
+
+
+def test_a_comparison_is_none_of_these(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"plan on one of its parts: .*/part-1"):
+        evidence.read(study(tmp_path, "compare"))
+    shutil.rmtree(tmp_path / "part-1")
+    with pytest.raises(NotPlannable, match="no cell"):
+        evidence.read(study(tmp_path, "matrix", code=4))
+
+
+def at_nodes(nodes: int, efficiency: float = 1.0) -> dict[str, Any]:
+    c = 10.0 * efficiency
+    return sweep(c * 0.95, c, c / 0.95, nodes)
+
+
+def test_efficiency_from_several_node_counts() -> None:
+    found = planning.scaling([at_nodes(4, 0.9), at_nodes(1), at_nodes(2, 0.96)])
+    assert found.fewest == 1 and not found.assumed and found.usl is None
+    assert found.at(np.array([1, 2, 4])) == pytest.approx([1, 0.96, 0.9])
+    between = 2 ** ((np.log2(0.96) + np.log2(0.9)) / 2)
+    assert found.at(np.array([2 * 2**0.5])) == pytest.approx([between])  # ln E is linear in ln n
+    one = found.figure(4)  # both ends err: 5 % each, independently
+    assert one.low == pytest.approx(0.9 * 0.95**2**0.5) and one.high == pytest.approx(0.9 / 0.95**2**0.5)
+    assert found.figure(1).low == found.figure(1).high == 1
+
+
+def test_beyond_what_was_measured_an_assumption_never_saves_a_node() -> None:
+    falls, rises = (Efficiency((Measured(1, 10, 0.02), Measured(4, qps, 0.02))) for qps in (9.0, 11.0))
+    assert falls.at(np.array([16])) == pytest.approx([0.81])
+    assert rises.at(np.array([16])) == pytest.approx([1.1])
+    with pytest.raises(ValueError, match="not measured"):
+        falls.figure(16)
+
+
+def test_four_node_counts_are_fitted_by_the_scalability_law() -> None:
+    def usl(n: float) -> float:
+        return 1 / (1 + 0.03 * (n - 1) + 0.001 * n * (n - 1))
+
+    found = planning.scaling([at_nodes(n, usl(n)) for n in (1, 2, 4, 8)])
+    assert found.usl is not None
+    assert found.usl.contention == pytest.approx(0.03) and found.usl.coherency == pytest.approx(0.001)
+    assert found.at(np.array([8, 30])) == pytest.approx([usl(8), usl(30)])
+    assert found.figure(8).low < usl(8) < found.figure(8).high
+    with pytest.raises(RunError, match=r"if E\(n\) goes on falling as it does up to 8 nodes"):
+        planning.plan(at_nodes(1), 1000, others=[at_nodes(n, usl(n)) for n in (2, 4, 8)])
+
+
+def test_the_scalability_law_knows_no_gain_of_pooling() -> None:
+    found = planning.scaling([at_nodes(1), at_nodes(2, 1.02), at_nodes(4, 1.04), at_nodes(8, 1.05)])
+    assert found.usl is None
+    assert found.at(np.array([8, 100])) == pytest.approx([1.05, 1.05])
+
+
+def test_several_runs_of_one_node_count_are_pooled() -> None:
+    alone = planning.scaling([at_nodes(1), at_nodes(4, 0.9)]).figure(4)
+    together = planning.scaling([at_nodes(1), at_nodes(4, 0.9), at_nodes(4, 0.9), at_nodes(4, 0.9)]).figure(4)
+    assert together.value == pytest.approx(0.9, rel=1e-3) and together.low > alone.low
+
+
+def test_runs_of_other_node_counts_give_the_efficiency_of_a_plan() -> None:
+    tree = planning.tree(planning.plan(at_nodes(1), 25, others=[at_nodes(4, 0.9)]))
+    assert "E(4) = 0.900 [" in planning.text(tree) and not tree["efficiency"]["assumed"]
+    assert planning.text(tree).splitlines()[0].endswith("E(4) = 0.9")
+    big = planning.text(planning.tree(planning.plan(at_nodes(1), 300, others=[at_nodes(4, 0.9)])))
+    assert "ASSUMED (measured up to 4 nodes)" in big.splitlines()[0]
+    assert (
+        planning.plan(at_nodes(4, 0.9), 300).nodes
+        < planning.plan(at_nodes(4, 0.9), 300, others=[at_nodes(1)]).nodes
+    )
+
+
+def test_nothing_is_assumed_of_the_nodes_that_were_measured() -> None:
+    none_spare = planning.Care(spare_nodes=0)
+    alone = planning.tree(planning.plan(at_nodes(1), 5, none_spare))
+    assert planning.text(alone).splitlines()[0].endswith("at the peak; E(1) = 1")
+    assert planning.tree(planning.plan(at_nodes(4), 30))["efficiency"]["assumed"]  # three are left
+
+
+def test_a_run_that_adds_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is given twice"):
+        planning.command([GOLDEN, str(GOLDEN)], WORDS)
+    with pytest.raises(RunError, match="run1 has the nodes and lengths of run1 and adds nothing to its plan"):
+        planning.plan(at_nodes(1), 30, others=[at_nodes(1, 1.1)])
+    centre = at_lengths(5600, 140, noise=1.05)
+    others = [centre, at_lengths(6720, 140), at_lengths(5600, 280)]
+    found = planning.plan(at_lengths(5600, 140), 30, others=others).ground.sensitivity
+    assert found is not None and found.runs == 4 and found.fit.freedom == 1  # a repeat shows the noise
+
+
+def test_engines_of_other_settings_are_not_one_service() -> None:
+    one = planning.evidence_of(load_run(GOLDEN))
+    assert one.engine_settings is not None
+    other = replace(one, engine_settings={**one.engine_settings, "max_num_batched_tokens": 4096})
+    with pytest.raises(RunError, match="in engine settings"):
+        planning.scaling([one, other])
+    planning.scaling([one, replace(one, engine_settings=None)])
+
+
+def test_a_grid_is_planned_on_its_first_cell_or_not_at_all() -> None:
+    cells = [predicted(3.3, 5.3, 6.5, capacity=None), predicted(3.3, 5.3, 6.5)]
+    refused = planning.command([{"axes": [], "cells": cells, "exit_code": 0}], WORDS)
+    assert refused["exit_code"] == 4 and "first cell, which a plan stands on, has no" in refused["reason"]
+    assert planning.command([{"axes": [], "cells": cells[::-1], "exit_code": 0}], WORDS)["valid"]
+
+
+def test_wrong_words_are_refused_before_a_prediction_is_computed(tmp_path: Path) -> None:
+    def never() -> dict[str, Any]:
+        raise AssertionError("predicted")
+
+    for words in ([], ["demand.peak_qp=3"], [f"demand.hourly={tmp_path / 'none'}"]):
+        with pytest.raises(ConfigError):
+            planning.command([], words, never)
+    found = planning.command([], WORDS, lambda: predicted(3.3, 5.3, 6.5))
+    assert found["planned_on"]["predicted"]
+
+
+def test_a_refusal_names_the_folder(tmp_path: Path) -> None:
+    copied = tmp_path / "void-one"
+    shutil.copytree(GOLDEN, copied)
+    tree = json.loads((copied / "sweep.json").read_text()) | {
+        "valid": False,
+        "exit_code": 4,
+        "reason": "late",
+    }
+    (copied / "sweep.json").write_text(json.dumps(tree))
+    assert planning.command([copied], WORDS)["reason"] == "nothing may be planned on void-one: late"
+
+
+def test_no_line_is_wider_than_a_screen() -> None:
+    words = [*WORDS, "plan.node_hour_usd=16", "plan.node_availability=.995", "plan.target_availability=.9999"]
+    lines = fit(planning.text(planning.command([GOLDEN], words)), 112).splitlines()
+    assert max(map(len, lines[1:])) <= 112  # the answer stays on one
+
+
+def test_runs_of_another_service_are_refused() -> None:
+    other = at_nodes(4) | {"asked": at_nodes(4)["asked"] | {"layout": "dp2_tp4_ep4"}}
+    for act in (
+        planning.scaling,
+        planning.sensitivity,
+        lambda runs: planning.plan(runs[0], 30, others=runs[1:]),
+    ):
+        with pytest.raises(RunError, match="run4 differs from run1 in layout"):
+            act([at_nodes(1), other])  # type: ignore[operator]
+    moved = at_nodes(4) | {"basis": {"input_tokens": 800, "output_tokens": 140}}
+    with pytest.raises(RunError, match="in lengths and node count"):
+        planning.plan(at_nodes(1), 30, others=[moved])
+
+
+def at_lengths(n_in: float, n_out: float, hit: float = 0.0, noise: float = 1.0) -> dict[str, Any]:
+    """A service whose capacity is a power law of its lengths."""
+    c = 10 * (n_in * (1 - hit) / 5600) ** -0.8 * (n_out / 140) ** -0.3 * np.exp(-0.2 * hit) * noise
+    basis = {"input_tokens": n_in, "output_tokens": n_out, "prefix_hit": hit}
+    return sweep(0.95 * c, c, c / 0.95, basis=basis)
+
+
+GRID = [
+    at_lengths(n_in, n_out, hit)
+    for n_in in (5600, 4480, 6720)
+    for n_out in (140, 70, 280)
+    for hit in (0, 0.5, 0.95)
+]
+
+
+def test_elasticities_are_found() -> None:
+    found = planning.sensitivity(GRID)
+    assert [term.name for term in found.terms] == ["uncached prompt tokens", "answer tokens", "hit rate"]
+    assert [term.elasticity.value for term in found.terms] == pytest.approx([-0.8, -0.3, -0.2], abs=1e-6)
+    assert found.centre.input_tokens == 5600 and found.runs == 27
+    bars = {bar.name: bar for bar in found.bars}
+    assert bars["input_tokens"].ratio_at_high.value == pytest.approx(1.2**-0.8)
+    assert bars["prefix_hit"].ratio_at_high.value == pytest.approx(0.05**-0.8 * np.exp(-0.19))
+    assert found.bars[0].name == "prefix_hit"  # the widest first
+
+
+def test_noise_widens_the_interval_which_then_holds_the_truth() -> None:
+    rng = np.random.default_rng(3)
+    lengths = [(n_in, n_out) for n_in in (5600, 4480, 6720) for n_out in (140, 70, 280)]
+    found = planning.sensitivity(
+        [at_lengths(*one, noise=float(np.exp(rng.normal(0, 0.05)))) for one in lengths]
+    )
+    for term, truth in zip(found.terms, (-0.8, -0.3), strict=True):
+        low, high = term.elasticity.low, term.elasticity.high
+        assert low is not None and high is not None and low < truth < high and high - low > 0.01
+    moved = found.moved(Lengths(6000, 140, 0.0, "")).ratio
+    assert moved.low is not None and moved.high is not None
+    assert moved.low < (6000 / 5600) ** -0.8 < moved.high and moved.high / moved.low > 1.1
+
+
+def test_as_many_runs_as_unknowns_have_no_interval() -> None:
+    found = planning.sensitivity([at_lengths(5600, 140), at_lengths(6720, 140), at_lengths(5600, 280)])
+    assert [term.elasticity.value for term in found.terms] == pytest.approx([-0.8, -0.3])
+    assert {term.elasticity.low for term in found.terms} == {None}
+    tree = planning.tree(planning.plan(GRID[0], 200, others=[at_lengths(6720, 140), at_lengths(5600, 280)]))
+    assert "none to spare, no interval" in planning.text(tree)
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ([(5600, 140), (6720, 140)], "needs at least 3 capacities"),
+        ([(5600, 140)] * 4, "needs at least 3 capacities"),
+        ([(5600, 140), (6720, 168), (11200, 280)], "were varied only together"),
+    ],
+)
+def test_designs_that_show_nothing_are_refused(runs: list[tuple[int, int]], said: str) -> None:
+    with pytest.raises(RunError, match=said):
+        planning.sensitivity([at_lengths(*one) for one in runs])
+
+
+def test_a_plan_at_other_lengths() -> None:
+    asked = Demand(peak_qps=200, input_tokens=6000, output_tokens=100)
+    found = planning.plan(GRID[0], asked, others=GRID[1:])
+    ratio = (6000 / 5600) ** -0.8 * (100 / 140) ** -0.3
+    assert found.ground.qps.low == pytest.approx(9.5 * ratio)
+    assert found.ground.moved is not None and found.ground.moved.extrapolated == ()
+    assert found.scale.e2e_s is None and found.scale.input_tokens_per_s == 200 * 6000
+    beyond = planning.plan(GRID[0], Demand(peak_qps=200, input_tokens=8000), others=GRID[1:])
+    assert "EXTRAPOLATED in input_tokens" in planning.text(planning.tree(beyond))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["demand.output_tokens=500"], "beyond 1.5 times what was measured (70 to 280)"),
+        (["demand.input_tokens=2900"], "beyond 1.5 times"),
+        (
+            ["demand.prefix_hit=.99"],
+            "demand.prefix_hit=0.99 is beyond 1.5 times what was measured (0 to 0.95)",
+        ),
+    ],
+)
+def test_nothing_is_said_far_outside_the_box(words: list[str], said: str) -> None:
+    with pytest.raises(RunError) as refused:
+        planning.command(GRID, [*WORDS, *words])
+    assert said in str(refused.value)
+
+
+def test_lengths_that_were_not_varied_are_refused() -> None:
+    with pytest.raises(RunError, match="run1 does not say what other lengths do"):
+        planning.command([GRID[0]], [*WORDS, "demand.input_tokens=6000"])
+    as_measured = planning.command(
+        [GRID[0]], [*WORDS, "demand.input_tokens=5600", "demand.output_tokens=140"]
+    )
+    assert as_measured["moved"] is None and as_measured["answer"]["nodes"] == 25
+    only_in = [at_lengths(n, 140) for n in (5600, 4480, 6720)]
+    with pytest.raises(RunError, match="do not vary answer tokens"):
+        planning.command(only_in, [*WORDS, "demand.output_tokens=150"])
+
+
+def test_cells_of_a_grid_of_predictions_share_what_is_unknown_of_the_constants() -> None:
+    one = predicted(3.3, 5.3, 6.5, ratio={"value": 1.0, "low": 1.0, "high": 1.0})
+    two = predicted(3.5, 5.5, 6.9, ratio={"value": 5.5 / 5.3, "low": 1.02, "high": 1.06})
+    two["asked"] = two["asked"] | {"nodes": 2}
+    found = planning.scaling([one, two]).figure(2)
+    assert (found.low, found.high) == pytest.approx((1.018, 1.058), abs=2e-3)
+    tree = planning.command([{"axes": ["cluster.nodes"], "cells": [one, two], "exit_code": 0}], WORDS)
+    assert "ASSUMED (predicted up to 2 nodes)" in planning.text(tree)

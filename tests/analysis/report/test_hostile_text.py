@@ -1,0 +1,115 @@
+"""A run folder whose every text is hostile: what a terminal or a browser gets of it obeys nobody."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from analysis import __main__ as command
+from tests.support.golden import GOLDEN
+
+TEXTS = {
+    "clears the screen": "\x1b[2J\x1b[H",
+    "sets the title": "\x1b]0;owned\x07",
+    "C1": "\x9b2J\x85",
+    "bell and backspace": "\x07\x08\x08",
+    "right to left": "\u202egnp.exe",
+    "forged lines": "\nVALID  99.00 QPS per node\r",
+    "line separators": "\u2028VALID\u2029",
+    "nulls": "\x00\x00",
+    "half a pair": "\ud800",
+    "markup": "<script>alert(1)</script><img src=x onerror=alert(1)>",
+    "mathematics": "$\\frac{$",
+    "brackets of rich": "[red][/] {0} %s",
+    "very long": "x" * 100_000,
+}
+VERBS = {
+    "show": ["show", "RUN"],
+    "compare": ["compare", "RUN", "OTHER"],
+    "plan": ["plan", "RUN", "demand.peak_qps=10"],
+    "report": ["report", "RUN", "--out", "OUT.html"],
+    "export csv": ["export", "RUN", "--format", "csv", "--out", "OUT.csv"],
+    "export inferencex": ["export", "RUN", "--format", "inferencex"],
+}
+DRAWN = ("markup", "mathematics", "very long")
+CASES = {
+    f"{name}-{verb}": (text, words)
+    for verb, words in VERBS.items()
+    for name, text in TEXTS.items()
+    if verb != "report" or name in DRAWN
+} | {
+    "all others at once-report": (
+        "".join(TEXTS[name] for name in TEXTS if name not in DRAWN),
+        VERBS["report"],
+    )
+}
+"""A report takes seconds: what is only written there, and neither drawn nor parsed, comes together."""
+JUDGED = (
+    "kind",
+    "by",
+    "at",
+    "schema_version",
+    "event",
+    "verb",
+    "verdict",
+    "binding",
+    "limit",
+    "arrivals",
+    "engine",
+)
+"""Keys whose words are choices of ours: another one is an attack on the structure, not on the text."""
+
+
+def spoilt(tree: Any, text: str) -> Any:
+    """The tree with a text behind every text of it."""
+    if isinstance(tree, str):
+        return f"{tree}{text}"
+    if isinstance(tree, dict):
+        return {key: value if key in JUDGED else spoilt(value, text) for key, value in tree.items()}
+    return [spoilt(value, text) for value in tree] if isinstance(tree, list) else tree
+
+
+def hostile(folder: Path, text: str) -> Path:
+    """The golden run with `text` in everything that its JSON files and names say."""
+    run = Path(shutil.copytree(GOLDEN, folder))
+    for name in ("manifest.json", "sweep.json"):
+        (run / name).write_text(json.dumps(spoilt(json.loads((run / name).read_text()), text)))
+    lines = (run / "events.jsonl").read_text().splitlines()
+    (run / "events.jsonl").write_text(
+        "".join(json.dumps(spoilt(json.loads(line), text)) + "\n" for line in lines)
+    )
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    for group in ("model", "hardware", "cluster", "layout", "workload", "search", "routing", "slo"):
+        if "name" in config.get(group, {}):
+            config[group]["name"] += text
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    return run
+
+
+def lines(said: str) -> Iterator[str]:
+    yield from said.removesuffix("\n").split("\n")
+
+
+@pytest.mark.battery("hostile folder")
+@pytest.mark.parametrize(("text", "words"), CASES.values(), ids=CASES)
+def test_no_text_of_a_folder_reaches_a_terminal(
+    text: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = hostile(tmp_path / "run", text), tmp_path / "out"
+    places = {"RUN": str(run), "OTHER": str(GOLDEN), "OUT.html": f"{out}.html", "OUT.csv": f"{out}.csv"}
+    code = command.main([places.get(word, word) for word in words])
+    said = capsys.readouterr()
+    assert code in range(7), said.err
+    assert all(line.isprintable() for line in (*lines(said.out), *lines(said.err)))
+    assert not any(line.startswith("VALID  99") for line in lines(said.out))
+    assert "Traceback" not in said.err
+    assert len(said.err) < 5000
+    if Path(f"{out}.html").exists():
+        page = Path(f"{out}.html").read_text(errors="surrogateescape")
+        assert "<script>alert(1)" not in page and "<img src=x" not in page
+        assert re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e]", page) is None

@@ -1,0 +1,536 @@
+"""The report as HTML: what it says of runs that end well, badly or not at all, and what it must never say."""
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from analysis import figures, load_run, report
+from analysis.capacity import validity
+from analysis.capacity.window_counts import NS, Window
+from analysis.report import banner, checks, exhibits
+from analysis.report.blocks import Missing
+from analysis.results import matrix_table, studies, summary
+from analysis.results.runs import RunError
+from analysis.rows import foreign_words, records
+from conf.specs.experiment import Slo
+from loadgen.run import report_file
+from loadgen.run.run_folder import checksums
+from tests.support.golden import GOLDEN, unsealed
+
+VOID = {"br", "col", "hr", "img", "input", "link", "meta", "path", "use", "rect", "circle", "line"}
+CLAIMED = 77.77
+"""A capacity that stands nowhere else in the golden run."""
+EVIL = '<script>alert(1)</script> & "quoted"'
+
+
+class Page(HTMLParser):
+    """What a reader sees, and what a browser would act on."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag, f"</{tag}> closes another tag"
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def built(path: Path, out: Path) -> Page:
+    report.command([path], out)
+    return Page(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def golden(golden_report: Path) -> tuple[str, Page]:
+    text = golden_report.read_text()
+    return text, Page(text)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without figures, which take most of the time."""
+    monkeypatch.setattr(figures, "EXHIBITS", ())
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "run")))
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], Any], name: str = "sweep.json") -> None:
+    tree = json.loads((path / name).read_text())
+    change(tree)
+    (path / name).write_text(json.dumps(tree))
+
+
+def test_the_verdict_stands_first_with_interval_and_certified_rate(golden: tuple[str, Page]) -> None:
+    tree = load_run(GOLDEN).sweep
+    assert tree is not None
+    q = tree["capacity"]["qps_per_node"]
+    text = golden[1].text
+    start = text.index("VALID")
+    above = text[start : text.index("Contents")]
+    for figure in (q["estimate"], q["low"], q["high"], q["certified"]):
+        assert f"{figure:.2f}" in above
+    assert "A simulated engine" in above and "p90 TPOT" in above
+    for check in tree["checks"]:
+        assert check["name"] in text and checks.MEANINGS[check["name"]] in html.unescape(text)
+
+
+def test_it_is_one_file_without_network_script_or_duplicate_ids(golden: tuple[str, Page]) -> None:
+    text, page = golden
+    assert len(text.encode()) < 1_000_000
+    assert not page.open
+    assert not page.all("script") and not page.all("img") and not page.all("iframe")
+    policy = [meta for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    assert policy[0]["content"] == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    for _, attributes in page.tags:
+        assert not [name for name in attributes if name.startswith("on")]
+        for name in ("href", "src", "xlink:href"):
+            target = attributes.get(name) or "#"
+            assert target.startswith(("#", "data:,")), target
+    assert "@import" not in text and "url(http" not in text
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for link in page.all("a"):
+        assert str(link["href"]).removeprefix("#") in ids
+
+
+def test_who_cannot_see_it_gets_it_too(golden: tuple[str, Page]) -> None:
+    _, page = golden
+    assert page.all("html")[0]["lang"] == "en"
+    assert len(page.all("h1")) == 1 and len(page.all("main")) == 1 and len(page.all("nav")) == 1
+    drawings = page.all("svg")
+    assert len(drawings) >= 8 and exhibits.BROKEN not in page.text
+    for svg in drawings:
+        assert svg["role"] == "img" and len(svg["aria-label"] or "") > 40
+    assert len(page.all("figure")) == len(page.all("figcaption")) == len(drawings)
+    assert len(page.all("caption")) == len(page.all("table"))
+    assert len(page.all("details")) >= len(drawings)
+    assert page.text.count("From ") >= len(drawings)
+
+
+def test_unknown_and_infinite_are_said_in_words(golden: tuple[str, Page]) -> None:
+    found = re.findall(r"\b(?:nan|NaN|None|inf|Infinity|undefined)\b", golden[1].text)
+    assert not found
+
+
+def test_every_section_of_one_run_is_there_in_order(golden: tuple[str, Page]) -> None:
+    order = ["verdict", "trust", *(anchor for anchor, *_ in exhibits.QUESTIONS), "provenance", "definitions"]
+    ids = [attributes.get("id") for attributes in golden[1].all("section")]
+    assert ids == order
+
+
+def test_the_same_run_is_the_same_bytes_in_any_process(golden: tuple[str, Page], tmp_path: Path) -> None:
+    story = (
+        "import sys; from pathlib import Path; from analysis import report; "
+        "report.command([Path(sys.argv[1])], Path(sys.argv[2]))"
+    )
+    out = tmp_path / "again.html"
+    words = [sys.executable, "-c", story, str(GOLDEN), str(out)]
+    subprocess.run(words, check=True, env={**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"})
+    assert out.read_text() == golden[0]
+
+
+def test_a_command_reproduces_it(golden: tuple[str, Page]) -> None:
+    text = golden[1].text
+    manifest = load_run(GOLDEN).manifest
+    assert f"git checkout {manifest['git']['commit']}" in text
+    assert f"python -m loadgen sweep --config {GOLDEN}/config.yaml run=golden_run-again" in text
+    for known in (manifest["versions"]["ray"], manifest["files"]["sweep.json"], str(manifest["prompt_salt"])):
+        assert known in text
+
+
+def test_a_messages_markup_arrives_as_text(
+    copy: Path, tmp_path: Path, undrawn: None, monkeypatch: Any
+) -> None:
+    rows = load_run(copy).requests()
+    count = rows.num_rows
+    status = pa.array(["http_error" if i % 50 == 0 else "ok" for i in range(count)])
+    message = pa.array([EVIL if i % 50 == 0 else None for i in range(count)])
+    place = {name: rows.schema.get_field_index(name) for name in ("status", "error")}
+    rows = rows.set_column(place["status"], "status", status.cast(rows.schema.field("status").type))
+    rows = rows.set_column(place["error"], "error", message)
+    records.write(rows, copy / "requests" / "part-000.parquet")
+    changed(copy, lambda tree: tree["asked"].update(model=EVIL))
+    monkeypatch.setattr(figures, "EXHIBITS", (next(e for e in ALL if e.name == "errors"),))
+    page = built(copy, tmp_path / "out.html")
+    assert not page.all("script")
+    assert page.text.count("<script>alert(1)</script>") >= 2
+    assert "http_error" in page.text
+
+
+ALL = figures.EXHIBITS
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "word"),
+    [
+        (4, "client_limited: Give the load generator more actors.", "VOID"),
+        (4, "vetoed: the certified rate was held, and what it showed lies below it", "VOID"),
+        (130, "every request received so far is saved", "INTERRUPTED"),
+        (5, "0 of 1 replicas running", "NO RESULT"),
+        (1, "internal error, see traceback.txt", "FAILED"),
+    ],
+)
+def test_what_is_not_claimed_is_not_shown(
+    copy: Path, tmp_path: Path, undrawn: None, code: int, reason: str, word: str
+) -> None:
+    def ended(tree: dict[str, Any]) -> None:
+        tree |= {"valid": False, "passed": False, "exit_code": code, "reason": reason}
+        tree["capacity"]["qps_per_node"] = dict.fromkeys(("estimate", "low", "high", "certified"), CLAIMED)
+        tree["capacity"]["qps_per_replica"] = tree["capacity"]["qps_per_node"]
+
+    changed(copy, ended)
+    page = built(copy, tmp_path / "out.html")
+    assert page.text.index(word) < page.text.index("Contents")
+    assert "No capacity is claimed" in page.text
+    assert str(CLAIMED) not in page.text
+    assert reason.partition(": ")[2] in page.text
+
+
+@pytest.mark.parametrize(("end", "said"), [("open_above", "At least 5.00"), ("open_below", "At most 7.00")])
+def test_an_open_end_is_a_bound_and_no_capacity(end: str, said: str) -> None:
+    tree = load_run(GOLDEN).sweep
+    assert tree is not None
+    q = {"estimate": CLAIMED, "low": 5.0, "high": 7.0, "certified": CLAIMED}
+    tree["capacity"] |= {"qps_per_node": q, end: True}
+    found = banner.of_tree(tree | {"passed": False, "exit_code": 6, "reason": "one end is open"})
+    assert found.headline.startswith(said) and found.tone == "short" and not found.figures
+    assert str(CLAIMED) not in str(found)
+
+
+def test_a_killed_run_says_so(copy: Path, tmp_path: Path) -> None:
+    (copy / "sweep.json").unlink()
+    (copy / "dwells.parquet").unlink()
+    page = built(copy, tmp_path / "out.html")
+    assert "UNFINISHED" in page.text and "Requests on record: 1,203 ok, 3 retracted." in page.text
+    assert f"python -m loadgen resume {copy}" in page.text
+    assert "QPS per node, 95 %" not in page.text
+
+
+def test_a_run_without_one_window_or_sample_still_has_a_report(copy: Path, tmp_path: Path) -> None:
+    for name in ("dwells.parquet", "clients.parquet", "timeseries.parquet", "requests", "schedule"):
+        path = copy / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def nothing(tree: dict[str, Any]) -> None:
+        del tree["capacity"], tree["basis"], tree["prediction"], tree["checks"]
+        tree |= {"dwells": [], "valid": False, "exit_code": 5, "reason": "the deployment failed"}
+        tree["requests"] = {"planned": 0, "rows": 0, "by_status": {}}
+
+    changed(copy, nothing)
+    page = built(copy, tmp_path / "out.html")
+    assert "NO RESULT" in page.text and "The deployment failed" in page.text
+    assert not page.all("svg")
+    assert page.text.count(" Not shown: ") >= len(figures.EXHIBITS)
+
+
+def test_an_earlier_versions_run_has_a_report(copy: Path, tmp_path: Path, undrawn: None) -> None:
+    def earlier(tree: dict[str, Any]) -> None:
+        for key in ("data_path", "sessions", "arrivals", "time_scale"):
+            del tree["asked"][key]
+        for check in tree["checks"]:
+            del check["least"]
+
+    changed(copy, earlier)
+    changed(copy, lambda tree: [tree.pop(key) for key in ("server", "clock", "git")], "manifest.json")
+    page = built(copy, tmp_path / "out.html")
+    assert "VALID" in page.text and "revision unknown" in page.text
+
+
+def test_a_probe_says_how_each_p90_lies_to_its_bound(copy: Path, tmp_path: Path, undrawn: None) -> None:
+    over = {"p90_ms": "inf", "interval_ms": [2100.0, "inf"], "bound_ms": 2000.0, "passed": False}
+    within = {"p90_ms": 45.5, "interval_ms": None, "bound_ms": 100.0, "passed": True}
+
+    def probed(tree: dict[str, Any]) -> None:
+        del tree["capacity"]
+        tree["probe"] = {
+            "loop": "open",
+            "rate_qps_per_node": 4.0,
+            "window_s": 60.0,
+            "ttft": over,
+            "tpot": within,
+        }
+        tree |= {"verb": "probe", "passed": False, "exit_code": 3, "reason": "p90 TTFT over the bound"}
+
+    changed(copy, probed)
+    text = built(copy, tmp_path / "out.html").text
+    assert "4 QPS per node: p90 TTFT over the bound" in text
+    assert "infinite ms" in text and "45.5 ms" in text and "needs 100 requests" in text
+
+
+@pytest.mark.parametrize(
+    ("passed", "said"),
+    [
+        ((True, True), "within the bounds"),
+        ((True, None), "p90 TTFT within its bound, p90 TPOT unknown or not applicable"),
+        ((None, False), "p90 TPOT over the bound"),
+    ],
+)
+def test_a_p90_that_nobody_knows_is_not_within_its_bound(
+    passed: tuple[bool | None, bool | None], said: str
+) -> None:
+    probe = {limit: {"passed": one} for limit, one in zip(("ttft", "tpot"), passed, strict=True)}
+    assert summary.probe_verdict(probe) == said
+
+
+def test_the_checks_of_a_void_run_are_said_to_be_over_all_its_windows() -> None:
+    check = {
+        "name": "sent",
+        "value": 1,
+        "bound": 0.995,
+        "unit": "",
+        "passed": True,
+        "reason": "client_limited",
+    }
+    captions = [checks.table([check], valid).caption for valid in (True, False)]
+    assert [caption.rpartition("over ")[2] for caption in captions] == [
+        "the windows that count",
+        "all windows",
+    ]
+
+
+def test_a_run_given_twice_is_no_comparison_with_itself(
+    tmp_path: Path, undrawn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(GOLDEN)
+    report.command([GOLDEN, Path()], tmp_path / "out.html")
+    assert "runs side by side" not in (tmp_path / "out.html").read_text()
+
+
+def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path) -> None:
+    def other(tree: dict[str, Any]) -> None:
+        tree["capacity"]["qps_per_node"]["estimate"] = CLAIMED
+        tree["asked"]["layout"] = "another"
+
+    changed(copy, other)
+    out = tmp_path / "both.html"
+    with pytest.raises(RunError, match="--out"):
+        report.command([GOLDEN, copy], None)
+    assert report.command([GOLDEN, copy], out) == f"report {out}"
+    page = Page(out.read_text())
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert str(CLAIMED) in page.text and len(page.all("svg")) == 1 + 2 * len(exhibits.MAIN)
+    assert "run differs from golden_run in layout" in page.text and exhibits.BROKEN not in page.text
+
+
+def test_wrong_folders_and_files_are_refused_in_a_line(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    for paths, out in (
+        ([foreign], None),
+        ([tmp_path / "none"], None),
+        ([GOLDEN], tmp_path / "none" / "x.html"),
+        ([GOLDEN], foreign),
+    ):
+        with pytest.raises(RunError) as caught:
+            report.command(paths, out)
+        assert "\n" not in str(caught.value)
+    assert not (foreign / "report.html").exists()
+
+
+def test_a_page_too_large_leaves_figures_out_and_says_so() -> None:
+    room = exhibits.Room(left_bytes=1000)
+    found = [exhibits.block(exhibit, load_run(GOLDEN), room) for exhibit in ALL]
+    assert [one.why for one in found if isinstance(one, Missing)] == [exhibits.FULL] * len(ALL)
+
+
+def test_a_server_that_tells_too_much_does_not_make_a_large_page(
+    copy: Path, tmp_path: Path, undrawn: None
+) -> None:
+    def told(manifest: dict[str, Any]) -> None:
+        manifest["server"] = {"models": [EVIL] * 100_000}
+        manifest["files"] = {f"file-{number}": "0" * 64 for number in range(5_000)}
+
+    changed(copy, told, "manifest.json")
+    changed(copy, lambda tree: tree.update(dwells=tree["dwells"] * 1_000))
+    page = built(copy, tmp_path / "out.html")
+    assert (tmp_path / "out.html").stat().st_size < 400_000 and not page.all("script")
+    assert "The first 200 of 5,000 rows." in page.text and "(cut here; the run's files" in page.text
+
+
+def test_every_check_and_figure_is_known_to_the_page() -> None:
+    window = Window(0, "dwell", 1.0, 1, 0, 0, 60 * NS, 60 * NS, concurrency=4)
+    unnamed = {"dwell": 0, "due_ns": 0, "status": "ok", "replica_id": foreign_words.OTHER}
+    rows, slo = records.table([unnamed]), Slo("any", 1000, 100)
+    closed = validity.judge_closed(rows, window, slo)
+    verdicts = [validity.judge_dwell(rows, window, slo), closed, validity.judge_run([closed], 2)]
+    names = {check.name for verdict in verdicts for check in verdict.checks}
+    assert names == checks.MEANINGS.keys()
+    assert set(banner.CAUSES) == set(validity.REMEDIES)
+    assert {exhibit.name for exhibit in ALL} == exhibits.SECTION_OF.keys()
+
+
+def test_a_check_without_a_reason_is_a_note() -> None:
+    known = {"name": "x", "value": 2.0, "bound": 1.0, "unit": "ms", "least": False}
+    outcomes = [
+        (True, "", "ok"),
+        (False, "client_limited", "FAILED"),
+        (False, "", "note"),
+        (None, "", "unknown"),
+    ]
+    for passed, reason, said in outcomes:
+        assert checks.state({**known, "passed": passed, "reason": reason}) == said
+    infinite = asdict(validity.Check("send_lag_p99", False, float("inf"), 5.0, "ms", "client_limited"))
+    assert checks.table([infinite], valid=True).rows[0][2] == "infinite ms"
+    noted = {**known, "passed": False, "reason": ""}
+    assert checks.counted([noted]) == "1 check: 1 note; none failed."
+    assert checks.counted([noted, noted]) == "2 checks: 2 notes; none failed."
+
+
+def test_a_report_that_fails_changes_no_result(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = {"folder": str(copy), "exit_code": 0}
+    for error in (OSError("disk full"), ValueError("a bug"), KeyboardInterrupt()):
+
+        def fail(path: Path, error: BaseException = error) -> Path:
+            raise error
+
+        monkeypatch.setattr(report, "write", fail)
+        assert report_file.written(tree, lambda kind, **facts: None) == tree
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1 and f"python -m analysis report {copy}" in told
+    assert report_file.written({"exit_code": 1}, lambda kind, **facts: None) == {"exit_code": 1}
+
+
+def test_a_report_is_written_anew_and_no_file_of_the_run(copy: Path, undrawn: None) -> None:
+    before = checksums(copy)
+    assert report.command([copy], None) == f"report {copy / 'report.html'}"
+    first = (copy / "report.html").read_bytes()
+    tree = report_file.written({"folder": str(copy), "exit_code": 0}, lambda kind, **facts: None)
+    assert tree["report"] == str(copy / "report.html")
+    assert (copy / "report.html").read_bytes() == first
+    assert checksums(copy) == before and not list(copy.glob("*.tmp"))
+
+
+def studied(path: Path, kind: str, *names: str, **more: Any) -> Path:
+    """A study in `path` whose parts are copies of the golden run."""
+    trees = {}
+    for name in names:
+        unsealed(Path(shutil.copytree(GOLDEN, path / name)))
+        trees[name] = load_run(path / name).sweep
+    first = trees[names[0]]
+    assert first is not None
+    tree = {
+        **{"schema_version": 1, "study": kind, "state": "ended", "verb": "sweep", "run_id": path.name},
+        **{"folder": f"runs/{path.name}", "asked": first["asked"], "names": list(names), "clock": "wall"},
+        "parts": [studies.part_row(name, one) for name, one in trees.items() if one],
+        "requests": studies.requests([one for one in trees.values() if one]),
+        **{"evidence": f"{len(names)} parts", "valid": True, "passed": True, "exit_code": 0, "reason": ""},
+    }
+    (path / "study.json").write_text(json.dumps(tree | more))
+    return path
+
+
+def test_a_studys_page_has_its_own_answer_and_leads_to_its_parts(tmp_path: Path, undrawn: None) -> None:
+    names = [f"deployment-{number}" for number in range(1, 4)]
+    golden_tree = load_run(GOLDEN).sweep
+    assert golden_tree is not None
+    pooled = studies.pooled_deployments(dict.fromkeys(names, golden_tree), 1.0)
+    folder = studied(tmp_path / "study", "deployments", *names, **pooled)
+    assert report.command([folder], None) == f"report {folder / 'report.html'}"
+    page = Page((folder / "report.html").read_text())
+    links = [str(link["href"]) for link in page.all("a") if not str(link["href"]).startswith("#")]
+    assert links == [f"{name}/report.html" for name in names]
+    for link in links:
+        assert "3.31 QPS per node" in Page((folder / link).read_text()).text
+    q = pooled["capacity"]["qps_per_node"]
+    above = page.text[: page.text.index("Contents")]
+    assert f"{q['low']:.2f} to {q['high']:.2f}" in above and "spread between deployments" in page.text
+    assert len(page.all("svg")) == 1
+    assert f"python -m loadgen sweep --config {folder}/config.yaml run=study-again" in page.text
+
+
+def test_a_comparison_says_its_ratio_and_what_differs(tmp_path: Path, undrawn: None) -> None:
+    limit = {"value": 0.9, "low": 0.85, "high": 0.97, "weight": 1.0}
+    ratio = {**limit, "ttft": None, "tpot": limit, "pairs": 5, "correlation": None, "unlike": False}
+    more = {"ratio": ratio | {"verdict": "B is worse"}, "differs": {"layout.name": ["one", "two"]}}
+    page = built(studied(tmp_path / "study", "compare", "a", "b", **more), tmp_path / "out.html")
+    above = page.text[: page.text.index("Contents")]
+    assert "B carries 0.900 times the load of A: B is worse" in above and "0.850 to 0.970" in above
+    assert "layout.name one two" in page.text and "these are of a, the first part" in page.text
+
+
+def test_a_matrix_says_why_a_cell_has_no_capacity(tmp_path: Path, undrawn: None) -> None:
+    axes = {"workload.prefix_hit": 0.5}
+    cells = [
+        matrix_table.row("c1", axes, "", load_run(GOLDEN).sweep),
+        matrix_table.row("c2", axes, "the weights do not fit", None),
+        matrix_table.row("c3", axes, "", None),
+    ]
+    cells[0]["ratio"] = {"value": 1, "low": 1, "high": 1, "how": "reference", "why": "", "pairs": 0}
+    more = {
+        "axes": ["workload.prefix_hit"],
+        "cells": cells,
+        "exit_code": 2,
+        "reason": "2 of 3 cells have none",
+    }
+    page = built(studied(tmp_path / "study", "matrix", "c1", **more), tmp_path / "out.html")
+    assert "1 of 3 cells have a capacity" in page.text[: page.text.index("Contents")]
+    assert "exit 2: the weights do not fit" in page.text and "not measured yet" in page.text
+
+
+def test_a_study_that_still_runs_claims_nothing(tmp_path: Path, undrawn: None) -> None:
+    more = {"state": "running", "valid": False, "passed": False, "exit_code": None, "reason": "not ended"}
+    folder = studied(tmp_path / "study", "repeats", "repeat-1", "repeat-2", **more)
+    shutil.rmtree(folder / "repeat-2")
+    changed(folder, lambda tree: tree["parts"].pop(), "study.json")
+    text = built(folder, tmp_path / "out.html").text
+    assert text.index("UNFINISHED") < text.index("Contents") and "no result yet" in text
+    assert f"python -m loadgen resume {folder}" in text
+
+
+def test_a_figure_that_breaks_takes_nothing_else_with_it(
+    copy: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    (copy / "timeseries.parquet").write_bytes((copy / "timeseries.parquet").read_bytes()[:100])
+    monkeypatch.setattr(figures, "EXHIBITS", tuple(e for e in ALL if e.name in ("timeseries", "goodput")))
+    page = built(copy, tmp_path / "out.html")
+    assert exhibits.BROKEN in page.text and "timeseries.parquet" in page.text
+    assert len(page.all("svg")) == 1 and "3.31 QPS per node" in page.text
+
+
+def test_a_truncated_table_of_requests_is_refused_in_a_line(copy: Path, undrawn: None) -> None:
+    file = copy / "requests" / "part-000.parquet"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(RunError, match="cannot be read"):
+        report.command([copy], None)
+    assert not list(copy.glob("report.html*"))

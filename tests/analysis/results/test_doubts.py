@@ -1,0 +1,41 @@
+"""Reasons not to believe an interval stand under the answer."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from analysis import load_run
+from analysis.results import summary
+from tests.support.golden import GOLDEN
+
+
+def answer(**limit: Any) -> str:
+    """The summary of the golden run, whose binding limit is changed."""
+    tree = copy.deepcopy(load_run(GOLDEN).sweep)
+    assert tree is not None
+    tree["capacity"]["limits"][tree["capacity"]["binding"]] |= limit
+    return summary.text(tree)
+
+
+def test_a_run_of_enough_requests_has_none() -> None:
+    assert "doubtful" not in answer()
+
+
+@pytest.mark.parametrize(("determined", "times"), [(249, 2), (100, 3), (1, 250)])
+def test_an_interval_of_few_requests_says_how_much_longer(determined: int, times: int) -> None:
+    text = answer(determined=determined)
+    assert (
+        f"doubtful: it rests on {determined} requests, fewer than 250; measure {times} times as long" in text
+    )
+
+
+def test_a_slope_that_nobody_expects_is_said() -> None:
+    assert "doubtful: the share over the TPOT bound hardly follows the load" in answer(slope_unusual=True)
+
+
+def test_users_who_stay_make_an_answer_lean_low() -> None:
+    tree = copy.deepcopy(load_run(GOLDEN).sweep)
+    assert tree is not None
+    tree["asked"]["conversations"] = {"users": 1500}
+    assert "leans low: users who stay for longer than a search" in summary.text(tree)

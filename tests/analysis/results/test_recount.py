@@ -1,0 +1,279 @@
+"""What a run concluded, from its Parquet files again: the same, or said where not."""
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from analysis import load_run
+from analysis.__main__ import main
+from analysis.capacity import dwell_table
+from analysis.capacity.window_counts import in_window
+from analysis.results import recount, summary
+from analysis.results.runs import RunError
+from analysis.rows import metrics, records
+from analysis.stats.quantiles import quantile
+from conf import Experiment, load
+from loadgen.drive import fixed_rate
+from loadgen.drive.driver import Driver
+from loadgen.drive.plan import Past
+from loadgen.drive.sweep import sweep
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.target import LostActor, Observation
+from loadgen.run import lifecycle, verdicts
+from loadgen.run.lifecycle import Run
+from loadgen.run.measure import require
+from loadgen.run.resume import past
+from loadgen.run.run_folder import RunFolder
+from loadgen.search.policy import Start
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from tests.loadgen.drive.test_sweep import spoilt
+from tests.loadgen.run.test_lifecycle import VirtualFleet, service
+from tests.support.golden import unsealed
+
+QUICK = load(["search=quick", "search.budget_s=200", "workload=chat_5600_140_varied"])
+RAMPED = load(["search=standard", "search.budget_s=240", "workload=chat_5600_140_varied"])
+
+
+def searched(experiment: Experiment) -> Callable[[Driver], lifecycle.Conclude]:
+    def act(driver: Driver) -> lifecycle.Conclude:
+        found = sweep(driver)
+        return lambda: verdicts.of_sweep(experiment, driver, found, "wall")
+
+    return act
+
+
+def measure(folder: RunFolder, experiment: Experiment, before: Past | None = None) -> dict[str, Any]:
+    filled = Run(experiment, folder, "sweep", lambda *_, **__: None, before)
+    return filled.measure(lambda: Start(8.0, 5.2), service(), searched(experiment))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path, "one")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep with a ramp, for reading only."""
+    made = RunFolder.create(tmp_path_factory.mktemp("runs"), "one")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lifecycle, "Fleet", VirtualFleet)
+        measure(made, RAMPED)
+    return made.path
+
+
+def test_a_sweep_is_recomputed_to_the_last_digit_on_the_same_cpu(swept: Path, capsys: Any) -> None:
+    recorded = load_run(swept).sweep
+    assert recorded is not None
+    low = recorded["capacity"]["qps_per_node"]["low"]
+    again = recount.recount(load_run(swept))
+    assert again.capacity is not None and again.capacity.low == low
+    assert {dwell.kind for dwell in again.dwells} == {"ramp", "dwell"}
+    assert main(["show", str(swept), "--recompute"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("SAME") and f"low       recorded {low!r}, recomputed {low!r}" in shown
+
+
+def test_only_derived_figures_have_a_tolerance() -> None:
+    assert recount.same(21.060909849023037, 21.06090984902303) and recount.same(0.0, 1e-17)
+    assert not recount.same(5.0, 5.0 * (1 + 2e-9)) and not recount.same(0.0, 1e-9)
+    assert recount.same(float("inf"), float("inf")) and not recount.same(float("inf"), 5.0)
+    assert not recount.same(10**12, 10**12 + 1) and not recount.same([1, 2], [1, 3])
+
+
+def test_a_figure_beyond_the_tolerance_is_named(swept: Path, tmp_path: Path, capsys: Any) -> None:
+    path = Path(shutil.copytree(swept, tmp_path / "edited"))
+    tree = json.loads((path / "sweep.json").read_text())
+    tree["capacity"]["qps_per_node"]["low"] *= 1 + 1e-6
+    (path / "sweep.json").write_text(json.dumps(tree))
+    lines, agrees = recount.text(load_run(path))
+    assert not agrees and "qps_per_node.low recorded" in lines
+
+
+def test_a_run_of_shared_prompts_is_recomputed_in_the_work_of_what_is_left(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "Fleet", VirtualFleet)
+    experiment = load(["rate_qps=3", "fleet.warmup_requests=4", "workload.prefix_hit=.5"])
+    filled = Run(experiment, folder, "probe", lambda *_, **__: None)
+
+    def act(driver: Driver) -> lifecycle.Conclude:
+        fixed_rate.rate(driver, 3.0, 60, 15)
+        return lambda: verdicts.of_probe(experiment, driver)
+
+    (line,) = filled.measure(lambda: Start(8.0), service(), act)["dwells"]
+    assert line["work_qps_per_node"] == pytest.approx(line["requests"] / 60), "alike requests are mean ones"
+    lines, identical = recount.text(load_run(folder.path))
+    assert identical, lines
+
+
+def test_a_folder_without_the_new_columns_is_recomputed(swept: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(swept, tmp_path / "old"))
+    rows = pq.read_table(path / "requests" / "part-000.parquet")
+    new = ["time_scale", "engine_first_token_ns", "engine_last_token_ns", "shared_tokens"]
+    pq.write_table(rows.drop_columns(new), path / "requests" / "part-000.parquet")
+    dwells = load_run(path).dwells()
+    basis = json.loads(dwells.schema.metadata[b"basis"])
+    del basis["prefix_hit"]
+    dwell_table.write(dwells.to_pylist(), basis, path / "dwells.parquet")
+    lines, identical = recount.text(load_run(path))
+    assert identical, lines
+
+
+class Late(VirtualFleet):
+    """A fleet that keeps some answers of the first dwell to itself until it ends."""
+
+    def __init__(self, *words: Any, **more: Any) -> None:
+        super().__init__()
+        self._shard = Shard(words[3] / "client-00.arrow")
+        self._kept = [records.PROGRESS.empty_table()]
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = super().run(schedule, until_ns)
+        kept = pa.array((seen.ended["dwell"].to_numpy() == 0) & (seen.ended["seq"].to_numpy() % 50 == 0))
+        self._kept.append(seen.ended.filter(kept))
+        flying = [spoilt(rows, {"status": records.PENDING, "end_offset_ns": None}) for rows in self._kept]
+        return Observation(seen.ended.filter(pc.invert(kept)), pa.concat_tables([seen.pending, *flying]))
+
+    def finish(self, drain_s: float) -> None:
+        rows = pa.concat_tables(self._kept)
+        gaps = pa.nulls(rows.num_rows, records.SHARD.field("itl_us").type)
+        for batch in rows.append_column("itl_us", gaps).select(records.SHARD.names).to_batches():
+            self._shard.append(batch)
+        self._shard.close()
+
+
+def test_an_answer_that_came_at_the_very_end_counts(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "Fleet", Late)
+    tree = measure(folder, load(["search=quick", "search.budget_s=120", "search.settle_s=20"]))
+    assert tree["valid"], tree["reason"]
+    assert {line["pending"] for line in tree["dwells"]} == {0}
+    lines, identical = recount.text(load_run(folder.path))
+    assert identical, lines
+
+
+class Losing(VirtualFleet):
+    """A fleet that loses an actor after 100 s, which is replaced."""
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = super().run(schedule, until_ns)
+        lost = [LostActor(1, 1, 2, "killed")] if until_ns > 100 * NS else []
+        return Observation(seen.ended, seen.pending, [], lost)
+
+    def heal(self) -> bool:
+        return True
+
+
+def test_void_windows_stay_void_in_the_recount(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "Fleet", Losing)
+    tree = measure(folder, QUICK)
+    void = [line["index"] for line in tree["dwells"] if line["void_reason"] == "actor_lost"]
+    lines, identical = recount.text(load_run(folder.path))
+    assert identical and void and not set(void) & set(tree["capacity"]["dwells_used"]), lines
+
+
+class Interrupted(VirtualFleet):
+    """Ctrl-C comes after 150 s."""
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        if until_ns > 150 * NS:
+            raise KeyboardInterrupt
+        return super().run(schedule, until_ns)
+
+
+class Later(VirtualFleet):
+    """Starts where the session before ended."""
+
+    def __init__(self, *words: Any, from_ns: int, **more: Any) -> None:
+        super().__init__(*words, **more)
+        self._now_ns = from_ns
+
+
+def test_a_resumed_sweep_is_recomputed_too(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "Fleet", Interrupted)
+    assert measure(folder, QUICK)["exit_code"] == 130
+    lines, identical = recount.text(load_run(folder.path))
+    assert identical and "none was recorded" in lines
+    monkeypatch.setattr(lifecycle, "Fleet", Later)
+    before = past(load_run(folder.path))
+    tree = measure(RunFolder(folder.path), QUICK, before)
+    assert before.segments and tree["capacity"]
+    lines, identical = recount.text(load_run(folder.path))
+    assert identical and "capacity, limits and dwells used, within 1e-09: identical" in lines
+
+
+def test_what_a_required_rate_rests_on_is_recomputed(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "Fleet", VirtualFleet)
+    experiment = load(["rate_qps=7", "fleet.warmup_requests=4"])
+    filled = Run(experiment, folder, "probe", lambda *_, **__: None)
+    tree = filled.measure(lambda: Start(8.0), service(), partial(require, experiment))
+    assert tree["exit_code"] == summary.EXIT_SLO_MISSED
+    lines, identical = recount.text(load_run(folder.path))
+    assert identical and repr(tree["probe"]["required"]["capacity"]["qps_per_node"]["high"]) in lines
+
+
+def test_a_figure_that_does_not_follow_from_the_rows_is_named(
+    swept: Path, tmp_path: Path, capsys: Any
+) -> None:
+    path = unsealed(Path(shutil.copytree(swept, tmp_path / "changed")))
+    rows = records.read(path / "requests")
+    last = load_run(path).dwells().to_pylist()[-1]
+    # Without its record an answer is lost, and its request late.
+    gone = in_window(rows, dwell_table.window(last))["seq"][0]
+    records.write(rows.filter(pc.not_equal(rows["seq"], gone)), path / "requests" / "part-000.parquet")
+    assert main(["show", str(path), "--recompute"]) == 1
+    shown = capsys.readouterr().out
+    assert shown.startswith("DIFFERENT")
+    assert f"window {last['index']}: completed recorded {last['completed']}, recomputed" in shown
+
+
+def test_a_file_that_cannot_be_read_is_one_line(swept: Path, tmp_path: Path, capsys: Any) -> None:
+    path = unsealed(Path(shutil.copytree(swept, tmp_path / "broken")))
+    dwell_table.write([], {"ttft_p90_ms": 1}, path / "dwells.parquet")
+    assert dwell_table.basis_of(load_run(path).dwells()) is None
+    for name in ("dwells.parquet", "requests/part-000.parquet"):
+        (path / name).write_bytes(b"PAR1")
+    (path / "events.jsonl").unlink()
+    ended = load_run(path)
+    for read in (ended.dwells, ended.requests, ended.events):
+        with pytest.raises(RunError, match="holds a file that cannot be read"):
+            read()
+    assert main(["show", str(path), "--recompute"]) == summary.EXIT_USAGE
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_table_holds_what_an_analyst_asks(swept: Path) -> None:
+    ended = load_run(swept)
+    assert ended.sweep is not None
+    table, capacity = ended.dwells(), ended.sweep["capacity"]
+    assert table.schema.field("goodput_qps_per_node").metadata[b"unit"] == b"requests/s"
+    line = table.to_pylist()[capacity["dwells_used"][-1]]
+    rows = in_window(ended.requests(), dwell_table.window(line))
+    ttft, tpot = metrics.ttft(rows), metrics.tpot(rows)
+    good = ((ttft <= RAMPED.slo.ttft_p90_ms) & (tpot <= RAMPED.slo.tpot_p90_ms)).sum()
+    seconds = (line["window_end_ns"] - line["window_start_ns"]) / NS
+    assert line["goodput_qps_per_node"] == pytest.approx(good / seconds)
+    assert line["tpot_p99_ms"] == quantile(tpot, 0.99) and line["ttft_p50_ms"] == quantile(ttft, 0.5)
+    assert line["tpot_phi"] == capacity["limits"]["tpot"]["phi"]
+    assert {row["tpot_phi"] is None for row in table.to_pylist() if row["kind"] == "ramp"} == {True}
+
+
+def test_an_earlier_version_is_told_what_it_lacks(folder: RunFolder, capsys: Any) -> None:
+    folder.write_json("manifest.json", {"verb": "sweep"})
+    with pytest.raises(RunError, match="no dwells.parquet"):
+        recount.recount(load_run(folder.path))
+    pq.write_table(pa.table({"index": [0], "kind": ["dwell"]}), folder.path / "dwells.parquet")
+    assert main(["show", str(folder.path), "--recompute"]) == 2
+    assert "lacks the prior, the bounds" in capsys.readouterr().err

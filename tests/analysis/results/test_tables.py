@@ -1,0 +1,169 @@
+"""Percentiles by any column, and one row per run: what they count, and what they do not claim."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from analysis import load_run
+from analysis.results import tables
+from analysis.results.runs import RunError
+from analysis.rows import metrics, records
+from analysis.stats.quantiles import quantile
+from tests.support.golden import GOLDEN, unsealed
+
+MS = 1_000_000
+
+
+def rows(*lines: dict[str, Any]) -> pa.Table:
+    """Answered requests of 4 tokens in 300 ms, but for what a line says."""
+    answer = {
+        "status": "ok",
+        "phase": "window",
+        "first_token_offset_ns": 100 * MS,
+        "last_token_offset_ns": 400 * MS,
+        "output_tokens": 4,
+        "requested_output_tokens": 4,
+        "send_offset_ns": MS,
+        "itl_us": [100_000] * 3,
+    }
+    return records.table([answer | {"due_ns": i, "seq": i, **line} for i, line in enumerate(lines)])
+
+
+@pytest.mark.parametrize("metric", metrics.METRICS, ids=lambda metric: metric.name)
+def test_a_metric_takes_the_columns_that_it_names_and_no_more(metric: metrics.Metric) -> None:
+    told = {"engine_first_token_ns": 90 * MS, "engine_last_token_ns": 380 * MS, "time_scale": 2.0}
+    table = rows({}, told, {"status": "timeout"})
+    np.testing.assert_array_equal(metric.of(table.select(metric.columns)), metric.of(table))
+    for name in metric.columns:
+        with pytest.raises(KeyError):
+            metric.of(table.select([other for other in metric.columns if other != name]))
+
+
+def test_groups_are_in_order_of_their_values_with_the_unknown_last() -> None:
+    table = rows(
+        {"replica_id": "b", "first_token_offset_ns": 10 * MS},
+        {"replica_id": None, "status": "timeout"},
+        {"replica_id": "a"},
+        {"replica_id": "b", "first_token_offset_ns": 30 * MS},
+    )
+    found = tables.percentiles_of(table, "ttft", (0.5,), "replica_id").to_pylist()
+    assert found == [
+        {"replica_id": "a", "n": 1, "failed": 0, "ttft_p50_ms": 100.0},
+        {"replica_id": "b", "n": 2, "failed": 0, "ttft_p50_ms": 20.0},
+        {"replica_id": None, "n": 1, "failed": 1, "ttft_p50_ms": math.inf},
+    ]
+    chunked = pa.concat_tables([table.slice(i, 1) for i in range(4)])
+    assert tables.percentiles_of(chunked, "ttft", (0.5,), "replica_id").to_pylist() == found
+
+
+def test_n_counts_what_is_known_and_a_failure_decides_the_quantile_it_reaches() -> None:
+    table = rows(*[{"dwell": 3}] * 8, {"dwell": 3, "status": "truncated"}, {"dwell": 3, "output_tokens": 1})
+    (line,) = tables.percentiles_of(table, "tpot", (0.5, 0.9, 0.999)).to_pylist()
+    infinite = {"tpot_p90_ms": math.inf, "tpot_p99_9_ms": math.inf}
+    assert line == {"dwell": 3, "n": 9, "failed": 1, "tpot_p50_ms": 100.0} | infinite
+    (line,) = tables.percentiles_of(table, "itl", (0.5,)).to_pylist()
+    assert line == {"dwell": 3, "n": 9 * 3 + 3, "failed": 3, "itl_p50_ms": 100.0}
+    (line,) = tables.percentiles_of(table, "path", (0.5,)).to_pylist()
+    assert line == {"dwell": 3, "n": 0, "failed": 0, "path_p50_ms": None}
+
+
+@pytest.mark.parametrize("by", tables.BY)
+def test_a_run_by_any_column_counts_every_request_of_its_windows_once(by: str) -> None:
+    run = load_run(GOLDEN)
+    found = tables.percentiles(run, "ttft", (0.9,), by)
+    assert found.column_names == [by, "n", "failed", "ttft_p90_ms"]
+    counted = dict(zip(found[by].to_pylist(), found["n"].to_pylist(), strict=True))
+    if by == "phase":
+        assert counted == {"bridge": 70, "transition": 269, "warmup": 64, "window": 800}, "none was retracted"
+    else:
+        assert sum(counted.values()) == run.requests(phase="window").num_rows == 800
+    assert set(found["failed"].to_pylist()) == {0}
+    if found.num_rows == 1:
+        windows = metrics.ttft(run.requests(phase="window"))
+        assert found["ttft_p90_ms"].to_pylist() == [quantile(windows, 0.9)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"metric": "tftt"}, "no metric 'tftt'; one of send_lag, ttft, "),
+        ({"by": "seq"}, "no percentiles by 'seq'; by one of dwell, phase, "),
+        ({"q": [90]}, r"q=\[90\] is not of shares from 0 to 1; 0.9 is the 90th percentile"),
+    ],
+)
+def test_what_there_is_not_is_said_in_one_line(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(RunError, match=f"^{said}"):
+        tables.percentiles(load_run(GOLDEN), **asked)
+
+
+def test_no_rows_are_no_groups() -> None:
+    found = tables.percentiles_of(records.REQUESTS.empty_table(), by="replica_id")
+    assert found.num_rows == 0 and found.schema.field("replica_id").type == pa.string()
+
+
+GOLDEN_LINE = {
+    "run": "golden_run",
+    "engine": "simulated",
+    "model": "Qwen3-235B-A22B-Instruct-2507-FP8",
+    "layout": "dp1_tp8_ep8",
+    "routing": "leastconn",
+    "workload": "chat_5600_140",
+    "nodes": 1,
+    "bound_ttft_p90_ms": 2000.0,
+    "bound_tpot_p90_ms": 100.0,
+    "verdict": "VALID",
+    "binding": "tpot",
+    "windows_used": 8,
+    "requests": 1206,
+}
+CLAIMS = ("estimate", "low", "high", "certified")
+
+
+def changed(folder: Path, **changes: Any) -> Path:
+    """The golden run with another conclusion; None takes sweep.json away."""
+    path = unsealed(Path(shutil.copytree(GOLDEN, folder / "golden_run")))
+    tree = json.loads((path / "sweep.json").read_text())
+    tree["capacity"] |= changes.pop("capacity", {})
+    (path / "sweep.json").write_text(json.dumps(tree | changes))
+    return path
+
+
+def claimed(path: Path) -> set[str]:
+    (line,) = tables.capacity_table([load_run(path)]).to_pylist()
+    assert line.keys() == set(tables.CAPACITIES.names)
+    return {name for name in CLAIMS if line[f"{name}_qps_per_node"] is not None}
+
+
+def test_a_run_is_one_row() -> None:
+    run = load_run(GOLDEN)
+    found = tables.capacity_table([run, run])
+    assert found.num_rows == 2 and found.schema == tables.CAPACITIES
+    figures = {f"{name}_qps_per_node": run.sweep["capacity"]["qps_per_node"][name] for name in CLAIMS}
+    assert found.to_pylist()[0] == GOLDEN_LINE | figures
+
+
+@pytest.mark.parametrize(
+    ("changes", "claims"),
+    [
+        ({}, {"estimate", "low", "high", "certified"}),
+        ({"valid": False, "exit_code": 4}, set()),
+        ({"capacity": {"open_above": True}, "exit_code": 6}, {"low", "certified"}),
+        ({"capacity": {"open_below": True}, "exit_code": 6}, {"high"}),
+    ],
+)
+def test_nothing_is_claimed_beyond_what_was_found(tmp_path: Path, changes: Any, claims: set[str]) -> None:
+    assert claimed(changed(tmp_path, **changes)) == claims
+
+
+def test_a_run_that_did_not_end_has_a_row_without_figures(tmp_path: Path) -> None:
+    path = changed(tmp_path)
+    (path / "sweep.json").unlink()
+    (line,) = tables.capacity_table([load_run(path)]).to_pylist()
+    nothing = {f"{name}_qps_per_node": None for name in CLAIMS} | {"binding": None, "windows_used": None}
+    assert line == GOLDEN_LINE | nothing | {"verdict": "UNFINISHED"}

@@ -1,0 +1,455 @@
+"""The simulated engine behind a real Ray Serve and HAProxy, over HTTP."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from analysis.rows.records import read_stream
+from analysis.rows.time_series import SERVER
+from cluster.ray_session.placement import place
+from conf import load
+from conf.specs.experiment import Cluster, Routing
+from loadgen.run import metrics_scraper
+from tests.conftest import FAKE
+from tests.support.patience import PATIENCE_S, until
+
+pytestmark = pytest.mark.ray
+
+ray = pytest.importorskip("ray")
+
+from ray.serve._private.common import RequestProtocol  # noqa: E402
+from ray.serve.schema import Target, TargetGroup  # noqa: E402
+
+from cluster.deployment import serve_state  # noqa: E402
+from cluster.deployment.deploy import DeployError, Deployment, deploy  # noqa: E402
+from cluster.ray_session import session as cluster_session  # noqa: E402
+from cluster.ray_session.session import Session, SessionError, open_session  # noqa: E402
+from serve_apps.simulated.app import application_name, build_app  # noqa: E402
+
+SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp2_tp4_ep4"])
+PARTS = SPECS.engine, SPECS.model, SPECS.hardware, SPECS.layout
+MODEL = SPECS.model.served_name
+USAGE = {"include_usage": True}
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    replica_id: str | None
+    body: bytes
+
+    def events(self) -> list[Any]:
+        words = [line.removeprefix("data: ") for line in self.body.decode().split("\n\n") if line]
+        return [word if word == "[DONE]" else json.loads(word) for word in words]
+
+
+@pytest.fixture(scope="module")
+def deployment(ray_session: Session) -> Iterator[Deployment]:
+    placement = place(FAKE, SPECS.layout)
+    said: list[str] = []
+    app = build_app(*PARTS, placement.replicas, placement.bundles)
+    name = application_name(*PARTS)
+    running = deploy(app, name, ray_session.url, MODEL, placement.replicas, progress=said.append)
+    assert said[0] == "0 of 4 replicas running"
+    assert said[-2] == "4 of 4 replicas running"
+    assert re.fullmatch(r"4 replicas warm: .* ms to the first token after 1 requests", said[-1])
+    yield running
+    pids = [replica.pid for replica in serve_state.state(name).engines]
+    running.teardown()
+    assert running.healthy() == "4 of 4 replicas gone, 0 new"
+    assert pids and not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def ask(deployment: Deployment, *calls: tuple[str, dict[str, Any] | bytes | None]) -> list[Answer]:
+    """Send all calls at once, each a path with a body to post or None to get; answers in their order."""
+
+    async def one(client: aiohttp.ClientSession, path: str, body: dict[str, Any] | bytes | None) -> Answer:
+        data = (
+            body if body is None or isinstance(body, bytes) else json.dumps({"model": MODEL} | body).encode()
+        )
+        method = "GET" if data is None else "POST"
+        async with client.request(method, deployment.urls[0] + path, data=data) as response:
+            return Answer(response.status, response.headers.get("x-replica-id"), await response.read())
+
+    async def all_of_them() -> list[Answer]:
+        async with aiohttp.ClientSession() as client:
+            return await asyncio.gather(*(one(client, *call) for call in calls))
+
+    return asyncio.run(all_of_them())
+
+
+def metric(deployment: Deployment, name: str) -> dict[str, float]:
+    """A metric of every replica, by the replica's own word."""
+    values = {}
+    for replica, url in deployment.metrics_urls.items():
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as response:
+            lines = response.read().decode().splitlines()
+            assert response.headers["x-replica-id"] == replica
+        values[replica] = next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+    assert set(values) == deployment.replica_ids
+    return values
+
+
+JOINED = Cluster("joined", session="address", address="10.0.0.1:6379", gpus_per_node=8)
+HEAD = {
+    "Alive": True,
+    "NodeManagerAddress": "10.0.0.1",
+    "Resources": {"GPU": 8.0, "node:__internal_head__": 1.0},
+    "Labels": {},
+}
+
+
+def fails(error: Exception) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+def does_nothing(*_: object, **__: object) -> None:
+    """In place of what would reach a cluster."""
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A cluster to join that is not there; one module's calls into Ray and Serve are stand-ins."""
+    for name in ("init", "shutdown"):
+        monkeypatch.setattr(ray, name, does_nothing)
+    monkeypatch.setattr(ray, "nodes", lambda: [HEAD])
+    monkeypatch.setattr(ray, "get_actor", fails(ValueError("no such actor")))
+    for name in ("start", "shutdown"):
+        monkeypatch.setattr(cluster_session.serve, name, does_nothing)
+    return monkeypatch
+
+
+FAILURES = [
+    RuntimeError("a\n  the reason\n"),
+    TimeoutError("the reason"),
+    OSError("the reason"),
+    ray.exceptions.RaySystemError("the reason"),
+    ray.serve.exceptions.RayServeException("the reason"),
+    Exception("the reason"),
+]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("where", ["init", "nodes", "get_actor", "start", "own"])
+def test_a_session_that_does_not_start_is_one_line(
+    joined: pytest.MonkeyPatch, where: str, error: Exception
+) -> None:
+    cluster, home = JOINED, ray
+    if where == "start":
+        home = cluster_session.serve
+    if where == "own":
+        cluster, home, where = FAKE, cluster_session, "RayCluster"
+    joined.setattr(home, where, fails(error))
+    before = dict(os.environ)
+    with pytest.raises(SessionError, match=r"^cannot .*: .*the reason.*; .*$") as caught:
+        open_session(cluster, Routing("leastconn")).__enter__()
+    assert "\n" not in str(caught.value)
+    assert os.environ == before
+
+
+def test_the_ports_of_a_session_differ_and_are_none_that_connections_get() -> None:
+    environment = cluster_session.own_environment(Path("folder"), Routing("leastconn"))
+    kinds = [int(environment[name]) for name in cluster_session.PORT_NAMES]
+    kinds += [cluster_session.free_port(cluster_session.FRONT_PORT), cluster_session.free_port()]
+    assert len(set(kinds)) == len(kinds)
+    assert all(20_000 <= port < 30_000 for port in kinds)
+
+
+def test_an_error_of_the_run_is_not_the_sessions(joined: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="of the run"), open_session(JOINED, Routing("leastconn")):
+        raise RuntimeError("of the run")
+
+
+def test_the_callers_signal_handlers_hold_while_serve_starts(joined: pytest.MonkeyPatch) -> None:
+    kinds = signal.SIGINT, signal.SIGTERM
+    before = [signal.getsignal(kind) for kind in kinds]
+    while_serve_starts: list[Any] = []
+
+    def init(**_: object) -> None:
+        for kind in kinds:
+            signal.signal(kind, does_nothing)
+
+    def start(*_: object) -> None:
+        while_serve_starts.extend(signal.getsignal(kind) for kind in kinds)
+
+    joined.setattr(ray, "init", init)
+    joined.setattr(cluster_session.serve, "start", start)
+    try:
+        with open_session(JOINED, Routing("leastconn")):
+            assert [signal.getsignal(kind) for kind in kinds] == before
+    finally:
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)
+    assert while_serve_starts == before
+
+
+@pytest.mark.parametrize("labels", [{}, {"role": "load"}])
+def test_a_session_knows_the_roles_of_its_nodes(joined: pytest.MonkeyPatch, labels: dict[str, str]) -> None:
+    dead = HEAD | {"Alive": False, "Labels": {"role": "dead"}}
+    joined.setattr(ray, "nodes", lambda: [HEAD, HEAD | {"Labels": labels}, dead])
+    with open_session(JOINED, None) as session:
+        assert session.roles == set(labels.values())
+
+
+def test_a_deployment_that_does_not_fit_says_so_and_leaves_nothing(ray_session: Session) -> None:
+    """Comes first: there is one application at a time."""
+    assert "ray" not in str(getattr(signal.getsignal(signal.SIGTERM), "__module__", ""))
+    app = build_app(*PARTS, 1, [{"GPU": 16.0, "CPU": 0.1}])
+    with pytest.raises(DeployError, match="0 of 1 replicas running in time; too-large is DEPLOYING"):
+        deploy(app, "too-large", ray_session.url, MODEL, 1, timeout_s=2.0)
+    assert serve_state.state("too-large").trouble == "the application is ABSENT"
+
+
+@ray.serve.deployment(max_constructor_retry_count=1, ray_actor_options={"num_cpus": 0})
+class Dies:
+    """A replica that ends as one does whose library was built for another CPU, or by an exception."""
+
+    def __init__(self, by_signal: bool) -> None:
+        sys.stderr.write("its last words\n")
+        if by_signal:
+            os.kill(os.getpid(), signal.SIGILL)
+        raise OSError("[Errno 98] Address already in use")
+
+    async def __call__(self) -> None:
+        """Nobody gets so far."""
+
+
+@pytest.mark.parametrize("by_signal, cause", [(True, "illegal instruction"), (False, "port in use")])
+def test_a_deployment_that_dies_tells_its_last_words(
+    by_signal: bool, cause: str, ray_session: Session
+) -> None:
+    with pytest.raises(DeployError, match=f"dies is DEPLOY_FAILED: .*; {cause}: ") as caught:
+        deploy(Dies.bind(by_signal), "dies", ray_session.url, MODEL, 1)
+    assert "\n" not in str(caught.value)
+    assert any(f"({line})" in str(caught.value) for line in caught.value.last_words)
+    assert serve_state.state("dies").trouble == "the application is ABSENT"
+
+
+def test_a_stream_has_every_token_usage_and_an_end(deployment: Deployment) -> None:
+    body = {
+        "prompt": [7] * 500,
+        "max_tokens": 60,
+        "stream": True,
+        "stream_options": USAGE,
+        "ignore_eos": True,
+    }
+    (answer,) = ask(deployment, ("/v1/completions", body))
+    *tokens, usage, done = answer.events()
+    assert answer.status == 200
+    assert answer.replica_id in deployment.replica_ids
+    assert [event["choices"][0]["finish_reason"] for event in tokens] == [None] * 59 + ["length"]
+    assert usage["usage"]["prompt_tokens"] == 500
+    assert usage["usage"]["completion_tokens"] == 60
+    assert usage["maxqps"]["steps"] == 60
+    assert done == "[DONE]"
+
+
+def test_chats_and_whole_answers(deployment: Deployment) -> None:
+    chat = {"messages": [{"role": "user", "content": "how are you"}], "max_tokens": 4}
+    whole, streamed = ask(
+        deployment, ("/v1/chat/completions", chat), ("/v1/chat/completions", chat | {"stream": True})
+    )
+    assert json.loads(whole.body)["choices"][0]["message"]["content"] == " token" * 4
+    assert [event["choices"][0]["delta"].get("content") for event in streamed.events()[:-1]] == [
+        "",
+        *[" token"] * 4,
+    ]
+
+
+def test_the_balancer_uses_every_replica_alike(deployment: Deployment) -> None:
+    body = {"prompt": [7] * 100, "max_tokens": 40, "stream": True}
+    answers = ask(deployment, *[("/v1/completions", body)] * 12)
+    share = Counter(answer.replica_id for answer in answers)
+    assert set(share) == deployment.replica_ids
+    assert set(share.values()) == {3}
+
+
+@pytest.mark.parametrize(
+    ("targets", "urls"),
+    [
+        ({"SERVE_PROXY_ACTOR-1": 8000}, {}),
+        ({"SERVE_REPLICA::app#It#r0": 30000}, {"r0": "http://10.0.0.1:30000/metrics"}),
+        ({"SERVE_REPLICA::app#It#gone": 30000}, {}),
+    ],
+)
+def test_metrics_come_from_the_replicas_own_ports_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, targets: dict[str, int], urls: dict[str, str]
+) -> None:
+    def group(protocol: str, shift: int) -> TargetGroup:
+        found = [Target(ip="10.0.0.1", port=p + shift, instance_id="", name=n) for n, p in targets.items()]
+        return TargetGroup(targets=found, route_prefix="/", protocol=RequestProtocol(protocol))
+
+    groups = [group("HTTP", 0), group("gRPC", 10_000)]
+    monkeypatch.setattr(serve_state, "_ask_controller", lambda *_: groups)
+    assert serve_state.metrics_urls("app", frozenset({"r0", "r1"})) == urls
+
+
+def test_each_replica_tells_what_it_did_itself(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_scraper, "PERIOD_S", 0.2)
+    path = tmp_path / "timeseries.arrow"
+
+    def last_known() -> dict[str, dict[str, Any]]:
+        rows = read_stream(path, SERVER).to_pylist()
+        return {row["replica"]: row for row in rows if row["error"] is None}
+
+    def tell(since_ns: int) -> dict[str, dict[str, Any]]:
+        """Each replica's figures in a sample after that instant."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            known = {name: row for name, row in last_known().items() if row["clock_ns"] > since_ns}
+            if set(known) == deployment.replica_ids:
+                return known
+            assert time.monotonic() < deadline_s, "not every replica was sampled"
+            time.sleep(0.1)
+
+    with metrics_scraper.Scraper(deployment.metrics_urls, path, time.monotonic_ns):
+        before = tell(0)
+        answers = ask(
+            deployment,
+            *[("/v1/completions", {"prompt": [7] * 10, "max_tokens": n}) for n in (3, 5, 7, 11, 13)],
+        )
+        after = tell(time.monotonic_ns())
+    told = {name: Counter({"finished": 0}) for name in deployment.replica_ids}
+    for answer in answers:
+        usage = json.loads(answer.body)["usage"]
+        told[str(answer.replica_id)] += Counter(
+            finished=1, prompt_tokens=usage["prompt_tokens"], generation_tokens=usage["completion_tokens"]
+        )
+    for name, counted in told.items():
+        for figure in ("finished", "prompt_tokens", "generation_tokens"):
+            assert after[name][figure] - before[name][figure] == counted[figure]
+        assert (after[name]["running"], after[name]["waiting"], after[name]["kv_usage"]) == (0, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "kind"),
+    [
+        ("/v1/completions", b"{", 400, "Bad Request"),
+        ("/v1/completions", {"model": "other", "prompt": [1]}, 404, "NotFoundError"),
+        ("/v1/completions", {"prompt": [1] * 33_000}, 400, "BadRequestError"),
+        ("/v1/chat/completions", {"messages": []}, 400, "Bad Request"),
+        ("/v1/embeddings", {"input": "a"}, 404, "NotFoundError"),
+    ],
+)
+def test_refusals_come_through_the_proxy(
+    deployment: Deployment, path: str, body: dict[str, Any] | bytes, status: int, kind: str
+) -> None:
+    (answer,) = ask(deployment, (path, body))
+    assert answer.status == status
+    assert answer.replica_id in deployment.replica_ids
+    assert json.loads(answer.body)["error"]["type"] == kind
+
+
+def test_models_and_health(deployment: Deployment) -> None:
+    models, health = ask(deployment, ("/v1/models", None), ("/health", None))
+    assert [card["id"] for card in json.loads(models.body)["data"]] == [MODEL]
+    assert (health.status, health.body) == (200, b"")
+
+
+def test_a_client_that_hangs_up_frees_its_place(deployment: Deployment) -> None:
+    async def hang_up_after_the_first_token() -> None:
+        body = {"model": MODEL, "prompt": [7] * 100, "max_tokens": 20_000, "stream": True}
+        async with aiohttp.ClientSession() as client:
+            response = await client.post(deployment.urls[0] + "/v1/completions", json=body)
+            assert b"token" in await response.content.readany()
+            response.close()
+
+    aborted = 'vllm:request_success_total{engine="0",model_name="' + MODEL + '",finished_reason="abort"}'
+    before = sum(metric(deployment, aborted).values())
+    asyncio.run(hang_up_after_the_first_token())
+    until(lambda: sum(metric(deployment, aborted).values()) > before, "the request was never aborted")
+    assert set(metric(deployment, "vllm:num_requests_running").values()) == {0.0}
+    assert set(metric(deployment, "vllm:kv_cache_usage_perc").values()) == {0.0}
+
+
+def test_what_was_deployed_is_read_back(deployment: Deployment) -> None:
+    replicas = deployment.described["replicas"]
+    assert set(replicas) == deployment.replica_ids
+    for replica in replicas.values():
+        assert b"SimulatedReplica" in Path(f"/proc/{replica['pid']}/cmdline").read_bytes()
+        assert replica["node"] in deployment.replica_nodes.values()
+        assert replica["told"]["models"][0]["id"] == MODEL
+        assert 0 < replica["load_s"] < deployment.described["ready_s"] + 1
+        assert replica["first_request_s"] > 0
+        assert replica["weight_bytes_per_s"] is None, "nothing was loaded"
+    assert len({replica["told_sha256"] for replica in replicas.values()}) == 1
+    json.dumps(deployment.described)
+
+
+def test_each_node_holds_two_replicas(ray_session: Session, deployment: Deployment) -> None:
+    assert ray_session.roles == {"gpu", "load"}
+    roles = {node["NodeID"]: node["Labels"]["role"] for node in ray.nodes()}
+    assert sorted(roles.values()) == ["gpu", "gpu", "load"]
+    share = Counter(deployment.replica_nodes.values())
+    assert set(share.values()) == {2}
+    assert {roles[node] for node in share} == {"gpu"}
+
+
+def test_nothing_listens_beyond_the_loopback_address(deployment: Deployment) -> None:
+    owned = {inode for pid in descendants(os.getpid()) for inode in socket_inodes(pid)}
+    listening = {inode: address for inode, address in listeners() if inode in owned}
+    assert len(listening) > 10
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    assert set(listening.values()) <= loopback
+
+
+def listeners() -> Iterator[tuple[str, str]]:
+    """Inode and local address (hexadecimal) of every listening TCP socket."""
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A":
+                yield words[9], words[1].partition(":")[0]
+
+
+def descendants(root: int) -> set[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found = {root}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def socket_inodes(pid: int) -> Iterator[str]:
+    for link in Path("/proc", str(pid), "fd").iterdir():
+        try:
+            target = str(link.readlink())
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            yield target[8:-1]
+
+
+def test_a_lost_replica_is_reported(deployment: Deployment) -> None:
+    """Comes last: it spoils the deployment the others use."""
+    assert deployment.healthy() is None
+    victim = min(deployment.replica_ids)
+    actor = f"SERVE_REPLICA::{deployment.app_name}#SimulatedReplica#{victim}"
+    ray.kill(ray.get_actor(actor, namespace="serve"))
+    until(deployment.healthy, "nobody noticed")
+    reason = deployment.healthy()
+    assert reason is not None and reason.startswith("1 of 4 replicas gone")

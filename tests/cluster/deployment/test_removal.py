@@ -1,0 +1,46 @@
+"""Nothing is left of an application: its processes on this machine are known with all that they started."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.ray
+
+pytest.importorskip("ray")
+
+from cluster.deployment import removal  # noqa: E402
+from tests.support.patience import until  # noqa: E402
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_an_engine_that_outlives_its_replica_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    state: Any = SimpleNamespace(status="ABSENT")
+    monkeypatch.setattr(removal, "state", lambda _: state)
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as replica:
+        assert replica.stdout is not None
+        engine = int(replica.stdout.readline())
+        processes = removal._with_children({replica.pid})
+        assert set(processes) == {replica.pid, engine}
+        replica.kill()
+        replica.wait()
+        assert removal._left("app", [], processes) == f"1 processes still run (pids {engine})"
+        subprocess.run(["kill", "-KILL", str(engine)], check=True)
+        until(lambda: removal._left("app", [], processes) is None, "a dead process counts as running")
+
+
+def test_a_number_that_was_given_to_another_process_is_not_ours() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        since = removal._started(process.pid)
+        assert since is not None and removal._started(process.pid) == since
+        assert removal._with_children({2**22 + 1}) == {}
+        process.kill()
+    assert removal._started(process.pid) is None

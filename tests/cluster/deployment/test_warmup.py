@@ -1,0 +1,164 @@
+"""When a replica is warm: on servers of known behaviour, without Ray."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from cluster.deployment import warmup
+from cluster.deployment.engine_facts import digest, told
+from cluster.deployment.warmup import Warm, Warmer, WarmError, Warmth, line, small, stable
+from tests.support.patience import PATIENCE_S
+
+Answer = Callable[[int], tuple[str, float]]
+"""From the number of the request to the replica that is named and the seconds to its first token."""
+
+
+@contextmanager
+def server(answer: Answer, end: bytes = b"data: [DONE]\n\n", status: int = 200) -> Iterator[str]:
+    seen = Counter[str]()
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            with lock:
+                seen["requests"] += 1
+                number = seen["requests"]
+            name, first_s = answer(number)
+            self.send_response(status)
+            if name:
+                self.send_header("x-replica-id", name)
+            self.end_headers()
+            time.sleep(first_s)
+            self.wfile.write(b"data: {}\n\n" + end)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing to stderr."""
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{httpd.server_port}"
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+
+
+def warmer(
+    least: int = 5, most: int = 12, patience_s: float = PATIENCE_S, limit_s: float = PATIENCE_S
+) -> Warmer:
+    shape = Warm("/v1/completions", lambda n: b'{"n":%d}' % n, least, most)
+    return Warmer(shape, time.monotonic() + limit_s, patience_s)
+
+
+@pytest.mark.parametrize(
+    ("ttfts_s", "expected"),
+    [
+        ([9.0, 1.0, 1.0, 1.0, 1.0, 1.0], True),  # the first one compiled
+        ([1.0, 1.0, 1.0, 1.0, 1.25], False),
+        ([0.001, 0.02, 0.005, 0.001, 0.01], True),  # what a busy machine adds is no sign of anything
+        ([1.0, 1.0, 1.0, 1.0], False),  # too few to say
+    ],
+)
+def test_stable_are_five_times_near_each_other(ttfts_s: list[float], expected: bool) -> None:
+    assert stable(ttfts_s) is expected
+
+
+def test_a_replica_is_asked_until_its_first_compilation_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmup, "JITTER_S", 1.0)  # what this machine may add
+    with server(lambda n: ("r0", 2.0 if n <= 2 else 0.0)) as url:
+        warmth = warmer().replicas({"r0": url})["r0"]
+    assert warmth.stable and warmth.requests == 7
+    assert warmth.first_s > 2.0 > warmth.ttft_s
+
+
+def test_a_replica_that_never_gets_stable_is_said_and_no_error() -> None:
+    with server(lambda n: ("r0", 0.15 * (n % 2))) as url:
+        warmth = warmer(most=8).replicas({"r0": url})["r0"]
+    assert (warmth.requests, warmth.stable) == (8, False)
+    assert line({"r0": warmth}).endswith("after 8 requests, 1 not stable yet")
+
+
+def test_replicas_are_warmed_at_the_same_time() -> None:
+    together = threading.Barrier(3)
+
+    def answer(number: int) -> tuple[str, float]:
+        together.wait(PATIENCE_S)
+        return "any", 0.0
+
+    with ExitStack() as stack:
+        urls = {name: stack.enter_context(server(answer)) for name in ("r0", "r1", "r2")}
+        assert set(warmer(least=1).replicas(urls)) == set(urls)
+
+
+def test_behind_a_front_every_replica_gets_its_share() -> None:
+    with server(lambda n: (f"r{n % 3}", 0.0)) as url:
+        warmths = warmer().front(url, ["r0", "r1", "r2"])
+    assert set(warmths) == {"r0", "r1", "r2"}
+    assert all(warmth.requests >= 5 for warmth in warmths.values())
+
+
+def test_answers_without_a_name_are_one_unknown_replica() -> None:
+    with server(lambda _: ("", 0.0)) as url:
+        assert warmer().reach(url, ["r0", "r1"]) is False
+        direct = warmer()
+        assert set(direct.replicas({"r0": url})) == {"r0"} and not direct.named
+        warmths = warmer().front(url, ["r0", "r1"])
+    assert set(warmths) == {""} and warmths[""].requests >= 10
+
+
+def test_a_front_that_never_names_a_replica_has_not_reached_it() -> None:
+    with server(lambda _: ("r0", 0.0)) as url:
+        with pytest.raises(WarmError, match="1 of 2 replicas never answered at http"):
+            warmer(patience_s=0.2).reach(url, ["r0", "r1"])
+        with pytest.raises(WarmError, match="1 of 2 replicas never answered at http"):
+            warmer(limit_s=2.0).front(url, ["r0", "r1"])
+
+
+@pytest.mark.parametrize(("end", "status"), [(b"", 200), (b"data: [DONE]\n\n", 503)])
+def test_half_an_answer_and_a_refusal_are_none(end: bytes, status: int) -> None:
+    with (
+        server(lambda _: ("r0", 0.0), end, status) as url,
+        pytest.raises(WarmError, match="does not answer: "),
+    ):
+        warmer(patience_s=0.3).replicas({"r0": url})
+
+
+def test_a_small_request_only_shows_that_somebody_answers() -> None:
+    with server(lambda _: ("r0", 0.0)) as url:
+        warmth = Warmer(small("m"), time.monotonic() + PATIENCE_S, PATIENCE_S).replicas({"r0": url})["r0"]
+    assert warmth.requests == 1 and not warmth.stable
+    assert "not stable" not in line({"r0": warmth})
+
+
+def test_a_server_that_says_nothing_of_its_engine_is_unknown() -> None:
+    with server(lambda _: ("r0", 0.0)) as url:
+        assert told(url) == {} and digest({}) is None
+
+
+def test_equal_engines_have_one_digest_whatever_memory_they_found() -> None:
+    says = {"version": "0.32.0", "cache_config": {"block_size": "16", "num_gpu_blocks": "7000"}}
+    other = {"version": "0.32.0", "cache_config": {"block_size": "16", "num_gpu_blocks": "7011"}}
+    third = {"version": "0.32.0", "cache_config": {"block_size": "32", "num_gpu_blocks": "7000"}}
+    assert digest(says) == digest(other) != digest(third)
+
+
+def test_a_warmth_is_the_median_of_the_last_five() -> None:
+    assert Warmth.of([9, 5, 1, 1, 2, 1, 1]) == Warmth(9, 1, 7, False)
+
+
+def test_a_request_that_is_refused_for_good_is_not_sent_again() -> None:
+    numbers: list[int] = []
+    with (
+        server(
+            lambda n: (numbers.append(n), ("", 0.0))[1], end=b'{"message": "too long"}', status=400
+        ) as url,
+        pytest.raises(WarmError, match="refuses what the workload asks: HTTP 400 .*too long"),
+    ):
+        warmer(patience_s=60.0, limit_s=60.0).replicas({"r0": url})
+    assert numbers == [1]

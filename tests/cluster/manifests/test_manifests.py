@@ -1,0 +1,307 @@
+"""What `python -m cluster render` writes is what KubeRay, `ray up` and systemd read; nothing is started."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster import __main__ as command
+
+jsonschema = pytest.importorskip("jsonschema")
+DATA = Path(__file__).parents[2] / "data" / "crd"
+OURS = yaml.safe_load((DATA / "kuberay.schema.yaml").read_text())
+CRDS = os.environ.get("KUBERAY_CRDS", "")
+"""A folder with KubeRay's CustomResourceDefinitions, where there is one."""
+IMAGE = "registry.example/maxqps:1@sha256:" + "0" * 64
+HOSTS = "10.0.0.1,10.0.0.2,10.0.0.3"
+KUBERAY = ["kuberay", "cluster=mi325x_4n", "--image", IMAGE]
+SERVICE = ["--service", "--token-secret", "token", "engine=vllm", "engine.model_path=/weights/qwen"]
+
+Tree = dict[str, Any]
+
+
+def render(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert command.main(["render", *words]) == 0
+    return capsys.readouterr().out
+
+
+def objects(text: str) -> dict[str, Tree]:
+    return {tree["kind"]: tree for tree in yaml.safe_load_all(text)}
+
+
+def groups(cluster: Tree) -> dict[str, Tree]:
+    return {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
+
+
+def container(group: Tree) -> Tree:
+    (only,) = group["template"]["spec"]["containers"]
+    return only
+
+
+VARIANTS = {
+    "sweeps": KUBERAY,
+    "service": [*KUBERAY, *SERVICE],
+    "nvidia": [*KUBERAY, "hardware=h200", "--weights", "/mnt/weights", "--token-secret", "token"],
+    "no load nodes": [*KUBERAY, "--load-nodes", "0", "--groups", "44,993", "--memory", "1Ti"],
+}
+
+
+@pytest.mark.parametrize("words", VARIANTS.values(), ids=VARIANTS)
+def test_manifests_fit_the_schema(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for tree in objects(render(capsys, *words)).values():
+        jsonschema.validate(tree, OURS)
+
+
+def strict(schema: Any) -> Any:
+    """A definition's schema that refuses unknown fields instead of dropping them, as the API server does."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: strict(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
+        made.setdefault("additionalProperties", False)
+    return made
+
+
+@pytest.mark.skipif(not CRDS, reason="KUBERAY_CRDS names no folder of KubeRay's definitions")
+@pytest.mark.parametrize("words", VARIANTS.values(), ids=VARIANTS)
+def test_manifests_fit_kuberays_own_definitions(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for kind, tree in objects(render(capsys, *words)).items():
+        if not kind.startswith("Ray"):
+            continue
+        text = (Path(CRDS) / f"ray.io_{kind.lower()}s.yaml").read_text()
+        definition = yaml.load(text, yaml.CSafeLoader)  # a megabyte
+        (schema,) = (v["schema"] for v in definition["spec"]["versions"] if v["name"] == "v1")
+        whole = strict(schema["openAPIV3Schema"])
+        whole["properties"]["metadata"] = {"type": "object"}
+        jsonschema.validate(tree, whole)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("spec", "headGroupSpec", "rayStartParam"), {}),
+        (("spec", "workerGroupSpecs", 0, "replicas"), "4"),
+        (("spec", "workerGroupSpecs", 0, "template", "spec", "shm"), {}),
+        (("spec", "authOptions", "mode"), "tokens"),
+    ],
+)
+def test_the_schema_refuses_what_kubernetes_would(
+    path: tuple[Any, ...], value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = objects(render(capsys, *KUBERAY))["RayCluster"]
+    at = tree
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(tree, OURS)
+
+
+def test_a_pod_with_gpus_is_a_whole_node(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = objects(render(capsys, *KUBERAY))["RayCluster"]["spec"]
+    gpu, load = groups(cluster)["gpu"], groups(cluster)["load"]
+    assert cluster["headGroupSpec"]["resources"] == {"CPU": "0"}
+    assert (gpu["replicas"], gpu["minReplicas"], gpu["maxReplicas"]) == (4, 4, 4)
+    assert gpu["resources"]["GPU"] == "8" and gpu["resources"]["mi325x_node"] == "1"
+    assert (gpu["labels"], load["labels"]) == ({"role": "gpu"}, {"role": "load"})
+    assert container(gpu)["resources"]["limits"]["amd.com/gpu"] == "8"
+    assert "amd.com/gpu" not in str(load)
+    pod = gpu["template"]["spec"]
+    assert {"/dev/shm", "/dev/kfd", "/dev/dri", "/weights"} == {
+        mount["mountPath"] for mount in container(gpu)["volumeMounts"]
+    }
+    assert pod["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "128Gi"}
+    assert pod["volumes"][1]["persistentVolumeClaim"]["readOnly"] is True
+    # Of 16 GiB Ray takes 30 % for its object store, on disk where /dev/shm is smaller.
+    assert [mount["emptyDir"]["sizeLimit"] for mount in load["template"]["spec"]["volumes"]] == ["6Gi"]
+    assert pod["securityContext"] == {"supplementalGroups": [44, 109]}
+    assert container(gpu)["securityContext"]["seccompProfile"] == {"type": "Unconfined"}
+    for each in (container(gpu), container(load), container(cluster["headGroupSpec"])):
+        probe = each["startupProbe"]
+        assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800
+        mounts, volumes = each["volumeMounts"], gpu["template"]["spec"]["volumes"]
+        assert {mount["name"] for mount in mounts} <= {volume["name"] for volume in volumes}
+
+
+def test_all_pods_have_the_environment_that_serve_has_in_a_session_of_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from cluster.ray_session.session import serve_environment
+    from conf import load
+
+    cluster = objects(render(capsys, *KUBERAY, "routing=pow2"))["RayCluster"]["spec"]
+    pods = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    found = [{pair["name"]: pair["value"] for pair in container(pod)["env"]} for pod in pods]
+    assert found[0] == found[1] == found[2]
+    assert serve_environment(load(["routing=pow2"]).routing).items() <= found[0].items()
+    assert found[0]["RAY_AUTH_MODE"] == "token" and found[0]["HF_HUB_OFFLINE"] == "1"
+
+
+def test_nvidia_nodes_ask_for_their_own_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = objects(render(capsys, *VARIANTS["nvidia"]))["RayCluster"]["spec"]
+    gpu = groups(cluster)["gpu"]
+    assert container(gpu)["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    assert "kfd" not in str(gpu) and gpu["resources"]["h200_node"] == "1"
+    assert gpu["template"]["spec"]["volumes"][1]["hostPath"]["path"] == "/mnt/weights"
+    assert cluster["authOptions"] == {"mode": "token", "secretName": "token"}
+
+
+def test_a_service_serves_the_recipe_of_its_model(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*KUBERAY, *SERVICE, "layout=dp2_tp4_ep4", "engine.node_resource=mine"]
+    service = objects(render(capsys, *words))["RayService"]["spec"]
+    (application,) = yaml.safe_load(service["serveConfigV2"])["applications"]
+    (config,) = application["args"]["llm_configs"]
+    assert config["model_loading_config"]["model_source"] == "/weights/qwen"
+    assert config["deployment_config"]["num_replicas"] == 8
+    assert config["engine_kwargs"]["tensor_parallel_size"] == 4
+    gpu = groups(service["rayClusterConfig"])["gpu"]
+    assert gpu["resources"]["mine"] == "1"
+    environment = {pair["name"]: pair["value"] for pair in container(gpu)["env"]}
+    assert environment["RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING"] == "1"
+
+
+def test_only_pods_of_the_cluster_and_the_operator_get_in(capsys: pytest.CaptureFixture[str]) -> None:
+    found = objects(render(capsys, *KUBERAY, "--name", "night"))
+    policy, cluster = found["NetworkPolicy"]["spec"], found["RayCluster"]["spec"]
+    own = policy["podSelector"]["matchLabels"]
+    assert policy["ingress"][0]["from"] == [{"podSelector": {"matchLabels": own}}]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert own.items() <= group["template"]["metadata"]["labels"].items()
+
+
+def test_ray_up_fits_rays_own_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    import ray.autoscaler
+    from ray.autoscaler._private.local.config import prepare_local
+
+    tree = yaml.safe_load(render(capsys, "ray-up", "cluster=mi325x_1n", "--hosts", HOSTS))
+    schema = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text())
+    jsonschema.validate(tree, schema)
+    prepared, _ = prepare_local(tree)
+    (node,) = prepared["available_node_types"].values()
+    assert (node["min_workers"], node["max_workers"]) == (2, 2)
+    assert tree["provider"] == {
+        "type": "local",
+        "head_ip": "10.0.0.1",
+        "worker_ips": ["10.0.0.2", "10.0.0.3"],
+    }
+    assert tree["file_mounts"] == {}
+
+
+def ray_words(command_line: str, address: str, tmp_path: Path) -> list[str]:
+    """What `ray` would be called with on the host of that address, by a real shell."""
+    bin_folder = tmp_path / "venv" / "bin"
+    bin_folder.mkdir(parents=True, exist_ok=True)
+    (bin_folder / "ray").write_text('#!/bin/sh\nprintf "%s\\n" "$RAY_AUTH_MODE" "$@"\n')
+    (bin_folder / "hostname").write_text(f"#!/bin/sh\necho 127.0.0.1 {address}\n")
+    for path in bin_folder.iterdir():
+        path.chmod(0o755)
+    (tmp_path / ".ray").mkdir(exist_ok=True)
+    (tmp_path / ".ray" / "auth_token").write_text("a token")
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "RAY_HEAD_IP": "10.0.0.1"}
+    done = subprocess.run(["bash", "-c", command_line], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_every_host_starts_in_its_role(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    venv = str(tmp_path / "venv")
+    tree = yaml.safe_load(render(capsys, "ray-up", "cluster=mi325x_1n", "--hosts", HOSTS, "--venv", venv))
+    on_gpu, on_load = (
+        ray_words(tree["worker_start_ray_commands"][1], address, tmp_path) for address in HOSTS.split(",")[1:]
+    )
+    head = ray_words(tree["head_start_ray_commands"][1], "10.0.0.1", tmp_path)
+    assert on_gpu[0] == on_load[0] == head[0] == "token"
+    assert {"--num-gpus=8", "--labels=role=gpu", '--resources={"mi325x_node": 1}'} <= set(on_gpu)
+    assert {"--num-gpus=0", "--num-cpus=3", "--labels=role=load"} <= set(on_load)
+    assert {"--head", "--num-cpus=0", "--dashboard-host=127.0.0.1"} <= set(head)
+    assert "--autoscaling-config=~/ray_bootstrap_config.yaml" in head  # as in Ray's own default
+    assert "--address=10.0.0.1:6379" in on_gpu
+    (tmp_path / ".ray" / "auth_token").unlink()
+    refused = subprocess.run(
+        ["bash", "-c", tree["worker_start_ray_commands"][1]],
+        env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+    )
+    assert refused.returncode != 0 and "no token" in refused.stderr
+
+
+def test_systemd_reads_the_units(tmp_path: Path) -> None:
+    words = ["systemd", "cluster=mi325x_1n", "--hosts", HOSTS, "--venv", sys.prefix, "--out", str(tmp_path)]
+    assert command.main(["render", *words]) == 0
+    found = sorted(path.name for path in tmp_path.iterdir())
+    assert found == ["maxqps-gpu.service", "maxqps-head.service", "maxqps-load.service", "ray.env"]
+    for name in found[:-1]:
+        unit = (tmp_path / name).read_text()
+        settings = dict(line.split("=", 1) for line in unit.splitlines() if line[:1].isalpha())
+        assert int(settings["LimitNOFILE"]) >= 65536 and settings["LimitMEMLOCK"] == "infinity"
+        (start,) = (line for line in unit.splitlines() if line.startswith("ExecStart="))
+        assert shlex.split(start)[-1] == "--block"
+    if shutil.which("systemd-analyze"):
+        units = [str(tmp_path / name) for name in found[:-1]]
+        # In a folder of its own, so that it looks at no unit of this machine.
+        done = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True
+        )
+        own = [line for line in done.stderr.splitlines() if "maxqps" in line]
+        assert own == [], done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [*VARIANTS.values(), ["ray-up", "--hosts", HOSTS], ["systemd", "--hosts", HOSTS]],
+    ids=[*VARIANTS, "ray-up", "systemd"],
+)
+def test_no_file_holds_a_secret(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "the-token-itself")
+    monkeypatch.setenv("HF_TOKEN", "hf-the-token-itself")
+    assert "the-token-itself" not in render(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["render"], "needs one of kuberay, ray-up, systemd"),
+        (["render", "kuberay"], "needs --image"),
+        (["render", "kuberay", "--image", "vllm/vllm-openai-rocm"], "name a version"),
+        (["render", "kuberay", "--image", "vllm/vllm-openai-rocm:latest"], "name a version"),
+        (["render", *KUBERAY, "--service"], "needs --token-secret"),
+        (["render", *KUBERAY, "--service", "--token-secret", "a"], "add engine=vllm"),
+        (["render", *KUBERAY, *SERVICE[:-1]], "add engine.model_path=/weights/FOLDER"),
+        (["render", *KUBERAY, "--groups", "video"], "getent group video render"),
+        (["render", *KUBERAY, "--load-nodes", "-1"], "must not be negative"),
+        (["render", *KUBERAY, "--gpu-node-cpus", "0"], "at least 1"),
+        (["render", *KUBERAY, "--name", "Night_1"], "--name=Night_1"),
+        (["render", *KUBERAY, "--weights", "weights"], "pvc:NAME"),
+        (["render", *KUBERAY, "--memory", "512 GB"], "write it as 512Gi"),
+        (["render", "ray-up", "--hosts", "a,b,loader"], "give a load host's IP address"),
+        (["render", "systemd", "--hosts", "a,b,"], "names 2 hosts but 3 are needed"),
+        (["preflight", "engine=vllm", "engine.args.swap_space=4"], "swap_space"),
+        (["render", "ray-up"], "needs --hosts"),
+        (["render", "ray-up", "cluster=mi325x_4n", "--hosts", HOSTS], "names 3 hosts but 6 are needed"),
+        (["render", "ray-up", "--hosts", "a,a,b"], "names 2 hosts but 3 are needed"),
+        (["render", "systemd", "--hosts", HOSTS, "--image", "a"], "--image belongs to kuberay"),
+        (["up", "--hosts", HOSTS], "--hosts belongs to ray-up and systemd"),
+        (["up", "cluster=mi325x_1n"], "is joined, not started"),
+        (["down", "cluster=laptop"], "down takes no words"),
+        (["render", "kuberay", "--json", "--image", IMAGE], "--json belongs to"),
+        (["preflight", "engine=external", "target.urls=[http://a:1]"], "engine=external"),
+        (["render", "kuberay", "clutser=laptop"], "unknown key"),
+    ],
+)
+def test_wrong_usage_is_one_line(words: list[str], remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
+    assert remedy in said.err

@@ -1,0 +1,109 @@
+"""What is typed for `render` and could be more than a name is refused before it stands in a command."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster import __main__ as command
+from cluster.manifests import names, static_hosts
+from serve_apps import __main__ as serve_command
+from serve_apps.vllm_engine.rendering import Process
+from tests.cluster.manifests.test_manifests import HOSTS, IMAGE, KUBERAY, SERVICE
+
+PAYLOADS = (
+    ";rm -rf /",
+    "$(id)",
+    "`id`",
+    "\nExecStartPre=/bin/id",
+    "' id '",
+    '" id "',
+    " id",
+    "%n",
+    "\x1b[2J",
+    "{{x}}",
+)
+HOST = "10.0.0.1"
+RAY_UP, SYSTEMD = ["ray-up", "cluster=mi325x_1n"], ["systemd", "cluster=mi325x_1n"]
+ASKED = {
+    "head of systemd": lambda word: [*SYSTEMD, "--hosts", f"10.0.0.1{word},10.0.0.2,10.0.0.3"],
+    "load host of systemd": lambda word: [*SYSTEMD, "--hosts", f"10.0.0.1,10.0.0.2,10.0.0.3{word}"],
+    "head of ray-up": lambda word: [*RAY_UP, "--hosts", f"node1{word},10.0.0.2,10.0.0.3"],
+    "load host of ray-up": lambda word: [*RAY_UP, "--hosts", f"10.0.0.1,10.0.0.2,fe80::1%{word}"],
+    "venv of systemd": lambda word: [*SYSTEMD, "--hosts", HOSTS, "--venv", f"/opt/x{word}"],
+    "venv of ray-up": lambda word: [*RAY_UP, "--hosts", HOSTS, "--venv", f"/opt/x{word}"],
+    "user": lambda word: [*RAY_UP, "--hosts", HOSTS, "--ssh-user", f"ray{word}"],
+    "name of ray-up": lambda word: [*RAY_UP, "--hosts", HOSTS, "--name", f"maxqps{word}"],
+    "name of kuberay": lambda word: [*KUBERAY, "--name", f"maxqps{word}"],
+    "image": lambda word: ["kuberay", "--image", f"{IMAGE}{word}"],
+    "namespace": lambda word: [*KUBERAY, "--namespace", f"default{word}"],
+    "secret": lambda word: [*KUBERAY, "--token-secret", f"token{word}"],
+    "claim": lambda word: [*KUBERAY, "--weights", f"pvc:weights{word}"],
+    "weights": lambda word: [*KUBERAY, "--weights", f"/weights{word}"],
+    "memory": lambda word: [*KUBERAY, "--memory", f"512Gi{word}"],
+    "groups": lambda word: [*KUBERAY, "--groups", f"44{word}"],
+}
+
+
+@pytest.mark.battery("wrong input")
+@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_what_is_more_than_a_name_is_refused(asked, payload, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["render", *asked(payload)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
+    assert said.err.rstrip("\n").isprintable()
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "::1", "fe80::1", "node-1", "Node1.example.com", "1node"])
+def test_hosts_are_names_and_addresses(host: str) -> None:
+    assert names.host(host, "--hosts") == host
+
+
+@pytest.mark.parametrize(
+    "host", ["", "10.0.0.300", "-a", "a-", "a..b", "a_b", "a" * 64, "fe80::1%eth0", "[::1]", "a:1"]
+)
+def test_what_is_no_host_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match="is no host"):
+        names.host(host, "--hosts")
+
+
+def test_an_address_of_ipv6_stands_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["render", *SYSTEMD, "--hosts", "fd00::1,fd00::2,fd00::3"]) == 0
+    assert "--address=[fd00::1]:6379" in capsys.readouterr().out
+
+
+def test_a_settings_file_holds_values_as_they_are() -> None:
+    text = static_hosts.environment_file({"A": 'x"; $HOME `id` \\'})
+    assert text.splitlines()[0] == r'A="x\"; \$HOME \`id\` \\"'
+
+
+@pytest.mark.parametrize(
+    "name", ["engine.node_resource=a'b", "engine.node_resource=a b", "engine.node_resource=$x"]
+)
+def test_a_resource_is_a_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["render", *SYSTEMD, "engine=vllm", name, "--hosts", HOSTS]) == 2
+    assert "engine.node_resource" in capsys.readouterr().err
+
+
+def test_a_typed_word_stays_within_its_comment(tmp_path: Path) -> None:
+    words = [*KUBERAY, *SERVICE, "--out", str(tmp_path)]
+    notes = command.Notes(["render", "a\nkind: Evil\x1b[2J\x85b"], "model\nkind: Evil", "layout")
+    text = command.systemd(static_hosts.Hosts("a", ("b",), ()), (), {}, notes, "/opt/x", True)["ray.env"]
+    assert [line for line in text.splitlines() if "Evil" in line and not line.startswith("# ")] == []
+    assert "\x1b" not in text
+    assert command.main(["render", *words]) == 0
+    list(yaml.safe_load_all((tmp_path / "rayservice.yaml").read_text()))
+
+
+def test_what_a_shell_reads_is_quoted() -> None:
+    shell = Process((), 1, {"A": '$HOME/"; id; "', "B": "$(id)"}, ("vllm", "serve")).shell()
+    assert re.findall(r"^\s*A=(.*) \\$", shell, re.MULTILINE) == ["""\"$HOME"/'"; id; "'"""]
+    assert "B='$(id)'" in shell
+
+
+@pytest.mark.parametrize("name", ["A;id", "A B", "1A", "Ä", ""])
+def test_an_environment_variable_has_a_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve_command.main(["render", f'engine.env={{"{name}": "x"}}']) == 2
+    assert capsys.readouterr().err.startswith("error: ")

@@ -1,0 +1,155 @@
+"""Preflight of real Ray nodes: all answer, one is silent, one is gone; and the report's table."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.preflight.checks import Finding, Node, Seen
+from conf import load
+
+pytestmark = [pytest.mark.ray, pytest.mark.cluster]
+
+ray = pytest.importorskip("ray")
+
+from cluster.preflight.preflight import Report, expected_of, inspect, with_devices  # noqa: E402
+from cluster.ray_session.session import open_session  # noqa: E402
+from tests.cluster.preflight.test_preflight import HEALTHY  # noqa: E402
+from tests.support.patience import until  # noqa: E402
+
+EXPERIMENT = load(["cluster=laptop_4n", "cluster.nodes=1"])
+EXPECTED = expected_of(EXPERIMENT, {})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session() -> Iterator[None]:
+    """A head for load actors and a fake node of eight GPUs, without Serve."""
+    with open_session(EXPERIMENT.cluster, None):
+        yield
+
+
+def test_the_report_groups_equal_verdicts_and_counts_them() -> None:
+    def found(node: str, status: str, figure: str, remedy: str = "") -> Finding:
+        return Finding("open files", node, status, figure, "at least 65536", remedy)  # type: ignore[arg-type]
+
+    nodes = ("a", "b", "c", "d")
+    good = tuple(found(node, "pass", "1048576") for node in nodes[:3])
+    report = Report(nodes, (*good, found("d", "fail", "1024", "raise it")))
+    header, passed, failed, summary = report.lines()
+    assert header.split() == ["check", "nodes", "status", "found", "expected", "remedy"]
+    assert passed.split() == ["open", "files", "3", "nodes", "pass", "1048576", "at", "least", "65536"]
+    assert failed.split()[2:5] == ["d", "fail", "1024"]
+    assert failed.endswith("raise it")
+    assert {line.index("at least") for line in (passed, failed)} == {header.index("expected")}
+    assert summary == "preflight of 4 nodes: 3 pass, 0 warn, 1 fail, 0 unknown"
+    assert report.exit_code == 5
+    assert Report(nodes, good).exit_code == 0
+    tree = report.tree()
+    assert json.loads(json.dumps(tree)) == tree
+    assert tree["counts"] == {"pass": 3, "warn": 0, "fail": 1, "unknown": 0}
+
+
+def statuses(report: Report, check: str) -> list[str]:
+    return [found.status for found in report.findings if found.check == check]
+
+
+def test_checks_that_had_nothing_to_look_at_share_a_line() -> None:
+    bare = tuple(Finding(check, "a", "unknown", "no GPU here", "", "") for check in ("VRAM", "ECC errors"))
+    assert Report(("a",), bare).lines()[1:] == [
+        "not checked on 1 node, no GPU here: VRAM, ECC errors",
+        "preflight of 1 node: 0 pass, 0 warn, 0 fail, 2 unknown",
+    ]
+
+
+def test_every_node_of_a_session_tells_of_itself() -> None:
+    report = inspect(EXPECTED)
+    assert len(set(report.nodes)) == 2
+    assert report.exit_code == 0, report.lines()
+    assert statuses(report, "node") == []
+    assert statuses(report, "ray") == statuses(report, "python") == statuses(report, "maxqps") == ["pass"]
+    assert len(statuses(report, "open files")) == 2
+    # One node serves with GPUs that are only told to Ray; of the head only its load actors matter.
+    assert statuses(report, "GPUs in Ray") == ["unknown"]
+    # One clock for all: never off, and known unless the machine is too busy for round trips of 2 ms.
+    assert set(statuses(report, "clock")) <= {"pass", "unknown"}
+    assert "not measured" not in {found.figure for found in report.findings if found.check == "clock"}
+    json.dumps(report.tree())
+
+
+def test_the_gpus_of_a_node_are_held_all_at_once_and_each_is_tried() -> None:
+    name, role = a_serving_node(), "gpu"
+    node = Node("real", role, ray_gpus=8.0, is_head=False)
+    real = replace(HEALTHY, versions={"torch": "of whom the tests have none"})
+    (seen,) = with_devices({name: Seen(node, real)}, EXPECTED).values()
+    assert seen.devices == {str(device): None for device in range(8)}
+
+
+def test_more_nodes_than_there_are_fail() -> None:
+    report = inspect(replace(EXPECTED, nodes=2))
+    assert statuses(report, "serving nodes") == ["fail"]
+    assert report.exit_code == 5
+
+
+@contextmanager
+def silent(node: str) -> Iterator[None]:
+    """Stop the Ray processes of one node, as a hung host does, and let them go on afterwards."""
+    stopped = raylets(node)
+    assert stopped, f"no raylet of {node}"
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+
+
+def raylets(node: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if words[0].endswith(b"/raylet") and any(node.encode() in word for word in words):
+                found.append(int(entry.name))
+    return found
+
+
+def a_serving_node() -> str:
+    return next(
+        node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Labels"].get("role") == "gpu"
+    )
+
+
+def test_a_node_that_hangs_fails_and_the_others_are_told() -> None:
+    hung = a_serving_node()
+    with silent(hung):
+        report = inspect(replace(EXPECTED, node_timeout_s=10.0))
+    unheard = [found for found in report.findings if found.check == "node"]
+    assert [(found.status, found.figure) for found in unheard] == [("fail", "no answer in 10 s")]
+    assert hung[:6] in unheard[0].node
+    assert len(statuses(report, "open files")) == 1
+    assert report.exit_code == 5
+
+
+def test_a_task_that_raises_fails_with_its_line() -> None:
+    report = inspect(replace(EXPECTED, model_path="\0"))  # no path can have it
+    assert statuses(report, "node") == ["fail"] * 2
+    assert all("null" in found.figure for found in report.findings if found.check == "node")
+
+
+def test_a_node_that_is_gone_is_missed() -> None:
+    gone = a_serving_node()
+    for pid in raylets(gone):
+        os.kill(pid, signal.SIGTERM)  # it says goodbye; after a kill Ray waits for it
+    until(lambda: not any(node["Alive"] and node["NodeID"] == gone for node in ray.nodes()))
+    report = inspect(EXPECTED)
+    assert statuses(report, "serving nodes") == ["fail"]
+    assert len(report.nodes) == 1

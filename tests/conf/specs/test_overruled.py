@@ -1,0 +1,81 @@
+"""What conversations say themselves is refused beside them, and their experiments are read again as saved."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from analysis import load_run
+from analysis.results import summary
+from conf import ConfigError, load
+from conf.load import dump
+from loadgen import __main__ as root
+from loadgen.cli.command_line import asked
+from tests.support.golden import GOLDEN
+
+CHATS = "workload=character"
+BESIDE = [
+    ("workload.input_tokens.mean=3000", "max_prompt_tokens"),
+    ("workload.input_tokens.kind=fixed", "max_prompt_tokens"),
+    ("workload.input_tokens={mean: 3000, kind: conversation}", "max_prompt_tokens"),
+    ("workload.output_tokens.mean=70", "answer_tokens.mean"),
+    ("workload.output_tokens.cv=.5", "answer_tokens.mean"),
+    ("workload.prefix_hit=.5", "system_tokens and character_tokens.mean"),
+    ("workload.session_hit=.5", "turns and truncation"),
+    ("workload.sessions=100", "turns, the messages of a session"),
+]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The config.yaml of a run of conversations: with the means that they came to."""
+    path = tmp_path / "config.yaml"
+    path.write_text(dump(asked("sweep", [CHATS], None)))
+    return path
+
+
+@pytest.mark.parametrize(("word", "instead"), BESIDE)
+def test_a_word_that_conversations_overrule_is_refused_and_their_own_named(
+    word: str, instead: str, saved: Path
+) -> None:
+    key = ".".join(word.partition("=")[0].split(".")[:2])
+    for words, base in (([CHATS], None), ([], saved)):
+        with pytest.raises(ConfigError) as refused:
+            load([*words, word], base)
+        assert str(refused.value).startswith(f"{key}: conversations ")
+        assert f"or set workload.conversations.{instead}" in str(refused.value)
+
+
+def test_the_refusal_is_a_line_and_nothing_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(root, "_answer", None)
+    assert root.main(["sweep", CHATS, f"out={tmp_path}", BESIDE[0][0]]) == summary.EXIT_USAGE
+    assert capsys.readouterr().err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "word", ["workload.input_tokens.kind=conversation", "workload.prefix_hit=0", "workload.sessions=0"]
+)
+def test_a_word_that_says_what_is_so_is_taken(word: str) -> None:
+    assert load([CHATS, word]) == load([CHATS])
+
+
+def test_without_conversations_the_same_words_rule() -> None:
+    fixed = [f"workload.{name}_tokens={{kind: fixed, mean: 50}}" for name in ("input", "output")]
+    workload = load([CHATS, "workload.conversations=null", *fixed, "workload.prefix_hit=.5"]).workload
+    assert (workload.input_tokens.mean, workload.prefix_hit) == (50, 0.5)
+
+
+def test_a_saved_experiment_with_its_means_is_read_again(saved: Path) -> None:
+    experiment = asked("sweep", [CHATS], None)
+    assert experiment.workload.input_tokens.mean > 5000
+    assert load(base=saved) == experiment == asked("sweep", [], saved)
+    shorter = asked("sweep", ["workload.conversations.max_prompt_tokens=4096"], saved)
+    assert shorter.workload.input_tokens.mean < experiment.workload.input_tokens.mean
+
+
+def test_readers_of_a_run_have_its_conversations(saved: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(GOLDEN, tmp_path / "run")
+    shutil.copy(saved, folder)
+    assert load_run(folder).config == load(base=saved)

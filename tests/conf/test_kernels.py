@@ -1,0 +1,257 @@
+"""Kernels other than those of the fit: their speed where that is published, and what is said elsewhere."""
+
+import math
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from analysis.results import summary
+from conf import ConfigError, load
+from conf.constants import calibration, constants, replaced
+from conf.kernels import AITER_SPEED, BACKENDS, words
+from conf.load import dump
+from conf.specs.experiment import Experiment, SimulatedEngine
+from loadgen.__main__ import main
+from loadgen.cli import config_check, dry_run, engine_model
+from loadgen.predict.draws import uncertain
+from loadgen.predict.grid import ratio
+from loadgen.studies import engine_check, published_ladder, published_tables
+from serve_apps.engine_model.compiled import fast_engine
+from serve_apps.engine_model.cost.kernels import steps
+from serve_apps.engine_model.cost.step_time import Batch, roofline
+from tests.benchmarks import backends
+from tests.support.recipe_words import DEEPSEEK, env, resolve
+
+STEP = "engine.kernel_ratio.step"
+QUICK = ("search.budget_s=600",)
+BATCH = Batch(decode_tokens=64, context_tokens=400_000, sequences=64)
+OFF, KIMI = "engine=simulated_triton", ("model=kimi_k25_int4", "layout=dp1_tp4")
+
+
+def step_s(asked: Experiment, batch: Batch = BATCH) -> float:
+    assert isinstance(asked.engine, SimulatedEngine)
+    return steps(asked.engine, asked.model, asked.hardware, asked.layout).duration_s(batch)
+
+
+@pytest.mark.parametrize("subject", published_tables.SUBJECTS, ids=lambda subject: subject.name)
+def test_aiter_off_slows_the_models_down_that_were_fitted_with_it(subject: published_tables.Subject) -> None:
+    plain, on, off = (
+        step_s(load([*subject.words, *more])) for more in ([], ["engine=simulated_aiter"], [OFF])
+    )
+    assert on == plain
+    slower = AITER_SPEED[1] if load(subject.words).model.fitted_with == "aiter" else 1.0
+    assert off == pytest.approx(plain * slower)
+
+
+def test_the_published_range_of_aiters_speed_is_drawn_with_the_other_constants() -> None:
+    asked = load([OFF])
+    assert STEP in uncertain(asked) and not any(path.startswith("engine.") for path in constants(load()))
+    drawn = replaced(asked, {STEP: AITER_SPEED[2]})
+    assert step_s(drawn) == pytest.approx(step_s(load()) * AITER_SPEED[2])
+    assert STEP not in uncertain(drawn)
+    assert math.log(AITER_SPEED[2] / AITER_SPEED[1]) == pytest.approx(
+        1.96 * constants(asked)[STEP].ln_sd[1], rel=1e-3
+    )
+
+
+def test_a_prediction_without_aiter_is_lower_within_the_published_range_and_says_so() -> None:
+    asked = [load([engine, "engine.drift_sd=0", *QUICK]) for engine in ("engine=simulated_aiter", OFF)]
+    on, off = (engine_model.predict(one, draws=0) for one in asked)
+    estimates = [tree["capacity"]["qps_per_node"]["estimate"] for tree in (on, off)]
+    assert 1.0 < estimates[0] / estimates[1] < 1.12
+    assert "kernels without AITER" in summary.text(off) and "published for other models" in summary.text(off)
+    assert "AITER" not in summary.text(on)
+    assert ratio((off, asked[1]), (on, asked[0]))["value"] == pytest.approx(estimates[1] / estimates[0])
+
+
+def test_what_aiter_would_give_a_model_fitted_without_it_is_said_to_be_unknown() -> None:
+    asked = load(["engine=simulated_aiter", *KIMI])
+    assert words(asked) == [
+        "kernels aiter: their speed is not in the model, the figures are those of its constants, whose "
+        "kernels are Triton"
+    ]
+    assert words(load([OFF, *KIMI])) == words(load(KIMI)) == words(load()) == []
+    unknown = load([OFF, "model=tiny_qwen3_moe", "layout=dp1_tp1", "workload=smoke"])
+    assert "whose kernels are unknown" in words(unknown)[0]
+
+
+def test_a_saved_run_keeps_its_kernels_and_another_choice_replaces_them(tmp_path: Any) -> None:
+    saved = tmp_path / "config.yaml"
+    saved.write_text(dump(load([OFF, f"{STEP}.value=1.07"])))
+    again = load([], base=saved)
+    assert step_s(again) == pytest.approx(step_s(load()) * 1.07)
+    assert step_s(load(["engine.kernels=fitted"], base=saved)) == step_s(load())
+    tree = OmegaConf.to_container(OmegaConf.create(dump(load())))
+    assert isinstance(tree, dict)
+    for name in ("kernels", "attention_backend", "kernel_ratio"):  # as a run of an earlier version
+        del tree["engine"][name]
+    del tree["model"]["fitted_with"]
+    saved.write_text(OmegaConf.to_yaml(tree))
+    assert step_s(load([], base=saved)) == step_s(load())
+
+
+def test_a_calibration_holds_beside_other_kernels_and_has_no_constant_of_them(tmp_path: Any) -> None:
+    layer = "model.step_time.layer_us"
+    file = tmp_path / "constants.yaml"
+    file.write_text(OmegaConf.to_yaml(calibration(load(), {layer: constants(load())[layer]})))
+    both = load([OFF, f"engine.constants={file}"])
+    assert step_s(both) == pytest.approx(step_s(load()) * AITER_SPEED[1])
+    file.write_text(OmegaConf.to_yaml(calibration(both, {STEP: constants(both)[STEP]})))
+    with pytest.raises(ConfigError, match=f"'{STEP}' is no constant of the step time"):
+        load([OFF, f"engine.constants={file}"])
+
+
+@pytest.mark.battery("wrong input")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([f"{STEP}.value=1.1"], "this engine has the kernels of the fit; choose others with"),
+        ([OFF, "engine.attention_backend=TRITON_ATTN"], "attention included; leave one of them out"),
+        (["engine.attention_backend=triton_attn"], "in capitals, such as ROCM_AITER_FA"),
+        (["engine.attention_backend=3"], "in capitals, such as ROCM_AITER_FA"),
+        (["engine.kernels=rocm"], "must be one of fitted, aiter, triton"),
+        ([OFF, f"{STEP}.unit=ms"], "of a constant only value, low, high and source"),
+    ],
+)
+def test_kernels_that_cannot_be_are_refused(given: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(given)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_known_backend_scales_reads_and_prefill_attention_alone(backend: str) -> None:
+    asked, plain = load([f"engine.attention_backend={backend}"]), load()
+    assert isinstance(asked.engine, SimulatedEngine)
+    cost = steps(asked.engine, asked.model, asked.hardware, asked.layout)
+    of = roofline(plain.model, plain.hardware, plain.layout)
+    read, attention = (ends[1] for ends in BACKENDS[backend])
+    assert cost.context_token_s == pytest.approx(of.context_token_s * read)
+    assert cost.attention_pair_s == pytest.approx(of.attention_pair_s * attention)
+    assert (cost.launch_s, cost.weight_read_s, cost.decode_gemm_token_s) == (
+        of.launch_s,
+        of.weight_read_s,
+        of.decode_gemm_token_s,
+    )
+    assert set(uncertain(asked)) - set(uncertain(plain)) == {
+        "engine.kernel_ratio.kv_read",
+        "engine.kernel_ratio.attention",
+    }
+    machine = fast_engine.Machine.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    assert machine.roofline == cost
+    assert "a figure of Qwen3-235B on MI300X" in words(asked)[0]
+
+
+@pytest.mark.parametrize("backend", ["ROCM_AITER_UNIFIED_ATTN", "TRITON_ATTN"])
+def test_the_fit_meets_the_figures_throughput_within_a_percent(backend: str) -> None:
+    """What is checked is the fit itself, on whatever constants conf/ has."""
+    found = backends.fitted(backend)
+    for concurrency in backends.CONCURRENCIES:
+        ours = backends.told(concurrency, found.kv_read[1], found.attention[1])["output_throughput"]
+        over = ours / backends.told(concurrency)["output_throughput"]
+        assert over == pytest.approx(
+            backends.over_fitted(backend, concurrency, "output_throughput"), rel=0.01
+        )
+
+
+def test_no_ratio_meets_rocm_attn_at_both_concurrencies_and_its_interval_spans_them() -> None:
+    found = backends.fitted("ROCM_ATTN")
+    assert found.kv_read[2] / found.kv_read[0] > 1.5
+    for concurrency in backends.CONCURRENCIES:
+        base = backends.told(concurrency)["output_throughput"]
+        low, high = (
+            backends.told(concurrency, found.kv_read[end], found.attention[end])["output_throughput"] / base
+            for end in (2, 0)
+        )
+        assert low * 0.99 < backends.over_fitted("ROCM_ATTN", concurrency, "output_throughput") < high * 1.01
+
+
+def test_the_shipped_ratios_lie_near_those_of_the_fit() -> None:
+    for backend, (read, attention) in BACKENDS.items():
+        found = backends.fitted(backend)
+        assert read == pytest.approx(found.kv_read, rel=0.02)
+        assert attention == pytest.approx(found.attention, rel=0.02)
+
+
+UNKNOWN = (
+    "attention backend ROCM_FANCY: its speed is not in the model, the figures are those of ROCM_AITER_FA"
+)
+
+
+def test_an_unknown_backend_is_said_in_a_dry_run_a_prediction_and_a_grid(capsys: Any) -> None:
+    word = "engine.attention_backend=ROCM_FANCY"
+    assert step_s(load([word])) == step_s(load())
+    assert main(["sweep", "--dry-run", word]) == 0
+    assert f"# {UNKNOWN}\n" in capsys.readouterr().out
+    assert UNKNOWN in summary.text(engine_model.predict(load([word, *QUICK]), draws=0))
+    main(["predict", "rate_qps=1", "matrix.engine.attention_backend=[ROCM_AITER_FA,ROCM_FANCY]", *QUICK])
+    assert capsys.readouterr().out.count(UNKNOWN) == 1
+    ladder = published_ladder.plan(
+        load([word, "layout=dp1_tp8", *published_tables.SUBJECTS[0].words[:1]]), None
+    )
+    assert f"# {UNKNOWN}" in ladder
+    latent = words(load([word, *DEEPSEEK]))
+    assert latent == [UNKNOWN.replace("ROCM_AITER_FA", "the model's fit")]
+
+
+@pytest.mark.parametrize(
+    ("given", "version", "backend", "known"),
+    [
+        ([], "0.33.0", "ROCM_AITER_FA", True),
+        (["engine.args.attention_backend=null"], "0.33.0", "ROCM_ATTN", True),
+        (["engine.args.attention_backend=triton_attn"], "0.33.0", "TRITON_ATTN", True),
+        (["engine.args.attention_backend=ROCM_FANCY"], "0.33.0", "ROCM_FANCY", False),
+        (["engine.args.attention_backend=null"], "0.20.0", "OF VLLM'S OWN CHOICE", False),
+        ([], "0.11.0", "ROCM_AITER_FA", True),
+        ([env("VLLM_ROCM_USE_AITER", 0)], "0.11.0", "TRITON_ATTN", True),
+        ([env("VLLM_ROCM_USE_AITER_MHA", 0)], "0.11.0", "TRITON_ATTN", True),
+        ([env("VLLM_ROCM_USE_AITER_UNIFIED_ATTENTION", 1)], "0.11.0", "ROCM_AITER_UNIFIED_ATTN", True),
+        ([env("VLLM_ATTENTION_BACKEND", "ROCM_ATTN")], "0.11.0", "ROCM_ATTN", True),
+        (["engine.recipe=published"], "0.11.0", "ROCM_AITER_FA", True),
+        (["hardware=h100"], "0.33.0", "", True),
+        ([*DEEPSEEK], "0.33.0", "", True),
+        ([*DEEPSEEK, "engine.args.attention_backend=TRITON_MLA"], "0.33.0", "TRITON_MLA", False),
+    ],
+)
+def test_a_recipe_says_its_backend_and_notes_one_whose_speed_is_unknown(
+    given: list[str], version: str, backend: str, known: bool
+) -> None:
+    process = ["engine.server=process"] if "engine.recipe=published" in given else []
+    found = resolve([*given, *process], version)
+    assert found.attention.upper() == backend
+    assert bool(found.unknown_speed) == (not known)
+    assert (found.unknown_speed in found.notes) == (not known)
+
+
+def test_an_emulated_vllm_has_the_steps_of_the_backend_that_its_recipe_names() -> None:
+    from serve_apps.vllm_emulated.gpu import EmulatedGpu
+
+    asked = load(["engine=vllm_emulated"])
+    of = EmulatedGpu.of(asked.engine, asked.model, asked.hardware, asked.layout)  # type: ignore[arg-type]
+    slow = EmulatedGpu.of(asked.engine, asked.model, asked.hardware, asked.layout, "TRITON_ATTN")  # type: ignore[arg-type]
+    assert slow.costs.context_token_s == pytest.approx(
+        of.costs.context_token_s * BACKENDS["TRITON_ATTN"][0][1]
+    )
+    same = EmulatedGpu.of(asked.engine, asked.model, asked.hardware, asked.layout, "ROCM_FANCY")  # type: ignore[arg-type]
+    assert same == of
+
+
+def test_a_dry_run_of_vllm_says_a_backend_whose_speed_is_unknown(capsys: Any) -> None:
+    asked = ["engine=vllm", "cluster=mi325x_1n"]
+    assert main(["sweep", "--dry-run", *asked, "engine.args.attention_backend=ROCM_FANCY"]) == 0
+    assert f"# {UNKNOWN}\n" in capsys.readouterr().out
+    assert main(["sweep", "--dry-run", *asked]) == 0
+    assert "its speed is not in the model" not in capsys.readouterr().out
+    with_it, without = (load([*asked, *more]) for more in (["engine.args.attention_backend=ROCM_FANCY"], []))
+    assert config_check.all_kernels([with_it, without, with_it]) == [UNKNOWN]
+
+
+def test_verify_replays_no_run_with_kernels_of_its_own() -> None:
+    asked = load([OFF])
+    assert isinstance(asked.engine, SimulatedEngine)
+    with pytest.raises(ConfigError, match="kernels of its own"):
+        engine_check._refuse(asked, asked.engine)
+
+
+def test_a_dry_run_shows_lines_on_kernels() -> None:
+    assert "# some line\n" in dry_run.text(load(), 60.0, 5.0, kernels=["some line"])

@@ -1,0 +1,347 @@
+"""Clocks that run faster than the real one, or slower: what is told in-band, what must not depend on it."""
+
+import asyncio
+import itertools
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from analysis import load_run
+from analysis.rows import metrics, records
+from conf import ConfigError, Experiment, load
+from conf.specs.experiment import SimulatedEngine
+from loadgen.cli import command_line
+from loadgen.drive import fixed_rate
+from loadgen.drive.driver import Driver, TargetLost
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.fleet import FleetError, Offset, offset_of
+from loadgen.fleet.health import Pulse
+from loadgen.fleet.load_actor import whose_clock
+from loadgen.fleet.rows import Clock, Planned, Said, batch, plan_table
+from loadgen.fleet.sse import Exchange, StampedReader
+from loadgen.fleet.worker import Worker
+from loadgen.prompts.bodies import Prompts
+from loadgen.run import verdicts
+from loadgen.run.lifecycle import Conclude, Run
+from loadgen.run.run_folder import RunFolder
+from loadgen.search.policy import Segment, Start
+from loadgen.studies import calibration_probes
+from loadgen.traffic.schedule import NS, Traffic
+from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
+from serve_apps.simulated.openai_answers import stamped
+from tests.loadgen.drive.test_sweep import Spoilt, plan, virtual
+from tests.loadgen.fleet import test_http_client
+from tests.loadgen.prompts.test_prefix import simulated
+from tests.loadgen.run.test_lifecycle import VirtualFleet, service
+from tests.serve_apps.simulated.test_server import ARRIVALS, Service, planned, run
+from tests.support.mock_server import END, Script, answer, event, head, token, usage
+from tests.support.patience import PATIENCE_S
+
+FAST, SLOW = 5.0, 0.5
+MS = 1_000_000
+REQUESTS = 4
+
+
+def test_a_fast_engine_emits_the_same_tokens_at_the_same_times_of_its_own() -> None:
+    async def story() -> tuple[float, list[list[float]]]:
+        served, streams = Service(FAST), []
+        begin_s = served.loop.time()
+        for at_s, input_tokens, output_tokens in ARRIVALS:
+            await asyncio.sleep(begin_s + at_s / FAST - served.loop.time())
+            streams.append(served.engine.open(input_tokens, output_tokens))
+        for stream, (_, _, output_tokens) in zip(streams, ARRIVALS, strict=True):
+            await stream.more_than(output_tokens - 1)
+        return served.loop.time() - begin_s, [stream.emitted_s for stream in streams]
+
+    took_s, told = run(story())
+    wanted = planned(ARRIVALS)
+    for key, times in enumerate(told):
+        assert times == pytest.approx(wanted[key], abs=1e-6)
+    last_s = max(times[-1] for times in wanted.values())
+    assert took_s == pytest.approx(last_s / FAST, abs=2e-3)
+
+
+def test_a_fast_engine_is_late_by_its_own_steps() -> None:
+    """A step is late by more than half of it: a stall of 0.4 steps takes two of a fast engine."""
+    *_, before_s, last_s = planned([(0.0, 64, 4)])[0]
+    step_s = last_s - before_s
+
+    async def story(time_scale: float) -> int:
+        served = Service(time_scale)
+        stream = served.engine.open(64, 100)
+        await asyncio.sleep(0.04)
+        served.loop.now_s += 0.4 * step_s  # type: ignore[attr-defined]
+        await stream.more_than(99)
+        return served.engine.metrics().late_steps
+
+    assert run(story(1.0)) == 0
+    assert run(story(FAST)) > 0
+
+
+@pytest.mark.parametrize("cut", [1000, 1, 7, 64])
+def test_stamps_are_read_wherever_the_stream_is_cut(cut: int) -> None:
+    plain = [
+        b'data: {"id":"c","choices":[{"index":0,"text":"%s"}]}\n\n' % text for text in (b"a", b"bc", b"d")
+    ]
+    told = b"".join(stamped(part, 10**17 + k) for k, part in enumerate(plain)) + b"data: [DONE]\n\n"
+    exchange = Exchange(0, 3)
+    reader = StampedReader(exchange)
+    for start in range(0, len(told), cut):
+        reader.feed(told[start : start + cut])
+    assert (exchange.events, exchange.done) == (3, True)
+    assert (exchange.first_virtual_ns, exchange.last_virtual_ns) == (10**17, 10**17 + 2)
+
+
+@pytest.mark.parametrize("stamp", [b"-5", b'"soon"', b"1.5", b"9" * 40, b"null"])
+def test_a_stamp_that_is_none_is_not_believed_and_spoils_nothing(stamp: bytes) -> None:
+    exchange = Exchange(0, 1)
+    StampedReader(exchange).feed(b'data: {"virtual_ns":%s,"choices":[{"text":"a"}]}\n\n' % stamp)
+    assert (exchange.events, exchange.first_virtual_ns, exchange.status) == (1, None, None)
+
+
+def fast(body: dict[str, Any]) -> list[bytes | float | None]:
+    """An answer of three tokens by a server whose clock runs five times as fast."""
+    extra = f"x-time-scale: {FAST:g}\r\nx-accepted-virtual-ns: {7 * MS}\r\n"
+    tokens = [event(b'{"virtual_ns":%d,"choices":[{"text":"a","finish_reason":"length"}]}' % at)
+              for at in (50 * MS, 60 * MS, 80 * MS)]  # fmt: skip
+    return [head(extra=extra), *tokens, usage(len(body["prompt"]), 3), END]
+
+
+@pytest.mark.parametrize(
+    ("script", "time_scale", "status"),
+    [
+        (fast, FAST, "ok"),
+        (fast, 1.0, "http_error"),
+        (answer, FAST, "http_error"),
+        (lambda _: [head(extra="x-time-scale: soon\r\n"), token(), END], 1.0, "http_error"),
+    ],
+)
+def test_a_server_with_another_clock_is_refused(script: Script, time_scale: float, status: str) -> None:
+    (seen,) = test_http_client.run(script, time_scale=time_scale)
+    assert seen.status == status
+    assert (seen.error_kind == "time_scale") == (status != "ok")
+    if seen.status != "ok":
+        assert seen.error is not None and seen.error.endswith(
+            f"; start that server with engine.time_scale={time_scale:g}"
+        )
+    if seen.status == "ok":
+        assert (seen.accepted_virtual_ns, seen.first_virtual_ns) == (7 * MS, 50 * MS)
+
+
+def test_the_runs_clock_and_the_real_one_are_both_in_the_row() -> None:
+    """Due at 10 s of a run five times as fast: 2 s after its beginning."""
+    clock = Clock(epoch_ns=NS, wall_ns=1_700_000_000 * NS, scale=FAST)
+    plan = Planned(3, 0, "window", 10 * NS, 5600, 2)
+    seen = Exchange(
+        3, 2, sent_ns=3 * NS + MS, first_token_ns=3 * NS + 20 * MS, last_token_ns=3 * NS + 30 * MS
+    )
+    seen.status, seen.end_ns, seen.events = "ok", 3 * NS + 31 * MS, 2
+    seen.accepted_virtual_ns, seen.first_virtual_ns, seen.last_virtual_ns = 7 * MS, 77 * MS, 120 * MS
+    seen.gaps_us.append(10_000)
+    assert clock.run_ns(clock.monotonic_ns(plan.due_ns)) == plan.due_ns
+    rows = batch([(plan, seen)], clock, 0, record_itl=True, said=Said())
+    (row,) = rows.to_pylist()
+    offsets_ms = [row[f"{name}_offset_ns"] / MS for name in ("send", "first_token", "last_token", "end")]
+    assert offsets_ms == [5, 100, 150, 155]
+    assert (row["time_scale"], row["engine_first_token_ns"]) == (FAST, 70 * MS)
+    assert row["engine_last_token_ns"] == 113 * MS
+    assert row["itl_us"] == [50_000]
+    assert row["scheduled_at"].timestamp() == 1_700_000_002
+    table = pa.Table.from_batches([rows])
+    assert metrics.ttft(table).tolist() == [70 + 30 / FAST]
+    lost = records.lost(plan_table(Traffic(EXPERIMENT.workload).evenly(1, 10 * NS, NS, first_seq=0, seed=1)),
+                        clock.wall_ns, FAST)  # fmt: skip
+    assert lost["scheduled_at"].to_pylist()[0].timestamp() == 1_700_000_002
+
+
+MINUTE_NS = 60 * NS
+
+
+class Elsewhere:
+    """A clock on another host, `ahead_ns` ahead; each reading is `ways_ns` on its way there and back."""
+
+    def __init__(self, ahead_ns: int, ways_ns: list[tuple[int, int]], whose: str = "another boot") -> None:
+        self.ahead_ns, self.whose = ahead_ns, whose
+        self.now_ns, self._ways = 5 * MINUTE_NS, itertools.cycle(ways_ns)
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def read(self) -> tuple[int, str]:
+        there_ns, back_ns = next(self._ways)
+        self.now_ns += there_ns
+        reading = self.now_ns + self.ahead_ns, self.whose
+        self.now_ns += back_ns
+        return reading
+
+
+@pytest.mark.parametrize("ahead_ns", [-3 * MINUTE_NS, 0, 2 * NS, 10**15])
+def test_another_hosts_clock_is_known_by_the_shortest_round_trip(
+    monkeypatch: pytest.MonkeyPatch, ahead_ns: int
+) -> None:
+    there = Elsewhere(ahead_ns, [(9 * MS, MS), (80_000, 60_000), (0, 40 * MS)])
+    monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", there.monotonic_ns)
+    found = offset_of(there.read)
+    assert found.doubt_ns <= 70_001
+    assert abs(found.offset_ns - ahead_ns) <= found.doubt_ns
+
+
+def test_a_clock_that_is_far_away_refuses_a_common_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Elsewhere(0, [(60 * MS, 60 * MS)])
+    monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", there.monotonic_ns)
+    with pytest.raises(FleetError, match="known to within 60 ms only; run the driver nearer"):
+        offset_of(there.read)
+
+
+def test_on_one_host_there_is_one_clock_however_busy_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Elsewhere(0, [(70 * MS, 200 * MS)], whose_clock())
+    monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", here.monotonic_ns)
+    assert offset_of(here.read) == Offset(0, 0)
+    assert len(whose_clock()) > 36, "the boot and the time namespace"
+
+
+def test_two_clocks_of_one_name_are_two_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of a virtual machine has the boot of the other, and its clock is its own."""
+    there = Elsewhere(2 * NS, [(MS, MS)], whose_clock())
+    monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", there.monotonic_ns)
+    assert offset_of(there.read) == Offset(2 * NS, MS + 1)
+
+
+SHORT = ["workload.input_tokens.mean=600", "workload.output_tokens.mean=20"]
+EXPERIMENT = load([f"engine.time_scale={FAST}", *SHORT])
+
+
+def virtual_s(experiment: Experiment) -> tuple[float, float]:
+    """Seconds to the first and to the last token of a lone request, on the virtual clock."""
+    spec = experiment.engine
+    assert isinstance(spec, SimulatedEngine)
+    plain = Engine(spec, experiment.model, experiment.hardware, experiment.layout)
+    times, now_s = [], 0.0
+    plain.add(GenerateRequest(0, 600, 20), now_s)
+    while (now_s := max(now_s, plain.ready_s())) != math.inf:
+        if step := plain.step(now_s):
+            now_s = step.end_s
+            times += [now_s] * len(step.events)
+    return times[0], times[-1]
+
+
+async def measured(folder: Path, experiment: Experiment) -> pa.Table:
+    """Rows of requests one after the other, over HTTP."""
+    prompts = Prompts(experiment.workload, experiment.model.served_name, experiment.model.vocab, salt=1)
+    shard, scale = Shard(folder / "rows.arrow"), experiment.time_scale
+    async with simulated(experiment) as url:
+        worker = Worker(0, [url], prompts, shard, record_itl=True, time_scale=scale, timeout_s=PATIENCE_S)
+        worker.start(time.monotonic_ns(), time.time_ns())
+        traffic = Traffic(experiment.workload)
+        await worker.offer(traffic.closed(REQUESTS, 1, 0, dwell=0, first_seq=0, seed=1))
+        ended = 0
+        while ended < REQUESTS:
+            ended += (await worker.observe()).ended.num_rows
+            await asyncio.sleep(0.02)
+        await worker.finish(PATIENCE_S)
+    return records.read_shard(shard.path).sort_by("seq")
+
+
+@pytest.mark.parametrize("scale", [FAST, SLOW, 1.0])
+def test_over_http_the_engines_own_times_are_those_of_the_virtual_clock(tmp_path: Path, scale: float) -> None:
+    experiment = load([f"engine.time_scale={scale}", *SHORT])
+    rows = asyncio.run(measured(tmp_path, experiment))
+    first_s, last_s = virtual_s(experiment)
+    assert rows["status"].to_pylist() == ["ok"] * REQUESTS
+    assert metrics.numbers(rows, "engine_first_token_ns") == pytest.approx(first_s * NS, abs=1000)
+    assert metrics.numbers(rows, "engine_last_token_ns") == pytest.approx(last_s * NS, abs=1000)
+    path_ms = metrics.path(rows)
+    assert np.all(path_ms > 0)
+    assert metrics.ttft(rows) == pytest.approx(first_s * 1e3 + path_ms)
+    due_ns, end_ns = metrics.numbers(rows, "due_ns"), metrics.numbers(rows, "end_offset_ns")
+    assert np.all(end_ns >= last_s * NS), (
+        "on the run's clock a request lasts as long as in the engine, and more"
+    )
+    assert np.all(np.diff(due_ns) >= end_ns[:-1]), (
+        "the next one is due, in the run's time, when one has ended"
+    )
+
+
+def test_a_beat_covers_seconds_of_the_run() -> None:
+    began_ns = time.monotonic_ns()
+    pulse = Pulse(0, Clock(began_ns, 0, FAST))
+    pulse.sent(2 * MS)
+    time.sleep(0.02)
+    beat = pulse.beat()
+    assert beat["clock_ns"] / FAST == pytest.approx(beat["at"] * 1000, abs=1001), (
+        "the wall clock knows no speed"
+    )
+    assert beat["span_s"] >= 0.02 * FAST
+    assert beat["lag_max_ms"] == 2, "how late a send was is real time"
+
+
+FAST_WORD = f"engine.time_scale={FAST}"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["engine.time_scale=11"], r"engine\.time_scale=11 must be 0.1 to 10: beyond that a late timer"),
+        (["engine.time_scale=.05"], r"engine\.time_scale=0.05 must be 0.1 to 10: slower than that nothing"),
+        ([FAST_WORD, "engine=external", "target.urls=[http://h:1]"], "belongs to engine=simulated"),
+        ([FAST_WORD, "concurrency=4"], "is a closed loop: engine.time_scale=5 would multiply the way"),
+    ],
+)
+def test_only_a_simulated_clock_runs_otherwise_and_not_without_end(words: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load(words)
+
+
+def test_verbs_without_use_for_another_clock_refuse_it() -> None:
+    with pytest.raises(ConfigError, match="predict has no real clock; leave engine.time_scale out"):
+        command_line.asked("predict", [FAST_WORD], None)
+    with pytest.raises(ConfigError, match="recipe measures on the real clock, not at engine.time_scale=5"):
+        calibration_probes.of(load([FAST_WORD]), guess_qps=5.0)
+
+
+def test_a_server_on_another_clock_ends_the_run_in_its_warm_up() -> None:
+    """Its tokens come, so it is alive; nothing that it says of latency would mean anything."""
+    experiment = load([])
+    why = "the server's clock runs at 5, the load's at 1; start that server with engine.time_scale=1"
+    target = Spoilt(experiment, status="http_error", error_kind="time_scale", error=why)
+    driver = Driver(target, plan(experiment, Start(8.0), warmup_requests=4), lambda *_, **__: None)
+    with pytest.raises(TargetLost, match=why):
+        fixed_rate.rate(driver, 3.0, 60, 15)
+    assert not driver.windows.outcomes
+
+
+def test_lead_and_bridge_are_real_time() -> None:
+    """On a clock of 5 a schedule is due 1 s of the run ahead, and deciding between windows may take 5 s."""
+    experiment = load([])
+    ahead_s, gaps_s = [], []
+    for scale in (1.0, FAST):
+        target = virtual(experiment)
+        driver = Driver(target, plan(experiment, Start(8.0), time_scale=scale), lambda *_, **__: None)
+        ahead_s.append(driver.next_start_ns() / NS)
+        for index in range(2):
+            driver.load(Segment(index, "dwell", 2.0, 0.0, 10.0, False, ""), may_abort=False)
+        first, second = (outcome.dwell for outcome in driver.windows.outcomes)
+        gaps_s.append((second.window_start_ns - first.window_end_ns) / NS)
+    assert (ahead_s, gaps_s) == ([0.2, 1.0], [1.0, 5.0])
+
+
+def test_the_manifest_says_which_clock_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadgen.run.lifecycle.Fleet", VirtualFleet)
+    experiment = load([FAST_WORD, "engine.block_size=128", "fleet.warmup_requests=4"])
+    folder = RunFolder.create(tmp_path, "one")
+    plans = []
+
+    def act(driver: Driver) -> Conclude:
+        plans.append(driver.plan)
+        fixed_rate.rate(driver, 3.0, 60, 15)
+        return lambda: verdicts.of_probe(experiment, driver)
+
+    filled = Run(experiment, folder, "probe", lambda *_, **__: None)
+    assert filled.measure(lambda: Start(8.0), service(), act)["exit_code"] == 0
+    assert load_run(folder.path).manifest["clock"] == {"time_scale": FAST, "zero_wall_ns": 0}
+    assert (plans[0].time_scale, plans[0].block_tokens) == (FAST, 128)

@@ -1,0 +1,225 @@
+"""A sweep of conversations over HTTP that Ctrl-C cuts and resume ends: each turn once, each session at home.
+
+Two simulated replicas behind HAProxy and Serve's hash ring, deployed once for both sessions of the run, so
+that the ring is the same. Nothing here depends on how fast this machine is: a void window is one more.
+"""
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from analysis import load_run
+from analysis.results import recount, summary
+from analysis.rows import metrics
+from conf import Experiment
+from loadgen.cli import command_line
+from loadgen.drive import cache_warmup
+from loadgen.drive.driver import Driver
+from loadgen.fleet.target import Observation, Target
+from loadgen.run.run_folder import RunFolder
+from loadgen.search.policy import Start
+from loadgen.traffic.population import Population
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
+
+pytestmark = pytest.mark.ray
+
+pytest.importorskip("ray")
+
+from loadgen.cli import verbs  # noqa: E402
+from loadgen.cli.deployment import service  # noqa: E402
+from loadgen.run import measure  # noqa: E402
+from loadgen.run.lifecycle import Conclude  # noqa: E402
+from tests.support.patience import PATIENCE_S  # noqa: E402
+
+ACTORS = 2
+WORDS = [
+    "workload=character",
+    *(
+        f"workload.conversations.{word}"
+        for word in (
+            "turns=40",
+            "think_mean_s=4",
+            "answer_ttft_s=.5",
+            "answer_tpot_s=.01",
+            "characters=50",
+            "character_tokens.mean=200",
+            "system_tokens=100",
+            "answer_tokens.mean=20",
+            "max_prompt_tokens=1024",
+            "truncation_step_tokens=256",
+        )
+    ),
+    "routing=consistent_hash",
+    "layout=dp2_tp4_ep4",
+    "engine.time_scale=10",
+    "slo.ttft_p90_ms=5000",
+    "slo.tpot_p90_ms=500",
+    f"fleet.actors={ACTORS}",
+    "fleet.cpus_per_actor=.4",
+    "fleet.warmup_requests=6",
+    "fleet.request_timeout_s=60",
+    "search.expected_qps=2",
+    "search.window_s=15",
+    "search.transition_s=5",
+    "search.first_transition_s=5",
+    "search.settle_s=20",
+    "search.min_dwells=1",
+    "search.budget_s=100",
+]
+Events = list[dict[str, Any]]
+ENDS = [("ok", None), ("missed", "retracted"), ("missed", "overdue")]
+
+
+def quiet(kind: str, /, **facts: Any) -> None:
+    """Nobody listens."""
+
+
+class Interrupted:
+    """A fleet in whose second window Ctrl-C comes, on its first look at what is answered there."""
+
+    def __init__(self, fleet: Target) -> None:
+        self._fleet, self._at_ns = fleet, math.inf
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fleet, name)
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = self._fleet.run(schedule, until_ns)
+        if schedule is not None and schedule.dwell == 1 and PHASES.index("window") in schedule.phase:
+            self._at_ns = until_ns
+        elif until_ns > self._at_ns:
+            raise KeyboardInterrupt
+        return seen
+
+
+def interrupted(experiment: Experiment, driver: Driver) -> Conclude:
+    """The act of a sweep that is cut."""
+    driver.target = cast(Target, Interrupted(driver.target))
+    return measure.search(experiment, driver)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run in two sessions: its experiment, both conclusions, and its folder."""
+
+    experiment: Experiment
+    trees: tuple[dict[str, Any], dict[str, Any]]
+    folder: Path
+
+    @property
+    def sessions(self) -> tuple[Events, Events]:
+        """The events of the session that was cut, and of the one that went on."""
+        events = load_run(self.folder).events()
+        cut = next(number for number, event in enumerate(events) if event["event"] == "end")
+        return events[:cut], events[cut:]
+
+    def sent(self) -> list[dict[str, Any]]:
+        """What was sent under load; a warm-up repeats what was said before time 0."""
+        rows = load_run(self.folder).requests().to_pylist()
+        return [row for row in rows if row["send_offset_ns"] is not None and row["dwell"] >= 0]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    experiment = command_line.asked("sweep", WORDS, None)
+    folder = RunFolder.create(tmp_path_factory.mktemp("runs"), "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache_warmup, "PIECE_S", 5.0)
+        patch.setattr(cache_warmup, "LONGEST_S", 10.0)
+        patch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", PATIENCE_S)
+        patch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", PATIENCE_S)
+        with service(experiment, quiet) as up:
+            site = measure.Site(lambda *_: (Start(8.0, 2.0), None), lambda *_: nullcontext(up))
+            cut = measure.measure(experiment, "sweep", folder, interrupted, site, quiet)
+            ended = verbs.resume(
+                folder.path,
+                lambda saved: command_line.asked("sweep", [], saved),
+                site,
+                quiet,
+            )
+    yield Ran(experiment, (cut, ended), folder.path)
+
+
+def test_the_run_was_cut_in_a_window_and_came_to_its_end(ran: Ran) -> None:
+    cut, ended = ran.trees
+    assert cut["exit_code"] == summary.EXIT_INTERRUPTED
+    assert ended["exit_code"] in (0, 3, 4, 6), ended["reason"]
+    first, second = ran.sessions
+    measured = [[e["index"] for e in part if e["event"] == "segment_done"] for part in (first, second)]
+    assert measured[0] == [0] and measured[1][0] <= 1 and measured[1][-1] == len(ended["dwells"]) - 1
+
+
+def test_every_planned_turn_has_one_row_and_is_sent_at_most_once(ran: Ran) -> None:
+    rows = load_run(ran.folder).requests().to_pylist()
+    assert len(rows) == len({row["seq"] for row in rows}) == RunFolder.planned_in(ran.folder)
+    ends = {(row["status"], row["error_kind"]) for row in rows}
+    # On a busy machine some are overdue.
+    assert {("ok", None), ("missed", "retracted")} <= ends <= {*ENDS}
+    turns = [(row["session_id"], row["turn"]) for row in ran.sent()]
+    assert len(turns) == len(set(turns)) > 100
+
+
+def test_no_turn_of_a_window_is_left_out_in_either_session(ran: Ran) -> None:
+    spec = ran.experiment.workload.conversations
+    assert spec is not None
+    people = Population(spec, ran.experiment.seed)
+    rows = load_run(ran.folder).requests().to_pylist()
+    tried = [row for row in rows if row["error_kind"] != "retracted" and row["dwell"] >= 0]
+    windows = [
+        event["window"] for event in itertools.chain(*ran.sessions) if event["event"] == "segment_done"
+    ]
+    for window in windows:
+        begin_ns, end_ns = window["window_start_ns"], window["window_end_ns"]
+        asked = people.turns(window["rate_qps"], begin_ns / NS, end_ns / NS)
+        due = {(row["session_id"], row["turn"]) for row in tried if begin_ns <= row["due_ns"] < end_ns}
+        assert due == {(int(turn["session"]), int(turn["turn"])) for turn in asked} and len(due) >= 10
+
+
+def test_a_session_has_one_replica_and_in_each_session_of_the_run_one_load_actor(ran: Ran) -> None:
+    replicas, actors = defaultdict(set), defaultdict(set)
+    for row in ran.sent():
+        replicas[row["session_id"]].add(row["replica_id"])
+        actors[row["session_id"], row["client_id"] // ACTORS].add(row["client_id"])
+    assert len(set().union(*replicas.values())) == 2 and len(set().union(*actors.values())) == 2 * ACTORS
+    assert {len(homes) for homes in replicas.values()} == {len(owners) for owners in actors.values()} == {1}
+    both = {session for session, _ in actors}
+    gone_on = [session for session in both if {(session, 0), (session, 1)} <= actors.keys()]
+    assert len(gone_on) > 2, "users of the first session of the run talk on in the second"
+    for session in gone_on:
+        (before,), (after,) = actors[session, 0], actors[session, 1]
+        assert before % ACTORS == after % ACTORS
+
+
+def test_caches_are_filled_anew_after_the_resume(ran: Ran) -> None:
+    first, second = ran.sessions
+
+    def filled(part: Events) -> list[float]:
+        """The rate of each segment, if a fill went before it, else 0."""
+        rates, fills = [], 0
+        for event in part:
+            fills += event["event"] == "fill"
+            if event["event"] == "segment":
+                rates.append(event["rate_qps_per_node"] if fills else 0.0)
+                fills = 0
+        return rates
+
+    assert filled(first)[0] > 0
+    # No rate above those of the first session: only that it is another session asks for it.
+    assert 0 < filled(second)[0] <= max(filled(first)) * (1 + cache_warmup.AGREE)
+    rows = load_run(ran.folder).requests()
+    assert (metrics.prefix_hit(rows) or 0.0) > 0.5
+
+
+def test_the_conclusion_is_found_again_in_the_parquet(ran: Ran) -> None:
+    run = load_run(ran.folder)
+    said, identical = recount.text(run)
+    assert identical, said
+    assert run.sweep is not None and run.sweep["exit_code"] == ran.trees[1]["exit_code"]
+    assert run.sweep["requests"]["rows"] == run.sweep["requests"]["planned"] == run.requests().num_rows

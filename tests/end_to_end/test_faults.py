@@ -1,0 +1,428 @@
+"""What goes wrong in a real run, done for real: each ends in the right rows and the right verdict.
+
+Rows: one for every planned request, none twice, no late burst. The load actors, their node and the driver
+are killed; the server refuses, hangs, answers with errors or breaks off; the disk fills; Ctrl-C comes.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from analysis import load_run
+from analysis.results import summary
+from conf import Experiment, load
+from loadgen.drive import fixed_rate
+from loadgen.drive.driver import Driver
+from loadgen.drive.sweep import sweep
+from loadgen.fleet.worker import MISSED_AFTER_NS
+from loadgen.run import verdicts
+from loadgen.run.run_folder import RunFolder
+from loadgen.search.policy import Segment, Start, Stop
+from tests.support.mock_server import MockServer, Script, answer, head, token
+from tests.support.patience import PATIENCE_S, until, void_by_neighbours
+from tests.support.words import over
+
+pytestmark = pytest.mark.ray
+
+ray = pytest.importorskip("ray")
+
+from cluster.ray_session.session import open_session  # noqa: E402
+from conf.specs.experiment import Cluster  # noqa: E402
+from loadgen.run.lifecycle import Conclude, Run, Service  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+WORDS = [
+    "engine=external",
+    "target.urls=[http://127.0.0.1:1]",
+    "workload=smoke",
+    "workload.output_tokens.mean=4",
+    "fleet.actors=2",
+    "fleet.cpus_per_actor=0.4",
+    "fleet.warmup_requests=2",
+    "fleet.request_timeout_s=60",
+    "fleet.drain_s=60",
+    "search.window_s=4",
+    "search.transition_s=1",
+    "search.first_transition_s=1",
+    "search.ramp_step_s=2",
+    "search.settle_s=5",
+    "search.min_dwells=2",
+    "search.budget_s=14",
+    "search.highest_qps=30",
+    "slo.ttft_p90_ms=2000",
+    "slo.tpot_p90_ms=500",
+]
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    """Ray without Serve: a head and two nodes that may be killed."""
+    with open_session(Cluster("doomed", session="fake", nodes=2, gpus_per_node=1), None, load_cpus=1):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load actor that only waits for its core is not lost."""
+    monkeypatch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", PATIENCE_S)
+
+
+@contextlib.contextmanager
+def serving(script: Script) -> Iterator[MockServer]:
+    """A mock server in a thread of its own."""
+    ready, box = threading.Event(), {}
+
+    async def serve() -> None:
+        async with MockServer(script) as server:
+            box["server"], box["stop"], box["loop"] = server, asyncio.Event(), asyncio.get_running_loop()
+            ready.set()
+            await box["stop"].wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    assert ready.wait(PATIENCE_S)
+    try:
+        yield box["server"]
+    finally:
+        box["loop"].call_soon_threadsafe(box["stop"].set)
+        thread.join(PATIENCE_S)
+
+
+def good(body: dict[str, Any]) -> list[bytes | float | None]:
+    return answer(body, 0.02)
+
+
+def run_against(
+    tmp_path: Path,
+    url: str,
+    act: Callable[[Experiment, Driver], Any],
+    words: list[str] | None = None,
+    listener: Callable[..., None] = lambda *_, **__: None,
+    **service: Any,
+) -> dict[str, Any]:
+    """A whole run, whose fleet and folder are real, against `url`; `listener` is told its events."""
+    experiment = load(over(WORDS, *(words or [])))
+
+    @contextlib.contextmanager
+    def up() -> Iterator[Service]:
+        yield Service([url], **service)
+
+    run = Run(experiment, RunFolder.create(tmp_path, "run"), "sweep", listener)
+    return run.measure(lambda: Start(80.0), up(), lambda driver: act(experiment, driver))
+
+
+def measure(tmp_path: Path, url: str, act: Any, words: Any = None, **service: Any) -> tuple[Any, Path]:
+    """The same, with what must hold of every run on a disk with room, however it ended."""
+    tree, folder = run_against(tmp_path, url, act, words, **service), tmp_path / "run"
+    check_rows(folder)
+    assert json.loads((folder / "sweep.json").read_text())["exit_code"] == tree["exit_code"]
+    return tree, folder
+
+
+def check_rows(folder: Path) -> Counter[str]:
+    """One row for every planned request, none twice, nothing sent in a late burst; returns the statuses."""
+    rows = load_run(folder).requests().to_pylist()
+    assert len(rows) == len({row["seq"] for row in rows}) == RunFolder.planned_in(folder)
+    late = [row["send_offset_ns"] for row in rows if row["send_offset_ns"] is not None]
+    assert all(-1_000_000 <= lag <= 2 * MISSED_AFTER_NS for lag in late)
+    return Counter(row["status"] for row in rows)
+
+
+def held(experiment: Experiment, driver: Driver, rate_qps: float = 30.0) -> Conclude:
+    fixed_rate.rate(driver, rate_qps, 2.5, 0.5)
+    return lambda: verdicts.of_probe(experiment, driver)
+
+
+def searched(experiment: Experiment, driver: Driver) -> Conclude:
+    found = sweep(driver)
+    return lambda: verdicts.of_sweep(experiment, driver, found, "wall")
+
+
+def during(index: int, act: Callable[[], object], after_s: float = 0.7) -> Callable[..., None]:
+    """A listener that acts once, so long after a segment was announced."""
+
+    def listen(kind: str, /, **facts: Any) -> None:
+        if kind == "segment" and facts["index"] == index:
+            threading.Timer(after_s, act).start()
+
+    return listen
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in load_run(folder).events() if event["event"] == kind]
+
+
+def missed_or_client_limited(tree: dict[str, Any]) -> bool:
+    """A bound was missed; void only where a neighbour on a shared machine spoilt the client's timing."""
+    missed = tree["exit_code"] == summary.EXIT_SLO_MISSED and tree["valid"]
+    return bool(missed) or void_by_neighbours(tree)
+
+
+def actor_pid(folder: Path) -> int:
+    return int(json.loads((folder / "manifest.json").read_text())["load_actors"][1]["pid"])
+
+
+def test_a_killed_load_actor_is_replaced_and_its_window_void(session: None, tmp_path: Path) -> None:
+    def kill() -> None:
+        os.kill(actor_pid(tmp_path / "run"), signal.SIGKILL)
+
+    def choose(driver: Driver) -> Segment | Stop:
+        """Three windows, of which the second is struck: a search could end for a busy machine's sake."""
+        number = len(driver.windows.outcomes)
+        if number > 2:
+            return Stop("budget", "enough was seen")
+        return Segment(number, "dwell", 20.0, 1.0, 4.0, False, "the rate that was asked")
+
+    def act(experiment: Experiment, driver: Driver) -> Any:
+        found = sweep(driver, choose)
+        return lambda: verdicts.of_sweep(experiment, driver, found, "wall")
+
+    with serving(good) as server:
+        tree, folder = measure(tmp_path, server.url, act, ["search.budget_s=600"], listener=during(1, kill))
+    assert len(events(folder, "healed")) == 1
+    void = [dwell["void_reason"] for dwell in tree["dwells"] if not dwell["valid"]]
+    assert "actor_lost" in void
+    assert tree["dwells"][-1]["void_reason"] != "actor_lost", "the fresh actor was as good as the old one"
+    assert check_rows(folder)["ok"] > 10
+
+
+def test_a_load_actor_that_hangs_is_lost(
+    session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> None:
+        monkeypatch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", 5.0)
+        os.kill(actor_pid(tmp_path / "run"), signal.SIGSTOP)
+
+    with serving(good) as server:
+        tree, _ = measure(tmp_path, server.url, held, listener=during(0, stop, after_s=1.5))
+    assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
+    assert tree["reason"].startswith("actor_lost")
+
+
+def test_a_killed_node_takes_its_load_actors_with_it(session: None, tmp_path: Path) -> None:
+    def kill() -> None:
+        actor = actor_pid(tmp_path / "run")
+        raylet = int(Path(f"/proc/{actor}/stat").read_text().rpartition(")")[2].split()[1])
+        for pid in (raylet, actor):
+            os.kill(pid, signal.SIGKILL)
+
+    with serving(good) as server:
+        where = {"label_selector": {"role": "gpu"}}
+        tree, folder = measure(tmp_path, server.url, held, actor_options=where, listener=during(0, kill))
+    assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
+    assert tree["reason"].startswith("actor_lost")
+    states = check_rows(folder)
+    assert states["lost"] + states["missed"] > 0 < states["ok"]
+
+
+def refusing(status: str, every: int = 1) -> Script:
+    """Answers each `every`th request with an error."""
+    count = 0
+
+    def script(body: dict[str, Any]) -> list[bytes | float | None]:
+        nonlocal count
+        count += 1
+        if count % every:
+            return good(body)
+        text = b'{"error":"busy"}'
+        lines = f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n"
+        return [lines.encode() + text]
+
+    return script
+
+
+@pytest.mark.parametrize("status", ["429 Too Many Requests", "500 Oops", "503 Service Unavailable"])
+def test_a_server_that_refuses_everything_is_lost_not_slow(
+    session: None, tmp_path: Path, status: str
+) -> None:
+    with serving(refusing(status)) as server:
+        tree, folder = measure(tmp_path, server.url, searched)
+    assert tree["exit_code"] == summary.EXIT_TARGET
+    assert f"requests failed: {status[:3]}" in tree["reason"]
+    assert set(check_rows(folder)) <= {"http_error", "missed"}
+
+
+def test_errors_among_answers_count_against_the_bound(session: None, tmp_path: Path) -> None:
+    with serving(refusing("503 Service Unavailable", every=4)) as server:
+        tree, folder = measure(tmp_path, server.url, held)
+    assert missed_or_client_limited(tree)
+    assert tree["probe"]["ttft"]["p90_ms"] == float("inf")
+    assert check_rows(folder)["http_error"] > 5
+
+
+def test_a_refused_connection_is_a_lost_target(session: None, tmp_path: Path) -> None:
+    tree, folder = measure(tmp_path, "http://127.0.0.1:9", searched)
+    assert tree["exit_code"] == summary.EXIT_TARGET and "Refused" in tree["reason"]
+    assert set(check_rows(folder)) <= {"conn_error", "missed"}
+
+
+def test_a_server_that_hangs_is_a_lost_target(session: None, tmp_path: Path) -> None:
+    with serving(lambda _: [head(), 600.0]) as server:
+        tree, folder = measure(tmp_path, server.url, searched, ["fleet.request_timeout_s=3"])
+    assert tree["exit_code"] == summary.EXIT_TARGET
+    assert set(check_rows(folder)) <= {"timeout", "missed"}
+
+
+def test_a_replica_that_breaks_off_is_failures_behind_a_200(session: None, tmp_path: Path) -> None:
+    def breaking(body: dict[str, Any]) -> list[bytes | float | None]:
+        return [head(), token(), None]
+
+    with serving(breaking) as server:
+        tree, folder = measure(tmp_path, server.url, held)
+    assert missed_or_client_limited(tree)
+    assert tree["probe"]["ttft"]["p90_ms"] == float("inf")
+    assert check_rows(folder)["truncated"] > 5
+
+
+def test_a_replaced_replica_ends_the_run_with_everything_saved(session: None, tmp_path: Path) -> None:
+    with serving(good) as server:
+        tree, folder = measure(tmp_path, server.url, held, fault=lambda: "1 of 1 replicas gone, 1 new")
+    assert (tree["exit_code"], tree["reason"]) == (summary.EXIT_TARGET, "1 of 1 replicas gone, 1 new")
+    assert check_rows(folder)["ok"] > 5
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[Path, int], None]]:
+    """Mounts a disk of so many kB at a folder."""
+    mounted: list[Path] = []
+
+    def mount(path: Path, size_kb: int) -> None:
+        path.mkdir(parents=True)
+        words = ["mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "tmpfs", str(path)]
+        if subprocess.run(words, capture_output=True).returncode:
+            pytest.skip("a small disk needs the right to mount one")
+        mounted.append(path)
+
+    yield mount
+    for path in mounted:
+        subprocess.run(["umount", "-l", str(path)], check=False)
+
+
+def fill(disk: Path) -> None:
+    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass
+
+
+Mount = Callable[[Path, int], None]
+
+
+@pytest.mark.parametrize("full", ["the load actors' disk", "every disk"])
+def test_a_full_disk_claims_nothing_and_keeps_what_was_written(
+    session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_disk: Mount, full: str
+) -> None:
+    run = tmp_path / "run"
+    disk = run / "shards" if "actors" in full else run
+    small_disk(disk, 600)
+    monkeypatch.setattr(RunFolder, "create", classmethod(lambda cls, out, name: cls(out / name)))
+
+    def act(experiment: Experiment, driver: Driver) -> Any:
+        fixed_rate.rate(driver, 30.0, 4.5, 0.5)
+        return lambda: verdicts.of_probe(experiment, driver)
+
+    with serving(good) as server:
+        listener = during(0, lambda: fill(disk), after_s=2.3)
+        tree = run_against(tmp_path, server.url, act, listener=listener)
+    assert not tree["valid"] and tree["exit_code"] in (summary.EXIT_VOID, summary.EXIT_INTERNAL)
+    assert "No space left" in tree["reason"] and "\n" not in tree["reason"]
+    states = check_rows(run)
+    assert states["ok"] > 5 and states["lost"] > 0
+    (disk / "filler").unlink()
+    folder = RunFolder(run)
+    assert folder.collect().num_rows == RunFolder.planned_in(run)
+
+
+def command(verb: str, *words: str) -> list[str]:
+    return [sys.executable, "-m", "loadgen", verb, *words]
+
+
+def started(url: str, tmp_path: Path, budget_s: float, *more: str) -> subprocess.Popen[str]:
+    """A sweep as a process of its own, in its third segment when this returns.
+
+    It begins without a ramp, which two void steps would end.
+    """
+    own = [f"target.urls=[{url}]", f"search.budget_s={budget_s}", f"out={tmp_path}", "run=own"]
+    words = over(WORDS, *own, "search.start=prediction", "search.expected_qps=20", *more)
+    process = subprocess.Popen(
+        command("sweep", "--json", *words), cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        event = json.loads(line)
+        if event["event"] == "segment" and event["index"] == 2:
+            return process
+    raise AssertionError("the sweep ended early")
+
+
+def running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.slow
+def test_a_killed_driver_leaves_silence_and_a_run_to_resume(tmp_path: Path) -> None:
+    with serving(good) as server:
+        process = started(server.url, tmp_path, budget_s=24)
+        time.sleep(1.0)
+        process.kill()
+        process.wait()
+        folder = tmp_path / "own"
+        actors = json.loads((folder / "manifest.json").read_text())["load_actors"]
+        until(lambda: not any(running(actor["pid"]) for actor in actors), "the fleet lives on")
+        before = check_rows(folder)
+        assert before["ok"] > 10 and before["missed"] > 0, "the fleet fell silent before its plan was over"
+        done = subprocess.run(
+            command("resume", "--json", str(folder)), cwd=ROOT, capture_output=True, text=True, timeout=600
+        )
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == result["exit_code"] and done.returncode in (0, 3, 4, 6), done.stderr
+    after = check_rows(folder)
+    assert after["ok"] > before["ok"] and after["lost"] == before["lost"]
+    indices = [event["index"] for event in events(folder, "segment_done")]
+    assert sorted(set(indices)) == list(range(len(result["dwells"])))
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_cuts_what_the_first_waits_for(tmp_path: Path) -> None:
+    slow, asked = threading.Event(), threading.Event()
+
+    def script(body: dict[str, Any]) -> list[bytes | float | None]:
+        if not slow.is_set():
+            return good(body)
+        asked.set()
+        return [head(), token(), 600.0]
+
+    with serving(script) as server:
+        forever = "fleet.request_timeout_s=600", "fleet.drain_s=600"
+        process = started(server.url, tmp_path, 60, *forever)
+        slow.set()
+        assert asked.wait(PATIENCE_S)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line)["event"] == "interrupted":
+                break
+        time.sleep(2.0)  # then it waits for answers, for minutes
+        process.send_signal(signal.SIGINT)
+        last = process.stdout.read().splitlines()[-1]
+        assert process.wait(PATIENCE_S) == json.loads(last)["exit_code"] == summary.EXIT_INTERRUPTED
+    folder = tmp_path / "own"
+    check_rows(folder)
+    kinds = Counter(row["error_kind"] for row in load_run(folder).requests().to_pylist())
+    assert kinds["interrupted"] > 0

@@ -1,0 +1,292 @@
+"""What a run folder's files promise: names, types, units and encodings, held by a real run from then on."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from analysis import load_run
+from analysis.capacity import dwell_table
+from analysis.results import recount
+from analysis.results.runs import Run
+from analysis.rows import latency_columns, metrics, records, time_series
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.run.run_folder import checksums
+from tests.benchmarks import parquet as benchmark
+from tests.support.golden import GOLDEN
+
+SCHEMAS = {
+    "requests": latency_columns.FILE,
+    "dwells": dwell_table.DWELLS,
+    "timeseries": time_series.SERVER,
+    "clients": time_series.CLIENTS,
+}
+FILES = {
+    "requests": "requests/part-000.parquet",
+    **{name: f"{name}.parquet" for name in ("dwells", "timeseries", "clients")},
+}
+FROZEN = json.loads((GOLDEN.parent / "columns.json").read_text())
+"""Column -> type and unit. A new column is added to this file; none is changed or taken away."""
+UNITS = {"_ns": "ns", "_us": "us", "_ms": "ms", "_s": "s", "_tokens": "tokens", "_qps": "requests/s"}
+REQUESTS = GOLDEN / FILES["requests"]
+VECTORS: list[str] = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
+"""Vector instructions that numpy found on this CPU and can do without, oldest first."""
+
+
+def told(field: pa.Field, key: str) -> str:
+    return (field.metadata or {}).get(key.encode(), b"").decode()
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_column_names_types_and_units_are_frozen(name: str) -> None:
+    found = {field.name: [str(field.type), told(field, "unit")] for field in SCHEMAS[name]}
+    assert found == FROZEN[name]
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_column_says_what_it_means_and_its_name_carries_its_unit(name: str) -> None:
+    for field in SCHEMAS[name]:
+        assert len(told(field, "doc")) > 3
+        suffix = next((end for end in UNITS if field.name.endswith((end, f"{end}_per_node"))), None)
+        assert suffix is None or told(field, "unit") == UNITS[suffix], field.name
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_golden_run_has_the_frozen_columns_with_their_units_and_docs(name: str) -> None:
+    kept = pq.read_schema(GOLDEN / FILES[name])
+    assert int(kept.metadata[b"schema_version"]) >= 1 and len(kept) >= 10
+    for field in kept:
+        assert field.type == SCHEMAS[name].field(field.name).type, field.name
+        assert FROZEN[name][field.name][1] == told(field, "unit") and told(field, "doc")
+
+
+def test_the_golden_run_says_again_what_it_concluded() -> None:
+    lines, identical = recount.text(load_run(GOLDEN))
+    assert identical, lines
+
+
+OTHER_DIGITS = {
+    "without the newest vector instructions": {"NPY_DISABLE_CPU_FEATURES": " ".join(VECTORS[1:])},
+    "without any vector instructions": {"NPY_DISABLE_CPU_FEATURES": " ".join(VECTORS)},
+    "with an older BLAS": {"OPENBLAS_CORETYPE": "Haswell"},
+}
+"""Environments in which the same sums have another last digit, as on another CPU."""
+
+
+@pytest.mark.parametrize("environment", OTHER_DIGITS.values(), ids=OTHER_DIGITS)
+def test_another_cpu_recomputes_the_golden_run(environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "analysis", "show", str(GOLDEN), "--recompute"]
+    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    assert ran.returncode == 0 and ran.stdout.startswith("SAME"), ran.stdout + ran.stderr
+
+
+def test_the_golden_run_is_whole_small_and_of_no_place() -> None:
+    files = [path for path in GOLDEN.rglob("*") if path.is_file()]
+    assert load_run(GOLDEN).manifest["files"] == checksums(GOLDEN)
+    assert sum(path.stat().st_size for path in files) < 600_000
+    texts = "".join(path.read_text() for path in files if path.suffix != ".parquet")
+    columns = [pq.read_table(path).to_pydict() for path in files if path.suffix == ".parquet"]
+    texts += json.dumps(columns, default=str)
+    places = {"http://127.0.0.1:8000", "vllm", "runs/golden_run"}
+    assert not re.findall(r"(?:[\s\"'=]|^)/(?:home|root|tmp|work|usr|mnt|data|opt)\b[^\s\"]*", texts)
+    assert set(re.findall(r"https?://[\w.:-]+", texts)) <= places
+    assert load_run(GOLDEN).manifest["host"]["name"] == "host"
+
+
+def test_the_file_says_its_version_and_every_formula() -> None:
+    said = pq.read_schema(REQUESTS).metadata
+    assert int(said[b"schema_version"]) == records.SCHEMA_VERSION
+    assert json.loads(said[b"formulas"]) == {metric.name: metric.formula for metric in metrics.METRICS}
+    for metric in latency_columns.LATENCIES:
+        assert told(latency_columns.FILE.field(f"{metric.name}_ms"), "formula") == metric.formula
+
+
+def encodings(file: Path) -> dict[str, set[str]]:
+    """What each column's pages are encoded by, and that they can be skipped."""
+    whole = pq.read_metadata(file)
+    groups = [whole.row_group(i) for i in range(whole.num_row_groups)]
+    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    assert all(chunk.compression == "ZSTD" for chunk in chunks)
+    assert all(chunk.has_column_index and chunk.has_offset_index for chunk in chunks)
+    used: dict[str, set[str]] = {}
+    for chunk in chunks:
+        used.setdefault(chunk.path_in_schema, set()).update(chunk.encodings)
+    return used
+
+
+def test_the_file_has_the_encodings_that_were_asked_for(tmp_path: Path) -> None:
+    """pyarrow accepts an encoding by a list's own name, and does not use it."""
+    rows = benchmark.requests(0, 40_000, 40_000, with_gaps=True)
+    records.write(latency_columns.with_latencies(rows), tmp_path / "rows.parquet")
+    used = encodings(tmp_path / "rows.parquet")
+    assert "BYTE_STREAM_SPLIT" in used["itl_us.list.element"]
+    for name in ("due_ns", "scheduled_at", "send_offset_ns", "last_token_offset_ns", "engine_first_token_ns"):
+        assert "DELTA_BINARY_PACKED" in used[name], name
+    for metric in latency_columns.LATENCIES:
+        assert "BYTE_STREAM_SPLIT" in used[f"{metric.name}_ms"]
+    for name in ("phase", "status", "replica_id", "error"):
+        assert "RLE_DICTIONARY" in used[name], name
+    assert not {name for name, by in used.items() if "RLE_DICTIONARY" in by and told_number(name)}
+    whole = pq.read_metadata(tmp_path / "rows.parquet")
+    assert [whole.row_group(i).num_rows for i in range(whole.num_row_groups)] == [32_768, 40_000 - 32_768]
+    assert 270 < (tmp_path / "rows.parquet").stat().st_size / 40_000 < 330, "0.30 kB per request"
+
+
+def told_number(path: str) -> bool:
+    kind = latency_columns.FILE.field(path.partition(".")[0]).type
+    return not pa.types.is_dictionary(kind) and not pa.types.is_string(kind)
+
+
+@pytest.mark.parametrize("name", ["timeseries", "clients", "dwells"])
+def test_the_other_files_are_encoded_by_the_same_rules(name: str) -> None:
+    used = encodings(GOLDEN / FILES[name])
+    for field in SCHEMAS[name]:
+        if pa.types.is_float64(field.type):
+            assert "BYTE_STREAM_SPLIT" in used[field.name], field.name
+        if pa.types.is_int64(field.type) or pa.types.is_timestamp(field.type):
+            assert "DELTA_BINARY_PACKED" in used[field.name], field.name
+
+
+def test_derived_columns_are_the_metrics_and_unknown_is_null() -> None:
+    rows = load_run(GOLDEN).requests()
+    written = pq.read_table(REQUESTS)
+    back = metrics.word_in(rows, "phase", "retracted")
+    assert back.sum() == 3
+    for metric in latency_columns.LATENCIES:
+        latency = np.where(back, np.nan, metric.of(rows)).astype(np.float32)
+        column = written[f"{metric.name}_ms"]
+        np.testing.assert_array_equal(column.to_numpy(), latency)
+        assert column.null_count == np.isnan(latency).sum() and not pc.any(pc.is_nan(column)).as_py()
+
+
+def test_a_latency_that_does_not_apply_is_null_and_that_of_a_failure_infinite() -> None:
+    answer = {"status": "ok", "phase": "window", "first_token_offset_ns": 10**9, "output_tokens": 1}
+    rows = records.table(
+        [answer, answer | {"status": "missed"}, answer | {"phase": "retracted", "status": "missed"}]
+    )
+    found = latency_columns.with_latencies(rows).select(["ttft_ms", "tpot_ms", "send_lag_ms"]).to_pydict()
+    assert found == {
+        "ttft_ms": [1000.0, np.inf, None],
+        "tpot_ms": [None, None, None],
+        "send_lag_ms": [None, np.inf, None],
+    }
+
+
+def test_nothing_reads_the_derived_columns_back(tmp_path: Path) -> None:
+    path = Path(shutil.copytree(GOLDEN, tmp_path / "run"))
+    written = pq.read_table(REQUESTS)
+    for metric in latency_columns.LATENCIES:
+        name = f"{metric.name}_ms"
+        place = written.schema.get_field_index(name)
+        written = written.set_column(place, name, pa.nulls(written.num_rows, pa.float32()))
+    pq.write_table(written, path / FILES["requests"])
+    assert load_run(path).requests().equals(load_run(GOLDEN).requests())
+    assert recount.text(load_run(path))[1]
+
+
+NEW = ["time_scale", "engine_first_token_ns", "engine_last_token_ns", "shared_tokens"]
+
+
+def test_files_of_several_versions_are_one_table(tmp_path: Path) -> None:
+    """The earlier half as the first version wrote it, the rest with a column of a version to come."""
+    path = Path(shutil.copytree(GOLDEN, tmp_path / "run"))
+    whole = pq.read_table(REQUESTS)
+    old = whole.slice(0, 500).select([n for n in records.REQUESTS.names if n not in NEW])
+    pq.write_table(
+        old.replace_schema_metadata({"schema_version": "1"}), path / "requests" / "part-001.parquet"
+    )
+    pq.write_table(
+        whole.slice(500).append_column("of_2030", whole.slice(500)["seq"]), path / FILES["requests"]
+    )
+    run = load_run(path)
+    rows, golden = run.requests(), load_run(GOLDEN).requests()
+    assert rows.schema.equals(records.REQUESTS, check_metadata=True)
+    assert rows.drop_columns(NEW).equals(golden.drop_columns(NEW))
+    assert rows["time_scale"].null_count == 500
+    assert recount.text(run)[1]
+
+
+def test_an_older_table_of_dwells_has_todays_columns_and_its_own_basis(tmp_path: Path) -> None:
+    old = pq.read_table(GOLDEN / "dwells.parquet")
+    pq.write_table(old.drop_columns(["by_replica", "prefix_hit"]), tmp_path / "dwells.parquet")
+    found = Run(tmp_path, {}, None).dwells()
+    assert found.schema.equals(dwell_table.DWELLS) and found["prefix_hit"].null_count == 8
+    assert dwell_table.basis_of(found) == dwell_table.basis_of(old) is not None
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """The golden run as a kill would have left it: shards, one of them cut, and no conclusion."""
+    path = Path(shutil.copytree(GOLDEN, tmp_path / "killed"))
+    rows = load_run(GOLDEN).requests().cast(records.SHARD)
+    for file in ("sweep.json", "dwells.parquet", "clients.parquet", "timeseries.parquet"):
+        (path / file).unlink()
+    shutil.rmtree(path / "requests")
+    for client, (start, end) in enumerate([(0, 300), (300, 900)]):
+        shard = Shard(path / "shards" / f"client-{client:02d}.arrow")
+        for batch in rows.slice(start, end - start).to_batches(max_chunksize=100):
+            shard.append(batch)
+        shard.close()
+    with (path / "shards" / "client-01.arrow").open("r+b") as file:
+        file.truncate(file.seek(0, os.SEEK_END) - 5_000)
+    return path
+
+
+def test_a_killed_run_has_a_row_for_every_planned_request(killed: Path) -> None:
+    run, golden = load_run(killed), load_run(GOLDEN).requests()
+    rows = run.requests()
+    assert run.sweep is None and run.capacity is None and run.checks == [] and not run.is_collected
+    assert run.dwells().num_rows == 0 and run.dwells().schema.equals(dwell_table.DWELLS)
+    assert rows["seq"].equals(golden["seq"]) and rows.schema.equals(records.REQUESTS, check_metadata=True)
+    lost = pc.equal(rows["error_kind"].cast(pa.string()), "no_record").to_pylist().count(True)
+    assert lost == 1206 - 800, "the cut batch, and what no shard has"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"dwell": 1}, {"phase": "window"}, {"dwell": 0, "phase": "window"}, {"dwell": 99}, {"phase": "no"}],
+)
+@pytest.mark.parametrize("columns", [None, ["replica_id", "seq"], ["itl_us"], []])
+def test_a_selection_is_that_of_the_whole_table_also_of_a_killed_run(
+    killed: Path, asked: dict[str, Any], columns: list[str] | None
+) -> None:
+    for run in (load_run(GOLDEN), load_run(killed)):
+        expected = run.requests()
+        for name, value in asked.items():
+            kept = [found == value for found in expected[name].to_pylist()]
+            expected = expected.filter(pa.array(kept, pa.bool_()))
+        expected = expected if columns is None else expected.select(columns)
+        found = run.requests(columns=columns, **asked)
+        assert found.equals(expected) and found.schema.equals(expected.schema, check_metadata=True)
+
+
+def test_only_the_columns_asked_for_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    original = pq.read_table
+
+    def noted(*words: Any, **more: Any) -> pa.Table:
+        read.append(more["columns"])
+        return original(*words, **more)
+
+    monkeypatch.setattr(pq, "read_table", noted)
+    load_run(GOLDEN).requests(columns=["seq"], phase="window")
+    assert read == [["seq", "due_ns"]]
+
+
+HEAVY = ("matplotlib", "pandas", "duckdb", "polars", "jinja2", "ray", "numba")
+
+
+def test_importing_analysis_brings_nothing_that_a_notebook_must_wait_for() -> None:
+    code = f"import sys, analysis; print([name for name in {HEAVY} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"

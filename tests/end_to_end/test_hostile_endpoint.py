@@ -1,0 +1,415 @@
+"""Every way an endpoint can be hostile, tried on everything of ours that asks one.
+
+No case may hang, fill the memory, lead the key elsewhere, or get it or a line end into what is told. Time is
+bounded by the doors' own deadlines, which are short here; the server counts the bytes that were taken.
+"""
+
+import asyncio
+import gzip
+import html
+import json
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import pytest
+
+from analysis.rows.records import read_stream
+from analysis.rows.time_series import SERVER
+from cluster.deployment import engine_facts
+from cluster.deployment.engine_facts import told as told_by
+from cluster.deployment.warmup import Warm, Warmer, WarmError
+from conf import load
+from conf.io.http_get import MOST_BYTES
+from conf.io.secret import HIDDEN, Secret
+from loadgen.fleet.http_client import Client
+from loadgen.fleet.sse import Exchange
+from loadgen.run import metrics_scraper
+from loadgen.run.endpoint import TargetError, models_of
+from loadgen.run.metrics_scraper import Scraper
+from tests.support.hostile_server import HostileServer, Script, endlessly, key_in
+
+KEY = "sk-Hostile/Key+0123=="
+DEADLINE_S = 0.5
+RECEIVE_BYTES = 2**18
+"""Receive buffer of every connection; the system would let it grow to tens of MB on some machines."""
+SOCKET_BYTES = 4 * 2**20
+"""Bytes beside those that were read: in the buffers of up to four connections, and in the reader's own."""
+BOUNDS = {"models": MOST_BYTES, "warm": MOST_BYTES, "told": 4 * MOST_BYTES, "client": 2**21}
+OK_HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK_HEAD + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+MUCH = b"a" * 2**16
+
+
+def whole(body: bytes, status: str = "200 OK", *lines: bytes) -> bytes:
+    head = [f"HTTP/1.1 {status}".encode(), *lines, b"Content-Length: %d" % len(body)]
+    return b"\r\n".join([*head, b"", body])
+
+
+def plays(*pieces: bytes | float) -> Script:
+    return lambda _: pieces
+
+
+def goes_on(begin: bytes, piece: bytes, pause_s: float = 0.0) -> Script:
+    return lambda _: chain([begin], endlessly(piece, pause_s))
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def event(tree: str) -> bytes:
+    return chunk(b"data: " + tree.encode() + b"\n\n")
+
+
+def model(card: str) -> Script:
+    return plays(whole(b'{"data":[%s]}' % card.encode()))
+
+
+TOKEN = event('{"choices":[{"index":0,"text":" a","finish_reason":null}]}')
+SLOW: dict[str, Script] = {
+    "nothing at all": plays(60.0),
+    "a status line in drops": goes_on(b"HTTP/1.1 200 ", b"O", 0.01),
+    "a header in drops": goes_on(OK_HEAD + b"X-A: ", b"a", 0.01),
+    "headers in drops": goes_on(OK_HEAD, b"X-A: a\r\n", 0.01),
+    "a body in drops": goes_on(OK_HEAD + b"Content-Length: 1000000\r\n\r\n", b" ", 0.01),
+    "chunks in drops": goes_on(CHUNKED, chunk(b" "), 0.01),
+    "a chunk's extension in drops": goes_on(CHUNKED + b"5;", b"a", 0.01),
+    "trailers in drops": goes_on(CHUNKED + b"0\r\n", b"X-A: a\r\n", 0.01),
+    "an error in drops": goes_on(b"HTTP/1.1 401 No\r\nContent-Length: 1000000\r\n\r\n", b"n", 0.01),
+    "early hints in drops": goes_on(b"", b"HTTP/1.1 100 Continue\r\n\r\n", 0.01),
+    "a body that stops": plays(OK_HEAD + b"Content-Length: 10\r\n\r\n[", 60.0),
+}
+ENDLESS: dict[str, Script] = {
+    "an endless status line": goes_on(b"HTTP/1.1 200 ", MUCH),
+    "an endless header": goes_on(OK_HEAD + b"X-A: ", MUCH),
+    "an endless name of a header": goes_on(OK_HEAD + b"X-A", MUCH),
+    "endless headers": goes_on(OK_HEAD, b"X-A: a\r\n" * 1000),
+    "an endless body": goes_on(OK_HEAD + b"\r\n", MUCH),
+    "an endless body of a known length": goes_on(OK_HEAD + b"Content-Length: %d\r\n\r\n" % 10**15, MUCH),
+    "endless chunks": goes_on(CHUNKED, chunk(MUCH)),
+    "one endless chunk": goes_on(CHUNKED + b"ffffffffffff\r\n", MUCH),
+    "an endless extension of a chunk": goes_on(CHUNKED + b"5;", MUCH),
+    "endless extensions": goes_on(CHUNKED, b"1;" + MUCH[:8000] + b"\r\n \r\n"),
+    "endless trailers": goes_on(CHUNKED + b"0\r\n", b"X-A: a\r\n" * 1000),
+    "an endless trailer": goes_on(CHUNKED + b"0\r\nX-A: ", MUCH),
+    "an endless error": goes_on(b"HTTP/1.1 500 No\r\n\r\n", MUCH),
+    "endless 100s": goes_on(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
+    "endless 103s": goes_on(b"", b"HTTP/1.1 103 Early\r\nLink: </>\r\n\r\n" * 1000),
+    "an event without an end": goes_on(CHUNKED, chunk(b"data: " + MUCH)),
+    "endless comments": goes_on(CHUNKED, chunk(b": keep\n\n" * 1000)),
+    "endless empty events": goes_on(CHUNKED, chunk(b"data: \n\n" * 1000)),
+    "endless samples": goes_on(OK_HEAD + b"\r\n", b"vllm:num_requests_running 1\n" * 1000),
+    "a bomb": plays(whole(gzip.compress(b"a" * 2**26), "200 OK", b"Content-Encoding: gzip")),
+    "a packed stream": plays(whole(gzip.compress(TOKEN), "200 OK", b"Content-Encoding: GZIP")),
+}
+WRONG: dict[str, Script] = {
+    "a header of 10 MB": plays(OK_HEAD + b"X-A: " + b"a" * 10**7 + b"\r\nContent-Length: 0\r\n\r\n"),
+    "a replica of 10 MB": plays(OK_HEAD + b"X-Replica-Id: " + b"a" * 10**7 + b"\r\n\r\n"),
+    "ten thousand headers": plays(OK_HEAD + b"X-A: a\r\n" * 10_000 + b"\r\n"),
+    "an extension of 10 MB": plays(CHUNKED + b"1;" + b"a" * 10**7 + b"\r\n \r\n0\r\n\r\n"),
+    "deep lists": plays(whole(b"[" * 10**5)),
+    "deep objects": plays(whole(b'{"data":' * 10**5)),
+    "a deep card": model('{"a":' * 50 + "1" + "}" * 50),
+    "a deeper card": model('{"a":' * 900 + "1" + "}" * 900),
+    "a deep event": plays(CHUNKED + TOKEN + event("[" * 10**5) + chunk(b"data: [DONE]\n\n")[:-3]),
+    "a huge number": model('{"max_model_len":' + "9" * 10_000 + "}"),
+    "a huge usage": plays(CHUNKED + TOKEN + event('{"usage":{"completion_tokens":' + "9" * 50 + "}}")),
+    "a huge sample": plays(whole(b"vllm:num_requests_running 1e400\n")),
+    "a number as models": plays(whole(b'{"data":3}')),
+    "a text as models": plays(whole(b'{"data":"abc"}')),
+    "an object as models": plays(whole(b'{"data":{"id":"m"}}')),
+    "numbers as models": model("1,2"),
+    "null": plays(whole(b"null")),
+    "a number": plays(whole(b"3")),
+    "a text": plays(whole(b'"data"')),
+    "nothing": plays(whole(b"")),
+    "half of a letter": model(r'{"id":"\ud800"}'),
+    "half of a letter as a name": model(r'{"\udfff":1}'),
+    "no UTF-8": plays(whole(b'{"data":[{"id":"\xff\xfe"}]}')),
+    "bytes": plays(whole(bytes(range(256)) * 8)),
+    "204": plays(b"HTTP/1.1 204 No Content\r\n\r\n"),
+    "205": plays(b"HTTP/1.1 205 Reset\r\nContent-Length: 0\r\n\r\n"),
+    "206": plays(whole(b"{}", "206 Partial Content", b"Content-Range: bytes 0-1/9")),
+    "101": plays(b"HTTP/1.1 101 Switching\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n" + b"\0" * 99),
+    "a status of four digits": plays(b"HTTP/1.1 2000 OK\r\nContent-Length: 0\r\n\r\n"),
+    "status 999": plays(whole(b"", "999 No")),
+    "status 000": plays(whole(b"", "000 No")),
+    "a status that is none": plays(whole(b"", "abc No")),
+    "HTTP/9.9": plays(b"HTTP/9.9 200 OK\r\nContent-Length: 0\r\n\r\n"),
+    "HTTP/0.9": plays(b'{"data":[]}'),
+    "another protocol": plays(b"SSH-2.0-OpenSSH_9.9\r\n"),
+    "a TLS alert": plays(b"\x15\x03\x01\x00\x02\x02\x28"),
+    "a negative length": plays(OK_HEAD + b"Content-Length: -5\r\n\r\n[1]"),
+    "a length that is none": plays(OK_HEAD + b"Content-Length: many\r\n\r\n[1]"),
+    "two lengths": plays(OK_HEAD + b"Content-Length: 2\r\nContent-Length: 9\r\n\r\n[]"),
+    "a length beyond all bounds": plays(OK_HEAD + b"Content-Length: %d\r\n\r\n[" % 10**30),
+    "a length of gigabytes": plays(OK_HEAD + b"Content-Length: %d\r\n\r\n[" % 2**40),
+    "a negative chunk": plays(CHUNKED + b"-5\r\n[]\r\n"),
+    "a chunk of minus one": plays(CHUNKED + b"-1\r\n[]\r\n"),
+    "a chunk beyond all bounds": plays(CHUNKED + b"f" * 30 + b"\r\n[]\r\n"),
+    "a chunk of no size": plays(CHUNKED + b"xyz\r\n[]\r\n"),
+    "closed at once": plays(),
+    "closed in the status": plays(b"HTTP/1."),
+    "closed in a header": plays(OK_HEAD + b"Content-Le"),
+    "closed before the body": plays(OK_HEAD + b"Content-Length: 9\r\n\r\n"),
+    "closed in the body": plays(OK_HEAD + b'Content-Length: 99\r\n\r\n{"data":[]}'),
+    "closed in the size of a chunk": plays(CHUNKED + b"1"),
+    "closed in a chunk": plays(CHUNKED + b'ff\r\n{"data":[]}'),
+    "closed between chunks": plays(CHUNKED + TOKEN),
+    "control letters in the status": plays(whole(b"", "500 \x1b[2J\x07 \x9b1m")),
+    "control letters in an error": plays(whole(b"\x1b]0;mine\x07\r\n\x00\x85\xc2\x9b", "400 Bad")),
+    "control letters in headers": plays(whole(b"", "503 No", b"X-Replica-Id: r\x1b[31m", b"X-\x1b: a")),
+    "control letters in an encoding": plays(whole(b"", "200 OK", b"Content-Encoding: \x1b[2J")),
+    "control letters in a card": plays(whole(b'{"data":["\x1b"]}')),
+}
+
+
+def repeats(body: Callable[[str], str], status: str = "401 No", *lines: Callable[[str], str]) -> Script:
+    def script(head: bytes) -> Iterator[bytes]:
+        key = key_in(head).decode()
+        yield whole(body(key).encode(), status, *(line(key).encode() for line in lines))
+
+    return script
+
+
+def spread(head: bytes) -> Iterator[bytes | float]:
+    """The key letter by letter, each in a read of its own."""
+    yield b"HTTP/1.1 401 No\r\nContent-Length: %d\r\n\r\n" % len(KEY)
+    for letter in key_in(head):
+        yield bytes([letter])
+        yield 0.002
+
+
+def in_band(head: bytes) -> Iterator[bytes]:
+    key = key_in(head).decode()
+    yield CHUNKED + TOKEN + event(json.dumps({"error": {"message": "x" * 170 + key}}))
+
+
+def in_the_finish(head: bytes) -> Iterator[bytes]:
+    key = key_in(head).decode()
+    yield CHUNKED + event(json.dumps({"choices": [{"text": "a", "finish_reason": "x" * 190 + key}]}))
+
+
+def in_a_bad_event(head: bytes) -> Iterator[bytes]:
+    yield CHUNKED + event('{"x": "' + "y" * 180 + key_in(head).decode())
+
+
+ECHOES: dict[str, Script] = {
+    "in a 401": repeats(lambda key: f"wrong key: {key}"),
+    "in JSON": repeats(lambda key: json.dumps({"error": f"Bearer {key}"}).replace("/", "\\/")),
+    "in JSON in JSON": repeats(lambda key: json.dumps(json.dumps({"error": key}).replace("/", "\\/"))),
+    "in an address": repeats(lambda key: quote(key, safe="")),
+    "in an address, twice": repeats(lambda key: quote(quote(key, safe=""), safe="")),
+    "in an address in small letters": repeats(lambda key: key.replace("/", "%2f").replace("=", "%3d")),
+    "in code points": repeats(lambda key: "".join(f"\\u{ord(one):04x}" for one in key)),
+    "in a page": repeats(lambda key: "".join(f"&#{ord(one)};" for one in key)),
+    "at the cut": repeats(lambda key: "x" * 190 + key),
+    "before the cut": repeats(lambda key: "x" * 180 + key),
+    "a hundred times": repeats(lambda key: key * 100),
+    "letter by letter": spread,
+    "in the status": repeats(lambda _: "", "401 Bearer " + KEY),
+    "in the replica's name": repeats(lambda _: "", "500 No", lambda key: f"X-Replica-Id: {key}"),
+    "in the replica's name at the cut": repeats(
+        lambda _: "", "500 No", lambda key: "X-Replica-Id: " + "r" * 190 + key
+    ),
+    "in a redirect": repeats(lambda _: "", "302 Found", lambda key: f"Location: /?key={quote(key)}"),
+    "in an encoding": repeats(lambda _: "", "200 OK", lambda key: f"Content-Encoding: {key}"),
+    "in a sample": repeats(lambda key: f'vllm:num_requests_running{{key="{key}" 1\n', "200 OK"),
+    "in an error event": in_band,
+    "in the reason to finish": in_the_finish,
+    "in a bad event": in_a_bad_event,
+    "in a header's line end": repeats(lambda _: "", "401 No", lambda key: f"X-A: {key}\r\n {key}"),
+}
+REDIRECTS = [
+    (status, where)
+    for status in (300, 301, 302, 303, 304, 305, 307, 308, 399)
+    for where in ("itself", "elsewhere", "nowhere", "a file", "another scheme")
+]
+LOCATIONS = {
+    "itself": "",
+    "elsewhere": "http://{elsewhere}/steal/0/",
+    "a file": "file:///etc/hostname",
+    "another scheme": "gopher://{elsewhere}/steal/0/",
+}
+
+
+def redirect(status: int, where: str, elsewhere: str) -> Script:
+    lines = (
+        [f"Location: {LOCATIONS[where].format(elsewhere=elsewhere)}".encode()] if where in LOCATIONS else []
+    )
+    phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else "Odd"
+    body = b'{"data":[{"id":"m"}]}data: [DONE]\n\nvllm:num_requests_running 1\n'
+    return plays(whole(body, f"{status} {phrase}", *lines))
+
+
+def scripts(elsewhere: str) -> dict[str, Script]:
+    moved = {f"{status} to {where}": redirect(status, where, elsewhere) for status, where in REDIRECTS}
+    return {**SLOW, **ENDLESS, **WRONG, **ECHOES, **moved}
+
+
+CASES = list(scripts(""))
+DOORS = ("models", "warm", "told", "metrics", "client")
+
+
+@dataclass
+class Outcome:
+    """How a door met a case: what it was taken for, and every text that came of it."""
+
+    refused: bool
+    texts: list[str]
+    ends: int = 1
+
+
+def asks_models(url: str) -> Outcome:
+    try:
+        return Outcome(False, [json.dumps(models_of(url, Secret(KEY), DEADLINE_S))])
+    except TargetError as error:
+        return Outcome(True, [str(error)])
+
+
+def warms(url: str) -> Outcome:
+    warm = Warm("/v1/completions", lambda _: b"{}", key=Secret(KEY))
+    try:
+        warmth = Warmer(warm, time.monotonic() + DEADLINE_S, 0.0).replicas({"r": url})
+        return Outcome(False, [str(warmth)])
+    except WarmError as error:
+        return Outcome(True, [str(error)])
+
+
+def is_told(url: str) -> Outcome:
+    says = told_by(url)
+    return Outcome(not says, [json.dumps(says)])
+
+
+def scrapes(server: HostileServer, path: Path) -> dict[str, Outcome]:
+    """All cases in one sample: a replica each."""
+    urls = {str(number): f"{server.address('metrics', name)}/metrics" for number, name in enumerate(CASES)}
+    said: list[str] = []
+    with Scraper(urls, path, time.monotonic_ns, Secret(KEY), said.append):
+        until_s = time.monotonic() + 60
+        while read_stream(path, SERVER).num_rows < len(CASES):
+            assert time.monotonic() < until_s, "no sample"
+            time.sleep(0.05)
+    rows = read_stream(path, SERVER).slice(0, len(CASES)).to_pylist()
+    return {
+        name: Outcome(row["error"] is not None, [row["replica"], row["error"] or "", *said])
+        for name, row in zip(CASES, rows, strict=True)
+    }
+
+
+def loads(server: HostileServer, names: Sequence[str], timeout_s: float) -> dict[str, Outcome]:
+    """Several cases in one client: a request each."""
+    urls = [server.address("client", name) for name in names]
+    ended: list[Exchange] = []
+
+    async def main() -> None:
+        client = Client(urls, ended.append, timeout_s=timeout_s, key=Secret(KEY))
+        for number in range(len(names)):
+            client.start(Exchange(number, 1), b"{}", stream=number)
+        until_s = time.monotonic() + 60
+        while len(ended) < len(names):
+            assert time.monotonic() < until_s, "an exchange without an end"
+            await asyncio.sleep(0.02)
+        client.cut_all("interrupted")
+        await asyncio.sleep(0.02)
+
+    asyncio.run(main())
+    ends = Counter(exchange.seq for exchange in ended)
+    outcomes = {}
+    for exchange in ended:
+        words = exchange.error_kind, exchange.error, exchange.replica_id, exchange.finish_reason
+        texts = [word for word in words if word]
+        outcomes[names[exchange.seq]] = Outcome(exchange.status != "ok", texts, ends[exchange.seq])
+    return outcomes
+
+
+@dataclass
+class Met:
+    """What every door made of every case."""
+
+    outcomes: dict[str, dict[str, Outcome]]
+    taken: Counter[tuple[str, str]]
+    stolen: list[bytes]
+
+
+def connected(line: socket.socket, address: Any) -> None:
+    """`socket.connect` with a receive buffer that does not grow, so that the bytes taken are those read."""
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+    super(socket.socket, line).connect(address)
+
+
+@pytest.fixture(scope="module")
+def met(tmp_path_factory: pytest.TempPathFactory) -> Met:
+    """All doors and cases at once, so that the slow ones are waited for together."""
+    asking = {"models": asks_models, "warm": warms, "told": is_told}
+    outcomes: dict[str, dict[str, Outcome]] = {}
+    with pytest.MonkeyPatch.context() as patch, HostileServer({"any": plays(whole(b"{}"))}) as thief:
+        patch.setattr(socket.socket, "connect", connected)
+        patch.setattr(engine_facts, "TIMEOUT_S", DEADLINE_S)
+        patch.setattr(metrics_scraper, "TIMEOUT_S", DEADLINE_S)
+        with HostileServer(scripts(thief.url.removeprefix("http://"))) as server:
+            with ThreadPoolExecutor(48) as threads:
+                for door, ask in asking.items():
+                    urls = [server.address(door, name) for name in CASES]
+                    outcomes[door] = dict(zip(CASES, threads.map(ask, urls), strict=True))
+            outcomes["metrics"] = scrapes(server, tmp_path_factory.mktemp("hostile") / "series.arrow")
+            outcomes["client"] = loads(server, CASES, 2 * DEADLINE_S)
+        return Met(outcomes, server.taken, thief.heads)
+
+
+@pytest.mark.battery("hostile endpoint")
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("door", DOORS)
+def test_no_door_believes_waits_or_tells_too_much(met: Met, door: str, name: str) -> None:
+    outcome = met.outcomes[door][name]
+    assert outcome.refused or door == "told"  # which keeps what fits, of replicas that are ours
+    assert outcome.ends == 1
+    bound = metrics_scraper.MOST_BYTES if door == "metrics" else BOUNDS[door]
+    assert met.taken[door, name] <= bound + SOCKET_BYTES
+    for text in outcome.texts:
+        assert text.isprintable() and len(text) < 2000
+        plain = json.dumps(text) + html.unescape(unquote(unquote(text.replace("\\", ""))))
+        assert KEY not in plain and KEY[:12] not in plain
+
+
+def test_the_key_reached_nobody_else(met: Met) -> None:
+    assert met.stolen == []
+
+
+def test_an_echo_says_where_the_key_was() -> None:
+    """With time enough for any machine: else nothing but the deadline might have been told."""
+    names = ["letter by letter", "in the replica's name", "in an error event", "in the reason to finish"]
+    with HostileServer(ECHOES) as server:
+        with pytest.raises(TargetError, match=r"HTTP 401 wrong key: \[api key\]$"):
+            models_of(server.address("models", "in a 401"), Secret(KEY), 60.0)
+        met = loads(server, names, 60.0)
+    assert all(HIDDEN[:5] in "".join(outcome.texts) for outcome in met.values())
+    assert met["letter by letter"].texts[:2] == ["401", HIDDEN]
+    assert met["in the replica's name"].texts[-1] == HIDDEN
+
+
+@pytest.mark.battery("hostile endpoint")
+@pytest.mark.parametrize("name", ["a body in drops", "an endless body", "302 to elsewhere", "in a 401"])
+def test_no_recovery_believes_it(name: str) -> None:
+    from loadgen.cli.deployment import _answering
+    from loadgen.run.lifecycle import Service
+
+    words = ["engine=external", "target.urls=[http://127.0.0.1:1]", "workload=smoke"]
+    with HostileServer({"any": plays(whole(b"{}"))}) as thief:
+        with HostileServer(scripts(thief.url.removeprefix("http://"))) as server:
+            url = server.address("recovery", name)
+            experiment = load(words)
+            served = Service([url], key=Secret(KEY))
+            with pytest.raises(TargetError) as refused:
+                _answering(replace(experiment, run="x"), served, DEADLINE_S)
+        assert thief.heads == []
+    assert str(refused.value).isprintable() and KEY not in str(refused.value)

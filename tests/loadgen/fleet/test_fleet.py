@@ -1,0 +1,172 @@
+"""The fleet for real: load actors in a Ray cluster against a scripted server, also when one is killed."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.rows import gathering, records
+from conf import load
+from conf.io.secret import Secret
+from loadgen.run.run_folder import RunFolder
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from tests.support.mock_server import MockServer, answer
+from tests.support.patience import PATIENCE_S, until
+
+pytestmark = pytest.mark.ray
+
+ray = pytest.importorskip("ray")
+
+from loadgen.fleet.fleet import Fleet, FleetError, Offset  # noqa: E402
+from loadgen.fleet.load_actor import FleetPlan  # noqa: E402
+
+WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
+SELECTOR = {"label_selector": {"role": "!gpu"}}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A mock server in a thread of its own."""
+    ready, box = threading.Event(), {}
+
+    async def serve() -> None:
+        async with MockServer(lambda body: answer(body, 0.02)) as server:
+            box["url"], box["stop"], box["loop"] = server.url, asyncio.Event(), asyncio.get_running_loop()
+            ready.set()
+            await box["stop"].wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    assert ready.wait(PATIENCE_S)
+    yield box["url"]
+    box["loop"].call_soon_threadsafe(box["stop"].set)
+    thread.join(PATIENCE_S)
+
+
+def fleet(url: str, folder: RunFolder, count: int = 2, cpus: float = 0.4) -> Fleet:
+    plan = FleetPlan(
+        [url], WORKLOAD, "m", 151936, salt=7, timeout_s=PATIENCE_S, record_itl=True, key=Secret("hush-hush")
+    )
+    return Fleet(count, cpus, plan, folder.shards, SELECTOR)
+
+
+def offer(folder: RunFolder, start_ns: int, seconds: float, rate_qps: float = 40.0) -> ArrivalSchedule:
+    bounds = {"window": (start_ns, start_ns + int(seconds * NS))}
+    schedule = Traffic(WORKLOAD).draw(rate_qps, bounds, dwell=0, first_seq=0, seed=3)
+    folder.plan(schedule)
+    return schedule
+
+
+def statuses(rows: Any) -> dict[str, int]:
+    counted = rows["status"].value_counts().to_pylist()
+    return {item["values"]: item["counts"] for item in counted}
+
+
+def check_sent(rows: Any) -> None:
+    """All were answered, but for some that a busy machine made overdue."""
+    counted = statuses(rows)
+    assert set(counted) <= {"ok", "missed"} and counted["ok"] > 0
+
+
+def test_actors_share_one_schedule_and_every_request_has_one_row(
+    ray_session: object, url: str, tmp_path: Path
+) -> None:
+    folder = RunFolder.create(tmp_path, "whole")
+    target = fleet(url, folder)
+    start_ns = max(0, target.now_ns()) + NS // 2
+    schedule = offer(folder, start_ns, 2.0)
+    seen = target.run(schedule, start_ns + 2 * NS + NS // 2)
+    assert set(seen.ended["client_id"].to_pylist()) == {0, 1}
+    assert {beat["client_id"] for beat in seen.health} == {0, 1} and not seen.lost_actors
+    assert all(0 <= beat["cpu_share"] < 1.5 and beat["in_flight"] >= 0 for beat in seen.health)
+    target.finish(PATIENCE_S)
+    rows = folder.collect(target.zero_wall_ns)
+    assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
+    check_sent(rows)
+    by_client = {(row["client_id"], row["seq"] % 2) for row in rows.select(["client_id", "seq"]).to_pylist()}
+    assert by_client == {(0, 0), (1, 1)}
+    written = b"".join(path.read_bytes() for path in folder.path.rglob("*") if path.is_file())
+    assert b"hush-hush" not in written
+
+
+def test_a_killed_actor_is_noticed_and_its_requests_are_lost_not_forgotten(
+    ray_session: object, url: str, tmp_path: Path
+) -> None:
+    folder = RunFolder.create(tmp_path, "killed")
+    target = fleet(url, folder)
+    start_ns = max(0, target.now_ns()) + NS // 2
+    schedule = offer(folder, start_ns, 60.0)
+    target.run(schedule, start_ns)
+    shard = target._shard(target.members[1])
+    until(lambda: records.read_shard(shard).num_rows)
+    ray.kill(target.members[1].actor, no_restart=True)
+    until(lambda: target.run(None, target.now_ns()).lost_actors)
+    seen = target.run(None, target.now_ns() + 2 * NS)
+    assert [actor.client_id for actor in seen.lost_actors] == [1]
+    assert {beat["client_id"] for beat in seen.health} == {0}
+    target.finish(PATIENCE_S)
+    rows = folder.collect(target.zero_wall_ns)
+    assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
+    lost = {row["seq"] for row in rows.select(["seq", "status"]).to_pylist() if row["status"] == "lost"}
+    assert lost and all(seq % 2 == 1 for seq in lost)
+    assert set(statuses(rows)) <= {"ok", "missed", "lost"}
+    assert len(lost) < len(schedule.shard(1, 2)), "rows flushed before the kill are kept"
+
+
+def test_a_wall_clock_that_is_set_moves_no_request_of_a_replacement(
+    ray_session: object, url: str, tmp_path: Path
+) -> None:
+    """The step is faked as what it changes: where the run's zero lies on the wall clock of today."""
+    folder = RunFolder.create(tmp_path, "stepped")
+    target = fleet(url, folder, count=1)
+    ray.kill(target.members[0].actor, no_restart=True)
+    until(lambda: target.run(None, target.now_ns()).lost_actors)
+    target._clock = replace(target._clock, wall_ns=target._clock.wall_ns - 3600 * NS)
+    assert target.heal()
+    start_ns = target.now_ns() + NS // 2
+    schedule = offer(folder, start_ns, 1.0)
+    target.run(schedule, start_ns + NS)
+    target.finish(PATIENCE_S)
+    check_sent(folder.collect(target.zero_wall_ns))
+    assert target.members[-1].offset == Offset(0, 0)
+
+
+def test_an_unfinished_run_reads_like_a_finished_one(ray_session: object, url: str, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "unfinished")
+    target = fleet(url, folder, count=1)
+    start_ns = max(0, target.now_ns()) + NS // 2
+    schedule = offer(folder, start_ns, 1.0)
+    target.run(schedule, start_ns + NS)
+    until(lambda: "lost" not in statuses(gathering.requests(folder.path)))
+    rows = gathering.requests(folder.path)
+    assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
+    check_sent(rows)
+    target.finish(0.1)
+
+
+def test_no_room_for_the_actors_is_one_line(
+    ray_session: object, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", 2.0)
+    with pytest.raises(FleetError, match="no room for 1 load actors of 64 CPUs"):
+        fleet(url, RunFolder.create(tmp_path, "none"), count=1, cpus=64)
+
+
+def test_a_shard_from_another_disk_is_fetched(ray_session: object, url: str, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "remote")
+    target = fleet(url, folder, count=1)
+    start_ns = max(0, target.now_ns()) + NS // 2
+    schedule = offer(folder, start_ns, 1.0)
+    target.run(schedule, start_ns + 2 * NS)
+    # The actor keeps writing to its own disk; the driver's folder lies elsewhere.
+    elsewhere = RunFolder.create(tmp_path, "driver")
+    target._folder = elsewhere.shards
+    kept = folder.path / "shards" / "of another run"
+    kept.write_text("kept")
+    target.finish(PATIENCE_S)
+    assert list(folder.shards.iterdir()) == [kept], "what was fetched is deleted there, and nothing else"
+    assert sorted(gathering.requests(elsewhere.path)["seq"].to_pylist()) == schedule.seq.tolist()

@@ -1,0 +1,520 @@
+"""The client against scripted servers: every way an answer can end has its status and its kind."""
+
+import asyncio
+import errno
+import gc
+import json
+import os
+import resource
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+import httptools
+import pytest
+import uvloop
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from conf.io.secret import Secret
+from loadgen.fleet.http_client import Client, Connection
+from loadgen.fleet.sse import EventReader, Exchange
+from tests.support.mock_server import END, MockServer, answer, event, head, token, usage
+from tests.support.patience import PATIENCE_S
+
+BODY = json.dumps({"prompt": [1, 2, 3], "max_tokens": 3}).encode()
+
+
+def run(script: Callable[[dict[str, Any]], list[Any]], count: int = 1, **options: Any) -> list[Exchange]:
+    """Send `count` requests one after another to a server with this script."""
+
+    async def main() -> list[Exchange]:
+        async with MockServer(script) as server:
+            return await exchanges(server.url, count, **options)
+
+    return asyncio.run(main())
+
+
+async def exchanges(url: str, count: int, **options: Any) -> list[Exchange]:
+    results: list[Exchange] = []
+    ended = asyncio.Event()
+
+    def done(exchange: Exchange) -> None:
+        results.append(exchange)
+        ended.set()
+
+    client = Client([url], done, **{"timeout_s": PATIENCE_S, **options})
+    for seq in range(count):
+        ended.clear()
+        client.start(Exchange(seq, 3), BODY)
+        await asyncio.wait_for(ended.wait(), PATIENCE_S)
+    client.cut_all("interrupted")
+    return results
+
+
+def test_a_whole_answer_is_ok_and_keeps_its_times_in_order() -> None:
+    (exchange,) = run(lambda body: answer(body, pause_s=0.01))
+    assert exchange.status == "ok"
+    assert (exchange.tokens, exchange.events, exchange.done) == (3, 3, True)
+    assert (exchange.replica_id, exchange.finish_reason) == ("r1", "length")
+    assert exchange.engine == {"steps": 3, "late_steps": 0}
+    times = [
+        exchange.sent_ns,
+        exchange.first_byte_ns,
+        exchange.first_token_ns,
+        exchange.last_token_ns,
+        exchange.end_ns,
+    ]
+    assert times == sorted(times)  # type: ignore[type-var]
+    assert exchange.first_token_ns is not None and exchange.last_token_ns is not None
+    whole_us = (exchange.last_token_ns - exchange.first_token_ns) / 1000
+    assert exchange.reads == len(exchange.gaps_us) + 1 >= 2
+    assert sum(exchange.gaps_us) <= whole_us < sum(exchange.gaps_us) + exchange.reads
+
+
+def test_connections_are_kept_alive() -> None:
+    async def main() -> int:
+        async with MockServer() as server:
+            assert [e.status for e in await exchanges(server.url, 5)] == ["ok"] * 5
+            return server.connections
+
+    assert asyncio.run(main()) == 1
+
+
+def test_the_key_travels_in_the_header_only() -> None:
+    async def main() -> tuple[bytes, list[Exchange]]:
+        async with MockServer() as server:
+            results = await exchanges(server.url, 1, key=Secret("hush-hush"))
+            return server.requests[0][0], results
+
+    request, (exchange,) = asyncio.run(main())
+    assert b"Authorization: Bearer hush-hush\r\n" in request
+    assert "hush" not in repr(exchange)
+
+
+def delta(finish: str | None = None, **content: str) -> bytes:
+    return event({"choices": [{"index": 0, "delta": content, "finish_reason": finish}]})
+
+
+LAST = token(finish="length")
+ROLE, WORD, LAST_WORD = delta(role="assistant", content=""), delta(content="x"), delta("length", content="x")
+SCRIPTS: dict[str, tuple[list[Any], str, str | None]] = {
+    "no [DONE]": ([head(), token(), token(), token(), usage(3, 3), b"0\r\n\r\n"], "truncated", "no_done"),
+    "no usage": ([head(), token(), token(), LAST, END], "truncated", "no_usage"),
+    "no finish": ([head(), token() * 3, usage(3, 3), END], "truncated", "no_finish_reason"),
+    "short": ([head(), token(), LAST, usage(3, 2), END], "truncated", "token_count"),
+    "no token": ([head(), usage(3, 0), END], "truncated", "no_token"),
+    "in-band error": ([head(), token(), event({"error": {"message": "boom"}}), END], "http_error", "in_band"),
+    "bad event": ([head(), token(), event(b"{nope"), END], "http_error", "bad_event"),
+    "cut after a token": ([head(), token(), None], "truncated", "connection_lost"),
+    "cut before the head": ([None], "conn_error", "connection_lost"),
+    "not HTTP": ([b"SSH-2.0 hello\r\n\r\n"], "conn_error", "bad_http"),
+    "hangs": ([head(), token(), 600.0], "timeout", "deadline"),
+    "chat, role first": ([head(), ROLE, 0.02, WORD, WORD, LAST_WORD, usage(3, 3), END], "ok", None),
+    "several tokens in one event": ([head(), token(" a b c", "length"), usage(3, 3), END], "ok", None),
+    "all in one write": ([head() + token() * 2 + LAST + usage(3, 3) + END], "ok", None),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_end_has_a_status(name: str) -> None:
+    pieces, status, kind = SCRIPTS[name]
+    (exchange,) = run(lambda _: pieces, timeout_s=0.4 if name == "hangs" else PATIENCE_S)
+    assert (exchange.status, exchange.error_kind) == (status, kind)
+    assert exchange.end_ns is not None
+
+
+def test_a_timeout_counts_from_the_send_and_ends_one_request_only() -> None:
+    async def main() -> list[Exchange]:
+        ended: asyncio.Queue[Exchange] = asyncio.Queue()
+        async with MockServer(lambda body: [head(), token(), 600.0]) as server:
+            client = Client([server.url], ended.put_nowait, timeout_s=2.0)
+            client.start(Exchange(0, 3), BODY)
+            await asyncio.sleep(1.8)
+            client.start(Exchange(1, 3), BODY)
+            first = await ended.get()
+            client.cut_all("interrupted")
+        return [first, ended.get_nowait()]
+
+    first, second = asyncio.run(main())
+    assert first.sent_ns is not None and first.end_ns is not None
+    assert first.end_ns - first.sent_ns >= 2e9
+    assert [(e.seq, e.status, e.error_kind) for e in (first, second)] == [
+        (0, "timeout", "deadline"),
+        (1, "truncated", "interrupted"),
+    ]
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "429 Too Many Requests", "503 Service Unavailable"])
+def test_http_errors_keep_code_and_message(status: str) -> None:
+    text = b'{"error":{"message":"why"}}'
+    reply = f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text
+    (exchange,) = run(lambda _: [reply])
+    assert (exchange.status, exchange.error_kind) == ("http_error", status[:3])
+    assert exchange.error is not None and "why" in exchange.error
+
+
+def test_connection_refused_is_a_row() -> None:
+    (exchange,) = asyncio.run(exchanges("http://127.0.0.1:9", 1))
+    assert (exchange.status, exchange.error_kind) == ("conn_error", "ConnectionRefusedError")
+    assert exchange.sent_ns is not None and exchange.end_ns is not None
+    assert exchange.sent_ns <= exchange.end_ns
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.EMFILE, "no_file"),
+        (errno.ENFILE, "no_file"),
+        (errno.EADDRNOTAVAIL, "no_port"),
+        (errno.ENOBUFS, "no_memory"),
+        (errno.ENOMEM, "no_memory"),
+    ],
+)
+def test_what_this_machine_lacks_is_not_the_servers_failure(
+    monkeypatch: pytest.MonkeyPatch, number: int, kind: str
+) -> None:
+    async def main() -> list[Exchange]:
+        async def fail(*args: Any, **options: Any) -> None:
+            raise OSError(number, "none left")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", fail)
+        return await exchanges("http://127.0.0.1:9", 1)
+
+    (exchange,) = asyncio.run(main())
+    assert (exchange.status, exchange.error_kind) == ("missed", kind)
+    assert exchange.error is not None and "none left" in exchange.error and exchange.end_ns is not None
+
+
+def test_no_file_left_is_a_miss_on_uvloop() -> None:
+    async def main() -> list[Exchange]:
+        with no_file_left():
+            return await exchanges("http://127.0.0.1:9", 1)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        (exchange,) = runner.run(main())
+    assert (exchange.status, exchange.error_kind) == ("missed", "no_file")
+
+
+@contextmanager
+def no_file_left() -> Iterator[None]:
+    """Open files up to a low limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = [os.dup(0)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files[0] + 32, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                files.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for file in files:
+            os.close(file)
+
+
+def test_the_next_address_of_a_host_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> list[Exchange]:
+        async with MockServer() as server:
+            port = int(server.url.rpartition(":")[2])
+            addresses = [
+                (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))
+                for host in ("127.0.0.2", "127.0.0.1")
+            ]
+
+            monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
+            return await exchanges(f"http://server.test:{port}", 1)
+
+    (exchange,) = asyncio.run(main())
+    assert exchange.status == "ok"
+
+
+def test_a_name_is_looked_up_once_and_again_when_the_service_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """During the load nobody is asked for an address: that would count as time to the first token."""
+    asked: list[str] = []
+    known = {"server.test": "127.0.0.1"}
+
+    def look_up(host: str, port: int, **_: Any) -> list[Any]:
+        asked.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known[host], port))]
+
+    async def main() -> list[list[tuple[bytes, dict[str, Any]]]]:
+        async def never(*_: Any, **__: Any) -> None:
+            raise AssertionError("looked up during the load")
+
+        ended: asyncio.Queue[Exchange] = asyncio.Queue()
+        async with MockServer() as first, MockServer(host="127.0.0.2", port=first.port) as second:
+            client = Client([url := f"http://server.test:{first.port}"], ended.put_nowait, timeout_s=2.0)
+            monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", never)
+            for seq in range(3):
+                client.start(Exchange(seq, 3), BODY)  # together: a connection for each
+            assert [(await ended.get()).status for _ in range(3)] == ["ok"] * 3
+            known["server.test"] = "127.0.0.2"
+            monkeypatch.undo()
+            monkeypatch.setattr(socket, "getaddrinfo", look_up)
+            await client.retarget([url])
+            client.cut_all("interrupted")  # the connections that are kept lead to the old address
+            client.start(Exchange(3, 3), BODY)
+            assert (await ended.get()).status == "ok"
+            client.cut_all("interrupted")
+            return [first.requests, second.requests]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    first, second = asyncio.run(main())
+    assert asked == ["server.test"] * 2
+    assert (len(first), len(second)) == (3, 1)
+    assert all(b"\r\nHost: server.test:" in head for head, _ in [*first, *second])
+
+
+@pytest.mark.parametrize("url", [f"http://{'a' * 64}.test", "http://[::1]:9"])
+def test_an_address_that_leads_nowhere_is_a_row(url: str) -> None:
+    (exchange,) = asyncio.run(exchanges(url, 1))
+    assert exchange.status in ("conn_error", "missed") and exchange.error_kind and exchange.end_ns
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "target"),
+    [
+        ("http://[::1]:{port}", b"Host: [::1]:{port}\r\n", b"POST /v1/completions "),
+        ("http://127.0.0.1:{port}/prefix/", b"Host: 127.0.0.1:{port}\r\n", b"POST /prefix/v1/completions "),
+        ("http://user:word@127.0.0.1:{port}", b"Host: 127.0.0.1:{port}\r\n", b"POST /v1/completions "),
+    ],
+)
+def test_the_request_names_host_port_and_path(url: str, host: bytes, target: bytes) -> None:
+    async def main() -> tuple[bytes, str]:
+        async with MockServer(host="::1" if "::1" in url else "127.0.0.1") as server:
+            port = server.url.rpartition(":")[2]
+            (exchange,) = await exchanges(url.replace("{port}", port), 1)
+            assert exchange.status == "ok"
+            return server.requests[0][0], port
+
+    request, port = asyncio.run(main())
+    assert request.startswith(target) and host.replace(b"{port}", port.encode()) in request
+
+
+def test_a_slow_connection_is_not_the_clients_lateness(monkeypatch: pytest.MonkeyPatch) -> None:
+    connected_ns: list[int] = []
+
+    async def main() -> list[Exchange]:
+        loop = asyncio.get_running_loop()
+        connect = loop.create_connection
+
+        async def slow(*args: Any, **options: Any) -> Any:
+            await asyncio.sleep(0.05)
+            connected_ns.append(time.monotonic_ns())
+            return await connect(*args, **options)
+
+        monkeypatch.setattr(loop, "create_connection", slow)
+        async with MockServer() as server:
+            return await exchanges(server.url, 2)
+
+    first, second = asyncio.run(main())
+    (at_ns,) = connected_ns
+    assert first.sent_ns is not None and first.first_byte_ns is not None and second.sent_ns is not None
+    assert first.sent_ns < at_ns < first.first_byte_ns < second.sent_ns
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A key and a certificate that it signed itself, for 127.0.0.1."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mock")])
+    now = datetime.now(UTC)
+    names = [x509.IPAddress(IPv4Address("127.0.0.1")), x509.DNSName("server.test")]
+    address = x509.SubjectAlternativeName(names)
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(now).not_valid_after(now + timedelta(days=1)).add_extension(address, False)
+    pem, clear = serialization.Encoding.PEM, serialization.NoEncryption()
+    path = tmp_path_factory.mktemp("tls") / "mock.pem"
+    path.write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, clear)
+        + made.sign(key, hashes.SHA256()).public_bytes(pem)
+    )
+    return path
+
+
+async def over_tls(certificate: Path, count: int) -> tuple[list[Exchange], MockServer]:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate)
+    async with MockServer(lambda body: answer(body, 0.01), tls=tls) as server:
+        return await exchanges(server.url, count, key=Secret("hush")), server
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_answers_come_over_tls_too(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, runner: Callable[..., Any]
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    ended, server = runner(over_tls(certificate, 3))
+    assert [(exchange.status, exchange.tokens) for exchange in ended] == [("ok", 3)] * 3
+    assert server.connections == 1, "kept alive"
+    assert all(b"Authorization: Bearer hush" in head for head, _ in server.requests)
+
+
+@pytest.mark.parametrize(("host", "status"), [("server.test", "ok"), ("another.test", "conn_error")])
+def test_it_is_the_name_that_a_certificate_vouches_for(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, host: str, status: str
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+    async def main() -> Exchange:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(certificate)
+        async with MockServer(tls=tls) as server:
+            with monkeypatch.context() as patch:
+                patch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+                (exchange,) = await exchanges(f"https://{host}:{server.port}", 1)
+            return exchange
+
+    assert asyncio.run(main()).status == status
+
+
+def test_a_server_that_nobody_vouches_for_gets_no_request(certificate: Path) -> None:
+    (exchange,), server = asyncio.run(over_tls(certificate, 1))
+    assert (exchange.status, exchange.error_kind) == ("conn_error", "SSLCertVerificationError")
+    assert not server.requests
+
+
+@pytest.mark.parametrize(("scheme", "contexts"), [("https", 1), ("http", 0)])
+def test_certificates_are_loaded_once_per_client(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, contexts: int
+) -> None:
+    made: list[ssl.SSLContext] = []
+
+    def counted() -> ssl.SSLContext:
+        made.append(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        return made[-1]
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    Client([f"{scheme}://127.0.0.1:9", f"{scheme}://127.0.0.1:10"], lambda _: None)
+    assert len(made) == contexts
+    refused = asyncio.run(exchanges(f"{scheme}://127.0.0.1:9", 3))
+    assert {exchange.error_kind for exchange in refused} == {"ConnectionRefusedError"}
+    assert len(made) == 2 * contexts
+
+
+@pytest.mark.parametrize("name", ["cut after a token", "not HTTP", "hangs", "all in one write"])
+def test_closed_connections_need_no_garbage_collector(name: str) -> None:
+    ours = (Connection, EventReader, Exchange, httptools.HttpResponseParser)
+    pieces, status, _ = SCRIPTS[name]
+    limit_s = 0.1 if name == "hangs" else PATIENCE_S
+
+    async def main() -> Counter[str]:
+        async with MockServer(lambda _: pieces) as server:
+            ended: asyncio.Queue[str | None] = asyncio.Queue()
+            client = Client(
+                [server.url], lambda exchange: ended.put_nowait(exchange.status), timeout_s=limit_s
+            )
+            for seq in range(4):
+                client.start(Exchange(seq, 3), BODY)
+            assert [await ended.get() for _ in range(4)] == [status] * 4
+            client.cut_all("interrupted")
+            async with asyncio.timeout(PATIENCE_S):
+                while client._open:  # noqa: ASYNC110  a client tells in no other way
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)
+            return Counter(type(thing).__name__ for thing in gc.get_objects() if type(thing) in ours)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            assert runner.run(main()) == {}
+    finally:
+        gc.enable()
+
+
+def test_a_role_delta_is_not_a_first_token() -> None:
+    pieces = SCRIPTS["chat, role first"][0]
+    (exchange,) = run(lambda _: pieces)
+    assert exchange.first_token_ns is not None and exchange.first_byte_ns is not None
+    assert exchange.first_token_ns > exchange.first_byte_ns, "they came in reads of their own"
+
+
+def test_cutting_ends_what_runs() -> None:
+    async def main() -> list[Exchange]:
+        results: list[Exchange] = []
+        async with MockServer(lambda _: [head(), token(), 600.0]) as server:
+            client = Client([server.url], results.append)
+            client.start(running := Exchange(0, 3), BODY)
+            async with asyncio.timeout(PATIENCE_S):
+                while not running.events:  # noqa: ASYNC110  an exchange knows no waiting
+                    await asyncio.sleep(0.01)
+            client.cut_all("interrupted")
+        return results
+
+    (exchange,) = asyncio.run(main())
+    assert (exchange.status, exchange.error_kind) == ("truncated", "interrupted")
+
+
+@pytest.mark.parametrize("turns", range(4))
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_cutting_ends_a_connect_once_however_far_it_is(runner: Callable[..., Any], turns: int) -> None:
+    async def main() -> list[Exchange]:
+        results: list[Exchange] = []
+        async with MockServer(lambda _: [5.0]) as server:
+            client = Client([server.url], results.append)
+            client.start(Exchange(0, 3), BODY)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            client.cut_all("interrupted")
+            assert len(results) == 1, "at once: whoever cuts counts what has ended"
+            await asyncio.sleep(0.05)
+        return results
+
+    (exchange,) = runner(main())
+    assert exchange.error_kind == "interrupted" and exchange.end_ns is not None
+
+
+CHOICE = {"index": 0, "text": " a", "finish_reason": None}
+STRANGE: list[dict[str, Any]] = [
+    *[
+        {"usage": {"prompt_tokens": 3, "completion_tokens": 3, name: value}}
+        for name in ("prompt_tokens", "completion_tokens")
+        for value in ("12", True, 1.5, -1, 2**31, [3])
+    ],
+    {"usage": {"prompt_tokens_details": [1]}},
+    {"usage": {"prompt_tokens_details": {"cached_tokens": "2"}}},
+    {"usage": 3},
+    {"maxqps": "vllm"},
+    {"maxqps": {"steps": 1.0, "late_steps": 0}},
+    {"maxqps": {"steps": 1, "late_steps": False}},
+    {"choices": [CHOICE | {"finish_reason": 7}]},
+    {"choices": [CHOICE | {"finish_reason": "\ud800"}]},
+    {"choices": [CHOICE | {"delta": "x"}]},
+    {"choices": ["x"]},
+    {"choices": {"0": CHOICE}},
+]
+
+
+@pytest.mark.parametrize("strange", STRANGE, ids=json.dumps)
+def test_an_unexpected_type_is_a_bad_event_and_leaves_nothing_behind(strange: dict[str, Any]) -> None:
+    pieces = [head(), token(), token(), token(finish="length"), event(strange), usage(3, 3), END]
+    (exchange,) = run(lambda _: pieces)
+    assert (exchange.status, exchange.error_kind) == ("http_error", "bad_event")
+    assert (exchange.tokens, exchange.events, exchange.finish_reason) == (3, 3, "length")
+    assert exchange.usage == {"prompt_tokens": 3, "completion_tokens": 3} and exchange.engine is None
+
+
+@pytest.mark.parametrize("data", [b"[1]", b"3", b'"x"', b"[" * 100_000])
+def test_an_event_that_is_no_object_is_a_bad_event(data: bytes) -> None:
+    (exchange,) = run(lambda _: [head(), token(), token(), LAST, event(data), usage(3, 3), END])
+    assert (exchange.status, exchange.error_kind) == ("http_error", "bad_event")
+
+
+def test_null_is_not_given() -> None:
+    nothing = {"choices": None, "usage": None, "maxqps": None, "error": None}
+    details = {"prompt_tokens": 3, "completion_tokens": 3, "prompt_tokens_details": None}
+    last = {"choices": [], "usage": details, "maxqps": {"steps": None}}
+    (exchange,) = run(lambda _: [head(), token(), token(), LAST, event(nothing), event(last), END])
+    assert exchange.status == "ok"

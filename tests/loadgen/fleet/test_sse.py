@@ -1,0 +1,386 @@
+"""Answers as bytes into a connection: cut anywhere the record is the same, broken anyhow there is one."""
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.fleet.http_client import Client, Connection
+from loadgen.fleet.sse import EVENT_BYTES_LIMIT, Exchange
+from tests.support.mock_server import END, event, head, token, usage
+from tests.support.patience import PATIENCE_S
+
+STATUSES = {"ok", "http_error", "truncated", "timeout", "conn_error"}
+
+
+class Wire:
+    """A transport that sends nowhere."""
+
+    def write(self, data: bytes) -> None: ...
+    def abort(self) -> None: ...
+    def is_closing(self) -> bool:
+        return False
+
+
+class Line:
+    """One request under way on a connection of its own."""
+
+    def __init__(self) -> None:
+        self.ended: list[Exchange] = []
+        self.exchange = Exchange(0, 3)
+        self.client = Client(["http://127.0.0.1"], self.ended.append)
+        self.connection = Connection(self.client, "http://127.0.0.1")
+        self.connection.connection_made(Wire())  # type: ignore[arg-type]
+        self.connection.send(self.exchange, b"POST")
+
+    def record(self, pieces: list[bytes], lost: Exception | None = None) -> dict[str, Any]:
+        """What is recorded when these pieces arrive and then the connection goes away."""
+        for piece in pieces:
+            self.connection.data_received(piece)
+        self.connection.connection_lost(lost)
+        (exchange,) = self.ended
+        assert exchange is self.exchange and exchange.end_ns is not None
+        assert (exchange.first_token_ns is None) == (exchange.last_token_ns is None) == (not exchange.events)
+        assert exchange.reads <= exchange.events
+        names = ("status", "error_kind", "error", "http_status", "replica_id", "finish_reason")
+        return {
+            name: getattr(exchange, name) for name in (*names, "usage", "engine", "events", "done", "tokens")
+        }
+
+
+def records(*answers: list[bytes], lost: Exception | None = None) -> list[dict[str, Any]]:
+    """What is recorded of each answer, given in pieces."""
+
+    async def main() -> list[dict[str, Any]]:
+        return [Line().record(answer, lost) for answer in answers]
+
+    return asyncio.run(main())
+
+
+def completion(text: str, finish: str | None = None, **more: Any) -> dict[str, Any]:
+    """A chunk as vLLM's completions API sends it."""
+    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish, "stop_reason": None}
+    choice |= {"prompt_token_ids": None, "token_ids": None}
+    return {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "created": 1,
+        "choices": [choice],
+        "usage": None,
+    } | more
+
+
+def chat(finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    """A chunk as vLLM's chat API sends it."""
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, "token_ids": None}
+    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "choices": [choice]}
+
+
+def counts(cached: int | None = None, output: int = 3) -> dict[str, Any]:
+    details = {"prompt_tokens_details": {"cached_tokens": cached}} if cached is not None else {}
+    tree = {"prompt_tokens": 5, "total_tokens": 5 + output, "completion_tokens": output, **details}
+    return {"id": "cmpl-1", "object": "text_completion", "created": 1, "choices": [], "usage": tree}
+
+
+def sse(*messages: Any, newline: str = "\n", spaced: bool = False) -> bytes:
+    """Events of JSON, with [DONE] at the end."""
+    separators = (", ", ": ") if spaced else (",", ":")
+    lines = [f"data: {json.dumps(message, separators=separators)}{newline * 2}" for message in messages]
+    return ("".join(lines) + f"data: [DONE]{newline * 2}").encode()
+
+
+def chunks(*bodies: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(body), body) for body in bodies) + b"0\r\n\r\n"
+
+
+TEXTS = completion(" a"), completion(' "b\\ é'), completion("", "length")
+WORDS = chat(role="assistant", content=""), chat(content="x"), chat(content="y"), chat("length", content="z")
+BARE = [{"choices": [{"index": 0, "text": " a"}]}] * 2 + [
+    {"choices": [{"index": 0, "text": " b", "finish_reason": "length"}]}
+]
+PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s"
+ERROR = '{"error":{"message":"überlastet"}}'.encode()
+STREAMS: dict[str, tuple[bytes, str, str | None, int]] = {
+    "completions": (
+        head(extra="X-Replica-Id: r1\r\n")
+        + b"".join(event(message) for message in (*TEXTS, counts(cached=2)))
+        + END,
+        *("ok", None, 3),
+    ),
+    "chat": (head() + b"".join(event(message) for message in (*WORDS, counts())) + END, "ok", None, 3),
+    "reasoning": (
+        head()
+        + chunks(
+            sse(
+                chat(reasoning_content="x", content=None),
+                chat(content="y"),
+                chat("stop", content="z"),
+                counts(),
+            )
+        ),
+        *("ok", None, 3),
+    ),
+    "CRLF, comments and other fields": (
+        head() + chunks(b": ping\r\n\r\nevent: token\r\n" + sse(*TEXTS, counts(), newline="\r\n")),
+        *("ok", None, 3),
+    ),
+    "JSON with spaces": (head() + chunks(sse(*TEXTS, counts(), spaced=True)), "ok", None, 3),
+    "no nulls, so that the last token ends as the others do": (
+        head() + chunks(sse(*BARE, counts())),
+        *("ok", None, 3),
+    ),
+    "empty deltas between": (
+        head() + chunks(sse(*WORDS[:2], chat(), chat(content=""), *WORDS[2:], counts())),
+        *("ok", None, 3),
+    ),
+    "usage in every event": (
+        head() + chunks(sse(*[text | counts(output=i) | text for i, text in enumerate(TEXTS)], counts())),
+        *("ok", None, 3),
+    ),
+    "several events in a chunk, one over two, extension and trailer": (
+        head()
+        + chunks(sse(*TEXTS, counts())[:-20], sse(*TEXTS, counts())[-20:]).replace(b"14\r\n", b"14;a=b\r\n")[
+            :-2
+        ]
+        + b"X-End: 1\r\n\r\n",
+        *("ok", None, 3),
+    ),
+    "content length": (PLAIN % (len(sse(*TEXTS, counts())), sse(*TEXTS, counts())), "ok", None, 3),
+    "closed at the end": (b"HTTP/1.0 200 OK\r\n\r\n" + sse(*TEXTS, counts()), "ok", None, 3),
+    "closed before the end": (b"HTTP/1.0 200 OK\r\n\r\n" + sse(*TEXTS)[:-20], "truncated", "no_done", 2),
+    "early hints": (
+        b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n"
+        + PLAIN % (len(sse(*TEXTS, counts())), sse(*TEXTS, counts())),
+        *("ok", None, 3),
+    ),
+    "not streamed": (
+        PLAIN % (len(json.dumps(counts())), json.dumps(counts()).encode()),
+        "truncated",
+        "no_token",
+        0,
+    ),
+    "in-band error": (
+        head() + event(TEXTS[0]) + event({"error": {"message": "boom", "code": 500}}) + END,
+        *("http_error", "in_band", 1),
+    ),
+    "bad event": (head() + event(TEXTS[0]) + event(b'{"choices":') + END, "http_error", "bad_event", 1),
+    "no terminating chunk": (
+        head() + token() + token() + token(finish="length") + usage(5, 3) + END[:-5],
+        *("truncated", "connection_lost", 3),
+    ),
+    "half a chunk": (head() + token() + token()[:-9], "truncated", "connection_lost", 1),
+    "503": (
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n%s" % (len(ERROR), ERROR),
+        *("http_error", "503", 0),
+    ),
+    "500 until closed": (b"HTTP/1.1 500 Oh\r\nConnection: close\r\n\r\n" + ERROR, "http_error", "500", 0),
+    "redirect": (
+        b"HTTP/1.1 307 Temporary Redirect\r\nLocation: /v2\r\nContent-Length: 0\r\n\r\n",
+        *("http_error", "307", 0),
+    ),
+    "nothing but a head": (head(), "truncated", "connection_lost", 0),
+    "half a head": (head()[:-9], "conn_error", "connection_lost", 0),
+    "nothing": (b"", "conn_error", "connection_lost", 0),
+    "not HTTP": (b"SSH-2.0-OpenSSH_9.6\r\n", "conn_error", "bad_http", 0),
+    "bad chunk length": (head() + token() + b"zz\r\n", "conn_error", "bad_http", 1),
+    "garbage behind": (
+        PLAIN % (len(sse(*TEXTS, counts())), sse(*TEXTS, counts())) + b"\x00garbage",
+        *("ok", None, 3),
+    ),
+    "more than was announced": (
+        PLAIN % (len(sse(*TEXTS, counts())), sse(*TEXTS, counts())) + b"HTTP/1.1 500 Oh\r\n\r\n" + head(),
+        *("ok", None, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_cut_anywhere_is_recorded_the_same(name: str) -> None:
+    stream, status, kind, events = STREAMS[name]
+    (whole,) = records(pieces(stream, []))
+    assert (whole["status"], whole["error_kind"], whole["events"]) == (status, kind, events)
+    for at, cut in enumerate(records(*[pieces(stream, [at]) for at in range(len(stream))])):
+        assert cut == whole, at
+    assert records(pieces(stream, list(range(len(stream))))) == [whole]
+
+
+def test_what_is_recorded_of_a_whole_answer() -> None:
+    (record,) = records([STREAMS["completions"][0]])
+    assert record == {
+        "status": "ok",
+        "error_kind": None,
+        "error": None,
+        "http_status": 200,
+        "replica_id": "r1",
+        "finish_reason": "length",
+        "usage": {"prompt_tokens": 5, "completion_tokens": 3, "cached_tokens": 2},
+        "engine": None,
+        "events": 3,
+        "done": True,
+        "tokens": 3,
+    }
+
+
+def test_the_message_of_an_error_is_kept() -> None:
+    http, in_band = records([STREAMS["503"][0]], [STREAMS["in-band error"][0]])
+    assert "überlastet" in http["error"] and "boom" in in_band["error"]
+
+
+def test_an_answer_until_the_end_is_not_whole_when_the_connection_is_reset() -> None:
+    stream = STREAMS["closed at the end"][0]
+    (record,) = records([stream], lost=ConnectionResetError(104, "reset"))
+    assert (record["status"], record["error_kind"]) == ("truncated", "connection_lost")
+    assert "reset" in record["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("completions", 1),
+        ("content length", 1),
+        ("503", 1),
+        ("garbage behind", 0),
+        ("more than was announced", 0),
+    ],
+)
+def test_only_a_connection_in_order_is_kept(name: str, kept: int) -> None:
+    async def main() -> int:
+        line = Line()
+        line.connection.data_received(STREAMS[name][0])
+        return sum(map(len, line.client._idle.values()))
+
+    assert asyncio.run(main()) == kept
+
+
+def test_an_endless_event_is_not_collected() -> None:
+    piece = b"10000\r\n" + b"x" * 65536 + b"\r\n"
+    (record,) = records([head(), *[piece] * (EVENT_BYTES_LIMIT // 65536 + 1)])
+    assert (record["status"], record["error_kind"]) == ("http_error", "bad_event")
+
+
+def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(stream)), len(stream)]
+    parts = [stream[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [part for part in parts if part]
+
+
+CUTS = st.lists(st.integers(1, 2000), max_size=12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(STREAMS)), CUTS)
+def test_a_stream_in_many_pieces_is_recorded_the_same(name: str, cuts: list[int]) -> None:
+    stream = STREAMS[name][0]
+    cut, whole = records(pieces(stream, cuts), pieces(stream, []))
+    assert cut == whole
+
+
+@st.composite
+def broken(draw: st.DrawFn) -> bytes:
+    """A stream with some of its bytes overwritten, left out, repeated or added."""
+    stream = STREAMS[draw(st.sampled_from(sorted(STREAMS)))][0]
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(stream)))
+        end = draw(st.integers(start, min(len(stream), start + 80)))
+        middle = draw(
+            st.sampled_from(
+                [b"", stream[start:end] * 2, b"\r\n", b"\n\n", b"\r\n0\r\n\r\n", b'"', b"\xff\x00"]
+            )
+        )
+        stream = stream[:start] + (middle or draw(st.binary(max_size=8))) + stream[end:]
+    return stream
+
+
+ENDS = st.sampled_from([None, ConnectionResetError(104, "reset"), OSError(110, "timed out")])
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.one_of(broken(), st.binary(max_size=200), st.builds(head().__add__, st.binary(max_size=200))),
+    CUTS,
+    ENDS,
+)
+def test_broken_bytes_end_in_one_row_with_a_kind(
+    stream: bytes, cuts: list[int], lost: Exception | None
+) -> None:
+    (record,) = records(pieces(stream, cuts), lost=lost)
+    assert record["status"] in STATUSES
+    assert (record["error_kind"] is None) == (record["status"] == "ok")
+    json.dumps(record).encode()
+
+
+@settings(max_examples=100, deadline=None)
+@given(broken(), CUTS, st.integers(0, 12))
+def test_a_deadline_in_the_middle_ends_a_request_once(stream: bytes, cuts: list[int], at: int) -> None:
+    async def main() -> Line:
+        line, parts = Line(), pieces(stream, cuts)
+        for part in parts[:at]:
+            line.connection.data_received(part)
+        line.connection.cut("timeout", "deadline")
+        line.record(parts[at:])
+        return line
+
+    line = asyncio.run(main())
+    assert line.exchange.status in STATUSES
+
+
+def reset(peer: socket.socket) -> None:
+    """Close so that the other side gets RST."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+
+
+def after_request(
+    *answer: bytes, end: Callable[[socket.socket], None] = socket.socket.close
+) -> Callable[[socket.socket], None]:
+    def serve(peer: socket.socket) -> None:
+        peer.recv(65536)
+        for piece in answer:
+            peer.sendall(piece)
+        end(peer)
+
+    return serve
+
+
+NASTY: dict[str, tuple[Callable[[socket.socket], None], str, set[str]]] = {
+    "closes at once": (socket.socket.close, "conn_error", {"connection_lost"}),
+    "resets at once": (reset, "conn_error", {"connection_lost", "ConnectionResetError"}),
+    "resets after the request": (after_request(end=reset), "conn_error", {"connection_lost"}),
+    "closes in the head": (after_request(head()[:30]), "conn_error", {"connection_lost"}),
+    "closes in a chunk": (after_request(head(), token()[:20]), "truncated", {"connection_lost"}),
+    "sends garbage": (after_request(bytes(range(256)) * 100), "conn_error", {"bad_http"}),
+    "never answers": (lambda peer: None, "timeout", {"deadline"}),
+}
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_a_nasty_server_makes_a_row(name: str) -> None:
+    behave, status, kinds = NASTY[name]
+
+    async def main() -> list[Exchange]:
+        ended, over = [], asyncio.Event()
+
+        def end(exchange: Exchange) -> None:
+            ended.append(exchange)
+            over.set()
+
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            client = Client([f"http://127.0.0.1:{server.getsockname()[1]}"], end, timeout_s=0.3)
+            client.start(Exchange(0, 3), b"{}")
+            peer, _ = await asyncio.to_thread(server.accept)
+            await asyncio.to_thread(behave, peer)
+            await asyncio.wait_for(over.wait(), PATIENCE_S)
+            client.cut_all("interrupted")
+            peer.close()
+        return ended
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        (exchange,) = runner.run(main())
+    assert exchange.status == status and exchange.error_kind in kinds

@@ -1,0 +1,209 @@
+"""A turn waits for the turn of its session before it, and for nothing else; the wait is told apart."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from analysis.capacity.validity import judge_dwell
+from analysis.capacity.window_counts import Window
+from analysis.rows import metrics, records, routing_spread
+from conf import load
+from conf.specs.experiment import Slo
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.worker import Worker
+from loadgen.prompts.bodies import Prompts
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from tests.support.mock_server import MockServer, Script, answer, head, token
+from tests.support.patience import BUSY, PATIENCE_S
+
+pytestmark = pytest.mark.usefixtures("never_overdue")
+WORKLOAD = load(["workload=character"]).workload
+MS = NS // 1000
+
+
+def turns(*rows: tuple[int, int, int, int]) -> ArrivalSchedule:
+    """A schedule of (seq, due in ms, session, seq of the turn before): three tokens out, twenty in."""
+    seq, due_ms, session, after = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+    ones = np.ones_like(seq)
+    return ArrivalSchedule(
+        dwell=0,
+        seq=seq,
+        due_ns=due_ms * MS,
+        phase=3 * ones,
+        input_tokens=40 * ones,
+        output_tokens=3 * ones,
+        shared_tokens=4 * ones,
+        session=session,
+        turn=0 * ones,
+        character=session,
+        character_tokens=14 * ones,
+        persona_tokens=10 * ones,
+        history_cut=0 * ones,
+        after=after,
+    )
+
+
+def sent(folder: Path, schedule: ArrivalSchedule, script: Script, **how: Any) -> tuple[pa.Table, list[Any]]:
+    """The rows of a worker over a schedule, by seq, and those in flight as soon as `watch` said enough.
+
+    Then it goes on until all have ended, or it is to `retract` or `end` at once.
+    """
+    watch = how.get("watch", lambda ended, pending: True)
+    timeout_s, drain_s = how.get("timeout_s", PATIENCE_S), how.get("drain_s", PATIENCE_S)
+
+    async def main() -> list[Any]:
+        async with MockServer(script) as server:
+            prompts, shard = Prompts(WORKLOAD, "m", 151936, 1), Shard(folder / "s.arrow")
+            worker = Worker(0, [server.url], prompts, shard, record_itl=False, timeout_s=timeout_s)
+            worker.start(time.monotonic_ns(), time.time_ns())
+            await worker.offer(schedule)
+            seen: list[Any] = []
+            ended = 0
+            async with asyncio.timeout(PATIENCE_S):
+                while ended < len(schedule):
+                    told = await worker.observe()
+                    ended, pending = ended + told.ended.num_rows, told.pending.to_pylist()
+                    if not seen and watch(ended, len(pending)):
+                        seen = pending
+                        if how.get("retract"):
+                            worker.retract()
+                        if how.get("end"):
+                            break
+                    await asyncio.sleep(0.02)
+            await worker.finish(drain_s)
+            return seen
+
+    seen = asyncio.run(main())
+    return records.read_shard(folder / "s.arrow").sort_by("seq"), seen
+
+
+def column(rows: pa.Table, name: str) -> list[Any]:
+    return list(rows[name].to_pylist())
+
+
+def at_ns(rows: pa.Table, event: str) -> list[int]:
+    """When that happened to each request, on the run's clock."""
+    offsets = column(rows, f"{event}_offset_ns")
+    return [due + offset for due, offset in zip(column(rows, "due_ns"), offsets, strict=True)]
+
+
+def slow(body: dict[str, Any]) -> list[Any]:
+    return answer(body, 0.2)
+
+
+def test_a_turn_is_sent_when_the_one_before_has_ended_and_nobody_else_waits(tmp_path: Path) -> None:
+    schedule = turns((0, 0, 7, -1), (1, 50, 7, 0), (2, 60, 8, -1), (3, 70, 7, 1), (4, 5000, 7, 3))
+    rows, seen = sent(tmp_path, schedule, slow, watch=lambda _, pending: pending == 4)
+    assert column(rows, "status") == ["ok"] * 5
+    ends, starts = (at_ns(rows, event) for event in ("end", "send"))
+    blocked = column(rows, "turn_blocked_ns")
+    assert [each is None for each in blocked] == [True, False, True, False, True]
+    for turn, before in ((1, 0), (3, 1)):
+        assert 0 <= starts[turn] - ends[before] < 1000 * MS
+        assert abs(column(rows, "due_ns")[turn] + blocked[turn] - ends[before]) < 1000 * MS
+    assert starts[2] < ends[0]
+    # Held turns are in flight for whoever watches, and not yet sent.
+    assert {row["seq"] for row in seen} == {0, 1, 2, 3}
+    assert [row["send_offset_ns"] for row in seen if row["seq"] == 3] == [None]
+
+
+def test_latency_counts_from_the_due_time_and_send_lag_without_the_wait(tmp_path: Path) -> None:
+    rows, _ = sent(tmp_path, turns((0, 0, 7, -1), (1, 50, 7, 0)), slow)
+    ttft, lag = metrics.ttft(rows), metrics.send_lag(rows)
+    assert ttft[1] > 200 and ttft[1] > ttft[0]
+    assert lag[1] < column(rows, "turn_blocked_ns")[1] / MS
+    window = Window(0, "dwell", 10.0, 1, 0, 0, NS, NS)
+    verdict = judge_dwell(rows, window, Slo("wide", 2000, 100), planned=2)
+    assert verdict.valid or verdict.reason in BUSY
+
+
+def test_a_turn_follows_a_failure_too(tmp_path: Path) -> None:
+    def script(_: dict[str, Any]) -> list[Any]:
+        return [head(), token(), 0.5, None]
+
+    rows, _ = sent(tmp_path, turns((0, 0, 7, -1), (1, 20, 7, 0)), script)
+    assert column(rows, "status") == ["truncated", "truncated"]
+    assert column(rows, "turn_blocked_ns")[1] > 50 * MS
+
+
+def test_a_turn_waits_also_for_one_that_its_plan_does_not_name(tmp_path: Path) -> None:
+    """As after a dwell that was cut short: what was planned again knows nothing of the turns before."""
+    rows, _ = sent(tmp_path, turns((0, 0, 7, -1), (9, 50, 7, 5)), slow)
+    assert column(rows, "status") == ["ok", "ok"] and column(rows, "turn_blocked_ns")[1] > 50 * MS
+
+
+def test_what_was_never_sent_holds_nobody(tmp_path: Path) -> None:
+    """A turn before that was retracted, or that another segment planned and dropped."""
+    rows, _ = sent(
+        tmp_path, turns((0, 0, 7, 99), (1, 600_000, 7, 0)), answer, watch=lambda ended, _: ended, retract=True
+    )
+    assert column(rows, "status") == ["ok", "missed"]
+    assert column(rows, "turn_blocked_ns") == [None, None]
+
+
+def test_who_waits_as_long_as_a_request_may_last_has_gone(tmp_path: Path) -> None:
+    hung = [head(), token(), 600.0]
+    schedule = turns((0, 0, 7, -1), (1, 300, 7, 0), (2, 310, 7, 1))
+    rows, _ = sent(tmp_path, schedule, lambda _: hung, timeout_s=0.4)
+    assert column(rows, "status") == ["timeout"] * 3
+    assert rows.num_rows == 3 and column(rows, "error_kind")[2] == "turn_blocked"
+    assert column(rows, "send_offset_ns")[2] is None
+    assert np.all(np.isinf(metrics.ttft(rows)))
+    # The client did its part: what is void is another thing.
+    verdict = judge_dwell(rows, Window(0, "dwell", 3.0, 1, 0, 0, NS, NS), Slo("w", 2000, 100))
+    assert verdict.valid or verdict.reason in BUSY
+
+
+def test_a_run_that_ends_has_a_row_for_who_waits(tmp_path: Path) -> None:
+    hung = [head(), token(), 600.0]
+    rows, _ = sent(
+        tmp_path,
+        turns((0, 0, 7, -1), (1, 20, 7, 0)),
+        lambda _: hung,
+        watch=lambda _, pending: pending == 2,
+        end=True,
+        drain_s=0.1,
+    )
+    assert column(rows, "error_kind") == ["interrupted", "interrupted"]
+
+
+def test_on_a_fast_clock_the_wait_was_the_engine_s() -> None:
+    """Engine 0.5 s after a wait of 1 s, and 20 ms of path: 0.2 s on a clock ten times as fast."""
+    row = {
+        "status": "ok",
+        "time_scale": 10.0,
+        "turn_blocked_ns": NS,
+        "send_offset_ns": NS + 10 * MS,
+        "first_token_offset_ns": NS + 700 * MS,
+        "engine_first_token_ns": 500 * MS,
+    }
+    rows = records.table([row])
+    assert metrics.ttft(rows)[0] == 1520
+    assert metrics.path(rows)[0] == 20
+    assert metrics.send_lag(rows)[0] == 1
+
+
+def test_how_many_turns_waited_is_told_and_the_longest() -> None:
+    waits = [None, 200 * MS, None, 1500 * MS]
+    turns_ = [{"session_id": i, "status": "ok", "turn_blocked_ns": wait} for i, wait in enumerate(waits)]
+    rows = records.table([*turns_, {"session_id": -1, "status": "ok"}])
+    assert (routing_spread.turns_blocked(rows), routing_spread.longest_block_ms(rows)) == (0.5, 1500)
+    alone = records.table([{"session_id": -1, "status": "ok"}])
+    assert routing_spread.turns_blocked(alone) is None and routing_spread.longest_block_ms(alone) is None
+
+
+def test_a_summary_says_who_talked_and_how_many_waited() -> None:
+    asked = {"sessions": 0, "conversations": "cache-aware", "routing": "pow2", "data_path": "python_proxy"}
+    dwell = {"valid": True, "requests": 10, "prefix_hit": 0.95, "replicas_per_session": 1.0}
+    dwell |= {"max_over_mean_share": 1.1, "turns_blocked": 0.2, "turn_blocked_max_ms": 900.0}
+    calm = dwell | {"turns_blocked": 0.0, "turn_blocked_max_ms": None}
+    who, waited = routing_spread.lines({"asked": asked, "dwells": [dwell, calm]})
+    assert "cache-aware conversations, routing pow2" in who
+    assert "10.0% of the turns were due before the answer before had ended; longest 900 ms" in waited
+    assert len(routing_spread.lines({"asked": asked, "dwells": [calm]})) == 1
+    assert routing_spread.lines({"asked": asked | {"conversations": ""}, "dwells": [calm]}) == []

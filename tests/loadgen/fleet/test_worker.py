@@ -1,0 +1,392 @@
+"""Worker and shard: one row for every planned request, whatever becomes of it, on disk at once."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from analysis.rows import records
+from conf import load
+from loadgen.fleet import worker as worker_module
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.worker import Worker
+from loadgen.prompts.bodies import Prompts
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from tests.loadgen.fleet.test_arrow_stream import on_disk
+from tests.support.mock_server import END, MockServer, Script, answer, event, head, token, usage
+from tests.support.patience import PATIENCE_S
+
+WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
+pytestmark = pytest.mark.usefixtures("never_overdue")
+LEAD_NS = NS // 10
+
+
+def plan(rate_qps: float, seconds: float, start_ns: int = 0) -> ArrivalSchedule:
+    bounds = {"window": (start_ns, start_ns + int(seconds * NS))}
+    return Traffic(WORKLOAD).draw(rate_qps, bounds, dwell=0, first_seq=0, seed=1)
+
+
+async def drive(
+    server: MockServer, shard: Path, schedule: ArrivalSchedule, **how: Any
+) -> list[dict[str, Any]]:
+    """Run a worker over a schedule until `enough` of the rows told so far, by default all have ended.
+
+    Returns those rows: what ended, and what was in flight in the end.
+    """
+    worker = of(server, shard)
+    worker.start(time.monotonic_ns() + LEAD_NS, time.time_ns() + LEAD_NS)
+    await worker.offer(schedule)
+    enough = how.get("enough", lambda ended, _: len(ended) == len(schedule))
+    ended: list[dict[str, Any]] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            seen = await worker.observe()
+            ended += seen.ended.to_pylist()
+            if enough(ended, seen.pending.to_pylist()):
+                break
+            await asyncio.sleep(0.02)
+    if how.get("block_s"):
+        time.sleep(how["block_s"])  # noqa: ASYNC251  a stalled loop is what is tested
+        await asyncio.sleep(0.2)
+    await worker.finish(how.get("drain_s", PATIENCE_S))
+    return ended + seen.pending.to_pylist()
+
+
+def run(
+    shard: Path, schedule: ArrivalSchedule, script: Script = answer, **how: Any
+) -> tuple[list[dict[str, Any]], pa.Table]:
+    async def main() -> list[dict[str, Any]]:
+        async with MockServer(script) as server:
+            return await drive(server, shard, schedule, **how)
+
+    rows = asyncio.run(main())
+    return rows, records.read_shard(shard)
+
+
+def statuses(table: pa.Table) -> Counter[str]:
+    return Counter(table["status"].to_pylist())
+
+
+def test_every_planned_request_has_one_row_and_times_count_from_due(tmp_path: Path) -> None:
+    schedule = plan(40, 1.0)
+    _, table = run(tmp_path / "s.arrow", schedule, lambda body: answer(body, 0.005))
+    assert sorted(table["seq"].to_pylist()) == schedule.seq.tolist()
+    assert statuses(table) == {"ok": len(schedule)}
+    assert table.schema == records.REQUESTS
+    by_seq = table.sort_by("seq")
+    assert by_seq["due_ns"].to_pylist() == schedule.due_ns.tolist()
+    sent = np.array(by_seq["send_offset_ns"].to_pylist())
+    first = np.array(by_seq["first_token_offset_ns"].to_pylist())
+    last = np.array(by_seq["last_token_offset_ns"].to_pylist())
+    assert np.all(sent >= -NS // 1000) and np.all(first > sent) and np.all(last > first)
+    gaps_us = [sum(gaps) for gaps in by_seq["itl_us"].to_pylist()]
+    assert np.allclose(np.array(gaps_us) * 1000, last - first, atol=10_000)
+
+
+def test_what_was_retracted_keeps_its_row_outside_the_window(tmp_path: Path) -> None:
+    schedule = plan(40, 60.0)
+    _, table = run(tmp_path / "s.arrow", schedule, enough=lambda ended, _: len(ended) > 5)
+    assert sorted(table["seq"].to_pylist()) == schedule.seq.tolist()
+    retracted = [row for row in table.to_pylist() if row["status"] == "missed"]
+    assert retracted and all(row["phase"] == "retracted" for row in retracted)
+    assert statuses(table)["ok"] + len(retracted) == len(schedule)
+
+
+def test_a_stalled_loop_misses_instead_of_bursting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "MISSED_AFTER_NS", NS)
+    schedule = plan(40, 2.2)
+    _, table = run(tmp_path / "s.arrow", schedule, enough=lambda *_: True, block_s=2.0)
+    overdue = [row for row in table.to_pylist() if row["error_kind"] == "overdue"]
+    assert overdue and all(row["phase"] == "window" for row in overdue)
+    sent = [row["send_offset_ns"] for row in table.to_pylist() if row["send_offset_ns"] is not None]
+    assert max(sent) < 1.5 * NS
+    assert table.num_rows == len(schedule)
+
+
+def test_a_closed_loop_keeps_so_many_in_flight_and_counts_from_their_start(tmp_path: Path) -> None:
+    schedule = Traffic(WORKLOAD).closed(40, 4, 0, dwell=0, first_seq=10, seed=1)
+    _, table = run(tmp_path / "s.arrow", schedule, lambda body: answer(body, 0.01))
+    rows = sorted(table.to_pylist(), key=lambda row: row["due_ns"])
+    assert [row["status"] for row in rows] == ["ok"] * 40
+    assert sorted(row["seq"] for row in rows) == list(range(10, 50))
+    assert [row["phase"] for row in rows].count("transition") == 4
+    starts = [row["due_ns"] + row["send_offset_ns"] for row in rows]
+    ends = sorted(row["due_ns"] + row["end_offset_ns"] for row in rows)
+    # The k-th request starts when the (k - 4)-th has ended, and is due at that moment.
+    assert all(start >= end for start, end in zip(starts[4:], ends, strict=False))
+    assert max(row["send_offset_ns"] for row in rows[4:]) < NS
+
+
+def test_a_retracted_closed_loop_keeps_a_row_for_every_request(tmp_path: Path) -> None:
+    schedule = Traffic(WORKLOAD).closed(4000, 4, 0, dwell=0, first_seq=0, seed=1)
+    slow: Script = lambda body: answer(body, 0.01)  # noqa: E731
+    _, table = run(tmp_path / "s.arrow", schedule, slow, enough=lambda ended, _: len(ended) > 4)
+    states = statuses(table)
+    assert table.num_rows == len(schedule) and states["ok"] > 4
+    assert {row["phase"] for row in table.to_pylist() if row["status"] == "missed"} == {"retracted"}
+
+
+async def ended(worker: Worker, count: int) -> list[dict[str, Any]]:
+    """The rows of so many requests, as they were told when the last of them had ended."""
+    rows: list[dict[str, Any]] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(rows) < count:
+            await asyncio.sleep(0.02)
+            rows += (await worker.observe()).ended.to_pylist()
+    return rows
+
+
+def of(server: MockServer, path: Path) -> Worker:
+    return Worker(
+        0,
+        [server.url],
+        Prompts(WORKLOAD, "m", 151936, salt=1),
+        Shard(path),
+        record_itl=True,
+        timeout_s=PATIENCE_S,
+    )
+
+
+def test_a_closed_loop_that_starts_late_is_played_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever begins late begins; his lateness is in his row, and everybody after him is in time."""
+    monkeypatch.setattr(worker_module, "MISSED_AFTER_NS", NS)
+
+    async def main() -> list[dict[str, Any]]:
+        async with MockServer(lambda body: answer(body, 0.001)) as server:
+            worker = of(server, tmp_path / "s.arrow")
+            worker.start(time.monotonic_ns() - 3 * NS // 2, time.time_ns())
+            await worker.offer(Traffic(WORKLOAD).closed(20, 4, 0, dwell=0, first_seq=0, seed=1))
+            rows = await ended(worker, 20)
+            await worker.finish(PATIENCE_S)
+        return rows
+
+    rows = asyncio.run(main())
+    assert sorted(row["seq"] for row in rows) == list(range(20))
+    assert {row["status"] for row in rows} == {"ok"}
+    first, rest = [row for row in rows if row["seq"] < 4], [row for row in rows if row["seq"] >= 4]
+    assert all(row["due_ns"] == 0 and row["send_offset_ns"] >= 3 * NS // 2 for row in first)
+    assert all(row["due_ns"] > 3 * NS // 2 for row in rest)
+
+
+def test_only_the_end_of_a_closed_loops_own_request_starts_the_next(tmp_path: Path) -> None:
+    """An answer that another segment waited for is nobody's in the loop."""
+    flying, most = 0, 0
+
+    async def main() -> list[dict[str, Any]]:
+        async with MockServer(lambda body: answer(body, 0.02)) as server:
+            worker = of(server, tmp_path / "s.arrow")
+            worker.start(time.monotonic_ns(), time.time_ns())
+            await worker.offer(Traffic(WORKLOAD).evenly(8, 0, 1, first_seq=100, seed=1))
+            await worker.offer(Traffic(WORKLOAD).closed(30, 2, 1, dwell=1, first_seq=0, seed=1))
+            rows = await ended(worker, 38)
+            await worker.finish(PATIENCE_S)
+        return rows
+
+    loop = [row for row in asyncio.run(main()) if row["dwell"] == 1]
+    steps = [(row["due_ns"] + row["send_offset_ns"], 1) for row in loop]
+    steps += [(row["due_ns"] + row["end_offset_ns"], -1) for row in loop]
+    for _, step in sorted(steps):
+        flying += step
+        most = max(most, flying)
+    assert len(loop) == 30 and most == 2
+
+
+def test_a_retraction_holds_for_what_was_offered_before_it_only(tmp_path: Path) -> None:
+    """It comes while a long schedule is being taken, and the next schedule right behind it."""
+    long = plan(2000, 2.0, 3600 * NS)
+    short = Traffic(WORKLOAD).evenly(3, 0, 1, first_seq=len(long), seed=1)
+
+    async def main() -> None:
+        async with MockServer(answer) as server:
+            worker = of(server, tmp_path / "s.arrow")
+            worker.start(time.monotonic_ns(), time.time_ns())
+            first = asyncio.ensure_future(worker.offer(long))
+            await asyncio.sleep(0)
+            assert not first.done()
+            worker.retract()
+            await worker.offer(short)
+            await first
+            await ended(worker, len(long) + len(short))
+            await worker.finish(PATIENCE_S)
+
+    asyncio.run(main())
+    rows = records.read_shard(tmp_path / "s.arrow").to_pylist()
+    assert {row["phase"] for row in rows if row["seq"] < len(long)} == {"retracted"}
+    assert [row["status"] for row in rows if row["seq"] >= len(long)] == ["ok"] * 3
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0])
+def test_patience_with_a_full_disk_begins_with_its_first_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: float
+) -> None:
+    """However rare writes are: on a slow clock more time than that lies between two of them."""
+    monkeypatch.setattr(worker_module, "FLUSH_S", 0.3 * scale)
+    monkeypatch.setattr(worker_module, "FULL_DISK_S", 0.2)
+    monkeypatch.setattr(worker_module, "TICK_S", 0.01)
+    shard, disk = on_disk(tmp_path / "s.arrow")
+
+    async def main() -> None:
+        async with MockServer() as server:
+            prompts = Prompts(WORKLOAD, "m", 151936, salt=1)
+            worker = Worker(0, [server.url], prompts, shard, record_itl=True, time_scale=scale)
+            worker.start(time.monotonic_ns(), time.time_ns())
+            disk.room_bytes = 0
+            await worker.offer(Traffic(WORKLOAD).evenly(4, -10 * NS, 1, first_seq=0, seed=1))
+            await until(lambda: disk.refused)
+            await worker.observe()
+            disk.room_bytes = 1 << 30
+            await worker.finish(1.0)
+
+    asyncio.run(main())
+    assert records.read_shard(tmp_path / "s.arrow").num_rows == 4
+
+
+def test_a_hung_server_is_seen_pending_and_then_cut(tmp_path: Path) -> None:
+    schedule = plan(20, 0.5)
+    count = len(schedule)
+    rows, table = run(
+        tmp_path / "s.arrow",
+        schedule,
+        lambda _: [head(), token(), 600.0],
+        enough=lambda _, pending: [row["output_tokens"] for row in pending] == [1] * count,
+        drain_s=0.1,
+    )
+    assert {row["status"] for row in rows} == {records.PENDING}
+    assert all(row["output_tokens"] == 1 and row["first_token_offset_ns"] > 0 for row in rows)
+    assert {(row["status"], row["error_kind"]) for row in table.to_pylist()} == {("truncated", "interrupted")}
+
+
+def test_a_dead_server_gives_rows_too(tmp_path: Path) -> None:
+    schedule = plan(20, 0.5)
+    _, table = run(tmp_path / "s.arrow", schedule, lambda _: [None])
+    assert statuses(table) == {"conn_error": len(schedule)}
+
+
+def test_an_answer_of_strange_types_is_a_row_like_any_other(tmp_path: Path) -> None:
+    strange = event({"choices": [], "usage": {"prompt_tokens": "12", "completion_tokens": True}})
+    pieces = [head(), token(), strange, usage(3, 1), END]
+    schedule = plan(20, 0.5)
+    _, table = run(tmp_path / "s.arrow", schedule, lambda _: pieces)
+    ends = {(row["status"], row["error_kind"], row["prompt_tokens"]) for row in table.to_pylist()}
+    assert ends == {("http_error", "bad_event", 3)} and table.num_rows == len(schedule)
+
+
+def test_refused_connections_were_sent_in_time(tmp_path: Path) -> None:
+    schedule = plan(20, 0.5)
+
+    async def main() -> None:
+        server = MockServer()
+        server.url = "http://127.0.0.1:9"
+        await drive(server, tmp_path / "s.arrow", schedule)
+
+    asyncio.run(main())
+    rows = records.read_shard(tmp_path / "s.arrow").to_pylist()
+    assert len(rows) == len(schedule) and all(row["send_offset_ns"] is not None for row in rows)
+
+
+async def until(seen: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not seen():  # noqa: ASYNC110  a file knows no events
+            await asyncio.sleep(0.02)
+
+
+async def started(server: MockServer, shard: Shard, schedule: ArrivalSchedule) -> Worker:
+    """A worker under way with a schedule."""
+    worker = Worker(0, [server.url], Prompts(WORKLOAD, "m", 151936, salt=1), shard, record_itl=True)
+    worker.start(time.monotonic_ns(), time.time_ns())
+    await worker.offer(schedule)
+    return worker
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_disk_that_stays_full_is_told_and_again_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool
+) -> None:
+    monkeypatch.setattr(worker_module, "FLUSH_S", 0.1)
+    monkeypatch.setattr(worker_module, "FULL_DISK_S", 0.2)
+    schedule = plan(40, 120.0)
+    shard, disk = on_disk(tmp_path / "s.arrow")
+
+    async def main() -> int:
+        async with MockServer() as server:
+            worker = await started(server, shard, schedule)
+            await until(lambda: records.read_shard(shard.path).num_rows)
+            await worker.observe()
+            flushed = records.read_shard(shard.path).num_rows
+            disk.room_bytes = 100
+            with pytest.raises(OSError, match="No space"):
+                async with asyncio.timeout(PATIENCE_S):
+                    while True:
+                        await worker.observe()
+                        await asyncio.sleep(0.02)
+            disk.room_bytes = 1 << 30 if recovers else 0
+            with pytest.raises(OSError, match="No space"):
+                await worker.finish(1.0)
+            return flushed
+
+    flushed = asyncio.run(main())
+    assert disk.closed and flushed
+    seqs = records.read_shard(shard.path)["seq"].to_pylist()
+    assert len(seqs) == len(set(seqs)) >= flushed
+    assert not recovers or sorted(seqs) == schedule.seq.tolist()
+
+
+def test_a_disk_that_is_full_for_a_moment_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "FLUSH_S", 0.1)
+    monkeypatch.setattr(worker_module, "FULL_DISK_S", PATIENCE_S)
+    schedule = plan(40, 120.0)
+    shard, disk = on_disk(tmp_path / "s.arrow")
+
+    async def main() -> None:
+        async with MockServer() as server:
+            worker = await started(server, shard, schedule)
+            await until(lambda: records.read_shard(shard.path).num_rows)
+            disk.room_bytes = 100
+            await until(lambda: disk.refused > 1)
+            await worker.observe()
+            disk.room_bytes = 1 << 30
+            before = records.read_shard(shard.path).num_rows
+            await until(lambda: records.read_shard(shard.path).num_rows > before)
+            await worker.finish(PATIENCE_S)
+
+    asyncio.run(main())
+    assert sorted(records.read_shard(shard.path)["seq"].to_pylist()) == schedule.seq.tolist()
+
+
+def test_a_broken_send_loop_is_told_and_what_flies_lands(tmp_path: Path) -> None:
+    schedule = plan(40, 1.0)
+
+    class Broken(Prompts):
+        def body(self, seq: int, *more: Any) -> bytes:
+            if seq == 5:
+                raise RuntimeError("no such prompt")
+            return super().body(seq, *more)
+
+    async def main() -> None:
+        async with MockServer(lambda body: answer(body, 0.2)) as server:
+            prompts = Broken(WORKLOAD, "m", 151936, salt=1)
+            worker = Worker(0, [server.url], prompts, Shard(tmp_path / "s.arrow"), record_itl=True)
+            worker.start(time.monotonic_ns(), time.time_ns())
+            await worker.offer(schedule)
+            with pytest.raises(RuntimeError, match="no such prompt"):
+                async with asyncio.timeout(PATIENCE_S):
+                    while True:
+                        await worker.observe()
+                        await asyncio.sleep(0.02)
+            with pytest.raises(RuntimeError, match="no such prompt"):
+                await worker.finish(PATIENCE_S)
+
+    asyncio.run(main())
+    table = records.read_shard(tmp_path / "s.arrow")
+    assert statuses(table) == {"ok": 5, "missed": len(schedule) - 6}
+    assert sorted(table["seq"].to_pylist()) == [seq for seq in schedule.seq.tolist() if seq != 5]

@@ -1,0 +1,92 @@
+"""Constants in the order in which to measure them, and the grounds that an answer names."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from analysis.results import constants_text, prediction_text, summary
+from conf import load
+from conf.constants import calibration, constants
+from conf.specs.experiment import Constant
+from loadgen.predict.answer import predict
+from tests.support.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, joint, unsure
+
+
+def shares(r: float) -> dict[str, float]:
+    asked = unsure({LAYER: 1.2, STEP: 1.2}, posterior=joint(r))
+    rows = predict(asked, MODEL, draws=2, sensitivity=True)["sensitivity"]
+    return {row["path"]: row["share"] for row in rows}
+
+
+@pytest.mark.parametrize("r", [0.0, -0.9])
+def test_shares_add_up_and_count_what_constants_share_once(r: float) -> None:
+    found = shares(r)
+    # ln QPS falls by ln layer_us and by half of ln step_ms, whose sds are equal.
+    variance = 1 + 0.25 + r
+    assert found[LAYER] == pytest.approx((1 + r / 2) / variance, abs=0.05)
+    assert found[STEP] == pytest.approx((0.25 + r / 2) / variance, abs=0.05)
+    assert sum(found.values()) == pytest.approx(1.0)
+
+
+def test_scales_are_constants_in_a_planners_words() -> None:
+    tree = predict(unsure({DEPLOYMENT: 1.1, LAYOUT: 1.05}), MODEL, draws=2, sensitivity=True)
+    assert [row["path"] for row in tree["sensitivity"][:2]] == [DEPLOYMENT, LAYOUT]
+    text = summary.text(tree)
+    assert "constants of one fit moved together" in text
+    assert "another team's deployment" in text and "steps of this layout" in text
+
+
+def test_an_answer_says_what_is_measured_fitted_and_assumed() -> None:
+    asked = unsure({LAYER: 1.2, STEP: 1.2, LAYOUT: 1.1, DEPLOYMENT: 1.1}, posterior=joint(0.5))
+    times = asked.model.step_time
+    guessed = replace(times.layout_scale, source="assumed: nobody tried")
+    of_others = replace(times.deployment_scale, source="figures of others")
+    times = replace(times, layout_scale=guessed, deployment_scale=of_others)
+    asked = replace(asked, model=replace(asked.model, step_time=times))
+    tree = predict(asked, MODEL, draws=2)
+    measured, fitted, assumed = constants_text.lines(tree)
+    assert measured == "measured: nothing of this machine"
+    assert fitted.startswith(
+        "fitted:   2 constants jointly, to rows of a test; 1 constant to others' figures"
+    )
+    assert assumed == "assumed:  1 constant (predict --sensitivity says which matter)"
+    assert {kind: tree["constants"][kind] for kind in ("fitted", "assumed")} == {
+        "fitted": [STEP, LAYER],
+        "assumed": [LAYOUT],
+    }
+    assert f"  {measured}\n  {fitted}\n  {assumed}\n" in summary.text(tree)
+    tree = predict(asked, MODEL, draws=2, sensitivity=True)
+    assert "1 constant; most of the variance: layout_scale " in constants_text.lines(tree)[2]
+
+
+def test_a_calibration_is_a_measurement_of_this_machine(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(calibration(load(), {LAYER: Constant(92.0, "us", "a fit", 90.0, 94.5)})))
+    tree: dict[str, Any] = {
+        "constants": constants_text.tree(load([f"engine.constants={file}"])),
+        "calibration": str(file),
+    }
+    measured, *_ = constants_text.lines(tree)
+    assert measured == f"measured: this machine, calibrated by {file}"
+
+
+def test_every_uncertain_constant_is_one_of_the_kinds() -> None:
+    kinds = constants_text.tree(load())
+    told = [path for kind in ("measured", "fitted", "sourced", "assumed") for path in kinds[kind]]
+    assert sorted(told) == sorted(path for path, it in constants(load()).items() if any(it.ln_sd))
+
+
+def test_a_grid_says_it_once_and_old_answers_not_at_all() -> None:
+    tree = predict(unsure({LAYER: 1.2}), MODEL, draws=2)
+    cells = [{"at": {"seed": seed}, **tree} for seed in (1, 2)]
+    table = prediction_text.table(["seed"], cells).splitlines()
+    assert [line.split(":")[0] for line in table[3:]] == ["measured", "fitted", "assumed"]
+    other = {**cells[1], "constants": {**tree["constants"], "assumed": [LAYER]}}
+    assert constants_text.grid_lines([cells[0], other])[2].endswith(
+        "(first cell; 2 kinds of cells, all in --json)"
+    )
+    old = {key: value for key, value in tree.items() if key != "constants"}
+    assert constants_text.lines(old) == [] and "measured:" not in summary.text(old)

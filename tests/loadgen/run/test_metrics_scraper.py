@@ -1,0 +1,453 @@
+"""Scraping /metrics: vLLM's names old and new, servers that hang, refuse or babble, and a killed driver."""
+
+import asyncio
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.rows.records import read_stream
+from analysis.rows.time_series import SERVER
+from conf.io.secret import Secret
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.run import metrics_scraper
+from loadgen.run.metrics_scraper import SPELLINGS, Scraper, figures
+from tests.support.patience import PATIENCE_S, until
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def page(engine: str = "0", **values: float) -> str:
+    """What vLLM 0.33 answers, with its histograms and whatever else the scraper must pass over."""
+    labels = f'engine="{engine}",model_name="org/\\"m\\", {{1}}"'
+    told = {
+        "num_requests_running": 3,
+        "num_requests_waiting": 2,
+        "kv_cache_usage_perc": 0.25,
+        "prefix_cache_queries_total": 1000,
+        "prefix_cache_hits_total": 400,
+        "num_preemptions_total": 1,
+        "prompt_tokens_total": 5600,
+        "generation_tokens_total": 140,
+    } | values
+    lines = [f"# HELP vllm:{name} words\n# TYPE vllm:{name} gauge" for name in told]
+    lines += [f"vllm:{name}{{{labels}}} {float(value)}" for name, value in told.items()]
+    lines += [
+        f'vllm:request_success_total{{{labels},finished_reason="{reason}"}} {count}.0'
+        for reason, count in (("stop", 5), ("length", 3), ("abort", 1))
+    ]
+    return "\n".join(
+        [
+            "# HELP python_info Python platform information",
+            'python_info{implementation="CPython"} 1.0',
+            *lines,
+            f'vllm:num_requests_waiting_by_reason{{{labels},reason="capacity"}} 7.0',
+            f"vllm:prompt_tokens_created{{{labels}}} 1.7e+09",
+            f'vllm:request_prompt_tokens_bucket{{{labels},le="+Inf"}} 9.0',
+            f"vllm:external_prefix_cache_hits_total{{{labels}}} 77.0",
+            "",
+        ]
+    )
+
+
+TOLD = {
+    "running": 3,
+    "waiting": 2,
+    "kv_usage": 0.25,
+    "prefix_queries": 1000,
+    "prefix_hits": 400,
+    "preemptions": 1,
+    "prompt_tokens": 5600,
+    "generation_tokens": 140,
+    "finished": 9,
+}
+
+
+def test_vllms_names_become_columns() -> None:
+    assert figures(page()) == TOLD
+    assert set(TOLD) == set(SPELLINGS) == set(SERVER.names) - {"at", "clock_ns", "replica", "error"}
+    assert figures(page().replace("\n", "\r\n")) == TOLD
+
+
+def test_several_engines_are_summed_and_their_cache_usage_is_averaged() -> None:
+    second = page("1", kv_cache_usage_perc=0.75, num_requests_running=10)
+    double = {name: 2 * value for name, value in TOLD.items()}
+    assert figures(page() + second) == double | {"kv_usage": 0.5, "running": 13}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("vllm:gpu_cache_usage_perc 0.5", {"kv_usage": 0.5}),
+        ("vllm:gpu_cache_usage_perc 0.9\nvllm:kv_cache_usage_perc 0.5", {"kv_usage": 0.5}),
+        ("vllm:gpu_prefix_cache_queries 9", {"prefix_queries": 9}),
+        ("vllm:gpu_prefix_cache_hits_total 4", {"prefix_hits": 4}),
+        ("vllm:prefix_cache_hits 3\nvllm:gpu_prefix_cache_hits_total 4", {"prefix_hits": 3}),
+        ("# TYPE vllm:prompt_tokens counter\nvllm:prompt_tokens 7", {"prompt_tokens": 7}),
+        ("vllm:num_preemptions\t2 1795275938000", {"preemptions": 2}),
+        ("vllm:num_requests_running 1e3\nvllm:num_requests_waiting NaN", {"running": 1000}),
+        ("vllm:num_requests_running +Inf\nvllm:num_requests_waiting 0", {"waiting": 0}),
+        ("vllm:num_requests_running -1\nvllm:num_preemptions 0", {"preemptions": 0}),
+        ("vllm:generation_tokens_total 1e300\nvllm:num_preemptions 0", {"preemptions": 0}),
+    ],
+)  # fmt: skip
+def test_other_spellings_and_numbers_nobody_believes(text: str, told: dict[str, float]) -> None:
+    assert figures(text) == told
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<html>no</html>", "sglang:num_running_reqs 4", "vllm:num_requests_running_more 4", "\0\n{}"]
+)
+def test_a_page_without_vllms_metrics_says_so(text: str) -> None:
+    assert figures(text) == {"error": "none of vLLM's metrics in the answer"}
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([name for names in SPELLINGS.values() for name in names]),
+            st.text('{}=",\\ ab\n#', max_size=8),
+            st.text("0123456789.eE+-naNIf _\t", max_size=8),
+        ),
+        max_size=4,
+    )
+)
+def test_any_page_gives_columns_of_the_schema_or_a_value_error(lines: list[tuple[str, str, str]]) -> None:
+    text = "\n".join(f"{name}{labels} {value}" for name, labels, value in lines)
+    try:
+        told = figures(text)
+    except ValueError:
+        return
+    assert told
+    pa.RecordBatch.from_pylist([told], schema=SERVER)
+
+
+class Server:
+    """An aiohttp server in a thread of its own; `paths` counts what was asked for."""
+
+    def __init__(self, **routes: Handler) -> None:
+        self.routes = routes
+        self.paths: Counter[str] = Counter()
+        self.keys: dict[str, set[str | None]] = {}
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    def __enter__(self) -> "Server":
+        self._thread.start()
+        assert self._up.wait(PATIENCE_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self._port}/{name}"
+
+    @property
+    def urls(self) -> dict[str, str]:
+        return {name: self.url(name) for name in self.routes}
+
+    async def _serve(self) -> None:
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        app = web.Application()
+        app.router.add_get("/{name}", self._answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self._port = runner.addresses[0][1]
+        self._up.set()
+        await self._ended.wait()
+        await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        self.paths[name] += 1
+        self.keys.setdefault(name, set()).add(request.headers.get("Authorization"))
+        return await self.routes[name](request)
+
+
+def says(text: str, status: int = 200, **headers: str) -> Handler:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return web.Response(text=text, status=status, headers=named)
+
+    return answer
+
+
+async def hangs(_: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(3600)
+    raise AssertionError("nobody waits that long")
+
+
+async def stops_halfway(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(b"vllm:num_requests_running 1\n")
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+async def names_itself_in_bytes(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.write(b"HTTP/1.1 200 OK\r\nx-replica-id: r\xff\r\ncontent-length: 0\r\n\r\n")
+    request.transport.close()
+    return web.Response()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten samples a second; what is slower than that on a busy machine is only slower."""
+    monkeypatch.setattr(metrics_scraper, "PERIOD_S", 0.1)
+    monkeypatch.setattr(metrics_scraper, "TIMEOUT_S", 0.08)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "timeseries.arrow"
+
+
+def rows_of(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """What is on disk now, also of a stream that is still being written, by replica."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in read_stream(path, SERVER).to_pylist():
+        rows.setdefault(row["replica"], []).append(row)
+    return rows
+
+
+def good(path: Path, replica: str) -> list[dict[str, Any]]:
+    return [row for row in rows_of(path).get(replica, []) if row["error"] is None]
+
+
+MISSING = {
+    "hung": "no answer within 0.08 s",
+    "down": "HTTP 503",
+    "half": "ClientPayloadError",
+    "noise": "none of vLLM's metrics",
+    "broken": "ValueError",
+    "refused": "Cannot connect",
+}
+
+
+def test_every_replica_has_a_row_a_second_whatever_the_others_do(path: Path) -> None:
+    routes = {"fine": says(page()), "hung": hangs, "half": stops_halfway, "noise": says("<html>")}
+
+    def told(replica: str) -> bool:
+        return any(MISSING[replica] in (row["error"] or "") for row in rows_of(path).get(replica, []))
+
+    with Server(**routes, down=says("", 503), broken=says("vllm:num_requests_running{ 1")) as server:
+        urls = server.urls | {"refused": "http://127.0.0.1:1/metrics"}
+        with Scraper(urls, path, time.monotonic_ns):
+            until(lambda: len(good(path, "fine")) >= 3 and all(map(told, MISSING)))
+    rows = rows_of(path)
+    ticks = {replica: [row["clock_ns"] for row in its] for replica, its in rows.items()}
+    assert set(rows) == set(urls)
+    assert all(its == ticks["fine"] for its in ticks.values())
+    assert all(row.items() >= TOLD.items() for row in good(path, "fine"))
+    for replica in MISSING:
+        assert all(row["error"] and row["running"] is None for row in rows[replica])
+
+
+def test_a_name_that_is_no_text_is_kept_as_far_as_it_is(path: Path) -> None:
+    with (
+        Server(fine=says(page()), odd=names_itself_in_bytes) as server,
+        Scraper(server.urls, path, time.monotonic_ns),
+    ):
+        until(lambda: "r?" in rows_of(path))
+        seen = len(good(path, "fine"))
+        until(lambda: len(good(path, "fine")) > seen)
+
+
+def test_samples_lie_on_the_grid_of_the_runs_clock(path: Path) -> None:
+    started_ns = time.monotonic_ns() + 3600 * 10**9
+    with (
+        Server(fine=says(page())) as server,
+        Scraper(server.urls, path, lambda: time.monotonic_ns() - started_ns),
+    ):
+        until(lambda: len(good(path, "fine")) >= 4)
+    ticks = [row["clock_ns"] // 100_000_000 for row in rows_of(path)["fine"]]
+    assert ticks == sorted(set(ticks))
+    assert all(tick < 0 for tick in ticks)
+
+
+def test_a_fast_clock_is_sampled_in_each_of_its_seconds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slept by the real clock instead, there would be a sample in every tenth of them."""
+    monkeypatch.setattr(metrics_scraper, "PERIOD_S", 1.0)
+    scale, zero_ns = 10.0, time.monotonic_ns()
+
+    def clock_ns() -> int:
+        return int((time.monotonic_ns() - zero_ns) * scale)
+
+    with Server(fine=says(page())) as server, Scraper(server.urls, path, clock_ns, time_scale=scale):
+        until(lambda: len(good(path, "fine")) >= 5)
+    seconds = [row["clock_ns"] // 10**9 for row in rows_of(path)["fine"]]
+    gaps = [later - earlier for earlier, later in zip(seconds, seconds[1:], strict=False)]
+    assert statistics.median(gaps) < 5, "a busy machine may delay some"
+
+
+def test_on_a_slow_clock_a_server_has_as_long_as_on_any_other(path: Path) -> None:
+    """Its patience is in seconds of the run, as its period is."""
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.3)
+        return await says(page())(request)
+
+    scale, zero_ns = 0.001, time.monotonic_ns()
+    almost_a_period_ns = 99_900_000
+
+    def clock_ns() -> int:
+        return almost_a_period_ns + int((time.monotonic_ns() - zero_ns) * scale)
+
+    with Server(slow=slow) as server, Scraper(server.urls, path, clock_ns, time_scale=scale):
+        until(lambda: rows_of(path))
+    assert [row["error"] for row in rows_of(path)["slow"]] == [None]
+
+
+def test_a_server_without_metrics_is_said_once_and_asked_seldom(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    with Server(fine=says(page()), none=says("", 404), moved=says("", 302, Location="/fine")) as server:
+        with Scraper(server.urls, path, time.monotonic_ns, say=said.append):
+            until(lambda: len(said) == 2)
+            answered = server.paths["none"], server.paths["moved"]
+            seen = len(good(path, "fine"))
+            until(lambda: len(good(path, "fine")) >= seen + 3)
+        assert (server.paths["none"], server.paths["moved"]) == answered
+        assert rows_of(path)["none"][-1]["error"] == "HTTP 404"
+        assert sorted(line.partition(" gives ")[2] for line in said) == [
+            "no metrics (HTTP 302): the engine is not observed",
+            "no metrics (HTTP 404): the engine is not observed",
+        ]
+        monkeypatch.setattr(metrics_scraper, "ABSENT_S", 0.0)
+        with Scraper({"none": server.urls["none"]}, path, time.monotonic_ns, say=said.append):
+            until(lambda: server.paths["none"] >= answered[0] + 3)
+    assert len(said) == 3
+
+
+def test_a_sample_belongs_to_the_replica_that_answered(path: Path) -> None:
+    async def in_turn(request: web.Request) -> web.StreamResponse:
+        return await says(page(), x_replica_id=f"r{server.paths['front'] % 2}")(request)
+
+    with (
+        Server(front=in_turn) as server,
+        Scraper(server.urls, path, time.monotonic_ns),
+    ):
+        until(lambda: good(path, "r0") and good(path, "r1"))
+
+
+def test_the_key_goes_to_the_endpoints_and_nowhere_else(path: Path) -> None:
+    said: list[str] = []
+    with Server(open=says(page()), closed=says("", 401), elsewhere=says(page())) as server:
+        urls = server.urls | {"moved": server.url("moved")}
+        del urls["elsewhere"]
+        server.routes["moved"] = says("", 307, Location=server.url("elsewhere"))
+        with Scraper(urls, path, time.monotonic_ns, key=Secret("secret-key"), say=said.append):
+            until(lambda: good(path, "open") and len(said) == 2)
+        with Scraper(urls, path.with_name("again"), time.monotonic_ns):
+            until(lambda: good(path.with_name("again"), "open"))
+    assert server.keys["open"] == {"Bearer secret-key", None}
+    assert server.keys["moved"] >= {"Bearer secret-key"}
+    assert "elsewhere" not in server.keys
+    assert b"secret-key" not in path.read_bytes()
+    assert not any("secret-key" in line for line in said)
+
+
+def test_a_full_disk_is_said_once_and_costs_no_row_once_there_is_room(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    full = threading.Event()
+    full.set()
+    flush = Shard.flush
+
+    def flush_if_there_is_room(shard: Shard) -> None:
+        if full.is_set():
+            raise OSError(28, "No space left on device")
+        flush(shard)
+
+    monkeypatch.setattr(Shard, "flush", flush_if_there_is_room)
+    with Server(fine=says(page())) as server, Scraper(server.urls, path, time.monotonic_ns, say=said.append):
+        until(lambda: server.paths["fine"] >= 4)
+        assert rows_of(path) == {}
+        full.clear()
+        until(lambda: len(good(path, "fine")) >= 4)
+    assert said == ["cannot write timeseries.arrow: [Errno 28] No space left on device"]
+
+
+def test_who_is_told_may_fail_on_the_same_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    full = threading.Event()
+    full.set()
+    flush = Shard.flush
+
+    def flush_if_there_is_room(shard: Shard) -> None:
+        if full.is_set():
+            raise OSError(28, "No space left on device")
+        flush(shard)
+
+    def fails(line: str) -> None:
+        told.append(line)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Shard, "flush", flush_if_there_is_room)
+    with (
+        Server(fine=says(page()), none=says("", 404)) as server,
+        Scraper(server.urls, path, time.monotonic_ns, say=fails),
+    ):
+        until(lambda: len(told) == 2)
+        full.clear()
+        until(lambda: len(good(path, "fine")) >= 3)
+    assert [row["error"] for row in rows_of(path)["none"]] == ["HTTP 404"]
+    assert len(told) == 2
+
+
+def test_a_run_that_ends_at_once_leaves_an_empty_stream(path: Path) -> None:
+    before = threading.active_count()
+    with Scraper({"hung": "http://127.0.0.1:1/"}, path, lambda: 0):
+        pass
+    assert read_stream(path, SERVER).num_rows == 0
+    assert threading.active_count() == before
+
+
+@pytest.fixture
+def driver(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that scrapes until it is killed."""
+    with Server(fine=says(page())) as server:
+        story = f"""
+import time
+from pathlib import Path
+from loadgen import scrape
+scrape.PERIOD_S = 0.1
+with scrape.Scraper({server.urls!r}, Path({str(path)!r}), time.monotonic_ns):
+    time.sleep(600)
+"""
+        process = subprocess.Popen([sys.executable, "-c", story])
+        yield process
+        process.kill()
+        process.wait()
+
+
+def test_a_killed_driver_leaves_every_sample_it_took(driver: subprocess.Popen[bytes], path: Path) -> None:
+    until(path.exists)
+    until(lambda: len(good(path, "fine")) >= 2)
+    seen = len(good(path, "fine"))
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    rows = good(path, "fine")
+    assert len(rows) >= seen
+    assert all(row.items() >= TOLD.items() for row in rows)

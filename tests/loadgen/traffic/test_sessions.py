@@ -1,0 +1,341 @@
+"""Sessions in the schedule, in the prompts and on the wire, and what is said of how they were spread."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+
+from analysis.capacity.validity import check_prefix_hits
+from analysis.rows import records, routing_spread
+from analysis.rows.records import REQUESTS
+from conf import ConfigError, load
+from conf.specs.experiment import Workload
+from loadgen.fleet.addresses import chosen
+from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.rows import plan_table
+from loadgen.fleet.worker import Worker
+from loadgen.prompts.bodies import Prompts
+from loadgen.traffic.lengths import turns
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from tests.support.mock_server import MockServer
+from tests.support.patience import PATIENCE_S
+
+CHATS = load(["workload=chat_sessions", "workload.sessions=7"]).workload
+SHORT = replace(CHATS, input_tokens=replace(CHATS.input_tokens, mean=200))
+BOUNDS = {"transition": (0, 10 * NS), "window": (10 * NS, 40 * NS)}
+
+
+def drawn(workload: Workload, rate_qps: float = 5.0, dwell: int = 2, seed: int = 1) -> ArrivalSchedule:
+    return Traffic(workload).draw(rate_qps, BOUNDS, dwell=dwell, first_seq=100, seed=seed)
+
+
+def sessions_of(schedule: ArrivalSchedule) -> list[int]:
+    assert schedule.session is not None
+    return list(schedule.session.tolist())
+
+
+# --- the schedule ---------------------------------------------------------------------------------------
+
+
+def test_without_sessions_a_schedule_has_none() -> None:
+    schedule = drawn(replace(CHATS, sessions=0, session_hit=0.0))
+    assert schedule.session is None and schedule.turn is None
+    table = plan_table(schedule)
+    assert set(table["session_id"].to_pylist()) == {-1} and set(table["turn"].to_pylist()) == {0}
+
+
+@pytest.mark.parametrize("shards", [1, 3, 8])
+def test_shards_together_have_every_session_and_turn_once(shards: int) -> None:
+    whole = drawn(CHATS)
+    parts = [whole.shard(i, shards) for i in range(shards)]
+    tables = [plan_table(part) for part in parts]
+    assert pa.concat_tables(tables).sort_by("seq") == plan_table(whole)
+
+
+def test_sessions_do_not_depend_on_the_rate_and_differ_between_segments_and_seeds() -> None:
+    slow, fast = sessions_of(drawn(CHATS, 2.0)), sessions_of(drawn(CHATS, 20.0))
+    assert len(fast) > 5 * len(slow) > 50
+    assert fast[: len(slow)] == slow
+    assert sessions_of(drawn(CHATS, 2.0, dwell=3))[:40] != slow[:40]
+    assert sessions_of(drawn(CHATS, 2.0, seed=2))[:40] != slow[:40]
+
+
+def test_arrivals_and_lengths_are_those_of_a_workload_without_sessions() -> None:
+    varied = load(["workload=chat_5600_140_varied"]).workload
+    plain, chats = drawn(varied), drawn(replace(varied, sessions=9, session_hit=0.5))
+    for name in ("seq", "due_ns", "phase", "input_tokens", "output_tokens", "shared_tokens"):
+        assert_array_equal(getattr(plain, name), getattr(chats, name))
+
+
+def test_every_session_is_as_likely() -> None:
+    counts = np.bincount(sessions_of(drawn(CHATS, 1000.0)), minlength=7)
+    expected = counts.sum() / 7
+    assert len(counts) == 7
+    assert ((counts - expected) ** 2 / expected).sum() < 22.5  # chi-squared of 6 degrees, 99.9 %
+
+
+@given(st.lists(st.integers(0, 4)))
+def test_turns_count_the_requests_of_a_session_before(session: list[int]) -> None:
+    seen: Counter[int] = Counter()
+    for number, turn in zip(session, turns(np.array(session, dtype=np.int64)).tolist(), strict=True):
+        assert turn == seen[number]
+        seen[number] += 1
+
+
+def test_turns_go_on_where_a_segment_is_drawn_in_two_parts() -> None:
+    lead, replayed = drawn(CHATS, dwell=4), drawn(CHATS, dwell=1)
+    joined = lead.followed_by(replayed)
+    assert joined.turn is not None
+    assert_array_equal(joined.turn, turns(np.array(sessions_of(lead) + sessions_of(replayed))))
+
+
+def test_a_planned_request_without_a_record_keeps_its_session() -> None:
+    plan = plan_table(drawn(CHATS))
+    assert records.lost(plan).select(["session_id", "turn"]) == plan.select(["session_id", "turn"]).cast(
+        records.lost(plan).select(["session_id", "turn"]).schema
+    )
+
+
+# --- the prompts ----------------------------------------------------------------------------------------
+
+
+@cache
+def prompts_of(kind: str, hit: float = 0.95, shared: float = 0.0) -> Prompts:
+    words = [f"workload.prompt={kind}", "workload.sessions=99", f"workload.session_hit={hit}"]
+    return Prompts(load([*words, f"workload.prefix_hit={shared}"]).workload, "m", 151936, salt=3)
+
+
+def tokens(
+    prompts: Prompts, seq: int, count: int, session: int | None, shared: int = 0
+) -> Sequence[int | str]:
+    tree = json.loads(prompts.body(seq, count, 4, shared, session))
+    prompt = tree["messages"][0]["content"] if "messages" in tree else tree["prompt"]
+    return prompt if isinstance(prompt, list) else prompt.split()
+
+
+def agree(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Tokens that two prompts begin with alike."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(map(len, (one, other)))
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["token_ids", "text", "chat"]),
+    st.integers(0, 2**39 - 2),
+    st.integers(1, 9000),
+    st.integers(1, 9000),
+    st.integers(0, 10_000_000),
+)
+def test_a_session_shares_what_was_asked_and_nothing_more(
+    kind: str, seq: int, long: int, short: int, session: int
+) -> None:
+    prompts = prompts_of(kind)
+    short, long = sorted((short, long))
+    one, other = tokens(prompts, seq, long, session), tokens(prompts, seq + 1, short, session)
+    assert (len(one), len(other)) == (long, short)
+    asked = min(round(0.95 * short), short - 8)
+    assert agree(one, other) == (asked if asked > 8 and min(round(0.95 * long), long - 8) > 8 else 0)
+    stranger = tokens(prompts, seq + 2, long, session + 1)
+    assert long < 17 or agree(one, stranger) == 0
+
+
+def test_what_all_prompts_share_comes_before_what_a_session_does() -> None:
+    prompts = prompts_of("token_ids", 0.9, 0.5)
+    one, other, stranger = (tokens(prompts, seq, 1000, user, 500) for seq, user in ((1, 4), (2, 4), (3, 5)))
+    assert agree(one, other) == 900
+    assert agree(one, stranger) == agree(other, stranger) == 500
+    assert agree(one, tokens(prompts, 4, 1000, None, 500)) == 500
+
+
+def test_another_run_has_other_sessions() -> None:
+    again = Prompts(CHATS, "m", 151936, salt=4)
+    assert agree(tokens(prompts_of("token_ids"), 1, 500, 3), tokens(again, 2, 500, 3)) == 0
+
+
+def test_a_request_without_a_session_is_as_it_was() -> None:
+    plain = Prompts(replace(CHATS, sessions=0, session_hit=0.0), "m", 151936, salt=3)
+    assert plain.body(7, 5600, 140, 100) == prompts_of("token_ids").body(7, 5600, 140, 100)
+
+
+# --- the wire -------------------------------------------------------------------------------------------
+
+
+def sent(folder: Path, workload: Workload, urls: int, sticky: bool) -> tuple[list[list[str]], pa.Table]:
+    """The session headers that each of so many servers got, and the rows of the worker that sent them."""
+    schedule = Traffic(workload).draw(100.0, {"window": (0, NS // 2)}, dwell=0, first_seq=0, seed=1)
+    shard = Shard(folder / "shard.arrow")
+    servers = [MockServer() for _ in range(urls)]
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            for server in servers:
+                await stack.enter_async_context(server)
+            prompts, targets = Prompts(workload, "m", 151936, salt=1), [server.url for server in servers]
+            worker = Worker(0, targets, prompts, shard, record_itl=False, sticky=sticky, timeout_s=PATIENCE_S)
+            worker.start(time.monotonic_ns(), time.time_ns())
+            await worker.offer(schedule)
+            async with asyncio.timeout(PATIENCE_S):
+                ended = 0
+                while ended < len(schedule):
+                    ended += (await worker.observe()).ended.num_rows
+                    await asyncio.sleep(0.02)
+            await worker.finish(PATIENCE_S)
+
+    asyncio.run(main())
+    heads = [[head.decode() for head, _ in server.requests] for server in servers]
+    named = [[line for head in each for line in head.split("\r\n") if "session" in line] for each in heads]
+    return named, records.read_shard(shard.path)
+
+
+@pytest.mark.usefixtures("never_overdue")
+@pytest.mark.parametrize("sticky", [True, False])
+def test_every_request_names_its_session_and_with_client_side_routing_keeps_its_server(
+    tmp_path: Path, sticky: bool
+) -> None:
+    named, rows = sent(tmp_path, replace(SHORT, sessions=12), urls=3, sticky=sticky)
+    expected = Counter(f"x-session-id: session-{number}" for number in rows["session_id"].to_pylist())
+    assert rows.num_rows > 30 and set(rows["status"].to_pylist()) == {"ok"}
+    assert sum(map(Counter, named), Counter()) == expected
+    homes = {line: {i for i in range(3) if line in named[i]} for line in expected}
+    if sticky:
+        assert all(len(servers) == 1 for servers in homes.values())
+        assert homes["x-session-id: session-5"] == {chosen(5, 3)}
+    else:
+        assert max(len(servers) for servers in homes.values()) > 1
+
+
+@pytest.mark.usefixtures("never_overdue")
+def test_no_session_no_header(tmp_path: Path) -> None:
+    named, rows = sent(tmp_path, replace(SHORT, sessions=0, session_hit=0.0), urls=1, sticky=False)
+    assert rows.num_rows > 30 and named == [[]]
+    assert set(rows["session_id"].to_pylist()) == {-1}
+
+
+# --- what is said of a window ---------------------------------------------------------------------------
+
+
+def rows_of(*answers: tuple[int, str | None, float]) -> pa.Table:
+    """Requests of (session, replica, TTFT in ms); without a replica it failed."""
+    known = {"status": "ok", "prompt_tokens": 100, "cached_tokens": 50, "output_tokens": 1}
+    failed = {"status": "timeout"}
+    return records.table(
+        [
+            {
+                "seq": seq,
+                "dwell": 0,
+                "due_ns": seq * NS,
+                "phase": "window",
+                "session_id": session,
+                "replica_id": replica,
+                "first_token_offset_ns": int(ttft_ms * 1e6),
+                **(known if replica else failed),
+            }
+            for seq, (session, replica, ttft_ms) in enumerate(answers)
+        ]
+    )
+
+
+SPREAD = rows_of(
+    (0, "a", 10), (0, "b", 20), (0, "a", 30), (1, "c", 40), (1, "c", 50), (2, "a", 60), (3, None, 0)
+)
+
+
+def test_known_answers_of_a_window() -> None:
+    assert (
+        routing_spread.replicas_per_session(SPREAD) == 1.5
+    )  # of sessions 0 and 1; 2 and 3 have one answer or none
+    assert routing_spread.max_over_mean_share(SPREAD) == 3 / (6 / 3)
+    assert routing_spread.max_over_mean_share(SPREAD, replicas=4) == 3 / (6 / 4)
+    assert routing_spread.by_replica(SPREAD) == [
+        {"replica_id": "a", "requests": 3, "ttft_p90_ms": 54.0},
+        {"replica_id": "b", "requests": 1, "ttft_p90_ms": 20.0},
+        {"replica_id": "c", "requests": 2, "ttft_p90_ms": 49.0},
+    ]
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    nobody, single = rows_of((-1, "a", 1), (-1, "b", 1)), rows_of((0, "a", 1), (1, "b", 1))
+    silent = rows_of((0, None, 1), (0, None, 1))
+    assert routing_spread.replicas_per_session(nobody) is routing_spread.replicas_per_session(single) is None
+    assert routing_spread.replicas_per_session(silent) is routing_spread.max_over_mean_share(silent) is None
+    assert routing_spread.by_replica(silent) == []
+    assert routing_spread.replicas_per_session(REQUESTS.empty_table()) is None
+
+
+def test_the_summary_says_it_in_one_line_and_only_with_sessions() -> None:
+    asked = {"sessions": 120, "routing": "consistent_hash", "data_path": "haproxy"}
+    dwell = {"valid": True, "requests": 100, "prefix_hit": 0.9, "replicas_per_session": 1.0}
+    dwells = [
+        dwell | {"max_over_mean_share": 1.4},
+        dwell | {"requests": 300, "prefix_hit": 0.94, "max_over_mean_share": 1.2},
+        dwell | {"valid": False, "prefix_hit": None},
+    ]
+    assert routing_spread.lines({"asked": asked, "dwells": dwells}) == [
+        "  120 sessions, routing consistent_hash by haproxy: hit rate 0.93, 1 replicas per session, busiest "
+        "replica 1.25 of the mean"
+    ]
+    assert routing_spread.lines({"asked": {"routing": "leastconn"}, "dwells": dwells}) == []
+    assert "hit rate unknown" in routing_spread.lines({"asked": asked, "dwells": []})[0]
+    assert routing_spread.lines({"asked": asked, "study": "matrix"}) == [], (
+        "its parts have windows, a study has none"
+    )
+
+
+def test_with_sessions_the_hits_are_reported_and_not_judged() -> None:
+    plan = {"requested_input_tokens": 100, "shared_tokens": 0}
+    judged, reported = (
+        check_prefix_hits(pa.Table.from_pylist([row | plan for row in rows.to_pylist()], schema=REQUESTS))
+        for rows in (rows_of((-1, "a", 1)), rows_of((4, "a", 1)))
+    )
+    assert judged.passed is False and judged.voids
+    assert reported.passed is None and not reported.voids
+    assert routing_spread.with_sessions(rows_of((4, "a", 1))) and not routing_spread.with_sessions(
+        rows_of((-1, "a", 1))
+    )
+
+
+# --- what may be asked ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["workload.session_hit=0.5"], "needs workload.sessions=N"),
+        (["workload=chat_sessions", "workload.prefix_hit=0.96"], "must be above workload.prefix_hit=0.96"),
+        (["workload=chat_sessions", "workload.session_hit=1"], r"must be in \[0, 1\)"),
+        (["workload.sessions=-1"], "must be 0 to"),
+        (["workload=chat_sessions", "engine.enable_prefix_caching=false"], "is never hit while"),
+        (["routing=consistent_hash"], "use workload=chat_sessions"),
+        (["routing=client_side"], "goes by sessions"),
+        (["routing=bounded_hash", "routing.data_path=haproxy"], "needs data_path=python_proxy, not haproxy"),
+        (["routing=bounded_hash", "routing.load_factor=0.9"], "must be at least 1"),
+        (["routing=consistent_hash", "routing.vnodes=0"], "must be at least 1"),
+        (["routing=prefix_affinity", "workload.prompt=text"], "a plain application passes them on unread"),
+        (["routing=prefix_affinity", "engine=vllm"], "fails on token ids"),
+        (["routing=per_node", "workload=chat_sessions", "cluster=laptop_4n"], "use routing=client_side"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_remedy(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(words)
+
+
+@pytest.mark.parametrize("policy", ["consistent_hash", "bounded_hash", "client_side"])
+def test_sessions_and_a_policy_for_them_go_together(policy: str) -> None:
+    experiment = load(["workload=chat_sessions", f"routing={policy}", "layout=dp2_tp4_ep4"])
+    assert (experiment.routing.policy, experiment.workload.sessions) == (policy, 120)

@@ -1,0 +1,120 @@
+"""How sure a simulated answer is: its Monte Carlo noise, and p90s at a rate under drawn constants."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from analysis.results import summary
+from analysis.stats.quantiles import sectioning
+from conf import Experiment
+from loadgen.cli import engine_model
+from loadgen.predict.answer import at_rate
+from loadgen.predict.capacity import Forecast, Solution, forecast, with_slope
+from loadgen.predict.drawn_p90 import Drawn, Seen, intervals, under_draws
+from loadgen.predict.draws import drawn
+from loadgen.predict.operating_point import Bench, Effort, Simulated
+from loadgen.predict.root_finding import Crossing
+from loadgen.predict.uncertainty import DRAWS
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from tests.support.known_answer import LAYER, MODEL, simulate, slowness, unsure
+
+HOUR = "search.budget_s=3600"
+
+
+def found(seed: int, start: float = 1.0) -> Forecast:
+    asked = engine_model.foreseeable([HOUR, f"seed={seed}"], None)
+    return forecast(asked, engine_model.simulate, 5.3 * start)
+
+
+def noise(solution: Solution) -> float:
+    assert solution.noise is not None
+    return solution.noise
+
+
+def test_the_answer_and_its_noise_do_not_depend_on_where_the_search_began() -> None:
+    first, *others = (found(3, start).answer for start in (1.0, 0.82, 1.2))
+    for other in others:
+        assert abs(math.log(other.crossing.rate_qps / first.crossing.rate_qps)) < noise(first)
+        assert noise(other) == pytest.approx(noise(first), rel=0.15)
+
+
+def test_the_noise_that_is_claimed_is_that_of_seeds() -> None:
+    answers = [found(seed).answer for seed in range(12)]
+    scatter = 1.96 * np.std(np.log([one.crossing.rate_qps for one in answers]), ddof=1)
+    claimed = math.sqrt(np.mean([noise(one) ** 2 for one in answers]))
+    # Twelve seeds know their scatter to a fifth.
+    assert 0.6 < claimed / scatter < 1.6
+    assert max(map(noise, answers)) < 2 * min(map(noise, answers))
+
+
+def test_the_slope_is_read_between_rates_well_apart() -> None:
+    bench = Bench(unsure({}), simulate, Effort.of(600))
+    near = Solution(Crossing(5.0, slope=17.0), bench.at(5.0))
+    # ln p90 of the known service grows as ln rate does.
+    assert with_slope(bench, near).crossing.slope == pytest.approx(1.0, abs=0.01)
+    end = replace(near, crossing=Crossing(5.0, 17.0, side=1))
+    assert with_slope(bench, end) is end
+
+
+def test_more_batches_know_their_spread_better() -> None:
+    rng = np.random.default_rng(1)
+    samples = [rng.exponential(size=20_000) for _ in range(100)]
+    widths = [[np.ptp(sectioning(values, 0.9, many) or (0, 0)) for values in samples] for many in (10, 40)]
+    ten, forty = (np.std(each) / np.mean(each) for each in widths)
+    assert forty < 0.7 * ten
+    held = [low <= math.log(10) <= high for low, high in (sectioning(v, 0.9, 40) or (0, 0) for v in samples)]
+    assert np.mean(held) > 0.87
+
+
+def test_a_p90_at_a_rate_has_the_interval_of_the_constants() -> None:
+    tree = at_rate(unsure({LAYER: 1.25}, "rate_qps=4"), MODEL)
+    tpot = tree["probe"]["tpot"]
+    assert tpot["constants_ms"] == pytest.approx([80 / 1.25, 80 * 1.25], rel=0.05)
+    assert tpot["interval_ms"] == pytest.approx(tpot["constants_ms"], rel=0.01)
+    assert tpot["noise_ms"] == pytest.approx([80, 80], rel=0.01)
+    text = summary.text(tree)
+    assert "p90 TPOT 80.0 ms, 95 % [64.0, " in text or "p90 TPOT 80.0 ms, 95 % [63." in text
+    assert "(Monte Carlo noise alone [80.0, 80.0])" in text
+    exact = at_rate(unsure({}, "rate_qps=4"), MODEL)["probe"]["tpot"]
+    assert exact["constants_ms"] is None and exact["interval_ms"] == exact["noise_ms"]
+
+
+def queueing(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed: int) -> Simulated:
+    """The known service, which ends 6 requests a second at most, fewer where it is slower."""
+    seen = simulate(experiment, arrivals, nodes, seed)
+    turn_s = np.arange(1, len(seen.first_s) + 1) * slowness(experiment) / 6.0
+    wait_s = np.maximum(turn_s - arrivals.due_ns / NS, 0.0)
+    return seen._replace(first_s=seen.first_s + wait_s, last_s=seen.last_s + wait_s)
+
+
+def test_an_overload_in_some_draws_is_an_open_upper_end() -> None:
+    asked = unsure({LAYER: 2.0}, "rate_qps=5")
+    tree = at_rate(asked, replace(MODEL, simulate=queueing))
+    over = sum(one[LAYER] > 100 * 6 / 5 * 1.1 for one in drawn(asked, DRAWS))
+    assert tree["forecast"]["overloaded_draws"] == pytest.approx(over, abs=2)
+    low, high = tree["probe"]["tpot"]["interval_ms"]
+    assert low < 60 and high is None
+    text = summary.text(tree)
+    assert ", open] (Monte Carlo noise alone [" in text and "the queue grows without end in" in text
+
+
+def test_draws_of_any_experiment_give_an_interval_around_a_longer_run() -> None:
+    known = under_draws(unsure({LAYER: 1.25}), seen_of)
+    assert known.base.p90_ms == {"ttft": 100.0, "tpot": 80.0} and len(known.draws) == DRAWS
+    assert known.kept_probability == pytest.approx(0.97, abs=0.03) and known.overloaded == 0
+    tree = intervals(known, "tpot", 88.0, (86.0, 90.0))
+    low, high = tree["constants_ms"]
+    assert (low, high) == pytest.approx((88 / 1.25, 88 * 1.25), rel=0.05)
+    assert tree["interval_ms"][0] < low and tree["interval_ms"][1] > high
+    assert intervals(known, "ttft", None, None)["interval_ms"] is None
+    lost = Drawn(
+        Seen({"ttft": None, "tpot": 80.0}, True), (Seen({"ttft": None, "tpot": 9e9}, False, False),), ()
+    )
+    assert lost.constants_ms("tpot", 80.0) == (80.0, None) and lost.constants_ms("ttft", 80.0) is None
+
+
+def seen_of(experiment: Experiment) -> Seen:
+    tpot_ms = 80.0 * slowness(experiment)
+    return Seen({"ttft": 100.0, "tpot": tpot_ms}, tpot_ms <= 100)

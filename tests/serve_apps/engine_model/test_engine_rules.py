@@ -1,0 +1,186 @@
+"""Asynchronous scheduling, the prefix cache and the queue limits of the engine model, as stories."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf import load
+from conf.specs.experiment import Constant, SimulatedEngine
+from serve_apps.engine_model import Engine, GenerateRequest
+from serve_apps.engine_model.scheduler.engine import IDLE_POLL_S, QueueFull
+from serve_apps.engine_model.scheduler.request import RequestState
+from tests.serve_apps.simulated.test_server import Call, Service, run
+
+SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
+
+
+def engine(**changes: Any) -> Engine:
+    none = Constant(0.0, "ms per request", "test")
+    no_front_end = replace(SPECS.model.step_time, front_end_ms=none, front_end_latency_ms=none)
+    model = replace(SPECS.model, step_time=no_front_end)
+    return Engine(SimulatedEngine(**changes), model, SPECS.hardware, SPECS.layout)
+
+
+def emitted(served: Engine, *arrivals: tuple[float, int, int]) -> list[tuple[float, float, list[int]]]:
+    """Start and end of every step, and who got a token; arrivals are (time, prompt, output)."""
+    steps, now_s, coming = [], 0.0, [*enumerate(arrivals)]
+    while coming or served.ready_s() < float("inf"):
+        ready_s = max(now_s, served.ready_s())
+        while coming and coming[0][1][0] <= ready_s:
+            number, (at_s, prompt, output) = coming.pop(0)
+            served.add(GenerateRequest(number, prompt, output), at_s)
+            ready_s = max(now_s, served.ready_s())
+        step = served.step(ready_s)
+        if step is not None:
+            steps.append((step.start_s, step.end_s, [event.request_id for event in step.events]))
+            now_s = step.end_s
+    return steps
+
+
+def test_a_step_is_chosen_when_the_one_before_it_starts() -> None:
+    between_s = 1e-4
+    steps = emitted(engine(), (0.0, 64, 5), (between_s, 64, 1))
+    assert [who for _, _, who in steps] == [[0], [0], [0, 1], [0], [0]], "two boundaries"
+    steps = emitted(engine(async_scheduling=False), (0.0, 64, 5), (between_s, 64, 1))
+    assert [who for _, _, who in steps] == [[0], [0, 1], [0], [0], [0]], "one boundary"
+    assert all(end == start for (_, end, _), (start, _, _) in zip(steps, steps[1:], strict=False))
+
+
+def test_a_core_with_nothing_to_compute_sleeps_a_millisecond() -> None:
+    (_, end_s, _), *_ = emitted(engine(), (0.0, 64, 1))
+    for wait_s, starts_s in ((0.0, IDLE_POLL_S), (5e-4, IDLE_POLL_S), (5e-3, 5e-3)):
+        steps = emitted(engine(), (0.0, 64, 1), (end_s + wait_s, 64, 1))
+        assert steps[1][0] == pytest.approx(end_s + starts_s)
+        steps = emitted(engine(async_scheduling=False), (0.0, 64, 1), (end_s + wait_s, 64, 1))
+        assert steps[1][0] == pytest.approx(end_s + wait_s)
+
+
+def drain(served: Engine, now_s: float = 0.0) -> float:
+    """Serve all that is there; returns the end of the last step."""
+    while (start_s := max(now_s, served.ready_s())) < float("inf"):
+        step = served.step(start_s)
+        assert step is not None
+        served.check_integrity()
+        now_s = step.end_s
+    return now_s
+
+
+def served_one_by_one(served: Engine, *requests: GenerateRequest) -> list[RequestState]:
+    states, now_s = [], 0.0
+    for request in requests:
+        states.append(served.add(request, now_s))
+        now_s = drain(served, now_s)
+    return states
+
+
+def time_to_first(state: RequestState, before: RequestState) -> float:
+    assert state.first_token_s is not None and before.last_token_s is not None
+    return state.first_token_s - before.last_token_s
+
+
+def test_a_shared_prefix_is_computed_once_and_never_whole() -> None:
+    shared = tuple(range(100))  # 1600 tokens
+    served = engine()
+    alike = [GenerateRequest(number, 1600, 3, shared) for number in range(2)]
+    longer, other = GenerateRequest(2, 1700, 3, shared), GenerateRequest(3, 1600, 3, (-1, *shared[1:]))
+    states = served_one_by_one(served, *alike, longer, other)
+    assert [state.cached_tokens for state in states] == [0, 1584, 1600, 0], "the last block is recomputed"
+    assert (served.prefix_queries, served.prefix_hits) == (3 * 1600 + 1700, 1584 + 1600)
+    assert time_to_first(states[1], states[0]) < 0.6 * time_to_first(states[3], states[2])
+    states = served_one_by_one(engine(enable_prefix_caching=False), *alike, longer)
+    assert [state.cached_tokens for state in states] == [0, 0, 0]
+
+
+def test_two_equal_prompts_in_one_step_share_already() -> None:
+    served = engine()
+    states = [served.add(GenerateRequest(number, 640, 1, tuple(range(40))), 0.0) for number in range(2)]
+    assert served.begin_step(0.0) is not None
+    assert [state.cached_tokens for state in states] == [0, 624]
+
+
+def test_a_preempted_request_finds_what_it_had() -> None:
+    """Two requests of 6 blocks each in 10: the second goes, and comes back to most of its own prefix."""
+    last_s = {}
+    for caching in (True, False):
+        served = engine(num_gpu_blocks=10, enable_prefix_caching=caching)
+        states = [served.add(GenerateRequest(number, 64, 32), 0.0) for number in range(2)]
+        drain(served)
+        assert served.preemptions == 1 and [state.emitted for state in states] == [32, 32]
+        last_s[caching] = states[1].last_token_s or 0.0
+    assert last_s[True] < last_s[False], "it recomputes less"
+
+
+@pytest.mark.parametrize("limit", [{"max_num_queued_reqs": 2}, {"max_num_queued_tokens": 128}])
+def test_queue_limits_refuse_what_would_wait_too_long(limit: dict[str, int]) -> None:
+    served = engine(**limit)
+    for number in range(2):
+        served.add(GenerateRequest(number, 64, 3), 0.0)
+    with pytest.raises(QueueFull, match="Please try again later"):
+        served.add(GenerateRequest(2, 64, 3), 0.0)
+    now_s = served.begin_step(0.0) or 0.0
+    served.end_step()
+    if "max_num_queued_tokens" in limit:  # those prompts are computed; their requests are still open
+        served.add(GenerateRequest(2, 64, 3), now_s)
+    else:
+        with pytest.raises(QueueFull):
+            served.add(GenerateRequest(2, 64, 3), now_s)
+        served.abort(0)
+        served.add(GenerateRequest(2, 64, 3), now_s)
+
+
+def test_a_full_queue_is_answered_as_vllm_answers_it() -> None:
+    async def story() -> tuple[Call, Call]:
+        served = Service(max_num_queued_reqs=1)
+        open_stream = served.engine.open(64, 5)
+        refused = await served.call("/v1/completions", prompt=[1], max_tokens=1).done()
+        served.engine.close(open_stream)
+        return refused, await served.call("/v1/completions", prompt=[1], max_tokens=1).done()
+
+    refused, taken = run(story())
+    error = json.loads(refused.content)["error"]
+    assert (refused.status, error["type"], error["code"]) == (503, "Service Unavailable", 503)
+    assert taken.status == 200
+
+
+loads = st.lists(
+    st.tuples(st.floats(0, 0.3), st.integers(1, 60), st.integers(1, 20)), min_size=1, max_size=12
+)
+
+
+@given(loads, st.booleans(), st.booleans())
+@settings(max_examples=50)
+def test_a_state_tells_its_tokens_at_any_moment(
+    arrivals: list[tuple[float, int, int]], asynchronous: bool, caching: bool
+) -> None:
+    served = engine(
+        num_gpu_blocks=12,
+        block_size=8,
+        max_num_batched_tokens=32,
+        max_num_seqs=5,
+        async_scheduling=asynchronous,
+        enable_prefix_caching=caching,
+    )
+    states = [
+        served.add(GenerateRequest(number, prompt, output), at_s)
+        for number, (at_s, prompt, output) in enumerate(sorted(arrivals))
+    ]
+    times: list[list[float]] = [[] for _ in states]
+    now_s = 0.0
+    while (now_s := max(now_s, served.ready_s())) < float("inf"):
+        end_s = served.begin_step(now_s)
+        if end_s is None:
+            continue
+        for state in served.emitting():
+            times[state.request_id].append(end_s)
+        served.end_step()
+        served.check_integrity()
+        now_s = end_s
+        for state, seen in zip(states, times, strict=True):
+            expected = (len(seen), seen[0] if seen else None, seen[-1] if seen else None)
+            assert (state.emitted, state.first_token_s, state.last_token_s) == expected
+    assert all(state.finished for state in states)
+    assert served.generation_tokens_total == sum(len(seen) for seen in times)

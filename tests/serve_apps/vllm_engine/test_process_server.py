@@ -1,0 +1,163 @@
+"""A server process and all that it started end with the one that started it; its port is its own."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from conf.specs.experiment import VllmEngine
+from serve_apps.routing.loopback import LOOPBACK, reserved_port
+from serve_apps.vllm_engine import process_server
+from serve_apps.vllm_engine.app import engines_prefix, vllm_app
+from serve_apps.vllm_engine.node_share import near, own_caches
+from serve_apps.vllm_engine.process_server import VllmProcessReplica, guarded
+from tests.support.recipe_words import PROCESS, QWEN, TP4, experiment, resolve
+
+LEADER = """
+import os, time
+if child := os.fork():
+    print(os.getpid(), child, flush=True)
+time.sleep(600)
+"""
+STARTER = """
+import subprocess, sys
+subprocess.run(sys.argv[1:], start_new_session=True)
+input()
+"""
+DEADLINE_S = 120.0
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def ended(pids: list[int]) -> bool:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while any(map(lives, pids)) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    return not any(map(lives, pids))
+
+
+@pytest.fixture
+def starter() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A process that started a guarded one, which forked: the numbers of the last two."""
+    argv = guarded([sys.executable, "-c", LEADER])
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTER, *argv], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    leader, child = map(int, process.stdout.readline().split())
+    yield process, [leader, child]
+    process.kill()
+    process.wait()
+    for pid in (leader, child):
+        if lives(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_replica_that_is_killed_takes_its_server_along(
+    starter: tuple[subprocess.Popen[str], list[int]],
+) -> None:
+    process, pids = starter
+    assert all(map(lives, pids))
+    process.kill()
+    assert ended(pids)
+
+
+def test_an_engine_does_not_outlive_its_server(starter: tuple[subprocess.Popen[str], list[int]]) -> None:
+    _, (leader, child) = starter
+    os.kill(leader, signal.SIGKILL)
+    assert ended([leader, child])
+
+
+def test_a_reserved_port_is_for_the_server_only() -> None:
+    holder = reserved_port()
+    address = holder.getsockname()
+    assert address[0] == LOOPBACK
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as vLLM's does
+    server.bind(address)
+    server.listen()
+    with socket.create_connection(address, timeout=60), pytest.raises(OSError):
+        socket.socket().bind(address)
+    server.close()
+    holder.close()
+
+
+def test_replicas_of_a_node_have_caches_of_their_own() -> None:
+    first, second = own_caches([0, 1], "/h"), own_caches([2, 3], "/h")
+    assert first.keys() == second.keys() and not set(first.values()) & set(second.values())
+    assert own_caches([], "/h") == {}
+    assert near([4, 5, 6, 7], 8)[1] == "--cpunodebind=1" and near(range(8), 8) == []
+
+
+@pytest.mark.parametrize("routing", ["roundrobin", "round_robin"])
+def test_each_replica_has_gpus_of_its_own_on_one_node(routing: str) -> None:
+    words = [QWEN, TP4, PROCESS, "engine.node_resource=mi325x_node", f"routing={routing}"]
+    asked, recipe = experiment(words), resolve(words)
+    assert isinstance(asked.engine, VllmEngine)
+    parts = asked.engine, asked.model, asked.layout, asked.routing, recipe
+    deployment = vllm_app(*parts, 2, ({"GPU": 4.0, "CPU": 0.1},))()._bound_deployment
+    assert deployment.name.startswith(engines_prefix(asked.engine)) and deployment.num_replicas == 2
+    options = deployment.ray_actor_options
+    # Ray tells devices to an actor that asks for them, not to one that only has a bundle.
+    assert (options["num_gpus"], options["num_cpus"]) == (4.0, 0.1)
+    assert options["runtime_env"]["env_vars"] == recipe.env
+    placed = deployment._replica_config
+    assert placed.placement_group_bundles == [{"GPU": 4.0, "CPU": 0.1, "mi325x_node": 0.5}]
+    assert placed.placement_group_strategy == "STRICT_PACK"
+    words_of_vllm, _ = deployment.init_args
+    assert words_of_vllm[:2] == ["--model", asked.model.served_name]
+    assert words_of_vllm[words_of_vllm.index("--distributed-executor-backend") + 1] == "mp"
+
+
+class Replica(VllmProcessReplica):
+    """Without what Serve awaits and Python would only call."""
+
+    def __del__(self) -> None:  # type: ignore[override]
+        pass
+
+
+@pytest.mark.parametrize(
+    ("source", "timeout_s", "said"),
+    [
+        ("raise SystemExit('no such flag')", 240.0, r"vLLM ended with 1: no such flag \(log: .*r1\.log\)"),
+        (
+            "print('AnError: why'); raise SystemExit('leaked')",
+            240.0,
+            r"with 1: AnError: why \(log",
+        ),
+        ("import time; time.sleep(600)", 0.1, r"not ready in time: it wrote nothing \(log: .*r1\.log\)"),
+    ],
+)
+def test_a_start_that_fails_says_why_and_leaves_only_its_log(
+    source: str, timeout_s: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "server_that_fails.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(process_server, "SERVER", "server_that_fails")
+    monkeypatch.setattr(process_server, "stay_on_loopback", lambda: None)
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"))
+    monkeypatch.setattr("ray.serve.get_replica_context", lambda: context)
+    monkeypatch.setattr("ray.get_gpu_ids", lambda: [])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    replica = Replica.__new__(Replica)
+
+    async def start() -> None:
+        await replica.__init__([], timeout_s)  # type: ignore[misc]
+
+    with pytest.raises((RuntimeError, TimeoutError), match=said):
+        asyncio.run(start())
+    assert ended([replica._process.pid])
+    assert [path.name for path in tmp_path.glob("*.log")] == ["vllm-r1.log"]

@@ -1,0 +1,387 @@
+"""What vLLM is told: settings as they were published, the preset of today, and the words over them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.load import groups
+from conf.specs.experiment import VllmEngine
+from serve_apps.vllm_recipes import recipes, vllm_flags
+from tests.support.recipe_words import (
+    CPU,
+    DEEPSEEK,
+    HAND,
+    KIMI,
+    LLAMA,
+    MODERN_ENV,
+    NEWEST,
+    PROCESS,
+    QWEN,
+    TP4,
+    TP8,
+    VISION,
+    env,
+    experiment,
+    resolve,
+)
+
+# The published settings, as the blog of 13 Jan 2026 and arXiv 2603.10031 print them.
+
+BLOG_ENV = {
+    "VLLM_USE_V1": "1",
+    "SAFETENSORS_FAST_GPU": "1",
+    "VLLM_ROCM_USE_AITER": "1",
+    "VLLM_ROCM_USE_AITER_MOE": "1",
+    "VLLM_USE_TRITON_FLASH_ATTN": "0",
+}
+BLOG_FLAGS = {
+    "--enable-expert-parallel": None,
+    "--kv-cache-dtype": "fp8",
+    "--quantization": "fp8",
+    "--distributed-executor-backend": "mp",
+    "--trust-remote-code": None,
+    "--disable-log-requests": None,
+    "--enable-prefix-caching": None,
+    "--max-model-len": "32768",
+    "--max-num-batched-tokens": "32768",
+    "--gpu-memory-utilization": "0.9",
+}
+GRAPHS = '{"full_cuda_graph": false, "max_capture_size": 32768}'
+PAPER_FLAGS = {
+    "--gpu-memory-utilization": "0.95",
+    "--max-num-seqs": "2048",
+    "--max-num-batched-tokens": "65536",
+}
+PAPER_ENV = {
+    "NCCL_MIN_NCHANNELS": "112",
+    "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "FP",
+    "VLLM_ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16": "1",
+}
+
+
+def aiter_row(mha: str, mla: str, moe: str) -> dict[str, str]:
+    named = {"_MHA": mha, "_MLA": mla, "_MOE": moe}
+    return {"VLLM_ROCM_USE_AITER": "1"} | {f"VLLM_ROCM_USE_AITER{part}": on for part, on in named.items()}
+
+
+PUBLISHED = {
+    (QWEN, TP8): (
+        "0.11.0",
+        {"--tensor-parallel-size": "8", **BLOG_FLAGS, "--compilation-config": GRAPHS},
+        BLOG_ENV,
+    ),
+    (QWEN, TP4): ("0.11.0", {"--tensor-parallel-size": "4", **BLOG_FLAGS}, BLOG_ENV),
+    DEEPSEEK: (
+        "0.14.1",
+        {"--tensor-parallel-size": "8", **PAPER_FLAGS, "--block-size": "1", "--quantization": "fp8"},
+        {**PAPER_ENV, **aiter_row("0", "1", "1"), "AITER_ENABLE_VSKIP": "0"},
+    ),
+    LLAMA: (
+        "0.14.1",
+        {
+            "--tensor-parallel-size": "8",
+            **PAPER_FLAGS,
+            "--block-size": "16",
+            "--quantization": "fp8",
+            "--max-model-len": "32768",
+        },
+        {**PAPER_ENV, **aiter_row("1", "0", "0")},
+    ),
+    VISION: (
+        "0.14.1",
+        {
+            "--tensor-parallel-size": "8",
+            **PAPER_FLAGS,
+            "--block-size": "16",
+            "--kv-offloading-backend": "native",
+            "--kv-offloading-size": "64",
+        },
+        {**PAPER_ENV, **aiter_row("1", "0", "1"), "VLLM_USE_TRITON_FLASH_ATTN": "0"},
+    ),
+    KIMI: (
+        "0.14.1",
+        {"--tensor-parallel-size": "4", **PAPER_FLAGS, "--block-size": "1"},
+        {**PAPER_ENV, "VLLM_ROCM_USE_AITER": "0", "VLLM_USE_TRITON_FLASH_ATTN": "0"},
+    ),
+}
+
+
+def paired(words: Sequence[str]) -> dict[str, str | None]:
+    """Flags and their values from words."""
+    pairs: dict[str, str | None] = {}
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            assert word not in pairs, f"{word} twice"
+            pairs[word] = None if following.startswith("--") else following
+    return pairs
+
+
+@pytest.mark.parametrize("words", PUBLISHED, ids=lambda words: "-".join(words))
+def test_published_settings_are_those_printed(words: tuple[str, ...]) -> None:
+    version, flags, env = PUBLISHED[words]
+    recipe = resolve([*words, *HAND], version)
+    model, *given = recipes.command(recipe, experiment(words).model)
+    assert paired(given) == flags
+    assert recipe.env == env
+    assert model == experiment(words).model.served_name
+    assert version in recipe.notes[0] and "inferred" in recipe.notes[0]
+
+
+@pytest.mark.parametrize("words", PUBLISHED, ids=lambda words: "-".join(words))
+def test_what_was_published_stays_with_its_time(words: tuple[str, ...]) -> None:
+    """The blog's flags stop a vLLM of today, and one of the paper's; what died of the others is told."""
+    if PUBLISHED[words][0] == "0.11.0":
+        with pytest.raises(ValueError, match=r"last in 0\.16\.0.*published for vLLM 0\.11\.0.*recipe=modern"):
+            resolve([*words, *HAND])
+    elif words == LLAMA:
+        with pytest.raises(ValueError, match=r"fbgemm_fp8.*ValueError.*published for vLLM 0\.14\.1"):
+            resolve([*words, *HAND])
+    else:
+        dead = "VLLM_USE_TRITON_FLASH_ATTN" in PUBLISHED[words][2]
+        assert any("is ignored" in note for note in resolve([*words, *HAND]).notes) == dead
+
+
+@pytest.mark.parametrize("layout, tp", [(TP4, "4"), (TP8, "8")])
+@pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
+def test_the_modern_preset_of_the_blogs_model(layout: str, tp: str, version: str) -> None:
+    recipe = resolve([QWEN, layout, PROCESS], version)
+    assert paired(recipes.flags(recipe)) == {
+        "--tensor-parallel-size": tp,
+        "--enable-expert-parallel": None,
+        "--kv-cache-dtype": "fp8",
+        "--attention-backend": "ROCM_AITER_FA",
+        "--max-model-len": "32768",
+        "--max-num-batched-tokens": "32768",
+        "--gpu-memory-utilization": "0.9",
+        "--distributed-executor-backend": "mp",
+        "--enable-prompt-tokens-details": None,
+    }
+    assert recipe.env == MODERN_ENV
+
+
+def test_modern_settings_keep_what_still_means_the_same() -> None:
+    deepseek, vision, kimi = (resolve(words) for words in (DEEPSEEK, VISION, KIMI))
+    for recipe in (deepseek, vision, kimi):
+        sizes = [recipe.args[n] for n in ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens")]
+        assert sizes == [0.95, 2048, 65536]
+        assert not {"block_size", "quantization", "kv_cache_dtype"} & set(recipe.args)
+    assert deepseek.env["AITER_ENABLE_VSKIP"] == "0" and "attention_backend" not in deepseek.args
+    assert kimi.args["trust_remote_code"] and not deepseek.args.get("trust_remote_code")
+    assert kimi.env["VLLM_ROCM_USE_AITER"] == "0" and "attention_backend" not in kimi.args
+    assert vision.args["attention_backend"] == "ROCM_AITER_FA" and vision.args["kv_offloading_size"] == 64
+
+
+@pytest.mark.parametrize("version, allowed", [("0.13.0", None), ("0.14.0", True), ("0.32.0", True)])
+def test_metas_checkpoint_is_allowed_where_that_must_be_said(version: str, allowed: bool | None) -> None:
+    assert resolve(LLAMA, version).args.get("allow_deprecated_quantization") is allowed
+
+
+@pytest.mark.parametrize(
+    "size, version, taken",
+    [(64, "0.32.0", True), (48, "0.29.0", True)]
+    + [(64, "0.14.1", False), (24, "0.32.0", False), ("64", "0.32.0", False)],
+)
+def test_the_sizes_of_blocks_that_are_taken(size: int | str, version: str, taken: bool) -> None:
+    words = [
+        QWEN,
+        TP4,
+        f"engine.args.block_size='{size}'" if isinstance(size, str) else f"engine.args.block_size={size}",
+    ]
+    if taken:
+        assert resolve(words, version).args["block_size"] == size
+    else:
+        with pytest.raises(ValueError, match="block_size"):
+            resolve(words, version)
+
+
+@pytest.mark.parametrize(
+    "profile, sequences, tokens",
+    [
+        ("low_latency", 256, 8192),
+        ("balanced", 512, 16384),
+        ("high_throughput", 1024, 32768),
+        ("maximum", 2048, 65536),
+    ],
+)
+def test_profiles_of_table_6(profile: str, sequences: int, tokens: int) -> None:
+    for recipe in ("modern", "published"):
+        words = [*LLAMA, f"engine.profile={profile}", f"engine.recipe={recipe}"]
+        args = resolve(words, "0.14.1").args
+        assert (args["max_num_seqs"], args["max_num_batched_tokens"]) == (sequences, tokens)
+        assert "num_scheduler_steps" not in args
+
+
+@pytest.mark.parametrize(
+    "word, version, said",
+    [
+        ("engine.args.disable_log_requests=true", "0.17.0", r"last in 0\.16\.0.*off is the default"),
+        ("engine.args.swap-space=16", "0.18.0", r"last in 0\.17\.0"),
+        ("engine.args.num_scheduler_steps=10", "0.14.1", r"last in 0\.9\.2.*async"),
+        ("engine.args.max_num_partial_prefills=2", "0.25.0", r"last in 0\.24\.0"),
+        ("engine.args.attention_backend=ROCM_ATTN", "0.11.0", r"first in 0\.13\.0"),
+        ("engine.args.quantization=ptpc_fp8", "0.33.0", r"fp8_per_channel"),
+        ("engine.args.compilation_config.full_cuda_graph=false", "0.13.0", "cudagraph_mode"),
+        ("engine.args.compilation_config={max_capture_size: 512}", "0.33.0", "max_cudagraph_capture_size"),
+        ("engine.args.compilation_config='{\"max_capture_size\": 512}'", "0.33.0", "in tokens of a step"),
+    ],
+)
+def test_what_a_version_rejects_is_refused_with_the_remedy(word: str, version: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as refused:
+        resolve([QWEN, TP4, word], version)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "words, version, said",
+    [
+        ([env("VLLM_USE_V1", 1)], "0.11.2", "VLLM_USE_V1 is ignored"),
+        ([env("VLLM_ATTENTION_BACKEND", "TRITON")], "0.15.0", "use attention_backend"),
+        ([env("SAFETENSORS_FAST_GPU", 1)], "0.33.0", "safetensors 0.3.0"),
+        ([env("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", 1)], "0.14.1", "does not know it yet"),
+        ([env("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", 1)], "0.33.0", "no other Ray executor"),
+    ],
+)
+def test_ignored_variables_are_noted_where_they_are(words: list[str], version: str, said: str) -> None:
+    attention = "engine.args.attention_backend=null"
+    assert any(said in note for note in resolve([QWEN, TP4, attention, *words], version).notes)
+    assert not any(said in note for note in resolve([QWEN, TP4, attention], version).notes)
+
+
+def test_compilation_keys_that_did_nothing_are_noted() -> None:
+    recipe = resolve([QWEN, TP8, *HAND], "0.11.0")
+    assert any("max_capture_size has no effect" in note for note in recipe.notes)
+    assert not any("full_cuda_graph" in note for note in recipe.notes)
+
+
+def test_words_go_over_the_recipe_and_null_removes() -> None:
+    words = [
+        "engine.args.max-num-seqs=64",
+        "engine.args.kv_cache_dtype=null",
+        "engine.args.enable_prefix_caching=false",
+        env("NCCL_MIN_NCHANNELS", "null"),
+        env("VLLM_ROCM_USE_AITER_MHA", "false"),
+    ]
+    recipe = resolve([QWEN, TP4, "engine.profile=balanced", *words])
+    assert (recipe.args["max_num_seqs"], recipe.args["max_num_batched_tokens"]) == (64, 16384)
+    assert "kv_cache_dtype" not in recipe.args and "NCCL_MIN_NCHANNELS" not in recipe.env
+    assert recipe.env["VLLM_ROCM_USE_AITER_MHA"] == "0"
+    assert "--no-enable-prefix-caching" in recipes.flags(recipe)
+
+
+def test_versions_before_the_argument_choose_aiters_attention_by_themselves() -> None:
+    for version in ("0.11.0", "0.12.0"):
+        recipe = resolve([QWEN, TP4], version)
+        assert "attention_backend" not in recipe.args and recipe.env["VLLM_ROCM_USE_AITER"] == "1"
+    assert resolve([QWEN, TP4], "0.13.0").args["attention_backend"] == "ROCM_AITER_FA"
+
+
+def test_turning_aiter_off_takes_its_attention_with_it() -> None:
+    assert "attention_backend" not in resolve([QWEN, TP4, env("VLLM_ROCM_USE_AITER", 0)]).args
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["engine.args.max-num-seqs=1", "engine.args.max_num_seqs=2"], "given twice"),
+        (["engine.args.no_enable_prefix_caching=true"], "enable_prefix_caching=false"),
+        (["engine.args.compilation_config='{'"], "not JSON"),
+        (["engine.env.A=[1]"], "must be text"),
+        (["engine.recipe=published", "model=tiny_qwen3_moe", "layout=dp1_tp1"], "there is none"),
+        (["engine.recipe=published", "layout=dp1_tp8"], "published as 1 x TP8/EP8 or 2 x TP4/EP4"),
+        (["engine=vllm_cpu", "layout=dp1_tp1", "engine.recipe=published"], "leave it out"),
+    ],
+)
+def test_words_that_cannot_be_are_refused(words: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        resolve(words)
+
+
+def test_a_cpu_is_told_only_what_was_asked() -> None:
+    recipe = resolve([*CPU, "layout=dp1_tp1"])
+    asked = experiment([*CPU, "layout=dp1_tp1"]).engine
+    assert isinstance(asked, VllmEngine)
+    assert recipe.args == {"tensor_parallel_size": 1, **asked.args}
+    assert recipe.env == {name: str(value) for name, value in asked.env.items()}
+
+
+def test_other_hardware_is_spared_what_is_amds() -> None:
+    recipe = resolve([QWEN, TP8, "hardware=h200"])
+    assert recipe.env == {} and "attention_backend" not in recipe.args
+    assert any("AMD" in note for note in recipe.notes)
+
+
+def test_versions() -> None:
+    assert [vllm_flags.parse(text) for text in ("0.14.1+rocm641", "v0.33", "0.11.1rc2")] == [
+        (0, 14, 1),
+        (0, 33, 0),
+        (0, 11, 1),
+    ]
+    assert any("0.99.0 is unknown" in note for note in resolve([QWEN], "0.99.0").notes)
+    assert resolve([QWEN], "") == resolve([QWEN], NEWEST)
+    assert resolve([QWEN, "engine.vllm_version=0.32.0"], "") == resolve([QWEN], "0.32.0")
+    with pytest.raises(ValueError, match=r"write it as 0\.33\.0"):
+        resolve([QWEN], "newest")
+
+
+def test_long_requests_are_refused_and_chunks_noted() -> None:
+    asked = experiment([QWEN, TP4])
+    recipe = resolve([QWEN, TP4, "engine.args.max_num_batched_tokens=4096"])
+    assert recipes.check_request(recipe, asked.model, 32768, 4096) == ()
+    with pytest.raises(ValueError, match="up to 32769 tokens but max_model_len is 32768"):
+        recipes.check_request(recipe, asked.model, 32769)
+    assert "chunks of 4096" in recipes.check_request(recipe, asked.model, 5740, 5600)[0]
+    free = replace(recipe, args={})
+    with pytest.raises(ValueError, match="max_model_len is 262144"):
+        recipes.check_request(free, asked.model, 262145)
+
+
+def names(group: str) -> list[str]:
+    return groups()[group]
+
+
+VERSIONS = ["0.9.2", "0.11.0", "0.11.2", "0.12.0", "0.13.0", "0.14.1", "0.16.0", "0.20.0", "0.29.0", "0.33.0"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    model=st.sampled_from(names("model")),
+    layout=st.sampled_from(names("layout")),
+    recipe=st.sampled_from(["modern", "published"]),
+    profile=st.sampled_from(["none", "low_latency", "maximum"]),
+    version=st.sampled_from(VERSIONS),
+    server=st.sampled_from(["ray_llm", "process"]),
+)
+def test_what_is_accepted_has_nothing_that_the_version_rejects(
+    model: str, layout: str, recipe: str, profile: str, version: str, server: str
+) -> None:
+    words = [f"model={model}", f"layout={layout}", f"engine.recipe={recipe}", f"engine.profile={profile}"]
+    try:
+        asked = experiment([*words, f"engine.server={server}"])
+        found = resolve([*words, f"engine.server={server}"], version)
+    except ValueError as error:
+        assert "\n" not in str(error) and len(str(error)) > 20
+        return
+    known = {argument.name: argument for argument in vllm_flags.ARGUMENTS}
+    assert all(known[name].known_to(vllm_flags.parse(version)) for name in found.args if name in known)
+    given_keys = set(vllm_flags.compilation(found.args))
+    rejected = {key.name for key in vllm_flags.COMPILATION_KEYS if vllm_flags.parse(version) >= key.rejected}
+    assert not given_keys & rejected
+    assert found.args["tensor_parallel_size"] == asked.layout.tensor_parallel
+    assert bool(found.args.get("enable_expert_parallel")) == asked.layout.expert_parallel
+    assert all(isinstance(value, str) for value in found.env.values())
+
+
+@pytest.mark.parametrize("model", [name for name in names("model") if "tiny" not in name])
+@pytest.mark.parametrize("layout", [TP8, TP4, "layout=dp1_tp8", "layout=dp1_tp4"])
+def test_the_modern_preset_fits_every_model_but_dense_ones_with_experts_apart(
+    model: str, layout: str
+) -> None:
+    words = [f"model={model}", layout]
+    if "llama" in model and "ep" in layout:
+        with pytest.raises(ValueError, match="is dense"):
+            resolve(words)
+    else:
+        assert resolve(words).args["tensor_parallel_size"] == int(layout.split("_tp")[1][0])

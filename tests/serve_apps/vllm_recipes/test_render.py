@@ -1,0 +1,191 @@
+"""What a recipe looks like to Ray and to people: LLMConfig, flags and `python -m serve_apps`."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import yaml
+
+from conf.specs.experiment import VllmEngine
+from serve_apps.__main__ import main
+from serve_apps.vllm_recipes import recipes
+from serve_apps.vllm_recipes.recipes import Recipe
+from tests.support.recipe_words import CPU, MODERN_ENV, PROCESS, QWEN, TP4, TP8, experiment, resolve
+
+
+def config(words: Sequence[str], bundles: Sequence[dict[str, float]]) -> dict[str, Any]:
+    asked = experiment(words)
+    assert isinstance(asked.engine, VllmEngine)
+    return recipes.llm_config(asked.engine, asked.model, asked.layout, resolve(words), 4, bundles)
+
+
+def test_rays_configuration_of_gpus() -> None:
+    words = [QWEN, TP4, "engine.node_resource=mi325x_node", "engine.model_path=/models/qwen"]
+    found = config(words, [{"GPU": 4.0, "CPU": 0.1}])
+    assert found["placement_group_config"] == {
+        "bundles": [{"GPU": 1.0, "CPU": 0.1, "mi325x_node": 0.5}, {"GPU": 1.0}, {"GPU": 1.0}, {"GPU": 1.0}],
+        "strategy": "STRICT_PACK",
+    }
+    assert found["deployment_config"]["num_replicas"] == 4
+    assert found["deployment_config"]["max_ongoing_requests"] >= 1_000_000
+    assert found["experimental_configs"] == {"stream_batching_interval_ms": 0}
+    assert found["model_loading_config"] == {
+        "model_id": "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",
+        "model_source": "/models/qwen",
+    }
+    assert found["runtime_env"]["env_vars"] == MODERN_ENV
+    assert found["engine_kwargs"]["attention_backend"] == "ROCM_AITER_FA"
+    assert "autoscaling_config" not in found["deployment_config"] and "accelerator_type" not in found
+    named = config([QWEN, TP4, "engine.accelerator_type=AMD-Instinct-MI325X-OAM"], [{"GPU": 4.0}])
+    assert named["accelerator_type"] == "AMD-Instinct-MI325X-OAM"
+
+
+def test_one_process_takes_all_gpus_of_a_replica_and_its_share_of_a_node() -> None:
+    words = [TP4, "engine.node_resource=mi325x_node", "engine.accelerator_type=AMD-Instinct-MI325X-OAM"]
+    asked = experiment([QWEN, PROCESS, *words])
+    assert isinstance(asked.engine, VllmEngine)
+    assert recipes.one_bundle([{"GPU": 4.0, "CPU": 0.1}], asked.engine, asked.layout) == {
+        "GPU": 4.0,
+        "CPU": 0.1,
+        "mi325x_node": 0.5,
+        "accelerator_type:AMD-Instinct-MI325X-OAM": 0.001,
+    }
+
+
+def test_rays_configuration_of_a_cpu() -> None:
+    found = config([*CPU, "layout=dp1_tp1"], [{"GPU": 1.0, "CPU": 0.1}])
+    assert found["accelerator_config"] == {"kind": "cpu"}
+    assert found["placement_group_config"]["bundles"] == [{"GPU": 1.0, "CPU": 0.1}]  # pretended GPUs
+
+
+def test_command_names_the_model_of_a_folder() -> None:
+    asked, recipe = experiment([QWEN, TP4]), resolve([QWEN, TP4])
+    name = asked.model.served_name
+    assert recipes.command(recipe, asked.model)[0] == name
+    assert recipes.command(recipe, asked.model, "/m")[:3] == ["/m", "--served-model-name", name]
+    assert recipes.module_command(recipe, asked.model, "/m")[:2] == ["--model", "/m"]
+
+
+def test_flags_of_all_kinds_of_values() -> None:
+    recipe = Recipe({"a_b": True, "c": False, "d": {"e": 1}, "f": [1, 2], "g": 0.9}, {})
+    assert recipes.flags(recipe) == ["--a-b", "--no-c", "--d", '{"e": 1}', "--f", "1", "2", "--g", "0.9"]
+
+
+def test_render_prints_both_replicas_of_a_node(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", TP4, "vllm_version=0.33.0", "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    first, second = tree["replicas_of_a_node"]
+    assert [first["env"]["HIP_VISIBLE_DEVICES"], second["env"]["HIP_VISIBLE_DEVICES"]] == [
+        "0,1,2,3",
+        "4,5,6,7",
+    ]
+    assert first["command"][:5] == ["numactl", "--cpunodebind=0", "--membind=0", "vllm", "serve"]
+    assert second["command"][:3] == ["numactl", "--cpunodebind=1", "--membind=1"]
+    for name in ("TRITON_CACHE_DIR", "VLLM_CACHE_ROOT"):
+        assert first["env"][name] != second["env"][name]
+    assert "XDG_CACHE_HOME" not in first["env"]  # the weights that were downloaded lie below it
+    assert (first["port"], second["port"]) == (8000, 8001)
+    (application,) = tree["ray_serve"]["applications"]
+    assert application["args"]["llm_configs"][0]["deployment_config"]["num_replicas"] == 2
+    assert tree["ray_serve"]["http_options"]["host"] == "127.0.0.1"
+
+
+def test_render_prints_a_shell_command_and_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", TP8, "vllm_version=0.33.0"]) == 0
+    text = capsys.readouterr().out
+    command, _, tail = text.partition("# the same engines")
+    assert yaml.safe_load(tail.partition("\n")[2])["applications"][0]["name"] == "vllm"
+    assert "numactl" not in command and "HIP_VISIBLE_DEVICES=0,1,2,3,4,5,6,7" in command
+    shown = subprocess.run(
+        ["bash", "-c", "vllm() { printf '%s\\n' \"$@\"; }\n" + command],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\n")
+    asked, recipe = experiment([QWEN, TP8]), resolve([QWEN, TP8, PROCESS])
+    assert shown[:-1] == [
+        "serve",
+        *recipes.command(recipe, asked.model),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "8000",
+    ]
+
+
+def test_render_of_an_emulated_gpu_switches_it_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "engine=vllm_emulated", TP8, "--json"]) == 0
+    (replica,) = json.loads(capsys.readouterr().out)["replicas_of_a_node"]
+    assert replica["env"]["MAXQPS_EMULATED_GPU"] == "1" and "HIP_VISIBLE_DEVICES" not in replica["env"]
+    assert "--additional-config" in replica["command"] and "--tensor-parallel-size" in replica["command"]
+
+
+def test_render_of_a_published_recipe_takes_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "engine.recipe=published", TP8, "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["vllm_version"] == "0.11.0" and tree["ray_serve"] is None
+    assert any("no Ray Serve config" in note for note in tree["notes"])
+    assert "--disable-log-requests" in tree["replicas_of_a_node"][0]["command"]
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["layout=dp1_tp8", "vllm_version=0.14.1"], "no multiple of a block of 128"),
+        (["engine=simulated"], "no vLLM"),
+        (["engine.args.distributed_executor_backend=mp"], "engine.server=process"),
+        (["engine.args.max_model_len=4096"], "up to 5740 tokens"),
+        (["vllm_version=x"], "not a version"),
+        (["layuot=x"], "layuot"),
+    ],
+)
+def test_render_refuses_in_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and said in printed.err and printed.err.count("\n") == 1
+
+
+def test_help_has_runnable_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    examples = [
+        line.split() for line in capsys.readouterr().out.splitlines() if "-m serve_apps render" in line
+    ]
+    assert len(examples) >= 5
+    for words in examples:
+        asked = [word for word in words if "=" in word or word == "--json"]
+        assert main(["render", *asked]) == 0, asked
+
+
+def test_the_command_needs_neither_ray_nor_vllm() -> None:
+    code = (
+        "import sys; from serve_apps.__main__ import main; main(['render']); "
+        "assert not {'ray', 'vllm', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_model_writes_a_folder(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("safetensors", reason="comes with vLLM")
+    assert main(["model", str(tmp_path / "tiny")]) == 0
+    assert {"config.json", "model.safetensors"} <= {path.name for path in (tmp_path / "tiny").iterdir()}
+
+
+@pytest.mark.parametrize(
+    "words", [["model"], ["model", "a", "b"], ["model", "a", "--json"], ["model", "/dev/null/a"]]
+)
+def test_model_takes_one_folder(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_reader_who_leaves_is_no_error_of_ours() -> None:
+    shown = subprocess.Popen(
+        [sys.executable, "-m", "serve_apps", "render"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert shown.stdout and shown.stderr
+    shown.stdout.close()
+    assert (shown.wait(), shown.stderr.read()) == (1, b"")

@@ -1,0 +1,55 @@
+"""The tables of columns in docs/run_folder.md, made of the schemas themselves.
+
+python -m tests.column_tables     # writes them anew
+"""
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from analysis.capacity import dwell_table
+from analysis.rows import latency_columns, time_series
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "run_folder.md"
+SCHEMAS = {
+    "requests": latency_columns.FILE,
+    "dwells": dwell_table.DWELLS,
+    "timeseries": time_series.SERVER,
+    "clients": time_series.CLIENTS,
+}
+
+
+def document() -> str:
+    """The document with the tables as they should be."""
+    text = DOCUMENT.read_text()
+    for name, schema in SCHEMAS.items():
+        start = text.index(f"<!-- {name} -->\n") + len(f"<!-- {name} -->\n")
+        text = text[:start] + table(schema) + text[text.index("<!-- end -->", start) :]
+    return text
+
+
+def table(schema: pa.Schema) -> str:
+    """A schema as a Markdown table."""
+    lines = [f"| `{f.name}` | {kind(f.type)} | {told(f, 'unit')} | {meaning(f)} |" for f in schema]
+    return "\n".join(["| column | type | unit | meaning |", "|---|---|---|---|", *lines, ""])
+
+
+def kind(type_: pa.DataType) -> str:
+    if pa.types.is_dictionary(type_):
+        return "word"
+    if pa.types.is_list(type_):
+        return f"list of {kind(type_.value_type)}"
+    return str(type_)
+
+
+def meaning(field: pa.Field) -> str:
+    formula = told(field, "formula")
+    return told(field, "doc") + (f": `{formula}`" if formula else "")
+
+
+def told(field: pa.Field, key: str) -> str:
+    return (field.metadata or {}).get(key.encode(), b"").decode()
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document())

@@ -1,0 +1,84 @@
+"""The golden run: a real run folder whose files hold what a reader may rely on from then on.
+
+    python -m tests.golden RUN        # makes tests/data/golden_run of the run folder RUN
+
+A run of `make sweep` on this project's simulated engine. What names the machine it ran on is written anew in
+neutral words, its request rows as today's `loadgen` writes them, and the checksums of its manifest by the
+changed files; every row and every figure is as it was measured. A new golden run must keep all old columns.
+"""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from analysis import load_run
+from analysis.capacity import dwell_table
+from analysis.results.runs import Run
+from analysis.rows import latency_columns, parquet, records, time_series
+from conf import load
+from conf.load import dump
+from loadgen.run.run_folder import checksums
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden_run"
+
+
+def make(source: Path, target: Path) -> None:
+    """A run folder like `source` that does not say where it was made."""
+    run = load_run(source)
+    shutil.copytree(source / "schedule", target / "schedule")
+    records.write(latency_columns.with_latencies(run.requests()), target / "requests" / "part-000.parquet")
+    time_series.write(run.clients(), target / "clients.parquet")
+    time_series.write(run.timeseries(), target / "timeseries.parquet")
+    dwells = run.dwells()
+    stated = dwells.schema.metadata | {b"schema_version": str(dwell_table.SCHEMA_VERSION).encode()}
+    parquet.write(dwells.replace_schema_metadata(stated), target / "dwells.parquet")
+    asked = replace(load(base=source / "config.yaml"), out="runs", run=target.name)
+    (target / "config.yaml").write_text(dump(asked))
+    words = neutral_words(run, target.name)
+    lines = [json.dumps(neutral(event, words)) for event in run.events()]
+    (target / "events.jsonl").write_text("\n".join(lines) + "\n")
+    write_json(target / "sweep.json", neutral(run.sweep, words))
+    manifest = neutral(run.manifest, words) | {"argv": ["loadgen", run.manifest["verb"]]}
+    write_json(target / "manifest.json", manifest | {"files": checksums(target)})
+
+
+def neutral_words(run: Run, name: str) -> dict[str, str]:
+    """What is said instead of each word that names a machine or a folder."""
+    host, server = run.manifest["host"], run.manifest["server"]
+    nodes = dict.fromkeys(server["replica_nodes"].values())
+    return {
+        run.manifest["run_id"]: name,
+        run.sweep["folder"]: f"runs/{name}",
+        host["name"]: "host",
+        host["system"]: "Linux",
+        **{node: f"node-{i}" for i, node in enumerate(nodes)},
+        **{url: f"http://127.0.0.1:{8000 + i}" for i, url in enumerate(server["urls"])},
+    }
+
+
+def neutral(tree: Any, words: dict[str, str]) -> Any:
+    """A tree with these words replaced, and every process id 0."""
+    if isinstance(tree, dict):
+        return {key: 0 if key == "pid" else neutral(value, words) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [neutral(value, words) for value in tree]
+    return words.get(tree, tree) if isinstance(tree, str) else tree
+
+
+def unsealed(run: Path) -> Path:
+    """The run as an early version would have left it: without sums, so that a test may change it."""
+    tree = json.loads((run / "manifest.json").read_text())
+    write_json(run / "manifest.json", {key: value for key, value in tree.items() if key != "files"})
+    return run
+
+
+def write_json(path: Path, tree: dict[str, Any]) -> None:
+    path.write_text(json.dumps(tree, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    make(Path(sys.argv[1]), GOLDEN)
