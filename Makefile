@@ -51,7 +51,8 @@ test-rest: $(STAMP)
 # numpy without the vector instructions that it found here, as on an older CPU: sums differ in their last digit.
 test-digits: $(STAMP)  ## recorded figures are found again on another CPU
 	@NPY_DISABLE_CPU_FEATURES="$$($(BIN)/python -c 'import numpy; print(*numpy.show_config(mode="dicts")["SIMD Extensions"].get("found", []))')" \
-	$(BIN)/python -m pytest -q tests/end_to_end/test_golden.py tests/end_to_end/test_open_run.py tests/analysis/results/test_recount.py tests/analysis/exchange/test_readers.py
+	$(BIN)/python -m pytest -q tests/end_to_end/test_golden.py tests/end_to_end/test_open_run.py \
+	tests/analysis/results/test_recount.py tests/analysis/exchange/test_readers.py
 
 browser:  ## Chromium, in which the report is looked at; where it cannot be installed those tests are skipped
 	@command -v chromium > /dev/null \

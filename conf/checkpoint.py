@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from conf.io.check import require, require_mapping
 from conf.io.one_line import one_line
 from conf.quantised import Stored, stored
-from conf.specs.check import require, require_mapping
 
 MOST = 2**40
 """No checkpoint has so many of anything (our choice)."""

@@ -22,16 +22,17 @@ from conf.io.nearest import hint, nearest
 from conf.io.one_line import one_line, reason
 from conf.misfit import Fields, fields_of, is_text, misfit, unknown
 from conf.misfit import keys as walked
-from conf.specs import experiment, planning
+from conf.specs import experiment as schema
+from conf.specs import planning
 from conf.specs.overruled import overruled
 
 ROOT = Path(__file__).parent
-ENGINES: dict[str, type[experiment.Engine]] = {
-    "simulated": experiment.SimulatedEngine,
-    "vllm": experiment.VllmEngine,
-    "vllm_cpu": experiment.VllmEngine,
-    "vllm_emulated": experiment.EmulatedEngine,
-    "external": experiment.ExternalEngine,
+ENGINES: dict[str, type[schema.Engine]] = {
+    "simulated": schema.SimulatedEngine,
+    "vllm": schema.VllmEngine,
+    "vllm_cpu": schema.VllmEngine,
+    "vllm_emulated": schema.EmulatedEngine,
+    "external": schema.ExternalEngine,
 }
 MOST_NAME_BYTES = 200
 """Bytes of a run's name: a file system takes 255, and names of parts and unfinished files are longer."""
@@ -50,7 +51,7 @@ def groups() -> dict[str, list[str]]:
     return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
 
 
-def load(words: Sequence[str] = (), base: Path | None = None) -> experiment.Experiment:
+def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experiment:
     """The experiment of `words` (`key=value` each) over the defaults or over a saved tree `base`.
 
     Raises ConfigError with one line: an unknown key, choice or value, or specs that do not fit.
@@ -114,7 +115,7 @@ def load_planning(words: Sequence[str]) -> planning.Planning:
         raise ConfigError(_one_line(error)) from error
 
 
-def dump(experiment: experiment.Experiment) -> str:
+def dump(experiment: schema.Experiment) -> str:
     """The resolved tree as YAML, which `load(base=...)` reads back to an equal experiment."""
     return OmegaConf.to_yaml(OmegaConf.structured(experiment))
 
@@ -208,11 +209,9 @@ def _read_saved(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _build(
-    tree: dict[str, Any], values: list[str], chosen: set[str], base: Path | None
-) -> experiment.Experiment:
+def _build(tree: dict[str, Any], values: list[str], chosen: set[str], base: Path | None) -> schema.Experiment:
     """`chosen` groups are from their files; the others were saved in `base`, with what a file said."""
-    specs = fields_of(experiment.Experiment) or {}
+    specs = fields_of(schema.Experiment) or {}
     if strange := next((why for name in tree if (why := unknown(specs, str(name)))), ""):
         raise ConfigError(f"{base}: {strange}" if base else strange)
     kind = (tree.get("engine") or {}).get("kind")
@@ -227,7 +226,7 @@ def _build(
     if chosen & {"engine", "hardware", "model"}:
         tree["engine"].pop("constants_covariance", None)
     node = OmegaConf.merge(
-        OmegaConf.structured(experiment.Experiment), {"engine": OmegaConf.structured(ENGINES[kind])}
+        OmegaConf.structured(schema.Experiment), {"engine": OmegaConf.structured(ENGINES[kind])}
     )
     for name, value in tree.items():
         try:
@@ -266,7 +265,7 @@ def _build(
     if node.engine.kind != kind:
         raise ConfigError("engine.kind cannot be set; choose a file with engine=NAME")
     try:
-        experiment = cast(experiment.Experiment, OmegaConf.to_object(node))
+        experiment = cast(schema.Experiment, OmegaConf.to_object(node))
     except ValueError:
         _refuse_constant(node)
         raise

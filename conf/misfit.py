@@ -8,9 +8,9 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
+from conf.io.check import SECRET
 from conf.io.nearest import MOST, hint, nearest
 from conf.io.one_line import one_line
-from conf.specs.check import SECRET
 
 Fields = Mapping[str, Any]
 """The types of the keys of a group, by name."""

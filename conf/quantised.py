@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from conf.io.check import require, require_mapping
 from conf.io.one_line import one_line
-from conf.specs.check import require, require_mapping
 
 METHODS = "fp8, fbgemm_fp8, gptq, awq and compressed-tensors with 8-bit float or 4-bit integer weights"
 MOST_LAYERS, MOST_NAMES, MOST_PATTERNS = 1024, 8192, 32

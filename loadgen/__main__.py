@@ -54,6 +54,7 @@ from loadgen.predict import grid
 from loadgen.run import export, progress
 from loadgen.run.folder import finite
 from loadgen.run.progress import Emit
+from loadgen.search import budget
 from loadgen.studies import comparison_words, matrix_cells, published_tables
 from loadgen.studies import published_ladder as ladder
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm
@@ -97,7 +98,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
     machine_check.refuse(experiment)
     if arguments.dry_run:
-        return _plan(experiment, dry_run.swept_s(experiment))
+        return _plan(experiment, budget.swept_s(experiment))
     from loadgen.cli import verbs
 
     _tell_kernels(experiment)
@@ -165,7 +166,7 @@ def compare(arguments: argparse.Namespace) -> int:
     machine_check.refuse(a)
     if arguments.dry_run:
         terminal.tell(comparison_words.text(a, b))
-        return _plan(a, dry_run.compared_s(a), services=2)
+        return _plan(a, budget.compared_s(a), services=2)
     from loadgen.cli import verbs
 
     _tell_kernels(a, b)

@@ -48,30 +48,94 @@ CONFINED = {
     },
     "prometheus_client": {"loadgen/run/metrics_scraper.py"},
 }
-ROOTS = {"site.py", "feasible.py", "foresight.py", "__main__.py"}
-"""Composition roots, the only files that join rooms: in `loadgen`, of a deployed service (site), of what the
-engines would refuse (feasible) and of the engine model (foresight)."""
+ROOTS = {
+    "analysis/__main__.py",
+    "cluster/__main__.py",
+    "loadgen/__main__.py",
+    "serve_apps/__main__.py",
+    "loadgen/cli/config_check.py",
+    "loadgen/cli/deployment.py",
+    "loadgen/cli/engine_model.py",
+}
+"""Composition roots, the only files that join rooms: each command, and in `loadgen/cli` a deployed service, a
+configuration that an engine would refuse, and the engine model."""
+FLOORS = {
+    "conf": (("io",), ("specs",)),
+    "analysis": (
+        ("stats",),
+        ("rows",),
+        ("capacity",),
+        ("results",),
+        ("calibration", "planning", "exchange"),
+        ("figures",),
+        ("report",),
+        ("notebooks",),
+    ),
+    "serve_apps": (
+        ("routing", "vllm_recipes", "engine_model/cost"),
+        ("engine_model/scheduler",),
+        ("engine_model/compiled",),
+        ("engine_model/service",),
+        ("simulated", "vllm_emulated"),
+        ("vllm_engine",),
+    ),
+    "cluster": (("ray_session",), ("deployment", "preflight", "manifests")),
+    "loadgen": (
+        ("search", "traffic"),
+        ("prompts",),
+        ("fleet",),
+        ("drive", "predict"),
+        ("run",),
+        ("studies",),
+        ("cli",),
+    ),
+}
+"""Floors of each room from the ground up: a folder imports itself and lower floors only. Files that stand
+directly in a room are its roof and may import all of it."""
 FORBIDDEN_NAMES = ("utils", "util", "common", "helpers", "helper", "manager", "misc")
 SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 
 
 def imported(path: Path) -> set[str]:
-    """Dotted names a file imports, anywhere in it."""
+    """Dotted names a file imports, anywhere in it; of a `from` import also each name below its module."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names.add(node.module or "")
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
     return names
+
+
+def floor(room: str, inside: str) -> tuple[int, str]:
+    """The floor of a path or dotted name below a room, and its folder; the roof for what no folder holds."""
+    place = inside.replace(".", "/") + "/"
+    for height, folders in enumerate(FLOORS[room]):
+        for folder in folders:
+            if place.startswith(f"{folder}/"):
+                return height, folder
+    return len(FLOORS[room]), ""
+
+
+def upward(root: Path, path: Path) -> set[str]:
+    """Imports of a file from a floor that is not below its own."""
+    room, *inside = path.relative_to(root).with_suffix("").parts
+    height, folder = floor(room, "/".join(inside))
+    found = set()
+    for name in imported(path):
+        if name.startswith(f"{room}."):
+            there, other = floor(room, name.removeprefix(f"{room}."))
+            if other and other != folder and there >= height:
+                found.add(name)
+    return found
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_go_one_way(path: Path) -> None:
     room = path.relative_to(ROOT).parts[0]
     ours = {name.split(".")[0] for name in imported(path)} & set(ROOMS)
-    if path.name not in ROOTS:
+    if str(path.relative_to(ROOT)) not in ROOTS:
         assert ours <= ALLOWED[room], f"{path} imports {ours - ALLOWED[room]}"
 
 
@@ -79,12 +143,34 @@ def test_imports_go_one_way(path: Path) -> None:
 def test_heavy_imports_stay_where_they_belong(path: Path) -> None:
     roots = {name.split(".")[0] for name in imported(path)}
     for package, homes in CONFINED.items():
-        if package in roots and path.name not in ROOTS:
+        if package in roots and str(path.relative_to(ROOT)) not in ROOTS:
             assert str(path.relative_to(ROOT)) in homes, f"{path} imports {package}"
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_folders_import_lower_floors_only(path: Path) -> None:
+    assert not upward(ROOT, path)
+
+
+@pytest.mark.parametrize("line", ["from loadgen.cli import verbs", "from loadgen.cli.verbs import sweep"])
+def test_a_planted_upward_import_is_found(tmp_path: Path, line: str) -> None:
+    planted = tmp_path / "loadgen" / "traffic" / "planted.py"
+    planted.parent.mkdir(parents=True)
+    planted.write_text(f"def later() -> None:\n    {line}\n")
+    assert upward(tmp_path, planted)
+    planted.write_text("from loadgen.traffic import lengths\n")
+    assert not upward(tmp_path, planted)
+
+
+def test_every_folder_has_a_floor() -> None:
+    for path in SOURCES:
+        room, *folders = path.relative_to(ROOT).parts[:-1]
+        if folders and path.name != "__init__.py":
+            assert floor(room, "/".join(folders))[1], f"{path} stands on no floor"
+
+
 def test_engine_model_has_no_clock_and_no_loop() -> None:
-    for path in (ROOT / "serve_apps" / "engine_model").glob("*.py"):
+    for path in (ROOT / "serve_apps" / "engine_model").rglob("*.py"):
         assert not imported(path) & {"time", "asyncio", "threading", "ray"}, path
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.results.runs import RunError, load_run
+from analysis.results.runs import RECORDED, RunError, load_run
 from analysis.rows import metrics, records
 from analysis.stats.map_fit import Floats
 from conf import Experiment
@@ -20,8 +20,6 @@ from conf import Experiment
 NS = 1e9
 FAILED_MOST = 0.01
 LEAST_REQUESTS = 5
-RECORDED = (0, 3)
-"""Exit codes of a probe that measured what it says; one that missed its bounds did."""
 MEDIAN, P90 = 1.25, 1.71
 """Standard errors of a normal sample's quantiles over that of its mean."""
 CLOSED = ("mean TTFT", "mean TPOT", "requests/s")

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.calibration.observed import RECORDED
 from analysis.report.blocks import Cell, Facts, Table
 from analysis.report.wording import UNKNOWN, figure, qps, value
 from analysis.results import matrix_table, studies
-from analysis.results.runs import Run, load_run
+from analysis.results.runs import RECORDED, Run, load_run
 
 Tree = Mapping[str, Any]
 Links = Mapping[str, Cell]

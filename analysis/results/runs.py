@@ -21,6 +21,8 @@ from analysis.rows import gathering, records, shards, time_series
 from conf import Experiment, load
 from conf.io.one_line import one_line, plain, reason
 
+RECORDED = (0, 3)
+"""Exit codes of a probe that measured what it says; one that missed its bounds did."""
 CONCLUDED = ("exit_code", "valid", "asked")
 """What no conclusion is without, whichever version wrote it."""
 SHAPE: Mapping[str, type] = {

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.calibration.observed import RECORDED
 from analysis.results import matrix_table
 from analysis.results.locations import STUDY, part_names, read_json
-from analysis.results.runs import RunError
+from analysis.results.runs import RECORDED, RunError
 from analysis.stats.pooling import Estimate, Figure, pooled, repeated, student_t
 from conf.io.one_line import reason
 

@@ -149,7 +149,7 @@ def versions(root: Path) -> dict[str, str | None]:
 
 def source_version() -> str:
     """The package's version, where it is installed, and a digest of the sources that this node runs."""
-    home = Path(__file__).parent.parent
+    home = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(
         path for room in ROOMS for path in (home / room).rglob("*") if path.suffix in (".py", ".yaml")

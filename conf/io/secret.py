@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from conf.specs.check import require
+from conf.io.check import require
 
 MOST_LETTERS = 4096
 """A longer key fits into no server's headers (nginx takes 8 kB of them, HAProxy 16; our choice)."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
-from conf.specs.check import require, require_within
+from conf.io.check import require, require_within
 
 MOST_NODES, MOST_GPUS = 100_000, 1024
 """Beyond any cluster of today (our choice)."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from conf.specs.check import require, require_positive
+from conf.io.check import require, require_positive
 from conf.specs.lengths import Lengths
 
 NAMING_TOKENS = 8

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from conf.specs.check import require, require_positive, require_public
+from conf.io.check import require, require_positive, require_public
 from conf.specs.step_time import Efficiency, KernelRatio, Posterior, StepTime
 
 

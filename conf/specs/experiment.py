@@ -8,7 +8,7 @@ between in `routed`, where it is in `hosted`, how it is loaded in `loaded`; all 
 
 from dataclasses import dataclass, field
 
-from conf.specs.check import require, require_positive, require_within
+from conf.io.check import require, require_positive, require_within
 from conf.specs.cluster import Cluster, Endpoints
 from conf.specs.engine import (
     MAX_TIME_SCALE,

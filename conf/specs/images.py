@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from conf.specs.check import require
+from conf.io.check import require
 
 MOST_IMAGES = 5
 """As the MI325X paper's vision workloads; of more nobody published a figure."""

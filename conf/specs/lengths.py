@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from conf.specs.check import require
+from conf.io.check import require
 
 ROUNDED_SHARES = 1e-3
 """How far the shares of a mixture may sum away from 1, as thirds with three digits do (our choice)."""

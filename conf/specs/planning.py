@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from conf.specs.check import require, require_positive
+from conf.io.check import require, require_positive
 
 MOST_SPARES = 1000
 MINUTES_PER_DAY = 1440

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.specs.check import require
+from conf.io.check import require
 
 MULTIPLIERS = {"quick": 0.5, "default": 1.0, "thorough": 3.0}
 MOST_PER_USER = 1000

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.specs.check import require
+from conf.io.check import require
 
 DATA_PATHS = {
     "leastconn": ("haproxy",),

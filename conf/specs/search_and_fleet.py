@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.specs.check import require, require_positive, require_within
+from conf.io.check import require, require_positive, require_within
 
 MOST_QPS = 1e5
 """Per node: a hundred and fifty times what a load actor sends on one core (our choice)."""

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
-from conf.specs.check import require
+from conf.io.check import require
 
 _Z95 = NormalDist().inv_cdf(0.975)
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from conf.specs.check import require, require_positive
+from conf.io.check import require, require_positive
 from conf.specs.conversation import Conversations
 from conf.specs.images import Images
 from conf.specs.lengths import Lengths

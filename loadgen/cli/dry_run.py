@@ -1,41 +1,15 @@
 """What a command would do, in words, before anything is started; knows no engine and starts nothing."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from conf import Experiment
 from conf.load import dump
-from conf.specs.experiment import Search
 from loadgen.cli import machine_check, prompt_excerpt, prompt_preview
 from loadgen.drive.cache_warmup import LONGEST_S, PIECE_S, pace_s
 from loadgen.drive.driver import WARMUP_QPS
 from loadgen.drive.steady import FILL_E2E
-from loadgen.search.policy import paced
+from loadgen.search.budget import longest_search
 from loadgen.traffic.prefix_sharing import gap_s
-
-
-def swept_s(experiment: Experiment) -> float:
-    """Seconds of load of all sweeps, each with its hold."""
-    search = experiment.search
-    return search.parts * (_swept_s(experiment) + search.confirm_s)
-
-
-def compared_s(experiment: Experiment) -> float:
-    """Seconds of load of A's sweep with its hold and of B's, which is as long if B is as fast."""
-    return 2 * _swept_s(experiment) + experiment.search.confirm_s
-
-
-def _swept_s(experiment: Experiment) -> float:
-    """Seconds of one sweep without its hold; the least number of dwells is granted beyond the budget."""
-    longest = _longest(experiment)
-    return max(longest.budget_s, longest.least_s)
-
-
-def _longest(experiment: Experiment) -> Search:
-    """The search of one deployment if answers last as long as the bounds allow."""
-    search, answer_s = experiment.search, experiment.answer_s
-    alone = replace(search, deployments=1, budget_s=search.budget_s / search.deployments)
-    return paced(alone, answer_s, answer_s)
 
 
 def text(
@@ -105,7 +79,7 @@ def _load(
 
 def _lasting(experiment: Experiment) -> list[str]:
     """How much longer it takes because answers last long, as far as the bounds say how long they may."""
-    tokens, search = experiment.workload.output_tokens.mean, _longest(experiment)
+    tokens, search = experiment.workload.output_tokens.mean, longest_search(experiment)
     may = f"# answers of {tokens:g} tokens may last {experiment.answer_s:.0f} s within the bounds"
     if experiment.rate_qps or experiment.profile_qps:
         return [f"{may}: up to {FILL_E2E * experiment.answer_s:.0f} s of load first fill the service"]

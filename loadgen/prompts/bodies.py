@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from conf.specs.experiment import Workload
 from loadgen.prompts import text_pool
 from loadgen.prompts.images import Album
-from loadgen.prompts.token_pool import UNIQUE_TOKENS, Level, Piece, synthetic
+from loadgen.prompts.token_pool import Level, Piece, synthetic
+from loadgen.traffic.lengths import UNIQUE_TOKENS
 
 SESSIONS_FROM = 2**39
 """Sessions are numbered like requests, beyond them all, where they need tokens of their own."""

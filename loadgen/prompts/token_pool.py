@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from conf.specs.experiment import Workload
+from loadgen.traffic.lengths import UNIQUE_TOKENS
 
 POOL_TOKENS = 65_536
-UNIQUE_TOKENS = 8
-"""So many tokens name a request, a session, a character or a cut."""
 Piece = bytes | memoryview
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from analysis.capacity import posterior
 from analysis.capacity.limit_posterior import HOT_SHARE, Prior
+from analysis.capacity.posterior import posterior
 from analysis.capacity.window_counts import NS, Dwell, Window
 from conf.specs.experiment import Search, Slo
 

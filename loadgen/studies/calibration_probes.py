@@ -7,7 +7,7 @@ and one that was cut short is measured anew.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from analysis.calibration.observed import RECORDED
+from analysis.results.runs import RECORDED
 from analysis.results.summary import Tree
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import Slo, Workload

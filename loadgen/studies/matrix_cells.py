@@ -9,8 +9,8 @@ from typing import Any
 
 from conf import ConfigError, Experiment
 from conf.matrix import PREFIX, Matrix
-from loadgen.cli import dry_run
 from loadgen.predict import grid
+from loadgen.search import budget
 from loadgen.studies import comparison_words
 from loadgen.studies.comparison_words import OF_BOTH
 
@@ -59,7 +59,7 @@ class Cells:
     @property
     def load_s(self) -> float:
         """Seconds of load of all sweeps, each as long as its budget."""
-        return sum(dry_run.swept_s(one) for one in self.asked.values())
+        return sum(budget.swept_s(one) for one in self.asked.values())
 
 
 def of(words: Matrix, asked: Callable[[list[str]], Experiment]) -> Cells:

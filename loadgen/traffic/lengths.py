@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from conf.specs.experiment import Lengths
 from conf.specs.images import Images
-from loadgen.prompts.token_pool import UNIQUE_TOKENS
 
+UNIQUE_TOKENS = 8
+"""Tokens that name a request, a session, a character or a cut."""
 RAREST_SIGMA = 4.75
 """Standard deviations that one normal draw of a million exceeds."""
 

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.specs.experiment import Workload
-from loadgen.prompts.token_pool import UNIQUE_TOKENS
 from loadgen.traffic.conversation_means import marginal
-from loadgen.traffic.lengths import Ints
+from loadgen.traffic.lengths import UNIQUE_TOKENS, Ints
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
 GAPS = 6

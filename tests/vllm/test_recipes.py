@@ -1,7 +1,7 @@
 """Recipes against the installed vLLM's own parser and Ray's own configuration of it, on any build.
 
 The parser proves names, types and choices. It knows nothing of a ROCm build: whether ROCM_AITER_FA is there,
-and what a kernel takes, is read in the source (serve_apps/vllm_recipes/model_rules.py) and is proven on an MI325X only.
+and what a kernel takes, is read in the source (`model_rules`) and is proven on an MI325X only.
 """
 
 from collections.abc import Callable, Sequence

@@ -20,7 +20,7 @@ def _folder() -> str | None:
 
     numba looks at the file of a function alone, and would keep a function called from it that has changed.
     """
-    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = home / "maxqps" / hashlib.sha256(sources).hexdigest()[:16]

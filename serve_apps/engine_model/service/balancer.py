@@ -1,7 +1,7 @@
 """Which replica gets a request: the rules of the routing policies, for one request and for arrays of them.
 
 Knows sessions and requests in flight; knows no engine and no clock. Behind HAProxy or a proxy of Serve's the
-same rules decide; the ring, its hash and its bound are theirs (`serve_apps.hash_ring`).
+same rules decide; the ring, its hash and its bound are theirs (`serve_apps.routing.hash_ring`).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from serve_apps.engine_model.compiled import loop
+from serve_apps.engine_model.service import route_loop
 from serve_apps.routing import hash_ring
 
 Ints = NDArray[np.int64]
@@ -61,7 +61,7 @@ class Loss(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """How `loop.route` chooses: `mode` and what it needs of every request.
+    """How `route_loop.route` chooses: `mode` and what it needs of every request.
 
     `one` is the replica, or of `other` and it the less busy one is taken, or it is where to begin on the
     ring, whose replicas are `owners`. From `lost_s` on replica `lost` is passed over; -1 is none. What
@@ -101,15 +101,17 @@ def choice(
     rest = balance.load_factor, *lost
     if balance.policy == "bounded_hash":
         places, owners = _ring(balance, everyone, seed)
-        return Choice(loop.BOUNDED, _starts(places, _known(session)), NOTHING, owners, *rest)
+        return Choice(route_loop.BOUNDED, _starts(places, _known(session)), NOTHING, owners, *rest)
     if balance.policy == "leastconn":
-        return Choice(loop.LEAST, NOTHING, NOTHING, NOTHING, *rest)
+        return Choice(route_loop.LEAST, NOTHING, NOTHING, NOTHING, *rest)
     first, second = (
         _told(balance, who, seed, at, None if session is None else session[at])
         for who, at in ((everyone, np.arange(before)), (left, np.arange(before, len(due_s))))
     )
     one, other = (np.concatenate(pair) for pair in zip(first, second, strict=True))
-    return Choice(loop.FEWER if balance.policy == "pow2" else loop.GIVEN, one, other, NOTHING, *rest)
+    return Choice(
+        route_loop.FEWER if balance.policy == "pow2" else route_loop.GIVEN, one, other, NOTHING, *rest
+    )
 
 
 def _told(balance: Balance, replicas: Sequence[int], seed: int, at: Ints, session: Ints | None) -> Any:

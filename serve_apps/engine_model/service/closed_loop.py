@@ -1,6 +1,6 @@
 """A closed loop over several engines behind one balancer: whoever gets an answer sends the next request.
 
-Knows in which order engines end steps; what one does in a step stands in `loop`, who is chosen in `balance`.
+Knows in which order engines end steps; what one does in a step stands in `loop`, who is chosen in `balancer`.
 """
 
 import heapq
@@ -26,12 +26,10 @@ from serve_apps.engine_model.compiled.loop import (
     AHEAD,
     BESIDE,
     DECODERS,
-    FEWER,
     FLYING,
     FLYING_END,
     FRONT_FREE,
     HEAD,
-    LEAST,
     NOW,
     OPEN,
     OUT_OF_KV,
@@ -39,11 +37,11 @@ from serve_apps.engine_model.compiled.loop import (
     PART,
     REACHED,
     TAIL,
-    serve_one,
 )
 from serve_apps.engine_model.compiled.native import native, plain
 from serve_apps.engine_model.cost.noise import Noise
 from serve_apps.engine_model.service.balancer import Balance, choice
+from serve_apps.engine_model.service.route_loop import FEWER, LEAST, serve_one
 
 
 def serve_circle(
@@ -113,7 +111,7 @@ def circulate(
     ring: Any,
     noise: Any,
 ) -> int:
-    """Send all requests, `held` of them at once, and serve them; arrays are those of `loop.route`.
+    """Send all requests, `held` of them at once, and serve them; arrays are those of `route_loop.route`.
 
     `taken` receives the engine of each request and `place` its number there. Engines are advanced in the
     order of time, so that nobody has gone beyond the instant at which a request is sent to him.

@@ -1,6 +1,6 @@
 """Requests over many replicas, in one call: routed, found in caches, computed.
 
-Knows how `loop.route` is called; what it does stands there, in `balance` and in `reuse`.
+Knows how `route_loop.route` is called; what it does stands there, in `balancer` and in `prefix_reuse`.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from serve_apps.engine_model.compiled.fast_engine import (
 )
 from serve_apps.engine_model.compiled.native import plain
 from serve_apps.engine_model.cost.noise import Noise
-from serve_apps.engine_model.service import prefix_reuse
+from serve_apps.engine_model.service import prefix_reuse, route_loop
 from serve_apps.engine_model.service.balancer import Balance, Choice, Loss, choice
 from serve_apps.engine_model.service.prefixes import Prefixes
 
@@ -88,10 +88,10 @@ def _routed(
     noise = Noise(machine.spec, seed)
     if not noise.silent:
         raise Unfit("noise of many engines is drawn by each of them")
-    route = loop.route if native else plain(loop.route)
+    route = route_loop.route if native else plain(route_loop.route)
     limits, costs = machine.limits(counted=prefixes is not None), machine.costs(noise)
     room = len(sent_s) // replicas + 64
-    if routed.mode == loop.GIVEN:
+    if routed.mode == route_loop.GIVEN:
         room = int(np.bincount(routed.one[sent_s >= routed.from_s], minlength=replicas).max())
     while True:
         ints, floats = states(replicas)

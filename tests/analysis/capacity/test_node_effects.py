@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.capacity import node_effects, posterior
+from analysis.capacity import node_effects
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.node_effects import NodeEffects
+from analysis.capacity.posterior import posterior
 from analysis.capacity.window_counts import (
     LOOK_AHEAD,
     LOOK_BACK,

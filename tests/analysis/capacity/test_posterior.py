@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.capacity import posterior
 from analysis.capacity.kernel import LEAST_REQUESTS_FELT, Kernel, log_loads
 from analysis.capacity.limit_posterior import E2E_UNKNOWN_S, LOGIT_ALLOWED, Prior, population_shift
+from analysis.capacity.posterior import posterior
 from analysis.capacity.window_counts import (
     LOOK_AHEAD,
     LOOK_BACK,

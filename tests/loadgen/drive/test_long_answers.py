@@ -18,6 +18,7 @@ from loadgen.drive import fixed_rate, require
 from loadgen.drive.sweep import sweep
 from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import verdicts
+from loadgen.search import budget
 from loadgen.search.policy import RAMP_SHARE, Start, long_queue, paced
 from loadgen.traffic.schedule import NS
 from tests.benchmarks._scenarios import EDGES, truths
@@ -113,8 +114,8 @@ def test_long_answers_are_searched_for_as_long_as_they_need(words: list[str]) ->
 
 def test_a_dry_run_says_how_long_answers_may_last() -> None:
     long = load([*EDGES["L2000"], "search=standard"])
-    assert dry_run.swept_s(long) > dry_run.swept_s(load(["search=standard"])) == 900
-    text = dry_run.text(long, dry_run.swept_s(long), None)
+    assert budget.swept_s(long) > budget.swept_s(load(["search=standard"])) == 900
+    text = dry_run.text(long, budget.swept_s(long), None)
     assert "answers of 2000 tokens may last 122 s within the bounds: windows of 183 s" in text
     assert long.request_timeout_s == 4 * 122 and load([]).request_timeout_s == 120
     assert load(["fleet.request_timeout_s=3"]).request_timeout_s == 3

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from analysis.capacity import posterior
+from analysis.capacity.posterior import posterior
 from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, Dwell, LimitCount
 from analysis.results import summary
 from conf import load

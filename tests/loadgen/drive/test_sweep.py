@@ -223,8 +223,8 @@ def test_a_late_client_does_not_void_a_ramp_step_that_it_cannot_decide() -> None
     drive, experiment, _ = driver(words, target=Disturbed(load(words), late))
     tree = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
     steps = [outcome for outcome in drive.windows.outcomes if outcome.segment.kind == "ramp"]
-    verdicts = [drive.windows.verdicts[step.segment.index] for step in steps]
-    assert {(verdict.valid, verdict.reason) for verdict in verdicts} == {(False, "client_limited")}
+    judged = [drive.windows.verdicts[step.segment.index] for step in steps]
+    assert {(verdict.valid, verdict.reason) for verdict in judged} == {(False, "client_limited")}
     assert not any(step.void for step in steps) and {step.bad for step in steps} == {False, True}
     assert tree["valid"] and all(not row["valid"] for row in tree["dwells"] if row["kind"] == "ramp")
 

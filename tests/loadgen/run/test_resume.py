@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from analysis import load_run
-from analysis.capacity import posterior
+from analysis.capacity.posterior import posterior
 from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, Window
 from analysis.rows import records
 from conf import load

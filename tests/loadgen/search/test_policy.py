@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from analysis.capacity import posterior
+from analysis.capacity.posterior import posterior
 from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount
 from conf import load
 from conf.specs.experiment import Search, Slo

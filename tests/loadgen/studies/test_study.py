@@ -18,6 +18,7 @@ from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
+from loadgen.search import budget
 from loadgen.search.policy import Start
 from loadgen.studies import study
 from serve_apps.engine_model import Engine, VirtualService
@@ -271,15 +272,15 @@ def test_what_makes_no_study_is_refused(word: str, said: str) -> None:
 
 def test_the_plan_of_a_study_says_its_parts_and_its_time() -> None:
     asked = load(["search=publish", "search.repeats=2"])
-    text = dry_run.text(asked, dry_run.swept_s(asked), None)
+    text = dry_run.text(asked, budget.swept_s(asked), None)
     assert "# 4 sweeps of 1050 s, each of a service deployed anew, with its own seed" in text
     assert "# 4200 s of load" in text and "and 4 deployments" in text
 
 
 def test_dwells_that_are_granted_beyond_the_budget_are_part_of_the_plan() -> None:
     short = load(["search=standard", "search.budget_s=10", "search.repeats=2"])
-    assert dry_run.swept_s(short) == 2 * 6 * (15 + 45)
-    assert dry_run.compared_s(load(["search=standard", "search.confirm_s=100"])) == 900 + 100 + 900
+    assert budget.swept_s(short) == 2 * 6 * (15 + 45)
+    assert budget.compared_s(load(["search=standard", "search.confirm_s=100"])) == 900 + 100 + 900
 
 
 def test_a_sweep_without_a_predicted_capacity_ramps_and_says_so() -> None:

@@ -32,7 +32,12 @@ from conf import load  # noqa: E402
 from conf.specs.experiment import Routing  # noqa: E402
 from conf.specs.routing import DATA_PATHS  # noqa: E402
 from serve_apps.routing.hash_ring import bound, ring, session_key, starts  # noqa: E402
-from serve_apps.routing.serve_routers import BoundedHashRouter, RouteApp, first_with_room, request_router
+from serve_apps.routing.serve_routers import (  # noqa: E402
+    BoundedHashRouter,
+    RouteApp,
+    first_with_room,
+    request_router,
+)
 from serve_apps.simulated.app import application_name, build_app  # noqa: E402
 from tests.conftest import FAKE  # noqa: E402
 

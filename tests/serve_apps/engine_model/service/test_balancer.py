@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.fleet.addresses import chosen
-from serve_apps.engine_model.compiled import loop
+from serve_apps.engine_model.service import route_loop
 from serve_apps.engine_model.service.balancer import POLICIES, Balance, Balancer, Loss, choice, pairs
 
 GIVEN = ("roundrobin", "round_robin", "random", "consistent_hash", "client_side")
@@ -30,7 +30,7 @@ def test_what_nobody_needs_to_watch_is_chosen_alike_in_arrays_and_one_by_one(
     session = sessions()
     whole = choice(balance(policy), replicas, 7, np.arange(400.0), session)
     one = Balancer(balance(policy), replicas, 7)
-    assert whole.mode == loop.GIVEN
+    assert whole.mode == route_loop.GIVEN
     assert whole.one.tolist() == [one.choose(each, [0] * replicas) for each in session.tolist()]
 
 
