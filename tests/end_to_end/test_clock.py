@@ -34,13 +34,13 @@ from loadgen.studies import calibration_probes
 from loadgen.traffic.schedule import NS, Traffic
 from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
 from serve_apps.simulated.openai_answers import stamped
-from tests.loadgen.drive.test_sweep import Spoilt, plan, virtual
 from tests.loadgen.fleet import test_http_client
-from tests.loadgen.prompts.test_prefix import simulated
-from tests.loadgen.run.test_lifecycle import VirtualFleet, service
-from tests.serve_apps.simulated.test_server import ARRIVALS, Service, planned, run
 from tests.support.mock_server import END, Script, answer, event, head, token, usage
 from tests.support.patience import PATIENCE_S
+from tests.support.simulated_prefix import simulated
+from tests.support.simulated_service import ARRIVALS, Service, planned, run
+from tests.support.virtual_drivers import Spoilt, plan, virtual
+from tests.support.virtual_fleet import VirtualFleet, service
 
 FAST, SLOW = 5.0, 0.5
 MS = 1_000_000

@@ -28,7 +28,7 @@ from loadgen.studies.comparison import Paired
 from loadgen.studies.matrix_cells import Cells
 from loadgen.studies.shared_service import Kept
 from serve_apps.engine_model import Engine, VirtualService
-from tests.loadgen.studies.test_compare import Faster
+from tests.support.faster_target import Faster
 
 SHARED = [
     "search=standard",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loadgen.traffic.vllm_bench_arrivals import bench_arrivals_s
-from tests.loadgen.traffic.test_vllm_bench_arrivals import GIVEN
+from tests.support.vllm_bench_times import GIVEN
 
 pytestmark = pytest.mark.vllm
 

@@ -9,8 +9,8 @@ import pytest
 
 from conf import load
 from loadgen.run import measure
+from tests.support.vllm_words import RATE_QPS, WORDS
 from tests.vllm.running import Up
-from tests.vllm.test_deployed import RATE_QPS, WORDS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

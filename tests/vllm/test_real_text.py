@@ -14,8 +14,8 @@ from loadgen.prompts.prose import sentences
 from loadgen.prompts.tokenizer import Tokenizer
 from loadgen.traffic.schedule import NS, Traffic
 from serve_apps.vllm_recipes.model_folder import write_folder
-from tests.loadgen.traffic.test_conversation_prompts import WORDS, body, shared_by_plan
 from tests.support.chats import common
+from tests.support.conversation_bodies import WORDS, body, shared_by_plan
 
 pytestmark = pytest.mark.vllm
 

@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +21,9 @@ from analysis.planning.spares import available, up_probability
 from conf import ConfigError
 from conf.load import load_planning
 from conf.specs.planning import Care, Demand
+from tests.support.planned_sweeps import (
+    sweep,
+)
 
 LENGTHS = Lengths(5600, 140, 0.0, "asked")
 FLAT = Efficiency((Measured(1, 18.4, 0.02),))
@@ -39,31 +41,6 @@ def service(qps_per_node: float, efficiency: Efficiency = FLAT) -> Service:
 def on_one_line(text: str) -> str:
     """A screen without its line breaks."""
     return " ".join(text.split())
-
-
-def sweep(low: float, estimate: float, high: float, nodes: int = 1, **more: Any) -> dict[str, Any]:
-    """The tree of a valid run, as far as a plan reads it."""
-    asked = {
-        "engine": "vllm",
-        "model": "m",
-        "hardware": "MI325X",
-        "layout": "dp1_tp8_ep8",
-        "routing": "leastconn",
-        "arrivals": "poisson",
-        "slo": {"ttft_p90_ms": 2000.0, "tpot_p90_ms": 100.0},
-        "nodes": nodes,
-        "replicas": nodes,
-    }
-    figures = {"estimate": estimate, "low": low, "high": high, "certified": (low + estimate) / 2}
-    return {
-        "run_id": f"run{nodes}",
-        "asked": asked | more.pop("asked", {}),
-        "basis": {"input_tokens": 5600, "output_tokens": 140, "prefix_hit": 0.0} | more.pop("basis", {}),
-        "capacity": {"qps_per_node": figures, "open_above": False, "open_below": False},
-        "valid": True,
-        "exit_code": 0,
-        "reason": "",
-    } | more
 
 
 def test_the_example_of_the_planning_page() -> None:

@@ -34,9 +34,9 @@ from loadgen.run.resume import past
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.loadgen.drive.test_sweep import spoilt
-from tests.loadgen.run.test_lifecycle import VirtualFleet, service
 from tests.support.golden import unsealed
+from tests.support.virtual_drivers import spoilt
+from tests.support.virtual_fleet import VirtualFleet, service
 
 QUICK = load(["search=quick", "search.budget_s=200", "workload=chat_5600_140_varied"])
 RAMPED = load(["search=standard", "search.budget_s=240", "workload=chat_5600_140_varied"])

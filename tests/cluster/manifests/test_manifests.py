@@ -13,16 +13,18 @@ import pytest
 import yaml
 
 from cluster import __main__ as command
+from tests.support.manifest_words import (
+    HOSTS,
+    IMAGE,
+    KUBERAY,
+    SERVICE,
+)
 
 jsonschema = pytest.importorskip("jsonschema")
 DATA = Path(__file__).parents[2] / "data" / "crd"
 OURS = yaml.safe_load((DATA / "kuberay.schema.yaml").read_text())
 CRDS = os.environ.get("KUBERAY_CRDS", "")
 """A folder with KubeRay's CustomResourceDefinitions, where there is one."""
-IMAGE = "registry.example/maxqps:1@sha256:" + "0" * 64
-HOSTS = "10.0.0.1,10.0.0.2,10.0.0.3"
-KUBERAY = ["kuberay", "cluster=mi325x_4n", "--image", IMAGE]
-SERVICE = ["--service", "--token-secret", "token", "engine=vllm", "engine.model_path=/weights/qwen"]
 
 Tree = dict[str, Any]
 

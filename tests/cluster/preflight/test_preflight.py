@@ -1,6 +1,5 @@
 """Preflight: what tools and kernel files say, as captured, and how it is judged."""
 
-import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +12,13 @@ from cluster.preflight.checks import Expected, Finding, Node, Offset, Seen, chec
 from cluster.preflight.checks_gpu import GPU_CHECKS
 from cluster.preflight.checks_host import COMPARISONS, HOST_CHECKS, environments
 from cluster.preflight.gpu_facts import AmdTexts, Gpu
-from cluster.preflight.node_facts import Host, Weights
+from cluster.preflight.node_facts import Weights
+from tests.support.healthy_node import (
+    GIB,
+    HBM,
+    HEALTHY,
+)
 
-HBM = 262128 * 2**20
 MI325X = Expected(
     "vllm",
     nodes=2,
@@ -26,7 +29,6 @@ MI325X = Expected(
     model_path="/models/qwen",
 )
 LAPTOP = Expected("simulated", nodes=1, gpus_per_node=8, hardware="MI325X", arch="gfx942")
-GIB = 2**30
 
 # amd-smi of ROCm 6 answers with bare lists, of ROCm 7 with a wrapper; numbers come with or without a unit.
 STATIC = """WARNING: User is missing the following required groups: render, video.
@@ -231,40 +233,6 @@ def test_bandwidth_tools_are_read() -> None:
     assert gpu_probe.all_reduce_gb_s("command not found") == {}
 
 
-def healthy_gpu(index: int) -> Gpu:
-    peers = frozenset(range(8)) - {index}
-    return Gpu(index, "AMD Instinct MI325X", "gfx942", "6.12.12", 0.3 * GIB, 0, 177, index // 4, peers, HBM)
-
-
-HEALTHY = Host(
-    versions={
-        "python": "3.12.3",
-        "ray": "2.60.0",
-        "maxqps": "0.1.0 source 1",
-        "vllm": "0.29.0",
-        "torch": "2.9",
-    }
-    | {"ROCm": "7.0.2", "GPU driver": "6.12.12"},
-    gpus=tuple(map(healthy_gpu, range(8))),
-    amdsmi=True,
-    environment={"NCCL_MIN_NCHANNELS": "1f"},
-    shown={"RAY_SERVE_HAPROXY_MAXCONN": "30000"},
-    unknown_variables=(),
-    image="sha256:1",
-    weights=Weights(240 * GIB, 24, "abc"),
-    ports_taken=frozenset(),
-    disk_free=0.5,
-    open_files=1048576,
-    locked_memory_bytes=math.inf,
-    shared_memory_bytes=64 * GIB,
-    listen_backlog=4096,
-    numa_balancing=0,
-    governors=frozenset({"performance"}),
-    c2_on=False,
-    smt_on=False,
-    numa_nodes_per_socket=1.0,
-    ntp_offset_s=1e-5,
-)
 NODE = Node("10.0.0.1", "gpu", 8.0, is_head=False)
 SEEN = Seen(NODE, HEALTHY, Offset(2e-5, 3e-4), dict.fromkeys(map(str, range(8)), 1))
 

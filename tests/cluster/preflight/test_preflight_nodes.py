@@ -19,7 +19,7 @@ ray = pytest.importorskip("ray")
 
 from cluster.preflight.preflight import Report, expected_of, inspect, with_devices  # noqa: E402
 from cluster.ray_session.session import open_session  # noqa: E402
-from tests.cluster.preflight.test_preflight import HEALTHY  # noqa: E402
+from tests.support.healthy_node import HEALTHY  # noqa: E402
 from tests.support.patience import until  # noqa: E402
 
 EXPERIMENT = load(["cluster=laptop_4n", "cluster.nodes=1"])

@@ -23,8 +23,8 @@ from loadgen.search.policy import RAMP_SHARE, Start, long_queue, paced
 from loadgen.traffic.schedule import NS
 from tests.benchmarks._scenarios import EDGES, truths
 from tests.benchmarks.shared_processor import SharedProcessor
-from tests.loadgen.drive.test_sweep import driver
-from tests.loadgen.search.test_policy import window_of
+from tests.support.search_windows import window_of
+from tests.support.virtual_drivers import driver
 
 
 def rows(*parts: dict[str, object]) -> pa.Table:

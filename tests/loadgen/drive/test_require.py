@@ -17,7 +17,7 @@ from loadgen.drive import require
 from loadgen.drive.driver import Driver
 from loadgen.run import verdicts
 from loadgen.traffic.schedule import NS
-from tests.loadgen.drive.test_sweep import Healing, Spoilt, driver
+from tests.support.virtual_drivers import Healing, Spoilt, driver
 
 
 def required(words: list[str], **more: Any) -> tuple[dict[str, Any], list[dict[str, Any]], Driver]:

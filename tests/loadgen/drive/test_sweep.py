@@ -1,6 +1,5 @@
 """The driver on a virtual clock: decisions, rows and conclusions of whole searches, in seconds."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,37 +12,23 @@ from analysis.rows import records
 from conf import Experiment, load
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver, TargetLost
-from loadgen.drive.plan import Plan
 from loadgen.drive.sweep import sweep
-from loadgen.fleet.target import LostActor, Observation
+from loadgen.fleet.target import Observation
 from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import verdicts
 from loadgen.search.policy import VOID_STEPS, Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from serve_apps.engine_model import Engine, VirtualService
 from tests.benchmarks._scenarios import truths
 from tests.benchmarks.shared_processor import SharedProcessor
-
-
-def plan(experiment: Experiment, start: Start, **more: Any) -> Plan:
-    asked = experiment
-    return Plan(asked.search, asked.slo, asked.workload, asked.cluster.nodes, asked.seed, start, **more)
-
-
-def virtual(experiment: Experiment) -> VirtualTarget:
-    spec: Any = experiment.engine
-    parts = experiment.model, experiment.hardware, experiment.layout
-    return VirtualTarget(VirtualService([Engine(spec, *parts, seed=i) for i in range(experiment.replicas)]))
-
-
-def driver(
-    words: list[str], start: Start | None = None, **more: Any
-) -> tuple[Driver, Experiment, list[tuple[str, Any]]]:
-    experiment = load(words)
-    events: list[tuple[str, Any]] = []
-    emit = lambda kind, /, **facts: events.append((kind, facts))  # noqa: E731
-    target = more.pop("target", None) or virtual(experiment)
-    return Driver(target, plan(experiment, start or Start(8.0)), emit, **more), experiment, events
+from tests.support.virtual_drivers import (
+    LOST,
+    Healing,
+    Spoilt,
+    driver,
+    plan,
+    spoilt,
+    virtual,
+)
 
 
 def test_a_virtual_hour_finds_the_capacity_of_the_default_node() -> None:
@@ -105,25 +90,6 @@ def test_a_held_rate_is_judged_with_intervals() -> None:
         assert tree["probe"]["tpot"]["interval_ms"] is not None
         codes.append(tree["exit_code"])
     assert codes == [summary.EXIT_OK, summary.EXIT_SLO_MISSED]
-
-
-def spoilt(rows: pa.Table, row: dict[str, Any], from_ns: int = 0) -> pa.Table:
-    """The rows due at or after `from_ns` with other figures."""
-    changed = [old | (row if old["due_ns"] >= from_ns else {}) for old in rows.to_pylist()]
-    return pa.Table.from_pylist(changed, schema=records.PROGRESS)
-
-
-class Spoilt(VirtualTarget):
-    """A virtual target whose observations are changed before the driver sees them."""
-
-    def __init__(self, experiment: Experiment, **row: Any) -> None:
-        inner = virtual(experiment)
-        super().__init__(inner._service)
-        self._spoil = row
-
-    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
-        return Observation(spoilt(seen.ended, self._spoil), spoilt(seen.pending, self._spoil))
 
 
 @pytest.mark.parametrize(
@@ -247,9 +213,6 @@ def test_a_short_disturbance_costs_a_repeat_and_not_the_run(change: Any) -> None
     assert tree["valid"] and len([row for row in tree["dwells"] if row["kind"] == "dwell"]) >= 3
 
 
-LOST = LostActor(1, 1, 2, "killed")
-
-
 def test_a_service_that_dies_in_a_held_window_is_lost_and_not_slow() -> None:
     drive, _, events = driver([], target=Dying(load([]), 90.0))
     with pytest.raises(TargetLost, match="of the newest"):
@@ -263,22 +226,6 @@ def test_a_load_actor_lost_in_the_warm_up_is_said_too() -> None:
     tree = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
     assert (tree["exit_code"], tree["dwells"]) == (summary.EXIT_VOID, [])
     assert tree["reason"].startswith("actor_lost: lost load actor 1 (killed)")
-
-
-class Healing(VirtualTarget):
-    """A virtual target that loses an actor at `at_s`, which can be replaced `times` times."""
-
-    def __init__(self, experiment: Experiment, at_s: float, times: int) -> None:
-        super().__init__(virtual(experiment)._service)
-        self._at_ns, self._times = int(at_s * NS), times
-
-    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
-        return dataclasses.replace(seen, lost_actors=[LOST] if until_ns >= self._at_ns else [])
-
-    def heal(self) -> bool:
-        self._times -= 1
-        return self._times >= 0
 
 
 def test_a_replaced_load_actor_voids_its_window_and_the_search_goes_on() -> None:

@@ -2,10 +2,8 @@
 
 import errno
 import fcntl
-import io
 import os
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,45 +11,16 @@ import pytest
 from analysis.rows import records
 from analysis.rows.time_series import CLIENTS
 from loadgen.fleet.arrow_stream import Shard, lock
+from tests.support.arrow_files import (
+    Disk,
+    on_disk,
+)
 
 
 def row(seq: int) -> pa.RecordBatch:
     """One row as the worker hands it to its shard."""
     whole = {"seq": seq, "due_ns": seq, "status": "ok", "itl_us": [1, 2]}
     return pa.RecordBatch.from_pylist([whole], schema=records.SHARD)
-
-
-class Disk(io.FileIO):
-    """A file on a disk with so many bytes of room; a write takes what fits, the next one fails."""
-
-    room_bytes = 1 << 30
-    moves = 0
-    refused = 0
-
-    def write(self, data: Any) -> int:
-        if not self.room_bytes:
-            self.refused += 1
-            raise OSError(28, "No space left on device")
-        written = super().write(bytes(data)[: self.room_bytes]) or 0
-        self.room_bytes -= written
-        return written
-
-    def truncate(self, size: int | None = None) -> int:
-        self.moves += 1
-        return super().truncate(size)
-
-    def seek(self, *to: int) -> int:
-        self.moves += 1
-        return super().seek(*to)
-
-
-def on_disk(path: Path) -> tuple[Shard, Disk]:
-    """A shard whose file is a `Disk`."""
-    path.touch()
-    disk = Disk(path, "r+")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "open", lambda *_, **__: disk)
-        return Shard(path), disk
 
 
 def seqs(path: Path) -> list[int]:

@@ -13,7 +13,6 @@ import pytest
 from analysis.results import prediction_text, summary
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment, load
-from conf.constants import constants
 from conf.matrix import matrix
 from conf.specs.experiment import Constant
 from loadgen import __main__ as root
@@ -23,9 +22,11 @@ from loadgen.predict.answer import EngineModel, Machine, at_rate, predict
 from loadgen.predict.capacity import rounded_down
 from loadgen.predict.operating_point import Bench, Effort, Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
+from tests.support.constants_alone import (
+    only_layer,
+)
 
 LAYER = "model.step_time.layer_us"
-EVEN = ["workload.arrivals.kind=constant", "search=virtual", "search.budget_s=600"]
 
 
 def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, _seed: int) -> Simulated:
@@ -43,28 +44,6 @@ MODEL = EngineModel(
     lambda experiment: Machine(1, 8e6, 2e16, 4e10, 3e6, lambda work: {"all": work["busy_s"] / 30}),
     lambda _: 9.0,
 )
-
-
-def only_layer(*words: str) -> Experiment:
-    """An experiment of which one constant is uncertain: layer_us, 100 within [80, 160]."""
-    asked = load([*EVEN, *words])
-    known = {name: replace(it, low=None, high=None) for name, it in fields(asked).items()}
-    known["layer_us"] = Constant(100.0, "us", "a test", 80.0, 160.0)
-    efficiency = asked.hardware.efficiency
-    exact = {
-        name: replace(getattr(efficiency, name), low=None, high=None)
-        for name in ("hbm", "kv_read", "attention", "link")
-    }
-    return replace(
-        asked,
-        model=replace(asked.model, step_time=replace(asked.model.step_time, **known)),
-        hardware=replace(asked.hardware, efficiency=replace(efficiency, **exact)),
-    )
-
-
-def fields(asked: Experiment) -> dict[str, Constant]:
-    prefix = "model.step_time."
-    return {path.removeprefix(prefix): it for path, it in constants(asked).items() if path.startswith(prefix)}
 
 
 def test_the_answer_and_its_interval_are_those_of_the_constants() -> None:

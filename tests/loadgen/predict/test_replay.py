@@ -19,7 +19,7 @@ from loadgen.cli import engine_model
 from loadgen.predict import grid, replay
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.vllm_bench_arrivals import bench_arrivals_s
-from tests.loadgen.predict.test_answer import only_layer
+from tests.support.constants_alone import only_layer
 
 QUIET = "workload.arrivals.kind=constant"
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +10,10 @@ import aiohttp
 import numpy as np
 import pyarrow as pa
 import pytest
-import uvicorn
 
 from analysis.capacity.validity import check_prefix_hits
 from analysis.rows import records
-from conf import ConfigError, Experiment, load
+from conf import ConfigError, load
 from conf.specs.experiment import SimulatedEngine, Workload
 from loadgen.fleet.arrow_stream import Shard
 from loadgen.fleet.rows import plan_table, planned
@@ -27,8 +25,10 @@ from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
 from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion
-from serve_apps.simulated.server import RealtimeEngine, SimulatedApp
 from tests.support.patience import PATIENCE_S
+from tests.support.simulated_prefix import (
+    simulated,
+)
 
 HALF = load(["workload=smoke", "workload.prefix_hit=.5", "workload.input_tokens.mean=1600"])
 REQUESTS = 24
@@ -156,26 +156,3 @@ async def measured(workload: Workload, folder: Path) -> tuple[pa.Table, dict[str
         async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
             scraped = figures(await response.text())
     return records.read_shard(shard.path).sort_by("seq"), scraped
-
-
-@asynccontextmanager
-async def simulated(experiment: Experiment) -> AsyncIterator[str]:
-    """The address of a simulated engine's application behind the HTTP server that Serve uses too."""
-    spec, model = experiment.engine, experiment.model
-    assert isinstance(spec, SimulatedEngine)
-    plain = Engine(spec, model, experiment.hardware, experiment.layout)
-    engine = RealtimeEngine(plain, time_scale=spec.time_scale)
-    served = ServedModel(model.served_name, spec.max_model_len, model.vocab, block_size=spec.block_size)
-    engine.start()
-    config = uvicorn.Config(SimulatedApp(engine, served, "r0"), port=0, log_level="warning", lifespan="off")
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110  it tells in no other way
-        await asyncio.sleep(0.01)
-    host, port = server.servers[0].sockets[0].getsockname()
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        server.should_exit = True
-        await serving
-        engine.stop()

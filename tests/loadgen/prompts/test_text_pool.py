@@ -31,10 +31,10 @@ from loadgen.run.lifecycle import read_of
 from loadgen.studies import calibration_probes, published_ladder
 from loadgen.traffic.prefix_sharing import alike
 from loadgen.traffic.schedule import NS, Traffic
-from tests.loadgen.traffic.test_conversation_prompts import WORDS, body, shared_by_plan
-from tests.loadgen.traffic.test_prefix_sharing import bodies
 from tests.support import stub_tokenizers
 from tests.support.chats import common
+from tests.support.conversation_bodies import WORDS, body, shared_by_plan
+from tests.support.shared_bodies import bodies
 
 KINDS = ("token_ids", "text", "chat")
 VOCAB = 151936

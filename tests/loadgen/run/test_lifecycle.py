@@ -1,8 +1,7 @@
 """The boundary of a run: whatever goes wrong, the folder is whole and says what happened."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,48 +13,18 @@ from conf import load
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import lifecycle, verdicts
 from loadgen.run.endpoint import TargetError
 from loadgen.run.folder import finite
-from loadgen.run.lifecycle import Run, Service
+from loadgen.run.lifecycle import Run
 from loadgen.run.run_folder import RunFolder, without_credentials
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, Traffic
-from serve_apps.engine_model import Engine, VirtualService
-
-EXPERIMENT = load(["search=quick", "fleet.warmup_requests=4"])
-
-
-class VirtualFleet(VirtualTarget):
-    """The fleet's seam over the engine model, so that a run takes no time."""
-
-    members: tuple[()] = ()
-    zero_wall_ns = 0
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        spec: Any = EXPERIMENT.engine
-        engine = Engine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
-        super().__init__(VirtualService([engine]))
-
-    def shortage(self, wanted: int) -> None:
-        """A virtual clock needs no files."""
-
-    def finish(self, drain_s: float) -> None:
-        """Nothing is in flight on a virtual clock that stands still."""
-
-
-@contextmanager
-def service(
-    leaving: BaseException | None = None,
-    entering: BaseException | None = None,
-    front_streams: int | None = None,
-) -> Iterator[Service]:
-    if entering:
-        raise entering
-    yield Service(["http://127.0.0.1:1"], front_streams=front_streams)
-    if leaving:
-        raise leaving
+from tests.support.virtual_fleet import (
+    EXPERIMENT,
+    VirtualFleet,
+    service,
+)
 
 
 def searched(driver: Driver) -> Callable[[], Any]:

@@ -14,6 +14,9 @@ from loadgen.search import policy
 from loadgen.search.policy import Outcome, Start
 from tests.benchmarks._scenarios import truths
 from tests.benchmarks._searches import searched
+from tests.support.search_windows import (
+    window_of,
+)
 
 S2 = Slo("s2", ttft_p90_ms=2000.0, tpot_p90_ms=60.0)
 SPEC = Search("test", budget_s=900.0)
@@ -283,15 +286,6 @@ def test_a_void_dwell_does_not_move_the_posterior():
     void = [done(last.segment, over=over, void=True, aborted=True) for over in (0, 300)]
     few, many = (policy.next_segment(SPEC, GUESS, [*outcomes, outcome], 0.0) for outcome in void)
     assert few == many
-
-
-def window_of(requests, ttft, tpot, paced):
-    return Dwell(
-        0, "dwell", 8.0, 1, 0, 0, 45 * NS, 45 * NS,
-        requests=requests,
-        ttft=LimitCount(ttft, requests, (), ()),
-        tpot=LimitCount(tpot, paced, (), ()),
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

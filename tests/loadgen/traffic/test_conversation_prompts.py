@@ -17,19 +17,12 @@ from loadgen.fleet.rows import Planned, planned
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
 from serve_apps.engine_model.scheduler.kv_cache import Holding, KvCache
+from tests.support.conversation_bodies import (
+    WORDS,
+    body,
+    shared_by_plan,
+)
 
-WORDS = [
-    "workload=character",
-    "workload.conversations.characters=5",
-    "workload.conversations.turns=12",
-    "workload.conversations.max_prompt_tokens=1024",
-    "workload.conversations.system_tokens=100",
-    "workload.conversations.character_tokens.mean=150",
-    "workload.conversations.persona_tokens.mean=30",
-    "workload.conversations.answer_tokens.mean=40",
-    "workload.conversations.truncation_step_tokens=500",
-]
-"""Small chats, whose histories are cut after a dozen turns."""
 SMALL = load(WORDS).workload
 KINDS = ("token_ids", "text", "chat")
 
@@ -37,12 +30,6 @@ KINDS = ("token_ids", "text", "chat")
 @cache
 def prompts_of(kind: str, salt: int = 3) -> Prompts:
     return Prompts(load([*WORDS, f"workload.prompt={kind}"]).workload, "m", 151936, salt)
-
-
-def body(prompts: Prompts, plan: Planned) -> bytes:
-    levels = plan.shared_tokens, plan.character_tokens, plan.persona_tokens
-    names = plan.character, plan.session, plan.history_cut
-    return prompts.turn(plan.input_tokens, plan.output_tokens, levels, names)
 
 
 def tokens(prompts: Prompts, plan: Planned) -> Sequence[Any]:
@@ -55,16 +42,6 @@ def agree(one: Sequence[Any], other: Sequence[Any]) -> int:
     """Tokens that two prompts begin with alike."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
-def shared_by_plan(one: Planned, other: Planned) -> int:
-    """How many tokens two turns begin with alike, by the levels of their plan."""
-    if one.character != other.character:
-        return one.shared_tokens
-    if one.session != other.session:
-        return one.character_tokens
-    persona = one.character_tokens + one.persona_tokens
-    return min(one.input_tokens, other.input_tokens) if one.history_cut == other.history_cut else persona
 
 
 def said(seconds: float = 200.0, rate_qps: float = 3.0) -> ArrivalSchedule:

@@ -1,8 +1,6 @@
 """What planned prompts share, held to the bodies that are sent, and what sessions make of a prediction."""
 
-import json
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +10,13 @@ from conf import Experiment, load
 from loadgen.cli import command_line, engine_model
 from loadgen.predict import grid
 from loadgen.predict.operating_point import Bench, Effort
-from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.prefix_sharing import Alike, alike, blocked, fill_s, gap_s, scattered, sessions_alive
 from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
 from serve_apps.engine_model.service.prefixes import Prefixes
 from tests.support.chats import common
+from tests.support.shared_bodies import (
+    bodies,
+)
 
 
 def asked(*words: str) -> Experiment:
@@ -26,26 +26,6 @@ def asked(*words: str) -> Experiment:
 def drawn(experiment: Experiment, rate_qps: float, seconds: float) -> ArrivalSchedule:
     bounds = {"window": (0, round(seconds * NS))}
     return Traffic(experiment.workload).draw(rate_qps, bounds, dwell=0, first_seq=0, seed=1)
-
-
-def bodies(experiment: Experiment, schedule: ArrivalSchedule) -> list[list[int]]:
-    """The token ids of every prompt as they are sent."""
-    made = Prompts(experiment.workload, "m", 151936, salt=3)
-    columns = [schedule.seq, schedule.input_tokens, schedule.output_tokens, schedule.shared_tokens]
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    if schedule.character is None:
-        assert schedule.session is not None
-        sent = [made.body(*row, int(schedule.session[i])) for i, row in enumerate(rows)]
-    else:
-        sent = [_turn(made, schedule, i) for i in range(len(schedule))]
-    return [json.loads(body)["prompt"] for body in sent]
-
-
-def _turn(made: Prompts, plan: Any, i: int) -> bytes:
-    levels = plan.shared_tokens[i], plan.character_tokens[i], plan.persona_tokens[i]
-    names = plan.character[i], plan.session[i], plan.history_cut[i]
-    lengths = int(plan.input_tokens[i]), int(plan.output_tokens[i])
-    return made.turn(*lengths, tuple(map(int, levels)), tuple(map(int, names)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -4,26 +4,9 @@ import numpy as np
 import pytest
 
 from loadgen.traffic.vllm_bench_arrivals import bench_arrivals_s
-
-GIVEN = {
-    (5, 8.0, 0, 1.0): [
-        0.1153233250077243,
-        0.2973094422650755,
-        0.43108576228310025,
-        0.5451523059454515,
-        0.625,
-    ],
-    (5, 8.0, 1, 1.0): [
-        0.14458471267263226,
-        0.4859802664190028,
-        0.4860109143377846,
-        0.5824745496895176,
-        0.625,
-    ],
-    (4, 2.0, 0, 0.5): [0.5772701662375707, 1.2955715521217375, 1.6363931367774665, 2.0],
-    (4, 2.0, 7, 3.0): [0.36193966515687975, 0.6503919418716427, 1.139490851283861, 2.0],
-}
-"""From `get_request` of vLLM 0.32.0 under a clock that only its sleeps move; tests/vllm asks it anew."""
+from tests.support.vllm_bench_times import (
+    GIVEN,
+)
 
 
 @pytest.mark.parametrize("asked", GIVEN)

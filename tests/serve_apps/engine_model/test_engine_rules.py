@@ -13,7 +13,7 @@ from conf.specs.experiment import Constant, SimulatedEngine
 from serve_apps.engine_model import Engine, GenerateRequest
 from serve_apps.engine_model.scheduler.engine import IDLE_POLL_S, QueueFull
 from serve_apps.engine_model.scheduler.request import RequestState
-from tests.serve_apps.simulated.test_server import Call, Service, run
+from tests.support.simulated_service import Call, Service, run
 
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
 

@@ -15,26 +15,11 @@ from conf.specs.experiment import Experiment, SimulatedEngine
 from serve_apps.engine_model.compiled.fast_engine import Machine, serve_closed
 from serve_apps.engine_model.cost.guess import guess_qps
 from serve_apps.engine_model.cost.step_time import Batch, Roofline, roofline
+from tests.support.round_model import (
+    ROUND,
+)
 
 QWEN, KIMI = "qwen3_235b_a22b_fp8", "kimi_k25_int4"
-STEP_TIME = {
-    "step_ms": 2.0,
-    "layer_us": 100.0,
-    "gemm_decode": 0.0375,
-    "gemm_prefill": 0.22,
-    "gemm_rise_tokens": 1.0,
-    "expert_read": 0.6,
-    "expert_imbalance": 1.1,
-    "expert_spread": 1.0,
-    "prefill_layer_us": 0.0,
-    "prefill_token_us": 0.0,
-    "deployment_scale": 1.0,
-    "layout_scale": 1.0,
-}
-ROUND = {f"model.step_time.{name}": value for name, value in STEP_TIME.items()} | {
-    "hardware.efficiency.link": 0.75
-}
-"""Constants in round figures: what is said of the form does not hang on a fit."""
 
 
 @cache

@@ -12,7 +12,7 @@ from conf.constants import replaced
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model import Engine, Progress, VirtualService
 from serve_apps.engine_model.cost.step_time import Batch, roofline
-from tests.serve_apps.engine_model.cost.test_step_time import ROUND
+from tests.support.round_model import ROUND
 
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
 ASSUMED = {

@@ -1,0 +1,42 @@
+"""Rows as a stream on disk."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.fleet.arrow_stream import Shard
+
+
+class Disk(io.FileIO):
+    """A file on a disk with so many bytes of room; a write takes what fits, the next one fails."""
+
+    room_bytes = 1 << 30
+    moves = 0
+    refused = 0
+
+    def write(self, data: Any) -> int:
+        if not self.room_bytes:
+            self.refused += 1
+            raise OSError(28, "No space left on device")
+        written = super().write(bytes(data)[: self.room_bytes]) or 0
+        self.room_bytes -= written
+        return written
+
+    def truncate(self, size: int | None = None) -> int:
+        self.moves += 1
+        return super().truncate(size)
+
+    def seek(self, *to: int) -> int:
+        self.moves += 1
+        return super().seek(*to)
+
+
+def on_disk(path: Path) -> tuple[Shard, Disk]:
+    """A shard whose file is a `Disk`."""
+    path.touch()
+    disk = Disk(path, "r+")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", lambda *_, **__: disk)
+        return Shard(path), disk

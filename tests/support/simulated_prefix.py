@@ -1,0 +1,36 @@
+"""A simulated engine that is asked prompts with shared beginnings."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+
+from conf import Experiment
+from conf.specs.experiment import SimulatedEngine
+from serve_apps.engine_model import Engine
+from serve_apps.simulated.openai_answers import ServedModel
+from serve_apps.simulated.server import RealtimeEngine, SimulatedApp
+
+
+@asynccontextmanager
+async def simulated(experiment: Experiment) -> AsyncIterator[str]:
+    """The address of a simulated engine's application behind the HTTP server that Serve uses too."""
+    spec, model = experiment.engine, experiment.model
+    assert isinstance(spec, SimulatedEngine)
+    plain = Engine(spec, model, experiment.hardware, experiment.layout)
+    engine = RealtimeEngine(plain, time_scale=spec.time_scale)
+    served = ServedModel(model.served_name, spec.max_model_len, model.vocab, block_size=spec.block_size)
+    engine.start()
+    config = uvicorn.Config(SimulatedApp(engine, served, "r0"), port=0, log_level="warning", lifespan="off")
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110  it tells in no other way
+        await asyncio.sleep(0.01)
+    host, port = server.servers[0].sockets[0].getsockname()
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.should_exit = True
+        await serving
+        engine.stop()

@@ -1,0 +1,43 @@
+"""A fleet and a service without Ray, whose answers come from the engine model."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from conf import load
+from loadgen.predict.virtual_target import VirtualTarget
+from loadgen.run.lifecycle import Service
+from serve_apps.engine_model import Engine, VirtualService
+
+EXPERIMENT = load(["search=quick", "fleet.warmup_requests=4"])
+
+
+class VirtualFleet(VirtualTarget):
+    """The fleet's seam over the engine model, so that a run takes no time."""
+
+    members: tuple[()] = ()
+    zero_wall_ns = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        spec: Any = EXPERIMENT.engine
+        engine = Engine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
+        super().__init__(VirtualService([engine]))
+
+    def shortage(self, wanted: int) -> None:
+        """A virtual clock needs no files."""
+
+    def finish(self, drain_s: float) -> None:
+        """Nothing is in flight on a virtual clock that stands still."""
+
+
+@contextmanager
+def service(
+    leaving: BaseException | None = None,
+    entering: BaseException | None = None,
+    front_streams: int | None = None,
+) -> Iterator[Service]:
+    if entering:
+        raise entering
+    yield Service(["http://127.0.0.1:1"], front_streams=front_streams)
+    if leaving:
+        raise leaving

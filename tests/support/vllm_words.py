@@ -1,0 +1,22 @@
+"""Words of a deployed vLLM on the CPU."""
+
+RATE_QPS, SECONDS, TRIES = 6.0, 25.0, 3
+"""Half a minute's work, of an answer that nobody waits for."""
+
+
+WORDS = [
+    "engine=vllm_cpu",
+    "model=tiny_qwen3_moe",
+    "layout=dp1_tp1",
+    "workload=smoke",
+    "slo.ttft_p90_ms=500",
+    "slo.tpot_p90_ms=30",
+    "search.expected_qps=4",
+    "search.budget_s=60",
+    "search.window_s=12",
+    "search.transition_s=3",
+    "search.first_transition_s=3",
+    "search.highest_qps=12",
+    "fleet.warmup_requests=8",
+    "fleet.drain_s=10",
+]
