@@ -176,3 +176,9 @@ def test_engine_model_has_no_clock_and_no_loop() -> None:
 
 def test_no_module_is_a_drawer() -> None:
     assert not [path for path in SOURCES if path.stem in FORBIDDEN_NAMES]
+
+
+def test_no_test_imports_another() -> None:
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        parts = {part for name in imported(path) if name.startswith("tests.") for part in name.split(".")}
+        assert not {part for part in parts if part.startswith("test_")}, f"{path}: move it to tests/support"

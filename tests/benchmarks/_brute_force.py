@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks._scenarios import (
+from tests.benchmarks._usual_searches import WARM_S, Prober
+from tests.support.scenarios import (
     DRIFTING,
     EDGES,
     FASTER,
@@ -20,8 +21,7 @@ from tests.benchmarks._scenarios import (
     drawn,
     experiment,
 )
-from tests.benchmarks._toy_services import waits_longer
-from tests.benchmarks._usual_searches import WARM_S, Prober
+from tests.support.toy_services import waits_longer
 
 TRUTH_RATES = {
     "S1": (3.98, 4.08),

@@ -16,8 +16,8 @@ from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.search.policy import Start
 from loadgen.studies import comparison
 from serve_apps.engine_model import VirtualService
-from tests.benchmarks._scenarios import FASTER, GUESS_QPS, experiment, service, truths
-from tests.benchmarks._searches import PREDICTION_SD, Found
+from tests.support.scenarios import FASTER, GUESS_QPS, experiment, service, truths
+from tests.support.searches import PREDICTION_SD, Found
 
 
 class Faster:

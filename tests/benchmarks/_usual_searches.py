@@ -12,8 +12,8 @@ import numpy as np
 
 from analysis.stats.quantiles import quantile
 from loadgen.traffic.schedule import NS, Traffic
-from tests.benchmarks._scenarios import FAILING, GUESS_SPREAD, experiment, guess_qps, node
-from tests.benchmarks._searches import Found
+from tests.support.scenarios import FAILING, GUESS_SPREAD, experiment, guess_qps, node
+from tests.support.searches import Found
 
 WARM_S = 30.0
 MLPERF_CONFIDENCE = 0.01

@@ -36,8 +36,8 @@ from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.service.prefixes import Prefixes
 from serve_apps.engine_model.service.virtual_service import Stepped
 from tests.benchmarks._brute_force import root
-from tests.benchmarks._searches import Found, answer
 from tests.benchmarks.search_accuracy import HEADS, row
+from tests.support.searches import Found, answer
 
 SCENARIOS = {
     "C1": ("workload=character",),

@@ -3,7 +3,7 @@
 python -m tests.benchmarks.require_level               the table, some minutes
 python -m tests.benchmarks.require_level --runs 200    as many runs of each row
 
-Windows of 3.3 to 500 QPS are drawn (`_fluid`), with a capacity that drifts and a memory of two minutes;
+Windows of 3.3 to 500 QPS are drawn (`fluid`), with a capacity that drifts and a memory of two minutes;
 those of S2 are offered to the engine model by the real driver (`search_accuracy`). Time is virtual.
 """
 
@@ -23,8 +23,8 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
 from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.search.policy import Segment, Start
-from tests.benchmarks._fluid import Fluid
 from tests.benchmarks.search_accuracy import experiment, service, truths
+from tests.support.fluid import Fluid
 
 RATES_QPS, DRIFTS = (3.3, 50.0, 500.0), (0.0, 0.01, 0.02)
 BESIDE = (0.97, 1.0, 1.03)

@@ -20,9 +20,9 @@ import numpy as np
 
 from tests.benchmarks._brute_force import find_truths
 from tests.benchmarks._comparisons import compared
-from tests.benchmarks._scenarios import EDGES, FAR_RATIOS, METHOD, SCENARIOS, truths
-from tests.benchmarks._searches import Found, blind, published, searched
 from tests.benchmarks._usual_searches import bisection, isotonic, mlperf
+from tests.support.scenarios import EDGES, FAR_RATIOS, METHOD, SCENARIOS, truths
+from tests.support.searches import Found, blind, published, searched
 
 HEADS = (
     *("scenario", "method", "runs", "minutes", "bias %", "RMSE %"),

@@ -34,7 +34,7 @@ from loadgen.studies import calibration_probes
 from loadgen.traffic.schedule import NS, Traffic
 from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
 from serve_apps.simulated.openai_answers import stamped
-from tests.loadgen.fleet import test_http_client
+from tests.support import mock_exchanges
 from tests.support.mock_server import END, Script, answer, event, head, token, usage
 from tests.support.patience import PATIENCE_S
 from tests.support.simulated_prefix import simulated
@@ -122,7 +122,7 @@ def fast(body: dict[str, Any]) -> list[bytes | float | None]:
     ],
 )
 def test_a_server_with_another_clock_is_refused(script: Script, time_scale: float, status: str) -> None:
-    (seen,) = test_http_client.run(script, time_scale=time_scale)
+    (seen,) = mock_exchanges.run(script, time_scale=time_scale)
     assert seen.status == status
     assert (seen.error_kind == "time_scale") == (status != "ok")
     if seen.status != "ok":

@@ -7,11 +7,11 @@ import pytest
 
 from conf import load
 from loadgen.traffic.schedule import NS, Traffic
-from tests.benchmarks._scenarios import truths
-from tests.benchmarks._searches import Found
-from tests.benchmarks._toy_services import Failing, OneAtATime, waits_longer
 from tests.benchmarks.search_accuracy import row
-from tests.benchmarks.shared_processor import SharedProcessor, step_s
+from tests.support.scenarios import truths
+from tests.support.searches import Found
+from tests.support.shared_processor import SharedProcessor, step_s
+from tests.support.toy_services import Failing, OneAtATime, waits_longer
 
 
 def token_by_token(arrivals, until_s):

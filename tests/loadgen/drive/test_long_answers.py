@@ -21,9 +21,9 @@ from loadgen.run import verdicts
 from loadgen.search import budget
 from loadgen.search.policy import RAMP_SHARE, Start, long_queue, paced
 from loadgen.traffic.schedule import NS
-from tests.benchmarks._scenarios import EDGES, truths
-from tests.benchmarks.shared_processor import SharedProcessor
+from tests.support.scenarios import EDGES, truths
 from tests.support.search_windows import window_of
+from tests.support.shared_processor import SharedProcessor
 from tests.support.virtual_drivers import driver
 
 

@@ -18,8 +18,8 @@ from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import verdicts
 from loadgen.search.policy import VOID_STEPS, Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.benchmarks._scenarios import truths
-from tests.benchmarks.shared_processor import SharedProcessor
+from tests.support.scenarios import truths
+from tests.support.shared_processor import SharedProcessor
 from tests.support.virtual_drivers import (
     LOST,
     Healing,

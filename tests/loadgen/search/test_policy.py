@@ -12,11 +12,11 @@ from conf import load
 from conf.specs.experiment import Search, Slo
 from loadgen.search import policy
 from loadgen.search.policy import Outcome, Start
-from tests.benchmarks._scenarios import truths
-from tests.benchmarks._searches import searched
+from tests.support.scenarios import truths
 from tests.support.search_windows import (
     window_of,
 )
+from tests.support.searches import searched
 
 S2 = Slo("s2", ttft_p90_ms=2000.0, tpot_p90_ms=60.0)
 SPEC = Search("test", budget_s=900.0)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from loadgen.fleet.target import Observation
 from loadgen.predict.virtual_target import Service, VirtualTarget
 from loadgen.traffic.schedule import ArrivalSchedule
-from tests.benchmarks.shared_processor import Answer
+from tests.support.shared_processor import Answer
 
 FAILED = "http_error"
 

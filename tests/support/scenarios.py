@@ -15,9 +15,9 @@ from conf import Experiment, load
 from loadgen.predict.virtual_target import Service, VirtualTarget
 from serve_apps.engine_model import VirtualService
 from serve_apps.engine_model.compiled.fast_engine import FastEngine, Machine
-from tests.benchmarks._fluid import Fluid
-from tests.benchmarks._toy_services import Failing, OneAtATime
-from tests.benchmarks.shared_processor import SharedProcessor
+from tests.support.fluid import Fluid
+from tests.support.shared_processor import SharedProcessor
+from tests.support.toy_services import Failing, OneAtATime
 
 
 def answers(tokens: int, tpot_ms: float) -> list[str]:

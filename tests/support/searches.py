@@ -17,8 +17,8 @@ from loadgen.drive.plan import Plan
 from loadgen.drive.sweep import Sweep, sweep
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS
-from tests.benchmarks import _fluid
-from tests.benchmarks._scenarios import (
+from tests.support import fluid
+from tests.support.scenarios import (
     DRIFTING,
     GUESS_SPREAD,
     drawn,
@@ -70,7 +70,7 @@ def blind(scenario: str, seed: int, off: float, *words: str) -> Found:
 def begun(scenario: str, asked: Experiment, start: Start, seed: int) -> Found:
     """A search of a fresh node."""
     if scenario in DRIFTING:
-        return concluded(_fluid.searched(drawn(scenario, seed), asked.search, start), asked)
+        return concluded(fluid.searched(drawn(scenario, seed), asked.search, start), asked)
     plan = Plan(asked.search, asked.slo, asked.workload, 1, seed, start)
     driver = Driver(target(scenario, seed), plan, lambda _, /, **__: None)
     try:
@@ -79,7 +79,7 @@ def begun(scenario: str, asked: Experiment, start: Start, seed: int) -> Found:
         return Found(math.nan, 0.0, math.inf, 0.0, driver.elapsed_s() / 60, stop="lost")
 
 
-def concluded(found: Sweep | _fluid.Answer, asked: Experiment) -> Found:
+def concluded(found: Sweep | fluid.Answer, asked: Experiment) -> Found:
     """What a search says at its end, as `loadgen.conclusion` has it, and what it took."""
     ramp = [outcome.dwell for outcome in found.outcomes if outcome.segment.kind == "ramp"]
     dwells = [outcome for outcome in found.outcomes if outcome.segment.kind == "dwell"]

@@ -1,7 +1,7 @@
 """A server of known capacity that is none of ours: each answer gets one token per step, and a step takes
 longer the more there are. On a virtual clock for `search_accuracy`, and over HTTP:
 
-python -m tests.benchmarks.shared_processor --port 18080      (scenario PS; `--seconds` ends it)
+python -m tests.support.shared_processor --port 18080      (scenario PS; `--seconds` ends it)
 """
 
 import argparse

@@ -1,0 +1,40 @@
+"""Exchanges of our client with a mock server, in process."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+from loadgen.fleet.http_client import Client
+from loadgen.fleet.sse import Exchange
+from tests.support.mock_server import MockServer
+from tests.support.patience import PATIENCE_S
+
+BODY = json.dumps({"prompt": [1, 2, 3], "max_tokens": 3}).encode()
+
+
+def run(script: Callable[[dict[str, Any]], list[Any]], count: int = 1, **options: Any) -> list[Exchange]:
+    """Send `count` requests one after another to a server with this script."""
+
+    async def main() -> list[Exchange]:
+        async with MockServer(script) as server:
+            return await exchanges(server.url, count, **options)
+
+    return asyncio.run(main())
+
+
+async def exchanges(url: str, count: int, **options: Any) -> list[Exchange]:
+    results: list[Exchange] = []
+    ended = asyncio.Event()
+
+    def done(exchange: Exchange) -> None:
+        results.append(exchange)
+        ended.set()
+
+    client = Client([url], done, **{"timeout_s": PATIENCE_S, **options})
+    for seq in range(count):
+        ended.clear()
+        client.start(Exchange(seq, 3), BODY)
+        await asyncio.wait_for(ended.wait(), PATIENCE_S)
+    client.cut_all("interrupted")
+    return results
