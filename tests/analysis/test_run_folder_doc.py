@@ -16,7 +16,7 @@ CODE = re.findall(r"```(python|sql)\n(.*?)```", DOCUMENT.read_text().replace("RU
 
 
 def test_the_tables_of_columns_are_those_of_the_schemas() -> None:
-    assert document() == DOCUMENT.read_text(), "python -m tests.column_tables writes them anew"
+    assert document() == DOCUMENT.read_text(), "python -m tests.support.column_tables writes them anew"
     for schema in SCHEMAS.values():
         for field in schema:
             assert f"| `{field.name}` |" in document()
