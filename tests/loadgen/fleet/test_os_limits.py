@@ -42,11 +42,11 @@ def test_the_soft_limit_is_lifted_to_the_hard_one_and_open_files_are_counted() -
     story = """
 import resource, socket
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))
-from loadgen import limits
-before = limits.limits()
-limits.raise_files()
+from loadgen.fleet import os_limits
+before = os_limits.limits()
+os_limits.raise_files()
 kept = [socket.socket() for _ in range(150)]
-after = limits.limits()
+after = os_limits.limits()
 print(before.soft_files, before.hard_files, after.soft_files, after.open_files - before.open_files)
 """
     told = subprocess.run([sys.executable, "-c", story], capture_output=True, text=True, check=True)

@@ -431,9 +431,9 @@ def driver(path: Path) -> Iterator[subprocess.Popen[bytes]]:
         story = f"""
 import time
 from pathlib import Path
-from loadgen import scrape
-scrape.PERIOD_S = 0.1
-with scrape.Scraper({server.urls!r}, Path({str(path)!r}), time.monotonic_ns):
+from loadgen.run import metrics_scraper
+metrics_scraper.PERIOD_S = 0.1
+with metrics_scraper.Scraper({server.urls!r}, Path({str(path)!r}), time.monotonic_ns):
     time.sleep(600)
 """
         process = subprocess.Popen([sys.executable, "-c", story])
