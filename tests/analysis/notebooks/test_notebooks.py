@@ -188,9 +188,9 @@ def test_one_runs_in_jupyter_with_its_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_is_executed_by_jupytext_as_the_readme_says(tmp_path: Path) -> None:
+def test_one_is_executed_by_jupytext_as_the_document_says(tmp_path: Path) -> None:
     pytest.importorskip("nbconvert", reason="comes with '.[dev]' and '.[notebook]'")
-    said = (ROOT / "README.md").read_text()
+    said = (ROOT / "docs" / "notebooks.md").read_text()
     command = ".venv/bin/jupytext --to notebook --execute --output report.ipynb"
     assert f"{command} analysis/notebooks/capacity_of_one_run.py" in said
     out = tmp_path / "report.ipynb"

@@ -1,0 +1,60 @@
+"""The documents: links lead somewhere, files and modules they name exist, and the index has every page."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("conf", "analysis", "serve_apps", "cluster", "loadgen", "tests", "docs")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCES = {path.name for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+OF_VLLM = {"fp8.py", "rocm_aiter_mla.py", "kimi_k25.py", "vllm_models.py", "envs.py"}
+"""Files of vLLM and Ray that docs/recipes.md names as sources of its rules."""
+FENCE = re.compile(r"```.*?```", re.S)
+README_LINES = 170
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def is_ours(name: str) -> bool:
+    """True for a file, folder or module of the tree."""
+    return (ROOT / name).exists() or (ROOT / f"{name}.py").exists()
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        path, _, anchor = link.partition("#")
+        if "://" not in link:
+            target = page.parent / path if path else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+@each_page
+def test_paths_and_modules_exist(page: Path) -> None:
+    text = page.read_text()
+    quoted = " ".join(re.findall(r"`([^`]+)`", FENCE.sub("", text)))
+    rooms = "|".join(ROOMS)
+    for path in re.findall(rf"(?<![\w./])(?:{rooms})/[\w./-]*\w(?![\w/-]*[*<])", quoted):
+        assert is_ours(path), path
+    for name in re.findall(r"(?<![\w./])\w+\.py\b", quoted):
+        assert name in SOURCES | OF_VLLM, name
+    for module in re.findall(rf"(?:python -m|from|import) ((?:{rooms})(?:\.\w+)*)", text):
+        assert is_ours(module.replace(".", "/")), module
+
+
+def test_the_index_has_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert not [page.name for page in PAGES[2:] if page.name != "README.md" and f"({page.name})" not in index]
+
+
+def test_the_readme_is_for_a_newcomer() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
