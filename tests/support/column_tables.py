@@ -1,6 +1,6 @@
 """The tables of columns in docs/run_folder.md, made of the schemas themselves.
 
-python -m tests.column_tables     # writes them anew
+python -m tests.support.column_tables     # writes them anew
 """
 
 from pathlib import Path
