@@ -67,7 +67,7 @@ _SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "max_con
 
 
 def facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `conf.schema.Model` that `config` (the tree of a config.json) settles.
+    """Fields of `conf.specs.model.Model` that `config` (the tree of a config.json) settles.
 
     Raises ValueError with one line for an architecture or quantisation that is not modelled, or for a value
     that cannot be.

@@ -46,9 +46,11 @@ class ConfigError(ValueError):
 
 
 def groups() -> dict[str, list[str]]:
-    """Group name -> the names of its choices, sorted."""
-    folders = sorted(path for path in ROOT.iterdir() if path.is_dir() and path.name[0].isalpha())
-    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
+    """Names of the choices of each group, sorted: the YAML files in its folder."""
+    choices: dict[str, list[str]] = {}
+    for file in sorted(ROOT.glob("[a-z]*/*.yaml")):
+        choices.setdefault(file.parent.name, []).append(file.stem)
+    return choices
 
 
 def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experiment:

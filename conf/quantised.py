@@ -1,6 +1,6 @@
 """What a checkpoint's weights are stored in, by its `quantization_config`; knows no file, bytes or speed.
 
-Lists of modules that stay in 16 bits are read name by name, and what the fields of `conf.schema.Model` cannot
+Lists of modules that stay in 16 bits are read name by name, and what the fields of `conf.specs.model.Model` cannot
 say is refused. Norms, routers, embeddings and the lm_head stay in 16 bits anyway; zero points are not
 counted; vision towers and extra prediction layers are not modelled.
 """
@@ -55,7 +55,7 @@ _MOST_REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The fields of `conf.specs.experiment.Model` of the same names."""
+    """The fields of `conf.specs.model.Model` of the same names."""
 
     weights: str = "bf16"
     bf16_attention: bool = False

@@ -24,8 +24,8 @@ UNLIMITED = resource.RLIM_INFINITY
 START = """
 import resource, sys
 from pathlib import Path
-from cluster.session import SessionError, open_session
-from conf.schema import Cluster
+from cluster.ray_session.session import SessionError, open_session
+from conf.specs.experiment import Cluster
 resource.setrlimit(getattr(resource, sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3])))
 try:
     open_session(Cluster("c", session="local", nodes=1, gpus_per_node=1), None).__enter__()

@@ -24,7 +24,7 @@ DONE = {
 HOME = Path(__file__).parents[3]
 OTHERS = """
 import os, sys
-from conf import terminal
+from conf.io import terminal
 with terminal.own_stdout() as out:
     print("from Python")
     os.system("echo from a child")
@@ -37,9 +37,9 @@ os.system("echo and a child")
 WITH_RAY = """
 import os, time
 import ray
-from cluster.session import open_session
-from conf import terminal
-from conf.schema import Cluster
+from cluster.ray_session.session import open_session
+from conf.io import terminal
+from conf.specs.experiment import Cluster
 here = Cluster("here", session="local", nodes=1, gpus_per_node=1)
 with terminal.own_stdout() as out, open_session(here, None):
     dies = ray.remote(num_cpus=0, max_retries=0)(lambda: os.kill(os.getpid(), 9))
