@@ -40,7 +40,7 @@ CONFINED = {
     },
     "torch": {"serve_apps/vllm_emulated/executor.py"},
     "matplotlib": {"analysis/figures/canvas.py", "analysis/notebooks/layouts_compared.py"},
-    "omegaconf": {"conf/load.py", "conf/specs/experiment.py"},
+    "omegaconf": {"conf/load.py", "conf/named_files.py", "conf/constant_keys.py"},
     "aiohttp": {
         "loadgen/run/metrics_scraper.py",
         "serve_apps/vllm_engine/forwarding.py",
