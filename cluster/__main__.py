@@ -35,7 +35,7 @@ from cluster.command_line import (
     target_of,
 )
 from cluster.manifests.node_offers import environment, is_amd, nodes_of
-from cluster.manifests.ray_service import Site, weights_folder
+from cluster.manifests.ray_service import KubernetesSite, weights_folder
 from cluster.manifests.rendering import Files, Notes, kuberay, ray_up, systemd
 from cluster.manifests.static_hosts import hosts_of
 from cluster.ray_session.placement import PlacementError, place
@@ -107,7 +107,7 @@ def _render(arguments: argparse.Namespace, target: str) -> int:
     return _deliver(files, arguments.out)
 
 
-def _site(arguments: argparse.Namespace, name: str) -> Site:
+def _site(arguments: argparse.Namespace, name: str) -> KubernetesSite:
     if not arguments.image:
         raise ConfigError(
             "render kuberay needs --image REPO:TAG@sha256:DIGEST: vllm/vllm-openai-rocm with ray 2.60.0 and "
@@ -124,7 +124,7 @@ def _site(arguments: argparse.Namespace, name: str) -> Site:
         raise ConfigError(
             f"--groups={arguments.groups}: ids, as `getent group video render` says on the nodes"
         ) from error
-    return Site(
+    return KubernetesSite(
         arguments.image,
         arguments.weights or "pvc:weights",
         name,
@@ -145,7 +145,7 @@ def _serve_environment(experiment: Experiment) -> dict[str, str]:
     return serve_environment(routing) | real
 
 
-def _serve_config(experiment: Experiment, site: Site) -> dict[str, Any]:
+def _serve_config(experiment: Experiment, site: KubernetesSite) -> dict[str, Any]:
     """Serve's own configuration of the deployment, as `python -m serve_apps render` prints it."""
     from serve_apps.vllm_engine import rendering
 
@@ -280,7 +280,7 @@ def _how_to_use(standing: Any, typed: Sequence[str]) -> list[str]:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Nodes, resources and applications of the cluster that is up here, or of one joined by its address."""
+    """Show nodes, resources and applications of the local cluster, or of one joined by its address."""
     from cluster.ray_session import up as local
     from cluster.ray_session.session import (
         SessionError,

@@ -183,7 +183,7 @@ def _with_named_files(node: Any, root: Fields, words: Sequence[tuple[str, Any]],
 
 
 def _with_kernels(node: Any, root: Fields, words: Sequence[tuple[str, Any]], chosen: set[str]) -> Any:
-    """The tree with the speed of the kernels that are chosen. Raises ConfigError for keys of kernels unchosen."""
+    """The tree with the speed of the chosen kernels. Raises ConfigError for keys of other kernels."""
     keys = [key for key, _ in words]
     if node.engine.kind == "simulated" and (chosen & {"engine", "model"} or set(keys) & KERNEL_KEYS):
         for said in [said for of, said in words if of in KERNEL_KEYS]:

@@ -1,4 +1,4 @@
-"""Files that a key names, a checkpoint's config.json or a calibration, as changes of the configuration tree."""
+"""Files that a key names, a checkpoint's config.json or a calibration, as changes of the tree."""
 
 from collections.abc import Callable
 from pathlib import Path

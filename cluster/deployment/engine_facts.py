@@ -23,7 +23,7 @@ PROFILED = ("num_gpu_blocks", "num_cpu_blocks", "engine", "kv_cache_memory_bytes
 """What each engine finds out for itself when it starts; it differs a little between equal ones."""
 
 
-def told(url: str) -> dict[str, Any]:
+def reported_facts(url: str) -> dict[str, Any]:
     """What the replica at `url` says of its engine; empty where it says nothing."""
     says: dict[str, Any] = {}
     with suppress(*GARBLED):

@@ -21,7 +21,7 @@ LINES, LETTERS = 200, 400
 """Lines of each process, more than a stack that Python writes of a crash, and letters of a line (ours)."""
 TAIL_BYTES = 2**16
 NODES, NODE_TIMEOUT_S = 8, 10.0
-"""Nodes that are asked for the logs, and how long they may take together (our choice)."""
+"""Most nodes that are asked for logs, and the seconds they may take together (our choice)."""
 NAMED = ":actor_name:ServeReplica:{app_name}:"
 """Ray's line about the actor in such a file, before what the actor itself writes."""
 MARK = re.compile(r":(job_id|actor_name|task_name):")

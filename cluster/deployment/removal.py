@@ -13,7 +13,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from cluster.deployment.serve_state import DeployError, Replica, state
+from cluster.deployment.serve_state import DeployError, ServeReplica, state
 from cluster.ray_session.session import LOOPBACK, SERVE_CONTROLLER, last_line
 
 POLL_S = 0.1
@@ -40,7 +40,7 @@ def remove(app_name: str, timeout_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def _left(app_name: str, replicas: Iterable[Replica], processes: Processes) -> str | None:
+def _left(app_name: str, replicas: Iterable[ServeReplica], processes: Processes) -> str | None:
     """What is still there, or None."""
     status = state(app_name).status
     if status != "ABSENT":
@@ -60,7 +60,7 @@ def _lives(actor: str) -> bool:
     return True
 
 
-def _here(replicas: Iterable[Replica]) -> set[int]:
+def _here(replicas: Iterable[ServeReplica]) -> set[int]:
     """Numbers of the replicas' processes on this machine."""
     ours = (LOOPBACK, ray.util.get_node_ip_address())
     return {replica.pid for replica in replicas if replica.pid and replica.host in ours}

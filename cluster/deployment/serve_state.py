@@ -32,7 +32,7 @@ class DeployError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ServeReplica:
     """A running replica: its id, its process and where that is; `started_s` is on the controller's clock."""
 
     replica_id: str
@@ -45,7 +45,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ServeState:
     """What the controller says of one application.
 
     `engines` are the running replicas that serve the model and `others` the running routers and ingresses;
@@ -57,8 +57,8 @@ class State:
     status: str
     message: str
     counts: dict[str, int]
-    engines: tuple[Replica, ...]
-    others: tuple[Replica, ...]
+    engines: tuple[ServeReplica, ...]
+    others: tuple[ServeReplica, ...]
     short: tuple[str, ...]
     proxy: str
     fronts: tuple[str, ...]
@@ -79,7 +79,7 @@ class State:
             return f"{', '.join(self.short)} running"
         return None if self.proxy == "HEALTHY" else f"the proxy is {self.proxy}"
 
-    def changed(self, now: "State") -> str | None:
+    def changed(self, now: "ServeState") -> str | None:
         """Why the service is no longer whole or no longer the same, or None.
 
         Arguments of an engine live as long as its process: the same process has the same.
@@ -101,13 +101,13 @@ class State:
         return None if self.options == now.options else "the deployment's options were changed"
 
 
-def seated(now: Iterable[Replica], before: Sequence[Replica]) -> tuple[Replica, ...]:
+def seated(now: Iterable[ServeReplica], before: Sequence[ServeReplica]) -> tuple[ServeReplica, ...]:
     """Replicas in the order of those `before`: who stayed keeps the place, who is new takes one that is free.
 
     On the same node if there is one: what goes to a replica's URL then goes where it went.
     """
     left = sorted(now, key=lambda replica: replica.replica_id)
-    seats: list[Replica | None] = [None] * len(before)
+    seats: list[ServeReplica | None] = [None] * len(before)
     for same in (_same_replica, _same_node, _any):
         for seat, old in enumerate(before):
             found = next((one for one in left if seats[seat] is None and same(old, one)), None)
@@ -117,23 +117,23 @@ def seated(now: Iterable[Replica], before: Sequence[Replica]) -> tuple[Replica, 
     return (*(one for one in seats if one is not None), *left)
 
 
-def _same_replica(old: Replica, new: Replica) -> bool:
+def _same_replica(old: ServeReplica, new: ServeReplica) -> bool:
     return old.replica_id == new.replica_id
 
 
-def _same_node(old: Replica, new: Replica) -> bool:
+def _same_node(old: ServeReplica, new: ServeReplica) -> bool:
     return old.node == new.node
 
 
-def _any(old: Replica, new: Replica) -> bool:
+def _any(old: ServeReplica, new: ServeReplica) -> bool:
     return True
 
 
-def _sorted(state: State) -> list[Replica]:
+def _sorted(state: ServeState) -> list[ServeReplica]:
     return sorted((*state.engines, *state.others), key=lambda it: (it.deployment, it.replica_id))
 
 
-def state(app_name: str, engines: str = "") -> State:
+def state(app_name: str, engines: str = "") -> ServeState:
     """What the controller says now; `engines` begins the names of the deployments that serve the model.
 
     Raises DeployError.
@@ -147,7 +147,7 @@ def details() -> dict[str, Any]:
     return tree
 
 
-def read(details: dict[str, Any], app_name: str, engines: str = "") -> State:
+def read(details: dict[str, Any], app_name: str, engines: str = "") -> ServeState:
     """The state of an application in the controller's tree of details."""
     app = details["applications"].get(app_name, {"status": "ABSENT", "message": "", "deployments": {}})
     mine = {name: it for name, it in app["deployments"].items() if name.startswith(engines)}
@@ -156,7 +156,7 @@ def read(details: dict[str, Any], app_name: str, engines: str = "") -> State:
     fronts = list(details["proxies"].values())
     words = [word(front["status"]) for front in fronts]
     unhealthy = next((status for status in words if status != "HEALTHY"), "HEALTHY")
-    return State(
+    return ServeState(
         status=word(app["status"]),
         message=one_line(app["message"]),
         counts=dict(Counter(word(each["state"]) for it in mine.values() for each in it["replicas"])),
@@ -174,9 +174,9 @@ def read(details: dict[str, Any], app_name: str, engines: str = "") -> State:
     )
 
 
-def _running(deployment: str, details: dict[str, Any]) -> list[Replica]:
+def _running(deployment: str, details: dict[str, Any]) -> list[ServeReplica]:
     return [
-        Replica(
+        ServeReplica(
             replica_id=each["replica_id"],
             deployment=deployment,
             node=each["node_id"],

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
-from conf.io.http_get import OK, Answer, AskError, ask
+from conf.io.http_get import OK, AskError, HttpAnswer, ask
 from conf.io.secret import Secret
 
 REPLICA_ID, SESSION_ID = "x-replica-id", "x-session-id"
@@ -32,12 +32,12 @@ FINAL = (400, 401, 403, 413, 422)
 Result = TypeVar("Result")
 
 
-class WarmError(Exception):
+class WarmupError(Exception):
     """A replica or a front did not answer; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
-class Warm:
+class WarmupRequests:
     """Requests of one shape: `body(n)` is the n-th's JSON, a streamed request whose prompt no other shares.
 
     Each replica gets `least` of them, then more until it is stable, `most` in all.
@@ -51,7 +51,7 @@ class Warm:
 
 
 @dataclass(frozen=True, slots=True)
-class Warmth:
+class ReplicaWarmup:
     """How a replica got warm: seconds to the first token of its first request, and the median of its last."""
 
     first_s: float
@@ -60,17 +60,17 @@ class Warmth:
     stable: bool
 
     @classmethod
-    def of(cls, ttfts_s: Sequence[float]) -> "Warmth":
+    def of(cls, ttfts_s: Sequence[float]) -> "ReplicaWarmup":
         """From all its times to the first token, in order."""
         last = statistics.median(ttfts_s[-STEADY:])
         return cls(ttfts_s[0], last, len(ttfts_s), stable(ttfts_s))
 
 
-def small(model: str) -> Warm:
+def one_token(model: str) -> WarmupRequests:
     """One request of one token: it shows that a replica answers, and no more."""
     asked = {"model": model, "prompt": [0], "max_tokens": 1, "stream": True}
     body = json.dumps(asked).encode()
-    return Warm("/v1/completions", lambda _: body, least=1, most=1)
+    return WarmupRequests("/v1/completions", lambda _: body, least=1, most=1)
 
 
 def stable(ttfts_s: Sequence[float]) -> bool:
@@ -79,13 +79,13 @@ def stable(ttfts_s: Sequence[float]) -> bool:
     return len(last) == STEADY and max(last) - min(last) <= max(BAND * statistics.median(last), JITTER_S)
 
 
-class Warmer:
+class ReplicaWarmer:
     """Warms replicas and fronts until `deadline_s` (monotonic); none may stay silent for `patience_s`.
 
     `named` is False once an answer did not say which replica it comes from.
     """
 
-    def __init__(self, warm: Warm, deadline_s: float, patience_s: float) -> None:
+    def __init__(self, warm: WarmupRequests, deadline_s: float, patience_s: float) -> None:
         self.named = True
         self._warm = warm
         self._deadline_s = deadline_s
@@ -93,14 +93,14 @@ class Warmer:
         self._numbers = count()
         self._lock = threading.Lock()
 
-    def replicas(self, urls: Mapping[str, str]) -> dict[str, Warmth]:
-        """Warm each replica at its own URL, all at once. Raises WarmError."""
+    def replicas(self, urls: Mapping[str, str]) -> dict[str, ReplicaWarmup]:
+        """WarmupRequests each replica at its own URL, all at once. Raises WarmupError."""
         return dict(zip(urls, self._together(self._replica, list(urls.values())), strict=True))
 
-    def front(self, url: str, replicas: Collection[str]) -> dict[str, Warmth]:
-        """Warm replicas through a front that chooses among them, by the names in its answers.
+    def front(self, url: str, replicas: Collection[str]) -> dict[str, ReplicaWarmup]:
+        """WarmupRequests replicas through a front that chooses among them, by the names in its answers.
 
-        Where answers name nobody all are one, `UNNAMED`. Raises WarmError when one that is expected is
+        Where answers name nobody all are one, `UNNAMED`. Raises WarmupError when one that is expected is
         never named.
         """
         ttfts: dict[str, list[float]] = {}
@@ -113,13 +113,13 @@ class Warmer:
             share = wanted if UNNAMED in ttfts else 1
             done = all(self._enough(times, share) for times in ttfts.values())
             if not unseen and (done or sent >= self._warm.most * wanted):
-                return {name: Warmth.of(times) for name, times in ttfts.items()}
+                return {name: ReplicaWarmup.of(times) for name, times in ttfts.items()}
             self._refuse_late(f"{len(unseen)} of {wanted} replicas never answered at {url}")
 
     def reach(self, url: str, replicas: Collection[str]) -> bool:
         """Ask a front until every replica has answered there; it learns of replicas late.
 
-        False where answers name nobody, so that it is not known who answered. Raises WarmError.
+        False where answers name nobody, so that it is not known who answered. Raises WarmupError.
         """
         waiting, began_s = set(replicas), time.monotonic()
         while True:
@@ -130,33 +130,33 @@ class Warmer:
             silent = f"{len(waiting)} of {len(replicas)} replicas never answered at {url}"
             self._refuse_late(silent)
             if time.monotonic() > began_s + self._patience_s:
-                raise WarmError(silent)
+                raise WarmupError(silent)
 
     def _enough(self, ttfts_s: Sequence[float], share: int = 1) -> bool:
         return len(ttfts_s) >= self._warm.least * share and (self._warm.least < STEADY or stable(ttfts_s))
 
-    def _replica(self, url: str) -> Warmth:
+    def _replica(self, url: str) -> ReplicaWarmup:
         ttfts_s: list[float] = []
         while len(ttfts_s) < self._warm.most and not self._enough(ttfts_s):
             ttfts_s.append(self._answer(url)[1])
-        return Warmth.of(ttfts_s)
+        return ReplicaWarmup.of(ttfts_s)
 
     def _round(self, url: str, requests: int) -> list[tuple[str, float]]:
         """As many answers at once."""
         return self._together(self._answer, [url] * requests)
 
     def _together(self, call: Callable[[str], Result], urls: Sequence[str]) -> list[Result]:
-        """What `call` says of each URL, all asked at once; raises the first WarmError.
+        """What `call` says of each URL, all asked at once; raises the first WarmupError.
 
         Who interrupts this does not wait for answers: the threads are daemons, and ask nothing more.
         """
         results: dict[int, Result] = {}
-        errors: list[WarmError] = []
+        errors: list[WarmupError] = []
 
         def one(number: int) -> None:
             try:
                 results[number] = call(urls[number])
-            except WarmError as error:
+            except WarmupError as error:
                 errors.append(error)
 
         try:
@@ -184,7 +184,7 @@ class Warmer:
                 why = f"{url} does not answer: {error}"
                 self._refuse_late(why)
                 if time.monotonic() > began_s + self._patience_s:
-                    raise WarmError(why) from error
+                    raise WarmupError(why) from error
             time.sleep(RETRY_S)
 
     def _ask(self, url: str) -> tuple[str, float]:
@@ -201,20 +201,20 @@ class Warmer:
 
     def _refuse_late(self, why: str) -> None:
         if time.monotonic() > self._deadline_s:
-            raise WarmError(why)
+            raise WarmupError(why)
 
 
-def _refuse(url: str, answer: Answer) -> None:
-    """Raise WarmError for a refusal that is final, AskError for another answer that is no whole stream."""
+def _refuse(url: str, answer: HttpAnswer) -> None:
+    """Raise WarmupError for a refusal that is final, AskError for another answer that is no whole stream."""
     if answer.status in FINAL:
-        raise WarmError(f"{url} refuses what the workload asks: {answer.said}")
+        raise WarmupError(f"{url} refuses what the workload asks: {answer.said}")
     if answer.status != OK:
         raise AskError(answer.said)
     if b"[DONE]" not in answer.body:
         raise AskError("the stream ended before its end")
 
 
-def line(warmths: Mapping[str, Warmth]) -> str:
+def line(warmths: Mapping[str, ReplicaWarmup]) -> str:
     """What was seen, for a person."""
     ttfts_s = [warmth.ttft_s for warmth in warmths.values()]
     requests = [warmth.requests for warmth in warmths.values()]
@@ -228,7 +228,7 @@ def _span(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def tree(warmth: Warmth | None) -> dict[str, Any]:
+def tree(warmth: ReplicaWarmup | None) -> dict[str, Any]:
     """As the manifest keeps it; unknown where a replica's answers could not be told from the others'."""
     if warmth is None:
         return dict.fromkeys(("first_request_s", "warm_ttft_s", "warm_requests", "stable"))

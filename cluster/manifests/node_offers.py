@@ -32,7 +32,7 @@ Not open: 8265, dashboard and jobs, is on the head's loopback (ssh -L 8265:127.0
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class NodeGroup:
     """`count` nodes of one role (the value of their label `role`), and what each offers to Ray."""
 
     role: str
@@ -42,7 +42,7 @@ class Nodes:
     resources: dict[str, int] = field(default_factory=dict)
 
 
-HEAD_NODE = Nodes(HEAD, 1, 0)
+HEAD_NODE = NodeGroup(HEAD, 1, 0)
 """Nothing is placed on the head: what starves it stops the whole cluster."""
 
 
@@ -53,7 +53,7 @@ def is_amd(hardware: Hardware) -> bool:
 
 def nodes_of(
     cluster: Cluster, hardware: Hardware, engine: Engine, fleet: Fleet, load_nodes: int, gpu_cpus: int
-) -> tuple[Nodes, ...]:
+) -> tuple[NodeGroup, ...]:
     """Nodes with GPUs, and `load_nodes` for the load actors and the driver of a job; with 0 both share.
 
     Each node with GPUs has one unit of the engine's `node_resource`, or of one named after the hardware: Ray
@@ -64,11 +64,11 @@ def nodes_of(
     resource = named or f"{hardware.name.split()[0].lower()}_node"
     names.checked("resource", resource, "engine.node_resource" if named else "hardware.name")
     shared = 0 if load_nodes else load_cpus + DRIVER_CPUS
-    gpu = Nodes(GPU, cluster.nodes, gpu_cpus + shared, cluster.gpus_per_node, {resource: 1})
+    gpu = NodeGroup(GPU, cluster.nodes, gpu_cpus + shared, cluster.gpus_per_node, {resource: 1})
     if not load_nodes:
         return (gpu,)
     # The driver is on one of them; all are equal. The last CPU is for Ray's own processes.
-    return gpu, Nodes(LOAD_ROLE, load_nodes, math.ceil(load_cpus / load_nodes) + DRIVER_CPUS + 1)
+    return gpu, NodeGroup(LOAD_ROLE, load_nodes, math.ceil(load_cpus / load_nodes) + DRIVER_CPUS + 1)
 
 
 def environment(serve: dict[str, str]) -> dict[str, str]:
@@ -88,7 +88,7 @@ def environment(serve: dict[str, str]) -> dict[str, str]:
     return made
 
 
-def ray_start(nodes: Nodes, head_address: str) -> list[str]:
+def ray_start(nodes: NodeGroup, head_address: str) -> list[str]:
     """Words of `ray start` on one of these nodes. The dashboard, on the head, answers on loopback only."""
     if nodes.role == HEAD:
         own = ["--head", f"--port={GCS_PORT}", "--dashboard-host=127.0.0.1"]

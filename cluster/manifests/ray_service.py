@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from cluster.manifests import names
-from cluster.manifests.node_offers import GPU, RAY_VERSION, Nodes, is_amd
+from cluster.manifests.node_offers import GPU, RAY_VERSION, NodeGroup, is_amd
 from conf.specs.experiment import Hardware
 
 Tree = dict[str, Any]
@@ -32,7 +32,7 @@ PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "serve": 8000}
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class KubernetesSite:
     """What only the place knows. `image` is pinned; `weights` is `pvc:NAME` or a folder on every node.
 
     `groups` are the numeric ids of the groups video and render on the nodes (AMD only); `gpu_memory` and
@@ -68,7 +68,9 @@ class Site:
             raise ValueError(f"--memory={self.gpu_memory} is no amount of memory; write it as 512Gi")
 
 
-def ray_cluster(site: Site, nodes: Sequence[Nodes], hardware: Hardware, env: dict[str, str]) -> Tree:
+def ray_cluster(
+    site: KubernetesSite, nodes: Sequence[NodeGroup], hardware: Hardware, env: dict[str, str]
+) -> Tree:
     """A RayCluster for sweeps, which deploy what they measure themselves."""
     return {
         "apiVersion": "ray.io/v1",
@@ -79,7 +81,7 @@ def ray_cluster(site: Site, nodes: Sequence[Nodes], hardware: Hardware, env: dic
 
 
 def ray_service(
-    site: Site, nodes: Sequence[Nodes], hardware: Hardware, env: dict[str, str], config: Tree
+    site: KubernetesSite, nodes: Sequence[NodeGroup], hardware: Hardware, env: dict[str, str], config: Tree
 ) -> Tree:
     """A RayService that keeps the application of `config` (Serve's own format) up, for engine=external."""
     return {
@@ -95,7 +97,7 @@ def ray_service(
     }
 
 
-def network_policy(site: Site) -> Tree:
+def network_policy(site: KubernetesSite) -> Tree:
     """Only the cluster's own pods and KubeRay's operator reach its ports; people `kubectl port-forward`."""
     own = {"matchLabels": _own(site)}
     operator = {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}
@@ -114,7 +116,9 @@ def network_policy(site: Site) -> Tree:
     }
 
 
-def _cluster_spec(site: Site, nodes: Sequence[Nodes], hardware: Hardware, env: dict[str, str]) -> Tree:
+def _cluster_spec(
+    site: KubernetesSite, nodes: Sequence[NodeGroup], hardware: Hardware, env: dict[str, str]
+) -> Tree:
     auth: Tree = {"mode": "token"}
     if site.token_secret:
         auth["secretName"] = site.token_secret
@@ -132,13 +136,13 @@ def _cluster_spec(site: Site, nodes: Sequence[Nodes], hardware: Hardware, env: d
     }
 
 
-def _head_pod(site: Site, env: dict[str, str]) -> Tree:
+def _head_pod(site: KubernetesSite, env: dict[str, str]) -> Tree:
     ports = [{"containerPort": port, "name": name} for name, port in PORTS.items()]
     container = _container(site, env, {"cpu": "4"}, {"memory": "16Gi"})
     return {"containers": [{**container, "ports": ports}], "volumes": [_memory(SHARED_MEMORY_REST)]}
 
 
-def _worker_group(nodes: Nodes, site: Site, hardware: Hardware, env: dict[str, str]) -> Tree:
+def _worker_group(nodes: NodeGroup, site: KubernetesSite, hardware: Hardware, env: dict[str, str]) -> Tree:
     resources = {"CPU": str(nodes.cpus)}
     if nodes.gpus:
         resources["GPU"] = str(nodes.gpus)
@@ -155,7 +159,7 @@ def _worker_group(nodes: Nodes, site: Site, hardware: Hardware, env: dict[str, s
     }
 
 
-def _load_pod(nodes: Nodes, site: Site, env: dict[str, str]) -> Tree:
+def _load_pod(nodes: NodeGroup, site: KubernetesSite, env: dict[str, str]) -> Tree:
     """A generator beside a replica would take its CPU, and Ray no longer hides GPUs from it."""
     container = _container(
         site, env, {"cpu": str(nodes.cpus)}, {"cpu": str(nodes.cpus), "memory": site.load_memory}
@@ -171,7 +175,7 @@ def _load_pod(nodes: Nodes, site: Site, env: dict[str, str]) -> Tree:
     }
 
 
-def _gpu_pod(nodes: Nodes, site: Site, hardware: Hardware, env: dict[str, str]) -> Tree:
+def _gpu_pod(nodes: NodeGroup, site: KubernetesSite, hardware: Hardware, env: dict[str, str]) -> Tree:
     """One pod is one node: it takes all GPUs, so that TP groups keep to the NUMA nodes as on bare metal."""
     amd = is_amd(hardware)
     resource = "amd.com/gpu" if amd else "nvidia.com/gpu"
@@ -197,7 +201,7 @@ def _gpu_pod(nodes: Nodes, site: Site, hardware: Hardware, env: dict[str, str]) 
     return pod
 
 
-def _container(site: Site, env: dict[str, str], requests: Tree, limits: Tree) -> Tree:
+def _container(site: KubernetesSite, env: dict[str, str], requests: Tree, limits: Tree) -> Tree:
     return {
         "name": "ray",
         "image": site.image,
@@ -214,7 +218,7 @@ def _container(site: Site, env: dict[str, str], requests: Tree, limits: Tree) ->
     }
 
 
-def _own(site: Site) -> dict[str, str]:
+def _own(site: KubernetesSite) -> dict[str, str]:
     """The label of all pods; KubeRay's own, ray.io/cluster, is another for each cluster of a RayService."""
     return {"app.kubernetes.io/instance": site.name}
 
@@ -223,12 +227,12 @@ def _memory(size: str) -> Tree:
     return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
 
 
-def weights_folder(site: Site) -> str:
+def weights_folder(site: KubernetesSite) -> str:
     """Where a pod sees the weights: as on the node, or /weights for a claim."""
     return "/weights" if site.weights.startswith("pvc:") else site.weights
 
 
-def _weights(site: Site) -> Tree:
+def _weights(site: KubernetesSite) -> Tree:
     if site.weights.startswith("pvc:"):
         claim = {"claimName": site.weights.removeprefix("pvc:"), "readOnly": True}
         return {"name": "weights", "persistentVolumeClaim": claim}

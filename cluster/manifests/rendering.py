@@ -9,8 +9,8 @@ import yaml
 
 from cluster.manifests import ray_service
 from cluster.manifests import static_hosts as static
-from cluster.manifests.node_offers import OPENED, RAY_VERSION, Nodes
-from cluster.manifests.ray_service import Site
+from cluster.manifests.node_offers import OPENED, RAY_VERSION, NodeGroup
+from cluster.manifests.ray_service import KubernetesSite
 from cluster.manifests.static_hosts import Hosts
 from conf.io.one_line import printable
 from conf.specs.experiment import Hardware
@@ -39,8 +39,8 @@ other, so that each TP4 group has its own. NUMA balancing off (kernel.numa_balan
 
 
 def kuberay(
-    site: Site,
-    nodes: Sequence[Nodes],
+    site: KubernetesSite,
+    nodes: Sequence[NodeGroup],
     hardware: Hardware,
     env: dict[str, str],
     notes: Notes,
@@ -98,7 +98,7 @@ to all but this cluster and KubeRay's operator, where the network plugin enforce
 def ray_up(
     name: str,
     hosts: Hosts,
-    nodes: Sequence[Nodes],
+    nodes: Sequence[NodeGroup],
     env: dict[str, str],
     notes: Notes,
     ssh_user: str,
@@ -119,7 +119,7 @@ amdsmi in Python Ray sees no AMD GPU, and says nothing. Serve's settings are the
 
 
 def systemd(
-    hosts: Hosts, nodes: Sequence[Nodes], env: dict[str, str], notes: Notes, venv: str, amd: bool
+    hosts: Hosts, nodes: Sequence[NodeGroup], env: dict[str, str], notes: Notes, venv: str, amd: bool
 ) -> Files:
     """A unit for each role, and the environment of them all."""
     made = static.units(hosts, nodes, venv, amd)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.manifests import names
-from cluster.manifests.node_offers import HEAD_NODE, Nodes, ray_start
+from cluster.manifests.node_offers import HEAD_NODE, NodeGroup, ray_start
 from cluster.ray_session.placement import LOAD_ROLE
 
 OPEN_FILES = 1_048_576
@@ -31,7 +31,7 @@ class Hosts:
         return self.gpu + self.load
 
 
-def hosts_of(addresses: Sequence[str], nodes: Sequence[Nodes]) -> Hosts:
+def hosts_of(addresses: Sequence[str], nodes: Sequence[NodeGroup]) -> Hosts:
     """The hosts in the order of the nodes, the head first.
 
     Raises ValueError unless there is one for each, and for what is neither a host's name nor an address.
@@ -51,7 +51,7 @@ def hosts_of(addresses: Sequence[str], nodes: Sequence[Nodes]) -> Hosts:
 
 
 def ray_up(
-    name: str, hosts: Hosts, nodes: Sequence[Nodes], env: dict[str, str], ssh_user: str, venv: str
+    name: str, hosts: Hosts, nodes: Sequence[NodeGroup], env: dict[str, str], ssh_user: str, venv: str
 ) -> dict[str, Any]:
     """A cluster file of `ray up` with the local provider; every host is installed already.
 
@@ -118,13 +118,13 @@ _ESCAPED = str.maketrans({letter: f"\\{letter}" for letter in '"\\$`'})
 """What means something to systemd and to a shell within double quotes."""
 
 
-def units(hosts: Hosts, nodes: Sequence[Nodes], venv: str, amd: bool) -> dict[str, Unit]:
+def units(hosts: Hosts, nodes: Sequence[NodeGroup], venv: str, amd: bool) -> dict[str, Unit]:
     """Unit files by name, one for each role. Raises ValueError for a strange `venv`."""
     names.checked("path", venv, "--venv")
     return {f"maxqps-{each.role}.service": _unit(each, hosts.head, venv, amd) for each in (HEAD_NODE, *nodes)}
 
 
-def _unit(nodes: Nodes, head: str, venv: str, amd: bool) -> Unit:
+def _unit(nodes: NodeGroup, head: str, venv: str, amd: bool) -> Unit:
     words = [f"{venv}/bin/ray", *ray_start(nodes, head)[1:], "--block"]
     groups = [("SupplementaryGroups", "video render")] if nodes.gpus and amd else []
     return {

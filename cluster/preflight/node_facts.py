@@ -83,7 +83,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class NodeRequest:
     """What a node is asked to look at. `env` is added to its environment, as it is to the engine's."""
 
     model_path: str
@@ -91,7 +91,7 @@ class Asked:
     env: Mapping[str, str]
 
 
-def read_host(asked: Asked, root: Path = Path("/")) -> Host:
+def read_host(asked: NodeRequest, root: Path = Path("/")) -> Host:
     """Everything this node says of itself, in a second, or half a minute where vLLM has to be imported."""
     gpus = read_gpus(root, run_tool)
     env = {**os.environ, **asked.env}

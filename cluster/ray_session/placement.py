@@ -34,7 +34,7 @@ def place(cluster: Cluster, layout: Layout, roles: Collection[str] = ()) -> Plac
 
     `roles` are the values of the label `role` on the alive nodes (`Session.roles`). Load actors go to
     nodes with role=load where there are any: always in a `fake` session, never in a `local` one,
-    whose only node holds replicas and load actors alike. Nodes of a joined cluster may have no label
+    whose only node holds replicas and load actors alike. NodeGroup of a joined cluster may have no label
     at all; then nothing is asked for.
     """
     bundle = {"GPU": float(layout.tensor_parallel), "CPU": REPLICA_CPUS}

@@ -48,7 +48,7 @@ Process = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StandingCluster:
     """A cluster that was started here: how it is reached and what it consists of; holds no secret."""
 
     folder: str
@@ -94,7 +94,7 @@ def state_file() -> Path:
     return Path(home) / "maxqps" / "cluster.json"
 
 
-def standing() -> Standing | None:
+def standing() -> StandingCluster | None:
     """The cluster that was started here and not stopped, or None. Raises SessionError for a broken file."""
     path = state_file()
     try:
@@ -102,14 +102,14 @@ def standing() -> Standing | None:
         raylets, services = (
             tuple((int(pid), int(ticks)) for pid, ticks in tree.pop(kind)) for kind in ("raylets", "services")
         )
-        return Standing(**tree, raylets=raylets, services=services)
+        return StandingCluster(**tree, raylets=raylets, services=services)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise SessionError(f"cannot read {path}: {session.last_line(error)}; delete it") from error
 
 
-def start(cluster: Cluster, routing: Routing, load_cpus: float) -> Standing:
+def start(cluster: Cluster, routing: Routing, load_cpus: float) -> StandingCluster:
     """Start the nodes of `cluster` on this machine, and leave them running.
 
     The same cluster is started once: a second call finds it. Raises SessionError when another one stands
@@ -119,7 +119,7 @@ def start(cluster: Cluster, routing: Routing, load_cpus: float) -> Standing:
         return _found_or_started(cluster, routing, load_cpus)
 
 
-def _found_or_started(cluster: Cluster, routing: Routing, load_cpus: float) -> Standing:
+def _found_or_started(cluster: Cluster, routing: Routing, load_cpus: float) -> StandingCluster:
     wanted = asdict(cluster), asdict(routing), load_cpus
     found = standing()
     if found and found.alive:
@@ -159,7 +159,7 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack) -> Standing:
+def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack) -> StandingCluster:
     with session.as_session_error(
         "prepare a folder for Ray", "check the space and rights of TMPDIR's folder"
     ):
@@ -183,7 +183,7 @@ def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack
         session.add_nodes(own, cluster, load_cpus + DRIVER_CPUS, **dashboard)
         own.wait_for_nodes()
         started = [each for node in own.list_all_nodes() for each in node.live_processes()]
-    made = Standing(
+    made = StandingCluster(
         folder=str(folder),
         address=own.address,
         dashboard_url=f"http://{own.webui_url}",
@@ -198,7 +198,7 @@ def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack
     return made
 
 
-def stop() -> tuple[Standing | None, list[str]]:
+def stop() -> tuple[StandingCluster | None, list[str]]:
     """End the cluster that was started here; returns it, if there was one, and what is left of it.
 
     Raises SessionError for a broken state file, and while the cluster is being started or ended.
@@ -208,7 +208,7 @@ def stop() -> tuple[Standing | None, list[str]]:
         return found, _end(found) if found else []
 
 
-def _end(standing: Standing) -> list[str]:
+def _end(standing: StandingCluster) -> list[str]:
     """End a cluster's processes and remove its folder and its note; returns what is left, normally nothing.
 
     Its processes are those it was started with and all they started, never others of the same name.
@@ -238,7 +238,7 @@ def _signal(processes: Iterable[Process], kind: signal.Signals) -> None:
 
 
 def survey() -> dict[str, Any]:
-    """Nodes and Serve applications of the session this process has joined, as plain data."""
+    """NodeGroup and Serve applications of the session this process has joined, as plain data."""
     nodes = [
         {
             "address": node["NodeManagerAddress"],
