@@ -137,7 +137,7 @@ def _site(arguments: argparse.Namespace, name: str) -> KubernetesSite:
 
 def _serve_environment(experiment: Experiment) -> dict[str, str]:
     """What Serve's processes read on every node; Ray comes with these imports."""
-    from cluster.ray_session.session import serve_environment
+    from cluster.ray_session.serve_settings import serve_environment
     from serve_apps.vllm_engine import app
 
     engine, routing = experiment.engine, experiment.routing

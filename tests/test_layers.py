@@ -16,6 +16,7 @@ ALLOWED = {
 }
 CONFINED = {
     "ray": {
+        "cluster/ray_session/node_tasks.py",
         "cluster/ray_session/session.py",
         "cluster/deployment/deploy.py",
         "cluster/deployment/failure_text.py",

@@ -6,16 +6,16 @@ whoever asks has an error to tell already.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cluster.ray_session.node_tasks import gather, on_node
 from conf.io.one_line import one_line
+from conf.io.secret import masked
 
 LINES, LETTERS = 200, 400
 """Lines of each process, more than a stack that Python writes of a crash, and letters of a line (ours)."""
@@ -56,9 +56,6 @@ CAUSES = (
 SAYS_WHY = re.compile(r"^[\w.]*(Error|Exception|Exit)\b.*\S|Fatal Python error|\*\*\* SIG[A-Z]+ received")
 NO_CAUSE = re.compile(r"Some common causes include|See (the )?(stack trace|root cause|controller logs)")
 """Ray lists what might have been, memory among it, of every death."""
-SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-SECRET = re.compile(r"\b(?:hf_|sk-)[\w-]{6,}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)")
-FEWEST_SECRET_LETTERS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,7 @@ def last_words(
     """
     said = {name: text.splitlines() for name, text in _messages(details, app_name)} | _logs(app_name, since_s)
     kept = {
-        source: [safe(line, environment) for line in lines if line.strip()][-LINES:]
+        source: [one_line(masked(line, environment), LETTERS) for line in lines if line.strip()][-LINES:]
         for source, lines in said.items()
     }
     lines = tuple(line for source, own in kept.items() if own for line in (f"--- {source}", *own))
@@ -96,14 +93,6 @@ def why(lines: Sequence[str]) -> str:
     return next((line for line in reversed(telling) if SAYS_WHY.search(line)), "")
 
 
-def safe(line: str, environment: Mapping[str, str]) -> str:
-    """The line, printable and bounded, without what must not be repeated."""
-    for name, value in environment.items():
-        if SECRET_NAME.search(name) and len(value) >= FEWEST_SECRET_LETTERS:
-            line = line.replace(value, "***")
-    return one_line(SECRET.sub("***", line), LETTERS)
-
-
 def _messages(details: Mapping[str, Any], app_name: str) -> Iterable[tuple[str, str]]:
     """What Serve says of every deployment; of a constructor that raised, the traceback."""
     app = details.get("applications", {}).get(app_name, {})
@@ -115,23 +104,11 @@ def _logs(app_name: str, since_s: float) -> dict[str, list[str]]:
     """The ends of the newest logs of the application's replicas on each node; empty where nobody answers."""
     try:
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]][:NODES]
-        tasks = [_on(node).remote(app_name, since_s) for node in nodes]
-        ready, late = ray.wait(tasks, num_returns=len(tasks), timeout=NODE_TIMEOUT_S)
-        for task in late:
-            ray.cancel(task, force=True)
+        tasks = {node: on_node(node, _read_here).remote(app_name, since_s) for node in nodes}
+        found, _ = gather(tasks, NODE_TIMEOUT_S, force=True)
     except (RayError, RuntimeError, ValueError):  # a cluster that is gone has no last words
         return {}
-    found: dict[str, list[str]] = {}
-    for task in ready:
-        with suppress(RayError):  # the package is not installed there
-            found |= ray.get(task)
-    return found
-
-
-def _on(node: str) -> Any:
-    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": strategy}
-    return ray.remote(_read_here).options(**options)
+    return {name: lines for logs in found.values() for name, lines in logs.items()}
 
 
 def _read_here(app_name: str, since_s: float) -> dict[str, list[str]]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.preflight.checks import (
     ALL_NODES,
@@ -29,7 +28,8 @@ from cluster.preflight.checks_gpu import GPU_CHECKS
 from cluster.preflight.checks_host import COMPARISONS, HOST_CHECKS, environments
 from cluster.preflight.gpu_probe import measure, visible_devices
 from cluster.preflight.node_facts import NodeRequest, read_host
-from cluster.ray_session.session import CLUSTER_HTTP_PORT, HEAD_RESOURCE, last_line, serve_runs
+from cluster.ray_session.node_tasks import gather, on_node
+from cluster.ray_session.session import CLUSTER_HTTP_PORT, HEAD_RESOURCE, serve_runs
 from conf.specs.experiment import EmulatedEngine, Experiment, VllmEngine
 
 ROUND_TRIPS = 20
@@ -141,8 +141,8 @@ def inspect(expected: Expected) -> PreflightReport:
     if serve_runs():  # then it is what listens there
         expected = replace(expected, http_port=0)
     asked = NodeRequest(expected.model_path, expected.http_port, dict(expected.env))
-    tasks = {key: _on(key, read_host).remote(asked) for key in nodes}
-    hosts, lost = _gather(tasks, expected.node_timeout_s)
+    tasks = {key: on_node(key, read_host).remote(asked) for key in nodes}
+    hosts, lost = gather(tasks, expected.node_timeout_s)
     seen = {
         key: InspectedNode(nodes[key], host, _offset(key, expected.node_timeout_s))
         for key, host in hosts.items()
@@ -201,34 +201,9 @@ def _read_devices(bandwidth: bool) -> tuple[dict[str, int | None], dict[str, flo
     return visible_devices(ids), measure(len(ids)) if bandwidth else {}
 
 
-def _on(node: str, task: Any, gpus: float = 0) -> Any:
-    """`task` for one node, and on no other; without CPUs, so that it also runs where there are none."""
-    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    options = {"num_cpus": 0, "num_gpus": gpus, "max_retries": 0, "scheduling_strategy": strategy}
-    return ray.remote(task).options(**options)
-
-
-def _gather(tasks: Mapping[str, Any], timeout_s: float) -> tuple[dict[str, Any], dict[str, str]]:
-    """What the tasks returned within the time, and why the others did not."""
-    ready, late = ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=timeout_s)
-    for task in late:
-        ray.cancel(task)
-    results: dict[str, Any] = {}
-    reasons: dict[str, str] = {}
-    for key, task in tasks.items():
-        if task not in ready:
-            reasons[key] = f"no answer in {timeout_s:g} s"
-            continue
-        try:
-            results[key] = ray.get(task)
-        except RayError as error:
-            reasons[key] = last_line(error)
-    return results, reasons
-
-
 def _offset(node: str, timeout_s: float) -> NodeClock | None:
     """The node's clock against ours: best of twenty round trips, true to half the shortest of them."""
-    trips, clock = [], _on(node, _wall_ns)
+    trips, clock = [], on_node(node, _wall_ns)
     deadline = time.monotonic() + timeout_s
     for _ in range(ROUND_TRIPS):
         before = time.time_ns()
@@ -252,10 +227,10 @@ def with_devices(seen: Mapping[str, InspectedNode], expected: Expected) -> dict[
         return dict(seen)
     timeout_s = expected.node_timeout_s + (BANDWIDTH_TIMEOUT_S if expected.bandwidth else 0.0)
     tasks = {
-        key: _on(key, _read_devices, node.node.ray_gpus).remote(expected.bandwidth)
+        key: on_node(key, _read_devices, node.node.ray_gpus).remote(expected.bandwidth)
         for key, node in usable.items()
     }
-    told, _ = _gather(tasks, timeout_s)
+    told, _ = gather(tasks, timeout_s)
     found = {
         key: replace(seen[key], devices=devices, bandwidth=rates) for key, (devices, rates) in told.items()
     }

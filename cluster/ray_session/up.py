@@ -14,10 +14,9 @@ import shlex
 import shutil
 import signal
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,8 @@ from ray._private.ray_constants import ENABLE_RAY_CLUSTERS_ENV_VAR, PROCESS_TYPE
 from ray.cluster_utils import Cluster as RayCluster
 from ray.serve.schema import ApplicationStatusOverview
 
-from cluster.ray_session import session
+from cluster.ray_session import serve_settings, session
+from cluster.ray_session.processes import Process, left_after, process_of, running, send, with_descendants
 from cluster.ray_session.session import SessionError
 from conf.io import durable
 from conf.specs.experiment import Cluster, Routing
@@ -42,9 +42,6 @@ DRIVER_CPUS = 1.0
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What a file system without locks answers; there nobody is kept out."""
-
-Process = tuple[int, int]
-"""Id and start time (clock ticks since boot, /proc/PID/stat): together they name a process for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +63,9 @@ class StandingCluster:
         return self.raylets + self.services
 
     @property
-    def alive(self) -> list[Process]:
-        """Those of them that still run; a healthy cluster has all."""
-        return [process for process in self.processes if _start_time(process[0]) == process[1]]
+    def alive(self) -> set[Process]:
+        """Its processes that still run; all of them in a healthy cluster."""
+        return running(self.processes)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -168,7 +165,7 @@ def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack
         session.furnish(folder)
     remedy = "free memory and disk or stop other Ray sessions here, and try again"
     with (
-        session.in_environment(session.own_environment(folder, routing)),
+        session.in_environment(serve_settings.own_environment(folder, routing)),
         session.loopback_only(),
         session.as_session_error("start Ray on this machine", remedy),
     ):
@@ -177,8 +174,8 @@ def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack
         undo.callback(own.shutdown)
         dashboard = {
             "include_dashboard": True,
-            "dashboard_host": session.LOOPBACK,
-            "dashboard_port": session.free_port(),
+            "dashboard_host": serve_settings.LOOPBACK,
+            "dashboard_port": serve_settings.free_port(),
         }
         session.add_nodes(own, cluster, load_cpus + DRIVER_CPUS, **dashboard)
         own.wait_for_nodes()
@@ -190,8 +187,8 @@ def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack
         cluster=asdict(cluster),
         routing=asdict(routing),
         load_cpus=load_cpus,
-        raylets=tuple(_process(of.pid) for kind, of in started if kind == PROCESS_TYPE_RAYLET),
-        services=tuple(_process(of.pid) for kind, of in started if kind != PROCESS_TYPE_RAYLET),
+        raylets=tuple(process_of(of.pid) for kind, of in started if kind == PROCESS_TYPE_RAYLET),
+        services=tuple(process_of(of.pid) for kind, of in started if kind != PROCESS_TYPE_RAYLET),
     )
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in made.environment.items()]
     made.environment_file.write_text("".join(lines))
@@ -213,28 +210,23 @@ def _end(standing: StandingCluster) -> list[str]:
 
     Its processes are those it was started with and all they started, never others of the same name.
     """
-    ours = set(standing.alive) | _descendants(standing.alive)
+    alive = standing.alive
+    ours = with_descendants(pid for pid, _ in alive)
     # A raylet says goodbye to the GCS; when both are told to end at once, it waits in vain.
-    raylets = [process for process in standing.alive if process in standing.raylets]
-    _signal(raylets, signal.SIGTERM)
-    _wait(raylets, RAYLET_STOP_S)
-    left = _wait(ours, 0)
-    _signal(left, signal.SIGTERM)
-    left = _wait(left, SERVICE_STOP_S)
-    _signal(left, signal.SIGKILL)
-    lines = [f"process {pid} does not end" for pid, _ in sorted(_wait(left, SERVICE_STOP_S))]
+    raylets = alive & set(standing.raylets)
+    send(raylets, signal.SIGTERM)
+    left_after(raylets, RAYLET_STOP_S)
+    left = running(ours)
+    send(left, signal.SIGTERM)
+    left = left_after(left, SERVICE_STOP_S)
+    send(left, signal.SIGKILL)
+    lines = [f"process {pid} does not end" for pid, _ in sorted(left_after(left, SERVICE_STOP_S))]
     shutil.rmtree(standing.folder, ignore_errors=True)
     if Path(standing.folder).exists():
         lines.append(f"folder {standing.folder} cannot be removed")
     if not lines:
         state_file().unlink(missing_ok=True)
     return lines
-
-
-def _signal(processes: Iterable[Process], kind: signal.Signals) -> None:
-    for pid, _ in processes:
-        with suppress(ProcessLookupError):
-            os.kill(pid, kind)
 
 
 def survey() -> dict[str, Any]:
@@ -270,45 +262,3 @@ def _replicas(application: ApplicationStatusOverview) -> dict[str, int]:
     for deployment in application.deployments.values():
         counted.update({str(state): count for state, count in deployment.replica_states.items()})
     return dict(counted)
-
-
-def _process(pid: int) -> Process:
-    return pid, _start_time(pid)
-
-
-def _start_time(pid: int) -> int:
-    """Clock ticks since boot at which a process started; 0 when there is none (a zombie is none)."""
-    try:
-        # The name, in parentheses, may hold anything; after it come state (field 3 of proc(5)) to start (22).
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] == "Z" else int(fields[19])
-
-
-def _descendants(of: Iterable[Process]) -> set[Process]:
-    """Whatever these processes started that runs now, to any depth."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
-    found: set[Process] = set()
-    todo = [pid for pid, _ in of]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found |= {_process(pid) for pid in below}
-        todo += below
-    return found
-
-
-def _wait(processes: Iterable[Process], most_s: float) -> set[Process]:
-    """Those that still run when all have ended or the time is over."""
-    end_s = time.monotonic() + most_s
-    left = set(processes)
-    while left := {(pid, ticks) for pid, ticks in left if ticks and _start_time(pid) == ticks}:
-        if time.monotonic() > end_s:
-            break
-        time.sleep(0.1)
-    return left

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from conf.io.check import require, require_positive, require_public
+from conf.io.check import require, require_positive
+from conf.io.secret import require_public
 from conf.specs.step_time import KernelRatio
 
 

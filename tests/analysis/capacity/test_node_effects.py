@@ -367,7 +367,7 @@ def test_the_replicas_own_addresses_are_the_nodes() -> None:
 
 
 def test_replicas_have_ports_of_their_own_whether_they_are_balanced_or_spoken_to() -> None:
-    session = pytest.importorskip("cluster.session")
+    session = pytest.importorskip("cluster.ray_session.serve_settings")
     balanced, spoken_to, proxied = (
         session.serve_environment(load([f"routing={name}"]).routing)
         for name in ("roundrobin", "per_node", "pow2")

@@ -36,6 +36,7 @@ from ray.serve.schema import Target, TargetGroup  # noqa: E402
 from cluster.deployment import serve_state  # noqa: E402
 from cluster.deployment.deploy import DeployError, Deployment, ExpectedService, deploy  # noqa: E402
 from cluster.deployment.warmup import one_token  # noqa: E402
+from cluster.ray_session import serve_settings  # noqa: E402
 from cluster.ray_session import session as cluster_session  # noqa: E402
 from cluster.ray_session.session import Session, SessionError, open_session  # noqa: E402
 from serve_apps.simulated.app import application_name, build_app  # noqa: E402
@@ -169,9 +170,9 @@ def test_a_session_that_does_not_start_is_one_line(
 
 
 def test_the_ports_of_a_session_differ_and_are_none_that_connections_get() -> None:
-    environment = cluster_session.own_environment(Path("folder"), Routing("leastconn"))
+    environment = serve_settings.own_environment(Path("folder"), Routing("leastconn"))
     kinds = [int(environment[name]) for name in cluster_session.PORT_NAMES]
-    kinds += [cluster_session.free_port(cluster_session.FRONT_PORT), cluster_session.free_port()]
+    kinds += [serve_settings.free_port(serve_settings.FRONT_PORT), serve_settings.free_port()]
     assert len(set(kinds)) == len(kinds)
     assert all(20_000 <= port < 30_000 for port in kinds)
 
