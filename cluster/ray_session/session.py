@@ -34,6 +34,7 @@ from ray.serve._private import build_app as serve_build
 from ray.serve.config import HTTPOptions, ProxyLocation
 
 from cluster.ray_session import process_limits
+from cluster.ray_session.errors import SessionError
 from cluster.ray_session.placement import LOAD_ROLE, REPLICA_CPUS, require_nodes
 from cluster.ray_session.processes import kill_processes_of
 from cluster.ray_session.serve_settings import (
@@ -66,10 +67,6 @@ exec {binary} "$@"
 """
 
 log = logging.getLogger(__name__)
-
-
-class SessionError(Exception):
-    """No usable session; the message is one line with the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

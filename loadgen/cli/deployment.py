@@ -17,8 +17,9 @@ from cluster.deployment.deploy import DeployError, Deployment, ExpectedService, 
 from cluster.deployment.routing_check import check_router
 from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
 from cluster.preflight.preflight import expected_of, inspect
+from cluster.ray_session.errors import SessionError
 from cluster.ray_session.placement import Placement, PlacementError, place
-from cluster.ray_session.session import Session, SessionError, open_session
+from cluster.ray_session.session import Session, open_session
 from conf import Experiment
 from conf.specs.experiment import SimulatedEngine, VllmEngine
 from loadgen.prompts.bodies import Prompts
