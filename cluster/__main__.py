@@ -1,4 +1,4 @@
-"""Clusters: what the nodes are, files to start real ones, and a cluster on this machine that stays up.
+"""Clusters: checks of the nodes, files that start real clusters, and a cluster on this machine that stays up.
 
 examples:
   python -m cluster preflight                                  this machine as the nodes of cluster=laptop
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output is gone.
+        # The reader of our output is gone.
         terminal.give_up_stdout()
         return EXIT_INTERNAL
     except OSError as error:
@@ -134,7 +134,7 @@ def _site(arguments: argparse.Namespace, name: str) -> KubernetesSite:
 
 
 def _serve_environment(experiment: Experiment) -> dict[str, str]:
-    """What Serve's processes read on every node; Ray comes with these imports."""
+    """Variables that Serve's processes read on every node; these imports load Ray."""
     from cluster.ray_session.serve_settings import serve_environment
     from serve_apps.vllm_engine import app
 
@@ -167,7 +167,7 @@ def _serve_config(experiment: Experiment, site: KubernetesSite) -> dict[str, Any
 
 
 def _asked(experiment: Experiment, engine: VllmEngine, installed: str) -> Any:
-    """What a deployment of vLLM depends on, for the version that is installed, asked for, or the newest."""
+    """The inputs of a vLLM recipe, for the installed version, the given one, or the newest."""
     from serve_apps.vllm_engine import rendering
     from serve_apps.vllm_recipes import vllm_flags
 
@@ -177,7 +177,7 @@ def _asked(experiment: Experiment, engine: VllmEngine, installed: str) -> Any:
 
 
 def _deliver(files: Files, out: Path | None) -> int:
-    """Write the files into a folder, or print them, several with their names."""
+    """Write the files into a folder, or print them, with their names if there are several."""
     if out is None:
         for name, text in files.items():
             terminal.data((f"# ---- {name}\n{text}" if len(files) > 1 else text).removesuffix("\n"))
@@ -190,7 +190,7 @@ def _deliver(files: Files, out: Path | None) -> int:
 
 
 def preflight(arguments: argparse.Namespace) -> int:
-    """Look at every node of the joined cluster, or of a session of our own."""
+    """Check every node of the joined cluster, or of a session of our own."""
     from cluster.preflight.preflight import expected_of, inspect
     from cluster.ray_session.session import open_session
 
@@ -208,7 +208,7 @@ def preflight(arguments: argparse.Namespace) -> int:
 
 
 def _recipe_environment(experiment: Experiment) -> dict[str, str]:
-    """What engines get besides their nodes' own environment. Raises ValueError for a contradiction."""
+    """Variables that engines get on top of their nodes' own. Raises ValueError for a contradiction."""
     from serve_apps.vllm_emulated.platform_plugin import installed_vllm
 
     engine = experiment.engine

@@ -19,7 +19,7 @@ def load_cpus(experiment: Experiment) -> float:
 
 
 def up(arguments: argparse.Namespace) -> int:
-    """Start the cluster on this machine, or say that it is up."""
+    """Start the cluster on this machine, or report that it is up."""
     from cluster.ray_session import up as local
 
     experiment = load(arguments.words)
@@ -125,7 +125,7 @@ def _status_lines(tree: dict[str, Any]) -> list[str]:
 
 
 def down(arguments: argparse.Namespace) -> int:
-    """End what `up` started here."""
+    """End the cluster that `up` started here."""
     from cluster.ray_session import up as local
 
     standing, left = local.stop()

@@ -1,7 +1,4 @@
-"""What a real cluster is made of, as KubeRay objects; pure, knows no Ray and no file, and never a secret.
-
-Objects are plain data, dumped as YAML in the order in which they are written here.
-"""
+"""KubeRay objects of a real cluster, as plain data in the order of the YAML; pure, and never a secret."""
 
 import re
 from collections.abc import Sequence
@@ -17,14 +14,14 @@ from conf.specs.experiment import Hardware
 Tree = dict[str, Any]
 
 STARTUP_S = 1800
-"""Least time for a start (serving notes, section 8: 30 minutes or more)."""
+"""Least time for a start in seconds: large models load for 30 minutes or more."""
 PROBE_PERIOD_S = 10
 AGENT_PORT = 52365
-"""Of Ray's dashboard agent, which answers /api/healthz without a token."""
+"""Port of Ray's dashboard agent, which answers /api/healthz without a token."""
 SHARED_MEMORY = "128Gi"
-"""Of a node with GPUs, for the object store and for RCCL and vLLM between the processes of a node."""
+"""Shared memory of a node with GPUs, for the object store and between the processes of RCCL and vLLM."""
 SHARED_MEMORY_REST = "6Gi"
-"""Ray takes 30 % of a pod's 16 GiB for its object store, and puts it on disk where /dev/shm is smaller."""
+"""Shared memory of other pods: Ray's object store takes 30 % of their 16 GiB, or goes to disk."""
 NAME = re.compile("[a-z]([-a-z0-9]{0,48}[a-z0-9])?")
 """KubeRay adds to a cluster's name, and Kubernetes ends at 63 letters."""
 MEMORY = re.compile("[0-9]+[MGT]i?")
@@ -33,7 +30,7 @@ PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "serve": 8000}
 
 @dataclass(frozen=True, slots=True)
 class KubernetesSite:
-    """What only the place knows. `image` is pinned; `weights` is `pvc:NAME` or a folder on every node.
+    """Facts of one Kubernetes cluster. `image` is pinned; `weights` is `pvc:NAME` or a folder on every node.
 
     `groups` are the numeric ids of the groups video and render on the nodes (AMD only); `gpu_memory` and
     `load_memory` are memory limits of a pod. `token_secret` is a Secret with the key auth_token; without
@@ -71,7 +68,7 @@ class KubernetesSite:
 def ray_cluster(
     site: KubernetesSite, nodes: Sequence[NodeGroup], hardware: Hardware, env: dict[str, str]
 ) -> Tree:
-    """A RayCluster for sweeps, which deploy what they measure themselves."""
+    """A RayCluster for sweeps, which deploy their services themselves."""
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
@@ -98,7 +95,7 @@ def ray_service(
 
 
 def network_policy(site: KubernetesSite) -> Tree:
-    """Only the cluster's own pods and KubeRay's operator reach its ports; people `kubectl port-forward`."""
+    """Opens the ports to the cluster's pods and KubeRay's operator alone; people `kubectl port-forward`."""
     own = {"matchLabels": _own(site)}
     operator = {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}
     return {
@@ -160,7 +157,7 @@ def _worker_group(nodes: NodeGroup, site: KubernetesSite, hardware: Hardware, en
 
 
 def _load_pod(nodes: NodeGroup, site: KubernetesSite, env: dict[str, str]) -> Tree:
-    """A generator beside a replica would take its CPU, and Ray no longer hides GPUs from it."""
+    """A pod of a node without GPUs: a load actor beside a replica would take its CPU."""
     container = _container(
         site, env, {"cpu": str(nodes.cpus)}, {"cpu": str(nodes.cpus), "memory": site.load_memory}
     )
@@ -219,7 +216,7 @@ def _container(site: KubernetesSite, env: dict[str, str], requests: Tree, limits
 
 
 def _own(site: KubernetesSite) -> dict[str, str]:
-    """The label of all pods; KubeRay's own, ray.io/cluster, is another for each cluster of a RayService."""
+    """The label of all pods; KubeRay's own, ray.io/cluster, differs for each cluster of a RayService."""
     return {"app.kubernetes.io/instance": site.name}
 
 
@@ -228,7 +225,7 @@ def _memory(size: str) -> Tree:
 
 
 def weights_folder(site: KubernetesSite) -> str:
-    """Where a pod sees the weights: as on the node, or /weights for a claim."""
+    """The folder of the weights in a pod: that of the node, or /weights for a claim."""
     return "/weights" if site.weights.startswith("pvc:") else site.weights
 
 

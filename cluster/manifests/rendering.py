@@ -1,4 +1,4 @@
-"""The files of a real cluster as text, with comments on why and how to use them; pure, never a secret."""
+"""Files of a real cluster as text, with comments on their reasons and use; pure, never a secret."""
 
 import shlex
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ Files = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What the files were rendered for, for their comments."""
+    """The command, model and layout of the files, for their comments."""
 
     typed: Sequence[str]
     model: str
@@ -46,9 +46,9 @@ def kuberay(
     notes: Notes,
     config: dict[str, Any] | None,
 ) -> Files:
-    """A RayCluster, or with Serve's `config` a RayService, and who may reach it.
+    """A RayCluster, or with Serve's `config` a RayService, and its NetworkPolicy.
 
-    Raises ValueError for an image that may be another one tomorrow.
+    Raises ValueError for an image whose tag moves.
     """
     _refuse_moving(site.image)
     if config is None:
@@ -146,12 +146,12 @@ hand: without amdsmi in Python Ray sees no AMD GPU, and says nothing.
 
 
 def _comments(text: str) -> str:
-    """Text as lines of comment, whatever was typed: no line of it is anything else."""
+    """Text as comment lines, whatever was typed."""
     return "".join(f"# {printable(line)}".rstrip() + "\n" for line in text.splitlines())
 
 
 class _Plain(yaml.SafeDumper):
-    """No anchors, and a text of several lines as such."""
+    """Dumps no anchors, and text of several lines as a block."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -165,6 +165,6 @@ _Plain.add_representer(str, _text)
 
 
 def dump(header: str, *objects: dict[str, Any]) -> str:
-    """YAML documents, keys in the order in which they were written, after `header` as comments."""
+    """YAML documents with keys in the given order, after `header` as comments."""
     documents = [yaml.dump(each, Dumper=_Plain, sort_keys=False, width=110) for each in objects]
     return _comments(header) + "---\n".join(documents)

@@ -12,8 +12,8 @@ LOOPBACK = "127.0.0.1"
 HAPROXY_THREADS = 2
 HAPROXY_POLICIES = ("leastconn", "roundrobin")
 NO_LOG = "/nonexistent/haproxy-log"
-"""Where HAProxy's log goes, which nobody reads. For Ray's default, syslog on 127.0.0.1:514, each of its
-threads opens a UDP socket on all interfaces."""
+"""HAProxy's log target: no file. For Ray's default, syslog on 127.0.0.1:514, each thread opens a UDP socket
+on all interfaces."""
 PORTS, PORT_KINDS = range(20_000, 30_000), 16
 """Ports of a session of our own: above Ray's workers, below Serve's replicas and the kernel's own choice."""
 PORT_NAMES = (
@@ -85,9 +85,9 @@ def own_environment(folder: Path, routing: Routing | None) -> dict[str, str]:
 
 
 def free_port(kind: int = -1) -> int:
-    """A port of the loopback address that nobody uses now, and that the kernel gives to no connection.
+    """A free port of the loopback address, which the kernel gives to no connection.
 
-    It is not bound yet: ports of different kinds are never the same one.
+    The port is not bound yet; ports of different kinds are never the same.
     """
     while True:
         port = secrets.choice(PORTS[kind % PORT_KINDS :: PORT_KINDS])

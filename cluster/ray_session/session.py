@@ -1,9 +1,9 @@
 """A Ray session with Serve started in it: on this machine, or joined by address; knows no application.
 
-A session of our own (`local`, `fake`) lives in one private folder: token, sockets, logs and HAProxy's
-files. It listens on the loopback address only, and when it ends, by an error or Ctrl-C too, nothing of it
-is left. Only where this process is killed outright (SIGKILL, or a signal it does not handle) does the
-folder /tmp/maxqps-* stay, with the token of a session whose processes Ray then ends.
+A session of our own (`local`, `fake`) lives in one private folder: token, sockets, logs and HAProxy's files.
+It listens on the loopback address only, and leaves nothing behind when it ends, by an error or Ctrl-C too.
+Only if this process is killed outright (SIGKILL, or a signal it does not handle) does its folder in /tmp,
+maxqps-*, stay, with the token of a session whose processes Ray then ends.
 """
 
 import io
@@ -73,8 +73,8 @@ log = logging.getLogger(__name__)
 class Session:
     """A running Ray session. `url` is Serve's HTTP front on the head node, empty without Serve.
 
-    `roles` are the values of the label `role` on the alive nodes; `place` reads them. `front_streams` is how
-    many requests the front serves at once, while others wait in its queue; None where it has no such bound.
+    `roles` are the values of the label `role` on the alive nodes; `place` reads them. `front_streams` is the
+    number of requests that the front serves at once, while others wait in its queue; None if it has no bound.
     """
 
     url: str
@@ -113,7 +113,7 @@ def open_session(
 
 
 def _front_streams(routing: Routing | None) -> int | None:
-    """What HAProxy takes at once; Serve's Python proxy has no bound of its own."""
+    """Concurrent requests of the front: HAProxy has a bound, Serve's Python proxy has none."""
     if routing is None or routing.data_path == "python_proxy":
         return None
     return process_limits.front_streams()
@@ -121,7 +121,7 @@ def _front_streams(routing: Routing | None) -> int | None:
 
 @contextmanager
 def _haproxy_known(used: bool) -> Iterator[None]:
-    """Serve refuses or allows request routers by what the environment said when it was imported here."""
+    """Tell Serve here if HAProxy is used: it refuses request routers by the environment of its import."""
     before = serve_build.RAY_SERVE_ENABLE_HA_PROXY
     serve_build.RAY_SERVE_ENABLE_HA_PROXY = used
     try:
@@ -132,22 +132,22 @@ def _haproxy_known(used: bool) -> Iterator[None]:
 
 @contextmanager
 def as_session_error(what: str, remedy: str) -> Iterator[None]:
-    """Turn an error of Ray's into one line: that we cannot do `what`, why, and the remedy."""
+    """Turn an error of Ray's into one line: the failed action `what`, the reason, and the remedy."""
     try:
         yield
-    except Exception as error:  # Ray raises plain Exception where a node does not come up in time
+    except Exception as error:  # Ray raises plain Exception if a node does not start in time
         raise SessionError(f"cannot {what}: {last_line(error)}; {remedy}") from error
 
 
 def last_line(error: Exception) -> str:
-    """The last line of an error: of a remote one, what was raised there."""
+    """The last line of an error, which in a remote one is the original error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
 
 @contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Put back the signal handlers Ray replaces when it starts (in the main thread only, as Ray does)."""
+    """Restore the signal handlers that Ray replaces when it starts (in the main thread only, as Ray does)."""
     ours = threading.current_thread() is threading.main_thread()
     before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)} if ours else {}
     try:
@@ -184,7 +184,7 @@ def furnish(folder: Path) -> None:
 
 @contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A folder only we can read, with the token and HAProxy's wrapper; its processes go with it."""
+    """A private folder with the token and HAProxy's wrapper; its processes are killed at the end."""
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     try:
         furnish(folder)
@@ -196,7 +196,7 @@ def _private_folder() -> Iterator[Path]:
 
 @contextmanager
 def in_environment(values: dict[str, str]) -> Iterator[None]:
-    """Environment variables that are put back at the end."""
+    """Set environment variables, and restore them at the end."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -211,7 +211,7 @@ def in_environment(values: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def loopback_only() -> Iterator[None]:
-    """Ray replaces 127.0.0.1 by an outside address unless it believes that clusters are impossible here."""
+    """Keep Ray on 127.0.0.1, which it replaces by an outside address if it believes in clusters here."""
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
@@ -222,7 +222,7 @@ def loopback_only() -> Iterator[None]:
 
 
 def _start(cluster: Cluster, routing: Routing | None, load_cpus: float, stack: ExitStack) -> None:
-    """A session of our own: a head and, in a `fake` one, a Ray node per node of `cluster`."""
+    """Start a session of our own: a head and, in a `fake` one, a Ray node per node of `cluster`."""
     if reason := process_limits.shortage():
         raise SessionError(reason)
     with as_session_error("prepare a folder for Ray", "check the space and rights of the folder of TMPDIR"):
@@ -244,7 +244,7 @@ def _start_nodes(cluster: Cluster, load_cpus: float, stack: ExitStack) -> None:
 
 
 def forget_settings() -> None:
-    """This process may have read another session's settings and token."""
+    """Make Ray forget another session's settings and token, which this process may have read."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 
@@ -275,7 +275,7 @@ def _add_node(own: RayCluster, cpus: int, gpus: int, role: str, **more: Any) -> 
 
 
 def _join(address: str, environment: dict[str, str], routing: Routing | None, stack: ExitStack) -> None:
-    """The cluster at `address`; Serve's processes there get our settings through the job's environment."""
+    """Join the cluster at `address`; Serve gets our settings there through the job's environment."""
     runtime_env = {"env_vars": environment}
     remedy = "check cluster.address, and `ray status` there"
     with as_session_error(f"join the Ray cluster at {address}", remedy):
@@ -294,7 +294,7 @@ def _join(address: str, environment: dict[str, str], routing: Routing | None, st
 
 
 def _knock(address: str) -> None:
-    """Raise OSError where nobody answers; Ray itself would try for minutes."""
+    """Raise OSError if nothing answers; Ray itself would try for minutes."""
     if "://" not in address:
         known = services.canonicalize_bootstrap_address(address)
         host, _, port = (known or "").rpartition(":")
@@ -303,7 +303,7 @@ def _knock(address: str) -> None:
 
 
 def serve_runs() -> bool:
-    """Whether Serve runs in the session that this process has joined, whoever started it."""
+    """True if Serve runs in the session that this process has joined."""
     try:
         ray.get_actor(*SERVE_CONTROLLER)
     except ValueError:
@@ -312,7 +312,7 @@ def serve_runs() -> bool:
 
 
 def _stop_serve() -> None:
-    """Shut Serve down. Ray always prints that the controller's last task died; nobody needs to read it."""
+    """Shut Serve down without Ray's usual line that the controller's last task died."""
     try:
         with redirect_stdout(io.StringIO()):
             serve.shutdown()

@@ -1,9 +1,8 @@
 """A Ray cluster on this machine that outlives the command that started it; knows no application.
 
-It is a session of our own (`session`) that nobody tears down at the end: loopback only, a token of its own,
-all files in one private folder. What was started is noted in a state file, with each process's id and start
-time, so that `stop` ends exactly that. There is one such cluster at a time, and one command at a time that
-starts or ends it.
+It is a session of our own (`session`) that stays: loopback only, a token of its own, all files in one private
+folder. A state file notes each process's id and start time, so that `stop` ends exactly those. There is one
+such cluster at a time, and one command at a time that starts or ends it.
 """
 
 import errno
@@ -34,19 +33,19 @@ from conf.io import durable
 from conf.specs.experiment import Cluster, Routing
 
 RAYLET_STOP_S = 15.0
-"""A raylet ends its workers first, within a second or two; whatever has not ended by then is killed."""
+"""Seconds for a raylet to end its workers, which takes one or two; later it is killed."""
 SERVICE_STOP_S = 3.0
-"""The rest has nothing to save; the dashboard's agents do not always heed SIGTERM."""
+"""Seconds for the other processes, which save nothing; the dashboard's agents may ignore SIGTERM."""
 DRIVER_CPUS = 1.0
-"""For the driver of a submitted job, beside the load actors."""
+"""CPUs of the driver of a submitted job, beside the load actors."""
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What a file system without locks answers; there nobody is kept out."""
+"""Errors of a file system without locks, where two commands may run at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandingCluster:
-    """A cluster that was started here: how it is reached and what it consists of; holds no secret."""
+    """A cluster that was started here: its addresses and its processes; holds no secret."""
 
     folder: str
     address: str
@@ -59,7 +58,7 @@ class StandingCluster:
 
     @property
     def processes(self) -> tuple[Process, ...]:
-        """The processes that it was started with: a raylet for each node, and the services of the head."""
+        """The processes that it started with: a raylet for each node, and the services of the head."""
         return self.raylets + self.services
 
     @property
@@ -69,7 +68,7 @@ class StandingCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to join: the token by its path (mode 0600), never the token itself."""
+        """Variables for a process that joins: the token by its path (mode 0600), never the token itself."""
         return {
             "RAY_ADDRESS": self.address,
             "RAY_API_SERVER_ADDRESS": self.dashboard_url,
@@ -81,18 +80,18 @@ class StandingCluster:
 
     @property
     def environment_file(self) -> Path:
-        """The same as lines of shell."""
+        """The file with these variables as shell commands."""
         return Path(self.folder) / "environment"
 
 
 def state_file() -> Path:
-    """Where the standing cluster is noted: in XDG_STATE_HOME, by default ~/.local/state."""
+    """The state file of the local cluster, in XDG_STATE_HOME, by default ~/.local/state."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "maxqps" / "cluster.json"
 
 
 def standing() -> StandingCluster | None:
-    """The cluster that was started here and not stopped, or None. Raises SessionError for a broken file."""
+    """The cluster that was started and not stopped here, or None. Raises SessionError for a broken file."""
     path = state_file()
     try:
         tree = json.loads(path.read_text())
@@ -109,8 +108,8 @@ def standing() -> StandingCluster | None:
 def start(cluster: Cluster, routing: Routing, load_cpus: float) -> StandingCluster:
     """Start the nodes of `cluster` on this machine, and leave them running.
 
-    The same cluster is started once: a second call finds it. Raises SessionError when another one stands
-    or is being started or ended, or Ray does not start; then nothing of it is left.
+    A second call for the same cluster finds it running. Raises SessionError if another cluster is up, or one
+    is being started or ended, or Ray does not start; then nothing of it is left.
     """
     with _alone():
         return _found_or_started(cluster, routing, load_cpus)
@@ -138,7 +137,7 @@ def _found_or_started(cluster: Cluster, routing: Routing, load_cpus: float) -> S
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Start or end clusters, and nobody else does meanwhile. Raises SessionError where somebody does."""
+    """Keep other commands from starting or ending clusters. Raises SessionError if one is doing so."""
     path = state_file().with_suffix(".lock")
     with ExitStack() as held:
         with session.as_session_error(f"write {path}", "check the rights of its folder"):
@@ -196,7 +195,7 @@ def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack
 
 
 def stop() -> tuple[StandingCluster | None, list[str]]:
-    """End the cluster that was started here; returns it, if there was one, and what is left of it.
+    """End the cluster that was started here; returns it, if there was one, and lines on what is left of it.
 
     Raises SessionError for a broken state file, and while the cluster is being started or ended.
     """
@@ -206,9 +205,9 @@ def stop() -> tuple[StandingCluster | None, list[str]]:
 
 
 def _end(standing: StandingCluster) -> list[str]:
-    """End a cluster's processes and remove its folder and its note; returns what is left, normally nothing.
+    """End a cluster's processes, remove its folder and its state file; returns lines on what is left.
 
-    Its processes are those it was started with and all they started, never others of the same name.
+    Its processes are those that it started with and all that they started.
     """
     alive = standing.alive
     ours = with_descendants(pid for pid, _ in alive)
@@ -252,7 +251,7 @@ def survey() -> dict[str, Any]:
 
 
 def _shown(resource: str) -> bool:
-    """Not a resource that Ray gives every node by itself."""
+    """False for a resource that Ray gives every node by itself."""
     return not resource.startswith("node:") and resource not in ("memory", "object_store_memory")
 
 
