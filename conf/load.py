@@ -5,8 +5,10 @@ Precedence: dataclass defaults < the chosen file of each group < the files that 
 sets a value (`slo.ttft_p90_ms=1500`); the order of the words never matters.
 """
 
+import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +25,7 @@ from conf.misfit import keys as walked
 from conf.specs import experiment as schema
 from conf.specs import planning
 from conf.specs.overruled import overruled
-from conf.words import ROOT, ConfigError, group_file, key_and_value, refuse_twice, split_words
+from conf.words import ROOT, ConfigError, group_file, groups, key_and_value, refuse_twice, split_words
 
 ENGINES: dict[str, type[schema.Engine]] = {
     "simulated": schema.SimulatedEngine,
@@ -46,14 +48,9 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experime
     choices, values = split_words(words)
     tree = config_files.read_saved(base) if base else {}
     calibration = tree.get("engine", {}).get("constants")
-    if not base:
-        defaults = config_files.read(ROOT / "config.yaml")
-        choices = {**defaults.pop("defaults"), **choices}
-        tree.update(defaults)
-    for group, choice in choices.items():
-        tree[group] = config_files.read(group_file(group, choice))
     try:
-        experiment = _build(tree, values, set(choices), base)
+        start = _saved(base, tree, choices, values) if base else copy.deepcopy(_defaults(*choices.items()))
+        experiment = _build(start, values, choices, base)
     except ConfigError:
         raise
     except (OmegaConfBaseException, ValueError, TypeError) as error:
@@ -107,14 +104,43 @@ def dump(experiment: schema.Experiment) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(experiment))
 
 
-def _build(tree: dict[str, Any], values: list[str], chosen: set[str], base: Path | None) -> schema.Experiment:
-    """The experiment of a tree and words; groups that are not `chosen` hold the values saved in `base`."""
-    root = _types(tree, base)
-    keys = [word.partition("=")[0] for word in values]
-    chosen |= {key.partition(".")[0] for key in keys if key in named_files.NAMED_FILES}
-    if chosen & {"engine", "hardware", "model"}:
+@lru_cache(maxsize=64)
+def _defaults(*choices: tuple[str, str]) -> Any:
+    """The typed tree of the defaults with these files of their groups, all of them ours."""
+    tree = config_files.read(ROOT / "config.yaml")
+    return _typed(_chosen(tree, {**tree.pop("defaults"), **dict(choices)}), None)
+
+
+def _saved(base: Path, tree: dict[str, Any], choices: Mapping[str, str], values: Sequence[str]) -> Any:
+    """The typed tree of an experiment saved in `base`, with other files of the chosen groups."""
+    renewed = set(choices) | {
+        word.partition(".")[0] for word in values if _key(word) in named_files.NAMED_FILES
+    }
+    tree = _chosen(tree, choices)
+    if renewed & {"engine", "hardware", "model"} and isinstance(tree.get("engine"), dict):
         tree["engine"].pop("constants_covariance", None)
-    node = _typed(tree, root, keys, base)
+    return _typed(tree, base)
+
+
+def _chosen(tree: dict[str, Any], choices: Mapping[str, str]) -> dict[str, Any]:
+    return tree | {group: config_files.read(group_file(group, name)) for group, name in choices.items()}
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0]
+
+
+def _build(
+    node: Any, values: Sequence[str], choices: Mapping[str, str], base: Path | None
+) -> schema.Experiment:
+    """The experiment of a typed tree and words; over a `base`, groups without a choice keep its values."""
+    kind, keys = node.engine.kind, [_key(word) for word in values]
+    root = {**(fields_of(schema.Experiment) or {}), "engine": ENGINES[kind]}
+    chosen = set(choices) if base else set(groups())
+    chosen |= {key.partition(".")[0] for key in keys if key in named_files.NAMED_FILES}
+    if missing := OmegaConf.missing_keys(node) - set(keys):
+        first = next(name for name, _ in walked(root) if name in missing)
+        raise ConfigError(f"{base or ROOT}: {first} is missing; give it, or start from a whole config.yaml")
     words = _parsed(root, keys, values)
     node = _with_named_files(node, root, words, chosen)
     node = _with_kernels(node, root, words, chosen)
@@ -123,7 +149,7 @@ def _build(tree: dict[str, Any], values: list[str], chosen: set[str], base: Path
     for key, said in words:
         node = _merge(node, root, key, said)
     _refuse_overruled(node, [said for _, said in words])
-    if node.engine.kind != tree["engine"]["kind"]:
+    if node.engine.kind != kind:
         raise ConfigError("engine.kind cannot be set; choose a file with engine=NAME")
     try:
         experiment = cast(schema.Experiment, OmegaConf.to_object(node))
@@ -148,8 +174,9 @@ def _types(tree: dict[str, Any], base: Path | None) -> Fields:
     return {**specs, "engine": ENGINES[kind]}
 
 
-def _typed(tree: dict[str, Any], root: Fields, keys: Sequence[str], base: Path | None) -> Any:
-    """The tree with its types checked. Raises ConfigError for a key that neither it nor `keys` give."""
+def _typed(tree: dict[str, Any], base: Path | None) -> Any:
+    """The tree with its types checked. Raises ConfigError."""
+    root = _types(tree, base)
     node: Any = OmegaConf.merge(
         OmegaConf.structured(schema.Experiment), {"engine": OmegaConf.structured(root["engine"])}
     )
@@ -158,9 +185,6 @@ def _typed(tree: dict[str, Any], root: Fields, keys: Sequence[str], base: Path |
             node = _merge(node, root, str(name), {name: value})
         except ConfigError as error:
             raise ConfigError(f"{base}: {error}" if base else str(error)) from error
-    if missing := OmegaConf.missing_keys(node) - set(keys):
-        first = next(name for name, _ in walked(root) if name in missing)
-        raise ConfigError(f"{base or ROOT}: {first} is missing; give it, or start from a whole config.yaml")
     return node
 
 
