@@ -1,4 +1,4 @@
-"""Clusters: what the nodes are, files to start real ones, and a cluster on this machine that stays up.
+"""Clusters: checks of the nodes, files that start real clusters, and a cluster on this machine that stays up.
 
 examples:
   python -m cluster preflight                                  this machine as the nodes of cluster=laptop
@@ -17,13 +17,13 @@ examples:
 
 import argparse
 import json
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from cluster import local_verbs
 from cluster.command_line import (
     EXIT_CLUSTER,
     EXIT_INTERNAL,
@@ -34,15 +34,17 @@ from cluster.command_line import (
     refuse_idle_flags,
     target_of,
 )
+from cluster.local_verbs import load_cpus
 from cluster.manifests.node_offers import environment, is_amd, nodes_of
-from cluster.manifests.ray_service import Site, weights_folder
+from cluster.manifests.ray_service import KubernetesSite, weights_folder
 from cluster.manifests.rendering import Files, Notes, kuberay, ray_up, systemd
 from cluster.manifests.static_hosts import hosts_of
+from cluster.ray_session.errors import SessionError
 from cluster.ray_session.placement import PlacementError, place
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
 from conf.io.one_line import reason
-from conf.specs.experiment import Cluster, VllmEngine
+from conf.specs.experiment import VllmEngine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         target = target_of(arguments)
         refuse_idle_flags(arguments, target)
         return VERBS[arguments.verb](arguments) if not target else _render(arguments, target)
-    except (PlacementError, ClusterDown) as error:
+    except (PlacementError, SessionError) as error:
         terminal.error(error)
         return EXIT_CLUSTER
     except ValueError as error:  # ConfigError is one
@@ -64,16 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output is gone.
+        # The reader of our output is gone.
         terminal.give_up_stdout()
         return EXIT_INTERNAL
     except OSError as error:
         terminal.error(reason(error))
         return EXIT_INTERNAL
-
-
-class ClusterDown(Exception):
-    """The cluster failed, or is not there; the message is one line with the remedy."""
 
 
 def _render(arguments: argparse.Namespace, target: str) -> int:
@@ -107,7 +105,7 @@ def _render(arguments: argparse.Namespace, target: str) -> int:
     return _deliver(files, arguments.out)
 
 
-def _site(arguments: argparse.Namespace, name: str) -> Site:
+def _site(arguments: argparse.Namespace, name: str) -> KubernetesSite:
     if not arguments.image:
         raise ConfigError(
             "render kuberay needs --image REPO:TAG@sha256:DIGEST: vllm/vllm-openai-rocm with ray 2.60.0 and "
@@ -124,7 +122,7 @@ def _site(arguments: argparse.Namespace, name: str) -> Site:
         raise ConfigError(
             f"--groups={arguments.groups}: ids, as `getent group video render` says on the nodes"
         ) from error
-    return Site(
+    return KubernetesSite(
         arguments.image,
         arguments.weights or "pvc:weights",
         name,
@@ -136,8 +134,8 @@ def _site(arguments: argparse.Namespace, name: str) -> Site:
 
 
 def _serve_environment(experiment: Experiment) -> dict[str, str]:
-    """What Serve's processes read on every node; Ray comes with these imports."""
-    from cluster.ray_session.session import serve_environment
+    """Variables that Serve's processes read on every node; these imports load Ray."""
+    from cluster.ray_session.serve_settings import serve_environment
     from serve_apps.vllm_engine import app
 
     engine, routing = experiment.engine, experiment.routing
@@ -145,7 +143,7 @@ def _serve_environment(experiment: Experiment) -> dict[str, str]:
     return serve_environment(routing) | real
 
 
-def _serve_config(experiment: Experiment, site: Site) -> dict[str, Any]:
+def _serve_config(experiment: Experiment, site: KubernetesSite) -> dict[str, Any]:
     """Serve's own configuration of the deployment, as `python -m serve_apps render` prints it."""
     from serve_apps.vllm_engine import rendering
 
@@ -169,7 +167,7 @@ def _serve_config(experiment: Experiment, site: Site) -> dict[str, Any]:
 
 
 def _asked(experiment: Experiment, engine: VllmEngine, installed: str) -> Any:
-    """What a deployment of vLLM depends on, for the version that is installed, asked for, or the newest."""
+    """The inputs of a vLLM recipe, for the installed version, the given one, or the newest."""
     from serve_apps.vllm_engine import rendering
     from serve_apps.vllm_recipes import vllm_flags
 
@@ -179,7 +177,7 @@ def _asked(experiment: Experiment, engine: VllmEngine, installed: str) -> Any:
 
 
 def _deliver(files: Files, out: Path | None) -> int:
-    """Write the files into a folder, or print them, several with their names."""
+    """Write the files into a folder, or print them, with their names if there are several."""
     if out is None:
         for name, text in files.items():
             terminal.data((f"# ---- {name}\n{text}" if len(files) > 1 else text).removesuffix("\n"))
@@ -192,19 +190,16 @@ def _deliver(files: Files, out: Path | None) -> int:
 
 
 def preflight(arguments: argparse.Namespace) -> int:
-    """Look at every node of the joined cluster, or of a session of our own."""
+    """Check every node of the joined cluster, or of a session of our own."""
     from cluster.preflight.preflight import expected_of, inspect
-    from cluster.ray_session.session import SessionError, open_session
+    from cluster.ray_session.session import open_session
 
     experiment = load(arguments.words)
     if experiment.engine.kind == "external":
         raise ConfigError("engine=external deploys nothing whose nodes could be looked at; leave it out")
     expected = expected_of(experiment, _recipe_environment(experiment), bandwidth=arguments.bandwidth)
-    try:
-        with terminal.own_stdout(), open_session(experiment.cluster, None, _load_cpus(experiment)):
-            report = inspect(expected)
-    except SessionError as error:
-        raise ClusterDown(str(error)) from error
+    with terminal.own_stdout(), open_session(experiment.cluster, None, load_cpus(experiment)):
+        report = inspect(expected)
     if arguments.json:
         terminal.data(json.dumps(report.tree(), indent=2))
     else:
@@ -213,7 +208,7 @@ def preflight(arguments: argparse.Namespace) -> int:
 
 
 def _recipe_environment(experiment: Experiment) -> dict[str, str]:
-    """What engines get besides their nodes' own environment. Raises ValueError for a contradiction."""
+    """Variables that engines get on top of their nodes' own. Raises ValueError for a contradiction."""
     from serve_apps.vllm_emulated.platform_plugin import installed_vllm
 
     engine = experiment.engine
@@ -222,146 +217,11 @@ def _recipe_environment(experiment: Experiment) -> dict[str, str]:
     return dict(_asked(experiment, engine, installed_vllm()).recipe(engine).env)
 
 
-def _load_cpus(experiment: Experiment) -> float:
-    return experiment.fleet.actors * experiment.fleet.cpus_per_actor
-
-
-def up(arguments: argparse.Namespace) -> int:
-    """Start the cluster on this machine, or say that it is up."""
-    from cluster.ray_session import up as local
-    from cluster.ray_session.session import SessionError
-
-    experiment = load(arguments.words)
-    cluster = experiment.cluster
-    if cluster.session == "address":
-        raise ConfigError(
-            f"cluster={cluster.name} is joined, not started; use cluster=laptop or laptop_4n here, and "
-            "python -m cluster render for real nodes"
-        )
-    try:
-        with terminal.own_stdout():
-            standing = local.start(cluster, experiment.routing, _load_cpus(experiment))
-    except SessionError as error:
-        raise ClusterDown(str(error)) from error
-    if arguments.json:
-        terminal.data(json.dumps(_shown(standing), indent=2))
-    else:
-        terminal.data("\n".join(_how_to_use(standing, arguments.words)))
-    return EXIT_OK
-
-
-def _shown(standing: Any) -> dict[str, Any]:
-    return {
-        "address": standing.address,
-        "dashboard": standing.dashboard_url,
-        "environment": standing.environment,
-        "environment_file": str(standing.environment_file),
-        "cluster": standing.cluster,
-    }
-
-
-def _how_to_use(standing: Any, typed: Sequence[str]) -> list[str]:
-    cluster = Cluster(**standing.cluster)
-    others = [word for word in typed if not word.startswith("cluster.session=")]
-    words = shlex.join([*others, "cluster.session=address"])
-    # The only node of a `local` cluster is a node with GPUs.
-    chosen = """ --entrypoint-label-selector '{"role":"load"}'""" if cluster.session == "fake" else ""
-    return [
-        f"up           {cluster.name}: {cluster.nodes} x {cluster.gpus_per_node} pretended GPUs, on loopback",
-        f"address      {standing.address}",
-        f"dashboard    {standing.dashboard_url}",
-        f"environment  {standing.environment_file}   names the token's file; source it to join",
-        "use          source it, then one of",
-        f"  python -m loadgen sweep {words}",
-        f"  ray job submit --working-dir . --entrypoint-num-cpus 1{chosen} -- "
-        f'python -m loadgen sweep {words} out="$PWD/runs"',
-        "  python -m cluster status; python -m cluster down",
-    ]
-
-
-def status(arguments: argparse.Namespace) -> int:
-    """Nodes, resources and applications of the cluster that is up here, or of one joined by its address."""
-    from cluster.ray_session import up as local
-    from cluster.ray_session.session import (
-        SessionError,
-        forget_settings,
-        in_environment,
-        loopback_only,
-        open_session,
-    )
-
-    cluster = load(arguments.words).cluster
-    try:
-        if arguments.words and cluster.session == "address":
-            with terminal.own_stdout(), open_session(cluster, None):
-                tree = {"address": cluster.address, **local.survey()}
-        else:
-            standing = local.standing()
-            if standing is None:
-                raise ClusterDown(
-                    "no cluster is up here; start one with python -m cluster up cluster=laptop_4n"
-                )
-            ended = len(standing.processes) - len(standing.alive)
-            if ended == len(standing.processes):
-                raise ClusterDown("the cluster that was up here has ended; clear up: python -m cluster down")
-            here = Cluster("here", session="address", address=standing.address)
-            with in_environment(standing.environment), loopback_only():
-                forget_settings()
-                with terminal.own_stdout(), open_session(here, None):
-                    tree = {**_shown(standing), "processes_ended": ended, **local.survey()}
-    except SessionError as error:
-        raise ClusterDown(str(error)) from error
-    if arguments.json:
-        terminal.data(json.dumps(tree, indent=2))
-    else:
-        terminal.tell("\n".join(_status_lines(tree)))
-    dead = [node for node in tree["nodes"] if not node["alive"]]
-    return EXIT_CLUSTER if dead or tree.get("processes_ended") else EXIT_OK
-
-
-def _status_lines(tree: dict[str, Any]) -> list[str]:
-    lines = [f"address      {tree['address']}"]
-    if tree.get("dashboard"):
-        lines.append(f"dashboard    {tree['dashboard']}")
-    for node in tree["nodes"]:
-        role = node["role"] or "no role"
-        has = ", ".join(f"{name} {amount:g}" for name, amount in node["resources"].items()) or "nothing"
-        lines.append(
-            f"node         {node['address']:<16} {role:<8} {'alive' if node['alive'] else 'DEAD':<6} {has}"
-        )
-    for name, application in tree["applications"].items():
-        replicas = ", ".join(f"{count} {state}" for state, count in application["replicas"].items())
-        lines.append(f"application  {name:<20} {application['status']} {replicas}")
-    if not tree["applications"]:
-        lines.append("application  none")
-    if tree.get("processes_ended"):
-        lines.append(f"warning      {tree['processes_ended']} of its first processes have ended")
-    return lines
-
-
-def down(arguments: argparse.Namespace) -> int:
-    """End what `up` started here."""
-    from cluster.ray_session import up as local
-    from cluster.ray_session.session import SessionError
-
-    try:
-        standing, left = local.stop()
-    except SessionError as error:
-        raise ClusterDown(str(error)) from error
-    name = standing.cluster["name"] if standing else None
-    if arguments.json:
-        terminal.data(json.dumps({"stopped": name, "left": left}))
-    else:
-        terminal.tell(f"down         {name}" if name else "down         no cluster was up here")
-        terminal.tell("\n".join(f"left         {line}" for line in left) or "left         nothing")
-    return EXIT_CLUSTER if left else EXIT_OK
-
-
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "preflight": preflight,
-    "up": up,
-    "status": status,
-    "down": down,
+    "up": local_verbs.up,
+    "status": local_verbs.status,
+    "down": local_verbs.down,
 }
 
 

@@ -1,4 +1,4 @@
-"""The grammar of `python -m cluster`: verbs, words and flags, and which of them honours which."""
+"""The grammar of `python -m cluster`: verbs, words and flags, and the verbs that honour each flag."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from conf import ConfigError
 from conf.io.nearest import hint, nearest
 from conf.io.one_line import OneLineParser
-from conf.load import groups
+from conf.words import groups
 
 EXIT_OK, EXIT_INTERNAL, EXIT_USAGE, EXIT_CLUSTER, EXIT_INTERRUPTED = 0, 1, 2, 5, 130
 TARGETS = ("kuberay", "ray-up", "systemd")
@@ -28,7 +28,7 @@ FLAGS = {
     "gpu_node_cpus": TARGETS,
     "out": TARGETS,
 }
-"""Flag -> the verbs, or the targets of render, that honour it; --json is everybody's but render's."""
+"""Flag -> the verbs, or the targets of render, that honour it; --json belongs to all verbs but render."""
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -56,21 +56,21 @@ def _add_render_flags(group: Any) -> None:
     add("--out", type=Path, metavar="DIR", help="write files there; by default they are printed")
     add("--load-nodes", type=int, metavar="N", help="nodes for load only (1); 0: load runs beside replicas")
     add("--gpu-node-cpus", type=int, metavar="N", help="CPUs of a node with GPUs for Ray to give away (64)")
-    add("--name", metavar="NAME", help="of the cluster (maxqps)")
+    add("--name", metavar="NAME", help="name of the cluster (maxqps)")
     add("--image", metavar="IMAGE", help="kuberay: pinned, best by digest: REPO:TAG@sha256:DIGEST")
-    add("--weights", metavar="WHERE", help="kuberay: pvc:NAME (pvc:weights), or a folder of every node")
+    add("--weights", metavar="WHERE", help="kuberay: pvc:NAME (pvc:weights), or a folder on every node")
     add("--service", action="store_true", help="kuberay: a RayService that keeps one deployment up")
-    add("--namespace", metavar="NAME", help="kuberay: (default)")
+    add("--namespace", metavar="NAME", help="kuberay: namespace of the objects (default)")
     add("--token-secret", metavar="NAME", help="kuberay: Secret with the key auth_token (KubeRay makes one)")
     add("--groups", metavar="GID,GID", help="kuberay: ids of the nodes' groups video and render (44,109)")
     add("--memory", metavar="SIZE", help="kuberay: memory of a pod with GPUs, /dev/shm included (512Gi)")
     add("--hosts", metavar="A,B,...", help="ray-up, systemd: addresses of head, GPU nodes, load nodes")
-    add("--ssh-user", metavar="USER", help="ray-up: who logs in on all hosts (ray)")
+    add("--ssh-user", metavar="USER", help="ray-up: user that logs in on all hosts (ray)")
     add("--venv", metavar="DIR", help="ray-up, systemd: environment with this package there (/opt/maxqps)")
 
 
 def target_of(arguments: argparse.Namespace) -> str:
-    """What `render` is to render; it leaves the words. Empty for the other verbs."""
+    """The target of `render`, which is removed from the words; empty for other verbs."""
     if arguments.verb != "render":
         return ""
     given = [word for word in arguments.words if word in TARGETS]

@@ -14,7 +14,7 @@ from conf.io.one_line import one_line
 from conf.quantised import Stored, stored
 
 MOST = 2**40
-"""No checkpoint has so many of anything (our choice)."""
+"""Upper bound of every count in a config.json (our choice)."""
 _GQA = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -63,14 +63,14 @@ _ONLY = {
 }
 """Keys that change the architecture, and the one value of each that the model of it covers."""
 _SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "max_context_tokens", "kv_lora_rank"}
-"""Fields that no checkpoint has none of."""
+"""Fields that must be above 0."""
 
 
 def facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `conf.schema.Model` that `config` (the tree of a config.json) settles.
+    """Fields of `conf.specs.model.Model` from `config`, the tree of a config.json.
 
-    Raises ValueError with one line for an architecture or quantisation that is not modelled, or for a value
-    that cannot be.
+    Raises ValueError with one line for an architecture or quantisation that is not modelled, or an
+    impossible value.
     """
     names = config.get("architectures")
     family = str(names[0]) if isinstance(names, list) and names else "none"
@@ -100,7 +100,7 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _image_token_px(config: Mapping[str, Any]) -> int:
-    """Side of the square of an image that becomes one token: patches, merged; 0 without known vision."""
+    """Side in pixels of the square that becomes one token: merged patches; 0 without known vision."""
     vision = require_mapping(config, "vision_config")
     merged = vision.get("spatial_merge_size", (vision.get("merge_kernel_size") or [None])[0])
     patch = vision.get("patch_size")
@@ -109,7 +109,7 @@ def _image_token_px(config: Mapping[str, Any]) -> int:
 
 
 def _count(text: Mapping[str, Any], key: str, is_size: bool) -> int:
-    """A number of things; `null`, which some keys have for "none of it", is 0, and a size is above that."""
+    """A count; `null`, which some keys have for none, is 0; a size must be above 0."""
     require(key in text, f"has no {key}")
     value = 0 if text[key] is None else text[key]
     counts = type(value) is int and 0 <= value <= MOST  # true is an int too
@@ -119,7 +119,7 @@ def _count(text: Mapping[str, Any], key: str, is_size: bool) -> int:
 
 
 def _stored(text: Mapping[str, Any], facts: Mapping[str, Any]) -> Stored:
-    """What the weights of the linear layers are stored in."""
+    """Number formats of the linear layers' weights."""
     quantised = require_mapping(text, "quantization_config")
     if quantised:
         return stored(quantised, facts)

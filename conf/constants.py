@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.io.check import require
 from conf.specs.experiment import (
     Constant,
     Efficiency,
@@ -24,7 +25,6 @@ from conf.specs.experiment import (
     Model,
     SimulatedEngine,
     StepTime,
-    require,
 )
 
 _SPECS: dict[str, type] = {"model.step_time": StepTime, "hardware.efficiency": Efficiency}

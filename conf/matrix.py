@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from conf.io.bounded_yaml import read
-from conf.load import ConfigError
+from conf.words import ConfigError
 
 PREFIX = "matrix."
 

@@ -8,9 +8,9 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from conf.io.check import SECRET
 from conf.io.nearest import MOST, hint, nearest
 from conf.io.one_line import one_line
+from conf.io.secret import SECRET_SETTING
 
 Fields = Mapping[str, Any]
 """The types of the keys of a group, by name."""
@@ -127,7 +127,7 @@ def _setting(kind: Any, key: str, value: Any) -> str:
         return key
     if misfit(kind, value, key):
         return ""
-    return f"{key}={_text(value)}" if _is_figure(kind) and not SECRET.search(key) else key
+    return f"{key}={_text(value)}" if _is_figure(kind) and not SECRET_SETTING.search(key) else key
 
 
 def _is_figure(kind: Any) -> bool:
@@ -157,7 +157,9 @@ def _group_misfit(fields: Fields, value: Any, key: str) -> str:
 def _wrong(kind: Any, value: Any, key: str) -> str:
     if value is None:
         return f"{key} has no value; give it {_wanted(kind)} or leave it out"
-    shown = not key.startswith(OPEN) and not isinstance(value, Mapping | list) and not SECRET.search(key)
+    shown = (
+        not key.startswith(OPEN) and not isinstance(value, Mapping | list) and not SECRET_SETTING.search(key)
+    )
     said = f"{key}={_text(value)}" if shown else key
     near = (
         nearest(str(value), [str(choice) for choice in get_args(kind)]) if get_origin(kind) is Literal else []

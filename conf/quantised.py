@@ -1,8 +1,8 @@
-"""What a checkpoint's weights are stored in, by its `quantization_config`; knows no file, bytes or speed.
+"""Number formats of a checkpoint's weights, from its `quantization_config`; knows no file, bytes or speed.
 
-Lists of modules that stay in 16 bits are read name by name, and what the fields of `conf.schema.Model` cannot
-say is refused. Norms, routers, embeddings and the lm_head stay in 16 bits anyway; zero points are not
-counted; vision towers and extra prediction layers are not modelled.
+Lists of modules that stay in 16 bits are read name by name. A format that the fields of `Model` cannot say is
+refused. Norms, routers, embeddings and the lm_head always stay in 16 bits; zero points are not counted;
+vision towers and extra prediction layers are not modelled.
 """
 
 import re
@@ -20,7 +20,7 @@ MOST_LAYERS, MOST_NAMES, MOST_PATTERNS = 1024, 8192, 32
 _FORMATS = {("float", "8"): "fp8", ("int", "4"): "int4"}
 """Types and bits of compressed-tensors, as `Model.weights` calls them."""
 _UNLISTED = (None, [128, 128])
-"""Blocks of FP8 weights with a scale each: of the whole matrix or channel, or those that are counted."""
+"""FP8 blocks that share a scale: a whole matrix or channel, or the block size that the model counts."""
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 _FFN = ("gate_proj", "up_proj", "down_proj")
@@ -33,7 +33,7 @@ _UNCOUNTED = (
     "self_attn.k_norm",
     "self_attn.indexer.weights_proj",
 )
-"""Of every layer, in 16 bits anyway."""
+"""Modules of every layer that stay in 16 bits anyway."""
 _OUTSIDE = (
     "lm_head",
     "embed_tokens",
@@ -45,9 +45,9 @@ _OUTSIDE = (
     "mtp.fc",
 )
 _APART = re.compile(r"\b(visual|vision_tower|vision_model|mm_projector|multi_modal_projector|mtp)\b")
-"""Parts beside the text layers, whatever is below them."""
+"""Parts beside the text layers, with everything below them."""
 _ROOTS = ("model.language_model.", "language_model.model.", "language_model.", "model.", "")
-"""What stands before the names of text layers, the longer first."""
+"""Prefixes of the names of text layers, the longer first."""
 _SLOW = re.compile(r"\)[*+?{]|\{|\\[1-9]|\(\?")
 _MOST_REPEATS = 3
 """Parts of a regular expression, and repetitions in it, with which a match may take for ever (our choice)."""
@@ -55,7 +55,7 @@ _MOST_REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The fields of `conf.specs.experiment.Model` of the same names."""
+    """The fields of `Model` of the same names."""
 
     weights: str = "bf16"
     bf16_attention: bool = False
@@ -64,9 +64,9 @@ class Stored:
 
 
 def stored(quantised: Mapping[str, Any], facts: Mapping[str, Any]) -> Stored:
-    """What `quantised` says of a model with these `facts` (layers, experts, first_dense and so on).
+    """The formats that `quantised` gives a model with these `facts` (layers, experts, first_dense and so on).
 
-    Raises ValueError with one line for what is not understood, or cannot be said with these fields.
+    Raises ValueError with one line for a scheme that is not understood or does not fit these fields.
     """
     weights, group = _scheme(quantised)
     kept = list(
@@ -90,17 +90,17 @@ def stored(quantised: Mapping[str, Any], facts: Mapping[str, Any]) -> Stored:
     return Stored(weights, len(attention) == layers, len(ffn), group)
 
 
-def _mixture(told: Stored, found: Mapping[str, set[int]], modules: Mapping[str, Mapping[str, int]]) -> Stored:
-    """Either the routed experts alone are quantised, in 4 bits, or all but perhaps the attention."""
+def _mixture(base: Stored, found: Mapping[str, set[int]], modules: Mapping[str, Mapping[str, int]]) -> Stored:
+    """The format of a mixture: 4-bit routed experts alone, or everything but perhaps the attention."""
     rest = [kind for kind in ("feed-forward", "shared experts") if modules[kind]]
     kept = [kind for kind in rest if len(found[kind]) == len(set(modules[kind].values()))]
-    if told.weights == "int4" and told.bf16_attention and kept == rest and not found["experts"]:
-        return Stored("int4_experts", int4_group=told.int4_group)
+    if base.weights == "int4" and base.bf16_attention and kept == rest and not found["experts"]:
+        return Stored("int4_experts", int4_group=base.int4_group)
     sliced = any(found[kind] for kind in (*rest, "experts")) or (
-        found["attention"] and not told.bf16_attention
+        found["attention"] and not base.bf16_attention
     )
     require(not sliced, "a mixture with some of its layers or experts in 16 bits is not modelled")
-    return told
+    return base
 
 
 def _scheme(quantised: Mapping[str, Any]) -> tuple[str, int]:
@@ -148,7 +148,7 @@ def _group(tree: Mapping[str, Any], key: str) -> int:
 
 
 def _names(quantised: Mapping[str, Any], key: str) -> list[str]:
-    """A list of names of modules; `null` is none."""
+    """A list of module names; `null` is an empty one."""
     names = quantised.get(key) or []
     fits = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
     require(fits, f"quantization_config: {key} is no list of names of modules")
@@ -157,7 +157,7 @@ def _names(quantised: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _modules(facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """The layer of each module by its name, by kind; "" has those that stay in 16 bits anyway."""
+    """Module name -> its layer, for each kind; kind "" holds those that stay in 16 bits anyway."""
     layers, dense = range(facts["layers"]), facts["first_dense"] if facts["experts"] else facts["layers"]
     sparse = layers[dense:]
 
@@ -176,7 +176,7 @@ def _modules(facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def _hit(kept: list[str], modules: Mapping[str, Mapping[str, int]], layers: int) -> set[str]:
-    """The modules that any entry names. Raises ValueError for an entry that names none that is known."""
+    """The modules that the entries name. Raises ValueError for an entry that names no known module."""
     known = list(chain(*modules.values()))
     below: dict[str, list[str]] = {}
     for name in known:
@@ -210,13 +210,13 @@ def _named(entry: str, known: list[str], below: Mapping[str, list[str]]) -> list
 
 
 def _beyond(entry: str, layers: int) -> bool:
-    """Whether the entry lies in a layer after the last: one for the prediction of further tokens."""
+    """True of an entry in a layer after the last one, which predicts further tokens."""
     layer = re.search(r"\blayers\.(\d{1,6})\b", entry)
     return layer is not None and int(layer[1]) >= layers
 
 
 def _matched(pattern: str, known: list[str]) -> list[str]:
-    """Modules whose names begin as the regular expression says, as compressed-tensors has it."""
+    """Modules whose names begin with a match of the regular expression, as in compressed-tensors."""
     shown, repeats = one_line(pattern, 80), pattern.count("*") + pattern.count("+")
     fits = len(pattern) <= 200 and repeats <= _MOST_REPEATS and not _SLOW.search(pattern)
     require(fits, f"quantization_config: the regular expression {shown} is too intricate to be followed")
@@ -228,7 +228,7 @@ def _matched(pattern: str, known: list[str]) -> list[str]:
 
 
 def _whole(kind: str, names: Mapping[str, int], hit: set[str]) -> set[int]:
-    """Layers of which all modules of a kind are named. Raises ValueError for one that is named in part."""
+    """Layers whose modules of a kind are all named. Raises ValueError for a layer that is named in part."""
     of_layer: dict[int, list[bool]] = {}
     for name, layer in names.items():
         of_layer.setdefault(layer, []).append(name in hit)

@@ -16,6 +16,7 @@ ALLOWED = {
 }
 CONFINED = {
     "ray": {
+        "cluster/ray_session/node_tasks.py",
         "cluster/ray_session/session.py",
         "cluster/deployment/deploy.py",
         "cluster/deployment/failure_text.py",
@@ -40,7 +41,7 @@ CONFINED = {
     },
     "torch": {"serve_apps/vllm_emulated/executor.py"},
     "matplotlib": {"analysis/figures/canvas.py", "analysis/notebooks/layouts_compared.py"},
-    "omegaconf": {"conf/load.py", "conf/specs/experiment.py"},
+    "omegaconf": {"conf/load.py", "conf/named_files.py", "conf/constant_keys.py"},
     "aiohttp": {
         "loadgen/run/metrics_scraper.py",
         "serve_apps/vllm_engine/forwarding.py",

@@ -1,7 +1,7 @@
-"""Deploys one Serve application, waits until it is ready, watches it, waits for its return, takes it down.
+"""Deploys one Serve application, waits until it is ready, checks it, waits for its return, removes it.
 
-Ready is: exactly so many replicas run, and each has answered requests until its latency was stable. Knows
-nothing of what the replicas compute.
+Ready means: exactly the expected replicas run, and each has answered requests until its latency was stable.
+Knows nothing of what the replicas compute.
 """
 
 import os
@@ -19,55 +19,69 @@ from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
 from cluster.deployment import warmup as warming
-from cluster.deployment.engine_facts import digest, told
+from cluster.deployment.engine_facts import digest, reported_facts
 from cluster.deployment.failure_text import last_words
 from cluster.deployment.removal import remove
-from cluster.deployment.serve_state import DeployError, Replica, State, details, metrics_urls, seated, state
-from cluster.deployment.warmup import UNNAMED, Warm, Warmer, WarmError, Warmth
+from cluster.deployment.serve_state import (
+    DeployError,
+    ServeReplica,
+    ServeState,
+    details,
+    metrics_urls,
+    seated,
+    state,
+)
+from cluster.deployment.warmup import UNNAMED, ReplicaWarmer, ReplicaWarmup, WarmupError, WarmupRequests
 from cluster.ray_session.session import last_line
 
-__all__ = ["DeployError", "Deployment", "Warm", "deploy"]
+__all__ = ["DeployError", "Deployment", "ExpectedService", "deploy"]
 
 POLL_S = 0.1
 REMOVE_TIMEOUT_S = 60.0
 PATIENCE_S, AGAIN_S = 5.0, 1.0
-"""A service that comes back is looked at again after so long without an answer, and after such a pause."""
+"""Seconds that a returning service may stay silent, and the pause before it is checked again."""
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
-"""What a new application does not recover from by itself, as far as is known."""
+"""States that a new application does not leave by itself, as far as is known."""
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What must stand before the service is ready. `engine` is what is known of it: arguments, weights."""
+class ExpectedService:
+    """The service that a deployment waits for: `replicas` warm replicas of one application behind `front`.
+
+    `engines` begins the names of the deployments that serve the model; all others must run too. `warmup` are
+    the requests that warm each replica. With `per_node` the deployment's URLs are those of its replicas, one
+    on each node, instead of the front's. `engine` is kept in `Deployment.described`; its `weight_bytes`, if
+    known, are those that each replica loads.
+    """
 
     app_name: str
     front: str
     replicas: int
-    engines: str
-    warm: Warm
-    per_node: bool
-    engine: Mapping[str, Any]
+    warmup: WarmupRequests
+    engines: str = ""
+    per_node: bool = False
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A running application: where it answers, which replicas stand behind it, and how they got ready.
+    """A running application: its URLs, the replicas behind them, and how they got ready.
 
-    `metrics_urls` tells for each replica where it answers /metrics itself; empty where replicas have no
-    HTTP port of their own, as behind Serve's Python proxy. After a recovery replicas that stayed keep their
-    places among these and among `urls`. `named` is False where answers do not say which replica they come
-    from. `described` is what was read back, for the manifest; what is None is unknown.
+    `metrics_urls` holds each replica's own /metrics URL; it is empty if replicas have no HTTP port of their
+    own, as behind Serve's Python proxy. After a recovery, replicas that stayed keep their places here and
+    among `urls`. `named` is False if answers do not name their replica. `described` is what was read back,
+    for the manifest; None is unknown.
     """
 
     app_name: str
     urls: tuple[str, ...]
-    state: State
+    state: ServeState
     metrics_urls: dict[str, str]
     named: bool
     described: dict[str, Any]
-    _asked: _Asked = field(repr=False)
+    _expected: ExpectedService = field(repr=False)
 
     @property
     def replica_ids(self) -> frozenset[str]:
@@ -80,74 +94,59 @@ class Deployment:
         return {replica.replica_id: replica.node for replica in self.state.engines}
 
     def healthy(self) -> str | None:
-        """None while exactly the replicas of the start run, as the same processes, else what changed."""
+        """None while exactly the replicas of the start run, as the same processes; else the change."""
         try:
-            return self.state.changed(state(self.app_name, self._asked.engines))
+            return self.state.changed(state(self.app_name, self._expected.engines))
         except DeployError as error:
             return str(error)
 
     def recovered(self, limit_s: float, progress: Progress = lambda _: None) -> "Deployment":
-        """Wait until as many replicas as before run again and are warm, and return what stands then.
+        """Wait until as many replicas as before run again and are warm, and return the new deployment.
 
         Raises DeployError after `limit_s`.
         """
         began_s = time.monotonic()
         while True:
             try:
-                return _ready(self._asked, began_s, limit_s, progress, PATIENCE_S, (), self.state.engines)
+                return _ready(self._expected, began_s, limit_s, progress, PATIENCE_S, (), self.state.engines)
             except DeployError as error:
                 if time.monotonic() - began_s > limit_s:
-                    raise _explained(error, self._asked) from error
+                    raise _explained(error, self._expected) from error
                 progress(f"not yet: {error}")
             time.sleep(AGAIN_S)
 
     def teardown(self, timeout_s: float = REMOVE_TIMEOUT_S) -> None:
-        """Delete the application and wait until nothing of it is left. Raises DeployError."""
+        """Delete the application and wait until nothing is left of it. Raises DeployError."""
         remove(self.app_name, timeout_s)
 
 
 def deploy(
     app: Application | Callable[[], Application],
-    app_name: str,
-    url: str,
-    model: str,
-    replicas: int,
+    expected: ExpectedService,
     timeout_s: float = 120.0,
     progress: Progress = lambda _: None,
-    *,
-    per_node: bool = False,
-    engines: str = "",
-    warm: Warm | None = None,
-    engine: Mapping[str, Any] | None = None,
 ) -> Deployment:
-    """Run `app`, wait until exactly `replicas` replicas run, and warm each; `url` is the front.
+    """Run `app`, wait until exactly the expected replicas run, and warm each.
 
-    A function `app` is called in the cluster to build the application there.
-
-    `engines` begins the names of the deployments that serve the model; all others must run too. Without
-    `warm` each replica answers one token of `model`. `engine` is kept in `described`; its `weight_bytes`, if
-    known, are those that each replica loads. `progress` gets one line whenever something changed. With
-    `per_node` the deployment's URLs are those of its replicas, one on each node, instead of the front's.
-    Raises DeployError.
+    A function `app` is called in the cluster to build the application there. `progress` gets one line
+    whenever something changed. Raises DeployError.
     """
-    shape = warm or warming.small(model)
-    asked = _Asked(app_name, url, replicas, engines, shape, per_node, engine or {})
     began_s, since_s = time.monotonic(), time.time()
     try:
-        _run(app, app_name, timeout_s)
-        return _ready(asked, began_s, timeout_s, progress, patience_s=timeout_s)
+        _run(app, expected.app_name, timeout_s)
+        return _ready(expected, began_s, timeout_s, progress, patience_s=timeout_s)
     except DeployError as error:
-        explained = _explained(error, asked, since_s)
+        explained = _explained(error, expected, since_s)
         with suppress(DeployError):  # why it did not come up is what must be known
-            remove(app_name, REMOVE_TIMEOUT_S)
+            remove(expected.app_name, REMOVE_TIMEOUT_S)
         raise explained from error
 
 
-def _explained(error: DeployError, asked: _Asked, since_s: float = 0.0) -> DeployError:
-    """The same error with the cause and the last words since then, which go with the session."""
-    environment = {**os.environ, **asked.engine.get("env", {})}
+def _explained(error: DeployError, expected: ExpectedService, since_s: float = 0.0) -> DeployError:
+    """The error with its cause and the last log lines since then, which the session takes with it."""
+    environment = {**os.environ, **expected.engine.get("env", {})}
     try:
-        words = last_words(details(), asked.app_name, environment, since_s)
+        words = last_words(details(), expected.app_name, environment, since_s)
     except DeployError:  # Serve itself is gone
         return DeployError(str(error))
     return DeployError(f"{error}; {words.why}" if words.why else str(error), words.lines)
@@ -169,84 +168,84 @@ def _start(app: Application, app_name: str) -> None:
 
 
 def _build_and_start(build: Callable[[], Application], app_name: str) -> None:
-    """In a process of the cluster, where the engine is installed and Serve has the cluster's settings."""
+    """Runs in a process of the cluster, which has the engine and the cluster's settings of Serve."""
     _start(build(), app_name)
 
 
 def _ready(
-    asked: _Asked,
+    expected: ExpectedService,
     began_s: float,
     timeout_s: float,
     progress: Progress,
     patience_s: float,
     failed: Collection[str] = FAILED,
-    before: Sequence[Replica] = (),
+    before: Sequence[ServeReplica] = (),
 ) -> Deployment:
-    """Wait until the replicas run, warm and reach them, and read back what they are.
+    """Wait until the replicas run, warm them, check that the front reaches them, and read their facts.
 
-    They are in the order of `before`, as far as it goes. Raises DeployError, without waiting any longer
-    where the application's status is one of `failed`.
+    Replicas keep the order of `before`. Raises DeployError, at once if the application's status is one of
+    `failed`.
     """
     deadline_s = began_s + timeout_s
-    now, seen_at = _await_replicas(asked, deadline_s, progress, failed)
+    now, seen_at = _await_replicas(expected, deadline_s, progress, failed)
     now = replace(now, engines=seated(now.engines, before))
-    found = metrics_urls(asked.app_name, now.replica_ids)
+    found = metrics_urls(expected.app_name, now.replica_ids)
     pages = {one.replica_id: found[one.replica_id] for one in now.engines if one.replica_id in found}
     bases = {replica: url.removesuffix("/metrics") for replica, url in pages.items()}
-    urls = _node_urls(bases, now) if asked.per_node else (asked.front,)
+    urls = _node_urls(bases, now) if expected.per_node else (expected.front,)
     try:
-        warmths, named = _warm(asked, now, bases, Warmer(asked.warm, deadline_s, patience_s))
-    except WarmError as error:
+        warmths, named = _warm(expected, now, bases, ReplicaWarmer(expected.warmup, deadline_s, patience_s))
+    except WarmupError as error:
         raise DeployError(str(error)) from error
     if not named:
         progress("answers do not name their replica: whether the front reaches all of them is unknown")
-    progress(f"{asked.replicas} replicas warm: {warming.line(warmths)}")
-    described = _described(asked, now, bases, warmths, seen_at)
+    progress(f"{expected.replicas} replicas warm: {warming.line(warmths)}")
+    described = _described(expected, now, bases, warmths, seen_at)
     described["ready_s"] = time.monotonic() - began_s
-    return Deployment(asked.app_name, urls, now, pages, named, described, asked)
+    return Deployment(expected.app_name, urls, now, pages, named, described, expected)
 
 
 def _await_replicas(
-    asked: _Asked, deadline_s: float, progress: Progress, failed: Collection[str]
-) -> tuple[State, dict[str, float]]:
-    """Wait until the application runs with exactly the replicas asked for, all of them RUNNING.
+    expected: ExpectedService, deadline_s: float, progress: Progress, failed: Collection[str]
+) -> tuple[ServeState, dict[str, float]]:
+    """Wait until the application runs with exactly the expected replicas, all of them RUNNING.
 
-    Beside the state: the wall time at which each was first seen running, if it was not from the beginning.
+    Returns the state, and the wall time at which each replica that did not run before was first seen running.
     """
     said, seen_at = "", dict[str, float]()
-    ran_before = state(asked.app_name, asked.engines).replica_ids
+    ran_before = state(expected.app_name, expected.engines).replica_ids
     while True:
-        now = state(asked.app_name, asked.engines)
+        now = state(expected.app_name, expected.engines)
         for replica_id in now.replica_ids - ran_before:
             seen_at.setdefault(replica_id, time.time())
-        line = ", ".join([f"{len(now.engines)} of {asked.replicas} replicas", *now.short]) + " running"
+        line = ", ".join([f"{len(now.engines)} of {expected.replicas} replicas", *now.short]) + " running"
         if line != said:
             progress(said := line)
-        if now.trouble is None and now.counts == {"RUNNING": asked.replicas}:
+        if now.trouble is None and now.counts == {"RUNNING": expected.replicas}:
             return now, seen_at
         if now.status in failed:
-            raise DeployError(f"{asked.app_name} is {now.status}: {now.message}")
+            raise DeployError(f"{expected.app_name} is {now.status}: {now.message}")
         if time.monotonic() > deadline_s:
-            raise DeployError(f"{line} in time; {asked.app_name} is {now.status}: {now.message}")
+            raise DeployError(f"{line} in time; {expected.app_name} is {now.status}: {now.message}")
         time.sleep(POLL_S)
 
 
 def _warm(
-    asked: _Asked, now: State, bases: Mapping[str, str], warmer: Warmer
-) -> tuple[dict[str, Warmth], bool]:
-    """Warm every replica, at its own port where it has one, and see that the front reaches all of them.
+    expected: ExpectedService, now: ServeState, bases: Mapping[str, str], warmer: ReplicaWarmer
+) -> tuple[dict[str, ReplicaWarmup], bool]:
+    """Warm every replica, at its own port if it has one, and check that the front reaches all of them.
 
-    Beside how each got warm: whether answers name their replica. Raises WarmError.
+    Returns the warm-up of each, and True if answers name their replica. Raises WarmupError.
     """
     if set(bases) != now.replica_ids:
-        warmths = warmer.front(asked.front, now.replica_ids)
+        warmths = warmer.front(expected.front, now.replica_ids)
         return warmths, UNNAMED not in warmths
     warmths = warmer.replicas(bases)
-    return warmths, warmer.named if asked.per_node else warmer.reach(asked.front, now.replica_ids)
+    return warmths, warmer.named if expected.per_node else warmer.reach(expected.front, now.replica_ids)
 
 
-def _node_urls(bases: Mapping[str, str], now: State) -> tuple[str, ...]:
-    """Where the one replica of each node answers, in order. Raises DeployError."""
+def _node_urls(bases: Mapping[str, str], now: ServeState) -> tuple[str, ...]:
+    """URLs of the one replica of each node, in order. Raises DeployError."""
     if set(bases) != now.replica_ids:
         raise DeployError(f"{len(bases)} of {len(now.engines)} replicas have an address; use another routing")
     hosts = len({replica.node for replica in now.engines})
@@ -259,20 +258,20 @@ def _node_urls(bases: Mapping[str, str], now: State) -> tuple[str, ...]:
 
 
 def _described(
-    asked: _Asked,
-    now: State,
+    expected: ExpectedService,
+    now: ServeState,
     bases: Mapping[str, str],
-    warmths: Mapping[str, Warmth],
+    warmths: Mapping[str, ReplicaWarmup],
     seen_at: Mapping[str, float],
 ) -> dict[str, Any]:
-    """What was read back: replicas with their processes, times and engines, and the other processes."""
+    """The manifest's facts: replicas with their processes, times and engines, and the other processes."""
     with ThreadPoolExecutor(warming.MOST_AT_ONCE) as pool:
-        says = dict(zip(bases, pool.map(told, bases.values()), strict=True))
-    weight_bytes = asked.engine.get("weight_bytes")
+        says = dict(zip(bases, pool.map(reported_facts, bases.values()), strict=True))
+    weight_bytes = expected.engine.get("weight_bytes")
     replicas = {}
     for replica in now.engines:
         name = replica.replica_id
-        # From the start of its process until it ran; of one that ran before we looked it is unknown.
+        # From the start of its process until it ran; unknown if it ran before we looked.
         load_s = seen_at[name] - replica.started_s if name in seen_at else None
         replicas[name] = {
             **_process(replica),
@@ -283,8 +282,8 @@ def _described(
             "told_sha256": digest(says.get(name, {})),
         }
     return {
-        "app_name": asked.app_name,
-        "engine": dict(asked.engine),
+        "app_name": expected.app_name,
+        "engine": dict(expected.engine),
         "replicas": replicas,
         "others": {replica.replica_id: _process(replica) for replica in now.others},
         "unnamed": warming.tree(warmths[UNNAMED]) if UNNAMED in warmths else None,
@@ -292,6 +291,6 @@ def _described(
     }
 
 
-def _process(replica: Replica) -> dict[str, Any]:
+def _process(replica: ServeReplica) -> dict[str, Any]:
     kept = asdict(replica)
     return {key: kept[key] for key in ("deployment", "node", "host", "pid")}

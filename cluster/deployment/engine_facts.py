@@ -1,6 +1,6 @@
-"""What a replica says of its own engine over HTTP: models, version, arguments and vLLM's cache configuration.
+"""Facts that a replica reports over HTTP: models, version, engine arguments, vLLM's cache configuration.
 
-Knows these four answers of a model server; whatever one does not tell is left out.
+Knows these four answers of a model server; a fact that is not reported is left out.
 """
 
 import hashlib
@@ -14,17 +14,17 @@ from conf.io.http_get import OK, AskError, ask
 
 TIMEOUT_S = 10.0
 GARBLED = (AskError, ValueError, RecursionError, KeyError, TypeError, AttributeError)
-"""What an answer of another shape raises when it is read."""
+"""Errors of reading an answer of another shape."""
 _CARD = ("id", "max_model_len", "root")
-"""What of a model's card is the same for every replica of one configuration."""
+"""Keys of a model's card that are equal on all replicas of one configuration."""
 _CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 PROFILED = ("num_gpu_blocks", "num_cpu_blocks", "engine", "kv_cache_memory_bytes", "kv_cache_size_tokens")
-"""What each engine finds out for itself when it starts; it differs a little between equal ones."""
+"""Labels that each engine measures when it starts; they differ a little between equal engines."""
 
 
-def told(url: str) -> dict[str, Any]:
-    """What the replica at `url` says of its engine; empty where it says nothing."""
+def reported_facts(url: str) -> dict[str, Any]:
+    """Facts that the replica at `url` reports of its engine; empty if it reports none."""
     says: dict[str, Any] = {}
     with suppress(*GARBLED):
         cards = json.loads(_get(f"{url}/v1/models"))["data"]
@@ -42,7 +42,7 @@ def told(url: str) -> dict[str, Any]:
 
 
 def digest(says: Mapping[str, Any]) -> str | None:
-    """sha256 of what equal replicas say alike; None of one that said nothing."""
+    """sha256 of the facts that equal replicas share; None if there are no facts."""
     if not says:
         return None
     cache = {key: value for key, value in says.get("cache_config", {}).items() if key not in PROFILED}
@@ -51,7 +51,7 @@ def digest(says: Mapping[str, Any]) -> str | None:
 
 
 def _get(url: str) -> bytes:
-    """The body of a whole answer. Raises AskError."""
+    """The body of a complete answer. Raises AskError."""
     answer = ask(url, TIMEOUT_S)
     if answer.status != OK:
         raise AskError(answer.said)

@@ -1,27 +1,27 @@
-"""The last words of an application that does not come up: Serve's about it, and what its processes wrote.
+"""Last log lines of an application that does not start: Serve's messages, and its processes' output.
 
-Knows Ray's log files by their first lines, and the words of a usual cause. Reads only, and raises nothing:
-whoever asks has an error to tell already.
+Knows Ray's log files by their first lines, and the words of usual causes. Reads only, and raises nothing: the
+caller already has an error to report.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cluster.ray_session.node_tasks import gather, on_node
 from conf.io.one_line import one_line
+from conf.io.secret import masked
 
 LINES, LETTERS = 200, 400
-"""Lines of each process, more than a stack that Python writes of a crash, and letters of a line (ours)."""
+"""Most lines of a process, more than Python's stack of a crash, and letters of a line (our choice)."""
 TAIL_BYTES = 2**16
 NODES, NODE_TIMEOUT_S = 8, 10.0
-"""Nodes that are asked for the logs, and how long they may take together (our choice)."""
+"""Most nodes that are asked for logs, and the seconds they may take together (our choice)."""
 NAMED = ":actor_name:ServeReplica:{app_name}:"
 """Ray's line about the actor in such a file, before what the actor itself writes."""
 MARK = re.compile(r":(job_id|actor_name|task_name):")
@@ -52,18 +52,15 @@ CAUSES = (
         "no GPU: the process sees none; run python -m cluster preflight",
     ),
 )
-"""Words that failed processes write, whatever the case of their letters, and what they mean."""
+"""Words that failed processes write, in any case, and their meaning."""
 SAYS_WHY = re.compile(r"^[\w.]*(Error|Exception|Exit)\b.*\S|Fatal Python error|\*\*\* SIG[A-Z]+ received")
 NO_CAUSE = re.compile(r"Some common causes include|See (the )?(stack trace|root cause|controller logs)")
-"""Ray lists what might have been, memory among it, of every death."""
-SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-SECRET = re.compile(r"\b(?:hf_|sk-)[\w-]{6,}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)")
-FEWEST_SECRET_LETTERS = 6
+"""Ray lists possible causes, memory among them, for every death."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastWords:
-    """`lines` are printable and bounded, those of each source below a line that names it; `why` is one."""
+    """The cause in one line, and printable, bounded log lines, each source below a line that names it."""
 
     why: str = ""
     lines: tuple[str, ...] = ()
@@ -72,14 +69,14 @@ class LastWords:
 def last_words(
     details: Mapping[str, Any], app_name: str, environment: Mapping[str, str], since_s: float = 0.0
 ) -> LastWords:
-    """Collect what Serve's tree of details and the logs on the nodes tell of an application.
+    """Last words about an application, from Serve's tree of details and the logs on the nodes.
 
-    A log that nobody wrote to since `since_s` (wall clock) is of an earlier one of the same name. Values of
-    the environment with a secret's name, and what looks like a key, are not repeated.
+    A log that was not written to since `since_s` (wall clock) belongs to an earlier application of the same
+    name. Secrets in `environment`, and text that looks like a key, are masked.
     """
     said = {name: text.splitlines() for name, text in _messages(details, app_name)} | _logs(app_name, since_s)
     kept = {
-        source: [safe(line, environment) for line in lines if line.strip()][-LINES:]
+        source: [one_line(masked(line, environment), LETTERS) for line in lines if line.strip()][-LINES:]
         for source, lines in said.items()
     }
     lines = tuple(line for source, own in kept.items() if own for line in (f"--- {source}", *own))
@@ -87,7 +84,7 @@ def last_words(
 
 
 def why(lines: Sequence[str]) -> str:
-    """The usual cause that the lines show and the line that shows it, else the last that names an error."""
+    """The usual cause that the lines show, with the line that shows it; else the last line with an error."""
     telling = [line for line in lines if not NO_CAUSE.search(line)]
     for words, cause in CAUSES:
         shown = [line for line in telling if re.search(words, line, re.IGNORECASE)]
@@ -96,46 +93,26 @@ def why(lines: Sequence[str]) -> str:
     return next((line for line in reversed(telling) if SAYS_WHY.search(line)), "")
 
 
-def safe(line: str, environment: Mapping[str, str]) -> str:
-    """The line, printable and bounded, without what must not be repeated."""
-    for name, value in environment.items():
-        if SECRET_NAME.search(name) and len(value) >= FEWEST_SECRET_LETTERS:
-            line = line.replace(value, "***")
-    return one_line(SECRET.sub("***", line), LETTERS)
-
-
 def _messages(details: Mapping[str, Any], app_name: str) -> Iterable[tuple[str, str]]:
-    """What Serve says of every deployment; of a constructor that raised, the traceback."""
+    """Serve's message on every deployment: the traceback if its constructor raised."""
     app = details.get("applications", {}).get(app_name, {})
     for name, deployment in app.get("deployments", {}).items():
         yield f"Ray Serve on {name}", str(deployment.get("message", ""))
 
 
 def _logs(app_name: str, since_s: float) -> dict[str, list[str]]:
-    """The ends of the newest logs of the application's replicas on each node; empty where nobody answers."""
+    """Last lines of the newest logs of the application's replicas on each node; empty if none answers."""
     try:
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]][:NODES]
-        tasks = [_on(node).remote(app_name, since_s) for node in nodes]
-        ready, late = ray.wait(tasks, num_returns=len(tasks), timeout=NODE_TIMEOUT_S)
-        for task in late:
-            ray.cancel(task, force=True)
-    except (RayError, RuntimeError, ValueError):  # a cluster that is gone has no last words
+        tasks = {node: on_node(node, _read_here).remote(app_name, since_s) for node in nodes}
+        found, _ = gather(tasks, NODE_TIMEOUT_S, force=True)
+    except (RayError, RuntimeError, ValueError):  # the cluster is gone
         return {}
-    found: dict[str, list[str]] = {}
-    for task in ready:
-        with suppress(RayError):  # the package is not installed there
-            found |= ray.get(task)
-    return found
-
-
-def _on(node: str) -> Any:
-    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": strategy}
-    return ray.remote(_read_here).options(**options)
+    return {name: lines for logs in found.values() for name, lines in logs.items()}
 
 
 def _read_here(app_name: str, since_s: float) -> dict[str, list[str]]:
-    """On a node: the last lines of stderr and stdout of the application's newest processes."""
+    """Runs on a node: last lines of stderr and stdout of the application's newest processes."""
     return read_logs(Path(ray._private.worker._global_node.get_logs_dir_path()), app_name, since_s)
 
 

@@ -1,7 +1,7 @@
-"""Asks a running service whether its router does what was asked; knows HTTP and the headers, no router.
+"""Checks that the router of a running service follows its policy; knows HTTP and the headers, no router.
 
-A changed router may be ignored: one outlives the application it was made for where another takes the same
-name, and measured as if it were the new one it is a wrong answer that looks right.
+A router may outlive its application if another application takes the same name. A run would then measure the
+old router as if it were the new one.
 """
 
 import json
@@ -18,10 +18,10 @@ from conf.specs.experiment import Routing
 TIMEOUT_S = 30.0
 PATIENCE_S, RETRY_S = 15.0, 0.5
 SESSIONS, TURNS = 16, 3
-"""Sixteen sessions of a ring all fall to one of two replicas once in 33,000 times."""
+"""All sixteen sessions of a hash ring fall to the same one of two replicas once in 33,000 times."""
 STICKY = ("consistent_hash", "bounded_hash")
 SPREADING = ("round_robin", "pow2")
-"""Of Serve's own routers; what HAProxy balances by itself has none that could be an old one."""
+"""Policies of Serve's own routers; HAProxy's own balancing has no router that could be old."""
 REMEDY = (
     "an old router may still be in force under this application's name: take Serve down (`serve shutdown`) "
     "and run again"
@@ -31,12 +31,11 @@ REMEDY = (
 def check_router(
     url: str, routing: Routing, replicas: int, body: Mapping[str, object], patience_s: float = PATIENCE_S
 ) -> str | None:
-    """One line on what the router does, None where there is nothing to ask: one replica, or no router.
+    """One line on the router's behaviour; None without a router or with one replica.
 
-    `body` is that of a request to /v1/completions, sent one at a time by sixteen made-up sessions, three
-    times each. A proxy learns of a router late, and chooses by itself until then: so what is wrong is asked
-    again for `patience_s`. Raises DeployError where sessions still wander that should stay, or stay that
-    should wander.
+    `body` is that of a request to /v1/completions; sixteen made-up sessions send it three times each, one at
+    a time. A proxy learns of a router late and chooses by itself until then, so a failed check is repeated
+    for `patience_s`. Raises DeployError if sessions still move that should stay, or stay that should move.
     """
     if replicas < 2 or routing.policy not in STICKY + SPREADING:
         return None
@@ -51,7 +50,7 @@ def check_router(
 
 
 def verdict(policy: str, seen: Mapping[str, Sequence[str]]) -> str:
-    """One line on the replicas that `seen` sessions met, in order. Raises DeployError if it is wrong."""
+    """One line on the replicas of each session in `seen`. Raises DeployError if they break the policy."""
     met = [len(set(replicas)) for replicas in seen.values()]
     mean, used = sum(met) / len(met), len({replica for each in seen.values() for replica in each})
     line = f"{mean:.2f} replicas per session, {used} in use"
@@ -65,7 +64,7 @@ def verdict(policy: str, seen: Mapping[str, Sequence[str]]) -> str:
 
 
 def _seen(url: str, body: bytes) -> dict[str, list[str]]:
-    """The replica of every answer by session. Raises DeployError where one is not an answer."""
+    """The replicas that answered each session, in order. Raises DeployError for a failed request."""
     seen: dict[str, list[str]] = defaultdict(list)
     order = [f"check-{number}" for number in range(SESSIONS)] * TURNS
     Random(0).shuffle(order)  # in turn, each session would meet the same one of 2, 4, 8 or 16 replicas
@@ -75,7 +74,7 @@ def _seen(url: str, body: bytes) -> dict[str, list[str]]:
 
 
 def _answering(url: str, body: bytes, session: str) -> str:
-    """The replica that answers a request of a session. Raises DeployError."""
+    """The replica that answers one request of a session. Raises DeployError."""
     headers = {"Content-Type": "application/json", "x-session-id": session}
     try:
         answer = ask(f"{url}/v1/completions", TIMEOUT_S, body=body, headers=headers)

@@ -1,4 +1,4 @@
-"""What Serve's controller says of one application: its replicas, their processes and addresses, its front.
+"""The state of one application from Serve's controller: replicas, their processes and addresses, the front.
 
 Knows Serve's tree of details; changes nothing, and knows nothing of what replicas compute.
 """
@@ -23,7 +23,7 @@ STATE_TIMEOUT_S = 10.0
 class DeployError(Exception):
     """The application did not come up, does not answer or did not go away; the message is one line.
 
-    `last_words` are lines of the processes that failed, printable and bounded, where any were found.
+    `last_words` are printable, bounded log lines of the processes that failed, if any were found.
     """
 
     def __init__(self, message: str, last_words: Sequence[str] = ()) -> None:
@@ -32,8 +32,8 @@ class DeployError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
-    """A running replica: its id, its process and where that is; `started_s` is on the controller's clock."""
+class ServeReplica:
+    """A running replica: its id, its process and its node; `started_s` is on the controller's clock."""
 
     replica_id: str
     deployment: str
@@ -45,8 +45,8 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What the controller says of one application.
+class ServeState:
+    """The state of one application.
 
     `engines` are the running replicas that serve the model and `others` the running routers and ingresses;
     `counts` has all replicas of the engines by state, `short` the other deployments that do not run as
@@ -57,8 +57,8 @@ class State:
     status: str
     message: str
     counts: dict[str, int]
-    engines: tuple[Replica, ...]
-    others: tuple[Replica, ...]
+    engines: tuple[ServeReplica, ...]
+    others: tuple[ServeReplica, ...]
     short: tuple[str, ...]
     proxy: str
     fronts: tuple[str, ...]
@@ -72,15 +72,15 @@ class State:
 
     @property
     def trouble(self) -> str | None:
-        """Why the application does not serve as it should by itself, replicas apart; None if it does."""
+        """The fault of the application itself, replicas apart, in one line; None if there is none."""
         if self.status != "RUNNING":
             return f"the application is {self.status} {self.message}".rstrip()
         if self.short:
             return f"{', '.join(self.short)} running"
         return None if self.proxy == "HEALTHY" else f"the proxy is {self.proxy}"
 
-    def changed(self, now: "State") -> str | None:
-        """Why the service is no longer whole or no longer the same, or None.
+    def changed(self, now: "ServeState") -> str | None:
+        """The difference between this state and a later one, in one line; None if the service is the same.
 
         Arguments of an engine live as long as its process: the same process has the same.
         """
@@ -101,13 +101,13 @@ class State:
         return None if self.options == now.options else "the deployment's options were changed"
 
 
-def seated(now: Iterable[Replica], before: Sequence[Replica]) -> tuple[Replica, ...]:
-    """Replicas in the order of those `before`: who stayed keeps the place, who is new takes one that is free.
+def seated(now: Iterable[ServeReplica], before: Sequence[ServeReplica]) -> tuple[ServeReplica, ...]:
+    """Replicas in the order of those `before`: one that stayed keeps its place, a new one fills a gap.
 
-    On the same node if there is one: what goes to a replica's URL then goes where it went.
+    A new replica takes the place of one on the same node if it can, so that URLs keep their nodes.
     """
     left = sorted(now, key=lambda replica: replica.replica_id)
-    seats: list[Replica | None] = [None] * len(before)
+    seats: list[ServeReplica | None] = [None] * len(before)
     for same in (_same_replica, _same_node, _any):
         for seat, old in enumerate(before):
             found = next((one for one in left if seats[seat] is None and same(old, one)), None)
@@ -117,24 +117,24 @@ def seated(now: Iterable[Replica], before: Sequence[Replica]) -> tuple[Replica, 
     return (*(one for one in seats if one is not None), *left)
 
 
-def _same_replica(old: Replica, new: Replica) -> bool:
+def _same_replica(old: ServeReplica, new: ServeReplica) -> bool:
     return old.replica_id == new.replica_id
 
 
-def _same_node(old: Replica, new: Replica) -> bool:
+def _same_node(old: ServeReplica, new: ServeReplica) -> bool:
     return old.node == new.node
 
 
-def _any(old: Replica, new: Replica) -> bool:
+def _any(old: ServeReplica, new: ServeReplica) -> bool:
     return True
 
 
-def _sorted(state: State) -> list[Replica]:
+def _sorted(state: ServeState) -> list[ServeReplica]:
     return sorted((*state.engines, *state.others), key=lambda it: (it.deployment, it.replica_id))
 
 
-def state(app_name: str, engines: str = "") -> State:
-    """What the controller says now; `engines` begins the names of the deployments that serve the model.
+def state(app_name: str, engines: str = "") -> ServeState:
+    """The state now; `engines` begins the names of the deployments that serve the model.
 
     Raises DeployError.
     """
@@ -147,7 +147,7 @@ def details() -> dict[str, Any]:
     return tree
 
 
-def read(details: dict[str, Any], app_name: str, engines: str = "") -> State:
+def read(details: dict[str, Any], app_name: str, engines: str = "") -> ServeState:
     """The state of an application in the controller's tree of details."""
     app = details["applications"].get(app_name, {"status": "ABSENT", "message": "", "deployments": {}})
     mine = {name: it for name, it in app["deployments"].items() if name.startswith(engines)}
@@ -156,7 +156,7 @@ def read(details: dict[str, Any], app_name: str, engines: str = "") -> State:
     fronts = list(details["proxies"].values())
     words = [word(front["status"]) for front in fronts]
     unhealthy = next((status for status in words if status != "HEALTHY"), "HEALTHY")
-    return State(
+    return ServeState(
         status=word(app["status"]),
         message=one_line(app["message"]),
         counts=dict(Counter(word(each["state"]) for it in mine.values() for each in it["replicas"])),
@@ -174,9 +174,9 @@ def read(details: dict[str, Any], app_name: str, engines: str = "") -> State:
     )
 
 
-def _running(deployment: str, details: dict[str, Any]) -> list[Replica]:
+def _running(deployment: str, details: dict[str, Any]) -> list[ServeReplica]:
     return [
-        Replica(
+        ServeReplica(
             replica_id=each["replica_id"],
             deployment=deployment,
             node=each["node_id"],
@@ -191,10 +191,10 @@ def _running(deployment: str, details: dict[str, Any]) -> list[Replica]:
 
 
 def metrics_urls(app_name: str, replicas: frozenset[str]) -> dict[str, str]:
-    """/metrics of each replica at the HTTP port that HAProxy sends it requests to. Raises DeployError.
+    """The /metrics URL of each replica, at the HTTP port that HAProxy uses. Raises DeployError.
 
-    Asked for the targets of a proxy, the controller names replicas by their actors, which end in the
-    replica's id; without such ports it names the proxy itself.
+    The controller names a proxy's targets by their actors, whose names end in the replica's id; without such
+    ports it names the proxy itself.
     """
     groups = _ask_controller("get_target_groups", app_name, True)
     targets = [target for group in groups if word(group.protocol) == "HTTP" for target in group.targets]
@@ -218,7 +218,7 @@ def _ask_controller(method: str, *words: Any) -> Any:
 
 
 def word(value: Any) -> str:
-    """The word of one of Serve's enums."""
+    """The text of a value of one of Serve's enums."""
     return str(value.value if isinstance(value, Enum) else value)
 
 

@@ -1,6 +1,6 @@
-"""Sends requests of the shape that will be measured until a replica's latency is stable; knows no Ray.
+"""Sends requests like those of the measurement until a replica's latency is stable; knows no Ray.
 
-Serve calls a replica running before its first request has compiled anything: `/v1/models` proves little.
+Serve calls a replica running before its first request has compiled anything.
 """
 
 import json
@@ -12,35 +12,35 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
-from conf.io.http_get import OK, Answer, AskError, ask
+from conf.io.http_get import OK, AskError, HttpAnswer, ask
 from conf.io.secret import Secret
 
 REPLICA_ID, SESSION_ID = "x-replica-id", "x-session-id"
 UNNAMED = ""
-"""The replica of an answer that names none."""
+"""The name of the replica in an answer without one."""
 STEADY, BAND, JITTER_S = 5, 0.2, 0.02
-"""The last five times to the first token (serving.md 6.4) differ by no more than a fifth of their median, or
-by what a busy machine adds (both our choice)."""
+"""A replica is stable if its last five TTFTs differ by at most a fifth of their median, or by the jitter of a
+busy machine (all our choice)."""
 MOST_AT_ONCE = 32
-"""Replicas that are warmed at the same time: each costs a thread."""
+"""Most replicas that are warmed at the same time; each costs a thread."""
 RETRY_S = 0.1
 ATTEMPT_S = 120.0
-"""One request may compile for minutes; one that hangs longer is sent again (our choice)."""
+"""Time-out of one request in seconds, which may compile for minutes; then it is sent again (our choice)."""
 FINAL = (400, 401, 403, 413, 422)
-"""HTTP statuses of a request that is refused whenever it is sent; others, as 404 and 503, may pass."""
+"""HTTP statuses of a final refusal; others, such as 404 and 503, may pass."""
 
 Result = TypeVar("Result")
 
 
-class WarmError(Exception):
+class WarmupError(Exception):
     """A replica or a front did not answer; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
-class Warm:
-    """Requests of one shape: `body(n)` is the n-th's JSON, a streamed request whose prompt no other shares.
+class WarmupRequests:
+    """Requests of one shape: `body(n)` is the JSON of the n-th, a streamed request with a prompt of its own.
 
-    Each replica gets `least` of them, then more until it is stable, `most` in all.
+    Each replica gets `least` of them, then more until it is stable, at most `most`.
     """
 
     path: str
@@ -51,8 +51,8 @@ class Warm:
 
 
 @dataclass(frozen=True, slots=True)
-class Warmth:
-    """How a replica got warm: seconds to the first token of its first request, and the median of its last."""
+class ReplicaWarmup:
+    """Warm-up of a replica: TTFT in seconds of its first request, and the median TTFT of its last ones."""
 
     first_s: float
     ttft_s: float
@@ -60,32 +60,32 @@ class Warmth:
     stable: bool
 
     @classmethod
-    def of(cls, ttfts_s: Sequence[float]) -> "Warmth":
-        """From all its times to the first token, in order."""
+    def of(cls, ttfts_s: Sequence[float]) -> "ReplicaWarmup":
+        """The warm-up from all its TTFTs in seconds, in order."""
         last = statistics.median(ttfts_s[-STEADY:])
         return cls(ttfts_s[0], last, len(ttfts_s), stable(ttfts_s))
 
 
-def small(model: str) -> Warm:
-    """One request of one token: it shows that a replica answers, and no more."""
+def one_token(model: str) -> WarmupRequests:
+    """One request of one token, which shows only that a replica answers."""
     asked = {"model": model, "prompt": [0], "max_tokens": 1, "stream": True}
     body = json.dumps(asked).encode()
-    return Warm("/v1/completions", lambda _: body, least=1, most=1)
+    return WarmupRequests("/v1/completions", lambda _: body, least=1, most=1)
 
 
 def stable(ttfts_s: Sequence[float]) -> bool:
-    """True if the last times to the first token are near each other; of fewer than five nothing is known."""
+    """True if the last five TTFTs are close to each other; False with fewer than five."""
     last = ttfts_s[-STEADY:]
     return len(last) == STEADY and max(last) - min(last) <= max(BAND * statistics.median(last), JITTER_S)
 
 
-class Warmer:
+class ReplicaWarmer:
     """Warms replicas and fronts until `deadline_s` (monotonic); none may stay silent for `patience_s`.
 
-    `named` is False once an answer did not say which replica it comes from.
+    `named` is False once an answer did not name its replica.
     """
 
-    def __init__(self, warm: Warm, deadline_s: float, patience_s: float) -> None:
+    def __init__(self, warm: WarmupRequests, deadline_s: float, patience_s: float) -> None:
         self.named = True
         self._warm = warm
         self._deadline_s = deadline_s
@@ -93,15 +93,15 @@ class Warmer:
         self._numbers = count()
         self._lock = threading.Lock()
 
-    def replicas(self, urls: Mapping[str, str]) -> dict[str, Warmth]:
-        """Warm each replica at its own URL, all at once. Raises WarmError."""
+    def replicas(self, urls: Mapping[str, str]) -> dict[str, ReplicaWarmup]:
+        """WarmupRequests each replica at its own URL, all at once. Raises WarmupError."""
         return dict(zip(urls, self._together(self._replica, list(urls.values())), strict=True))
 
-    def front(self, url: str, replicas: Collection[str]) -> dict[str, Warmth]:
-        """Warm replicas through a front that chooses among them, by the names in its answers.
+    def front(self, url: str, replicas: Collection[str]) -> dict[str, ReplicaWarmup]:
+        """WarmupRequests replicas through a front that chooses among them, by the names in its answers.
 
-        Where answers name nobody all are one, `UNNAMED`. Raises WarmError when one that is expected is
-        never named.
+        If answers name no replica, all count as one, `UNNAMED`. Raises WarmupError if an expected replica
+        never answers.
         """
         ttfts: dict[str, list[float]] = {}
         wanted, sent = len(replicas), 0
@@ -113,13 +113,13 @@ class Warmer:
             share = wanted if UNNAMED in ttfts else 1
             done = all(self._enough(times, share) for times in ttfts.values())
             if not unseen and (done or sent >= self._warm.most * wanted):
-                return {name: Warmth.of(times) for name, times in ttfts.items()}
+                return {name: ReplicaWarmup.of(times) for name, times in ttfts.items()}
             self._refuse_late(f"{len(unseen)} of {wanted} replicas never answered at {url}")
 
     def reach(self, url: str, replicas: Collection[str]) -> bool:
-        """Ask a front until every replica has answered there; it learns of replicas late.
+        """Send requests to a front, which learns of replicas late, until every replica has answered.
 
-        False where answers name nobody, so that it is not known who answered. Raises WarmError.
+        Returns False if answers name no replica. Raises WarmupError.
         """
         waiting, began_s = set(replicas), time.monotonic()
         while True:
@@ -130,33 +130,33 @@ class Warmer:
             silent = f"{len(waiting)} of {len(replicas)} replicas never answered at {url}"
             self._refuse_late(silent)
             if time.monotonic() > began_s + self._patience_s:
-                raise WarmError(silent)
+                raise WarmupError(silent)
 
     def _enough(self, ttfts_s: Sequence[float], share: int = 1) -> bool:
         return len(ttfts_s) >= self._warm.least * share and (self._warm.least < STEADY or stable(ttfts_s))
 
-    def _replica(self, url: str) -> Warmth:
+    def _replica(self, url: str) -> ReplicaWarmup:
         ttfts_s: list[float] = []
         while len(ttfts_s) < self._warm.most and not self._enough(ttfts_s):
             ttfts_s.append(self._answer(url)[1])
-        return Warmth.of(ttfts_s)
+        return ReplicaWarmup.of(ttfts_s)
 
     def _round(self, url: str, requests: int) -> list[tuple[str, float]]:
-        """As many answers at once."""
+        """Send `requests` requests concurrently; replica and TTFT in seconds of each answer."""
         return self._together(self._answer, [url] * requests)
 
     def _together(self, call: Callable[[str], Result], urls: Sequence[str]) -> list[Result]:
-        """What `call` says of each URL, all asked at once; raises the first WarmError.
+        """Results of `call` on each URL, run concurrently; raises the first WarmupError.
 
-        Who interrupts this does not wait for answers: the threads are daemons, and ask nothing more.
+        An interrupt does not wait for answers: the threads are daemons, and send nothing more.
         """
         results: dict[int, Result] = {}
-        errors: list[WarmError] = []
+        errors: list[WarmupError] = []
 
         def one(number: int) -> None:
             try:
                 results[number] = call(urls[number])
-            except WarmError as error:
+            except WarmupError as error:
                 errors.append(error)
 
         try:
@@ -175,7 +175,7 @@ class Warmer:
         return [results[number] for number in range(len(urls))]
 
     def _answer(self, url: str) -> tuple[str, float]:
-        """Who answered and the seconds to the first token, of the first request that is answered."""
+        """Replica and TTFT in seconds of the first request that is answered; failures are sent again."""
         began_s = time.monotonic()
         while True:
             try:
@@ -184,7 +184,7 @@ class Warmer:
                 why = f"{url} does not answer: {error}"
                 self._refuse_late(why)
                 if time.monotonic() > began_s + self._patience_s:
-                    raise WarmError(why) from error
+                    raise WarmupError(why) from error
             time.sleep(RETRY_S)
 
     def _ask(self, url: str) -> tuple[str, float]:
@@ -201,21 +201,21 @@ class Warmer:
 
     def _refuse_late(self, why: str) -> None:
         if time.monotonic() > self._deadline_s:
-            raise WarmError(why)
+            raise WarmupError(why)
 
 
-def _refuse(url: str, answer: Answer) -> None:
-    """Raise WarmError for a refusal that is final, AskError for another answer that is no whole stream."""
+def _refuse(url: str, answer: HttpAnswer) -> None:
+    """Raise WarmupError for a final refusal, AskError for any other answer but a whole stream."""
     if answer.status in FINAL:
-        raise WarmError(f"{url} refuses what the workload asks: {answer.said}")
+        raise WarmupError(f"{url} refuses what the workload asks: {answer.said}")
     if answer.status != OK:
         raise AskError(answer.said)
     if b"[DONE]" not in answer.body:
         raise AskError("the stream ended before its end")
 
 
-def line(warmths: Mapping[str, Warmth]) -> str:
-    """What was seen, for a person."""
+def line(warmths: Mapping[str, ReplicaWarmup]) -> str:
+    """One line for people on the warm-up of all replicas."""
     ttfts_s = [warmth.ttft_s for warmth in warmths.values()]
     requests = [warmth.requests for warmth in warmths.values()]
     times = f"{_span([1e3 * it for it in ttfts_s])} ms to the first token after {_span(requests)} requests"
@@ -228,8 +228,8 @@ def _span(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def tree(warmth: Warmth | None) -> dict[str, Any]:
-    """As the manifest keeps it; unknown where a replica's answers could not be told from the others'."""
+def tree(warmth: ReplicaWarmup | None) -> dict[str, Any]:
+    """The manifest's entry; all None if a replica's answers could not be told from the others'."""
     if warmth is None:
         return dict.fromkeys(("first_request_s", "warm_ttft_s", "warm_requests", "stable"))
     return {

@@ -1,13 +1,13 @@
-"""Names and paths that stand in commands, units and manifests: what could be more than that is refused.
+"""Checks of names and paths that stand in commands, units and manifests: what could inject more is refused.
 
-Pure. Every function returns what it was given, or raises ValueError with the flag or key that it stands for.
+Pure. Every function returns its argument, or raises ValueError with the flag or key that it came from.
 """
 
 import ipaddress
 import re
 
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-"""RFC 1123, as DNS and Kubernetes have it; hosts may be written in capitals too."""
+"""RFC 1123, for DNS and Kubernetes; hosts may also be written in capitals."""
 _HOST = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*", re.IGNORECASE)
 _SUBDOMAIN = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*")
 _FORMS = {
@@ -29,7 +29,7 @@ _FORMS = {
 
 
 def checked(form: str, text: str, what: str) -> str:
-    """The text, if it is a `form` of name; `what` is the flag or key that it was given by."""
+    """The text, if it is a name of this `form`; `what` is its flag or key."""
     pattern, like = _FORMS[form]
     if not pattern.fullmatch(text) or ".." in text:
         raise ValueError(f"{what}={text!r} is not allowed there; use {like}")
@@ -52,7 +52,7 @@ def setting(name: str, value: str) -> None:
 
 
 def authority(text: str) -> str:
-    """A host as it stands before a port: an IPv6 address in brackets."""
+    """A host as written before a port: an IPv6 address in brackets."""
     return f"[{text}]" if ":" in text else text
 
 

@@ -1,4 +1,4 @@
-"""What the nodes of a real cluster offer to Ray, and how Ray is started on them; pure, knows no Ray."""
+"""Resources that the nodes of a real cluster offer, and the command that starts Ray on them; pure."""
 
 import json
 import math
@@ -23,7 +23,7 @@ PORTS = {
     "min-worker-port": 10002,
     "max-worker-port": 19999,
 }
-"""Fixed on every node, so that a firewall can name them; Ray would draw some at random."""
+"""Ports of Ray, fixed on every node for firewalls; Ray would choose some at random."""
 OPENED = """\
 Ports between the nodes, to be closed to everybody else: the token protects Ray's, nothing protects Serve's.
   6379 GCS and 10001 Ray Client (head); 6380-6384, 10002-19999, 52365 Ray (every node)
@@ -32,8 +32,8 @@ Not open: 8265, dashboard and jobs, is on the head's loopback (ssh -L 8265:127.0
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
-    """`count` nodes of one role (the value of their label `role`), and what each offers to Ray."""
+class NodeGroup:
+    """`count` nodes of one role (the value of their label `role`), and the resources that each offers."""
 
     role: str
     count: int
@@ -42,37 +42,37 @@ class Nodes:
     resources: dict[str, int] = field(default_factory=dict)
 
 
-HEAD_NODE = Nodes(HEAD, 1, 0)
-"""Nothing is placed on the head: what starves it stops the whole cluster."""
+HEAD_NODE = NodeGroup(HEAD, 1, 0)
+"""The head offers no CPUs: a process that starves it would stop the whole cluster."""
 
 
 def is_amd(hardware: Hardware) -> bool:
-    """Whether ROCm runs there, by the name of the architecture (CDNA3 gfx942)."""
+    """True for a GPU with ROCm, by the name of its architecture (CDNA3 gfx942)."""
     return "gfx" in hardware.arch
 
 
 def nodes_of(
     cluster: Cluster, hardware: Hardware, engine: Engine, fleet: Fleet, load_nodes: int, gpu_cpus: int
-) -> tuple[Nodes, ...]:
-    """Nodes with GPUs, and `load_nodes` for the load actors and the driver of a job; with 0 both share.
+) -> tuple[NodeGroup, ...]:
+    """Nodes with GPUs, and `load_nodes` for the load actors and the driver of a job; with 0 they share nodes.
 
-    Each node with GPUs has one unit of the engine's `node_resource`, or of one named after the hardware: Ray
-    does not recognise every accelerator, least of all a virtual one.
+    Each node with GPUs has one unit of the engine's `node_resource`, or of a resource named after the
+    hardware, because Ray does not recognise every accelerator.
     """
     load_cpus = math.ceil(fleet.actors * fleet.cpus_per_actor)
     named = engine.node_resource if isinstance(engine, VllmEngine) else ""
     resource = named or f"{hardware.name.split()[0].lower()}_node"
     names.checked("resource", resource, "engine.node_resource" if named else "hardware.name")
     shared = 0 if load_nodes else load_cpus + DRIVER_CPUS
-    gpu = Nodes(GPU, cluster.nodes, gpu_cpus + shared, cluster.gpus_per_node, {resource: 1})
+    gpu = NodeGroup(GPU, cluster.nodes, gpu_cpus + shared, cluster.gpus_per_node, {resource: 1})
     if not load_nodes:
         return (gpu,)
     # The driver is on one of them; all are equal. The last CPU is for Ray's own processes.
-    return gpu, Nodes(LOAD_ROLE, load_nodes, math.ceil(load_cpus / load_nodes) + DRIVER_CPUS + 1)
+    return gpu, NodeGroup(LOAD_ROLE, load_nodes, math.ceil(load_cpus / load_nodes) + DRIVER_CPUS + 1)
 
 
 def environment(serve: dict[str, str]) -> dict[str, str]:
-    """The environment of every node: the same everywhere, since Serve's proxies read it on their own node.
+    """The environment of every node, equal everywhere because Serve's proxies read it on their own node.
 
     Raises ValueError for a variable that no file of settings can hold.
     """
@@ -88,7 +88,7 @@ def environment(serve: dict[str, str]) -> dict[str, str]:
     return made
 
 
-def ray_start(nodes: Nodes, head_address: str) -> list[str]:
+def ray_start(nodes: NodeGroup, head_address: str) -> list[str]:
     """Words of `ray start` on one of these nodes. The dashboard, on the head, answers on loopback only."""
     if nodes.role == HEAD:
         own = ["--head", f"--port={GCS_PORT}", "--dashboard-host=127.0.0.1"]

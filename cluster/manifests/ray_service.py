@@ -1,7 +1,4 @@
-"""What a real cluster is made of, as KubeRay objects; pure, knows no Ray and no file, and never a secret.
-
-Objects are plain data, dumped as YAML in the order in which they are written here.
-"""
+"""KubeRay objects of a real cluster, as plain data in the order of the YAML; pure, and never a secret."""
 
 import re
 from collections.abc import Sequence
@@ -11,20 +8,20 @@ from typing import Any
 import yaml
 
 from cluster.manifests import names
-from cluster.manifests.node_offers import GPU, RAY_VERSION, Nodes, is_amd
+from cluster.manifests.node_offers import GPU, RAY_VERSION, NodeGroup, is_amd
 from conf.specs.experiment import Hardware
 
 Tree = dict[str, Any]
 
 STARTUP_S = 1800
-"""Least time for a start (serving notes, section 8: 30 minutes or more)."""
+"""Least time for a start in seconds: large models load for 30 minutes or more."""
 PROBE_PERIOD_S = 10
 AGENT_PORT = 52365
-"""Of Ray's dashboard agent, which answers /api/healthz without a token."""
+"""Port of Ray's dashboard agent, which answers /api/healthz without a token."""
 SHARED_MEMORY = "128Gi"
-"""Of a node with GPUs, for the object store and for RCCL and vLLM between the processes of a node."""
+"""Shared memory of a node with GPUs, for the object store and between the processes of RCCL and vLLM."""
 SHARED_MEMORY_REST = "6Gi"
-"""Ray takes 30 % of a pod's 16 GiB for its object store, and puts it on disk where /dev/shm is smaller."""
+"""Shared memory of other pods: Ray's object store takes 30 % of their 16 GiB, or goes to disk."""
 NAME = re.compile("[a-z]([-a-z0-9]{0,48}[a-z0-9])?")
 """KubeRay adds to a cluster's name, and Kubernetes ends at 63 letters."""
 MEMORY = re.compile("[0-9]+[MGT]i?")
@@ -32,8 +29,8 @@ PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "serve": 8000}
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """What only the place knows. `image` is pinned; `weights` is `pvc:NAME` or a folder on every node.
+class KubernetesSite:
+    """Facts of one Kubernetes cluster. `image` is pinned; `weights` is `pvc:NAME` or a folder on every node.
 
     `groups` are the numeric ids of the groups video and render on the nodes (AMD only); `gpu_memory` and
     `load_memory` are memory limits of a pod. `token_secret` is a Secret with the key auth_token; without
@@ -68,8 +65,10 @@ class Site:
             raise ValueError(f"--memory={self.gpu_memory} is no amount of memory; write it as 512Gi")
 
 
-def ray_cluster(site: Site, nodes: Sequence[Nodes], hardware: Hardware, env: dict[str, str]) -> Tree:
-    """A RayCluster for sweeps, which deploy what they measure themselves."""
+def ray_cluster(
+    site: KubernetesSite, nodes: Sequence[NodeGroup], hardware: Hardware, env: dict[str, str]
+) -> Tree:
+    """A RayCluster for sweeps, which deploy their services themselves."""
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
@@ -79,7 +78,7 @@ def ray_cluster(site: Site, nodes: Sequence[Nodes], hardware: Hardware, env: dic
 
 
 def ray_service(
-    site: Site, nodes: Sequence[Nodes], hardware: Hardware, env: dict[str, str], config: Tree
+    site: KubernetesSite, nodes: Sequence[NodeGroup], hardware: Hardware, env: dict[str, str], config: Tree
 ) -> Tree:
     """A RayService that keeps the application of `config` (Serve's own format) up, for engine=external."""
     return {
@@ -95,8 +94,8 @@ def ray_service(
     }
 
 
-def network_policy(site: Site) -> Tree:
-    """Only the cluster's own pods and KubeRay's operator reach its ports; people `kubectl port-forward`."""
+def network_policy(site: KubernetesSite) -> Tree:
+    """Opens the ports to the cluster's pods and KubeRay's operator alone; people `kubectl port-forward`."""
     own = {"matchLabels": _own(site)}
     operator = {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}
     return {
@@ -114,7 +113,9 @@ def network_policy(site: Site) -> Tree:
     }
 
 
-def _cluster_spec(site: Site, nodes: Sequence[Nodes], hardware: Hardware, env: dict[str, str]) -> Tree:
+def _cluster_spec(
+    site: KubernetesSite, nodes: Sequence[NodeGroup], hardware: Hardware, env: dict[str, str]
+) -> Tree:
     auth: Tree = {"mode": "token"}
     if site.token_secret:
         auth["secretName"] = site.token_secret
@@ -132,13 +133,13 @@ def _cluster_spec(site: Site, nodes: Sequence[Nodes], hardware: Hardware, env: d
     }
 
 
-def _head_pod(site: Site, env: dict[str, str]) -> Tree:
+def _head_pod(site: KubernetesSite, env: dict[str, str]) -> Tree:
     ports = [{"containerPort": port, "name": name} for name, port in PORTS.items()]
     container = _container(site, env, {"cpu": "4"}, {"memory": "16Gi"})
     return {"containers": [{**container, "ports": ports}], "volumes": [_memory(SHARED_MEMORY_REST)]}
 
 
-def _worker_group(nodes: Nodes, site: Site, hardware: Hardware, env: dict[str, str]) -> Tree:
+def _worker_group(nodes: NodeGroup, site: KubernetesSite, hardware: Hardware, env: dict[str, str]) -> Tree:
     resources = {"CPU": str(nodes.cpus)}
     if nodes.gpus:
         resources["GPU"] = str(nodes.gpus)
@@ -155,8 +156,8 @@ def _worker_group(nodes: Nodes, site: Site, hardware: Hardware, env: dict[str, s
     }
 
 
-def _load_pod(nodes: Nodes, site: Site, env: dict[str, str]) -> Tree:
-    """A generator beside a replica would take its CPU, and Ray no longer hides GPUs from it."""
+def _load_pod(nodes: NodeGroup, site: KubernetesSite, env: dict[str, str]) -> Tree:
+    """A pod of a node without GPUs: a load actor beside a replica would take its CPU."""
     container = _container(
         site, env, {"cpu": str(nodes.cpus)}, {"cpu": str(nodes.cpus), "memory": site.load_memory}
     )
@@ -171,7 +172,7 @@ def _load_pod(nodes: Nodes, site: Site, env: dict[str, str]) -> Tree:
     }
 
 
-def _gpu_pod(nodes: Nodes, site: Site, hardware: Hardware, env: dict[str, str]) -> Tree:
+def _gpu_pod(nodes: NodeGroup, site: KubernetesSite, hardware: Hardware, env: dict[str, str]) -> Tree:
     """One pod is one node: it takes all GPUs, so that TP groups keep to the NUMA nodes as on bare metal."""
     amd = is_amd(hardware)
     resource = "amd.com/gpu" if amd else "nvidia.com/gpu"
@@ -197,7 +198,7 @@ def _gpu_pod(nodes: Nodes, site: Site, hardware: Hardware, env: dict[str, str]) 
     return pod
 
 
-def _container(site: Site, env: dict[str, str], requests: Tree, limits: Tree) -> Tree:
+def _container(site: KubernetesSite, env: dict[str, str], requests: Tree, limits: Tree) -> Tree:
     return {
         "name": "ray",
         "image": site.image,
@@ -214,8 +215,8 @@ def _container(site: Site, env: dict[str, str], requests: Tree, limits: Tree) ->
     }
 
 
-def _own(site: Site) -> dict[str, str]:
-    """The label of all pods; KubeRay's own, ray.io/cluster, is another for each cluster of a RayService."""
+def _own(site: KubernetesSite) -> dict[str, str]:
+    """The label of all pods; KubeRay's own, ray.io/cluster, differs for each cluster of a RayService."""
     return {"app.kubernetes.io/instance": site.name}
 
 
@@ -223,12 +224,12 @@ def _memory(size: str) -> Tree:
     return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
 
 
-def weights_folder(site: Site) -> str:
-    """Where a pod sees the weights: as on the node, or /weights for a claim."""
+def weights_folder(site: KubernetesSite) -> str:
+    """The folder of the weights in a pod: that of the node, or /weights for a claim."""
     return "/weights" if site.weights.startswith("pvc:") else site.weights
 
 
-def _weights(site: Site) -> Tree:
+def _weights(site: KubernetesSite) -> Tree:
     if site.weights.startswith("pvc:"):
         claim = {"claimName": site.weights.removeprefix("pvc:"), "readOnly": True}
         return {"name": "weights", "persistentVolumeClaim": claim}

@@ -1,4 +1,4 @@
-"""The files of a real cluster as text, with comments on why and how to use them; pure, never a secret."""
+"""Files of a real cluster as text, with comments on their reasons and use; pure, never a secret."""
 
 import shlex
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ import yaml
 
 from cluster.manifests import ray_service
 from cluster.manifests import static_hosts as static
-from cluster.manifests.node_offers import OPENED, RAY_VERSION, Nodes
-from cluster.manifests.ray_service import Site
+from cluster.manifests.node_offers import OPENED, RAY_VERSION, NodeGroup
+from cluster.manifests.ray_service import KubernetesSite
 from cluster.manifests.static_hosts import Hosts
 from conf.io.one_line import printable
 from conf.specs.experiment import Hardware
@@ -21,7 +21,7 @@ Files = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What the files were rendered for, for their comments."""
+    """The command, model and layout of the files, for their comments."""
 
     typed: Sequence[str]
     model: str
@@ -39,16 +39,16 @@ other, so that each TP4 group has its own. NUMA balancing off (kernel.numa_balan
 
 
 def kuberay(
-    site: Site,
-    nodes: Sequence[Nodes],
+    site: KubernetesSite,
+    nodes: Sequence[NodeGroup],
     hardware: Hardware,
     env: dict[str, str],
     notes: Notes,
     config: dict[str, Any] | None,
 ) -> Files:
-    """A RayCluster, or with Serve's `config` a RayService, and who may reach it.
+    """A RayCluster, or with Serve's `config` a RayService, and its NetworkPolicy.
 
-    Raises ValueError for an image that may be another one tomorrow.
+    Raises ValueError for an image whose tag moves.
     """
     _refuse_moving(site.image)
     if config is None:
@@ -98,7 +98,7 @@ to all but this cluster and KubeRay's operator, where the network plugin enforce
 def ray_up(
     name: str,
     hosts: Hosts,
-    nodes: Sequence[Nodes],
+    nodes: Sequence[NodeGroup],
     env: dict[str, str],
     notes: Notes,
     ssh_user: str,
@@ -119,7 +119,7 @@ amdsmi in Python Ray sees no AMD GPU, and says nothing. Serve's settings are the
 
 
 def systemd(
-    hosts: Hosts, nodes: Sequence[Nodes], env: dict[str, str], notes: Notes, venv: str, amd: bool
+    hosts: Hosts, nodes: Sequence[NodeGroup], env: dict[str, str], notes: Notes, venv: str, amd: bool
 ) -> Files:
     """A unit for each role, and the environment of them all."""
     made = static.units(hosts, nodes, venv, amd)
@@ -146,12 +146,12 @@ hand: without amdsmi in Python Ray sees no AMD GPU, and says nothing.
 
 
 def _comments(text: str) -> str:
-    """Text as lines of comment, whatever was typed: no line of it is anything else."""
+    """Text as comment lines, whatever was typed."""
     return "".join(f"# {printable(line)}".rstrip() + "\n" for line in text.splitlines())
 
 
 class _Plain(yaml.SafeDumper):
-    """No anchors, and a text of several lines as such."""
+    """Dumps no anchors, and text of several lines as a block."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -165,6 +165,6 @@ _Plain.add_representer(str, _text)
 
 
 def dump(header: str, *objects: dict[str, Any]) -> str:
-    """YAML documents, keys in the order in which they were written, after `header` as comments."""
+    """YAML documents with keys in the given order, after `header` as comments."""
     documents = [yaml.dump(each, Dumper=_Plain, sort_keys=False, width=110) for each in objects]
     return _comments(header) + "---\n".join(documents)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.manifests import names
-from cluster.manifests.node_offers import HEAD_NODE, Nodes, ray_start
+from cluster.manifests.node_offers import HEAD_NODE, NodeGroup, ray_start
 from cluster.ray_session.placement import LOAD_ROLE
 
 OPEN_FILES = 1_048_576
-"""A stream is a socket on either side; 65,536 is the least that preflight accepts."""
+"""Limit of open files: a stream is a socket on either side, and preflight needs at least 65,536."""
 ETC = "/etc/maxqps"
 TOKEN = f"{ETC}/auth_token"
 Unit = dict[str, list[tuple[str, str]]]
-"""Section -> its settings in order; a name may come twice."""
+"""Section -> its settings in order; a name may occur twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Hosts:
         return self.gpu + self.load
 
 
-def hosts_of(addresses: Sequence[str], nodes: Sequence[Nodes]) -> Hosts:
+def hosts_of(addresses: Sequence[str], nodes: Sequence[NodeGroup]) -> Hosts:
     """The hosts in the order of the nodes, the head first.
 
-    Raises ValueError unless there is one for each, and for what is neither a host's name nor an address.
+    Raises ValueError for a wrong number of hosts, and for text that is no host name or address.
     """
     for address in addresses:
         names.host(address, "--hosts")
@@ -51,12 +51,12 @@ def hosts_of(addresses: Sequence[str], nodes: Sequence[Nodes]) -> Hosts:
 
 
 def ray_up(
-    name: str, hosts: Hosts, nodes: Sequence[Nodes], env: dict[str, str], ssh_user: str, venv: str
+    name: str, hosts: Hosts, nodes: Sequence[NodeGroup], env: dict[str, str], ssh_user: str, venv: str
 ) -> dict[str, Any]:
     """A cluster file of `ray up` with the local provider; every host is installed already.
 
-    Raises ValueError for names of load hosts, which know themselves by their addresses only, and for a name,
-    user or folder that could be more than that.
+    Raises ValueError for names of load hosts, which recognise themselves by addresses only, and for a
+    malformed name, user or folder.
     """
     names.checked("cluster", name, "--name")
     names.checked("user", ssh_user, "--ssh-user")
@@ -95,7 +95,7 @@ def _refuse_name(host: str) -> None:
 
 
 def _first(env: dict[str, str], venv: str) -> str:
-    """What precedes every command, each of which has a shell of its own."""
+    """The beginning of every command; each has a shell of its own."""
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
     token = "test -s ~/.ray/auth_token || { echo no token in ~/.ray/auth_token >&2; exit 1; }"
     files = "ulimit -n 65536 || echo fewer than 65536 open files >&2"  # preflight says it again
@@ -103,7 +103,7 @@ def _first(env: dict[str, str], venv: str) -> str:
 
 
 def _shell(words: Sequence[str]) -> str:
-    """Words for a shell that is to replace $RAY_HEAD_IP; Ray replaces ~ itself."""
+    """Words quoted for a shell, which still replaces $RAY_HEAD_IP; Ray replaces ~ itself."""
     bare = ("--address=$RAY_HEAD_IP", "--autoscaling-config=~")
     return " ".join(word if word.startswith(bare) else shlex.quote(word) for word in words)
 
@@ -115,16 +115,16 @@ def environment_file(env: dict[str, str]) -> str:
 
 
 _ESCAPED = str.maketrans({letter: f"\\{letter}" for letter in '"\\$`'})
-"""What means something to systemd and to a shell within double quotes."""
+"""Letters with a meaning in double quotes, for systemd and for a shell."""
 
 
-def units(hosts: Hosts, nodes: Sequence[Nodes], venv: str, amd: bool) -> dict[str, Unit]:
+def units(hosts: Hosts, nodes: Sequence[NodeGroup], venv: str, amd: bool) -> dict[str, Unit]:
     """Unit files by name, one for each role. Raises ValueError for a strange `venv`."""
     names.checked("path", venv, "--venv")
     return {f"maxqps-{each.role}.service": _unit(each, hosts.head, venv, amd) for each in (HEAD_NODE, *nodes)}
 
 
-def _unit(nodes: Nodes, head: str, venv: str, amd: bool) -> Unit:
+def _unit(nodes: NodeGroup, head: str, venv: str, amd: bool) -> Unit:
     words = [f"{venv}/bin/ray", *ray_start(nodes, head)[1:], "--block"]
     groups = [("SupplementaryGroups", "video render")] if nodes.gpus and amd else []
     return {
@@ -166,8 +166,8 @@ HARDENING = (
     ("RestrictSUIDSGID", "yes"),
     ("LockPersonality", "yes"),
 )
-"""What a node can do without. Not PrivateDevices (GPUs), MemoryDenyWriteExecute (kernels are compiled at run
-time), PrivateTmp (`ray status` looks in /tmp) or ProtectHome (caches)."""
+"""Rights that a node does not need. It needs those that PrivateDevices (GPUs), MemoryDenyWriteExecute (kernels
+compiled at run time), PrivateTmp (`ray status` looks in /tmp) and ProtectHome (caches) would take."""
 
 
 def _quoted(word: str) -> str:

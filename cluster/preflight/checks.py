@@ -61,7 +61,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
+class NodeClock:
     """The node's clock minus the driver's, and half the round trip, within which that is true."""
 
     offset_s: float
@@ -69,12 +69,12 @@ class Offset:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class InspectedNode:
     """One node with what it told. `devices` are the GPUs PyTorch sees for each id that Ray hands out."""
 
     node: Node
     host: Host
-    clock: Offset | None = None
+    clock: NodeClock | None = None
     devices: Mapping[str, int | None] | None = None
     bandwidth: Mapping[str, float] = field(default_factory=dict)
 
@@ -91,7 +91,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judgement:
     """How a figure compares with what was expected; the remedy is one line, empty where it passes."""
 
     status: Status
@@ -112,11 +112,11 @@ class Finding:
     remedy: str
 
 
-Judge = Callable[[Seen, Expected], Verdict | None]
+Judge = Callable[[InspectedNode, Expected], Judgement | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class NodeCheck:
     """One line of the table. A failure only warns where no engine needs GPUs, unless it is `strict`."""
 
     name: str
@@ -126,21 +126,21 @@ class Check:
     strict: bool = False
 
 
-def judged(figure: str | None, expected: str, good: bool, remedy: str, bad: Status = "fail") -> Verdict:
+def judged(figure: str | None, expected: str, good: bool, remedy: str, bad: Status = "fail") -> Judgement:
     """Pass or `bad`; unknown without a figure."""
     if figure is None:
-        return Verdict("unknown", "not told here", expected, "")
-    return Verdict("pass", figure, expected) if good else Verdict(bad, figure, expected, remedy)
+        return Judgement("unknown", "not reported here", expected, "")
+    return Judgement("pass", figure, expected) if good else Judgement(bad, figure, expected, remedy)
 
 
-def check_node(checks: Sequence[Check], seen: Seen, expected: Expected) -> list[Finding]:
+def check_node(checks: Sequence[NodeCheck], seen: InspectedNode, expected: Expected) -> list[Finding]:
     """The findings of all checks that concern this node, in the order of the table."""
     found = []
     for check in checks:
         if not _concerns(check, seen, expected):
             continue
         if check.where == "gpu" and not seen.gpus:
-            verdict: Verdict | None = Verdict("unknown", "no GPU here", "", "")
+            verdict: Judgement | None = Judgement("unknown", "no GPU here", "", "")
         else:
             verdict = check.judge(seen, expected)
         if verdict is not None:
@@ -148,18 +148,18 @@ def check_node(checks: Sequence[Check], seen: Seen, expected: Expected) -> list[
     return found
 
 
-def _concerns(check: Check, seen: Seen, expected: Expected) -> bool:
+def _concerns(check: NodeCheck, seen: InspectedNode, expected: Expected) -> bool:
     if check.amd and not expected.arch.startswith("gfx"):
         return False
     return {"every": True, "head": seen.node.is_head}.get(check.where, seen.serves)
 
 
-def _soften(verdict: Verdict, check: Check, expected: Expected) -> Verdict:
+def _soften(verdict: Judgement, check: NodeCheck, expected: Expected) -> Judgement:
     softer = verdict.status == "fail" and not (check.strict or expected.needs_gpus)
     return replace(verdict, status="warn") if softer else verdict
 
 
-def _finding(check: str, node: str, verdict: Verdict) -> Finding:
+def _finding(check: str, node: str, verdict: Judgement) -> Finding:
     return Finding(check, node, verdict.status, verdict.figure, verdict.expected, verdict.remedy)
 
 
@@ -168,22 +168,22 @@ class Comparison:
     """Something that has to be equal on all nodes it concerns.
 
     Engines whose kind begins with `needed_by` need it (all: empty, none: None); others may do without. With
-    `of_model` it only matters where a folder of weights is named. `untold` is the remedy where no node tells.
+    `of_model` it only matters if a folder of weights is named. `unreported` is the remedy if no node has it.
     """
 
     name: str
     where: Where
-    read: Callable[[Seen], str | None]
+    read: Callable[[InspectedNode], str | None]
     remedy: str
     needed_by: str | None = None
     of_model: bool = False
-    untold: str = ""
+    unreported: str = ""
 
 
 ALL_NODES = "all nodes"
 
 
-def compare(comparison: Comparison, nodes: Sequence[Seen], expected: Expected) -> Finding | None:
+def compare(comparison: Comparison, nodes: Sequence[InspectedNode], expected: Expected) -> Finding | None:
     """Whether all nodes that it concerns tell the same; None where it concerns none."""
     concerned = [seen for seen in nodes if comparison.where == "every" or seen.serves]
     values = {seen.node.name: comparison.read(seen) for seen in concerned}
@@ -193,19 +193,19 @@ def compare(comparison: Comparison, nodes: Sequence[Seen], expected: Expected) -
     return _finding(comparison.name, ALL_NODES, _equal(comparison, values, needed))
 
 
-def _equal(comparison: Comparison, values: Mapping[str, str | None], needed: bool) -> Verdict:
+def _equal(comparison: Comparison, values: Mapping[str, str | None], needed: bool) -> Judgement:
     distinct = sorted(set(values.values()), key=str)
     if distinct == [None]:
         status: Status = "fail" if needed else "unknown"
-        remedy = comparison.remedy if needed else comparison.untold
-        return Verdict(status, "told by no node", "equal on all nodes", remedy)
+        remedy = comparison.remedy if needed else comparison.unreported
+        return Judgement(status, "reported by no node", "equal on all nodes", remedy)
     if len(distinct) == 1:
-        return Verdict("pass", str(distinct[0]), "equal on all nodes")
+        return Judgement("pass", str(distinct[0]), "equal on all nodes")
     figure = "; ".join(
         f"{'nothing' if value is None else value} on {_names([n for n, v in values.items() if v == value])}"
         for value in distinct
     )
-    return Verdict("fail", figure, "equal on all nodes", comparison.remedy)
+    return Judgement("fail", figure, "equal on all nodes", comparison.remedy)
 
 
 def _names(names: Sequence[str], most: int = 3) -> str:

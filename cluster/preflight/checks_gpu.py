@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from functools import partial
 
-from cluster.preflight.checks import Check, Expected, Seen, Verdict, judged, size
+from cluster.preflight.checks import Expected, InspectedNode, Judgement, NodeCheck, judged, size
 from cluster.preflight.gpu_probe import ALL_REDUCE, ALL_TO_ALL, P2P_BOTH_WAYS, P2P_ONE_WAY
 from cluster.preflight.thresholds import (
     ALL_REDUCE_TWO_NODES,
@@ -22,18 +22,18 @@ KIND = re.compile(r"\b(MI\d{3}\w*|[HBA]\d{2,3})\b")
 """The part of a GPU's name that says which one it is: MI325X, H200, B200, A100."""
 
 
-def gpus(seen: Seen, expected: Expected) -> Verdict:
+def gpus(seen: InspectedNode, expected: Expected) -> Judgement:
     """How many GPUs of which kind there are: name where it says one, else the architecture."""
     wanted = f"{expected.gpus_per_node} x {expected.gpu_name}"
     found = seen.host.gpus
     if found is None:
-        return Verdict(
+        return Judgement(
             "unknown", "a driver, and nobody tells", wanted, "install amd-smi or nvidia-smi on the node"
         )
     if not found:
         if not expected.needs_gpus:
-            return Verdict("unknown", "no GPU here", wanted)
-        return Verdict(
+            return Judgement("unknown", "no GPU here", wanted)
+        return Judgement(
             "fail", "no GPU here", wanted, "pass /dev/kfd and /dev/dri to the container; load the driver"
         )
     kinds = Counter(f"{gpu.name or 'GPU'} {gpu.arch or ''}".strip() for gpu in found)
@@ -51,25 +51,25 @@ def _is_kind(name: str | None, arch: str | None, expected: Expected) -> bool:
     return named[1] == expected.gpu_name if named else arch is not None
 
 
-def ray_gpus(seen: Seen, expected: Expected) -> Verdict:
+def ray_gpus(seen: InspectedNode, expected: Expected) -> Judgement:
     """Ray counts AMD GPUs with the Python module amdsmi, and none without saying so where it is missing."""
     registered, visible = seen.node.ray_gpus, seen.host.gpus
     figure = f"{registered:g} in Ray, {'?' if visible is None else len(visible)} visible"
     wanted = f"{expected.gpus_per_node} in Ray and visible"
     if visible is None or (not visible and not expected.needs_gpus):
-        return Verdict("unknown", figure, wanted, "GPUs told to Ray are pretended here" if registered else "")
+        return Judgement("unknown", figure, wanted, "Ray counts pretended GPUs here" if registered else "")
     good = registered == len(visible) == expected.gpus_per_node
     module = "" if seen.host.amdsmi or not expected.arch else " (Python cannot import amdsmi)"
     return judged(figure, wanted, good, f"start Ray with --num-gpus {expected.gpus_per_node}{module}")
 
 
-def emulation(seen: Seen, expected: Expected) -> Verdict:
+def emulation(seen: InspectedNode, expected: Expected) -> Judgement:
     told = seen.host.shown.get("MAXQPS_EMULATED_GPU")
     figure = f"MAXQPS_EMULATED_GPU={told}" if told else "not set"
     return judged(figure, "not set where GPUs are", not told, "unset MAXQPS_EMULATED_GPU on nodes with GPUs")
 
 
-def ecc(seen: Seen, expected: Expected) -> Verdict:
+def ecc(seen: InspectedNode, expected: Expected) -> Judgement:
     errors = [gpu.ecc_errors for gpu in seen.gpus]
     bad = [gpu.index for gpu in seen.gpus if gpu.ecc_errors]
     figure = None if None in errors and not bad else f"{sum(e or 0 for e in errors)} uncorrectable"
@@ -78,7 +78,7 @@ def ecc(seen: Seen, expected: Expected) -> Verdict:
     )
 
 
-def vram(seen: Seen, expected: Expected) -> Verdict:
+def vram(seen: InspectedNode, expected: Expected) -> Judgement:
     used = [gpu.vram_used_bytes for gpu in seen.gpus]
     most = max((value for value in used if value is not None), default=None)
     figure = None if most is None or None in used else f"at most {size(most)} used"
@@ -88,7 +88,7 @@ def vram(seen: Seen, expected: Expected) -> Verdict:
     )
 
 
-def vram_size(seen: Seen, expected: Expected) -> Verdict:
+def vram_size(seen: InspectedNode, expected: Expected) -> Judgement:
     """Whether the driver gives every GPU the memory from which KV caches and plans are computed."""
     totals = [gpu.vram_bytes for gpu in seen.gpus]
     told = [total for total in totals if total is not None]
@@ -104,18 +104,18 @@ def vram_size(seen: Seen, expected: Expected) -> Verdict:
     return judged(figure, f"{size(expected.hbm_bytes)} within {VRAM_OFF}", not off, remedy, "warn")
 
 
-def mec(seen: Seen, expected: Expected) -> Verdict:
+def mec(seen: InspectedNode, expected: Expected) -> Judgement:
     found = [gpu.mec_firmware for gpu in seen.gpus]
     oldest = min((value for value in found if value is not None), default=MEC_FIRMWARE.value)
     old = oldest < MEC_FIRMWARE.value
     worked_around = seen.host.shown.get("HSA_NO_SCRATCH_RECLAIM") == "1"
     figure = f"{oldest}{' with HSA_NO_SCRATCH_RECLAIM=1' if worked_around else ''}"
     remedy = "update the firmware, or set engine.env.HSA_NO_SCRATCH_RECLAIM=1"
-    untold = None in found and not old
-    return judged(None if untold else figure, f"{MEC_FIRMWARE}", worked_around or not old, remedy)
+    unreported = None in found and not old
+    return judged(None if unreported else figure, f"{MEC_FIRMWARE}", worked_around or not old, remedy)
 
 
-def xgmi(seen: Seen, expected: Expected) -> Verdict:
+def xgmi(seen: InspectedNode, expected: Expected) -> Judgement:
     peers = len(seen.gpus) - 1
     links = [gpu.links for gpu in seen.gpus]
     figure = None if None in links else f"{sum(map(len, filter(None, links)))} of {len(links) * peers} links"
@@ -124,7 +124,7 @@ def xgmi(seen: Seen, expected: Expected) -> Verdict:
     return judged(figure, "every GPU linked to every other", not short, remedy)
 
 
-def gpu_numa(seen: Seen, expected: Expected) -> Verdict | None:
+def gpu_numa(seen: InspectedNode, expected: Expected) -> Judgement | None:
     """GPUs 0-3 in one NUMA node and 4-7 in the other, so that a group of TP4 stays within one."""
     nodes = [gpu.numa_node for gpu in seen.gpus]
     if len(nodes) != 8:
@@ -135,33 +135,35 @@ def gpu_numa(seen: Seen, expected: Expected) -> Verdict | None:
     return judged(figure, "GPUs 0-3 and 4-7 in a NUMA node each", good, remedy, "warn")
 
 
-def visible_to_torch(seen: Seen, expected: Expected) -> Verdict:
+def visible_to_torch(seen: InspectedNode, expected: Expected) -> Judgement:
     """Each GPU that Ray hands out is seen, alone, and computes."""
     wanted = "each id that Ray hands out computes"
     if seen.devices is None:
-        return Verdict("unknown", "PyTorch is not here or the GPUs were not free", wanted)
+        return Judgement("unknown", "PyTorch is not here or the GPUs were not free", wanted)
     bad = [device for device, count in seen.devices.items() if count != 1]
     figure = f"{len(seen.devices) - len(bad)} of {len(seen.devices)} GPUs"
     remedy = f"PyTorch cannot use GPU {_list(bad)} alone: check HIP_VISIBLE_DEVICES and the driver (dmesg)"
     return judged(figure, wanted, not bad and bool(seen.devices), remedy)
 
 
-def bandwidth(seen: Seen, expected: Expected, *, name: str, least: Threshold, tool: str) -> Verdict:
+def bandwidth(
+    seen: InspectedNode, expected: Expected, *, name: str, least: Threshold, tool: str
+) -> Judgement:
     value = seen.bandwidth.get(name)
     wanted = f"at least {least}"
     if not expected.bandwidth:
-        return Verdict("unknown", "not asked", wanted, "ask with --bandwidth while no GPU is used")
+        return Judgement("unknown", "not asked", wanted, "ask with --bandwidth while no GPU is used")
     if value is None:
-        return Verdict("unknown", f"{tool} is not here or failed", wanted, f"install {tool} on the node")
+        return Judgement("unknown", f"{tool} is not here or failed", wanted, f"install {tool} on the node")
     remedy = "compare with the other nodes; look at the links (amd-smi xgmi) and ACS in the BIOS"
     return judged(f"{value:g} GB/s", wanted, value >= least.value, remedy)
 
 
-def all_reduce(seen: Seen, expected: Expected) -> Verdict:
+def all_reduce(seen: InspectedNode, expected: Expected) -> Judgement:
     """Measured in one node; only two nodes have a published threshold, so it is told and not judged."""
     found = bandwidth(seen, expected, name=ALL_REDUCE, least=ALL_REDUCE_TWO_NODES, tool="rccl-tests")
     wanted = f"none published for one node (two nodes: {ALL_REDUCE_TWO_NODES})"
-    return Verdict("unknown", found.figure, wanted, found.remedy if found.status == "unknown" else "")
+    return Judgement("unknown", found.figure, wanted, found.remedy if found.status == "unknown" else "")
 
 
 def _list(numbers: list[int] | list[str]) -> str:
@@ -170,18 +172,18 @@ def _list(numbers: list[int] | list[str]) -> str:
 
 _P2P = partial(bandwidth, tool="TransferBench")
 GPU_CHECKS = (
-    Check("GPUs", "serving", gpus),
-    Check("GPUs in Ray", "serving", ray_gpus),
-    Check("emulated GPU", "gpu", emulation, strict=True),
-    Check("ECC errors", "gpu", ecc),
-    Check("VRAM", "gpu", vram),
-    Check("VRAM size", "gpu", vram_size),
-    Check("MEC firmware", "gpu", mec, amd=True),
-    Check("XGMI links", "gpu", xgmi, amd=True),
-    Check("NUMA node of GPUs", "gpu", gpu_numa),
-    Check("GPUs in PyTorch", "gpu", visible_to_torch),
-    Check("p2p one way", "gpu", partial(_P2P, name=P2P_ONE_WAY, least=P2P_UNIDIRECTIONAL), amd=True),
-    Check("p2p both ways", "gpu", partial(_P2P, name=P2P_BOTH_WAYS, least=P2P_BIDIRECTIONAL), amd=True),
-    Check("all-to-all", "gpu", partial(_P2P, name=ALL_TO_ALL, least=ALL_TO_ALL_TOTAL), amd=True),
-    Check("all-reduce (RCCL)", "gpu", all_reduce),
+    NodeCheck("GPUs", "serving", gpus),
+    NodeCheck("GPUs in Ray", "serving", ray_gpus),
+    NodeCheck("emulated GPU", "gpu", emulation, strict=True),
+    NodeCheck("ECC errors", "gpu", ecc),
+    NodeCheck("VRAM", "gpu", vram),
+    NodeCheck("VRAM size", "gpu", vram_size),
+    NodeCheck("MEC firmware", "gpu", mec, amd=True),
+    NodeCheck("XGMI links", "gpu", xgmi, amd=True),
+    NodeCheck("NUMA node of GPUs", "gpu", gpu_numa),
+    NodeCheck("GPUs in PyTorch", "gpu", visible_to_torch),
+    NodeCheck("p2p one way", "gpu", partial(_P2P, name=P2P_ONE_WAY, least=P2P_UNIDIRECTIONAL), amd=True),
+    NodeCheck("p2p both ways", "gpu", partial(_P2P, name=P2P_BOTH_WAYS, least=P2P_BIDIRECTIONAL), amd=True),
+    NodeCheck("all-to-all", "gpu", partial(_P2P, name=ALL_TO_ALL, least=ALL_TO_ALL_TOTAL), amd=True),
+    NodeCheck("all-reduce (RCCL)", "gpu", all_reduce),
 )

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from cluster.preflight.checks import (
     ALL_NODES,
-    Check,
     Comparison,
     Expected,
     Finding,
-    Seen,
+    InspectedNode,
+    Judgement,
+    NodeCheck,
     Status,
-    Verdict,
     Where,
     judged,
     size,
@@ -33,56 +33,56 @@ RAY_MAXCONN = 4096
 """Connections of HAProxy on a node where nothing else is set (RAY_SERVE_HAPROXY_MAXCONN of Ray 2.60)."""
 
 
-def clock(seen: Seen, expected: Expected) -> Verdict:
+def clock(seen: InspectedNode, expected: Expected) -> Judgement:
     """Pass and fail only beyond the uncertainty of the measurement; between them it is unknown."""
     wanted = f"within {CLOCK_OFFSET} of the driver"
     if seen.clock is None:
-        return Verdict("unknown", "not measured", wanted)
+        return Judgement("unknown", "not measured", wanted)
     offset_ms, spread_ms = abs(seen.clock.offset_s) * 1e3, seen.clock.uncertainty_s * 1e3
     figure = f"{seen.clock.offset_s * 1e3:+.2f} ms ± {spread_ms:.2f} ms"
     if offset_ms + spread_ms < CLOCK_OFFSET.value:
-        return Verdict("pass", figure, wanted)
+        return Judgement("pass", figure, wanted)
     if offset_ms - spread_ms < CLOCK_OFFSET.value:
-        return Verdict(
+        return Judgement(
             "unknown", figure, wanted, "the round trip is too slow to tell; look at `chronyc tracking`"
         )
     bad = offset_ms - spread_ms >= CLOCK_OFFSET_MOST.value
-    return Verdict(
+    return Judgement(
         "fail" if bad else "warn", figure, wanted, "synchronise the clocks of all nodes with chrony"
     )
 
 
-def ntp(seen: Seen, expected: Expected) -> Verdict:
+def ntp(seen: InspectedNode, expected: Expected) -> Judgement:
     offset_s = seen.host.ntp_offset_s
     wanted = f"within {CLOCK_OFFSET} of NTP"
     if offset_s is None:
-        return Verdict(
+        return Judgement(
             "unknown", "chrony does not tell", wanted, "install chrony, and wait until it is synchronised"
         )
     good = abs(offset_s) * 1e3 < CLOCK_OFFSET.value
     return judged(f"{offset_s * 1e3:.3f} ms", wanted, good, "wait until chrony has settled", "warn")
 
 
-def open_files(seen: Seen, expected: Expected) -> Verdict:
+def open_files(seen: InspectedNode, expected: Expected) -> Judgement:
     files = seen.host.open_files
     remedy = f"set `ulimit -n {OPEN_FILES.value}` (LimitNOFILE in systemd) where `ray start` runs"
     return judged(f"{files:g}", f"at least {OPEN_FILES}", files >= OPEN_FILES.value, remedy)
 
 
-def listen_backlog(seen: Seen, expected: Expected) -> Verdict:
+def listen_backlog(seen: InspectedNode, expected: Expected) -> Judgement:
     value = seen.host.listen_backlog
     figure = None if value is None else str(value)
     remedy = f"sysctl -w net.core.somaxconn={LISTEN_BACKLOG.value}"
     return judged(figure, f"at least {LISTEN_BACKLOG}", (value or 0) >= LISTEN_BACKLOG.value, remedy, "warn")
 
 
-def disk(seen: Seen, expected: Expected) -> Verdict:
+def disk(seen: InspectedNode, expected: Expected) -> Judgement:
     free = 100 * seen.host.disk_free
     remedy = "free the disk with Ray's folder, or start Ray with --temp-dir elsewhere"
     return judged(f"{free:.0f} % free", f"at least {DISK_FREE}", free >= DISK_FREE.value, remedy)
 
 
-def http_port(seen: Seen, expected: Expected) -> Verdict | None:
+def http_port(seen: InspectedNode, expected: Expected) -> Judgement | None:
     port = expected.http_port
     if not port:
         return None
@@ -91,7 +91,7 @@ def http_port(seen: Seen, expected: Expected) -> Verdict | None:
     return judged(f"{port} {'taken' if taken else 'free'}", f"{port} free", not taken, remedy)
 
 
-def front_streams(seen: Seen, expected: Expected) -> Verdict | None:
+def front_streams(seen: InspectedNode, expected: Expected) -> Judgement | None:
     """Only of what others start there: Serve that we start gets its settings from us."""
     if not expected.http_port:
         return None
@@ -102,7 +102,7 @@ def front_streams(seen: Seen, expected: Expected) -> Verdict | None:
     return judged(figure, f"at least {MOST_STREAMS}", streams >= MOST_STREAMS, remedy, "warn")
 
 
-def replica_ports(seen: Seen, expected: Expected) -> Verdict:
+def replica_ports(seen: InspectedNode, expected: Expected) -> Judgement:
     free = len(set(REPLICA_PORTS) - seen.host.ports_taken)
     span = f"{REPLICA_PORTS[0]}-{REPLICA_PORTS[-1]}"
     remedy = "stop what listens there, or move RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT on all nodes"
@@ -110,7 +110,7 @@ def replica_ports(seen: Seen, expected: Expected) -> Verdict:
     return judged(figure, wanted, free >= FREE_REPLICA_PORTS.value, remedy)
 
 
-def shared_memory(seen: Seen, expected: Expected) -> Verdict:
+def shared_memory(seen: InspectedNode, expected: Expected) -> Judgement:
     least = SHARED_MEMORY if expected.needs_gpus else SHARED_MEMORY_RAY
     there = seen.host.shared_memory_bytes
     figure = None if there is None else size(there)
@@ -118,13 +118,13 @@ def shared_memory(seen: Seen, expected: Expected) -> Verdict:
     return judged(figure, f"at least {least}", (there or 0) >= least.value * GIB, remedy)
 
 
-def locked_memory(seen: Seen, expected: Expected) -> Verdict:
+def locked_memory(seen: InspectedNode, expected: Expected) -> Judgement:
     limit = size(seen.host.locked_memory_bytes)
     remedy = "set `ulimit -l unlimited` (docker --ulimit memlock=-1) where `ray start` runs"
     return judged(limit, "unlimited", limit == "unlimited", remedy, "warn")
 
 
-def numa_balancing(seen: Seen, expected: Expected) -> Verdict:
+def numa_balancing(seen: InspectedNode, expected: Expected) -> Judgement:
     value = seen.host.numa_balancing
     return judged(
         None if value is None else str(value),
@@ -134,47 +134,47 @@ def numa_balancing(seen: Seen, expected: Expected) -> Verdict:
     )
 
 
-def governor(seen: Seen, expected: Expected) -> Verdict:
+def governor(seen: InspectedNode, expected: Expected) -> Judgement:
     found = seen.host.governors
     figure = None if found is None else ", ".join(sorted(found))
     remedy = "cpupower frequency-set -g performance on the host"
     return judged(figure, "performance", found == frozenset({"performance"}), remedy, "warn")
 
 
-def sleep_state(seen: Seen, expected: Expected) -> Verdict:
+def sleep_state(seen: InspectedNode, expected: Expected) -> Judgement:
     return _switched_off(seen.host.c2_on, "cpupower idle-set -d 2 on the host")
 
 
-def smt(seen: Seen, expected: Expected) -> Verdict:
+def smt(seen: InspectedNode, expected: Expected) -> Judgement:
     return _switched_off(
         seen.host.smt_on, "switch SMT off in the BIOS, or by /sys/devices/system/cpu/smt/control"
     )
 
 
-def _switched_off(on: bool | None, remedy: str) -> Verdict:
+def _switched_off(on: bool | None, remedy: str) -> Judgement:
     figure = None if on is None else ("on" if on else "off")
     return judged(figure, "off", on is False, remedy, "warn")
 
 
-def nps(seen: Seen, expected: Expected) -> Verdict:
+def nps(seen: InspectedNode, expected: Expected) -> Judgement:
     nodes = seen.host.numa_nodes_per_socket
     figure = None if nodes is None else f"{nodes:g} per socket"
     return judged(figure, "1 per socket (NPS1)", nodes == 1, "set NPS1 in the BIOS", "warn")
 
 
-def weights(seen: Seen, expected: Expected) -> Verdict | None:
+def weights(seen: InspectedNode, expected: Expected) -> Judgement | None:
     found = seen.host.weights
     wanted = f"readable in {expected.model_path}"
     if found is None:
         known = "engine.model_path is empty: vLLM looks the model up by its name"
         remedy = "set engine.model_path to a folder that every node has"
-        return Verdict("unknown", known, "a folder on every node", remedy) if expected.needs_gpus else None
+        return Judgement("unknown", known, "a folder on every node", remedy) if expected.needs_gpus else None
     if isinstance(found, Weights):
-        return Verdict("pass", f"{found.bytes / GIB:.1f} GiB in {found.files} files", wanted)
-    return Verdict("fail", found, wanted, "mount or copy the weights there, or set engine.model_path")
+        return Judgement("pass", f"{found.bytes / GIB:.1f} GiB in {found.files} files", wanted)
+    return Judgement("fail", found, wanted, "mount or copy the weights there, or set engine.model_path")
 
 
-def device_variables(seen: Seen, expected: Expected) -> Verdict:
+def device_variables(seen: InspectedNode, expected: Expected) -> Judgement:
     """Ray refuses ROCR alone, and lists of HIP and CUDA that differ hide GPUs from one of two layers."""
     told = {name: value for name, value in seen.host.shown.items() if name.endswith("_VISIBLE_DEVICES")}
     hip, cuda = told.get("HIP_VISIBLE_DEVICES"), told.get("CUDA_VISIBLE_DEVICES")
@@ -185,10 +185,10 @@ def device_variables(seen: Seen, expected: Expected) -> Verdict:
     return judged(figure, "none, or HIP alone, or HIP and CUDA equal", not (alone or differ), remedy)
 
 
-def vllm_variables(seen: Seen, expected: Expected) -> Verdict:
+def vllm_variables(seen: InspectedNode, expected: Expected) -> Judgement:
     unknown = seen.host.unknown_variables
     if unknown is None:
-        return Verdict("unknown", "vLLM is not installed or does not tell", "known to the installed vLLM")
+        return Judgement("unknown", "vLLM is not installed or does not tell", "known to the installed vLLM")
     remedy = "vLLM ignores them: remove or correct them (docs of the installed version)"
     return judged(
         ", ".join(unknown) or "all known", "known to the installed vLLM", not unknown, remedy, "warn"
@@ -196,24 +196,24 @@ def vllm_variables(seen: Seen, expected: Expected) -> Verdict:
 
 
 HOST_CHECKS = (
-    Check("clock", "every", clock, strict=True),
-    Check("chrony", "every", ntp),
-    Check("open files", "every", open_files),
-    Check("listen backlog", "every", listen_backlog),
-    Check("disk of Ray's folder", "every", disk),
-    Check("Serve's HTTP port", "head", http_port, strict=True),
-    Check("HAProxy's streams", "head", front_streams),
-    Check("replicas' ports", "serving", replica_ports, strict=True),
-    Check("weights", "serving", weights, strict=True),
-    Check("device variables", "serving", device_variables),
-    Check("VLLM_* variables", "serving", vllm_variables),
-    Check("/dev/shm", "serving", shared_memory),
-    Check("locked memory", "serving", locked_memory),
-    Check("NUMA balancing", "serving", numa_balancing),
-    Check("CPU governor", "serving", governor),
-    Check("CPU sleep state C2", "serving", sleep_state, amd=True),
-    Check("SMT", "serving", smt, amd=True),
-    Check("NUMA nodes", "serving", nps, amd=True),
+    NodeCheck("clock", "every", clock, strict=True),
+    NodeCheck("chrony", "every", ntp),
+    NodeCheck("open files", "every", open_files),
+    NodeCheck("listen backlog", "every", listen_backlog),
+    NodeCheck("disk of Ray's folder", "every", disk),
+    NodeCheck("Serve's HTTP port", "head", http_port, strict=True),
+    NodeCheck("HAProxy's streams", "head", front_streams),
+    NodeCheck("replicas' ports", "serving", replica_ports, strict=True),
+    NodeCheck("weights", "serving", weights, strict=True),
+    NodeCheck("device variables", "serving", device_variables),
+    NodeCheck("VLLM_* variables", "serving", vllm_variables),
+    NodeCheck("/dev/shm", "serving", shared_memory),
+    NodeCheck("locked memory", "serving", locked_memory),
+    NodeCheck("NUMA balancing", "serving", numa_balancing),
+    NodeCheck("CPU governor", "serving", governor),
+    NodeCheck("CPU sleep state C2", "serving", sleep_state, amd=True),
+    NodeCheck("SMT", "serving", smt, amd=True),
+    NodeCheck("NUMA nodes", "serving", nps, amd=True),
 )
 
 
@@ -221,12 +221,12 @@ def _version(name: str, where: Where, remedy: str, needed_by: str | None = None)
     return Comparison(name, where, lambda seen: seen.host.versions.get(name), remedy, needed_by)
 
 
-def _weights_digest(seen: Seen) -> str | None:
+def _weights_digest(seen: InspectedNode) -> str | None:
     found = seen.host.weights
     return f"digest {found.digest}" if isinstance(found, Weights) else None
 
 
-def _gpu_kind(seen: Seen) -> str | None:
+def _gpu_kind(seen: InspectedNode) -> str | None:
     kinds = sorted({f"{gpu.name or 'GPU'} {gpu.arch or ''}".strip() for gpu in seen.gpus})
     return f"{len(seen.gpus)} x {', '.join(kinds)}" if kinds else None
 
@@ -243,12 +243,12 @@ COMPARISONS = (
     _version("ROCm", "serving", _SAME_IMAGE),
     _version("GPU driver", "serving", "install the same driver on all hosts"),
     Comparison("GPUs equal", "serving", _gpu_kind, _NO_MIXTURE),
-    Comparison("image", "serving", lambda seen: seen.host.image, _SAME_IMAGE, untold=_NO_DIGEST),
+    Comparison("image", "serving", lambda seen: seen.host.image, _SAME_IMAGE, unreported=_NO_DIGEST),
     Comparison("weights equal", "serving", _weights_digest, "copy or mount one revision", of_model=True),
 )
 
 
-def environments(nodes: Sequence[Seen]) -> Finding | None:
+def environments(nodes: Sequence[InspectedNode]) -> Finding | None:
     """Whether the variables that engines read are equal on all serving nodes; tells which differ."""
     told = [seen.host.environment for seen in nodes if seen.serves]
     if not told:

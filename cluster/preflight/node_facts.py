@@ -21,6 +21,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from cluster.preflight.gpu_facts import Gpu, read_gpus
+from conf.io.secret import SECRET_VARIABLE
 
 LOOPBACK = "127.0.0.1"
 REPLICA_PORTS = range(30000, 31001)
@@ -39,7 +40,6 @@ COMPARED = (
     "TORCH_",
     "SAFETENSORS_",
 )
-SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD")
 ROOMS = ("conf", "analysis", "serve_apps", "cluster", "loadgen")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 TOOL_TIMEOUT_S = 15.0
@@ -83,7 +83,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class NodeRequest:
     """What a node is asked to look at. `env` is added to its environment, as it is to the engine's."""
 
     model_path: str
@@ -91,7 +91,7 @@ class Asked:
     env: Mapping[str, str]
 
 
-def read_host(asked: Asked, root: Path = Path("/")) -> Host:
+def read_host(asked: NodeRequest, root: Path = Path("/")) -> Host:
     """Everything this node says of itself, in a second, or half a minute where vLLM has to be imported."""
     gpus = read_gpus(root, run_tool)
     env = {**os.environ, **asked.env}
@@ -171,7 +171,7 @@ def _driver(gpus: tuple[Gpu, ...] | None) -> str | None:
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """Digests of the variables that engines read, by name; secrets are left out."""
-    names = [name for name in env if name.startswith(COMPARED) and not SECRET.search(name)]
+    names = [name for name in env if name.startswith(COMPARED) and not SECRET_VARIABLE.search(name)]
     # Which devices a process sees is the scheduler's business, not the node's.
     kept = sorted(name for name in names if name not in DEVICE_VARIABLES)
     return {name: hashlib.sha256(env[name].encode()).hexdigest()[:8] for name in kept}

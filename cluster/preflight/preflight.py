@@ -12,15 +12,14 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.preflight.checks import (
     ALL_NODES,
     Expected,
     Finding,
+    InspectedNode,
     Node,
-    Offset,
-    Seen,
+    NodeClock,
     Status,
     check_node,
     compare,
@@ -28,8 +27,9 @@ from cluster.preflight.checks import (
 from cluster.preflight.checks_gpu import GPU_CHECKS
 from cluster.preflight.checks_host import COMPARISONS, HOST_CHECKS, environments
 from cluster.preflight.gpu_probe import measure, visible_devices
-from cluster.preflight.node_facts import Asked, read_host
-from cluster.ray_session.session import CLUSTER_HTTP_PORT, HEAD_RESOURCE, last_line, serve_runs
+from cluster.preflight.node_facts import NodeRequest, read_host
+from cluster.ray_session.node_tasks import gather, on_node
+from cluster.ray_session.session import CLUSTER_HTTP_PORT, HEAD_RESOURCE, serve_runs
 from conf.specs.experiment import EmulatedEngine, Experiment, VllmEngine
 
 ROUND_TRIPS = 20
@@ -60,7 +60,7 @@ def expected_of(experiment: Experiment, env: Mapping[str, str], *, bandwidth: bo
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PreflightReport:
     """The findings on the nodes by their names, in the order of the checks."""
 
     nodes: tuple[str, ...]
@@ -132,7 +132,7 @@ def _grouped(findings: Sequence[Finding]) -> list[list[Finding]]:
     return list(groups.values())
 
 
-def inspect(expected: Expected) -> Report:
+def inspect(expected: Expected) -> PreflightReport:
     """Look at every alive node of the session that this process has joined, all at once.
 
     Takes at most `expected.node_timeout_s` twice, and the bandwidth's minutes where it is asked for.
@@ -140,17 +140,20 @@ def inspect(expected: Expected) -> Report:
     nodes = _alive_nodes()
     if serve_runs():  # then it is what listens there
         expected = replace(expected, http_port=0)
-    asked = Asked(expected.model_path, expected.http_port, dict(expected.env))
-    tasks = {key: _on(key, read_host).remote(asked) for key in nodes}
-    hosts, lost = _gather(tasks, expected.node_timeout_s)
-    seen = {key: Seen(nodes[key], host, _offset(key, expected.node_timeout_s)) for key, host in hosts.items()}
+    asked = NodeRequest(expected.model_path, expected.http_port, dict(expected.env))
+    tasks = {key: on_node(key, read_host).remote(asked) for key in nodes}
+    hosts, lost = gather(tasks, expected.node_timeout_s)
+    seen = {
+        key: InspectedNode(nodes[key], host, _offset(key, expected.node_timeout_s))
+        for key, host in hosts.items()
+    }
     seen = with_devices(seen, expected)
     unheard = [_unheard(nodes[key].name, reason) for key, reason in lost.items()]
     names = tuple(node.name for node in nodes.values())
-    return Report(names, (*unheard, *findings(list(seen.values()), expected)))
+    return PreflightReport(names, (*unheard, *findings(list(seen.values()), expected)))
 
 
-def findings(nodes: Sequence[Seen], expected: Expected) -> list[Finding]:
+def findings(nodes: Sequence[InspectedNode], expected: Expected) -> list[Finding]:
     """The verdicts on the nodes that answered: on all together first, then check by check."""
     together = [compare(comparison, nodes, expected) for comparison in COMPARISONS]
     checks = (*GPU_CHECKS, *HOST_CHECKS)
@@ -161,7 +164,7 @@ def findings(nodes: Sequence[Seen], expected: Expected) -> list[Finding]:
     return [_enough(nodes, expected), *(found for found in together if found is not None), *single]
 
 
-def _enough(nodes: Sequence[Seen], expected: Expected) -> Finding:
+def _enough(nodes: Sequence[InspectedNode], expected: Expected) -> Finding:
     serving = sum(seen.serves for seen in nodes)
     good = serving >= expected.nodes
     remedy = "" if good else "start the missing nodes with --num-gpus, or lower cluster.nodes"
@@ -198,34 +201,9 @@ def _read_devices(bandwidth: bool) -> tuple[dict[str, int | None], dict[str, flo
     return visible_devices(ids), measure(len(ids)) if bandwidth else {}
 
 
-def _on(node: str, task: Any, gpus: float = 0) -> Any:
-    """`task` for one node, and on no other; without CPUs, so that it also runs where there are none."""
-    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    options = {"num_cpus": 0, "num_gpus": gpus, "max_retries": 0, "scheduling_strategy": strategy}
-    return ray.remote(task).options(**options)
-
-
-def _gather(tasks: Mapping[str, Any], timeout_s: float) -> tuple[dict[str, Any], dict[str, str]]:
-    """What the tasks returned within the time, and why the others did not."""
-    ready, late = ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=timeout_s)
-    for task in late:
-        ray.cancel(task)
-    results: dict[str, Any] = {}
-    reasons: dict[str, str] = {}
-    for key, task in tasks.items():
-        if task not in ready:
-            reasons[key] = f"no answer in {timeout_s:g} s"
-            continue
-        try:
-            results[key] = ray.get(task)
-        except RayError as error:
-            reasons[key] = last_line(error)
-    return results, reasons
-
-
-def _offset(node: str, timeout_s: float) -> Offset | None:
+def _offset(node: str, timeout_s: float) -> NodeClock | None:
     """The node's clock against ours: best of twenty round trips, true to half the shortest of them."""
-    trips, clock = [], _on(node, _wall_ns)
+    trips, clock = [], on_node(node, _wall_ns)
     deadline = time.monotonic() + timeout_s
     for _ in range(ROUND_TRIPS):
         before = time.time_ns()
@@ -234,11 +212,11 @@ def _offset(node: str, timeout_s: float) -> Offset | None:
         except RayError:  # GetTimeoutError is one too; the node may have gone since it answered
             return None
         after = time.time_ns()
-        trips.append(Offset((remote - (before + after) / 2) / 1e9, (after - before) / 2e9))
+        trips.append(NodeClock((remote - (before + after) / 2) / 1e9, (after - before) / 2e9))
     return min(trips, key=lambda trip: trip.uncertainty_s)
 
 
-def with_devices(seen: Mapping[str, Seen], expected: Expected) -> dict[str, Seen]:
+def with_devices(seen: Mapping[str, InspectedNode], expected: Expected) -> dict[str, InspectedNode]:
     """Hold all GPUs of each node whose GPUs are real, and look at each of them."""
     usable = {
         key: node
@@ -249,10 +227,10 @@ def with_devices(seen: Mapping[str, Seen], expected: Expected) -> dict[str, Seen
         return dict(seen)
     timeout_s = expected.node_timeout_s + (BANDWIDTH_TIMEOUT_S if expected.bandwidth else 0.0)
     tasks = {
-        key: _on(key, _read_devices, node.node.ray_gpus).remote(expected.bandwidth)
+        key: on_node(key, _read_devices, node.node.ray_gpus).remote(expected.bandwidth)
         for key, node in usable.items()
     }
-    told, _ = _gather(tasks, timeout_s)
+    told, _ = gather(tasks, timeout_s)
     found = {
         key: replace(seen[key], devices=devices, bandwidth=rates) for key, (devices, rates) in told.items()
     }

@@ -1,4 +1,4 @@
-"""Which resources a replica takes and where load actors may run; pure, knows no Ray."""
+"""Placement of replicas and load actors: resources and node labels; pure, knows no Ray."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from conf.specs.experiment import Cluster, Layout
 
 REPLICA_CPUS = 0.1
-"""Nominal share of a CPU per replica: enough to be counted, too little to decide where it goes."""
+"""Nominal CPU share of a replica: enough to be counted, too little to decide its node."""
 
 LOAD_ROLE = "load"
 """Value of the node label `role` of the nodes kept for load actors (`ray start --labels role=load`)."""
 
 
 class PlacementError(ValueError):
-    """The nodes found are too few or too small; the message is one line with the remedy."""
+    """The nodes are too few or too small; the message is one line with the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """`replicas` times `bundles`, each set on one node (STRICT_PACK).
 
-    `load_selector` are the node labels Ray is to ask for when it places a load actor; empty, load
-    actors run on any node, beside replicas if need be.
+    `load_selector` are the node labels that a load actor needs; if it is empty, load actors run on any node,
+    beside replicas if need be.
     """
 
     replicas: int
@@ -30,12 +30,11 @@ class Placement:
 
 
 def place(cluster: Cluster, layout: Layout, roles: Collection[str] = ()) -> Placement:
-    """The placement of the layout and cluster of one experiment, which has checked that they fit.
+    """The placement for the layout and cluster of one experiment, which has checked that they fit.
 
-    `roles` are the values of the label `role` on the alive nodes (`Session.roles`). Load actors go to
-    nodes with role=load where there are any: always in a `fake` session, never in a `local` one,
-    whose only node holds replicas and load actors alike. Nodes of a joined cluster may have no label
-    at all; then nothing is asked for.
+    `roles` are the values of the label `role` on the alive nodes (`Session.roles`). Load actors need nodes
+    with role=load if there are any: always in a `fake` session, never in a `local` one, whose only node
+    holds replicas and load actors. Nodes of a joined cluster may have no label.
     """
     bundle = {"GPU": float(layout.tensor_parallel), "CPU": REPLICA_CPUS}
     kept = cluster.session == "fake" or LOAD_ROLE in roles

@@ -1,22 +1,19 @@
-"""What this machine lets a session of our own have: open files and address space; starts nothing.
-
-Knows the limits of this process, which all processes of the session inherit.
-"""
+"""Limits of this process that a session of our own inherits: open files, address space; starts nothing."""
 
 import resource
 
 LEAST_FILES = 1024
-"""Ray's own processes fail without a word below some hundred (our choice)."""
+"""Ray's own processes fail silently below some hundred (our choice)."""
 LEAST_SPACE_GIB = 16
-"""Ray's processes map far more than they use, and abort where they get no addresses (our choice)."""
+"""Ray's processes map far more than they use, and abort without enough addresses (our choice)."""
 MOST_STREAMS = 26_000
-"""Streams that HAProxy takes at once: with their files within the 65,536 of a real node (our choice)."""
+"""Most concurrent streams of HAProxy, whose files fit into the 65,536 of a real node (our choice)."""
 FILES_OF_A_STREAM, SPARE_FILES = 2.5, 512
-"""HAProxy wants two sockets and half a pipe each, or does not start; the rest is for listeners and logs."""
+"""HAProxy needs two sockets and half a pipe per stream to start; the rest is for listeners and logs."""
 
 
 def shortage() -> str | None:
-    """Which limit of this process is too small for a session of Ray's, with the remedy; None if none is."""
+    """The limit of this process that is too small for a Ray session, with the remedy; None if none is."""
     hard_files = _hard(resource.RLIMIT_NOFILE)
     if hard_files < LEAST_FILES:
         return (
@@ -33,12 +30,12 @@ def shortage() -> str | None:
 
 
 def front_streams() -> int:
-    """Streams that HAProxy may take at once here: `MOST_STREAMS`, or as many as it has files for."""
+    """Concurrent streams that HAProxy may have here: `MOST_STREAMS`, or as many as it has files for."""
     room = int((_hard(resource.RLIMIT_NOFILE) - SPARE_FILES) / FILES_OF_A_STREAM)
     return min(MOST_STREAMS, max(room, 1))
 
 
 def _hard(kind: int) -> int:
-    """A limit to which every process may lift its own; Ray and HAProxy do."""
+    """The hard limit, to which every process may raise its own; Ray and HAProxy do."""
     limit = resource.getrlimit(kind)[1]
     return 2**31 if limit == resource.RLIM_INFINITY else limit

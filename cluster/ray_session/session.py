@@ -1,9 +1,9 @@
 """A Ray session with Serve started in it: on this machine, or joined by address; knows no application.
 
-A session of our own (`local`, `fake`) lives in one private folder: token, sockets, logs and HAProxy's
-files. It listens on the loopback address only, and when it ends, by an error or Ctrl-C too, nothing of it
-is left. Only where this process is killed outright (SIGKILL, or a signal it does not handle) does the
-folder /tmp/maxqps-* stay, with the token of a session whose processes Ray then ends.
+A session of our own (`local`, `fake`) lives in one private folder: token, sockets, logs and HAProxy's files.
+It listens on the loopback address only, and leaves nothing behind when it ends, by an error or Ctrl-C too.
+Only if this process is killed outright (SIGKILL, or a signal it does not handle) does its folder in /tmp,
+maxqps-*, stay, with the token of a session whose processes Ray then ends.
 """
 
 import io
@@ -17,7 +17,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -34,31 +34,25 @@ from ray.serve._private import build_app as serve_build
 from ray.serve.config import HTTPOptions, ProxyLocation
 
 from cluster.ray_session import process_limits
+from cluster.ray_session.errors import SessionError
 from cluster.ray_session.placement import LOAD_ROLE, REPLICA_CPUS, require_nodes
+from cluster.ray_session.processes import kill_processes_of
+from cluster.ray_session.serve_settings import (
+    FIRST_AGENT_PORT,
+    FRONT_PORT,
+    LOOPBACK,
+    free_port,
+    joining_environment,
+    own_environment,
+)
 from conf.specs.experiment import Cluster, Routing
 
-LOOPBACK = "127.0.0.1"
 FOLDER_PREFIX = "maxqps-"
 OBJECT_STORE_BYTES = 100 * 2**20
-HAPROXY_THREADS = 2
-HAPROXY_POLICIES = ("leastconn", "roundrobin")
-NO_LOG = "/nonexistent/haproxy-log"
-"""Where HAProxy's log goes, which nobody reads. For Ray's default, syslog on 127.0.0.1:514, each of its
-threads opens a UDP socket on all interfaces."""
 KEEP_ALIVE_S = 600
 """With Serve's 5 s a replica may close an idle connection just as HAProxy sends a request on it."""
 CLUSTER_HTTP_PORT = 8000
 KNOCK_TIMEOUT_S = 10.0
-PORTS, PORT_KINDS = range(20_000, 30_000), 16
-"""Of a session of our own: above Ray's workers, below Serve's replicas and the kernel's own choice."""
-PORT_NAMES = (
-    "AUTOSCALER_METRIC_PORT",
-    "DASHBOARD_METRIC_PORT",
-    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
-    "RAY_SERVE_HAPROXY_STATS_PORT",
-    "RAY_SERVE_HAPROXY_METRICS_PORT",
-)
-FRONT_PORT, FIRST_AGENT_PORT = len(PORT_NAMES), len(PORT_NAMES) + 1
 SERVE_CONTROLLER = ("SERVE_CONTROLLER_ACTOR", "serve")
 HEAD_RESOURCE = "node:__internal_head__"
 
@@ -75,16 +69,12 @@ exec {binary} "$@"
 log = logging.getLogger(__name__)
 
 
-class SessionError(Exception):
-    """No usable session; the message is one line with the remedy."""
-
-
 @dataclass(frozen=True, slots=True)
 class Session:
     """A running Ray session. `url` is Serve's HTTP front on the head node, empty without Serve.
 
-    `roles` are the values of the label `role` on the alive nodes; `place` reads them. `front_streams` is how
-    many requests the front serves at once, while others wait in its queue; None where it has no such bound.
+    `roles` are the values of the label `role` on the alive nodes; `place` reads them. `front_streams` is the
+    number of requests that the front serves at once, while others wait in its queue; None if it has no bound.
     """
 
     url: str
@@ -123,7 +113,7 @@ def open_session(
 
 
 def _front_streams(routing: Routing | None) -> int | None:
-    """What HAProxy takes at once; Serve's Python proxy has no bound of its own."""
+    """Concurrent requests of the front: HAProxy has a bound, Serve's Python proxy has none."""
     if routing is None or routing.data_path == "python_proxy":
         return None
     return process_limits.front_streams()
@@ -131,7 +121,7 @@ def _front_streams(routing: Routing | None) -> int | None:
 
 @contextmanager
 def _haproxy_known(used: bool) -> Iterator[None]:
-    """Serve refuses or allows request routers by what the environment said when it was imported here."""
+    """Tell Serve here if HAProxy is used: it refuses request routers by the environment of its import."""
     before = serve_build.RAY_SERVE_ENABLE_HA_PROXY
     serve_build.RAY_SERVE_ENABLE_HA_PROXY = used
     try:
@@ -142,22 +132,22 @@ def _haproxy_known(used: bool) -> Iterator[None]:
 
 @contextmanager
 def as_session_error(what: str, remedy: str) -> Iterator[None]:
-    """Turn an error of Ray's into one line: that we cannot do `what`, why, and the remedy."""
+    """Turn an error of Ray's into one line: the failed action `what`, the reason, and the remedy."""
     try:
         yield
-    except Exception as error:  # Ray raises plain Exception where a node does not come up in time
+    except Exception as error:  # Ray raises plain Exception if a node does not start in time
         raise SessionError(f"cannot {what}: {last_line(error)}; {remedy}") from error
 
 
 def last_line(error: Exception) -> str:
-    """The last line of an error: of a remote one, what was raised there."""
+    """The last line of an error, which in a remote one is the original error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
 
 @contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Put back the signal handlers Ray replaces when it starts (in the main thread only, as Ray does)."""
+    """Restore the signal handlers that Ray replaces when it starts (in the main thread only, as Ray does)."""
     ours = threading.current_thread() is threading.main_thread()
     before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)} if ours else {}
     try:
@@ -182,76 +172,6 @@ def _start_serve(cluster: Cluster, nodes: list[dict[str, Any]], stack: ExitStack
     return f"http://{head}:{port}"
 
 
-def serve_environment(routing: Routing | None) -> dict[str, str]:
-    """What Serve's processes read from the environment when they start, for one routing."""
-    if routing is None:
-        return {}
-    # Also replicas that are spoken to directly have ports of their own only with HAProxy.
-    haproxy = routing.data_path != "python_proxy"
-    environment = {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",
-        # One event loop per replica: a token costs no hop between threads.
-        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-        "RAY_SERVE_LOG_TO_STDERR": "0",
-        # Replicas are deleted only when no request is wanted any more.
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
-        "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.1",
-        # A dead front is replaced after three checks that fail; at Serve's 10 s that is half a minute.
-        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
-        # A front that starts is killed after this time, 5 s by default: on a busy machine it takes longer.
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-    }
-    if haproxy:
-        # Where a router of Serve's or the client chooses, HAProxy balances only what is not a request.
-        policy = routing.policy if routing.policy in HAPROXY_POLICIES else "roundrobin"
-        environment["RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"] = policy
-        environment["RAY_SERVE_HAPROXY_NBTHREAD"] = str(HAPROXY_THREADS)
-        environment["RAY_SERVE_HAPROXY_MAXCONN"] = str(process_limits.MOST_STREAMS)
-        environment["RAY_SERVE_HAPROXY_LOG_TARGET"] = NO_LOG
-    return environment
-
-
-def joining_environment(routing: Routing | None) -> dict[str, str]:
-    """The environment of Serve in a cluster that stands: HAProxy gets the files that a process here has.
-
-    It does not start where it asks for more than its node gives, and the driver runs beside it, on the head.
-    """
-    environment = serve_environment(routing)
-    if "RAY_SERVE_HAPROXY_MAXCONN" in environment:
-        environment["RAY_SERVE_HAPROXY_MAXCONN"] = str(process_limits.front_streams())
-    return environment
-
-
-def own_environment(folder: Path, routing: Routing | None) -> dict[str, str]:
-    """The environment of a session of our own: its files in `folder`, every port its own."""
-    ports = {name: str(free_port(kind)) for kind, name in enumerate(PORT_NAMES)}
-    return joining_environment(routing) | {
-        **ports,
-        "RAY_TMPDIR": str(folder),
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(folder / "haproxy"),
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
-    }
-
-
-def free_port(kind: int = -1) -> int:
-    """A port of the loopback address that nobody uses now, and that the kernel gives to no connection.
-
-    It is not bound yet: ports of different kinds are never the same one.
-    """
-    while True:
-        port = secrets.choice(PORTS[kind % PORT_KINDS :: PORT_KINDS])
-        with closing(socket.socket()) as probe, suppress(OSError):
-            probe.bind((LOOPBACK, port))
-            return port
-
-
 def furnish(folder: Path) -> None:
     """Put what a session of our own needs into its folder: a new token and HAProxy's wrapper."""
     token = folder / "token"
@@ -264,7 +184,7 @@ def furnish(folder: Path) -> None:
 
 @contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A folder only we can read, with the token and HAProxy's wrapper; its processes go with it."""
+    """A private folder with the token and HAProxy's wrapper; its processes are killed at the end."""
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     try:
         furnish(folder)
@@ -276,7 +196,7 @@ def _private_folder() -> Iterator[Path]:
 
 @contextmanager
 def in_environment(values: dict[str, str]) -> Iterator[None]:
-    """Environment variables that are put back at the end."""
+    """Set environment variables, and restore them at the end."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -291,7 +211,7 @@ def in_environment(values: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def loopback_only() -> Iterator[None]:
-    """Ray replaces 127.0.0.1 by an outside address unless it believes that clusters are impossible here."""
+    """Keep Ray on 127.0.0.1, which it replaces by an outside address if it believes in clusters here."""
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
@@ -302,7 +222,7 @@ def loopback_only() -> Iterator[None]:
 
 
 def _start(cluster: Cluster, routing: Routing | None, load_cpus: float, stack: ExitStack) -> None:
-    """A session of our own: a head and, in a `fake` one, a Ray node per node of `cluster`."""
+    """Start a session of our own: a head and, in a `fake` one, a Ray node per node of `cluster`."""
     if reason := process_limits.shortage():
         raise SessionError(reason)
     with as_session_error("prepare a folder for Ray", "check the space and rights of the folder of TMPDIR"):
@@ -324,7 +244,7 @@ def _start_nodes(cluster: Cluster, load_cpus: float, stack: ExitStack) -> None:
 
 
 def forget_settings() -> None:
-    """This process may have read another session's settings and token."""
+    """Make Ray forget another session's settings and token, which this process may have read."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 
@@ -355,7 +275,7 @@ def _add_node(own: RayCluster, cpus: int, gpus: int, role: str, **more: Any) -> 
 
 
 def _join(address: str, environment: dict[str, str], routing: Routing | None, stack: ExitStack) -> None:
-    """The cluster at `address`; Serve's processes there get our settings through the job's environment."""
+    """Join the cluster at `address`; Serve gets our settings there through the job's environment."""
     runtime_env = {"env_vars": environment}
     remedy = "check cluster.address, and `ray status` there"
     with as_session_error(f"join the Ray cluster at {address}", remedy):
@@ -374,7 +294,7 @@ def _join(address: str, environment: dict[str, str], routing: Routing | None, st
 
 
 def _knock(address: str) -> None:
-    """Raise OSError where nobody answers; Ray itself would try for minutes."""
+    """Raise OSError if nothing answers; Ray itself would try for minutes."""
     if "://" not in address:
         known = services.canonicalize_bootstrap_address(address)
         host, _, port = (known or "").rpartition(":")
@@ -383,7 +303,7 @@ def _knock(address: str) -> None:
 
 
 def serve_runs() -> bool:
-    """Whether Serve runs in the session that this process has joined, whoever started it."""
+    """True if Serve runs in the session that this process has joined."""
     try:
         ray.get_actor(*SERVE_CONTROLLER)
     except ValueError:
@@ -392,21 +312,10 @@ def serve_runs() -> bool:
 
 
 def _stop_serve() -> None:
-    """Shut Serve down. Ray always prints that the controller's last task died; nobody needs to read it."""
+    """Shut Serve down without Ray's usual line that the controller's last task died."""
     try:
         with redirect_stdout(io.StringIO()):
             serve.shutdown()
             ray.shutdown()
     except RayError as error:
         log.warning("Serve did not shut down: %s", error)
-
-
-def kill_processes_of(folder: Path) -> None:
-    """End what still runs with `folder` in its command line: the last resort, normally nothing."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if os.fsencode(folder) in (entry / "cmdline").read_bytes():
-                    os.kill(int(entry.name), signal.SIGKILL)
-            except OSError:  # it has just ended, or is not ours
-                continue

@@ -1,9 +1,8 @@
 """A Ray cluster on this machine that outlives the command that started it; knows no application.
 
-It is a session of our own (`session`) that nobody tears down at the end: loopback only, a token of its own,
-all files in one private folder. What was started is noted in a state file, with each process's id and start
-time, so that `stop` ends exactly that. There is one such cluster at a time, and one command at a time that
-starts or ends it.
+It is a session of our own (`session`) that stays: loopback only, a token of its own, all files in one private
+folder. A state file notes each process's id and start time, so that `stop` ends exactly those. There is one
+such cluster at a time, and one command at a time that starts or ends it.
 """
 
 import errno
@@ -14,10 +13,9 @@ import shlex
 import shutil
 import signal
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,28 +26,26 @@ from ray._private.ray_constants import ENABLE_RAY_CLUSTERS_ENV_VAR, PROCESS_TYPE
 from ray.cluster_utils import Cluster as RayCluster
 from ray.serve.schema import ApplicationStatusOverview
 
-from cluster.ray_session import session
-from cluster.ray_session.session import SessionError
+from cluster.ray_session import serve_settings, session
+from cluster.ray_session.errors import SessionError
+from cluster.ray_session.processes import Process, left_after, process_of, running, send, with_descendants
 from conf.io import durable
 from conf.specs.experiment import Cluster, Routing
 
 RAYLET_STOP_S = 15.0
-"""A raylet ends its workers first, within a second or two; whatever has not ended by then is killed."""
+"""Seconds for a raylet to end its workers, which takes one or two; later it is killed."""
 SERVICE_STOP_S = 3.0
-"""The rest has nothing to save; the dashboard's agents do not always heed SIGTERM."""
+"""Seconds for the other processes, which save nothing; the dashboard's agents may ignore SIGTERM."""
 DRIVER_CPUS = 1.0
-"""For the driver of a submitted job, beside the load actors."""
+"""CPUs of the driver of a submitted job, beside the load actors."""
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What a file system without locks answers; there nobody is kept out."""
-
-Process = tuple[int, int]
-"""Id and start time (clock ticks since boot, /proc/PID/stat): together they name a process for good."""
+"""Errors of a file system without locks, where two commands may run at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A cluster that was started here: how it is reached and what it consists of; holds no secret."""
+class StandingCluster:
+    """A cluster that was started here: its addresses and its processes; holds no secret."""
 
     folder: str
     address: str
@@ -62,17 +58,17 @@ class Standing:
 
     @property
     def processes(self) -> tuple[Process, ...]:
-        """The processes that it was started with: a raylet for each node, and the services of the head."""
+        """The processes that it started with: a raylet for each node, and the services of the head."""
         return self.raylets + self.services
 
     @property
-    def alive(self) -> list[Process]:
-        """Those of them that still run; a healthy cluster has all."""
-        return [process for process in self.processes if _start_time(process[0]) == process[1]]
+    def alive(self) -> set[Process]:
+        """Its processes that still run; all of them in a healthy cluster."""
+        return running(self.processes)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to join: the token by its path (mode 0600), never the token itself."""
+        """Variables for a process that joins: the token by its path (mode 0600), never the token itself."""
         return {
             "RAY_ADDRESS": self.address,
             "RAY_API_SERVER_ADDRESS": self.dashboard_url,
@@ -84,42 +80,42 @@ class Standing:
 
     @property
     def environment_file(self) -> Path:
-        """The same as lines of shell."""
+        """The file with these variables as shell commands."""
         return Path(self.folder) / "environment"
 
 
 def state_file() -> Path:
-    """Where the standing cluster is noted: in XDG_STATE_HOME, by default ~/.local/state."""
+    """The state file of the local cluster, in XDG_STATE_HOME, by default ~/.local/state."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "maxqps" / "cluster.json"
 
 
-def standing() -> Standing | None:
-    """The cluster that was started here and not stopped, or None. Raises SessionError for a broken file."""
+def standing() -> StandingCluster | None:
+    """The cluster that was started and not stopped here, or None. Raises SessionError for a broken file."""
     path = state_file()
     try:
         tree = json.loads(path.read_text())
         raylets, services = (
             tuple((int(pid), int(ticks)) for pid, ticks in tree.pop(kind)) for kind in ("raylets", "services")
         )
-        return Standing(**tree, raylets=raylets, services=services)
+        return StandingCluster(**tree, raylets=raylets, services=services)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise SessionError(f"cannot read {path}: {session.last_line(error)}; delete it") from error
 
 
-def start(cluster: Cluster, routing: Routing, load_cpus: float) -> Standing:
+def start(cluster: Cluster, routing: Routing, load_cpus: float) -> StandingCluster:
     """Start the nodes of `cluster` on this machine, and leave them running.
 
-    The same cluster is started once: a second call finds it. Raises SessionError when another one stands
-    or is being started or ended, or Ray does not start; then nothing of it is left.
+    A second call for the same cluster finds it running. Raises SessionError if another cluster is up, or one
+    is being started or ended, or Ray does not start; then nothing of it is left.
     """
     with _alone():
         return _found_or_started(cluster, routing, load_cpus)
 
 
-def _found_or_started(cluster: Cluster, routing: Routing, load_cpus: float) -> Standing:
+def _found_or_started(cluster: Cluster, routing: Routing, load_cpus: float) -> StandingCluster:
     wanted = asdict(cluster), asdict(routing), load_cpus
     found = standing()
     if found and found.alive:
@@ -141,7 +137,7 @@ def _found_or_started(cluster: Cluster, routing: Routing, load_cpus: float) -> S
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Start or end clusters, and nobody else does meanwhile. Raises SessionError where somebody does."""
+    """Keep other commands from starting or ending clusters. Raises SessionError if one is doing so."""
     path = state_file().with_suffix(".lock")
     with ExitStack() as held:
         with session.as_session_error(f"write {path}", "check the rights of its folder"):
@@ -159,7 +155,7 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack) -> Standing:
+def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack) -> StandingCluster:
     with session.as_session_error(
         "prepare a folder for Ray", "check the space and rights of TMPDIR's folder"
     ):
@@ -168,7 +164,7 @@ def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack
         session.furnish(folder)
     remedy = "free memory and disk or stop other Ray sessions here, and try again"
     with (
-        session.in_environment(session.own_environment(folder, routing)),
+        session.in_environment(serve_settings.own_environment(folder, routing)),
         session.loopback_only(),
         session.as_session_error("start Ray on this machine", remedy),
     ):
@@ -177,29 +173,29 @@ def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack
         undo.callback(own.shutdown)
         dashboard = {
             "include_dashboard": True,
-            "dashboard_host": session.LOOPBACK,
-            "dashboard_port": session.free_port(),
+            "dashboard_host": serve_settings.LOOPBACK,
+            "dashboard_port": serve_settings.free_port(),
         }
         session.add_nodes(own, cluster, load_cpus + DRIVER_CPUS, **dashboard)
         own.wait_for_nodes()
         started = [each for node in own.list_all_nodes() for each in node.live_processes()]
-    made = Standing(
+    made = StandingCluster(
         folder=str(folder),
         address=own.address,
         dashboard_url=f"http://{own.webui_url}",
         cluster=asdict(cluster),
         routing=asdict(routing),
         load_cpus=load_cpus,
-        raylets=tuple(_process(of.pid) for kind, of in started if kind == PROCESS_TYPE_RAYLET),
-        services=tuple(_process(of.pid) for kind, of in started if kind != PROCESS_TYPE_RAYLET),
+        raylets=tuple(process_of(of.pid) for kind, of in started if kind == PROCESS_TYPE_RAYLET),
+        services=tuple(process_of(of.pid) for kind, of in started if kind != PROCESS_TYPE_RAYLET),
     )
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in made.environment.items()]
     made.environment_file.write_text("".join(lines))
     return made
 
 
-def stop() -> tuple[Standing | None, list[str]]:
-    """End the cluster that was started here; returns it, if there was one, and what is left of it.
+def stop() -> tuple[StandingCluster | None, list[str]]:
+    """End the cluster that was started here; returns it, if there was one, and lines on what is left of it.
 
     Raises SessionError for a broken state file, and while the cluster is being started or ended.
     """
@@ -208,21 +204,22 @@ def stop() -> tuple[Standing | None, list[str]]:
         return found, _end(found) if found else []
 
 
-def _end(standing: Standing) -> list[str]:
-    """End a cluster's processes and remove its folder and its note; returns what is left, normally nothing.
+def _end(standing: StandingCluster) -> list[str]:
+    """End a cluster's processes, remove its folder and its state file; returns lines on what is left.
 
-    Its processes are those it was started with and all they started, never others of the same name.
+    Its processes are those that it started with and all that they started.
     """
-    ours = set(standing.alive) | _descendants(standing.alive)
+    alive = standing.alive
+    ours = with_descendants(pid for pid, _ in alive)
     # A raylet says goodbye to the GCS; when both are told to end at once, it waits in vain.
-    raylets = [process for process in standing.alive if process in standing.raylets]
-    _signal(raylets, signal.SIGTERM)
-    _wait(raylets, RAYLET_STOP_S)
-    left = _wait(ours, 0)
-    _signal(left, signal.SIGTERM)
-    left = _wait(left, SERVICE_STOP_S)
-    _signal(left, signal.SIGKILL)
-    lines = [f"process {pid} does not end" for pid, _ in sorted(_wait(left, SERVICE_STOP_S))]
+    raylets = alive & set(standing.raylets)
+    send(raylets, signal.SIGTERM)
+    left_after(raylets, RAYLET_STOP_S)
+    left = running(ours)
+    send(left, signal.SIGTERM)
+    left = left_after(left, SERVICE_STOP_S)
+    send(left, signal.SIGKILL)
+    lines = [f"process {pid} does not end" for pid, _ in sorted(left_after(left, SERVICE_STOP_S))]
     shutil.rmtree(standing.folder, ignore_errors=True)
     if Path(standing.folder).exists():
         lines.append(f"folder {standing.folder} cannot be removed")
@@ -231,14 +228,8 @@ def _end(standing: Standing) -> list[str]:
     return lines
 
 
-def _signal(processes: Iterable[Process], kind: signal.Signals) -> None:
-    for pid, _ in processes:
-        with suppress(ProcessLookupError):
-            os.kill(pid, kind)
-
-
 def survey() -> dict[str, Any]:
-    """Nodes and Serve applications of the session this process has joined, as plain data."""
+    """NodeGroup and Serve applications of the session this process has joined, as plain data."""
     nodes = [
         {
             "address": node["NodeManagerAddress"],
@@ -260,7 +251,7 @@ def survey() -> dict[str, Any]:
 
 
 def _shown(resource: str) -> bool:
-    """Not a resource that Ray gives every node by itself."""
+    """False for a resource that Ray gives every node by itself."""
     return not resource.startswith("node:") and resource not in ("memory", "object_store_memory")
 
 
@@ -270,45 +261,3 @@ def _replicas(application: ApplicationStatusOverview) -> dict[str, int]:
     for deployment in application.deployments.values():
         counted.update({str(state): count for state, count in deployment.replica_states.items()})
     return dict(counted)
-
-
-def _process(pid: int) -> Process:
-    return pid, _start_time(pid)
-
-
-def _start_time(pid: int) -> int:
-    """Clock ticks since boot at which a process started; 0 when there is none (a zombie is none)."""
-    try:
-        # The name, in parentheses, may hold anything; after it come state (field 3 of proc(5)) to start (22).
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] == "Z" else int(fields[19])
-
-
-def _descendants(of: Iterable[Process]) -> set[Process]:
-    """Whatever these processes started that runs now, to any depth."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
-    found: set[Process] = set()
-    todo = [pid for pid, _ in of]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found |= {_process(pid) for pid in below}
-        todo += below
-    return found
-
-
-def _wait(processes: Iterable[Process], most_s: float) -> set[Process]:
-    """Those that still run when all have ended or the time is over."""
-    end_s = time.monotonic() + most_s
-    left = set(processes)
-    while left := {(pid, ticks) for pid, ticks in left if ticks and _start_time(pid) == ticks}:
-        if time.monotonic() > end_s:
-            break
-        time.sleep(0.1)
-    return left

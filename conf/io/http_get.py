@@ -34,7 +34,7 @@ class AskError(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """A whole answer without the key; `names` are its headers in small letters.
 
     `first_s` are the seconds from the beginning of the connection to the first byte of the body.
@@ -59,7 +59,7 @@ def ask(
     headers: Mapping[str, str] | None = None,
     key: Secret | None = None,
     most_bytes: int = MOST_BYTES,
-) -> Answer:
+) -> HttpAnswer:
     """The answer to a GET, or with a `body` to a POST, whatever its status but a redirect's.
 
     All of it, from connecting to the last byte, takes at most `within_s` (only the look-up of a name has the
@@ -83,7 +83,7 @@ def ask(
 
 def _exchanged(
     line: "_Line", parts: SplitResult, body: bytes | None, headers: Mapping[str, str], began_s: float
-) -> Answer:
+) -> HttpAnswer:
     """Send the request and read what comes."""
     connection = HTTPConnection(parts.hostname or "")
     connection.sock = line  # it can all that the client asks of it
@@ -101,7 +101,7 @@ def _exchanged(
         if response.length:
             raise AskError(f"the answer ended {response.length} bytes before its end")
         names = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, names, b"".join(pieces), first_s)
+        return HttpAnswer(response.status, names, b"".join(pieces), first_s)
 
 
 def _refuse(response: HTTPResponse) -> None:
@@ -115,14 +115,14 @@ def _refuse(response: HTTPResponse) -> None:
         raise AskError(f"the answer is packed ({packed}), which was not asked for")
 
 
-def _cleared(answer: Answer, key: Secret | None) -> Answer:
+def _cleared(answer: HttpAnswer, key: Secret | None) -> HttpAnswer:
     """The answer without the key that the server was given."""
     if key is None:
         return answer
     text = answer.body.decode(errors="surrogateescape")
     cleared = key.redact(text).encode(errors="surrogateescape")
     names = {name: key.redact(value) for name, value in answer.names.items()}
-    return Answer(answer.status, names, cleared, answer.first_s)
+    return HttpAnswer(answer.status, names, cleared, answer.first_s)
 
 
 def _connected(parts: SplitResult, tls: ssl.SSLContext | None, deadline_s: float, most_bytes: int) -> "_Line":

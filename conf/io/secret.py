@@ -1,22 +1,53 @@
-"""A key that nobody may read: how it is checked, sent and taken out of texts; knows no server, no file."""
+"""Secrets: names that say a value is one, the key for a server, and how both are kept out of texts.
+
+Knows no server and no file.
+"""
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
 from conf.io.check import require
 
+SECRET_SETTING = re.compile(
+    r"(TOKEN|KEY|PASSWORD|PASSWD|CREDENTIALS?)$|SECRET|(API|ACCESS)_?KEY", re.IGNORECASE
+)
+"""Names of settings that are refused because their values are secret, of variables (HF_TOKEN) and arguments
+(api_key) alike; a count such as max_tokens is none."""
+SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+"""Names of environment variables whose values may be secret: those values are never repeated."""
+SECRET_TEXT = re.compile(r"\b(?:hf_|sk-)[\w-]{6,}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)")
+"""Text that looks like a key, a token or a URL's user and password."""
+FEWEST_SECRET_LETTERS = 6
+"""Shorter values of variables may be words, such as `false` (our choice)."""
+MASK = "***"
 MOST_LETTERS = 4096
 """A longer key fits into no server's headers (nginx takes 8 kB of them, HAProxy 16; our choice)."""
 FOREIGN_LETTERS, OWN_LETTERS = 4, 8
-"""A shorter key is left in what others say, or in what we write: there it may be a word such as `sweep`."""
+"""Fewest letters of a key that is removed from foreign text, and from our own, where `sweep` is a word."""
 HIDDEN = "[api key]"
+
+
+def require_public(group: str, names: Iterable[str]) -> None:
+    """Raise ValueError for a setting whose name says that it is secret: settings are saved with the run."""
+    for name in names:
+        message = f"{group}{name} would be saved with the run; set it in the environment of the nodes instead"
+        require(SECRET_SETTING.search(name) is None, message)
+
+
+def masked(text: str, environment: Mapping[str, str]) -> str:
+    """The text without values of variables that may be secret, and without what looks like a key."""
+    for name, value in environment.items():
+        if SECRET_VARIABLE.search(name) and len(value) >= FEWEST_SECRET_LETTERS:
+            text = text.replace(value, MASK)
+    return SECRET_TEXT.sub(MASK, text)
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A key for a server, as travels in `Authorization: Bearer`; it shows itself nowhere.
+    """A key for a server, sent as `Authorization: Bearer`; its repr does not show it.
 
     Raises ValueError, which does not quote it, unless it is a header value without spaces: visible ASCII.
     """
@@ -37,14 +68,14 @@ class Secret:
         return f"Bearer {self.value}"
 
     def redact(self, text: str) -> str:
-        """What somebody else said, without the key: as it is, or escaped for JSON, an address or a page.
+        """Foreign text without the key, plain or escaped for JSON, a URL or HTML.
 
-        To be done before such a text is cut, or a part of the key would stay.
+        Redact before cutting a text, or a part of the key would stay.
         """
         return self._written.sub(HIDDEN, text) if len(self.value) >= FOREIGN_LETTERS else text
 
     def cleaned(self, tree: Any) -> Any:
-        """What we write or show, without the key in any of its texts."""
+        """A tree that we write or show, without the key in any of its texts."""
         if len(self.value) < OWN_LETTERS:
             return tree
         if isinstance(tree, str):
@@ -55,7 +86,7 @@ class Secret:
 
 
 def _forms(letter: str) -> str:
-    """An expression for all ways to write one letter, each perhaps escaped more than once."""
+    """A pattern of all ways to write one letter, each perhaps escaped more than once."""
     code = ord(letter)
     ways = [
         rf"(?i:%(?:25)*{code:02x})",

@@ -17,7 +17,7 @@ PART_NAMES = ("system", "character", "persona", "history", "message")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PromptPart:
     """One part of a prompt template: Jinja2 text, filled once, or for `each` item of a list of the data.
 
     Where a prompt is too long the parts of priority 1 are cut from the oldest on, then those of 2, and so on;
@@ -67,7 +67,7 @@ class Conversations:
     max_prompt_tokens: int
     truncation: Literal["cache_aware", "naive"] = "cache_aware"
     truncation_step_tokens: int = 4096
-    template: list[Part] = field(default_factory=list)
+    template: list[PromptPart] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         group = "workload.conversations."
@@ -102,7 +102,7 @@ class Conversations:
         return self.truncation_step_tokens if self.truncation == "cache_aware" else 1
 
 
-def _check_template(parts: Sequence[Part]) -> None:
+def _check_template(parts: Sequence[PromptPart]) -> None:
     """Raise ValueError unless the parts are those of a conversation, of which the history alone is cut."""
     names = [part.name for part in parts]
     require(

@@ -1,10 +1,10 @@
-"""Specs of what is asked of a service: requests, how they arrive, and the bounds on their latencies."""
+"""Specs of the requests that are sent and how they arrive."""
 
 import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from conf.io.check import require, require_positive
+from conf.io.check import require
 from conf.specs.conversation import Conversations
 from conf.specs.images import Images
 from conf.specs.lengths import Lengths
@@ -149,19 +149,3 @@ class Workload:
             "workload.images: how prompts with images share beginnings is not modelled; leave "
             "workload.prefix_hit, workload.sessions and workload.conversations out",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """Bounds on the 90th percentile over requests: TTFT from the due time, TPOT per request."""
-
-    name: str
-    ttft_p90_ms: float
-    tpot_p90_ms: float
-
-    def __post_init__(self) -> None:
-        require_positive("slo.", self, "ttft_p90_ms", "tpot_p90_ms")
-
-    def answer_s(self, tokens: float) -> float:
-        """Seconds that an answer of so many tokens lasts where both bounds are just kept."""
-        return (self.ttft_p90_ms + tokens * self.tpot_p90_ms) / 1e3

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from conf import ConfigError, Experiment, load
 from conf.io.one_line import OneLineParser
-from conf.load import groups
 from conf.matrix import PREFIX
 from conf.specs.images import tokens_of
 from conf.specs.published_ladder import Progressive
+from conf.words import groups
 from loadgen.cli import idle_words
 from loadgen.prompts import tokenizer
 from loadgen.run.endpoint import api_key

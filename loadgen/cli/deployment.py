@@ -13,12 +13,13 @@ from typing import Any
 
 from ray.serve import Application
 
-from cluster.deployment.deploy import DeployError, Deployment, deploy
+from cluster.deployment.deploy import DeployError, Deployment, ExpectedService, deploy
 from cluster.deployment.routing_check import check_router
-from cluster.deployment.warmup import Warm, Warmer, WarmError
+from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
 from cluster.preflight.preflight import expected_of, inspect
+from cluster.ray_session.errors import SessionError
 from cluster.ray_session.placement import Placement, PlacementError, place
-from cluster.ray_session.session import Session, SessionError, open_session
+from cluster.ray_session.session import Session, open_session
 from conf import Experiment
 from conf.specs.experiment import SimulatedEngine, VllmEngine
 from loadgen.prompts.bodies import Prompts
@@ -120,16 +121,17 @@ def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
         seen = _looked_at(experiment, engines, placement, emit)
         deployment = deploy(
             engines.build(placement),
-            engines.name,
-            session.url,
-            experiment.model.served_name,
-            placement.replicas,
+            ExpectedService(
+                engines.name,
+                session.url,
+                placement.replicas,
+                WarmupRequests(*_shape(experiment)),
+                engines.prefix,
+                per_node=experiment.streams > 0,
+                engine=engines.described,
+            ),
             engines.start_s,
             lambda line: emit("deploy", text=line),
-            per_node=experiment.streams > 0,
-            engines=engines.prefix,
-            warm=Warm(*_shape(experiment)),
-            engine=engines.described,
         )
         try:
             yield _served(experiment, emit, session, placement, deployment, seen)
@@ -241,10 +243,10 @@ def _external(experiment: Experiment, emit: Emit) -> Iterator[Service]:
 def _answering(experiment: Experiment, served: Service, limit_s: float) -> Service:
     """The same service once every endpoint answers requests of the workload again. Raises TargetError."""
     key = served.key
-    warm, deadline_s = Warm(*_shape(experiment), key=key), time.monotonic() + limit_s
+    warm, deadline_s = WarmupRequests(*_shape(experiment), key=key), time.monotonic() + limit_s
     try:
-        Warmer(warm, deadline_s, limit_s).replicas({url: url for url in served.urls})
-    except WarmError as error:
+        ReplicaWarmer(warm, deadline_s, limit_s).replicas({url: url for url in served.urls})
+    except WarmupError as error:
         raise TargetError(str(error)) from error
     left_s = max(LEAST_ASK_S, deadline_s - time.monotonic())
     models = [models_of(url, key, min(READY_TIMEOUT_S, left_s)) for url in served.urls]

@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 
 from conf import ConfigError
 from conf.io.one_line import one_line, reason
-from conf.specs.conversation import PART_NAMES, Conversations, Part
+from conf.specs.conversation import PART_NAMES, Conversations, PromptPart
 from loadgen.prompts.bounded_templates import WRONG, Rendered
 from loadgen.prompts.tokenizer import Encoded, Tokenizer
 from loadgen.traffic.truncation import cut_tokens
@@ -57,7 +57,7 @@ class Template:
     beyond it or grow without end; a name that the data lacks is an error and never an empty text.
     """
 
-    def __init__(self, parts: Sequence[Part], encode: Encode | None = None) -> None:
+    def __init__(self, parts: Sequence[PromptPart], encode: Encode | None = None) -> None:
         self._encode = encode or by_words
         self._parts = []
         for part in parts:
@@ -132,12 +132,12 @@ def by_tokenizer(folder: Path) -> Encode:
     return Tokenizer(folder).encode
 
 
-def parts_of(spec: Conversations) -> list[Part]:
+def parts_of(spec: Conversations) -> list[PromptPart]:
     """The parts of a conversation's template; without a template parts that are nothing but their text."""
     return spec.template or [_bare(name) for name in PART_NAMES]
 
 
-def _bare(name: str) -> Part:
+def _bare(name: str) -> PromptPart:
     content = {
         "system": "{{ system }}",
         "character": "{{ character.definition }}",
@@ -146,9 +146,9 @@ def _bare(name: str) -> Part:
         "message": "{{ message }}",
     }[name]
     cut = name == "history"
-    return Part(name, content, truncation_priority=int(cut), each="history" if cut else "")
+    return PromptPart(name, content, truncation_priority=int(cut), each="history" if cut else "")
 
 
-def _refusal(part: Part, error: Exception) -> ConfigError:
+def _refusal(part: PromptPart, error: Exception) -> ConfigError:
     why = f"the data has no list {error}" if isinstance(error, KeyError) else reason(error)
     return ConfigError(f"template: part {one_line(part.name, 40)}: {one_line(why)}")

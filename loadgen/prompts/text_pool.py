@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from conf import ConfigError
-from conf.specs.conversation import Conversations, Part
+from conf.specs.conversation import Conversations, PromptPart
 from conf.specs.experiment import Workload
 from loadgen.prompts.prose import sentences, talk
 from loadgen.prompts.templates import Template, parts_of
@@ -129,13 +129,13 @@ def _levels(
     return (*plain, Level(said, parts["history"].role, end_of_cut))
 
 
-def _level(tokenizer: Tokenizer, part: Part, pool: Pool, as_ids: bool) -> Level:
+def _level(tokenizer: Tokenizer, part: PromptPart, pool: Pool, as_ids: bool) -> Level:
     """A part as a level, what its template has around its text encoded by itself."""
     head, tail = (_fixed(tokenizer, text, as_ids) for text in _around(part))
     return Level(pool, part.role, head, tail)
 
 
-def _around(part: Part) -> tuple[str, str]:
+def _around(part: PromptPart) -> tuple[str, str]:
     """What a template has before and after its text.
 
     A name is empty there, since the words of a level's name stand before all; and the sentence that follows
@@ -151,7 +151,7 @@ def _fixed(tokenizer: Tokenizer, text: str, as_ids: bool) -> list[bytes]:
     return _tokens(tokenizer.pieces(text), as_ids) if text else []
 
 
-def _line(part: Part) -> Callable[[str, str], str]:
+def _line(part: PromptPart) -> Callable[[str, str], str]:
     """How a message of a history stands in a prompt, by its author and its text: in any case as a line."""
     template = Template([replace(part, each="")])
 

@@ -87,7 +87,8 @@ def quantile(values: np.ndarray, q: float) -> float:
 def behind_serve(routing: str) -> Iterator[tuple[str, str, Processes]]:
     """(front's URL, replica's own URL or "", processes) of the replica behind Serve."""
     # Ray comes with these; the clients' processes import this file too and shall not have it.
-    from cluster.deployment.deploy import deploy
+    from cluster.deployment.deploy import ExpectedService, deploy
+    from cluster.deployment.warmup import one_token
     from cluster.ray_session.placement import place
     from cluster.ray_session.session import open_session
     from serve_apps.simulated.app import ENGINES, application_name, build_app
@@ -98,7 +99,9 @@ def behind_serve(routing: str) -> Iterator[tuple[str, str, Processes]]:
     with open_session(EXPERIMENT.cluster, chosen) as session:
         app = build_app(*specs, placement.replicas, placement.bundles, routing=chosen)
         name, model = application_name(*specs, chosen), EXPERIMENT.model.served_name
-        running = deploy(app, name, session.url, model, placement.replicas, engines=ENGINES)
+        running = deploy(
+            app, ExpectedService(name, session.url, placement.replicas, one_token(model), ENGINES)
+        )
         time.sleep(SETTLE_S)
         own = next(iter(running.metrics_urls.values()), "").removesuffix("/metrics")
         yield session.url, own, session_processes()

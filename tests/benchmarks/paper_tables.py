@@ -24,8 +24,8 @@ import numpy as np
 from analysis.stats.map_fit import Fit, Floats, Prior, around, fit
 from conf import Experiment, load
 from conf.constants import constants, replaced
-from conf.load import ROOT
 from conf.specs.experiment import SimulatedEngine
+from conf.words import ROOT
 from loadgen.studies.published_tables import SUBJECTS, TABLES, Row, Subject, kept, outputs, read
 from serve_apps.engine_model.compiled.fast_engine import Machine, serve_closed
 from tests.benchmarks._paper import FITTED, HELD, OPEN, OPEN_HARDWARE, READ, SPREAD, halves

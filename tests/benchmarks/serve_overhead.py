@@ -9,7 +9,8 @@ import time
 
 import numpy as np
 
-from cluster.deployment.deploy import deploy
+from cluster.deployment.deploy import ExpectedService, deploy
+from cluster.deployment.warmup import one_token
 from cluster.ray_session.placement import place
 from cluster.ray_session.session import open_session
 from conf import Experiment, load
@@ -62,7 +63,10 @@ if __name__ == "__main__":
     with open_session(experiment.cluster, experiment.routing) as session:
         app = build_app(*parts, placement.replicas, placement.bundles)
         name = application_name(*parts)
-        running = deploy(app, name, session.url, experiment.model.served_name, placement.replicas)
+        running = deploy(
+            app,
+            ExpectedService(name, session.url, placement.replicas, one_token(experiment.model.served_name)),
+        )
         time.sleep(SETTLE_S)
         seen = np.median(asyncio.run(real(session.url, experiment)), axis=0)
         running.teardown()

@@ -15,6 +15,7 @@ import pytest
 from analysis.results import summary
 from analysis.results.runs import load_run
 from cluster import __main__ as command
+from cluster import local_verbs
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.cluster]
@@ -114,7 +115,7 @@ def test_a_cluster_stays_up_and_shows_what_it_has(standing: dict[str, Any], run:
     assert [node["role"] for node in tree["nodes"]] == ["load", "gpu"]
     assert [node["resources"].get("GPU", 0) for node in tree["nodes"]] == [0, 8]
     assert tree["applications"] == {} and tree["processes_ended"] == 0
-    people = "\n".join(command._status_lines(tree))
+    people = "\n".join(local_verbs._status_lines(tree))
     assert people.count("alive") == 2 and "application  none" in people
 
 

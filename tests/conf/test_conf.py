@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from conf import ConfigError, load
-from conf.load import dump, groups
+from conf.load import dump
 from conf.specs.experiment import Arrivals, Lengths, SimulatedEngine, VllmEngine, Workload
+from conf.words import groups
 
 NEEDS = {
     "engine=external": ["target.urls=[http://127.0.0.1:8000]"],

@@ -11,8 +11,9 @@ import yaml
 
 from conf import ConfigError, load
 from conf.constants import Covariance, calibration, constants, covariance, overlay, replaced
-from conf.load import ROOT, dump
+from conf.load import dump
 from conf.specs.experiment import Constant, Efficiency, StepTime
+from conf.words import ROOT
 
 LAYER, LINK = "model.step_time.layer_us", "hardware.efficiency.link"
 PLAIN = load()

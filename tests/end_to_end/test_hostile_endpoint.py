@@ -25,8 +25,8 @@ import pytest
 from analysis.rows.records import read_stream
 from analysis.rows.time_series import SERVER
 from cluster.deployment import engine_facts
-from cluster.deployment.engine_facts import told as told_by
-from cluster.deployment.warmup import Warm, Warmer, WarmError
+from cluster.deployment.engine_facts import reported_facts as told_by
+from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
 from conf import load
 from conf.io.http_get import MOST_BYTES
 from conf.io.secret import HIDDEN, Secret
@@ -277,11 +277,11 @@ def asks_models(url: str) -> Outcome:
 
 
 def warms(url: str) -> Outcome:
-    warm = Warm("/v1/completions", lambda _: b"{}", key=Secret(KEY))
+    warm = WarmupRequests("/v1/completions", lambda _: b"{}", key=Secret(KEY))
     try:
-        warmth = Warmer(warm, time.monotonic() + DEADLINE_S, 0.0).replicas({"r": url})
+        warmth = ReplicaWarmer(warm, time.monotonic() + DEADLINE_S, 0.0).replicas({"r": url})
         return Outcome(False, [str(warmth)])
-    except WarmError as error:
+    except WarmupError as error:
         return Outcome(True, [str(error)])
 
 

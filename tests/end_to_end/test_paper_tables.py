@@ -8,8 +8,8 @@ import yaml
 
 from analysis.stats.map_fit import Prior, around
 from conf.constants import constants, replaced
-from conf.load import ROOT
 from conf.specs.experiment import Constant, Experiment
+from conf.words import ROOT
 from loadgen.studies.published_tables import SUBJECTS, Row, Subject, kept, outputs
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from tests.benchmarks._paper import FITTED, HELD, READ, SPREAD, halves

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from conf import load
-from conf.load import groups
 from conf.specs.experiment import Experiment, VllmEngine
+from conf.words import groups
 from serve_apps.vllm_engine.rendering import Asked, render
 from serve_apps.vllm_recipes import recipes, vllm_flags
 from serve_apps.vllm_recipes.published import PROFILES, PUBLISHED

@@ -353,10 +353,10 @@ def test_the_replicas_own_addresses_are_the_nodes() -> None:
 
     def state(**nodes_: str) -> Any:
         engines = tuple(
-            serve_state.Replica(name, "engine", node, "10.0.0.1", 1, name, 0.0)
+            serve_state.ServeReplica(name, "engine", node, "10.0.0.1", 1, name, 0.0)
             for name, node in nodes_.items()
         )
-        return serve_state.State("RUNNING", "", {}, engines, (), (), "HEALTHY", (), "", "")
+        return serve_state.ServeState("RUNNING", "", {}, engines, (), (), "HEALTHY", (), "", "")
 
     urls = {"b": "http://10.0.0.2:3000", "a": "http://10.0.0.1:3001"}
     assert deploy._node_urls(urls, state(a="one", b="two")) == (urls["a"], urls["b"])
@@ -367,7 +367,7 @@ def test_the_replicas_own_addresses_are_the_nodes() -> None:
 
 
 def test_replicas_have_ports_of_their_own_whether_they_are_balanced_or_spoken_to() -> None:
-    session = pytest.importorskip("cluster.session")
+    session = pytest.importorskip("cluster.ray_session.serve_settings")
     balanced, spoken_to, proxied = (
         session.serve_environment(load([f"routing={name}"]).routing)
         for name in ("roundrobin", "per_node", "pow2")

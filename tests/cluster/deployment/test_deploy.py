@@ -34,7 +34,9 @@ from ray.serve._private.common import RequestProtocol  # noqa: E402
 from ray.serve.schema import Target, TargetGroup  # noqa: E402
 
 from cluster.deployment import serve_state  # noqa: E402
-from cluster.deployment.deploy import DeployError, Deployment, deploy  # noqa: E402
+from cluster.deployment.deploy import DeployError, Deployment, ExpectedService, deploy  # noqa: E402
+from cluster.deployment.warmup import one_token  # noqa: E402
+from cluster.ray_session import serve_settings  # noqa: E402
 from cluster.ray_session import session as cluster_session  # noqa: E402
 from cluster.ray_session.session import Session, SessionError, open_session  # noqa: E402
 from serve_apps.simulated.app import application_name, build_app  # noqa: E402
@@ -43,6 +45,10 @@ SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated"
 PARTS = SPECS.engine, SPECS.model, SPECS.hardware, SPECS.layout
 MODEL = SPECS.model.served_name
 USAGE = {"include_usage": True}
+
+
+def expected(name: str, url: str, replicas: int = 1) -> ExpectedService:
+    return ExpectedService(name, url, replicas, one_token(MODEL))
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ def deployment(ray_session: Session) -> Iterator[Deployment]:
     said: list[str] = []
     app = build_app(*PARTS, placement.replicas, placement.bundles)
     name = application_name(*PARTS)
-    running = deploy(app, name, ray_session.url, MODEL, placement.replicas, progress=said.append)
+    running = deploy(app, expected(name, ray_session.url, placement.replicas), progress=said.append)
     assert said[0] == "0 of 4 replicas running"
     assert said[-2] == "4 of 4 replicas running"
     assert re.fullmatch(r"4 replicas warm: .* ms to the first token after 1 requests", said[-1])
@@ -164,9 +170,9 @@ def test_a_session_that_does_not_start_is_one_line(
 
 
 def test_the_ports_of_a_session_differ_and_are_none_that_connections_get() -> None:
-    environment = cluster_session.own_environment(Path("folder"), Routing("leastconn"))
+    environment = serve_settings.own_environment(Path("folder"), Routing("leastconn"))
     kinds = [int(environment[name]) for name in cluster_session.PORT_NAMES]
-    kinds += [cluster_session.free_port(cluster_session.FRONT_PORT), cluster_session.free_port()]
+    kinds += [serve_settings.free_port(serve_settings.FRONT_PORT), serve_settings.free_port()]
     assert len(set(kinds)) == len(kinds)
     assert all(20_000 <= port < 30_000 for port in kinds)
 
@@ -212,7 +218,7 @@ def test_a_deployment_that_does_not_fit_says_so_and_leaves_nothing(ray_session: 
     assert "ray" not in str(getattr(signal.getsignal(signal.SIGTERM), "__module__", ""))
     app = build_app(*PARTS, 1, [{"GPU": 16.0, "CPU": 0.1}])
     with pytest.raises(DeployError, match="0 of 1 replicas running in time; too-large is DEPLOYING"):
-        deploy(app, "too-large", ray_session.url, MODEL, 1, timeout_s=2.0)
+        deploy(app, expected("too-large", ray_session.url), timeout_s=2.0)
     assert serve_state.state("too-large").trouble == "the application is ABSENT"
 
 
@@ -235,7 +241,7 @@ def test_a_deployment_that_dies_tells_its_last_words(
     by_signal: bool, cause: str, ray_session: Session
 ) -> None:
     with pytest.raises(DeployError, match=f"dies is DEPLOY_FAILED: .*; {cause}: ") as caught:
-        deploy(Dies.bind(by_signal), "dies", ray_session.url, MODEL, 1)
+        deploy(Dies.bind(by_signal), expected("dies", ray_session.url))
     assert "\n" not in str(caught.value)
     assert any(f"({line})" in str(caught.value) for line in caught.value.last_words)
     assert serve_state.state("dies").trouble == "the application is ABSENT"

@@ -10,6 +10,8 @@ pytestmark = pytest.mark.ray
 pytest.importorskip("ray")
 
 from cluster.deployment import failure_text as words  # noqa: E402
+from conf.io.one_line import one_line  # noqa: E402
+from conf.io.secret import masked  # noqa: E402
 
 CAUSES = {
     "*** SIGILL received at time=1795408567 on cpu 0 ***": "illegal instruction",
@@ -66,4 +68,4 @@ def test_the_newest_process_of_the_application_is_read(tmp_path: Path) -> None:
 )
 def test_a_line_is_printable_bounded_and_without_secrets(line: str, kept: str) -> None:
     environment = {"HF_TOKEN": "very-secret-words", "SORT_KEY": "now", "PATH": "twice"}
-    assert words.safe(line, environment) == " ".join(kept.split())
+    assert one_line(masked(line, environment), words.LETTERS) == " ".join(kept.split())

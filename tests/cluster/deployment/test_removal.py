@@ -12,6 +12,7 @@ pytestmark = pytest.mark.ray
 pytest.importorskip("ray")
 
 from cluster.deployment import removal  # noqa: E402
+from cluster.ray_session.processes import process_of, running, with_descendants  # noqa: E402
 from tests.support.patience import until  # noqa: E402
 
 PARENT = """
@@ -28,8 +29,8 @@ def test_an_engine_that_outlives_its_replica_is_told(monkeypatch: pytest.MonkeyP
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as replica:
         assert replica.stdout is not None
         engine = int(replica.stdout.readline())
-        processes = removal._with_children({replica.pid})
-        assert set(processes) == {replica.pid, engine}
+        processes = with_descendants({replica.pid})
+        assert {pid for pid, _ in processes} == {replica.pid, engine}
         replica.kill()
         replica.wait()
         assert removal._left("app", [], processes) == f"1 processes still run (pids {engine})"
@@ -39,8 +40,8 @@ def test_an_engine_that_outlives_its_replica_is_told(monkeypatch: pytest.MonkeyP
 
 def test_a_number_that_was_given_to_another_process_is_not_ours() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
-        since = removal._started(process.pid)
-        assert since is not None and removal._started(process.pid) == since
-        assert removal._with_children({2**22 + 1}) == {}
+        ours = process_of(process.pid)
+        assert running([ours, (process.pid, ours[1] + 1)]) == {ours}
+        assert with_descendants({2**22 + 1}) == set()
         process.kill()
-    assert removal._started(process.pid) is None
+    assert running([ours]) == set()

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.ray
 
 pytest.importorskip("ray")
 
-from cluster.deployment.serve_state import Replica, State, read, seated  # noqa: E402
+from cluster.deployment.serve_state import ServeReplica, ServeState, read, seated  # noqa: E402
 
 
 def replica(name: str, number: int, state: str = "RUNNING") -> dict[str, Any]:
@@ -53,7 +53,7 @@ def engines(tree: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def seen(tree: dict[str, Any]) -> State:
+def seen(tree: dict[str, Any]) -> ServeState:
     return read(tree, "llm", "LLMServer")
 
 
@@ -132,8 +132,8 @@ def test_a_service_that_is_not_what_was_deployed_is_told(change: Any, why: str) 
     assert seen(details()).changed(seen(tree)) == why
 
 
-def at(name: str, node: str) -> Replica:
-    return Replica(name, "LLMServer", node, "10.0.0.1", 1, name, 0.0)
+def at(name: str, node: str) -> ServeReplica:
+    return ServeReplica(name, "LLMServer", node, "10.0.0.1", 1, name, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -146,5 +146,7 @@ def at(name: str, node: str) -> Replica:
         ([at("c", "1")], [at("a", "2"), at("c", "1")], "ca"),
     ],
 )
-def test_who_stays_keeps_its_place(before: list[Replica], now: list[Replica], expected: str) -> None:
+def test_who_stays_keeps_its_place(
+    before: list[ServeReplica], now: list[ServeReplica], expected: str
+) -> None:
     assert "".join(replica.replica_id for replica in seated(now, before)) == expected

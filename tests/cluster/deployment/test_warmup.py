@@ -10,8 +10,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from cluster.deployment import warmup
-from cluster.deployment.engine_facts import digest, told
-from cluster.deployment.warmup import Warm, Warmer, WarmError, Warmth, line, small, stable
+from cluster.deployment.engine_facts import digest, reported_facts
+from cluster.deployment.warmup import (
+    ReplicaWarmer,
+    ReplicaWarmup,
+    WarmupError,
+    WarmupRequests,
+    line,
+    one_token,
+    stable,
+)
 from tests.support.patience import PATIENCE_S
 
 Answer = Callable[[int], tuple[str, float]]
@@ -51,9 +59,9 @@ def server(answer: Answer, end: bytes = b"data: [DONE]\n\n", status: int = 200) 
 
 def warmer(
     least: int = 5, most: int = 12, patience_s: float = PATIENCE_S, limit_s: float = PATIENCE_S
-) -> Warmer:
-    shape = Warm("/v1/completions", lambda n: b'{"n":%d}' % n, least, most)
-    return Warmer(shape, time.monotonic() + limit_s, patience_s)
+) -> ReplicaWarmer:
+    shape = WarmupRequests("/v1/completions", lambda n: b'{"n":%d}' % n, least, most)
+    return ReplicaWarmer(shape, time.monotonic() + limit_s, patience_s)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +122,9 @@ def test_answers_without_a_name_are_one_unknown_replica() -> None:
 
 def test_a_front_that_never_names_a_replica_has_not_reached_it() -> None:
     with server(lambda _: ("r0", 0.0)) as url:
-        with pytest.raises(WarmError, match="1 of 2 replicas never answered at http"):
+        with pytest.raises(WarmupError, match="1 of 2 replicas never answered at http"):
             warmer(patience_s=0.2).reach(url, ["r0", "r1"])
-        with pytest.raises(WarmError, match="1 of 2 replicas never answered at http"):
+        with pytest.raises(WarmupError, match="1 of 2 replicas never answered at http"):
             warmer(limit_s=2.0).front(url, ["r0", "r1"])
 
 
@@ -124,21 +132,23 @@ def test_a_front_that_never_names_a_replica_has_not_reached_it() -> None:
 def test_half_an_answer_and_a_refusal_are_none(end: bytes, status: int) -> None:
     with (
         server(lambda _: ("r0", 0.0), end, status) as url,
-        pytest.raises(WarmError, match="does not answer: "),
+        pytest.raises(WarmupError, match="does not answer: "),
     ):
         warmer(patience_s=0.3).replicas({"r0": url})
 
 
 def test_a_small_request_only_shows_that_somebody_answers() -> None:
     with server(lambda _: ("r0", 0.0)) as url:
-        warmth = Warmer(small("m"), time.monotonic() + PATIENCE_S, PATIENCE_S).replicas({"r0": url})["r0"]
+        warmth = ReplicaWarmer(one_token("m"), time.monotonic() + PATIENCE_S, PATIENCE_S).replicas(
+            {"r0": url}
+        )["r0"]
     assert warmth.requests == 1 and not warmth.stable
     assert "not stable" not in line({"r0": warmth})
 
 
 def test_a_server_that_says_nothing_of_its_engine_is_unknown() -> None:
     with server(lambda _: ("r0", 0.0)) as url:
-        assert told(url) == {} and digest({}) is None
+        assert reported_facts(url) == {} and digest({}) is None
 
 
 def test_equal_engines_have_one_digest_whatever_memory_they_found() -> None:
@@ -149,7 +159,7 @@ def test_equal_engines_have_one_digest_whatever_memory_they_found() -> None:
 
 
 def test_a_warmth_is_the_median_of_the_last_five() -> None:
-    assert Warmth.of([9, 5, 1, 1, 2, 1, 1]) == Warmth(9, 1, 7, False)
+    assert ReplicaWarmup.of([9, 5, 1, 1, 2, 1, 1]) == ReplicaWarmup(9, 1, 7, False)
 
 
 def test_a_request_that_is_refused_for_good_is_not_sent_again() -> None:
@@ -158,7 +168,7 @@ def test_a_request_that_is_refused_for_good_is_not_sent_again() -> None:
         server(
             lambda n: (numbers.append(n), ("", 0.0))[1], end=b'{"message": "too long"}', status=400
         ) as url,
-        pytest.raises(WarmError, match="refuses what the workload asks: HTTP 400 .*too long"),
+        pytest.raises(WarmupError, match="refuses what the workload asks: HTTP 400 .*too long"),
     ):
         warmer(patience_s=60.0, limit_s=60.0).replicas({"r0": url})
     assert numbers == [1]

@@ -137,7 +137,7 @@ def test_a_pod_with_gpus_is_a_whole_node(capsys: pytest.CaptureFixture[str]) -> 
 def test_all_pods_have_the_environment_that_serve_has_in_a_session_of_ours(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from cluster.ray_session.session import serve_environment
+    from cluster.ray_session.serve_settings import serve_environment
     from conf import load
 
     cluster = objects(render(capsys, *KUBERAY, "routing=pow2"))["RayCluster"]["spec"]

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from cluster.preflight import gpu_facts, gpu_probe, node_facts
-from cluster.preflight.checks import Expected, Finding, Node, Offset, Seen, check_node, compare
+from cluster.preflight.checks import (
+    Expected,
+    Finding,
+    InspectedNode,
+    Node,
+    NodeClock,
+    check_node,
+    compare,
+)
 from cluster.preflight.checks_gpu import GPU_CHECKS
 from cluster.preflight.checks_host import COMPARISONS, HOST_CHECKS, environments
 from cluster.preflight.gpu_facts import AmdTexts, Gpu
@@ -234,18 +242,18 @@ def test_bandwidth_tools_are_read() -> None:
 
 
 NODE = Node("10.0.0.1", "gpu", 8.0, is_head=False)
-SEEN = Seen(NODE, HEALTHY, Offset(2e-5, 3e-4), dict.fromkeys(map(str, range(8)), 1))
+SEEN = InspectedNode(NODE, HEALTHY, NodeClock(2e-5, 3e-4), dict.fromkeys(map(str, range(8)), 1))
 
 
-def findings(seen: Seen, expected: Expected = MI325X) -> dict[str, Finding]:
+def findings(seen: InspectedNode, expected: Expected = MI325X) -> dict[str, Finding]:
     return {found.check: found for found in check_node((*GPU_CHECKS, *HOST_CHECKS), seen, expected)}
 
 
-def host(**facts: Any) -> Seen:
+def host(**facts: Any) -> InspectedNode:
     return replace(SEEN, host=replace(HEALTHY, **facts))
 
 
-def one_gpu(**facts: Any) -> Seen:
+def one_gpu(**facts: Any) -> InspectedNode:
     return host(gpus=(replace(HEALTHY.gpus[0], **facts), *HEALTHY.gpus[1:]))  # type: ignore[index]
 
 
@@ -257,7 +265,7 @@ def test_a_healthy_node_passes_everything_but_bandwidth_which_was_not_asked() ->
     assert all(found.remedy == "" for found in told.values() if found.status == "pass")
 
 
-BAD: dict[str, tuple[Seen, str, str, str]] = {
+BAD: dict[str, tuple[InspectedNode, str, str, str]] = {
     "a GPU is missing": (host(gpus=HEALTHY.gpus[:7]), "GPUs", "fail", "cluster.gpus_per_node"),  # type: ignore[index]
     "another GPU": (one_gpu(name="AMD Instinct MI300X"), "GPUs", "fail", "hardware="),
     "another architecture": (one_gpu(name=None, arch="gfx950"), "GPUs", "fail", "hardware="),
@@ -280,7 +288,7 @@ BAD: dict[str, tuple[Seen, str, str, str]] = {
     "VRAM in use": (one_gpu(vram_used_bytes=90 * GIB), "VRAM", "fail", "still holds"),
     "a partition": (one_gpu(vram_bytes=HBM / 8), "VRAM size", "warn", "GPU 0: set hardware.hbm_bytes"),
     "another memory": (one_gpu(vram_bytes=1.02 * HBM), "VRAM size", "warn", "GPU 0: set hardware.hbm_bytes"),
-    "memory untold": (one_gpu(vram_bytes=None), "VRAM size", "unknown", ""),
+    "memory unreported": (one_gpu(vram_bytes=None), "VRAM size", "unknown", ""),
     "old firmware": (one_gpu(mec_firmware=166), "MEC firmware", "fail", "HSA_NO_SCRATCH_RECLAIM=1"),
     "firmware half told": (one_gpu(mec_firmware=None), "MEC firmware", "unknown", ""),
     "a link over PCIe": (one_gpu(links=frozenset({1, 2, 3})), "XGMI links", "fail", "GPU 0"),
@@ -295,14 +303,14 @@ BAD: dict[str, tuple[Seen, str, str, str]] = {
         "unset",
     ),
     "a dead variable": (host(unknown_variables=("VLLM_USE_V1",)), "VLLM_* variables", "warn", "remove"),
-    "vLLM untold": (host(unknown_variables=None), "VLLM_* variables", "unknown", ""),
+    "vLLM unreported": (host(unknown_variables=None), "VLLM_* variables", "unknown", ""),
     "small /dev/shm": (host(shared_memory_bytes=64 * 2**20), "/dev/shm", "fail", "/dev/shm"),
     "few files": (host(open_files=1024), "open files", "fail", "ulimit -n 65536"),
     "short backlog": (host(listen_backlog=128), "listen backlog", "warn", "somaxconn=4096"),
     "locked memory": (host(locked_memory_bytes=2**16), "locked memory", "warn", "ulimit -l"),
     "NUMA balancing": (host(numa_balancing=1), "NUMA balancing", "fail", "kernel.numa_balancing=0"),
     "slow governor": (host(governors=frozenset({"powersave"})), "CPU governor", "warn", "performance"),
-    "governor untold": (host(governors=None), "CPU governor", "unknown", ""),
+    "governor unreported": (host(governors=None), "CPU governor", "unknown", ""),
     "C2": (host(c2_on=True), "CPU sleep state C2", "warn", "cpupower"),
     "SMT": (host(smt_on=True), "SMT", "warn", "SMT"),
     "NPS4": (host(numa_nodes_per_socket=4.0), "NUMA nodes", "warn", "NPS1"),
@@ -311,15 +319,17 @@ BAD: dict[str, tuple[Seen, str, str, str]] = {
     "ports": (host(ports_taken=frozenset(range(30000, 30950))), "replicas' ports", "fail", "MIN_HTTP_PORT"),
     "no chrony": (host(ntp_offset_s=None), "chrony", "unknown", "install chrony"),
     "NTP is off": (host(ntp_offset_s=0.004), "chrony", "warn", "settled"),
-    "clock untold": (replace(SEEN, clock=None), "clock", "unknown", ""),
-    "clock close, trip slow": (replace(SEEN, clock=Offset(1e-4, 2e-3)), "clock", "unknown", "chronyc"),
-    "clock off": (replace(SEEN, clock=Offset(-8e-3, 2e-3)), "clock", "warn", "chrony"),
-    "clock far off": (replace(SEEN, clock=Offset(0.2, 2e-3)), "clock", "fail", "chrony"),
+    "clock unreported": (replace(SEEN, clock=None), "clock", "unknown", ""),
+    "clock close, trip slow": (replace(SEEN, clock=NodeClock(1e-4, 2e-3)), "clock", "unknown", "chronyc"),
+    "clock off": (replace(SEEN, clock=NodeClock(-8e-3, 2e-3)), "clock", "warn", "chrony"),
+    "clock far off": (replace(SEEN, clock=NodeClock(0.2, 2e-3)), "clock", "fail", "chrony"),
 }
 
 
 @pytest.mark.parametrize(("seen", "check", "status", "remedy"), BAD.values(), ids=BAD.keys())
-def test_a_known_bad_node_is_told_with_its_remedy(seen: Seen, check: str, status: str, remedy: str) -> None:
+def test_a_known_bad_node_is_told_with_its_remedy(
+    seen: InspectedNode, check: str, status: str, remedy: str
+) -> None:
     found = findings(seen)[check]
     assert (found.status, found.node) == (status, "10.0.0.1")
     assert remedy in found.remedy
@@ -399,12 +409,12 @@ def test_load_nodes_are_asked_only_for_what_concerns_them() -> None:
     assert findings(taken, replace(MI325X, http_port=8000))["Serve's HTTP port"].status == "fail"
 
 
-def compared(nodes: list[Seen], expected: Expected = MI325X) -> list[Finding]:
+def compared(nodes: list[InspectedNode], expected: Expected = MI325X) -> list[Finding]:
     found = [compare(comparison, nodes, expected) for comparison in COMPARISONS]
     return [finding for finding in [*found, environments(nodes)] if finding is not None]
 
 
-def other(**facts: Any) -> Seen:
+def other(**facts: Any) -> InspectedNode:
     return replace(host(**facts), node=replace(NODE, name="10.0.0.2"))
 
 

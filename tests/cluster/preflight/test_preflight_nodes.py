@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster.preflight.checks import Finding, Node, Seen
+from cluster.preflight.checks import Finding, InspectedNode, Node
 from conf import load
 
 pytestmark = [pytest.mark.ray, pytest.mark.cluster]
 
 ray = pytest.importorskip("ray")
 
-from cluster.preflight.preflight import Report, expected_of, inspect, with_devices  # noqa: E402
+from cluster.preflight.preflight import PreflightReport, expected_of, inspect, with_devices  # noqa: E402
 from cluster.ray_session.session import open_session  # noqa: E402
 from tests.support.healthy_node import HEALTHY  # noqa: E402
 from tests.support.patience import until  # noqa: E402
@@ -39,7 +39,7 @@ def test_the_report_groups_equal_verdicts_and_counts_them() -> None:
 
     nodes = ("a", "b", "c", "d")
     good = tuple(found(node, "pass", "1048576") for node in nodes[:3])
-    report = Report(nodes, (*good, found("d", "fail", "1024", "raise it")))
+    report = PreflightReport(nodes, (*good, found("d", "fail", "1024", "raise it")))
     header, passed, failed, summary = report.lines()
     assert header.split() == ["check", "nodes", "status", "found", "expected", "remedy"]
     assert passed.split() == ["open", "files", "3", "nodes", "pass", "1048576", "at", "least", "65536"]
@@ -48,19 +48,19 @@ def test_the_report_groups_equal_verdicts_and_counts_them() -> None:
     assert {line.index("at least") for line in (passed, failed)} == {header.index("expected")}
     assert summary == "preflight of 4 nodes: 3 pass, 0 warn, 1 fail, 0 unknown"
     assert report.exit_code == 5
-    assert Report(nodes, good).exit_code == 0
+    assert PreflightReport(nodes, good).exit_code == 0
     tree = report.tree()
     assert json.loads(json.dumps(tree)) == tree
     assert tree["counts"] == {"pass": 3, "warn": 0, "fail": 1, "unknown": 0}
 
 
-def statuses(report: Report, check: str) -> list[str]:
+def statuses(report: PreflightReport, check: str) -> list[str]:
     return [found.status for found in report.findings if found.check == check]
 
 
 def test_checks_that_had_nothing_to_look_at_share_a_line() -> None:
     bare = tuple(Finding(check, "a", "unknown", "no GPU here", "", "") for check in ("VRAM", "ECC errors"))
-    assert Report(("a",), bare).lines()[1:] == [
+    assert PreflightReport(("a",), bare).lines()[1:] == [
         "not checked on 1 node, no GPU here: VRAM, ECC errors",
         "preflight of 1 node: 0 pass, 0 warn, 0 fail, 2 unknown",
     ]
@@ -85,7 +85,7 @@ def test_the_gpus_of_a_node_are_held_all_at_once_and_each_is_tried() -> None:
     name, role = a_serving_node(), "gpu"
     node = Node("real", role, ray_gpus=8.0, is_head=False)
     real = replace(HEALTHY, versions={"torch": "of whom the tests have none"})
-    (seen,) = with_devices({name: Seen(node, real)}, EXPECTED).values()
+    (seen,) = with_devices({name: InspectedNode(node, real)}, EXPECTED).values()
     assert seen.devices == {str(device): None for device in range(8)}
 
 

@@ -17,7 +17,7 @@ from cluster.ray_session.process_limits import (
     front_streams,
     shortage,
 )
-from cluster.ray_session.session import own_environment, serve_environment
+from cluster.ray_session.serve_settings import own_environment, serve_environment
 from conf.specs.experiment import Routing
 
 UNLIMITED = resource.RLIM_INFINITY

@@ -13,6 +13,7 @@ pytest.importorskip("ray")
 
 from cluster import __main__ as command  # noqa: E402
 from cluster.ray_session import up
+from cluster.ray_session.processes import process_of  # noqa: E402
 from cluster.ray_session.session import SessionError  # noqa: E402
 from conf.io import durable  # noqa: E402
 from conf.specs.experiment import Cluster, Routing  # noqa: E402
@@ -31,7 +32,7 @@ def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ExitStack]:
     """Clusters that were started; each is made of one process that sleeps."""
     made: list[ExitStack] = []
 
-    def start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack) -> up.Standing:
+    def start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack) -> up.StandingCluster:
         made.append(undo)
         process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         undo.callback(process.wait)
@@ -43,8 +44,8 @@ def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ExitStack]:
             "routing": up.asdict(routing),
             "load_cpus": load_cpus,
         }
-        services = (up._process(process.pid),)
-        return up.Standing(
+        services = (process_of(process.pid),)
+        return up.StandingCluster(
             str(folder), "127.0.0.1:1", "http://127.0.0.1:2", **told, raylets=(), services=services
         )
 

@@ -14,10 +14,11 @@ import yaml
 from analysis.planning.evidence import of_tree
 from conf import ConfigError, Experiment, load
 from conf.constants import calibration, constants, correlation
-from conf.load import dump, groups
+from conf.load import dump
 from conf.matrix import matrix
 from conf.specs.experiment import Constant
 from conf.specs.step_time import Posterior
+from conf.words import groups
 from loadgen.predict import grid
 from loadgen.predict.answer import predict
 from loadgen.predict.draws import NORMAL, drawn, layout_name

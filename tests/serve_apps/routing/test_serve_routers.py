@@ -27,7 +27,8 @@ from ray.serve.request_router import ReplicaID  # noqa: E402
 from cluster.deployment.routing_check import check_router, verdict  # noqa: E402
 from cluster.deployment.serve_state import DeployError  # noqa: E402
 from cluster.ray_session.placement import place  # noqa: E402
-from cluster.ray_session.session import Session, open_session, serve_environment  # noqa: E402
+from cluster.ray_session.serve_settings import serve_environment  # noqa: E402
+from cluster.ray_session.session import Session, open_session  # noqa: E402
 from conf import load  # noqa: E402
 from conf.specs.experiment import Routing  # noqa: E402
 from conf.specs.routing import DATA_PATHS  # noqa: E402

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.load import groups
 from conf.specs.experiment import VllmEngine
+from conf.words import groups
 from serve_apps.vllm_recipes import recipes, vllm_flags
 from tests.support.recipe_words import (
     CPU,

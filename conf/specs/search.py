@@ -1,4 +1,4 @@
-"""Specs of how a service is loaded: the search and its budget, the load generators, a rate over time."""
+"""The spec of a search and its budget, and the bounds on every load."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ MOST_QPS = 1e5
 """Per node: a hundred and fifty times what a load actor sends on one core (our choice)."""
 MOST_S = 30 * 86400.0
 """A month, in seconds: nobody watches a run for longer (our choice)."""
-MOST_ACTORS, MOST_WARMUP = 10_000, 1_000_000
 MOST_REQUESTS = 100_000_000
 """Planned requests of a run, which the driver holds in memory: 3 GB (our choice)."""
 
@@ -80,53 +79,3 @@ class Search:
     def parts(self) -> int:
         """Sweeps that answer the question together."""
         return self.deployments * self.repeats
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """The load generators: `actors` Ray actors with `cpus_per_actor` CPUs each.
-
-    A request fails after `request_timeout_s`; None is `Experiment.request_timeout_s`.
-    """
-
-    name: str
-    actors: int = 1
-    cpus_per_actor: float = 1.0
-    request_timeout_s: float | None = None
-    drain_s: float = 30.0
-    warmup_requests: int = 64
-    record_itl: bool = True
-
-    def __post_init__(self) -> None:
-        require(self.actors >= 1, f"fleet.actors={self.actors} must be at least 1")
-        cpus = f"fleet.cpus_per_actor={self.cpus_per_actor:g} must be finite and not negative"
-        require(0 <= self.cpus_per_actor < math.inf, cpus)
-        require_positive("fleet.", self, "drain_s")
-        if self.request_timeout_s is not None:
-            require_positive("fleet.", self, "request_timeout_s")
-        warm = f"fleet.warmup_requests={self.warmup_requests} must be at least 1"
-        require(self.warmup_requests >= 1, warm)
-        require_within("fleet.", self, actors=MOST_ACTORS, warmup_requests=MOST_WARMUP)
-
-
-def check_profile(points: list[list[float]], duration_s: float | None) -> None:
-    """Raise ValueError unless points [seconds, QPS] ascend from 0 s within `duration_s` and offer load."""
-    pairs = all(len(point) == 2 for point in points)
-    require(pairs, "profile_qps must be a list of pairs [seconds, QPS per node], such as [[0,2],[60,8]]")
-    finite = all(0 <= number < math.inf for point in points for number in point)
-    require(finite, f"profile_qps={points}: seconds and rates must be finite and not negative")
-    most_s, most_qps = (max(column) for column in zip(*points, strict=True))
-    require(most_s <= MOST_S, f"profile_qps: {most_s:g} s is beyond reason; at most {MOST_S:g}")
-    require(
-        most_qps <= MOST_QPS, f"profile_qps: {most_qps:g} QPS per node is beyond reason; at most {MOST_QPS:g}"
-    )
-    seconds = [second for second, _ in points]
-    require(seconds[0] == 0, f"profile_qps begins at {seconds[0]:g} s; its first point must be at 0 s")
-    require(seconds == sorted(seconds), f"profile_qps={points}: the seconds must not go back")
-    require(
-        duration_s is None or seconds[-1] <= duration_s,
-        f"profile_qps ends at {seconds[-1]:g} s but duration_s={duration_s}; raise it or leave it out",
-    )
-    held = [*points, [duration_s or seconds[-1] or 1.0, points[-1][1]]]
-    offered = any(b[0] > a[0] and a[1] + b[1] > 0 for a, b in zip(held, held[1:], strict=False))
-    require(offered, "profile_qps is zero all the time; give one of its points a rate")

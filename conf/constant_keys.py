@@ -1,0 +1,50 @@
+"""Keys of the step-time constants in the configuration tree: their units, and the rules for setting them."""
+
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from conf.constants import KERNELS
+from conf.words import ConfigError
+
+GROUPS = ("model.step_time", "hardware.efficiency", KERNELS)
+
+
+def units(node: Any) -> dict[str, str]:
+    """The unit of each constant in the tree `node`, by config key."""
+    return {
+        f"{group}.{name}": entry.unit
+        for group in GROUPS
+        for name, entry in (OmegaConf.select(node, group) or {}).items()
+    }
+
+
+def exact(node: Any, key: str) -> dict[str, Any]:
+    """Changes that make a constant exact whose value a word sets: the old evidence is not about it."""
+    path, _, field = key.rpartition(".")
+    if field != "value" or path not in units(node):
+        return {}
+    outer, inner, name = path.split(".")
+    return {outer: {inner: {name: {"low": None, "high": None, "source": f"given as {key}"}}}}
+
+
+def check_key(key: str) -> None:
+    """Raise ConfigError for a key that would replace a constant, change its unit or set a covariance."""
+    parts = key.split(".")
+    if ".".join(parts[:2]) in GROUPS and (len(parts) < 4 or parts[3] == "unit"):
+        raise ConfigError(
+            f"{key} cannot be set: of a constant only value, low, high and source can, each in its unit, as "
+            "in model.step_time.layer_us.value=100"
+        )
+    if key.partition(".")[2].startswith("constants_covariance"):
+        raise ConfigError(f"{key} belongs to a calibration; name its file: engine.constants=FILE")
+
+
+def check_kernels(node: Any, keys: list[str]) -> None:
+    """Raise ConfigError for a key of other kernels on an engine that has the kernels of the fit."""
+    own = next((key for key in keys if key.startswith(KERNELS)), "")
+    if own and not OmegaConf.select(node, KERNELS):
+        raise ConfigError(
+            f"{own}: this engine has the kernels of the fit; choose others with engine=simulated_triton or "
+            "engine.attention_backend=NAME"
+        )

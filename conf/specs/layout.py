@@ -1,0 +1,25 @@
+"""The spec of how the GPUs of a node are split into replicas."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from conf.io.check import require
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the GPUs of a node are cut into independent replicas (never vLLM's data parallelism).
+
+    `quick_reduce` is the codec of large all-reduces between the GPUs of a replica (ROCm only); a real vLLM
+    takes it from VLLM_ROCM_QUICK_REDUCE_QUANTIZATION.
+    """
+
+    name: str
+    tensor_parallel: int
+    replicas_per_node: int
+    expert_parallel: bool
+    quick_reduce: Literal["none", "int8", "int6", "int4"] = "none"
+
+    def __post_init__(self) -> None:
+        require(self.tensor_parallel >= 1, "layout.tensor_parallel must be at least 1")
+        require(self.replicas_per_node >= 1, "layout.replicas_per_node must be at least 1")

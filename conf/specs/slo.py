@@ -1,0 +1,21 @@
+"""The spec of the bounds on latencies."""
+
+from dataclasses import dataclass
+
+from conf.io.check import require_positive
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Bounds on the 90th percentile over requests: TTFT from the due time, TPOT per request."""
+
+    name: str
+    ttft_p90_ms: float
+    tpot_p90_ms: float
+
+    def __post_init__(self) -> None:
+        require_positive("slo.", self, "ttft_p90_ms", "tpot_p90_ms")
+
+    def answer_s(self, tokens: float) -> float:
+        """Seconds that an answer of so many tokens lasts where both bounds are just kept."""
+        return (self.ttft_p90_ms + tokens * self.tpot_p90_ms) / 1e3

@@ -1,0 +1,43 @@
+"""The spec of endpoints that somebody else runs."""
+
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from conf.io.check import require
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Endpoints of `engine=external`.
+
+    `api_key_env` names the environment variable that holds the key sent to every URL, in clear text
+    where the URL is http://; empty, as by default, no key is sent. Set, the variable must exist:
+    whoever reads it refuses an unset one. URLs hold no secrets, since they are saved with the run.
+    """
+
+    urls: list[str] = field(default_factory=list)
+    api_key_env: str = ""
+
+    def __post_init__(self) -> None:
+        for url in self.urls:
+            _check_url(url)
+
+
+def _check_url(url: str) -> None:
+    """Raise ValueError unless `url` is a plain http(s) address; no message shows it: it may hold a secret."""
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname)
+        secret = "@" in parts.netloc or parts.query or parts.fragment
+    except ValueError:
+        fits, secret = False, ""
+    require(not secret, "target.urls: no user, password, query or fragment; give a key by target.api_key_env")
+    require(fits and url.isprintable() and " " not in url, "target.urls: must be http(s)://host:port")
+    require(_has_valid_port(url), "target.urls: the port of a URL must be a number up to 65535")
+
+
+def _has_valid_port(url: str) -> bool:
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
