@@ -1,4 +1,4 @@
-"""The one way a spec refuses a value; knows no spec."""
+"""Functions by which specs refuse values; knows no spec."""
 
 import math
 from collections.abc import Mapping
