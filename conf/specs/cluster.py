@@ -7,17 +7,17 @@ from typing import Literal
 from conf.io.check import require, require_within
 
 MOST_NODES, MOST_GPUS = 100_000, 1024
-"""Beyond any cluster of today (our choice)."""
+"""Limits beyond any cluster of today (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where the experiment runs.
+    """The nodes that the experiment runs on.
 
     `session` is `local` (one Ray node on this machine), `fake` (one Ray process group per node,
     all on this machine) or `address` (join the cluster at `address`). With `engine=external`,
-    `nodes` counts the nodes behind the endpoints. A sweep that loses its service waits up to `recovery_s`
-    (real seconds, not charged to its budget) until it is whole again; 0 ends the sweep at once.
+    `nodes` counts the nodes behind the endpoints. A sweep that loses its service waits up to `recovery_s` for
+    its return, in real seconds that its budget does not count; 0 ends the sweep at once.
     """
 
     name: str

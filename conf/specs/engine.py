@@ -11,16 +11,16 @@ from conf.specs.step_time import KernelRatio
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What serves the model. The subclass is chosen by `kind`."""
+    """An engine that serves the model; `kind` selects the subclass."""
 
     kind: str
 
 
 FITTED_BACKEND = "ROCM_AITER_FA"
-"""The attention backend whose speed the constants of the default model have."""
+"""The attention backend of the default model's constants."""
 LEAST_TIME_SCALE, MAX_TIME_SCALE = 0.1, 10.0
-"""A timer that fires 1 ms late is at 10 a third of a 30 ms step (engine-model.md, section 6); at 0.1 a minute
-of load takes ten (our choice)."""
+"""Limits of `time_scale` (our choice): at 10 a timer that fires 1 ms late is a third of a 30 ms step, and at
+0.1 a minute of load takes ten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class SimulatedEngine(Engine):
     `step_noise_cv` multiplies each step by a seeded lognormal factor of that coefficient of variation;
     `drift_sd` is the sd of ln slowness that wanders with a memory of `drift_memory_s`; every
     `stall_every_steps` steps, on average, one lasts longer by an exponential time of mean `stall_mean_s`.
-    All 0 is deterministic. `constants` names a calibration, whose values replace those of the model and
-    the hardware and whose covariance is kept here, so that a saved experiment needs the file no more.
-    `kernels` and `attention_backend` (a name of vLLM's) choose other kernels than those of the model's fit;
-    what they take over those is then kept in `kernel_ratio`.
-    The engine and its load run `time_scale` times as fast as the real clock, and all seconds asked for, those
-    of budgets, windows and timeouts, are the engine's. Above 1 that saves time; below 1 a small machine holds
-    the requests of many nodes, for what it needs itself for a request weighs less.
+    With all of these 0 the engine is deterministic. `constants` names a calibration, whose values replace
+    those of the model and the hardware; its covariance is saved here, so that a saved experiment does not
+    need the file. `kernels` and `attention_backend` (one of vLLM's names) choose other kernels than those of
+    the model's fit; `kernel_ratio` then holds their times over the fit's. The engine and its load run
+    `time_scale` times as fast as the real clock, and all seconds of budgets, windows and time-outs are the
+    engine's. Above 1 that saves time; below 1 a small machine can hold the requests of many nodes, because
+    its own time per request weighs less.
     """
 
     kind: str = "simulated"
@@ -97,14 +97,13 @@ class SimulatedEngine(Engine):
 class VllmEngine(Engine):
     """Real vLLM: `vllm` on GPUs, `vllm_cpu` its CPU build.
 
-    `recipe` chooses what is passed besides what is said here: `modern` flags, or those that were `published`
-    for the model and layout; `profile` is one of the MI325X paper's scheduling profiles. `args` are vLLM's
-    engine arguments by their Python names and `env` its environment, both over the recipe; a null removes
-    one. Secrets belong in neither: both are saved. `vllm_version` is checked against the installed one; empty
-    means that. `model_path` is a folder with the weights on every node; empty, vLLM looks the model's name
-    up. `server` is Ray's LLM application, or vLLM's own server `process` behind a plain replica.
-    `node_resource` is a custom resource of the nodes to use, one unit a node, for accelerators that Ray does
-    not recognise.
+    `recipe` chooses the other flags: `modern` ones, or those `published` for the model and layout; `profile`
+    is one of the MI325X paper's scheduling profiles. `args` are vLLM's engine arguments by their Python names
+    and `env` its environment, both over the recipe; a null removes one. Both are saved, so neither may hold
+    secrets. `vllm_version` is checked against the installed version, which is also the default. `model_path`
+    is a folder with the weights on every node; if it is empty, vLLM looks the model up by its name. `server`
+    is Ray's LLM application, or vLLM's own server `process` behind a plain replica. `node_resource` is a
+    custom resource of the nodes to use, one unit a node, for accelerators that Ray does not recognise.
     """
 
     kind: str = "vllm"
@@ -127,10 +126,10 @@ class VllmEngine(Engine):
 
 @dataclass(frozen=True, slots=True)
 class EmulatedEngine(VllmEngine):
-    """Unmodified vLLM on GPUs that do not exist: its steps take the step-time model's time, in real time.
+    """Unmodified vLLM on GPUs that do not exist: its steps last as long as in the step-time model.
 
     `constants` and `constants_covariance` are those of a calibration, as for the simulated engine.
-    `activation_bytes` of each GPU are not KV; vLLM's own `gpu_memory_utilization` says what may be used.
+    `activation_bytes` of each GPU hold no KV; vLLM's own `gpu_memory_utilization` limits the memory.
     """
 
     kind: str = "vllm_emulated"
@@ -146,6 +145,6 @@ class EmulatedEngine(VllmEngine):
 
 @dataclass(frozen=True, slots=True)
 class ExternalEngine(Engine):
-    """Nothing is deployed: `target.urls` name the endpoints."""
+    """Endpoints that are not deployed here; `target.urls` names them."""
 
     kind: str = "external"

@@ -1,4 +1,4 @@
-"""The spec of how the GPUs of a node are split into replicas."""
+"""The spec of a layout: the replicas that share the GPUs of a node."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ from conf.io.check import require
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the GPUs of a node are cut into independent replicas (never vLLM's data parallelism).
+    """Independent replicas on the GPUs of a node (never vLLM's data parallelism).
 
     `quick_reduce` is the codec of large all-reduces between the GPUs of a replica (ROCm only); a real vLLM
     takes it from VLLM_ROCM_QUICK_REDUCE_QUANTIZATION.

@@ -7,7 +7,7 @@ from typing import Literal
 from conf.io.check import require
 
 ROUNDED_SHARES = 1e-3
-"""How far the shares of a mixture may sum away from 1, as thirds with three digits do (our choice)."""
+"""Largest distance of a mixture's sum of shares from 1, such as of thirds with three digits (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,8 @@ class Lengths:
 
     `cv` is the coefficient of variation of `lognormal`; `uniform` lies within mean * (1 -+ spread),
     as vLLM's random range ratio; `mixture` are `values` with the shares `weights`, which give it its mean;
-    `empirical` are the lengths of `workload.trace`, `conversation` those that `workload.conversations` come
-    to: their mean is 0 until that has been read or worked out.
+    `empirical` are the lengths of `workload.trace`, `conversation` those of `workload.conversations`: their
+    mean is 0 until it is read or computed.
     """
 
     mean: int = 0

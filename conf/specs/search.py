@@ -7,23 +7,23 @@ from typing import Literal
 from conf.io.check import require, require_positive, require_within
 
 MOST_QPS = 1e5
-"""Per node: a hundred and fifty times what a load actor sends on one core (our choice)."""
+"""Highest rate per node: 150 times that of a load actor on one core (our choice)."""
 MOST_S = 30 * 86400.0
-"""A month, in seconds: nobody watches a run for longer (our choice)."""
+"""Longest time of a run in seconds: a month (our choice)."""
 MOST_REQUESTS = 100_000_000
-"""Planned requests of a run, which the driver holds in memory: 3 GB (our choice)."""
+"""Most planned requests of a run, which the driver holds in memory: 3 GB (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The budget and the clockwork of "ramp, then focus" (method.md section 4).
+    """The budget and the timing of the search "ramp, then focus".
 
     `start=prediction` replaces the ramp by `expected_qps`, or without one by the engine model's own answer,
     which only the simulated engine has; every other engine then ramps, in steps of at least `ramp_step_s` by
     `ramp_factor`, for at most a third of the budget. Rates are per node.
-    `deployments` spreads the budget over so many sweeps, each of a service deployed anew and with a seed of
-    its own, and pools them; `repeats` repeats the whole, budget included, for a mean and its spread.
-    After the budget the certified rate is held for `confirm_s`, which may veto the answer and never raise it.
+    `deployments` divides the budget between so many sweeps, each with a new deployment and its own seed, and
+    pools them; `repeats` repeats everything, budget included, for a mean and its spread.
+    After the budget the certified rate is held for `confirm_s`, which may veto the answer but never raise it.
     """
 
     name: str
@@ -72,10 +72,10 @@ class Search:
 
     @property
     def least_s(self) -> float:
-        """Seconds of the least number of dwells, which are granted also beyond the budget."""
+        """Seconds of the least number of measurement windows, which are granted also beyond the budget."""
         return self.min_dwells * (self.transition_s + self.window_s)
 
     @property
     def parts(self) -> int:
-        """Sweeps that answer the question together."""
+        """Number of sweeps that give the answer together."""
         return self.deployments * self.repeats
