@@ -1,11 +1,10 @@
 """The spec of chats with memory: characters, sessions, turns, and the truncation of a growing history."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from conf.io.check import require, require_positive
+from conf.io.check import require, require_not_negative, require_positive
 from conf.specs.lengths import Lengths
 
 NAMING_TOKENS = 8
@@ -34,10 +33,7 @@ class PromptPart:
 
     def __post_init__(self) -> None:
         require(bool(self.name), "template: every part needs a name")
-        require(
-            self.truncation_priority >= 0,
-            f"template: {self.name}: truncation_priority={self.truncation_priority} must not be negative",
-        )
+        require_not_negative(f"template: {self.name}: ", self, "truncation_priority")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +72,16 @@ class Conversations:
         require_positive(
             group, self, "think_mean_s", "answer_ttft_s", "answer_tpot_s", "truncation_step_tokens"
         )
-        require(
-            0 <= self.think_cv < math.inf, f"{group}think_cv={self.think_cv} must be finite, not negative"
-        )
+        require_not_negative(group, self, "think_cv", "zipf", "system_tokens")
         require(
             2 <= self.turns < 1e5,
             f"{group}turns={self.turns:g} must be a mean of at least 2 and below 100000; one turn has no "
             "memory: use workload.prefix_hit",
         )
         require(1 <= self.characters <= 10**7, f"{group}characters={self.characters} must be 1 to 10000000")
-        require(0 <= self.zipf < math.inf, f"{group}zipf={self.zipf} must be finite and not negative")
         for name in ("character_tokens", "persona_tokens", "message_tokens", "answer_tokens"):
             kind = getattr(self, name).kind
             require(kind in ("fixed", "lognormal"), f"{group}{name}: kind={kind} must be fixed or lognormal")
-        require(self.system_tokens >= 0, f"{group}system_tokens={self.system_tokens} must not be negative")
         room = int(CHARACTER_SHARE * self.max_prompt_tokens) - self.system_tokens
         require(
             room >= 2 * NAMING_TOKENS and self.max_prompt_tokens >= 256,

@@ -1,10 +1,9 @@
 """Specs of the engines that serve the model: simulated, real vLLM, emulated vLLM, or external endpoints."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from conf.io.check import require, require_positive
+from conf.io.check import require, require_not_negative, require_positive
 from conf.io.secret import require_public
 from conf.specs.step_time import KernelRatio
 
@@ -67,14 +66,9 @@ class SimulatedEngine(Engine):
     def __post_init__(self) -> None:
         limits = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
         require_positive("engine.", self, *limits)
-        threshold = self.long_prefill_token_threshold
-        require(threshold >= 0, f"engine.long_prefill_token_threshold={threshold} must not be negative")
-        activation = f"engine.activation_bytes={self.activation_bytes:g} must be finite and not negative"
-        require(0 <= self.activation_bytes < math.inf, activation)
+        amounts = ("long_prefill_token_threshold", "activation_bytes", "step_noise_cv", "stall_every_steps")
+        require_not_negative("engine.", self, *amounts)
         require(0 < self.gpu_memory_utilization <= 1, "engine.gpu_memory_utilization must be in (0, 1]")
-        require(0 <= self.step_noise_cv < math.inf, "engine.step_noise_cv must be finite and not negative")
-        lasting = math.isfinite(self.drift_memory_s) and math.isfinite(self.stall_mean_s)
-        require(lasting, "engine.drift_memory_s and engine.stall_mean_s must be finite")
         require(0 <= self.drift_sd < 1, f"engine.drift_sd={self.drift_sd} must be in [0, 1)")
         require(
             self.attention_backend.isidentifier() and self.attention_backend.isupper(),
@@ -86,7 +80,6 @@ class SimulatedEngine(Engine):
             f"engine.attention_backend={self.attention_backend}: engine.kernels=triton has the speed of all "
             "kernels, attention included; leave one of them out",
         )
-        require(self.stall_every_steps >= 0, "engine.stall_every_steps must not be negative")
         require_positive("engine.", self, "drift_memory_s", "stall_mean_s")
         scale = f"engine.time_scale={self.time_scale:g} must be {LEAST_TIME_SCALE:g} to {MAX_TIME_SCALE:g}"
         require(self.time_scale >= LEAST_TIME_SCALE, f"{scale}: slower than that nothing ends in good time")
@@ -139,8 +132,7 @@ class EmulatedEngine(VllmEngine):
 
     def __post_init__(self) -> None:
         VllmEngine.__post_init__(self)  # super() knows no class that has slots
-        activation = f"engine.activation_bytes={self.activation_bytes:g} must be finite and not negative"
-        require(0 <= self.activation_bytes < math.inf, activation)
+        require_not_negative("engine.", self, "activation_bytes")
 
 
 @dataclass(frozen=True, slots=True)

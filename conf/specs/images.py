@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from conf.io.check import require
+from conf.io.check import require, require_not_negative
 
 MOST_IMAGES = 5
 """Most images of a request, as in the MI325X paper's vision workloads; no figure was published for more."""
@@ -35,7 +35,7 @@ class Images:
         for name in ("width_px", "height_px"):
             value = getattr(self, name)
             require(1 <= value <= MOST_PX, f"workload.images.{name}={value} must be 1 to {MOST_PX}")
-        require(self.tokens >= 0, f"workload.images.tokens={self.tokens} must not be negative")
+        require_not_negative("workload.images.", self, "tokens")
 
     @property
     def mean_tokens(self) -> float:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.io.check import require
+from conf.io.check import require_at_least_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,5 +21,4 @@ class Layout:
     quick_reduce: Literal["none", "int8", "int6", "int4"] = "none"
 
     def __post_init__(self) -> None:
-        require(self.tensor_parallel >= 1, "layout.tensor_parallel must be at least 1")
-        require(self.replicas_per_node >= 1, "layout.replicas_per_node must be at least 1")
+        require_at_least_one("layout.", self, "tensor_parallel", "replicas_per_node")

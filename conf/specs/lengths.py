@@ -1,10 +1,9 @@
 """The spec of a distribution of token counts."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from conf.io.check import require
+from conf.io.check import require, require_not_negative
 
 ROUNDED_SHARES = 1e-3
 """Largest distance of a mixture's sum of shares from 1, such as of thirds with three digits (our choice)."""
@@ -34,7 +33,7 @@ class Lengths:
             object.__setattr__(self, "mean", round(mean))
         least = 0 if self.kind in ("empirical", "conversation") else 1
         require(self.mean >= least, f"workload: mean={self.mean} tokens must be at least {least}")
-        require(0 <= self.cv < math.inf, f"workload: cv={self.cv} must be finite and not negative")
+        require_not_negative("workload: ", self, "cv")
         require(self.kind != "lognormal" or self.cv > 0, "workload: kind=lognormal needs cv > 0")
         require(self.kind == "lognormal" or self.cv == 0, f"workload: kind={self.kind} has no cv")
         require(0 <= self.spread <= 1, f"workload: spread={self.spread} must be between 0 and 1")

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.io.check import require
+from conf.io.check import require, require_at_least_one
 
 DATA_PATHS = {
     "leastconn": ("haproxy",),
@@ -57,7 +57,7 @@ class Routing:
             self.data_path in possible,
             f"routing.policy={self.policy} needs data_path={' or '.join(possible)}, not {self.data_path}",
         )
-        require(self.vnodes >= 1, f"routing.vnodes={self.vnodes} must be at least 1")
+        require_at_least_one("routing.", self, "vnodes")
         require(
             1 <= self.load_factor < math.inf,
             f"routing.load_factor={self.load_factor} must be at least 1 and finite",

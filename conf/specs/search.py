@@ -4,7 +4,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.io.check import require, require_positive, require_within
+from conf.io.check import (
+    require,
+    require_at_least_one,
+    require_not_negative,
+    require_positive,
+    require_within,
+)
 
 MOST_QPS = 1e5
 """Highest rate per node: 150 times that of a load actor on one core (our choice)."""
@@ -51,14 +57,9 @@ class Search:
             f"search.ramp_factor={self.ramp_factor} must be above 1 and finite",
         )
         require(self.lowest_qps < self.highest_qps, "search.lowest_qps must be below search.highest_qps")
-        require(self.min_dwells >= 1, f"search.min_dwells={self.min_dwells} must be at least 1")
+        require_at_least_one("search.", self, "min_dwells", "deployments", "repeats")
+        require_not_negative("search.", self, "confirm_s")
         require_within("search.", self, budget_s=MOST_S, highest_qps=MOST_QPS, confirm_s=MOST_S)
-        require(
-            0 <= self.confirm_s < math.inf,
-            f"search.confirm_s={self.confirm_s} must be finite and not negative",
-        )
-        require(self.deployments >= 1, "search.deployments must be at least 1")
-        require(self.repeats >= 1, "search.repeats must be at least 1")
         if self.expected_qps is not None:
             require_positive("search.", self, "expected_qps")
             require(self.start == "prediction", "search.expected_qps needs search.start=prediction")
