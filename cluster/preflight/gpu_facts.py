@@ -162,7 +162,7 @@ def kfd_gpus(root: Path) -> tuple[Gpu, ...]:
     nodes = {int(path.name): path for path in (root / KFD_NODES).glob("[0-9]*")}
     facts = {number: _properties(path / "properties") for number, path in sorted(nodes.items())}
     ranks = {number: rank for rank, number in enumerate(n for n in facts if facts[n].get("simd_count"))}
-    driver = _first_line(root / "sys/module/amdgpu/version")
+    driver = file_text(root / "sys/module/amdgpu/version")
     return tuple(_kfd_gpu(root, nodes[number], facts[number], ranks, driver) for number in ranks)
 
 
@@ -203,23 +203,21 @@ def _properties(path: Path) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].lstrip("-").isdigit()}
 
 
-def _first_line(path: Path) -> str | None:
+def file_text(path: Path) -> str | None:
+    """The text of a small file without surrounding space; None if it is empty or cannot be read."""
     try:
-        return path.read_text().split("\n")[0].strip() or None
+        return path.read_text().strip() or None
     except OSError:
         return None
 
 
 def _file_number(path: Path) -> float | None:
-    return _number(_first_line(path))
+    return _number(file_text(path))
 
 
 def _ecc_errors(path: Path) -> int | None:
     """Uncorrectable errors in a RAS file of amdgpu, which has the lines `ue: N` and `ce: N`."""
-    try:
-        found = re.search(r"^ue: *(\d+)", path.read_text(), re.MULTILINE)
-    except OSError:
-        return None
+    found = re.search(r"^ue: *(\d+)", file_text(path) or "", re.MULTILINE)
     return int(found[1]) if found else None
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
-from cluster.preflight.gpu_facts import Gpu, read_gpus
+from cluster.preflight.gpu_facts import Gpu, file_text, read_gpus
 from conf.io.secret import SECRET_VARIABLE
 
 LOOPBACK = "127.0.0.1"
@@ -136,7 +136,7 @@ def run_tool(
 
 def versions(root: Path) -> dict[str, str | None]:
     """Versions of software that must be equal on all nodes; None if it is not installed."""
-    rocm = _text(root / "opt/rocm/.info/version")
+    rocm = file_text(root / "opt/rocm/.info/version")
     found: dict[str, str | None] = {
         "python": platform.python_version(),
         "ROCm": rocm,
@@ -193,7 +193,7 @@ def image_digest(root: Path, env: Mapping[str, str]) -> str | None:
     """The container image, from MAXQPS_IMAGE_DIGEST or podman's file; None if neither is there."""
     if digest := env.get("MAXQPS_IMAGE_DIGEST"):
         return digest
-    found = re.search(r'^imageid="(\w+)"', _text(root / "run/.containerenv") or "", re.MULTILINE)
+    found = re.search(r'^imageid="(\w+)"', file_text(root / "run/.containerenv") or "", re.MULTILINE)
     return found[1] if found else None
 
 
@@ -231,22 +231,22 @@ def _is_free(port: int) -> bool:
 def governors(root: Path) -> frozenset[str] | None:
     """Frequency governors of all CPUs; None if the kernel sets no frequency, as in most VMs."""
     files = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    return frozenset(filter(None, map(_text, files))) or None
+    return frozenset(filter(None, map(file_text, files))) or None
 
 
 def c2_on(root: Path) -> bool | None:
     """True if CPUs may sleep in C2; None if the kernel manages no C-states, as in most VMs."""
     folders = sorted((root / "sys/devices/system/cpu/cpu0/cpuidle").glob("state*"))
-    states = {_text(folder / "name") or "": _integer(folder / "disable") for folder in folders}
+    states = {file_text(folder / "name") or "": _integer(folder / "disable") for folder in folders}
     return states.get("C2") == 0 if any(name.startswith("C") for name in states) else None
 
 
 def numa_nodes_per_socket(root: Path) -> float | None:
     """NUMA nodes with CPUs per CPU socket (1 is NPS1)."""
     sockets = {
-        _text(path) for path in root.glob("sys/devices/system/cpu/cpu[0-9]*/topology/physical_package_id")
+        file_text(path) for path in root.glob("sys/devices/system/cpu/cpu[0-9]*/topology/physical_package_id")
     }
-    nodes = [path for path in root.glob("sys/devices/system/node/node[0-9]*/cpulist") if _text(path)]
+    nodes = [path for path in root.glob("sys/devices/system/node/node[0-9]*/cpulist") if file_text(path)]
     return len(nodes) / len(sockets) if nodes and sockets else None
 
 
@@ -263,15 +263,8 @@ def _limit(kind: int) -> float:
     return math.inf if soft == resource.RLIM_INFINITY else soft
 
 
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text().strip() or None
-    except OSError:
-        return None
-
-
 def _integer(path: Path) -> int | None:
-    text = _text(path)
+    text = file_text(path)
     return int(text) if text and text.lstrip("-").isdigit() else None
 
 
