@@ -23,7 +23,7 @@ def require_not_negative(group: str, spec: object, *names: str) -> None:
     for name in names:
         value = getattr(spec, name)
         rule = "must not be negative" if value < 0 else "must be finite"
-        require(0 <= value < math.inf, f"{group}{name}={value} {rule}")
+        require(0 <= value < math.inf, f"{group}{name}={value:g} {rule}")
 
 
 def require_at_least_one(group: str, spec: object, *names: str) -> None:
