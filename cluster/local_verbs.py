@@ -31,10 +31,8 @@ def up(arguments: argparse.Namespace) -> int:
         )
     with terminal.own_stdout():
         standing = local.start(cluster, experiment.routing, load_cpus(experiment))
-    if arguments.json:
-        terminal.data(json.dumps(_shown(standing), indent=2))
-    else:
-        terminal.data("\n".join(_how_to_use(standing, arguments.words)))
+    text = json.dumps(_shown(standing), indent=2) if arguments.json else None
+    terminal.data(text or "\n".join(_how_to_use(standing, arguments.words)))
     return EXIT_OK
 
 

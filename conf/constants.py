@@ -1,8 +1,8 @@
 """The constants of the step-time model by their config keys, with their uncertainty; draws nothing itself.
 
-A constant is lognormal around its value with an sd of its own to each side (`Constant.ln_sd`), or exact.
-A calibration says more: a covariance of the logarithms, and for which model and hardware it was made. So
-does the fit behind a model's own constants (`Posterior`), in correlations.
+A constant is lognormal around its value with an sd of its own to each side (`Constant.ln_sd`), or exact. A
+calibration adds a covariance of the logarithms, and the model and hardware that it was made for. The fit
+behind a model's own constants (`Posterior`) adds correlations.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ from conf.specs.experiment import (
 
 _SPECS: dict[str, type] = {"model.step_time": StepTime, "hardware.efficiency": Efficiency}
 KERNELS = "engine.kernel_ratio"
-"""Constants of an engine's kernels: no part of a calibration, which is of a model on a hardware."""
+"""Constants of an engine's kernels, which no calibration holds: it is of a model on a hardware."""
 _MADE_FOR = ("model", "hardware")
 _NO_INTERVAL = {"low": None, "high": None}
 ROUNDING = 1e-12
-"""How far below zero an eigenvalue of a written covariance may lie."""
+"""Rounding error by which an eigenvalue of a written covariance may lie below zero."""
 ROUNDED = 0.01
-"""The same of correlations, which are written for people in two or three digits (our choice)."""
+"""The same for correlations, which are written in two or three digits (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Covariance:
 def constants(experiment: Experiment) -> dict[str, Constant]:
     """Every constant of the step time by its config key, such as `model.step_time.layer_us`.
 
-    Those of an engine's kernels are among them where it has other ones than the fit.
+    Constants of an engine's kernels are included if it has other kernels than the fit.
     """
     found: dict[str, Constant] = {}
     for group in _SPECS:
@@ -63,17 +63,17 @@ def constants(experiment: Experiment) -> dict[str, Constant]:
 
 
 def fingerprint(model: Model, hardware: Hardware) -> str:
-    """Twelve digits that change with any value of a constant: the label of what was computed with them."""
+    """Twelve hexadecimal digits that change with any constant: the label of results computed with them."""
     entries = {"model": asdict(model.step_time), "hardware": asdict(hardware.efficiency)}
     values = {f"{spec}.{name}": of["value"] for spec, found in entries.items() for name, of in found.items()}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def replaced(experiment: Experiment, values: Mapping[str, float]) -> Experiment:
-    """`experiment` with other values of its constants, which thereby become exact: one draw of many.
+    """`experiment` with other values of its constants, which become exact, as in one draw of many.
 
-    A share above 1, as a wide interval may draw it, is 1. Raises ValueError for a key that is no constant, or
-    for a value that is negative or not finite.
+    A share above 1, which a wide interval may draw, becomes 1. Raises ValueError for a key that is no
+    constant, and for a value that is negative or not finite.
     """
     known = constants(experiment)
     for path in values:
@@ -101,12 +101,12 @@ def _with_kernels(engine: Engine, exact: Mapping[str, Constant]) -> Engine:
 
 
 def bounded(constant: Constant, value: float) -> float:
-    """`value`, at most the 1 of what is a share, and no less than the least that it can be."""
+    """`value` within the constant's range: at most 1 for a share, at least `constant.least`."""
     return min(value, 1.0) if constant.is_share else max(value, constant.least)
 
 
 def covariance(experiment: Experiment) -> Covariance | None:
-    """What the calibration of `engine.constants` knows of constants that are still uncertain, or None."""
+    """Covariance of the uncertain constants in the calibration of `engine.constants`, or None."""
     engine = experiment.engine
     if not isinstance(engine, SimulatedEngine) or not engine.constants_covariance:
         return None
@@ -118,10 +118,10 @@ def covariance(experiment: Experiment) -> Covariance | None:
 
 
 def correlation(experiment: Experiment) -> Covariance | None:
-    """Correlations of the normals behind the constants that the model's fit is of, or None without a fit.
+    """Correlations of the normals behind the fitted constants of the model, or None without a fit.
 
-    Those of the hardware are left out on another one than it was fitted on. A constant that was made exact
-    stays in: the others are drawn as if it were not.
+    Constants of the hardware are left out on other hardware than that of the fit. A constant that was made
+    exact stays in: the others are drawn as if it were uncertain.
     """
     fit = experiment.model.posterior
     here = experiment.hardware.name in fit.hardware
@@ -133,9 +133,9 @@ def correlation(experiment: Experiment) -> Covariance | None:
 
 
 def outside(correlations: Mapping[str, list[float]], covered: Collection[str]) -> dict[str, list[float]]:
-    """The rows of a square table without the keys that are `covered`, which another fit knows better.
+    """The rows of a square table without the `covered` keys, which another fit knows better.
 
-    A table that is not square is given back as it is, to be refused where it is checked.
+    A table that is not square is returned unchanged, and refused later.
     """
     if any(len(row) != len(correlations) for row in correlations.values()):
         return dict(correlations)
@@ -144,7 +144,7 @@ def outside(correlations: Mapping[str, list[float]], covered: Collection[str]) -
 
 
 def check_correlations(experiment: Experiment) -> None:
-    """Raise ValueError, in a line, unless the correlations of the model's fit may be such."""
+    """Raise ValueError with one line unless the correlations of the model's fit are valid."""
     name, rows = "model.posterior.correlations", experiment.model.posterior.correlations
     unknown = sorted(set(rows) - set(constants(experiment)))
     require(not unknown, f"{name}: '{unknown[0] if unknown else ''}' is no constant of the step time")
@@ -156,7 +156,7 @@ def check_correlations(experiment: Experiment) -> None:
 def calibration(
     experiment: Experiment, fitted: Mapping[str, Constant], known: Covariance | None = None
 ) -> dict[str, Any]:
-    """The tree of a file for `engine.constants=FILE`: `fitted` by config key, for `experiment`'s machine."""
+    """The tree of a file for `engine.constants=FILE`: `fitted` by config key, for the model and hardware."""
     rows = dict(zip(known.paths, map(list, known.rows), strict=True)) if known else {}
     made_for = {group: getattr(experiment, group).name for group in _MADE_FOR}
     tree = {**made_for, "constants": {path: asdict(constant) for path, constant in fitted.items()}}
@@ -164,10 +164,10 @@ def calibration(
 
 
 def overlay(tree: Mapping[str, Any], names: Mapping[str, str], units: Mapping[str, str]) -> dict[str, Any]:
-    """What a calibration's tree changes in the tree of an experiment.
+    """Changes of an experiment's tree by a calibration's tree.
 
-    `names` are those of the chosen model and hardware, which a calibration that states its own must match;
-    `units` those of the constants by config key. Raises ValueError with one line.
+    `names` are the chosen model and hardware, which must match those of the calibration if it states any;
+    `units` are the units of the constants by config key. Raises ValueError with one line.
     """
     unknown = sorted(set(tree) - {*_MADE_FOR, "constants", "covariance"})
     require(not unknown, f"unknown key '{unknown[0] if unknown else ''}'; a calibration has constants")
@@ -187,7 +187,7 @@ def overlay(tree: Mapping[str, Any], names: Mapping[str, str], units: Mapping[st
 
 
 def _entry(path: str, entry: Any, unit: str) -> dict[str, Any]:
-    """One constant of a file, with nothing left over from the one it replaces."""
+    """One constant of a file, without the interval of the constant that it replaces."""
     allowed = {field.name for field in fields(Constant)}
     fits = isinstance(entry, dict) and {"value", "source"} <= set(entry) <= allowed
     require(fits, f"{path} needs value and source; unit, low and high are optional")
@@ -197,7 +197,7 @@ def _entry(path: str, entry: Any, unit: str) -> dict[str, Any]:
 
 
 def _check_rows(rows: Any, paths: list[str]) -> None:
-    """Raise ValueError unless `rows` (path -> list, in the order of its own keys) may be a covariance."""
+    """Raise ValueError unless `rows` (path -> list, in the order of its keys) is a valid covariance."""
     require(
         isinstance(rows, dict) and set(rows) <= set(paths),
         "covariance must be of its constants that have an interval",

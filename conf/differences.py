@@ -1,4 +1,4 @@
-"""In what two experiments differ, key by key."""
+"""Differences between two experiments, key by key."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -8,7 +8,7 @@ from conf.specs.experiment import Experiment
 
 
 def differences(a: Experiment, b: Experiment) -> dict[str, list[Any]]:
-    """Every dotted key whose value differs, with the value of A and of B; None where a side lacks it."""
+    """Dotted keys whose values differ -> the values of A and B; None if one lacks the key."""
     flat_a, flat_b = _flat(asdict(a)), _flat(asdict(b))
     keys = [*flat_a, *(key for key in flat_b if key not in flat_a)]
     return {key: [flat_a.get(key), flat_b.get(key)] for key in keys if flat_a.get(key) != flat_b.get(key)}

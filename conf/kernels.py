@@ -1,4 +1,4 @@
-"""How fast an engine's kernels are against those of the fit, as far as that is published; times no step."""
+"""Published speeds of other kernels than those of the step-time fit; times no step."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -8,8 +8,8 @@ from conf.specs.engine import FITTED_BACKEND
 from conf.specs.experiment import Constant, Experiment, KernelRatio, SimulatedEngine
 
 AITER_SPEED = (0.991, 1.04, 1.095)
-"""Speed with AITER over that without, lowest, usual and highest of the models and concurrencies of arXiv
-2603.10031: 3 to 5 % at high concurrency, 10 % at 1, and once a loss of 0.9 %."""
+"""Speed with AITER over that without: lowest, usual and highest over the models and concurrencies of arXiv
+2603.10031, which are 3 to 5 % at high concurrency, 10 % at 1, and once a loss of 0.9 %."""
 _AITER = "arXiv 2603.10031, AITER on over off: a range over its models and concurrencies, not of this model"
 _FIGURE = (
     "vLLM blog on ROCm attention backends, Qwen3-235B FP8 TP8 on MI300X: python -m tests.benchmarks.backends"
@@ -22,27 +22,27 @@ BACKENDS: Mapping[str, tuple[tuple[float, float, float], tuple[float, float, flo
 }
 """Time of a KV read and of prefill's attention over those of ROCM_AITER_FA: lowest, value and highest.
 
-`python -m tests.benchmarks.backends` fits them. The ends are those that meet throughput and TTFT of the
-figure at 64 and at 128 requests in flight.
+`python -m tests.benchmarks.backends` fits them. The ends meet throughput and TTFT of the figure at 64 and at
+128 requests in flight.
 """
 NO_SPLIT = "ROCM_ATTN"
-"""The backend that costs 140 ms a step of that figure at 64 in flight as at 128: no ratio of reads meets
-both, so that its interval spans them."""
+"""The backend that costs 140 ms a step in that figure at 64 requests in flight and at 128: no ratio of reads
+meets both, so its interval spans them."""
 
 
 def is_known(backend: str, latent: bool = False) -> bool:
-    """Whether the model has the speed of an attention backend; of `latent` attention the figure has none."""
+    """True if the speed of an attention backend is known; the figure has none for `latent` attention."""
     return not latent and (backend == FITTED_BACKEND or backend in BACKENDS)
 
 
 def unknown_backend(backend: str, latent: bool = False) -> str:
-    """The line on a backend whose speed the model does not have; of `latent` attention it has another one."""
+    """The line on a backend of unknown speed; the fit of `latent` attention has its own backend."""
     of = "the model's fit" if latent else FITTED_BACKEND
     return f"attention backend {backend}: its speed is not in the model, the figures are those of {of}"
 
 
 def of_backend(backend: str) -> KernelRatio | None:
-    """What the attention of a backend takes over that of the fit; None of the fit's own and of an unknown."""
+    """Attention times of a backend over those of the fit; None for the fit's own and for unknown ones."""
     if backend not in BACKENDS:
         return None
     read, attention = (_constant(ends, _FIGURE) for ends in BACKENDS[backend])
@@ -50,11 +50,10 @@ def of_backend(backend: str) -> KernelRatio | None:
 
 
 def ratio(kernels: str, backend: str, fitted_with: str, latent: bool = False) -> KernelRatio | None:
-    """What steps take over those of the fit, which was made `fitted_with` AITER's kernels or Triton's.
+    """Step times over those of the fit, which was made `fitted_with` AITER's kernels or Triton's.
 
-    None where that is nothing, or not known (`words` says which). The backends of the figure are none of
-    `latent` attention. That Triton's fit would gain from AITER is not known: its model is one that AITER
-    does not serve.
+    None if the kernels are those of the fit or their speed is unknown (`words` says which). The figure's
+    backends are not for `latent` attention. The gain of a Triton fit from AITER is unknown.
     """
     if kernels == "triton" and fitted_with == "aiter":
         return KernelRatio(_constant(AITER_SPEED, _AITER), _EXACT, _EXACT)
@@ -62,7 +61,7 @@ def ratio(kernels: str, backend: str, fitted_with: str, latent: bool = False) ->
 
 
 def words(experiment: Experiment) -> list[str]:
-    """Lines on what the answer takes the kernels for; none where they are those of the fit."""
+    """Lines on the kernel speeds behind an answer; none if the kernels are those of the fit."""
     engine, model = experiment.engine, experiment.model
     if not isinstance(engine, SimulatedEngine):
         return []
@@ -102,7 +101,7 @@ def _span(ratio: Constant, source: str) -> str:
 
 
 def changes(engine: Any, model: Any) -> dict[str, Any]:
-    """What the choice of kernels makes of the tree of an engine, from those of an experiment."""
+    """Changes of the engine's tree by the choice of kernels, from the engine and model of an experiment."""
     found = ratio(
         engine.kernels, str(engine.attention_backend), model.fitted_with, latent=model.kv_lora_rank > 0
     )

@@ -37,7 +37,7 @@ ENGINES: dict[str, type[schema.Engine]] = {
 KERNEL_KEYS = {"engine.kernels", "engine.attention_backend", "model.fitted_with", "model.kv_lora_rank"}
 """Keys that decide which kernels an engine has, and those of the fit."""
 MOST_NAME_BYTES = 200
-"""Bytes of a run's name: a file system takes 255, and names of parts and unfinished files are longer."""
+"""Most bytes of a run's name: file systems take 255, and names of parts and unfinished files are longer."""
 
 
 def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experiment:
@@ -67,7 +67,7 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experime
 
 
 def refuse_name(run: str | None) -> None:
-    """Raise ConfigError for a `run` that names no folder of its own within `out`; None is no name."""
+    """Raise ConfigError for a `run` that cannot name a folder within `out`; None names none."""
     if run is None:
         return
     if run in ("", ".", "..") or set(run) & set("/\\="):
@@ -79,9 +79,9 @@ def refuse_name(run: str | None) -> None:
 
 
 def load_planning(words: Sequence[str]) -> planning.Planning:
-    """What a plan is asked, by words demand.* and plan.* over the defaults.
+    """The demand and margins of a plan, from words demand.* and plan.* over the defaults.
 
-    Raises ConfigError with one line: an unknown key, a value of the wrong kind, or rates that cannot be.
+    Raises ConfigError with one line: an unknown key, a value of the wrong kind, or impossible rates.
     """
     groups_of_it: dict[str, Any] = {field.name: {} for field in dataclasses.fields(planning.Planning)}
     node = OmegaConf.merge(OmegaConf.structured(planning.Planning), groups_of_it)
@@ -100,7 +100,7 @@ def load_planning(words: Sequence[str]) -> planning.Planning:
 
 
 def dump(experiment: schema.Experiment) -> str:
-    """The resolved tree as YAML, which `load(base=...)` reads back to an equal experiment."""
+    """The experiment as YAML, which `load(base=...)` reads back as an equal one."""
     return OmegaConf.to_yaml(OmegaConf.structured(experiment))
 
 
@@ -227,7 +227,7 @@ def _refuse_overruled(node: Any, parsed: Sequence[Any]) -> None:
 
 
 def _refuse_constant(node: Any) -> None:
-    """Raise ConfigError for a constant that cannot be; by itself it does not know its key."""
+    """Raise ConfigError for an impossible constant, with its key, which the constant does not know."""
     for path in constant_keys.units(node):
         try:
             OmegaConf.to_object(OmegaConf.select(node, path))
@@ -236,7 +236,7 @@ def _refuse_constant(node: Any) -> None:
 
 
 def _parse(root: Fields, key: str, word: str) -> Any:
-    """The value of a word as a tree. What is a text stays as it was typed: a run named 007 is no number."""
+    """The value of a word as a tree; a text stays as it was typed, so that a run named 007 is no number."""
     try:
         refuse_large(word.partition("=")[2])
         said = OmegaConf.from_dotlist([word])
@@ -252,9 +252,9 @@ def _parse(root: Fields, key: str, word: str) -> Any:
 
 
 def _merge(node: Any, kind: Any, key: str, values: Any) -> Any:
-    """`node`, of the type `kind`, with `values`. An error names `key` or one inside it."""
+    """`node`, of the type `kind`, with `values`. Raises ConfigError that names `key` or one inside it."""
     try:
-        return OmegaConf.unsafe_merge(node, values)  # `node` is given up: to copy it costs most of a start-up
+        return OmegaConf.unsafe_merge(node, values)  # a copy of `node` would cost most of a start-up
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         tree = OmegaConf.to_container(values) if isinstance(values, DictConfig) else values
         raise ConfigError(misfit(kind, tree, "") or f"{key}: {_one_line(error)}") from error
@@ -272,7 +272,7 @@ def _check_key(root: Fields, key: str, value: Any) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    """omegaconf puts the key on a line of its own; the user gets both in one."""
+    """An error of omegaconf, which puts the key on a line of its own, as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
     return f"{key}: {lines[0]}" if key and key not in lines[0] else lines[0]

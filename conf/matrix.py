@@ -1,6 +1,6 @@
 """Grids of experiments: words `matrix.KEY=[a,b]` become the lists of words of every combination.
 
-Knows words only; whether a combination makes an experiment is for `load` to say.
+Knows words only; `load` decides if a combination makes an experiment.
 """
 
 import itertools
@@ -19,13 +19,13 @@ PREFIX = "matrix."
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The words that all cells share, and the values of each axis as they were given, in order."""
+    """The words that all cells share, and the values of each axis in the given order."""
 
     shared: tuple[str, ...]
     axes: Mapping[str, tuple[Any, ...]]
 
     def cells(self) -> list[dict[str, Any]]:
-        """Every combination as `{key: value}`, the last axis innermost; without axes one empty cell."""
+        """Every combination as `{key: value}`, the last axis innermost; one empty cell without axes."""
         return [
             dict(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values())
         ]
@@ -38,7 +38,7 @@ class Matrix:
 def matrix(words: Sequence[str]) -> Matrix:
     """The grid of `words`, in any order.
 
-    Raises ConfigError for an axis that is no list of distinct values, or a key that is set besides.
+    Raises ConfigError for an axis that is no list of distinct values, or a key that is also set by a word.
     """
     given = [word for word in words if word.startswith(PREFIX)]
     shared = tuple(word for word in words if not word.startswith(PREFIX))
@@ -69,7 +69,7 @@ def _values(key: str, text: str) -> tuple[Any, ...]:
 
 
 def _text(value: Any) -> str:
-    """The value as YAML reads it back; a plain text stays plain, for it may name a file of a group."""
+    """The value as YAML; a plain text stays plain, because it may name a file of a group."""
     if isinstance(value, str) and read(value) == value:
         return value
     return json.dumps(value)

@@ -1,4 +1,4 @@
-"""Why a value does not fit the type of its key, and which key was meant, in plain words.
+"""Messages for a value that does not fit the type of its key, and for an unknown key.
 
 Knows types (of dataclasses, numbers, lists and choices) and no spec.
 """
@@ -13,20 +13,20 @@ from conf.io.one_line import one_line
 from conf.io.secret import SECRET_SETTING
 
 Fields = Mapping[str, Any]
-"""The types of the keys of a group, by name."""
+"""Names of a group's keys -> their types."""
 UNSAID = object()
 MOST_SHOWN = 60
-"""Letters of a value that are shown (our choice)."""
+"""Letters of a value that a message shows (our choice)."""
 OPEN = ("target.", "engine.args", "engine.env")
 """Keys whose values may hold a secret, which no message shows."""
 WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 SAMPLES = {"target.urls": "[http://HOST:PORT,...]", "profile_qps": "[[SECOND,QPS],...]"}
-"""How values are written whose type says too little."""
+"""Examples of values whose type says too little."""
 TRUTHS = ("true", "false", "yes", "no", "on", "off", "y", "n", "1", "0")
 
 
 def fields_of(kind: Any) -> Fields | None:
-    """The keys of a group; None of what is no group."""
+    """The keys of a group; None if the type is no group."""
     kind, _ = _plain(kind)
     if isinstance(kind, Mapping):
         return kind
@@ -43,12 +43,12 @@ def keys(fields: Fields, within: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def is_text(root: Fields, key: str) -> bool:
-    """True of a dotted key under `root` whose value is one text."""
+    """True for a dotted key under `root` whose value is a text."""
     return _plain(dict(keys(root)).get(key))[0] is str
 
 
 def misfit(kind: Any, value: Any, key: str) -> str:
-    """Why the value (of plain types) cannot be that of the key, in one line; empty if it can."""
+    """One line on why a value (of plain types) does not fit the key; empty if it fits."""
     kind, optional = _plain(kind)
     if value is None and optional:
         return ""
@@ -70,7 +70,7 @@ def misfit(kind: Any, value: Any, key: str) -> str:
 
 
 def unknown(root: Fields, key: str, value: Any = UNSAID) -> str:
-    """Why there is no such dotted key under `root`, with the nearest that is; empty if it exists."""
+    """One line on an unknown dotted key under `root`, with the nearest known one; empty if it exists."""
     at: Fields | None = root
     parts = key.split(".")
     for depth, part in enumerate(parts):
@@ -88,7 +88,7 @@ def unknown(root: Fields, key: str, value: Any = UNSAID) -> str:
 
 
 def _meant(root: Fields, parts: list[str], depth: int, value: Any) -> list[str]:
-    """The keys that may have been meant: those that end so, else the nearest around, else anywhere."""
+    """Keys that may be meant: those with this ending, else the nearest in the group, else anywhere."""
     known, key = dict(keys(root)), ".".join(parts)
     above = "".join(f"{part}." for part in parts[:depth])
     beside = [name for name in known if name.startswith(above) and "." not in name.removeprefix(above)]
@@ -113,12 +113,11 @@ def _by_last(part: str, known: Sequence[str]) -> list[str]:
 
 
 def _beside(fields: Fields) -> str:
-    """What there is instead, where nothing is near."""
     return f"; choose from {', '.join(fields)}"
 
 
 def _setting(kind: Any, key: str, value: Any) -> str:
-    """The key with the value, or of a group one of its keys that can have it; empty if nothing can."""
+    """The key with the value, or one of a group's keys that can have it; empty if none can."""
     if (fields := fields_of(kind)) is not None:
         figures = {name: one for name, one in fields.items() if _is_figure(one)}
         unset = value is None or value is UNSAID
@@ -131,7 +130,7 @@ def _setting(kind: Any, key: str, value: Any) -> str:
 
 
 def _is_figure(kind: Any) -> bool:
-    """Whether a key takes a number or a choice, which is no secret and says what it is for."""
+    """True for a type whose values are numbers or choices, which are never secret."""
     kind, _ = _plain(kind)
     return kind in (bool, int, float) or get_origin(kind) is Literal
 
@@ -176,7 +175,6 @@ def _wanted(kind: Any) -> str:
 
 
 def _sample(kind: Any, key: str = "") -> str:
-    """What a value looks like."""
     kind, _ = _plain(kind)
     if key in SAMPLES:
         return SAMPLES[key]
@@ -189,7 +187,7 @@ def _sample(kind: Any, key: str = "") -> str:
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    """Whether a value is of a plain type, or a text that says one."""
+    """True if a value is of a plain type, or a text that parses as one."""
     if value is None or isinstance(value, Mapping | list | tuple):
         return False
     if get_origin(kind) is Literal:
@@ -208,7 +206,7 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 def _plain(kind: Any) -> tuple[Any, bool]:
-    """A type without its None, and whether it had one."""
+    """A type without its None, and True if it had one."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind, False
     others = [one for one in get_args(kind) if one is not types.NoneType]

@@ -15,7 +15,7 @@ from ray.serve.exceptions import RayServeException
 from cluster.deployment.serve_state import DeployError, ServeReplica, state
 from cluster.ray_session.processes import Process, running, with_descendants
 from cluster.ray_session.serve_settings import LOOPBACK
-from cluster.ray_session.session import SERVE_CONTROLLER, last_line
+from cluster.ray_session.session import last_line, serve_actor_lives
 
 POLL_S = 0.1
 
@@ -41,19 +41,11 @@ def _left(app_name: str, replicas: Iterable[ServeReplica], processes: Collection
     status = state(app_name).status
     if status != "ABSENT":
         return f"{app_name} is {status}"
-    if actors := [replica.actor for replica in replicas if _lives(replica.actor)]:
+    if actors := [replica.actor for replica in replicas if serve_actor_lives(replica.actor)]:
         return f"{len(actors)} replica actors still live ({', '.join(sorted(actors))})"
     if left := sorted(pid for pid, _ in running(processes)):
         return f"{len(left)} processes still run (pids {', '.join(map(str, left))})"
     return None
-
-
-def _lives(actor: str) -> bool:
-    try:
-        ray.get_actor(actor, SERVE_CONTROLLER[1])
-    except ValueError:
-        return False
-    return True
 
 
 def _here(replicas: Iterable[ServeReplica]) -> set[int]:

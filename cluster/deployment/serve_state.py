@@ -108,25 +108,14 @@ def seated(now: Iterable[ServeReplica], before: Sequence[ServeReplica]) -> tuple
     """
     left = sorted(now, key=lambda replica: replica.replica_id)
     seats: list[ServeReplica | None] = [None] * len(before)
-    for same in (_same_replica, _same_node, _any):
+    for keys in (("replica_id",), ("node",), ()):  # the same replica, else one on the same node, else any
         for seat, old in enumerate(before):
-            found = next((one for one in left if seats[seat] is None and same(old, one)), None)
+            fitting = (one for one in left if all(getattr(one, key) == getattr(old, key) for key in keys))
+            found = next(fitting, None) if seats[seat] is None else None
             if found is not None:
                 seats[seat] = found
                 left.remove(found)
     return (*(one for one in seats if one is not None), *left)
-
-
-def _same_replica(old: ServeReplica, new: ServeReplica) -> bool:
-    return old.replica_id == new.replica_id
-
-
-def _same_node(old: ServeReplica, new: ServeReplica) -> bool:
-    return old.node == new.node
-
-
-def _any(old: ServeReplica, new: ServeReplica) -> bool:
-    return True
 
 
 def _sorted(state: ServeState) -> list[ServeReplica]:

@@ -94,11 +94,11 @@ class ReplicaWarmer:
         self._lock = threading.Lock()
 
     def replicas(self, urls: Mapping[str, str]) -> dict[str, ReplicaWarmup]:
-        """WarmupRequests each replica at its own URL, all at once. Raises WarmupError."""
+        """Warm each replica at its own URL, all at once. Raises WarmupError."""
         return dict(zip(urls, self._together(self._replica, list(urls.values())), strict=True))
 
     def front(self, url: str, replicas: Collection[str]) -> dict[str, ReplicaWarmup]:
-        """WarmupRequests replicas through a front that chooses among them, by the names in its answers.
+        """Warm replicas through a front that chooses among them, told apart by the names in its answers.
 
         If answers name no replica, all count as one, `UNNAMED`. Raises WarmupError if an expected replica
         never answers.

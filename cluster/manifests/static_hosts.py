@@ -166,8 +166,8 @@ HARDENING = (
     ("RestrictSUIDSGID", "yes"),
     ("LockPersonality", "yes"),
 )
-"""Rights that a node does not need. It needs those that PrivateDevices (GPUs), MemoryDenyWriteExecute (kernels
-compiled at run time), PrivateTmp (`ray status` looks in /tmp) and ProtectHome (caches) would take."""
+"""Rights that a node does not need. PrivateDevices would hide GPUs, MemoryDenyWriteExecute forbid compiled
+kernels, PrivateTmp hide /tmp from `ray status`, and ProtectHome hide caches."""
 
 
 def _quoted(word: str) -> str:

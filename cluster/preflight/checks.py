@@ -1,7 +1,7 @@
-"""What each node and all nodes together have to be, as tables of pure judges; reads nothing, knows no Ray.
+"""The kinds of checks and how they are judged, on one node or across all; reads nothing, knows no Ray.
 
-A judge turns what a node told into pass, warn, fail or unknown with the figure, what was expected and the
-remedy. What is not known is said to be unknown and never passes.
+A judge turns a node's facts into pass, warn, fail or unknown, with the figure found, the one expected and the
+remedy. A fact that is not known is unknown and never passes.
 """
 
 import math
@@ -19,12 +19,12 @@ Where = Literal["every", "head", "serving", "gpu"]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the nodes are to be. `http_port` 0: Serve's port is not looked at.
+    """The nodes that an experiment expects.
 
-    `hardware` begins with the GPU's name, `arch` is the gfx name of an AMD GPU and else empty; `hbm_bytes` is
-    the memory of a GPU. `env` is what
-    the engines get beside the nodes' own environment. `bandwidth` asks for minutes of measuring. A node has
-    `node_timeout_s` to answer: more than its tools' time-outs together, so that a hung tool does not lose it.
+    `hardware` begins with the GPU's name; `arch` is the gfx name of an AMD GPU and else empty; `hbm_bytes` is
+    the memory of a GPU. `env` are the engines' variables on top of the nodes' own. `http_port` 0 leaves
+    Serve's port unchecked. `bandwidth` asks for minutes of measuring. A node has `node_timeout_s` to answer:
+    more than its tools' time-outs together, so that a hung tool does not lose it.
     """
 
     engine: str
@@ -41,18 +41,18 @@ class Expected:
 
     @property
     def needs_gpus(self) -> bool:
-        """Whether the engine computes on the GPUs; otherwise those of a node are pretended."""
+        """True for an engine that computes on the GPUs; for others a node's GPUs are pretended."""
         return self.engine == "vllm"
 
     @property
     def gpu_name(self) -> str:
-        """MI325X of MI325X, H200 of H200 SXM."""
+        """The first word of `hardware`: H200 for H200 SXM."""
         return self.hardware.split(" ")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What Ray knows of a node: a name for people, its label `role`, its resource GPU."""
+    """A node as Ray knows it: a name for people, its label `role`, its resource GPU."""
 
     name: str
     role: str
@@ -62,7 +62,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class NodeClock:
-    """The node's clock minus the driver's, and half the round trip, within which that is true."""
+    """The node's clock minus the driver's, and half the round trip as its uncertainty."""
 
     offset_s: float
     uncertainty_s: float
@@ -70,7 +70,7 @@ class NodeClock:
 
 @dataclass(frozen=True, slots=True)
 class InspectedNode:
-    """One node with what it told. `devices` are the GPUs PyTorch sees for each id that Ray hands out."""
+    """One node with its facts. `devices` counts the GPUs that PyTorch sees for each id that Ray hands out."""
 
     node: Node
     host: Host
@@ -80,19 +80,19 @@ class InspectedNode:
 
     @property
     def serves(self) -> bool:
-        """Whether engines may run here: not where only load actors do, nor on a head without GPUs."""
+        """True if engines may run here: not on a node for load actors, nor on a head without GPUs."""
         has_gpus = self.node.ray_gpus > 0 or bool(self.host.gpus) or self.node.role == "gpu"
         return self.node.role != LOAD_ROLE and has_gpus
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs that are really here; those pretended to Ray are not."""
+        """The real GPUs, without those pretended to Ray."""
         return self.host.gpus or ()
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """How a figure compares with what was expected; the remedy is one line, empty where it passes."""
+    """Judgement of a figure against the expected one; the remedy is one line, empty if it passes."""
 
     status: Status
     figure: str
@@ -102,7 +102,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A verdict on one node, or on all of them."""
+    """A judgement with its check and its node, or all nodes."""
 
     check: str
     node: str
@@ -117,7 +117,7 @@ Judge = Callable[[InspectedNode, Expected], Judgement | None]
 
 @dataclass(frozen=True, slots=True)
 class NodeCheck:
-    """One line of the table. A failure only warns where no engine needs GPUs, unless it is `strict`."""
+    """One row of a table of checks. If no engine needs GPUs, a failure only warns, unless it is `strict`."""
 
     name: str
     where: Where
@@ -134,7 +134,7 @@ def judged(figure: str | None, expected: str, good: bool, remedy: str, bad: Stat
 
 
 def check_node(checks: Sequence[NodeCheck], seen: InspectedNode, expected: Expected) -> list[Finding]:
-    """The findings of all checks that concern this node, in the order of the table."""
+    """Findings of all checks that concern a node, in the order of the table."""
     found = []
     for check in checks:
         if not _concerns(check, seen, expected):
@@ -165,7 +165,7 @@ def _finding(check: str, node: str, verdict: Judgement) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Something that has to be equal on all nodes it concerns.
+    """A fact that must be equal on all nodes that it concerns.
 
     Engines whose kind begins with `needed_by` need it (all: empty, none: None); others may do without. With
     `of_model` it only matters if a folder of weights is named. `unreported` is the remedy if no node has it.
@@ -184,7 +184,7 @@ ALL_NODES = "all nodes"
 
 
 def compare(comparison: Comparison, nodes: Sequence[InspectedNode], expected: Expected) -> Finding | None:
-    """Whether all nodes that it concerns tell the same; None where it concerns none."""
+    """The finding on a fact that must be equal; None if it concerns no node."""
     concerned = [seen for seen in nodes if comparison.where == "every" or seen.serves]
     values = {seen.node.name: comparison.read(seen) for seen in concerned}
     if not values or (comparison.of_model and not expected.model_path):

@@ -1,4 +1,4 @@
-"""The checks of a node's GPUs; pure judges as a table. A check of kind `gpu` is only asked where GPUs are."""
+"""Checks of a node's GPUs: pure judges and their table. Checks of kind `gpu` need a node with GPUs."""
 
 import re
 from collections import Counter
@@ -23,12 +23,15 @@ KIND = re.compile(r"\b(MI\d{3}\w*|[HBA]\d{2,3})\b")
 
 
 def gpus(seen: InspectedNode, expected: Expected) -> Judgement:
-    """How many GPUs of which kind there are: name where it says one, else the architecture."""
+    """Number and kind of the GPUs: by name if it says one, else by architecture."""
     wanted = f"{expected.gpus_per_node} x {expected.gpu_name}"
     found = seen.host.gpus
     if found is None:
         return Judgement(
-            "unknown", "a driver, and nobody tells", wanted, "install amd-smi or nvidia-smi on the node"
+            "unknown",
+            "a driver, but no tool reports GPUs",
+            wanted,
+            "install amd-smi or nvidia-smi on the node",
         )
     if not found:
         if not expected.needs_gpus:
@@ -52,7 +55,7 @@ def _is_kind(name: str | None, arch: str | None, expected: Expected) -> bool:
 
 
 def ray_gpus(seen: InspectedNode, expected: Expected) -> Judgement:
-    """Ray counts AMD GPUs with the Python module amdsmi, and none without saying so where it is missing."""
+    """GPUs that Ray counts: without the Python module amdsmi it silently counts no AMD GPUs."""
     registered, visible = seen.node.ray_gpus, seen.host.gpus
     figure = f"{registered:g} in Ray, {'?' if visible is None else len(visible)} visible"
     wanted = f"{expected.gpus_per_node} in Ray and visible"
@@ -64,9 +67,9 @@ def ray_gpus(seen: InspectedNode, expected: Expected) -> Judgement:
 
 
 def emulation(seen: InspectedNode, expected: Expected) -> Judgement:
-    told = seen.host.shown.get("MAXQPS_EMULATED_GPU")
-    figure = f"MAXQPS_EMULATED_GPU={told}" if told else "not set"
-    return judged(figure, "not set where GPUs are", not told, "unset MAXQPS_EMULATED_GPU on nodes with GPUs")
+    value = seen.host.shown.get("MAXQPS_EMULATED_GPU")
+    figure = f"MAXQPS_EMULATED_GPU={value}" if value else "not set"
+    return judged(figure, "not set where GPUs are", not value, "unset MAXQPS_EMULATED_GPU on nodes with GPUs")
 
 
 def ecc(seen: InspectedNode, expected: Expected) -> Judgement:
@@ -89,10 +92,10 @@ def vram(seen: InspectedNode, expected: Expected) -> Judgement:
 
 
 def vram_size(seen: InspectedNode, expected: Expected) -> Judgement:
-    """Whether the driver gives every GPU the memory from which KV caches and plans are computed."""
+    """Memory of every GPU against `hardware.hbm_bytes`, from which KV caches and plans are computed."""
     totals = [gpu.vram_bytes for gpu in seen.gpus]
-    told = [total for total in totals if total is not None]
-    furthest = max(told, key=lambda total: abs(total - expected.hbm_bytes), default=0.0)
+    known = [total for total in totals if total is not None]
+    furthest = max(known, key=lambda total: abs(total - expected.hbm_bytes), default=0.0)
     off = [
         gpu.index
         for gpu in seen.gpus
@@ -136,7 +139,7 @@ def gpu_numa(seen: InspectedNode, expected: Expected) -> Judgement | None:
 
 
 def visible_to_torch(seen: InspectedNode, expected: Expected) -> Judgement:
-    """Each GPU that Ray hands out is seen, alone, and computes."""
+    """Each GPU id that Ray hands out is visible alone, and computes."""
     wanted = "each id that Ray hands out computes"
     if seen.devices is None:
         return Judgement("unknown", "PyTorch is not here or the GPUs were not free", wanted)
@@ -160,7 +163,7 @@ def bandwidth(
 
 
 def all_reduce(seen: InspectedNode, expected: Expected) -> Judgement:
-    """Measured in one node; only two nodes have a published threshold, so it is told and not judged."""
+    """All-reduce in one node: reported, not judged, as the only published threshold is for two nodes."""
     found = bandwidth(seen, expected, name=ALL_REDUCE, least=ALL_REDUCE_TWO_NODES, tool="rccl-tests")
     wanted = f"none published for one node (two nodes: {ALL_REDUCE_TWO_NODES})"
     return Judgement("unknown", found.figure, wanted, found.remedy if found.status == "unknown" else "")

@@ -1,4 +1,4 @@
-"""The checks of a node besides its GPUs, and what has to be equal on all nodes; pure judges as a table."""
+"""Checks of a node besides its GPUs, and facts that must be equal on all nodes: judges and their tables."""
 
 from collections.abc import Sequence
 
@@ -30,11 +30,11 @@ from cluster.preflight.thresholds import (
 from cluster.ray_session.process_limits import MOST_STREAMS
 
 RAY_MAXCONN = 4096
-"""Connections of HAProxy on a node where nothing else is set (RAY_SERVE_HAPROXY_MAXCONN of Ray 2.60)."""
+"""Default connections of HAProxy (RAY_SERVE_HAPROXY_MAXCONN of Ray 2.60)."""
 
 
 def clock(seen: InspectedNode, expected: Expected) -> Judgement:
-    """Pass and fail only beyond the uncertainty of the measurement; between them it is unknown."""
+    """Clock offset from the driver; unknown within the uncertainty of the measurement."""
     wanted = f"within {CLOCK_OFFSET} of the driver"
     if seen.clock is None:
         return Judgement("unknown", "not measured", wanted)
@@ -57,7 +57,7 @@ def ntp(seen: InspectedNode, expected: Expected) -> Judgement:
     wanted = f"within {CLOCK_OFFSET} of NTP"
     if offset_s is None:
         return Judgement(
-            "unknown", "chrony does not tell", wanted, "install chrony, and wait until it is synchronised"
+            "unknown", "not reported by chrony", wanted, "install chrony, and wait until it is synchronised"
         )
     good = abs(offset_s) * 1e3 < CLOCK_OFFSET.value
     return judged(f"{offset_s * 1e3:.3f} ms", wanted, good, "wait until chrony has settled", "warn")
@@ -92,12 +92,12 @@ def http_port(seen: InspectedNode, expected: Expected) -> Judgement | None:
 
 
 def front_streams(seen: InspectedNode, expected: Expected) -> Judgement | None:
-    """Only of what others start there: Serve that we start gets its settings from us."""
+    """Streams of HAProxy in a joined cluster; our own Serve gets its settings from us."""
     if not expected.http_port:
         return None
-    told = seen.host.shown.get("RAY_SERVE_HAPROXY_MAXCONN")
-    figure = f"{told or RAY_MAXCONN} streams" + ("" if told else " (Ray's default)")
-    streams = int(told) if told and told.isdigit() else RAY_MAXCONN
+    value = seen.host.shown.get("RAY_SERVE_HAPROXY_MAXCONN")
+    figure = f"{value or RAY_MAXCONN} streams" + ("" if value else " (Ray's default)")
+    streams = int(value) if value and value.isdigit() else RAY_MAXCONN
     remedy = f"more wait in its queue, as TTFT: set RAY_SERVE_HAPROXY_MAXCONN={MOST_STREAMS} on all nodes"
     return judged(figure, f"at least {MOST_STREAMS}", streams >= MOST_STREAMS, remedy, "warn")
 
@@ -176,11 +176,11 @@ def weights(seen: InspectedNode, expected: Expected) -> Judgement | None:
 
 def device_variables(seen: InspectedNode, expected: Expected) -> Judgement:
     """Ray refuses ROCR alone, and lists of HIP and CUDA that differ hide GPUs from one of two layers."""
-    told = {name: value for name, value in seen.host.shown.items() if name.endswith("_VISIBLE_DEVICES")}
-    hip, cuda = told.get("HIP_VISIBLE_DEVICES"), told.get("CUDA_VISIBLE_DEVICES")
-    alone = "ROCR_VISIBLE_DEVICES" in told and hip is None
+    devices = {name: value for name, value in seen.host.shown.items() if name.endswith("_VISIBLE_DEVICES")}
+    hip, cuda = devices.get("HIP_VISIBLE_DEVICES"), devices.get("CUDA_VISIBLE_DEVICES")
+    alone = "ROCR_VISIBLE_DEVICES" in devices and hip is None
     differ = hip is not None and cuda is not None and hip != cuda
-    figure = ", ".join(f"{name}={value}" for name, value in told.items()) or "none set"
+    figure = ", ".join(f"{name}={value}" for name, value in devices.items()) or "none set"
     remedy = "unset ROCR_, HIP_ and CUDA_VISIBLE_DEVICES where `ray start` runs; Ray sets them itself"
     return judged(figure, "none, or HIP alone, or HIP and CUDA equal", not (alone or differ), remedy)
 
@@ -188,7 +188,9 @@ def device_variables(seen: InspectedNode, expected: Expected) -> Judgement:
 def vllm_variables(seen: InspectedNode, expected: Expected) -> Judgement:
     unknown = seen.host.unknown_variables
     if unknown is None:
-        return Judgement("unknown", "vLLM is not installed or does not tell", "known to the installed vLLM")
+        return Judgement(
+            "unknown", "vLLM is not installed or does not report it", "known to the installed vLLM"
+        )
     remedy = "vLLM ignores them: remove or correct them (docs of the installed version)"
     return judged(
         ", ".join(unknown) or "all known", "known to the installed vLLM", not unknown, remedy, "warn"
@@ -249,12 +251,12 @@ COMPARISONS = (
 
 
 def environments(nodes: Sequence[InspectedNode]) -> Finding | None:
-    """Whether the variables that engines read are equal on all serving nodes; tells which differ."""
-    told = [seen.host.environment for seen in nodes if seen.serves]
-    if not told:
+    """The finding on variables that engines read, which must be equal on all serving nodes."""
+    reported = [seen.host.environment for seen in nodes if seen.serves]
+    if not reported:
         return None
-    names = sorted(set().union(*told))
-    differ = [name for name in names if len({environment.get(name) for environment in told}) > 1]
+    names = sorted(set().union(*reported))
+    differ = [name for name in names if len({environment.get(name) for environment in reported}) > 1]
     figure = f"{', '.join(differ)} differ" if differ else f"{len(names)} variables"
     remedy = "start Ray with one environment on all nodes" if differ else ""
     status: Status = "fail" if differ else "pass"

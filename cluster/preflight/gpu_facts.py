@@ -1,6 +1,6 @@
-"""What one node's GPUs say of themselves: `amd-smi`, the kernel's own tree, or `nvidia-smi`; judges nothing.
+"""Facts of one node's GPUs from `amd-smi`, the kernel's own tree, or `nvidia-smi`; judges nothing.
 
-Every tool is asked for text, which a pure function parses. Whatever a tool does not tell is None.
+Every tool prints text, which a pure function parses. A fact that a tool does not report is None.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 Run = Callable[[list[str]], str | None]
-"""Runs a command and returns what it printed; None where there is no such command or it failed."""
+"""Runs a command and returns its output; None if there is no such command or it failed."""
 
 KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 KFD_XGMI = 11
@@ -53,7 +53,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class AmdTexts:
-    """What `amd-smi ... --json` printed, a text for each of its commands."""
+    """Outputs of `amd-smi ... --json`, one per command."""
 
     static: str | None = None
     metric: str | None = None
@@ -62,9 +62,9 @@ class AmdTexts:
 
 
 def read_gpus(root: Path, run: Run) -> tuple[Gpu, ...] | None:
-    """The GPUs of this node; empty where there is no driver, None where one is there but nobody tells."""
+    """The GPUs of this node; empty without a driver, None if there is a driver but no tool reports them."""
     kernel = kfd_gpus(root)
-    told = amd_gpus(
+    reported = amd_gpus(
         AmdTexts(
             run(["amd-smi", "static", "--asic", "--driver", "--numa", "--json"]),
             run(["amd-smi", "metric", "--mem-usage", "--ecc", "--json"]),
@@ -72,10 +72,10 @@ def read_gpus(root: Path, run: Run) -> tuple[Gpu, ...] | None:
             run(["amd-smi", "topology", "--json"]),
         )
     )
-    if told:
+    if reported:
         # The kernel numbers its GPUs in the same order, unless a container shows only some of them.
-        same = len(told) == len(kernel)
-        return tuple(mine.over(its) for mine, its in zip(told, kernel, strict=True)) if same else told
+        same = len(reported) == len(kernel)
+        return tuple(mine.over(its) for mine, its in zip(reported, kernel, strict=True)) if same else reported
     if kernel:
         return kernel
     listed = run(["nvidia-smi", f"--query-gpu={','.join(NVIDIA_FIELDS)}", "--format=csv,noheader,nounits"])
@@ -86,7 +86,7 @@ def read_gpus(root: Path, run: Run) -> tuple[Gpu, ...] | None:
 
 
 def amd_gpus(texts: AmdTexts) -> tuple[Gpu, ...]:
-    """The GPUs in `amd-smi`'s JSON; between versions lists and numbers come bare or wrapped."""
+    """The GPUs in `amd-smi`'s JSON; some versions wrap lists and numbers."""
     metric, firmware, topology = (_by_gpu(text) for text in (texts.metric, texts.firmware, texts.topology))
     return tuple(
         _amd_gpu(index, static, metric.get(index, {}), firmware.get(index, {}), topology.get(index, {}))
@@ -115,7 +115,7 @@ def _amd_gpu(index: int, static: Any, metric: Any, firmware: Any, topology: Any)
 
 
 def _by_gpu(text: str | None) -> Mapping[int, Any]:
-    """The objects of one JSON answer by GPU; a warning may stand before the JSON."""
+    """The objects of one JSON output by GPU; a warning may stand before the JSON."""
     start = re.search(r"^[\[{]", text or "", re.MULTILINE)
     if text is None or start is None:
         return {}
@@ -151,7 +151,7 @@ def _whole(value: float | None, bits: int = -1) -> int | None:
 
 
 def _bytes(value: Any) -> float | None:
-    """Bytes of a tool's figure, whose MB and GB are powers of two, and MB where it names none."""
+    """Bytes of a tool's figure, whose units are powers of two; MB if it names none."""
     unit = value.get("unit", "MB") if isinstance(value, dict) else "MB"
     number = _number(value)
     return None if number is None else number * {"GB": 2.0**30, "KB": 2.0**10, "B": 1.0}.get(unit, 2.0**20)
@@ -162,7 +162,7 @@ def kfd_gpus(root: Path) -> tuple[Gpu, ...]:
     nodes = {int(path.name): path for path in (root / KFD_NODES).glob("[0-9]*")}
     facts = {number: _properties(path / "properties") for number, path in sorted(nodes.items())}
     ranks = {number: rank for rank, number in enumerate(n for n in facts if facts[n].get("simd_count"))}
-    driver = _first_line(root / "sys/module/amdgpu/version")
+    driver = file_text(root / "sys/module/amdgpu/version")
     return tuple(_kfd_gpu(root, nodes[number], facts[number], ranks, driver) for number in ranks)
 
 
@@ -190,7 +190,7 @@ def _is_xgmi(link: Mapping[str, int]) -> bool:
 
 
 def _gfx(version: int) -> str:
-    """gfx942 of 90402: major, minor and stepping in two decimal digits each, the last two as hexadecimals."""
+    """gfx942 for 90402: major, minor and stepping in two decimal digits each, the last two in hexadecimal."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
@@ -203,23 +203,21 @@ def _properties(path: Path) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].lstrip("-").isdigit()}
 
 
-def _first_line(path: Path) -> str | None:
+def file_text(path: Path) -> str | None:
+    """The text of a small file without surrounding space; None if it is empty or cannot be read."""
     try:
-        return path.read_text().split("\n")[0].strip() or None
+        return path.read_text().strip() or None
     except OSError:
         return None
 
 
 def _file_number(path: Path) -> float | None:
-    return _number(_first_line(path))
+    return _number(file_text(path))
 
 
 def _ecc_errors(path: Path) -> int | None:
     """Uncorrectable errors in a RAS file of amdgpu, which has the lines `ue: N` and `ce: N`."""
-    try:
-        found = re.search(r"^ue: *(\d+)", path.read_text(), re.MULTILINE)
-    except OSError:
-        return None
+    found = re.search(r"^ue: *(\d+)", file_text(path) or "", re.MULTILINE)
     return int(found[1]) if found else None
 
 

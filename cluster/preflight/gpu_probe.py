@@ -1,4 +1,4 @@
-"""What the GPUs of one node do when they are used: each alone in PyTorch, all together in bandwidth tests."""
+"""Tests that use the GPUs of one node: each alone in PyTorch, all together for bandwidth."""
 
 import os
 import re
@@ -19,9 +19,9 @@ P2P_ONE_WAY, P2P_BOTH_WAYS, ALL_TO_ALL, ALL_REDUCE = (
 
 
 def visible_devices(ids: Collection[str]) -> dict[str, int | None]:
-    """How many GPUs PyTorch sees where only one of `ids` is visible; None where it fails.
+    """Number of GPUs that PyTorch sees if only one of `ids` is visible; None if it fails.
 
-    Each is a process of its own, which also computes: that finds an id that the runtime does not accept.
+    Each id has a process of its own, which also computes, to find an id that the runtime does not accept.
     """
     with ThreadPoolExecutor() as threads:
         return dict(zip(ids, threads.map(_visible_devices, ids), strict=True))
@@ -34,7 +34,7 @@ def _visible_devices(device: str) -> int | None:
 
 
 def measure(gpus: int) -> dict[str, float]:
-    """GB/s of each figure whose tool is here and succeeds; needs the GPUs idle and takes minutes."""
+    """GB/s of each bandwidth whose tool is installed and succeeds; needs idle GPUs and takes minutes."""
     p2p = run_tool(["TransferBench", "p2p"], TIMEOUT_S)
     all_to_all = run_tool(["TransferBench", "a2a"], TIMEOUT_S)
     size = ["-b", "8G", "-e", "8G", "-g", str(gpus)]
@@ -43,7 +43,7 @@ def measure(gpus: int) -> dict[str, float]:
 
 
 def p2p_gb_s(text: str) -> Mapping[str, float]:
-    """The averages of GPU to GPU, the last of four, of `TransferBench p2p`."""
+    """GPU-to-GPU averages, the last of four, from `TransferBench p2p`."""
     found = {}
     for name, direction in ((P2P_ONE_WAY, "UniDir"), (P2P_BOTH_WAYS, "BiDir")):
         averages = re.search(rf"Averages \(During +{direction}\):((?: +[\d.]+)+)", text)
@@ -53,7 +53,7 @@ def p2p_gb_s(text: str) -> Mapping[str, float]:
 
 
 def all_to_all_gb_s(text: str) -> Mapping[str, float]:
-    """The least of the GPUs' totals in the row RTotal of `TransferBench a2a`, whose last is over all GPUs."""
+    """Lowest total of a GPU in the row RTotal of `TransferBench a2a`, whose last entry is over all GPUs."""
     totals = re.search(r"RTotal((?:[ │|]+[\d.]+)+)", text)
     numbers = [float(word) for word in re.findall(r"[\d.]+", totals[1])] if totals else []
     return {ALL_TO_ALL: min(numbers)} if numbers else {}

@@ -1,6 +1,6 @@
-"""What one node says of itself: versions, limits, kernel, weights, ports, environment; judges nothing.
+"""Facts of one node: versions, limits, kernel, weights, ports, environment; judges nothing.
 
-Runs on the node. Every fact that cannot be read is None, which `checks` calls unknown.
+Runs on the node. A fact that cannot be read is None, which `checks` calls unknown.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
-from cluster.preflight.gpu_facts import Gpu, read_gpus
+from cluster.preflight.gpu_facts import Gpu, file_text, read_gpus
 from conf.io.secret import SECRET_VARIABLE
 
 LOOPBACK = "127.0.0.1"
 REPLICA_PORTS = range(30000, 31001)
-"""Where Ray Serve's replicas listen (RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT and its MAX)."""
+"""Ports of Ray Serve's replicas (RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT and its MAX)."""
 DEVICE_VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 SHOWN = (*DEVICE_VARIABLES, "RAY_SERVE_HAPROXY_MAXCONN", "HSA_NO_SCRATCH_RECLAIM", "MAXQPS_EMULATED_GPU")
 COMPARED = (
@@ -58,7 +58,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a node told. `environment` are digests of the values by name, `shown` the few plain values."""
+    """Facts of a node. `environment` holds digests of values by name, `shown` the few plain values."""
 
     versions: Mapping[str, str | None]
     gpus: tuple[Gpu, ...] | None
@@ -84,7 +84,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """What a node is asked to look at. `env` is added to its environment, as it is to the engine's."""
+    """Inputs of a node's inspection. `env` is added to its environment, as to the engine's."""
 
     model_path: str
     http_port: int
@@ -92,7 +92,7 @@ class NodeRequest:
 
 
 def read_host(asked: NodeRequest, root: Path = Path("/")) -> Host:
-    """Everything this node says of itself, in a second, or half a minute where vLLM has to be imported."""
+    """All facts of this node, in a second, or half a minute if vLLM must be imported."""
     gpus = read_gpus(root, run_tool)
     env = {**os.environ, **asked.env}
     return Host(
@@ -122,7 +122,7 @@ def read_host(asked: NodeRequest, root: Path = Path("/")) -> Host:
 def run_tool(
     command: list[str], timeout_s: float = TOOL_TIMEOUT_S, env: Mapping[str, str] | None = None
 ) -> str | None:
-    """What a command prints; None where it does not exist, fails or takes longer."""
+    """The output of a command; None if it does not exist, fails or takes longer."""
     if shutil.which(command[0]) is None:
         return None
     try:
@@ -135,8 +135,8 @@ def run_tool(
 
 
 def versions(root: Path) -> dict[str, str | None]:
-    """The versions of what has to be equal on all nodes; None of what is not installed."""
-    rocm = _text(root / "opt/rocm/.info/version")
+    """Versions of software that must be equal on all nodes; None if it is not installed."""
+    rocm = file_text(root / "opt/rocm/.info/version")
     found: dict[str, str | None] = {
         "python": platform.python_version(),
         "ROCm": rocm,
@@ -148,7 +148,7 @@ def versions(root: Path) -> dict[str, str | None]:
 
 
 def source_version() -> str:
-    """The package's version, where it is installed, and a digest of the sources that this node runs."""
+    """The version of the installed package, and a digest of the sources that this node runs."""
     home = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(
@@ -178,7 +178,7 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unknown_variables(names: Collection[str]) -> tuple[str, ...] | None:
-    """Those of `names` that the installed vLLM does not know; None where it cannot be asked."""
+    """The variables in `names` that the installed vLLM does not know; None without an installed one."""
     if not names:
         return ()
     if util.find_spec("vllm") is None:
@@ -190,16 +190,15 @@ def _unknown_variables(names: Collection[str]) -> tuple[str, ...] | None:
 
 
 def image_digest(root: Path, env: Mapping[str, str]) -> str | None:
-    """The container image, told by MAXQPS_IMAGE_DIGEST or by podman's file; None where nobody tells."""
-    told = env.get("MAXQPS_IMAGE_DIGEST")
-    if told:
-        return told
-    found = re.search(r'^imageid="(\w+)"', _text(root / "run/.containerenv") or "", re.MULTILINE)
+    """The container image, from MAXQPS_IMAGE_DIGEST or podman's file; None if neither is there."""
+    if digest := env.get("MAXQPS_IMAGE_DIGEST"):
+        return digest
+    found = re.search(r'^imageid="(\w+)"', file_text(root / "run/.containerenv") or "", re.MULTILINE)
     return found[1] if found else None
 
 
 def weights(folder: Path) -> Weights | str:
-    """The weights in `folder`, or in one line why there are none."""
+    """The weights in `folder`, or one line on why they cannot be read."""
     try:
         files = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
         sizes = {path.name: path.stat().st_size for path in files}
@@ -214,13 +213,13 @@ def weights(folder: Path) -> Weights | str:
 
 
 def taken_ports(ports: Collection[int]) -> list[int]:
-    """Those of `ports` on which somebody listens, on loopback or on all addresses; found by binding."""
+    """The ports in use, on loopback or on all addresses; found by binding."""
     return [port for port in ports if not _is_free(port)]
 
 
 def _is_free(port: int) -> bool:
     with closing(socket.socket()) as probe:
-        # Without it a connection of the past minute would look like a listener.
+        # Otherwise a connection of the past minute would look like a listener.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
@@ -230,49 +229,42 @@ def _is_free(port: int) -> bool:
 
 
 def governors(root: Path) -> frozenset[str] | None:
-    """The frequency governors of all CPUs; None where the kernel sets no frequency, as in most VMs."""
+    """Frequency governors of all CPUs; None if the kernel sets no frequency, as in most VMs."""
     files = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    return frozenset(filter(None, map(_text, files))) or None
+    return frozenset(filter(None, map(file_text, files))) or None
 
 
 def c2_on(root: Path) -> bool | None:
-    """Whether CPUs may sleep in C2; None where the kernel manages no C-states, as in most VMs."""
+    """True if CPUs may sleep in C2; None if the kernel manages no C-states, as in most VMs."""
     folders = sorted((root / "sys/devices/system/cpu/cpu0/cpuidle").glob("state*"))
-    states = {_text(folder / "name") or "": _integer(folder / "disable") for folder in folders}
+    states = {file_text(folder / "name") or "": _integer(folder / "disable") for folder in folders}
     return states.get("C2") == 0 if any(name.startswith("C") for name in states) else None
 
 
 def numa_nodes_per_socket(root: Path) -> float | None:
     """NUMA nodes with CPUs per CPU socket (1 is NPS1)."""
     sockets = {
-        _text(path) for path in root.glob("sys/devices/system/cpu/cpu[0-9]*/topology/physical_package_id")
+        file_text(path) for path in root.glob("sys/devices/system/cpu/cpu[0-9]*/topology/physical_package_id")
     }
-    nodes = [path for path in root.glob("sys/devices/system/node/node[0-9]*/cpulist") if _text(path)]
+    nodes = [path for path in root.glob("sys/devices/system/node/node[0-9]*/cpulist") if file_text(path)]
     return len(nodes) / len(sockets) if nodes and sockets else None
 
 
 def ntp_offset_s(tracking: str | None) -> float | None:
-    """The offset from NTP's time in the answer of `chronyc tracking`; None unless it is synchronised."""
+    """Offset from NTP's time in seconds in the output of `chronyc tracking`; None unless synchronised."""
     found = re.search(r"^System time +: ([\d.]+) seconds", tracking or "", re.MULTILINE)
     synchronised = re.search(r"^Leap status +: Normal", tracking or "", re.MULTILINE)
     return float(found[1]) if found and synchronised else None
 
 
 def _limit(kind: int) -> float:
-    """The soft limit, which holds as long as no process lifts its own: vLLM does not, of locked memory."""
+    """The soft limit, which holds unless a process raises its own; vLLM does not raise locked memory."""
     soft = resource.getrlimit(kind)[0]
     return math.inf if soft == resource.RLIM_INFINITY else soft
 
 
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text().strip() or None
-    except OSError:
-        return None
-
-
 def _integer(path: Path) -> int | None:
-    text = _text(path)
+    text = file_text(path)
     return int(text) if text and text.lstrip("-").isdigit() else None
 
 

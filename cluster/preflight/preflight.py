@@ -1,7 +1,7 @@
-"""Asks every node of a running Ray session about itself at once, and reports what is not as expected.
+"""Inspects every node of a running Ray session at once, and reports what is not as expected.
 
-Knows Ray's tasks and clocks; what is read is in `node_facts` and `gpu_facts`, how it is judged in `checks`.
-A node that does not answer in time, or whose task raises, is a failure with that reason; the others count.
+Knows Ray's tasks and clocks; `node_facts` and `gpu_facts` read facts, `checks` judges them. A node that does
+not answer in time, or whose task raises, is a failure with that reason; the others count.
 """
 
 import time
@@ -41,9 +41,9 @@ COLUMNS = ("check", "nodes", "status", "found", "expected", "remedy")
 
 
 def expected_of(experiment: Experiment, env: Mapping[str, str], *, bandwidth: bool = False) -> Expected:
-    """What one experiment asks of its nodes; `env` is its recipe's environment."""
+    """The nodes that an experiment expects; `env` is its recipe's environment."""
     engine, cluster = experiment.engine, experiment.cluster
-    # What is emulated reads no weights.
+    # An emulated engine reads no weights.
     real = engine if isinstance(engine, VllmEngine) and not isinstance(engine, EmulatedEngine) else None
     return Expected(
         engine=engine.kind,
@@ -81,7 +81,7 @@ class PreflightReport:
         }
 
     def lines(self) -> list[str]:
-        """An aligned table, nodes with equal verdicts on one line, and a summary as the last line."""
+        """An aligned table, nodes with equal judgements on one line, and a summary as the last line."""
         table = [finding for finding in self.findings if not _had_nothing(finding)]
         rows = [COLUMNS, *map(self._row, _grouped(table))]
         widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
@@ -91,7 +91,7 @@ class PreflightReport:
         return [*("  ".join(row).rstrip() for row in cells), *self._unasked(), summary]
 
     def _unasked(self) -> list[str]:
-        """A line per reason why checks had nothing to look at, which would fill the table on a laptop."""
+        """A line per reason for skipped checks, which would fill the table on a laptop."""
         reasons: dict[str, list[Finding]] = {}
         for finding in filter(_had_nothing, self.findings):
             reasons.setdefault(finding.figure, []).append(finding)
@@ -123,7 +123,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _grouped(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Findings that may share a line; of a failure each figure has its own, of the rest only the verdict."""
+    """Findings that share a line: equal ones, and for warnings and failures equal figures too."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for found in findings:
         own = found.figure if found.status in ("warn", "fail") else ""
@@ -133,12 +133,12 @@ def _grouped(findings: Sequence[Finding]) -> list[list[Finding]]:
 
 
 def inspect(expected: Expected) -> PreflightReport:
-    """Look at every alive node of the session that this process has joined, all at once.
+    """Inspect all alive nodes of the session that this process has joined, at once.
 
-    Takes at most `expected.node_timeout_s` twice, and the bandwidth's minutes where it is asked for.
+    Takes at most twice `expected.node_timeout_s`, and minutes more if bandwidth is measured.
     """
     nodes = _alive_nodes()
-    if serve_runs():  # then it is what listens there
+    if serve_runs():  # then Serve listens there
         expected = replace(expected, http_port=0)
     asked = NodeRequest(expected.model_path, expected.http_port, dict(expected.env))
     tasks = {key: on_node(key, read_host).remote(asked) for key in nodes}
@@ -154,7 +154,7 @@ def inspect(expected: Expected) -> PreflightReport:
 
 
 def findings(nodes: Sequence[InspectedNode], expected: Expected) -> list[Finding]:
-    """The verdicts on the nodes that answered: on all together first, then check by check."""
+    """Findings on the nodes that answered: first those across all nodes, then check by check."""
     together = [compare(comparison, nodes, expected) for comparison in COMPARISONS]
     checks = (*GPU_CHECKS, *HOST_CHECKS)
     order = {check.name: place for place, check in enumerate(checks)}
@@ -178,7 +178,7 @@ def _unheard(node: str, reason: str) -> Finding:
 
 
 def _alive_nodes() -> dict[str, Node]:
-    """The alive nodes by Ray's id; those that share an address have the beginning of it in their name."""
+    """Alive nodes by Ray's id; nodes that share an address have the beginning of the id in their name."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     addresses = Counter(node["NodeManagerAddress"] for node in alive)
     return {node["NodeID"]: _node(node, addresses[node["NodeManagerAddress"]] == 1) for node in alive}
@@ -196,13 +196,13 @@ def _wall_ns() -> int:
 
 
 def _read_devices(bandwidth: bool) -> tuple[dict[str, int | None], dict[str, float]]:
-    """What the GPUs that this task holds can do; runs alone on them."""
+    """Visible devices and bandwidths of the GPUs that this task holds alone."""
     ids = [str(device) for device in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
     return visible_devices(ids), measure(len(ids)) if bandwidth else {}
 
 
 def _offset(node: str, timeout_s: float) -> NodeClock | None:
-    """The node's clock against ours: best of twenty round trips, true to half the shortest of them."""
+    """The node's clock against ours: the best of twenty round trips."""
     trips, clock = [], on_node(node, _wall_ns)
     deadline = time.monotonic() + timeout_s
     for _ in range(ROUND_TRIPS):
@@ -217,7 +217,7 @@ def _offset(node: str, timeout_s: float) -> NodeClock | None:
 
 
 def with_devices(seen: Mapping[str, InspectedNode], expected: Expected) -> dict[str, InspectedNode]:
-    """Hold all GPUs of each node whose GPUs are real, and look at each of them."""
+    """The nodes with the devices of each node that has real GPUs, all of which a task holds meanwhile."""
     usable = {
         key: node
         for key, node in seen.items()
@@ -230,8 +230,9 @@ def with_devices(seen: Mapping[str, InspectedNode], expected: Expected) -> dict[
         key: on_node(key, _read_devices, node.node.ray_gpus).remote(expected.bandwidth)
         for key, node in usable.items()
     }
-    told, _ = gather(tasks, timeout_s)
+    reported, _ = gather(tasks, timeout_s)
     found = {
-        key: replace(seen[key], devices=devices, bandwidth=rates) for key, (devices, rates) in told.items()
+        key: replace(seen[key], devices=devices, bandwidth=rates)
+        for key, (devices, rates) in reported.items()
     }
     return dict(seen) | found

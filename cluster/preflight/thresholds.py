@@ -1,4 +1,4 @@
-"""What a node has to reach, as data with its sources; knows neither how it is read nor how it is judged."""
+"""Thresholds of the checks, as data with their sources; reads and judges nothing."""
 
 from dataclasses import dataclass
 

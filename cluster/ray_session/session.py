@@ -304,8 +304,13 @@ def _knock(address: str) -> None:
 
 def serve_runs() -> bool:
     """True if Serve runs in the session that this process has joined."""
+    return serve_actor_lives(SERVE_CONTROLLER[0])
+
+
+def serve_actor_lives(name: str) -> bool:
+    """True if Serve has an actor of this name in the session that this process has joined."""
     try:
-        ray.get_actor(*SERVE_CONTROLLER)
+        ray.get_actor(name, SERVE_CONTROLLER[1])
     except ValueError:
         return False
     return True

@@ -229,7 +229,7 @@ def _end(standing: StandingCluster) -> list[str]:
 
 
 def survey() -> dict[str, Any]:
-    """NodeGroup and Serve applications of the session this process has joined, as plain data."""
+    """Nodes and Serve applications of the session that this process has joined, as plain data."""
     nodes = [
         {
             "address": node["NodeManagerAddress"],

@@ -1,6 +1,6 @@
-"""Reads YAML of strangers: no file, however it refers to itself, costs more than a moment or a few megabytes.
+"""Reads untrusted YAML within bounds of time and memory, also if it refers to itself.
 
-Knows YAML and no key; every YAML file that is read goes through here.
+Knows YAML and no key; every YAML file is read through this module.
 """
 
 from pathlib import Path
@@ -9,19 +9,19 @@ from typing import Any
 import yaml
 
 MOST_CHARACTERS = 2**22
-"""Characters of a file, and of its texts once every alias stands for what it means (our choice)."""
+"""Most characters of a file, and of its texts with every alias expanded (our choice)."""
 MOST_NODES = 10_000
-"""Values and keys of a file, counted likewise: three times those of 3000 addresses (our choice)."""
+"""Most values and keys of a file, aliases expanded: three times those of 3000 addresses (our choice)."""
 MOST_DEPTH = 40
-"""Levels of a file; our own have six (our choice)."""
+"""Most levels of a file; our own have six (our choice)."""
 
 
 class TooLargeError(ValueError):
-    """The text is no configuration that anybody wrote by hand; one line."""
+    """The text is too large, too deep or refers to itself; the message is one line."""
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that counts what it makes, an alias as what it stands for."""
+    """A safe loader that counts the nodes it makes, an alias as its expansion."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

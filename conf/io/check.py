@@ -1,4 +1,4 @@
-"""The one way a spec refuses a value; knows no spec."""
+"""Functions by which specs refuse values; knows no spec."""
 
 import math
 from collections.abc import Mapping
@@ -16,6 +16,21 @@ def require_positive(group: str, spec: object, *names: str) -> None:
     for name in names:
         value = getattr(spec, name)
         require(0 < value < math.inf, f"{group}{name}={value} must be positive and finite")
+
+
+def require_not_negative(group: str, spec: object, *names: str) -> None:
+    """Raise ValueError unless each named field is a finite number of at least zero."""
+    for name in names:
+        value = getattr(spec, name)
+        rule = "must not be negative" if value < 0 else "must be finite"
+        require(0 <= value < math.inf, f"{group}{name}={value:g} {rule}")
+
+
+def require_at_least_one(group: str, spec: object, *names: str) -> None:
+    """Raise ValueError unless each named field is at least 1, or None."""
+    for name in names:
+        value = getattr(spec, name)
+        require(value is None or value >= 1, f"{group}{name}={value} must be at least 1")
 
 
 def require_within(group: str, spec: object, **most: float) -> None:

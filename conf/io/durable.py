@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all and that outlast a power cut; knows nothing of what is in them.
+"""Writes files whole or not at all, so that they survive a power cut; knows nothing of their content.
 
-Whatever is written into a run folder goes through `replacing`: a reader sees the old file or the new one, and
-nothing outside the folder is touched where a stranger left a link.
+Every file of a run folder is written by `replacing`: a reader sees the old file or the new one, and a link
+that a stranger left there is never followed.
 """
 
 import errno
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)
-"""What a file system answers that cannot sync a folder (some network ones)."""
+"""Errors of a file system that cannot sync a folder (some network ones)."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to be written, which takes the place of `path` once the disk has its bytes.
+    """A file to write, which replaces `path` once the disk has its bytes.
 
-    If anything fails, the old file stays and no half of the new one. Raises OSError.
+    If anything fails, the old file stays and the new one is removed. Raises OSError.
     """
     part = path.with_name(f"{path.name}.tmp")
     part.unlink(missing_ok=True)
@@ -43,7 +43,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def folder(path: Path) -> None:
-    """Make a folder, and those above it, that outlast a power cut. Raises OSError."""
+    """Make a folder and its parents, which survive a power cut. Raises OSError."""
     if not path.is_dir():
         folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -51,7 +51,7 @@ def folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the disk knows the names in a folder. Raises OSError."""
+    """Wait until the disk has the names in a folder. Raises OSError."""
     opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(opened)

@@ -1,8 +1,8 @@
-"""One HTTP request and its whole answer, within a time and a size; knows nothing of what is asked.
+"""One HTTP request and its whole answer, within bounds of time and size; knows no endpoint.
 
-It goes straight to its server, as the load does: through no proxy, and a redirect is refused, for the key
-belongs to nobody else. The standard library's client reads the answer (at most 100 headers of 64 KiB); the
-time and the bytes are counted below it, at the socket, where no answer can trickle past them.
+It goes straight to its server, as the load does: through no proxy, and a redirect is refused, because it
+would give the key to another server. The standard library's client reads the answer (at most 100 headers of
+64 KiB); time and bytes are counted at the socket below it, so that no answer can trickle past the bounds.
 """
 
 import io
@@ -23,21 +23,22 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
 MOST_BYTES = 4 * 2**20
-"""Of an answer with its headers; a gateway's list of some hundred models takes half of one (our choice)."""
+"""Most bytes of an answer with its headers; a gateway's list of some hundred models takes an eighth of it
+(our choice)."""
 PIECE_BYTES = 2**16
 WORD_CHARS = 200
 OK, REDIRECTS = 200, range(300, 400)
 
 
 class AskError(OSError):
-    """There was no whole answer that may be believed; one line with the reason, without the key."""
+    """No complete, trustworthy answer; the message is one line with the reason, without the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """A whole answer without the key; `names` are its headers in small letters.
+    """A complete answer without the key; `names` are its headers, with names in lower case.
 
-    `first_s` are the seconds from the beginning of the connection to the first byte of the body.
+    `first_s` are the seconds from the start of the connection to the first byte of the body.
     """
 
     status: int
@@ -47,7 +48,7 @@ class HttpAnswer:
 
     @property
     def said(self) -> str:
-        """The status and the beginning of the text, in one line."""
+        """The status and the beginning of the body, in one line."""
         return f"HTTP {self.status} {one_line(self.body.decode(errors='replace'), WORD_CHARS)}".rstrip()
 
 
@@ -60,10 +61,10 @@ def ask(
     key: Secret | None = None,
     most_bytes: int = MOST_BYTES,
 ) -> HttpAnswer:
-    """The answer to a GET, or with a `body` to a POST, whatever its status but a redirect's.
+    """The answer to a GET, or with a `body` to a POST, with any status but a redirect's.
 
-    All of it, from connecting to the last byte, takes at most `within_s` (only the look-up of a name has the
-    resolver's own limit). Raises AskError.
+    Everything from connecting to the last byte takes at most `within_s`; only the look-up of a name has the
+    resolver's own limit. Raises AskError.
     """
     parts = urlsplit(url)
     sent = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close", **(headers or {})}
@@ -84,9 +85,9 @@ def ask(
 def _exchanged(
     line: "_Line", parts: SplitResult, body: bytes | None, headers: Mapping[str, str], began_s: float
 ) -> HttpAnswer:
-    """Send the request and read what comes."""
+    """Send the request and read the answer."""
     connection = HTTPConnection(parts.hostname or "")
-    connection.sock = line  # it can all that the client asks of it
+    connection.sock = line  # it has all methods that the client uses
     path = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
     method = "GET" if body is None else "POST"
     connection.request(method, path, body, dict(headers))
@@ -105,7 +106,7 @@ def _exchanged(
 
 
 def _refuse(response: HTTPResponse) -> None:
-    """Raise AskError for an answer that leads elsewhere or is packed in a way that nobody asked for."""
+    """Raise AskError for a redirect, and for a compressed answer."""
     if response.status in REDIRECTS:
         where = response.headers.get("Location")
         elsewhere = f"redirects to {where}" if where else f"answers HTTP {response.status}"
@@ -116,7 +117,7 @@ def _refuse(response: HTTPResponse) -> None:
 
 
 def _cleared(answer: HttpAnswer, key: Secret | None) -> HttpAnswer:
-    """The answer without the key that the server was given."""
+    """The answer with the key redacted."""
     if key is None:
         return answer
     text = answer.body.decode(errors="surrogateescape")
@@ -126,7 +127,7 @@ def _cleared(answer: HttpAnswer, key: Secret | None) -> HttpAnswer:
 
 
 def _connected(parts: SplitResult, tls: ssl.SSLContext | None, deadline_s: float, most_bytes: int) -> "_Line":
-    """A connection to the first address of a host that takes one."""
+    """A connection to the first address of a host that accepts one."""
     port = parts.port or (443 if tls else 80)
     failed: OSError = OSError("the host has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(
@@ -144,7 +145,7 @@ def _connected(parts: SplitResult, tls: ssl.SSLContext | None, deadline_s: float
 
 
 class _Line(io.RawIOBase):
-    """A socket that is silent after its deadline, whose answer has no more than so many bytes."""
+    """A socket that ends at its deadline, and whose answer has at most `most_bytes` bytes."""
 
     def __init__(self, line: socket.socket, deadline_s: float, most_bytes: int) -> None:
         self._line, self._deadline_s = line, deadline_s
@@ -178,7 +179,7 @@ class _Line(io.RawIOBase):
         self._line.close()
 
     def _wait(self) -> socket.socket:
-        """The socket, whose next act ends in time. Raises TimeoutError if it is too late."""
+        """The socket with its remaining time as time-out. Raises TimeoutError after the deadline."""
         left_s = self._deadline_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError

@@ -1,22 +1,22 @@
-"""The names nearest to one that nobody knows; knows letters only."""
+"""Suggestions of known names for an unknown one, and argparse's messages with them."""
 
 import argparse
 import difflib
 from collections.abc import Sequence
 
 ALIKE = 0.6
-"""Share of letters that a name must have in common with what was typed (our choice)."""
+"""Least similarity of a suggested name to the typed one (our choice)."""
 AS_ALIKE = 0.15
-"""Names are shown beside the nearest one while they are at most so much less alike (our choice)."""
+"""Names are suggested beside the nearest one if their similarity is lower by at most this (our choice)."""
 BEGUN, LEAST_BEGUN = 0.8, 3
-"""How alike a name is to its beginning, and how long that must be (our choice)."""
+"""Similarity of a name to its beginning, and the least letters of a beginning (our choice)."""
 MOST = 3
 MISSING, UNKNOWN = "the following arguments are required: ", "unrecognized arguments: "
-"""How argparse begins what it says of these."""
+"""Beginnings of argparse's messages on missing and unknown arguments."""
 
 
 def nearest(word: str, known: Sequence[str]) -> list[str]:
-    """At most three of the known names, the nearest first; none if nothing is like the word."""
+    """At most three known names that resemble the word, the nearest first."""
     alike = {name: _alike(word, name) for name in known}
     least = max(ALIKE, max(alike.values(), default=0.0) - AS_ALIKE)
     near = [name for name in alike if alike[name] >= least]
@@ -24,19 +24,19 @@ def nearest(word: str, known: Sequence[str]) -> list[str]:
 
 
 def _alike(word: str, name: str) -> float:
-    """The share of letters that both have in common, in any case; a beginning of a name is much like it."""
+    """Similarity of two names from 0 to 1, in any case; high for a beginning of the name."""
     word, name = word.lower(), name.lower()
     begun = BEGUN if len(word) >= LEAST_BEGUN and name.startswith(word) else 0.0
     return max(begun, difflib.SequenceMatcher(None, name, word).ratio())
 
 
 def hint(near: Sequence[str]) -> str:
-    """The end of a sentence that names what may have been meant; empty where that is nothing."""
+    """The end of a sentence that asks for a suggestion; empty without one."""
     return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
 
 
 def check_choice(action: argparse.Action, value: object) -> None:
-    """Raise ArgumentError for a value that is not among the choices of an argument, with the nearest."""
+    """Raise ArgumentError, with the nearest choice, for a value that is no choice of an argument."""
     if action.choices is None or value in action.choices:
         return
     known = [str(choice) for choice in action.choices]
@@ -46,7 +46,7 @@ def check_choice(action: argparse.Action, value: object) -> None:
 
 
 def usage(message: str, flags: Sequence[str], verbs: Sequence[str]) -> str:
-    """What argparse says of wrong arguments, with the nearest of the known flags."""
+    """An argparse message on wrong arguments, with the nearest known flags."""
     if message.startswith(UNKNOWN):
         word = message.removeprefix(UNKNOWN).split()[0]
         flag, equals, value = word.partition("=")

@@ -1,6 +1,6 @@
-"""Text for people on one line that no terminal obeys, also where it comes from a stranger; knows no verb.
+"""Printable text on one line, without control characters that a terminal would obey; knows no verb.
 
-Every room says foreign words through this module: a server's answer, a file's content, an exception.
+Every room shows foreign text through this module: a server's answer, a file's content, an exception.
 """
 
 import argparse
@@ -10,12 +10,12 @@ from conf.io import nearest
 
 EXIT_USAGE = 2
 MOST_LETTERS = 1000
-"""Letters of a foreign text that are shown (our choice)."""
+"""Most letters of a foreign text that are shown (our choice)."""
 CUT = " ..."
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with the nearest name that is right, like every other error here."""
+    """Reports wrong arguments in one line with the nearest known name, like every other error here."""
 
     def error(self, message: str) -> NoReturn:
         verbs = next((list(one.choices or ()) for one in self._actions if one.dest == "verb"), [])
@@ -27,7 +27,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def printable(text: str) -> str:
-    """The text with spaces instead of control and format characters, which a terminal obeys."""
+    """The text with spaces instead of control and format characters."""
     return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
 
 
@@ -38,10 +38,7 @@ def one_line(text: str, most: int = MOST_LETTERS) -> str:
 
 
 def plain(tree: Any) -> Any:
-    """A tree of JSON's types with every text in it, keys too, printable: none makes a line of its own.
-
-    Raises RecursionError for one that is too deep.
-    """
+    """A tree of JSON's types with every text and key printable. Raises RecursionError if it is too deep."""
     if isinstance(tree, str):
         return printable(tree)
     if isinstance(tree, dict):
@@ -50,7 +47,7 @@ def plain(tree: Any) -> Any:
 
 
 def reason(error: BaseException) -> str:
-    """What an exception says, on one line; its type where it says nothing."""
+    """The message of an exception on one line, or its type if it has none."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return one_line(f"{error.filename}: {error.strerror}")
     return one_line(str(error)) or type(error).__name__

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 HANG = 2
-"""Columns by which what goes on below a line is indented further."""
+"""Columns by which continuation lines are indented further."""
 GAPS = 3
-"""A line with so many wide gaps is a row of a table."""
+"""Fewest wide gaps of a line that is a row of a table."""
 LEAST_SHARE = 0.6
-"""Of the width, the least that a row fills before it is cut (our choice)."""
+"""Least share of the width that a row fills before it is cut (our choice)."""
 GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
 
 
 def fit(text: str, width: int) -> str:
-    """The text in lines of at most `width` columns, but for longer words."""
+    """The text in lines of at most `width` columns, except for longer words."""
     lines = text.split("\n")
     folded: list[str] = []
     for is_row, block in groupby(lines, _is_row):
@@ -29,7 +29,7 @@ def _is_row(line: str) -> bool:
 
 
 def _prose(line: str, width: int) -> list[str]:
-    """A long line over several, those after the first indented further; a comment stays one."""
+    """A long line as several, indented further after the first; a comment stays a comment."""
     if len(line) <= width:
         return [line]
     mark = "#" if line.startswith("#") else ""
@@ -41,13 +41,13 @@ def _prose(line: str, width: int) -> list[str]:
 
 
 def _table(rows: Sequence[str], width: int) -> list[str]:
-    """Rows cut at the same gaps, so that what goes on below stands in columns too."""
+    """Rows cut at the same gaps, so that the continuation lines are columns too."""
     pieces = [list(_pieces(row, _cuts(rows, width))) for row in rows]
     return [piece for row in pieces for piece in row if piece.strip()]
 
 
 def _cuts(rows: Sequence[str], width: int) -> list[int]:
-    """Where all rows are cut: the last gap that they share within the width, then again in what is left."""
+    """Positions of the cuts: the last gap that all rows share within the width, and again in the rest."""
     longest = max(map(len, rows))
     padded = [row.ljust(longest) for row in rows]
     gaps = [at for at in range(1, longest) if all(row[at - 1] == " " for row in padded)]

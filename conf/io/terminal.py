@@ -1,6 +1,6 @@
-"""Writes to stdout and stderr: text that no terminal obeys, fitted to its width; stdout is for results alone.
+"""Writes printable text to stdout and stderr, fitted to the terminal's width; stdout is for results alone.
 
-Every room says its words through this module; knows no verb and no file.
+Every room prints through this module; it knows no verb and no file.
 """
 
 import io
@@ -15,36 +15,36 @@ from conf.io.screen_width import fit
 
 STDOUT, STDERR = 1, 2
 WIDEST = 100
-"""Columns of a line at most, however wide the terminal: longer ones are hard to read (our choice)."""
+"""Most columns of a line on any terminal: longer ones are hard to read (our choice)."""
 NARROWEST = 40
-"""A terminal that says it is narrower gets lines of this width all the same (our choice)."""
+"""Least width of lines, also on a narrower terminal (our choice)."""
 MOST_OF_AN_ERROR = 4000
-"""Letters of an error; ours name all choices where a word is wrong (our choice)."""
+"""Most letters of an error, which may name all choices (our choice)."""
 
 
 def shown(text: str) -> str:
-    """Text of several lines as a terminal may see it."""
+    """Text of several lines, each printable."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def tell(text: str, out: TextIO | None = None) -> None:
-    """Write lines for people to stdout, or to `out`: fitted to a terminal, whole in a pipe, for grep."""
+    """Write lines for people to stdout, or to `out`: fitted to a terminal, unbroken in a pipe."""
     out = out or sys.stdout
     _write(fit(shown(text), _columns(out)) if out.isatty() else shown(text), out)
 
 
 def data(text: str, out: TextIO | None = None) -> None:
-    """Write lines for programs, such as JSON and files, to stdout, or to `out`: whole on a terminal too."""
+    """Write lines for programs, such as JSON and files, to stdout, or to `out`: never broken."""
     _write(shown(text), out or sys.stdout)
 
 
 def note(line: str) -> None:
-    """Write one line about what goes on to stderr."""
+    """Write one line of progress to stderr."""
     tell(printable(line), sys.stderr)
 
 
 def error(reason: object) -> None:
-    """Write why a command failed to stderr, in one line."""
+    """Write the reason of a failed command to stderr, in one line."""
     note(f"error: {one_line(str(reason), MOST_OF_AN_ERROR)}")
 
 
@@ -63,9 +63,9 @@ def _write(text: str, out: TextIO) -> None:
 
 @contextmanager
 def own_stdout() -> Iterator[TextIO]:
-    """Give our own results to a stream that nobody else has: what others write to stdout goes to stderr.
+    """Reserve stdout for our results, on the stream returned: all other writers go to stderr.
 
-    Others are Ray, which prints there what its processes say, and whatever native code and children do.
+    The others are Ray, which prints its processes' output there, native code and child processes.
     """
     ours = sys.stdout
     ours.flush()
@@ -82,7 +82,7 @@ def own_stdout() -> Iterator[TextIO]:
 
 
 def _is_real(stream: TextIO) -> bool:
-    """True of the process's own stdout: tests and notebooks have others."""
+    """True for the process's own stdout; tests and notebooks replace it."""
     try:
         return stream.fileno() == STDOUT
     except (OSError, io.UnsupportedOperation):
@@ -90,5 +90,5 @@ def _is_real(stream: TextIO) -> bool:
 
 
 def give_up_stdout() -> None:
-    """Let what is still to be written go nowhere: whoever read it is gone."""
+    """Discard all further output: its reader is gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)

@@ -1,23 +1,22 @@
 """The spec of the cluster that a service is deployed on."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.io.check import require, require_within
+from conf.io.check import require_at_least_one, require_not_negative, require_within
 
 MOST_NODES, MOST_GPUS = 100_000, 1024
-"""Beyond any cluster of today (our choice)."""
+"""Limits beyond any cluster of today (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where the experiment runs.
+    """The nodes that the experiment runs on.
 
     `session` is `local` (one Ray node on this machine), `fake` (one Ray process group per node,
     all on this machine) or `address` (join the cluster at `address`). With `engine=external`,
-    `nodes` counts the nodes behind the endpoints. A sweep that loses its service waits up to `recovery_s`
-    (real seconds, not charged to its budget) until it is whole again; 0 ends the sweep at once.
+    `nodes` counts the nodes behind the endpoints. A sweep that loses its service waits up to `recovery_s` for
+    its return, in real seconds that its budget does not count; 0 ends the sweep at once.
     """
 
     name: str
@@ -28,8 +27,6 @@ class Cluster:
     recovery_s: float = 300.0
 
     def __post_init__(self) -> None:
-        limit = f"cluster.recovery_s={self.recovery_s:g} must be finite and not negative"
-        require(0 <= self.recovery_s < math.inf, limit)
-        require(self.nodes >= 1, f"cluster.nodes={self.nodes} must be at least 1")
-        require(self.gpus_per_node >= 1, f"cluster.gpus_per_node={self.gpus_per_node} must be at least 1")
+        require_not_negative("cluster.", self, "recovery_s")
+        require_at_least_one("cluster.", self, "nodes", "gpus_per_node")
         require_within("cluster.", self, nodes=MOST_NODES, gpus_per_node=MOST_GPUS)

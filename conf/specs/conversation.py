@@ -1,18 +1,19 @@
-"""The spec of chats with memory: who talks with whom, how long, and how a growing history is cut to fit."""
+"""The spec of chats with memory: characters, sessions, turns, and the truncation of a growing history."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from conf.io.check import require, require_positive
+from conf.io.check import require, require_not_negative, require_positive
 from conf.specs.lengths import Lengths
 
 NAMING_TOKENS = 8
-"""A character, a persona and a cut history begin with so many tokens that no other has."""
+"""Unique tokens at the beginning of a character, a persona and a truncated history."""
 CHARACTER_SHARE, PERSONA_SHARE, MESSAGE_SHARE = 1 / 2, 1 / 8, 1 / 16
-"""Of the prompt's limit, the most that system prompt and character, a persona and a message may take: longer
-ones are cut off when they are drawn, so that room for a history is left to every session (our choice)."""
+"""Largest shares of the prompt's limit for system prompt and character, for a persona and for a message.
+
+Longer draws are cut off, so that every session has room for a history (our choice).
+"""
 PART_NAMES = ("system", "character", "persona", "history", "message")
 
 
@@ -20,8 +21,8 @@ PART_NAMES = ("system", "character", "persona", "history", "message")
 class PromptPart:
     """One part of a prompt template: Jinja2 text, filled once, or for `each` item of a list of the data.
 
-    Where a prompt is too long the parts of priority 1 are cut from the oldest on, then those of 2, and so on;
-    parts of priority 0 never are.
+    If a prompt is too long, parts of priority 1 are truncated, the oldest first, then those of priority 2,
+    and so on; parts of priority 0 never are.
     """
 
     name: str
@@ -32,24 +33,21 @@ class PromptPart:
 
     def __post_init__(self) -> None:
         require(bool(self.name), "template: every part needs a name")
-        require(
-            self.truncation_priority >= 0,
-            f"template: {self.name}: truncation_priority={self.truncation_priority} must not be negative",
-        )
+        require_not_negative(f"template: {self.name}: ", self, "truncation_priority")
 
 
 @dataclass(frozen=True, slots=True)
 class Conversations:
-    """Sessions of chat users, each with one of `characters`; token counts are lengths of what a prompt holds.
+    """Sessions of chat users, each with one of `characters`; token counts are lengths of a prompt's parts.
 
     Characters are drawn by a Zipf law: the k-th most liked in proportion to k ** -`zipf`. A session has a
     geometric number of turns of mean `turns`, at least one. A turn is due `answer_ttft_s` + `answer_tpot_s` x
     (tokens of the answer before) and a think time (lognormal, of mean and coefficient of variation) after the
     turn before: all planned, whatever the service does.
 
-    A prompt is system, character, persona, history and message, at most `max_prompt_tokens` long. Where the
-    history does not fit, its oldest tokens go: so many times `truncation_step_tokens` as are needed
-    (`cache_aware`), or just as many tokens as are needed (`naive`).
+    A prompt is system, character, persona, history and message, at most `max_prompt_tokens` long. If the
+    history does not fit, its oldest tokens are dropped: a multiple of `truncation_step_tokens`
+    (`cache_aware`), or exactly the excess (`naive`).
     """
 
     system_tokens: int
@@ -74,20 +72,16 @@ class Conversations:
         require_positive(
             group, self, "think_mean_s", "answer_ttft_s", "answer_tpot_s", "truncation_step_tokens"
         )
-        require(
-            0 <= self.think_cv < math.inf, f"{group}think_cv={self.think_cv} must be finite, not negative"
-        )
+        require_not_negative(group, self, "think_cv", "zipf", "system_tokens")
         require(
             2 <= self.turns < 1e5,
             f"{group}turns={self.turns:g} must be a mean of at least 2 and below 100000; one turn has no "
             "memory: use workload.prefix_hit",
         )
         require(1 <= self.characters <= 10**7, f"{group}characters={self.characters} must be 1 to 10000000")
-        require(0 <= self.zipf < math.inf, f"{group}zipf={self.zipf} must be finite and not negative")
         for name in ("character_tokens", "persona_tokens", "message_tokens", "answer_tokens"):
             kind = getattr(self, name).kind
             require(kind in ("fixed", "lognormal"), f"{group}{name}: kind={kind} must be fixed or lognormal")
-        require(self.system_tokens >= 0, f"{group}system_tokens={self.system_tokens} must not be negative")
         room = int(CHARACTER_SHARE * self.max_prompt_tokens) - self.system_tokens
         require(
             room >= 2 * NAMING_TOKENS and self.max_prompt_tokens >= 256,
@@ -98,12 +92,12 @@ class Conversations:
 
     @property
     def step_tokens(self) -> int:
-        """In which steps the history is cut: naive truncation is that in steps of one token."""
+        """Step of the truncation in tokens; naive truncation has steps of one token."""
         return self.truncation_step_tokens if self.truncation == "cache_aware" else 1
 
 
 def _check_template(parts: Sequence[PromptPart]) -> None:
-    """Raise ValueError unless the parts are those of a conversation, of which the history alone is cut."""
+    """Raise ValueError unless the parts are those of a conversation and only the history is truncated."""
     names = [part.name for part in parts]
     require(
         not parts or names == list(PART_NAMES),

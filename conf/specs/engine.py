@@ -1,26 +1,25 @@
 """Specs of the engines that serve the model: simulated, real vLLM, emulated vLLM, or external endpoints."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from conf.io.check import require, require_positive
+from conf.io.check import require, require_not_negative, require_positive
 from conf.io.secret import require_public
 from conf.specs.step_time import KernelRatio
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What serves the model. The subclass is chosen by `kind`."""
+    """An engine that serves the model; `kind` selects the subclass."""
 
     kind: str
 
 
 FITTED_BACKEND = "ROCM_AITER_FA"
-"""The attention backend whose speed the constants of the default model have."""
+"""The attention backend of the default model's constants."""
 LEAST_TIME_SCALE, MAX_TIME_SCALE = 0.1, 10.0
-"""A timer that fires 1 ms late is at 10 a third of a 30 ms step (engine-model.md, section 6); at 0.1 a minute
-of load takes ten (our choice)."""
+"""Limits of `time_scale` (our choice): at 10 a timer that fires 1 ms late is a third of a 30 ms step, and at
+0.1 a minute of load takes ten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +29,13 @@ class SimulatedEngine(Engine):
     `step_noise_cv` multiplies each step by a seeded lognormal factor of that coefficient of variation;
     `drift_sd` is the sd of ln slowness that wanders with a memory of `drift_memory_s`; every
     `stall_every_steps` steps, on average, one lasts longer by an exponential time of mean `stall_mean_s`.
-    All 0 is deterministic. `constants` names a calibration, whose values replace those of the model and
-    the hardware and whose covariance is kept here, so that a saved experiment needs the file no more.
-    `kernels` and `attention_backend` (a name of vLLM's) choose other kernels than those of the model's fit;
-    what they take over those is then kept in `kernel_ratio`.
-    The engine and its load run `time_scale` times as fast as the real clock, and all seconds asked for, those
-    of budgets, windows and timeouts, are the engine's. Above 1 that saves time; below 1 a small machine holds
-    the requests of many nodes, for what it needs itself for a request weighs less.
+    With all of these 0 the engine is deterministic. `constants` names a calibration, whose values replace
+    those of the model and the hardware; its covariance is saved here, so that a saved experiment does not
+    need the file. `kernels` and `attention_backend` (one of vLLM's names) choose other kernels than those of
+    the model's fit; `kernel_ratio` then holds their times over the fit's. The engine and its load run
+    `time_scale` times as fast as the real clock, and all seconds of budgets, windows and time-outs are the
+    engine's. Above 1 that saves time; below 1 a small machine can hold the requests of many nodes, because
+    its own time per request weighs less.
     """
 
     kind: str = "simulated"
@@ -67,14 +66,9 @@ class SimulatedEngine(Engine):
     def __post_init__(self) -> None:
         limits = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
         require_positive("engine.", self, *limits)
-        threshold = self.long_prefill_token_threshold
-        require(threshold >= 0, f"engine.long_prefill_token_threshold={threshold} must not be negative")
-        activation = f"engine.activation_bytes={self.activation_bytes:g} must be finite and not negative"
-        require(0 <= self.activation_bytes < math.inf, activation)
+        amounts = ("long_prefill_token_threshold", "activation_bytes", "step_noise_cv", "stall_every_steps")
+        require_not_negative("engine.", self, *amounts)
         require(0 < self.gpu_memory_utilization <= 1, "engine.gpu_memory_utilization must be in (0, 1]")
-        require(0 <= self.step_noise_cv < math.inf, "engine.step_noise_cv must be finite and not negative")
-        lasting = math.isfinite(self.drift_memory_s) and math.isfinite(self.stall_mean_s)
-        require(lasting, "engine.drift_memory_s and engine.stall_mean_s must be finite")
         require(0 <= self.drift_sd < 1, f"engine.drift_sd={self.drift_sd} must be in [0, 1)")
         require(
             self.attention_backend.isidentifier() and self.attention_backend.isupper(),
@@ -86,7 +80,6 @@ class SimulatedEngine(Engine):
             f"engine.attention_backend={self.attention_backend}: engine.kernels=triton has the speed of all "
             "kernels, attention included; leave one of them out",
         )
-        require(self.stall_every_steps >= 0, "engine.stall_every_steps must not be negative")
         require_positive("engine.", self, "drift_memory_s", "stall_mean_s")
         scale = f"engine.time_scale={self.time_scale:g} must be {LEAST_TIME_SCALE:g} to {MAX_TIME_SCALE:g}"
         require(self.time_scale >= LEAST_TIME_SCALE, f"{scale}: slower than that nothing ends in good time")
@@ -97,14 +90,13 @@ class SimulatedEngine(Engine):
 class VllmEngine(Engine):
     """Real vLLM: `vllm` on GPUs, `vllm_cpu` its CPU build.
 
-    `recipe` chooses what is passed besides what is said here: `modern` flags, or those that were `published`
-    for the model and layout; `profile` is one of the MI325X paper's scheduling profiles. `args` are vLLM's
-    engine arguments by their Python names and `env` its environment, both over the recipe; a null removes
-    one. Secrets belong in neither: both are saved. `vllm_version` is checked against the installed one; empty
-    means that. `model_path` is a folder with the weights on every node; empty, vLLM looks the model's name
-    up. `server` is Ray's LLM application, or vLLM's own server `process` behind a plain replica.
-    `node_resource` is a custom resource of the nodes to use, one unit a node, for accelerators that Ray does
-    not recognise.
+    `recipe` chooses the other flags: `modern` ones, or those `published` for the model and layout; `profile`
+    is one of the MI325X paper's scheduling profiles. `args` are vLLM's engine arguments by their Python names
+    and `env` its environment, both over the recipe; a null removes one. Both are saved, so neither may hold
+    secrets. `vllm_version` is checked against the installed version, which is also the default. `model_path`
+    is a folder with the weights on every node; if it is empty, vLLM looks the model up by its name. `server`
+    is Ray's LLM application, or vLLM's own server `process` behind a plain replica. `node_resource` is a
+    custom resource of the nodes to use, one unit a node, for accelerators that Ray does not recognise.
     """
 
     kind: str = "vllm"
@@ -127,10 +119,10 @@ class VllmEngine(Engine):
 
 @dataclass(frozen=True, slots=True)
 class EmulatedEngine(VllmEngine):
-    """Unmodified vLLM on GPUs that do not exist: its steps take the step-time model's time, in real time.
+    """Unmodified vLLM on GPUs that do not exist: its steps last as long as in the step-time model.
 
     `constants` and `constants_covariance` are those of a calibration, as for the simulated engine.
-    `activation_bytes` of each GPU are not KV; vLLM's own `gpu_memory_utilization` says what may be used.
+    `activation_bytes` of each GPU hold no KV; vLLM's own `gpu_memory_utilization` limits the memory.
     """
 
     kind: str = "vllm_emulated"
@@ -140,12 +132,11 @@ class EmulatedEngine(VllmEngine):
 
     def __post_init__(self) -> None:
         VllmEngine.__post_init__(self)  # super() knows no class that has slots
-        activation = f"engine.activation_bytes={self.activation_bytes:g} must be finite and not negative"
-        require(0 <= self.activation_bytes < math.inf, activation)
+        require_not_negative("engine.", self, "activation_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalEngine(Engine):
-    """Nothing is deployed: `target.urls` name the endpoints."""
+    """Endpoints that are not deployed here; `target.urls` names them."""
 
     kind: str = "external"

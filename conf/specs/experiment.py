@@ -7,7 +7,7 @@ two groups are in `combinations`.
 
 from dataclasses import dataclass, field
 
-from conf.io.check import require, require_positive, require_within
+from conf.io.check import require, require_at_least_one, require_positive, require_within
 from conf.specs import combinations
 from conf.specs.cluster import Cluster
 from conf.specs.engine import EmulatedEngine, Engine, ExternalEngine, SimulatedEngine, VllmEngine
@@ -97,7 +97,7 @@ class Experiment:
         require_positive("", self, *given)
         require(0 <= self.seed < MOST_SEED, f"seed={self.seed} must be 0 to {MOST_SEED - 1}")
         require_within("", self, rate_qps=MOST_QPS, duration_s=MOST_S, requests=MOST_REQUESTS)
-        require(self.requests is None or self.requests >= 1, f"requests={self.requests} must be at least 1")
+        require_at_least_one("", self, "requests")
         self._check_load()
         combinations.check_nodes(self.cluster, self.engine, self.target)
         combinations.check_layout(self.layout, self.cluster, self.model, self.engine)

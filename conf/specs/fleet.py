@@ -1,9 +1,8 @@
 """The spec of the load generators."""
 
-import math
 from dataclasses import dataclass
 
-from conf.io.check import require, require_positive, require_within
+from conf.io.check import require_at_least_one, require_not_negative, require_positive, require_within
 
 MOST_ACTORS, MOST_WARMUP = 10_000, 1_000_000
 
@@ -24,12 +23,9 @@ class Fleet:
     record_itl: bool = True
 
     def __post_init__(self) -> None:
-        require(self.actors >= 1, f"fleet.actors={self.actors} must be at least 1")
-        cpus = f"fleet.cpus_per_actor={self.cpus_per_actor:g} must be finite and not negative"
-        require(0 <= self.cpus_per_actor < math.inf, cpus)
+        require_at_least_one("fleet.", self, "actors", "warmup_requests")
+        require_not_negative("fleet.", self, "cpus_per_actor")
         require_positive("fleet.", self, "drain_s")
         if self.request_timeout_s is not None:
             require_positive("fleet.", self, "request_timeout_s")
-        warm = f"fleet.warmup_requests={self.warmup_requests} must be at least 1"
-        require(self.warmup_requests >= 1, warm)
         require_within("fleet.", self, actors=MOST_ACTORS, warmup_requests=MOST_WARMUP)

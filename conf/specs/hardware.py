@@ -9,7 +9,7 @@ from conf.specs.step_time import Efficiency
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One accelerator. Unknown figures are null and refuse to be used, never zero.
+    """One accelerator. Unknown figures are null, never zero, and cannot be used.
 
     `link_bytes_per_s` is one direction of one link; a `mesh` has `links` of them, one per peer;
     behind a `switch` one fat link per GPU is shared by all peers (`links` = 1).

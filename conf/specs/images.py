@@ -1,11 +1,11 @@
-"""The spec of images in requests, and how many prompt tokens a model makes of them."""
+"""The spec of images in requests, and their prompt tokens."""
 
 from dataclasses import dataclass
 
-from conf.io.check import require
+from conf.io.check import require, require_not_negative
 
 MOST_IMAGES = 5
-"""As the MI325X paper's vision workloads; of more nobody published a figure."""
+"""Most images of a request, as in the MI325X paper's vision workloads; no figure was published for more."""
 MOST_PX = 8192
 
 
@@ -14,9 +14,9 @@ class Images:
     """Synthetic images in the user message of every request; none by default.
 
     Each request has `least` to `most` of them, all counts equally likely, of `width_px` x `height_px`. With
-    `unique` no two requests of a run have one in common; without, all send the same ones, which a server
-    finds in its caches from the second request on. `tokens` is what the model makes of one image; 0 until
-    the model is asked. They come on top of `workload.input_tokens`, which are text.
+    `unique` no two requests of a run share an image; otherwise all send the same ones, which a server finds
+    in its caches from the second request on. `tokens` are the prompt tokens of one image, 0 until they are
+    known from the model. They are added to `workload.input_tokens`, which are text.
     """
 
     least: int = 0
@@ -35,19 +35,19 @@ class Images:
         for name in ("width_px", "height_px"):
             value = getattr(self, name)
             require(1 <= value <= MOST_PX, f"workload.images.{name}={value} must be 1 to {MOST_PX}")
-        require(self.tokens >= 0, f"workload.images.tokens={self.tokens} must not be negative")
+        require_not_negative("workload.images.", self, "tokens")
 
     @property
     def mean_tokens(self) -> float:
-        """Image tokens of a request, in the mean."""
+        """Mean image tokens of a request."""
         return (self.least + self.most) / 2 * self.tokens
 
 
 def tokens_of(width_px: int, height_px: int, token_px: int) -> int:
     """Prompt tokens of one image: squares of `token_px` pixels a side that cover it.
 
-    Patches of 16 (Qwen3-VL) or 14 pixels (Kimi), merged two by two: of 1024 x 1024 pixels 1024 and 1369,
-    which with some 115 tokens of text and template are the 1141 and 1483 of the MI325X paper. Processors
-    round the size to whole squares, and scale down what is too large for them, which is not modelled.
+    Patches of 16 (Qwen3-VL) or 14 pixels (Kimi), merged two by two, make 1024 and 1369 tokens of 1024 x 1024
+    pixels: with some 115 tokens of text and template, the 1141 and 1483 of the MI325X paper. That processors
+    round sizes to whole squares and shrink large images is not modelled.
     """
     return -(-width_px // token_px) * -(-height_px // token_px)

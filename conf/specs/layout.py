@@ -1,14 +1,14 @@
-"""The spec of how the GPUs of a node are split into replicas."""
+"""The spec of a layout: the replicas that share the GPUs of a node."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.io.check import require
+from conf.io.check import require_at_least_one
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the GPUs of a node are cut into independent replicas (never vLLM's data parallelism).
+    """Independent replicas on the GPUs of a node (never vLLM's data parallelism).
 
     `quick_reduce` is the codec of large all-reduces between the GPUs of a replica (ROCm only); a real vLLM
     takes it from VLLM_ROCM_QUICK_REDUCE_QUANTIZATION.
@@ -21,5 +21,4 @@ class Layout:
     quick_reduce: Literal["none", "int8", "int6", "int4"] = "none"
 
     def __post_init__(self) -> None:
-        require(self.tensor_parallel >= 1, "layout.tensor_parallel must be at least 1")
-        require(self.replicas_per_node >= 1, "layout.replicas_per_node must be at least 1")
+        require_at_least_one("layout.", self, "tensor_parallel", "replicas_per_node")

@@ -1,13 +1,12 @@
 """The spec of a distribution of token counts."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from conf.io.check import require
+from conf.io.check import require, require_not_negative
 
 ROUNDED_SHARES = 1e-3
-"""How far the shares of a mixture may sum away from 1, as thirds with three digits do (our choice)."""
+"""Largest distance of a mixture's sum of shares from 1, such as of thirds with three digits (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +15,8 @@ class Lengths:
 
     `cv` is the coefficient of variation of `lognormal`; `uniform` lies within mean * (1 -+ spread),
     as vLLM's random range ratio; `mixture` are `values` with the shares `weights`, which give it its mean;
-    `empirical` are the lengths of `workload.trace`, `conversation` those that `workload.conversations` come
-    to: their mean is 0 until that has been read or worked out.
+    `empirical` are the lengths of `workload.trace`, `conversation` those of `workload.conversations`: their
+    mean is 0 until it is read or computed.
     """
 
     mean: int = 0
@@ -34,7 +33,7 @@ class Lengths:
             object.__setattr__(self, "mean", round(mean))
         least = 0 if self.kind in ("empirical", "conversation") else 1
         require(self.mean >= least, f"workload: mean={self.mean} tokens must be at least {least}")
-        require(0 <= self.cv < math.inf, f"workload: cv={self.cv} must be finite and not negative")
+        require_not_negative("workload: ", self, "cv")
         require(self.kind != "lognormal" or self.cv > 0, "workload: kind=lognormal needs cv > 0")
         require(self.kind == "lognormal" or self.cv == 0, f"workload: kind={self.kind} has no cv")
         require(0 <= self.spread <= 1, f"workload: spread={self.spread} must be between 0 and 1")

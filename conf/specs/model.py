@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.io.check import require, require_positive
+from conf.io.check import require, require_not_negative, require_positive
 from conf.specs.step_time import Posterior, StepTime
 
 
@@ -63,8 +63,7 @@ class Model:
         require_positive("model.", self, *sizes, *mixture, *dense)
         counts = ("experts", "shared_experts", "first_dense", "q_lora_rank", "kv_lora_rank", "rope_dim")
         indexer = ("index_heads", "index_head_dim", "index_topk")
-        for name in (*counts, *indexer, "bf16_layers", "int4_group"):
-            require(getattr(self, name) >= 0, f"model.{name}={getattr(self, name)} must not be negative")
+        require_not_negative("model.", self, *counts, *indexer, "bf16_layers", "int4_group")
         grouped = f"model.kv_heads={self.kv_heads} must divide model.heads={self.heads}"
         require(self.heads % self.kv_heads == 0, grouped)
         parts = (("experts_per_token", "experts"), ("first_dense", "layers"), ("bf16_layers", "layers"))

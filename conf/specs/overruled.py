@@ -1,7 +1,7 @@
-"""Words beside conversations that conversations would overrule, and the keys that say it instead.
+"""Words that conversations would overrule, and the keys to set instead.
 
-Knows words as trees of plain values, and no spec: a saved experiment holds both, for the means of its
-lengths are what its conversations came to.
+Knows words as trees of plain values, and no spec: a saved experiment holds both, because its conversations
+give it the means of its lengths.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ RULES = {
 
 
 def overruled(word: Mapping[str, Any]) -> str:
-    """Why a word as a tree says what conversations say, with the remedy; empty where it does not."""
+    """One line, with the remedy, on a word (as a tree) that conversations overrule; empty if they do not."""
     for name, value in (word.get("workload") or {}).items():
         if name not in RULES:
             continue

@@ -1,4 +1,4 @@
-"""Specs of a plan: the demand that is to be served, and how carefully; knows no run and no price."""
+"""Specs of a plan: the demand to serve, and the margins; knows no run and no price."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,18 +8,18 @@ from conf.io.check import require, require_positive
 MOST_SPARES = 1000
 MINUTES_PER_DAY = 1440
 MOST_PLANNED_QPS = 1e9
-"""A demand beyond all reason is a slip of the finger (our choice)."""
+"""A higher demand is a slip of the finger (our choice)."""
 
 Basis = Literal["low", "certified", "estimate"]
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The rate to be served, of the whole service: one of three ways to say it, in requests per second.
+    """The rate that the whole service must serve, in requests per second, given in one of three ways.
 
-    `peak_qps` itself; or `mean_qps` times `peak_factor` (with a peak, one of the two gives the mean, which a
-    cost per request needs); or `hourly`, a file of 24 mean rates, one for each hour from midnight. The
-    lengths are those of the run unless they are given: then other runs must show what lengths do to its
+    The ways are `peak_qps`; `mean_qps` times `peak_factor` (beside a peak, one of the two gives the mean,
+    which a cost per request needs); or `hourly`, a file of 24 mean rates, one for each hour from midnight.
+    Lengths are those of the run unless they are given: then other runs must show the effect of lengths on its
     capacity.
     """
 
@@ -68,7 +68,7 @@ class Demand:
 
     @property
     def at_peak_qps(self) -> float:
-        """The peak rate. Raises ValueError of a demand by the hour, whose file has to be read first."""
+        """The peak rate. Raises ValueError for a demand by the hour, whose file must be read first."""
         if self.peak_qps is not None:
             return self.peak_qps
         if self.mean_qps is None or self.peak_factor is None:
@@ -77,7 +77,7 @@ class Demand:
 
     @property
     def on_average_qps(self) -> float | None:
-        """The mean rate; None where only the peak is known."""
+        """The mean rate; None if only the peak is known."""
         if self.mean_qps is not None:
             return self.mean_qps
         return self.peak_qps / self.peak_factor if self.peak_qps and self.peak_factor else None
@@ -85,14 +85,14 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Care:
-    """How carefully the nodes are planned, and what only the planner knows of them.
+    """Margins of a plan, and facts that only the planner knows.
 
-    `basis` is the figure of the capacity that is planned with: the low end of its 95 % interval, for a fleet
-    that is too small is found out by its users; `certified` is its 5 % quantile, `estimate` as often too high
-    as too low. `headroom` is the share of it left free at the peak: 15 % (our choice), since at capacity one
-    request in ten is at its bound and a minute above the planned peak would break it. `spare_nodes` may fail
-    at the peak: one, as in a maintenance or a fault. Prices, availability and the time a node takes until it
-    serves have no default: nobody else's are yours.
+    `basis` is the figure of the capacity: `low`, the low end of its 95 % interval, because users notice a
+    fleet that is too small; `certified`, its 5 % quantile; or `estimate`, which is as often too high as too
+    low. `headroom` is the share of it left free at the peak: 15 % (our choice), since at capacity one request
+    in ten is at its bound and a minute above the planned peak would break it. `spare_nodes` may fail at the
+    peak: one, for maintenance or a fault. Prices, availability and the time until a node serves have no
+    default.
     """
 
     basis: Basis = "low"
@@ -130,7 +130,7 @@ class Care:
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """What `python -m analysis plan` is asked beside its runs: words demand.* and plan.*."""
+    """The words demand.* and plan.* of `python -m analysis plan`."""
 
     demand: Demand
     plan: Care = field(default_factory=Care)

@@ -11,13 +11,13 @@ MOST_PER_USER = 1000
 
 @dataclass(frozen=True, slots=True)
 class Progressive:
-    """How much of the paper's procedure is run, and how often.
+    """The part of the paper's procedure that is run, and its repeats.
 
     `profile` multiplies its request counts by 0.5, 1 or 3. `requests_per_user` above 0 sends so many requests
-    for each one in flight instead, in every scaling and saturation level. `runs` are whole repeats, each of a
-    service deployed anew, or with a seed of its own on the virtual clock. `clock` is `virtual` for the engine
-    model alone, `wall` over HTTP, by default virtual for the simulated engine. `prompts` are all the `same`
-    text, as the paper's, or `unique`. `lengths` are the paper's, or those of `workload`.
+    for each one in flight instead, in every scaling and saturation level. `runs` are whole repeats, each with
+    a new deployment, or with its own seed on the virtual clock. `clock` is `virtual` for the engine model
+    alone or `wall` over HTTP; the default is virtual for the simulated engine. `prompts` are all the `same`
+    text, as in the paper, or `unique`. `lengths` are the paper's, or those of `workload`.
     """
 
     profile: Literal["quick", "default", "thorough"] = "default"
@@ -41,11 +41,11 @@ class Progressive:
 
     @property
     def multiplier(self) -> float:
-        """Of the paper's request counts."""
+        """Factor on the paper's request counts."""
         return MULTIPLIERS[self.profile]
 
     @property
     def as_published(self) -> bool:
-        """Whether requests are as many and as alike as those behind the published tables."""
+        """True if the requests have the counts, prompts and lengths of the published tables."""
         alike = self.prompts == "same" and self.lengths == "paper"
         return alike and self.profile == "default" and not self.requests_per_user

@@ -1,10 +1,10 @@
-"""The spec of how a request finds its replica, and what is possible on which way."""
+"""The spec of routing: the policy that chooses a replica, and the proxy in between."""
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.io.check import require
+from conf.io.check import require, require_at_least_one
 
 DATA_PATHS = {
     "leastconn": ("haproxy",),
@@ -17,22 +17,22 @@ DATA_PATHS = {
     "client_side": ("direct",),
     "per_node": ("direct",),
 }
-"""Where a policy can decide. Behind HAProxy nobody tells a router of Serve's when a request has ended."""
+"""Data paths of each policy. Behind HAProxy, Serve's routers do not learn when a request has ended."""
 SESSION_POLICIES = ("consistent_hash", "bounded_hash", "client_side")
 """Policies that choose a replica by the request's session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How a request finds its replica, and through which proxy its tokens flow back.
+    """The policy that chooses a request's replica, and the proxy that its tokens pass.
 
-    With policy `per_node` nothing is balanced: every node has a stream of arrivals of its own, independent
-    of the others' and sent straight to it. Other policies make one pooled service of all nodes:
+    Policy `per_node` balances nothing: every node has a stream of arrivals of its own, independent of the
+    others' and sent straight to it. Other policies make one pooled service of all nodes:
     `leastconn` and `roundrobin` are HAProxy's, `pow2` and `round_robin` Ray Serve's. `consistent_hash`,
     `bounded_hash` and `client_side` keep a session on its replica: by a ring on which each replica has
     `vnodes` places; by that ring, passing over replicas with more than `load_factor` times the mean of the
     requests in flight; and by the load generator itself, which sends a session straight to its replica.
-    `prefix_affinity` is Ray's router by the text of the prompt.
+    `prefix_affinity` is Ray's router by prompt text.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Routing:
             self.data_path in possible,
             f"routing.policy={self.policy} needs data_path={' or '.join(possible)}, not {self.data_path}",
         )
-        require(self.vnodes >= 1, f"routing.vnodes={self.vnodes} must be at least 1")
+        require_at_least_one("routing.", self, "vnodes")
         require(
             1 <= self.load_factor < math.inf,
             f"routing.load_factor={self.load_factor} must be at least 1 and finite",

@@ -4,26 +4,32 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.io.check import require, require_positive, require_within
+from conf.io.check import (
+    require,
+    require_at_least_one,
+    require_not_negative,
+    require_positive,
+    require_within,
+)
 
 MOST_QPS = 1e5
-"""Per node: a hundred and fifty times what a load actor sends on one core (our choice)."""
+"""Highest rate per node: 150 times that of a load actor on one core (our choice)."""
 MOST_S = 30 * 86400.0
-"""A month, in seconds: nobody watches a run for longer (our choice)."""
+"""Longest time of a run in seconds: a month (our choice)."""
 MOST_REQUESTS = 100_000_000
-"""Planned requests of a run, which the driver holds in memory: 3 GB (our choice)."""
+"""Most planned requests of a run, which the driver holds in memory: 3 GB (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The budget and the clockwork of "ramp, then focus" (method.md section 4).
+    """The budget and the timing of the search "ramp, then focus".
 
     `start=prediction` replaces the ramp by `expected_qps`, or without one by the engine model's own answer,
     which only the simulated engine has; every other engine then ramps, in steps of at least `ramp_step_s` by
     `ramp_factor`, for at most a third of the budget. Rates are per node.
-    `deployments` spreads the budget over so many sweeps, each of a service deployed anew and with a seed of
-    its own, and pools them; `repeats` repeats the whole, budget included, for a mean and its spread.
-    After the budget the certified rate is held for `confirm_s`, which may veto the answer and never raise it.
+    `deployments` divides the budget between so many sweeps, each with a new deployment and its own seed, and
+    pools them; `repeats` repeats everything, budget included, for a mean and its spread.
+    After the budget the certified rate is held for `confirm_s`, which may veto the answer but never raise it.
     """
 
     name: str
@@ -51,14 +57,9 @@ class Search:
             f"search.ramp_factor={self.ramp_factor} must be above 1 and finite",
         )
         require(self.lowest_qps < self.highest_qps, "search.lowest_qps must be below search.highest_qps")
-        require(self.min_dwells >= 1, f"search.min_dwells={self.min_dwells} must be at least 1")
+        require_at_least_one("search.", self, "min_dwells", "deployments", "repeats")
+        require_not_negative("search.", self, "confirm_s")
         require_within("search.", self, budget_s=MOST_S, highest_qps=MOST_QPS, confirm_s=MOST_S)
-        require(
-            0 <= self.confirm_s < math.inf,
-            f"search.confirm_s={self.confirm_s} must be finite and not negative",
-        )
-        require(self.deployments >= 1, "search.deployments must be at least 1")
-        require(self.repeats >= 1, "search.repeats must be at least 1")
         if self.expected_qps is not None:
             require_positive("search.", self, "expected_qps")
             require(self.start == "prediction", "search.expected_qps needs search.start=prediction")
@@ -72,10 +73,10 @@ class Search:
 
     @property
     def least_s(self) -> float:
-        """Seconds of the least number of dwells, which are granted also beyond the budget."""
+        """Seconds of the least number of measurement windows, which are granted also beyond the budget."""
         return self.min_dwells * (self.transition_s + self.window_s)
 
     @property
     def parts(self) -> int:
-        """Sweeps that answer the question together."""
+        """Number of sweeps that give the answer together."""
         return self.deployments * self.repeats

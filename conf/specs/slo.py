@@ -17,5 +17,5 @@ class Slo:
         require_positive("slo.", self, "ttft_p90_ms", "tpot_p90_ms")
 
     def answer_s(self, tokens: float) -> float:
-        """Seconds that an answer of so many tokens lasts where both bounds are just kept."""
+        """Seconds of an answer of `tokens` tokens that just meets both bounds."""
         return (self.ttft_p90_ms + tokens * self.tpot_p90_ms) / 1e3

@@ -1,4 +1,4 @@
-"""Specs of how long a step takes: constants with their evidence, and how those of one fit go together."""
+"""Specs of the step time: constants with their evidence, and the joint posterior of a fit."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ _Z95 = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A number with its evidence; without `low` and `high`, the ends of its 95 % interval, it is exact.
+    """A number with its evidence, exact or with a 95 % interval from `low` to `high`.
 
-    Otherwise it is normal in ln, with an sd of its own to each side of `value`.
+    An uncertain constant is normal in ln, with an sd of its own to each side of `value`.
     """
 
     value: float
@@ -36,17 +36,17 @@ class Constant:
 
     @property
     def is_share(self) -> bool:
-        """Whether 1 is the most that it can be, and 0 would stop the engine."""
+        """True for a share, which is above 0 and at most 1."""
         return self.unit.startswith("share")
 
     @property
     def least(self) -> float:
-        """The least that it can be: 1 of the fullest over the mean."""
+        """The lower limit of its value: 1 for a ratio of the fullest to the mean, else 0."""
         return 1.0 if self.unit.endswith("of at least 1") else 0.0
 
     @property
     def ln_sd(self) -> tuple[float, float]:
-        """The sds of ln value below and above `value`; 0 and 0 where it is exact."""
+        """Standard deviations of ln value below and above `value`; both 0 if it is exact."""
         if self.low is None or self.high is None:
             return 0.0, 0.0
         return math.log(self.value / self.low) / _Z95, math.log(self.high / self.value) / _Z95
@@ -54,7 +54,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Reached share of a peak (0 to 1), per resource of the accelerator."""
+    """Reached share of the peak (0 to 1) of each resource of the accelerator."""
 
     hbm: Constant
     kv_read: Constant
@@ -69,13 +69,12 @@ class StepTime:
     Prefill tokens reach `gemm_prefill` after about `gemm_rise_tokens` of a step, the first at `gemm_decode`.
     A step that holds prefill lasts `prefill_layer_us` longer for each layer, which sets in over the same
     tokens, and each of its prefill tokens `prefill_token_us`, however many GPUs share the work.
-    `expert_spread` is the share of a step's tokens that choose their experts independently of each other.
-    The front end takes `front_end_ms` of a request one after the other, and every request
-    `front_end_latency_ms` beside that, in which it holds up nobody.
-    Two ratios multiply every step: `deployment_scale` is that of another deployment (GPU, vLLM version, team)
-    over those that were fitted, `layout_scale` that of a layout over what the constants say for it.
-    `image_token_us` is the time of an image that is in no cache (decoding, resizing, vision encoder), per
-    token of its own, all of it taken in the front end.
+    `expert_spread` is the share of a step's tokens that choose their experts independently of each other. The
+    front end needs `front_end_ms` for each request, one after the other, and adds `front_end_latency_ms` to
+    each, which delays no other request. Two ratios multiply every step: `deployment_scale` is that of another
+    deployment (GPU, vLLM version, team) over the fitted ones, `layout_scale` that of a layout over the time
+    from the constants. `image_token_us` is the front end's time for an image that is in no cache (decoding,
+    resizing, vision encoder), per image token.
     """
 
     step_ms: Constant
@@ -100,7 +99,7 @@ class StepTime:
 class KernelRatio:
     """Time with other kernels over that with the kernels that the constants were fitted with.
 
-    `kv_read` multiplies reads of KV, `attention` that of prefill, and `step` the whole step on top.
+    `kv_read` multiplies reads of KV, `attention` the attention of prefill, and `step` then the whole step.
     """
 
     step: Constant
@@ -110,11 +109,11 @@ class KernelRatio:
 
 @dataclass(frozen=True, slots=True)
 class Posterior:
-    """How the constants of a fit go together, and what it rests on, for people.
+    """Correlations between the constants of a fit, and for people its evidence.
 
-    `correlations` are those of the normals behind ln of each constant, by config key: `correlations[a][j]` is
-    that of a and the j-th key. Constants of the hardware belong to it on the `hardware` named alone;
-    elsewhere they have the interval that stands beside them.
+    `correlations[a][j]` is the correlation of the normals behind ln of the constants with config key a and
+    the j-th key. Constants of the hardware are correlated on the named `hardware` only; elsewhere they have
+    their own intervals.
     """
 
     rests_on: str = ""

@@ -1,4 +1,4 @@
-"""The spec of endpoints that somebody else runs."""
+"""The spec of external endpoints."""
 
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -10,9 +10,9 @@ from conf.io.check import require
 class Endpoints:
     """Endpoints of `engine=external`.
 
-    `api_key_env` names the environment variable that holds the key sent to every URL, in clear text
-    where the URL is http://; empty, as by default, no key is sent. Set, the variable must exist:
-    whoever reads it refuses an unset one. URLs hold no secrets, since they are saved with the run.
+    `api_key_env` names the environment variable with the key that is sent to every URL, in clear text if the
+    URL is http://. If it is empty, no key is sent; otherwise the variable must exist when the key is read.
+    URLs hold no secrets, since they are saved with the run.
     """
 
     urls: list[str] = field(default_factory=list)
@@ -24,7 +24,7 @@ class Endpoints:
 
 
 def _check_url(url: str) -> None:
-    """Raise ValueError unless `url` is a plain http(s) address; no message shows it: it may hold a secret."""
+    """Raise ValueError unless `url` is a plain http(s) address; messages hide it, as it may hold a secret."""
     try:
         parts = urlsplit(url)
         fits = parts.scheme in ("http", "https") and bool(parts.hostname)

@@ -10,12 +10,12 @@ from conf.specs.images import Images
 from conf.specs.lengths import Lengths
 
 MOST_SESSIONS = 10_000_000
-"""Their numbers fit into the 32 bits of a record, and the set of them into a driver's memory."""
+"""Most sessions: their numbers fit into the 32 bits of a row, and their set into a driver's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """How the gaps between requests vary around the asked rate.
+    """The distribution of the gaps between requests at a given rate.
 
     `burstiness` is the shape of gamma gaps, as in vLLM's benchmark: their coefficient of variation
     is 1/sqrt(burstiness), so below 1 is burstier than Poisson. `vllm_bench` are the due times that
@@ -27,7 +27,7 @@ class Arrivals:
     burstiness: float = 1.0
 
     def __post_init__(self) -> None:
-        # Of a smaller shape most gaps are zero in floating point, in the end all of them.
+        # With a smaller shape most gaps are zero in floating point.
         require(
             0.001 <= self.burstiness < math.inf,
             f"workload.arrivals.burstiness={self.burstiness} must be at least 0.001 (gaps with cv 32) and "
@@ -42,18 +42,17 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked: lengths of prompt and answer, how the prompt is sent, and how requests arrive.
+    """The requests: lengths of prompt and answer, the form of the prompt, and the arrivals.
 
-    `trace` is the path of recorded requests: JSON lines in the Mooncake form or CSV in the Azure
-    LLM trace form. `prompt` sends token ids or text to the completions API, or a chat message.
-    Every prompt begins with the same share `prefix_hit` of its tokens, in [0, 1), which a prefix cache
-    serves once it has seen them; the rest is unique. `sessions` above 0 are so many chat users, from whom
-    each request is drawn, all equally likely. Its prompt then begins with the share `session_hit` of its
-    tokens (those of `prefix_hit` are part of it) that every prompt of its session begins with: they stand for
-    the history, which the replica that served the session before may still have in its cache.
-    `conversations` are chats with memory instead, which give the requests their lengths and what they share.
-    `tokenizer` is a model's folder with its tokenizer.json: prompts are then real text, with as many of that
-    tokenizer's tokens; without one they are synthetic.
+    `trace` is the path of recorded requests: JSON lines in the Mooncake form or CSV in the Azure LLM trace
+    form. `prompt` sends token ids or text to the completions API, or a chat message. The share `prefix_hit`
+    of a prompt's tokens, in [0, 1), is the same beginning in all prompts, which a prefix cache serves once it
+    has seen it; the rest is unique. `sessions` above 0 is the number of chat users; each request belongs to
+    one of them, all equally likely. The share `session_hit` of its tokens, which includes `prefix_hit`, is
+    then the same beginning in all prompts of its session: it stands for the history, which the replica that
+    served the session before may still have in its cache. `conversations` are chats with memory instead,
+    which give the requests their lengths and shared beginnings. `tokenizer` is a model's folder with its
+    tokenizer.json: prompts are then real text of as many of its tokens; without one they are synthetic.
     """
 
     name: str
@@ -98,16 +97,16 @@ class Workload:
 
     @property
     def has_sessions(self) -> bool:
-        """Whether requests belong to sessions, by which a router can go."""
+        """True if requests belong to sessions, by which a router can choose replicas."""
         return self.sessions > 0 or self.conversations is not None
 
     @property
     def wants_hits(self) -> bool:
-        """Whether prompts share beginnings, so that a prefix cache has to be filled first."""
+        """True if prompts share beginnings, so that prefix caches need a warm-up."""
         return bool(self.prefix_hit or self.session_hit or self.conversations)
 
     def _check_conversations(self) -> None:
-        """Refuse what chats with memory have of themselves."""
+        """Refuse lengths, arrivals and sessions beside conversations, which have their own."""
         lengths = {self.input_tokens.kind, self.output_tokens.kind}
         if self.conversations is None:
             require(
@@ -134,7 +133,7 @@ class Workload:
 
     @property
     def prompt_tokens(self) -> float:
-        """Prompt tokens of a request in the mean, those of its images included."""
+        """Mean prompt tokens of a request, with those of its images."""
         return self.input_tokens.mean + self.images.mean_tokens
 
     def _check_images(self) -> None:

@@ -195,7 +195,10 @@ IMPOSSIBLE: list[tuple[Callable[[], object], str]] = [
         lambda: replace(SERVED, first_dense=500, intermediate=9),
         "first_dense=500 must be 0 to model.layers=94",
     ),
-    (lambda: replace(PLAIN.engine, activation_bytes=-1e11), "engine.activation_bytes=-1e+11 must be finite"),
+    (
+        lambda: replace(PLAIN.engine, activation_bytes=-1e11),
+        "engine.activation_bytes=-1e+11 must not be negative",
+    ),
 ]
 
 

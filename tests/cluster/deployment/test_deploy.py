@@ -171,7 +171,7 @@ def test_a_session_that_does_not_start_is_one_line(
 
 def test_the_ports_of_a_session_differ_and_are_none_that_connections_get() -> None:
     environment = serve_settings.own_environment(Path("folder"), Routing("leastconn"))
-    kinds = [int(environment[name]) for name in cluster_session.PORT_NAMES]
+    kinds = [int(environment[name]) for name in serve_settings.PORT_NAMES]
     kinds += [serve_settings.free_port(serve_settings.FRONT_PORT), serve_settings.free_port()]
     assert len(set(kinds)) == len(kinds)
     assert all(20_000 <= port < 30_000 for port in kinds)
