@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.calibration.observed import Observed, Serve
 from analysis.results.runs import RunError
-from analysis.stats.map_fit import Fit, Floats, Prior, fit
+from analysis.stats.map_fit import Floats, ParameterFit, ParameterPrior, fit
 from conf import Experiment
 from conf.constants import KERNELS, Covariance, bounded, calibration, constants, covariance, replaced
 from conf.specs.experiment import Constant, SimulatedEngine
@@ -36,7 +36,7 @@ class Calibrated:
     experiment: Experiment
     paths: tuple[str, ...]
     prior: dict[str, Constant]
-    fit: Fit
+    fit: ParameterFit
     fitted: tuple[Observed, ...]
     checked: tuple[Observed, ...]
     check: str
@@ -99,7 +99,7 @@ def calibrate(runs: Sequence[Observed], serve: Serve) -> Calibrated:
 
 
 def _left_out(
-    runs: Sequence[Observed], paths: tuple[str, ...], prior: Prior, serve: Serve, whole: Fit
+    runs: Sequence[Observed], paths: tuple[str, ...], prior: ParameterPrior, serve: Serve, whole: ParameterFit
 ) -> Floats:
     """Residuals of each run, predicted from the others; none of a single one."""
     parts = [np.zeros(0)]
@@ -126,13 +126,13 @@ def _one_machine(runs: Sequence[Observed]) -> Experiment:
     return first
 
 
-def _prior(known: Mapping[str, Constant]) -> Prior:
+def _prior(known: Mapping[str, Constant]) -> ParameterPrior:
     sds = np.maximum(np.array([constant.ln_sd for constant in known.values()]), LEAST_SD)
     centre = np.log(np.array([constant.value for constant in known.values()]))
-    return Prior(centre, sds[:, 0], sds[:, 1])
+    return ParameterPrior(centre, sds[:, 0], sds[:, 1])
 
 
-def _starts(known: Mapping[str, Constant], prior: Prior) -> list[Floats]:
+def _starts(known: Mapping[str, Constant], prior: ParameterPrior) -> list[Floats]:
     """A machine that is slow in everything and one that is fast, one sd from the prior each."""
     slower = np.array([-1.0 if constant.unit.startswith("share") else 1.0 for constant in known.values()])
     return [prior.ln(slower), prior.ln(-slower)]
@@ -141,10 +141,10 @@ def _starts(known: Mapping[str, Constant], prior: Prior) -> list[Floats]:
 def _fit(
     runs: Sequence[Observed],
     paths: tuple[str, ...],
-    prior: Prior,
+    prior: ParameterPrior,
     serve: Serve,
     starts: Sequence[Floats] = (),
-) -> Fit:
+) -> ParameterFit:
     noise = np.concatenate([run.noise for run in runs])
     return fit(partial(_predict, runs, paths, serve), _measured(runs), prior, starts, noise, LEARNT)
 
@@ -188,7 +188,7 @@ def text(found: Calibrated, serve: Serve) -> str:
     return "\n".join(lines)
 
 
-def _warnings(fit: Fit) -> list[str]:
+def _warnings(fit: ParameterFit) -> list[str]:
     """What makes a fit doubtful."""
     said = []
     if fit.stalled:

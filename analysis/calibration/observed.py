@@ -27,7 +27,7 @@ OPEN = ("p50 TTFT", "p90 TTFT", "p50 TPOT", "p90 TPOT")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RecordedLoad:
     """Requests of one run in the order they were due; `concurrency` 0 is an open loop, sent at `due_s`."""
 
     concurrency: int
@@ -46,7 +46,7 @@ class Served:
     last_token_s: Floats
 
 
-Serve = Callable[[Experiment, Load], Served]
+Serve = Callable[[Experiment, RecordedLoad], Served]
 """The engine model on the machine of an experiment. Raises ValueError for what it cannot serve."""
 
 
@@ -59,7 +59,7 @@ class Observed:
 
     path: Path
     experiment: Experiment
-    load: Load
+    load: RecordedLoad
     counted: Any
     figures: tuple[str, ...]
     measured: Floats
@@ -127,20 +127,20 @@ def _refuse_whole(path: Path, rows: pa.Table) -> None:
         )
 
 
-def _load(rows: pa.Table, concurrency: int) -> Load:
+def _load(rows: pa.Table, concurrency: int) -> RecordedLoad:
     tokens = {
         name: np.nan_to_num(metrics.numbers(rows, name)).astype(np.int64)
         for name in ("requested_input_tokens", "requested_output_tokens", "shared_tokens")
     }
-    return Load(concurrency, metrics.numbers(rows, "due_ns") / NS, *tokens.values())
+    return RecordedLoad(concurrency, metrics.numbers(rows, "due_ns") / NS, *tokens.values())
 
 
-def _several(load: Load, counted: Any) -> bool:
+def _several(load: RecordedLoad, counted: Any) -> bool:
     """Whether the counted answers have a time per output token."""
     return bool((load.output_tokens[counted] > 1).all())
 
 
-def _figures(served: Served, load: Load, counted: Any) -> Floats:
+def _figures(served: Served, load: RecordedLoad, counted: Any) -> Floats:
     """ln of what is compared: means and the rate of a closed loop, quantiles of an open one.
 
     A closed loop's requests fall into step with each other, in groups, so that its quantiles jump.
@@ -155,7 +155,7 @@ def _figures(served: Served, load: Load, counted: Any) -> Floats:
     return told
 
 
-def _latencies(served: Served, load: Load, counted: Any) -> tuple[Floats, Floats]:
+def _latencies(served: Served, load: RecordedLoad, counted: Any) -> tuple[Floats, Floats]:
     """TTFT and, if all have one, TPOT of the counted answers (s)."""
     sent, first, last = (
         column[counted] for column in (served.sent_s, served.first_token_s, served.last_token_s)
@@ -164,7 +164,7 @@ def _latencies(served: Served, load: Load, counted: Any) -> tuple[Floats, Floats
     return first - sent, (last - first) / gaps if _several(load, counted) else np.zeros(0)
 
 
-def _noise(served: Served, load: Load, counted: Any) -> Floats:
+def _noise(served: Served, load: RecordedLoad, counted: Any) -> Floats:
     """Sampling error (ln) of each figure, as of independent requests; that of a rate is the answers' own."""
     ttft, tpot = (_relative_error(column) for column in _latencies(served, load, counted))
     whole = _relative_error((served.last_token_s - served.sent_s)[counted])

@@ -9,9 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.rows import metrics, records
-
-CHANCE_SD = 1.644854
-"""So many standard deviations fewer answers than requests are chance once in twenty times."""
+from analysis.stats.pooling import NORMAL_95
 
 
 def falls_behind(requests: pa.Table, from_ns: float, to_ns: float) -> bool:
@@ -24,4 +22,4 @@ def falls_behind(requests: pa.Table, from_ns: float, to_ns: float) -> bool:
     end_ns = due_ns + np.nan_to_num(metrics.numbers(requests, "end_offset_ns"))
     end_ns[metrics.status_in(requests, records.PENDING)] = np.inf
     came, ended = (int(((at >= from_ns) & (at < to_ns)).sum()) for at in (due_ns, end_ns))
-    return ended == 0 or came - ended > CHANCE_SD * math.sqrt(came + ended)
+    return ended == 0 or came - ended > NORMAL_95 * math.sqrt(came + ended)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import LIMITS, Capacity
 from analysis.capacity.validity import Verdict
-from analysis.capacity.window_counts import Dwell, Window
+from analysis.capacity.window_counts import Window, WindowCounts
 from analysis.rows import metrics, parquet, routing_spread
 from analysis.stats.quantiles import quantile
 from conf.specs.experiment import Arrivals, Lengths, Slo, Workload
@@ -113,7 +113,7 @@ DWELLS = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Basis:
+class CountingBasis:
     """What the posterior rests on beside the rows.
 
     `input_tokens` and `output_tokens` are the workload's means, in whose work the load is counted; `prior` is
@@ -142,7 +142,7 @@ class Basis:
         counted_ns: int,
         prior: Prior | None,
         replicas: int | None = None,
-    ) -> "Basis":
+    ) -> "CountingBasis":
         """What matters of these."""
         means = round(workload.prompt_tokens), workload.output_tokens.mean
         asked = slo.ttft_p90_ms, slo.tpot_p90_ms, *means, workload.arrivals
@@ -162,7 +162,12 @@ class Basis:
 
 
 def row(
-    dwell: Dwell, verdict: Verdict, basis: Basis, rows: pa.Table, reason: str, bad: bool = False
+    dwell: WindowCounts,
+    verdict: Verdict,
+    basis: CountingBasis,
+    rows: pa.Table,
+    reason: str,
+    bad: bool = False,
 ) -> dict[str, Any]:
     """One line of the table; `rows` are the requests of the dwell's window."""
     latency = {"ttft": metrics.ttft(rows), "tpot": metrics.tpot(rows)}
@@ -171,7 +176,7 @@ def row(
     good = np.all([~(latency[limit] > bounds[limit]) for limit in LIMITS], axis=0)
     good &= ~np.isnan(latency["ttft"])
     return {
-        **{name: getattr(dwell, name) for name in DWELLS.names if name in Dwell.__dataclass_fields__},
+        **{name: getattr(dwell, name) for name in DWELLS.names if name in WindowCounts.__dataclass_fields__},
         "rate_qps_per_node": dwell.rate_qps / dwell.nodes,
         "bad": bad,
         "valid": verdict.valid,
@@ -194,7 +199,7 @@ def row(
     }
 
 
-def with_phi(rows: list[dict[str, Any]], capacity: Capacity | None) -> list[dict[str, Any]]:
+def with_dispersion(rows: list[dict[str, Any]], capacity: Capacity | None) -> list[dict[str, Any]]:
     """The lines with the variance inflation that the posterior believed of each window it used."""
     if capacity is None:
         return rows
@@ -208,7 +213,7 @@ def window(line: dict[str, Any]) -> Window:
 
 
 def write(rows: list[dict[str, Any]], basis: dict[str, Any], path: Path) -> None:
-    """Write the table complete or not at all (by rename); `basis` is a `Basis` as plain figures."""
+    """Write the table complete or not at all (by rename); `basis` is a `CountingBasis` as plain figures."""
     metadata = {"schema_version": str(SCHEMA_VERSION), "basis": json.dumps(basis)}
     parquet.write(pa.Table.from_pylist(rows, schema=DWELLS.with_metadata(metadata)), path)
 
@@ -224,7 +229,7 @@ def read(path: Path) -> pa.Table:
     return pq.read_table(path, schema=DWELLS).replace_schema_metadata(told.metadata)
 
 
-def basis_of(table: pa.Table) -> Basis | None:
+def basis_of(table: pa.Table) -> CountingBasis | None:
     """What the table's posterior rests on; None of a table whose version wrote nothing of it, or less."""
     said = (table.schema.metadata or {}).get(b"basis")
     if said is None:
@@ -233,6 +238,6 @@ def basis_of(table: pa.Table) -> Basis | None:
         known = json.loads(said)
         prior = known.pop("prior")
         arrivals = Arrivals(**known.pop("arrivals"))
-        return Basis(**known, arrivals=arrivals, prior=Prior(**prior) if prior else None)
+        return CountingBasis(**known, arrivals=arrivals, prior=Prior(**prior) if prior else None)
     except (KeyError, TypeError, ValueError, RecursionError):
         return None

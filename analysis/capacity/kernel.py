@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.capacity.window_counts import BLOCK_S, LOOK_AHEAD, LOOK_BACK, Dwell
+from analysis.capacity.window_counts import BLOCK_S, LOOK_AHEAD, LOOK_BACK, WindowCounts
 
 Floats = NDArray[np.float64]
 Limit = Literal["ttft", "tpot"]
@@ -57,7 +57,7 @@ class Kernel:
         return (self.back + self.ahead) * BLOCK_S
 
 
-def log_loads(dwells: Sequence[Dwell], kernels: Sequence[Kernel]) -> list[Floats]:
+def log_loads(dwells: Sequence[WindowCounts], kernels: Sequence[Kernel]) -> list[Floats]:
     """ln of the mean load around each block of the windows, per kernel; nan where none was offered."""
     back, ahead = (max(reach) for reach in zip(*((k.back, k.ahead) for k in kernels), strict=True))
     # No more of each dwell than some kernel needs: of short answers that is a small part.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.capacity.kernel import Floats, Kernel, Limit, log_loads
-from analysis.capacity.window_counts import Dwell, LimitCount
+from analysis.capacity.window_counts import LimitCount, WindowCounts
 from analysis.stats.quantiles import Dispersion, overdispersion
 
 ALLOWED_OVER = 0.1
@@ -29,7 +29,7 @@ UNUSUAL = 1.9
 """Standard deviations of that prior, beyond which a slope is told: below 9.7 or above 65 (our choice)."""
 LOG_SLOPES = SLOPE_CENTRE + np.linspace(-2.0, 1.2, 17)
 """Slopes from 3.4 to 83: with one request at a time they come down to 9 at 0.6 requests/s."""
-HOT_SHARE = 0.6
+OVERLOADED_SHARE = 0.6
 """A dwell with more over the limit was no steady state: all it says is that the root lies below. Near the
 knee of the engine model 0.5 makes the estimate 0.2 % too high, for it mutes bursts, 0.7 0.4 % too low."""
 LONGER = 2.0
@@ -61,7 +61,7 @@ class Prior:
 
 
 @dataclass(frozen=True, slots=True)
-class Root:
+class LimitPosterior:
     """Posterior of one limit's root: a mass per (root', column) cell, and each column's shift to the root.
 
     A column is a slope with a kernel. `kept`: at least one dwell kept the limit. `rising`: the evidence
@@ -127,7 +127,7 @@ class _Blocks:
         return overdispersion(self.over, self.determined, expected, longer)
 
 
-def fit(dwells: Sequence[Dwell], limit: Limit, prior: Prior) -> Root:
+def fit(dwells: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPosterior:
     """The posterior from dwells that are neither void nor empty, in order of time.
 
     The likelihood is a quasi-likelihood: divided by the overdispersion phi, and, as phi is itself an
@@ -159,7 +159,7 @@ def fit(dwells: Sequence[Dwell], limit: Limit, prior: Prior) -> Root:
     mass = np.exp(log_mass - log_mass.max())
     mass /= mass.sum()
     at_root_qps = math.exp(roots[i] + usual)
-    return Root(
+    return LimitPosterior(
         applies=bool(known),
         roots=roots,
         mass=mass,
@@ -199,7 +199,7 @@ def population_shift(slopes: Floats, load_var: Floats | float, arrivals_var: Flo
 
 
 def _shifts(
-    dwells: Sequence[Dwell], slopes: Floats, qps_per_node: float, kernels: Sequence[Kernel]
+    dwells: Sequence[WindowCounts], slopes: Floats, qps_per_node: float, kernels: Sequence[Kernel]
 ) -> Floats:
     """The shift of each column: the slopes with the first kernel, then with the next."""
     if not dwells:
@@ -223,40 +223,40 @@ def _unusual(mass: Floats) -> bool:
     return float(of_slopes[np.abs(LOG_SLOPES - SLOPE_CENTRE) > UNUSUAL * SLOPE_SD].sum()) > 0.5
 
 
-def _counts(dwell: Dwell, limit: Limit) -> LimitCount:
+def _counts(dwell: WindowCounts, limit: Limit) -> LimitCount:
     counted: LimitCount = getattr(dwell, limit)
     return counted
 
 
-def _hot(dwell: Dwell, limit: Limit) -> bool:
+def _hot(dwell: WindowCounts, limit: Limit) -> bool:
     """True where the counts are those of an overload and not of a rate.
 
     A window is aborted for its queue: of a limit that is kept all the same it says nothing.
     """
-    return (_counts(dwell, limit).share or 0.0) > (ALLOWED_OVER if dwell.aborted else HOT_SHARE)
+    return (_counts(dwell, limit).share or 0.0) > (ALLOWED_OVER if dwell.aborted else OVERLOADED_SHARE)
 
 
-def _hot_evidence(dwell: Dwell, limit: Limit, roots: Floats, slopes: Floats) -> Floats:
+def _hot_evidence(dwell: WindowCounts, limit: Limit, roots: Floats, slopes: Floats) -> Floats:
     """So large a share over the limit where less is expected, and no objection where more is."""
     counted = _counts(dwell, limit)
-    share = min(counted.over / counted.determined, HOT_SHARE)
+    share = min(counted.over / counted.determined, OVERLOADED_SHARE)
     logit = LOGIT_ALLOWED + slopes * (dwell.log_work - roots[:, None])
     logit = np.minimum(logit, math.log(share / (1 - share)))
     loss: Floats = counted.determined * (share * logit - _softplus(logit))
     return loss
 
 
-def _e2e_s(dwells: Sequence[Dwell]) -> float:
+def _e2e_s(dwells: Sequence[WindowCounts]) -> float:
     known = [dwell.median_e2e_s for dwell in dwells if dwell.median_e2e_s is not None]
     return float(np.median(known)) if known else E2E_UNKNOWN_S
 
 
-def _rate_qps(dwells: Sequence[Dwell]) -> float:
+def _rate_qps(dwells: Sequence[WindowCounts]) -> float:
     """Requests per second of the whole service, in the middle of the dwells."""
     return float(np.median([dwell.rate_qps for dwell in dwells])) if dwells else math.inf
 
 
-def _blocks(dwells: Sequence[Dwell], limit: Limit, kernels: Sequence[Kernel]) -> list[_Blocks]:
+def _blocks(dwells: Sequence[WindowCounts], limit: Limit, kernels: Sequence[Kernel]) -> list[_Blocks]:
     """The blocks with the loads of each kernel."""
     if not dwells:
         return [_Blocks(*[np.array([], dtype=np.float64)] * 3)] * len(kernels)

@@ -11,12 +11,11 @@ from typing import Any
 
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import TAIL, Capacity, posterior
-from analysis.capacity.window_counts import Dwell
-from analysis.stats.pooling import Estimate, Figure, pooled
+from analysis.capacity.window_counts import WindowCounts
+from analysis.stats.pooling import NORMAL_95, Estimate, Interval, pooled
 
 LEAST_EFFECT = 0.02
 """A node that differs from the mean by more is named (the method, 4.4)."""
-NORMAL_95 = 1.644854
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +25,8 @@ class NodeEffects:
     `between` is the sd between nodes; all are of ln QPS, that is as shares, with 95 % intervals.
     """
 
-    effects: tuple[Figure, ...]
-    between: Figure
+    effects: tuple[Interval, ...]
+    between: Interval
 
     @property
     def differing(self) -> tuple[int, ...]:
@@ -35,7 +34,7 @@ class NodeEffects:
         return tuple(node for node, effect in enumerate(self.effects) if abs(effect.value) > LEAST_EFFECT)
 
 
-def node_effects(dwells: Sequence[Dwell], prior: Prior) -> NodeEffects | None:
+def node_effects(dwells: Sequence[WindowCounts], prior: Prior) -> NodeEffects | None:
     """Random effects over the posterior of each node alone; None without streams of several nodes."""
     streams = sorted({dwell.stream for dwell in dwells if dwell.stream is not None})
     if len(streams) < 2:
@@ -101,5 +100,5 @@ def _line(node: int, effect: Mapping[str, float]) -> str:
     return f"  node {node} is {abs(effect['value']):.1f} % {side} the mean [{low:.1f}, {high:.1f}]"
 
 
-def _percent(figure: Figure) -> dict[str, float]:
+def _percent(figure: Interval) -> dict[str, float]:
     return {"value": 100 * figure.value, "low": 100 * figure.low, "high": 100 * figure.high}

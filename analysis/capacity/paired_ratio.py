@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.capacity.kernel import Limit
-from analysis.capacity.limit_posterior import ALLOWED_OVER, HOT_SHARE
+from analysis.capacity.limit_posterior import ALLOWED_OVER, OVERLOADED_SHARE
 from analysis.capacity.posterior import LIMITS
+from analysis.stats.pooling import NORMAL_975
 
 Floats = NDArray[np.float64]
 Tree = dict[str, Any]
@@ -57,7 +58,6 @@ OPEN = 2.0
 _FAR, _COARSE, _FINE, _TAIL = 2.0, 0.02, 200, 1e-4
 """The posterior is found on a grid so far from the start, then on so many points between its tails."""
 _STEPS = np.linspace(-2.0, 2.0, 5)
-_NORMAL_95 = 1.959964
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ def _near(latency_ms: Floats, bound_ms: float) -> Floats:
 def _overload(one: Pair) -> bool:
     """True where a side was so far beyond its capacity that it does not show which limit binds there."""
     return any(
-        max(shares.over) > HOT_SHARE * shares.determined
+        max(shares.over) > OVERLOADED_SHARE * shares.determined
         for shares in (one.ttft, one.tpot)
         if shares.determined
     )
@@ -280,7 +280,7 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, fl
     fine = np.linspace(lowest, highest, _FINE)
     cdf = _cdf(_evidence(tried, determined, shares, fine, allowed), fine, start)
     median, low, high = np.interp([0.5, 0.025, 0.975], cdf, fine)
-    apart = _NORMAL_95 * APART_SD * abs(median)
+    apart = NORMAL_975 * APART_SD * abs(median)
     low, high = median - math.hypot(median - low, apart), median + math.hypot(high - median, apart)
     best = _flat(log_evidence)
     side: Open = "above" if best[-1] > best.max() - OPEN else "below" if best[0] > best.max() - OPEN else ""
@@ -336,7 +336,7 @@ def _mixed(known: Sequence[LimitRatio]) -> tuple[float, float, float]:
     weights = weights / weights.sum()
     figures = np.log([(one.value, one.low, one.high) for one in known])
     value, low, high = weights @ figures
-    between = _NORMAL_95 * math.sqrt(float(weights @ (figures[:, 0] - value) ** 2))
+    between = NORMAL_975 * math.sqrt(float(weights @ (figures[:, 0] - value) ** 2))
     return (
         float(value),
         float(value - math.hypot(value - low, between)),

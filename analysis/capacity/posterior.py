@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.capacity.kernel import Floats, Limit
-from analysis.capacity.limit_posterior import Prior, Root, fit
-from analysis.capacity.window_counts import Dwell
+from analysis.capacity.limit_posterior import LimitPosterior, Prior, fit
+from analysis.capacity.window_counts import WindowCounts
 
 LIMITS: tuple[Limit, Limit] = ("ttft", "tpot")
 LEAST_REQUESTS = 10
@@ -68,7 +68,7 @@ class Capacity:
     open_below: bool
 
 
-def posterior(dwells: Sequence[Dwell], prior: Prior, tail: float = TAIL) -> Capacity:
+def posterior(dwells: Sequence[WindowCounts], prior: Prior, tail: float = TAIL) -> Capacity:
     """Capacity from all dwells with weight above 0, in any order; ramp steps and holds are not used.
 
     `tail` is the posterior mass below its `low`, and above its `high`.
@@ -87,13 +87,13 @@ def posterior(dwells: Sequence[Dwell], prior: Prior, tail: float = TAIL) -> Capa
     return _capacity(fits["ttft"], fits["tpot"], grid, cdf, tuple(d.index for d in used), tail)
 
 
-def _grid(ttft: Root, tpot: Root) -> Floats:
+def _grid(ttft: LimitPosterior, tpot: LimitPosterior) -> Floats:
     """Values of ln(QPS per node) that hold both posteriors, shifts included."""
     lowest = min(float(ttft.shift.min()), float(tpot.shift.min()))
     return np.linspace(ttft.roots[0] + lowest - EDGE, ttft.roots[-1] + EDGE, 601)
 
 
-def _either(ttft: Root, tpot: Root, grid: Floats) -> Floats:
+def _either(ttft: LimitPosterior, tpot: LimitPosterior, grid: Floats) -> Floats:
     """Distribution of the smaller root; a limit that never applied does not bind."""
     both = [root for root in (ttft, tpot) if root.applies] or [ttft, tpot]
     survive = [1 - root.cdf(grid) for root in both]
@@ -102,7 +102,12 @@ def _either(ttft: Root, tpot: Root, grid: Floats) -> Floats:
 
 
 def _capacity(
-    ttft: Root, tpot: Root, grid: Floats, cdf: Floats, dwells: tuple[int, ...], tail: float
+    ttft: LimitPosterior,
+    tpot: LimitPosterior,
+    grid: Floats,
+    cdf: Floats,
+    dwells: tuple[int, ...],
+    tail: float,
 ) -> Capacity:
     applied = [root for root in (ttft, tpot) if root.applies]
     leans_below, leans_above = _leans(cdf, grid)
@@ -122,7 +127,7 @@ def _capacity(
     )
 
 
-def _limit_fit(root: Root, grid: Floats) -> LimitFit:
+def _limit_fit(root: LimitPosterior, grid: Floats) -> LimitFit:
     cdf = root.cdf(grid)
     return LimitFit(
         qps_per_node=math.exp(_at(0.5, cdf, grid)),
@@ -137,7 +142,7 @@ def _limit_fit(root: Root, grid: Floats) -> LimitFit:
     )
 
 
-def _smaller(ttft: Root, tpot: Root, grid: Floats) -> float:
+def _smaller(ttft: LimitPosterior, tpot: LimitPosterior, grid: Floats) -> float:
     """P(the TTFT root is below the TPOT root)."""
     if ttft.applies != tpot.applies:
         return float(ttft.applies)

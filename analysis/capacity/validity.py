@@ -105,7 +105,7 @@ class Verdict:
         return f"{REMEDIES.get(self.reason, '')} {slower}".strip()
 
 
-def judge_dwell(
+def judge_window(
     requests: pa.Table,
     window: Window,
     slo: Slo,
@@ -149,12 +149,12 @@ def judge_dwell(
 
 
 def judge_closed(requests: pa.Table, window: Window, slo: Slo, **evidence: Any) -> Verdict:
-    """The same of a closed loop (`window.concurrency`); `evidence` is that of `judge_dwell`.
+    """The same of a closed loop (`window.concurrency`); `evidence` is that of `judge_window`.
 
     The window begins after the ramp-up and ends when the last request is sent. What only a closed loop
     can get wrong is information: its figures are for comparison and no capacity. Its backlog is fixed.
     """
-    opened = judge_dwell(requests, window, slo, **evidence)
+    opened = judge_window(requests, window, slo, **evidence)
     checks = (
         *(check for check in opened.checks if check.name != BACKLOG),
         check_concurrency(requests, window),

@@ -77,7 +77,7 @@ class LimitCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Dwell(Window):
+class WindowCounts(Window):
     """A window with its counts so far; `weight` 0 excludes it (void).
 
     `log_work` is ln(work / seconds / nodes) in units of the workload's mean request, -inf without any.
@@ -119,7 +119,7 @@ def waiting(requests: pa.Table, at_ns: int) -> int:
     return int(np.sum((due <= at_ns) & (due + np.minimum(first, end) > at_ns) & ~gone))
 
 
-def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_ns: int) -> Dwell:
+def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_ns: int) -> WindowCounts:
     """Counts of `window` as known at `now_ns` (the method, 4.2 steps 4 and 5).
 
     `requests` may hold other rows and rows in flight (status pending). Pure: run again on a later
@@ -134,7 +134,7 @@ def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_
     ok, pending = metrics.status_in(rows, records.OK), metrics.status_in(rows, records.PENDING)
     work = request_work(rows, workload)
     e2e = quantile(e2e_so_far(rows, now_ns), 0.5)
-    return Dwell(
+    return WindowCounts(
         **{field.name: getattr(window, field.name) for field in fields(Window)},
         weight=1.0,
         requests=rows.num_rows,
@@ -152,9 +152,9 @@ def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_
     )
 
 
-def count_streams(
+def count_by_stream(
     requests: pa.Table, window: Window, streams: int, slo: Slo, workload: Workload, now_ns: int
-) -> tuple[Dwell, ...]:
+) -> tuple[WindowCounts, ...]:
     """`count` of each of so many independent streams: a window of one node at its part of the rate."""
     own = replace(window, nodes=1, rate_qps=window.rate_qps / streams)
     number = metrics.numbers(requests, "stream")
@@ -249,7 +249,7 @@ def _log_rate(work: float, node_s: float) -> float:
 def _load(
     requests: pa.Table, window: Window, workload: Workload, now_ns: int, blocks: int
 ) -> tuple[float | None, ...]:
-    """Work offered per second and node, block by block (`Dwell.load`).
+    """Work offered per second and node, block by block (`WindowCounts.load`).
 
     What follows the window is known as far as the next segment goes; without one nothing is.
     """

@@ -12,7 +12,7 @@ from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Floats, Look
 from analysis.figures.exhibit import Exhibit, NoData
-from analysis.figures.windows import LAG, Measured, counted, measured
+from analysis.figures.windows import LAG, WindowRows, counted, measured
 from analysis.results.runs import Run
 from analysis.rows import metrics
 from analysis.stats.pooling import NORMAL_975
@@ -93,7 +93,7 @@ def exponential_scores(count: int) -> tuple[Floats, Floats]:
     return np.cumsum(left), np.sqrt(np.cumsum(left**2))
 
 
-def _open_loop(run: Run) -> list[Measured]:
+def _open_loop(run: Run) -> list[WindowRows]:
     windows = [window for window in measured(run, LAG) if not window.window.concurrency]
     if not windows:
         raise NoData("a closed loop plans no arrivals")
@@ -105,19 +105,19 @@ def _kind(run: Run) -> str:
     return run.config.workload.arrivals.kind
 
 
-def _times_s(window: Measured) -> tuple[Floats, Floats]:
+def _times_s(window: WindowRows) -> tuple[Floats, Floats]:
     """Planned times in order, and the begun sends' actual times in order."""
     due = metrics.numbers(window.rows, "due_ns")
     sent = due + metrics.numbers(window.rows, "send_offset_ns")
     return due / NS, np.sort(sent[~np.isnan(sent)]) / NS
 
 
-def _gaps(window: Measured) -> Floats:
+def _gaps(window: WindowRows) -> Floats:
     """Planned gaps inside the window in units of the mean gap that its rate asks for."""
     return np.diff(_times_s(window)[0]) * window.window.rate_qps
 
 
-def _normal_gaps(windows: Sequence[Measured]) -> Floats:
+def _normal_gaps(windows: Sequence[WindowRows]) -> Floats:
     return np.sort(np.concatenate([_gaps(window) for window in windows]))
 
 
@@ -129,7 +129,7 @@ def _most_behind(due_s: Floats, sent_s: Floats) -> int:
     return max(int(behind.max()), len(due_s) - len(sent_s), 0)
 
 
-def _draw_deviations(ax: Axes, windows: Sequence[Measured], poisson: bool) -> None:
+def _draw_deviations(ax: Axes, windows: Sequence[WindowRows], poisson: bool) -> None:
     """All windows' lines as one, and a wedge for each: the counts of a Poisson process spread by its sqrt."""
     if poisson:
         _draw_wedges(ax, windows)
@@ -147,7 +147,7 @@ def _draw_deviations(ax: Axes, windows: Sequence[Measured], poisson: bool) -> No
         canvas.segments(ax, [list(x) for x, _ in lines], [list(y) for _, y in lines], **look)
 
 
-def _draw_wedges(ax: Axes, windows: Sequence[Measured]) -> None:
+def _draw_wedges(ax: Axes, windows: Sequence[WindowRows]) -> None:
     at, wide = [], []
     for window in windows:
         since = window.window.seconds * np.linspace(0, 1, WEDGE_STEPS) ** 2
@@ -157,7 +157,7 @@ def _draw_wedges(ax: Axes, windows: Sequence[Measured]) -> None:
     ax.fill_between(x, -half, half, facecolor=canvas.GRID, linewidth=0, label="Poisson: 95 % at each moment")
 
 
-def _start_s(window: Measured) -> float:
+def _start_s(window: WindowRows) -> float:
     return window.window.window_start_ns / NS
 
 

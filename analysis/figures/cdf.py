@@ -13,7 +13,7 @@ from analysis.capacity.posterior import LIMITS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Floats, Look
 from analysis.figures.exhibit import Exhibit, NoData
-from analysis.figures.windows import LATENCIES, LATENCY, Measured, bounds_ms, measured, ms, qps, share
+from analysis.figures.windows import LATENCIES, LATENCY, WindowRows, bounds_ms, measured, ms, qps, share
 from analysis.results.runs import Run
 from analysis.stats.quantiles import quantile
 
@@ -78,21 +78,21 @@ def steps(values: Floats, most: int = MOST_STEPS) -> tuple[Floats, Floats]:
     return thin[0], thin[1]
 
 
-def _valid(run: Run) -> list[Measured]:
+def _valid(run: Run) -> list[WindowRows]:
     found = sorted((w for w in measured(run, LATENCY) if not w.void), key=lambda window: window.rate)
     if not found:
         raise NoData("every window is void")
     return found
 
 
-def _shown(windows: Sequence[Measured]) -> list[Measured]:
+def _shown(windows: Sequence[WindowRows]) -> list[WindowRows]:
     if len(windows) <= MOST_CURVES:
         return list(windows)
     kept = np.linspace(0, len(windows) - 1, MOST_CURVES).round().astype(int)
     return [windows[i] for i in kept]
 
 
-def _values(window: Measured, limit: Limit) -> Floats:
+def _values(window: WindowRows, limit: Limit) -> Floats:
     return LATENCIES[limit](window.rows)
 
 
@@ -101,7 +101,7 @@ def _within(values: Floats, bound_ms: float) -> float | None:
     return float(np.mean(known <= bound_ms)) if len(known) else None
 
 
-def _row(window: Measured, bounds: dict[Limit, float]) -> dict[str, float | int | None]:
+def _row(window: WindowRows, bounds: dict[Limit, float]) -> dict[str, float | int | None]:
     row: dict[str, float | int | None] = {
         "window": window.window.index,
         "rate_qps_per_node": window.rate,
@@ -116,7 +116,7 @@ def _row(window: Measured, bounds: dict[Limit, float]) -> dict[str, float | int 
     return row
 
 
-def _panel(ax: Axes, limit: Limit, windows: Sequence[Measured], bound_ms: float) -> None:
+def _panel(ax: Axes, limit: Limit, windows: Sequence[WindowRows], bound_ms: float) -> None:
     """One curve per window; that of one with failures ends below 1."""
     ends = [bound_ms]
     for window, style in zip(windows, canvas.STYLES, strict=False):
@@ -139,7 +139,7 @@ def _panel(ax: Axes, limit: Limit, windows: Sequence[Measured], bound_ms: float)
     canvas.note(ax, bound_ms, 0.02, f"bound {ms(bound_ms)}", **beside)
 
 
-def _failed(window: Measured) -> int:
+def _failed(window: WindowRows) -> int:
     return int(window.line["failed"])
 
 

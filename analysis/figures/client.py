@@ -13,7 +13,7 @@ from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Floats, Look
 from analysis.figures.exhibit import Exhibit, NoData
-from analysis.figures.windows import LAG, Measured, counted, measured, ms, qps, share
+from analysis.figures.windows import LAG, WindowRows, counted, measured, ms, qps, share
 from analysis.results.runs import Run
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
@@ -76,17 +76,17 @@ def client_lag_alt(run: Run) -> str:
     return " ".join(said)
 
 
-def _lags(window: Measured) -> Floats:
+def _lags(window: WindowRows) -> Floats:
     return metrics.send_lag(window.rows)
 
 
-def _p99(window: Measured) -> float:
+def _p99(window: WindowRows) -> float:
     """p99 of the lag in ms; -inf where none is known, so that it is the worst of nothing."""
     found = quantile(_lags(window), 0.99)
     return -np.inf if found is None else found
 
 
-def _gate_ms(run: Run, windows: Sequence[Measured]) -> float:
+def _gate_ms(run: Run, windows: Sequence[WindowRows]) -> float:
     """The gate, from the run's own check, or made anew where it wrote none."""
     for check in run.checks:
         if check["name"] == "send_lag_p99" and check["bound"] is not None:
@@ -97,7 +97,7 @@ def _gate_ms(run: Run, windows: Sequence[Measured]) -> float:
     return bound
 
 
-def _row(window: Measured, gate_ms: float) -> dict[str, float | int | None]:
+def _row(window: WindowRows, gate_ms: float) -> dict[str, float | int | None]:
     lags = _lags(window)
     known = lags[np.isfinite(lags)]
     return {

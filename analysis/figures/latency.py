@@ -17,7 +17,7 @@ from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look, Style
 from analysis.figures.exhibit import Exhibit
 from analysis.figures.outcomes import UNKNOWN, VOID, WORDS, draw_points, mark, outcome
-from analysis.figures.windows import LATENCIES, LATENCY, Measured, bounds_ms, measured, ms, qps
+from analysis.figures.windows import LATENCIES, LATENCY, WindowRows, bounds_ms, measured, ms, qps
 from analysis.results.runs import Run
 from analysis.stats.quantiles import sectioning
 
@@ -30,7 +30,7 @@ SHOWN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class _WindowPoint:
     """One window in one panel: quantiles in ms, None if unknown, infinite with failures."""
 
     rate: float
@@ -101,7 +101,7 @@ def latency_alt(run: Run) -> str:
     return " ".join([*said, _capacity_words(run.capacity, valid[-1].rate)])
 
 
-def _rise(valid: Sequence[Measured], limit: Limit, bound: float) -> str:
+def _rise(valid: Sequence[WindowRows], limit: Limit, bound: float) -> str:
     first, last = valid[0], valid[-1]
     low, high = (ms(window.line[f"{limit}_p90_ms"]) for window in (first, last))
     over = sum(
@@ -128,16 +128,18 @@ def _capacity_words(capacity: Mapping[str, Any] | None, highest: float) -> str:
     return f"{said} {beyond}" if q["high"] > highest else said
 
 
-def _points(windows: Sequence[Measured], limit: Limit, bounds: Mapping[Limit, float]) -> list[Point]:
+def _points(windows: Sequence[WindowRows], limit: Limit, bounds: Mapping[Limit, float]) -> list[_WindowPoint]:
     found = []
     for window in windows:
         known = {name: window.line[f"{limit}_{name}_ms"] for name in SHOWN}
         interval = sectioning(LATENCIES[limit](window.rows), 0.9)
-        found.append(Point(window.rate, outcome(window.line, bounds, (limit,)), **known, interval=interval))
+        found.append(
+            _WindowPoint(window.rate, outcome(window.line, bounds, (limit,)), **known, interval=interval)
+        )
     return found
 
 
-def _panel(ax: Axes, points: Sequence[Point], bound_ms: float) -> None:
+def _panel(ax: Axes, points: Sequence[_WindowPoint], bound_ms: float) -> None:
     """Curves of the windows that are not void and every p90; what is infinite stands at the upper edge."""
     figures = [getattr(point, name) for point in points for name in SHOWN]
     finite = [figure for figure in figures if figure is not None and math.isfinite(figure)]
@@ -156,7 +158,7 @@ def _panel(ax: Axes, points: Sequence[Point], bound_ms: float) -> None:
     canvas.bound(ax, bound_ms, f"bound on p90: {ms(bound_ms)}", right=False)
 
 
-def _draw_p90s(ax: Axes, points: Sequence[Point], edges: tuple[float, float]) -> None:
+def _draw_p90s(ax: Axes, points: Sequence[_WindowPoint], edges: tuple[float, float]) -> None:
     """The p90 of each window by outcome, and its interval as far as it is within the edges."""
     known = [(point, point.p90) for point in points if point.p90 is not None]
     whiskers = [(point.rate, np.clip(point.interval, *edges)) for point, _ in known if point.interval]

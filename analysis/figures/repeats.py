@@ -11,7 +11,7 @@ import pyarrow as pa
 from analysis.figures import canvas, several
 from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit
-from analysis.figures.several import Subject
+from analysis.figures.several import StudyOrRuns
 from analysis.figures.windows import counted, qps
 from analysis.stats.pooling import Estimate, pooled
 
@@ -20,7 +20,7 @@ POOLED, MEAN = "pooled (random effects)", "mean of the repeats"
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class _Together:
     """All parts as one: QPS per node with a 95 % interval, and by which rule."""
 
     estimate: float
@@ -34,7 +34,7 @@ class Together:
         return f"{self.rule}: {qps(self.estimate)} [{qps(self.low)}, {qps(self.high)}]"
 
 
-def plot_repeats(subject: Subject, ax: Axes | None = None) -> Axes:
+def plot_repeats(subject: StudyOrRuns, ax: Axes | None = None) -> Axes:
     """Capacity of each part with its 95 % interval (QPS per node), and below them that of all together.
 
     `subject` is the tree of a study, or runs of one service; these are pooled by random effects. Raises
@@ -54,7 +54,7 @@ def plot_repeats(subject: Subject, ax: Axes | None = None) -> Axes:
     return whole
 
 
-def repeats_table(subject: Subject) -> pa.Table:
+def repeats_table(subject: StudyOrRuns) -> pa.Table:
     """One row per part and one of all together: QPS per node, 95 % interval, certified; null if unknown."""
     rows = [
         {
@@ -73,7 +73,7 @@ def repeats_table(subject: Subject) -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
-def repeats_alt(subject: Subject) -> str:
+def repeats_alt(subject: StudyOrRuns) -> str:
     """Between which figures the parts lie, and what they say together."""
     found = several.parts(subject)
     estimates = [part.estimate for part in found if part.estimate is not None]
@@ -84,19 +84,19 @@ def repeats_alt(subject: Subject) -> str:
     return f"{said}; {together.words}, 95 % interval." if together else f"{said}."
 
 
-def _together(subject: Subject) -> Together | None:
+def _together(subject: StudyOrRuns) -> _Together | None:
     """What the study concluded; of runs, their closed intervals pooled; None of fewer than two of these."""
     if isinstance(subject, Mapping):
         capacity = subject.get("capacity") if subject.get("valid") else None
         if not capacity or capacity.get("open_above") or capacity.get("open_below"):
             return None
         q, rule = capacity["qps_per_node"], MEAN if "variation_pct" in subject else POOLED
-        return Together(q["estimate"], q["low"], q["high"], q["certified"], rule)
+        return _Together(q["estimate"], q["low"], q["high"], q["certified"], rule)
     closed = [part.closed for part in several.parts(subject) if part.closed]
     if len(closed) < 2:
         return None
     found = pooled([Estimate.of_interval(*ends) for ends in closed])
-    return Together(found.qps.value, found.qps.low, found.qps.high, found.certified, POOLED)
+    return _Together(found.qps.value, found.qps.low, found.qps.high, found.certified, POOLED)
 
 
 EXHIBIT = Exhibit(

@@ -25,7 +25,7 @@ NAMES = {"ramp": "step of the ramp", "hold": "hold of the certified rate"}
 
 
 @dataclass(frozen=True, slots=True)
-class Belief:
+class _Belief:
     """The posterior after one window, in QPS per node; an open end is only the prior's."""
 
     at_min: float
@@ -117,7 +117,7 @@ def _answer(capacity: Mapping[str, Any]) -> str:
     return f"The answer is {qps(q['estimate'])} [{qps(q['low'])}, {qps(q['high'])}]."
 
 
-def _beliefs(run: Run) -> dict[int, Belief]:
+def _beliefs(run: Run) -> dict[int, _Belief]:
     """The posterior after each window that gave one, by its number; of one measured again the last."""
     found = {}
     for event in run.events():
@@ -126,11 +126,11 @@ def _beliefs(run: Run) -> dict[int, Belief]:
             figures = (capacity["qps_per_node"], capacity["low"], capacity["high"])
             at_min = _minutes(event["window"]["window_end_ns"])
             ends = capacity["open_above"], capacity["open_below"]
-            found[int(event["index"])] = Belief(at_min, *figures, *ends)
+            found[int(event["index"])] = _Belief(at_min, *figures, *ends)
     return found
 
 
-def _ends(belief: Belief) -> str:
+def _ends(belief: _Belief) -> str:
     prior = " (leaning on the prior)" if belief.open_above or belief.open_below else ""
     return f"[{qps(belief.low)}, {qps(belief.high)}]{prior}"
 
@@ -139,7 +139,7 @@ def _minutes(ns: float) -> float:
     return ns / NS / 60
 
 
-def _draw_beliefs(ax: Axes, beliefs: Sequence[Belief], last_min: float) -> None:
+def _draw_beliefs(ax: Axes, beliefs: Sequence[_Belief], last_min: float) -> None:
     """A band from each window's end to the next one's, hatched where an end of it is open."""
     ends = [*(belief.at_min for belief in beliefs[1:]), last_min][: len(beliefs)]
     named: set[str] = set()

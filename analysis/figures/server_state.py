@@ -17,7 +17,7 @@ STALE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ServerState:
     """Sums of requests and means of shares (%) over the replicas that told them; nan where none did."""
 
     at_s: Floats
@@ -27,7 +27,7 @@ class State:
     hit_pct: Floats
 
 
-def state(samples: pa.Table, at_s: Floats) -> State:
+def state(samples: pa.Table, at_s: Floats) -> ServerState:
     """The state at each of the ascending instants `at_s`, in seconds of the run's clock.
 
     The hit rate is found over looked up since the instant before, from the counters' differences; a counter
@@ -36,7 +36,7 @@ def state(samples: pa.Table, at_s: Floats) -> State:
     unknown = np.full(len(at_s), np.nan)
     ids = samples.column("replica").unique().to_pylist()
     if not ids:
-        return State(at_s, unknown, unknown, unknown, unknown)
+        return ServerState(at_s, unknown, unknown, unknown, unknown)
     of = samples.column("replica").to_numpy(zero_copy_only=False)
     parts = [samples.filter(pa.array(of == replica)).sort_by("clock_ns") for replica in ids]
     gauges = {
@@ -50,7 +50,7 @@ def state(samples: pa.Table, at_s: Floats) -> State:
     running, waiting = (_sum(gauges[name]) for name in ("running", "waiting"))
     told = (~np.isnan(gauges["kv_usage"])).sum(axis=0)
     kv_pct = 100 * _sum(gauges["kv_usage"]) / np.maximum(told, 1)
-    return State(at_s, running, waiting, kv_pct, hit_pct)
+    return ServerState(at_s, running, waiting, kv_pct, hit_pct)
 
 
 def _known(part: pa.Table, name: str) -> tuple[Floats, Floats]:

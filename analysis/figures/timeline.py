@@ -34,7 +34,7 @@ PARTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class _Stretch:
     """A stretch of the run in seconds of its clock; `window` is None of one that is none."""
 
     start_s: float
@@ -44,14 +44,14 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class _Timeline:
     """Everything at the instants `at_s`; nan is unknown, infinite a p90 among failures."""
 
     at_s: Floats
     in_flight: Floats
     p90_ms: Mapping[Limit, Floats]
-    server: server_state.State
-    spans: tuple[Span, ...]
+    server: server_state.ServerState
+    spans: tuple[_Stretch, ...]
 
 
 def plot_timeseries(run: Run, ax: Axes | None = None) -> Axes:
@@ -130,7 +130,7 @@ def in_flight(sent_s: Floats, ended_s: Floats, at_s: Floats) -> Floats:
     return (np.searchsorted(sent, at_s, "right") - np.searchsorted(ended, at_s, "right")).astype(np.float64)
 
 
-def _timeline(run: Run) -> Timeline:
+def _timeline(run: Run) -> _Timeline:
     rows = requests(run, COLUMNS)
     rows = rows.filter(pa.array(~metrics.word_in(rows, "phase", "retracted")))
     due = metrics.numbers(rows, "due_ns") / NS
@@ -142,26 +142,26 @@ def _timeline(run: Run) -> Timeline:
     at = np.linspace(due[0], last, int(np.clip(last - due[0], 2, MOST_AT)))
     p90 = {limit: rolling_p90(due, LATENCIES[limit](rows), at) for limit in LIMITS}
     state = server_state.state(run.timeseries(), at)
-    return Timeline(at, in_flight(sent, ended, at), p90, state, tuple(_spans(run)))
+    return _Timeline(at, in_flight(sent, ended, at), p90, state, tuple(_spans(run)))
 
 
-def _spans(run: Run) -> list[Span]:
+def _spans(run: Run) -> list[_Stretch]:
     try:
         found = lines(run)
     except NoData:
         return []
     return [
-        Span(line["window_start_ns"] / NS, line["window_end_ns"] / NS, line["index"], not line["valid"])
+        _Stretch(line["window_start_ns"] / NS, line["window_end_ns"] / NS, line["index"], not line["valid"])
         for line in found
     ]
 
 
-def _tenths(at_s: Floats) -> list[Span]:
+def _tenths(at_s: Floats) -> list[_Stretch]:
     edges = np.linspace(at_s[0], at_s[-1], PARTS + 1)
-    return [Span(float(a), float(b), None, False) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [_Stretch(float(a), float(b), None, False) for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
 
-def _row(found: Timeline, span: Span) -> dict[str, Any]:
+def _row(found: _Timeline, span: _Stretch) -> dict[str, Any]:
     inside = (found.at_s >= span.start_s) & (found.at_s < span.end_s)
     state = found.server
     means = {
@@ -191,7 +191,7 @@ def _largest(values: Floats) -> float | None:
     return float(known.max()) if len(known) else None
 
 
-def _draw_load(ax: Axes, found: Timeline) -> None:
+def _draw_load(ax: Axes, found: _Timeline) -> None:
     ax.plot(found.at_s, found.in_flight, color=canvas.BLUE, linewidth=1.3, label="in flight")
     told = (
         ("running", found.server.running, canvas.VERMILLION, "--"),
@@ -212,7 +212,7 @@ def _draw_load(ax: Axes, found: Timeline) -> None:
     canvas.label(ax, "", "requests")
 
 
-def _draw_cache(ax: Axes, state: server_state.State) -> None:
+def _draw_cache(ax: Axes, state: server_state.ServerState) -> None:
     for name, values, colour, line in (
         ("KV cache in use", state.kv_pct, canvas.GREEN, "-"),
         ("prefix hit rate", state.hit_pct, canvas.PURPLE, "--"),
@@ -227,7 +227,7 @@ def _draw_cache(ax: Axes, state: server_state.State) -> None:
     canvas.label(ax, "", "%")
 
 
-def _draw_p90(ax: Axes, found: Timeline, limit: Limit, bound_ms: float) -> None:
+def _draw_p90(ax: Axes, found: _Timeline, limit: Limit, bound_ms: float) -> None:
     """The rolling p90 on a log axis; a thick line is where failures make it infinite."""
     values = found.p90_ms[limit]
     finite = values[np.isfinite(values)]
@@ -244,7 +244,7 @@ def _draw_p90(ax: Axes, found: Timeline, limit: Limit, bound_ms: float) -> None:
     canvas.label(ax, "", f"p90 {limit.upper()} (ms)")
 
 
-def _shade(ax: Axes, spans: tuple[Span, ...], named: bool) -> None:
+def _shade(ax: Axes, spans: tuple[_Stretch, ...], named: bool) -> None:
     """Grey where a window was counted, hatched where it is void."""
     for void, name, hatch in ((False, "window", ""), (True, "void window", "xx")):
         shown = [(span.start_s, span.end_s) for span in spans if span.void is void]

@@ -14,7 +14,7 @@ from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.planning.elasticity import Sensitivity
 
-Subject = Sensitivity | Mapping[str, Any]
+SensitivityOrTree = Sensitivity | Mapping[str, Any]
 """A `Sensitivity`, its tree, or the tree of a plan that has one."""
 
 HEIGHT_IN = 3.0
@@ -29,7 +29,7 @@ SIDES: Mapping[str, Look] = {
 }
 
 
-def plot_sensitivity(subject: Subject, ax: Axes | None = None) -> Axes:
+def plot_sensitivity(subject: SensitivityOrTree, ax: Axes | None = None) -> Axes:
     """Capacity over that at the centre when one input goes to an end of the measured box, the widest on top.
 
     Whiskers are 95 % intervals where there are more runs than unknowns. Raises NoData where no input was
@@ -58,7 +58,7 @@ def plot_sensitivity(subject: Subject, ax: Axes | None = None) -> Axes:
     return whole
 
 
-def sensitivity_table(subject: Subject) -> pa.Table:
+def sensitivity_table(subject: SensitivityOrTree) -> pa.Table:
     """One row per input: its two ends and, at each, the capacity over the centre's with its 95 % interval."""
     rows = []
     for bar in _bars(subject):
@@ -71,7 +71,7 @@ def sensitivity_table(subject: Subject) -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
-def sensitivity_alt(subject: Subject) -> str:
+def sensitivity_alt(subject: SensitivityOrTree) -> str:
     """Each input's two ends and the capacity there."""
     said = [
         f"{_name(row)} from {row['at_low']:g} to {row['at_high']:g} {row['unit']} takes the capacity from"
@@ -81,7 +81,7 @@ def sensitivity_alt(subject: Subject) -> str:
     return "; ".join(said) + "."
 
 
-def _bars(subject: Subject) -> list[Mapping[str, Any]]:
+def _bars(subject: SensitivityOrTree) -> list[Mapping[str, Any]]:
     tree: Mapping[str, Any] = asdict(subject) if isinstance(subject, Sensitivity) else subject
     found = (tree if "bars" in tree else tree.get("sensitivity") or {}).get("bars")
     if not found:

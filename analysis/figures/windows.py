@@ -33,7 +33,7 @@ LATENCIES = {"ttft": metrics.ttft, "tpot": metrics.tpot}
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class WindowRows:
     """A window with its line of dwells.parquet and, where they were read, its requests by due time."""
 
     line: Mapping[str, Any]
@@ -59,7 +59,7 @@ def lines(run: Run, kinds: Sequence[str] = COUNTED) -> list[dict[str, Any]]:
     return sorted(found, key=lambda line: line["window_start_ns"])
 
 
-def measured(run: Run, columns: Sequence[str] = ()) -> list[Measured]:
+def measured(run: Run, columns: Sequence[str] = ()) -> list[WindowRows]:
     """Every counted window by start, with these columns of its requests and those of `PLACE`.
 
     Raises NoData where there is no window.
@@ -112,7 +112,7 @@ def share(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
-def _measured(line: dict[str, Any], rows: pa.Table, due: metrics.Floats) -> Measured:
+def _measured(line: dict[str, Any], rows: pa.Table, due: metrics.Floats) -> WindowRows:
     window = dwell_table.window(line)
     first, end = np.searchsorted(due, (window.window_start_ns, window.window_end_ns))
-    return Measured(line, window, in_window(rows.slice(int(first), int(end - first)), window))
+    return WindowRows(line, window, in_window(rows.slice(int(first), int(end - first)), window))

@@ -17,7 +17,7 @@ import pyarrow as pa
 from analysis.capacity import dwell_table
 from analysis.capacity.node_effects import including, node_effects
 from analysis.capacity.posterior import LIMITS, Capacity, posterior
-from analysis.capacity.window_counts import Dwell, count, count_streams
+from analysis.capacity.window_counts import WindowCounts, count, count_by_stream
 from analysis.results.runs import Run, RunError
 from analysis.results.summary import capacity_tree
 from analysis.rows import metrics
@@ -36,7 +36,7 @@ SMALLEST = 1e-12
 class Recount:
     """Every window counted again, and the posterior of those that are not void; None without a search."""
 
-    dwells: tuple[Dwell, ...]
+    dwells: tuple[WindowCounts, ...]
     capacity: Capacity | None
 
 
@@ -54,15 +54,15 @@ def recount(run: Run) -> Recount:
     requests = run.requests()
     segment = metrics.numbers(requests, "dwell")
     asked = basis.slo, basis.workload, basis.counted_ns
-    counted: list[Dwell] = []
-    used: list[Dwell] = []
+    counted: list[WindowCounts] = []
+    used: list[WindowCounts] = []
     for line in table.to_pylist():
         window, index = dwell_table.window(line), line["index"]
         rows = requests.filter(pa.array(np.isin(segment, [index - 1, index, index + 1])))
         dwell = replace(count(rows, window, *asked), weight=line["weight"])
         counted.append(dwell)
         if line["valid"]:
-            used += count_streams(rows, window, basis.streams, *asked) if basis.streams else (dwell,)
+            used += count_by_stream(rows, window, basis.streams, *asked) if basis.streams else (dwell,)
     if basis.prior is None:
         return Recount(tuple(counted), None)
     found = including(posterior(used, basis.prior), node_effects(used, basis.prior))

@@ -23,7 +23,7 @@ READ_AS = pa.dictionary(pa.int32(), pa.string())
 """Arrow type that also takes what another program, or an earlier version, wrote without a bound."""
 
 
-class Words:
+class BoundedWords:
     """The words of one column as they come in, each with the one that is kept for it."""
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ Z95 = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True, slots=True)
-class Prior:
+class ParameterPrior:
     """ln of each parameter ~ normal around `centre`, with an sd of its own to either side.
 
     The fit goes by z, sds from the centre: a step across a centre then never costs more than one that stays,
@@ -54,7 +54,7 @@ class Prior:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class ParameterFit:
     """`at`, `low` and `high`: ln of the parameters and of the ends of their 95 % intervals.
 
     `scatter` is the sd of one residual (ln); `learnt` the share of each prior variance that the data took
@@ -95,7 +95,7 @@ class _Problem:
 
     predict: Predict
     measured: Floats
-    prior: Prior
+    prior: ParameterPrior
     noise: Floats
 
     def residuals(self, z: Floats) -> Floats:
@@ -128,11 +128,11 @@ class _Problem:
 def fit(
     predict: Predict,
     measured: Floats,
-    prior: Prior,
+    prior: ParameterPrior,
     starts: Sequence[Floats] = (),
     noise: Floats | None = None,
     enough: float = 0.0,
-) -> Fit:
+) -> ParameterFit:
     """The most likely parameters for `measured` (ln), from the best of the prior's centre and `starts` (ln).
 
     `noise` is the sampling error of each figure (ln), beside which the scatter counts. A loss with steps has
@@ -157,7 +157,9 @@ def fit(
     return found
 
 
-def around(predict: Predict, measured: Floats, prior: Prior, at: Floats, noise: Floats) -> Fit:
+def around(
+    predict: Predict, measured: Floats, prior: ParameterPrior, at: Floats, noise: Floats
+) -> ParameterFit:
     """The normal around `at` (ln), which is not moved: what `measured` and `prior` say of the parameters.
 
     For parameters that were held in a fit beside those that were fitted: the data know less of the latter by
@@ -168,7 +170,7 @@ def around(predict: Predict, measured: Floats, prior: Prior, at: Floats, noise: 
     return _around(problem, prior.z(at), reach, np.zeros(len(at), dtype=bool), False)
 
 
-def _around(problem: _Problem, z: Floats, reach: Floats, held: Flags, stalled: bool) -> Fit:
+def _around(problem: _Problem, z: Floats, reach: Floats, held: Flags, stalled: bool) -> ParameterFit:
     """The fit whose optimum is `z`: a normal in z, which the sides of the prior make a split one in ln."""
     prior, residuals, slope = problem.prior, problem.residuals(z), problem.slope(z)
     scatter = problem.scatter(residuals, slope, reach)
@@ -178,7 +180,7 @@ def _around(problem: _Problem, z: Floats, reach: Floats, held: Flags, stalled: b
     sd = np.sqrt(variance)
     low, high = (prior.ln(z + side * Z95 * sd) for side in (-1, 1))
     correlation: Floats = covariance / np.outer(sd, sd)
-    return Fit(prior.ln(z), low, high, correlation, residuals, scatter, 1 - variance, held, stalled)
+    return ParameterFit(prior.ln(z), low, high, correlation, residuals, scatter, 1 - variance, held, stalled)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ BETWEEN, _WIDTH = 2.0 * _PART**3, _PART**2
 """Values of that sd: fine where parts agree, and so far that no two capacities differ by more."""
 SPAN_SDS = 8.0
 HALVINGS = 45
-NORMAL_975 = 1.959964
+NORMAL_95, NORMAL_975 = 1.644854, 1.959964
+"""Quantiles of the standard normal distribution."""
 TAIL = 0.025
 CERTIFIED = 0.05
 
@@ -42,7 +43,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Interval:
     """A figure with its 95 % interval."""
 
     value: float
@@ -58,10 +59,10 @@ class Pooled:
     towards it by what its own noise explains; both of ln QPS, that is as shares.
     """
 
-    qps: Figure
+    qps: Interval
     certified: float
-    between: Figure
-    effects: tuple[Figure, ...]
+    between: Interval
+    effects: tuple[Interval, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,9 @@ class Repeated:
     `variation` is their coefficient of variation (sd over mean) as a share.
     """
 
-    mean: Figure
+    mean: Interval
     certified: float
-    variation: Figure
+    variation: Interval
 
 
 def pooled(estimates: Sequence[Estimate]) -> Pooled:
@@ -124,7 +125,7 @@ def repeated(values: Sequence[float]) -> Repeated:
     return Repeated(
         mean=_figure(lambda q: mean + student_t(q, df) * error),
         certified=mean + student_t(CERTIFIED, df) * error,
-        variation=Figure(
+        variation=Interval(
             sd / mean,
             *(sd / mean * math.sqrt(df / chi_square(q, df)) for q in (1 - TAIL, TAIL)),
         ),
@@ -149,11 +150,11 @@ def _quantile(q: float, at: Floats, density: Floats) -> float:
     return float(np.interp(q, below / below[-1], at))
 
 
-def _figure(quantile: Callable[[float], float]) -> Figure:
-    return Figure(quantile(0.5), quantile(TAIL), quantile(1 - TAIL))
+def _figure(quantile: Callable[[float], float]) -> Interval:
+    return Interval(quantile(0.5), quantile(TAIL), quantile(1 - TAIL))
 
 
-def _effect(mass: Floats, mean: Floats, sd: Floats) -> Figure:
+def _effect(mass: Floats, mean: Floats, sd: Floats) -> Interval:
     # With no spread between parts at all there is no effect: the normal of width 0.
     return _figure(lambda q: _mixture(q, mass, mean, np.maximum(sd, 1e-9)))
 

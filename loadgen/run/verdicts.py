@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from analysis.capacity import dwell_table, node_effects
 from analysis.capacity.backlog import falls_behind
-from analysis.capacity.dwell_table import Basis
+from analysis.capacity.dwell_table import CountingBasis
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import LEAST_REQUESTS, LIMITS, posterior
 from analysis.capacity.validity import REMEDIES, Verdict, judge_run
@@ -240,13 +240,13 @@ def _base(
     plan, outcomes = driver.plan, driver.windows.outcomes
     belief = belief or prior(plan.search, plan.begin, outcomes)
     replicas = len(plan.replicas) if plan.replicas else None
-    basis = Basis.of(plan.slo, plan.workload, plan.streams, driver.counted_ns, belief, replicas)
+    basis = CountingBasis.of(plan.slo, plan.workload, plan.streams, driver.counted_ns, belief, replicas)
     rows = [_dwell_row(driver, outcome, basis) for outcome in outcomes]
     capacity = posterior(dwells_of(outcomes), belief) if belief and fitted else None
-    return tree | {"dwells": dwell_table.with_phi(rows, capacity), "basis": asdict(basis)}
+    return tree | {"dwells": dwell_table.with_dispersion(rows, capacity), "basis": asdict(basis)}
 
 
-def _dwell_row(driver: Driver, outcome: Outcome, basis: Basis) -> Tree:
+def _dwell_row(driver: Driver, outcome: Outcome, basis: CountingBasis) -> Tree:
     index = outcome.segment.index
     rows = in_window(driver.windows.requests(index), outcome.dwell)
     why = outcome.segment.reason

@@ -15,8 +15,8 @@ from analysis.capacity.validity import (
     check_little,
     check_prefix_hits,
     judge_closed,
-    judge_dwell,
     judge_run,
+    judge_window,
     slope_t,
 )
 from analysis.capacity.window_counts import NS, Window
@@ -52,7 +52,7 @@ def rows(count=450, **more):
 
 
 def judged(made, **evidence):
-    return judge_dwell(table(made), WINDOW, SLO, **evidence)
+    return judge_window(table(made), WINDOW, SLO, **evidence)
 
 
 def named(verdict, name):
@@ -295,7 +295,7 @@ def test_a_slower_clock_is_a_remedy_only_where_it_was_fast(scale):
 
 
 def test_every_reason_has_a_remedy():
-    verdict = judge_dwell(table(rows()), WINDOW, SLO)
+    verdict = judge_window(table(rows()), WINDOW, SLO)
     reasons = {check.reason for check in verdict.checks if check.reason}
     assert reasons | {"too_few_dwells"} == set(REMEDIES)
     assert all("\n" not in remedy for remedy in REMEDIES.values())
@@ -336,7 +336,7 @@ def test_the_way_is_judged_in_real_time_whatever_the_engine_took(scale, bound_ms
             engine_first_token_ns=engine_ns,
             first_token_offset_ns=engine_ns + round(way_ms * scale * MS),
         )
-        verdict = judge_dwell(table(made), WINDOW, slo)
+        verdict = judge_window(table(made), WINDOW, slo)
         assert (named(verdict, "path_p90").bound, verdict.reason) == (bound_ms, reason)
 
 
@@ -352,7 +352,7 @@ def test_a_replica_that_stands_still_voids_a_long_window_too():
             rows(1)[0]
             | {"due_ns": round(due_s * NS), "engine_first_token_ns": 49 * MS, "first_token_offset_ns": first}
         )
-    verdict = judge_dwell(table(made), window, Slo("s", ttft_p90_ms=2000.0, tpot_p90_ms=50.0))
+    verdict = judge_window(table(made), window, Slo("s", ttft_p90_ms=2000.0, tpot_p90_ms=50.0))
     assert named(verdict, "path_p90").passed
     assert named(verdict, "path_over").value == pytest.approx(17 / 480)
     assert (verdict.valid, verdict.reason) == (False, "path_slow")

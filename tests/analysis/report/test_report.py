@@ -391,7 +391,7 @@ def test_every_check_and_figure_is_known_to_the_page() -> None:
     unnamed = {"dwell": 0, "due_ns": 0, "status": "ok", "replica_id": foreign_words.OTHER}
     rows, slo = records.table([unnamed]), Slo("any", 1000, 100)
     closed = validity.judge_closed(rows, window, slo)
-    verdicts = [validity.judge_dwell(rows, window, slo), closed, validity.judge_run([closed], 2)]
+    verdicts = [validity.judge_window(rows, window, slo), closed, validity.judge_run([closed], 2)]
     names = {check.name for verdict in verdicts for check in verdict.checks}
     assert names == checks.MEANINGS.keys()
     assert set(banner.CAUSES) == set(validity.REMEDIES)

@@ -11,7 +11,7 @@ import pytest
 from analysis.__main__ import concluded
 from analysis.capacity import paired_ratio
 from analysis.capacity.paired_ratio import Latencies, Pair
-from analysis.capacity.window_counts import Dwell, LimitCount
+from analysis.capacity.window_counts import LimitCount, WindowCounts
 from analysis.results import studies, summary
 from conf import ConfigError, Experiment, load
 from conf.load import dump
@@ -151,7 +151,7 @@ TEMPLATES = [
 def outcome(index: int, pair: int, rate_qps: float, **state: bool) -> Outcome:
     segment = Segment(index, "dwell", rate_qps, 15, 45, False, "", pair)
     counts = LimitCount(20, 200, (20,), (200,))
-    window = Dwell(
+    window = WindowCounts(
         index, "dwell", rate_qps, 1, 0, 0, 45 * NS, 45 * NS, ttft=counts, tpot=counts, median_e2e_s=6.0
     )
     return Outcome(segment, window, **state)
