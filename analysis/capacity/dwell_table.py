@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.capacity.limit_posterior import Prior
-from analysis.capacity.posterior import LIMITS, Capacity
+from analysis.capacity.posterior import Capacity
 from analysis.capacity.validity import Verdict
 from analysis.capacity.window_counts import Window, WindowCounts
 from analysis.rows import metrics, parquet, routing_spread
 from analysis.stats.quantiles import quantile
+from conf.specs.bounds import LIMITS
 from conf.specs.experiment import Arrivals, Lengths, Slo, Workload
 
 SCHEMA_VERSION = 2
@@ -144,9 +145,18 @@ class CountingBasis:
         replicas: int | None = None,
     ) -> "CountingBasis":
         """What matters of these."""
-        means = round(workload.prompt_tokens), workload.output_tokens.mean
-        asked = slo.ttft_p90_ms, slo.tpot_p90_ms, *means, workload.arrivals
-        return cls(*asked, streams, counted_ns, prior, workload.prefix_hit, replicas)
+        return cls(
+            slo.ttft_p90_ms,
+            slo.tpot_p90_ms,
+            round(workload.prompt_tokens),
+            workload.output_tokens.mean,
+            workload.arrivals,
+            streams,
+            counted_ns,
+            prior,
+            workload.prefix_hit,
+            replicas,
+        )
 
     @property
     def slo(self) -> Slo:
@@ -171,9 +181,8 @@ def row(
 ) -> dict[str, Any]:
     """One line of the table; `rows` are the requests of the dwell's window."""
     latency = {"ttft": metrics.ttft(rows), "tpot": metrics.tpot(rows)}
-    bounds = {"ttft": basis.ttft_p90_ms, "tpot": basis.tpot_p90_ms}
     # An answer without a TPOT has no such bound to miss.
-    good = np.all([~(latency[limit] > bounds[limit]) for limit in LIMITS], axis=0)
+    good = np.all([~(latency[bound.limit] > bound.ms) for bound in basis.slo.bounds], axis=0)
     good &= ~np.isnan(latency["ttft"])
     return {
         **{name: getattr(dwell, name) for name in DWELLS.names if name in WindowCounts.__dataclass_fields__},
@@ -192,8 +201,8 @@ def row(
         "turn_blocked_max_ms": routing_spread.longest_block_ms(rows),
         "by_replica": routing_spread.by_replica(rows),
         "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
-        **{f"{limit}_over": getattr(dwell, limit).over for limit in LIMITS},
-        **{f"{limit}_determined": getattr(dwell, limit).determined for limit in LIMITS},
+        **{f"{limit}_over": dwell.over(limit).over for limit in LIMITS},
+        **{f"{limit}_determined": dwell.over(limit).determined for limit in LIMITS},
         **{f"{limit}_phi": None for limit in LIMITS},
         "reason": reason,
     }

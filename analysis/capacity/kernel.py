@@ -6,15 +6,14 @@ Knows the loads that dwells carry and how long an answer lasts; knows no count a
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analysis.capacity.window_counts import BLOCK_S, LOOK_AHEAD, LOOK_BACK, WindowCounts
+from conf.specs.bounds import Limit
 
 Floats = NDArray[np.float64]
-Limit = Literal["ttft", "tpot"]
 
 KERNEL_E2E: dict[Limit, tuple[tuple[float, float], ...]] = {
     "ttft": ((2.5, 0.0),),

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.capacity.kernel import Floats, Kernel, Limit, log_loads
+from analysis.capacity.kernel import Floats, Kernel, log_loads
 from analysis.capacity.window_counts import LimitCount, WindowCounts
 from analysis.stats.quantiles import Dispersion, overdispersion
+from conf.specs.bounds import ALLOWED_OVER, Limit
 
-ALLOWED_OVER = 0.1
 LOGIT_ALLOWED = math.log(ALLOWED_OVER / (1 - ALLOWED_OVER))
 SLOPE_CENTRE, SLOPE_SD = math.log(25), 0.5
 """Prior of ln slope. 21 to 46 on the engine model at four pairs of bounds, given the load around a block."""

@@ -13,16 +13,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.capacity.kernel import Limit
-from analysis.capacity.limit_posterior import ALLOWED_OVER, OVERLOADED_SHARE
-from analysis.capacity.posterior import LIMITS
+from analysis.capacity.limit_posterior import OVERLOADED_SHARE
 from analysis.stats.pooling import NORMAL_975
+from conf.specs.bounds import ALLOWED_OVER, LIMITS, Limit
+from conf.specs.experiment import Slo
 
 Floats = NDArray[np.float64]
 Tree = dict[str, Any]
 Open = Literal["", "above", "below"]
-Bounds = tuple[float, float]
-"""The bounds of p90 TTFT and p90 TPOT in ms."""
 
 BAND = 0.3
 """A share is averaged over bounds within a factor e^+-0.3 of the asked one: the ratio hardly depends on the
@@ -142,12 +140,12 @@ class Ratio:
         return (value + math.log(self.low)) / 2 if self.open == "above" else value
 
 
-def pair(index: int, log_ratio: float, whole: bool, a: Latencies, b: Latencies, bounds_ms: Bounds) -> Pair:
+def pair(index: int, log_ratio: float, whole: bool, a: Latencies, b: Latencies, slo: Slo) -> Pair:
     """The pair of two windows with the same requests; where one ended early, the requests that both had."""
     count = min(len(a.ttft), len(b.ttft))
     shares = [
-        _shares(getattr(a, limit)[:count], getattr(b, limit)[:count], bound)
-        for limit, bound in zip(LIMITS, bounds_ms, strict=True)
+        _shares(getattr(a, bound.limit)[:count], getattr(b, bound.limit)[:count], bound.ms)
+        for bound in slo.bounds
     ]
     return Pair(index, log_ratio, whole, *shares)
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.capacity.kernel import Floats, Limit
+from analysis.capacity.kernel import Floats
 from analysis.capacity.limit_posterior import LimitPosterior, Prior, fit
 from analysis.capacity.window_counts import WindowCounts
+from conf.specs.bounds import LIMITS, Limit
 
-LIMITS: tuple[Limit, Limit] = ("ttft", "tpot")
 LEAST_REQUESTS = 10
 """A window with fewer requests says nothing (the method, 4.2 step 4)."""
 DEPENDENCE = 0.5

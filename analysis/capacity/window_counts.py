@@ -5,7 +5,7 @@ Knows request rows, the bounds and the workload's means; knows no posterior and 
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
+from conf.specs.bounds import Bound, Limit
 from conf.specs.experiment import Slo, Workload
 
 NS = 1_000_000_000
@@ -31,7 +32,6 @@ LOOK_BACK, LOOK_AHEAD = 132, 80
 LEAST_COVER_NS = NS
 """A block of which less is known has no load."""
 
-Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 
@@ -102,6 +102,11 @@ class WindowCounts(Window):
     tpot: LimitCount = LimitCount(0, 0, (), ())
     stream: int | None = None
 
+    def over(self, limit: Limit) -> LimitCount:
+        """Counts against one limit."""
+        counted: LimitCount = getattr(self, limit)
+        return counted
+
 
 def in_window(requests: pa.Table, window: Window) -> pa.Table:
     """The rows of the window: those of its segment that were due in it, but for what was retracted."""
@@ -134,8 +139,10 @@ def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_
     ok, pending = metrics.status_in(rows, records.OK), metrics.status_in(rows, records.PENDING)
     work = request_work(rows, workload)
     e2e = quantile(e2e_so_far(rows, now_ns), 0.5)
+    known: dict[str, Any] = {field.name: getattr(window, field.name) for field in fields(Window)}
+    known |= {bound.limit: _count_over(rows, bound, now_ns, block, blocks) for bound in slo.bounds}
     return WindowCounts(
-        **{field.name: getattr(window, field.name) for field in fields(Window)},
+        **known,
         weight=1.0,
         requests=rows.num_rows,
         completed=int(ok.sum()),
@@ -147,8 +154,6 @@ def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_
         load=_load(requests, window, workload, now_ns, blocks),
         work_var=float(np.var(work)) if len(work) else 0.0,
         arrivals_var=ARRIVALS_VAR[workload.arrivals.kind] / workload.arrivals.burstiness,
-        ttft=_tally(*label_ttft(rows, slo.ttft_p90_ms, now_ns), block, blocks),
-        tpot=_tally(*label_tpot(rows, slo.tpot_p90_ms, now_ns), block, blocks),
     )
 
 
@@ -222,23 +227,21 @@ def e2e_so_far(requests: pa.Table, now_ns: int) -> Floats:
     return np.where(done, metrics.e2e(requests), np.where(pending, paced, np.nan))
 
 
-def label_ttft(requests: pa.Table, limit_ms: float, now_ns: int) -> tuple[Bools, Bools]:
-    """(over, determined) per row."""
-    value = ttft_so_far(requests, limit_ms, now_ns)
-    return value > limit_ms, ~np.isnan(value)
+def latency_so_far(requests: pa.Table, bound: Bound, now_ns: int) -> Floats:
+    """The bounded latency in ms per row as known at `now_ns`; nan where it is not known yet."""
+    if bound.limit == "ttft":
+        return ttft_so_far(requests, bound.ms, now_ns)
+    return tpot_so_far(requests, now_ns)
 
 
-def label_tpot(requests: pa.Table, limit_ms: float, now_ns: int) -> tuple[Bools, Bools]:
-    """(over, determined) per row."""
-    value = tpot_so_far(requests, now_ns)
-    return value > limit_ms, ~np.isnan(value)
-
-
-def _tally(over: Bools, determined: Bools, block: NDArray[np.int64], blocks: int) -> LimitCount:
-    per_block = np.bincount(block[over & determined], minlength=blocks)
-    known = np.bincount(block[determined], minlength=blocks)
+def _count_over(
+    rows: pa.Table, bound: Bound, now_ns: int, block: NDArray[np.int64], blocks: int
+) -> LimitCount:
+    latency_ms = latency_so_far(rows, bound, now_ns)
+    determined = np.bincount(block[~np.isnan(latency_ms)], minlength=blocks)
+    over = np.bincount(block[latency_ms > bound.ms], minlength=blocks)
     return LimitCount(
-        int(per_block.sum()), int(known.sum()), tuple(map(int, per_block)), tuple(map(int, known))
+        int(over.sum()), int(determined.sum()), tuple(map(int, over)), tuple(map(int, determined))
     )
 
 

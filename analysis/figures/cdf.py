@@ -8,21 +8,19 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity.kernel import Limit
-from analysis.capacity.posterior import LIMITS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Floats, Look
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.windows import LATENCIES, LATENCY, WindowRows, bounds_ms, measured, ms, qps, share
 from analysis.results.runs import Run
 from analysis.stats.quantiles import quantile
+from conf.specs.bounds import LIMITS, QUANTILE, Limit
 
 HEIGHT_IN = 3.8
 MOST_CURVES = 6
 """More curves are not told apart: then evenly over the rates, the lowest and the highest among them."""
 MOST_STEPS = 100
 QUANTILES = (0.5, 0.9, 0.99)
-GOAL = 0.9
 
 
 def plot_cdf(run: Run, ax: Axes | None = None) -> Axes:
@@ -132,9 +130,9 @@ def _panel(ax: Axes, limit: Limit, windows: Sequence[WindowRows], bound_ms: floa
     ax.set_ylim(0, 1.02)
     canvas.log_axis(ax, "x")
     canvas.label(ax, f"{limit.upper()} (ms)", "share of requests within")
-    ax.plot([bound_ms, bound_ms], [0, GOAL], **canvas.LIMIT)
-    ax.plot([bound_ms], [GOAL], marker="<", markersize=8, color=canvas.VERMILLION, linestyle="")
-    ax.axhline(GOAL, color=canvas.PALE, linewidth=0.8, linestyle=":")
+    ax.plot([bound_ms, bound_ms], [0, QUANTILE], **canvas.LIMIT)
+    ax.plot([bound_ms], [QUANTILE], marker="<", markersize=8, color=canvas.VERMILLION, linestyle="")
+    ax.axhline(QUANTILE, color=canvas.PALE, linewidth=0.8, linestyle=":")
     beside: Look = {"ha": "right", "xytext": (-3, 3), "rotation": 90, "va": "bottom"}
     canvas.note(ax, bound_ms, 0.02, f"bound {ms(bound_ms)}", **beside)
 

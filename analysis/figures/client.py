@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity import validity
+from analysis.capacity.client_checks import CPU_SHARE, RUN_SHARE, check_send_lag
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Floats, Look
@@ -91,7 +91,7 @@ def _gate_ms(run: Run, windows: Sequence[WindowRows]) -> float:
     for check in run.checks:
         if check["name"] == "send_lag_p99" and check["bound"] is not None:
             return float(check["bound"])
-    bound = validity.check_send_lag(windows[0].rows, run.config.slo).bound
+    bound = check_send_lag(windows[0].rows, run.config.slo).bound
     if bound is None:
         raise NoData("no bound of the send lag is known")
     return bound
@@ -160,14 +160,14 @@ def _draw_health(cpu: Axes, own: Axes, clients: pa.Table) -> None:
     at, used, run_share = _by_second(clients)
     drawn: Look = {"markevery": max(1, len(at) // 8), "markersize": 4, "linewidth": 1}
     cpu.plot(at, used, color=canvas.BLUE, marker="o", **drawn, label="CPU, busiest actor")
-    canvas.bound(cpu, validity.CPU_SHARE, f"gate: at most {validity.CPU_SHARE:g} over a window")
+    canvas.bound(cpu, CPU_SHARE, f"gate: at most {CPU_SHARE:g} over a window")
     style: Look = {"color": canvas.GREEN, "marker": "^", "linestyle": "-."}
     own.plot(at, run_share, **style, **drawn, label="run share, most crowded actor")
     if np.isnan(run_share).all():
         canvas.note(own, 0.5, 0.5, "not told", xycoords="axes fraction", ha="center", va="center")
     # It informs and makes no window void: no line that must not be crossed.
     noted: Look = {"color": canvas.PALE, "linewidth": 1, "linestyle": ":"}
-    own.axhline(validity.RUN_SHARE, **noted, label=f"noted below {validity.RUN_SHARE:g} over a window")
+    own.axhline(RUN_SHARE, **noted, label=f"noted below {RUN_SHARE:g} over a window")
     for panel, words in ((cpu, "of a core"), (own, "of its time")):
         panel.set_ylim(0, 1.05)
         canvas.label(panel, "", words)

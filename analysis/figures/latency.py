@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity.kernel import Limit
-from analysis.capacity.posterior import LIMITS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look, Style
 from analysis.figures.exhibit import Exhibit
@@ -20,6 +18,7 @@ from analysis.figures.outcomes import UNKNOWN, VOID, WORDS, draw_points, mark, o
 from analysis.figures.windows import LATENCIES, LATENCY, WindowRows, bounds_ms, measured, ms, qps
 from analysis.results.runs import Run
 from analysis.stats.quantiles import sectioning
+from conf.specs.bounds import LIMITS, QUANTILE, Limit, column
 
 HEIGHT_IN = 5.0
 SHOWN = {
@@ -103,10 +102,9 @@ def latency_alt(run: Run) -> str:
 
 def _rise(valid: Sequence[WindowRows], limit: Limit, bound: float) -> str:
     first, last = valid[0], valid[-1]
-    low, high = (ms(window.line[f"{limit}_p90_ms"]) for window in (first, last))
+    low, high = (ms(window.line[column(limit)]) for window in (first, last))
     over = sum(
-        window.line[f"{limit}_p90_ms"] is not None and window.line[f"{limit}_p90_ms"] > bound
-        for window in valid
+        window.line[column(limit)] is not None and window.line[column(limit)] > bound for window in valid
     )
     path = f"goes from {low} at {qps(first.rate)} QPS per node to {high} at {qps(last.rate)}"
     if len(valid) == 1:
@@ -132,7 +130,7 @@ def _points(windows: Sequence[WindowRows], limit: Limit, bounds: Mapping[Limit, 
     found = []
     for window in windows:
         known = {name: window.line[f"{limit}_{name}_ms"] for name in SHOWN}
-        interval = sectioning(LATENCIES[limit](window.rows), 0.9)
+        interval = sectioning(LATENCIES[limit](window.rows), QUANTILE)
         found.append(
             _WindowPoint(window.rate, outcome(window.line, bounds, (limit,)), **known, interval=interval)
         )

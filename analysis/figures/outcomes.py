@@ -6,10 +6,9 @@ Knows lines of dwells.parquet and the bounds; a void window is neither, and cros
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.capacity.kernel import Limit
-from analysis.capacity.posterior import LIMITS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look
+from conf.specs.bounds import LIMITS, Limit, column
 
 PASS, FAIL, VOID, UNKNOWN = "pass", "fail", "void", "unknown"
 WORDS = {
@@ -25,7 +24,7 @@ def outcome(line: Mapping[str, Any], bounds: Mapping[Limit, float], limits: Sequ
     """`void`; `fail` where a p90 of `limits` is over its bound; `unknown` where none is known; or `pass`."""
     if not line["valid"]:
         return VOID
-    p90s = {limit: line[f"{limit}_p90_ms"] for limit in limits}
+    p90s = {limit: line[column(limit)] for limit in limits}
     if any(p90 is not None and p90 > bounds[limit] for limit, p90 in p90s.items()):
         return FAIL
     return UNKNOWN if all(p90 is None for p90 in p90s.values()) else PASS

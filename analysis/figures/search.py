@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.capacity.kernel import Limit
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look
@@ -17,6 +16,7 @@ from analysis.figures.exhibit import Exhibit
 from analysis.figures.outcomes import PASS, VOID, WORDS, mark, outcome
 from analysis.figures.windows import bounds_ms, counted, lines, qps
 from analysis.results.runs import Run
+from conf.specs.bounds import Limit
 
 HEIGHT_IN = 3.6
 KINDS = ("ramp", "dwell", "hold")

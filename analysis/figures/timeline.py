@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity.kernel import Limit
-from analysis.capacity.posterior import LIMITS
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas, server_state
 from analysis.figures.canvas import Axes, Floats, Look
@@ -20,6 +18,7 @@ from analysis.figures.windows import LATENCIES, LATENCY, bounds_ms, counted, lin
 from analysis.results.runs import Run
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
+from conf.specs.bounds import LIMITS, QUANTILE, Limit
 
 HEIGHT_IN = 6.4
 ROLLING_S = 15.0
@@ -117,7 +116,7 @@ def rolling_p90(due_s: Floats, values: Floats, at_s: Floats) -> Floats:
     due_s, values = due_s[known], values[known]
     first, end = np.searchsorted(due_s, at_s - ROLLING_S, "right"), np.searchsorted(due_s, at_s, "right")
     found = [
-        quantile(values[a:b], 0.9) if b - a >= LEAST_REQUESTS else None
+        quantile(values[a:b], QUANTILE) if b - a >= LEAST_REQUESTS else None
         for a, b in zip(first, end, strict=True)
     ]
     return np.array([np.nan if p90 is None else p90 for p90 in found])

@@ -12,12 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.capacity import dwell_table
-from analysis.capacity.kernel import Limit
-from analysis.capacity.posterior import LIMITS
 from analysis.capacity.window_counts import Window, in_window
 from analysis.figures.exhibit import NoData
 from analysis.results.runs import Run
 from analysis.rows import metrics
+from conf.specs.bounds import LIMITS, Limit, column
 
 PLACE = ("due_ns", "dwell", "phase", "status")
 """Columns that say to which window a request belongs and what became of it."""
@@ -82,9 +81,8 @@ def requests(run: Run, columns: Sequence[str]) -> pa.Table:
 def bounds_ms(run: Run) -> dict[Limit, float]:
     """The bound of each p90."""
     if run.sweep and (asked := run.sweep.get("asked")):
-        return {limit: float(asked["slo"][f"{limit}_p90_ms"]) for limit in LIMITS}
-    slo = run.config.slo
-    return {limit: float(getattr(slo, f"{limit}_p90_ms")) for limit in LIMITS}
+        return {limit: float(asked["slo"][column(limit)]) for limit in LIMITS}
+    return {bound.limit: float(bound.ms) for bound in run.config.slo.bounds}
 
 
 def qps(value: float) -> str:

@@ -16,11 +16,12 @@ import pyarrow as pa
 
 from analysis.capacity import dwell_table
 from analysis.capacity.node_effects import including, node_effects
-from analysis.capacity.posterior import LIMITS, Capacity, posterior
+from analysis.capacity.posterior import Capacity, posterior
 from analysis.capacity.window_counts import WindowCounts, count, count_by_stream
 from analysis.results.runs import Run, RunError
 from analysis.results.summary import capacity_tree
 from analysis.rows import metrics
+from conf.specs.bounds import LIMITS
 
 COUNTS = ("requests", "completed", "failed", "pending", "waiting_at_start")
 DERIVED = ("log_work",)
@@ -115,8 +116,8 @@ def _other_counts(run: Run, again: Recount) -> Iterator[str]:
     """Where dwells.parquet says otherwise."""
     for line, dwell in zip(run.dwells().to_pylist(), again.dwells, strict=True):
         fresh = {name: getattr(dwell, name) for name in (*COUNTS, *DERIVED)}
-        fresh |= {f"{limit}_over": getattr(dwell, limit).over for limit in LIMITS}
-        fresh |= {f"{limit}_determined": getattr(dwell, limit).determined for limit in LIMITS}
+        fresh |= {f"{limit}_over": dwell.over(limit).over for limit in LIMITS}
+        fresh |= {f"{limit}_determined": dwell.over(limit).determined for limit in LIMITS}
         for name, value in fresh.items():
             if not same(line[name], value):
                 yield f"window {dwell.index}: {name} recorded {line[name]!r}, recomputed {value!r}"

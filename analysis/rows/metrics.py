@@ -58,6 +58,11 @@ def time_scale(requests: pa.Table) -> Floats:
     return np.nan_to_num(numbers(requests, "time_scale"), nan=1.0)
 
 
+def whole_time_scale(requests: pa.Table) -> float:
+    """Speed of the run's clock over the real one, taken over all rows; 1 of no rows."""
+    return float(np.max(time_scale(requests), initial=1.0))
+
+
 def token_offset_ns(requests: pa.Table, which: str) -> Floats:
     """The `first` or `last` token from the due time: by the engine's own clock, and the path in real time.
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from conf.io.check import require, require_positive
+from conf.specs.bounds import LIMITS, Bound, column
 from conf.specs.conversation import Conversations
 from conf.specs.images import Images
 from conf.specs.lengths import Lengths
@@ -160,7 +161,11 @@ class Slo:
     tpot_p90_ms: float
 
     def __post_init__(self) -> None:
-        require_positive("slo.", self, "ttft_p90_ms", "tpot_p90_ms")
+        require_positive("slo.", self, *map(column, LIMITS))
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        return tuple(Bound(limit, getattr(self, column(limit))) for limit in LIMITS)
 
     def answer_s(self, tokens: float) -> float:
         """Seconds that an answer of so many tokens lasts where both bounds are just kept."""

@@ -13,10 +13,11 @@ from typing import Literal
 from analysis.capacity.backlog import falls_behind
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.node_effects import including, node_effects
-from analysis.capacity.posterior import DEPENDENCE, LEAST_REQUESTS, LIMITS, Capacity, posterior
+from analysis.capacity.posterior import DEPENDENCE, LEAST_REQUESTS, Capacity, posterior
 from analysis.capacity.window_counts import NS, WindowCounts, count
 from analysis.stats.alpha_spending import LEVEL, tail_at
 from conf import ConfigError, Experiment
+from conf.specs.bounds import LIMITS
 from conf.specs.experiment import Slo
 from loadgen.drive.driver import Driver
 from loadgen.search.policy import (
@@ -225,7 +226,7 @@ def _over(dwells: Iterable[WindowCounts], limit: str) -> float:
 def _tightened(driver: Driver, outcomes: Sequence[Outcome]) -> list[WindowCounts]:
     """The windows counted at tighter bounds."""
     slo, now_ns = driver.plan.slo, driver.target.now_ns()
-    tight = Slo(slo.name, CALM_BOUND * slo.ttft_p90_ms, CALM_BOUND * slo.tpot_p90_ms)
+    tight = Slo(slo.name, *(CALM_BOUND * bound.ms for bound in slo.bounds))
     windows = [outcome.dwell for outcome in outcomes]
     return [count(driver.windows.requests(w.index), w, tight, driver.plan.workload, now_ns) for w in windows]
 

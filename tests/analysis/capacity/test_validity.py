@@ -7,18 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.capacity.validity import (
-    REMEDIES,
-    Check,
-    Verdict,
-    check_concurrency,
-    check_little,
-    check_prefix_hits,
-    judge_closed,
-    judge_run,
-    judge_window,
-    slope_t,
-)
+from analysis.capacity.check import Check
+from analysis.capacity.flow_checks import check_concurrency, check_little, slope_t
+from analysis.capacity.service_checks import check_prefix_hits
+from analysis.capacity.validity import REMEDIES, Verdict, WindowEvidence, judge_run, judge_window
 from analysis.capacity.window_counts import NS, Window
 from analysis.rows.records import table
 from conf.specs.experiment import Slo
@@ -52,7 +44,7 @@ def rows(count=450, **more):
 
 
 def judged(made, **evidence):
-    return judge_window(table(made), WINDOW, SLO, **evidence)
+    return judge_window(table(made), WINDOW, SLO, WindowEvidence(**evidence))
 
 
 def named(verdict, name):
@@ -223,7 +215,7 @@ def closed_loop(concurrency, count, seed=3):
 
 def test_a_closed_loop_of_enough_requests_is_proved():
     made, window = closed_loop(8, 320)
-    verdict = judge_closed(made, window, SLO, planned=None, health={"a": HEALTH})
+    verdict = judge_window(made, window, SLO, WindowEvidence(health={"a": HEALTH}))
     assert verdict.valid
     assert named(verdict, "requests_per_concurrency").value == 40
     told = {name: named(verdict, name).passed for name in ("concurrency_error", "steady_window")}
@@ -234,7 +226,7 @@ def test_a_closed_loop_of_enough_requests_is_proved():
 
 def test_a_short_closed_loop_is_noted_and_not_void():
     made, window = closed_loop(8, 40)
-    verdict = judge_closed(made, window, SLO)
+    verdict = judge_window(made, window, SLO)
     noted = {check.name for check in verdict.checks if check.passed is False}
     assert noted >= {"requests_per_concurrency", "steady_window"}
     assert verdict.valid
@@ -249,7 +241,7 @@ def test_a_closed_loop_that_did_not_hold_its_concurrency_is_seen():
 
 def test_a_closed_loop_is_void_for_what_voids_any_window():
     made, window = closed_loop(8, 320)
-    verdict = judge_closed(made, window, SLO, lost_actors=["c1"])
+    verdict = judge_window(made, window, SLO, WindowEvidence(lost_actors=["c1"]))
     assert (verdict.valid, verdict.reason) == (False, "actor_lost")
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import uvicorn
 
-from analysis.capacity.validity import check_prefix_hits
+from analysis.capacity.service_checks import check_prefix_hits
 from analysis.rows import records
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import SimulatedEngine, Workload

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from analysis.capacity.validity import check_prefix_hits
+from analysis.capacity.service_checks import check_prefix_hits
 from analysis.rows import records, routing_spread
 from analysis.rows.records import REQUESTS
 from conf import ConfigError, load
