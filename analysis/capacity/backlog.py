@@ -1,4 +1,4 @@
-"""Whether answers end as fast as requests come: while they do not, a service still fills or is overloaded.
+"""Backlog: answers end more slowly than requests come while a service still fills or is overloaded.
 
 Knows request rows and instants; knows no bound and no window.
 """
@@ -13,7 +13,7 @@ from analysis.stats.pooling import NORMAL_95
 
 
 def falls_behind(requests: pa.Table, from_ns: float, to_ns: float) -> bool:
-    """True if from one instant to another fewer requests ended than came, by more than chance, or none did.
+    """True if between two instants none or clearly fewer requests ended than came: one chance in twenty.
 
     `requests` are all that may have ended between them, however early they came; a failure is an end. Each
     number is taken as Poisson and both as independent, which a service that keeps up is at most.

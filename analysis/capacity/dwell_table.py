@@ -1,4 +1,4 @@
-"""The table dwells.parquet: one row per ramp step and dwell, and beside them what the posterior rests on.
+"""The table dwells.parquet: one row per ramp step and measurement window, and the basis of the posterior.
 
 Knows columns, their units and the file's metadata; decides nothing.
 """
@@ -25,7 +25,7 @@ from conf.specs.experiment import Arrivals, Lengths, Slo, Workload
 SCHEMA_VERSION = 2
 QUANTILES = (50, 90, 99)
 KEYS = ("index", "kind")
-"""What no table of dwells is without, whichever version wrote it."""
+"""Columns of every version of the table."""
 
 _REPLICA = pa.struct([("replica_id", pa.string()), ("requests", pa.int64()), ("ttft_p90_ms", pa.float64())])
 _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
@@ -110,17 +110,18 @@ DWELLS = pa.schema(
         for name, type_, unit, doc in _COLUMNS
     ]
 )
-"""Arrow schema of dwells.parquet. A phi is that of the final fit, null where the window was not used."""
+"""Arrow schema of dwells.parquet. `*_phi` is the dispersion of the final fit; null if the window was not
+used."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountingBasis:
-    """What the posterior rests on beside the rows.
+    """Settings that the counts and the posterior rest on beside the rows.
 
     `input_tokens` and `output_tokens` are the workload's means, in whose work the load is counted; `prior` is
-    None where nothing was searched, `streams` and `prefix_hit` as they were asked, `replicas` those that were
-    deployed, None if unknown. What was due after
-    `counted_ns`, on the run's clock, was not yet sent when the windows were counted.
+    None where nothing was searched, `streams` and `prefix_hit` are as asked, `replicas` the number deployed
+    (None if unknown). Requests due after `counted_ns`, on the run's clock, were not yet sent when the windows
+    were counted.
     """
 
     ttft_p90_ms: float
@@ -144,7 +145,7 @@ class CountingBasis:
         prior: Prior | None,
         replicas: int | None = None,
     ) -> "CountingBasis":
-        """What matters of these."""
+        """The basis of a run with these settings."""
         return cls(
             slo.ttft_p90_ms,
             slo.tpot_p90_ms,
@@ -160,12 +161,12 @@ class CountingBasis:
 
     @property
     def slo(self) -> Slo:
-        """The bounds."""
+        """The bounds as a spec."""
         return Slo("recorded", self.ttft_p90_ms, self.tpot_p90_ms)
 
     @property
     def workload(self) -> Workload:
-        """A workload of these means, arrivals and hits; of its lengths nothing else is known."""
+        """A workload with these means, arrivals and hits; its lengths are otherwise unknown."""
         lengths = Lengths(self.input_tokens), Lengths(self.output_tokens)
         trace = "recorded" if self.arrivals.kind == "trace" else ""
         return Workload("recorded", *lengths, "token_ids", self.arrivals, trace, self.prefix_hit)
@@ -179,7 +180,7 @@ def row(
     reason: str,
     bad: bool = False,
 ) -> dict[str, Any]:
-    """One line of the table; `rows` are the requests of the dwell's window."""
+    """One line of the table; `rows` are the requests of the window."""
     latency = {"ttft": metrics.ttft(rows), "tpot": metrics.tpot(rows)}
     # An answer without a TPOT has no such bound to miss.
     good = np.all([~(latency[bound.limit] > bound.ms) for bound in basis.slo.bounds], axis=0)
@@ -209,11 +210,11 @@ def row(
 
 
 def with_dispersion(rows: list[dict[str, Any]], capacity: Capacity | None) -> list[dict[str, Any]]:
-    """The lines with the variance inflation that the posterior believed of each window it used."""
+    """The lines with the dispersion that the posterior assumed for each window it used."""
     if capacity is None:
         return rows
-    phi = {f"{limit}_phi": getattr(capacity, limit).phi for limit in LIMITS}
-    return [line | (phi if line["index"] in capacity.dwells else {}) for line in rows]
+    dispersion = {f"{limit}_phi": getattr(capacity, limit).phi for limit in LIMITS}
+    return [line | (dispersion if line["index"] in capacity.dwells else {}) for line in rows]
 
 
 def window(line: dict[str, Any]) -> Window:
@@ -230,7 +231,7 @@ def write(rows: list[dict[str, Any]], basis: dict[str, Any], path: Path) -> None
 def read(path: Path) -> pa.Table:
     """The table at `path` with its own metadata; columns that its version did not have are null.
 
-    Raises OSError or an ArrowException for a file that is broken, or not of dwells.
+    Raises OSError or an ArrowException for a file that is broken or no such table.
     """
     told = pq.read_schema(path)
     if lacking := [name for name in KEYS if name not in told.names]:
@@ -239,7 +240,7 @@ def read(path: Path) -> pa.Table:
 
 
 def basis_of(table: pa.Table) -> CountingBasis | None:
-    """What the table's posterior rests on; None of a table whose version wrote nothing of it, or less."""
+    """Basis of the table's posterior; None if the version that wrote the table recorded none, or less."""
     said = (table.schema.metadata or {}).get(b"basis")
     if said is None:
         return None

@@ -1,6 +1,6 @@
-"""How the nodes of a service differ where each has a stream of its own, and what that adds to the interval.
+"""Differences between nodes that each had a stream of their own, and what they add to the interval.
 
-Knows dwells by stream and their posterior; knows no request and no address.
+Knows window counts by stream and their posterior; knows no request and no address.
 """
 
 import math
@@ -15,7 +15,7 @@ from analysis.capacity.window_counts import WindowCounts
 from analysis.stats.pooling import NORMAL_95, Estimate, Interval, pooled
 
 LEAST_EFFECT = 0.02
-"""A node that differs from the mean by more is named (the method, 4.4)."""
+"""Smallest difference from the mean for which a node is named (the method, 4.4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def tree(effects: NodeEffects) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """What a planner should read of a `tree`."""
+    """Lines for the screen from a `tree`."""
     count, between = len(found["effects_pct"]), found["between_sd_pct"]
     head = f"  independent streams per node: each of {count} nodes was sent arrivals of its own, no balancer"
     spread = "sd between nodes {value:.1f} % [{low:.1f}, {high:.1f}]".format(**between)

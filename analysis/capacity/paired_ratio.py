@@ -1,4 +1,4 @@
-"""How much more load one service carries than another, from windows that had the same requests.
+"""Ratio of two services' capacities, from windows that had the same requests.
 
 Knows latencies request by request, bounds and ratios of rates; knows no folder, no service and no next rate.
 Common random numbers: the method, section 2.5. What is compared here is ours: over each bound the share of
@@ -48,11 +48,11 @@ PRIOR_SD = 0.55
 """sd of ln(ratio) around where the search for it began: a factor of 3 is within two of them (our choice)."""
 LEAST_REQUESTS, LEAST_PAIRS = 10, 3
 MOST_TOLD = 4
-"""Keys that differ between A and B and stand on the screen."""
+"""Most differing keys between A and B on the screen."""
 UNLIKE = 0.5
 """A and B are limited by different bounds if their parts over TTFT among all over differ by more."""
 OPEN = 2.0
-"""An end of the interval is only the prior if the evidence falls by less (ln) from its best to far beyond."""
+"""An end of the interval is only the prior if the evidence falls by less (ln) from its best to far away."""
 _FAR, _COARSE, _FINE, _TAIL = 2.0, 0.02, 200, 1e-4
 """The posterior is found on a grid so far from the start, then on so many points between its tails."""
 _STEPS = np.linspace(-2.0, 2.0, 5)
@@ -128,7 +128,7 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """What the interval shows."""
+        """The answer in words."""
         if self.low > 1:
             return "B is better"
         return "B is worse" if self.high < 1 else "no difference shown"
@@ -155,8 +155,8 @@ def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
 
     None if not one request was over a bound or near it: the pairs then say nothing.
     """
-    calm = [one for one in pairs if not _overload(one)] or pairs
-    parts = [_over(calm, side) for side in (0, 1)]
+    steady = [one for one in pairs if not _overload(one)] or pairs
+    parts = [_over(steady, side) for side in (0, 1)]
     total = sum(map(sum, parts))
     found: dict[Limit, LimitRatio | None] = {}
     for limit, *over in zip(LIMITS, *parts, strict=True):
@@ -203,7 +203,7 @@ def headline(found: Tree) -> str:
 
 
 def lines(study: Mapping[str, Any]) -> list[str]:
-    """What the ratio of a study rests on, for the screen."""
+    """Lines for the screen on the evidence for the ratio of a study."""
     found = study["ratio"]
     told = [f"{key} {ours} -> {theirs}" for key, (ours, theirs) in study["differs"].items()]
     more = f" and {len(told) - MOST_TOLD} more (study.json)" if len(told) > MOST_TOLD else ""
@@ -243,7 +243,7 @@ def _near(latency_ms: Floats, bound_ms: float) -> Floats:
 
 
 def _overload(one: Pair) -> bool:
-    """True where a side was so far beyond its capacity that it does not show which limit binds there."""
+    """True if a side was so far beyond its capacity that it does not show which limit binds there."""
     return any(
         max(shares.over) > OVERLOADED_SHARE * shares.determined
         for shares in (one.ttft, one.tpot)
@@ -259,7 +259,8 @@ def _over(pairs: Sequence[Pair], side: int) -> list[float]:
 def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, float, float, Open] | None:
     """Median and 95 % interval of the ratio for one limit, and the end that is only the prior.
 
-    None where no pair tells: one that has nothing over around a bound on either side, or all, says nothing.
+    None where no pair tells: a pair with nothing, or everything, over around a bound on both sides says
+    nothing.
     """
     seen = [(one.log_ratio, getattr(one, limit)) for one in pairs]
     seen = [(at, shares) for at, shares in seen if shares.determined >= LEAST_REQUESTS]

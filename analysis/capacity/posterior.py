@@ -1,6 +1,6 @@
-"""Posterior of the capacity from dwells: estimate, 95 % interval, certified QPS, binding limit.
+"""Posterior of the capacity from measurement windows: estimate, 95 % interval, certified QPS, binding limit.
 
-Knows the roots of both limits; knows no request, no clock and no next rate. Rates are QPS per node.
+Knows the posteriors of both limits; knows no request, no clock and no next rate. Rates are QPS per node.
 """
 
 import math
@@ -17,11 +17,11 @@ from conf.specs.bounds import LIMITS, Limit
 LEAST_REQUESTS = 10
 """A window with fewer requests says nothing (the method, 4.2 step 4)."""
 DEPENDENCE = 0.5
-"""Of two limits that the same bursts break: 0 are independent roots, 1 are roots that move as one. With both
+"""Assumed dependence between the two limits: 0 independent, 1 comonotone. With both
 near the knee 0 makes the estimate 0.4 % too low and covers least, 1 makes it 0.3 % higher (simulated)."""
 RECENTRE_BEYOND, RECENTRED_SD, RECENTRINGS = 0.4, 0.5, 12
 EDGE, EDGE_MASS = 0.06, 0.025
-"""More posterior mass than this so near the end of the grid: that end is open."""
+"""An end is open if more posterior mass than this lies so near the end of the grid."""
 TAIL = 0.025
 """Posterior mass beyond each end of an interval of 95 %."""
 
@@ -51,8 +51,8 @@ class Capacity:
 
     `certified` is the 5 % quantile. `open_above`: no limit's share over was shown to rise with the load, or
     the posterior leans on the upper end of the grid, so `low` is a lower bound and `high` only the prior;
-    `open_below` likewise: a limit was kept in no dwell at all. `dwells` are the indexes used; without any,
-    all figures are only the prior.
+    `open_below` likewise: a limit was kept in no window at all. `dwells` are the indexes of the windows used;
+    without any, all figures are only the prior.
     """
 
     qps_per_node: float
@@ -69,7 +69,8 @@ class Capacity:
 
 
 def posterior(dwells: Sequence[WindowCounts], prior: Prior, tail: float = TAIL) -> Capacity:
-    """Capacity from all dwells with weight above 0, in any order; ramp steps and holds are not used.
+    """Capacity from all windows with weight above 0, in any order; ramp steps and confirmation runs are not
+    used.
 
     `tail` is the posterior mass below its `low`, and above its `high`.
     """
@@ -90,13 +91,13 @@ def posterior(dwells: Sequence[WindowCounts], prior: Prior, tail: float = TAIL) 
 def _grid(ttft: LimitPosterior, tpot: LimitPosterior) -> Floats:
     """Values of ln(QPS per node) that hold both posteriors, shifts included."""
     lowest = min(float(ttft.shift.min()), float(tpot.shift.min()))
-    return np.linspace(ttft.roots[0] + lowest - EDGE, ttft.roots[-1] + EDGE, 601)
+    return np.linspace(ttft.loads[0] + lowest - EDGE, ttft.loads[-1] + EDGE, 601)
 
 
 def _either(ttft: LimitPosterior, tpot: LimitPosterior, grid: Floats) -> Floats:
-    """Distribution of the smaller root; a limit that never applied does not bind."""
-    both = [root for root in (ttft, tpot) if root.applies] or [ttft, tpot]
-    survive = [1 - root.cdf(grid) for root in both]
+    """Distribution of the smaller limit rate; a limit that never applied does not bind."""
+    both = [limit for limit in (ttft, tpot) if limit.applies] or [ttft, tpot]
+    survive = [1 - limit.cdf(grid) for limit in both]
     apart, as_one = np.prod(survive, axis=0), np.min(survive, axis=0)
     return np.asarray(1 - (1 - DEPENDENCE) * apart - DEPENDENCE * as_one)
 
@@ -109,7 +110,7 @@ def _capacity(
     dwells: tuple[int, ...],
     tail: float,
 ) -> Capacity:
-    applied = [root for root in (ttft, tpot) if root.applies]
+    applied = [limit for limit in (ttft, tpot) if limit.applies]
     leans_below, leans_above = _leans(cdf, grid)
     by_ttft = _smaller(ttft, tpot, grid)
     return Capacity(
@@ -122,28 +123,28 @@ def _capacity(
         ttft=_limit_fit(ttft, grid),
         tpot=_limit_fit(tpot, grid),
         dwells=dwells,
-        open_above=leans_above or not any(root.rising for root in applied),
-        open_below=leans_below or not applied or any(not root.kept for root in applied),
+        open_above=leans_above or not any(limit.rising for limit in applied),
+        open_below=leans_below or not applied or any(not limit.kept for limit in applied),
     )
 
 
-def _limit_fit(root: LimitPosterior, grid: Floats) -> LimitFit:
-    cdf = root.cdf(grid)
+def _limit_fit(limit: LimitPosterior, grid: Floats) -> LimitFit:
+    cdf = limit.cdf(grid)
     return LimitFit(
         qps_per_node=math.exp(_at(0.5, cdf, grid)),
         low=math.exp(_at(0.025, cdf, grid)),
         high=math.exp(_at(0.975, cdf, grid)),
-        slope=root.slope,
-        phi=root.phi,
-        over=root.over,
-        determined=root.determined,
-        informative=0 < root.over < root.determined,
-        slope_unusual=root.slope_unusual,
+        slope=limit.slope,
+        phi=limit.dispersion,
+        over=limit.over,
+        determined=limit.determined,
+        informative=0 < limit.over < limit.determined,
+        slope_unusual=limit.slope_unusual,
     )
 
 
 def _smaller(ttft: LimitPosterior, tpot: LimitPosterior, grid: Floats) -> float:
-    """P(the TTFT root is below the TPOT root)."""
+    """P(the limit rate of TTFT is below that of TPOT)."""
     if ttft.applies != tpot.applies:
         return float(ttft.applies)
     survive = 1 - tpot.cdf(grid)

@@ -1,4 +1,4 @@
-"""Counts of one dwell: how many requests of a window were over each limit, under how much work.
+"""Counts of a measurement window: its requests over each limit, and the work they were under.
 
 Knows request rows, the bounds and the workload's means; knows no posterior and no search.
 """
@@ -20,9 +20,9 @@ from conf.specs.experiment import Slo, Workload
 NS = 1_000_000_000
 BLOCK_S = 5
 PACE_TOKENS = 15
-"""Output tokens from which the pace of an unfinished answer is believed (the method, 4.2 step 4)."""
+"""Fewest output tokens for the pace of an unfinished answer to count (the method, 4.2 step 4)."""
 OUTPUT_WORK = 2.0
-"""Work of an output token in prompt tokens (the method, 4.2 step 5); cached prompt tokens are none."""
+"""Work of an output token in prompt tokens (the method, 4.2 step 5); a cached prompt token is no work."""
 PATH_MS = 100.0
 """Real time outside the engine that a waiting request is granted where the clock is fast (our choice)."""
 ARRIVALS_VAR = {"poisson": 1.0, "gamma": 1.0, "constant": 0.0, "trace": 1.0}
@@ -30,7 +30,7 @@ ARRIVALS_VAR = {"poisson": 1.0, "gamma": 1.0, "constant": 0.0, "trace": 1.0}
 LOOK_BACK, LOOK_AHEAD = 132, 80
 """Blocks before and after a window whose load is counted too: requests feel it."""
 LEAST_COVER_NS = NS
-"""A block of which less is known has no load."""
+"""Time of a block that must be known for it to have a load."""
 
 Floats = NDArray[np.float64]
 
@@ -109,7 +109,7 @@ class WindowCounts(Window):
 
 
 def in_window(requests: pa.Table, window: Window) -> pa.Table:
-    """The rows of the window: those of its segment that were due in it, but for what was retracted."""
+    """Rows of the window: those of its segment that were due in it and not retracted."""
     due, segment = metrics.numbers(requests, "due_ns"), metrics.numbers(requests, "dwell")
     inside = (due >= window.window_start_ns) & (due < window.window_end_ns) & (segment == window.index)
     return requests.filter(pa.array(inside & ~metrics.word_in(requests, "phase", "retracted")))
@@ -127,8 +127,8 @@ def waiting(requests: pa.Table, at_ns: int) -> int:
 def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_ns: int) -> WindowCounts:
     """Counts of `window` as known at `now_ns` (the method, 4.2 steps 4 and 5).
 
-    `requests` may hold other rows and rows in flight (status pending). Pure: run again on a later
-    table it counts late finishers into their old dwell.
+    `requests` may hold other rows and rows in flight (status pending). Run again on a later
+    table it counts late finishers into the window they were due in.
     """
     rows = in_window(requests, window)
     rows = rows.filter(pa.array(metrics.numbers(rows, "due_ns") <= now_ns))
@@ -254,7 +254,7 @@ def _load(
 ) -> tuple[float | None, ...]:
     """Work offered per second and node, block by block (`WindowCounts.load`).
 
-    What follows the window is known as far as the next segment goes; without one nothing is.
+    Load after the window is known up to the end of the next segment; without one it is unknown.
     """
     due, segment = metrics.numbers(requests, "due_ns"), metrics.numbers(requests, "dwell")
     sent = (due <= now_ns) & ~metrics.word_in(requests, "phase", "retracted")
