@@ -28,14 +28,14 @@ STALL_SHARE = 0.05
 """A stall of the client's loop above this share of the TTFT bound is worth a line (our choice)."""
 
 
-def check_lost_actors(rows: pa.Table, lost: Collection[str]) -> Check:
+def lost_actors(rows: pa.Table, lost: Collection[str]) -> Check:
     """Load actors that died or fell silent in the window, and requests that ended with one later."""
     orphans = metrics.status_in(rows, "lost") | metrics.word_in(rows, "error_kind", "interrupted")
     count = len(lost) + int(orphans.sum())
     return Check("lost_actors", not count, float(count), 0.0, "", "actor_lost")
 
 
-def check_send_lag(rows: pa.Table, slo: Slo) -> Check:
+def send_lag(rows: pa.Table, slo: Slo) -> Check:
     """p99 of the send lag in real time; a request that never left counts as infinitely late.
 
     On a clock of speed D it displaces an arrival by D times as much: the bound is the D-th part.
@@ -44,7 +44,7 @@ def check_send_lag(rows: pa.Table, slo: Slo) -> Check:
     return at_most("send_lag_p99", quantile(metrics.send_lag(rows), 0.99), bound, "ms", "client_limited")
 
 
-def check_sent(rows: pa.Table, planned: int | None = None) -> Check:
+def sent(rows: pa.Table, planned: int | None = None) -> Check:
     """Share of the plan that was sent. A refused connection was tried; a row not yet sent is unknown."""
     lag = metrics.send_lag(rows)
     unsent = np.isinf(lag)
@@ -54,18 +54,18 @@ def check_sent(rows: pa.Table, planned: int | None = None) -> Check:
     return at_least("sent", made / total if total > 0 else None, LEAST_SENT, "", "client_limited")
 
 
-def check_cpu(health: Health | None) -> Check:
+def cpu(health: Health | None) -> Check:
     """Mean share of a core that the busiest actor used."""
     return at_most("actor_cpu", _worst(health, "cpu_share"), CPU_SHARE, "", "client_limited")
 
 
-def check_run_share(health: Health | None) -> Check:
+def run_share(health: Health | None) -> Check:
     """Lowest run / (run + queued) CPU share over the load actors; information, because the lag decides."""
     shares = _figures(health, "run_share")
     return at_least("run_share", min(shares, default=None), RUN_SHARE, "")
 
 
-def check_stall(health: Health | None, slo: Slo) -> Check:
+def stall(health: Health | None, slo: Slo) -> Check:
     """Longest stall of an actor's loop; information, because its effect shows in the send lag."""
     return at_most("loop_stall", _worst(health, "stall_ms"), STALL_SHARE * slo.ttft_p90_ms, "ms")
 

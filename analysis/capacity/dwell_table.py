@@ -18,6 +18,7 @@ from analysis.capacity.posterior import Capacity
 from analysis.capacity.validity import Verdict
 from analysis.capacity.window_counts import Window, WindowCounts
 from analysis.rows import metrics, parquet, routing_spread
+from analysis.rows.documented_columns import Column, schema
 from analysis.stats.quantiles import quantile
 from conf.specs.bounds import LIMITS
 from conf.specs.experiment import Arrivals, Lengths, Slo, Workload
@@ -28,7 +29,7 @@ KEYS = ("index", "kind")
 """Columns of every version of the table."""
 
 _REPLICA = pa.struct([("replica_id", pa.string()), ("requests", pa.int64()), ("ttft_p90_ms", pa.float64())])
-_COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
+_COLUMNS: tuple[Column, ...] = (
     ("index", pa.int32(), "", "segment of the schedule, from 0; `dwell` of the request table"),
     ("kind", pa.string(), "", "ramp, dwell, or hold"),
     ("rate_qps", pa.float64(), "requests/s", "offered to the whole service"),
@@ -104,12 +105,7 @@ _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
     ("reason", pa.string(), "", "why this rate was chosen"),
 )
 
-DWELLS = pa.schema(
-    [
-        pa.field(name, type_, metadata={"unit": unit, "doc": doc} if unit else {"doc": doc})
-        for name, type_, unit, doc in _COLUMNS
-    ]
-)
+DWELLS = schema(_COLUMNS)
 """Arrow schema of dwells.parquet. `*_phi` is the dispersion of the final fit; null if the window was not
 used."""
 

@@ -19,7 +19,7 @@ LEAST_ROUNDS, LEAST_STEADY_S = 10.0, 30.0
 """Requests per request in flight, and seconds after the ramp-up, of a closed loop (the method, 5.1 L2)."""
 
 
-def check_little(requests: pa.Table, window: Window, in_flight_mean: float | None) -> Check:
+def little(requests: pa.Table, window: Window, in_flight_mean: float | None) -> Check:
     """|rate x time in system / L - 1| with L counted apart from the rows (the method, 5.1 L1).
 
     Rate x time in system is the time all requests spent in the window, per second of it; this is
@@ -33,7 +33,7 @@ def check_little(requests: pa.Table, window: Window, in_flight_mean: float | Non
     return at_most("little", abs(mean / in_flight_mean - 1), LITTLE_ERROR, "")
 
 
-def check_backlog(requests: pa.Table, window: Window) -> Check:
+def backlog(requests: pa.Table, window: Window) -> Check:
     """|t| of a slope over the window, sampled every second; above 3 it is unstable (the method, 5.2).
 
     The steeper one of the requests in the system and of those that wait for their first token. The
@@ -48,7 +48,7 @@ def check_backlog(requests: pa.Table, window: Window) -> Check:
     return at_most("backlog_slope_t", worst, UNSTABLE_T, "")
 
 
-def check_concurrency(requests: pa.Table, window: Window) -> Check:
+def concurrency(requests: pa.Table, window: Window) -> Check:
     """|X R / C - 1| of a closed loop (the method, 5.1 L1): else there were too few requests.
 
     X are the requests begun per second of the window, R is their mean time in the system.
@@ -60,13 +60,13 @@ def check_concurrency(requests: pa.Table, window: Window) -> Check:
     return at_most("concurrency_error", abs(in_flight / window.concurrency - 1), LITTLE_ERROR, "")
 
 
-def check_rounds(requests: pa.Table, window: Window) -> Check:
+def rounds(requests: pa.Table, window: Window) -> Check:
     """Requests of the closed loop, ramp-up included, for each one in flight."""
     sent = int(np.sum(metrics.numbers(requests, "dwell") == window.index))
     return at_least("requests_per_concurrency", sent / window.concurrency, LEAST_ROUNDS, "")
 
 
-def check_steady(window: Window) -> Check:
+def steady(window: Window) -> Check:
     """Length of a closed loop's window."""
     return at_least("steady_window", window.seconds, LEAST_STEADY_S, "s")
 

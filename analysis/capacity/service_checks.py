@@ -33,7 +33,7 @@ BLOCK_TOKENS = 16
 """vLLM's default block: a prefix cache serves whole ones, the rest of what is shared is computed anew."""
 
 
-def check_engine(rows: pa.Table) -> Check:
+def engine(rows: pa.Table) -> Check:
     """Share of the simulated engine's steps that were late; unknown for any other engine.
 
     Each step counts once for every request that it gave a token.
@@ -45,7 +45,7 @@ def check_engine(rows: pa.Table) -> Check:
     )
 
 
-def check_path(rows: pa.Table, slo: Slo) -> Check:
+def path(rows: pa.Table, slo: Slo) -> Check:
     """p90 of the real time outside an engine that told its own, which no slow engine makes longer.
 
     What of it lies before the engine displaces the arrival, on a clock of speed D by D times as much: the
@@ -55,7 +55,7 @@ def check_path(rows: pa.Table, slo: Slo) -> Check:
     return at_most("path_p90", quantile(_path(rows), PATH_QUANTILE), bound, "ms", "path_slow")
 
 
-def check_path_over(rows: pa.Table, slo: Slo) -> Check:
+def path_over(rows: pa.Table, slo: Slo) -> Check:
     """Share of the answers for which the way alone took longer than the TTFT bound: nobody served them late.
 
     A process that stands still for seconds of a long window moves no p90, but adds these to those over it.
@@ -72,7 +72,7 @@ def _path(rows: pa.Table) -> Floats:
     return known
 
 
-def check_replicas(rows: pa.Table, expected: Collection[str] | None) -> Check:
+def replicas(rows: pa.Table, expected: Collection[str] | None) -> Check:
     """Answers of replicas that are not among the expected ones."""
     seen = rows.column("replica_id").cast(pa.string()).drop_null()
     if expected is None or not len(seen):
@@ -81,7 +81,7 @@ def check_replicas(rows: pa.Table, expected: Collection[str] | None) -> Check:
     return Check("unexpected_replicas", not strange, float(len(strange)), 0.0, "", "replica_lost")
 
 
-def check_burst(rows: pa.Table) -> Check:
+def burst(rows: pa.Table) -> Check:
     """Share of the answers of 10 tokens or more that came in one or two reads."""
     reads, tokens = metrics.numbers(rows, "reads"), metrics.numbers(rows, "output_tokens")
     known = metrics.status_in(rows, records.OK) & (tokens >= metrics.BURST_TOKENS) & ~np.isnan(reads)
@@ -89,7 +89,7 @@ def check_burst(rows: pa.Table) -> Check:
     return at_most("burst_delivery", share, BURST_SHARE, "", "burst_delivery")
 
 
-def check_prompts(rows: pa.Table) -> Check:
+def prompts(rows: pa.Table) -> Check:
     """Mean prompt tokens by the server's usage against the plan; another workload is another capacity."""
     counted = metrics.numbers(rows, "prompt_tokens")
     planned = metrics.numbers(rows, "requested_input_tokens")
@@ -98,7 +98,7 @@ def check_prompts(rows: pa.Table) -> Check:
     return at_most("prompt_tokens_error", error, PROMPT_ERROR, "", "wrong_prompts")
 
 
-def check_prefix_hits(rows: pa.Table, block_tokens: int = BLOCK_TOKENS) -> Check:
+def prefix_hits(rows: pa.Table, block_tokens: int = BLOCK_TOKENS) -> Check:
     """The share of the prompt tokens that the prefix cache served against the one that the plan shares.
 
     Whatever the shared tokens leave of a last block may be computed anew: up to `block_tokens` - 1. With
@@ -112,7 +112,7 @@ def check_prefix_hits(rows: pa.Table, block_tokens: int = BLOCK_TOKENS) -> Check
     return at_most("prefix_hit_error", error, HIT_ERROR, "", "wrong_prefix_hits")
 
 
-def check_words(rows: pa.Table) -> tuple[Check, ...]:
+def words(rows: pa.Table) -> tuple[Check, ...]:
     """Answers whose replica or finish reason lost its own name; information, and no check without them."""
     folded = metrics.word_in(rows, "replica_id", foreign_words.OTHER) | metrics.word_in(
         rows, "finish_reason", foreign_words.OTHER
@@ -121,7 +121,7 @@ def check_words(rows: pa.Table) -> tuple[Check, ...]:
     return (Check("folded_names", False, count, 0.0, "requests"),) if count else ()
 
 
-def check_achieved(rows: pa.Table) -> Check:
+def achieved(rows: pa.Table) -> Check:
     """Answered of offered, by the due time; those still in flight (the backlog) count on neither side."""
     offered = rows.num_rows - int(metrics.status_in(rows, records.PENDING).sum())
     achieved = int(metrics.status_in(rows, records.OK).sum())

@@ -9,35 +9,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from analysis.capacity import client_checks, flow_checks, service_checks
 from analysis.capacity.check import Check
-from analysis.capacity.client_checks import (
-    Health,
-    check_cpu,
-    check_lost_actors,
-    check_run_share,
-    check_send_lag,
-    check_sent,
-    check_stall,
-)
-from analysis.capacity.flow_checks import (
-    check_backlog,
-    check_concurrency,
-    check_little,
-    check_rounds,
-    check_steady,
-)
-from analysis.capacity.service_checks import (
-    BLOCK_TOKENS,
-    check_achieved,
-    check_burst,
-    check_engine,
-    check_path,
-    check_path_over,
-    check_prefix_hits,
-    check_prompts,
-    check_replicas,
-    check_words,
-)
+from analysis.capacity.client_checks import Health
+from analysis.capacity.service_checks import BLOCK_TOKENS
 from analysis.capacity.window_counts import Window, in_window
 from analysis.rows import metrics
 from conf.specs.experiment import Slo
@@ -109,21 +84,21 @@ def judge_window(
     """
     rows = in_window(requests, window)
     checks = (
-        check_lost_actors(rows, evidence.lost_actors),
-        check_send_lag(rows, slo),
-        check_sent(rows, evidence.planned),
-        check_cpu(evidence.health),
-        check_run_share(evidence.health),
-        check_stall(evidence.health, slo),
-        check_engine(rows),
-        check_path(rows, slo),
-        check_path_over(rows, slo),
-        check_replicas(rows, evidence.expected_replicas),
-        check_burst(rows),
-        check_prompts(rows),
-        check_prefix_hits(rows, evidence.block_tokens),
-        check_achieved(rows),
-        check_little(requests, window, evidence.in_flight_mean),
+        client_checks.lost_actors(rows, evidence.lost_actors),
+        client_checks.send_lag(rows, slo),
+        client_checks.sent(rows, evidence.planned),
+        client_checks.cpu(evidence.health),
+        client_checks.run_share(evidence.health),
+        client_checks.stall(evidence.health, slo),
+        service_checks.engine(rows),
+        service_checks.path(rows, slo),
+        service_checks.path_over(rows, slo),
+        service_checks.replicas(rows, evidence.expected_replicas),
+        service_checks.burst(rows),
+        service_checks.prompts(rows),
+        service_checks.prefix_hits(rows, evidence.block_tokens),
+        service_checks.achieved(rows),
+        flow_checks.little(requests, window, evidence.in_flight_mean),
         *_loop_checks(requests, window, rows),
     )
     reason = next((check.reason for check in checks if check.voids), "")
@@ -132,10 +107,14 @@ def judge_window(
 
 def _loop_checks(requests: pa.Table, window: Window, rows: pa.Table) -> tuple[Check, ...]:
     """Checks of an open or a closed loop, and of folded words; a closed loop has no backlog."""
-    words = check_words(rows)
+    words = service_checks.words(rows)
     if not window.concurrency:
-        return (check_backlog(requests, window), *words)
-    closed = check_concurrency(requests, window), check_rounds(requests, window), check_steady(window)
+        return (flow_checks.backlog(requests, window), *words)
+    closed = (
+        flow_checks.concurrency(requests, window),
+        flow_checks.rounds(requests, window),
+        flow_checks.steady(window),
+    )
     return (*words, *closed)
 
 

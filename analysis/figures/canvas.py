@@ -137,6 +137,12 @@ def panels(ax: Axes, heights: Sequence[float], top: float = 0.0, gaps: Sequence[
     return found
 
 
+def single(ax: Axes | None, height_in: float, top: float) -> tuple[Axes, Axes]:
+    """`ax` or new axes, hidden, and one panel inside, with the share `top` of the whole for a legend."""
+    whole = ax or new_axes(height_in)
+    return whole, panels(whole, (1,), top)[0]
+
+
 def beside(ax: Axes, count: int = 2, top: float = 0.0, gap: float = 0.14) -> list[Axes]:
     """Panels side by side inside `ax`, which itself is hidden; each with axes of its own."""
     ax.set_axis_off()
@@ -153,6 +159,13 @@ def label(ax: Axes, x: str, y: str) -> None:
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(PALE)
+
+
+def label_rows(ax: Axes, x: str) -> None:
+    """`label` for a panel whose rows are named beside their marks: without ticks or lines on the y axis."""
+    label(ax, x, "")
+    ax.set_yticks([])
+    ax.grid(False, axis="y")
 
 
 def log_axis(ax: Axes, which: str) -> None:

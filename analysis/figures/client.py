@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity.client_checks import CPU_SHARE, RUN_SHARE, check_send_lag
+from analysis.capacity.client_checks import CPU_SHARE, RUN_SHARE, send_lag
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Floats, Look
@@ -91,7 +91,7 @@ def _gate_ms(run: Run, windows: Sequence[WindowRows]) -> float:
     for check in run.checks:
         if check["name"] == "send_lag_p99" and check["bound"] is not None:
             return float(check["bound"])
-    bound = check_send_lag(windows[0].rows, run.config.slo).bound
+    bound = send_lag(windows[0].rows, run.config.slo).bound
     if bound is None:
         raise NoData("no bound of the send lag is known")
     return bound

@@ -125,9 +125,7 @@ def _draw_ratios(ax: Axes, found: Sequence[CapacityRow]) -> None:
     spare = 0.35 * (max(ends) - min(ends))
     ax.set_xlim(min(ends) - spare, max(ends) + spare)
     ax.set_ylim(-len(found) + 0.5, 0.8)
-    ax.set_yticks([])
-    canvas.label(ax, f"capacity over that of {found[0].name}", "")
-    ax.grid(False, axis="y")
+    canvas.label_rows(ax, f"capacity over that of {found[0].name}")
 
 
 EXHIBIT = Exhibit(

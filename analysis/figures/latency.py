@@ -14,7 +14,7 @@ import pyarrow as pa
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look, Style
 from analysis.figures.exhibit import Exhibit
-from analysis.figures.outcomes import UNKNOWN, VOID, WORDS, draw_points, mark, outcome
+from analysis.figures.outcomes import UNKNOWN, VOID, draw_points, name_outcomes, outcome
 from analysis.figures.windows import LATENCIES, LATENCY, WindowRows, bounds_ms, measured, ms, qps
 from analysis.results.runs import Run
 from analysis.stats.quantiles import sectioning
@@ -200,9 +200,7 @@ def _named(capacity: Mapping[str, Any]) -> str:
 
 def _legend(ax: Axes, panel: Axes, outcomes: Collection[str]) -> None:
     """One legend for both panels: the outcomes there are, the quantiles, the capacity."""
-    for ended, words in WORDS.items():
-        if ended in outcomes:
-            panel.plot([], [], **mark(ended), label=words)
+    name_outcomes(panel, outcomes)
     handles, labels = panel.get_legend_handles_labels()
     canvas.legend(ax, columns=3, bbox_to_anchor=(0, 0.87), handles=handles, labels=labels)
 

@@ -3,7 +3,7 @@
 Knows lines of dwells.parquet and the bounds; a void window is neither, and crossed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from analysis.figures import canvas
@@ -42,6 +42,13 @@ def mark(ended: str, shape: str = "o") -> Look:
         }
     look: Look = {"linestyle": "", "marker": shape, "markersize": 6.5, "zorder": 3}
     return {**look, "markerfacecolor": FILLS[ended], "markeredgecolor": canvas.BLUE}
+
+
+def name_outcomes(ax: Axes, outcomes: Collection[str]) -> None:
+    """Legend entries of the outcomes that occur."""
+    for ended, words in WORDS.items():
+        if ended in outcomes:
+            ax.plot([], [], **mark(ended), label=words)
 
 
 def draw_points(ax: Axes, points: Sequence[tuple[float, float, str]], named: bool = True) -> None:

@@ -40,8 +40,7 @@ def plot_repeats(subject: StudyOrRuns, ax: Axes | None = None) -> Axes:
     `subject` is the tree of a study, or runs of one service; these are pooled by random effects. Raises
     NoData where no part has a capacity.
     """
-    whole = ax or canvas.new_axes(HEIGHT_IN)
-    (ax,) = canvas.panels(whole, (1,), top=0.08)
+    whole, ax = canvas.single(ax, HEIGHT_IN, top=0.08)
     found, together = several.parts(subject), _together(subject)
     several.forest(ax, found, [together.words] if together else [])
     if together:

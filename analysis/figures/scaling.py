@@ -30,8 +30,7 @@ def plot_scaling(subject: EfficiencyOrRuns, ax: Axes | None = None) -> Axes:
     Between the points the line is what a plan uses, beyond them it is ASSUMED and dashed. Raises NoData
     where one node count was measured, or where runs differ in more than it.
     """
-    whole = ax or canvas.new_axes(HEIGHT_IN)
-    (ax,) = canvas.panels(whole, (1,), top=0.1)
+    whole, ax = canvas.single(ax, HEIGHT_IN, top=0.1)
     found = _measured(subject)
     rows = scaling_table(found).to_pylist()
     most, end = found.most, round(BEYOND * found.most)

@@ -13,7 +13,7 @@ from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit
-from analysis.figures.outcomes import PASS, VOID, WORDS, mark, outcome
+from analysis.figures.outcomes import PASS, VOID, WORDS, mark, name_outcomes, outcome
 from analysis.figures.windows import bounds_ms, counted, lines, qps
 from analysis.results.runs import Run
 from conf.specs.bounds import Limit
@@ -42,8 +42,7 @@ def plot_search(run: Run, ax: Axes | None = None) -> Axes:
     The bar at the right is the final answer, in which late finishers count; a void run has none. Raises
     NoData without a window.
     """
-    whole = ax or canvas.new_axes(HEIGHT_IN)
-    (ax,) = canvas.panels(whole, (1,), top=0.2)
+    whole, ax = canvas.single(ax, HEIGHT_IN, top=0.2)
     found, bounds, capacity = lines(run, KINDS), bounds_ms(run), run.capacity
     rates = [line["rate_qps_per_node"] for line in found]
     start, end = _minutes(min(line["start_ns"] for line in found)), _minutes(found[-1]["window_end_ns"])
@@ -186,10 +185,8 @@ def _draw_answer(ax: Axes, capacity: Mapping[str, Any], at_min: float) -> None:
 
 def _name_marks(ax: Axes, found: Sequence[Mapping[str, Any]], bounds: Mapping[Limit, float]) -> None:
     """Legend entries of the marks there are."""
-    outcomes, kinds = {outcome(line, bounds) for line in found}, {line["kind"] for line in found}
-    for ended, words in WORDS.items():
-        if ended in outcomes:
-            ax.plot([], [], **mark(ended), label=words)
+    kinds = {line["kind"] for line in found}
+    name_outcomes(ax, {outcome(line, bounds) for line in found})
     for kind, words in NAMES.items():
         if kind in kinds:
             ax.plot([], [], **mark(PASS, SHAPES[kind]), label=words)

@@ -87,9 +87,7 @@ def forest(ax: Axes, found: Sequence[CapacityRow], more: Sequence[str] = ()) -> 
     for place, part in enumerate(found):
         _draw(ax, part, -place)
     ax.set_ylim(-(len(found) + len(more)) + 0.5, 0.8)
-    ax.set_yticks([])
-    canvas.label(ax, "capacity (QPS per node)", "")
-    ax.grid(False, axis="y")
+    canvas.label_rows(ax, "capacity (QPS per node)")
 
 
 def _draw(ax: Axes, part: CapacityRow, place: int) -> None:

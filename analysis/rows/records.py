@@ -15,6 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analysis.rows import arrow_stream, foreign_words, parquet, piecewise
+from analysis.rows.documented_columns import Column
+from analysis.rows.documented_columns import schema as documented_schema
 
 SCHEMA_VERSION = 2
 """It grows with every added column; none is renamed or taken away. Columns that a file lacks are null."""
@@ -34,7 +36,7 @@ PARQUET = b"PAR1"
 KEYS_OF_ROWS = ("seq", "due_ns")
 """What no row of a shard of requests is without."""
 
-_COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
+_COLUMNS: tuple[Column, ...] = (
     ("seq", pa.int64(), "", "position in the run's master schedule; the key"),
     ("client_id", pa.int16(), "", "load actor that owned the request"),
     ("dwell", pa.int16(), "", "segment of the schedule: ramp step or dwell, from 0; -1 is the warm-up"),
@@ -108,13 +110,7 @@ _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
     ),
 )
 
-REQUESTS = pa.schema(
-    [
-        pa.field(name, type_, metadata={"unit": unit, "doc": doc} if unit else {"doc": doc})
-        for name, type_, unit, doc in _COLUMNS
-    ],
-    metadata={"schema_version": str(SCHEMA_VERSION)},
-)
+REQUESTS = documented_schema(_COLUMNS, {"schema_version": str(SCHEMA_VERSION)})
 """Arrow schema of a request table. Offsets count from `due_ns`, so latency is measured from the plan."""
 
 SHARD = pa.schema(

@@ -9,10 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from analysis.rows import parquet
+from analysis.rows.documented_columns import Column, schema
 
 SCHEMA_VERSION = 1
+_VERSION = {"schema_version": str(SCHEMA_VERSION)}
 
-_Columns = tuple[tuple[str, pa.DataType, str, str], ...]
+_Columns = tuple[Column, ...]
 
 _WHEN: _Columns = (
     ("at", pa.timestamp("us", "UTC"), "", "when the sample was taken, on the wall clock"),
@@ -57,19 +59,10 @@ _CLIENT_COLUMNS: _Columns = (
     ("events", pa.int64(), "", "streamed events that carried output; more than reads = merged delivery"),
 )
 
-
-def _schema(columns: _Columns) -> pa.Schema:
-    fields = [
-        pa.field(name, type_, metadata={"unit": unit, "doc": doc} if unit else {"doc": doc})
-        for name, type_, unit, doc in columns
-    ]
-    return pa.schema(fields, metadata={"schema_version": str(SCHEMA_VERSION)})
-
-
-SERVER = _schema(_SERVER_COLUMNS)
+SERVER = schema(_SERVER_COLUMNS, _VERSION)
 """Arrow schema of timeseries.parquet: one row per replica and second; what a server does not tell is null."""
 
-CLIENTS = _schema(_CLIENT_COLUMNS)
+CLIENTS = schema(_CLIENT_COLUMNS, _VERSION)
 """Arrow schema of clients.parquet: one row per load actor and second."""
 
 

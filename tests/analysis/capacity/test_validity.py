@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from analysis.capacity import flow_checks, service_checks
 from analysis.capacity.check import Check
-from analysis.capacity.flow_checks import check_concurrency, check_little, slope_t
-from analysis.capacity.service_checks import check_prefix_hits
+from analysis.capacity.flow_checks import slope_t
 from analysis.capacity.validity import REMEDIES, Verdict, WindowEvidence, judge_run, judge_window
 from analysis.capacity.window_counts import NS, Window
 from analysis.rows.records import table
@@ -154,14 +154,14 @@ def test_the_worst_actor_counts_and_one_that_does_not_tell_does_not():
 
 def test_an_answer_without_a_cached_count_had_no_hit_once_another_has_one():
     half = table(rows(100, prompt_tokens=1000, cached_tokens=[800] * 50))
-    assert check_prefix_hits(half).value == pytest.approx(0.4)
-    assert check_prefix_hits(table(rows(100, prompt_tokens=1000))).passed is None
-    assert check_prefix_hits(table(rows(100, cached_tokens=0))).passed is None
+    assert service_checks.prefix_hits(half).value == pytest.approx(0.4)
+    assert service_checks.prefix_hits(table(rows(100, prompt_tokens=1000))).passed is None
+    assert service_checks.prefix_hits(table(rows(100, cached_tokens=0))).passed is None
 
 
 @pytest.mark.parametrize(("cached", "error"), [(485, 0.0), (500, 0.0), (480, 0.005), (507, 0.007)])
 def test_a_prefix_cache_serves_whole_blocks_of_what_is_shared(cached, error):
-    check = check_prefix_hits(table(rows(100, **HALF_SHARED, cached_tokens=cached)))
+    check = service_checks.prefix_hits(table(rows(100, **HALF_SHARED, cached_tokens=cached)))
     assert check.value == pytest.approx(error)
 
 
@@ -173,9 +173,9 @@ def test_failures_are_noted_as_not_achieved_but_the_backlog_is_not():
 def test_little_compares_with_an_independent_count():
     made = table(rows())
     expected = 450 / 45 * 0.901 - 0.901**2 * 10 / 2 / 45
-    assert check_little(made, WINDOW, expected).value == pytest.approx(0, abs=3e-3)
-    assert check_little(made, WINDOW, expected * 1.04).passed is True
-    assert check_little(made, WINDOW, expected * 1.06).passed is False
+    assert flow_checks.little(made, WINDOW, expected).value == pytest.approx(0, abs=3e-3)
+    assert flow_checks.little(made, WINDOW, expected * 1.04).passed is True
+    assert flow_checks.little(made, WINDOW, expected * 1.06).passed is False
 
 
 def test_a_growing_queue_is_noted_as_unstable_and_does_not_void():
@@ -234,9 +234,11 @@ def test_a_short_closed_loop_is_noted_and_not_void():
 
 def test_a_closed_loop_that_did_not_hold_its_concurrency_is_seen():
     made, window = closed_loop(8, 320)
-    assert check_concurrency(made, window).value < 0.05
-    assert check_concurrency(made, replace(window, concurrency=10)).value == pytest.approx(0.2, abs=0.04)
-    assert check_concurrency(made.slice(0, 0), window).passed is None
+    assert flow_checks.concurrency(made, window).value < 0.05
+    assert flow_checks.concurrency(made, replace(window, concurrency=10)).value == pytest.approx(
+        0.2, abs=0.04
+    )
+    assert flow_checks.concurrency(made.slice(0, 0), window).passed is None
 
 
 def test_a_closed_loop_is_void_for_what_voids_any_window():
