@@ -1,6 +1,6 @@
-"""The step-time constants that recorded runs tell: figures of each run, a fit against the prior, a check.
+"""Step-time constants fitted to recorded runs against their prior, and checked on runs that were not fitted.
 
-Knows constants and what was observed; knows no file, and the engine model is handed in.
+Knows constants and observed figures; knows no file, and the engine model is handed in.
 """
 
 import math
@@ -19,19 +19,18 @@ from conf.constants import KERNELS, Covariance, bounded, calibration, constants,
 from conf.specs.experiment import Constant, SimulatedEngine
 
 LEAST_SD = 0.01
-"""A prior that ends at its value does not end there to the last digit, or nothing could ever move it."""
+"""Least sd of a prior, so that one whose interval ends at its value can still move (our choice)."""
 LEARNT = 0.5
-"""From this share of a prior's variance on, the data are said to identify a constant (our choice).
-
-What they do not identify keeps its prior whole: value, interval, and no covariance."""
+"""The data identify a constant if they remove this share of its prior's variance (our choice). A constant
+that they do not identify keeps its prior: value, interval, and no covariance."""
 POOR = 0.15
-"""rms of a fit beyond which another engine ran than the one that the model was told of (our choice)."""
+"""Above this rms of a fit another engine ran than the one that was configured (our choice)."""
 SOURCE = "calibrated on {count} runs"
 
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """`fit` of `paths`; `error` is the rms (ln) on figures that were not fitted, `check` says which."""
+    """The fit of the constants at `paths`; `error` is the rms (ln) on the figures that `check` names."""
 
     experiment: Experiment
     paths: tuple[str, ...]
@@ -43,7 +42,7 @@ class Calibrated:
     error: float
 
     def constants(self) -> dict[str, Constant]:
-        """Every fitted constant with the ends of its 95 % interval and what it rests on."""
+        """Every fitted constant with its 95 % interval and its source."""
         found, fit = {}, self.fit
         for index, path in enumerate(self.paths):
             before = self.prior[path]
@@ -59,7 +58,7 @@ class Calibrated:
         return found
 
     def tree(self) -> dict[str, Any]:
-        """What `engine.constants=FILE` reads."""
+        """The file that `engine.constants=FILE` reads, as a tree."""
         moved = np.flatnonzero(~self.fit.held)
         cells = self.fit.covariance[np.ix_(moved, moved)].tolist()
         known = Covariance(tuple(self.paths[index] for index in moved), tuple(map(tuple, cells)))
@@ -110,7 +109,7 @@ def _left_out(
 
 
 def _one_machine(runs: Sequence[Observed]) -> Experiment:
-    """The experiment that stands for all runs."""
+    """The experiment of the first run, of whose machine all others must be."""
     first = runs[0].experiment
     for run in runs[1:]:
         one = run.experiment
@@ -189,7 +188,6 @@ def text(found: Calibrated, serve: Serve) -> str:
 
 
 def _warnings(fit: ParameterFit) -> list[str]:
-    """What makes a fit doubtful."""
     said = []
     if fit.stalled:
         said.append("  the descent from the prior gained nothing; what follows is from other starts")

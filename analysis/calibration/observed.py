@@ -1,4 +1,5 @@
-"""What a recorded load tells of the engine that served it: its requests again, and a few figures of each run.
+"""Evidence of a recorded run on the engine that served it: its requests, and a few figures of their
+latencies.
 
 Knows run folders and request rows; the engine model that serves the same requests is handed in.
 """
@@ -39,7 +40,7 @@ class RecordedLoad:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """When each request of a load was sent and got its first and last token (s)."""
+    """Times (s) at which each request of a load was sent and got its first and its last token."""
 
     sent_s: Floats
     first_token_s: Floats
@@ -52,7 +53,7 @@ Serve = Callable[[Experiment, RecordedLoad], Served]
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a run offered and what came of it.
+    """The load of one run and the figures that were measured.
 
     `measured` are ln of the `figures` of the `counted` rows, `noise` their sampling errors.
     """
@@ -76,7 +77,7 @@ class Observed:
 
 
 def observe(path: Path, asked: Callable[[Path], Experiment]) -> Observed:
-    """Read a probe; `asked` makes the simulated experiment of its config.yaml.
+    """Read a probe; `asked` makes a simulated experiment from its config.yaml.
 
     Raises RunError for a run that did not end, that failed, or that is no single load.
     """
@@ -136,12 +137,12 @@ def _load(rows: pa.Table, concurrency: int) -> RecordedLoad:
 
 
 def _several(load: RecordedLoad, counted: Any) -> bool:
-    """Whether the counted answers have a time per output token."""
+    """True if all counted answers have a time per output token."""
     return bool((load.output_tokens[counted] > 1).all())
 
 
 def _figures(served: Served, load: RecordedLoad, counted: Any) -> Floats:
-    """ln of what is compared: means and the rate of a closed loop, quantiles of an open one.
+    """ln of the compared figures: means and the rate of a closed loop, quantiles of an open one.
 
     A closed loop's requests fall into step with each other, in groups, so that its quantiles jump.
     """
@@ -165,7 +166,7 @@ def _latencies(served: Served, load: RecordedLoad, counted: Any) -> tuple[Floats
 
 
 def _noise(served: Served, load: RecordedLoad, counted: Any) -> Floats:
-    """Sampling error (ln) of each figure, as of independent requests; that of a rate is the answers' own."""
+    """Sampling error (ln) of each figure for independent requests; a rate has that of whole answers."""
     ttft, tpot = (_relative_error(column) for column in _latencies(served, load, counted))
     whole = _relative_error((served.last_token_s - served.sent_s)[counted])
     if load.concurrency:

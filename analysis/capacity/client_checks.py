@@ -23,7 +23,7 @@ LEAST_LAG_MS = 1.0
 LEAST_SENT = 0.995
 CPU_SHARE = 0.60
 RUN_SHARE = 0.60
-"""A client that had its core for a smaller part of the time it wanted it measured its neighbours too."""
+"""Below this share of the wanted CPU time a client measures its neighbours too."""
 STALL_SHARE = 0.05
 """A stall of the client's loop above this share of the TTFT bound is worth a line (our choice)."""
 
@@ -38,7 +38,7 @@ def lost_actors(rows: pa.Table, lost: Collection[str]) -> Check:
 def send_lag(rows: pa.Table, slo: Slo) -> Check:
     """p99 of the send lag in real time; a request that never left counts as infinitely late.
 
-    On a clock of speed D it displaces an arrival by D times as much: the bound is the D-th part.
+    On a clock of speed D a lag displaces an arrival by D times as much: the bound is the D-th part.
     """
     bound = max(max(LAG_MS, LAG_SHARE * slo.ttft_p90_ms) / metrics.whole_time_scale(rows), LEAST_LAG_MS)
     return at_most("send_lag_p99", quantile(metrics.send_lag(rows), 0.99), bound, "ms", "client_limited")

@@ -49,7 +49,7 @@ def backlog(requests: pa.Table, window: Window) -> Check:
 
 
 def concurrency(requests: pa.Table, window: Window) -> Check:
-    """|X R / C - 1| of a closed loop (the method, 5.1 L1): else there were too few requests.
+    """|X R / C - 1| of a closed loop (the method, 5.1 L1); it is large with too few requests.
 
     X are the requests begun per second of the window, R is their mean time in the system.
     """

@@ -23,7 +23,8 @@ PATH_OVER = 0.01
 """Largest share of the answers that the path alone made late: above it a window is void."""
 LEAST_ACHIEVED = 0.98
 LATE_STEPS = 0.01
-"""A step is late by more than half of itself: above this share of them the p99 of the lateness is too."""
+"""Largest share of late steps (late by more than half of themselves): above it their p99 lateness is too
+high."""
 BURST_SHARE = 0.01
 PROMPT_ERROR = 0.01
 """Mean prompt length by the server's count may differ from the plan by this share (our choice)."""
@@ -46,19 +47,19 @@ def engine(rows: pa.Table) -> Check:
 
 
 def path(rows: pa.Table, slo: Slo) -> Check:
-    """p90 of the real time outside an engine that told its own, which no slow engine makes longer.
+    """p90 of the real time outside an engine that reported its own, which no slow engine makes longer.
 
-    What of it lies before the engine displaces the arrival, on a clock of speed D by D times as much: the
-    bound is the D-th part, but `PATH_MS`, which a fast clock grants to those that wait, are granted here too.
+    The part before the engine displaces the arrival, on a clock of speed D by D times as much: the bound is
+    the D-th part, but at least `PATH_MS`, which a fast clock grants to waiting requests.
     """
     bound = max(PATH_SHARE * slo.ttft_p90_ms / metrics.whole_time_scale(rows), PATH_MS)
     return at_most("path_p90", quantile(_path(rows), PATH_QUANTILE), bound, "ms", "path_slow")
 
 
 def path_over(rows: pa.Table, slo: Slo) -> Check:
-    """Share of the answers for which the way alone took longer than the TTFT bound: nobody served them late.
+    """Share of the answers whose time outside the engine alone exceeded the TTFT bound.
 
-    A process that stands still for seconds of a long window moves no p90, but adds these to those over it.
+    A process that stands still for seconds of a long window moves no p90, but adds such answers.
     """
     path = _path(rows)
     share = float(np.mean(path > slo.ttft_p90_ms)) if len(path) else None
@@ -66,14 +67,14 @@ def path_over(rows: pa.Table, slo: Slo) -> Check:
 
 
 def _path(rows: pa.Table) -> Floats:
-    """Real time in ms outside the engine of the answers that tell it."""
+    """Real time in ms outside the engine, of the answers that report it."""
     path = metrics.path(rows)[metrics.status_in(rows, records.OK)]
     known: Floats = path[~np.isnan(path)]
     return known
 
 
 def replicas(rows: pa.Table, expected: Collection[str] | None) -> Check:
-    """Answers of replicas that are not among the expected ones."""
+    """Answers of replicas other than the expected ones."""
     seen = rows.column("replica_id").cast(pa.string()).drop_null()
     if expected is None or not len(seen):
         return Check("unexpected_replicas", None, None, 0.0, "", "replica_lost")
@@ -90,7 +91,7 @@ def burst(rows: pa.Table) -> Check:
 
 
 def prompts(rows: pa.Table) -> Check:
-    """Mean prompt tokens by the server's usage against the plan; another workload is another capacity."""
+    """Mean prompt tokens by the server's usage against the plan: another workload has another capacity."""
     counted = metrics.numbers(rows, "prompt_tokens")
     planned = metrics.numbers(rows, "requested_input_tokens")
     known = ~np.isnan(counted) & (planned > 0)
@@ -99,10 +100,10 @@ def prompts(rows: pa.Table) -> Check:
 
 
 def prefix_hits(rows: pa.Table, block_tokens: int = BLOCK_TOKENS) -> Check:
-    """The share of the prompt tokens that the prefix cache served against the one that the plan shares.
+    """Difference of the prefix cache's share of the prompt tokens from the share that the plan has in common.
 
-    Whatever the shared tokens leave of a last block may be computed anew: up to `block_tokens` - 1. With
-    sessions the hits depend on the routing, which is what is measured: then there is no bound, and no check.
+    Shared tokens in an incomplete last block, up to `block_tokens` - 1, may be computed anew. With sessions
+    the hits depend on the routing, which is measured: then there is no bound, and no check.
     """
     if routing_spread.with_sessions(rows):
         return at_most("prefix_hit_error", None, HIT_ERROR, "", "wrong_prefix_hits")

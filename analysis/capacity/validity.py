@@ -31,7 +31,7 @@ REMEDIES = {
     "too_few_dwells": "Raise search.budget_s.",
 }
 SLOWER = dict.fromkeys(("client_limited", "engine_late"), "A lower engine.time_scale helps too.")
-"""What else can be done where the run's clock was faster than the real one."""
+"""Further advice where the run's clock was faster than the real one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class Verdict:
 
     @property
     def remedy(self) -> str:
-        """What the user can do; empty when valid."""
+        """Advice to the user; empty when valid."""
         slower = SLOWER.get(self.reason, "") if self.time_scale > 1 else ""
         return f"{REMEDIES.get(self.reason, '')} {slower}".strip()
 
 
 @dataclass(frozen=True, slots=True)
 class WindowEvidence:
-    """What is known of a window beside its rows.
+    """Facts about a window beside its rows.
 
     `planned` requests were due in it (None: the rows there are). `health` maps an actor to its cpu_share and
     run_share (means over the window, 0 to 1) and stall_ms (the longest); unknown figures are left out.

@@ -1,4 +1,4 @@
-"""Whether the requests came as they were meant to: sends against the plan, and the plan against Poisson.
+"""Figure of the arrivals: sends against the plan, and the plan against a Poisson process.
 
 Knows planned and actual send times of windows; knows no answer.
 """
@@ -71,7 +71,7 @@ def arrivals_table(run: Run) -> pa.Table:
 
 
 def arrivals_alt(run: Run) -> str:
-    """How many of the due requests were sent, how far sends fell behind, and how exponential the gaps are."""
+    """Number of due requests that were sent, how far sends fell behind, and how exponential the gaps are."""
     table = arrivals_table(run)
     due, sent = (sum(table[f"{name}_requests"].to_pylist()) for name in ("due", "sent"))
     behind = max(table["most_behind_requests"].to_pylist())
@@ -101,7 +101,6 @@ def _open_loop(run: Run) -> list[WindowRows]:
 
 
 def _kind(run: Run) -> str:
-    """The arrival process as asked."""
     return run.config.workload.arrivals.kind
 
 
@@ -130,7 +129,7 @@ def _most_behind(due_s: Floats, sent_s: Floats) -> int:
 
 
 def _draw_deviations(ax: Axes, windows: Sequence[WindowRows], poisson: bool) -> None:
-    """All windows' lines as one, and a wedge for each: the counts of a Poisson process spread by its sqrt."""
+    """All windows' lines as one, and for Poisson arrivals a wedge for each."""
     if poisson:
         _draw_wedges(ax, windows)
     most = max(LEAST_STEPS, MOST_STEPS // len(windows))

@@ -1,4 +1,4 @@
-"""The paper that figures are drawn on: sizes, colours with a second carrier, log ticks, and small stable SVG.
+"""Frame of all figures: sizes, colours with a second carrier, log ticks, legends, and small stable SVG.
 
 Knows matplotlib, and alone imports it, when something is drawn; knows no run and no meaning of a figure.
 """
@@ -37,12 +37,12 @@ PURPLE, SKY, BLACK = "#CC79A7", "#56B4E9", "#000000"
 
 NO_ZERO = 1000.0
 MOST_POINTS = 300
-"""Points of a line: more are not seen at this width and only make the file large."""
+"""Most points of a line: more are not seen at this width and only make the file large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a series looks: never told apart by its colour alone."""
+    """Look of a series: never told apart by its colour alone."""
 
     color: str
     marker: str
@@ -77,7 +77,7 @@ STYLES = (
     Style(BLACK, "P", (0, (3, 1, 1, 1, 1, 1))),
     Style(SKY, "X", (0, (1, 3))),
 )
-"""Series in their order; who needs more than these draws too much in one figure."""
+"""Styles of series in their order; a figure that needs more draws too much."""
 
 
 def new_axes(height_in: float = HEIGHT_IN) -> Axes:
@@ -93,7 +93,7 @@ def svg(
     height_in: float = HEIGHT_IN,
     name: str = "figure",
 ) -> str:
-    """What `draw` draws as an inline <svg>: always the same bytes, with texts as texts.
+    """The drawing of `draw` as an inline <svg>: always the same bytes, with texts as texts.
 
     Ids begin with `name`, so that a page can hold several. Nothing of the machine's matplotlibrc counts, no
     text is taken for mathematics, and neither date nor version of the maker is written.

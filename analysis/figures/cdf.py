@@ -1,4 +1,4 @@
-"""How close each rate is to the bounds: the whole distribution of TTFT and TPOT, not one quantile of it.
+"""Figure of the whole distribution of TTFT and TPOT at each rate, against the bounds.
 
 Knows the requests of windows; a failed request is infinitely late, so its curve does not reach 1.
 """
@@ -18,7 +18,7 @@ from conf.specs.bounds import LIMITS, QUANTILE, Limit
 
 HEIGHT_IN = 3.8
 MOST_CURVES = 6
-"""More curves are not told apart: then evenly over the rates, the lowest and the highest among them."""
+"""Most curves, evenly over the rates with the lowest and the highest among them: more are not told apart."""
 MOST_STEPS = 100
 QUANTILES = (0.5, 0.9, 0.99)
 
@@ -49,7 +49,7 @@ def cdf_table(run: Run) -> pa.Table:
 
 
 def cdf_alt(run: Run) -> str:
-    """What share of the requests is within each bound at the lowest and at the highest rate."""
+    """Share of the requests within each bound at the lowest and at the highest rate."""
     valid, bounds = _valid(run), bounds_ms(run)
     ends = valid if len(valid) == 1 else [valid[0], valid[-1]]
     said = []

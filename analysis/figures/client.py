@@ -1,6 +1,6 @@
-"""Whether the load generator was slow instead of the server: its lateness, and how busy it was.
+"""Figure of the load generator's own lateness, and how busy its actors were.
 
-Knows sends and the load actors' own health; the gates are those of `analysis.validity`.
+Knows sends and the load actors' health; the gates are those of `analysis.capacity.client_checks`.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ TAIL = 0.01
 """The gate is on the 99th percentile: this share may be later."""
 MOST_STEPS = 150
 LEAST_MS = 0.01
-"""Left edge of the lag's axis; a negative lag does not exist, one below this is not worth a decade."""
+"""Left edge of the lag's axis: a smaller lag is not worth a decade."""
 
 
 def plot_client_lag(run: Run, ax: Axes | None = None) -> Axes:
@@ -156,7 +156,7 @@ def _draw_gate(ax: Axes, gate_ms: float) -> None:
 
 
 def _draw_health(cpu: Axes, own: Axes, clients: pa.Table) -> None:
-    """Of each second the busiest actor's CPU share, and the run share of the most crowded one."""
+    """CPU share of the busiest actor and run share of the most crowded one, second by second."""
     at, used, run_share = _by_second(clients)
     drawn: Look = {"markevery": max(1, len(at) // 8), "markersize": 4, "linewidth": 1}
     cpu.plot(at, used, color=canvas.BLUE, marker="o", **drawn, label="CPU, busiest actor")

@@ -1,4 +1,4 @@
-"""Which service carries more: capacities side by side, and their ratios to the first.
+"""Figure of capacities side by side, and of their ratios to the first.
 
 Knows capacities and ratios as a study found them; runs without common arrivals are independent estimates.
 """

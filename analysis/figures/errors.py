@@ -1,4 +1,4 @@
-"""What failed, how often, and in whose words.
+"""Figure of the failed requests by cause.
 
 Knows the status of every planned request; a failure of the load generator is told from one of the service.
 """
@@ -60,7 +60,7 @@ def errors_table(run: Run) -> pa.Table:
 
 
 def errors_alt(run: Run) -> str:
-    """How many failed, and what most of them were."""
+    """Number of failures and their most frequent kind."""
     rows = _kinds(run).to_pylist()
     total, part = sum(row["requests"] for row in rows), sum(row["share_pct"] for row in rows) / 100
     most = rows[0]

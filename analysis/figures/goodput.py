@@ -1,4 +1,4 @@
-"""Requests that kept both bounds, against those that were offered: where more load begins to serve fewer.
+"""Figure of the requests that kept both bounds, against those that were offered.
 
 Knows the windows' own counts; a stricter question than two percentiles.
 """

@@ -1,4 +1,4 @@
-"""The answer as a picture: latency against offered load, with the bounds and the capacity between them.
+"""Figure of latency against offered load, with the bounds and the capacity.
 
 Knows windows and the posterior as they were written; estimates nothing.
 """
@@ -89,7 +89,7 @@ def latency_table(run: Run) -> pa.Table:
 
 
 def latency_alt(run: Run) -> str:
-    """How far the p90s rise, what the bounds are, and where the capacity lies."""
+    """The rise of the p90s, the bounds, and the capacity."""
     windows = sorted(measured(run), key=lambda window: window.rate)
     valid, bounds = [window for window in windows if not window.void], bounds_ms(run)
     if not valid:

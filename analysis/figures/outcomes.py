@@ -1,4 +1,4 @@
-"""How a window ended, and how that looks in every figure: filled where it passes, hollow where it fails.
+"""Outcome of a window and its mark in every figure: filled where it passes, hollow where it fails.
 
 Knows lines of dwells.parquet and the bounds; a void window is neither, and crossed.
 """

@@ -1,6 +1,6 @@
-"""Throughput of a GPU against what one user feels, on the axes that InferenceX uses.
+"""Figure of throughput per GPU against interactivity, on the axes that InferenceX uses.
 
-Draws what `analysis.per_gpu` defines; knows no bound.
+Draws what `analysis.results.per_gpu` defines; knows no bound.
 """
 
 import pyarrow as pa

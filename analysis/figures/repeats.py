@@ -1,6 +1,6 @@
-"""How far a measurement repeats itself: the capacity of each part, and of all of them together.
+"""Figure of the capacity of each part of a study, and of all of them together.
 
-Knows parts and what their study concluded; plain runs are pooled as `analysis.pooling` does.
+Knows parts and the verdict of their study; plain runs are pooled by `analysis.stats.pooling`.
 """
 
 from collections.abc import Mapping
@@ -84,7 +84,7 @@ def repeats_alt(subject: StudyOrRuns) -> str:
 
 
 def _together(subject: StudyOrRuns) -> _Together | None:
-    """What the study concluded; of runs, their closed intervals pooled; None of fewer than two of these."""
+    """The verdict of a study, or the closed intervals of runs pooled; None for fewer than two of these."""
     if isinstance(subject, Mapping):
         capacity = subject.get("capacity") if subject.get("valid") else None
         if not capacity or capacity.get("open_above") or capacity.get("open_below"):

@@ -1,4 +1,4 @@
-"""Whether the replicas shared the work: each one's part of the requests, and its p90 TTFT window by window.
+"""Figure of each replica's part of the requests, and its p90 TTFT window by window.
 
 Knows `by_replica` of the windows as it was written; knows no routing policy.
 """
@@ -22,7 +22,7 @@ MOST_NAMED = 10
 MOST_DOTS = 300
 MOST_ROWS = 30
 SILENT = "no answer"
-"""Name of a replica that was deployed and answered nothing: it never told its own."""
+"""Name of a replica that was deployed and never answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def replica_balance_table(run: Run) -> pa.Table:
 
 
 def replica_balance_alt(run: Run) -> str:
-    """What the busiest and the least busy replica got, and how far their p90 TTFTs lie apart."""
+    """Requests of the busiest and the least busy replica, and the range of the p90 TTFTs."""
     found = _replicas(run)
     mean = sum(replica.requests for replica in found) / len(found)
     busiest, least = found[0], found[-1]

@@ -1,4 +1,4 @@
-"""What more nodes bring: the efficiency E(n) as it was measured, and what lies between and beyond.
+"""Figure of the scaling efficiency E(n): as measured, between the measured node counts, and beyond.
 
 Knows E(n) as `analysis.planning` found it; measures nothing.
 """
@@ -89,7 +89,7 @@ def _measured(subject: EfficiencyOrRuns) -> Efficiency:
 
 
 def _draw_points(ax: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    """What was measured, and whiskers of what is planned with."""
+    """Measured points, and whiskers of the planned efficiency."""
     planned = [row for row in rows if row["planned_e_low"] is not None]
     ends = (
         [[row["nodes"]] * 2 for row in planned],

@@ -1,4 +1,4 @@
-"""How the answer was found: the rate of each window over time, and what was believed after it.
+"""Figure of the search: the rate of each window over time, and the posterior after it.
 
 Knows windows and events as they were written; estimates nothing.
 """
@@ -88,7 +88,7 @@ def search_table(run: Run) -> pa.Table:
 
 
 def search_alt(run: Run) -> str:
-    """How many windows at which rates, how they ended, and how the interval narrowed."""
+    """Number of windows, their rates and outcomes, and how the interval narrowed."""
     found, bounds = lines(run, KINDS), bounds_ms(run)
     outcomes = [outcome(line, bounds) for line in found]
     rates = [line["rate_qps_per_node"] for line in found]
@@ -107,7 +107,7 @@ def search_alt(run: Run) -> str:
 
 
 def _answer(capacity: Mapping[str, Any]) -> str:
-    """What is claimed; of an open end no estimate is."""
+    """The claim in words; with an open end there is no estimate."""
     q = capacity["qps_per_node"]
     if capacity["open_above"]:
         return f"The answer is a lower bound, {qps(q['low'])}."

@@ -1,4 +1,4 @@
-"""What all replicas together told of themselves at given instants, from their samples of once a second.
+"""State of all replicas together at given instants, from their samples of once a second.
 
 Knows gauges and counters; knows no request and no window.
 """
@@ -18,7 +18,7 @@ STALE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """Sums of requests and means of shares (%) over the replicas that told them; nan where none did."""
+    """Sums of requests and means of shares (%) over the replicas that reported them; nan where none did."""
 
     at_s: Floats
     running: Floats
@@ -54,7 +54,6 @@ def state(samples: pa.Table, at_s: Floats) -> ServerState:
 
 
 def _known(part: pa.Table, name: str) -> tuple[Floats, Floats]:
-    """Seconds and values of the samples that have one."""
     at, values = metrics.numbers(part, "clock_ns") / NS, metrics.numbers(part, name)
     kept = ~np.isnan(values)
     return at[kept], values[kept]
@@ -71,7 +70,7 @@ def _held(part: pa.Table, name: str, at_s: Floats) -> Floats:
 
 
 def _grown(part: pa.Table, name: str, at_s: Floats) -> Floats:
-    """How much a counter grew up to each instant since the one before; 0 where that is not known."""
+    """Growth of a counter since the instant before; 0 where it is unknown."""
     at, values = _known(part, name)
     if len(at) < 2:
         return np.zeros(len(at_s))
@@ -80,5 +79,5 @@ def _grown(part: pa.Table, name: str, at_s: Floats) -> Floats:
 
 
 def _sum(gauges: Floats) -> Floats:
-    """Sum over the replicas (rows) that told; nan where none did."""
+    """Sum over the replicas (rows) that reported; nan where none did."""
     return np.where(np.isnan(gauges).all(axis=0), np.nan, np.nansum(gauges, axis=0))

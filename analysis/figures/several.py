@@ -1,4 +1,4 @@
-"""Capacities that stand side by side: those of several runs, or of the parts of a study.
+"""Capacities side by side: those of several runs, or of the parts of a study.
 
 Knows the trees of sweep.json and study.json; measures and pools nothing.
 """
@@ -70,7 +70,7 @@ def parts(subject: StudyOrRuns) -> list[CapacityRow]:
 
 
 def count(subject: StudyOrRuns) -> int:
-    """Rows of a forest of it, one for all together included."""
+    """Rows of its forest plot, with one for all together."""
     return len(parts(subject)) + 1
 
 

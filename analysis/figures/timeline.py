@@ -1,6 +1,6 @@
-"""What happened over time: requests in flight, the servers' own state, rolling latencies, the windows.
+"""Figure over time: requests in flight, the servers' state, rolling latencies, the windows.
 
-Knows offsets of requests and what servers told once a second; judges nothing.
+Knows offsets of requests and the servers' samples of once a second; judges nothing.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from conf.specs.bounds import LIMITS, QUANTILE, Limit
 
 HEIGHT_IN = 6.4
 ROLLING_S = 15.0
-"""A rolling p90 is that of the requests due in so many seconds before (our choice: that of a ramp step)."""
+"""Seconds of due time in a rolling p90 (our choice: those of a ramp step)."""
 LEAST_REQUESTS = 10
 MOST_AT = 220
 COLUMNS = ("send_offset_ns", "end_offset_ns", "phase", "status", *LATENCY)
@@ -86,7 +86,7 @@ def timeseries_table(run: Run) -> pa.Table:
 
 
 def timeseries_alt(run: Run) -> str:
-    """How many requests were in flight, how full the cache was, and how high the rolling p90s went."""
+    """Requests in flight, the fullest cache, and the highest rolling p90s."""
     found, bounds = _timeline(run), bounds_ms(run)
     said = [
         f"Over {found.at_s[-1] - found.at_s[0]:.0f} s up to {np.nanmax(found.in_flight):.0f} requests were in"

@@ -1,4 +1,4 @@
-"""What the figures of one run share: its windows, their requests, its bounds, and figures in words.
+"""Shared by the figures of one run: its windows, their requests, its bounds, and figures in words.
 
 Knows rows and columns; computes no statistics and draws nothing.
 """
@@ -19,7 +19,7 @@ from analysis.rows import metrics
 from conf.specs.bounds import LIMITS, Limit, column
 
 PLACE = ("due_ns", "dwell", "phase", "status")
-"""Columns that say to which window a request belongs and what became of it."""
+"""Columns of a request's window and status."""
 LATENCY = (
     *("first_token_offset_ns", "last_token_offset_ns", "engine_first_token_ns", "engine_last_token_ns"),
     *("time_scale", "turn_blocked_ns", "output_tokens", "requested_output_tokens", "reads"),
@@ -90,7 +90,7 @@ def qps(value: float) -> str:
 
 
 def ms(value: float | None) -> str:
-    """A latency with its unit; one that failures made infinite is said to be."""
+    """A latency with its unit, or `infinite`, or `unknown`."""
     if value is None or math.isnan(value):
         return "unknown"
     if math.isinf(value):
@@ -104,7 +104,7 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def share(value: float) -> str:
-    """A share in per cent, 100 of nothing less than all."""
+    """A share in per cent; 100 only for all."""
     if 0.9995 <= value < 1:
         return "over 99.9 %"
     return f"{100 * value:.3g} %"

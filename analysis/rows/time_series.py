@@ -1,6 +1,6 @@
-"""What is sampled once a second while a run lasts: the engines by their own count, the load actors by theirs.
+"""Samples of once a second during a run: of the engines by their own count, and of the load actors.
 
-Knows two Arrow schemas, their units and their files; knows nothing of who samples or who judges. Seconds are
+Knows two Arrow schemas, their units and their files; neither samples nor judges. Seconds are
 those of the run's clock, milliseconds are real.
 """
 
@@ -60,7 +60,8 @@ _CLIENT_COLUMNS: _Columns = (
 )
 
 SERVER = schema(_SERVER_COLUMNS, _VERSION)
-"""Arrow schema of timeseries.parquet: one row per replica and second; what a server does not tell is null."""
+"""Arrow schema of timeseries.parquet: one row per replica and second; a figure that a server does not report
+is null."""
 
 CLIENTS = schema(_CLIENT_COLUMNS, _VERSION)
 """Arrow schema of clients.parquet: one row per load actor and second."""

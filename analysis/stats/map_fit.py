@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Predict = Callable[[Floats], Floats]
-"""ln of what would be measured, given the ln of the parameters."""
+"""ln of the measurements that the ln of the parameters predict."""
 
 STEP = 0.03
 """Half the difference of a numeric derivative (ln). Latencies jump by whole engine steps, which a much
 smaller one would take for slope."""
 ITERATIONS, TRIALS = 25, 8
 ROUNDS = 2
-"""Times that the scatter is estimated anew, after which it has settled."""
+"""Re-estimates of the scatter until it has settled."""
 FIRST_SCATTER, LEAST_SCATTER = 0.1, 0.003
-"""Where its estimate begins (ln), and the truest an engine model is, however well a few numbers are met."""
+"""Start of its estimate (ln), and its least value: no engine model is truer, however well a few numbers
+fit."""
 ENOUGH = 1e-4
 """Relative gain in the loss below which an optimum is reached."""
 Z95 = NormalDist().inv_cdf(0.975)
@@ -91,7 +92,7 @@ class ParameterFit:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """Residuals and their slopes by z; `noise` is the sampling error of each figure."""
+    """A fit's residuals and their slopes by z; `noise` is the sampling error of each figure."""
 
     predict: Predict
     measured: Floats

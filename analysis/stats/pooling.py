@@ -1,6 +1,6 @@
 """One answer from several: estimates with intervals pooled by random effects, and repeats by Student's t.
 
-Knows estimates and their standard deviations; knows no dwell, no run and no folder.
+Knows estimates and their standard deviations; knows no window, no run and no folder.
 """
 
 import math
