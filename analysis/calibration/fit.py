@@ -175,12 +175,12 @@ def text(found: Calibrated, serve: Serve) -> str:
             f"[{constant.low:.4g}, {constant.high:.4g}]; {said}"
         )
     machine = _machine(found.experiment, found.paths, fit.at)
-    told_apart = [] if found.checked is found.fitted else found.checked
-    named = [*((run, "") for run in found.fitted), *((run, ", not fitted") for run in told_apart)]
+    checked = [] if found.checked is found.fitted else found.checked
+    named = [*((run, "") for run in found.fitted), *((run, ", not fitted") for run in checked)]
     for run, aside in named:
-        told = run.predict(serve, machine)
+        predicted = run.predict(serve, machine)
         lines.append(f"  {run.name}{aside}:")
-        for name, was, will in zip(run.figures, np.exp(run.measured), np.exp(told), strict=True):
+        for name, was, will in zip(run.figures, np.exp(run.measured), np.exp(predicted), strict=True):
             unit = "" if name == "requests/s" else " s"
             off = f"{100 * (will / was - 1):+.1f} %"
             lines.append(f"    {name} measured {was:.4g}{unit}, model {will:.4g}{unit} ({off})")

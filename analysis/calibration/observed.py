@@ -113,12 +113,12 @@ def observe(path: Path, asked: Callable[[Path], Experiment]) -> Observed:
     )
     closed = bool(load.concurrency)
     named = [name for name in (CLOSED if closed else OPEN) if "TPOT" not in name or _several(load, counted)]
-    told = _figures(served, load, counted), _noise(served, load, counted)
-    return Observed(path, experiment, load, counted, tuple(named), *told)
+    figures = _figures(served, load, counted), _noise(served, load, counted)
+    return Observed(path, experiment, load, counted, tuple(named), *figures)
 
 
 def _refuse_whole(path: Path, rows: pa.Table) -> None:
-    """Raise RunError for answers that were not streamed: their times tell no time per token."""
+    """Raise RunError for answers that were not streamed: they have no time per token."""
     several = metrics.numbers(rows, "output_tokens") > 1
     whole = int(np.count_nonzero(several & (metrics.e2e(rows) <= metrics.ttft(rows))))
     if whole > FAILED_MOST * rows.num_rows:
@@ -152,8 +152,8 @@ def _figures(served: Served, load: RecordedLoad, counted: Any) -> Floats:
         found = [ttft.mean(), *([tpot.mean()] if len(tpot) else []), len(ttft) / span_s]
     else:
         found = [*np.quantile(ttft, (0.5, 0.9)), *(np.quantile(tpot, (0.5, 0.9)) if len(tpot) else [])]
-    told: Floats = np.log(np.array(found))
-    return told
+    logs: Floats = np.log(np.array(found))
+    return logs
 
 
 def _latencies(served: Served, load: RecordedLoad, counted: Any) -> tuple[Floats, Floats]:

@@ -169,7 +169,7 @@ class CountingBasis:
 
 
 def row(
-    dwell: WindowCounts,
+    counts: WindowCounts,
     verdict: Verdict,
     basis: CountingBasis,
     rows: pa.Table,
@@ -182,13 +182,13 @@ def row(
     good = np.all([~(latency[bound.limit] > bound.ms) for bound in basis.slo.bounds], axis=0)
     good &= ~np.isnan(latency["ttft"])
     return {
-        **{name: getattr(dwell, name) for name in DWELLS.names if name in WindowCounts.__dataclass_fields__},
-        "rate_qps_per_node": dwell.rate_qps / dwell.nodes,
+        **{name: getattr(counts, name) for name in DWELLS.names if name in WindowCounts.__dataclass_fields__},
+        "rate_qps_per_node": counts.rate_qps / counts.nodes,
         "bad": bad,
         "valid": verdict.valid,
         "void_reason": verdict.reason,
-        "work_qps_per_node": math.exp(dwell.log_work),
-        "goodput_qps_per_node": int(good.sum()) / dwell.seconds / dwell.nodes if dwell.seconds else None,
+        "work_qps_per_node": math.exp(counts.log_work),
+        "goodput_qps_per_node": int(good.sum()) / counts.seconds / counts.nodes if counts.seconds else None,
         **{f"{limit}_p{q}_ms": quantile(latency[limit], q / 100) for limit in LIMITS for q in QUANTILES},
         "prefix_hit": metrics.prefix_hit(rows),
         "prefix_hit_intended": None if routing_spread.with_sessions(rows) else metrics.prefix_shared(rows),
@@ -198,8 +198,8 @@ def row(
         "turn_blocked_max_ms": routing_spread.longest_block_ms(rows),
         "by_replica": routing_spread.by_replica(rows),
         "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
-        **{f"{limit}_over": dwell.over(limit).over for limit in LIMITS},
-        **{f"{limit}_determined": dwell.over(limit).determined for limit in LIMITS},
+        **{f"{limit}_over": counts.over(limit).over for limit in LIMITS},
+        **{f"{limit}_determined": counts.over(limit).determined for limit in LIMITS},
         **{f"{limit}_phi": None for limit in LIMITS},
         "reason": reason,
     }
@@ -229,10 +229,10 @@ def read(path: Path) -> pa.Table:
 
     Raises OSError or an ArrowException for a file that is broken or no such table.
     """
-    told = pq.read_schema(path)
-    if lacking := [name for name in KEYS if name not in told.names]:
+    written = pq.read_schema(path)
+    if lacking := [name for name in KEYS if name not in written.names]:
         raise pa.ArrowInvalid(f"{path} is no table of dwells: it lacks {', '.join(lacking)}")
-    return pq.read_table(path, schema=DWELLS).replace_schema_metadata(told.metadata)
+    return pq.read_table(path, schema=DWELLS).replace_schema_metadata(written.metadata)
 
 
 def basis_of(table: pa.Table) -> CountingBasis | None:

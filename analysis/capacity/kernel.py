@@ -56,12 +56,12 @@ class Kernel:
         return (self.back + self.ahead) * BLOCK_S
 
 
-def log_loads(dwells: Sequence[WindowCounts], kernels: Sequence[Kernel]) -> list[Floats]:
+def log_loads(windows: Sequence[WindowCounts], kernels: Sequence[Kernel]) -> list[Floats]:
     """ln of the mean load around each block of the windows, per kernel; nan where none was offered."""
     back, ahead = (max(reach) for reach in zip(*((k.back, k.ahead) for k in kernels), strict=True))
     # No more of each window than some kernel needs: for short answers that is a small part.
     first, last = LOOK_BACK + 1 - back, LOOK_AHEAD - ahead
-    parts = [dwell.load[first : len(dwell.load) - last] for dwell in dwells]
+    parts = [window.load[first : len(window.load) - last] for window in windows]
     load = np.array([rate for part in parts for rate in part], dtype=np.float64)
     sizes = np.array([len(part) for part in parts], dtype=np.int64)
     place = np.arange(len(load)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

@@ -50,7 +50,7 @@ E2E_UNKNOWN_S = 10.0
 SHIFT_RANGE = (-1.5, 0.05)
 LEAST_LOAD = 0.02
 HALVINGS = 18
-"""Of the shift's range: to 6e-6, far within any interval."""
+"""Halvings of the shift's range: to 6e-6, far within any interval."""
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
@@ -130,16 +130,16 @@ class _Blocks:
         return overdispersion(self.over, self.determined, expected, longer)
 
 
-def fit(dwells: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPosterior:
+def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPosterior:
     """The posterior from windows that are neither void nor empty, in order of time.
 
     The likelihood is a quasi-likelihood: divided by the dispersion, and, because that is itself an estimate
     of few degrees of freedom, with the tails of Student's t.
     """
-    known = [dwell for dwell in dwells if dwell.over(limit).determined]
-    overloaded = [dwell for dwell in known if _is_overloaded(dwell, limit)]
-    steady = [dwell for dwell in known if not _is_overloaded(dwell, limit) and not dwell.aborted]
-    e2e_s, slopes = _e2e_s(dwells), np.exp(LOG_SLOPES)
+    known = [window for window in windows if window.over(limit).determined]
+    overloaded = [window for window in known if _is_overloaded(window, limit)]
+    steady = [window for window in known if not _is_overloaded(window, limit) and not window.aborted]
+    e2e_s, slopes = _e2e_s(windows), np.exp(LOG_SLOPES)
     kernels = Kernel.all_of(limit, e2e_s, _rate_qps(known))
     # The prior is of the limit rate, the grid of the limit load, which lies above it by the shift.
     usual = float(_shifts(known, np.exp([SLOPE_CENTRE]), math.exp(prior.centre), kernels[:1])[0])
@@ -147,8 +147,8 @@ def fit(dwells: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPost
     belief = _log_normal(loads, prior.centre - usual, prior.sd)[:, None] + _belief_in_columns(len(kernels))
     blocks = _blocks(steady, limit, kernels)
     evidence = np.hstack([each.evidence(prior.centre - usual, slopes) for each in blocks])
-    for dwell in overloaded:
-        evidence += np.tile(_overload_evidence(dwell, limit, loads, slopes), len(kernels))
+    for window in overloaded:
+        evidence += np.tile(_overload_evidence(window, limit, loads, slopes), len(kernels))
     longer = max(1.0, e2e_s / LONG_E2E_S)
     unexplained = Dispersion.unknown(blocks[0].determined, longer)
     i, j = np.unravel_index(np.argmax(belief + evidence / unexplained.inflation), belief.shape)
@@ -172,11 +172,11 @@ def fit(dwells: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPost
         slope=float(slopes[j % len(slopes)]),
         slope_unusual=_unusual(mass),
         dispersion=unexplained.inflation,
-        kept=any((dwell.over(limit).share or 0.0) <= ALLOWED_OVER for dwell in known),
+        kept=any((window.over(limit).share or 0.0) <= ALLOWED_OVER for window in known),
         rising=bool(overloaded)
         or 2 * (evidence.max() - blocks[0].constant()) / unexplained.inflation > RISING,
-        over=sum(dwell.over(limit).over for dwell in known),
-        determined=sum(dwell.over(limit).determined for dwell in known),
+        over=sum(window.over(limit).over for window in known),
+        determined=sum(window.over(limit).determined for window in known),
     )
 
 
@@ -205,14 +205,16 @@ def population_shift(slopes: Floats, load_var: Floats | float, arrivals_var: Flo
 
 
 def _shifts(
-    dwells: Sequence[WindowCounts], slopes: Floats, qps_per_node: float, kernels: Sequence[Kernel]
+    windows: Sequence[WindowCounts], slopes: Floats, qps_per_node: float, kernels: Sequence[Kernel]
 ) -> Floats:
     """The shift of each column: the slopes with the first kernel, then with the next."""
-    if not dwells:
+    if not windows:
         return np.zeros(len(slopes) * len(kernels))
-    expected = qps_per_node * dwells[0].nodes * np.repeat([kernel.seconds for kernel in kernels], len(slopes))
-    arrivals_var = float(np.mean([dwell.arrivals_var for dwell in dwells]))
-    work_var = float(np.mean([dwell.work_var for dwell in dwells]))
+    expected = (
+        qps_per_node * windows[0].nodes * np.repeat([kernel.seconds for kernel in kernels], len(slopes))
+    )
+    arrivals_var = float(np.mean([window.arrivals_var for window in windows]))
+    work_var = float(np.mean([window.work_var for window in windows]))
     columns = np.tile(slopes, len(kernels))
     return population_shift(columns, (arrivals_var + work_var) / expected, arrivals_var / expected)
 
@@ -229,42 +231,42 @@ def _unusual(mass: Floats) -> bool:
     return float(of_slopes[np.abs(LOG_SLOPES - SLOPE_CENTRE) > UNUSUAL * SLOPE_SD].sum()) > 0.5
 
 
-def _is_overloaded(dwell: WindowCounts, limit: Limit) -> bool:
+def _is_overloaded(window: WindowCounts, limit: Limit) -> bool:
     """True where the counts show an overload and not a rate.
 
     A window is aborted for its queue: it says nothing of a limit that is kept all the same.
     """
-    return (dwell.over(limit).share or 0.0) > (ALLOWED_OVER if dwell.aborted else OVERLOADED_SHARE)
+    return (window.over(limit).share or 0.0) > (ALLOWED_OVER if window.aborted else OVERLOADED_SHARE)
 
 
-def _overload_evidence(dwell: WindowCounts, limit: Limit, loads: Floats, slopes: Floats) -> Floats:
+def _overload_evidence(window: WindowCounts, limit: Limit, loads: Floats, slopes: Floats) -> Floats:
     """Log-likelihood of so large a share over the limit where less is expected; flat where more is."""
-    counted = dwell.over(limit)
+    counted = window.over(limit)
     share = min(counted.over / counted.determined, OVERLOADED_SHARE)
-    logit = LOGIT_ALLOWED + slopes * (dwell.log_work - loads[:, None])
+    logit = LOGIT_ALLOWED + slopes * (window.log_work - loads[:, None])
     logit = np.minimum(logit, math.log(share / (1 - share)))
     loss: Floats = counted.determined * (share * logit - _softplus(logit))
     return loss
 
 
-def _e2e_s(dwells: Sequence[WindowCounts]) -> float:
-    known = [dwell.median_e2e_s for dwell in dwells if dwell.median_e2e_s is not None]
+def _e2e_s(windows: Sequence[WindowCounts]) -> float:
+    known = [window.median_e2e_s for window in windows if window.median_e2e_s is not None]
     return float(np.median(known)) if known else E2E_UNKNOWN_S
 
 
-def _rate_qps(dwells: Sequence[WindowCounts]) -> float:
-    """Requests per second of the whole service, in the middle of the dwells."""
-    return float(np.median([dwell.rate_qps for dwell in dwells])) if dwells else math.inf
+def _rate_qps(windows: Sequence[WindowCounts]) -> float:
+    """Requests per second of the whole service, in the middle of the windows."""
+    return float(np.median([window.rate_qps for window in windows])) if windows else math.inf
 
 
-def _blocks(dwells: Sequence[WindowCounts], limit: Limit, kernels: Sequence[Kernel]) -> list[_Blocks]:
+def _blocks(windows: Sequence[WindowCounts], limit: Limit, kernels: Sequence[Kernel]) -> list[_Blocks]:
     """Blocks of the windows, once with the loads of each kernel."""
-    if not dwells:
+    if not windows:
         return [_Blocks(*[np.array([], dtype=np.float64)] * 3)] * len(kernels)
-    counts = [dwell.over(limit) for dwell in dwells]
+    counts = [window.over(limit) for window in windows]
     over = np.array([n for counted in counts for n in counted.block_over], dtype=np.float64)
     determined = np.array([n for counted in counts for n in counted.block_determined], dtype=np.float64)
-    loads = [(load, ~np.isnan(load)) for load in log_loads(dwells, kernels)]
+    loads = [(load, ~np.isnan(load)) for load in log_loads(windows, kernels)]
     return [_Blocks(load[offered], over[offered], determined[offered]) for load, offered in loads]
 
 

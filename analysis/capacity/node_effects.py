@@ -34,12 +34,12 @@ class NodeEffects:
         return tuple(node for node, effect in enumerate(self.effects) if abs(effect.value) > LEAST_EFFECT)
 
 
-def node_effects(dwells: Sequence[WindowCounts], prior: Prior) -> NodeEffects | None:
+def node_effects(windows: Sequence[WindowCounts], prior: Prior) -> NodeEffects | None:
     """Random effects over the posterior of each node alone; None without streams of several nodes."""
-    streams = sorted({dwell.stream for dwell in dwells if dwell.stream is not None})
+    streams = sorted({window.stream for window in windows if window.stream is not None})
     if len(streams) < 2:
         return None
-    alone = [posterior([dwell for dwell in dwells if dwell.stream == s], prior) for s in streams]
+    alone = [posterior([window for window in windows if window.stream == s], prior) for s in streams]
     together = pooled([Estimate.of_interval(node.qps_per_node, node.low, node.high) for node in alone])
     return NodeEffects(together.effects, together.between)
 

@@ -47,7 +47,7 @@ the side."""
 PRIOR_SD = 0.55
 """sd of ln(ratio) around where the search for it began: a factor of 3 is within two of them (our choice)."""
 LEAST_REQUESTS, LEAST_PAIRS = 10, 3
-MOST_TOLD = 4
+MOST_DIFFERENCES = 4
 """Most differing keys between A and B on the screen."""
 UNLIKE = 0.5
 """A and B are limited by different bounds if their parts over TTFT among all over differ by more."""
@@ -205,12 +205,16 @@ def headline(found: Tree) -> str:
 def lines(study: Mapping[str, Any]) -> list[str]:
     """Lines for the screen on the evidence for the ratio of a study."""
     found = study["ratio"]
-    told = [f"{key} {ours} -> {theirs}" for key, (ours, theirs) in study["differs"].items()]
-    more = f" and {len(told) - MOST_TOLD} more (study.json)" if len(told) > MOST_TOLD else ""
+    differing = [f"{key} {ours} -> {theirs}" for key, (ours, theirs) in study["differs"].items()]
+    more = (
+        f" and {len(differing) - MOST_DIFFERENCES} more (study.json)"
+        if len(differing) > MOST_DIFFERENCES
+        else ""
+    )
     known = found["correlation"]
     correlation = "unknown" if known is None else f"{known:.2f}"
     shown = [
-        f"  from A to B: {', '.join(told[:MOST_TOLD])}{more}",
+        f"  from A to B: {', '.join(differing[:MOST_DIFFERENCES])}{more}",
         f"  {found['pairs']} pairs of windows: B got A's arrivals and lengths, scaled in time; correlation"
         f" {correlation}",
     ]
@@ -259,15 +263,15 @@ def _over(pairs: Sequence[Pair], side: int) -> list[float]:
 def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, float, float, Open] | None:
     """Median and 95 % interval of the ratio for one limit, and the end that is only the prior.
 
-    None where no pair tells: a pair with nothing, or everything, over around a bound on both sides says
-    nothing.
+    None where no pair is informative: a pair with nothing, or everything, over around a bound on both sides
+    says nothing.
     """
     seen = [(one.log_ratio, getattr(one, limit)) for one in pairs]
     seen = [(at, shares) for at, shares in seen if shares.determined >= LEAST_REQUESTS]
-    told = [(at, it.determined, *it.near) for at, it in seen if 0 < sum(it.near) < 2 * it.determined]
-    if not told:
+    informative = [(at, it.determined, *it.near) for at, it in seen if 0 < sum(it.near) < 2 * it.determined]
+    if not informative:
         return None
-    tried, determined, *near = np.array(told).T
+    tried, determined, *near = np.array(informative).T
     shares = np.array(near) / determined
     wide = start + np.arange(-_FAR, _FAR + _COARSE / 2, _COARSE)
     # The share around a bound at which the bound itself is just kept.

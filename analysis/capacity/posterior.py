@@ -68,15 +68,15 @@ class Capacity:
     open_below: bool
 
 
-def posterior(dwells: Sequence[WindowCounts], prior: Prior, tail: float = TAIL) -> Capacity:
+def posterior(windows: Sequence[WindowCounts], prior: Prior, tail: float = TAIL) -> Capacity:
     """Capacity from all windows with weight above 0, in any order; ramp steps and confirmation runs are not
     used.
 
     `tail` is the posterior mass below its `low`, and above its `high`.
     """
-    used = [d for d in dwells if d.kind == "dwell" and d.weight > 0 and d.requests >= LEAST_REQUESTS]
+    used = [w for w in windows if w.kind == "dwell" and w.weight > 0 and w.requests >= LEAST_REQUESTS]
     # Neighbours in a stream follow each other, as the overdispersion over lags needs it.
-    used.sort(key=lambda dwell: (dwell.stream or 0, dwell.index))
+    used.sort(key=lambda window: (window.stream or 0, window.index))
     for _ in range(RECENTRINGS):
         fits = {limit: fit(used, limit, prior) for limit in LIMITS}
         grid = _grid(fits["ttft"], fits["tpot"])
@@ -85,7 +85,7 @@ def posterior(dwells: Sequence[WindowCounts], prior: Prior, tail: float = TAIL) 
         if abs(centre - prior.centre) < RECENTRE_BEYOND:
             break
         prior = Prior(centre, RECENTRED_SD)
-    return _capacity(fits["ttft"], fits["tpot"], grid, cdf, tuple(d.index for d in used), tail)
+    return _capacity(fits["ttft"], fits["tpot"], grid, cdf, tuple(window.index for window in used), tail)
 
 
 def _grid(ttft: LimitPosterior, tpot: LimitPosterior) -> Floats:

@@ -118,12 +118,12 @@ def _loop_checks(requests: pa.Table, window: Window, rows: pa.Table) -> tuple[Ch
     return (*words, *closed)
 
 
-def judge_run(dwells: Sequence[Verdict], min_dwells: int) -> Verdict:
-    """Valid if at least max(2, `min_dwells`) dwells are not void; else the first void dwell's reason."""
+def judge_run(windows: Sequence[Verdict], min_dwells: int) -> Verdict:
+    """Valid if at least max(2, `min_dwells`) windows are; else void for the first void window's reason."""
     needed = max(LEAST_VALID_DWELLS, min_dwells)
-    valid = sum(verdict.valid for verdict in dwells)
-    reason = next((verdict.reason for verdict in dwells if not verdict.valid), "too_few_dwells")
+    valid = sum(verdict.valid for verdict in windows)
+    reason = next((verdict.reason for verdict in windows if not verdict.valid), "too_few_dwells")
     enough = valid >= needed
     check = Check("valid_dwells", enough, float(valid), float(needed), "", reason, least=True)
-    scale = max((verdict.time_scale for verdict in dwells), default=1.0)
+    scale = max((verdict.time_scale for verdict in windows), default=1.0)
     return Verdict(enough, "" if enough else reason, (check,), scale)

@@ -165,7 +165,7 @@ def count_by_stream(
     number = metrics.numbers(requests, "stream")
     rows = [requests.filter(pa.array(number == stream)) for stream in range(streams)]
     counted = [count(part, own, slo, workload, now_ns) for part in rows]
-    return tuple(replace(dwell, stream=stream) for stream, dwell in enumerate(counted))
+    return tuple(replace(counts, stream=stream) for stream, counts in enumerate(counted))
 
 
 def without_lag(requests: pa.Table) -> pa.Table:

@@ -111,8 +111,8 @@ def svg(
         figure = Figure(figsize=(width_in, height_in))
         draw(_filled(figure))
         drawn = io.StringIO()
-        untold = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(drawn, format="svg", metadata=untold, transparent=True)
+        omitted = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(drawn, format="svg", metadata=omitted, transparent=True)
     return inline(drawn.getvalue(), name, round(width_in * PX_PER_IN), round(height_in * PX_PER_IN))
 
 

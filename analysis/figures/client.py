@@ -176,7 +176,7 @@ def _draw_health(cpu: Axes, own: Axes, clients: pa.Table) -> None:
 
 
 def _by_second(clients: pa.Table) -> tuple[Floats, Floats, Floats]:
-    """Seconds, the largest CPU share and the smallest run share in each bin of time; nan if not told."""
+    """Seconds, the largest CPU share and the smallest run share in each bin of time; nan if not reported."""
     at = metrics.numbers(clients, "clock_ns") / NS
     edges = np.linspace(at.min(), at.max(), min(canvas.MOST_POINTS, max(2, len(np.unique(at.round())))))
     of = np.clip(np.searchsorted(edges, at, "right") - 1, 0, len(edges) - 1)

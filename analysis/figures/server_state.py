@@ -48,8 +48,8 @@ def state(samples: pa.Table, at_s: Floats) -> ServerState:
     )
     hit_pct = np.where(looked > 0, 100 * found / np.where(looked > 0, looked, 1), np.nan)
     running, waiting = (_sum(gauges[name]) for name in ("running", "waiting"))
-    told = (~np.isnan(gauges["kv_usage"])).sum(axis=0)
-    kv_pct = 100 * _sum(gauges["kv_usage"]) / np.maximum(told, 1)
+    reported = (~np.isnan(gauges["kv_usage"])).sum(axis=0)
+    kv_pct = 100 * _sum(gauges["kv_usage"]) / np.maximum(reported, 1)
     return ServerState(at_s, running, waiting, kv_pct, hit_pct)
 
 

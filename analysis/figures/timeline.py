@@ -56,7 +56,7 @@ class _Timeline:
 def plot_timeseries(run: Run, ax: Axes | None = None) -> Axes:
     """Requests in flight, running and waiting; KV use and hit rate; rolling p90 of TTFT and TPOT, over time.
 
-    Windows are shaded, void ones hatched. What servers did not tell is left out. Also of a run that did not
+    Windows are shaded, void ones hatched. Unreported state is left out. Also of a run that did not
     end. Raises NoData without a request that was sent.
     """
     ax = ax or canvas.new_axes(HEIGHT_IN)
@@ -76,9 +76,9 @@ def plot_timeseries(run: Run, ax: Axes | None = None) -> Axes:
 
 
 def timeseries_table(run: Run) -> pa.Table:
-    """One row per window, or per tenth of a run without one: requests in flight and what servers told.
+    """One row per window, or per tenth of a run without one: requests in flight and the servers' state.
 
-    Means are over the instants that are drawn, null where nothing was told; p90s are the largest of the
+    Means are over the instants that are drawn, null where nothing was reported; p90s are the largest of the
     rolling ones.
     """
     found = _timeline(run)
@@ -192,11 +192,11 @@ def _largest(values: Floats) -> float | None:
 
 def _draw_load(ax: Axes, found: _Timeline) -> None:
     ax.plot(found.at_s, found.in_flight, color=canvas.BLUE, linewidth=1.3, label="in flight")
-    told = (
+    reported = (
         ("running", found.server.running, canvas.VERMILLION, "--"),
         ("waiting", found.server.waiting, canvas.BLACK, ":"),
     )
-    for name, values, colour, line in told:
+    for name, values, colour, line in reported:
         if not np.isnan(values).all():
             ax.plot(
                 found.at_s,

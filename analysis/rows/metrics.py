@@ -68,10 +68,10 @@ def token_offset_ns(requests: pa.Table, which: str) -> Floats:
 
     The wait of a turn for the one before it counts as the engine's time.
     """
-    offset, told = numbers(requests, f"{which}_token_offset_ns"), f"engine_{which}_token_ns"
-    if requests.column(told).null_count == requests.num_rows:
+    offset, by_engine = numbers(requests, f"{which}_token_offset_ns"), f"engine_{which}_token_ns"
+    if requests.column(by_engine).null_count == requests.num_rows:
         return offset
-    engine = numbers(requests, told) + blocked_ns(requests)
+    engine = numbers(requests, by_engine) + blocked_ns(requests)
     return np.where(np.isnan(engine), offset, engine + (offset - engine) / time_scale(requests))
 
 
@@ -257,7 +257,7 @@ METRICS = (
 )
 """Definitions, the method, section 1.
 
-Where the engine told its own time, token offsets are that time plus `path` as it was: the clock's speed
+Where the engine reported its own time, token offsets are that time plus `path` as it was: the clock's speed
 multiplies what the engine does, and must not multiply what the machine in front of it does. Only `itl` is
 as it was read, in seconds of the run's clock: a fast one multiplies in it the jitter of the way too.
 """

@@ -78,7 +78,7 @@ def lines(tree: Mapping[str, Any]) -> list[str]:
     asked = tree["asked"]
     if not (asked.get("sessions") or asked.get("conversations")) or "dwells" not in tree:
         return []
-    if tree.get("forecast"):  # of one rate, told beside its latencies
+    if tree.get("forecast"):  # a prediction says it beside its latencies
         return []
     used = [dwell for dwell in tree["dwells"] if dwell["valid"]]
     hit, met, share = (_mean(used, figure) for figure in FIGURES)

@@ -16,7 +16,7 @@ LEVEL = 0.05
 """Largest share of runs at exactly the capacity that may pass, and that may fail, over all analyses (our
 choice)."""
 POWER = 3.0
-"""Of the level, share^POWER is spent after a share of the longest time (Kim and DeMets, Biometrika 74,
+"""share^POWER of the level is spent after a share of the longest time (Kim and DeMets, Biometrika 74,
 1987). Near that of O'Brien and Fleming, which leaves nearly all to the late analyses: early
 ones know the dispersion least. Of 1.5, 2 and 3 it has the most power at the last analysis (simulated)."""
 STEP = 0.05
