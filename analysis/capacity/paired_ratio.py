@@ -1,8 +1,8 @@
 """Ratio of two services' capacities, from windows that had the same requests.
 
-Knows latencies request by request, bounds and ratios of rates; knows no folder, no service and no next rate.
-Common random numbers: the method, section 2.5. What is compared here is ours: over each bound the share of
-A's window minus that of B's, in which the luck of the common arrivals cancels.
+Knows pairs of windows and ratios of rates; knows no folder, no service and no next rate.
+Common random numbers: the method, section 2.5. The comparison is ours: over each bound the share of A's
+window minus that of B's, in which the luck of the common arrivals cancels.
 """
 
 import math
@@ -14,17 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.capacity.limit_posterior import OVERLOADED_SHARE
+from analysis.capacity.window_pairs import Pair
 from analysis.stats.pooling import NORMAL_975
 from conf.specs.bounds import ALLOWED_OVER, LIMITS, Limit
-from conf.specs.experiment import Slo
 
 Floats = NDArray[np.float64]
 Tree = dict[str, Any]
 Open = Literal["", "above", "below"]
 
-BAND = 0.3
-"""A share is averaged over bounds within a factor e^+-0.3 of the asked one: the ratio hardly depends on the
-bound, and requests that just miss it no longer decide (halves the spread, simulated)."""
 SLOPE_CENTRE, SLOPE_SD = math.log(18), 0.3
 """d logit(share) / d ln(rate): 16 to 24 over scenarios S1, S2, S4 of the method (simulated, windows ended
 early left out)."""
@@ -39,7 +36,7 @@ APART_SD = 0.03
 once. Without it the interval covers in .88 of 99 comparisons with ratios of .47 to 2, with it in .96
 (simulated)."""
 MOST_AROUND = 0.2
-"""Most that the share around a bound may be where the bound is just kept: a heavier tail is no tail."""
+"""Largest share around a bound where the bound is just kept: a heavier tail is no tail."""
 UNSURE = 0.27
 """An expected difference so large, in the units of `NOISE`, is as unsure as the noise, for no curve has one
 slope throughout: some 0.05 (ln) from the answer. Where one side is all over, or none, it is sure again, of
@@ -56,41 +53,6 @@ OPEN = 2.0
 _FAR, _COARSE, _FINE, _TAIL = 2.0, 0.02, 200, 1e-4
 """The posterior is found on a grid so far from the start, then on so many points between its tails."""
 _STEPS = np.linspace(-2.0, 2.0, 5)
-
-
-@dataclass(frozen=True, slots=True)
-class Latencies:
-    """TTFT and TPOT in ms of a window's requests in order of due time; nan is not known (yet), inf failed."""
-
-    ttft: Floats
-    tpot: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """One limit in a pair: of `determined` requests known on both sides, `over` it as (A, B).
-
-    `near` counts the same averaged over bounds within e^+-BAND, so that a request counts in part.
-    """
-
-    determined: int
-    over: tuple[int, int]
-    near: tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A window of A and its replay on B at exp(`log_ratio`) times the rate, as far as both went.
-
-    A pair is not `whole` if one side was ended early: then it says where to look, but not what to report,
-    because a window ends early by its own outcome.
-    """
-
-    index: int
-    log_ratio: float
-    whole: bool
-    ttft: Shares
-    tpot: Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +100,6 @@ class Ratio:
         """ln(ratio) to try next: halfway to the bound while no pair was above, for an overload costs more."""
         value = math.log(self.value)
         return (value + math.log(self.low)) / 2 if self.open == "above" else value
-
-
-def pair(index: int, log_ratio: float, whole: bool, a: Latencies, b: Latencies, slo: Slo) -> Pair:
-    """The pair of two windows with the same requests; where one ended early, the requests that both had."""
-    count = min(len(a.ttft), len(b.ttft))
-    shares = [
-        _shares(getattr(a, bound.limit)[:count], getattr(b, bound.limit)[:count], bound.ms)
-        for bound in slo.bounds
-    ]
-    return Pair(index, log_ratio, whole, *shares)
 
 
 def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
@@ -229,21 +181,6 @@ def lines(study: Mapping[str, Any]) -> list[str]:
             "  A and B are limited by different bounds: the ratio is that of the two capacities alone"
         )
     return shown
-
-
-def _shares(a: Floats, b: Floats, bound_ms: float) -> Shares:
-    both = ~(np.isnan(a) | np.isnan(b))
-    sides = [side[both] for side in (a, b)]
-    over = [int(np.sum(side > bound_ms)) for side in sides]
-    near = [float(np.sum(_near(side, bound_ms))) for side in sides]
-    return Shares(int(both.sum()), (over[0], over[1]), (near[0], near[1]))
-
-
-def _near(latency_ms: Floats, bound_ms: float) -> Floats:
-    """Part of the bounds within e^+-BAND of the asked one, even in ln, that a latency is over."""
-    above = np.log(np.maximum(latency_ms, 1e-9) / bound_ms)
-    part: Floats = np.clip(0.5 + above / (2 * BAND), 0.0, 1.0)
-    return part
 
 
 def _overload(one: Pair) -> bool:

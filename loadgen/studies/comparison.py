@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from analysis.capacity import paired_ratio
+from analysis.capacity import paired_ratio, window_pairs
 from analysis.capacity.dwell_table import window
-from analysis.capacity.paired_ratio import LEAST_PAIRS, Latencies, Pair, Ratio
+from analysis.capacity.paired_ratio import LEAST_PAIRS, Ratio
 from analysis.capacity.window_counts import NS, Window, in_window, latency_so_far
+from analysis.capacity.window_pairs import Latencies, Pair
 from analysis.results import studies, summary
 from analysis.results.runs import Run, load_run
 from analysis.results.summary import Tree
@@ -86,7 +87,7 @@ class Original:
         log_ratio = math.log(segment.rate_qps / self.templates[segment.pair].rate_qps)
         mine = latencies(rows, place, self.slo, now_ns)
         theirs = self.latencies[segment.pair]
-        return paired_ratio.pair(segment.pair, log_ratio, not place.aborted, theirs, mine, self.slo)
+        return window_pairs.pair(segment.pair, log_ratio, not place.aborted, theirs, mine, self.slo)
 
 
 def of(a: Experiment, b: Experiment, path: Path) -> Study:
