@@ -151,7 +151,7 @@ def beside(ax: Axes, count: int = 2, top: float = 0.0, gap: float = 0.14) -> lis
 
 
 def label(ax: Axes, x: str, y: str) -> None:
-    """Names of the axes with their units, quiet lines, and nothing that carries no number."""
+    """Names of the axes with their units, and a quiet grid without a frame."""
     ax.set_xlabel(x, fontsize=LABEL_PT, color=INK)
     ax.set_ylabel(y, fontsize=LABEL_PT, color=INK)
     ax.tick_params(labelsize=TICK_PT, labelcolor=INK, color=PALE, length=3)
@@ -229,7 +229,7 @@ def bands(ax: Axes, spans: Sequence[tuple[float, float]], **look: Any) -> None:
 
 
 def legend(ax: Axes, columns: int = 3, **how: Any) -> None:
-    """A legend without a frame above the axes, where it hides nothing; nothing where nothing is named."""
+    """A legend without a frame above the axes, where it hides nothing; none if no series has a name."""
     if ax.get_legend_handles_labels()[0] or how.get("handles"):
         place: Look = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2}
         words: Look = {"ncols": columns, "fontsize": NOTE_PT, "frameon": False, "labelcolor": INK}

@@ -81,13 +81,13 @@ def _lags(window: WindowRows) -> Floats:
 
 
 def _p99(window: WindowRows) -> float:
-    """p99 of the lag in ms; -inf where none is known, so that it is the worst of nothing."""
+    """p99 of the lag in ms; -inf if unknown, so that it is never the worst."""
     found = quantile(_lags(window), 0.99)
     return -np.inf if found is None else found
 
 
 def _gate_ms(run: Run, windows: Sequence[WindowRows]) -> float:
-    """The gate, from the run's own check, or made anew where it wrote none."""
+    """The gate of the run's own check, or computed anew if the run wrote none."""
     for check in run.checks:
         if check["name"] == "send_lag_p99" and check["bound"] is not None:
             return float(check["bound"])

@@ -57,7 +57,7 @@ def compare_table(subject: StudyOrRuns) -> pa.Table:
 
 
 def compare_alt(subject: StudyOrRuns) -> str:
-    """Every ratio with its interval and what it shows."""
+    """Every ratio with its interval and verdict."""
     first, *others = _with_ratios(subject)
     said = [
         f"{first.name} carries {first.words} QPS per node."

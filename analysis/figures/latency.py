@@ -169,7 +169,7 @@ def _draw_p90s(ax: Axes, points: Sequence[_WindowPoint], edges: tuple[float, flo
 
 
 def _right(rates: Sequence[float], capacity: Mapping[str, Any] | None) -> float:
-    """The right edge: beyond the rates, and the band as far as it is not absurdly far."""
+    """The right edge: beyond the rates, and beyond the band unless that is far off."""
     high = capacity["qps_per_node"]["high"] if capacity and not capacity["open_above"] else 0.0
     return max(max(rates) * 1.06, min(high * 1.03, max(rates) * 1.5))
 

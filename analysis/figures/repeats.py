@@ -73,7 +73,7 @@ def repeats_table(subject: StudyOrRuns) -> pa.Table:
 
 
 def repeats_alt(subject: StudyOrRuns) -> str:
-    """Between which figures the parts lie, and what they say together."""
+    """Range of the parts' capacities, and the capacity of all together."""
     found = several.parts(subject)
     estimates = [part.estimate for part in found if part.estimate is not None]
     said = f"{counted(len(found), 'part')}, {len(estimates)} with a capacity"

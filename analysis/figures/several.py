@@ -21,7 +21,7 @@ StudyOrRuns = Tree | Sequence[Run]
 
 @dataclass(frozen=True, slots=True)
 class CapacityRow:
-    """One capacity in QPS per node with its 95 % interval; what is open or unknown is None.
+    """One capacity in QPS per node with its 95 % interval; an open or unknown end is None.
 
     `ratio` is (value, low, high) over the first part and `how` how it came about; `why` says why there is
     no capacity.

@@ -34,7 +34,7 @@ PARTS = 10
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """A stretch of the run in seconds of its clock; `window` is None of one that is none."""
+    """A stretch of the run in seconds of its clock; `window` is None outside windows."""
 
     start_s: float
     end_s: float

@@ -27,7 +27,7 @@ LATENCY = (
 """Columns from which `metrics.ttft` and `metrics.tpot` are made."""
 LAG = ("send_offset_ns", "time_scale", "turn_blocked_ns")
 COUNTED = ("dwell", "hold")
-"""Kinds of windows that are measurements; steps of a ramp only look for where to measure."""
+"""Kinds of windows that are measurements; a ramp step only looks for where to measure."""
 LATENCIES = {"ttft": metrics.ttft, "tpot": metrics.tpot}
 
 

@@ -20,7 +20,7 @@ Bools = NDArray[np.bool_]
 
 NS_PER_MS = 1e6
 UNSENT = ("missed", "lost")
-"""Failures of the load generator: the request never left it, or nobody knows whether it did."""
+"""Failures of the load generator: the request never left it, or whether it did is unknown."""
 BURST_TOKENS, BURST_READS = 10, 2
 """An answer of at least so many tokens in at most so many reads was held back on its way (our choice)."""
 
@@ -117,9 +117,9 @@ def ttft_from_send(requests: pa.Table) -> Floats:
 
 
 def tpot(requests: pa.Table) -> Floats:
-    """Time per output token, per row; nan where fewer than 2 tokens came, or were asked of a failed one.
+    """Time per output token, per row; nan for fewer than 2 tokens (asked for, if the request failed).
 
-    Also nan of a burst: its tokens may have taken any time, and its two reads would flatter.
+    Also nan for a burst: its tokens may have taken any time, and its two reads would flatter.
     """
     tokens = numbers(requests, "output_tokens")
     tokens = np.where(status_in(requests, records.OK), tokens, numbers(requests, "requested_output_tokens"))

@@ -19,7 +19,8 @@ from analysis.rows.documented_columns import Column
 from analysis.rows.documented_columns import schema as documented_schema
 
 SCHEMA_VERSION = 2
-"""It grows with every added column; none is renamed or taken away. Columns that a file lacks are null."""
+"""The version grows with every added column; none is renamed or taken away. A column that a file lacks is
+null."""
 
 OK = "ok"
 FAILURES = ("http_error", "truncated", "timeout", "conn_error", "missed", "lost")

@@ -106,7 +106,7 @@ def _blocked(dwells: list[Mapping[str, Any]]) -> list[str]:
 
 
 def _mean(dwells: list[Mapping[str, Any]], figure: str) -> float | None:
-    """Mean over windows, each as heavy as its requests; None if any of them does not know it."""
+    """Mean over windows, weighted by their requests; None if it is unknown in any of them."""
     values = [dwell.get(figure) for dwell in dwells]
     if not values or any(value is None for value in values):
         return None

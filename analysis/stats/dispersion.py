@@ -23,10 +23,11 @@ START, START_FREEDOM = 10.0, 3.0
 With the drift of 17 requests a block it is 18. On the engine model it is 8 to 40 at four pairs of bounds, and
 of starts from 10 to 20 that one covers best there after 4 and after 15 minutes."""
 START_DRIFT = 0.5
-"""What a drift of the capacity adds to that per request of a block. It is common to all requests, so that
-their logit has the variance (slope x sd)^2: 0.12 at a slope of 25 and a drift of 1.4 %, times 0.09 per
-request for a share of 0.1, times 48, the sum of the correlations of 5 s blocks with two minutes' memory. With
-2 % of drift at 500 QPS four minutes cover in 97 %, and in 93 % with half of it (200 simulated searches)."""
+"""Dispersion that a drift of the capacity adds to that per request of a block. It is common to all requests,
+so that their logit has the variance (slope x sd)^2: 0.12 at a slope of 25 and a drift of 1.4 %, times 0.09
+per request for a share of 0.1, times 48, the sum of the correlations of 5 s blocks with two minutes' memory.
+With 2 % of drift at 500 QPS four minutes cover in 97 %, and in 93 % with half of it (200 simulated
+searches)."""
 
 
 def parzen(u: float) -> float:

@@ -161,7 +161,7 @@ def fit(
 def around(
     predict: Predict, measured: Floats, prior: ParameterPrior, at: Floats, noise: Floats
 ) -> ParameterFit:
-    """The normal around `at` (ln), which is not moved: what `measured` and `prior` say of the parameters.
+    """The normal around the fixed parameters `at` (ln), given `measured` and `prior`.
 
     For parameters that were held in a fit beside those that were fitted: the data know less of the latter by
     what the former leave open, and the correlations say which go together.
@@ -172,7 +172,7 @@ def around(
 
 
 def _around(problem: _Problem, z: Floats, reach: Floats, held: Flags, stalled: bool) -> ParameterFit:
-    """The fit whose optimum is `z`: a normal in z, which the sides of the prior make a split one in ln."""
+    """The fit with optimum `z`: a normal in z, and in ln a split normal because of the prior's two sides."""
     prior, residuals, slope = problem.prior, problem.residuals(z), problem.slope(z)
     scatter = problem.scatter(residuals, slope, reach)
     slope = slope / np.hypot(scatter, problem.noise)[:, None]
@@ -186,7 +186,7 @@ def _around(problem: _Problem, z: Floats, reach: Floats, held: Flags, stalled: b
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The nearest optimum, its loss, and whether no step was found that gained anything."""
+    """The nearest optimum and its loss; `stalled` if no step gained anything."""
 
     z: Floats
     loss: float

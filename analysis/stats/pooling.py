@@ -78,7 +78,8 @@ class Repeated:
 
 
 def pooled(estimates: Sequence[Estimate]) -> Pooled:
-    """Parts that differ by more than their noise: theta_i ~ N(mu, tau), y_i ~ N(theta_i, sd_i), all in ln.
+    """Random effects over parts that differ by more than their noise: theta_i ~ N(mu, tau), y_i ~ N(theta_i,
+    sd_i), all in ln.
 
     mu is flat, tau on a grid under its prior; a mixture of normals over tau answers every question
     (Gelman et al., Bayesian Data Analysis, 5.4). Raises ValueError for fewer than two.
