@@ -4,7 +4,7 @@ Knows the posteriors of both limits; knows no request, no clock and no next rate
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,10 @@ EDGE, EDGE_MASS = 0.06, 0.025
 """An end is open if more posterior mass than this lies so near the end of the grid."""
 TAIL = 0.025
 """Posterior mass beyond each end of an interval of 95 %."""
+
+Fits = Mapping[Limit, LimitPosterior]
+Cdfs = Mapping[Limit, Floats]
+"""Distributions of the limit rates over one grid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +73,7 @@ class Capacity:
 
 
 def posterior(windows: Sequence[WindowCounts], prior: Prior, tail: float = TAIL) -> Capacity:
-    """Capacity from all windows with weight above 0, in any order; ramp steps and confirmation runs are not
-    used.
+    """Capacity from all windows with weight above 0, in any order, but not from ramp steps and holds.
 
     `tail` is the posterior mass below its `low`, and above its `high`.
     """
@@ -79,40 +82,16 @@ def posterior(windows: Sequence[WindowCounts], prior: Prior, tail: float = TAIL)
     used.sort(key=lambda window: (window.stream or 0, window.index))
     for _ in range(RECENTRINGS):
         fits = {limit: fit(used, limit, prior) for limit in LIMITS}
-        grid = _grid(fits["ttft"], fits["tpot"])
-        cdf = _either(fits["ttft"], fits["tpot"], grid)
+        grid = _grid(fits)
+        cdfs = {limit: found.cdf(grid) for limit, found in fits.items()}
+        cdf = _smallest(fits, cdfs)
         centre = _at(0.5, cdf, grid) + RECENTRE_BEYOND * max((f.beyond for f in fits.values()), key=abs)
         if abs(centre - prior.centre) < RECENTRE_BEYOND:
             break
         prior = Prior(centre, RECENTRED_SD)
-    return _capacity(fits["ttft"], fits["tpot"], grid, cdf, tuple(window.index for window in used), tail)
-
-
-def _grid(ttft: LimitPosterior, tpot: LimitPosterior) -> Floats:
-    """Values of ln(QPS per node) that hold both posteriors, shifts included."""
-    lowest = min(float(ttft.shift.min()), float(tpot.shift.min()))
-    return np.linspace(ttft.loads[0] + lowest - EDGE, ttft.loads[-1] + EDGE, 601)
-
-
-def _either(ttft: LimitPosterior, tpot: LimitPosterior, grid: Floats) -> Floats:
-    """Distribution of the smaller limit rate; a limit that never applied does not bind."""
-    both = [limit for limit in (ttft, tpot) if limit.applies] or [ttft, tpot]
-    survive = [1 - limit.cdf(grid) for limit in both]
-    apart, as_one = np.prod(survive, axis=0), np.min(survive, axis=0)
-    return np.asarray(1 - (1 - DEPENDENCE) * apart - DEPENDENCE * as_one)
-
-
-def _capacity(
-    ttft: LimitPosterior,
-    tpot: LimitPosterior,
-    grid: Floats,
-    cdf: Floats,
-    dwells: tuple[int, ...],
-    tail: float,
-) -> Capacity:
-    applied = [limit for limit in (ttft, tpot) if limit.applies]
+    applied = [found for found in fits.values() if found.applies]
     leans_below, leans_above = _leans(cdf, grid)
-    by_ttft = _smaller(ttft, tpot, grid)
+    by_ttft = _ttft_below_tpot(fits, cdfs)
     return Capacity(
         qps_per_node=math.exp(_at(0.5, cdf, grid)),
         low=math.exp(_at(tail, cdf, grid)),
@@ -120,35 +99,47 @@ def _capacity(
         certified=math.exp(_at(0.05, cdf, grid)),
         binding="ttft" if by_ttft >= 0.5 else "tpot",
         binding_probability=max(by_ttft, 1 - by_ttft),
-        ttft=_limit_fit(ttft, grid),
-        tpot=_limit_fit(tpot, grid),
-        dwells=dwells,
-        open_above=leans_above or not any(limit.rising for limit in applied),
-        open_below=leans_below or not applied or any(not limit.kept for limit in applied),
+        **{limit: _limit_fit(fits[limit], cdfs[limit], grid) for limit in LIMITS},
+        dwells=tuple(window.index for window in used),
+        open_above=leans_above or not any(found.rising for found in applied),
+        open_below=leans_below or not applied or any(not found.kept for found in applied),
     )
 
 
-def _limit_fit(limit: LimitPosterior, grid: Floats) -> LimitFit:
-    cdf = limit.cdf(grid)
+def _grid(fits: Fits) -> Floats:
+    """Values of ln(QPS per node) that hold the posteriors of all limits, shifts included."""
+    loads, lowest = fits[LIMITS[0]].loads, min(float(found.shift.min()) for found in fits.values())
+    return np.linspace(loads[0] + lowest - EDGE, loads[-1] + EDGE, 601)
+
+
+def _smallest(fits: Fits, cdfs: Cdfs) -> Floats:
+    """Distribution of the smallest limit rate; a limit that never applied does not bind."""
+    applied = [limit for limit in LIMITS if fits[limit].applies] or LIMITS
+    survive = [1 - cdfs[limit] for limit in applied]
+    apart, as_one = np.prod(survive, axis=0), np.min(survive, axis=0)
+    return np.asarray(1 - (1 - DEPENDENCE) * apart - DEPENDENCE * as_one)
+
+
+def _limit_fit(found: LimitPosterior, cdf: Floats, grid: Floats) -> LimitFit:
     return LimitFit(
         qps_per_node=math.exp(_at(0.5, cdf, grid)),
-        low=math.exp(_at(0.025, cdf, grid)),
-        high=math.exp(_at(0.975, cdf, grid)),
-        slope=limit.slope,
-        phi=limit.dispersion,
-        over=limit.over,
-        determined=limit.determined,
-        informative=0 < limit.over < limit.determined,
-        slope_unusual=limit.slope_unusual,
+        low=math.exp(_at(TAIL, cdf, grid)),
+        high=math.exp(_at(1 - TAIL, cdf, grid)),
+        slope=found.slope,
+        phi=found.dispersion,
+        over=found.over,
+        determined=found.determined,
+        informative=0 < found.over < found.determined,
+        slope_unusual=found.slope_unusual,
     )
 
 
-def _smaller(ttft: LimitPosterior, tpot: LimitPosterior, grid: Floats) -> float:
+def _ttft_below_tpot(fits: Fits, cdfs: Cdfs) -> float:
     """P(the limit rate of TTFT is below that of TPOT)."""
-    if ttft.applies != tpot.applies:
-        return float(ttft.applies)
-    survive = 1 - tpot.cdf(grid)
-    return float(np.sum(np.diff(ttft.cdf(grid)) * (survive[1:] + survive[:-1]) / 2))
+    if fits["ttft"].applies != fits["tpot"].applies:
+        return float(fits["ttft"].applies)
+    survive = 1 - cdfs["tpot"]
+    return float(np.sum(np.diff(cdfs["ttft"]) * (survive[1:] + survive[:-1]) / 2))
 
 
 def _leans(cdf: Floats, grid: Floats) -> tuple[bool, bool]:

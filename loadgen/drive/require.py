@@ -17,7 +17,7 @@ from analysis.capacity.posterior import DEPENDENCE, LEAST_REQUESTS, Capacity, po
 from analysis.capacity.window_counts import NS, WindowCounts, count
 from analysis.stats.alpha_spending import LEVEL, tail_at
 from conf import ConfigError, Experiment
-from conf.specs.bounds import LIMITS
+from conf.specs.bounds import LIMITS, Limit
 from conf.specs.experiment import Slo
 from loadgen.drive.driver import Driver
 from loadgen.search.policy import (
@@ -216,11 +216,10 @@ def _behind(driver: Driver, windows: Sequence[WindowCounts]) -> bool:
     return falls_behind(rows, windows[0].window_start_ns, windows[-1].window_end_ns)
 
 
-def _over(dwells: Iterable[WindowCounts], limit: str) -> float:
+def _over(dwells: Iterable[WindowCounts], limit: Limit) -> float:
     """Share over one limit in all windows together; of a limit that does not apply none is."""
-    counts = [getattr(dwell, limit) for dwell in dwells]
-    over, determined = (sum(getattr(one, name) for one in counts) for name in ("over", "determined"))
-    return float(over / max(1, determined))
+    counts = [dwell.over(limit) for dwell in dwells]
+    return sum(one.over for one in counts) / max(1, sum(one.determined for one in counts))
 
 
 def _tightened(driver: Driver, outcomes: Sequence[Outcome]) -> list[WindowCounts]:

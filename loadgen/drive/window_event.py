@@ -47,7 +47,7 @@ def word(outcome: Outcome, verdict: Verdict) -> str:
         return f"VOID {verdict.reason}"
     if not verdict.valid:
         return f"VOID {verdict.reason}, but {'bad' if outcome.bad else 'good'} all the same"
-    over = [name for name in LIMITS if (getattr(outcome.dwell, name).share or 0) > ALLOWED_OVER]
+    over = [limit for limit in LIMITS if (outcome.dwell.over(limit).share or 0) > ALLOWED_OVER]
     state = f"over {' and '.join(over)}" if over else "within"
     return f"{state} (ended early)" if outcome.aborted else state
 

@@ -14,6 +14,7 @@ from typing import Literal
 from analysis.capacity.limit_posterior import OVERLOADED_SHARE, Prior
 from analysis.capacity.posterior import posterior
 from analysis.capacity.window_counts import NS, Window, WindowCounts
+from conf.specs.bounds import LIMITS
 from conf.specs.experiment import Search, Slo
 
 RAMP_START = 1 / 4
@@ -470,7 +471,7 @@ def _overloaded(last: Outcome, rate: float) -> bool:
 
 def share_over(outcome: Outcome) -> float:
     """The larger of a dwell's shares over a limit."""
-    return max(outcome.dwell.ttft.share or 0.0, outcome.dwell.tpot.share or 0.0)
+    return max(outcome.dwell.over(limit).share or 0.0 for limit in LIMITS)
 
 
 def _focus(begin: _Found, dwells: Sequence[Outcome]) -> tuple[float, str]:
