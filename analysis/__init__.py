@@ -5,24 +5,21 @@ matplotlib comes with the first figure that is drawn.
 """
 
 from analysis.exchange import compare, export
-from analysis.figures import (
-    NoData,
-    plot_arrivals,
-    plot_cdf,
-    plot_client_lag,
-    plot_compare,
-    plot_errors,
-    plot_goodput,
-    plot_latency_vs_qps,
-    plot_pareto,
-    plot_plan,
-    plot_repeats,
-    plot_replica_balance,
-    plot_scaling,
-    plot_search,
-    plot_sensitivity,
-    plot_timeseries,
-)
+from analysis.figures import NoData
+from analysis.figures.arrivals import plot_arrivals
+from analysis.figures.cdf import plot_cdf
+from analysis.figures.client import plot_client_lag
+from analysis.figures.comparison import plot_compare
+from analysis.figures.errors import plot_errors
+from analysis.figures.goodput import plot_goodput
+from analysis.figures.latency import plot_latency_vs_qps
+from analysis.figures.pareto import plot_pareto
+from analysis.figures.purchase import plot_plan
+from analysis.figures.repeats import plot_repeats
+from analysis.figures.replicas import plot_replica_balance
+from analysis.figures.scaling import plot_scaling
+from analysis.figures.search import plot_search
+from analysis.figures.timeline import plot_timeseries
 from analysis.planning import cost, plan, scaling, sensitivity
 from analysis.report import build_report
 from analysis.results.runs import Run, RunError, load_run, load_runs
@@ -54,7 +51,6 @@ __all__ = [
     "plot_replica_balance",
     "plot_scaling",
     "plot_search",
-    "plot_sensitivity",
     "plot_timeseries",
     "scaling",
     "sensitivity",

@@ -27,7 +27,7 @@ import yaml
 
 from analysis import exchange
 from analysis.calibration import fit
-from analysis.calibration.observed import Load, Served, observe
+from analysis.calibration.observed import RecordedLoad, Served, observe
 from analysis.exchange import side_by_side
 from analysis.results import integrity, locations, recount, studies, summary
 from analysis.results.runs import RunError, load_run, refuse_out
@@ -346,7 +346,7 @@ def _simulated(words: Sequence[str], config: Path) -> Experiment:
     return load([*(word for word in quiet if word.partition("=")[0] not in given), *words], config)
 
 
-def _serve(experiment: Experiment, asked: Load) -> Served:
+def _serve(experiment: Experiment, asked: RecordedLoad) -> Served:
     """The engine model; a closed loop over several replicas is one on each, of its share."""
     # numba takes a second to come, which `show` must not pay.
     from serve_apps.engine_model.compiled.fast_engine import Machine, serve_closed

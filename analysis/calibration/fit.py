@@ -1,6 +1,6 @@
-"""The step-time constants that recorded runs tell: figures of each run, a fit against the prior, a check.
+"""Step-time constants fitted to recorded runs against their prior, and checked on runs that were not fitted.
 
-Knows constants and what was observed; knows no file, and the engine model is handed in.
+Knows constants and observed figures; knows no file, and the engine model is handed in.
 """
 
 import math
@@ -13,37 +13,36 @@ import numpy as np
 
 from analysis.calibration.observed import Observed, Serve
 from analysis.results.runs import RunError
-from analysis.stats.map_fit import Fit, Floats, Prior, fit
+from analysis.stats.map_fit import Floats, ParameterFit, ParameterPrior, fit
 from conf import Experiment
 from conf.constants import KERNELS, Covariance, bounded, calibration, constants, covariance, replaced
 from conf.specs.experiment import Constant, SimulatedEngine
 
 LEAST_SD = 0.01
-"""A prior that ends at its value does not end there to the last digit, or nothing could ever move it."""
+"""Least sd of a prior, so that one whose interval ends at its value can still move (our choice)."""
 LEARNT = 0.5
-"""From this share of a prior's variance on, the data are said to identify a constant (our choice).
-
-What they do not identify keeps its prior whole: value, interval, and no covariance."""
+"""The data identify a constant if they remove this share of its prior's variance (our choice). A constant
+that they do not identify keeps its prior: value, interval, and no covariance."""
 POOR = 0.15
-"""rms of a fit beyond which another engine ran than the one that the model was told of (our choice)."""
+"""Above this rms of a fit another engine ran than the one that was configured (our choice)."""
 SOURCE = "calibrated on {count} runs"
 
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """`fit` of `paths`; `error` is the rms (ln) on figures that were not fitted, `check` says which."""
+    """The fit of the constants at `paths`; `error` is the rms (ln) on the figures that `check` names."""
 
     experiment: Experiment
     paths: tuple[str, ...]
     prior: dict[str, Constant]
-    fit: Fit
+    fit: ParameterFit
     fitted: tuple[Observed, ...]
     checked: tuple[Observed, ...]
     check: str
     error: float
 
     def constants(self) -> dict[str, Constant]:
-        """Every fitted constant with the ends of its 95 % interval and what it rests on."""
+        """Every fitted constant with its 95 % interval and its source."""
         found, fit = {}, self.fit
         for index, path in enumerate(self.paths):
             before = self.prior[path]
@@ -59,7 +58,7 @@ class Calibrated:
         return found
 
     def tree(self) -> dict[str, Any]:
-        """What `engine.constants=FILE` reads."""
+        """The file that `engine.constants=FILE` reads, as a tree."""
         moved = np.flatnonzero(~self.fit.held)
         cells = self.fit.covariance[np.ix_(moved, moved)].tolist()
         known = Covariance(tuple(self.paths[index] for index in moved), tuple(map(tuple, cells)))
@@ -99,7 +98,7 @@ def calibrate(runs: Sequence[Observed], serve: Serve) -> Calibrated:
 
 
 def _left_out(
-    runs: Sequence[Observed], paths: tuple[str, ...], prior: Prior, serve: Serve, whole: Fit
+    runs: Sequence[Observed], paths: tuple[str, ...], prior: ParameterPrior, serve: Serve, whole: ParameterFit
 ) -> Floats:
     """Residuals of each run, predicted from the others; none of a single one."""
     parts = [np.zeros(0)]
@@ -110,7 +109,7 @@ def _left_out(
 
 
 def _one_machine(runs: Sequence[Observed]) -> Experiment:
-    """The experiment that stands for all runs."""
+    """The experiment of the first run, of whose machine all others must be."""
     first = runs[0].experiment
     for run in runs[1:]:
         one = run.experiment
@@ -126,13 +125,13 @@ def _one_machine(runs: Sequence[Observed]) -> Experiment:
     return first
 
 
-def _prior(known: Mapping[str, Constant]) -> Prior:
+def _prior(known: Mapping[str, Constant]) -> ParameterPrior:
     sds = np.maximum(np.array([constant.ln_sd for constant in known.values()]), LEAST_SD)
     centre = np.log(np.array([constant.value for constant in known.values()]))
-    return Prior(centre, sds[:, 0], sds[:, 1])
+    return ParameterPrior(centre, sds[:, 0], sds[:, 1])
 
 
-def _starts(known: Mapping[str, Constant], prior: Prior) -> list[Floats]:
+def _starts(known: Mapping[str, Constant], prior: ParameterPrior) -> list[Floats]:
     """A machine that is slow in everything and one that is fast, one sd from the prior each."""
     slower = np.array([-1.0 if constant.unit.startswith("share") else 1.0 for constant in known.values()])
     return [prior.ln(slower), prior.ln(-slower)]
@@ -141,10 +140,10 @@ def _starts(known: Mapping[str, Constant], prior: Prior) -> list[Floats]:
 def _fit(
     runs: Sequence[Observed],
     paths: tuple[str, ...],
-    prior: Prior,
+    prior: ParameterPrior,
     serve: Serve,
     starts: Sequence[Floats] = (),
-) -> Fit:
+) -> ParameterFit:
     noise = np.concatenate([run.noise for run in runs])
     return fit(partial(_predict, runs, paths, serve), _measured(runs), prior, starts, noise, LEARNT)
 
@@ -176,20 +175,19 @@ def text(found: Calibrated, serve: Serve) -> str:
             f"[{constant.low:.4g}, {constant.high:.4g}]; {said}"
         )
     machine = _machine(found.experiment, found.paths, fit.at)
-    told_apart = [] if found.checked is found.fitted else found.checked
-    named = [*((run, "") for run in found.fitted), *((run, ", not fitted") for run in told_apart)]
+    checked = [] if found.checked is found.fitted else found.checked
+    named = [*((run, "") for run in found.fitted), *((run, ", not fitted") for run in checked)]
     for run, aside in named:
-        told = run.predict(serve, machine)
+        predicted = run.predict(serve, machine)
         lines.append(f"  {run.name}{aside}:")
-        for name, was, will in zip(run.figures, np.exp(run.measured), np.exp(told), strict=True):
+        for name, was, will in zip(run.figures, np.exp(run.measured), np.exp(predicted), strict=True):
             unit = "" if name == "requests/s" else " s"
             off = f"{100 * (will / was - 1):+.1f} %"
             lines.append(f"    {name} measured {was:.4g}{unit}, model {will:.4g}{unit} ({off})")
     return "\n".join(lines)
 
 
-def _warnings(fit: Fit) -> list[str]:
-    """What makes a fit doubtful."""
+def _warnings(fit: ParameterFit) -> list[str]:
     said = []
     if fit.stalled:
         said.append("  the descent from the prior gained nothing; what follows is from other starts")

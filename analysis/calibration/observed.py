@@ -1,4 +1,5 @@
-"""What a recorded load tells of the engine that served it: its requests again, and a few figures of each run.
+"""Evidence of a recorded run on the engine that served it: its requests, and a few figures of their
+latencies.
 
 Knows run folders and request rows; the engine model that serves the same requests is handed in.
 """
@@ -27,7 +28,7 @@ OPEN = ("p50 TTFT", "p90 TTFT", "p50 TPOT", "p90 TPOT")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RecordedLoad:
     """Requests of one run in the order they were due; `concurrency` 0 is an open loop, sent at `due_s`."""
 
     concurrency: int
@@ -39,27 +40,27 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """When each request of a load was sent and got its first and last token (s)."""
+    """Times (s) at which each request of a load was sent and got its first and its last token."""
 
     sent_s: Floats
     first_token_s: Floats
     last_token_s: Floats
 
 
-Serve = Callable[[Experiment, Load], Served]
+Serve = Callable[[Experiment, RecordedLoad], Served]
 """The engine model on the machine of an experiment. Raises ValueError for what it cannot serve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a run offered and what came of it.
+    """The load of one run and the figures that were measured.
 
     `measured` are ln of the `figures` of the `counted` rows, `noise` their sampling errors.
     """
 
     path: Path
     experiment: Experiment
-    load: Load
+    load: RecordedLoad
     counted: Any
     figures: tuple[str, ...]
     measured: Floats
@@ -76,7 +77,7 @@ class Observed:
 
 
 def observe(path: Path, asked: Callable[[Path], Experiment]) -> Observed:
-    """Read a probe; `asked` makes the simulated experiment of its config.yaml.
+    """Read a probe; `asked` makes a simulated experiment from its config.yaml.
 
     Raises RunError for a run that did not end, that failed, or that is no single load.
     """
@@ -112,12 +113,12 @@ def observe(path: Path, asked: Callable[[Path], Experiment]) -> Observed:
     )
     closed = bool(load.concurrency)
     named = [name for name in (CLOSED if closed else OPEN) if "TPOT" not in name or _several(load, counted)]
-    told = _figures(served, load, counted), _noise(served, load, counted)
-    return Observed(path, experiment, load, counted, tuple(named), *told)
+    figures = _figures(served, load, counted), _noise(served, load, counted)
+    return Observed(path, experiment, load, counted, tuple(named), *figures)
 
 
 def _refuse_whole(path: Path, rows: pa.Table) -> None:
-    """Raise RunError for answers that were not streamed: their times tell no time per token."""
+    """Raise RunError for answers that were not streamed: they have no time per token."""
     several = metrics.numbers(rows, "output_tokens") > 1
     whole = int(np.count_nonzero(several & (metrics.e2e(rows) <= metrics.ttft(rows))))
     if whole > FAILED_MOST * rows.num_rows:
@@ -127,21 +128,21 @@ def _refuse_whole(path: Path, rows: pa.Table) -> None:
         )
 
 
-def _load(rows: pa.Table, concurrency: int) -> Load:
+def _load(rows: pa.Table, concurrency: int) -> RecordedLoad:
     tokens = {
         name: np.nan_to_num(metrics.numbers(rows, name)).astype(np.int64)
         for name in ("requested_input_tokens", "requested_output_tokens", "shared_tokens")
     }
-    return Load(concurrency, metrics.numbers(rows, "due_ns") / NS, *tokens.values())
+    return RecordedLoad(concurrency, metrics.numbers(rows, "due_ns") / NS, *tokens.values())
 
 
-def _several(load: Load, counted: Any) -> bool:
-    """Whether the counted answers have a time per output token."""
+def _several(load: RecordedLoad, counted: Any) -> bool:
+    """True if all counted answers have a time per output token."""
     return bool((load.output_tokens[counted] > 1).all())
 
 
-def _figures(served: Served, load: Load, counted: Any) -> Floats:
-    """ln of what is compared: means and the rate of a closed loop, quantiles of an open one.
+def _figures(served: Served, load: RecordedLoad, counted: Any) -> Floats:
+    """ln of the compared figures: means and the rate of a closed loop, quantiles of an open one.
 
     A closed loop's requests fall into step with each other, in groups, so that its quantiles jump.
     """
@@ -151,11 +152,11 @@ def _figures(served: Served, load: Load, counted: Any) -> Floats:
         found = [ttft.mean(), *([tpot.mean()] if len(tpot) else []), len(ttft) / span_s]
     else:
         found = [*np.quantile(ttft, (0.5, 0.9)), *(np.quantile(tpot, (0.5, 0.9)) if len(tpot) else [])]
-    told: Floats = np.log(np.array(found))
-    return told
+    logs: Floats = np.log(np.array(found))
+    return logs
 
 
-def _latencies(served: Served, load: Load, counted: Any) -> tuple[Floats, Floats]:
+def _latencies(served: Served, load: RecordedLoad, counted: Any) -> tuple[Floats, Floats]:
     """TTFT and, if all have one, TPOT of the counted answers (s)."""
     sent, first, last = (
         column[counted] for column in (served.sent_s, served.first_token_s, served.last_token_s)
@@ -164,8 +165,8 @@ def _latencies(served: Served, load: Load, counted: Any) -> tuple[Floats, Floats
     return first - sent, (last - first) / gaps if _several(load, counted) else np.zeros(0)
 
 
-def _noise(served: Served, load: Load, counted: Any) -> Floats:
-    """Sampling error (ln) of each figure, as of independent requests; that of a rate is the answers' own."""
+def _noise(served: Served, load: RecordedLoad, counted: Any) -> Floats:
+    """Sampling error (ln) of each figure for independent requests; a rate has that of whole answers."""
     ttft, tpot = (_relative_error(column) for column in _latencies(served, load, counted))
     whole = _relative_error((served.last_token_s - served.sent_s)[counted])
     if load.concurrency:

@@ -1,4 +1,4 @@
-"""Whether answers end as fast as requests come: while they do not, a service still fills or is overloaded.
+"""Backlog: answers end more slowly than requests come while a service still fills or is overloaded.
 
 Knows request rows and instants; knows no bound and no window.
 """
@@ -9,13 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.rows import metrics, records
-
-CHANCE_SD = 1.644854
-"""So many standard deviations fewer answers than requests are chance once in twenty times."""
+from analysis.stats.pooling import NORMAL_95
 
 
 def falls_behind(requests: pa.Table, from_ns: float, to_ns: float) -> bool:
-    """True if from one instant to another fewer requests ended than came, by more than chance, or none did.
+    """True if between two instants none or clearly fewer requests ended than came: one chance in twenty.
 
     `requests` are all that may have ended between them, however early they came; a failure is an end. Each
     number is taken as Poisson and both as independent, which a service that keeps up is at most.
@@ -24,4 +22,4 @@ def falls_behind(requests: pa.Table, from_ns: float, to_ns: float) -> bool:
     end_ns = due_ns + np.nan_to_num(metrics.numbers(requests, "end_offset_ns"))
     end_ns[metrics.status_in(requests, records.PENDING)] = np.inf
     came, ended = (int(((at >= from_ns) & (at < to_ns)).sum()) for at in (due_ns, end_ns))
-    return ended == 0 or came - ended > CHANCE_SD * math.sqrt(came + ended)
+    return ended == 0 or came - ended > NORMAL_95 * math.sqrt(came + ended)

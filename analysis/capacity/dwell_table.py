@@ -1,4 +1,4 @@
-"""The table dwells.parquet: one row per ramp step and dwell, and beside them what the posterior rests on.
+"""The table dwells.parquet: one row per ramp step and measurement window, and the basis of the posterior.
 
 Knows columns, their units and the file's metadata; decides nothing.
 """
@@ -14,20 +14,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.capacity.limit_posterior import Prior
-from analysis.capacity.posterior import LIMITS, Capacity
+from analysis.capacity.posterior import Capacity
 from analysis.capacity.validity import Verdict
-from analysis.capacity.window_counts import Dwell, Window
+from analysis.capacity.window_counts import Window, WindowCounts
 from analysis.rows import metrics, parquet, routing_spread
+from analysis.rows.documented_columns import Column, schema
 from analysis.stats.quantiles import quantile
+from conf.specs.bounds import LIMITS
 from conf.specs.experiment import Arrivals, Lengths, Slo, Workload
 
 SCHEMA_VERSION = 2
 QUANTILES = (50, 90, 99)
 KEYS = ("index", "kind")
-"""What no table of dwells is without, whichever version wrote it."""
+"""Columns of every version of the table."""
 
 _REPLICA = pa.struct([("replica_id", pa.string()), ("requests", pa.int64()), ("ttft_p90_ms", pa.float64())])
-_COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
+_COLUMNS: tuple[Column, ...] = (
     ("index", pa.int32(), "", "segment of the schedule, from 0; `dwell` of the request table"),
     ("kind", pa.string(), "", "ramp, dwell, or hold"),
     ("rate_qps", pa.float64(), "requests/s", "offered to the whole service"),
@@ -103,23 +105,19 @@ _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
     ("reason", pa.string(), "", "why this rate was chosen"),
 )
 
-DWELLS = pa.schema(
-    [
-        pa.field(name, type_, metadata={"unit": unit, "doc": doc} if unit else {"doc": doc})
-        for name, type_, unit, doc in _COLUMNS
-    ]
-)
-"""Arrow schema of dwells.parquet. A phi is that of the final fit, null where the window was not used."""
+DWELLS = schema(_COLUMNS)
+"""Arrow schema of dwells.parquet. `*_phi` is the dispersion of the final fit; null if the window was not
+used."""
 
 
 @dataclass(frozen=True, slots=True)
-class Basis:
-    """What the posterior rests on beside the rows.
+class CountingBasis:
+    """Settings that the counts and the posterior rest on beside the rows.
 
     `input_tokens` and `output_tokens` are the workload's means, in whose work the load is counted; `prior` is
-    None where nothing was searched, `streams` and `prefix_hit` as they were asked, `replicas` those that were
-    deployed, None if unknown. What was due after
-    `counted_ns`, on the run's clock, was not yet sent when the windows were counted.
+    None where nothing was searched, `streams` and `prefix_hit` are as asked, `replicas` the number deployed
+    (None if unknown). Requests due after `counted_ns`, on the run's clock, were not yet sent when the windows
+    were counted.
     """
 
     ttft_p90_ms: float
@@ -142,42 +140,55 @@ class Basis:
         counted_ns: int,
         prior: Prior | None,
         replicas: int | None = None,
-    ) -> "Basis":
-        """What matters of these."""
-        means = round(workload.prompt_tokens), workload.output_tokens.mean
-        asked = slo.ttft_p90_ms, slo.tpot_p90_ms, *means, workload.arrivals
-        return cls(*asked, streams, counted_ns, prior, workload.prefix_hit, replicas)
+    ) -> "CountingBasis":
+        """The basis of a run with these settings."""
+        return cls(
+            slo.ttft_p90_ms,
+            slo.tpot_p90_ms,
+            round(workload.prompt_tokens),
+            workload.output_tokens.mean,
+            workload.arrivals,
+            streams,
+            counted_ns,
+            prior,
+            workload.prefix_hit,
+            replicas,
+        )
 
     @property
     def slo(self) -> Slo:
-        """The bounds."""
+        """The bounds as a spec."""
         return Slo("recorded", self.ttft_p90_ms, self.tpot_p90_ms)
 
     @property
     def workload(self) -> Workload:
-        """A workload of these means, arrivals and hits; of its lengths nothing else is known."""
+        """A workload with these means, arrivals and hits; its lengths are otherwise unknown."""
         lengths = Lengths(self.input_tokens), Lengths(self.output_tokens)
         trace = "recorded" if self.arrivals.kind == "trace" else ""
         return Workload("recorded", *lengths, "token_ids", self.arrivals, trace, self.prefix_hit)
 
 
 def row(
-    dwell: Dwell, verdict: Verdict, basis: Basis, rows: pa.Table, reason: str, bad: bool = False
+    counts: WindowCounts,
+    verdict: Verdict,
+    basis: CountingBasis,
+    rows: pa.Table,
+    reason: str,
+    bad: bool = False,
 ) -> dict[str, Any]:
-    """One line of the table; `rows` are the requests of the dwell's window."""
+    """One line of the table; `rows` are the requests of the window."""
     latency = {"ttft": metrics.ttft(rows), "tpot": metrics.tpot(rows)}
-    bounds = {"ttft": basis.ttft_p90_ms, "tpot": basis.tpot_p90_ms}
     # An answer without a TPOT has no such bound to miss.
-    good = np.all([~(latency[limit] > bounds[limit]) for limit in LIMITS], axis=0)
+    good = np.all([~(latency[bound.limit] > bound.ms) for bound in basis.slo.bounds], axis=0)
     good &= ~np.isnan(latency["ttft"])
     return {
-        **{name: getattr(dwell, name) for name in DWELLS.names if name in Dwell.__dataclass_fields__},
-        "rate_qps_per_node": dwell.rate_qps / dwell.nodes,
+        **{name: getattr(counts, name) for name in DWELLS.names if name in WindowCounts.__dataclass_fields__},
+        "rate_qps_per_node": counts.rate_qps / counts.nodes,
         "bad": bad,
         "valid": verdict.valid,
         "void_reason": verdict.reason,
-        "work_qps_per_node": math.exp(dwell.log_work),
-        "goodput_qps_per_node": int(good.sum()) / dwell.seconds / dwell.nodes if dwell.seconds else None,
+        "work_qps_per_node": math.exp(counts.log_work),
+        "goodput_qps_per_node": int(good.sum()) / counts.seconds / counts.nodes if counts.seconds else None,
         **{f"{limit}_p{q}_ms": quantile(latency[limit], q / 100) for limit in LIMITS for q in QUANTILES},
         "prefix_hit": metrics.prefix_hit(rows),
         "prefix_hit_intended": None if routing_spread.with_sessions(rows) else metrics.prefix_shared(rows),
@@ -187,19 +198,19 @@ def row(
         "turn_blocked_max_ms": routing_spread.longest_block_ms(rows),
         "by_replica": routing_spread.by_replica(rows),
         "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
-        **{f"{limit}_over": getattr(dwell, limit).over for limit in LIMITS},
-        **{f"{limit}_determined": getattr(dwell, limit).determined for limit in LIMITS},
+        **{f"{limit}_over": counts.over(limit).over for limit in LIMITS},
+        **{f"{limit}_determined": counts.over(limit).determined for limit in LIMITS},
         **{f"{limit}_phi": None for limit in LIMITS},
         "reason": reason,
     }
 
 
-def with_phi(rows: list[dict[str, Any]], capacity: Capacity | None) -> list[dict[str, Any]]:
-    """The lines with the variance inflation that the posterior believed of each window it used."""
+def with_dispersion(rows: list[dict[str, Any]], capacity: Capacity | None) -> list[dict[str, Any]]:
+    """The lines with the dispersion that the posterior assumed for each window it used."""
     if capacity is None:
         return rows
-    phi = {f"{limit}_phi": getattr(capacity, limit).phi for limit in LIMITS}
-    return [line | (phi if line["index"] in capacity.dwells else {}) for line in rows]
+    dispersion = {f"{limit}_phi": getattr(capacity, limit).phi for limit in LIMITS}
+    return [line | (dispersion if line["index"] in capacity.dwells else {}) for line in rows]
 
 
 def window(line: dict[str, Any]) -> Window:
@@ -208,7 +219,7 @@ def window(line: dict[str, Any]) -> Window:
 
 
 def write(rows: list[dict[str, Any]], basis: dict[str, Any], path: Path) -> None:
-    """Write the table complete or not at all (by rename); `basis` is a `Basis` as plain figures."""
+    """Write the table complete or not at all (by rename); `basis` is a `CountingBasis` as plain figures."""
     metadata = {"schema_version": str(SCHEMA_VERSION), "basis": json.dumps(basis)}
     parquet.write(pa.Table.from_pylist(rows, schema=DWELLS.with_metadata(metadata)), path)
 
@@ -216,16 +227,16 @@ def write(rows: list[dict[str, Any]], basis: dict[str, Any], path: Path) -> None
 def read(path: Path) -> pa.Table:
     """The table at `path` with its own metadata; columns that its version did not have are null.
 
-    Raises OSError or an ArrowException for a file that is broken, or not of dwells.
+    Raises OSError or an ArrowException for a file that is broken or no such table.
     """
-    told = pq.read_schema(path)
-    if lacking := [name for name in KEYS if name not in told.names]:
+    written = pq.read_schema(path)
+    if lacking := [name for name in KEYS if name not in written.names]:
         raise pa.ArrowInvalid(f"{path} is no table of dwells: it lacks {', '.join(lacking)}")
-    return pq.read_table(path, schema=DWELLS).replace_schema_metadata(told.metadata)
+    return pq.read_table(path, schema=DWELLS).replace_schema_metadata(written.metadata)
 
 
-def basis_of(table: pa.Table) -> Basis | None:
-    """What the table's posterior rests on; None of a table whose version wrote nothing of it, or less."""
+def basis_of(table: pa.Table) -> CountingBasis | None:
+    """Basis of the table's posterior; None if the version that wrote the table recorded none, or less."""
     said = (table.schema.metadata or {}).get(b"basis")
     if said is None:
         return None
@@ -233,6 +244,6 @@ def basis_of(table: pa.Table) -> Basis | None:
         known = json.loads(said)
         prior = known.pop("prior")
         arrivals = Arrivals(**known.pop("arrivals"))
-        return Basis(**known, arrivals=arrivals, prior=Prior(**prior) if prior else None)
+        return CountingBasis(**known, arrivals=arrivals, prior=Prior(**prior) if prior else None)
     except (KeyError, TypeError, ValueError, RecursionError):
         return None

@@ -1,46 +1,45 @@
-"""Which blocks around one its requests feel, and the load that was offered in them.
+"""The blocks of time whose load the requests of one block feel, and the mean load that was offered in them.
 
-Knows the loads that dwells carry and how long an answer lasts; knows no count and no root.
+Knows the loads of measurement windows and how long an answer lasts; knows no count and no limit rate.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.capacity.window_counts import BLOCK_S, LOOK_AHEAD, LOOK_BACK, Dwell
+from analysis.capacity.window_counts import BLOCK_S, LOOK_AHEAD, LOOK_BACK, WindowCounts
+from conf.specs.bounds import Limit
 
 Floats = NDArray[np.float64]
-Limit = Literal["ttft", "tpot"]
 
 KERNEL_E2E: dict[Limit, tuple[tuple[float, float], ...]] = {
     "ttft": ((2.5, 0.0),),
     "tpot": ((1.5, 1.0), (3.0, 1.0), (6.0, 1.0)),
 }
-"""How far back and ahead of a block its load may reach, in median durations of an answer: a first token
+"""Reach of the load back and ahead of a block, in median durations of an answer: a first token
 waits for what came before, an answer also shares its steps with what comes after. Over 40 virtual hours the
 first of each leaves 0.11 to 0.26 of the long-run variance of the share; one load per 45 s window leaves 0.5
 to 0.58. Where answers are nearly all decoding, a burst slows the batch that it is in, and is remembered for
 longer: the data weigh the reaches."""
 LEAST_REQUESTS_FELT = 20.0
-"""Requests expected within a kernel at least: the load of fewer is chance alone, and its logarithm reaches
+"""Fewest requests expected within a kernel: the load of fewer is chance alone, and its logarithm reaches
 far down. Where one request is served at a time 5 cover in 78 to 98 %, 10 in 78 to 98 and 20 in 95 to 98
 (40 runs each at 0.07, 0.6 and 0.75 requests/s, simulated)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Blocks whose mean load a block's requests feel: `back` ones, its own the last, and `ahead`."""
+    """The blocks whose mean load the requests of a block feel: `back`, its own the last, and `ahead`."""
 
     back: int
     ahead: int
 
     @classmethod
     def of(cls, limit: Limit, e2e_s: float, rate_qps: float = math.inf, reach: int = 0) -> "Kernel":
-        """The reach for answers that last `e2e_s` at `rate_qps` of the service, as far as dwells know."""
+        """The reach for answers that last `e2e_s` at `rate_qps` of the service, as far as windows know."""
         back, ahead = (round(part * e2e_s / BLOCK_S) for part in KERNEL_E2E[limit][reach])
         ahead = min(ahead, LOOK_AHEAD)
         least = math.ceil(LEAST_REQUESTS_FELT / (rate_qps * BLOCK_S)) if rate_qps > 0 else 1
@@ -57,12 +56,12 @@ class Kernel:
         return (self.back + self.ahead) * BLOCK_S
 
 
-def log_loads(dwells: Sequence[Dwell], kernels: Sequence[Kernel]) -> list[Floats]:
+def log_loads(windows: Sequence[WindowCounts], kernels: Sequence[Kernel]) -> list[Floats]:
     """ln of the mean load around each block of the windows, per kernel; nan where none was offered."""
     back, ahead = (max(reach) for reach in zip(*((k.back, k.ahead) for k in kernels), strict=True))
-    # No more of each dwell than some kernel needs: of short answers that is a small part.
+    # No more of each window than some kernel needs: for short answers that is a small part.
     first, last = LOOK_BACK + 1 - back, LOOK_AHEAD - ahead
-    parts = [dwell.load[first : len(dwell.load) - last] for dwell in dwells]
+    parts = [window.load[first : len(window.load) - last] for window in windows]
     load = np.array([rate for part in parts for rate in part], dtype=np.float64)
     sizes = np.array([len(part) for part in parts], dtype=np.int64)
     place = np.arange(len(load)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

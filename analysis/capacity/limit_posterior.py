@@ -1,10 +1,11 @@
-"""The rate at which one limit would just be kept: its posterior from the 5 s blocks of all dwells.
+"""Posterior of the highest rate at which one limit is kept, from the 5 s blocks of all measurement windows.
 
-Knows counts and offered loads and a prior; knows nothing of the other limit and of no next rate. The model:
-of the requests due in a block a share logistic(logit .1 + slope (x - root')) is over the limit, x being the
-logarithm of the load around the block (`Kernel`). Bursts of load explain most of what makes neighbours alike,
-so that what is left is worth many more independent requests than whole windows are. The share at a rate is
-the mean of that curve over the loads that arrive at this rate, hence the shift from root' to the root.
+Knows counts, offered loads and a prior; knows neither the other limit nor the next rate. The model: of the
+requests due in a block a share logistic(logit .1 + slope (x - limit load)) is over the limit, x being the
+logarithm of the load around the block (`Kernel`). Bursts of load explain most of the likeness of neighbours,
+so that a block is worth many more independent requests than it is within whole windows. The share at an
+offered rate is the mean of that curve over the loads that arrive at it: the limit rate lies below the limit
+load by a shift. All loads and rates are per node, most of them logarithms.
 """
 
 import math
@@ -13,80 +14,82 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.capacity.kernel import Floats, Kernel, Limit, log_loads
-from analysis.capacity.window_counts import Dwell, LimitCount
-from analysis.stats.quantiles import Dispersion, overdispersion
+from analysis.capacity.kernel import Floats, Kernel, log_loads
+from analysis.capacity.window_counts import WindowCounts
+from analysis.stats.dispersion import Dispersion, overdispersion
+from conf.specs.bounds import ALLOWED_OVER, Limit
 
-ALLOWED_OVER = 0.1
 LOGIT_ALLOWED = math.log(ALLOWED_OVER / (1 - ALLOWED_OVER))
 SLOPE_CENTRE, SLOPE_SD = math.log(25), 0.5
 """Prior of ln slope. 21 to 46 on the engine model at four pairs of bounds, given the load around a block."""
 STEP, REACH = 0.005, 140
-"""Roots (ln) on either side of the prior's centre. Loads are rounded to the same steps: then a likelihood is
-a correlation of counts with one curve per slope, and costs the same after five dwells and after fifty."""
-ROOTS = np.linspace(-STEP * REACH, STEP * REACH, 2 * REACH + 1)
+"""Steps of the grid of limit loads (ln) and their number on either side of the prior's centre. Offered loads
+are rounded to the same steps: then a likelihood is a correlation of counts with one curve per slope, and
+costs the same after five windows and after fifty."""
+LOAD_GRID = np.linspace(-STEP * REACH, STEP * REACH, 2 * REACH + 1)
 UNUSUAL = 1.9
-"""Standard deviations of that prior, beyond which a slope is told: below 9.7 or above 65 (our choice)."""
+"""A slope is unusual beyond so many standard deviations of that prior: below 9.7 or above 65 (our choice)."""
 LOG_SLOPES = SLOPE_CENTRE + np.linspace(-2.0, 1.2, 17)
 """Slopes from 3.4 to 83: with one request at a time they come down to 9 at 0.6 requests/s."""
-HOT_SHARE = 0.6
-"""A dwell with more over the limit was no steady state: all it says is that the root lies below. Near the
-knee of the engine model 0.5 makes the estimate 0.2 % too high, for it mutes bursts, 0.7 0.4 % too low."""
+OVERLOADED_SHARE = 0.6
+"""A window with a larger share over the limit is overloaded and no steady state: it only shows that the limit
+rate lies below. Near the knee of the engine model 0.5 makes the estimate 0.2 % too high, because it mutes
+bursts, and 0.7 makes it 0.4 % too low."""
 LONGER = 2.0
-"""How much less (ln) a longer kernel is believed beforehand than the first: with 0 the RMSE of 15 minutes
+"""A longer kernel is believed beforehand by so much (ln) less than the first: with 0 the RMSE of 15 minutes
 rises from 1.45 to 1.75 % where lengths are fixed, with 2 to 1.6 % (40 searches)."""
 LEAST_DISPERSION_DWELLS = 3
 RISING = 1.0
-"""Deviance over phi from which a share that no load changes is rejected. A constant 0.3 to 3 % at a third of
-the capacity never reaches it; 180 quick searches near the capacity all do (simulated)."""
+"""Deviance over dispersion from which a share that no load changes is rejected. A constant 0.3 to 3 % at a
+third of the capacity never reaches it; 180 quick searches near the capacity all do (simulated)."""
 LONG_E2E_S = 15.0
-"""Answers that last longer are remembered longer than the dispersion of 5 s blocks takes in: in proportion,
+"""Longer answers are remembered longer than the dispersion of 5 s blocks takes in: in proportion,
 neighbouring blocks are taken as one and more overdispersion is believed beforehand. With answers of 60 s on a
 server that slows as it fills, 24 minutes around the capacity cover in 23 of 24 runs, without it in 19."""
 E2E_UNKNOWN_S = 10.0
 SHIFT_RANGE = (-1.5, 0.05)
 LEAST_LOAD = 0.02
 HALVINGS = 18
-"""Of the shift's range: to 6e-6, far within any interval."""
+"""Halvings of the shift's range: to 6e-6, far within any interval."""
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """ln(QPS per node) of each limit's root ~ N(centre, sd)."""
+    """The limit rate, as ln(QPS per node), is normal around `centre` for each limit."""
 
     centre: float
     sd: float = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Root:
-    """Posterior of one limit's root: a mass per (root', column) cell, and each column's shift to the root.
+class LimitPosterior:
+    """Posterior of one limit: a mass per (limit load, column) cell, and each column's shift to a rate.
 
-    A column is a slope with a kernel. `kept`: at least one dwell kept the limit. `rising`: the evidence
+    A column is a slope with a kernel. `kept`: at least one window kept the limit. `rising`: the evidence
     rejects that at most half of the allowed share is over at any load. `beyond`: the evidence has its maximum
     at the grid's lower (-1) or upper (1) end, so that the prior was far off. `slope_unusual`: the
-    share hardly follows the load, or jumps with it.
+    share hardly follows the load, or jumps with it. `dispersion` is the variance inflation of the counts.
     """
 
     applies: bool
-    roots: Floats
+    loads: Floats
     mass: Floats
     shift: Floats
     beyond: int
     slope: float
     slope_unusual: bool
-    phi: float
+    dispersion: float
     kept: bool
     rising: bool
     over: int
     determined: int
 
     def cdf(self, at: Floats) -> Floats:
-        """P(root <= at), shape of `at`."""
-        half = (self.roots[1] - self.roots[0]) / 2
-        edges = np.concatenate([self.roots[:1] - half, self.roots + half])
+        """P(ln of the limit rate <= at), shape of `at`."""
+        half = (self.loads[1] - self.loads[0]) / 2
+        edges = np.concatenate([self.loads[:1] - half, self.loads + half])
         below = np.concatenate([np.zeros((1, len(self.shift))), np.cumsum(self.mass, axis=0)])
         parts = [np.interp(at - shift, edges, below[:, j]) for j, shift in enumerate(self.shift)]
         total: Floats = np.sum(parts, axis=0)
@@ -95,24 +98,24 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """The blocks of calm dwells in their order; all arrays have one length."""
+    """The blocks of steady windows in their order; all arrays have one length."""
 
     log_load: Floats
     over: Floats
     determined: Floats
 
     def evidence(self, centre: float, slopes: Floats) -> Floats:
-        """Log-likelihood of each (root', slope), as if requests were independent."""
+        """Log-likelihood of each (limit load, slope), as if requests were independent."""
         step = np.rint((self.log_load - centre) / STEP).astype(np.int64)
         if not len(step):
-            return np.zeros((len(ROOTS), len(slopes)))
+            return np.zeros((len(LOAD_GRID), len(slopes)))
         least = int(step.min())
         determined = np.bincount(step - least, self.determined)
         apart = STEP * np.arange(least - REACH, least + len(determined) + REACH)
         curves = _softplus(LOGIT_ALLOWED + slopes[:, None] * apart)
         expected = [np.correlate(curve, determined, "valid")[::-1] for curve in curves]
         over, load = self.over.sum(), self.over @ (STEP * step)
-        given = over * LOGIT_ALLOWED + slopes * (load - over * ROOTS[:, None])
+        given = over * LOGIT_ALLOWED + slopes * (load - over * LOAD_GRID[:, None])
         return np.asarray(given - np.stack(expected, axis=1))
 
     def constant(self) -> float:
@@ -121,62 +124,65 @@ class _Blocks:
         share = min(over / max(determined, 1.0), ALLOWED_OVER / 2)
         return over * math.log(share) + (determined - over) * math.log1p(-share) if share else 0.0
 
-    def dispersion(self, root: float, slope: float, longer: float) -> Dispersion | None:
-        """What is left of the likeness of neighbours at a fit."""
-        expected = _logistic(LOGIT_ALLOWED + slope * (self.log_load - root))
+    def dispersion(self, limit_load: float, slope: float, longer: float) -> Dispersion | None:
+        """Variance inflation that a fit leaves unexplained."""
+        expected = _logistic(LOGIT_ALLOWED + slope * (self.log_load - limit_load))
         return overdispersion(self.over, self.determined, expected, longer)
 
 
-def fit(dwells: Sequence[Dwell], limit: Limit, prior: Prior) -> Root:
-    """The posterior from dwells that are neither void nor empty, in order of time.
+def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPosterior:
+    """The posterior from windows that are neither void nor empty, in order of time.
 
-    The likelihood is a quasi-likelihood: divided by the overdispersion phi, and, as phi is itself an
-    estimate of few degrees of freedom, with the tails of Student's t.
+    The likelihood is a quasi-likelihood: divided by the dispersion, and, because that is itself an estimate
+    of few degrees of freedom, with the tails of Student's t.
     """
-    known = [dwell for dwell in dwells if _counts(dwell, limit).determined]
-    hot = [dwell for dwell in known if _hot(dwell, limit)]
-    calm = [dwell for dwell in known if not _hot(dwell, limit) and not dwell.aborted]
-    e2e_s, slopes = _e2e_s(dwells), np.exp(LOG_SLOPES)
+    known = [window for window in windows if window.over(limit).determined]
+    overloaded = [window for window in known if _is_overloaded(window, limit)]
+    steady = [window for window in known if not _is_overloaded(window, limit) and not window.aborted]
+    e2e_s, slopes = _e2e_s(windows), np.exp(LOG_SLOPES)
     kernels = Kernel.all_of(limit, e2e_s, _rate_qps(known))
-    # The prior is one of the root, and the grid one of root', which lies above it by the shift.
+    # The prior is of the limit rate, the grid of the limit load, which lies above it by the shift.
     usual = float(_shifts(known, np.exp([SLOPE_CENTRE]), math.exp(prior.centre), kernels[:1])[0])
-    roots = prior.centre - usual + ROOTS
-    belief = _log_normal(roots, prior.centre - usual, prior.sd)[:, None] + _belief_in_columns(len(kernels))
-    blocks = _blocks(calm, limit, kernels)
+    loads = prior.centre - usual + LOAD_GRID
+    belief = _log_normal(loads, prior.centre - usual, prior.sd)[:, None] + _belief_in_columns(len(kernels))
+    blocks = _blocks(steady, limit, kernels)
     evidence = np.hstack([each.evidence(prior.centre - usual, slopes) for each in blocks])
-    for dwell in hot:
-        evidence += np.tile(_hot_evidence(dwell, limit, roots, slopes), len(kernels))
+    for window in overloaded:
+        evidence += np.tile(_overload_evidence(window, limit, loads, slopes), len(kernels))
     longer = max(1.0, e2e_s / LONG_E2E_S)
-    left = Dispersion.unknown(blocks[0].determined, longer)
-    i, j = np.unravel_index(np.argmax(belief + evidence / left.phi), belief.shape)
-    beyond = int(i == len(roots) - 1) - int(i == 0)
+    unexplained = Dispersion.unknown(blocks[0].determined, longer)
+    i, j = np.unravel_index(np.argmax(belief + evidence / unexplained.inflation), belief.shape)
+    beyond = int(i == len(loads) - 1) - int(i == 0)
     best = blocks[j // len(slopes)]
-    if len(calm) >= LEAST_DISPERSION_DWELLS and best.over.any():
-        left = best.dispersion(roots[i], slopes[j % len(slopes)], longer) or left
-    deviance = 2 * (evidence.max() - evidence) / left.phi
-    log_mass = belief - (left.freedom + 1) / 2 * np.log1p(deviance / left.freedom)
+    if len(steady) >= LEAST_DISPERSION_DWELLS and best.over.any():
+        unexplained = best.dispersion(loads[i], slopes[j % len(slopes)], longer) or unexplained
+    deviance = 2 * (evidence.max() - evidence) / unexplained.inflation
+    freedom = unexplained.freedom
+    log_mass = belief - (freedom + 1) / 2 * np.log1p(deviance / freedom)
     i, j = np.unravel_index(np.argmax(log_mass), belief.shape)
     mass = np.exp(log_mass - log_mass.max())
     mass /= mass.sum()
-    at_root_qps = math.exp(roots[i] + usual)
-    return Root(
+    limit_qps = math.exp(loads[i] + usual)
+    return LimitPosterior(
         applies=bool(known),
-        roots=roots,
+        loads=loads,
         mass=mass,
-        shift=_shifts(known, slopes, at_root_qps, kernels),
+        shift=_shifts(known, slopes, limit_qps, kernels),
         beyond=beyond,
         slope=float(slopes[j % len(slopes)]),
         slope_unusual=_unusual(mass),
-        phi=left.phi,
-        kept=any((_counts(dwell, limit).share or 0.0) <= ALLOWED_OVER for dwell in known),
-        rising=bool(hot) or 2 * (evidence.max() - blocks[0].constant()) / left.phi > RISING,
-        over=sum(_counts(dwell, limit).over for dwell in known),
-        determined=sum(_counts(dwell, limit).determined for dwell in known),
+        dispersion=unexplained.inflation,
+        kept=any((window.over(limit).share or 0.0) <= ALLOWED_OVER for window in known),
+        rising=bool(overloaded)
+        or 2 * (evidence.max() - blocks[0].constant()) / unexplained.inflation > RISING,
+        over=sum(window.over(limit).over for window in known),
+        determined=sum(window.over(limit).determined for window in known),
     )
 
 
 def population_shift(slopes: Floats, load_var: Floats | float, arrivals_var: Floats | float) -> Floats:
-    """Shift d from root' to the root, per slope: the share is a mean over loads, as requests meet them.
+    """Shift d from the limit load to the limit rate, per slope: the share is a mean over loads as requests
+    meet them.
 
     Solves E of logistic(logit .1 + slope (d + ln L)) = .1 by bisection. L has variance `load_var` and the
     skewness of a Poisson count; its mean is 1 + `arrivals_var`, the variance that arrivals alone cause, for
@@ -199,71 +205,68 @@ def population_shift(slopes: Floats, load_var: Floats | float, arrivals_var: Flo
 
 
 def _shifts(
-    dwells: Sequence[Dwell], slopes: Floats, qps_per_node: float, kernels: Sequence[Kernel]
+    windows: Sequence[WindowCounts], slopes: Floats, qps_per_node: float, kernels: Sequence[Kernel]
 ) -> Floats:
     """The shift of each column: the slopes with the first kernel, then with the next."""
-    if not dwells:
+    if not windows:
         return np.zeros(len(slopes) * len(kernels))
-    expected = qps_per_node * dwells[0].nodes * np.repeat([kernel.seconds for kernel in kernels], len(slopes))
-    arrivals_var = float(np.mean([dwell.arrivals_var for dwell in dwells]))
-    work_var = float(np.mean([dwell.work_var for dwell in dwells]))
+    expected = (
+        qps_per_node * windows[0].nodes * np.repeat([kernel.seconds for kernel in kernels], len(slopes))
+    )
+    arrivals_var = float(np.mean([window.arrivals_var for window in windows]))
+    work_var = float(np.mean([window.work_var for window in windows]))
     columns = np.tile(slopes, len(kernels))
     return population_shift(columns, (arrivals_var + work_var) / expected, arrivals_var / expected)
 
 
 def _belief_in_columns(kernels: int) -> Floats:
-    """ln of what is believed of each slope with each of so many kernels."""
+    """ln of the prior mass of each slope with each of so many kernels."""
     longer = np.arange(kernels) > 0
     return np.concatenate([_log_normal(LOG_SLOPES, SLOPE_CENTRE, SLOPE_SD) - LONGER * it for it in longer])
 
 
 def _unusual(mass: Floats) -> bool:
-    """True where the slope is more likely than not one that nobody expected."""
+    """True if the slope is more likely than not unusual."""
     of_slopes = mass.sum(axis=0).reshape(-1, len(LOG_SLOPES)).sum(axis=0)
     return float(of_slopes[np.abs(LOG_SLOPES - SLOPE_CENTRE) > UNUSUAL * SLOPE_SD].sum()) > 0.5
 
 
-def _counts(dwell: Dwell, limit: Limit) -> LimitCount:
-    counted: LimitCount = getattr(dwell, limit)
-    return counted
+def _is_overloaded(window: WindowCounts, limit: Limit) -> bool:
+    """True where the counts show an overload and not a rate.
 
-
-def _hot(dwell: Dwell, limit: Limit) -> bool:
-    """True where the counts are those of an overload and not of a rate.
-
-    A window is aborted for its queue: of a limit that is kept all the same it says nothing.
+    A window is aborted for its queue: it says nothing of a limit that is kept all the same.
     """
-    return (_counts(dwell, limit).share or 0.0) > (ALLOWED_OVER if dwell.aborted else HOT_SHARE)
+    return (window.over(limit).share or 0.0) > (ALLOWED_OVER if window.aborted else OVERLOADED_SHARE)
 
 
-def _hot_evidence(dwell: Dwell, limit: Limit, roots: Floats, slopes: Floats) -> Floats:
-    """So large a share over the limit where less is expected, and no objection where more is."""
-    counted = _counts(dwell, limit)
-    share = min(counted.over / counted.determined, HOT_SHARE)
-    logit = LOGIT_ALLOWED + slopes * (dwell.log_work - roots[:, None])
+def _overload_evidence(window: WindowCounts, limit: Limit, loads: Floats, slopes: Floats) -> Floats:
+    """Log-likelihood of so large a share over the limit where less is expected; flat where more is."""
+    counted = window.over(limit)
+    share = min(counted.over / counted.determined, OVERLOADED_SHARE)
+    logit = LOGIT_ALLOWED + slopes * (window.log_work - loads[:, None])
     logit = np.minimum(logit, math.log(share / (1 - share)))
     loss: Floats = counted.determined * (share * logit - _softplus(logit))
     return loss
 
 
-def _e2e_s(dwells: Sequence[Dwell]) -> float:
-    known = [dwell.median_e2e_s for dwell in dwells if dwell.median_e2e_s is not None]
+def _e2e_s(windows: Sequence[WindowCounts]) -> float:
+    known = [window.median_e2e_s for window in windows if window.median_e2e_s is not None]
     return float(np.median(known)) if known else E2E_UNKNOWN_S
 
 
-def _rate_qps(dwells: Sequence[Dwell]) -> float:
-    """Requests per second of the whole service, in the middle of the dwells."""
-    return float(np.median([dwell.rate_qps for dwell in dwells])) if dwells else math.inf
+def _rate_qps(windows: Sequence[WindowCounts]) -> float:
+    """Requests per second of the whole service, in the middle of the windows."""
+    return float(np.median([window.rate_qps for window in windows])) if windows else math.inf
 
 
-def _blocks(dwells: Sequence[Dwell], limit: Limit, kernels: Sequence[Kernel]) -> list[_Blocks]:
-    """The blocks with the loads of each kernel."""
-    if not dwells:
+def _blocks(windows: Sequence[WindowCounts], limit: Limit, kernels: Sequence[Kernel]) -> list[_Blocks]:
+    """Blocks of the windows, once with the loads of each kernel."""
+    if not windows:
         return [_Blocks(*[np.array([], dtype=np.float64)] * 3)] * len(kernels)
-    counts = [_counts(dwell, limit) for dwell in dwells]
+    counts = [window.over(limit) for window in windows]
     over = np.array([n for counted in counts for n in counted.block_over], dtype=np.float64)
     determined = np.array([n for counted in counts for n in counted.block_determined], dtype=np.float64)
-    loads = [(load, ~np.isnan(load)) for load in log_loads(dwells, kernels)]
+    loads = [(load, ~np.isnan(load)) for load in log_loads(windows, kernels)]
     return [_Blocks(load[offered], over[offered], determined[offered]) for load, offered in loads]
 
 
@@ -272,7 +275,7 @@ def _log_normal(at: Floats, centre: float, sd: float) -> Floats:
 
 
 def _softplus(logit: Floats) -> Floats:
-    """ln(1 + e^logit), in the form that neither overflows nor is as slow as logaddexp."""
+    """ln(1 + e^logit), without overflow and faster than logaddexp."""
     return np.maximum(logit, 0.0) + np.log1p(np.exp(-np.abs(logit)))
 
 

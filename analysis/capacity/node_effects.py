@@ -1,6 +1,6 @@
-"""How the nodes of a service differ where each has a stream of its own, and what that adds to the interval.
+"""Differences between nodes that each had a stream of their own, and what they add to the interval.
 
-Knows dwells by stream and their posterior; knows no request and no address.
+Knows window counts by stream and their posterior; knows no request and no address.
 """
 
 import math
@@ -11,12 +11,11 @@ from typing import Any
 
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import TAIL, Capacity, posterior
-from analysis.capacity.window_counts import Dwell
-from analysis.stats.pooling import Estimate, Figure, pooled
+from analysis.capacity.window_counts import WindowCounts
+from analysis.stats.pooling import NORMAL_95, Estimate, Interval, pooled
 
 LEAST_EFFECT = 0.02
-"""A node that differs from the mean by more is named (the method, 4.4)."""
-NORMAL_95 = 1.644854
+"""Smallest difference from the mean for which a node is named (the method, 4.4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +25,8 @@ class NodeEffects:
     `between` is the sd between nodes; all are of ln QPS, that is as shares, with 95 % intervals.
     """
 
-    effects: tuple[Figure, ...]
-    between: Figure
+    effects: tuple[Interval, ...]
+    between: Interval
 
     @property
     def differing(self) -> tuple[int, ...]:
@@ -35,12 +34,12 @@ class NodeEffects:
         return tuple(node for node, effect in enumerate(self.effects) if abs(effect.value) > LEAST_EFFECT)
 
 
-def node_effects(dwells: Sequence[Dwell], prior: Prior) -> NodeEffects | None:
+def node_effects(windows: Sequence[WindowCounts], prior: Prior) -> NodeEffects | None:
     """Random effects over the posterior of each node alone; None without streams of several nodes."""
-    streams = sorted({dwell.stream for dwell in dwells if dwell.stream is not None})
+    streams = sorted({window.stream for window in windows if window.stream is not None})
     if len(streams) < 2:
         return None
-    alone = [posterior([dwell for dwell in dwells if dwell.stream == s], prior) for s in streams]
+    alone = [posterior([window for window in windows if window.stream == s], prior) for s in streams]
     together = pooled([Estimate.of_interval(node.qps_per_node, node.low, node.high) for node in alone])
     return NodeEffects(together.effects, together.between)
 
@@ -82,7 +81,7 @@ def tree(effects: NodeEffects) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """What a planner should read of a `tree`."""
+    """Lines for the screen from a `tree`."""
     count, between = len(found["effects_pct"]), found["between_sd_pct"]
     head = f"  independent streams per node: each of {count} nodes was sent arrivals of its own, no balancer"
     spread = "sd between nodes {value:.1f} % [{low:.1f}, {high:.1f}]".format(**between)
@@ -101,5 +100,5 @@ def _line(node: int, effect: Mapping[str, float]) -> str:
     return f"  node {node} is {abs(effect['value']):.1f} % {side} the mean [{low:.1f}, {high:.1f}]"
 
 
-def _percent(figure: Figure) -> dict[str, float]:
+def _percent(figure: Interval) -> dict[str, float]:
     return {"value": 100 * figure.value, "low": 100 * figure.low, "high": 100 * figure.high}

@@ -1,8 +1,8 @@
-"""How much more load one service carries than another, from windows that had the same requests.
+"""Ratio of two services' capacities, from windows that had the same requests.
 
-Knows latencies request by request, bounds and ratios of rates; knows no folder, no service and no next rate.
-Common random numbers: the method, section 2.5. What is compared here is ours: over each bound the share of
-A's window minus that of B's, in which the luck of the common arrivals cancels.
+Knows pairs of windows and ratios of rates; knows no folder, no service and no next rate.
+Common random numbers: the method, section 2.5. The comparison is ours: over each bound the share of A's
+window minus that of B's, in which the luck of the common arrivals cancels.
 """
 
 import math
@@ -13,19 +13,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.capacity.kernel import Limit
-from analysis.capacity.limit_posterior import ALLOWED_OVER, HOT_SHARE
-from analysis.capacity.posterior import LIMITS
+from analysis.capacity.limit_posterior import OVERLOADED_SHARE
+from analysis.capacity.window_pairs import Pair
+from analysis.stats.pooling import NORMAL_975
+from conf.specs.bounds import ALLOWED_OVER, LIMITS, Limit
 
 Floats = NDArray[np.float64]
 Tree = dict[str, Any]
 Open = Literal["", "above", "below"]
-Bounds = tuple[float, float]
-"""The bounds of p90 TTFT and p90 TPOT in ms."""
 
-BAND = 0.3
-"""A share is averaged over bounds within a factor e^+-0.3 of the asked one: the ratio hardly depends on the
-bound, and requests that just miss it no longer decide (halves the spread, simulated)."""
 SLOPE_CENTRE, SLOPE_SD = math.log(18), 0.3
 """d logit(share) / d ln(rate): 16 to 24 over scenarios S1, S2, S4 of the method (simulated, windows ended
 early left out)."""
@@ -40,7 +36,7 @@ APART_SD = 0.03
 once. Without it the interval covers in .88 of 99 comparisons with ratios of .47 to 2, with it in .96
 (simulated)."""
 MOST_AROUND = 0.2
-"""Most that the share around a bound may be where the bound is just kept: a heavier tail is no tail."""
+"""Largest share around a bound where the bound is just kept: a heavier tail is no tail."""
 UNSURE = 0.27
 """An expected difference so large, in the units of `NOISE`, is as unsure as the noise, for no curve has one
 slope throughout: some 0.05 (ln) from the answer. Where one side is all over, or none, it is sure again, of
@@ -48,51 +44,15 @@ the side."""
 PRIOR_SD = 0.55
 """sd of ln(ratio) around where the search for it began: a factor of 3 is within two of them (our choice)."""
 LEAST_REQUESTS, LEAST_PAIRS = 10, 3
-MOST_TOLD = 4
-"""Keys that differ between A and B and stand on the screen."""
+MOST_DIFFERENCES = 4
+"""Most differing keys between A and B on the screen."""
 UNLIKE = 0.5
 """A and B are limited by different bounds if their parts over TTFT among all over differ by more."""
 OPEN = 2.0
-"""An end of the interval is only the prior if the evidence falls by less (ln) from its best to far beyond."""
+"""An end of the interval is only the prior if the evidence falls by less (ln) from its best to far away."""
 _FAR, _COARSE, _FINE, _TAIL = 2.0, 0.02, 200, 1e-4
 """The posterior is found on a grid so far from the start, then on so many points between its tails."""
 _STEPS = np.linspace(-2.0, 2.0, 5)
-_NORMAL_95 = 1.959964
-
-
-@dataclass(frozen=True, slots=True)
-class Latencies:
-    """TTFT and TPOT in ms of a window's requests in order of due time; nan is not known (yet), inf failed."""
-
-    ttft: Floats
-    tpot: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """One limit in a pair: of `determined` requests known on both sides, `over` it as (A, B).
-
-    `near` counts the same averaged over bounds within e^+-BAND, so that a request counts in part.
-    """
-
-    determined: int
-    over: tuple[int, int]
-    near: tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A window of A and its replay on B at exp(`log_ratio`) times the rate, as far as both went.
-
-    A pair is not `whole` if one side was ended early: then it says where to look, but not what to report,
-    because a window ends early by its own outcome.
-    """
-
-    index: int
-    log_ratio: float
-    whole: bool
-    ttft: Shares
-    tpot: Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +90,7 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """What the interval shows."""
+        """The answer in words."""
         if self.low > 1:
             return "B is better"
         return "B is worse" if self.high < 1 else "no difference shown"
@@ -142,23 +102,13 @@ class Ratio:
         return (value + math.log(self.low)) / 2 if self.open == "above" else value
 
 
-def pair(index: int, log_ratio: float, whole: bool, a: Latencies, b: Latencies, bounds_ms: Bounds) -> Pair:
-    """The pair of two windows with the same requests; where one ended early, the requests that both had."""
-    count = min(len(a.ttft), len(b.ttft))
-    shares = [
-        _shares(getattr(a, limit)[:count], getattr(b, limit)[:count], bound)
-        for limit, bound in zip(LIMITS, bounds_ms, strict=True)
-    ]
-    return Pair(index, log_ratio, whole, *shares)
-
-
 def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
     """Ratio of the capacities from `pairs`; ln(ratio) was thought to be near `start`.
 
     None if not one request was over a bound or near it: the pairs then say nothing.
     """
-    calm = [one for one in pairs if not _overload(one)] or pairs
-    parts = [_over(calm, side) for side in (0, 1)]
+    steady = [one for one in pairs if not _overload(one)] or pairs
+    parts = [_over(steady, side) for side in (0, 1)]
     total = sum(map(sum, parts))
     found: dict[Limit, LimitRatio | None] = {}
     for limit, *over in zip(LIMITS, *parts, strict=True):
@@ -205,14 +155,18 @@ def headline(found: Tree) -> str:
 
 
 def lines(study: Mapping[str, Any]) -> list[str]:
-    """What the ratio of a study rests on, for the screen."""
+    """Lines for the screen on the evidence for the ratio of a study."""
     found = study["ratio"]
-    told = [f"{key} {ours} -> {theirs}" for key, (ours, theirs) in study["differs"].items()]
-    more = f" and {len(told) - MOST_TOLD} more (study.json)" if len(told) > MOST_TOLD else ""
+    differing = [f"{key} {ours} -> {theirs}" for key, (ours, theirs) in study["differs"].items()]
+    more = (
+        f" and {len(differing) - MOST_DIFFERENCES} more (study.json)"
+        if len(differing) > MOST_DIFFERENCES
+        else ""
+    )
     known = found["correlation"]
     correlation = "unknown" if known is None else f"{known:.2f}"
     shown = [
-        f"  from A to B: {', '.join(told[:MOST_TOLD])}{more}",
+        f"  from A to B: {', '.join(differing[:MOST_DIFFERENCES])}{more}",
         f"  {found['pairs']} pairs of windows: B got A's arrivals and lengths, scaled in time; correlation"
         f" {correlation}",
     ]
@@ -229,25 +183,10 @@ def lines(study: Mapping[str, Any]) -> list[str]:
     return shown
 
 
-def _shares(a: Floats, b: Floats, bound_ms: float) -> Shares:
-    both = ~(np.isnan(a) | np.isnan(b))
-    sides = [side[both] for side in (a, b)]
-    over = [int(np.sum(side > bound_ms)) for side in sides]
-    near = [float(np.sum(_near(side, bound_ms))) for side in sides]
-    return Shares(int(both.sum()), (over[0], over[1]), (near[0], near[1]))
-
-
-def _near(latency_ms: Floats, bound_ms: float) -> Floats:
-    """Part of the bounds within e^+-BAND of the asked one, even in ln, that a latency is over."""
-    above = np.log(np.maximum(latency_ms, 1e-9) / bound_ms)
-    part: Floats = np.clip(0.5 + above / (2 * BAND), 0.0, 1.0)
-    return part
-
-
 def _overload(one: Pair) -> bool:
-    """True where a side was so far beyond its capacity that it does not show which limit binds there."""
+    """True if a side was so far beyond its capacity that it does not show which limit binds there."""
     return any(
-        max(shares.over) > HOT_SHARE * shares.determined
+        max(shares.over) > OVERLOADED_SHARE * shares.determined
         for shares in (one.ttft, one.tpot)
         if shares.determined
     )
@@ -261,14 +200,15 @@ def _over(pairs: Sequence[Pair], side: int) -> list[float]:
 def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, float, float, Open] | None:
     """Median and 95 % interval of the ratio for one limit, and the end that is only the prior.
 
-    None where no pair tells: one that has nothing over around a bound on either side, or all, says nothing.
+    None where no pair is informative: a pair with nothing, or everything, over around a bound on both sides
+    says nothing.
     """
     seen = [(one.log_ratio, getattr(one, limit)) for one in pairs]
     seen = [(at, shares) for at, shares in seen if shares.determined >= LEAST_REQUESTS]
-    told = [(at, it.determined, *it.near) for at, it in seen if 0 < sum(it.near) < 2 * it.determined]
-    if not told:
+    informative = [(at, it.determined, *it.near) for at, it in seen if 0 < sum(it.near) < 2 * it.determined]
+    if not informative:
         return None
-    tried, determined, *near = np.array(told).T
+    tried, determined, *near = np.array(informative).T
     shares = np.array(near) / determined
     wide = start + np.arange(-_FAR, _FAR + _COARSE / 2, _COARSE)
     # The share around a bound at which the bound itself is just kept.
@@ -280,7 +220,7 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, fl
     fine = np.linspace(lowest, highest, _FINE)
     cdf = _cdf(_evidence(tried, determined, shares, fine, allowed), fine, start)
     median, low, high = np.interp([0.5, 0.025, 0.975], cdf, fine)
-    apart = _NORMAL_95 * APART_SD * abs(median)
+    apart = NORMAL_975 * APART_SD * abs(median)
     low, high = median - math.hypot(median - low, apart), median + math.hypot(high - median, apart)
     best = _flat(log_evidence)
     side: Open = "above" if best[-1] > best.max() - OPEN else "below" if best[0] > best.max() - OPEN else ""
@@ -336,7 +276,7 @@ def _mixed(known: Sequence[LimitRatio]) -> tuple[float, float, float]:
     weights = weights / weights.sum()
     figures = np.log([(one.value, one.low, one.high) for one in known])
     value, low, high = weights @ figures
-    between = _NORMAL_95 * math.sqrt(float(weights @ (figures[:, 0] - value) ** 2))
+    between = NORMAL_975 * math.sqrt(float(weights @ (figures[:, 0] - value) ** 2))
     return (
         float(value),
         float(value - math.hypot(value - low, between)),

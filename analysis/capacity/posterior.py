@@ -1,29 +1,33 @@
-"""Posterior of the capacity from dwells: estimate, 95 % interval, certified QPS, binding limit.
+"""Posterior of the capacity from measurement windows: estimate, 95 % interval, certified QPS, binding limit.
 
-Knows the roots of both limits; knows no request, no clock and no next rate. Rates are QPS per node.
+Knows the posteriors of both limits; knows no request, no clock and no next rate. Rates are QPS per node.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.capacity.kernel import Floats, Limit
-from analysis.capacity.limit_posterior import Prior, Root, fit
-from analysis.capacity.window_counts import Dwell
+from analysis.capacity.kernel import Floats
+from analysis.capacity.limit_posterior import LimitPosterior, Prior, fit
+from analysis.capacity.window_counts import WindowCounts
+from conf.specs.bounds import LIMITS, Limit
 
-LIMITS: tuple[Limit, Limit] = ("ttft", "tpot")
 LEAST_REQUESTS = 10
 """A window with fewer requests says nothing (the method, 4.2 step 4)."""
 DEPENDENCE = 0.5
-"""Of two limits that the same bursts break: 0 are independent roots, 1 are roots that move as one. With both
+"""Assumed dependence between the two limits: 0 independent, 1 comonotone. With both
 near the knee 0 makes the estimate 0.4 % too low and covers least, 1 makes it 0.3 % higher (simulated)."""
 RECENTRE_BEYOND, RECENTRED_SD, RECENTRINGS = 0.4, 0.5, 12
 EDGE, EDGE_MASS = 0.06, 0.025
-"""More posterior mass than this so near the end of the grid: that end is open."""
+"""An end is open if more posterior mass than this lies so near the end of the grid."""
 TAIL = 0.025
 """Posterior mass beyond each end of an interval of 95 %."""
+
+Fits = Mapping[Limit, LimitPosterior]
+Cdfs = Mapping[Limit, Floats]
+"""Distributions of the limit rates over one grid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +55,8 @@ class Capacity:
 
     `certified` is the 5 % quantile. `open_above`: no limit's share over was shown to rise with the load, or
     the posterior leans on the upper end of the grid, so `low` is a lower bound and `high` only the prior;
-    `open_below` likewise: a limit was kept in no dwell at all. `dwells` are the indexes used; without any,
-    all figures are only the prior.
+    `open_below` likewise: a limit was kept in no window at all. `dwells` are the indexes of the windows used;
+    without any, all figures are only the prior.
     """
 
     qps_per_node: float
@@ -68,45 +72,26 @@ class Capacity:
     open_below: bool
 
 
-def posterior(dwells: Sequence[Dwell], prior: Prior, tail: float = TAIL) -> Capacity:
-    """Capacity from all dwells with weight above 0, in any order; ramp steps and holds are not used.
+def posterior(windows: Sequence[WindowCounts], prior: Prior, tail: float = TAIL) -> Capacity:
+    """Capacity from all windows with weight above 0, in any order, but not from ramp steps and holds.
 
     `tail` is the posterior mass below its `low`, and above its `high`.
     """
-    used = [d for d in dwells if d.kind == "dwell" and d.weight > 0 and d.requests >= LEAST_REQUESTS]
+    used = [w for w in windows if w.kind == "dwell" and w.weight > 0 and w.requests >= LEAST_REQUESTS]
     # Neighbours in a stream follow each other, as the overdispersion over lags needs it.
-    used.sort(key=lambda dwell: (dwell.stream or 0, dwell.index))
+    used.sort(key=lambda window: (window.stream or 0, window.index))
     for _ in range(RECENTRINGS):
         fits = {limit: fit(used, limit, prior) for limit in LIMITS}
-        grid = _grid(fits["ttft"], fits["tpot"])
-        cdf = _either(fits["ttft"], fits["tpot"], grid)
+        grid = _grid(fits)
+        cdfs = {limit: found.cdf(grid) for limit, found in fits.items()}
+        cdf = _smallest(fits, cdfs)
         centre = _at(0.5, cdf, grid) + RECENTRE_BEYOND * max((f.beyond for f in fits.values()), key=abs)
         if abs(centre - prior.centre) < RECENTRE_BEYOND:
             break
         prior = Prior(centre, RECENTRED_SD)
-    return _capacity(fits["ttft"], fits["tpot"], grid, cdf, tuple(d.index for d in used), tail)
-
-
-def _grid(ttft: Root, tpot: Root) -> Floats:
-    """Values of ln(QPS per node) that hold both posteriors, shifts included."""
-    lowest = min(float(ttft.shift.min()), float(tpot.shift.min()))
-    return np.linspace(ttft.roots[0] + lowest - EDGE, ttft.roots[-1] + EDGE, 601)
-
-
-def _either(ttft: Root, tpot: Root, grid: Floats) -> Floats:
-    """Distribution of the smaller root; a limit that never applied does not bind."""
-    both = [root for root in (ttft, tpot) if root.applies] or [ttft, tpot]
-    survive = [1 - root.cdf(grid) for root in both]
-    apart, as_one = np.prod(survive, axis=0), np.min(survive, axis=0)
-    return np.asarray(1 - (1 - DEPENDENCE) * apart - DEPENDENCE * as_one)
-
-
-def _capacity(
-    ttft: Root, tpot: Root, grid: Floats, cdf: Floats, dwells: tuple[int, ...], tail: float
-) -> Capacity:
-    applied = [root for root in (ttft, tpot) if root.applies]
+    applied = [found for found in fits.values() if found.applies]
     leans_below, leans_above = _leans(cdf, grid)
-    by_ttft = _smaller(ttft, tpot, grid)
+    by_ttft = _ttft_below_tpot(fits, cdfs)
     return Capacity(
         qps_per_node=math.exp(_at(0.5, cdf, grid)),
         low=math.exp(_at(tail, cdf, grid)),
@@ -114,35 +99,47 @@ def _capacity(
         certified=math.exp(_at(0.05, cdf, grid)),
         binding="ttft" if by_ttft >= 0.5 else "tpot",
         binding_probability=max(by_ttft, 1 - by_ttft),
-        ttft=_limit_fit(ttft, grid),
-        tpot=_limit_fit(tpot, grid),
-        dwells=dwells,
-        open_above=leans_above or not any(root.rising for root in applied),
-        open_below=leans_below or not applied or any(not root.kept for root in applied),
+        **{limit: _limit_fit(fits[limit], cdfs[limit], grid) for limit in LIMITS},
+        dwells=tuple(window.index for window in used),
+        open_above=leans_above or not any(found.rising for found in applied),
+        open_below=leans_below or not applied or any(not found.kept for found in applied),
     )
 
 
-def _limit_fit(root: Root, grid: Floats) -> LimitFit:
-    cdf = root.cdf(grid)
+def _grid(fits: Fits) -> Floats:
+    """Values of ln(QPS per node) that hold the posteriors of all limits, shifts included."""
+    loads, lowest = fits[LIMITS[0]].loads, min(float(found.shift.min()) for found in fits.values())
+    return np.linspace(loads[0] + lowest - EDGE, loads[-1] + EDGE, 601)
+
+
+def _smallest(fits: Fits, cdfs: Cdfs) -> Floats:
+    """Distribution of the smallest limit rate; a limit that never applied does not bind."""
+    applied = [limit for limit in LIMITS if fits[limit].applies] or LIMITS
+    survive = [1 - cdfs[limit] for limit in applied]
+    apart, as_one = np.prod(survive, axis=0), np.min(survive, axis=0)
+    return np.asarray(1 - (1 - DEPENDENCE) * apart - DEPENDENCE * as_one)
+
+
+def _limit_fit(found: LimitPosterior, cdf: Floats, grid: Floats) -> LimitFit:
     return LimitFit(
         qps_per_node=math.exp(_at(0.5, cdf, grid)),
-        low=math.exp(_at(0.025, cdf, grid)),
-        high=math.exp(_at(0.975, cdf, grid)),
-        slope=root.slope,
-        phi=root.phi,
-        over=root.over,
-        determined=root.determined,
-        informative=0 < root.over < root.determined,
-        slope_unusual=root.slope_unusual,
+        low=math.exp(_at(TAIL, cdf, grid)),
+        high=math.exp(_at(1 - TAIL, cdf, grid)),
+        slope=found.slope,
+        phi=found.dispersion,
+        over=found.over,
+        determined=found.determined,
+        informative=0 < found.over < found.determined,
+        slope_unusual=found.slope_unusual,
     )
 
 
-def _smaller(ttft: Root, tpot: Root, grid: Floats) -> float:
-    """P(the TTFT root is below the TPOT root)."""
-    if ttft.applies != tpot.applies:
-        return float(ttft.applies)
-    survive = 1 - tpot.cdf(grid)
-    return float(np.sum(np.diff(ttft.cdf(grid)) * (survive[1:] + survive[:-1]) / 2))
+def _ttft_below_tpot(fits: Fits, cdfs: Cdfs) -> float:
+    """P(the limit rate of TTFT is below that of TPOT)."""
+    if fits["ttft"].applies != fits["tpot"].applies:
+        return float(fits["ttft"].applies)
+    survive = 1 - cdfs["tpot"]
+    return float(np.sum(np.diff(cdfs["ttft"]) * (survive[1:] + survive[:-1]) / 2))
 
 
 def _leans(cdf: Floats, grid: Floats) -> tuple[bool, bool]:

@@ -1,11 +1,11 @@
-"""Counts of one dwell: how many requests of a window were over each limit, under how much work.
+"""Counts of a measurement window: its requests over each limit, and the work they were under.
 
 Knows request rows, the bounds and the workload's means; knows no posterior and no search.
 """
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
+from conf.specs.bounds import Bound, Limit
 from conf.specs.experiment import Slo, Workload
 
 NS = 1_000_000_000
 BLOCK_S = 5
 PACE_TOKENS = 15
-"""Output tokens from which the pace of an unfinished answer is believed (the method, 4.2 step 4)."""
+"""Fewest output tokens for the pace of an unfinished answer to count (the method, 4.2 step 4)."""
 OUTPUT_WORK = 2.0
-"""Work of an output token in prompt tokens (the method, 4.2 step 5); cached prompt tokens are none."""
+"""Work of an output token in prompt tokens (the method, 4.2 step 5); a cached prompt token is no work."""
 PATH_MS = 100.0
 """Real time outside the engine that a waiting request is granted where the clock is fast (our choice)."""
 ARRIVALS_VAR = {"poisson": 1.0, "gamma": 1.0, "constant": 0.0, "trace": 1.0}
@@ -29,9 +30,8 @@ ARRIVALS_VAR = {"poisson": 1.0, "gamma": 1.0, "constant": 0.0, "trace": 1.0}
 LOOK_BACK, LOOK_AHEAD = 132, 80
 """Blocks before and after a window whose load is counted too: requests feel it."""
 LEAST_COVER_NS = NS
-"""A block of which less is known has no load."""
+"""Time of a block that must be known for it to have a load."""
 
-Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 
@@ -77,7 +77,7 @@ class LimitCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Dwell(Window):
+class WindowCounts(Window):
     """A window with its counts so far; `weight` 0 excludes it (void).
 
     `log_work` is ln(work / seconds / nodes) in units of the workload's mean request, -inf without any.
@@ -102,9 +102,14 @@ class Dwell(Window):
     tpot: LimitCount = LimitCount(0, 0, (), ())
     stream: int | None = None
 
+    def over(self, limit: Limit) -> LimitCount:
+        """Counts against one limit."""
+        counted: LimitCount = getattr(self, limit)
+        return counted
+
 
 def in_window(requests: pa.Table, window: Window) -> pa.Table:
-    """The rows of the window: those of its segment that were due in it, but for what was retracted."""
+    """Rows of the window: those of its segment that were due in it and not retracted."""
     due, segment = metrics.numbers(requests, "due_ns"), metrics.numbers(requests, "dwell")
     inside = (due >= window.window_start_ns) & (due < window.window_end_ns) & (segment == window.index)
     return requests.filter(pa.array(inside & ~metrics.word_in(requests, "phase", "retracted")))
@@ -119,11 +124,11 @@ def waiting(requests: pa.Table, at_ns: int) -> int:
     return int(np.sum((due <= at_ns) & (due + np.minimum(first, end) > at_ns) & ~gone))
 
 
-def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_ns: int) -> Dwell:
+def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_ns: int) -> WindowCounts:
     """Counts of `window` as known at `now_ns` (the method, 4.2 steps 4 and 5).
 
-    `requests` may hold other rows and rows in flight (status pending). Pure: run again on a later
-    table it counts late finishers into their old dwell.
+    `requests` may hold other rows and rows in flight (status pending). Run again on a later
+    table it counts late finishers into the window they were due in.
     """
     rows = in_window(requests, window)
     rows = rows.filter(pa.array(metrics.numbers(rows, "due_ns") <= now_ns))
@@ -134,8 +139,10 @@ def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_
     ok, pending = metrics.status_in(rows, records.OK), metrics.status_in(rows, records.PENDING)
     work = request_work(rows, workload)
     e2e = quantile(e2e_so_far(rows, now_ns), 0.5)
-    return Dwell(
-        **{field.name: getattr(window, field.name) for field in fields(Window)},
+    known: dict[str, Any] = {field.name: getattr(window, field.name) for field in fields(Window)}
+    known |= {bound.limit: _count_over(rows, bound, now_ns, block, blocks) for bound in slo.bounds}
+    return WindowCounts(
+        **known,
         weight=1.0,
         requests=rows.num_rows,
         completed=int(ok.sum()),
@@ -147,20 +154,18 @@ def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_
         load=_load(requests, window, workload, now_ns, blocks),
         work_var=float(np.var(work)) if len(work) else 0.0,
         arrivals_var=ARRIVALS_VAR[workload.arrivals.kind] / workload.arrivals.burstiness,
-        ttft=_tally(*label_ttft(rows, slo.ttft_p90_ms, now_ns), block, blocks),
-        tpot=_tally(*label_tpot(rows, slo.tpot_p90_ms, now_ns), block, blocks),
     )
 
 
-def count_streams(
+def count_by_stream(
     requests: pa.Table, window: Window, streams: int, slo: Slo, workload: Workload, now_ns: int
-) -> tuple[Dwell, ...]:
+) -> tuple[WindowCounts, ...]:
     """`count` of each of so many independent streams: a window of one node at its part of the rate."""
     own = replace(window, nodes=1, rate_qps=window.rate_qps / streams)
     number = metrics.numbers(requests, "stream")
     rows = [requests.filter(pa.array(number == stream)) for stream in range(streams)]
     counted = [count(part, own, slo, workload, now_ns) for part in rows]
-    return tuple(replace(dwell, stream=stream) for stream, dwell in enumerate(counted))
+    return tuple(replace(counts, stream=stream) for stream, counts in enumerate(counted))
 
 
 def without_lag(requests: pa.Table) -> pa.Table:
@@ -222,23 +227,21 @@ def e2e_so_far(requests: pa.Table, now_ns: int) -> Floats:
     return np.where(done, metrics.e2e(requests), np.where(pending, paced, np.nan))
 
 
-def label_ttft(requests: pa.Table, limit_ms: float, now_ns: int) -> tuple[Bools, Bools]:
-    """(over, determined) per row."""
-    value = ttft_so_far(requests, limit_ms, now_ns)
-    return value > limit_ms, ~np.isnan(value)
+def latency_so_far(requests: pa.Table, bound: Bound, now_ns: int) -> Floats:
+    """The bounded latency in ms per row as known at `now_ns`; nan where it is not known yet."""
+    if bound.limit == "ttft":
+        return ttft_so_far(requests, bound.ms, now_ns)
+    return tpot_so_far(requests, now_ns)
 
 
-def label_tpot(requests: pa.Table, limit_ms: float, now_ns: int) -> tuple[Bools, Bools]:
-    """(over, determined) per row."""
-    value = tpot_so_far(requests, now_ns)
-    return value > limit_ms, ~np.isnan(value)
-
-
-def _tally(over: Bools, determined: Bools, block: NDArray[np.int64], blocks: int) -> LimitCount:
-    per_block = np.bincount(block[over & determined], minlength=blocks)
-    known = np.bincount(block[determined], minlength=blocks)
+def _count_over(
+    rows: pa.Table, bound: Bound, now_ns: int, block: NDArray[np.int64], blocks: int
+) -> LimitCount:
+    latency_ms = latency_so_far(rows, bound, now_ns)
+    determined = np.bincount(block[~np.isnan(latency_ms)], minlength=blocks)
+    over = np.bincount(block[latency_ms > bound.ms], minlength=blocks)
     return LimitCount(
-        int(per_block.sum()), int(known.sum()), tuple(map(int, per_block)), tuple(map(int, known))
+        int(over.sum()), int(determined.sum()), tuple(map(int, over)), tuple(map(int, determined))
     )
 
 
@@ -249,9 +252,9 @@ def _log_rate(work: float, node_s: float) -> float:
 def _load(
     requests: pa.Table, window: Window, workload: Workload, now_ns: int, blocks: int
 ) -> tuple[float | None, ...]:
-    """Work offered per second and node, block by block (`Dwell.load`).
+    """Work offered per second and node, block by block (`WindowCounts.load`).
 
-    What follows the window is known as far as the next segment goes; without one nothing is.
+    Load after the window is known up to the end of the next segment; without one it is unknown.
     """
     due, segment = metrics.numbers(requests, "due_ns"), metrics.numbers(requests, "dwell")
     sent = (due <= now_ns) & ~metrics.word_in(requests, "phase", "retracted")

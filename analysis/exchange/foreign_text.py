@@ -17,9 +17,10 @@ from analysis.rows import metrics, records
 from analysis.rows.metrics import Floats
 from analysis.stats.quantiles import BATCHES, LEAST_PER_BATCH, quantile, sectioning
 from conf.io.one_line import printable
+from conf.specs.bounds import LIMITS, QUANTILE, column
 
 QUANTILES = (0.5, 0.9, 0.99)
-BOUNDS = {"slo.ttft_p90_ms": "ttft", "slo.tpot_p90_ms": "tpot"}
+BOUNDS: dict[str, str] = {f"slo.{column(limit)}": limit for limit in LIMITS}
 """Words for bounds of p90s, and what they bound; TTFT counts from the send where the due time is not told."""
 TITLES = {
     "ttft": "TTFT from due",
@@ -138,7 +139,7 @@ def judgements(latencies: Mapping[str, Floats], bounds_ms: Mapping[str, float]) 
 
 def judged(name: str, values: Floats, bound_ms: float) -> str:
     """Whether the p90 keeps a bound, by its interval; a point alone decides nothing."""
-    value, interval = quantile(values, 0.9), sectioning(values, 0.9)
+    value, interval = quantile(values, QUANTILE), sectioning(values, QUANTILE)
     if value is None:
         return f"p90 {TITLES[name]} unknown: nothing to hold against {bound_ms:g} ms"
     said = f"p90 {TITLES[name]} {value:.1f} ms"

@@ -145,7 +145,7 @@ def _beside(run: Run, asked: Experiment, window: Measured) -> Tree:
 
 
 def _question(asked: Experiment) -> Tree:
-    bounds_ms = {"ttft_p90_ms": asked.slo.ttft_p90_ms, "tpot_p90_ms": asked.slo.tpot_p90_ms}
+    bounds_ms = {bound.column: bound.ms for bound in asked.slo.bounds}
     return {"engine": asked.engine.kind, "layout": asked.layout.name, "slo": bounds_ms}
 
 

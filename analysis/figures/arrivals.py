@@ -1,4 +1,4 @@
-"""Whether the requests came as they were meant to: sends against the plan, and the plan against Poisson.
+"""Figure of the arrivals: sends against the plan, and the plan against a Poisson process.
 
 Knows planned and actual send times of windows; knows no answer.
 """
@@ -12,7 +12,7 @@ from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Floats, Look
 from analysis.figures.exhibit import Exhibit, NoData
-from analysis.figures.windows import LAG, Measured, counted, measured
+from analysis.figures.windows import LAG, WindowRows, counted, measured
 from analysis.results.runs import Run
 from analysis.rows import metrics
 from analysis.stats.pooling import NORMAL_975
@@ -71,7 +71,7 @@ def arrivals_table(run: Run) -> pa.Table:
 
 
 def arrivals_alt(run: Run) -> str:
-    """How many of the due requests were sent, how far sends fell behind, and how exponential the gaps are."""
+    """Number of due requests that were sent, how far sends fell behind, and how exponential the gaps are."""
     table = arrivals_table(run)
     due, sent = (sum(table[f"{name}_requests"].to_pylist()) for name in ("due", "sent"))
     behind = max(table["most_behind_requests"].to_pylist())
@@ -93,7 +93,7 @@ def exponential_scores(count: int) -> tuple[Floats, Floats]:
     return np.cumsum(left), np.sqrt(np.cumsum(left**2))
 
 
-def _open_loop(run: Run) -> list[Measured]:
+def _open_loop(run: Run) -> list[WindowRows]:
     windows = [window for window in measured(run, LAG) if not window.window.concurrency]
     if not windows:
         raise NoData("a closed loop plans no arrivals")
@@ -101,23 +101,22 @@ def _open_loop(run: Run) -> list[Measured]:
 
 
 def _kind(run: Run) -> str:
-    """The arrival process as asked."""
     return run.config.workload.arrivals.kind
 
 
-def _times_s(window: Measured) -> tuple[Floats, Floats]:
+def _times_s(window: WindowRows) -> tuple[Floats, Floats]:
     """Planned times in order, and the begun sends' actual times in order."""
     due = metrics.numbers(window.rows, "due_ns")
     sent = due + metrics.numbers(window.rows, "send_offset_ns")
     return due / NS, np.sort(sent[~np.isnan(sent)]) / NS
 
 
-def _gaps(window: Measured) -> Floats:
+def _gaps(window: WindowRows) -> Floats:
     """Planned gaps inside the window in units of the mean gap that its rate asks for."""
     return np.diff(_times_s(window)[0]) * window.window.rate_qps
 
 
-def _normal_gaps(windows: Sequence[Measured]) -> Floats:
+def _normal_gaps(windows: Sequence[WindowRows]) -> Floats:
     return np.sort(np.concatenate([_gaps(window) for window in windows]))
 
 
@@ -129,8 +128,8 @@ def _most_behind(due_s: Floats, sent_s: Floats) -> int:
     return max(int(behind.max()), len(due_s) - len(sent_s), 0)
 
 
-def _draw_deviations(ax: Axes, windows: Sequence[Measured], poisson: bool) -> None:
-    """All windows' lines as one, and a wedge for each: the counts of a Poisson process spread by its sqrt."""
+def _draw_deviations(ax: Axes, windows: Sequence[WindowRows], poisson: bool) -> None:
+    """All windows' lines as one, and for Poisson arrivals a wedge for each."""
     if poisson:
         _draw_wedges(ax, windows)
     most = max(LEAST_STEPS, MOST_STEPS // len(windows))
@@ -147,7 +146,7 @@ def _draw_deviations(ax: Axes, windows: Sequence[Measured], poisson: bool) -> No
         canvas.segments(ax, [list(x) for x, _ in lines], [list(y) for _, y in lines], **look)
 
 
-def _draw_wedges(ax: Axes, windows: Sequence[Measured]) -> None:
+def _draw_wedges(ax: Axes, windows: Sequence[WindowRows]) -> None:
     at, wide = [], []
     for window in windows:
         since = window.window.seconds * np.linspace(0, 1, WEDGE_STEPS) ** 2
@@ -157,7 +156,7 @@ def _draw_wedges(ax: Axes, windows: Sequence[Measured]) -> None:
     ax.fill_between(x, -half, half, facecolor=canvas.GRID, linewidth=0, label="Poisson: 95 % at each moment")
 
 
-def _start_s(window: Measured) -> float:
+def _start_s(window: WindowRows) -> float:
     return window.window.window_start_ns / NS
 
 

@@ -1,4 +1,4 @@
-"""The paper that figures are drawn on: sizes, colours with a second carrier, log ticks, and small stable SVG.
+"""Frame of all figures: sizes, colours with a second carrier, log ticks, legends, and small stable SVG.
 
 Knows matplotlib, and alone imports it, when something is drawn; knows no run and no meaning of a figure.
 """
@@ -37,12 +37,12 @@ PURPLE, SKY, BLACK = "#CC79A7", "#56B4E9", "#000000"
 
 NO_ZERO = 1000.0
 MOST_POINTS = 300
-"""Points of a line: more are not seen at this width and only make the file large."""
+"""Most points of a line: more are not seen at this width and only make the file large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a series looks: never told apart by its colour alone."""
+    """Look of a series: never told apart by its colour alone."""
 
     color: str
     marker: str
@@ -77,7 +77,7 @@ STYLES = (
     Style(BLACK, "P", (0, (3, 1, 1, 1, 1, 1))),
     Style(SKY, "X", (0, (1, 3))),
 )
-"""Series in their order; who needs more than these draws too much in one figure."""
+"""Styles of series in their order; a figure that needs more draws too much."""
 
 
 def new_axes(height_in: float = HEIGHT_IN) -> Axes:
@@ -93,7 +93,7 @@ def svg(
     height_in: float = HEIGHT_IN,
     name: str = "figure",
 ) -> str:
-    """What `draw` draws as an inline <svg>: always the same bytes, with texts as texts.
+    """The drawing of `draw` as an inline <svg>: always the same bytes, with texts as texts.
 
     Ids begin with `name`, so that a page can hold several. Nothing of the machine's matplotlibrc counts, no
     text is taken for mathematics, and neither date nor version of the maker is written.
@@ -111,8 +111,8 @@ def svg(
         figure = Figure(figsize=(width_in, height_in))
         draw(_filled(figure))
         drawn = io.StringIO()
-        untold = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(drawn, format="svg", metadata=untold, transparent=True)
+        omitted = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(drawn, format="svg", metadata=omitted, transparent=True)
     return inline(drawn.getvalue(), name, round(width_in * PX_PER_IN), round(height_in * PX_PER_IN))
 
 
@@ -137,6 +137,12 @@ def panels(ax: Axes, heights: Sequence[float], top: float = 0.0, gaps: Sequence[
     return found
 
 
+def single(ax: Axes | None, height_in: float, top: float) -> tuple[Axes, Axes]:
+    """`ax` or new axes, hidden, and one panel inside, with the share `top` of the whole for a legend."""
+    whole = ax or new_axes(height_in)
+    return whole, panels(whole, (1,), top)[0]
+
+
 def beside(ax: Axes, count: int = 2, top: float = 0.0, gap: float = 0.14) -> list[Axes]:
     """Panels side by side inside `ax`, which itself is hidden; each with axes of its own."""
     ax.set_axis_off()
@@ -145,7 +151,7 @@ def beside(ax: Axes, count: int = 2, top: float = 0.0, gap: float = 0.14) -> lis
 
 
 def label(ax: Axes, x: str, y: str) -> None:
-    """Names of the axes with their units, quiet lines, and nothing that carries no number."""
+    """Names of the axes with their units, and a quiet grid without a frame."""
     ax.set_xlabel(x, fontsize=LABEL_PT, color=INK)
     ax.set_ylabel(y, fontsize=LABEL_PT, color=INK)
     ax.tick_params(labelsize=TICK_PT, labelcolor=INK, color=PALE, length=3)
@@ -153,6 +159,13 @@ def label(ax: Axes, x: str, y: str) -> None:
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(PALE)
+
+
+def label_rows(ax: Axes, x: str) -> None:
+    """`label` for a panel whose rows are named beside their marks: without ticks or lines on the y axis."""
+    label(ax, x, "")
+    ax.set_yticks([])
+    ax.grid(False, axis="y")
 
 
 def log_axis(ax: Axes, which: str) -> None:
@@ -216,7 +229,7 @@ def bands(ax: Axes, spans: Sequence[tuple[float, float]], **look: Any) -> None:
 
 
 def legend(ax: Axes, columns: int = 3, **how: Any) -> None:
-    """A legend without a frame above the axes, where it hides nothing; nothing where nothing is named."""
+    """A legend without a frame above the axes, where it hides nothing; none if no series has a name."""
     if ax.get_legend_handles_labels()[0] or how.get("handles"):
         place: Look = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2}
         words: Look = {"ncols": columns, "fontsize": NOTE_PT, "frameon": False, "labelcolor": INK}

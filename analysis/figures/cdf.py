@@ -1,4 +1,4 @@
-"""How close each rate is to the bounds: the whole distribution of TTFT and TPOT, not one quantile of it.
+"""Figure of the whole distribution of TTFT and TPOT at each rate, against the bounds.
 
 Knows the requests of windows; a failed request is infinitely late, so its curve does not reach 1.
 """
@@ -8,21 +8,19 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity.kernel import Limit
-from analysis.capacity.posterior import LIMITS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Floats, Look
 from analysis.figures.exhibit import Exhibit, NoData
-from analysis.figures.windows import LATENCIES, LATENCY, Measured, bounds_ms, measured, ms, qps, share
+from analysis.figures.windows import LATENCIES, LATENCY, WindowRows, bounds_ms, measured, ms, qps, share
 from analysis.results.runs import Run
 from analysis.stats.quantiles import quantile
+from conf.specs.bounds import LIMITS, QUANTILE, Limit
 
 HEIGHT_IN = 3.8
 MOST_CURVES = 6
-"""More curves are not told apart: then evenly over the rates, the lowest and the highest among them."""
+"""Most curves, evenly over the rates with the lowest and the highest among them: more are not told apart."""
 MOST_STEPS = 100
 QUANTILES = (0.5, 0.9, 0.99)
-GOAL = 0.9
 
 
 def plot_cdf(run: Run, ax: Axes | None = None) -> Axes:
@@ -51,7 +49,7 @@ def cdf_table(run: Run) -> pa.Table:
 
 
 def cdf_alt(run: Run) -> str:
-    """What share of the requests is within each bound at the lowest and at the highest rate."""
+    """Share of the requests within each bound at the lowest and at the highest rate."""
     valid, bounds = _valid(run), bounds_ms(run)
     ends = valid if len(valid) == 1 else [valid[0], valid[-1]]
     said = []
@@ -78,21 +76,21 @@ def steps(values: Floats, most: int = MOST_STEPS) -> tuple[Floats, Floats]:
     return thin[0], thin[1]
 
 
-def _valid(run: Run) -> list[Measured]:
+def _valid(run: Run) -> list[WindowRows]:
     found = sorted((w for w in measured(run, LATENCY) if not w.void), key=lambda window: window.rate)
     if not found:
         raise NoData("every window is void")
     return found
 
 
-def _shown(windows: Sequence[Measured]) -> list[Measured]:
+def _shown(windows: Sequence[WindowRows]) -> list[WindowRows]:
     if len(windows) <= MOST_CURVES:
         return list(windows)
     kept = np.linspace(0, len(windows) - 1, MOST_CURVES).round().astype(int)
     return [windows[i] for i in kept]
 
 
-def _values(window: Measured, limit: Limit) -> Floats:
+def _values(window: WindowRows, limit: Limit) -> Floats:
     return LATENCIES[limit](window.rows)
 
 
@@ -101,7 +99,7 @@ def _within(values: Floats, bound_ms: float) -> float | None:
     return float(np.mean(known <= bound_ms)) if len(known) else None
 
 
-def _row(window: Measured, bounds: dict[Limit, float]) -> dict[str, float | int | None]:
+def _row(window: WindowRows, bounds: dict[Limit, float]) -> dict[str, float | int | None]:
     row: dict[str, float | int | None] = {
         "window": window.window.index,
         "rate_qps_per_node": window.rate,
@@ -116,7 +114,7 @@ def _row(window: Measured, bounds: dict[Limit, float]) -> dict[str, float | int 
     return row
 
 
-def _panel(ax: Axes, limit: Limit, windows: Sequence[Measured], bound_ms: float) -> None:
+def _panel(ax: Axes, limit: Limit, windows: Sequence[WindowRows], bound_ms: float) -> None:
     """One curve per window; that of one with failures ends below 1."""
     ends = [bound_ms]
     for window, style in zip(windows, canvas.STYLES, strict=False):
@@ -132,14 +130,14 @@ def _panel(ax: Axes, limit: Limit, windows: Sequence[Measured], bound_ms: float)
     ax.set_ylim(0, 1.02)
     canvas.log_axis(ax, "x")
     canvas.label(ax, f"{limit.upper()} (ms)", "share of requests within")
-    ax.plot([bound_ms, bound_ms], [0, GOAL], **canvas.LIMIT)
-    ax.plot([bound_ms], [GOAL], marker="<", markersize=8, color=canvas.VERMILLION, linestyle="")
-    ax.axhline(GOAL, color=canvas.PALE, linewidth=0.8, linestyle=":")
+    ax.plot([bound_ms, bound_ms], [0, QUANTILE], **canvas.LIMIT)
+    ax.plot([bound_ms], [QUANTILE], marker="<", markersize=8, color=canvas.VERMILLION, linestyle="")
+    ax.axhline(QUANTILE, color=canvas.PALE, linewidth=0.8, linestyle=":")
     beside: Look = {"ha": "right", "xytext": (-3, 3), "rotation": 90, "va": "bottom"}
     canvas.note(ax, bound_ms, 0.02, f"bound {ms(bound_ms)}", **beside)
 
 
-def _failed(window: Measured) -> int:
+def _failed(window: WindowRows) -> int:
     return int(window.line["failed"])
 
 

@@ -1,6 +1,6 @@
-"""Whether the load generator was slow instead of the server: its lateness, and how busy it was.
+"""Figure of the load generator's own lateness, and how busy its actors were.
 
-Knows sends and the load actors' own health; the gates are those of `analysis.validity`.
+Knows sends and the load actors' health; the gates are those of `analysis.capacity.client_checks`.
 """
 
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity import validity
+from analysis.capacity.client_checks import CPU_SHARE, RUN_SHARE, send_lag
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Floats, Look
 from analysis.figures.exhibit import Exhibit, NoData
-from analysis.figures.windows import LAG, Measured, counted, measured, ms, qps, share
+from analysis.figures.windows import LAG, WindowRows, counted, measured, ms, qps, share
 from analysis.results.runs import Run
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
@@ -24,7 +24,7 @@ TAIL = 0.01
 """The gate is on the 99th percentile: this share may be later."""
 MOST_STEPS = 150
 LEAST_MS = 0.01
-"""Left edge of the lag's axis; a negative lag does not exist, one below this is not worth a decade."""
+"""Left edge of the lag's axis: a smaller lag is not worth a decade."""
 
 
 def plot_client_lag(run: Run, ax: Axes | None = None) -> Axes:
@@ -76,28 +76,28 @@ def client_lag_alt(run: Run) -> str:
     return " ".join(said)
 
 
-def _lags(window: Measured) -> Floats:
+def _lags(window: WindowRows) -> Floats:
     return metrics.send_lag(window.rows)
 
 
-def _p99(window: Measured) -> float:
-    """p99 of the lag in ms; -inf where none is known, so that it is the worst of nothing."""
+def _p99(window: WindowRows) -> float:
+    """p99 of the lag in ms; -inf if unknown, so that it is never the worst."""
     found = quantile(_lags(window), 0.99)
     return -np.inf if found is None else found
 
 
-def _gate_ms(run: Run, windows: Sequence[Measured]) -> float:
-    """The gate, from the run's own check, or made anew where it wrote none."""
+def _gate_ms(run: Run, windows: Sequence[WindowRows]) -> float:
+    """The gate of the run's own check, or computed anew if the run wrote none."""
     for check in run.checks:
         if check["name"] == "send_lag_p99" and check["bound"] is not None:
             return float(check["bound"])
-    bound = validity.check_send_lag(windows[0].rows, run.config.slo).bound
+    bound = send_lag(windows[0].rows, run.config.slo).bound
     if bound is None:
         raise NoData("no bound of the send lag is known")
     return bound
 
 
-def _row(window: Measured, gate_ms: float) -> dict[str, float | int | None]:
+def _row(window: WindowRows, gate_ms: float) -> dict[str, float | int | None]:
     lags = _lags(window)
     known = lags[np.isfinite(lags)]
     return {
@@ -156,18 +156,18 @@ def _draw_gate(ax: Axes, gate_ms: float) -> None:
 
 
 def _draw_health(cpu: Axes, own: Axes, clients: pa.Table) -> None:
-    """Of each second the busiest actor's CPU share, and the run share of the most crowded one."""
+    """CPU share of the busiest actor and run share of the most crowded one, second by second."""
     at, used, run_share = _by_second(clients)
     drawn: Look = {"markevery": max(1, len(at) // 8), "markersize": 4, "linewidth": 1}
     cpu.plot(at, used, color=canvas.BLUE, marker="o", **drawn, label="CPU, busiest actor")
-    canvas.bound(cpu, validity.CPU_SHARE, f"gate: at most {validity.CPU_SHARE:g} over a window")
+    canvas.bound(cpu, CPU_SHARE, f"gate: at most {CPU_SHARE:g} over a window")
     style: Look = {"color": canvas.GREEN, "marker": "^", "linestyle": "-."}
     own.plot(at, run_share, **style, **drawn, label="run share, most crowded actor")
     if np.isnan(run_share).all():
         canvas.note(own, 0.5, 0.5, "not told", xycoords="axes fraction", ha="center", va="center")
     # It informs and makes no window void: no line that must not be crossed.
     noted: Look = {"color": canvas.PALE, "linewidth": 1, "linestyle": ":"}
-    own.axhline(validity.RUN_SHARE, **noted, label=f"noted below {validity.RUN_SHARE:g} over a window")
+    own.axhline(RUN_SHARE, **noted, label=f"noted below {RUN_SHARE:g} over a window")
     for panel, words in ((cpu, "of a core"), (own, "of its time")):
         panel.set_ylim(0, 1.05)
         canvas.label(panel, "", words)
@@ -176,7 +176,7 @@ def _draw_health(cpu: Axes, own: Axes, clients: pa.Table) -> None:
 
 
 def _by_second(clients: pa.Table) -> tuple[Floats, Floats, Floats]:
-    """Seconds, the largest CPU share and the smallest run share in each bin of time; nan if not told."""
+    """Seconds, the largest CPU share and the smallest run share in each bin of time; nan if not reported."""
     at = metrics.numbers(clients, "clock_ns") / NS
     edges = np.linspace(at.min(), at.max(), min(canvas.MOST_POINTS, max(2, len(np.unique(at.round())))))
     of = np.clip(np.searchsorted(edges, at, "right") - 1, 0, len(edges) - 1)

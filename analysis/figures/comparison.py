@@ -1,4 +1,4 @@
-"""Which service carries more: capacities side by side, and their ratios to the first.
+"""Figure of capacities side by side, and of their ratios to the first.
 
 Knows capacities and ratios as a study found them; runs without common arrivals are independent estimates.
 """
@@ -12,13 +12,13 @@ from analysis.capacity import paired_ratio
 from analysis.figures import canvas, several
 from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit, NoData
-from analysis.figures.several import Part, Subject
+from analysis.figures.several import CapacityRow, StudyOrRuns
 from analysis.results.matrix_table import PAIRED, UNPAIRED
 
 HEIGHT_IN = 3.6
 
 
-def plot_compare(subject: Subject, ax: Axes | None = None) -> Axes:
+def plot_compare(subject: StudyOrRuns, ax: Axes | None = None) -> Axes:
     """Capacities with 95 % intervals (QPS per node), and next to them their ratios to the first with theirs.
 
     A ratio is filled where its interval excludes 1; round where the parts had common arrivals, square where
@@ -35,7 +35,7 @@ def plot_compare(subject: Subject, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def compare_table(subject: Subject) -> pa.Table:
+def compare_table(subject: StudyOrRuns) -> pa.Table:
     """One row per part: QPS per node and ratio to the first, with 95 % intervals, and how it was found."""
     rows = []
     for part in _with_ratios(subject):
@@ -56,8 +56,8 @@ def compare_table(subject: Subject) -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
-def compare_alt(subject: Subject) -> str:
-    """Every ratio with its interval and what it shows."""
+def compare_alt(subject: StudyOrRuns) -> str:
+    """Every ratio with its interval and verdict."""
     first, *others = _with_ratios(subject)
     said = [
         f"{first.name} carries {first.words} QPS per node."
@@ -78,7 +78,7 @@ def _shown(ratio: tuple[float, float, float]) -> str:
     return "less" if ratio[2] < 1 else "no difference shown"
 
 
-def _with_ratios(subject: Subject) -> list[Part]:
+def _with_ratios(subject: StudyOrRuns) -> list[CapacityRow]:
     """The parts, with their ratios to the first: the study's, or those of two closed intervals of runs."""
     found = several.parts(subject)
     if not isinstance(subject, Mapping):
@@ -91,7 +91,7 @@ def _with_ratios(subject: Subject) -> list[Part]:
     return found
 
 
-def _unpaired(found: Sequence[Part]) -> list[Part]:
+def _unpaired(found: Sequence[CapacityRow]) -> list[CapacityRow]:
     first, *others = found
     with_ratio = [first]
     for part in others:
@@ -101,7 +101,7 @@ def _unpaired(found: Sequence[Part]) -> list[Part]:
     return with_ratio
 
 
-def _draw_ratios(ax: Axes, found: Sequence[Part]) -> None:
+def _draw_ratios(ax: Axes, found: Sequence[CapacityRow]) -> None:
     ax.axvline(1, **canvas.LIMIT)
     ends, named = [1.0], set()
     for place, part in enumerate(found):
@@ -125,9 +125,7 @@ def _draw_ratios(ax: Axes, found: Sequence[Part]) -> None:
     spare = 0.35 * (max(ends) - min(ends))
     ax.set_xlim(min(ends) - spare, max(ends) + spare)
     ax.set_ylim(-len(found) + 0.5, 0.8)
-    ax.set_yticks([])
-    canvas.label(ax, f"capacity over that of {found[0].name}", "")
-    ax.grid(False, axis="y")
+    canvas.label_rows(ax, f"capacity over that of {found[0].name}")
 
 
 EXHIBIT = Exhibit(

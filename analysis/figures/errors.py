@@ -1,4 +1,4 @@
-"""What failed, how often, and in whose words.
+"""Figure of the failed requests by cause.
 
 Knows the status of every planned request; a failure of the load generator is told from one of the service.
 """
@@ -26,8 +26,7 @@ def plot_errors(run: Run, ax: Axes | None = None) -> Axes:
 
     Hatched bars are the load generator's own failures. Raises NoData where nothing failed.
     """
-    whole = ax or canvas.new_axes(HEIGHT_IN)
-    (ax,) = canvas.panels(whole, (1,), top=0.1)
+    whole, ax = canvas.single(ax, HEIGHT_IN, top=0.1)
     rows = _kinds(run).slice(0, MOST_BARS).to_pylist()
     longest = max(row["requests"] for row in rows)
     named: set[bool] = set()
@@ -45,11 +44,9 @@ def plot_errors(run: Run, ax: Axes | None = None) -> Axes:
         figures = f"{row['requests']:,} ({share(row['share_pct'] / 100)})"
         canvas.note(ax, row["requests"], -place, figures, xytext=(4, 0), ha="left", va="center")
         canvas.note(ax, 0, 0.28 - place, _name(row), xytext=(2, 0), va="bottom")
-    ax.set_yticks([])
     ax.set_ylim(-max(len(rows), 3) + 0.3, 0.85)
     ax.set_xlim(0, 1.3 * longest)
-    canvas.label(ax, "failed requests", "")
-    ax.grid(False, axis="y")
+    canvas.label_rows(ax, "failed requests")
     canvas.legend(ax)
     return whole
 
@@ -63,7 +60,7 @@ def errors_table(run: Run) -> pa.Table:
 
 
 def errors_alt(run: Run) -> str:
-    """How many failed, and what most of them were."""
+    """Number of failures and their most frequent kind."""
     rows = _kinds(run).to_pylist()
     total, part = sum(row["requests"] for row in rows), sum(row["share_pct"] for row in rows) / 100
     most = rows[0]

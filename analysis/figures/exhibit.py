@@ -1,4 +1,4 @@
-"""One figure as a reader gets it: the drawing, the table under it, the same in words, and its source.
+"""An exhibit: a figure's drawing, the table under it, the same in words, and its source.
 
 Knows no run and no subject; `analysis.figures` lists the exhibits there are.
 """
@@ -17,7 +17,7 @@ ROW_IN, MARGIN_IN = 0.42, 1.3
 
 
 class NoData(ValueError):
-    """Why a figure cannot be drawn of this run: one sentence for the reader."""
+    """A figure cannot be drawn of this run; the message says why in one sentence for the reader."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Requests that kept both bounds, against those that were offered: where more load begins to serve fewer.
+"""Figure of the requests that kept both bounds, against those that were offered.
 
 Knows the windows' own counts; a stricter question than two percentiles.
 """
@@ -21,8 +21,7 @@ def plot_goodput(run: Run, ax: Axes | None = None) -> Axes:
     On the dashed line everything offered would be good. Arrivals differ from the offered rate by chance,
     goodput from arrivals by what was late or failed. Raises NoData without a valid window.
     """
-    whole = ax or canvas.new_axes(HEIGHT_IN)
-    (ax,) = canvas.panels(whole, (1,), top=0.16)
+    whole, ax = canvas.single(ax, HEIGHT_IN, top=0.16)
     rows = goodput_table(run).to_pylist()
     rates = [row["rate_qps_per_node"] for row in rows]
     came, good = ([row[f"{name}_qps_per_node"] for row in rows] for name in ("arrived", "goodput"))

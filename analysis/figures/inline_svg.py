@@ -1,4 +1,4 @@
-"""What matplotlib writes of a figure as an <svg> element that is small and can share a page with others.
+"""Turns matplotlib's SVG into a small <svg> element that can share a page with others.
 
 Knows matplotlib's SVG as text; draws nothing.
 """
@@ -26,7 +26,7 @@ def inline(text: str, name: str, width_px: int, height_px: int) -> str:
 
 
 def _styled_once(group: re.Match[str]) -> str:
-    """A group of marks that all look the same says once how."""
+    """The style of a group of equal marks, written once."""
     styles = set(re.findall(r'style="[^"]*"', group[2]))
     if len(styles) > 1:
         return group[0]

@@ -1,4 +1,4 @@
-"""The answer as a picture: latency against offered load, with the bounds and the capacity between them.
+"""Figure of latency against offered load, with the bounds and the capacity.
 
 Knows windows and the posterior as they were written; estimates nothing.
 """
@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity.kernel import Limit
-from analysis.capacity.posterior import LIMITS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look, Style
 from analysis.figures.exhibit import Exhibit
-from analysis.figures.outcomes import UNKNOWN, VOID, WORDS, draw_points, mark, outcome
-from analysis.figures.windows import LATENCIES, LATENCY, Measured, bounds_ms, measured, ms, qps
+from analysis.figures.outcomes import UNKNOWN, VOID, draw_points, name_outcomes, outcome
+from analysis.figures.windows import LATENCIES, LATENCY, WindowRows, bounds_ms, measured, ms, qps
 from analysis.results.runs import Run
 from analysis.stats.quantiles import sectioning
+from conf.specs.bounds import LIMITS, QUANTILE, Limit, column
 
 HEIGHT_IN = 5.0
 SHOWN = {
@@ -30,7 +29,7 @@ SHOWN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class _WindowPoint:
     """One window in one panel: quantiles in ms, None if unknown, infinite with failures."""
 
     rate: float
@@ -90,7 +89,7 @@ def latency_table(run: Run) -> pa.Table:
 
 
 def latency_alt(run: Run) -> str:
-    """How far the p90s rise, what the bounds are, and where the capacity lies."""
+    """The rise of the p90s, the bounds, and the capacity."""
     windows = sorted(measured(run), key=lambda window: window.rate)
     valid, bounds = [window for window in windows if not window.void], bounds_ms(run)
     if not valid:
@@ -101,12 +100,11 @@ def latency_alt(run: Run) -> str:
     return " ".join([*said, _capacity_words(run.capacity, valid[-1].rate)])
 
 
-def _rise(valid: Sequence[Measured], limit: Limit, bound: float) -> str:
+def _rise(valid: Sequence[WindowRows], limit: Limit, bound: float) -> str:
     first, last = valid[0], valid[-1]
-    low, high = (ms(window.line[f"{limit}_p90_ms"]) for window in (first, last))
+    low, high = (ms(window.line[column(limit)]) for window in (first, last))
     over = sum(
-        window.line[f"{limit}_p90_ms"] is not None and window.line[f"{limit}_p90_ms"] > bound
-        for window in valid
+        window.line[column(limit)] is not None and window.line[column(limit)] > bound for window in valid
     )
     path = f"goes from {low} at {qps(first.rate)} QPS per node to {high} at {qps(last.rate)}"
     if len(valid) == 1:
@@ -128,16 +126,18 @@ def _capacity_words(capacity: Mapping[str, Any] | None, highest: float) -> str:
     return f"{said} {beyond}" if q["high"] > highest else said
 
 
-def _points(windows: Sequence[Measured], limit: Limit, bounds: Mapping[Limit, float]) -> list[Point]:
+def _points(windows: Sequence[WindowRows], limit: Limit, bounds: Mapping[Limit, float]) -> list[_WindowPoint]:
     found = []
     for window in windows:
         known = {name: window.line[f"{limit}_{name}_ms"] for name in SHOWN}
-        interval = sectioning(LATENCIES[limit](window.rows), 0.9)
-        found.append(Point(window.rate, outcome(window.line, bounds, (limit,)), **known, interval=interval))
+        interval = sectioning(LATENCIES[limit](window.rows), QUANTILE)
+        found.append(
+            _WindowPoint(window.rate, outcome(window.line, bounds, (limit,)), **known, interval=interval)
+        )
     return found
 
 
-def _panel(ax: Axes, points: Sequence[Point], bound_ms: float) -> None:
+def _panel(ax: Axes, points: Sequence[_WindowPoint], bound_ms: float) -> None:
     """Curves of the windows that are not void and every p90; what is infinite stands at the upper edge."""
     figures = [getattr(point, name) for point in points for name in SHOWN]
     finite = [figure for figure in figures if figure is not None and math.isfinite(figure)]
@@ -156,7 +156,7 @@ def _panel(ax: Axes, points: Sequence[Point], bound_ms: float) -> None:
     canvas.bound(ax, bound_ms, f"bound on p90: {ms(bound_ms)}", right=False)
 
 
-def _draw_p90s(ax: Axes, points: Sequence[Point], edges: tuple[float, float]) -> None:
+def _draw_p90s(ax: Axes, points: Sequence[_WindowPoint], edges: tuple[float, float]) -> None:
     """The p90 of each window by outcome, and its interval as far as it is within the edges."""
     known = [(point, point.p90) for point in points if point.p90 is not None]
     whiskers = [(point.rate, np.clip(point.interval, *edges)) for point, _ in known if point.interval]
@@ -169,7 +169,7 @@ def _draw_p90s(ax: Axes, points: Sequence[Point], edges: tuple[float, float]) ->
 
 
 def _right(rates: Sequence[float], capacity: Mapping[str, Any] | None) -> float:
-    """The right edge: beyond the rates, and the band as far as it is not absurdly far."""
+    """The right edge: beyond the rates, and beyond the band unless that is far off."""
     high = capacity["qps_per_node"]["high"] if capacity and not capacity["open_above"] else 0.0
     return max(max(rates) * 1.06, min(high * 1.03, max(rates) * 1.5))
 
@@ -200,9 +200,7 @@ def _named(capacity: Mapping[str, Any]) -> str:
 
 def _legend(ax: Axes, panel: Axes, outcomes: Collection[str]) -> None:
     """One legend for both panels: the outcomes there are, the quantiles, the capacity."""
-    for ended, words in WORDS.items():
-        if ended in outcomes:
-            panel.plot([], [], **mark(ended), label=words)
+    name_outcomes(panel, outcomes)
     handles, labels = panel.get_legend_handles_labels()
     canvas.legend(ax, columns=3, bbox_to_anchor=(0, 0.87), handles=handles, labels=labels)
 

@@ -1,6 +1,6 @@
-"""Throughput of a GPU against what one user feels, on the axes that InferenceX uses.
+"""Figure of throughput per GPU against interactivity, on the axes that InferenceX uses.
 
-Draws what `analysis.per_gpu` defines; knows no bound.
+Draws what `analysis.results.per_gpu` defines; knows no bound.
 """
 
 import pyarrow as pa
@@ -25,8 +25,7 @@ def plot_pareto(run: Run, ax: Axes | None = None) -> Axes:
     Both are measured: tokens that came within the window, and 1000 / the median TPOT of its requests.
     Named by the offered QPS per node. Raises NoData where the GPUs are not known or no window is valid.
     """
-    whole = ax or canvas.new_axes(HEIGHT_IN)
-    (ax,) = canvas.panels(whole, (1,), top=0.1)
+    whole, ax = canvas.single(ax, HEIGHT_IN, top=0.1)
     rows = pareto_table(run).to_pylist()
     x = [row["interactivity_median_tok_per_s_user"] for row in rows]
     y = [row["output_tok_per_s_gpu"] for row in rows]

@@ -1,4 +1,4 @@
-"""How many nodes a demand needs: over the demand, and over the hours of a day where these are known.
+"""Figure of the nodes that a demand needs: over the demand, and over the hours of a day if known.
 
 Knows the tree of a plan; sizes nothing.
 """

@@ -1,6 +1,6 @@
-"""How far a measurement repeats itself: the capacity of each part, and of all of them together.
+"""Figure of the capacity of each part of a study, and of all of them together.
 
-Knows parts and what their study concluded; plain runs are pooled as `analysis.pooling` does.
+Knows parts and the verdict of their study; plain runs are pooled by `analysis.stats.pooling`.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import pyarrow as pa
 from analysis.figures import canvas, several
 from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit
-from analysis.figures.several import Subject
+from analysis.figures.several import StudyOrRuns
 from analysis.figures.windows import counted, qps
 from analysis.stats.pooling import Estimate, pooled
 
@@ -20,7 +20,7 @@ POOLED, MEAN = "pooled (random effects)", "mean of the repeats"
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class _Together:
     """All parts as one: QPS per node with a 95 % interval, and by which rule."""
 
     estimate: float
@@ -34,14 +34,13 @@ class Together:
         return f"{self.rule}: {qps(self.estimate)} [{qps(self.low)}, {qps(self.high)}]"
 
 
-def plot_repeats(subject: Subject, ax: Axes | None = None) -> Axes:
+def plot_repeats(subject: StudyOrRuns, ax: Axes | None = None) -> Axes:
     """Capacity of each part with its 95 % interval (QPS per node), and below them that of all together.
 
     `subject` is the tree of a study, or runs of one service; these are pooled by random effects. Raises
     NoData where no part has a capacity.
     """
-    whole = ax or canvas.new_axes(HEIGHT_IN)
-    (ax,) = canvas.panels(whole, (1,), top=0.08)
+    whole, ax = canvas.single(ax, HEIGHT_IN, top=0.08)
     found, together = several.parts(subject), _together(subject)
     several.forest(ax, found, [together.words] if together else [])
     if together:
@@ -54,7 +53,7 @@ def plot_repeats(subject: Subject, ax: Axes | None = None) -> Axes:
     return whole
 
 
-def repeats_table(subject: Subject) -> pa.Table:
+def repeats_table(subject: StudyOrRuns) -> pa.Table:
     """One row per part and one of all together: QPS per node, 95 % interval, certified; null if unknown."""
     rows = [
         {
@@ -73,8 +72,8 @@ def repeats_table(subject: Subject) -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
-def repeats_alt(subject: Subject) -> str:
-    """Between which figures the parts lie, and what they say together."""
+def repeats_alt(subject: StudyOrRuns) -> str:
+    """Range of the parts' capacities, and the capacity of all together."""
     found = several.parts(subject)
     estimates = [part.estimate for part in found if part.estimate is not None]
     said = f"{counted(len(found), 'part')}, {len(estimates)} with a capacity"
@@ -84,19 +83,19 @@ def repeats_alt(subject: Subject) -> str:
     return f"{said}; {together.words}, 95 % interval." if together else f"{said}."
 
 
-def _together(subject: Subject) -> Together | None:
-    """What the study concluded; of runs, their closed intervals pooled; None of fewer than two of these."""
+def _together(subject: StudyOrRuns) -> _Together | None:
+    """The verdict of a study, or the closed intervals of runs pooled; None for fewer than two of these."""
     if isinstance(subject, Mapping):
         capacity = subject.get("capacity") if subject.get("valid") else None
         if not capacity or capacity.get("open_above") or capacity.get("open_below"):
             return None
         q, rule = capacity["qps_per_node"], MEAN if "variation_pct" in subject else POOLED
-        return Together(q["estimate"], q["low"], q["high"], q["certified"], rule)
+        return _Together(q["estimate"], q["low"], q["high"], q["certified"], rule)
     closed = [part.closed for part in several.parts(subject) if part.closed]
     if len(closed) < 2:
         return None
     found = pooled([Estimate.of_interval(*ends) for ends in closed])
-    return Together(found.qps.value, found.qps.low, found.qps.high, found.certified, POOLED)
+    return _Together(found.qps.value, found.qps.low, found.qps.high, found.certified, POOLED)
 
 
 EXHIBIT = Exhibit(

@@ -1,4 +1,4 @@
-"""Whether the replicas shared the work: each one's part of the requests, and its p90 TTFT window by window.
+"""Figure of each replica's part of the requests, and its p90 TTFT window by window.
 
 Knows `by_replica` of the windows as it was written; knows no routing policy.
 """
@@ -22,11 +22,11 @@ MOST_NAMED = 10
 MOST_DOTS = 300
 MOST_ROWS = 30
 SILENT = "no answer"
-"""Name of a replica that was deployed and answered nothing: it never told its own."""
+"""Name of a replica that was deployed and never answered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class _ReplicaLoad:
     """Requests over all valid windows, and the p90 TTFT in ms of each window in which it answered."""
 
     name: str
@@ -78,7 +78,7 @@ def replica_balance_table(run: Run) -> pa.Table:
 
 
 def replica_balance_alt(run: Run) -> str:
-    """What the busiest and the least busy replica got, and how far their p90 TTFTs lie apart."""
+    """Requests of the busiest and the least busy replica, and the range of the p90 TTFTs."""
     found = _replicas(run)
     mean = sum(replica.requests for replica in found) / len(found)
     busiest, least = found[0], found[-1]
@@ -90,7 +90,7 @@ def replica_balance_alt(run: Run) -> str:
     )
 
 
-def _replicas(run: Run) -> list[Replica]:
+def _replicas(run: Run) -> list[_ReplicaLoad]:
     """Every replica in the valid windows, the busiest first, and those that never answered."""
     requests: dict[str, int] = {}
     p90s: dict[str, list[float]] = {}
@@ -110,10 +110,10 @@ def _replicas(run: Run) -> list[Replica]:
     if len(requests) < 2:
         raise NoData("one replica answered everything: there is nothing to balance")
     names = sorted(requests, key=lambda name: (-requests[name], name))
-    return [Replica(name, requests[name], tuple(p90s.get(name, ()))) for name in names]
+    return [_ReplicaLoad(name, requests[name], tuple(p90s.get(name, ()))) for name in names]
 
 
-def _draw_shares(ax: Axes, found: Sequence[Replica]) -> None:
+def _draw_shares(ax: Axes, found: Sequence[_ReplicaLoad]) -> None:
     """A bar per replica; of many one outline, which is a smaller file."""
     total = sum(replica.requests for replica in found)
     parts = [100 * replica.requests / total for replica in found]
@@ -130,7 +130,7 @@ def _draw_shares(ax: Axes, found: Sequence[Replica]) -> None:
     canvas.legend(ax)
 
 
-def _draw_latency(ax: Axes, found: Sequence[Replica], bound_ms: float) -> None:
+def _draw_latency(ax: Axes, found: Sequence[_ReplicaLoad], bound_ms: float) -> None:
     at = np.concatenate([np.full(len(replica.p90s_ms), float(i)) for i, replica in enumerate(found)])
     p90s = np.concatenate([np.array(replica.p90s_ms, dtype=np.float64) for replica in found])
     finite = p90s[np.isfinite(p90s)]
@@ -150,7 +150,7 @@ def _draw_latency(ax: Axes, found: Sequence[Replica], bound_ms: float) -> None:
     canvas.legend(ax)
 
 
-def _name(ax: Axes, found: Sequence[Replica]) -> None:
+def _name(ax: Axes, found: Sequence[_ReplicaLoad]) -> None:
     if len(found) > MOST_NAMED:
         ax.set_xlabel("replica, in order of its requests")
         return

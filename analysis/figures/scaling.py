@@ -1,4 +1,4 @@
-"""What more nodes bring: the efficiency E(n) as it was measured, and what lies between and beyond.
+"""Figure of the scaling efficiency E(n): as measured, between the measured node counts, and beyond.
 
 Knows E(n) as `analysis.planning` found it; measures nothing.
 """
@@ -16,7 +16,7 @@ from analysis.figures.windows import counted, qps
 from analysis.planning.efficiency import Efficiency, scaling
 from analysis.results.runs import Run, RunError
 
-Subject = Efficiency | Sequence[Run]
+EfficiencyOrRuns = Efficiency | Sequence[Run]
 """Runs of one service at several node counts, or what `scaling` made of them."""
 
 HEIGHT_IN = 3.4
@@ -24,14 +24,13 @@ BEYOND = 2.0
 """The assumption beyond the last measured count is shown up to so many times that count."""
 
 
-def plot_scaling(subject: Subject, ax: Axes | None = None) -> Axes:
+def plot_scaling(subject: EfficiencyOrRuns, ax: Axes | None = None) -> Axes:
     """E(n), capacity per node at n nodes over that at the fewest measured, with 95 % intervals; n is log.
 
     Between the points the line is what a plan uses, beyond them it is ASSUMED and dashed. Raises NoData
     where one node count was measured, or where runs differ in more than it.
     """
-    whole = ax or canvas.new_axes(HEIGHT_IN)
-    (ax,) = canvas.panels(whole, (1,), top=0.1)
+    whole, ax = canvas.single(ax, HEIGHT_IN, top=0.1)
     found = _measured(subject)
     rows = scaling_table(found).to_pylist()
     most, end = found.most, round(BEYOND * found.most)
@@ -50,7 +49,7 @@ def plot_scaling(subject: Subject, ax: Axes | None = None) -> Axes:
     return whole
 
 
-def scaling_table(subject: Subject) -> pa.Table:
+def scaling_table(subject: EfficiencyOrRuns) -> pa.Table:
     """One row per node count: QPS per node, E(n) as measured, and as planned with, with a 95 % interval."""
     found = _measured(subject)
     rows = []
@@ -69,7 +68,7 @@ def scaling_table(subject: Subject) -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
-def scaling_alt(subject: Subject) -> str:
+def scaling_alt(subject: EfficiencyOrRuns) -> str:
     """E at the most nodes measured, with its interval."""
     first, *_, last = scaling_table(subject).to_pylist()
     return (
@@ -79,7 +78,7 @@ def scaling_alt(subject: Subject) -> str:
     )
 
 
-def _measured(subject: Subject) -> Efficiency:
+def _measured(subject: EfficiencyOrRuns) -> Efficiency:
     try:
         found = subject if isinstance(subject, Efficiency) else scaling(subject)
     except RunError as error:
@@ -90,7 +89,7 @@ def _measured(subject: Subject) -> Efficiency:
 
 
 def _draw_points(ax: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    """What was measured, and whiskers of what is planned with."""
+    """Measured points, and whiskers of the planned efficiency."""
     planned = [row for row in rows if row["planned_e_low"] is not None]
     ends = (
         [[row["nodes"]] * 2 for row in planned],

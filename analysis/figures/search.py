@@ -1,4 +1,4 @@
-"""How the answer was found: the rate of each window over time, and what was believed after it.
+"""Figure of the search: the rate of each window over time, and the posterior after it.
 
 Knows windows and events as they were written; estimates nothing.
 """
@@ -9,14 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.capacity.kernel import Limit
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit
-from analysis.figures.outcomes import PASS, VOID, WORDS, mark, outcome
+from analysis.figures.outcomes import PASS, VOID, WORDS, mark, name_outcomes, outcome
 from analysis.figures.windows import bounds_ms, counted, lines, qps
 from analysis.results.runs import Run
+from conf.specs.bounds import Limit
 
 HEIGHT_IN = 3.6
 KINDS = ("ramp", "dwell", "hold")
@@ -25,7 +25,7 @@ NAMES = {"ramp": "step of the ramp", "hold": "hold of the certified rate"}
 
 
 @dataclass(frozen=True, slots=True)
-class Belief:
+class _Belief:
     """The posterior after one window, in QPS per node; an open end is only the prior's."""
 
     at_min: float
@@ -42,8 +42,7 @@ def plot_search(run: Run, ax: Axes | None = None) -> Axes:
     The bar at the right is the final answer, in which late finishers count; a void run has none. Raises
     NoData without a window.
     """
-    whole = ax or canvas.new_axes(HEIGHT_IN)
-    (ax,) = canvas.panels(whole, (1,), top=0.2)
+    whole, ax = canvas.single(ax, HEIGHT_IN, top=0.2)
     found, bounds, capacity = lines(run, KINDS), bounds_ms(run), run.capacity
     rates = [line["rate_qps_per_node"] for line in found]
     start, end = _minutes(min(line["start_ns"] for line in found)), _minutes(found[-1]["window_end_ns"])
@@ -89,7 +88,7 @@ def search_table(run: Run) -> pa.Table:
 
 
 def search_alt(run: Run) -> str:
-    """How many windows at which rates, how they ended, and how the interval narrowed."""
+    """Number of windows, their rates and outcomes, and how the interval narrowed."""
     found, bounds = lines(run, KINDS), bounds_ms(run)
     outcomes = [outcome(line, bounds) for line in found]
     rates = [line["rate_qps_per_node"] for line in found]
@@ -108,7 +107,7 @@ def search_alt(run: Run) -> str:
 
 
 def _answer(capacity: Mapping[str, Any]) -> str:
-    """What is claimed; of an open end no estimate is."""
+    """The claim in words; with an open end there is no estimate."""
     q = capacity["qps_per_node"]
     if capacity["open_above"]:
         return f"The answer is a lower bound, {qps(q['low'])}."
@@ -117,7 +116,7 @@ def _answer(capacity: Mapping[str, Any]) -> str:
     return f"The answer is {qps(q['estimate'])} [{qps(q['low'])}, {qps(q['high'])}]."
 
 
-def _beliefs(run: Run) -> dict[int, Belief]:
+def _beliefs(run: Run) -> dict[int, _Belief]:
     """The posterior after each window that gave one, by its number; of one measured again the last."""
     found = {}
     for event in run.events():
@@ -126,11 +125,11 @@ def _beliefs(run: Run) -> dict[int, Belief]:
             figures = (capacity["qps_per_node"], capacity["low"], capacity["high"])
             at_min = _minutes(event["window"]["window_end_ns"])
             ends = capacity["open_above"], capacity["open_below"]
-            found[int(event["index"])] = Belief(at_min, *figures, *ends)
+            found[int(event["index"])] = _Belief(at_min, *figures, *ends)
     return found
 
 
-def _ends(belief: Belief) -> str:
+def _ends(belief: _Belief) -> str:
     prior = " (leaning on the prior)" if belief.open_above or belief.open_below else ""
     return f"[{qps(belief.low)}, {qps(belief.high)}]{prior}"
 
@@ -139,7 +138,7 @@ def _minutes(ns: float) -> float:
     return ns / NS / 60
 
 
-def _draw_beliefs(ax: Axes, beliefs: Sequence[Belief], last_min: float) -> None:
+def _draw_beliefs(ax: Axes, beliefs: Sequence[_Belief], last_min: float) -> None:
     """A band from each window's end to the next one's, hatched where an end of it is open."""
     ends = [*(belief.at_min for belief in beliefs[1:]), last_min][: len(beliefs)]
     named: set[str] = set()
@@ -186,10 +185,8 @@ def _draw_answer(ax: Axes, capacity: Mapping[str, Any], at_min: float) -> None:
 
 def _name_marks(ax: Axes, found: Sequence[Mapping[str, Any]], bounds: Mapping[Limit, float]) -> None:
     """Legend entries of the marks there are."""
-    outcomes, kinds = {outcome(line, bounds) for line in found}, {line["kind"] for line in found}
-    for ended, words in WORDS.items():
-        if ended in outcomes:
-            ax.plot([], [], **mark(ended), label=words)
+    kinds = {line["kind"] for line in found}
+    name_outcomes(ax, {outcome(line, bounds) for line in found})
     for kind, words in NAMES.items():
         if kind in kinds:
             ax.plot([], [], **mark(PASS, SHAPES[kind]), label=words)

@@ -1,4 +1,4 @@
-"""What all replicas together told of themselves at given instants, from their samples of once a second.
+"""State of all replicas together at given instants, from their samples of once a second.
 
 Knows gauges and counters; knows no request and no window.
 """
@@ -17,8 +17,8 @@ STALE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """Sums of requests and means of shares (%) over the replicas that told them; nan where none did."""
+class ServerState:
+    """Sums of requests and means of shares (%) over the replicas that reported them; nan where none did."""
 
     at_s: Floats
     running: Floats
@@ -27,7 +27,7 @@ class State:
     hit_pct: Floats
 
 
-def state(samples: pa.Table, at_s: Floats) -> State:
+def state(samples: pa.Table, at_s: Floats) -> ServerState:
     """The state at each of the ascending instants `at_s`, in seconds of the run's clock.
 
     The hit rate is found over looked up since the instant before, from the counters' differences; a counter
@@ -36,7 +36,7 @@ def state(samples: pa.Table, at_s: Floats) -> State:
     unknown = np.full(len(at_s), np.nan)
     ids = samples.column("replica").unique().to_pylist()
     if not ids:
-        return State(at_s, unknown, unknown, unknown, unknown)
+        return ServerState(at_s, unknown, unknown, unknown, unknown)
     of = samples.column("replica").to_numpy(zero_copy_only=False)
     parts = [samples.filter(pa.array(of == replica)).sort_by("clock_ns") for replica in ids]
     gauges = {
@@ -48,13 +48,12 @@ def state(samples: pa.Table, at_s: Floats) -> State:
     )
     hit_pct = np.where(looked > 0, 100 * found / np.where(looked > 0, looked, 1), np.nan)
     running, waiting = (_sum(gauges[name]) for name in ("running", "waiting"))
-    told = (~np.isnan(gauges["kv_usage"])).sum(axis=0)
-    kv_pct = 100 * _sum(gauges["kv_usage"]) / np.maximum(told, 1)
-    return State(at_s, running, waiting, kv_pct, hit_pct)
+    reported = (~np.isnan(gauges["kv_usage"])).sum(axis=0)
+    kv_pct = 100 * _sum(gauges["kv_usage"]) / np.maximum(reported, 1)
+    return ServerState(at_s, running, waiting, kv_pct, hit_pct)
 
 
 def _known(part: pa.Table, name: str) -> tuple[Floats, Floats]:
-    """Seconds and values of the samples that have one."""
     at, values = metrics.numbers(part, "clock_ns") / NS, metrics.numbers(part, name)
     kept = ~np.isnan(values)
     return at[kept], values[kept]
@@ -71,7 +70,7 @@ def _held(part: pa.Table, name: str, at_s: Floats) -> Floats:
 
 
 def _grown(part: pa.Table, name: str, at_s: Floats) -> Floats:
-    """How much a counter grew up to each instant since the one before; 0 where that is not known."""
+    """Growth of a counter since the instant before; 0 where it is unknown."""
     at, values = _known(part, name)
     if len(at) < 2:
         return np.zeros(len(at_s))
@@ -80,5 +79,5 @@ def _grown(part: pa.Table, name: str, at_s: Floats) -> Floats:
 
 
 def _sum(gauges: Floats) -> Floats:
-    """Sum over the replicas (rows) that told; nan where none did."""
+    """Sum over the replicas (rows) that reported; nan where none did."""
     return np.where(np.isnan(gauges).all(axis=0), np.nan, np.nansum(gauges, axis=0))

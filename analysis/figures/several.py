@@ -1,4 +1,4 @@
-"""Capacities that stand side by side: those of several runs, or of the parts of a study.
+"""Capacities side by side: those of several runs, or of the parts of a study.
 
 Knows the trees of sweep.json and study.json; measures and pools nothing.
 """
@@ -15,13 +15,13 @@ from analysis.results import matrix_table
 from analysis.results.runs import Run
 
 Tree = Mapping[str, Any]
-Subject = Tree | Sequence[Run]
+StudyOrRuns = Tree | Sequence[Run]
 """The tree of a study, or runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One capacity in QPS per node with its 95 % interval; what is open or unknown is None.
+class CapacityRow:
+    """One capacity in QPS per node with its 95 % interval; an open or unknown end is None.
 
     `ratio` is (value, low, high) over the first part and `how` how it came about; `why` says why there is
     no capacity.
@@ -58,7 +58,7 @@ class Part:
         return f"at most {qps(self.high)}" if self.high is not None else self.why or "no result"
 
 
-def parts(subject: Subject) -> list[Part]:
+def parts(subject: StudyOrRuns) -> list[CapacityRow]:
     """The parts of a study or the runs, in their order. Raises NoData where none has a capacity."""
     if isinstance(subject, Mapping):
         found = [_of_row(row) for row in subject.get("cells") or subject["parts"]]
@@ -69,12 +69,12 @@ def parts(subject: Subject) -> list[Part]:
     return found
 
 
-def count(subject: Subject) -> int:
-    """Rows of a forest of it, one for all together included."""
+def count(subject: StudyOrRuns) -> int:
+    """Rows of its forest plot, with one for all together."""
     return len(parts(subject)) + 1
 
 
-def forest(ax: Axes, found: Sequence[Part], more: Sequence[str] = ()) -> None:
+def forest(ax: Axes, found: Sequence[CapacityRow], more: Sequence[str] = ()) -> None:
     """Each part's interval in a row of its own, from the top, then the names of `more` rows, left empty.
 
     An open end runs to the edge and ends in an arrow.
@@ -87,12 +87,10 @@ def forest(ax: Axes, found: Sequence[Part], more: Sequence[str] = ()) -> None:
     for place, part in enumerate(found):
         _draw(ax, part, -place)
     ax.set_ylim(-(len(found) + len(more)) + 0.5, 0.8)
-    ax.set_yticks([])
-    canvas.label(ax, "capacity (QPS per node)", "")
-    ax.grid(False, axis="y")
+    canvas.label_rows(ax, "capacity (QPS per node)")
 
 
-def _draw(ax: Axes, part: Part, place: int) -> None:
+def _draw(ax: Axes, part: CapacityRow, place: int) -> None:
     if not part.known:
         return
     left, right = ax.get_xlim()
@@ -118,13 +116,13 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return ["/".join(run.path.resolve().parts[-2:]) for run in runs]
 
 
-def _of_run(run: Run, name: str) -> Part:
+def _of_run(run: Run, name: str) -> CapacityRow:
     tree, capacity = run.sweep or {}, run.capacity or {}
     why = tree.get("reason") or ("no capacity is claimed" if tree else "the run did not end")
     return _part(name, capacity.get("qps_per_node"), capacity, why)
 
 
-def _of_row(row: Tree) -> Part:
+def _of_row(row: Tree) -> CapacityRow:
     why = row.get("reason") or ("not measured yet" if row.get("exit_code") is None else "no result")
     # A part keeps the posterior of a void run too, and does not tell an open end: neither is a capacity.
     claimed = not row.get("exit_code") or row.get("open_above") or row.get("open_below")
@@ -135,11 +133,11 @@ def _of_row(row: Tree) -> Part:
     return replace(part, ratio=(ratio["value"], ratio["low"], ratio["high"]), how=ratio["how"])
 
 
-def _part(name: str, q: Mapping[str, float] | None, ends: Tree, why: str) -> Part:
+def _part(name: str, q: Mapping[str, float] | None, ends: Tree, why: str) -> CapacityRow:
     if q is None:
-        return Part(name, None, None, None, None, why)
+        return CapacityRow(name, None, None, None, None, why)
     if ends.get("open_above"):
-        return Part(name, None, q["low"], None, None)
+        return CapacityRow(name, None, q["low"], None, None)
     if ends.get("open_below"):
-        return Part(name, None, None, q["high"], None)
-    return Part(name, q["estimate"], q["low"], q["high"], q["certified"])
+        return CapacityRow(name, None, None, q["high"], None)
+    return CapacityRow(name, q["estimate"], q["low"], q["high"], q["certified"])

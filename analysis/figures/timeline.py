@@ -1,6 +1,6 @@
-"""What happened over time: requests in flight, the servers' own state, rolling latencies, the windows.
+"""Figure over time: requests in flight, the servers' state, rolling latencies, the windows.
 
-Knows offsets of requests and what servers told once a second; judges nothing.
+Knows offsets of requests and the servers' samples of once a second; judges nothing.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity.kernel import Limit
-from analysis.capacity.posterior import LIMITS
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas, server_state
 from analysis.figures.canvas import Axes, Floats, Look
@@ -20,10 +18,11 @@ from analysis.figures.windows import LATENCIES, LATENCY, bounds_ms, counted, lin
 from analysis.results.runs import Run
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
+from conf.specs.bounds import LIMITS, QUANTILE, Limit
 
 HEIGHT_IN = 6.4
 ROLLING_S = 15.0
-"""A rolling p90 is that of the requests due in so many seconds before (our choice: that of a ramp step)."""
+"""Seconds of due time in a rolling p90 (our choice: those of a ramp step)."""
 LEAST_REQUESTS = 10
 MOST_AT = 220
 COLUMNS = ("send_offset_ns", "end_offset_ns", "phase", "status", *LATENCY)
@@ -34,8 +33,8 @@ PARTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch of the run in seconds of its clock; `window` is None of one that is none."""
+class _Stretch:
+    """A stretch of the run in seconds of its clock; `window` is None outside windows."""
 
     start_s: float
     end_s: float
@@ -44,20 +43,20 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class _Timeline:
     """Everything at the instants `at_s`; nan is unknown, infinite a p90 among failures."""
 
     at_s: Floats
     in_flight: Floats
     p90_ms: Mapping[Limit, Floats]
-    server: server_state.State
-    spans: tuple[Span, ...]
+    server: server_state.ServerState
+    spans: tuple[_Stretch, ...]
 
 
 def plot_timeseries(run: Run, ax: Axes | None = None) -> Axes:
     """Requests in flight, running and waiting; KV use and hit rate; rolling p90 of TTFT and TPOT, over time.
 
-    Windows are shaded, void ones hatched. What servers did not tell is left out. Also of a run that did not
+    Windows are shaded, void ones hatched. Unreported state is left out. Also of a run that did not
     end. Raises NoData without a request that was sent.
     """
     ax = ax or canvas.new_axes(HEIGHT_IN)
@@ -77,9 +76,9 @@ def plot_timeseries(run: Run, ax: Axes | None = None) -> Axes:
 
 
 def timeseries_table(run: Run) -> pa.Table:
-    """One row per window, or per tenth of a run without one: requests in flight and what servers told.
+    """One row per window, or per tenth of a run without one: requests in flight and the servers' state.
 
-    Means are over the instants that are drawn, null where nothing was told; p90s are the largest of the
+    Means are over the instants that are drawn, null where nothing was reported; p90s are the largest of the
     rolling ones.
     """
     found = _timeline(run)
@@ -87,7 +86,7 @@ def timeseries_table(run: Run) -> pa.Table:
 
 
 def timeseries_alt(run: Run) -> str:
-    """How many requests were in flight, how full the cache was, and how high the rolling p90s went."""
+    """Requests in flight, the fullest cache, and the highest rolling p90s."""
     found, bounds = _timeline(run), bounds_ms(run)
     said = [
         f"Over {found.at_s[-1] - found.at_s[0]:.0f} s up to {np.nanmax(found.in_flight):.0f} requests were in"
@@ -117,7 +116,7 @@ def rolling_p90(due_s: Floats, values: Floats, at_s: Floats) -> Floats:
     due_s, values = due_s[known], values[known]
     first, end = np.searchsorted(due_s, at_s - ROLLING_S, "right"), np.searchsorted(due_s, at_s, "right")
     found = [
-        quantile(values[a:b], 0.9) if b - a >= LEAST_REQUESTS else None
+        quantile(values[a:b], QUANTILE) if b - a >= LEAST_REQUESTS else None
         for a, b in zip(first, end, strict=True)
     ]
     return np.array([np.nan if p90 is None else p90 for p90 in found])
@@ -130,7 +129,7 @@ def in_flight(sent_s: Floats, ended_s: Floats, at_s: Floats) -> Floats:
     return (np.searchsorted(sent, at_s, "right") - np.searchsorted(ended, at_s, "right")).astype(np.float64)
 
 
-def _timeline(run: Run) -> Timeline:
+def _timeline(run: Run) -> _Timeline:
     rows = requests(run, COLUMNS)
     rows = rows.filter(pa.array(~metrics.word_in(rows, "phase", "retracted")))
     due = metrics.numbers(rows, "due_ns") / NS
@@ -142,26 +141,26 @@ def _timeline(run: Run) -> Timeline:
     at = np.linspace(due[0], last, int(np.clip(last - due[0], 2, MOST_AT)))
     p90 = {limit: rolling_p90(due, LATENCIES[limit](rows), at) for limit in LIMITS}
     state = server_state.state(run.timeseries(), at)
-    return Timeline(at, in_flight(sent, ended, at), p90, state, tuple(_spans(run)))
+    return _Timeline(at, in_flight(sent, ended, at), p90, state, tuple(_spans(run)))
 
 
-def _spans(run: Run) -> list[Span]:
+def _spans(run: Run) -> list[_Stretch]:
     try:
         found = lines(run)
     except NoData:
         return []
     return [
-        Span(line["window_start_ns"] / NS, line["window_end_ns"] / NS, line["index"], not line["valid"])
+        _Stretch(line["window_start_ns"] / NS, line["window_end_ns"] / NS, line["index"], not line["valid"])
         for line in found
     ]
 
 
-def _tenths(at_s: Floats) -> list[Span]:
+def _tenths(at_s: Floats) -> list[_Stretch]:
     edges = np.linspace(at_s[0], at_s[-1], PARTS + 1)
-    return [Span(float(a), float(b), None, False) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [_Stretch(float(a), float(b), None, False) for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
 
-def _row(found: Timeline, span: Span) -> dict[str, Any]:
+def _row(found: _Timeline, span: _Stretch) -> dict[str, Any]:
     inside = (found.at_s >= span.start_s) & (found.at_s < span.end_s)
     state = found.server
     means = {
@@ -191,13 +190,13 @@ def _largest(values: Floats) -> float | None:
     return float(known.max()) if len(known) else None
 
 
-def _draw_load(ax: Axes, found: Timeline) -> None:
+def _draw_load(ax: Axes, found: _Timeline) -> None:
     ax.plot(found.at_s, found.in_flight, color=canvas.BLUE, linewidth=1.3, label="in flight")
-    told = (
+    reported = (
         ("running", found.server.running, canvas.VERMILLION, "--"),
         ("waiting", found.server.waiting, canvas.BLACK, ":"),
     )
-    for name, values, colour, line in told:
+    for name, values, colour, line in reported:
         if not np.isnan(values).all():
             ax.plot(
                 found.at_s,
@@ -212,7 +211,7 @@ def _draw_load(ax: Axes, found: Timeline) -> None:
     canvas.label(ax, "", "requests")
 
 
-def _draw_cache(ax: Axes, state: server_state.State) -> None:
+def _draw_cache(ax: Axes, state: server_state.ServerState) -> None:
     for name, values, colour, line in (
         ("KV cache in use", state.kv_pct, canvas.GREEN, "-"),
         ("prefix hit rate", state.hit_pct, canvas.PURPLE, "--"),
@@ -227,7 +226,7 @@ def _draw_cache(ax: Axes, state: server_state.State) -> None:
     canvas.label(ax, "", "%")
 
 
-def _draw_p90(ax: Axes, found: Timeline, limit: Limit, bound_ms: float) -> None:
+def _draw_p90(ax: Axes, found: _Timeline, limit: Limit, bound_ms: float) -> None:
     """The rolling p90 on a log axis; a thick line is where failures make it infinite."""
     values = found.p90_ms[limit]
     finite = values[np.isfinite(values)]
@@ -244,7 +243,7 @@ def _draw_p90(ax: Axes, found: Timeline, limit: Limit, bound_ms: float) -> None:
     canvas.label(ax, "", f"p90 {limit.upper()} (ms)")
 
 
-def _shade(ax: Axes, spans: tuple[Span, ...], named: bool) -> None:
+def _shade(ax: Axes, spans: tuple[_Stretch, ...], named: bool) -> None:
     """Grey where a window was counted, hatched where it is void."""
     for void, name, hatch in ((False, "window", ""), (True, "void window", "xx")):
         shown = [(span.start_s, span.end_s) for span in spans if span.void is void]

@@ -1,4 +1,4 @@
-"""What the figures of one run share: its windows, their requests, its bounds, and figures in words.
+"""Shared by the figures of one run: its windows, their requests, its bounds, and figures in words.
 
 Knows rows and columns; computes no statistics and draws nothing.
 """
@@ -12,15 +12,14 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.capacity import dwell_table
-from analysis.capacity.kernel import Limit
-from analysis.capacity.posterior import LIMITS
 from analysis.capacity.window_counts import Window, in_window
 from analysis.figures.exhibit import NoData
 from analysis.results.runs import Run
 from analysis.rows import metrics
+from conf.specs.bounds import LIMITS, Limit, column
 
 PLACE = ("due_ns", "dwell", "phase", "status")
-"""Columns that say to which window a request belongs and what became of it."""
+"""Columns of a request's window and status."""
 LATENCY = (
     *("first_token_offset_ns", "last_token_offset_ns", "engine_first_token_ns", "engine_last_token_ns"),
     *("time_scale", "turn_blocked_ns", "output_tokens", "requested_output_tokens", "reads"),
@@ -28,12 +27,12 @@ LATENCY = (
 """Columns from which `metrics.ttft` and `metrics.tpot` are made."""
 LAG = ("send_offset_ns", "time_scale", "turn_blocked_ns")
 COUNTED = ("dwell", "hold")
-"""Kinds of windows that are measurements; steps of a ramp only look for where to measure."""
+"""Kinds of windows that are measurements; a ramp step only looks for where to measure."""
 LATENCIES = {"ttft": metrics.ttft, "tpot": metrics.tpot}
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class WindowRows:
     """A window with its line of dwells.parquet and, where they were read, its requests by due time."""
 
     line: Mapping[str, Any]
@@ -59,7 +58,7 @@ def lines(run: Run, kinds: Sequence[str] = COUNTED) -> list[dict[str, Any]]:
     return sorted(found, key=lambda line: line["window_start_ns"])
 
 
-def measured(run: Run, columns: Sequence[str] = ()) -> list[Measured]:
+def measured(run: Run, columns: Sequence[str] = ()) -> list[WindowRows]:
     """Every counted window by start, with these columns of its requests and those of `PLACE`.
 
     Raises NoData where there is no window.
@@ -82,9 +81,8 @@ def requests(run: Run, columns: Sequence[str]) -> pa.Table:
 def bounds_ms(run: Run) -> dict[Limit, float]:
     """The bound of each p90."""
     if run.sweep and (asked := run.sweep.get("asked")):
-        return {limit: float(asked["slo"][f"{limit}_p90_ms"]) for limit in LIMITS}
-    slo = run.config.slo
-    return {limit: float(getattr(slo, f"{limit}_p90_ms")) for limit in LIMITS}
+        return {limit: float(asked["slo"][column(limit)]) for limit in LIMITS}
+    return {bound.limit: float(bound.ms) for bound in run.config.slo.bounds}
 
 
 def qps(value: float) -> str:
@@ -92,7 +90,7 @@ def qps(value: float) -> str:
 
 
 def ms(value: float | None) -> str:
-    """A latency with its unit; one that failures made infinite is said to be."""
+    """A latency with its unit, or `infinite`, or `unknown`."""
     if value is None or math.isnan(value):
         return "unknown"
     if math.isinf(value):
@@ -106,13 +104,13 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def share(value: float) -> str:
-    """A share in per cent, 100 of nothing less than all."""
+    """A share in per cent; 100 only for all."""
     if 0.9995 <= value < 1:
         return "over 99.9 %"
     return f"{100 * value:.3g} %"
 
 
-def _measured(line: dict[str, Any], rows: pa.Table, due: metrics.Floats) -> Measured:
+def _measured(line: dict[str, Any], rows: pa.Table, due: metrics.Floats) -> WindowRows:
     window = dwell_table.window(line)
     first, end = np.searchsorted(due, (window.window_start_ns, window.window_end_ns))
-    return Measured(line, window, in_window(rows.slice(int(first), int(end - first)), window))
+    return WindowRows(line, window, in_window(rows.slice(int(first), int(end - first)), window))

@@ -14,7 +14,7 @@ CLIENT_CPU_MS = 1.45
 machine (CONTRIBUTING.md, Speed, 2026-11-21: `make bench`); 1.30 at its highest good rate of 640/s."""
 ACTOR_MS_PER_S = 400.0
 """CPU of a core that one load actor is planned with: 40 %, under the 60 % at which a window is void
-(`validity.CPU_SHARE`), since what is above comes in bursts (our choice)."""
+(`client_checks.CPU_SHARE`), since what is above comes in bursts (our choice)."""
 LEAST_ACTORS = 2
 ACTOR_STREAMS = 10_000
 """Open streams of one load actor: as many as were measured, without an error and on time (the same benchmark,

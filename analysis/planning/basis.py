@@ -12,11 +12,10 @@ from analysis.planning.elasticity import Moved, Sensitivity, sensitivity
 from analysis.planning.evidence import Evidence, Lengths, Qps, Span
 from analysis.planning.sizing import Service
 from analysis.results.runs import RunError
-from analysis.stats.pooling import NORMAL_975
+from analysis.stats.pooling import NORMAL_95, NORMAL_975
 from conf.specs.planning import Basis, Demand
 
 ENDS = ("low", "certified", "estimate", "high")
-NORMAL_95 = 1.644854
 """A certified figure is a 5 % quantile, the ends of a ratio are of 2.5 %: its half-width counts by 1.645 over
 1.960 there, as of a normal in ln (of Student's t, with heavier tails, rather too much)."""
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from analysis.planning.evidence import Evidence, Source, evidence_of
 from analysis.results.runs import RunError
-from analysis.stats.pooling import NORMAL_975, Estimate, Figure, pooled
+from analysis.stats.pooling import NORMAL_975, Estimate, Interval, pooled
 
 Floats = NDArray[np.float64]
 
@@ -103,21 +103,21 @@ class Efficiency:
         """Capacity per node at each node count over that at `measured` nodes."""
         return np.asarray(self.at(nodes) / self.at(np.array([measured]))[0])
 
-    def figure(self, nodes: int) -> Figure:
+    def figure(self, nodes: int) -> Interval:
         """E(nodes) with its 95 % interval by error propagation. Raises ValueError beyond what was
         measured."""
         if not self.fewest <= nodes <= self.most:
             raise ValueError(f"E({nodes}) was not measured")
         value = float(self.at(np.array([nodes]))[0])
         sd = self.usl.ln_sd(nodes, self.fewest) if self.usl else self._ln_sd(nodes)
-        return Figure(value, value * math.exp(-NORMAL_975 * sd), value * math.exp(NORMAL_975 * sd))
+        return Interval(value, value * math.exp(-NORMAL_975 * sd), value * math.exp(NORMAL_975 * sd))
 
-    def seen(self, point: Measured) -> Figure:
+    def seen(self, point: Measured) -> Interval:
         """E at one of `points` as it was measured, whatever was fitted; 1 by definition at the first."""
         first = self.points[0]
         value = point.qps_per_node / first.qps_per_node
         sd = 0.0 if point == first else math.hypot(point.ln_sd, first.ln_sd)
-        return Figure(value, value * math.exp(-NORMAL_975 * sd), value * math.exp(NORMAL_975 * sd))
+        return Interval(value, value * math.exp(-NORMAL_975 * sd), value * math.exp(NORMAL_975 * sd))
 
     def _ln(self) -> tuple[Floats, Floats]:
         x = np.log([point.nodes for point in self.points])

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from analysis.capacity.posterior import LIMITS
 from analysis.figures.errors import MOST_ROWS, errors_table
 from analysis.figures.exhibit import NoData
 from analysis.report.blocks import Facts, Table
 from analysis.report.wording import UNKNOWN, bound, figure, qps, table, value
 from analysis.results.runs import Run
+from conf.specs.bounds import LIMITS, column
 
 Tree = Mapping[str, Any]
 
@@ -24,7 +24,7 @@ def rests_on(tree: Tree) -> Facts:
     """What was asked and how much was seen."""
     asked = tree["asked"]
     slo = asked["slo"]
-    bounds = ", ".join(bound(limit, slo[f"{limit}_p90_ms"]) for limit in LIMITS)
+    bounds = ", ".join(bound(limit, slo[column(limit)]) for limit in LIMITS)
     external = asked["engine"] == "external"
     rows = [("these are of", f"{tree['names'][0]}, the first part")] if tree.get("study") in OF_ONE else []
     rows += [("bounds", bounds), ("engine", asked["engine"])]

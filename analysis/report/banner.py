@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from analysis.capacity import node_effects, paired_ratio
-from analysis.capacity.posterior import LIMITS
 from analysis.capacity.validity import REMEDIES
 from analysis.report.blocks import Banner
 from analysis.report.wording import bound, figure, qps
 from analysis.results import engine_agreement, integrity, matrix_table, studies, summary
 from analysis.results.runs import Run
 from analysis.rows import routing_spread
+from conf.specs.bounds import LIMITS, column
 
 Tree = Mapping[str, Any]
 Figures = tuple[tuple[str, str], ...]
@@ -200,7 +200,7 @@ def _limits(tree: Tree) -> list[str]:
 
 def _bounds(asked: Tree) -> str:
     slo = asked["slo"]
-    return " and ".join(bound(limit, slo[f"{limit}_p90_ms"]) for limit in LIMITS)
+    return " and ".join(bound(limit, slo[column(limit)]) for limit in LIMITS)
 
 
 def _sentence(line: str) -> str:

@@ -6,10 +6,10 @@ Knows the definitions of `analysis.metrics`; adds none.
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.capacity.posterior import LIMITS
 from analysis.report.blocks import Block, Section, Table, Words
 from analysis.report.wording import bound
 from analysis.rows.metrics import METRICS
+from conf.specs.bounds import LIMITS, column
 
 METHOD = (
     "The interval of a capacity is that of a Bayesian posterior: for each bound a logistic model of the "
@@ -26,7 +26,7 @@ SECTIONING = (
 def section(asked: Mapping[str, Any], capacity: Mapping[str, Any] | None) -> Section:
     """Definitions of all that is claimed, from the parts of sweep.json or study.json."""
     slo = asked["slo"]
-    bounds = " and ".join(bound(limit, slo[f"{limit}_p90_ms"]) for limit in LIMITS)
+    bounds = " and ".join(bound(limit, slo[column(limit)]) for limit in LIMITS)
     words = (
         f"The capacity is the highest open-loop rate per node that keeps {bounds}, 90th percentiles over all "
         "requests. A failed request counts as infinitely late."

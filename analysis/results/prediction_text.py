@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.results import constants_text, grid_table
+from conf.specs.bounds import LIMITS, column
 
 Tree = Mapping[str, Any]
 
@@ -30,8 +31,7 @@ TEXT, COUNT, FIGURE, TRUTH = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 FOUND = {
     "rate_qps_per_node": FIGURE,
     "steady": TRUTH,
-    "ttft_p90_ms": FIGURE,
-    "tpot_p90_ms": FIGURE,
+    **{column(limit): FIGURE for limit in LIMITS},
     "input_tokens_per_s_per_node": FIGURE,
     "image_tokens_per_s_per_node": FIGURE,
     "output_tokens_per_s_per_node": FIGURE,
@@ -242,10 +242,7 @@ def _figures(cell: Tree) -> list[str] | None:
         return None
     return [
         *(_capacity(cell["capacity"]) if cell.get("capacity") else _rate(cell)),
-        *(
-            ("n/a" if found[name] is None else f"{found[name]:.0f}")
-            for name in ("ttft_p90_ms", "tpot_p90_ms")
-        ),
+        *(("n/a" if found[name] is None else f"{found[name]:.0f}") for name in map(column, LIMITS)),
         f"{100 * found['cached_share_of_input']:.1f}",
         f"{found['input_tokens_per_s_per_node']:.0f}",
         f"{found['output_tokens_per_s_per_node']:.0f}",
@@ -293,8 +290,8 @@ def _row(cell: Tree) -> dict[str, Any]:
         **at,
         **asked,
         **{
-            f"{limit}_p90_bound_ms": cell.get("asked", {}).get("slo", {}).get(f"{limit}_p90_ms")
-            for limit in ("ttft", "tpot")
+            f"{limit}_p90_bound_ms": cell.get("asked", {}).get("slo", {}).get(column(limit))
+            for limit in LIMITS
         },
         "qps_per_node": q.get("estimate"),
         **{f"qps_per_node_{end}": q.get(end) for end in ("low", "high", "certified")},

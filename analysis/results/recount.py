@@ -16,11 +16,12 @@ import pyarrow as pa
 
 from analysis.capacity import dwell_table
 from analysis.capacity.node_effects import including, node_effects
-from analysis.capacity.posterior import LIMITS, Capacity, posterior
-from analysis.capacity.window_counts import Dwell, count, count_streams
+from analysis.capacity.posterior import Capacity, posterior
+from analysis.capacity.window_counts import WindowCounts, count, count_by_stream
 from analysis.results.runs import Run, RunError
 from analysis.results.summary import capacity_tree
 from analysis.rows import metrics
+from conf.specs.bounds import LIMITS
 
 COUNTS = ("requests", "completed", "failed", "pending", "waiting_at_start")
 DERIVED = ("log_work",)
@@ -36,7 +37,7 @@ SMALLEST = 1e-12
 class Recount:
     """Every window counted again, and the posterior of those that are not void; None without a search."""
 
-    dwells: tuple[Dwell, ...]
+    dwells: tuple[WindowCounts, ...]
     capacity: Capacity | None
 
 
@@ -54,15 +55,15 @@ def recount(run: Run) -> Recount:
     requests = run.requests()
     segment = metrics.numbers(requests, "dwell")
     asked = basis.slo, basis.workload, basis.counted_ns
-    counted: list[Dwell] = []
-    used: list[Dwell] = []
+    counted: list[WindowCounts] = []
+    used: list[WindowCounts] = []
     for line in table.to_pylist():
         window, index = dwell_table.window(line), line["index"]
         rows = requests.filter(pa.array(np.isin(segment, [index - 1, index, index + 1])))
         dwell = replace(count(rows, window, *asked), weight=line["weight"])
         counted.append(dwell)
         if line["valid"]:
-            used += count_streams(rows, window, basis.streams, *asked) if basis.streams else (dwell,)
+            used += count_by_stream(rows, window, basis.streams, *asked) if basis.streams else (dwell,)
     if basis.prior is None:
         return Recount(tuple(counted), None)
     found = including(posterior(used, basis.prior), node_effects(used, basis.prior))
@@ -115,8 +116,8 @@ def _other_counts(run: Run, again: Recount) -> Iterator[str]:
     """Where dwells.parquet says otherwise."""
     for line, dwell in zip(run.dwells().to_pylist(), again.dwells, strict=True):
         fresh = {name: getattr(dwell, name) for name in (*COUNTS, *DERIVED)}
-        fresh |= {f"{limit}_over": getattr(dwell, limit).over for limit in LIMITS}
-        fresh |= {f"{limit}_determined": getattr(dwell, limit).determined for limit in LIMITS}
+        fresh |= {f"{limit}_over": dwell.over(limit).over for limit in LIMITS}
+        fresh |= {f"{limit}_determined": dwell.over(limit).determined for limit in LIMITS}
         for name, value in fresh.items():
             if not same(line[name], value):
                 yield f"window {dwell.index}: {name} recorded {line[name]!r}, recomputed {value!r}"

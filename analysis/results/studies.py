@@ -12,7 +12,7 @@ from typing import Any
 from analysis.results import matrix_table
 from analysis.results.locations import STUDY, part_names, read_json
 from analysis.results.runs import RECORDED, RunError
-from analysis.stats.pooling import Estimate, Figure, pooled, repeated, student_t
+from analysis.stats.pooling import Estimate, Interval, pooled, repeated, student_t
 from conf.io.one_line import reason
 
 FILE = STUDY
@@ -158,7 +158,7 @@ def _part(row: Mapping[str, Any]) -> str:
 
 
 def _capacity(
-    parts: Trees, qps: Figure, certified: float, interval: str, replicas_per_node: float | None
+    parts: Trees, qps: Interval, certified: float, interval: str, replicas_per_node: float | None
 ) -> Tree:
     """The same tree as a single run's `capacity`, as far as it makes sense for several."""
     figures = {"estimate": qps.value, "low": qps.low, "high": qps.high, "certified": certified}
@@ -183,7 +183,7 @@ def per_node_and_replica(figures: Mapping[str, float], replicas_per_node: float 
     return {"qps_per_node": dict(figures), "qps_per_replica": per_replica}
 
 
-def _percent(figure: Figure) -> Tree:
+def _percent(figure: Interval) -> Tree:
     return {"estimate": 100 * figure.value, "low": 100 * figure.low, "high": 100 * figure.high}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.capacity import node_effects, paired_ratio
-from analysis.capacity.posterior import LIMITS, Capacity
+from analysis.capacity.posterior import Capacity
 from analysis.capacity.validity import Verdict
 from analysis.results import (
     engine_agreement,
@@ -29,6 +29,7 @@ from analysis.results.runs import Run
 from analysis.rows import routing_spread
 from conf import kernels
 from conf.constants import fingerprint
+from conf.specs.bounds import LIMITS, column
 from conf.specs.experiment import EmulatedEngine, Experiment
 
 SCHEMA_VERSION = KNOWN
@@ -94,7 +95,7 @@ def describe(experiment: Experiment) -> Tree:
         "search": experiment.search.name,
         "nodes": experiment.cluster.nodes,
         "replicas": experiment.replicas,
-        "slo": {"ttft_p90_ms": experiment.slo.ttft_p90_ms, "tpot_p90_ms": experiment.slo.tpot_p90_ms},
+        "slo": {bound.column: bound.ms for bound in experiment.slo.bounds},
         "seed": experiment.seed,
         "time_scale": experiment.time_scale,
         "kernels": kernels.words(experiment),
@@ -288,7 +289,7 @@ def _capacity_lines(tree: Mapping[str, Any]) -> list[str]:
     limit = capacity["binding"]
     held = "nearest to its bound:" if capacity.get("at_end") else "limited by"
     lines = [
-        f"  {held} p90 {limit.upper()} <= {bounds[f'{limit}_p90_ms']:g} ms"
+        f"  {held} p90 {limit.upper()} <= {bounds[column(limit)]:g} ms"
         f" ({_surely(capacity['binding_probability'])});"
         f" bounds: p90 TTFT <= {bounds['ttft_p90_ms']:g} ms, p90 TPOT <= {bounds['tpot_p90_ms']:g} ms"
     ]

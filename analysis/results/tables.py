@@ -15,6 +15,7 @@ from analysis.rows import metrics
 from analysis.rows.metrics import METRICS, Metric
 from analysis.rows.records import REQUESTS
 from analysis.stats.quantiles import quantile
+from conf.specs.bounds import LIMITS, column
 
 BY = (
     "dwell",
@@ -37,8 +38,7 @@ CAPACITIES = pa.schema(
     [
         *((name, pa.string()) for name in _WORDS),
         ("nodes", pa.int64()),
-        ("bound_ttft_p90_ms", pa.float64()),
-        ("bound_tpot_p90_ms", pa.float64()),
+        *((f"bound_{column(limit)}", pa.float64()) for limit in LIMITS),
         ("verdict", pa.string()),
         *((f"{name}_qps_per_node", pa.float64()) for name in ("estimate", "low", "high", "certified")),
         ("binding", pa.string()),

@@ -1,6 +1,6 @@
-"""Reads an Arrow stream as far as it can be read: a kill may have cut it, a stranger may have spoilt it.
+"""Reads an Arrow stream as far as it can be read: a kill may have cut it, and a file may be damaged.
 
-Knows how Arrow frames messages, and no schema; a torn end is a kill's, anything else unreadable is damage.
+Knows how Arrow frames messages, and no schema; a kill leaves a torn end, anything else unreadable is damage.
 """
 
 from pathlib import Path
@@ -8,15 +8,15 @@ from pathlib import Path
 import pyarrow as pa
 
 MARK = b"\xff\xff\xff\xff"
-"""With it every message of an Arrow stream begins; the size of its head follows."""
+"""First bytes of every message of an Arrow stream; the size of its head follows."""
 MOST_HEAD_BYTES = 2**20
-"""No batch of ours has a head of more bytes (our choice)."""
+"""Most bytes of the head of one of our batches (our choice)."""
 
 
 def batches(path: Path) -> tuple[list[pa.RecordBatch], bool]:
     """The batches up to the first that cannot be read, and whether a torn end or nothing follows them.
 
-    They are no copies: the file itself is their memory. Raises OSError if it cannot be opened.
+    The batches are views of the file. Raises OSError if it cannot be opened.
     """
     if not path.stat().st_size:
         return [], True

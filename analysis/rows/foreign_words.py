@@ -1,4 +1,4 @@
-"""Words of strangers, such as a replica's name, bounded in number and length so that a column holds them.
+"""Words from servers, such as a replica's name, bounded in number and length so that a column holds them.
 
 Knows Arrow's dictionaries; knows no column by its name.
 """
@@ -23,8 +23,8 @@ READ_AS = pa.dictionary(pa.int32(), pa.string())
 """Arrow type that also takes what another program, or an earlier version, wrote without a bound."""
 
 
-class Words:
-    """The words of one column as they come in, each with the one that is kept for it."""
+class BoundedWords:
+    """The words of one column as they come in, each with the one that stands for it."""
 
     def __init__(self) -> None:
         self._kept: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Joins what a run left, tables, shards and plans, to one row for every planned request.
+"""Joins the tables, shards and plans of a run to one row per planned request.
 
 Knows which record of a request is the better one; hands rows out in pieces (`piecewise`).
 """
@@ -23,9 +23,9 @@ def requests(
 ) -> pa.Table:
     """Parquet, shards and saved plans of a run as one row per planned request, by due time.
 
-    Of several records of one request the first counts: that of the Parquet (which shards may outlive, for
-    they go after it is written), of the load actor, of what the driver was told by an actor whose shard is
-    out of reach. A planned request without any is `lost`: its load actor died with it.
+    If a request has several records, the first counts: that of the Parquet (which shards may outlive, because
+    they are removed after it is written), of the load actor, of the driver's progress reports from an actor
+    whose shard is out of reach. A planned request without any is `lost`: its load actor died with it.
     """
     read_too = list(dict.fromkeys([*columns, "seq", "due_ns"]))
     found = shards.read(path)
@@ -55,15 +55,15 @@ def joined(
 def recorded(
     path: Path, found: Sequence[Shard], wall_start_ns: int | None = None, time_scale: float = 1.0
 ) -> list[pa.Table]:
-    """What shards and plans know of requests, the better record first."""
+    """Records of requests in shards and plans, the better record first."""
     kept = [shard.rows for shard in found if shard.schema is records.SHARD]
-    told = [records.without_gaps(shard.rows) for shard in found if shard.schema is records.PROGRESS]
+    reported = [records.without_gaps(shard.rows) for shard in found if shard.schema is records.PROGRESS]
     plans = [records.lost(plan, wall_start_ns, time_scale) for plan in _plans(path)]
-    return [*kept, *told, *plans]
+    return [*kept, *reported, *plans]
 
 
 def plan_files(path: Path) -> list[Path]:
-    """The saved plans, without what a power cut tore while there are shards."""
+    """The saved plans; while there are shards, without those that a power cut tore."""
     found = sorted(path.glob("schedule/*.parquet"))
     return [file for file in found if not records.is_torn(file)] if shards.files(path) else found
 

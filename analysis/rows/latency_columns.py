@@ -1,7 +1,7 @@
-"""The latency columns that requests/*.parquet has beside the record, so that a line of SQL can ask for them.
+"""Latency columns of requests/*.parquet beside the record, so that a line of SQL can ask for them.
 
-Knows which of `metrics` are worth a column. They are computed when the rows are written and never read back:
-raw offsets stay the truth, and a definition that changes needs no new run.
+Knows which `metrics` are worth a column. They are computed when the rows are written and never read back:
+the raw offsets are the truth, and a changed definition needs no new run.
 """
 
 import json
@@ -22,8 +22,8 @@ def _field(metric: metrics.Metric) -> pa.Field:
         f"{metric.meaning}; infinite: {infinite}; null: not known, or does not apply. "
         "Derived when written, for other readers; the offsets are the truth"
     )
-    told = {"unit": metric.unit, "doc": doc, "formula": metric.formula}
-    return pa.field(f"{metric.name}_{metric.unit}", pa.float32(), metadata=told)
+    metadata = {"unit": metric.unit, "doc": doc, "formula": metric.formula}
+    return pa.field(f"{metric.name}_{metric.unit}", pa.float32(), metadata=metadata)
 
 
 FILE = pa.schema(
@@ -41,5 +41,5 @@ def with_latencies(requests: pa.Table) -> pa.Table:
 
 
 def _column(latency_ms: metrics.Floats, withdrawn: metrics.Bools) -> pa.Array:
-    """nan is null; a request that the search took back before it was due did not fail: it has no latency."""
+    """nan is null; a request that the search retracted before it was due has no latency."""
     return pa.array(latency_ms.astype(np.float32), mask=withdrawn | np.isnan(latency_ms))

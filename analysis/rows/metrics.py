@@ -1,4 +1,4 @@
-"""What each latency means, in words and as one vectorised function over a request table.
+"""Definition of each latency, in words and as one vectorised function over a request table.
 
 Knows the columns of `records.REQUESTS`; knows no bound, no quantile and no rate. All results are
 float64 in ms: a failed request is +inf, a pending or not applicable one is nan (unknown, never 0).
@@ -20,9 +20,9 @@ Bools = NDArray[np.bool_]
 
 NS_PER_MS = 1e6
 UNSENT = ("missed", "lost")
-"""Failures of the load generator: the request never left it, or nobody knows whether it did."""
+"""Failures of the load generator: the request never left it, or whether it did is unknown."""
 BURST_TOKENS, BURST_READS = 10, 2
-"""An answer of so many tokens that came in so few reads was held back on its way (our choice)."""
+"""An answer of at least so many tokens in at most so many reads was held back on its way (our choice)."""
 
 
 def numbers(requests: pa.Table, name: str) -> Floats:
@@ -54,29 +54,34 @@ def status_in(requests: pa.Table, *statuses: str) -> Bools:
 
 
 def time_scale(requests: pa.Table) -> Floats:
-    """How many times as fast as the real clock the run's was, per row."""
+    """Speed of the run's clock over the real one, per row."""
     return np.nan_to_num(numbers(requests, "time_scale"), nan=1.0)
+
+
+def whole_time_scale(requests: pa.Table) -> float:
+    """Speed of the run's clock over the real one, taken over all rows; 1 of no rows."""
+    return float(np.max(time_scale(requests), initial=1.0))
 
 
 def token_offset_ns(requests: pa.Table, which: str) -> Floats:
     """The `first` or `last` token from the due time: by the engine's own clock, and the path in real time.
 
-    What a turn waited for the one before it was the engine's time too.
+    The wait of a turn for the one before it counts as the engine's time.
     """
-    offset, told = numbers(requests, f"{which}_token_offset_ns"), f"engine_{which}_token_ns"
-    if requests.column(told).null_count == requests.num_rows:
+    offset, by_engine = numbers(requests, f"{which}_token_offset_ns"), f"engine_{which}_token_ns"
+    if requests.column(by_engine).null_count == requests.num_rows:
         return offset
-    engine = numbers(requests, told) + blocked_ns(requests)
+    engine = numbers(requests, by_engine) + blocked_ns(requests)
     return np.where(np.isnan(engine), offset, engine + (offset - engine) / time_scale(requests))
 
 
 def blocked_ns(requests: pa.Table) -> Floats:
-    """How long a turn waited for its session's turn before it, per row, on the run's clock; mostly 0."""
+    """Time that a turn waited for its session's turn before it, per row, on the run's clock; mostly 0."""
     return np.nan_to_num(numbers(requests, "turn_blocked_ns"))
 
 
 def path(requests: pa.Table) -> Floats:
-    """Real time to the first token outside the engine, per row; nan where the engine told no time."""
+    """Real time to the first token outside the engine, per row; nan where the engine reported no time."""
     outside = numbers(requests, "first_token_offset_ns") - numbers(requests, "engine_first_token_ns")
     return (outside - blocked_ns(requests)) / time_scale(requests) / NS_PER_MS
 
@@ -112,9 +117,9 @@ def ttft_from_send(requests: pa.Table) -> Floats:
 
 
 def tpot(requests: pa.Table) -> Floats:
-    """Time per output token, per row; nan where fewer than 2 tokens came, or were asked of a failed one.
+    """Time per output token, per row; nan for fewer than 2 tokens (asked for, if the request failed).
 
-    Also nan of a burst: its tokens may have taken any time, and its two reads would flatter.
+    Also nan for a burst: its tokens may have taken any time, and its two reads would flatter.
     """
     tokens = numbers(requests, "output_tokens")
     tokens = np.where(status_in(requests, records.OK), tokens, numbers(requests, "requested_output_tokens"))
@@ -160,15 +165,16 @@ def tpot_ms(first_s: Floats, last_s: Floats, output_tokens: Floats) -> Floats:
 
 
 def prefix_hit(requests: pa.Table) -> float | None:
-    """Share of the prompt tokens that the prefix cache served, by the server's usage; None if it tells none.
+    """Share of the prompt tokens that the prefix cache served, by the server's usage; None if it reports
+    none.
 
     A version of vLLM leaves the count out where it is 0: once one answer has it, one without it had no hit.
     """
     prompt, cached = numbers(requests, "prompt_tokens"), numbers(requests, "cached_tokens")
-    told = prompt > 0
-    if np.isnan(cached[told]).all():
+    reported = prompt > 0
+    if np.isnan(cached[reported]).all():
         return None
-    return float(np.nansum(cached[told]) / prompt[told].sum())
+    return float(np.nansum(cached[reported]) / prompt[reported].sum())
 
 
 def prefix_shared(requests: pa.Table, rest_tokens: int = 0) -> float:
@@ -179,7 +185,7 @@ def prefix_shared(requests: pa.Table, rest_tokens: int = 0) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A latency as a reader needs it beside the number, the columns it takes, and the function."""
+    """A latency with its unit, meaning, formula, the columns it needs, and its function."""
 
     name: str
     unit: str
@@ -251,7 +257,7 @@ METRICS = (
 )
 """Definitions, the method, section 1.
 
-Where the engine told its own time, token offsets are that time plus `path` as it was: the clock's speed
+Where the engine reported its own time, token offsets are that time plus `path` as it was: the clock's speed
 multiplies what the engine does, and must not multiply what the machine in front of it does. Only `itl` is
 as it was read, in seconds of the run's clock: a fast one multiplies in it the jitter of the way too.
 """

@@ -1,4 +1,4 @@
-"""How a table becomes a Parquet file: encodings by type, row groups that can be skipped, whole or not at all.
+"""Writes a table as a Parquet file: encodings by type, row groups that can be skipped, whole or not at all.
 
 Knows types and nothing of columns. `tests/benchmarks/parquet.py` measures what it chooses beside what Parquet
 would choose itself.

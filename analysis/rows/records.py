@@ -1,8 +1,8 @@
-"""The request record: one row for every planned request, whatever became of it.
+"""The request record: one row for every planned request, whatever its outcome.
 
-Knows the Arrow schema, its units and how it is read; knows nothing of who sends or serves.
-Raw monotonic offsets are the truth, latencies are derived from them in `metrics` (and written beside
-them by `derived`, for other readers).
+Knows the Arrow schema, its units and how it is read; knows neither sender nor server.
+Raw monotonic offsets are the truth; latencies are derived from them in `metrics`, and written beside them
+by `latency_columns` for other readers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analysis.rows import arrow_stream, foreign_words, parquet, piecewise
+from analysis.rows.documented_columns import Column
+from analysis.rows.documented_columns import schema as documented_schema
 
 SCHEMA_VERSION = 2
-"""It grows with every added column; none is renamed or taken away. Columns that a file lacks are null."""
+"""The version grows with every added column; none is renamed or taken away. A column that a file lacks is
+null."""
 
 OK = "ok"
 FAILURES = ("http_error", "truncated", "timeout", "conn_error", "missed", "lost")
@@ -26,15 +29,15 @@ PENDING = "pending"
 """Status of a request in flight; it exists in observations during a run, never in Parquet."""
 
 KEYS = ("seq", "dwell", "phase", "status", "due_ns")
-"""What no table of requests is without, whichever version wrote it."""
+"""Columns of every version of a request table."""
 
 PARQUET = b"PAR1"
-"""With it a Parquet file begins and ends."""
+"""First and last bytes of a Parquet file."""
 
 KEYS_OF_ROWS = ("seq", "due_ns")
-"""What no row of a shard of requests is without."""
+"""Columns that no row of a shard of requests lacks."""
 
-_COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
+_COLUMNS: tuple[Column, ...] = (
     ("seq", pa.int64(), "", "position in the run's master schedule; the key"),
     ("client_id", pa.int16(), "", "load actor that owned the request"),
     ("dwell", pa.int16(), "", "segment of the schedule: ramp step or dwell, from 0; -1 is the warm-up"),
@@ -108,13 +111,7 @@ _COLUMNS: tuple[tuple[str, pa.DataType, str, str], ...] = (
     ),
 )
 
-REQUESTS = pa.schema(
-    [
-        pa.field(name, type_, metadata={"unit": unit, "doc": doc} if unit else {"doc": doc})
-        for name, type_, unit, doc in _COLUMNS
-    ],
-    metadata={"schema_version": str(SCHEMA_VERSION)},
-)
+REQUESTS = documented_schema(_COLUMNS, {"schema_version": str(SCHEMA_VERSION)})
 """Arrow schema of a request table. Offsets count from `due_ns`, so latency is measured from the plan."""
 
 SHARD = pa.schema(
@@ -129,11 +126,11 @@ _READ_AS = pa.schema(
 )
 
 PROGRESS = SHARD.remove(SHARD.get_field_index("itl_us"))
-"""`SHARD` without the gaps: what is told of requests while a run goes on."""
+"""`SHARD` without the gaps: the reports on requests while a run goes on."""
 
 TALKED = ("character", "character_tokens", "persona_tokens", "history_cut", "after")
-"""What a plan says of a turn of a conversation beside its record, null of other requests: whose prompts begin
-like its own, and the seq of the session's turn before."""
+"""Columns of a plan for turns of conversations, null for other requests: the groups with which its prompt
+begins alike, and the seq of the session's turn before."""
 
 PLAN = pa.schema(
     [
@@ -145,7 +142,7 @@ PLAN = pa.schema(
         *(pa.field(name, pa.int64()) for name in TALKED),
     ]
 )
-"""What is known of a request before it is sent."""
+"""Columns that are known of a request before it is sent."""
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
@@ -153,10 +150,10 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([REQUESTS.field(name) for name in columns], metadata=REQUESTS.metadata)
 
 
-def without_gaps(told: pa.Table) -> pa.Table:
+def without_gaps(reported: pa.Table) -> pa.Table:
     """Rows of schema `PROGRESS` with a column of unknown gaps."""
     gaps = SHARD.field("itl_us")
-    return told.append_column(gaps, pa.nulls(told.num_rows, gaps.type))
+    return reported.append_column(gaps, pa.nulls(reported.num_rows, gaps.type))
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -170,7 +167,7 @@ def empty(schema: pa.Schema, count: int) -> dict[str, pa.Array]:
 
 
 def lost(plan: pa.Table, wall_start_ns: int | None = None, time_scale: float = 1.0) -> pa.Table:
-    """The rows (schema `SHARD`) of planned requests, of schema `PLAN`, that nobody has a record of."""
+    """Rows (schema `SHARD`) for planned requests (schema `PLAN`) without any record."""
     count = plan.num_rows
     planned = [name for name in PLAN.names if name not in TALKED]
     columns = empty(SHARD, count) | {name: plan.column(name) for name in planned}
@@ -203,8 +200,8 @@ def read(
 ) -> pa.Table:
     """All request tables below `folder` as one, sorted by `due_ns`; empty if there are none.
 
-    Of all columns, or of `columns` only: most bytes of a file are in `itl_us`. `where` keeps some rows;
-    `skip_torn` leaves out what a power cut tore, where shards still have its rows. Raises OSError or an
+    It reads all columns, or `columns` only: most bytes of a file are in `itl_us`. `where` keeps some rows;
+    `skip_torn` leaves out files that a power cut tore, if shards still have their rows. Raises OSError or an
     ArrowException for a file that is broken, or not of requests.
     """
     asked = list(REQUESTS.names if columns is None else columns)
@@ -224,7 +221,7 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _narrowed(requests: pa.Table) -> pa.Table:
-    """The columns with their words, as strings or in wider dictionaries, in those of `REQUESTS`."""
+    """The table in the types of `REQUESTS`; its words may be strings or in wider dictionaries."""
     fields = [REQUESTS.field(name) for name in requests.column_names]
     columns = [
         foreign_words.folded(column) if pa.types.is_dictionary(field.type) else column
@@ -249,7 +246,7 @@ def _refuse_foreign(file: Path) -> None:
 
 
 def by_due(requests: pa.Table) -> pa.Table:
-    """Rows in order of due time; as they are if they stand so, which is how a file was written."""
+    """Rows in order of due time; a table that is in order is returned as it is."""
     due_ns = requests.column("due_ns").to_numpy()
     if (due_ns[1:] >= due_ns[:-1]).all():
         return requests
@@ -268,7 +265,7 @@ def read_stream(path: Path, schema: pa.Schema) -> pa.Table:
 
 
 def read_known(path: Path, schema: pa.Schema) -> tuple[pa.Table, bool]:
-    """What can be read of an Arrow IPC stream of `schema`, and whether that is all but a torn end.
+    """The readable rows of an Arrow IPC stream of `schema`, and whether that is all but a torn end.
 
     Columns that the writer's version did not have yet are null. Raises OSError if it cannot be opened.
     """

@@ -1,6 +1,6 @@
-"""How a window's requests were spread over replicas and sessions: what the routing did, and what it brought.
+"""Spread of a window's requests over replicas and sessions, as the routing made it.
 
-Knows request rows; knows no policy. What is not known, as without sessions or replica ids, is None.
+Knows request rows; knows no policy. An unknown figure, as without sessions or replica ids, is None.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
+from conf.specs.bounds import QUANTILE, column
 
 FIGURES = ("prefix_hit", "replicas_per_session", "max_over_mean_share")
 
@@ -58,7 +59,7 @@ def max_over_mean_share(rows: pa.Table, replicas: int | None = None) -> float | 
 
 
 def by_replica(rows: pa.Table) -> list[dict[str, Any]]:
-    """Of each replica that answered, in order of their ids: its requests, and the p90 of their TTFT in ms."""
+    """Requests and p90 TTFT in ms of each replica that answered, in order of their ids."""
     ids = _words(rows).to_numpy(zero_copy_only=False)
     ttft = metrics.ttft(rows)
     known = sorted({replica for replica in ids if replica is not None})
@@ -66,21 +67,18 @@ def by_replica(rows: pa.Table) -> list[dict[str, Any]]:
         {
             "replica_id": replica,
             "requests": int(np.sum(ids == replica)),
-            "ttft_p90_ms": quantile(ttft[ids == replica], 0.9),
+            column("ttft"): quantile(ttft[ids == replica], QUANTILE),
         }
         for replica in known
     ]
 
 
 def lines(tree: Mapping[str, Any]) -> list[str]:
-    """What the routing did over all valid windows of a run, in words; nothing without sessions.
-
-    A study has no windows of its own: what its runs saw stands in their own conclusions.
-    """
+    """Lines on the routing over all valid windows of a run; none without sessions, and none for a study."""
     asked = tree["asked"]
     if not (asked.get("sessions") or asked.get("conversations")) or "dwells" not in tree:
         return []
-    if tree.get("forecast"):  # of one rate, told beside its latencies
+    if tree.get("forecast"):  # a prediction says it beside its latencies
         return []
     used = [dwell for dwell in tree["dwells"] if dwell["valid"]]
     hit, met, share = (_mean(used, figure) for figure in FIGURES)
@@ -98,7 +96,6 @@ def lines(tree: Mapping[str, Any]) -> list[str]:
 
 
 def _blocked(dwells: list[Mapping[str, Any]]) -> list[str]:
-    """How many turns waited for the one before, where any did."""
     longest = max((dwell.get("turn_blocked_max_ms") or 0.0 for dwell in dwells), default=0.0)
     if not longest:
         return []
@@ -109,7 +106,7 @@ def _blocked(dwells: list[Mapping[str, Any]]) -> list[str]:
 
 
 def _mean(dwells: list[Mapping[str, Any]], figure: str) -> float | None:
-    """Mean over windows, each as heavy as its requests; None if any of them does not know it."""
+    """Mean over windows, weighted by their requests; None if it is unknown in any of them."""
     values = [dwell.get(figure) for dwell in dwells]
     if not values or any(value is None for value in values):
         return None

@@ -10,19 +10,19 @@ from analysis.rows import records, time_series
 
 FOLDER = "shards"
 UNREADABLE = "unreadable-"
-"""How the name of a file begins that was kept aside because not all of it can be read."""
+"""Prefix of a file that was kept aside because not all of it can be read."""
 KINDS = (
     (re.compile(r"client-\d+\.arrow"), records.SHARD),
     (re.compile(r"driver-\d+\.arrow"), records.PROGRESS),
     (re.compile(r"client-\d+\.health\.arrow"), time_series.CLIENTS),
     (re.compile(r"server.*\.arrow"), time_series.SERVER),
 )
-"""What the shards of a run are called, and the schema that each is of."""
+"""Names of shards, and the schema of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What can be read of a shard; `is_whole` unless it holds more than that and a torn end."""
+    """The readable rows of a shard; `is_whole` unless it holds more than these and a torn end."""
 
     path: Path
     schema: pa.Schema
@@ -31,12 +31,12 @@ class Shard:
 
 
 def files(run: Path) -> list[Path]:
-    """The shards in a run's folder, in order of their names; what is called otherwise is none."""
+    """The shards in a run's folder, in order of their names."""
     return sorted(file for file in (run / FOLDER).glob("*.arrow") if schema_of(file))
 
 
 def schema_of(file: Path) -> pa.Schema | None:
-    """The schema that a shard of this name is of; None of a file that is no shard."""
+    """Schema of a shard of this name; None for a file that is no shard."""
     return next((schema for name, schema in KINDS if name.fullmatch(file.name)), None)
 
 

@@ -1,6 +1,6 @@
-"""What is sampled once a second while a run lasts: the engines by their own count, the load actors by theirs.
+"""Samples of once a second during a run: of the engines by their own count, and of the load actors.
 
-Knows two Arrow schemas, their units and their files; knows nothing of who samples or who judges. Seconds are
+Knows two Arrow schemas, their units and their files; neither samples nor judges. Seconds are
 those of the run's clock, milliseconds are real.
 """
 
@@ -9,10 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from analysis.rows import parquet
+from analysis.rows.documented_columns import Column, schema
 
 SCHEMA_VERSION = 1
+_VERSION = {"schema_version": str(SCHEMA_VERSION)}
 
-_Columns = tuple[tuple[str, pa.DataType, str, str], ...]
+_Columns = tuple[Column, ...]
 
 _WHEN: _Columns = (
     ("at", pa.timestamp("us", "UTC"), "", "when the sample was taken, on the wall clock"),
@@ -57,19 +59,11 @@ _CLIENT_COLUMNS: _Columns = (
     ("events", pa.int64(), "", "streamed events that carried output; more than reads = merged delivery"),
 )
 
+SERVER = schema(_SERVER_COLUMNS, _VERSION)
+"""Arrow schema of timeseries.parquet: one row per replica and second; a figure that a server does not report
+is null."""
 
-def _schema(columns: _Columns) -> pa.Schema:
-    fields = [
-        pa.field(name, type_, metadata={"unit": unit, "doc": doc} if unit else {"doc": doc})
-        for name, type_, unit, doc in columns
-    ]
-    return pa.schema(fields, metadata={"schema_version": str(SCHEMA_VERSION)})
-
-
-SERVER = _schema(_SERVER_COLUMNS)
-"""Arrow schema of timeseries.parquet: one row per replica and second; what a server does not tell is null."""
-
-CLIENTS = _schema(_CLIENT_COLUMNS)
+CLIENTS = schema(_CLIENT_COLUMNS, _VERSION)
 """Arrow schema of clients.parquet: one row per load actor and second."""
 
 

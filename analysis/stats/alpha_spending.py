@@ -1,4 +1,4 @@
-"""The level of each of several looks at evidence that grows, so that all of them together keep one level.
+"""Level of each of several interim analyses, so that all of them together keep one level.
 
 Knows shares of the longest time and tail probabilities; knows no window and no rate.
 """
@@ -13,27 +13,28 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 LEVEL = 0.05
-"""Most runs at exactly the capacity that may pass, and most that may fail, over all looks (our choice)."""
+"""Largest share of runs at exactly the capacity that may pass, and that may fail, over all analyses (our
+choice)."""
 POWER = 3.0
-"""Of the level, share^POWER is spent after a share of the longest time (Kim and DeMets, Biometrika 74,
-1987). Near that of O'Brien and Fleming, which leaves nearly all to the late looks: early ones know the
-dispersion least. Of 1.5, 2 and 3 it has the most power at the last look (simulated)."""
+"""share^POWER of the level is spent after a share of the longest time (Kim and DeMets, Biometrika 74,
+1987). Near that of O'Brien and Fleming, which leaves nearly all to the late analyses: early
+ones know the dispersion least. Of 1.5, 2 and 3 it has the most power at the last analysis (simulated)."""
 STEP = 0.05
 CELLS = np.arange(-6.0, 6.0 + STEP / 2, STEP)
 """Middles of the cells in which the density of the statistic is followed: each tail is known to 1 %."""
 
 
 def spent(share: float, level: float = LEVEL) -> float:
-    """How much of the level has been spent after a share (0 to 1) of the longest time."""
+    """Part of the level that is spent after a share (0 to 1) of the longest time."""
     return float(level * min(max(share, 0.0), 1.0) ** POWER)
 
 
 def tail_at(shares: Sequence[float], level: float = LEVEL) -> float:
-    """The tail probability that decides at the last of these looks, one-sided; 0 where nothing is left.
+    """One-sided tail probability that decides at the last of these analyses; 0 where nothing is left.
 
-    `shares` of the longest time had passed at each look, in order. At the edge itself the statistic is taken
-    as a Brownian motion over its time (Lan and DeMets, Biometrika 70, 1983): its looks are alike, the more so
-    the nearer they are, which is why the tails add up to more than the level.
+    `shares` of the longest time had passed at each analysis, in order. At the edge itself the statistic is
+    taken as a Brownian motion over its time (Lan and DeMets, Biometrika 70, 1983): its values are alike, the
+    more so the nearer they are, which is why the tails add up to more than the level.
     """
     bound, _ = _followed(tuple(shares), level)
     return math.erfc(bound / math.sqrt(2)) / 2
@@ -41,7 +42,7 @@ def tail_at(shares: Sequence[float], level: float = LEVEL) -> float:
 
 @lru_cache(maxsize=1024)
 def _followed(shares: tuple[float, ...], level: float) -> tuple[float, Floats]:
-    """The bound of the statistic at the last look, and its density among the runs that still go on."""
+    """Bound of the statistic at the last analysis, and its density among the runs that still go on."""
     before, share = shares[:-1], shares[-1]
     density = _normal(CELLS)
     if before:

@@ -15,23 +15,24 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Predict = Callable[[Floats], Floats]
-"""ln of what would be measured, given the ln of the parameters."""
+"""ln of the measurements that the ln of the parameters predict."""
 
 STEP = 0.03
 """Half the difference of a numeric derivative (ln). Latencies jump by whole engine steps, which a much
 smaller one would take for slope."""
 ITERATIONS, TRIALS = 25, 8
 ROUNDS = 2
-"""Times that the scatter is estimated anew, after which it has settled."""
+"""Re-estimates of the scatter until it has settled."""
 FIRST_SCATTER, LEAST_SCATTER = 0.1, 0.003
-"""Where its estimate begins (ln), and the truest an engine model is, however well a few numbers are met."""
+"""Start of its estimate (ln), and its least value: no engine model is truer, however well a few numbers
+fit."""
 ENOUGH = 1e-4
 """Relative gain in the loss below which an optimum is reached."""
 Z95 = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True, slots=True)
-class Prior:
+class ParameterPrior:
     """ln of each parameter ~ normal around `centre`, with an sd of its own to either side.
 
     The fit goes by z, sds from the centre: a step across a centre then never costs more than one that stays,
@@ -54,7 +55,7 @@ class Prior:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class ParameterFit:
     """`at`, `low` and `high`: ln of the parameters and of the ends of their 95 % intervals.
 
     `scatter` is the sd of one residual (ln); `learnt` the share of each prior variance that the data took
@@ -91,11 +92,11 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """Residuals and their slopes by z; `noise` is the sampling error of each figure."""
+    """A fit's residuals and their slopes by z; `noise` is the sampling error of each figure."""
 
     predict: Predict
     measured: Floats
-    prior: Prior
+    prior: ParameterPrior
     noise: Floats
 
     def residuals(self, z: Floats) -> Floats:
@@ -128,11 +129,11 @@ class _Problem:
 def fit(
     predict: Predict,
     measured: Floats,
-    prior: Prior,
+    prior: ParameterPrior,
     starts: Sequence[Floats] = (),
     noise: Floats | None = None,
     enough: float = 0.0,
-) -> Fit:
+) -> ParameterFit:
     """The most likely parameters for `measured` (ln), from the best of the prior's centre and `starts` (ln).
 
     `noise` is the sampling error of each figure (ln), beside which the scatter counts. A loss with steps has
@@ -157,8 +158,10 @@ def fit(
     return found
 
 
-def around(predict: Predict, measured: Floats, prior: Prior, at: Floats, noise: Floats) -> Fit:
-    """The normal around `at` (ln), which is not moved: what `measured` and `prior` say of the parameters.
+def around(
+    predict: Predict, measured: Floats, prior: ParameterPrior, at: Floats, noise: Floats
+) -> ParameterFit:
+    """The normal around the fixed parameters `at` (ln), given `measured` and `prior`.
 
     For parameters that were held in a fit beside those that were fitted: the data know less of the latter by
     what the former leave open, and the correlations say which go together.
@@ -168,8 +171,8 @@ def around(predict: Predict, measured: Floats, prior: Prior, at: Floats, noise: 
     return _around(problem, prior.z(at), reach, np.zeros(len(at), dtype=bool), False)
 
 
-def _around(problem: _Problem, z: Floats, reach: Floats, held: Flags, stalled: bool) -> Fit:
-    """The fit whose optimum is `z`: a normal in z, which the sides of the prior make a split one in ln."""
+def _around(problem: _Problem, z: Floats, reach: Floats, held: Flags, stalled: bool) -> ParameterFit:
+    """The fit with optimum `z`: a normal in z, and in ln a split normal because of the prior's two sides."""
     prior, residuals, slope = problem.prior, problem.residuals(z), problem.slope(z)
     scatter = problem.scatter(residuals, slope, reach)
     slope = slope / np.hypot(scatter, problem.noise)[:, None]
@@ -178,12 +181,12 @@ def _around(problem: _Problem, z: Floats, reach: Floats, held: Flags, stalled: b
     sd = np.sqrt(variance)
     low, high = (prior.ln(z + side * Z95 * sd) for side in (-1, 1))
     correlation: Floats = covariance / np.outer(sd, sd)
-    return Fit(prior.ln(z), low, high, correlation, residuals, scatter, 1 - variance, held, stalled)
+    return ParameterFit(prior.ln(z), low, high, correlation, residuals, scatter, 1 - variance, held, stalled)
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The nearest optimum, its loss, and whether no step was found that gained anything."""
+    """The nearest optimum and its loss; `stalled` if no step gained anything."""
 
     z: Floats
     loss: float

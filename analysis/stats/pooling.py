@@ -1,6 +1,6 @@
 """One answer from several: estimates with intervals pooled by random effects, and repeats by Student's t.
 
-Knows estimates and their standard deviations; knows no dwell, no run and no folder.
+Knows estimates and their standard deviations; knows no window, no run and no folder.
 """
 
 import math
@@ -23,7 +23,8 @@ BETWEEN, _WIDTH = 2.0 * _PART**3, _PART**2
 """Values of that sd: fine where parts agree, and so far that no two capacities differ by more."""
 SPAN_SDS = 8.0
 HALVINGS = 45
-NORMAL_975 = 1.959964
+NORMAL_95, NORMAL_975 = 1.644854, 1.959964
+"""Quantiles of the standard normal distribution."""
 TAIL = 0.025
 CERTIFIED = 0.05
 
@@ -42,7 +43,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Interval:
     """A figure with its 95 % interval."""
 
     value: float
@@ -58,10 +59,10 @@ class Pooled:
     towards it by what its own noise explains; both of ln QPS, that is as shares.
     """
 
-    qps: Figure
+    qps: Interval
     certified: float
-    between: Figure
-    effects: tuple[Figure, ...]
+    between: Interval
+    effects: tuple[Interval, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,14 @@ class Repeated:
     `variation` is their coefficient of variation (sd over mean) as a share.
     """
 
-    mean: Figure
+    mean: Interval
     certified: float
-    variation: Figure
+    variation: Interval
 
 
 def pooled(estimates: Sequence[Estimate]) -> Pooled:
-    """Parts that differ by more than their noise: theta_i ~ N(mu, tau), y_i ~ N(theta_i, sd_i), all in ln.
+    """Random effects over parts that differ by more than their noise: theta_i ~ N(mu, tau), y_i ~ N(theta_i,
+    sd_i), all in ln.
 
     mu is flat, tau on a grid under its prior; a mixture of normals over tau answers every question
     (Gelman et al., Bayesian Data Analysis, 5.4). Raises ValueError for fewer than two.
@@ -124,7 +126,7 @@ def repeated(values: Sequence[float]) -> Repeated:
     return Repeated(
         mean=_figure(lambda q: mean + student_t(q, df) * error),
         certified=mean + student_t(CERTIFIED, df) * error,
-        variation=Figure(
+        variation=Interval(
             sd / mean,
             *(sd / mean * math.sqrt(df / chi_square(q, df)) for q in (1 - TAIL, TAIL)),
         ),
@@ -149,11 +151,11 @@ def _quantile(q: float, at: Floats, density: Floats) -> float:
     return float(np.interp(q, below / below[-1], at))
 
 
-def _figure(quantile: Callable[[float], float]) -> Figure:
-    return Figure(quantile(0.5), quantile(TAIL), quantile(1 - TAIL))
+def _figure(quantile: Callable[[float], float]) -> Interval:
+    return Interval(quantile(0.5), quantile(TAIL), quantile(1 - TAIL))
 
 
-def _effect(mass: Floats, mean: Floats, sd: Floats) -> Figure:
+def _effect(mass: Floats, mean: Floats, sd: Floats) -> Interval:
     # With no spread between parts at all there is no effect: the normal of width 0.
     return _figure(lambda q: _mixture(q, mass, mean, np.maximum(sd, 1e-9)))
 

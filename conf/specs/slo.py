@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from conf.io.check import require_positive
+from conf.specs.bounds import LIMITS, Bound, column
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,11 @@ class Slo:
     tpot_p90_ms: float
 
     def __post_init__(self) -> None:
-        require_positive("slo.", self, "ttft_p90_ms", "tpot_p90_ms")
+        require_positive("slo.", self, *map(column, LIMITS))
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        return tuple(Bound(limit, getattr(self, column(limit))) for limit in LIMITS)
 
     def answer_s(self, tokens: float) -> float:
         """Seconds of an answer of `tokens` tokens that just meets both bounds."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.capacity.window_counts import Dwell, Window, count, in_window, waiting
+from analysis.capacity.window_counts import Window, WindowCounts, count, in_window, waiting
 from analysis.rows import metrics, records
 from loadgen.drive import cache_warmup, steady
 from loadgen.drive.liveness import DEAD_LEAST, death, heard_ns, silent
@@ -389,7 +389,7 @@ class Driver:
             self._lose(fault)
         self.windows.recount(self.target.now_ns())
 
-    def _run_out(self, last: Dwell) -> None:
+    def _run_out(self, last: WindowCounts) -> None:
         """Go on at the rate of the last window, in the next segment, for as long as its answers take."""
         if last.aborted or not last.weight or last.median_e2e_s is None:
             return

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from analysis.capacity.validity import BLOCK_TOKENS
+from analysis.capacity.service_checks import BLOCK_TOKENS
 from analysis.capacity.window_counts import Window
 from conf.specs.experiment import Search, Slo, Workload
 from loadgen.drive.window_health import Watched

@@ -13,10 +13,11 @@ from typing import Literal
 from analysis.capacity.backlog import falls_behind
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.node_effects import including, node_effects
-from analysis.capacity.posterior import DEPENDENCE, LEAST_REQUESTS, LIMITS, Capacity, posterior
-from analysis.capacity.window_counts import NS, Dwell, count
+from analysis.capacity.posterior import DEPENDENCE, LEAST_REQUESTS, Capacity, posterior
+from analysis.capacity.window_counts import NS, WindowCounts, count
 from analysis.stats.alpha_spending import LEVEL, tail_at
 from conf import ConfigError, Experiment
+from conf.specs.bounds import LIMITS, Limit
 from conf.specs.experiment import Slo
 from loadgen.drive.driver import Driver
 from loadgen.search.policy import (
@@ -146,7 +147,11 @@ def look(driver: Driver, rate_qps: float, whole_s: float) -> Look:
 
 
 def decide(
-    rate_qps: float, dwells: Sequence[Dwell], tightened: Sequence[Dwell], whole_s: float, behind: bool
+    rate_qps: float,
+    dwells: Sequence[WindowCounts],
+    tightened: Sequence[WindowCounts],
+    whole_s: float,
+    behind: bool,
 ) -> Look:
     """The rule: a clear case, or else an interval that holds over all looks lies on one side of the rate.
 
@@ -193,7 +198,7 @@ def _allowing_for_drift(capacity: Capacity, tail: float, seconds: float) -> floa
     return capacity.qps_per_node * math.exp(-math.hypot(below, NormalDist().inv_cdf(1 - tail) * sd))
 
 
-def _shares(dwells: Sequence[Dwell], whole_s: float) -> list[float]:
+def _shares(dwells: Sequence[WindowCounts], whole_s: float) -> list[float]:
     """Of all windows that there may be, the share that had passed at each look; nodes share their windows."""
     seconds = {dwell.index: dwell.seconds for dwell in dwells}
     return [min(passed / whole_s, 1.0) for passed in accumulate(seconds[index] for index in sorted(seconds))]
@@ -205,23 +210,22 @@ def windows_s(longest_s: float, transition_s: float, window_s: float, bridge_s: 
     return window_s * (1 + max(0, math.floor(more)))
 
 
-def _behind(driver: Driver, windows: Sequence[Dwell]) -> bool:
+def _behind(driver: Driver, windows: Sequence[WindowCounts]) -> bool:
     """True if answers fell behind the requests from the first window's start to the last one's end."""
     rows = driver.windows.ledger.rows(*range(windows[-1].index + 1))
     return falls_behind(rows, windows[0].window_start_ns, windows[-1].window_end_ns)
 
 
-def _over(dwells: Iterable[Dwell], limit: str) -> float:
+def _over(dwells: Iterable[WindowCounts], limit: Limit) -> float:
     """Share over one limit in all windows together; of a limit that does not apply none is."""
-    counts = [getattr(dwell, limit) for dwell in dwells]
-    over, determined = (sum(getattr(one, name) for one in counts) for name in ("over", "determined"))
-    return float(over / max(1, determined))
+    counts = [dwell.over(limit) for dwell in dwells]
+    return sum(one.over for one in counts) / max(1, sum(one.determined for one in counts))
 
 
-def _tightened(driver: Driver, outcomes: Sequence[Outcome]) -> list[Dwell]:
+def _tightened(driver: Driver, outcomes: Sequence[Outcome]) -> list[WindowCounts]:
     """The windows counted at tighter bounds."""
     slo, now_ns = driver.plan.slo, driver.target.now_ns()
-    tight = Slo(slo.name, CALM_BOUND * slo.ttft_p90_ms, CALM_BOUND * slo.tpot_p90_ms)
+    tight = Slo(slo.name, *(CALM_BOUND * bound.ms for bound in slo.bounds))
     windows = [outcome.dwell for outcome in outcomes]
     return [count(driver.windows.requests(w.index), w, tight, driver.plan.workload, now_ns) for w in windows]
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.capacity.validity import Check, Verdict
+from analysis.capacity.check import Check
+from analysis.capacity.validity import Verdict
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import metrics, records
 from loadgen.drive.liveness import heard_ns

@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.capacity.validity import Verdict
-from analysis.capacity.window_counts import Window, tpot_so_far, ttft_so_far
+from analysis.capacity.window_counts import Window, latency_so_far
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
+from conf.specs.bounds import ALLOWED_OVER, LIMITS, QUANTILE
 from conf.specs.experiment import Slo
 from loadgen.search.policy import Outcome
 
@@ -20,7 +21,6 @@ from loadgen.search.policy import Outcome
 def segment_done(outcome: Outcome, rows: pa.Table, verdict: Verdict, slo: Slo, now_ns: int) -> dict[str, Any]:
     """The facts of a window, of which `resume` needs segment, window, bad and void again."""
     dwell = outcome.dwell
-    ttft_p90_ms, tpot_p90_ms = _p90s_ms(rows, slo, now_ns)
     return {
         "index": dwell.index,
         "kind": dwell.kind,
@@ -28,8 +28,7 @@ def segment_done(outcome: Outcome, rows: pa.Table, verdict: Verdict, slo: Slo, n
         "requests": dwell.requests,
         "failed": dwell.failed,
         "pending": dwell.pending,
-        "ttft_p90_ms": ttft_p90_ms,
-        "tpot_p90_ms": tpot_p90_ms,
+        **{b.column: quantile(latency_so_far(rows, b, now_ns), QUANTILE) for b in slo.bounds},
         "over_ttft_pct": _percent(dwell.ttft.share),
         "over_tpot_pct": _percent(dwell.tpot.share),
         "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
@@ -48,13 +47,9 @@ def word(outcome: Outcome, verdict: Verdict) -> str:
         return f"VOID {verdict.reason}"
     if not verdict.valid:
         return f"VOID {verdict.reason}, but {'bad' if outcome.bad else 'good'} all the same"
-    over = [name for name in ("ttft", "tpot") if (getattr(outcome.dwell, name).share or 0) > 0.1]
+    over = [limit for limit in LIMITS if (outcome.dwell.over(limit).share or 0) > ALLOWED_OVER]
     state = f"over {' and '.join(over)}" if over else "within"
     return f"{state} (ended early)" if outcome.aborted else state
-
-
-def _p90s_ms(rows: pa.Table, slo: Slo, now_ns: int) -> tuple[float | None, float | None]:
-    return quantile(ttft_so_far(rows, slo.ttft_p90_ms, now_ns), 0.9), quantile(tpot_so_far(rows, now_ns), 0.9)
 
 
 def _percent(share: float | None) -> float | None:

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from analysis.capacity.node_effects import NodeEffects, node_effects
 from analysis.capacity.posterior import Capacity, posterior
-from analysis.capacity.validity import Verdict, judge_closed, judge_dwell
-from analysis.capacity.window_counts import Window, count, count_streams, in_window, waiting, without_lag
+from analysis.capacity.validity import Verdict, WindowEvidence, judge_window
+from analysis.capacity.window_counts import Window, count, count_by_stream, in_window, waiting, without_lag
 from loadgen.drive.plan import Past, Plan
 from loadgen.drive.request_ledger import Ledger
 from loadgen.drive.service_loss import spoilt
@@ -99,11 +99,7 @@ class Windows:
         """Counts and verdict of a window as known now; a void one weighs nothing."""
         table, seen = self.requests(window.index), self.watched[window.index]
         dwell = count(table, window, self.plan.slo, self.plan.workload, now_ns)
-        judge = judge_closed if window.concurrency else judge_dwell
-        verdict = judge(
-            table,
-            window,
-            self.plan.slo,
+        evidence = WindowEvidence(
             planned=self.ledger.planned(window.index, window.window_start_ns, window.window_end_ns),
             expected_replicas=seen.replicas,
             health=seen.health or None,
@@ -111,11 +107,12 @@ class Windows:
             in_flight_mean=seen.in_flight,
             block_tokens=self.plan.block_tokens,
         )
+        verdict = judge_window(table, window, self.plan.slo, evidence)
         self.verdicts[window.index] = verdict = spoilt(verdict) if seen.loss else verdict
         if not verdict.valid:
             dwell = dataclasses.replace(dwell, weight=0.0)
         streams, asked = self.plan.streams, (self.plan.slo, self.plan.workload)
-        parts = count_streams(table, window, streams, *asked, now_ns) if streams else ()
+        parts = count_by_stream(table, window, streams, *asked, now_ns) if streams else ()
         return Outcome(segment, dwell, aborted=window.aborted, void=not verdict.valid, parts=parts)
 
     def _guiding(self, outcome: Outcome, now_ns: int) -> Outcome:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from analysis.rows import records
-from analysis.rows.foreign_words import Words
+from analysis.rows.foreign_words import BoundedWords
 from loadgen.fleet.sse import Exchange
 from loadgen.traffic.lengths import Ints
 from loadgen.traffic.schedule import PHASES, ArrivalSchedule
@@ -137,8 +137,8 @@ def _int32(value: int, schedule: ArrivalSchedule) -> NDArray[np.int32]:
 class Said:
     """The words that servers said so far, by column."""
 
-    finish_reason: Words = field(default_factory=Words)
-    replica_id: Words = field(default_factory=Words)
+    finish_reason: BoundedWords = field(default_factory=BoundedWords)
+    replica_id: BoundedWords = field(default_factory=BoundedWords)
 
 
 def batch(

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from analysis.capacity.kernel import Limit
-from analysis.capacity.posterior import LIMITS
 from analysis.results import constants_text, summary
 from analysis.results.summary import Tree
+from conf.specs.bounds import LIMITS, Limit, column
 from conf.specs.experiment import Experiment, Search, SimulatedEngine
 from loadgen.predict.capacity import (
     MANY_NODES,
@@ -206,7 +205,7 @@ def _figures(point: Point, machine: Machine) -> Tree:
     return {
         "rate_qps_per_node": point.rate_qps,
         "steady": point.steady,
-        **{f"{limit}_p90_ms": point.p90_ms(limit) for limit in LIMITS},
+        **{column(limit): point.p90_ms(limit) for limit in LIMITS},
         "input_tokens_per_s_per_node": rate * point.input_tokens,
         "image_tokens_per_s_per_node": rate * point.image_tokens,
         "output_tokens_per_s_per_node": rate * point.output_tokens,

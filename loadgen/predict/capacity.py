@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from analysis.capacity.posterior import LIMITS
+from conf.specs.bounds import LIMITS
 from conf.specs.experiment import Experiment
 from loadgen.predict.operating_point import Bench, Effort, Point, Simulate
 from loadgen.predict.root_finding import Crossing, crossing

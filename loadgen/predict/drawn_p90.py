@@ -10,9 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from analysis.capacity.kernel import Limit
 from analysis.results.summary import Tree
 from conf.constants import replaced
+from conf.specs.bounds import Limit
 from conf.specs.experiment import Experiment
 from loadgen.predict.draws import drawn, uncertain
 from loadgen.predict.uncertainty import DRAWS, Spread, drawn_quantile

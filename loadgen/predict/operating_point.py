@@ -11,10 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.capacity.kernel import Limit
-from analysis.capacity.posterior import LIMITS
 from analysis.rows.metrics import tpot_ms, ttft_ms
 from analysis.stats.quantiles import BATCHES, MANY_BATCHES, quantile, sectioning
+from conf.specs.bounds import LIMITS, QUANTILE, Limit, column
 from conf.specs.experiment import Experiment, Slo
 from loadgen.predict.spreading import Spreading, spreading
 from loadgen.traffic.lengths import Ints
@@ -104,7 +103,7 @@ class Point:
 
     def p90_ms(self, limit: Limit) -> float | None:
         """None where the latency does not apply, as TPOT to answers of one token."""
-        return quantile(self._latency(limit), 0.9)
+        return quantile(self._latency(limit), QUANTILE)
 
     def interval_ms(self, limit: Limit) -> tuple[float, float] | None:
         """95 % interval of the p90 by Monte Carlo noise alone; None of fewer than 100 requests.
@@ -113,7 +112,7 @@ class Point:
         """
         latency = self._latency(limit)
         many = len(latency) >= MANY_BATCHES * LEAST_IN_BATCH
-        return sectioning(latency, 0.9, MANY_BATCHES if many else BATCHES)
+        return sectioning(latency, QUANTILE, MANY_BATCHES if many else BATCHES)
 
     def excess(self, limit: Limit) -> float:
         """ln of p90 over its bound; far below where the limit does not apply."""
@@ -123,7 +122,7 @@ class Point:
         return min(max(math.log(p90 / self.bound_ms(limit)), -FARTHEST), FARTHEST)
 
     def bound_ms(self, limit: Limit) -> float:
-        bound: float = getattr(self.slo, f"{limit}_p90_ms")
+        bound: float = getattr(self.slo, column(limit))
         return bound
 
     @property

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analysis.capacity.posterior import LIMITS
 from analysis.results import summary
 from analysis.results.summary import Tree
 from analysis.rows.metrics import tpot_ms, ttft_ms
 from analysis.stats.quantiles import quantile
 from conf import ConfigError, Experiment
 from conf.constants import replaced
+from conf.specs.bounds import LIMITS, column
 from loadgen.predict.answer import base
 from loadgen.predict.draws import drawn
 from loadgen.predict.uncertainty import DRAWS, Spread, drawn_quantile
@@ -281,7 +281,7 @@ def _judged(experiment: Experiment, found: Mapping[str, Tree]) -> Tree:
     }
     for limit in LIMITS:
         p90 = found[f"{limit}_ms.p90"]
-        bound = getattr(experiment.slo, f"{limit}_p90_ms")
+        bound = getattr(experiment.slo, column(limit))
         known = p90["value"] is not None
         out[limit] = {
             "p90_ms": p90["value"],
@@ -296,6 +296,6 @@ def _kept(experiment: Experiment, varied: Sequence[Figures]) -> float | None:
     """In which share of the draws both bounds are kept."""
     if not varied:
         return None
-    bounds = {f"{limit}_ms.p90": getattr(experiment.slo, f"{limit}_p90_ms") for limit in LIMITS}
+    bounds = {f"{bound.limit}_ms.p90": bound.ms for bound in experiment.slo.bounds}
     kept = [all((one[name] or 0.0) <= bound for name, bound in bounds.items()) for one in varied]
     return sum(kept) / len(kept)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.capacity.kernel import Limit
 from conf.constants import replaced
+from conf.specs.bounds import Limit
 from loadgen.predict.capacity import Forecast, solve
 from loadgen.predict.draws import NORMAL, drawn
 from loadgen.predict.operating_point import Bench

@@ -14,15 +14,16 @@ import pyarrow as pa
 
 from analysis.capacity import dwell_table, node_effects
 from analysis.capacity.backlog import falls_behind
-from analysis.capacity.dwell_table import Basis
+from analysis.capacity.dwell_table import CountingBasis
 from analysis.capacity.limit_posterior import Prior
-from analysis.capacity.posterior import LEAST_REQUESTS, LIMITS, posterior
+from analysis.capacity.posterior import LEAST_REQUESTS, posterior
 from analysis.capacity.validity import REMEDIES, Verdict, judge_run
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.results import summary
 from analysis.results.summary import Tree
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile, sectioning
+from conf.specs.bounds import LIMITS, QUANTILE
 from conf.specs.experiment import Experiment
 from loadgen.drive import require
 from loadgen.drive.driver import Driver
@@ -190,7 +191,7 @@ def _void_reason(verdicts: list[Verdict], why: str) -> str:
 
 
 def _p90s(experiment: Experiment, rows: pa.Table) -> Tree:
-    return {limit: _p90(rows, limit, getattr(experiment.slo, f"{limit}_p90_ms")) for limit in LIMITS}
+    return {bound.limit: _p90(rows, bound.limit, bound.ms) for bound in experiment.slo.bounds}
 
 
 def _pieces(experiment: Experiment, rows: pa.Table, window: Window) -> list[Tree]:
@@ -240,13 +241,13 @@ def _base(
     plan, outcomes = driver.plan, driver.windows.outcomes
     belief = belief or prior(plan.search, plan.begin, outcomes)
     replicas = len(plan.replicas) if plan.replicas else None
-    basis = Basis.of(plan.slo, plan.workload, plan.streams, driver.counted_ns, belief, replicas)
+    basis = CountingBasis.of(plan.slo, plan.workload, plan.streams, driver.counted_ns, belief, replicas)
     rows = [_dwell_row(driver, outcome, basis) for outcome in outcomes]
     capacity = posterior(dwells_of(outcomes), belief) if belief and fitted else None
-    return tree | {"dwells": dwell_table.with_phi(rows, capacity), "basis": asdict(basis)}
+    return tree | {"dwells": dwell_table.with_dispersion(rows, capacity), "basis": asdict(basis)}
 
 
-def _dwell_row(driver: Driver, outcome: Outcome, basis: Basis) -> Tree:
+def _dwell_row(driver: Driver, outcome: Outcome, basis: CountingBasis) -> Tree:
     index = outcome.segment.index
     rows = in_window(driver.windows.requests(index), outcome.dwell)
     why = outcome.segment.reason
@@ -260,10 +261,10 @@ def _p90(rows: pa.Table, limit: str, bound_ms: float) -> dict[str, Any]:
     """
     latency = metrics.ttft(rows) if limit == "ttft" else metrics.tpot(rows)
     latency = np.where(metrics.status_in(rows, records.PENDING), np.inf, latency)
-    p90 = quantile(latency, 0.9)
+    p90 = quantile(latency, QUANTILE)
     return {
         "p90_ms": p90,
-        "interval_ms": sectioning(latency, 0.9),
+        "interval_ms": sectioning(latency, QUANTILE),
         "bound_ms": bound_ms,
         "passed": None if p90 is None else p90 <= bound_ms,
     }

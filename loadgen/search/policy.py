@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from analysis.capacity.limit_posterior import HOT_SHARE, Prior
+from analysis.capacity.limit_posterior import OVERLOADED_SHARE, Prior
 from analysis.capacity.posterior import posterior
-from analysis.capacity.window_counts import NS, Dwell, Window
+from analysis.capacity.window_counts import NS, Window, WindowCounts
+from conf.specs.bounds import LIMITS
 from conf.specs.experiment import Search, Slo
 
 RAMP_START = 1 / 4
@@ -123,11 +124,11 @@ class Outcome:
     """
 
     segment: Segment
-    dwell: Dwell
+    dwell: WindowCounts
     aborted: bool = False
     void: bool = False
     bad: bool = False
-    parts: tuple[Dwell, ...] = ()
+    parts: tuple[WindowCounts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +214,12 @@ def lasting_s(start: Start, outcomes: Sequence[Outcome]) -> float:
     return min(seen[-1], start.answer_s or math.inf) if seen else 0.0
 
 
-def dwells_of(outcomes: Sequence[Outcome]) -> list[Dwell]:
+def dwells_of(outcomes: Sequence[Outcome]) -> list[WindowCounts]:
     """What the posterior rests on: all that is not void, node by node where each has its own stream."""
     return [dwell for outcome in outcomes if not outcome.void for dwell in outcome.parts or (outcome.dwell,)]
 
 
-def bad_step(dwell: Dwell) -> bool:
+def bad_step(dwell: WindowCounts) -> bool:
     """True if a ramp step, counted at its end, was too hot: > 15 % over TTFT or > 20 % over TPOT."""
     judged = (
         (dwell.ttft.over, BAD_TTFT_SHARE, dwell.requests),
@@ -227,7 +228,7 @@ def bad_step(dwell: Dwell) -> bool:
     return any(over > share * seen and (over >= BAD_LEAST or over == seen) for over, share, seen in judged)
 
 
-def plainly_bad(dwell: Dwell, waiting: int, seconds: float, slo: Slo) -> str | None:
+def plainly_bad(dwell: WindowCounts, waiting: int, seconds: float, slo: Slo) -> str | None:
     """Why a ramp step is bad whatever the rest of it shows, `dwell` being its first `seconds`; else None.
 
     Either more requests are over a bound than would make the whole step bad, or the `waiting` ones would take
@@ -244,7 +245,7 @@ def plainly_bad(dwell: Dwell, waiting: int, seconds: float, slo: Slo) -> str | N
     return None
 
 
-def long_queue(dwell: Dwell, waiting: int, slo: Slo) -> bool:
+def long_queue(dwell: WindowCounts, waiting: int, slo: Slo) -> bool:
     """True if who comes next would wait beyond the TTFT bound, behind those `waiting` at the end of a step.
 
     A bound that is as long as the step shows in no request of it.
@@ -252,7 +253,7 @@ def long_queue(dwell: Dwell, waiting: int, slo: Slo) -> bool:
     return waiting >= BAD_LEAST and _clear_s(dwell, waiting) > slo.ttft_p90_ms / 1e3
 
 
-def _clear_s(dwell: Dwell, waiting: int, seconds: float | None = None) -> float:
+def _clear_s(dwell: WindowCounts, waiting: int, seconds: float | None = None) -> float:
     """Seconds until `waiting` requests have a first token, at the pace of the others in `seconds`."""
     return waiting * (dwell.seconds if seconds is None else seconds) / max(dwell.requests - waiting, 1)
 
@@ -457,7 +458,7 @@ def _transition_s(
 
 def hot(outcome: Outcome) -> bool:
     """True if most of a dwell was over a limit."""
-    return outcome.aborted or share_over(outcome) > HOT_SHARE
+    return outcome.aborted or share_over(outcome) > OVERLOADED_SHARE
 
 
 def _overloaded(last: Outcome, rate: float) -> bool:
@@ -470,7 +471,7 @@ def _overloaded(last: Outcome, rate: float) -> bool:
 
 def share_over(outcome: Outcome) -> float:
     """The larger of a dwell's shares over a limit."""
-    return max(outcome.dwell.ttft.share or 0.0, outcome.dwell.tpot.share or 0.0)
+    return max(outcome.dwell.over(limit).share or 0.0 for limit in LIMITS)
 
 
 def _focus(begin: _Found, dwells: Sequence[Outcome]) -> tuple[float, str]:

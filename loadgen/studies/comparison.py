@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from analysis.capacity import paired_ratio
+from analysis.capacity import paired_ratio, window_pairs
 from analysis.capacity.dwell_table import window
-from analysis.capacity.paired_ratio import LEAST_PAIRS, Latencies, Pair, Ratio
-from analysis.capacity.window_counts import NS, Window, in_window, tpot_so_far, ttft_so_far
+from analysis.capacity.paired_ratio import LEAST_PAIRS, Ratio
+from analysis.capacity.window_counts import NS, Window, in_window, latency_so_far
+from analysis.capacity.window_pairs import Latencies, Pair
 from analysis.results import studies, summary
 from analysis.results.runs import Run, load_run
 from analysis.results.summary import Tree
@@ -85,9 +86,8 @@ class Original:
         assert segment.pair is not None
         log_ratio = math.log(segment.rate_qps / self.templates[segment.pair].rate_qps)
         mine = latencies(rows, place, self.slo, now_ns)
-        bounds_ms = self.slo.ttft_p90_ms, self.slo.tpot_p90_ms
         theirs = self.latencies[segment.pair]
-        return paired_ratio.pair(segment.pair, log_ratio, not place.aborted, theirs, mine, bounds_ms)
+        return window_pairs.pair(segment.pair, log_ratio, not place.aborted, theirs, mine, self.slo)
 
 
 def of(a: Experiment, b: Experiment, path: Path) -> Study:
@@ -202,7 +202,7 @@ def played(run: Run) -> list[tuple[Segment, Window, bool]]:
 def latencies(rows: pa.Table, place: Window, slo: Slo, now_ns: int) -> Latencies:
     """TTFT and TPOT of a window's requests in order of due time, as known at `now_ns`."""
     inside = in_window(rows, place).sort_by("seq")
-    return Latencies(ttft_so_far(inside, slo.ttft_p90_ms, now_ns), tpot_so_far(inside, now_ns))
+    return Latencies(*(latency_so_far(inside, bound, now_ns) for bound in slo.bounds))
 
 
 def next_replay(driver: Driver, original: Original) -> Segment | Stop:

@@ -4,7 +4,6 @@ Knows whole searches of both; knows no table.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 

@@ -21,7 +21,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from analysis.stats.map_fit import Fit, Floats, Prior, around, fit
+from analysis.stats.map_fit import Floats, ParameterFit, ParameterPrior, around, fit
 from conf import Experiment, load
 from conf.constants import constants, replaced
 from conf.specs.experiment import SimulatedEngine
@@ -72,10 +72,10 @@ class Tables:
         return cls(subject, replaced(shipped(subject), HELD), tuple(FITTED[subject.name].free))
 
     @property
-    def prior(self) -> Prior:
+    def prior(self) -> ParameterPrior:
         ends = np.log([FITTED[self.subject.name].free[name] for name in self.names])
         sd = (ends[:, 1] - ends[:, 0]) / 2 / Z95
-        return Prior(ends.mean(axis=1), sd, sd)
+        return ParameterPrior(ends.mean(axis=1), sd, sd)
 
     def constants(self, at: Floats) -> dict[str, float]:
         """A batch touches no more experts than its tokens choose: `expert_spread` ends at 1."""
@@ -94,14 +94,14 @@ class Tables:
             pairs.append(known[key])
         return np.log(np.array(pairs)).ravel()
 
-    def fit(self, rows: Sequence[Row]) -> Fit:
+    def fit(self, rows: Sequence[Row]) -> ParameterFit:
         prior = self.prior
         starts = [prior.centre + offset * prior.below for offset in _corners(len(self.names))]
         figures = measured(rows)
         model_error = np.full(len(figures), FITTED[self.subject.name].goal_rms)
         return fit(partial(self.predict, rows), figures, prior, starts, model_error)
 
-    def joint(self, rows: Sequence[Row], found: Fit) -> tuple[tuple[str, ...], Fit]:
+    def joint(self, rows: Sequence[Row], found: ParameterFit) -> tuple[tuple[str, ...], ParameterFit]:
         """What the rows say of fitted and held constants together, around the fit; names of all."""
         known = constants(self.experiment)
         steps = {name: ends for name, ends in OPEN.items() if name not in self.names}
@@ -112,7 +112,9 @@ class Tables:
         names = (*self.names, *steps, *OPEN_HARDWARE)
         sd = np.array([math.log(high / low) / 2 / Z95 for low, high in open_ends])
         held = np.log([known[name].value for name in names[len(self.names) :]])
-        prior = Prior(np.append(self.prior.centre, held), sides := np.append(self.prior.above, sd), sides)
+        prior = ParameterPrior(
+            np.append(self.prior.centre, held), sides := np.append(self.prior.above, sd), sides
+        )
         noise = np.full(2 * len(rows), FITTED[self.subject.name].goal_rms)
         told_by = partial(Tables(self.subject, self.experiment, names).predict, rows)
         return names, around(told_by, measured(rows), prior, np.append(found.at, held), noise)
@@ -148,7 +150,7 @@ def reached(figure: float, most: float) -> str:
     return "reached" if figure <= most else "MISSED"
 
 
-def print_constants(tables: Tables, found: Fit) -> None:
+def print_constants(tables: Tables, found: ParameterFit) -> None:
     """Value, unit, 95 % interval and what the rows say of it."""
     known = constants(tables.experiment)
     for name, at, sd, learnt in zip(tables.names, found.at, found.sd, found.learnt, strict=True):
@@ -199,7 +201,7 @@ def report(tables: Tables, rows: Sequence[Row], yaml: bool = False) -> tuple[flo
     return found.rms, found.rms <= goal_rms
 
 
-def print_joint(names: Sequence[str], joint: Fit) -> None:
+def print_joint(names: Sequence[str], joint: ParameterFit) -> None:
     """Intervals with what was held, and the correlations of at least .3."""
     print("  with what was held open:")
     for place, name in enumerate(names):
@@ -212,7 +214,9 @@ def print_joint(names: Sequence[str], joint: Fit) -> None:
         print(f"  {name} {math.exp(joint.at[place]):.3g} [{ends}] {'; '.join(near)}")
 
 
-def write(tables: Tables, rows: Sequence[Row], found: Fit, names: Sequence[str], joint: Fit) -> Path:
+def write(
+    tables: Tables, rows: Sequence[Row], found: ParameterFit, names: Sequence[str], joint: ParameterFit
+) -> Path:
     """Put the joint posterior into the model's file in conf/; returns the file."""
     word = next(word for word in tables.subject.words if word.startswith("model="))
     path = ROOT / "model" / f"{word.removeprefix('model=')}.yaml"

@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from analysis.capacity.window_counts import NS, Dwell, LimitCount
+from analysis.capacity.window_counts import NS, LimitCount, WindowCounts
 from loadgen.drive import require
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
@@ -40,7 +40,7 @@ def drawn(root_qps: float, drift_sd: float, rate_qps: float, seed: int) -> Told:
     fluid = Fluid(root_qps, drift_sd=drift_sd, seed=seed)
     window_s, transition_s = require.WINDOW_S, require.TRANSITION_S
     whole_s = require.windows_s(require.DEFAULT_S, transition_s, window_s, 1.0)
-    dwells: list[Dwell] = []
+    dwells: list[WindowCounts] = []
     while sum(dwell.seconds for dwell in dwells) < whole_s:
         step = Segment(len(dwells), "dwell", rate_qps, transition_s, window_s, False, "")
         dwells.append(fluid.window(step).dwell)
@@ -51,7 +51,7 @@ def drawn(root_qps: float, drift_sd: float, rate_qps: float, seed: int) -> Told:
     return found.verdict, fluid.elapsed_s
 
 
-def _over(dwell: Dwell) -> Dwell:
+def _over(dwell: WindowCounts) -> WindowCounts:
     """The window as if all its requests were over the bound."""
     counts = dwell.ttft.block_determined
     return replace(dwell, ttft=LimitCount(dwell.requests, dwell.requests, counts, counts))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.stats.map_fit import Prior, around
+from analysis.stats.map_fit import ParameterPrior, around
 from conf.constants import constants, replaced
 from conf.specs.experiment import Constant, Experiment
 from conf.words import ROOT
@@ -149,7 +149,7 @@ def test_a_fit_is_written_into_a_models_file_and_nothing_else_changes() -> None:
 def test_what_was_held_widens_what_was_fitted_beside_it() -> None:
     """ln a + ln b is measured four times: a alone is as open as b, and their sum is not."""
     data = np.zeros(4)
-    prior = Prior(np.zeros(2), np.array([5.0, 0.2]), np.array([5.0, 0.2]))
+    prior = ParameterPrior(np.zeros(2), np.array([5.0, 0.2]), np.array([5.0, 0.2]))
     found = around(lambda ln: np.full(4, ln.sum()), data, prior, np.zeros(2), np.full(4, 0.02))
     assert found.at == pytest.approx([0.0, 0.0])
     assert found.sd == pytest.approx([0.2, 0.2], rel=0.02)

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from analysis.capacity.kernel import Floats, Kernel
-from analysis.capacity.limit_posterior import ALLOWED_OVER, LOGIT_ALLOWED
+from analysis.capacity.limit_posterior import LOGIT_ALLOWED
 from analysis.capacity.posterior import Capacity, posterior
-from analysis.capacity.window_counts import BLOCK_S, LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount
+from analysis.capacity.window_counts import BLOCK_S, LOOK_AHEAD, LOOK_BACK, NS, LimitCount, WindowCounts
+from conf.specs.bounds import ALLOWED_OVER
 from conf.specs.experiment import Search
 from loadgen.search.policy import Outcome, Segment, Start, Stop, bad_step, dwells_of, next_segment, prior
 
@@ -70,7 +71,7 @@ class Fluid:
         load = self._load[-len(blocks) :]
         unknown = LOOK_BACK - len(before)
         end = self._now_ns()
-        dwell = Dwell(
+        dwell = WindowCounts(
             *(segment.index, segment.kind, segment.rate_qps * self.nodes, self.nodes),
             *(start_ns, begin, end, end),
             requests=sum(requests),

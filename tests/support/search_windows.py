@@ -1,10 +1,10 @@
 """Windows of a search with known counts."""
 
-from analysis.capacity.window_counts import NS, Dwell, LimitCount
+from analysis.capacity.window_counts import NS, LimitCount, WindowCounts
 
 
 def window_of(requests, ttft, tpot, paced):
-    return Dwell(
+    return WindowCounts(
         0, "dwell", 8.0, 1, 0, 0, 45 * NS, 45 * NS,
         requests=requests,
         ttft=LimitCount(ttft, requests, (), ()),

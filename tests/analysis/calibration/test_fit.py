@@ -13,7 +13,7 @@ import yaml
 
 from analysis import __main__ as root
 from analysis.rows import records
-from analysis.stats.map_fit import Z95, Floats, Prior, fit
+from analysis.stats.map_fit import Z95, Floats, ParameterPrior, fit
 from conf import Experiment, load
 from conf.constants import constants, covariance, replaced
 from conf.load import dump
@@ -217,7 +217,7 @@ def test_the_fit_weighs_data_against_the_prior_by_their_scatter() -> None:
     """y = a + b x in ln; the third parameter is in no figure and keeps its prior, sides apart."""
     x = np.linspace(-1, 1, 40)
     noise = np.random.default_rng(1).normal(0, 0.02, 40)
-    prior = Prior(np.zeros(3), np.full(3, 0.5), np.array([0.5, 0.5, 0.2]))
+    prior = ParameterPrior(np.zeros(3), np.full(3, 0.5), np.array([0.5, 0.5, 0.2]))
     found = fit(lambda at: at[0] + at[1] * x, 0.3 - 0.2 * x + noise, prior)
     assert found.at == pytest.approx([0.3, -0.2, 0.0], abs=0.02)
     assert 0.014 < found.scatter < 0.027
@@ -230,7 +230,7 @@ def test_the_fit_weighs_data_against_the_prior_by_their_scatter() -> None:
 def test_a_tight_side_of_the_prior_does_not_stop_the_others() -> None:
     """The data pull the skewed parameter where it may not go, and the other must make up for it."""
     x = np.linspace(-1, 1, 20)
-    prior = Prior(np.zeros(2), np.array([0.01, 0.5]), np.array([3.0, 0.5]))
+    prior = ParameterPrior(np.zeros(2), np.array([0.01, 0.5]), np.array([3.0, 0.5]))
     found = fit(lambda at: np.concatenate([at[0] + at[1] + x, 0.3 * at[1] + x]), np.tile(x, 2) - 0.4, prior)
     assert not found.stalled and found.at[1] < -0.4
     assert found.at[0] > -0.04
@@ -239,7 +239,7 @@ def test_a_tight_side_of_the_prior_does_not_stop_the_others() -> None:
 
 def test_what_is_not_learnt_goes_back_to_the_prior_whole() -> None:
     """Of a + b only the sum is measured, and b is the one that the prior knows."""
-    prior = Prior(np.zeros(2), np.array([1.0, 0.1]), np.array([1.0, 0.2]))
+    prior = ParameterPrior(np.zeros(2), np.array([1.0, 0.1]), np.array([1.0, 0.2]))
     found = fit(lambda at: np.full(20, at.sum()), np.full(20, 0.5), prior, enough=0.5)
     assert list(found.held) == [False, True]
     assert found.at == pytest.approx([0.5, 0.0], abs=1e-3)
@@ -249,7 +249,7 @@ def test_what_is_not_learnt_goes_back_to_the_prior_whole() -> None:
 
 def test_a_descent_that_gains_nothing_is_said_to_have_stalled() -> None:
     """Steps that are flat around the prior; another start sees the slope."""
-    prior = Prior(np.zeros(1), np.ones(1), np.ones(1))
+    prior = ParameterPrior(np.zeros(1), np.ones(1), np.ones(1))
 
     def steps(at: Floats) -> Floats:
         return np.full(30, float(np.where(np.abs(at[0]) < 0.1, 0.0, at[0])))

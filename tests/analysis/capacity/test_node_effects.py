@@ -19,15 +19,15 @@ from analysis.capacity.posterior import posterior
 from analysis.capacity.window_counts import (
     LOOK_AHEAD,
     LOOK_BACK,
-    Dwell,
     LimitCount,
     Window,
+    WindowCounts,
     count,
-    count_streams,
+    count_by_stream,
 )
 from analysis.results import summary
 from analysis.rows import gathering, records
-from analysis.stats.pooling import Figure
+from analysis.stats.pooling import Interval
 from conf import ConfigError, Experiment, load
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
@@ -181,13 +181,15 @@ def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
     # The work of the service per node is the mean of its nodes' work.
     assert math.exp(whole.log_work) == pytest.approx(np.mean([math.exp(part.log_work) for part in parts]))
     assert parts[1].tpot.over > parts[0].tpot.over  # the slow one
-    again = count_streams(
+    again = count_by_stream(
         drive.windows.requests(0), whole, 2, experiment.slo, experiment.workload, drive.free_ns
     )
     assert again == parts
 
 
-def dwell(index: int, stream: int | None, share: float, rate: float = 5.0, requests: int = 200) -> Dwell:
+def dwell(
+    index: int, stream: int | None, share: float, rate: float = 5.0, requests: int = 200
+) -> WindowCounts:
     """A dwell of 45 s with a share of requests over the TPOT limit, evenly over its blocks."""
     window = Window(index, "dwell", rate, 1, 0, 15 * NS, 60 * NS, 60 * NS)
     columns = {name: getattr(window, name) for name in Window.__dataclass_fields__}
@@ -197,7 +199,7 @@ def dwell(index: int, stream: int | None, share: float, rate: float = 5.0, reque
     none = LimitCount(0, sum(per_block), (0,) * 9, per_block)
     load = (rate,) * (LOOK_BACK + len(over) + LOOK_AHEAD)
     offered = {"log_work": math.log(rate), "load": load, "arrivals_var": 0.0}
-    return Dwell(**columns, **offered, requests=requests, ttft=none, tpot=tally, stream=stream)
+    return WindowCounts(**columns, **offered, requests=requests, ttft=none, tpot=tally, stream=stream)
 
 
 def share(rate: float, capacity: float, slope: float = 20.0) -> float:
@@ -255,7 +257,7 @@ def test_one_slow_node_is_named_and_widens_the_interval() -> None:
 
 def test_an_effect_is_told_with_its_side_and_its_interval_in_order() -> None:
     effects = NodeEffects(
-        (Figure(0.01, -0.01, 0.03), Figure(-0.041, -0.062, -0.02)), Figure(0.03, 0.01, 0.06)
+        (Interval(0.01, -0.01, 0.03), Interval(-0.041, -0.062, -0.02)), Interval(0.03, 0.01, 0.06)
     )
     assert effects.differing == (1,)
     assert node_effects.lines(node_effects.tree(effects))[1:] == [

@@ -15,9 +15,9 @@ from analysis.capacity.window_counts import (
     LOOK_AHEAD,
     LOOK_BACK,
     NS,
-    Dwell,
     LimitCount,
     Window,
+    WindowCounts,
     count,
     request_work,
     waiting,
@@ -192,7 +192,7 @@ def simulated(qps, over, requests=300, index=0, limit="tpot", **more):
     limits = {"ttft": hit, "tpot": miss} if limit == "ttft" else {"ttft": miss, "tpot": hit}
     known = {"requests": requests, "log_work": math.log(qps), "load": (qps,) * BLOCKS, "arrivals_var": 0.0}
     known |= limits | more
-    return Dwell(index, "dwell", qps, 1, 0, 0, 45 * NS, 45 * NS, **known)
+    return WindowCounts(index, "dwell", qps, 1, 0, 0, 45 * NS, 45 * NS, **known)
 
 
 def on_the_curve(capacity, slope, rates, **more):

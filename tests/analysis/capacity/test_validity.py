@@ -7,18 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.capacity.validity import (
-    REMEDIES,
-    Check,
-    Verdict,
-    check_concurrency,
-    check_little,
-    check_prefix_hits,
-    judge_closed,
-    judge_dwell,
-    judge_run,
-    slope_t,
-)
+from analysis.capacity import flow_checks, service_checks
+from analysis.capacity.check import Check
+from analysis.capacity.flow_checks import slope_t
+from analysis.capacity.validity import REMEDIES, Verdict, WindowEvidence, judge_run, judge_window
 from analysis.capacity.window_counts import NS, Window
 from analysis.rows.records import table
 from conf.specs.experiment import Slo
@@ -52,7 +44,7 @@ def rows(count=450, **more):
 
 
 def judged(made, **evidence):
-    return judge_dwell(table(made), WINDOW, SLO, **evidence)
+    return judge_window(table(made), WINDOW, SLO, WindowEvidence(**evidence))
 
 
 def named(verdict, name):
@@ -162,14 +154,14 @@ def test_the_worst_actor_counts_and_one_that_does_not_tell_does_not():
 
 def test_an_answer_without_a_cached_count_had_no_hit_once_another_has_one():
     half = table(rows(100, prompt_tokens=1000, cached_tokens=[800] * 50))
-    assert check_prefix_hits(half).value == pytest.approx(0.4)
-    assert check_prefix_hits(table(rows(100, prompt_tokens=1000))).passed is None
-    assert check_prefix_hits(table(rows(100, cached_tokens=0))).passed is None
+    assert service_checks.prefix_hits(half).value == pytest.approx(0.4)
+    assert service_checks.prefix_hits(table(rows(100, prompt_tokens=1000))).passed is None
+    assert service_checks.prefix_hits(table(rows(100, cached_tokens=0))).passed is None
 
 
 @pytest.mark.parametrize(("cached", "error"), [(485, 0.0), (500, 0.0), (480, 0.005), (507, 0.007)])
 def test_a_prefix_cache_serves_whole_blocks_of_what_is_shared(cached, error):
-    check = check_prefix_hits(table(rows(100, **HALF_SHARED, cached_tokens=cached)))
+    check = service_checks.prefix_hits(table(rows(100, **HALF_SHARED, cached_tokens=cached)))
     assert check.value == pytest.approx(error)
 
 
@@ -181,9 +173,9 @@ def test_failures_are_noted_as_not_achieved_but_the_backlog_is_not():
 def test_little_compares_with_an_independent_count():
     made = table(rows())
     expected = 450 / 45 * 0.901 - 0.901**2 * 10 / 2 / 45
-    assert check_little(made, WINDOW, expected).value == pytest.approx(0, abs=3e-3)
-    assert check_little(made, WINDOW, expected * 1.04).passed is True
-    assert check_little(made, WINDOW, expected * 1.06).passed is False
+    assert flow_checks.little(made, WINDOW, expected).value == pytest.approx(0, abs=3e-3)
+    assert flow_checks.little(made, WINDOW, expected * 1.04).passed is True
+    assert flow_checks.little(made, WINDOW, expected * 1.06).passed is False
 
 
 def test_a_growing_queue_is_noted_as_unstable_and_does_not_void():
@@ -223,7 +215,7 @@ def closed_loop(concurrency, count, seed=3):
 
 def test_a_closed_loop_of_enough_requests_is_proved():
     made, window = closed_loop(8, 320)
-    verdict = judge_closed(made, window, SLO, planned=None, health={"a": HEALTH})
+    verdict = judge_window(made, window, SLO, WindowEvidence(health={"a": HEALTH}))
     assert verdict.valid
     assert named(verdict, "requests_per_concurrency").value == 40
     told = {name: named(verdict, name).passed for name in ("concurrency_error", "steady_window")}
@@ -234,7 +226,7 @@ def test_a_closed_loop_of_enough_requests_is_proved():
 
 def test_a_short_closed_loop_is_noted_and_not_void():
     made, window = closed_loop(8, 40)
-    verdict = judge_closed(made, window, SLO)
+    verdict = judge_window(made, window, SLO)
     noted = {check.name for check in verdict.checks if check.passed is False}
     assert noted >= {"requests_per_concurrency", "steady_window"}
     assert verdict.valid
@@ -242,14 +234,16 @@ def test_a_short_closed_loop_is_noted_and_not_void():
 
 def test_a_closed_loop_that_did_not_hold_its_concurrency_is_seen():
     made, window = closed_loop(8, 320)
-    assert check_concurrency(made, window).value < 0.05
-    assert check_concurrency(made, replace(window, concurrency=10)).value == pytest.approx(0.2, abs=0.04)
-    assert check_concurrency(made.slice(0, 0), window).passed is None
+    assert flow_checks.concurrency(made, window).value < 0.05
+    assert flow_checks.concurrency(made, replace(window, concurrency=10)).value == pytest.approx(
+        0.2, abs=0.04
+    )
+    assert flow_checks.concurrency(made.slice(0, 0), window).passed is None
 
 
 def test_a_closed_loop_is_void_for_what_voids_any_window():
     made, window = closed_loop(8, 320)
-    verdict = judge_closed(made, window, SLO, lost_actors=["c1"])
+    verdict = judge_window(made, window, SLO, WindowEvidence(lost_actors=["c1"]))
     assert (verdict.valid, verdict.reason) == (False, "actor_lost")
 
 
@@ -295,7 +289,7 @@ def test_a_slower_clock_is_a_remedy_only_where_it_was_fast(scale):
 
 
 def test_every_reason_has_a_remedy():
-    verdict = judge_dwell(table(rows()), WINDOW, SLO)
+    verdict = judge_window(table(rows()), WINDOW, SLO)
     reasons = {check.reason for check in verdict.checks if check.reason}
     assert reasons | {"too_few_dwells"} == set(REMEDIES)
     assert all("\n" not in remedy for remedy in REMEDIES.values())
@@ -336,7 +330,7 @@ def test_the_way_is_judged_in_real_time_whatever_the_engine_took(scale, bound_ms
             engine_first_token_ns=engine_ns,
             first_token_offset_ns=engine_ns + round(way_ms * scale * MS),
         )
-        verdict = judge_dwell(table(made), WINDOW, slo)
+        verdict = judge_window(table(made), WINDOW, slo)
         assert (named(verdict, "path_p90").bound, verdict.reason) == (bound_ms, reason)
 
 
@@ -352,7 +346,7 @@ def test_a_replica_that_stands_still_voids_a_long_window_too():
             rows(1)[0]
             | {"due_ns": round(due_s * NS), "engine_first_token_ns": 49 * MS, "first_token_offset_ns": first}
         )
-    verdict = judge_dwell(table(made), window, Slo("s", ttft_p90_ms=2000.0, tpot_p90_ms=50.0))
+    verdict = judge_window(table(made), window, Slo("s", ttft_p90_ms=2000.0, tpot_p90_ms=50.0))
     assert named(verdict, "path_p90").passed
     assert named(verdict, "path_over").value == pytest.approx(17 / 480)
     assert (verdict.valid, verdict.reason) == (False, "path_slow")

@@ -17,7 +17,7 @@ from analysis import RunError, load_run
 from analysis.capacity import dwell_table
 from analysis.capacity.window_counts import in_window
 from analysis.exchange import FORMATS, export, inferencex, load_foreign, request_rows
-from analysis.figures import pareto_table
+from analysis.figures.pareto import pareto_table
 from analysis.rows import latency_columns, metrics, parquet, records
 from analysis.stats.quantiles import quantile
 from conf import load

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis import figures, load_run
-from analysis.capacity import validity
+from analysis.capacity import client_checks
 from analysis.figures import EXHIBITS, NoData, arrivals, canvas, cdf, server_state, timeline
 from analysis.figures.exhibit import Exhibit
 from analysis.figures.windows import share
@@ -159,12 +159,12 @@ def test_a_run_without_windows_says_so_or_shows_what_it_has() -> None:
                 with pytest.raises(NoData):
                     made(killed)
     with pytest.raises(NoData, match="no requests"):
-        figures.timeseries_table(RunInMemory([]))
+        figures.timeline.timeseries_table(RunInMemory([]))
 
 
 def test_latency_belongs_to_its_own_window_whatever_the_order_of_the_rates() -> None:
     run = faulty()
-    rows = figures.latency_table(run).to_pylist()
+    rows = figures.latency.latency_table(run).to_pylist()
     assert [(row["window"], row["rate_qps_per_node"], row["outcome"]) for row in rows] == [
         (0, 6.0, "pass"),
         (1, 4.0, "fail"),
@@ -173,7 +173,7 @@ def test_latency_belongs_to_its_own_window_whatever_the_order_of_the_rates() -> 
     many = [request(0, i / 20, 100.0 + i % 10) for i in range(200)]
     more = [request(1, 10 + i / 20, 900.0 + i % 10) for i in range(200)]
     lines = [window(0, 6.0, 0, 10), window(1, 4.0, 10, 20)]
-    first, second = figures.latency_table(RunInMemory(many + more, lines, concluded())).to_pylist()
+    first, second = figures.latency.latency_table(RunInMemory(many + more, lines, concluded())).to_pylist()
     assert 100 < first["ttft_p90_low_ms"] <= first["ttft_p90_high_ms"] < 120
     assert 900 < second["ttft_p90_low_ms"] <= second["ttft_p90_high_ms"] < 920
     assert "infinite" in figures.latency.latency_alt(run)
@@ -206,17 +206,17 @@ def test_failures_keep_a_curve_below_one() -> None:
     assert at.tolist() == [1, 2, 3] and part.tolist() == [0.25, 0.5, 0.75]
     at, part = cdf.steps(np.arange(1000.0), most=50)
     assert len(at) == 50 and part[-1] == 1 and (np.diff(part) > 0).all()
-    rows = figures.cdf_table(faulty()).to_pylist()
+    rows = figures.cdf.cdf_table(faulty()).to_pylist()
     assert [row["rate_qps_per_node"] for row in rows] == [4.0, 6.0]  # the void window is left out
     assert rows[0]["ttft_within_bound_pct"] == 75 and rows[0]["ttft_p90_ms"] == math.inf
     assert any("5 failed" in name for name in names(drawn(EXHIBITS[2], faulty())))
     void = [window(0, 6.0, 0, 10, valid=False)]
     with pytest.raises(NoData, match="void"):
-        figures.cdf_table(RunInMemory(spread(0, 0.0), void, concluded()))
+        figures.cdf.cdf_table(RunInMemory(spread(0, 0.0), void, concluded()))
 
 
 def test_what_never_left_is_later_than_any_send() -> None:
-    rows = figures.client_lag_table(faulty()).to_pylist()
+    rows = figures.client.client_lag_table(faulty()).to_pylist()
     assert [row["never_sent"] for row in rows] == [0, 0, 2]
     assert (
         rows[2]["lag_p99_ms"] == math.inf
@@ -233,11 +233,11 @@ def test_each_bound_of_the_load_generator_stands_beside_its_own_series(golden: A
     _, lag, cpu, own = drawn(EXHIBITS[3], golden)
     assert not any("CPU" in name or "run share" in name for name in names([lag]))
     used, gate = cpu.get_lines()
-    assert used.get_label() == "CPU, busiest actor" and set(gate.get_ydata()) == {validity.CPU_SHARE}
+    assert used.get_label() == "CPU, busiest actor" and set(gate.get_ydata()) == {client_checks.CPU_SHARE}
     assert [text.get_text() for text in cpu.texts] == ["gate: at most 0.6 over a window"]
     crowded, noted = own.get_lines()
     assert crowded.get_label() == "run share, most crowded actor"
-    assert set(noted.get_ydata()) == {validity.RUN_SHARE}
+    assert set(noted.get_ydata()) == {client_checks.RUN_SHARE}
     assert noted.get_label() == "noted below 0.6 over a window"
     clients = golden.clients()
     assert np.nanmin(crowded.get_ydata()) == pytest.approx(min(clients["run_share"].drop_null().to_pylist()))
@@ -254,13 +254,13 @@ def test_a_replica_that_never_answered_is_in_the_balance() -> None:
     asked = faulty().config
     layout = replace(asked.layout, replicas_per_node=3, tensor_parallel=2)
     run = faulty().but(config=replace(asked, layout=layout))
-    rows = figures.replica_balance_table(run).to_pylist()
+    rows = figures.replicas.replica_balance_table(run).to_pylist()
     assert [(row["replica"], row["requests"]) for row in rows] == [("a", 30), ("b", 10), ("no answer 1", 0)]
     assert "least busy 0.00 times the mean of 13 requests" in EXHIBITS[6].alt(run)
     drawn(EXHIBITS[6], run)
     void = faulty().but(windows=[window(0, 6.0, 0, 10, valid=False)])
     with pytest.raises(NoData, match="every window is void"):
-        figures.replica_balance_table(void)
+        figures.replicas.replica_balance_table(void)
 
 
 def test_nearly_all_is_not_called_all() -> None:
@@ -281,17 +281,17 @@ def test_exponential_order_statistics() -> None:
 
 
 def test_arrivals_are_counted_against_the_plan() -> None:
-    on_time, behind, _ = figures.arrivals_table(faulty()).to_pylist()
+    on_time, behind, _ = figures.arrivals.arrivals_table(faulty()).to_pylist()
     assert on_time["due_requests"] == on_time["sent_requests"] == 20 and on_time["expected_requests"] == 60
     assert on_time["gap_mean_over_planned"] == pytest.approx(0.5 * 6) and on_time["gap_cv"] == pytest.approx(
         0
     )
     late = [request(0, i / 2, send_offset_ns=int((5 - i / 2) * 1e9)) for i in range(8)]
     run = RunInMemory(late, [window(0, 2.0, 0, 5)], concluded())
-    assert figures.arrivals_table(run)["most_behind_requests"].to_pylist() == [7]
+    assert figures.arrivals.arrivals_table(run)["most_behind_requests"].to_pylist() == [7]
     closed = RunInMemory(late, [window(0, 2.0, 0, 5, concurrency=4)], concluded())
     with pytest.raises(NoData, match="closed loop"):
-        figures.arrivals_table(closed)
+        figures.arrivals.arrivals_table(closed)
 
 
 def test_in_flight_and_rolling_quantiles() -> None:
@@ -337,7 +337,7 @@ def test_tokens_are_counted_where_they_came() -> None:
     came = per_gpu.Came(run.requests())
     assert came.outputs(2, 7) == pytest.approx(11 / 2 + 1) and came.outputs(0, 20) == pytest.approx(12)
     busy = RunInMemory([request(0, t, 0.0, 50.0) for t in range(10)], [window(0, 1.0, 0, 10)], concluded())
-    (row,) = figures.pareto_table(busy).to_pylist()
+    (row,) = figures.pareto.pareto_table(busy).to_pylist()
     assert row["interactivity_median_tok_per_s_user"] == pytest.approx(20)
     assert row["gpus"] == 8 and row["output_tok_per_s_gpu"] == pytest.approx(11 * 10 / 10 / 8, rel=0.02)
 
@@ -348,11 +348,11 @@ def test_unknown_gpus_are_not_guessed() -> None:
         run.config, engine=ExternalEngine(), target=replace(run.config.target, urls=["http://a:1"])
     )
     with pytest.raises(NoData, match="GPUs"):
-        figures.pareto_table(run.but(config=asked))
+        figures.pareto.pareto_table(run.but(config=asked))
 
 
 def test_goodput_beside_what_arrived() -> None:
-    rows = figures.goodput_table(faulty()).to_pylist()
+    rows = figures.goodput.goodput_table(faulty()).to_pylist()
     assert [row["rate_qps_per_node"] for row in rows] == [4.0, 6.0]
     assert [row["arrived_qps_per_node"] for row in rows] == [2.0, 2.0]
     assert [row["good_of_arrived_pct"] for row in rows] == [75, 100]
@@ -361,7 +361,7 @@ def test_goodput_beside_what_arrived() -> None:
 def test_errors_are_counted_with_their_first_words() -> None:
     retracted = failed(0, 9.9, "missed", phase="retracted", error_kind="retracted")
     run = faulty().but(rows=[*faulty().rows, retracted])
-    rows = figures.errors_table(run).to_pylist()
+    rows = figures.errors.errors_table(run).to_pylist()
     assert [(row["status"], row["http_status"], row["requests"]) for row in rows] == [
         ("http_error", 503, 5),
         ("missed", None, 2),
@@ -371,23 +371,23 @@ def test_errors_are_counted_with_their_first_words() -> None:
     assert {patch.get_hatch() or "" for panel in panels for patch in panel.patches} == {"", "///"}
     many = [failed(0, i / 8, error_kind=f"kind {i}") for i in range(40)]
     run = RunInMemory(many, [window(0, 1.0, 0, 10)], concluded())
-    assert figures.errors_table(run).num_rows == 30
+    assert figures.errors.errors_table(run).num_rows == 30
     assert EXHIBITS[9].alt(run).startswith("40 requests failed, 100 % of all, in 40 kinds")
     assert EXHIBITS[9].alt(run).endswith("The 8 most frequent are drawn.")
     with pytest.raises(NoData, match="no failures among 20 requests"):
-        figures.errors_table(RunInMemory(spread(0, 0.0)))
+        figures.errors.errors_table(RunInMemory(spread(0, 0.0)))
 
 
 def test_replicas_by_their_requests() -> None:
-    rows = figures.replica_balance_table(faulty()).to_pylist()
+    rows = figures.replicas.replica_balance_table(faulty()).to_pylist()
     assert [(row["replica"], row["share_pct"]) for row in rows] == [("a", 75), ("b", 25)]
     one = [window(0, 6.0, 0, 10, by_replica=[{"replica_id": "a", "requests": 3, "ttft_p90_ms": 1.0}])]
     with pytest.raises(NoData, match="one replica"):
-        figures.replica_balance_table(RunInMemory(spread(0, 0.0), one, concluded()))
+        figures.replicas.replica_balance_table(RunInMemory(spread(0, 0.0), one, concluded()))
 
 
 def test_the_path_of_the_search_is_that_of_its_events(golden: Any) -> None:
-    rows = figures.search_table(golden).to_pylist()
+    rows = figures.search.search_table(golden).to_pylist()
     done = [event for event in golden.events() if event["event"] == "segment_done"]
     assert [row["posterior_qps_per_node"] for row in rows] == [e["capacity"]["qps_per_node"] for e in done]
     assert [row["rate_qps_per_node"] for row in rows] == golden.dwells()["rate_qps_per_node"].to_pylist()
@@ -402,7 +402,7 @@ def test_a_long_line_is_thinned_and_keeps_its_ends() -> None:
 
 def test_without_axes_a_figure_is_made_for_a_notebook(golden: Any) -> None:
     pyplot.switch_backend("agg")
-    ax = figures.plot_goodput(golden)
+    ax = figures.goodput.plot_goodput(golden)
     assert isinstance(ax, Axes) and ax.figure is pyplot.gcf()
     pyplot.close("all")
 

@@ -1,4 +1,4 @@
-"""Figures of several runs, of studies and of plans: intervals, ratios, efficiency, nodes and bars."""
+"""Figures of several runs, of studies and of plans: intervals, ratios, efficiency and nodes."""
 
 import re
 from typing import Any
@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from analysis import figures
-from analysis.figures import COMPARE, PLAN, REPEATS, SCALING, SENSITIVITY, NoData, several
+from analysis.figures import COMPARE, PLAN, REPEATS, SCALING, NoData, several
 from analysis.planning.efficiency import Efficiency, Measured
 from analysis.stats.pooling import Estimate, pooled
 from tests.support.run_in_memory import RunInMemory, concluded
@@ -69,18 +69,6 @@ PLANNED = {
     ],
     "day": DAY,
 }
-BARS = {
-    "bars": [
-        {
-            "name": "input_tokens",
-            "unit": "tokens",
-            "at_low": 2800.0,
-            "at_high": 8400.0,
-            "ratio_at_low": {"value": 1.8, "low": 1.7, "high": 1.9},
-            "ratio_at_high": {"value": 0.7, "low": None, "high": None},
-        }
-    ]
-}
 MEASURED = Efficiency((Measured(1, 5.0, 0.02), Measured(2, 4.8, 0.02), Measured(4, 4.5, 0.02)))
 
 
@@ -92,7 +80,6 @@ MEASURED = Efficiency((Measured(1, 5.0, 0.02), Measured(2, 4.8, 0.02), Measured(
         (COMPARE, MATRIX),
         (SCALING, MEASURED),
         (PLAN, PLANNED),
-        (SENSITIVITY, BARS),
     ],
 )
 def test_each_is_stable_svg_with_words_and_a_table(exhibit: figures.Exhibit, subject: Any) -> None:
@@ -103,19 +90,19 @@ def test_each_is_stable_svg_with_words_and_a_table(exhibit: figures.Exhibit, sub
 
 
 def test_repeats_show_every_part_and_what_they_say_together() -> None:
-    rows = figures.repeats_table(REPEATED).to_pylist()
+    rows = figures.repeats.repeats_table(REPEATED).to_pylist()
     assert [row["part"] for row in rows] == ["1", "2", "3", "mean of the repeats"]
     assert rows[2]["qps_per_node"] is None and rows[2]["why_not"] == "void"
     assert (rows[3]["qps_per_node"], rows[3]["low_qps_per_node"]) == (5.2, 4.8)
     void = REPEATED | {"valid": False}
-    assert len(figures.repeats_table(void)) == 3
+    assert len(figures.repeats.repeats_table(void)) == 3
 
 
 def test_runs_are_pooled_by_random_effects() -> None:
-    last = figures.repeats_table([run("a", 5, 4, 6), run("b", 6, 5, 7)]).to_pylist()[-1]
+    last = figures.repeats.repeats_table([run("a", 5, 4, 6), run("b", 6, 5, 7)]).to_pylist()[-1]
     expected = pooled([Estimate.of_interval(5, 4, 6), Estimate.of_interval(6, 5, 7)])
     assert last["qps_per_node"] == expected.qps.value and last["certified_qps_per_node"] == expected.certified
-    only = figures.repeats_table([run("a", 5, 4, 6), run("b", 6, 5, 7, open_above=True)]).to_pylist()
+    only = figures.repeats.repeats_table([run("a", 5, 4, 6), run("b", 6, 5, 7, open_above=True)]).to_pylist()
     assert [row["part"] for row in only] == ["a", "b"] and only[1]["qps_per_node"] is None
     assert only[1]["low_qps_per_node"] == 5 and only[1]["high_qps_per_node"] is None
 
@@ -135,7 +122,7 @@ def test_a_part_that_is_void_or_open_has_no_interval_of_its_own() -> None:
 
 
 def test_ratios_of_a_matrix_are_those_it_found() -> None:
-    rows = figures.compare_table(MATRIX).to_pylist()
+    rows = figures.comparison.compare_table(MATRIX).to_pylist()
     assert [row["ratio_to_first"] for row in rows] == [None, 1.4, 1.0, None, None]
     assert [row["ratio_is"] for row in rows] == ["", "paired", "unpaired", "", ""]
     words = COMPARE.alt(MATRIX)
@@ -150,41 +137,34 @@ def test_the_ratio_of_a_comparison_is_paired_and_that_of_runs_is_not() -> None:
         "ratio": {"value": 0.9, "low": 0.8, "high": 0.95},
     }
     study["parts"] = [part("a", q(5, 4, 6)), part("b", q(7, 6, 8))]
-    assert figures.compare_table(study)["ratio_to_first"].to_pylist() == [None, 0.9]
+    assert figures.comparison.compare_table(study)["ratio_to_first"].to_pylist() == [None, 0.9]
     assert ": less." in COMPARE.alt(study)
     with pytest.raises(NoData, match="no two capacities"):
-        figures.compare_table(study | {"valid": False})
-    runs = figures.compare_table([run("a", 5, 4, 6), run("b", 6, 5, 7)]).to_pylist()
+        figures.comparison.compare_table(study | {"valid": False})
+    runs = figures.comparison.compare_table([run("a", 5, 4, 6), run("b", 6, 5, 7)]).to_pylist()
     assert runs[1]["ratio_to_first"] == pytest.approx(1.2) and runs[1]["ratio_is"] == "unpaired"
     assert runs[1]["ratio_low"] < 1 < runs[1]["ratio_high"]
     with pytest.raises(NoData):
-        figures.compare_table([run("a", 5, 4, 6)])
+        figures.comparison.compare_table([run("a", 5, 4, 6)])
 
 
 def test_efficiency_is_one_at_the_first_point_by_definition() -> None:
-    rows = figures.scaling_table(MEASURED).to_pylist()
+    rows = figures.scaling.scaling_table(MEASURED).to_pylist()
     assert [row["measured_e"] for row in rows] == pytest.approx([1, 0.96, 0.9])
     assert rows[0]["planned_e_low"] is None and rows[2]["planned_e_low"] < 0.9 < rows[2]["planned_e_high"]
     with pytest.raises(NoData, match="assumption"):
-        figures.scaling_table(Efficiency((Measured(1, 5.0, 0.02),)))
+        figures.scaling.scaling_table(Efficiency((Measured(1, 5.0, 0.02),)))
 
 
 def test_a_plan_by_demand_and_by_hour() -> None:
-    assert figures.plan_table(PLANNED)["nodes"].to_pylist() == [2, 4]
+    assert figures.purchase.plan_table(PLANNED)["nodes"].to_pylist() == [2, 4]
     words = PLAN.alt(PLANNED)
     assert (
         "4 nodes" in words and "plain division by the estimate says 3" in words and "60 node-hours" in words
     )
     assert "node-hours" not in PLAN.alt(PLANNED | {"day": None})
     with pytest.raises(NoData, match="void"):
-        figures.plan_table({"valid": False, "reason": "the run is void"})
-
-
-def test_bars_of_a_plan_or_of_a_sensitivity() -> None:
-    assert figures.sensitivity_table(BARS) == figures.sensitivity_table({"sensitivity": BARS})
-    assert figures.sensitivity_table(BARS)["ratio_at_high_from"].to_pylist() == [None]
-    with pytest.raises(NoData):
-        figures.sensitivity_table({"sensitivity": None})
+        figures.purchase.plan_table({"valid": False, "reason": "the run is void"})
 
 
 def test_a_forest_grows_with_its_rows() -> None:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 
 from analysis import figures, load_run, report
 from analysis.capacity import validity
+from analysis.capacity.check import Check
 from analysis.capacity.window_counts import NS, Window
 from analysis.report import banner, checks, exhibits
 from analysis.report.blocks import Missing
@@ -390,8 +391,10 @@ def test_every_check_and_figure_is_known_to_the_page() -> None:
     window = Window(0, "dwell", 1.0, 1, 0, 0, 60 * NS, 60 * NS, concurrency=4)
     unnamed = {"dwell": 0, "due_ns": 0, "status": "ok", "replica_id": foreign_words.OTHER}
     rows, slo = records.table([unnamed]), Slo("any", 1000, 100)
-    closed = validity.judge_closed(rows, window, slo)
-    verdicts = [validity.judge_dwell(rows, window, slo), closed, validity.judge_run([closed], 2)]
+    closed, opened = (
+        validity.judge_window(rows, one, slo) for one in (window, replace(window, concurrency=0))
+    )
+    verdicts = [opened, closed, validity.judge_run([closed], 2)]
     names = {check.name for verdict in verdicts for check in verdict.checks}
     assert names == checks.MEANINGS.keys()
     assert set(banner.CAUSES) == set(validity.REMEDIES)
@@ -408,7 +411,7 @@ def test_a_check_without_a_reason_is_a_note() -> None:
     ]
     for passed, reason, said in outcomes:
         assert checks.state({**known, "passed": passed, "reason": reason}) == said
-    infinite = asdict(validity.Check("send_lag_p99", False, float("inf"), 5.0, "ms", "client_limited"))
+    infinite = asdict(Check("send_lag_p99", False, float("inf"), 5.0, "ms", "client_limited"))
     assert checks.table([infinite], valid=True).rows[0][2] == "infinite ms"
     noted = {**known, "passed": False, "reason": ""}
     assert checks.counted([noted]) == "1 check: 1 note; none failed."

@@ -9,10 +9,10 @@ import pytest
 
 from analysis import load_run
 from analysis.__main__ import main
-from analysis.capacity.validity import judge_dwell
+from analysis.capacity.validity import judge_window
 from analysis.capacity.window_counts import NS, Window
 from analysis.rows import foreign_words, records
-from analysis.rows.foreign_words import LETTERS, MOST, OTHER, Words, folded
+from analysis.rows.foreign_words import LETTERS, MOST, OTHER, BoundedWords, folded
 from conf.specs.experiment import Slo
 from loadgen.fleet.arrow_stream import Shard
 from loadgen.fleet.rows import Clock, Planned, Said, batch
@@ -29,7 +29,7 @@ def names(count: int, first: int = 0) -> list[str]:
 
 
 def test_a_word_is_kept_short_and_printable_until_there_are_too_many() -> None:
-    said = Words()
+    said = BoundedWords()
     assert said.kept(None) is None
     assert said.kept("\x1b[2Jr1\n") == "[2Jr1"
     assert said.kept("x" * 10_000) == said.kept("x" * 20_000) == "x" * LETTERS + " ..."
@@ -106,11 +106,11 @@ def test_what_has_no_name_of_its_own_is_said() -> None:
     ]
     window = Window(0, "dwell", 1.0, 1, 0, 0, NS, NS)
     checks = {
-        check.name: check for check in judge_dwell(records.table(made), window, Slo("s", 1.0, 1.0)).checks
+        check.name: check for check in judge_window(records.table(made), window, Slo("s", 1.0, 1.0)).checks
     }
     said = checks["folded_names"]
     assert (said.value, said.passed, said.voids) == (7.0, False, False)
-    none = judge_dwell(records.table(made[7:]), window, Slo("s", 1.0, 1.0)).checks
+    none = judge_window(records.table(made[7:]), window, Slo("s", 1.0, 1.0)).checks
     assert "folded_names" not in [check.name for check in none]
 
 

@@ -8,15 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.stats.quantiles import (
-    GROWTH,
-    PHI_START_FREEDOM,
-    Dispersion,
-    overdispersion,
-    parzen,
-    quantile,
-    sectioning,
-)
+from analysis.stats.dispersion import GROWTH, START_FREEDOM, Dispersion, overdispersion, parzen
+from analysis.stats.quantiles import quantile, sectioning
 
 latencies = st.lists(st.floats(0, 1e6), min_size=1, max_size=50)
 levels = st.integers(0, 1000).map(lambda thousandth: thousandth / 1000)
@@ -91,34 +84,38 @@ def test_overdispersion_by_hand():
     grown = raw * (raw / (5 / 1.8)) ** GROWTH
     freedom = 2 / (0.539 * 2)
     found = overdispersion(over, seen, mu)
-    assert found.freedom == pytest.approx(freedom + PHI_START_FREEDOM)
-    start = Dispersion.unknown(seen).phi
-    assert found.phi == pytest.approx((freedom * grown + 3 * start) / (freedom + 3))
+    assert found.freedom == pytest.approx(freedom + START_FREEDOM)
+    start = Dispersion.unknown(seen).inflation
+    assert found.inflation == pytest.approx((freedom * grown + 3 * start) / (freedom + 3))
 
 
 def test_overdispersion_of_independent_requests_is_one_and_of_whole_blocks_is_their_size():
     rng = np.random.default_rng(5)
     seen, mu = np.full(40_000, 40.0), np.full(40_000, 0.1)
-    assert overdispersion(rng.binomial(40, 0.1, 40_000).astype(float), seen, mu).phi == pytest.approx(
+    assert overdispersion(rng.binomial(40, 0.1, 40_000).astype(float), seen, mu).inflation == pytest.approx(
         1, abs=0.1
     )
-    assert overdispersion(40.0 * rng.binomial(1, 0.1, 40_000), seen, mu).phi == pytest.approx(40, rel=0.1)
+    assert overdispersion(40.0 * rng.binomial(1, 0.1, 40_000), seen, mu).inflation == pytest.approx(
+        40, rel=0.1
+    )
 
 
 def test_memory_over_many_blocks_counts_for_more_than_the_lags_see():
     rng = np.random.default_rng(6)
     pairs, runs = (np.repeat(rng.binomial(1, 0.1, 40_000 // n), n) * 40.0 for n in (2, 8))
-    two, eight = (overdispersion(x, np.full(40_000, 40.0), np.full(40_000, 0.1)).phi for x in (pairs, runs))
+    two, eight = (
+        overdispersion(x, np.full(40_000, 40.0), np.full(40_000, 0.1)).inflation for x in (pairs, runs)
+    )
     assert two == pytest.approx(80 * 2**GROWTH, rel=0.1)
     assert eight > 400 * 0.99
 
 
 def test_overdispersion_is_at_least_one_has_no_ceiling_and_is_unknown_without_requests():
     blocks = np.ones(1000)
-    assert overdispersion(10 * blocks, 100 * blocks, 0.1 * blocks).phi == pytest.approx(1.0, abs=3)
+    assert overdispersion(10 * blocks, 100 * blocks, 0.1 * blocks).inflation == pytest.approx(1.0, abs=3)
     rng = np.random.default_rng(8)
     whole = 5000.0 * rng.binomial(1, 0.1, 4000)
-    assert overdispersion(whole, 5000 * np.ones(4000), np.full(4000, 0.1)).phi == pytest.approx(
+    assert overdispersion(whole, 5000 * np.ones(4000), np.full(4000, 0.1)).inflation == pytest.approx(
         5000, rel=0.25
     )
     assert overdispersion(0 * blocks, 0 * blocks, 0.1 * blocks) is None
@@ -128,7 +125,7 @@ def test_a_drift_is_believed_until_the_blocks_say_otherwise():
     """All requests share a logit of variance (25 x 0.0136)^2, remembered for two minutes."""
     correlations = 1 + 2 * sum(math.exp(-5 * lag / 120) for lag in range(1, 2000))
     per_request = (25 * 0.0136) ** 2 * 0.1 * 0.9 * correlations
-    few, many = (Dispersion.unknown(np.full(10, n)).phi for n in (20.0, 25_000.0))
+    few, many = (Dispersion.unknown(np.full(10, n)).inflation for n in (20.0, 25_000.0))
     assert (many - few) / 24_980 == pytest.approx(per_request, rel=0.02)
 
 
@@ -138,7 +135,7 @@ def test_few_blocks_keep_near_the_start_value():
         overdispersion(40.0 * rng.binomial(1, 0.1, n), np.full(n, 40.0), np.full(n, 0.1)) for n in (12, 9000)
     )
     assert few.freedom < 9 < 300 < many.freedom
-    assert abs(many.phi - 40) < 8
+    assert abs(many.inflation - 40) < 8
 
 
 def test_neighbours_taken_together_are_blocks_of_their_sum():
@@ -147,5 +144,5 @@ def test_neighbours_taken_together_are_blocks_of_their_sum():
     together = overdispersion(over, seen, mu, longer=3.0)
     sums = overdispersion(over.reshape(-1, 3).sum(axis=1), np.full(40, 120.0), np.full(40, 0.1))
     assert together.freedom == sums.freedom
-    starts = [Dispersion.unknown(seen, 3.0).phi, Dispersion.unknown(np.full(40, 120.0)).phi]
-    assert sums.phi - together.phi == pytest.approx(3 * (starts[1] - starts[0]) / sums.freedom)
+    starts = [Dispersion.unknown(seen, 3.0).inflation, Dispersion.unknown(np.full(40, 120.0)).inflation]
+    assert sums.inflation - together.inflation == pytest.approx(3 * (starts[1] - starts[0]) / sums.freedom)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from analysis.capacity.posterior import posterior
-from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, Dwell, LimitCount
+from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, LimitCount, WindowCounts
 from analysis.results import summary
 from conf import load
 from loadgen.__main__ import main
@@ -81,14 +81,14 @@ BLOCKS = 9
 LOAD = tuple(4.8 if i % 8 < 4 else 3.2 for i in range(LOOK_BACK + BLOCKS + LOOK_AHEAD))
 
 
-def window(index: int, over: int) -> Dwell:
+def window(index: int, over: int) -> WindowCounts:
     """A window of 180 requests at 4 QPS, of which the first so many were over each limit."""
     start_ns, end_ns = 45 * index * NS, 45 * (index + 1) * NS
     blocks = tuple(min(max(over - 20 * i, 0), 20) for i in range(BLOCKS))
     limit = LimitCount(over, 180, blocks, (20,) * BLOCKS)
     ends = start_ns, start_ns, end_ns, end_ns
     known: dict[str, Any] = {"requests": 180, "log_work": math.log(4), "load": LOAD, "work_var": 0.1}
-    return Dwell(index, "dwell", 4.0, 1, *ends, **known, ttft=limit, tpot=limit)
+    return WindowCounts(index, "dwell", 4.0, 1, *ends, **known, ttft=limit, tpot=limit)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.capacity.validity import judge_dwell
+from analysis.capacity.validity import WindowEvidence, judge_window
 from analysis.capacity.window_counts import Window
 from analysis.rows import metrics, records, routing_spread
 from conf import load
@@ -118,7 +118,7 @@ def test_latency_counts_from_the_due_time_and_send_lag_without_the_wait(tmp_path
     assert ttft[1] > 200 and ttft[1] > ttft[0]
     assert lag[1] < column(rows, "turn_blocked_ns")[1] / MS
     window = Window(0, "dwell", 10.0, 1, 0, 0, NS, NS)
-    verdict = judge_dwell(rows, window, Slo("wide", 2000, 100), planned=2)
+    verdict = judge_window(rows, window, Slo("wide", 2000, 100), WindowEvidence(planned=2))
     assert verdict.valid or verdict.reason in BUSY
 
 
@@ -155,7 +155,7 @@ def test_who_waits_as_long_as_a_request_may_last_has_gone(tmp_path: Path) -> Non
     assert column(rows, "send_offset_ns")[2] is None
     assert np.all(np.isinf(metrics.ttft(rows)))
     # The client did its part: what is void is another thing.
-    verdict = judge_dwell(rows, Window(0, "dwell", 3.0, 1, 0, 0, NS, NS), Slo("w", 2000, 100))
+    verdict = judge_window(rows, Window(0, "dwell", 3.0, 1, 0, 0, NS, NS), Slo("w", 2000, 100))
     assert verdict.valid or verdict.reason in BUSY
 
 

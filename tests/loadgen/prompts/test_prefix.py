@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.capacity.validity import check_prefix_hits
+from analysis.capacity import service_checks
 from analysis.rows import records
 from conf import ConfigError, load
 from conf.specs.experiment import SimulatedEngine, Workload
@@ -118,7 +118,7 @@ def test_half_of_every_prompt_comes_from_the_prefix_cache(prompt: str, tmp_path:
     steady = rows.slice(1)
     share = sum(later) / sum(steady["prompt_tokens"].to_pylist())
     assert share == pytest.approx(0.5, abs=0.01)
-    assert check_prefix_hits(steady).passed
+    assert service_checks.prefix_hits(steady).passed
     assert scraped["prefix_hits"] == sum(later)
     assert scraped["prefix_queries"] == sum(rows["prompt_tokens"].to_pylist())
 

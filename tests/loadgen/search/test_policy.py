@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from analysis.capacity.posterior import posterior
-from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, NS, Dwell, LimitCount
+from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, NS, LimitCount, WindowCounts
 from conf import load
 from conf.specs.experiment import Search, Slo
 from loadgen.search import policy
@@ -32,7 +32,7 @@ def done(segment, over=0, *, bad=False, void=False, aborted=False, e2e_s=None, s
     start_ns, begin_ns = (int(at_s * NS) for at_s in (start_s, start_s + segment.transition_s))
     end_ns = begin_ns + int(segment.window_s * NS)
     window = (segment.index, segment.kind, segment.rate_qps, 1, start_ns, begin_ns, end_ns, end_ns, aborted)
-    dwell = Dwell(
+    dwell = WindowCounts(
         *window,
         weight=0.0 if void else 1.0,
         requests=300,

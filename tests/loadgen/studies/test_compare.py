@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from analysis.__main__ import concluded
-from analysis.capacity import paired_ratio
-from analysis.capacity.paired_ratio import Latencies, Pair
-from analysis.capacity.window_counts import Dwell, LimitCount
+from analysis.capacity import paired_ratio, window_pairs
+from analysis.capacity.window_counts import LimitCount, WindowCounts
+from analysis.capacity.window_pairs import Latencies, Pair
 from analysis.results import studies, summary
 from conf import ConfigError, Experiment, load
 from conf.load import dump
+from conf.specs.experiment import Slo
 from loadgen.cli import verbs
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Past, Plan
@@ -32,7 +33,7 @@ from tests.support.faster_target import (
     Faster,
 )
 
-BOUNDS_MS = (2000.0, 100.0)
+BOUNDS = Slo("any", 2000.0, 100.0)
 REQUESTS = 250
 
 
@@ -50,7 +51,7 @@ def pairs(delta: float, tried: list[float], seed: int, noise: float = 0.01) -> l
         shift = 3.5 * (log_ratio - delta) + rng.normal(0, noise, REQUESTS)
         quick = np.full(REQUESTS, 300.0)
         a, b = Latencies(quick, np.exp(luck)), Latencies(quick, np.exp(luck + shift))
-        made.append(paired_ratio.pair(index, log_ratio, True, a, b, BOUNDS_MS))
+        made.append(window_pairs.pair(index, log_ratio, True, a, b, BOUNDS))
     return made
 
 
@@ -93,7 +94,7 @@ def test_pairs_on_one_side_of_the_answer_are_a_bound(delta: float, open_end: str
 
 def test_quiet_pairs_do_not_draw_the_answer_to_where_they_were_tried() -> None:
     easy = Latencies(np.full(REQUESTS, 300.0), np.full(REQUESTS, 40.0))
-    quiet = [paired_ratio.pair(index, 0.0, True, easy, easy, BOUNDS_MS) for index in range(20)]
+    quiet = [window_pairs.pair(index, 0.0, True, easy, easy, BOUNDS) for index in range(20)]
     some = pairs(0.15, [0.1, 0.14, 0.16], 1)
     alone, more = paired_ratio.ratio(some, 0.0), paired_ratio.ratio([*some, *quiet], 0.0)
     assert alone and more and (more.value, more.low, more.high) == (alone.value, alone.low, alone.high)
@@ -112,7 +113,7 @@ def test_two_sides_exchanged_give_the_inverse_ratio() -> None:
     ours = pairs(0.05, [0.04, 0.06, 0.05, 0.05], 3)
     theirs = []
     for one in ours:
-        turned = paired_ratio.Shares(one.tpot.determined, one.tpot.over[::-1], one.tpot.near[::-1])
+        turned = window_pairs.Shares(one.tpot.determined, one.tpot.over[::-1], one.tpot.near[::-1])
         theirs.append(Pair(one.index, -one.log_ratio, True, one.ttft, turned))
     there, back = paired_ratio.ratio(ours, 0.0), paired_ratio.ratio(theirs, 0.0)
     assert there and back and there.value == pytest.approx(1 / back.value, rel=1e-3)
@@ -121,7 +122,7 @@ def test_two_sides_exchanged_give_the_inverse_ratio() -> None:
 
 def test_pairs_without_a_request_over_a_bound_say_nothing() -> None:
     easy = Latencies(np.full(REQUESTS, 300.0), np.full(REQUESTS, 40.0))
-    made = [paired_ratio.pair(index, 0.0, True, easy, easy, BOUNDS_MS) for index in range(5)]
+    made = [window_pairs.pair(index, 0.0, True, easy, easy, BOUNDS) for index in range(5)]
     assert paired_ratio.ratio(made, 0.0) is None
 
 
@@ -130,7 +131,7 @@ def test_other_binding_limits_are_said_and_the_capacities_decide() -> None:
     slow[:30] = 2500.0
     a = Latencies(fast, np.where(np.arange(REQUESTS) < 30, 130.0, 60.0))
     b = Latencies(slow, np.full(REQUESTS, 60.0))
-    found = paired_ratio.ratio([paired_ratio.pair(n, 0.0, True, a, b, BOUNDS_MS) for n in range(5)], 0.0)
+    found = paired_ratio.ratio([window_pairs.pair(n, 0.0, True, a, b, BOUNDS) for n in range(5)], 0.0)
     assert found is not None and found.unlike
     value, low, high = paired_ratio.unpaired((5.0, 4.8, 5.2), (6.0, 5.8, 6.2))
     assert value == pytest.approx(1.2) and low < 1.2 / 1.04 < 1.2 * 1.04 < high
@@ -139,7 +140,7 @@ def test_other_binding_limits_are_said_and_the_capacities_decide() -> None:
 def test_a_pair_counts_what_both_sides_had_and_knew() -> None:
     a = Latencies(np.array([100.0, 3000.0, 100.0]), np.array([50.0, np.nan, 120.0]))
     b = Latencies(np.array([100.0, np.inf]), np.array([110.0, 50.0]))
-    made = paired_ratio.pair(7, 0.0, False, a, b, BOUNDS_MS)
+    made = window_pairs.pair(7, 0.0, False, a, b, BOUNDS)
     assert (made.ttft.determined, made.ttft.over) == (2, (1, 1))
     assert (made.tpot.determined, made.tpot.over) == (1, (0, 1))
     assert made.ttft.near[1] == pytest.approx(1.0) and 0.5 < made.tpot.near[1] < 1.0
@@ -154,7 +155,7 @@ TEMPLATES = [
 def outcome(index: int, pair: int, rate_qps: float, **state: bool) -> Outcome:
     segment = Segment(index, "dwell", rate_qps, 15, 45, False, "", pair)
     counts = LimitCount(20, 200, (20,), (200,))
-    window = Dwell(
+    window = WindowCounts(
         index, "dwell", rate_qps, 1, 0, 0, 45 * NS, 45 * NS, ttft=counts, tpot=counts, median_e2e_s=6.0
     )
     return Outcome(segment, window, **state)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from analysis.capacity.validity import check_prefix_hits
+from analysis.capacity import service_checks
 from analysis.rows import records, routing_spread
 from analysis.rows.records import REQUESTS
 from conf import ConfigError, load
@@ -299,7 +299,9 @@ def test_the_summary_says_it_in_one_line_and_only_with_sessions() -> None:
 def test_with_sessions_the_hits_are_reported_and_not_judged() -> None:
     plan = {"requested_input_tokens": 100, "shared_tokens": 0}
     judged, reported = (
-        check_prefix_hits(pa.Table.from_pylist([row | plan for row in rows.to_pylist()], schema=REQUESTS))
+        service_checks.prefix_hits(
+            pa.Table.from_pylist([row | plan for row in rows.to_pylist()], schema=REQUESTS)
+        )
         for rows in (rows_of((-1, "a", 1)), rows_of((4, "a", 1)))
     )
     assert judged.passed is False and judged.voids

@@ -1,0 +1,78 @@
+"""Checks of the load generator in a window: actors lost, requests sent late or not at all, a busy CPU.
+
+Knows request rows and the health of the load actors; knows no service.
+"""
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.capacity.check import Check, at_least, at_most
+from analysis.rows import metrics, records
+from analysis.stats.quantiles import quantile
+from conf.specs.experiment import Slo
+
+Health = Mapping[str, Mapping[str, float]]
+"""Figures of each load actor by its name."""
+
+LAG_MS, LAG_SHARE = 5.0, 0.01
+"""A p99 send lag above max(5 ms, 1 % of the TTFT bound) voids (the method, 5.2), on the run's clock."""
+LEAST_LAG_MS = 1.0
+"""Send lag that is allowed on any clock, in real time: the event loop's timers count milliseconds."""
+LEAST_SENT = 0.995
+CPU_SHARE = 0.60
+RUN_SHARE = 0.60
+"""Below this share of the wanted CPU time a client measures its neighbours too."""
+STALL_SHARE = 0.05
+"""A stall of the client's loop above this share of the TTFT bound is worth a line (our choice)."""
+
+
+def lost_actors(rows: pa.Table, lost: Collection[str]) -> Check:
+    """Load actors that died or fell silent in the window, and requests that ended with one later."""
+    orphans = metrics.status_in(rows, "lost") | metrics.word_in(rows, "error_kind", "interrupted")
+    count = len(lost) + int(orphans.sum())
+    return Check("lost_actors", not count, float(count), 0.0, "", "actor_lost")
+
+
+def send_lag(rows: pa.Table, slo: Slo) -> Check:
+    """p99 of the send lag in real time; a request that never left counts as infinitely late.
+
+    On a clock of speed D a lag displaces an arrival by D times as much: the bound is the D-th part.
+    """
+    bound = max(max(LAG_MS, LAG_SHARE * slo.ttft_p90_ms) / metrics.whole_time_scale(rows), LEAST_LAG_MS)
+    return at_most("send_lag_p99", quantile(metrics.send_lag(rows), 0.99), bound, "ms", "client_limited")
+
+
+def sent(rows: pa.Table, planned: int | None = None) -> Check:
+    """Share of the plan that was sent. A refused connection was tried; a row not yet sent is unknown."""
+    lag = metrics.send_lag(rows)
+    unsent = np.isinf(lag)
+    undecided = np.isnan(lag) & metrics.status_in(rows, records.PENDING)
+    total = (rows.num_rows if planned is None else planned) - int(undecided.sum())
+    made = rows.num_rows - int((unsent | undecided).sum())
+    return at_least("sent", made / total if total > 0 else None, LEAST_SENT, "", "client_limited")
+
+
+def cpu(health: Health | None) -> Check:
+    """Mean share of a core that the busiest actor used."""
+    return at_most("actor_cpu", _worst(health, "cpu_share"), CPU_SHARE, "", "client_limited")
+
+
+def run_share(health: Health | None) -> Check:
+    """Lowest run / (run + queued) CPU share over the load actors; information, because the lag decides."""
+    shares = _figures(health, "run_share")
+    return at_least("run_share", min(shares, default=None), RUN_SHARE, "")
+
+
+def stall(health: Health | None, slo: Slo) -> Check:
+    """Longest stall of an actor's loop; information, because its effect shows in the send lag."""
+    return at_most("loop_stall", _worst(health, "stall_ms"), STALL_SHARE * slo.ttft_p90_ms, "ms")
+
+
+def _worst(health: Health | None, figure: str) -> float | None:
+    return max(_figures(health, figure), default=None)
+
+
+def _figures(health: Health | None, figure: str) -> list[float]:
+    return [actor[figure] for actor in (health or {}).values() if figure in actor]

@@ -1,0 +1,104 @@
+"""Checks of how requests come and leave in a window: Little's law, a growing backlog, a closed loop's rounds.
+
+Knows when requests were due and ended; knows no latency and no bound on one.
+"""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.capacity.check import Check, at_least, at_most
+from analysis.capacity.window_counts import NS, Window, in_window
+from analysis.rows import metrics, records
+from analysis.rows.metrics import Floats
+
+LITTLE_ERROR = 0.05
+UNSTABLE_T = 3.0
+LEAST_ROUNDS, LEAST_STEADY_S = 10.0, 30.0
+"""Requests per request in flight, and seconds after the ramp-up, of a closed loop (the method, 5.1 L2)."""
+
+
+def little(requests: pa.Table, window: Window, in_flight_mean: float | None) -> Check:
+    """|rate x time in system / L - 1| with L counted apart from the rows (the method, 5.1 L1).
+
+    Rate x time in system is the time all requests spent in the window, per second of it; this is
+    exact at the edges, where arrivals times their mean sojourn is not.
+    """
+    if in_flight_mean is None or in_flight_mean <= 0:
+        return Check("little", None, None, LITTLE_ERROR, "")
+    due, end = _sojourns(requests)
+    inside = np.minimum(end, window.window_end_ns) - np.maximum(due, window.window_start_ns)
+    mean = float(np.maximum(inside, 0).sum()) / (window.window_end_ns - window.window_start_ns)
+    return at_most("little", abs(mean / in_flight_mean - 1), LITTLE_ERROR, "")
+
+
+def backlog(requests: pa.Table, window: Window) -> Check:
+    """|t| of a slope over the window, sampled every second; above 3 it is unstable (the method, 5.2).
+
+    The steeper one of the requests in the system and of those that wait for their first token. The
+    standard error allows for the autocorrelation of the residuals. Information: a window with a growing
+    queue is measured rightly and shows as over the limit.
+    """
+    due, end = _sojourns(requests)
+    first = due + metrics.numbers(requests, "first_token_offset_ns")
+    at = np.arange(window.window_start_ns, window.window_end_ns, NS, dtype=np.float64)
+    slopes = [slope_t(_inside(due, left, at)) for left in (end, np.fmin(first, end))]
+    worst = max((abs(t) for t in slopes if t is not None), default=None)
+    return at_most("backlog_slope_t", worst, UNSTABLE_T, "")
+
+
+def concurrency(requests: pa.Table, window: Window) -> Check:
+    """|X R / C - 1| of a closed loop (the method, 5.1 L1); it is large with too few requests.
+
+    X are the requests begun per second of the window, R is their mean time in the system.
+    """
+    due, end = _sojourns(in_window(requests, window))
+    if not len(due) or np.isinf(end).any():
+        return Check("concurrency_error", None, None, LITTLE_ERROR, "")
+    in_flight = float(np.sum(end - due)) / NS / window.seconds
+    return at_most("concurrency_error", abs(in_flight / window.concurrency - 1), LITTLE_ERROR, "")
+
+
+def rounds(requests: pa.Table, window: Window) -> Check:
+    """Requests of the closed loop, ramp-up included, for each one in flight."""
+    sent = int(np.sum(metrics.numbers(requests, "dwell") == window.index))
+    return at_least("requests_per_concurrency", sent / window.concurrency, LEAST_ROUNDS, "")
+
+
+def steady(window: Window) -> Check:
+    """Length of a closed loop's window."""
+    return at_least("steady_window", window.seconds, LEAST_STEADY_S, "s")
+
+
+def slope_t(samples: Floats) -> float | None:
+    """t-statistic of the linear trend of evenly spaced samples; None below 10 samples or without spread.
+
+    n is reduced to n (1 - a) / (1 + a), a >= 0 being the residuals' autocorrelation at lag 1.
+    """
+    n = len(samples)
+    if n < 10:
+        return None
+    x = np.arange(n) - (n - 1) / 2
+    slope = float(x @ samples) / float(x @ x)
+    residual = samples - samples.mean() - slope * x
+    squares = float(residual @ residual)
+    if squares <= 1e-12 * n:
+        return None if slope == 0 else math.copysign(math.inf, slope)
+    a = max(float(residual[1:] @ residual[:-1]) / squares, 0.0)
+    worth = max(n * (1 - a) / (1 + a), 2.5)
+    return slope / math.sqrt(squares / (worth - 2) / float(x @ x))
+
+
+def _sojourns(requests: pa.Table) -> tuple[Floats, Floats]:
+    """Due and end times in ns; end is +inf while a request is in flight."""
+    due = metrics.numbers(requests, "due_ns")
+    end = due + metrics.numbers(requests, "end_offset_ns")
+    never = metrics.status_in(requests, records.PENDING)
+    return due, np.where(never, np.inf, np.where(np.isnan(end), due, end))
+
+
+def _inside(came: Floats, left: Floats, at: Floats) -> Floats:
+    """Number that had come and not left at each instant."""
+    inside = np.searchsorted(np.sort(came), at, "right") - np.searchsorted(np.sort(left), at, "right")
+    return inside.astype(np.float64)

@@ -1,0 +1,129 @@
+"""Checks of the service and its answers in a window: late engine, lost replicas, other prompts than planned.
+
+Knows request rows and the replicas that are expected; knows no load actor and no limit's outcome.
+"""
+
+from collections.abc import Collection
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.capacity.check import Check, at_least, at_most
+from analysis.capacity.window_counts import PATH_MS
+from analysis.rows import foreign_words, metrics, records, routing_spread
+from analysis.rows.metrics import Floats
+from analysis.stats.quantiles import quantile
+from conf.specs.experiment import Slo
+
+PATH_SHARE = 0.1
+"""A p90 of the time outside the engine above this share of the TTFT bound voids (our choice)."""
+PATH_QUANTILE = 0.9
+PATH_OVER = 0.01
+"""Largest share of the answers that the path alone made late: above it a window is void."""
+LEAST_ACHIEVED = 0.98
+LATE_STEPS = 0.01
+"""Largest share of late steps (late by more than half of themselves): above it their p99 lateness is too
+high."""
+BURST_SHARE = 0.01
+PROMPT_ERROR = 0.01
+"""Mean prompt length by the server's count may differ from the plan by this share (our choice)."""
+HIT_ERROR = 0.01
+"""Largest distance of the prefix cache's share of the prompt tokens from the intended (the method, 5.2)."""
+BLOCK_TOKENS = 16
+"""vLLM's default block: a prefix cache serves whole ones, the rest of what is shared is computed anew."""
+
+
+def engine(rows: pa.Table) -> Check:
+    """Share of the simulated engine's steps that were late; unknown for any other engine.
+
+    Each step counts once for every request that it gave a token.
+    """
+    steps = np.nansum(metrics.numbers(rows, "engine_steps"))
+    late = np.nansum(metrics.numbers(rows, "engine_late_steps"))
+    return at_most(
+        "engine_late_steps", float(late / steps) if steps > 0 else None, LATE_STEPS, "", "engine_late"
+    )
+
+
+def path(rows: pa.Table, slo: Slo) -> Check:
+    """p90 of the real time outside an engine that reported its own, which no slow engine makes longer.
+
+    The part before the engine displaces the arrival, on a clock of speed D by D times as much: the bound is
+    the D-th part, but at least `PATH_MS`, which a fast clock grants to waiting requests.
+    """
+    bound = max(PATH_SHARE * slo.ttft_p90_ms / metrics.whole_time_scale(rows), PATH_MS)
+    return at_most("path_p90", quantile(_path(rows), PATH_QUANTILE), bound, "ms", "path_slow")
+
+
+def path_over(rows: pa.Table, slo: Slo) -> Check:
+    """Share of the answers whose time outside the engine alone exceeded the TTFT bound.
+
+    A process that stands still for seconds of a long window moves no p90, but adds such answers.
+    """
+    path = _path(rows)
+    share = float(np.mean(path > slo.ttft_p90_ms)) if len(path) else None
+    return at_most("path_over", share, PATH_OVER, "", "path_slow")
+
+
+def _path(rows: pa.Table) -> Floats:
+    """Real time in ms outside the engine, of the answers that report it."""
+    path = metrics.path(rows)[metrics.status_in(rows, records.OK)]
+    known: Floats = path[~np.isnan(path)]
+    return known
+
+
+def replicas(rows: pa.Table, expected: Collection[str] | None) -> Check:
+    """Answers of replicas other than the expected ones."""
+    seen = rows.column("replica_id").cast(pa.string()).drop_null()
+    if expected is None or not len(seen):
+        return Check("unexpected_replicas", None, None, 0.0, "", "replica_lost")
+    strange = set(pc.unique(seen).to_pylist()) - set(expected)
+    return Check("unexpected_replicas", not strange, float(len(strange)), 0.0, "", "replica_lost")
+
+
+def burst(rows: pa.Table) -> Check:
+    """Share of the answers of 10 tokens or more that came in one or two reads."""
+    reads, tokens = metrics.numbers(rows, "reads"), metrics.numbers(rows, "output_tokens")
+    known = metrics.status_in(rows, records.OK) & (tokens >= metrics.BURST_TOKENS) & ~np.isnan(reads)
+    share = float(np.mean(metrics.burst(rows)[known])) if known.any() else None
+    return at_most("burst_delivery", share, BURST_SHARE, "", "burst_delivery")
+
+
+def prompts(rows: pa.Table) -> Check:
+    """Mean prompt tokens by the server's usage against the plan: another workload has another capacity."""
+    counted = metrics.numbers(rows, "prompt_tokens")
+    planned = metrics.numbers(rows, "requested_input_tokens")
+    known = ~np.isnan(counted) & (planned > 0)
+    error = abs(float(counted[known].sum() / planned[known].sum()) - 1) if known.any() else None
+    return at_most("prompt_tokens_error", error, PROMPT_ERROR, "", "wrong_prompts")
+
+
+def prefix_hits(rows: pa.Table, block_tokens: int = BLOCK_TOKENS) -> Check:
+    """Difference of the prefix cache's share of the prompt tokens from the share that the plan has in common.
+
+    Shared tokens in an incomplete last block, up to `block_tokens` - 1, may be computed anew. With sessions
+    the hits depend on the routing, which is measured: then there is no bound, and no check.
+    """
+    if routing_spread.with_sessions(rows):
+        return at_most("prefix_hit_error", None, HIT_ERROR, "", "wrong_prefix_hits")
+    hit = metrics.prefix_hit(rows)
+    most, least = metrics.prefix_shared(rows), metrics.prefix_shared(rows, block_tokens - 1)
+    error = None if hit is None else max(hit - most, least - hit, 0.0)
+    return at_most("prefix_hit_error", error, HIT_ERROR, "", "wrong_prefix_hits")
+
+
+def words(rows: pa.Table) -> tuple[Check, ...]:
+    """Answers whose replica or finish reason lost its own name; information, and no check without them."""
+    folded = metrics.word_in(rows, "replica_id", foreign_words.OTHER) | metrics.word_in(
+        rows, "finish_reason", foreign_words.OTHER
+    )
+    count = float(folded.sum())
+    return (Check("folded_names", False, count, 0.0, "requests"),) if count else ()
+
+
+def achieved(rows: pa.Table) -> Check:
+    """Answered of offered, by the due time; those still in flight (the backlog) count on neither side."""
+    offered = rows.num_rows - int(metrics.status_in(rows, records.PENDING).sum())
+    achieved = int(metrics.status_in(rows, records.OK).sum())
+    return at_least("achieved", achieved / offered if offered else None, LEAST_ACHIEVED, "")
