@@ -262,7 +262,7 @@ def verify(arguments: argparse.Namespace) -> int:
     path, words = verified(arguments)
     from loadgen.studies import engine_check as replaying
 
-    replay = replaying.Replay.asked(path, words, installed_vllm())
+    replay = replaying.EngineReplay.asked(path, words, installed_vllm())
     config_check.refuse_misfit(replay.emulated)
     machine_check.refuse(replay.emulated)
     if arguments.dry_run:

@@ -25,11 +25,11 @@ from loadgen.fleet.addresses import chosen
 from loadgen.predict import answer, grid, replay, virtual_target
 from loadgen.predict.capacity import quiet
 from loadgen.predict.operating_point import Simulated
-from loadgen.predict.uncertainty import DRAWS, Spread
+from loadgen.predict.uncertainty import DRAWS, ParallelMap
 from loadgen.run.progress import Emit
 from loadgen.search.policy import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
 from loadgen.studies import published_ladder as ladder
-from loadgen.traffic.prefix_sharing import alike, scattered
+from loadgen.traffic.prefix_sharing import scattered, shared_prefixes
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from serve_apps.engine_model.compiled import fast_engine
 from serve_apps.engine_model.cost.guess import guess_qps as roofline_qps
@@ -87,7 +87,7 @@ def answered(
 
 
 @contextmanager
-def processes() -> Iterator[Spread]:
+def processes() -> Iterator[ParallelMap]:
     """The map of one process per core; forked, so that each begins with what is imported and compiled."""
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
 
@@ -132,7 +132,7 @@ def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree | 
 
 def predict(
     experiment: Experiment,
-    spread: Spread = map,
+    spread: ParallelMap = map,
     draws: int = DRAWS,
     sensitivity: bool = False,
     say: Callable[[str], None] = quiet,
@@ -223,7 +223,7 @@ def _climbed(experiment: Experiment, say: Callable[[str], None] = quiet) -> list
     return ladder.climb(ladder.levels(experiment), partial(played, experiment), say)
 
 
-def played(experiment: Experiment, number: int, level: ladder.Level) -> pa.Table:
+def played(experiment: Experiment, number: int, level: ladder.LadderLevel) -> pa.Table:
     """A level of a closed loop on one engine that has seen nothing yet: the rows of all its requests."""
     schedule = level.schedule(number, 0, 0)
     asked = schedule.input_tokens, schedule.output_tokens, schedule.shared_tokens
@@ -244,7 +244,7 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
     asked = arrivals.input_tokens, arrivals.output_tokens, arrivals.shared_tokens
     sent_s, by, part = arrivals.due_ns / NS, balance(experiment), None
     prefixes, served_s = (
-        alike(arrivals, experiment.workload),
+        shared_prefixes(arrivals, experiment.workload),
         sent_s[arrivals.phase != PHASES.index("warmup")],
     )
     if prefixes is not None and not by.by_session and nodes < experiment.cluster.nodes:
@@ -284,10 +284,10 @@ def _seeing(experiment: Experiment) -> Model:
     return replace(model, step_time=replace(times, front_end_ms=front_end))
 
 
-def _machine(experiment: Experiment) -> answer.Machine:
+def _machine(experiment: Experiment) -> answer.NodePeaks:
     known = parts(experiment)
     replicas = experiment.layout.replicas_per_node
-    return answer.Machine(replicas, *whole_service.peaks(*known), partial(whole_service.shares, *known))
+    return answer.NodePeaks(replicas, *whole_service.peaks(*known), partial(whole_service.shares, *known))
 
 
 def guess_qps(experiment: Experiment) -> float | None:

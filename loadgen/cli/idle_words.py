@@ -20,7 +20,7 @@ NOT_OF = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class IdleKey:
     """Keys that begin with `key` do nothing unless `honoured`; `home` is what would make them count."""
 
     key: str
@@ -28,42 +28,44 @@ class Rule:
     home: str
 
 
-RULES = (
-    Rule("target.urls", lambda asked: asked.engine.kind == "external", "engine=external"),
-    Rule("target.api_key_env", lambda asked: asked.engine.kind == "external", "engine=external"),
-    Rule("cluster.address", lambda asked: asked.cluster.session == "address", "cluster.session=address"),
-    Rule(
+IDLE_KEYS = (
+    IdleKey("target.urls", lambda asked: asked.engine.kind == "external", "engine=external"),
+    IdleKey("target.api_key_env", lambda asked: asked.engine.kind == "external", "engine=external"),
+    IdleKey("cluster.address", lambda asked: asked.cluster.session == "address", "cluster.session=address"),
+    IdleKey(
         "routing.vnodes",
         lambda asked: asked.routing.policy in ("consistent_hash", "bounded_hash"),
         "routing=consistent_hash or bounded_hash",
     ),
-    Rule("routing.load_factor", lambda asked: asked.routing.policy == "bounded_hash", "routing=bounded_hash"),
-    Rule(
+    IdleKey(
+        "routing.load_factor", lambda asked: asked.routing.policy == "bounded_hash", "routing=bounded_hash"
+    ),
+    IdleKey(
         "engine.drift_memory_s",
         lambda asked: getattr(asked.engine, "drift_sd", 0.0) > 0,
         "engine.drift_sd above 0",
     ),
-    Rule(
+    IdleKey(
         "engine.stall_mean_s",
         lambda asked: getattr(asked.engine, "stall_every_steps", 0) > 0,
         "engine.stall_every_steps above 0",
     ),
-    Rule(
+    IdleKey(
         "workload.input_tokens.mean",
         lambda asked: asked.workload.input_tokens.kind != "mixture",
         "lengths of another kind: that of a mixture follows from its values and weights",
     ),
-    Rule(
+    IdleKey(
         "workload.output_tokens.mean",
         lambda asked: asked.workload.output_tokens.kind != "mixture",
         "lengths of another kind: that of a mixture follows from its values and weights",
     ),
-    Rule(
+    IdleKey(
         "workload.images.",
         lambda asked: asked.workload.images.most > 0,
         "images, which workload.images.most=N adds",
     ),
-    Rule(
+    IdleKey(
         "workload.conversations.truncation_step_tokens",
         lambda asked: asked.workload.conversations is None or asked.workload.conversations.step_tokens > 1,
         "workload.conversations.truncation=cache_aware",
@@ -74,7 +76,7 @@ RULES = (
 def idle(asked: Experiment, verb: str, words: Sequence[str]) -> str:
     """Why a word would do nothing, with the remedy; empty where all count."""
     keys = [word.partition("=")[0] for word in words]
-    for rule in RULES:
+    for rule in IDLE_KEYS:
         for key in keys:
             if key.startswith(rule.key) and not rule.honoured(asked):
                 return f"{key} belongs to {rule.home}; leave it out"

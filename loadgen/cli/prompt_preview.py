@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from conf.specs.conversation import Conversations
-from loadgen.prompts.templates import Piece, Template, fitted, parts_of
-from loadgen.traffic.conversation_means import marginal
+from loadgen.prompts.templates import PromptTemplate, RenderedPart, fitted, parts_of
+from loadgen.traffic.conversation_means import means_of
 
 Kind = dict[str, int]
 """Tokens by the name of a part."""
@@ -20,7 +20,7 @@ def lines(spec: Conversations) -> list[str]:
     pieces = example(spec)
     kept, naive = (fitted(pieces, spec.max_prompt_tokens, step) for step in (spec.step_tokens, 1))
     turn = round(spec.turns) - 1
-    asked, other = marginal(spec), _otherwise(spec)
+    asked, other = means_of(spec), _otherwise(spec)
     cut = f"in steps of {spec.step_tokens}" if spec.truncation == "cache_aware" else "as little as fits"
     return [
         f"# an example prompt: turn {turn} of a session, every part and message of mean length",
@@ -28,14 +28,14 @@ def lines(spec: Conversations) -> list[str]:
         f"#   history is cut {cut}; naive truncation would leave out {_left_out(naive)} and move every turn",
         f"# a request in the mean: {asked.input_tokens:.0f} tokens in, {asked.output_tokens:.0f} out",
         f"# of its prompt tokens {asked.reusable:.1%} begin an earlier one (truncation={spec.truncation}), "
-        f"{marginal(other).reusable:.1%} would with truncation={other.truncation}: no routing and no "
+        f"{means_of(other).reusable:.1%} would with truncation={other.truncation}: no routing and no "
         "cache can serve more",
     ]
 
 
-def example(spec: Conversations) -> list[Piece]:
+def example(spec: Conversations) -> list[RenderedPart]:
     """The rendered parts of a prompt in the middle of a session, not yet cut: made-up words, so many."""
-    template = Template(parts_of(spec))
+    template = PromptTemplate(parts_of(spec))
     own: Kind = {
         "system": spec.system_tokens,
         "character": spec.character_tokens.mean,
@@ -65,18 +65,18 @@ def _words(count: int) -> str:
     return " ".join(["word"] * count)
 
 
-def _tokens(pieces: list[Piece]) -> Kind:
+def _tokens(pieces: list[RenderedPart]) -> Kind:
     found: Kind = {}
     for piece in pieces:
         found[piece.name] = found.get(piece.name, 0) + len(piece.encoded)
     return found
 
 
-def _left_out(pieces: list[Piece]) -> int:
+def _left_out(pieces: list[RenderedPart]) -> int:
     return sum(piece.left_out for piece in pieces)
 
 
-def _table(pieces: list[Piece]) -> list[str]:
+def _table(pieces: list[RenderedPart]) -> list[str]:
     """One line for each part, and one for the prompt."""
     before = _tokens(pieces)
     left = {name: sum(len(p.tokens) for p in pieces if p.name == name) for name in before}

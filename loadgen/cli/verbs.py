@@ -27,7 +27,7 @@ from loadgen.studies import (
     study,
 )
 from loadgen.studies.matrix_cells import Cells
-from loadgen.studies.shared_service import Kept
+from loadgen.studies.shared_service import SharedService
 
 
 def sweep(asked: Experiment, site: Site, show: Emit) -> Tree:
@@ -139,7 +139,7 @@ def _cut_short(path: Path) -> Run:
     return load_run(path)
 
 
-def _study(path: Path, asked: Experiment) -> study.Study:
+def _study(path: Path, asked: Experiment) -> study.StudyPlan:
     kind = studies.load_study(path)["study"]
     if kind == calibration_probes.KIND:
         return calibration_probes.of(asked)
@@ -150,9 +150,9 @@ def _study(path: Path, asked: Experiment) -> study.Study:
     return comparison.again(path, asked) if kind == comparison.KIND else study.of(asked)
 
 
-def _run_kept(cells: Cells, asked: study.Study, folder: Folder, site: Site, show: Emit) -> Tree:
+def _run_kept(cells: Cells, asked: study.StudyPlan, folder: Folder, site: Site, show: Emit) -> Tree:
     """Run a matrix with one service for all cells in a row that need the same."""
-    with closing(Kept(site.service, list(cells.asked.values()), show)) as kept:
+    with closing(SharedService(site.service, list(cells.asked.values()), show)) as kept:
         filled = _fill(replace(site, service=kept.service), show)
 
         def fill(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> Tree:

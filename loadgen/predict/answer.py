@@ -19,17 +19,17 @@ from loadgen.predict.capacity import (
     QUICK_S,
     SLOW_S,
     SLOWLY,
-    Forecast,
+    PredictedCapacity,
     Solution,
-    forecast,
+    predicted_capacity,
     quiet,
     simulated_nodes,
 )
-from loadgen.predict.drawn_p90 import Drawn, Seen, intervals, under_draws
-from loadgen.predict.operating_point import Bench, Effort, Point, Simulate
+from loadgen.predict.drawn_p90 import P90Draws, SimulatedP90s, intervals, under_draws
+from loadgen.predict.operating_point import Effort, OperatingPoint, RateSimulator, Simulate
 from loadgen.predict.sensitivity import sensitivities
-from loadgen.predict.uncertainty import DRAWS, Spread, Uncertainty, uncertainty
-from loadgen.traffic.prefix_sharing import fill_s, reusable_share, sessions_alive
+from loadgen.predict.uncertainty import DRAWS, ParallelMap, Uncertainty, uncertainty
+from loadgen.traffic.prefix_sharing import cache_warmup_s, reusable_share, sessions_alive
 
 INTERVAL = "95 %: sampled uncertainty of the constants, and Monte Carlo noise; certified is the 5 % quantile"
 SHARES = {"low": 0.025, "high": 0.975, "certified": 0.05}
@@ -40,7 +40,7 @@ UNGUESSED_QPS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class NodePeaks:
     """What one node holds and computes at most; `flop` are those that the model needs, not what is executed.
 
     `kv_tokens` is the room of all `replicas` of a node together; `peak_flop_per_s` that of all their GPUs, in
@@ -63,7 +63,7 @@ class EngineModel:
     """
 
     simulate: Simulate
-    machine: Callable[[Experiment], Machine]
+    machine: Callable[[Experiment], NodePeaks]
     guess_qps: Callable[[Experiment], float | None]
     say: Callable[[str], None] = quiet
 
@@ -71,7 +71,7 @@ class EngineModel:
 def predict(
     experiment: Experiment,
     model: EngineModel,
-    spread: Spread = map,
+    spread: ParallelMap = map,
     draws: int = DRAWS,
     sensitivity: bool = False,
 ) -> Tree:
@@ -81,9 +81,9 @@ def predict(
     """
     guess = experiment.search.expected_qps or model.guess_qps(experiment) or UNGUESSED_QPS
     machine = model.machine(experiment)
-    found = forecast(experiment, model.simulate, guess, model.say, machine.kv_tokens)
+    found = predicted_capacity(experiment, model.simulate, guess, model.say, machine.kv_tokens)
     tree = base(experiment)
-    point, side = found.answer.point, found.answer.crossing.side
+    point, side = found.answer.point, found.answer.root.side
     tree["forecast"] = {
         **_figures(point, machine),
         **_sessions(experiment, point, machine),
@@ -91,7 +91,7 @@ def predict(
     }
     draws = min(draws, SLOW_DRAWS) if point.slow else draws
     if side:
-        tree["forecast"] |= _under_draws(found.bench, point.rate_qps, draws, spread).tree
+        tree["forecast"] |= _under_draws(found.simulator, point.rate_qps, draws, spread).tree
     if side < 0:
         low = (
             f"even at {point.rate_qps:g} QPS per node (search.lowest_qps) p90 {point.binding.upper()} is over"
@@ -121,15 +121,15 @@ def predict(
     return _end(tree, summary.EXIT_OPEN if why else summary.EXIT_OK, why)
 
 
-def _under_draws(bench: Bench, rate_qps: float, draws: int, spread: Spread) -> Drawn:
+def _under_draws(simulator: RateSimulator, rate_qps: float, draws: int, spread: ParallelMap) -> P90Draws:
     """The p90s at a rate in draws of the constants."""
-    return under_draws(bench.experiment, partial(_seen, bench, rate_qps), draws, spread)
+    return under_draws(simulator.experiment, partial(_seen, simulator, rate_qps), draws, spread)
 
 
-def _seen(bench: Bench, rate_qps: float, experiment: Experiment) -> Seen:
-    point = bench.varied(experiment).at(rate_qps)
+def _seen(simulator: RateSimulator, rate_qps: float, experiment: Experiment) -> SimulatedP90s:
+    point = simulator.varied(experiment).at(rate_qps)
     p90_ms = {limit: point.p90_ms(limit) for limit in LIMITS}
-    return Seen(p90_ms, point.excess(point.binding) <= 0, point.steady)
+    return SimulatedP90s(p90_ms, point.excess(point.binding) <= 0, point.steady)
 
 
 def _beyond(search: Search, capacity: Tree, unsure: Uncertainty) -> str:
@@ -144,7 +144,9 @@ def _beyond(search: Search, capacity: Tree, unsure: Uncertainty) -> str:
     return "; ".join(out)
 
 
-def at_rate(experiment: Experiment, model: EngineModel, spread: Spread = map, draws: int = DRAWS) -> Tree:
+def at_rate(
+    experiment: Experiment, model: EngineModel, spread: ParallelMap = map, draws: int = DRAWS
+) -> Tree:
     """What the engine model says of one rate, `rate_qps` per node: each p90 against its bound.
 
     Its interval is what the constants' uncertainty and Monte Carlo noise make of it; also in how many draws
@@ -153,13 +155,15 @@ def at_rate(experiment: Experiment, model: EngineModel, spread: Spread = map, dr
     assert experiment.rate_qps
     machine, whole = model.machine(experiment), experiment.workload.has_sessions
     nodes, kv_tokens = simulated_nodes(experiment), machine.kv_tokens
-    rough = Bench(experiment, model.simulate, Effort.of(QUICK_S, min(nodes, MANY_NODES), whole), kv_tokens)
+    rough = RateSimulator(
+        experiment, model.simulate, Effort.of(QUICK_S, min(nodes, MANY_NODES), whole), kv_tokens
+    )
     slow = rough.at(experiment.rate_qps).slow
     if slow:
         model.say(SLOWLY)
     budget_s = min(experiment.search.budget_s, SLOW_S if slow else math.inf)
-    bench = Bench(experiment, model.simulate, Effort.of(budget_s, nodes, whole), kv_tokens)
-    point = bench.at(experiment.rate_qps)
+    simulator = RateSimulator(experiment, model.simulate, Effort.of(budget_s, nodes, whole), kv_tokens)
+    point = simulator.at(experiment.rate_qps)
     tree, draws = base(experiment), min(draws, SLOW_DRAWS) if slow else draws
     known = _under_draws(rough, experiment.rate_qps, draws, spread)
     tree["forecast"] = _figures(point, machine) | _sessions(experiment, point, machine) | known.tree
@@ -167,7 +171,7 @@ def at_rate(experiment: Experiment, model: EngineModel, spread: Spread = map, dr
     tree["probe"] = {
         "loop": "open",
         "rate_qps_per_node": experiment.rate_qps,
-        "window_s": bench.effort.window_s,
+        "window_s": simulator.effort.window_s,
         **{limit: _p90(point, limit, known) for limit in LIMITS},
     }
     if missed:
@@ -175,7 +179,7 @@ def at_rate(experiment: Experiment, model: EngineModel, spread: Spread = map, dr
     return _end(tree, summary.EXIT_OK, "")
 
 
-def _p90(point: Point, limit: Limit, known: Drawn) -> Tree:
+def _p90(point: OperatingPoint, limit: Limit, known: P90Draws) -> Tree:
     p90 = point.p90_ms(limit)
     return {
         "p90_ms": p90,
@@ -197,7 +201,7 @@ def base(experiment: Experiment) -> Tree:
     }
 
 
-def _figures(point: Point, machine: Machine) -> Tree:
+def _figures(point: OperatingPoint, machine: NodePeaks) -> Tree:
     """What a node does at the rate of the point; requests in flight by Little's law, which needs `steady`."""
     rate, new = point.served_qps, point.input_tokens - point.cached_tokens
     pairs = new * (point.cached_tokens + new / 2)
@@ -221,7 +225,7 @@ def _figures(point: Point, machine: Machine) -> Tree:
     }
 
 
-def _sessions(experiment: Experiment, point: Point, machine: Machine) -> Tree:
+def _sessions(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) -> Tree:
     """What routing made of sessions; nothing without them.
 
     `reusable_share_of_input` is what a cache that forgets nothing would serve, if every turn met it.
@@ -239,7 +243,7 @@ def _sessions(experiment: Experiment, point: Point, machine: Machine) -> Tree:
         "sessions_per_node": alive,
         "sessions_over_kv": alive * workload.input_tokens.mean / machine.kv_tokens,
         "simulated_nodes": spread.replicas // machine.replicas,
-        "fill_s": fill_s(workload, point.rate_qps, nodes, machine.kv_tokens),
+        "fill_s": cache_warmup_s(workload, point.rate_qps, nodes, machine.kv_tokens),
     }
 
 
@@ -247,19 +251,21 @@ def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _basis(found: Forecast) -> Tree:
+def _basis(found: PredictedCapacity) -> Tree:
     """What the answer rests on."""
     noise = found.answer.noise
     return {
         "noise_pct": None if noise is None else 100 * noise,
-        "varied_nodes": found.bench.effort.nodes,
-        "varied_node_s": found.bench.effort.nodes * found.bench.effort.parts * found.bench.effort.window_s,
+        "varied_nodes": found.simulator.effort.nodes,
+        "varied_node_s": found.simulator.effort.nodes
+        * found.simulator.effort.parts
+        * found.simulator.effort.window_s,
     }
 
 
 def _capacity(experiment: Experiment, answer: Solution, unsure: Uncertainty) -> Tree:
     """The figures of a search's capacity, as far as a prediction has them."""
-    estimate, noise = answer.crossing.rate_qps, answer.noise or 0.0
+    estimate, noise = answer.root.rate_qps, answer.noise or 0.0
     away = {name: unsure.ends(share, noise) for name, share in SHARES.items()}
     ends = {name: None if ln is None else estimate * math.exp(ln) for name, ln in away.items()}
     binding = answer.point.binding
@@ -274,7 +280,7 @@ def _capacity(experiment: Experiment, answer: Solution, unsure: Uncertainty) -> 
     }
 
 
-def _open_capacity(experiment: Experiment, point: Point) -> Tree:
+def _open_capacity(experiment: Experiment, point: OperatingPoint) -> Tree:
     """The end of the search where the bounds are still kept: a lower bound, without an interval."""
     return {
         **_figures_of(experiment, {"estimate": experiment.search.highest_qps, **dict.fromkeys(SHARES)}),

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from analysis.capacity.posterior import LIMITS
 from conf.specs.experiment import Experiment
-from loadgen.predict.operating_point import Bench, Effort, Point, Simulate
-from loadgen.predict.root_finding import Crossing, crossing
+from loadgen.predict.operating_point import Effort, OperatingPoint, RateSimulator, Simulate
+from loadgen.predict.root_finding import Root, find_root
 
 MANY_NODES = 8
 """A pooled service of more gains little by pooling: uncertainty is sampled on so many (our choice)."""
@@ -39,63 +39,63 @@ LEAST_SLOPE = 0.01
 class Solution:
     """The rate at which a bench just keeps its bounds, and what was seen nearest to it."""
 
-    crossing: Crossing
-    point: Point
+    root: Root
+    point: OperatingPoint
 
     @property
     def noise(self) -> float | None:
         """95 % half width of ln rate by Monte Carlo noise; None where it is unknown, as at an open end."""
         limit = self.point.binding
         p90, ends = self.point.p90_ms(limit), self.point.interval_ms(limit)
-        if self.crossing.side or p90 is None or ends is None or not math.isfinite(ends[1]):
+        if self.root.side or p90 is None or ends is None or not math.isfinite(ends[1]):
             return None
-        return (ends[1] - ends[0]) / 2 / p90 / self.crossing.slope
+        return (ends[1] - ends[0]) / 2 / p90 / self.root.slope
 
 
-def solve(bench: Bench, start_qps: float, slope: float, tolerance: float) -> Solution:
+def solve(simulator: RateSimulator, start_qps: float, slope: float, tolerance: float) -> Solution:
     """The rate between the ends of the search at which a p90 meets its bound."""
-    search = bench.experiment.search
-    seen: list[Point] = []
+    search = simulator.experiment.search
+    seen: list[OperatingPoint] = []
 
     def excess(rate_qps: float) -> float:
-        seen.append(bench.at(rate_qps))
+        seen.append(simulator.at(rate_qps))
         return max(seen[-1].excess(limit) for limit in LIMITS)
 
-    found = crossing(excess, start_qps, (search.lowest_qps, search.highest_qps), slope, tolerance)
+    found = find_root(excess, start_qps, (search.lowest_qps, search.highest_qps), slope, tolerance)
     return Solution(found, min(seen, key=lambda point: abs(math.log(point.rate_qps / found.rate_qps))))
 
 
-def with_slope(bench: Bench, found: Solution) -> Solution:
+def with_slope(simulator: RateSimulator, found: Solution) -> Solution:
     """The solution with the slope of ln p90 between two rates well apart, whatever way the search came.
 
     Two rates that a search tried last may be nearly equal; what lies between their p90s is then noise.
     """
-    if found.crossing.side:
+    if found.root.side:
         return found
-    search, limit, rate_qps = bench.experiment.search, found.point.binding, found.crossing.rate_qps
+    search, limit, rate_qps = simulator.experiment.search, found.point.binding, found.root.rate_qps
     below_qps = max(rate_qps * math.exp(-APART), search.lowest_qps)
     above_qps = min(rate_qps * math.exp(APART), search.highest_qps)
-    rise = bench.at(above_qps).excess(limit) - bench.at(below_qps).excess(limit)
+    rise = simulator.at(above_qps).excess(limit) - simulator.at(below_qps).excess(limit)
     slope = max(rise / math.log(above_qps / below_qps), LEAST_SLOPE)
-    return replace(found, crossing=replace(found.crossing, slope=slope))
+    return replace(found, root=replace(found.root, slope=slope))
 
 
-def kept(bench: Bench, found: Solution) -> Solution:
+def at_simulated_rate(simulator: RateSimulator, found: Solution) -> Solution:
     """The solution at a rate that was itself simulated and keeps its bounds, as it will be printed.
 
     A crossing lies between simulated rates, on either side of which a p90 may be a few per cent off: near the
     knee it grows that fast. Where no rate within some steps below keeps the bounds the crossing stays.
     """
-    crossing = found.crossing
-    if crossing.side:
+    root = found.root
+    if root.side:
         return found
-    rate_qps = rounded_down(crossing.rate_qps)
+    rate_qps = rounded_down(root.rate_qps)
     for _ in range(MOST_STEPS_DOWN):
-        point = bench.at(rate_qps)
+        point = simulator.at(rate_qps)
         excess = max(point.excess(limit) for limit in LIMITS)
         if excess <= 0:
-            return Solution(replace(crossing, rate_qps=rate_qps), point)
-        step = max(excess / crossing.slope, LEAST_STEP_DOWN)
+            return Solution(replace(root, rate_qps=rate_qps), point)
+        step = max(excess / root.slope, LEAST_STEP_DOWN)
         rate_qps = rounded_down(rate_qps * math.exp(-step))
     return found
 
@@ -107,12 +107,12 @@ def rounded_down(rate_qps: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class PredictedCapacity:
     """The answer of long runs, and that of the short ones that other constants are held against."""
 
     answer: Solution
     quick: Solution
-    bench: Bench
+    simulator: RateSimulator
 
 
 def simulated_nodes(experiment: Experiment) -> int:
@@ -127,13 +127,13 @@ def quiet(_: str) -> None:
     """Says nothing of how the work goes."""
 
 
-def forecast(
+def predicted_capacity(
     experiment: Experiment,
     simulate: Simulate,
     guess_qps: float,
     say: Callable[[str], None] = quiet,
     kv_tokens: float = 0.0,
-) -> Forecast:
+) -> PredictedCapacity:
     """The capacity from `search.budget_s` virtual seconds of a node at each rate; rough runs find the place.
 
     Where every node has a stream of its own, one node speaks for all: they do not touch each other.
@@ -144,17 +144,19 @@ def forecast(
         experiment = replace(experiment, cluster=replace(experiment.cluster, nodes=1))
     quick_s = min(QUICK_S, experiment.search.budget_s)
     whole = experiment.workload.has_sessions
-    bench = Bench(experiment, simulate, Effort.of(quick_s, min(nodes, MANY_NODES), whole), kv_tokens)
-    quick = solve(bench, guess_qps, SLOPE, ROUGH)
-    if quick.crossing.side:
-        return Forecast(quick, quick, bench)
+    simulator = RateSimulator(
+        experiment, simulate, Effort.of(quick_s, min(nodes, MANY_NODES), whole), kv_tokens
+    )
+    quick = solve(simulator, guess_qps, SLOPE, ROUGH)
+    if quick.root.side:
+        return PredictedCapacity(quick, quick, simulator)
     budget_s = experiment.search.budget_s
     if quick.point.slow:
         say(SLOWLY)
         budget_s = min(SLOW_S, budget_s)
-        rough = Effort.of(min(SLOW_QUICK_S, budget_s), bench.effort.nodes, whole)
-        bench = Bench(experiment, simulate, rough, kv_tokens)
-        quick = solve(bench, quick.crossing.rate_qps, quick.crossing.slope, ROUGH)
-    long = Bench(experiment, simulate, Effort.of(budget_s, nodes, whole), kv_tokens)
-    answer = solve(long, quick.crossing.rate_qps, quick.crossing.slope, FINE)
-    return Forecast(kept(long, with_slope(long, answer)), quick, bench)
+        rough = Effort.of(min(SLOW_QUICK_S, budget_s), simulator.effort.nodes, whole)
+        simulator = RateSimulator(experiment, simulate, rough, kv_tokens)
+        quick = solve(simulator, quick.root.rate_qps, quick.root.slope, ROUGH)
+    long = RateSimulator(experiment, simulate, Effort.of(budget_s, nodes, whole), kv_tokens)
+    answer = solve(long, quick.root.rate_qps, quick.root.slope, FINE)
+    return PredictedCapacity(at_simulated_rate(long, with_slope(long, answer)), quick, simulator)

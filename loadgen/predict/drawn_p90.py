@@ -15,13 +15,13 @@ from analysis.results.summary import Tree
 from conf.constants import replaced
 from conf.specs.experiment import Experiment
 from loadgen.predict.draws import drawn, uncertain
-from loadgen.predict.uncertainty import DRAWS, Spread, drawn_quantile
+from loadgen.predict.uncertainty import DRAWS, ParallelMap, drawn_quantile
 
 ENDS = (0.025, 0.975)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SimulatedP90s:
     """The p90s of one simulation in ms, None where one does not apply, and whether both bounds are kept.
 
     It is not `steady` where the queue grew for as long as requests came: the p90 is then that of how long was
@@ -33,16 +33,16 @@ class Seen:
     steady: bool = True
 
 
-Observe = Callable[[Experiment], Seen]
+Observe = Callable[[Experiment], SimulatedP90s]
 """Serves the same requests under an experiment's constants. It travels to other processes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class P90Draws:
     """Simulations under the constants' values (`base`) and in each draw of those that are `sampled`."""
 
-    base: Seen
-    draws: tuple[Seen, ...]
+    base: SimulatedP90s
+    draws: tuple[SimulatedP90s, ...]
     sampled: tuple[str, ...]
 
     @property
@@ -88,19 +88,23 @@ class Drawn:
         return min(low, p90_ms), None if is_open else max(high, p90_ms)
 
 
-def under_draws(experiment: Experiment, observe: Observe, draws: int = DRAWS, spread: Spread = map) -> Drawn:
+def under_draws(
+    experiment: Experiment, observe: Observe, draws: int = DRAWS, spread: ParallelMap = map
+) -> P90Draws:
     """`observe` of the experiment as it is and under `draws` sets of its constants, on the same requests."""
     sets = drawn(experiment, draws)
-    seen: Iterable[Seen] = spread(partial(_seen, observe, experiment), [{}, *sets])
+    seen: Iterable[SimulatedP90s] = spread(partial(_seen, observe, experiment), [{}, *sets])
     base, *others = seen
-    return Drawn(base, tuple(others), tuple(uncertain(experiment)))
+    return P90Draws(base, tuple(others), tuple(uncertain(experiment)))
 
 
-def _seen(observe: Observe, experiment: Experiment, values: Mapping[str, float]) -> Seen:
+def _seen(observe: Observe, experiment: Experiment, values: Mapping[str, float]) -> SimulatedP90s:
     return observe(replaced(experiment, values))
 
 
-def intervals(known: Drawn, limit: Limit, p90_ms: float | None, noise_ms: tuple[float, float] | None) -> Tree:
+def intervals(
+    known: P90Draws, limit: Limit, p90_ms: float | None, noise_ms: tuple[float, float] | None
+) -> Tree:
     """The tree of a p90's uncertainty: `interval_ms` of all of it, and its two causes apart.
 
     `noise_ms` is its 95 % interval by Monte Carlo noise. An open upper end is None.

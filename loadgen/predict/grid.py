@@ -16,7 +16,7 @@ from conf.matrix import Matrix
 from loadgen.predict import replay
 from loadgen.predict.capacity import quiet
 from loadgen.predict.draws import drawn
-from loadgen.predict.uncertainty import MANY_DRAWS, Spread, drawn_quantile, smoothed
+from loadgen.predict.uncertainty import MANY_DRAWS, ParallelMap, drawn_quantile, smoothed
 
 Predict = Callable[[Experiment], Tree]
 Answer = tuple[Tree, Experiment]
@@ -52,7 +52,7 @@ def predicted(
     grid: Matrix,
     found: Sequence[Experiment | str],
     predict: Predict,
-    spread: Spread,
+    spread: ParallelMap,
     say: Callable[[str], None] = quiet,
 ) -> Tree:
     """The tree of a grid: every cell with its answer, and its ratio to the first cell that has one."""

@@ -18,7 +18,7 @@ from analysis.stats.quantiles import BATCHES, MANY_BATCHES, quantile, sectioning
 from conf.specs.experiment import Experiment, Slo
 from loadgen.predict.spreading import Spreading, spreading
 from loadgen.traffic.lengths import Ints
-from loadgen.traffic.prefix_sharing import fill_s
+from loadgen.traffic.prefix_sharing import cache_warmup_s
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Traffic
 
 Floats = NDArray[np.float64]
@@ -79,7 +79,7 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class OperatingPoint:
     """What was seen at one rate (QPS per node): latencies in order of arrival, and means over requests.
 
     `e2e_s` is the mean life of a request. `work` are sums over all runs, `load_s` how long those lasted: node
@@ -140,7 +140,7 @@ class Point:
         return self.ttft_ms if limit == "ttft" else self.tpot_ms
 
 
-class Bench:
+class RateSimulator:
     """Runs one experiment's traffic through the engine model at any rate, always the same requests.
 
     With sessions the caches of `kv_tokens` per node are filled first, and a part of a large fleet stands for
@@ -159,13 +159,13 @@ class Bench:
         answer_s = experiment.workload.output_tokens.mean * slo.tpot_p90_ms / 1e3
         self._life_s = min(slo.ttft_p90_ms / 1e3 + answer_s, LONGEST_LIFE_S)
 
-    def varied(self, experiment: Experiment) -> "Bench":
+    def varied(self, experiment: Experiment) -> "RateSimulator":
         """The same bench with other constants."""
-        bench = Bench(experiment, self._simulate, self.effort, self._kv_tokens)
-        bench._traffic = self._traffic
-        return bench
+        simulator = RateSimulator(experiment, self._simulate, self.effort, self._kv_tokens)
+        simulator._traffic = self._traffic
+        return simulator
 
-    def at(self, rate_qps: float) -> Point:
+    def at(self, rate_qps: float) -> OperatingPoint:
         """The service at a rate; the window is longer where requests are rare, shorter where they abound."""
         effort = self.effort
         rare_s = LEAST_REQUESTS / (rate_qps * effort.nodes * effort.parts)
@@ -179,7 +179,7 @@ class Bench:
         offered_s = effort.nodes * effort.parts * (end_s - begin_s)
         lasting_s = LIVES * self._life_s * effort.nodes * effort.parts
         steady = load_s - offered_s <= max(lasting_s, OVERLOAD * offered_s)
-        return Point(
+        return OperatingPoint(
             rate_qps=rate_qps,
             slo=self.experiment.slo,
             ttft_ms=ttft_ms(due, first),
@@ -199,7 +199,7 @@ class Bench:
     def _edges_s(self, rate_qps: float, window_s: float) -> tuple[float, ...]:
         """Where the fill, the load, the window and what follows it begin, and where that ends."""
         nodes = self.experiment.cluster.nodes
-        begin_s = fill_s(self.experiment.workload, rate_qps, nodes, self._kv_tokens)
+        begin_s = cache_warmup_s(self.experiment.workload, rate_qps, nodes, self._kv_tokens)
         warm_s = begin_s + LIVES * self._life_s
         return 0.0, begin_s, warm_s, warm_s + window_s, warm_s + window_s + self._life_s
 

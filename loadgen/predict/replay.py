@@ -22,7 +22,7 @@ from conf import ConfigError, Experiment
 from conf.constants import replaced
 from loadgen.predict.answer import base
 from loadgen.predict.draws import drawn
-from loadgen.predict.uncertainty import DRAWS, Spread, drawn_quantile
+from loadgen.predict.uncertainty import DRAWS, ParallelMap, drawn_quantile
 from loadgen.traffic.schedule import ArrivalSchedule, Traffic
 from loadgen.traffic.vllm_bench_arrivals import MOST_SEED
 
@@ -105,7 +105,7 @@ def planned(experiment: Experiment, number: int = 0) -> ArrivalSchedule:
     return traffic.first(count, rate_qps, dwell=number, seed=seed)
 
 
-def tree(experiment: Experiment, play: Play, spread: Spread = map, draws: int = DRAWS) -> Tree:
+def tree(experiment: Experiment, play: Play, spread: ParallelMap = map, draws: int = DRAWS) -> Tree:
     """The figures with their 95 % intervals, and each p90 against its bound.
 
     An interval is that of the constants, on the same arrivals; where chance drew the arrivals or lengths, how

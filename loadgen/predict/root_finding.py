@@ -14,12 +14,12 @@ BEYOND = 1.2
 """Steps to the crossing are taken this much longer while one end is unknown, to bracket it."""
 LONGEST = 60
 
-Point = tuple[float, float]
+_Point = tuple[float, float]
 """ln rate, and the excess there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class Root:
     """The rate of the crossing and the slope there, by ln rate.
 
     `side` is +1 or -1 where it lies beyond an end of the search; `rate_qps` is then that end.
@@ -33,9 +33,9 @@ class Crossing:
 Excess = Callable[[float], float]
 
 
-def crossing(
+def find_root(
     excess: Excess, start_qps: float, ends_qps: tuple[float, float], slope: float, tolerance: float
-) -> Crossing:
+) -> Root:
     """Where `excess` (of QPS, at most 0 while the bounds are kept) turns positive, to `tolerance` in ln rate.
 
     `slope` is a first guess of its derivative by ln rate. A secant within a bracket once both signs are
@@ -43,38 +43,38 @@ def crossing(
     """
     lowest, highest = (math.log(end) for end in ends_qps)
     at = min(max(math.log(start_qps), lowest), highest)
-    points: list[Point] = []
+    points: list[_Point] = []
     widths: list[float] = []
     for _ in range(LONGEST):
         value = excess(math.exp(at))
         insort(points, (at, value))
         slope = _flattest(points, at, slope)
         if abs(value) <= tolerance * slope:
-            return Crossing(math.exp(at - value / slope), slope)
+            return Root(math.exp(at - value / slope), slope)
         below = max((point for point in points if point[1] <= 0), default=None)
         above = min((point for point in points if point[1] > 0), default=None)
         if below and above:
             widths.append(above[0] - below[0])
             if widths[-1] <= tolerance:
-                return Crossing(math.exp(_meet(below, above)), _slope(below, above))
+                return Root(math.exp(_meet(below, above)), _slope(below, above))
             slow = len(widths) > 2 and widths[-1] > widths[-3] / 2
             at = (below[0] + above[0]) / 2 if slow else _within(below, above, at - value / slope)
         elif at in (lowest, highest) and (at == lowest) == (value > 0):
-            return Crossing(math.exp(at), slope, side=-1 if value > 0 else 1)
+            return Root(math.exp(at), slope, side=-1 if value > 0 else 1)
         else:
             step = min(max(BEYOND * abs(value) / slope, LEAST_STEP), STEEPEST_STEP)
             at = min(max(at - math.copysign(step, value), lowest), highest)
-    return Crossing(math.exp(at), slope)
+    return Root(math.exp(at), slope)
 
 
-def _flattest(points: list[Point], at: float, guess: float) -> float:
+def _flattest(points: list[_Point], at: float, guess: float) -> float:
     """The smaller slope to a neighbour of the point `at`: the crossing is no farther than it says."""
     place = next(i for i, point in enumerate(points) if point[0] == at)
     near = [_slope(*points[i : i + 2]) for i in (place - 1, place) if 0 <= i < len(points) - 1]
     return max(min(near), guess / 4) if near else guess
 
 
-def _within(below: Point, above: Point, at: float) -> float:
+def _within(below: _Point, above: _Point, at: float) -> float:
     """`at`, or where the line through the bracket's ends is zero if that lies outside; never at an end."""
     if not below[0] < at < above[0]:
         at = _meet(below, above)
@@ -82,11 +82,11 @@ def _within(below: Point, above: Point, at: float) -> float:
     return min(max(at, below[0] + margin), above[0] - margin)
 
 
-def _slope(left: Point, right: Point) -> float:
+def _slope(left: _Point, right: _Point) -> float:
     """The secant's slope, above zero."""
     return max((right[1] - left[1]) / (right[0] - left[0]), 1e-3)
 
 
-def _meet(below: Point, above: Point) -> float:
+def _meet(below: _Point, above: _Point) -> float:
     """Where the line through both ends is zero."""
     return below[0] - below[1] * (above[0] - below[0]) / (above[1] - below[1])

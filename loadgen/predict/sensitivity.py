@@ -12,16 +12,16 @@ import numpy as np
 
 from conf.constants import constants
 from conf.specs.experiment import Constant
-from loadgen.predict.capacity import Forecast
+from loadgen.predict.capacity import PredictedCapacity
 from loadgen.predict.draws import drawn
-from loadgen.predict.uncertainty import MANY_DRAWS, Z95, Spread, varied
+from loadgen.predict.uncertainty import MANY_DRAWS, Z95, ParallelMap, varied
 
 NUDGE = math.log(1.1)
 """Elasticities are from 10 % less to 10 % more of a constant: well above the noise of a rough run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sensitivity:
+class ConstantSensitivity:
     """One constant's hold on the answer.
 
     `elasticity` is the change of ln QPS by that of ln constant; `at_low_qps` and `at_high_qps` are the
@@ -45,12 +45,12 @@ class Sensitivity:
         return abs(math.log(self.at_high_qps / self.at_low_qps)) / 2 / Z95
 
 
-def sensitivities(found: Forecast, spread: Spread = map) -> list[Sensitivity]:
+def sensitivities(found: PredictedCapacity, spread: ParallelMap = map) -> list[ConstantSensitivity]:
     """Every constant's part in the answer, the largest part of the interval first."""
-    known = {path: it for path, it in constants(found.bench.experiment).items() if it.value > 0}
+    known = {path: it for path, it in constants(found.simulator.experiment).items() if it.value > 0}
     wanted = [(path, value) for path, it in known.items() for value in _ends(it)]
     answers = spread(
-        partial(varied, found.bench, found.quick.crossing), [{path: value} for path, value in wanted]
+        partial(varied, found.simulator, found.quick.root), [{path: value} for path, value in wanted]
     )
     ln_qps = {key: ln for key, (ln, _, _) in zip(wanted, answers, strict=True)}
     rows = _shared(found, [_sensitivity(path, it, ln_qps, found) for path, it in known.items()])
@@ -66,24 +66,24 @@ def _ends(constant: Constant) -> Sequence[float]:
 
 
 def _sensitivity(
-    path: str, constant: Constant, ln_qps: Mapping[tuple[str, float], float], found: Forecast
-) -> Sensitivity:
+    path: str, constant: Constant, ln_qps: Mapping[tuple[str, float], float], found: PredictedCapacity
+) -> ConstantSensitivity:
     less, more, *ends = (ln_qps[path, value] for value in _ends(constant))
     elasticity = (more - less) / 2 / NUDGE
     # The rough run's own error drops out: the answer is moved by what the rough run is.
-    shift = math.log(found.answer.crossing.rate_qps / found.quick.crossing.rate_qps)
-    return Sensitivity(path, constant, elasticity, *(math.exp(ln + shift) for ln in ends))
+    shift = math.log(found.answer.root.rate_qps / found.quick.root.rate_qps)
+    return ConstantSensitivity(path, constant, elasticity, *(math.exp(ln + shift) for ln in ends))
 
 
-def _shared(found: Forecast, rows: Sequence[Sensitivity]) -> list[Sensitivity]:
+def _shared(found: PredictedCapacity, rows: Sequence[ConstantSensitivity]) -> list[ConstantSensitivity]:
     """The rows with their shares: the covariance of what each moves with what all move, over its variance.
 
     A constant moves ln QPS along the lines from its value to the ends of its interval.
     """
-    sets = drawn(found.bench.experiment, MANY_DRAWS)
+    sets = drawn(found.simulator.experiment, MANY_DRAWS)
     if not sets:
         return list(rows)
-    ln_qps = math.log(found.answer.crossing.rate_qps)
+    ln_qps = math.log(found.answer.root.rate_qps)
     moved = {row.path: _moved(row, ln_qps, [one[row.path] for one in sets]) for row in rows if row.ln_sd}
     if not moved:
         return list(rows)
@@ -96,7 +96,7 @@ def _shared(found: Forecast, rows: Sequence[Sensitivity]) -> list[Sensitivity]:
     ]
 
 
-def _moved(row: Sensitivity, ln_qps: float, values: Sequence[float]) -> np.ndarray:
+def _moved(row: ConstantSensitivity, ln_qps: float, values: Sequence[float]) -> np.ndarray:
     ln = np.log(np.array(values) / row.constant.value)
     ends = (row.constant.low, row.at_low_qps), (row.constant.high, row.at_high_qps)
     below, above = (

@@ -13,12 +13,12 @@ import numpy as np
 
 from analysis.capacity.kernel import Limit
 from conf.constants import replaced
-from loadgen.predict.capacity import Forecast, solve
+from loadgen.predict.capacity import PredictedCapacity, solve
 from loadgen.predict.draws import NORMAL, drawn
-from loadgen.predict.operating_point import Bench
-from loadgen.predict.root_finding import Crossing
+from loadgen.predict.operating_point import RateSimulator
+from loadgen.predict.root_finding import Root
 
-Spread = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+ParallelMap = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 """`map`, or that of a pool of processes."""
 
 DRAWS = 48
@@ -58,16 +58,16 @@ class Uncertainty:
         return side * math.hypot(away, noise / Z95 * NORMAL.inv_cdf(max(share, 1 - share)))
 
 
-def uncertainty(found: Forecast, draws: int = DRAWS, spread: Spread = map) -> Uncertainty:
+def uncertainty(found: PredictedCapacity, draws: int = DRAWS, spread: ParallelMap = map) -> Uncertainty:
     """The forecast again under `draws` sets of constants, on the same requests."""
-    sets = drawn(found.bench.experiment, draws)
+    sets = drawn(found.simulator.experiment, draws)
     if not sets:
         return Uncertainty(())
-    answers = list(spread(partial(varied, found.bench, found.quick.crossing), sets))
-    base = math.log(found.quick.crossing.rate_qps)
+    answers = list(spread(partial(varied, found.simulator, found.quick.root), sets))
+    base = math.log(found.quick.root.rate_qps)
     ln_ratios = tuple(ln_qps - base for ln_qps, _, _ in answers)
     below, above = (sum(side == end for _, _, side in answers) for end in (-1, 1))
-    many = [] if below or above else drawn(found.bench.experiment, MANY_DRAWS)
+    many = [] if below or above else drawn(found.simulator.experiment, MANY_DRAWS)
     more = smoothed(sets, ln_ratios, many)
     bindings = tuple(binding for _, binding, _ in answers)
     return Uncertainty(tuple(sets[0]), ln_ratios, bindings, below, above, more)
@@ -98,7 +98,9 @@ def drawn_quantile(ln_ratios: Sequence[float], share: float) -> float:
     return float(np.quantile(np.array(ln_ratios), share, method="hazen")) if len(ln_ratios) else 0.0
 
 
-def varied(bench: Bench, base: Crossing, values: Mapping[str, float]) -> tuple[float, Limit, int]:
+def varied(simulator: RateSimulator, base: Root, values: Mapping[str, float]) -> tuple[float, Limit, int]:
     """ln QPS under other constants, what binds, and the side of an open end."""
-    changed = solve(bench.varied(replaced(bench.experiment, values)), base.rate_qps, base.slope, ROUGH)
-    return math.log(changed.crossing.rate_qps), changed.point.binding, changed.crossing.side
+    changed = solve(
+        simulator.varied(replaced(simulator.experiment, values)), base.rate_qps, base.slope, ROUGH
+    )
+    return math.log(changed.root.rate_qps), changed.point.binding, changed.root.side

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from conf.specs.experiment import Workload
 from loadgen.prompts import text_pool
-from loadgen.prompts.images import Album
-from loadgen.prompts.token_pool import Level, Piece, synthetic
+from loadgen.prompts.images import ImageParts
+from loadgen.prompts.token_pool import PromptLevel, TokenBytes, synthetic
 from loadgen.traffic.lengths import UNIQUE_TOKENS
 
 SESSIONS_FROM = 2**39
@@ -51,7 +51,7 @@ class Prompts:
         self._begins = _beginnings(self._source.levels, self._head, workload.prompt == "chat")
         self._session_hit = workload.session_hit
         self._image_tokens = workload.images.tokens
-        self._album = Album(workload.images, salt) if workload.images.most else None
+        self._album = ImageParts(workload.images, salt) if workload.images.most else None
         rest = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
         rest |= {"ignore_eos": True, "temperature": 0}
         self._tail = json.dumps(rest, separators=(",", ":")).encode()[1:]
@@ -76,7 +76,7 @@ class Prompts:
             input_tokens -= image_tokens
             shared_tokens = min(shared_tokens, input_tokens)
             head, close = self._with_images(seq, image_tokens)
-        pieces: list[Piece] = [self._pool.slice(0, shared_tokens)] if shared_tokens else []
+        pieces: list[TokenBytes] = [self._pool.slice(0, shared_tokens)] if shared_tokens else []
         begun = shared_tokens
         if session is not None:
             history = self._history(session, input_tokens, shared_tokens)
@@ -112,7 +112,7 @@ class Prompts:
 
     def levels(
         self, input_tokens: int, levels: tuple[int, int, int], names: tuple[int, int, int]
-    ) -> list[list[Piece]]:
+    ) -> list[list[TokenBytes]]:
         """The tokens of such a turn, level by level, as they stand in its body."""
         shared, of_character, persona = levels
         character, session, cut = names
@@ -132,7 +132,7 @@ class Prompts:
         images = [self._album.part(seq, place) for place in range(image_tokens // self._image_tokens)]
         return IMAGES_HEAD, b",".join([IMAGES_CLOSE, *images]) + b"]}]"
 
-    def _history(self, session: int, input_tokens: int, shared_tokens: int) -> list[tuple[int, Piece]]:
+    def _history(self, session: int, input_tokens: int, shared_tokens: int) -> list[tuple[int, TokenBytes]]:
         """What the prompts of a session begin with after that of all: tokens that name it, and a slice.
 
         Nothing where there is no room for its name, or beside it none for what makes the prompt unique.
@@ -145,7 +145,7 @@ class Prompts:
         return [(UNIQUE_TOKENS, name), (rest, self._pool.slice(session * STRIDE, rest))]
 
 
-def _beginnings(levels: Sequence[Level], head: bytes, chat: bool) -> list[bytes]:
+def _beginnings(levels: Sequence[PromptLevel], head: bytes, chat: bool) -> list[bytes]:
     """What stands before each level of a conversation: before the first the head, and where a chat goes on in
     another role a new message."""
     if not chat or not levels:

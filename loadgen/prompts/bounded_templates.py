@@ -54,7 +54,7 @@ LEFT_OUT = {
 }
 
 
-class Rendered:
+class BoundedTemplate:
     """One part's template. Raises Jinja's TemplateError or one of `WRONG` for a text that is none."""
 
     def __init__(self, source: str) -> None:

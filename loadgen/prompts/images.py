@@ -24,7 +24,7 @@ BEFORE = b'{"type":"image_url","image_url":{"url":"data:image/png;base64,'
 AFTER = b'"}}'
 
 
-class Album:
+class ImageParts:
     """The image parts of a run's chat messages; images of another `salt` differ from all of these."""
 
     def __init__(self, images: Images, salt: int) -> None:

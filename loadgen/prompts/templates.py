@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 from conf import ConfigError
 from conf.io.one_line import one_line, reason
 from conf.specs.conversation import PART_NAMES, Conversations, Part
-from loadgen.prompts.bounded_templates import WRONG, Rendered
+from loadgen.prompts.bounded_templates import WRONG, BoundedTemplate
 from loadgen.prompts.tokenizer import Encoded, Tokenizer
 from loadgen.traffic.truncation import cut_tokens
 
@@ -27,7 +27,7 @@ STAND_IN_IDS = 2**16
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RenderedPart:
     """A rendered part. `left_out` of its tokens, the first ones, were cut off to fit."""
 
     name: str
@@ -50,7 +50,7 @@ class Piece:
         return self.text[self.encoded[self.left_out][1] if self.left_out else 0 :]
 
 
-class Template:
+class PromptTemplate:
     """Parts to be filled with data. Raises ConfigError for a content that is not Jinja2.
 
     The language (`bounded_templates`) lets a template neither read a file nor change what it is given, reach
@@ -62,11 +62,11 @@ class Template:
         self._parts = []
         for part in parts:
             try:
-                self._parts.append((part, Rendered(part.content)))
+                self._parts.append((part, BoundedTemplate(part.content)))
             except (TemplateError, *WRONG) as error:
                 raise _refusal(part, error) from error
 
-    def render(self, data: Mapping[str, Any]) -> list[Piece]:
+    def render(self, data: Mapping[str, Any]) -> list[RenderedPart]:
         """All parts, filled; one of `each` once for every item. Raises ConfigError where data is missing."""
         pieces = []
         for part, content in self._parts:
@@ -76,11 +76,11 @@ class Template:
             except (TemplateError, *WRONG) as error:
                 raise _refusal(part, error) from error
             told = part.name, part.role, part.truncation_priority
-            pieces += [Piece(*told, text, self._encode(text)) for text in texts]
+            pieces += [RenderedPart(*told, text, self._encode(text)) for text in texts]
         return pieces
 
 
-def fitted(pieces: Sequence[Piece], limit_tokens: int, step_tokens: int) -> list[Piece]:
+def fitted(pieces: Sequence[RenderedPart], limit_tokens: int, step_tokens: int) -> list[RenderedPart]:
     """The pieces cut to at most `limit_tokens`, in whole steps, by the rule of planned traffic, `cut_tokens`.
 
     Of what may be cut priority 1 goes first, and of that the oldest. Raises ConfigError where the parts that
@@ -100,17 +100,17 @@ def fitted(pieces: Sequence[Piece], limit_tokens: int, step_tokens: int) -> list
     return found
 
 
-def text(pieces: Sequence[Piece]) -> str:
+def text(pieces: Sequence[RenderedPart]) -> str:
     """What is left as one text."""
     return "".join(piece.left for piece in pieces)
 
 
-def token_ids(pieces: Sequence[Piece]) -> list[int]:
+def token_ids(pieces: Sequence[RenderedPart]) -> list[int]:
     """What is left as token ids, each part encoded by itself: what follows it changes none of its tokens."""
     return [number for piece in pieces for number in piece.tokens]
 
 
-def messages(pieces: Sequence[Piece]) -> list[dict[str, str]]:
+def messages(pieces: Sequence[RenderedPart]) -> list[dict[str, str]]:
     """What is left as messages of a chat API, one for each part that has a text left."""
     return [{"role": piece.role, "content": piece.left} for piece in pieces if piece.left]
 

@@ -16,8 +16,8 @@ from conf import ConfigError
 from conf.specs.conversation import Conversations, Part
 from conf.specs.experiment import Workload
 from loadgen.prompts.prose import sentences, talk
-from loadgen.prompts.templates import Template, parts_of
-from loadgen.prompts.token_pool import POOL_TOKENS, Level, Pool, Source
+from loadgen.prompts.templates import PromptTemplate, parts_of
+from loadgen.prompts.token_pool import POOL_TOKENS, PromptLevel, PromptSource, TokenPool
 from loadgen.prompts.tokenizer import Tokenizer
 
 AT_ONCE = 500
@@ -33,7 +33,7 @@ TEXT = "\ue000"
 """Stands for a level's text while its template is filled: a private letter that no template has."""
 
 
-def source(workload: Workload, vocab: int, salt: int) -> Source:
+def source(workload: Workload, vocab: int, salt: int) -> PromptSource:
     """Real text for the prompts of a run; `salt` decides all of it.
 
     Raises ConfigError where the tokenizer cannot be read, has tokens that a model of `vocab` tokens has not,
@@ -47,7 +47,7 @@ def source(workload: Workload, vocab: int, salt: int) -> Source:
     levels = _levels(tokenizer, workload.conversations, pool, seed, as_ids)
     words = _names(tokenizer, as_ids)
     shuffled = [words[i] for i in rng.permutation(len(words)).tolist()]
-    return Source(b"," if as_ids else b"", shuffled, own, pool, levels)
+    return PromptSource(b"," if as_ids else b"", shuffled, own, pool, levels)
 
 
 def refuse(workload: Workload, vocab: int) -> None:
@@ -69,7 +69,7 @@ def _try(folder: str, as_ids: bool, vocab: int) -> None:
     _names(tokenizer, as_ids)
 
 
-def _pool(tokenizer: Tokenizer, lines: Iterator[str], as_ids: bool) -> Pool:
+def _pool(tokenizer: Tokenizer, lines: Iterator[str], as_ids: bool) -> TokenPool:
     """Whole lines, of `POOL_TOKENS` at most; whoever begins in the middle begins with a line."""
     tokens: list[bytes] = []
     openings: list[int] = []
@@ -86,7 +86,7 @@ def _pool(tokenizer: Tokenizer, lines: Iterator[str], as_ids: bool) -> Pool:
     del tokens[last:]
     ends = np.cumsum([len(token) + gap for token in tokens]).tolist()
     written = b"".join(token + b"," for token in tokens) if as_ids else b"".join(tokens)
-    return Pool(written, [0, *ends[:-1]], [i for i in openings if i < last], gap)
+    return TokenPool(written, [0, *ends[:-1]], [i for i in openings if i < last], gap)
 
 
 def _tokens(pieces: Sequence[tuple[int, int, str]], as_ids: bool) -> list[bytes]:
@@ -116,8 +116,8 @@ def _names(tokenizer: Tokenizer, as_ids: bool) -> list[bytes]:
 
 
 def _levels(
-    tokenizer: Tokenizer, spec: Conversations | None, pool: Pool, seed: int, as_ids: bool
-) -> tuple[Level, ...]:
+    tokenizer: Tokenizer, spec: Conversations | None, pool: TokenPool, seed: int, as_ids: bool
+) -> tuple[PromptLevel, ...]:
     """The levels of conversations, with what their template says besides names and texts."""
     if spec is None:
         return ()
@@ -126,13 +126,13 @@ def _levels(
     said = _pool(tokenizer, talk(seed + 1, means, _line(parts["history"])), as_ids)
     plain = [_level(tokenizer, parts[name], pool, as_ids) for name in PLAIN]
     end_of_cut = _fixed(tokenizer, _line(parts["history"])("", TEXT).partition(TEXT)[2], as_ids)
-    return (*plain, Level(said, parts["history"].role, end_of_cut))
+    return (*plain, PromptLevel(said, parts["history"].role, end_of_cut))
 
 
-def _level(tokenizer: Tokenizer, part: Part, pool: Pool, as_ids: bool) -> Level:
+def _level(tokenizer: Tokenizer, part: Part, pool: TokenPool, as_ids: bool) -> PromptLevel:
     """A part as a level, what its template has around its text encoded by itself."""
     head, tail = (_fixed(tokenizer, text, as_ids) for text in _around(part))
-    return Level(pool, part.role, head, tail)
+    return PromptLevel(pool, part.role, head, tail)
 
 
 def _around(part: Part) -> tuple[str, str]:
@@ -143,7 +143,7 @@ def _around(part: Part) -> tuple[str, str]:
     """
     person = {"name": "", "definition": TEXT, "persona": TEXT}
     data = {"system": TEXT, "character": person, "user": person}
-    before, _, after = "".join(piece.text for piece in Template([part]).render(data)).partition(TEXT)
+    before, _, after = "".join(piece.text for piece in PromptTemplate([part]).render(data)).partition(TEXT)
     return before.removesuffix(" "), after
 
 
@@ -153,7 +153,7 @@ def _fixed(tokenizer: Tokenizer, text: str, as_ids: bool) -> list[bytes]:
 
 def _line(part: Part) -> Callable[[str, str], str]:
     """How a message of a history stands in a prompt, by its author and its text: in any case as a line."""
-    template = Template([replace(part, each="")])
+    template = PromptTemplate([replace(part, each="")])
 
     def line(author: str, text: str) -> str:
         said = "".join(piece.text for piece in template.render({"item": {"author": author, "text": text}}))

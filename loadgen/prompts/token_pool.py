@@ -12,10 +12,10 @@ from conf.specs.experiment import Workload
 from loadgen.traffic.lengths import UNIQUE_TOKENS
 
 POOL_TOKENS = 65_536
-Piece = bytes | memoryview
+TokenBytes = bytes | memoryview
 
 
-class Pool:
+class TokenPool:
     """Tokens one after the other, again and again.
 
     `written` are all of them, `places` where each begins, `gap` is how many bytes stand between two.
@@ -41,16 +41,16 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class PromptLevel:
     """How one level of a prompt is written, after the words that name it: `head`, as much text as there is
     room for, `tail`. In a chat it is said by `role`."""
 
-    pool: Pool
+    pool: TokenPool
     role: str = "user"
     head: Sequence[bytes] = ()
     tail: Sequence[bytes] = ()
 
-    def pieces(self, name: Sequence[bytes], number: int, tokens: int) -> list[Piece]:
+    def pieces(self, name: Sequence[bytes], number: int, tokens: int) -> list[TokenBytes]:
         """`tokens` tokens, the name first; without the tail where there is no room for it."""
         begin = [*name, *self.head][:tokens]
         end = self.tail if len(begin) + len(self.tail) <= tokens else ()
@@ -59,7 +59,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PromptSource:
     """What all prompts of a run are put together from.
 
     `separator` stands between two tokens. `words` are tokens by whose order a number is spelled, together
@@ -69,8 +69,8 @@ class Source:
     separator: bytes
     words: Sequence[bytes]
     salt: int
-    pool: Pool
-    levels: Sequence[Level] = field(default_factory=tuple)
+    pool: TokenPool
+    levels: Sequence[PromptLevel] = field(default_factory=tuple)
 
     def name(self, number: int) -> list[bytes]:
         """`UNIQUE_TOKENS` tokens that spell salt and number in the base of the words."""
@@ -82,7 +82,7 @@ class Source:
         return name
 
 
-def synthetic(workload: Workload, vocab: int, salt: int) -> Source:
+def synthetic(workload: Workload, vocab: int, salt: int) -> PromptSource:
     """Token ids at random, or as many words of figures.
 
     They are the ids of the vocabulary with the most digits (10000 to 99999 of 151936), away from special ids.
@@ -93,6 +93,6 @@ def synthetic(workload: Workload, vocab: int, salt: int) -> Source:
     ids = rng.integers(low, high, size=2 * POOL_TOKENS)
     separator = b"," if workload.prompt == "token_ids" else b" "
     written = separator.join(b"%d" % i for i in ids.tolist()) + separator
-    pool = Pool(written, range(0, len(written), digits + 1), range(POOL_TOKENS), len(separator))
+    pool = TokenPool(written, range(0, len(written), digits + 1), range(POOL_TOKENS), len(separator))
     words = [b"%d" % i for i in range(low, high)]
-    return Source(separator, words, int(rng.integers(0, 2**31)), pool, 4 * (Level(pool),))
+    return PromptSource(separator, words, int(rng.integers(0, 2**31)), pool, 4 * (PromptLevel(pool),))

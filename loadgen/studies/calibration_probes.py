@@ -13,7 +13,7 @@ from conf import ConfigError, Experiment, load
 from conf.specs.experiment import Slo, Workload
 from loadgen.drive import fixed_rate
 from loadgen.run import measure
-from loadgen.studies.study import Study, Trees, seed_of
+from loadgen.studies.study import StudyPlan, Trees, seed_of
 
 KIND = "recipe"
 WAVES, LEAST_REQUESTS = 10, 30
@@ -30,7 +30,7 @@ LOOSE = Slo("recipe", ttft_p90_ms=60_000, tpot_p90_ms=1_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CalibrationProbe:
     """A closed loop of `concurrency`, or a share of the expected rate."""
 
     workload: str
@@ -43,19 +43,19 @@ class Part:
         return f"{short}-c{self.concurrency}" if self.concurrency else f"{short}-{100 * self.share:.0f}pct"
 
 
-def _closed(workload: str, *concurrencies: int) -> list[Part]:
-    return [Part(workload, concurrency) for concurrency in concurrencies]
+def _closed(workload: str, *concurrencies: int) -> list[CalibrationProbe]:
+    return [CalibrationProbe(workload, concurrency) for concurrency in concurrencies]
 
 
 PARTS = (
     *_closed("r1_prefill", 1, 2, 4),
     *_closed("r2_decode", 1, 4, 16, 64, 256),
     *_closed("r3_context", 1, 4, 16, 64, 256),
-    *(Part(CHECK, share=share) for share in CHECKED),
+    *(CalibrationProbe(CHECK, share=share) for share in CHECKED),
 )
 
 
-def of(asked: Experiment, guess_qps: float | None = None) -> Study:
+def of(asked: Experiment, guess_qps: float | None = None) -> StudyPlan:
     """The study; `guess_qps` (per node) stands in for `rate_qps` where the words give none.
 
     Raises ConfigError where neither is known, for more than one node, or for another clock than the real one.
@@ -74,7 +74,7 @@ def of(asked: Experiment, guess_qps: float | None = None) -> Study:
     asked = replace(asked, rate_qps=float(f"{expected:.3g}"), duration_s=asked.duration_s or CHECK_S)
     parts = {part.name: part for part in PARTS}
     workloads = {name: _workload(name, asked) for name in {part.workload for part in PARTS}}
-    return Study(
+    return StudyPlan(
         kind=KIND,
         verb=KIND,
         asked=asked,
@@ -111,7 +111,7 @@ def total(parts: Sequence[Experiment], closed_s: Callable[[Experiment], float | 
     )
 
 
-def probe(asked: Experiment, part: Part, workload: Workload) -> Experiment:
+def probe(asked: Experiment, part: CalibrationProbe, workload: Workload) -> Experiment:
     """What one part asks."""
     one = replace(asked, workload=workload, slo=LOOSE, run=part.name)
     one = replace(one, seed=seed_of(asked.seed, part.name))

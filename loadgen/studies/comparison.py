@@ -30,7 +30,7 @@ from loadgen.run.lifecycle import Conclude
 from loadgen.run.measure import Act
 from loadgen.search.policy import Outcome, Segment, Stop, fitted, next_segment, prior
 from loadgen.search.replay_policy import Template, next_pair, without_evidence
-from loadgen.studies.study import Study, Trees, seed_of
+from loadgen.studies.study import StudyPlan, Trees, seed_of
 
 KIND = "compare"
 Next = Callable[[Driver, "Original"], Segment | Stop]
@@ -90,12 +90,12 @@ class Original:
         return paired_ratio.pair(segment.pair, log_ratio, not place.aborted, theirs, mine, bounds_ms)
 
 
-def of(a: Experiment, b: Experiment, path: Path) -> Study:
+def of(a: Experiment, b: Experiment, path: Path) -> StudyPlan:
     """The study that compares B with A in the folder `path`."""
     # B's engine gets a seed of its own: common are the arrivals, not the noise of a simulated engine.
     asked = {"a": a, "b": replace(b, seed=seed_of(a.seed, "b"))}
     acts: dict[str, Act] = {"a": measure.search, "b": replay_of(path / "a")}
-    return Study(
+    return StudyPlan(
         kind=KIND,
         verb=KIND,
         asked=a,
@@ -106,13 +106,13 @@ def of(a: Experiment, b: Experiment, path: Path) -> Study:
     )
 
 
-def begun(folder: Folder, a: Experiment, b: Experiment) -> Study:
+def begun(folder: Folder, a: Experiment, b: Experiment) -> StudyPlan:
     """The study in its new folder, which keeps what B was asked."""
     folder.write_text(studies.OTHER, dump(b))
     return of(a, b, folder.path)
 
 
-def again(path: Path, a: Experiment) -> Study:
+def again(path: Path, a: Experiment) -> StudyPlan:
     """The study of a folder as it was asked."""
     return of(a, load(base=path / studies.OTHER), path)
 
@@ -130,7 +130,7 @@ def replay_of(path: Path, next_step: Next | None = None) -> Act:
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
+class PairedReplays:
     """What `whole` replays of an original's windows show; `ratio` is None where that is too little.
 
     A ratio that is open is a bound: it counts like none, and `lack` says it.
@@ -140,7 +140,7 @@ class Paired:
     ratio: Ratio | None
 
     @classmethod
-    def of(cls, original: Original, b: Run) -> "Paired":
+    def of(cls, original: Original, b: Run) -> "PairedReplays":
         """From the folder of a run that has replayed the original's windows."""
         rows = b.requests()
         pairs = [
@@ -167,7 +167,7 @@ class Paired:
 def conclude(parts: Trees, path: Path, differs: Tree) -> Tree:
     """What study.json adds: the ratio, from the rows of both folders; too few pairs are an open end."""
     original = Original.of(load_run(path / "a"))
-    pairs = Paired.of(original, load_run(path / "b"))
+    pairs = PairedReplays.of(original, load_run(path / "b"))
     found = pairs.ratio
     tree: Tree = {
         "differs": differs,

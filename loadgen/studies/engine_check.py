@@ -36,7 +36,7 @@ WORDS = ("duration_s", "out", "run", "seed")
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class EngineReplay:
     """One rate for both engines: `emulated` is loaded in real time, `simulated` gets the same arrivals."""
 
     emulated: Experiment
@@ -44,7 +44,7 @@ class Replay:
     of: str
 
     @classmethod
-    def asked(cls, path: Path, words: list[str], vllm_version: str) -> "Replay":
+    def asked(cls, path: Path, words: list[str], vllm_version: str) -> "EngineReplay":
         """The replay of the run in `path`, with its own engine's limits and constants on both sides.
 
         `vllm_version` is that of the vLLM that will be started, for the label. Raises RunError or ConfigError
@@ -147,7 +147,7 @@ def _refuse(asked: Experiment, engine: SimulatedEngine) -> None:
         )
 
 
-def run(replay: Replay, site: Site, show: Emit, simulate: Simulate) -> Tree:
+def run(replay: EngineReplay, site: Site, show: Emit, simulate: Simulate) -> Tree:
     """Load the emulated vLLM at the certified rate and compare; a run folder like that of a probe."""
     folder = measure.create(RunFolder, replay.emulated)
 
@@ -158,7 +158,7 @@ def run(replay: Replay, site: Site, show: Emit, simulate: Simulate) -> Tree:
     return measure.measure(replay.emulated, VERB, folder, act, site, show)
 
 
-def concluded(replay: Replay, driver: Driver, simulate: Simulate) -> Tree:
+def concluded(replay: EngineReplay, driver: Driver, simulate: Simulate) -> Tree:
     """The probe's conclusion, with both engines' p90s side by side and an exit code that is theirs.
 
     A void probe stays void. Whether the bounds are kept is told, but decides nothing here.
@@ -178,7 +178,7 @@ def concluded(replay: Replay, driver: Driver, simulate: Simulate) -> Tree:
 
 
 def compare(
-    replay: Replay, rows: pa.Table, window: Window, simulate: Simulate
+    replay: EngineReplay, rows: pa.Table, window: Window, simulate: Simulate
 ) -> list[engine_agreement.Agreement]:
     """Serve the requests of `rows` once more, on the simulated engine, and compare those of the window."""
     rows, asked = rows.sort_by("due_ns"), _here(replay.simulated)

@@ -23,9 +23,9 @@ from loadgen.run.lifecycle import Conclude
 from loadgen.run.measure import Act
 from loadgen.search.policy import Segment, Stop
 from loadgen.studies import comparison
-from loadgen.studies.comparison import Original, Paired, next_replay
+from loadgen.studies.comparison import Original, PairedReplays, next_replay
 from loadgen.studies.matrix_cells import Cell, Cells, unpaired
-from loadgen.studies.study import Study, Trees, result, seed_of
+from loadgen.studies.study import StudyPlan, Trees, result, seed_of
 
 KIND = matrix_table.KIND
 ENDS = (
@@ -42,7 +42,7 @@ REPLAYS = "replays"
 """In a cell's sweep.json: the cell whose requests it got."""
 
 
-def begun(cells: Cells, folder: Folder) -> Study:
+def begun(cells: Cells, folder: Folder) -> StudyPlan:
     """The study in its new folder, in which every cell already has its folder with what it asks.
 
     Common are the first one's arrivals; the noise of a simulated engine, and the windows that a cell has
@@ -56,7 +56,7 @@ def begun(cells: Cells, folder: Folder) -> Study:
     return of(cells, folder.path)
 
 
-def again(path: Path) -> tuple[Cells, Study]:
+def again(path: Path) -> tuple[Cells, StudyPlan]:
     """The cells and the study of a folder as they were asked."""
     tree = studies.load_study(path)
     cells = [
@@ -69,10 +69,10 @@ def again(path: Path) -> tuple[Cells, Study]:
     return found, of(found, path)
 
 
-def of(cells: Cells, path: Path) -> Study:
+def of(cells: Cells, path: Path) -> StudyPlan:
     """The study of `cells` in the folder `path`."""
     names = tuple(cells.asked)
-    return Study(
+    return StudyPlan(
         kind=KIND,
         verb="sweep",
         asked=cells.first,
@@ -149,11 +149,11 @@ def ratios(path: Path, first: str, known: Trees) -> dict[str, Tree]:
             why = unpaired(_saved(path, first), _saved(path, name)) or "it had a search of its own"
             found[name] = _ratio(alone, UNPAIRED, why)
         else:
-            found[name] = best(Paired.of(original, load_run(path / name)), alone)
+            found[name] = best(PairedReplays.of(original, load_run(path / name)), alone)
     return found
 
 
-def best(paired: Paired, alone: tuple[float, float, float]) -> Tree:
+def best(paired: PairedReplays, alone: tuple[float, float, float]) -> Tree:
     """The ratio that the pairs show where they show one, else that of the capacities `alone`."""
     one = paired.ratio
     if one is None or paired.lack:

@@ -6,7 +6,7 @@ from typing import Any
 
 from conf import Experiment, load
 from conf.specs.experiment import Hardware, Layout, Model
-from loadgen.studies.published_tables import SUBJECTS, Subject
+from loadgen.studies.published_tables import PUBLISHED_MODELS, PublishedModel
 
 Facts = dict[str, Any]
 
@@ -25,7 +25,7 @@ _SERVED = ("kv_cache", "max_context_tokens")
 """Fields that whoever serves a model may choose: it stays that model, but is not what the paper served."""
 
 
-def subject_of(experiment: Experiment) -> Subject | None:
+def published_model_of(experiment: Experiment) -> PublishedModel | None:
     """The paper's model that is asked what the paper asked, on its node and layout; None of any other."""
     known = model_of(experiment)
     if known is None or experiment.progressive.lengths == "workload":
@@ -34,10 +34,10 @@ def subject_of(experiment: Experiment) -> Subject | None:
     return known if same else None
 
 
-def model_of(experiment: Experiment) -> Subject | None:
+def model_of(experiment: Experiment) -> PublishedModel | None:
     """The paper's model that is asked, whatever it is called and wherever it stands."""
     facts = _architecture(experiment.model)
-    return next((subject for subject in SUBJECTS if _model(subject.words) == facts), None)
+    return next((subject for subject in PUBLISHED_MODELS if _model(subject.words) == facts), None)
 
 
 @cache

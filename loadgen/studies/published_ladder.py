@@ -26,8 +26,8 @@ from conf.specs.images import MOST_IMAGES, Images, tokens_of
 from conf.specs.published_ladder import Progressive
 from loadgen.run import export
 from loadgen.studies import published_tables
-from loadgen.studies.paper_models import model_of, subject_of
-from loadgen.studies.published_tables import SATURATION, SCALING, Row, Shape, Subject
+from loadgen.studies.paper_models import model_of, published_model_of
+from loadgen.studies.published_tables import SATURATION, SCALING, PublishedModel, PublishedRow, RequestShape
 from loadgen.traffic.lengths import Ints
 from loadgen.traffic.schedule import PHASES, ArrivalSchedule
 
@@ -48,13 +48,13 @@ NOMINAL_PROMPT, NOMINAL_TEXT, NOMINAL_LIMIT = 500, 100, 200
 TEXT_SATURATION_LIMIT = 100
 """The same of answers to text in saturation (table 22)."""
 
-Play = Callable[[int, "Level"], pa.Table]
+Play = Callable[[int, "LadderLevel"], pa.Table]
 """Plays a level of a number, and returns the rows of all its requests."""
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LadderLevel:
     """So many requests, up to `concurrency` of them in flight; `shape` is what is unusual about them.
 
     `answers` are the tokens of each answer in order. Of `prompt_tokens`, `image_tokens` are those of images.
@@ -68,7 +68,7 @@ class Level:
     image_tokens: int = 0
     shape: str = ""
     same: bool = True
-    published: Row | None = None
+    published: PublishedRow | None = None
 
     @property
     def requests(self) -> int:
@@ -102,7 +102,7 @@ class Level:
         )
 
 
-def asked_shape(experiment: Experiment) -> Shape:
+def asked_shape(experiment: Experiment) -> RequestShape:
     """How requests look: the workload's, the paper's of its own model, or its nominal lengths."""
     model = experiment.model
     if experiment.progressive.lengths == "workload":
@@ -112,31 +112,33 @@ def asked_shape(experiment: Experiment) -> Shape:
     if model.image_token_px:
         images = tokens_of(Images().width_px, Images().height_px, model.image_token_px)
         limits = {SCALING: NOMINAL_LIMIT, SATURATION: NOMINAL_LIMIT}
-        return Shape(prompt=NOMINAL_TEXT + images, limits=limits, image_tokens=images)
+        return RequestShape(prompt=NOMINAL_TEXT + images, limits=limits, image_tokens=images)
     limits = {SCALING: NOMINAL_LIMIT, SATURATION: TEXT_SATURATION_LIMIT}
-    return Shape(prompt=NOMINAL_PROMPT, limits=limits)
+    return RequestShape(prompt=NOMINAL_PROMPT, limits=limits)
 
 
-def _shaped(workload: Workload) -> Shape:
+def _shaped(workload: Workload) -> RequestShape:
     answer, images = workload.output_tokens.mean, round(workload.images.mean_tokens)
     limits = {SCALING: answer, SATURATION: answer}
-    return Shape(prompt=workload.input_tokens.mean + images, limits=limits, image_tokens=images)
+    return RequestShape(prompt=workload.input_tokens.mean + images, limits=limits, image_tokens=images)
 
 
-def levels(experiment: Experiment) -> list[Level]:
+def levels(experiment: Experiment) -> list[LadderLevel]:
     """Every level in order."""
-    return list(_levels(experiment.progressive, asked_shape(experiment), subject_of(experiment)))
+    return list(_levels(experiment.progressive, asked_shape(experiment), published_model_of(experiment)))
 
 
-def _levels(it: Progressive, shape: Shape, subject: Subject | None) -> Iterator[Level]:
-    known = published_tables.played(shape) if isinstance(shape, Subject) else []
+def _levels(it: Progressive, shape: RequestShape, subject: PublishedModel | None) -> Iterator[LadderLevel]:
+    known = published_tables.played(shape) if isinstance(shape, PublishedModel) else []
     rows = {(row.burst, row.concurrency): row for row in known}
     usual, burst_limit = shape.limits[SCALING], shape.limits[SATURATION]
     short = min(BASELINE_LIMIT, usual)
-    one = Level("", 1, shape.prompt, _mixed(shape, 1, usual), shape.image_tokens, same=it.prompts == "same")
+    one = LadderLevel(
+        "", 1, shape.prompt, _mixed(shape, 1, usual), shape.image_tokens, same=it.prompts == "same"
+    )
     level = partial(replace, one)
 
-    def loaded(phase: str, concurrency: int, limit: int) -> Level:
+    def loaded(phase: str, concurrency: int, limit: int) -> LadderLevel:
         row = rows.get((phase == SATURATION, concurrency))
         count = _counted(it, concurrency, burst=phase == SATURATION)
         answers = published_tables.outputs(shape, row, count) if row else _mixed(shape, count, limit)
@@ -159,7 +161,7 @@ def _levels(it: Progressive, shape: Shape, subject: Subject | None) -> Iterator[
         yield loaded(SATURATION, concurrency, burst_limit)
 
 
-def _mixed(shape: Shape, count: int, limit: int) -> Ints:
+def _mixed(shape: RequestShape, count: int, limit: int) -> Ints:
     """Answers to the limit in the model's own share; the others end at once."""
     mean = shape.whole * limit + (1 - shape.whole) * published_tables.EARLY_TOKENS
     return published_tables.spread(count, limit, mean, shape.whole)
@@ -235,7 +237,7 @@ def drawn_seed(seed: int, number: int) -> int:
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
-def climb(asked: Sequence[Level], play: Play, say: Say) -> list[Figures]:
+def climb(asked: Sequence[LadderLevel], play: Play, say: Say) -> list[Figures]:
     """One run: every level played in order, and told."""
     found = []
     for number, level in enumerate(asked):
@@ -244,7 +246,7 @@ def climb(asked: Sequence[Level], play: Play, say: Say) -> list[Figures]:
     return found
 
 
-def told(level: Level, at: Figures) -> str:
+def told(level: LadderLevel, at: Figures) -> str:
     """A level that was played, in a line of progress."""
     shape = f" ({level.shape})" if level.shape else ""
     return (
@@ -253,7 +255,9 @@ def told(level: Level, at: Figures) -> str:
     )
 
 
-def lines(asked: Sequence[Level], runs: Sequence[Sequence[Figures]], subject: Subject | None) -> list[Tree]:
+def lines(
+    asked: Sequence[LadderLevel], runs: Sequence[Sequence[Figures]], subject: PublishedModel | None
+) -> list[Tree]:
     """The table of all runs; each level is compared with the one before it in its phase."""
     baseline = next(i for i, level in enumerate(asked) if level.phase == BASELINE)
     baseline_p99_s = float(np.mean([run[baseline].p99_s for run in runs]))
@@ -266,7 +270,7 @@ def lines(asked: Sequence[Level], runs: Sequence[Sequence[Figures]], subject: Su
     return out
 
 
-def _beside(line: Tree, row: Row, subject: Subject) -> Tree:
+def _beside(line: Tree, row: PublishedRow, subject: PublishedModel) -> Tree:
     published = {name: value for name, value in asdict(row).items() if name not in ("burst", "concurrency")}
     left_out = subject.left_out.get((row.table, row.concurrency), "")
     return judged.compared(line, {**published, "left_out": left_out})
@@ -279,7 +283,7 @@ def tree(
     void: Mapping[int, str] | None = None,
 ) -> Tree:
     """What all runs say together, with the exit code; `void` are the levels that say nothing, and why."""
-    it, subject = experiment.progressive, subject_of(experiment)
+    it, subject = experiment.progressive, published_model_of(experiment)
     found = lines(levels(experiment), runs, subject)
     for number, why in (void or {}).items():
         found[number]["void"] = why
@@ -320,7 +324,7 @@ def _caution(experiment: Experiment) -> str:
     own = model_of(experiment)
     if own and experiment.progressive.lengths == "workload":
         return "the lengths are the workload's, not the paper's; nothing stands beside these"
-    if own and not subject_of(experiment):
+    if own and not published_model_of(experiment):
         return f"the paper's rows are of MI325X, {' and '.join(own.words[:2])}; nothing stands beside these"
     spread = experiment.model.step_time.expert_spread
     if experiment.progressive.prompts == "same" or experiment.engine.kind != "simulated" or spread.value == 1:

@@ -17,16 +17,16 @@ from loadgen.drive.driver import Driver
 from loadgen.run import verdicts
 from loadgen.run.lifecycle import Conclude
 from loadgen.studies import published_ladder
-from loadgen.studies.study import Study, Trees, seed_of
+from loadgen.studies.study import StudyPlan, Trees, seed_of
 
 KIND = "progressive"
 ENDS = (summary.EXIT_OK, summary.EXIT_SLO_MISSED, summary.EXIT_VOID)
 """Exit codes of a run after which the next one begins: what was seen stands, with its statuses and doubts."""
 
 
-def of(asked: Experiment) -> Study:
+def of(asked: Experiment) -> StudyPlan:
     """The study of so many runs; one that was cut short is run anew."""
-    return Study(
+    return StudyPlan(
         kind=KIND,
         verb=KIND,
         asked=asked,

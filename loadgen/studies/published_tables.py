@@ -23,7 +23,7 @@ EARLY_TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class RequestShape:
     """How requests look; lengths in tokens.
 
     `limits` are those of the answers by phase, or by phase/C. `whole` is the share of requests that run to
@@ -39,7 +39,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject(Shape):
+class PublishedModel(RequestShape):
     """One model of the paper and what its clients asked.
 
     `name` is the paper's, of its rows; `words` choose the model and its node here, and their facts alone say
@@ -56,8 +56,8 @@ class Subject(Shape):
 _ONCE = "its answers have 100 tokens, the others' 199"
 AGAIN = "is the row of table 23 again"
 _MLA = "engine.block_size=1"
-SUBJECTS = (
-    Subject(
+PUBLISHED_MODELS = (
+    PublishedModel(
         name="Llama-3.1-405B",
         words=("model=llama31_405b_fp8", "layout=dp1_tp8"),
         prompt=329,
@@ -65,7 +65,7 @@ SUBJECTS = (
         fit_rms=0.020,
         burst_mean=98.5,
     ),
-    Subject(
+    PublishedModel(
         name="Qwen3-VL-235B",
         words=("model=qwen3_vl_235b_bf16", "layout=dp1_tp8"),
         prompt=1141,
@@ -76,7 +76,7 @@ SUBJECTS = (
             ("23", 150): "8.5 s between 6.3 s at 100 and 9.0 s at 200: a first burst's image fetch or JIT"
         },
     ),
-    Subject(
+    PublishedModel(
         name="DeepSeek V3.2",
         words=("model=deepseek_v32_fp8", "layout=dp1_tp8", _MLA),
         prompt=290,
@@ -85,7 +85,7 @@ SUBJECTS = (
         whole=0.25,
         burst_mean=26.5,
     ),
-    Subject(
+    PublishedModel(
         name="Kimi-K2.5",
         words=("model=kimi_k25_int4", "layout=dp1_tp4", _MLA),
         prompt=1483,
@@ -98,7 +98,7 @@ SUBJECTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PublishedRow:
     """One line of the tables; `total` and `output` tokens/s, `p99_s` of the whole answer."""
 
     table: str
@@ -127,13 +127,13 @@ def requests(concurrency: int, burst: bool) -> int:
     return min(concurrency, BURST_MOST) if burst else min(WAVES * concurrency, CLOSED_MOST)
 
 
-def read(path: Path = TABLES) -> dict[str, list[Row]]:
+def read(path: Path = TABLES) -> dict[str, list[PublishedRow]]:
     """The rows of each model, table by table as they stand."""
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[PublishedRow]] = {}
     with path.open() as file:
         for line in csv.DictReader(line for line in file if not line.startswith("#")):
             output = float(line["output_tok_s"]) if line["output_tok_s"] else None
-            row = Row(
+            row = PublishedRow(
                 line["table"],
                 int(line["concurrency"]),
                 line["phase"] == SATURATION,
@@ -146,7 +146,7 @@ def read(path: Path = TABLES) -> dict[str, list[Row]]:
     return rows
 
 
-def outputs(shape: Shape, row: Row, count: int | None = None) -> Ints:
+def outputs(shape: RequestShape, row: PublishedRow, count: int | None = None) -> Ints:
     """Tokens that each request of a row puts out, or each of `count` with the same mean."""
     limits = shape.limits
     limit = limits.get(f"{row.phase}/{row.concurrency}", limits[row.phase])
@@ -163,7 +163,7 @@ def asked(words: Sequence[str], config: Path | None) -> list[list[str]]:
     given = {word.partition("=")[0] for word in words}
     return [
         [*(word for word in subject.words if word.partition("=")[0] not in given), *words]
-        for subject in SUBJECTS
+        for subject in PUBLISHED_MODELS
     ]
 
 
@@ -185,12 +185,12 @@ def spread(count: int, limit: int, mean: float, whole: float = 1.0) -> Ints:
     return asked
 
 
-def played(subject: Subject) -> list[Row]:
+def played(subject: PublishedModel) -> list[PublishedRow]:
     """The rows of a model that are levels of their own."""
     known = read()[subject.name]
     return [row for row in known if subject.left_out.get((row.table, row.concurrency)) != AGAIN]
 
 
-def kept(subject: Subject, rows: Sequence[Row]) -> list[Row]:
+def kept(subject: PublishedModel, rows: Sequence[PublishedRow]) -> list[PublishedRow]:
     """The rows that are fitted."""
     return [row for row in rows if (row.table, row.concurrency) not in subject.left_out]

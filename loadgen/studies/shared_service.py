@@ -18,7 +18,7 @@ from loadgen.traffic.schedule import Traffic
 Deploy = Callable[[Experiment, Emit], AbstractContextManager[Service]]
 
 
-class Kept:
+class SharedService:
     """Lends one service at a time and takes it down when a run needs another, by an error, or by `close`.
 
     `runs` are all that may come: a service has room for the largest fleet and the longest requests of those

@@ -38,7 +38,7 @@ Fill = Callable[[Experiment, RunFolder, Act, Past | None], Tree]
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
+class StudyPlan:
     """What is asked of which parts, and what they say together.
 
     `names` are the parts in order. `part(name, done)` is what a part asks, given those before; it is called
@@ -59,13 +59,13 @@ class Study:
     shown: Callable[[Trees], Tree] = lambda _: {}
 
 
-def of(asked: Experiment) -> Study:
+def of(asked: Experiment) -> StudyPlan:
     """The study of a search with several deployments or repeats; a repeat of several pools them first."""
     kind = "repeats" if asked.search.repeats > 1 else "deployments"
     count = getattr(asked.search, kind)
     together = studies.mean_of_repeats if kind == "repeats" else studies.pooled_deployments
     replicas_per_node = None if asked.engine.kind == "external" else asked.layout.replicas_per_node
-    return Study(
+    return StudyPlan(
         kind=kind,
         verb="sweep",
         asked=asked,
@@ -101,7 +101,7 @@ def seed_of(seed: int, name: str) -> int:
     return int(entropy.generate_state(1)[0]) % SEEDS
 
 
-def run(study: Study, folder: Folder, fill: Fill, show: Emit) -> Tree:
+def run(study: StudyPlan, folder: Folder, fill: Fill, show: Emit) -> Tree:
     """Run the parts that have not ended; returns the tree of study.json, which is on disk by then.
 
     A part without a result ends the study with its exit code: fewer parts would be another question.
@@ -118,7 +118,7 @@ def run(study: Study, folder: Folder, fill: Fill, show: Emit) -> Tree:
         return tree
 
 
-def _parts(study: Study, folder: Folder, fill: Fill, show: Emit) -> tuple[Trees, Failed | None]:
+def _parts(study: StudyPlan, folder: Folder, fill: Fill, show: Emit) -> tuple[Trees, Failed | None]:
     """The parts in order until one has no result; that one apart."""
     done: dict[str, Tree] = {}
     for name in study.names:
@@ -144,7 +144,7 @@ def result(path: Path) -> Tree | None:
     return None if tree is None or summary.resumable(tree) else tree
 
 
-def _part(study: Study, name: str, done: Trees, folder: Folder, fill: Fill, show: Emit) -> Tree:
+def _part(study: StudyPlan, name: str, done: Trees, folder: Folder, fill: Fill, show: Emit) -> Tree:
     """The conclusion of one part: as it stands, resumed, or measured now."""
     path = folder.path / name
     known = result(path)
@@ -180,7 +180,7 @@ def _tell(folder: Folder, show: Emit, text: str) -> None:
     show("study", text=text)
 
 
-def _tree(study: Study, folder: Folder, parts: Trees) -> Tree:
+def _tree(study: StudyPlan, folder: Folder, parts: Trees) -> Tree:
     """The tree of study.json while parts are still to come."""
     return {
         "schema_version": summary.SCHEMA_VERSION,
@@ -203,7 +203,7 @@ def _tree(study: Study, folder: Folder, parts: Trees) -> Tree:
     }
 
 
-def _ended(study: Study, folder: Folder, done: Trees, failed: Failed | None) -> Tree:
+def _ended(study: StudyPlan, folder: Folder, done: Trees, failed: Failed | None) -> Tree:
     """The tree of study.json at the end."""
     if failed is None:
         verdict = {"valid": True, "passed": True, "exit_code": summary.EXIT_OK, "reason": ""}

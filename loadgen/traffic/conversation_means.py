@@ -20,7 +20,7 @@ QUANTILES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Marginal:
+class ConversationMeans:
     """A request in the mean; `reusable` is the share of its prompt that an unbounded prefix cache knows."""
 
     input_tokens: float
@@ -28,7 +28,7 @@ class Marginal:
     reusable: float
 
 
-def marginal(spec: Conversations) -> Marginal:
+def means_of(spec: Conversations) -> ConversationMeans:
     """The mean over all messages of a stationary population.
 
     Of a geometric number of turns a message is the k-th, from 0, with probability p (1 - p)^k. Its history is
@@ -51,7 +51,7 @@ def marginal(spec: Conversations) -> Marginal:
         again[0] = known
         inputs += float(weight @ prompt)
         reused += float(weight @ again)
-    return Marginal(inputs, float(answer), reused / inputs)
+    return ConversationMeans(inputs, float(answer), reused / inputs)
 
 
 def fitted_limit(spec: Conversations, input_tokens: float) -> int:
@@ -65,7 +65,7 @@ def fitted_limit(spec: Conversations, input_tokens: float) -> int:
         middle = (low + high) // 2
         step = max(1, round(share * middle))
         tried = replace(spec, max_prompt_tokens=middle, truncation_step_tokens=step)
-        low, high = (middle, high) if marginal(tried).input_tokens < input_tokens else (low, middle)
+        low, high = (middle, high) if means_of(tried).input_tokens < input_tokens else (low, middle)
     if high == 2**20:
         raise ValueError(f"no limit of the prompt makes {input_tokens:g} tokens in the mean")
     return high
@@ -75,7 +75,7 @@ def resolve(workload: Workload) -> Workload:
     """The workload with the means that its conversations come to, rounded."""
     if workload.conversations is None:
         return workload
-    found = marginal(workload.conversations)
+    found = means_of(workload.conversations)
     means = round(found.input_tokens), round(found.output_tokens)
     inputs, outputs = (Lengths(mean, "conversation") for mean in means)
     return replace(workload, input_tokens=inputs, output_tokens=outputs)

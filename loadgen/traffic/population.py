@@ -13,7 +13,7 @@ import numpy as np
 from conf.specs.conversation import Conversations
 from loadgen.traffic.lengths import Ints
 from loadgen.traffic.processes import Floats
-from loadgen.traffic.sessions import SESSION, TURN, Rows, Talk
+from loadgen.traffic.sessions import SESSION, TURN, Rows, SessionProcess
 
 BANDS = 31
 """Marks are drawn in bands with the edges 0, 1, 2, 4, 8, ..., each when a rate first reaches into it."""
@@ -28,13 +28,13 @@ class Talks:
 
     def __init__(self, spec: Conversations) -> None:
         self.spec = spec
-        self._population: tuple[int, Population] | None = None
+        self._population: tuple[int, SessionPopulation] | None = None
         self._planned = np.empty((0, 3), dtype=np.int64)
 
-    def population(self, seed: int) -> "Population":
+    def population(self, seed: int) -> "SessionPopulation":
         """The users of a seed; another seed has others."""
         if self._population is None or self._population[0] != seed:
-            self._population = seed, Population(self.spec, seed)
+            self._population = seed, SessionPopulation(self.spec, seed)
             self._planned = np.empty((0, 3), dtype=np.int64)
         return self._population[1]
 
@@ -55,11 +55,11 @@ class Talks:
         return before[len(before) - len(sessions) :]
 
 
-class Population:
+class SessionPopulation:
     """All users of a seed, played as far as anyone asked. Its time begins at 0, in the stationary state."""
 
     def __init__(self, spec: Conversations, seed: int) -> None:
-        self._talk, self._seed = Talk(spec, seed), seed
+        self._talk, self._seed = SessionProcess(spec, seed), seed
         self._bands: dict[int, _Band] = {}
 
     @property
@@ -94,7 +94,7 @@ class Population:
 class _Band:
     """The users whose marks lie between two edges, chunk of time by chunk of time."""
 
-    def __init__(self, talk: Talk, seed: int, number: int) -> None:
+    def __init__(self, talk: SessionProcess, seed: int, number: int) -> None:
         self._talk, self._seed, self._number = talk, seed, number
         self._low, self._high = _edge(number), _edge(number + 1)
         self._chunk_s = min(max(CHUNK_TURNS / self._width, SHORTEST_S), LONGEST_S)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.specs.experiment import Workload
-from loadgen.traffic.conversation_means import marginal
+from loadgen.traffic.conversation_means import means_of
 from loadgen.traffic.lengths import UNIQUE_TOKENS, Ints
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
@@ -19,7 +19,7 @@ TURNOVERS = 2
 """So often the fill writes a KV cache full if nothing is found there, so that what is old is forgotten."""
 
 
-class Alike(NamedTuple):
+class SharedPrefixes(NamedTuple):
     """Whose the first tokens of each prompt are; columns in the order of arrival.
 
     Up to `everyone` those of all prompts, up to `of_character` of all of its `character`, up to `of_session`
@@ -35,7 +35,7 @@ class Alike(NamedTuple):
     of_history: Ints
 
 
-def alike(schedule: ArrivalSchedule, workload: Workload) -> Alike | None:
+def shared_prefixes(schedule: ArrivalSchedule, workload: Workload) -> SharedPrefixes | None:
     """What a schedule's prompts share; None without sessions, where they share one beginning or nothing."""
     if schedule.session is None:
         return None
@@ -44,15 +44,15 @@ def alike(schedule: ArrivalSchedule, workload: Workload) -> Alike | None:
         most = np.rint(workload.session_hit * schedule.input_tokens).astype(np.int64)
         most = np.minimum(most, schedule.input_tokens - UNIQUE_TOKENS)
         ends = np.where(most - everyone > UNIQUE_TOKENS, most, everyone)  # as `prompts` makes them
-        return Alike(everyone, none, everyone, schedule.session, ends, none, ends)
+        return SharedPrefixes(everyone, none, everyone, schedule.session, ends, none, ends)
     assert schedule.character_tokens is not None and schedule.history_cut is not None
     assert schedule.persona_tokens is not None
     persona = schedule.character_tokens + schedule.persona_tokens
     own = schedule.session, persona, schedule.history_cut, schedule.input_tokens
-    return Alike(everyone, schedule.character, schedule.character_tokens, *own)
+    return SharedPrefixes(everyone, schedule.character, schedule.character_tokens, *own)
 
 
-def scattered(shared: Alike, copies: float, seed: int) -> tuple[Alike, Ints]:
+def scattered(shared: SharedPrefixes, copies: float, seed: int) -> tuple[SharedPrefixes, Ints]:
     """The prompts that part of a fleet gets, one replica in `copies`, if the others are as this part.
 
     A router that does not go by sessions sends a turn to any part: each turn of a session becomes that of one
@@ -71,7 +71,7 @@ def scattered(shared: Alike, copies: float, seed: int) -> tuple[Alike, Ints]:
     ), part
 
 
-def fill_s(workload: Workload, rate_qps: float, nodes: int, kv_tokens: float) -> float:
+def cache_warmup_s(workload: Workload, rate_qps: float, nodes: int, kv_tokens: float) -> float:
     """How long caches are filled before a service is looked at, in seconds; 0 without sessions.
 
     `rate_qps` is that of a node, `kv_tokens` the KV of one. Long enough that every session was there again,
@@ -111,7 +111,7 @@ def blocked(schedule: ArrivalSchedule, ended_s: NDArray[np.float64]) -> NDArray[
 def reusable_share(workload: Workload) -> float | None:
     """The share of prompt tokens with which an earlier prompt began as well; None without sessions."""
     if talks := workload.conversations:
-        return marginal(talks).reusable
+        return means_of(talks).reusable
     return max(workload.session_hit, workload.prefix_hit) if workload.sessions else None
 
 

@@ -40,7 +40,7 @@ POOL = 2**18
 """Turns of which the past of a session that is met in the middle is made."""
 
 
-class Talk:
+class SessionProcess:
     """How sessions of a spec go: their characters, and what is drawn for each turn."""
 
     def __init__(self, spec: Conversations, seed: int) -> None:

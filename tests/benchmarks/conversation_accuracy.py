@@ -29,7 +29,7 @@ from loadgen.drive.sweep import sweep
 from loadgen.fleet.rows import planned
 from loadgen.fleet.target import Observation
 from loadgen.predict.virtual_target import VirtualTarget
-from loadgen.traffic.prefix_sharing import alike
+from loadgen.traffic.prefix_sharing import shared_prefixes
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Traffic
 from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.engine_model.scheduler.request import RequestState
@@ -85,7 +85,10 @@ class Chats(VirtualTarget):
         )
 
     def _submit(self, schedule: ArrivalSchedule) -> None:
-        prefixes, size = Prefixes(*(alike(schedule, self._workload) or ())), self._replica.engine.block_size
+        prefixes, size = (
+            Prefixes(*(shared_prefixes(schedule, self._workload) or ())),
+            self._replica.engine.block_size,
+        )
         for i, plan in enumerate(planned(schedule)):
             self._planned[plan.seq] = plan
             lengths, chain = (plan.input_tokens, plan.output_tokens), prefixes.chain(i, size)

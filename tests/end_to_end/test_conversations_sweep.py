@@ -25,7 +25,7 @@ from loadgen.drive.driver import Driver
 from loadgen.fleet.target import Observation, Target
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import Start
-from loadgen.traffic.population import Population
+from loadgen.traffic.population import SessionPopulation
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 
 pytestmark = pytest.mark.ray
@@ -169,7 +169,7 @@ def test_every_planned_turn_has_one_row_and_is_sent_at_most_once(ran: Ran) -> No
 def test_no_turn_of_a_window_is_left_out_in_either_session(ran: Ran) -> None:
     spec = ran.experiment.workload.conversations
     assert spec is not None
-    people = Population(spec, ran.experiment.seed)
+    people = SessionPopulation(spec, ran.experiment.seed)
     rows = load_run(ran.folder).requests().to_pylist()
     tried = [row for row in rows if row["error_kind"] != "retracted" and row["dwell"] >= 0]
     windows = [

@@ -24,9 +24,9 @@ from loadgen.run.lifecycle import Service
 from loadgen.run.measure import Site
 from loadgen.search.policy import Start
 from loadgen.studies import matrix_cells, matrix_study, study
-from loadgen.studies.comparison import Paired
+from loadgen.studies.comparison import PairedReplays
 from loadgen.studies.matrix_cells import Cells
-from loadgen.studies.shared_service import Kept
+from loadgen.studies.shared_service import SharedService
 from serve_apps.engine_model import Engine, VirtualService
 from tests.loadgen.studies.test_compare import Faster
 
@@ -233,7 +233,7 @@ def test_a_cell_that_gets_its_capacity_late_has_the_requests_of_who_came_first(
     ],
 )
 def test_pairs_that_cannot_be_believed_give_no_ratio(ratio: Ratio | None, how: str, why: str) -> None:
-    found = matrix_study.best(Paired(5, ratio), (1.1, 0.9, 1.3))
+    found = matrix_study.best(PairedReplays(5, ratio), (1.1, 0.9, 1.3))
     assert found["how"] == how and why in found["why"] and bool(why) == bool(found["why"])
     assert (found["low"], found["high"]) == ((0.95, 1.1) if how == "paired" else (0.9, 1.3))
 
@@ -279,7 +279,7 @@ def test_a_service_that_is_no_longer_whole_is_deployed_anew(deployments: Deploym
 
     crowd = replace(asked, fleet=replace(asked.fleet, actors=3))
     longer = replace(asked, workload=load(["workload.input_tokens.mean=19000"]).workload)
-    kept = Kept(service, [asked, crowd, longer], told)
+    kept = SharedService(service, [asked, crowd, longer], told)
     for fault in (None, None, "replica a is gone"):
         faults.append(fault)
         with kept.service(asked, told):

@@ -23,11 +23,11 @@ from loadgen.drive.plan import Plan
 from loadgen.fleet.target import Observation
 from loadgen.search.policy import Start
 from loadgen.studies import published_ladder, published_ladder_run, published_tables
-from loadgen.studies.paper_models import subject_of
+from loadgen.studies.paper_models import published_model_of
 from loadgen.studies.published_ladder import BASELINE, SATURATED, STRESS, WARM_UP
-from loadgen.studies.published_tables import SUBJECTS, Row, Subject
+from loadgen.studies.published_tables import PUBLISHED_MODELS, PublishedModel, PublishedRow
 
-SUBJECT = {subject.name: subject for subject in SUBJECTS}
+SUBJECT = {subject.name: subject for subject in PUBLISHED_MODELS}
 LLAMA, QWEN, DEEPSEEK, KIMI = SUBJECT
 PHASES_OF_ROWS = (published_tables.SCALING, published_tables.SATURATION)
 FIGURES = judged.Figures(10, 1.0, 100.0, 50.0, 0.0, 2.0, 1.0, 0.9, 10.0, "all 10")
@@ -141,7 +141,7 @@ def test_answers_keep_the_published_mean_whatever_their_number() -> None:
 def test_a_model_that_is_not_the_papers_has_nominal_lengths_and_nothing_beside_it() -> None:
     levels = published_ladder.levels(ready())
     assert {(level.prompt_tokens, level.published) for level in levels if not level.shape} == {(500, None)}
-    assert subject_of(ready()) is None
+    assert published_model_of(ready()) is None
     asked = ready("progressive.lengths=workload")
     assert {level.prompt_tokens for level in published_ladder.levels(asked) if not level.shape} == {5600}
 
@@ -202,7 +202,7 @@ def test_rows_stand_beside_what_was_published_whatever_it_is_called(name: str, c
 def test_another_model_with_a_papers_name_is_not_the_papers(name: str) -> None:
     paper_name = of(name).model.name
     asked = ready(f"model.name={paper_name}", f"model.served_name={name}", "layout=dp1_tp8")
-    assert subject_of(asked) is None
+    assert published_model_of(asked) is None
     assert not any(level.published for level in published_ladder.levels(asked))
     assert {level.prompt_tokens for level in published_ladder.levels(asked) if not level.shape} == {500}
 
@@ -528,7 +528,7 @@ def test_the_suffix_of_a_file_says_how_levels_are_written(
 
 def test_without_a_model_all_of_the_papers_are_asked() -> None:
     assert [words[0] for words in published_tables.asked(["progressive.runs=1"], None)] == [
-        it.words[0] for it in SUBJECTS
+        it.words[0] for it in PUBLISHED_MODELS
     ]
     assert published_tables.asked(["model=tiny_qwen3_moe"], None) == [["model=tiny_qwen3_moe"]]
     assert published_tables.asked([], Path("config.yaml")) == [[]]
@@ -543,7 +543,7 @@ def test_a_dry_run_tells_phases_levels_requests_and_time(capsys: pytest.CaptureF
 
 
 def test_saturation_levels_are_the_published_ones() -> None:
-    def bursts(rows: list[Row], subject: Subject) -> tuple[int, ...]:
+    def bursts(rows: list[PublishedRow], subject: PublishedModel) -> tuple[int, ...]:
         return tuple(row.concurrency for row in rows if row.burst and subject)
 
     assert {bursts(PUBLISHED[name], subject) for name, subject in SUBJECT.items()} == {SATURATED}

@@ -11,13 +11,13 @@ from conf.specs.conversation import Part
 from loadgen.__main__ import main
 from loadgen.cli import prompt_preview
 from loadgen.prompts import templates
-from loadgen.prompts.templates import Template, by_tokenizer, by_words, fitted
+from loadgen.prompts.templates import PromptTemplate, by_tokenizer, by_words, fitted
 from loadgen.traffic.schedule import NS, Traffic
 from tests.support import stub_tokenizers
 
 SPEC = load(["workload=character"]).workload.conversations
 assert SPEC is not None
-CHAT = Template(SPEC.template)
+CHAT = PromptTemplate(SPEC.template)
 
 
 def data(turns: int, message: str = "and then") -> dict[str, Any]:
@@ -79,13 +79,13 @@ def test_what_a_user_wrote_is_text_and_no_template() -> None:
 )
 def test_what_cannot_or_must_not_be_filled_is_refused_in_a_line(content: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
-        Template([Part("odd", content)]).render(data(1))
+        PromptTemplate([Part("odd", content)]).render(data(1))
     assert str(refused.value).startswith("template: part odd: ") and "\n" not in str(refused.value)
 
 
 def test_a_list_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="no list 'memories'"):
-        Template([Part("odd", "{{ item }}", each="memories")]).render(data(1))
+        PromptTemplate([Part("odd", "{{ item }}", each="memories")]).render(data(1))
 
 
 def test_cache_aware_cuts_keep_the_beginning_for_many_turns_and_naive_ones_for_none() -> None:
@@ -108,7 +108,7 @@ def test_the_oldest_of_the_first_priority_goes_first() -> None:
         Part("notes", "n n n", truncation_priority=2),
         Part("talk", "{{ item }}", truncation_priority=1, each="said"),
     ]
-    pieces = Template(parts).render({"said": ["a a", "b b", "c c"]})
+    pieces = PromptTemplate(parts).render({"said": ["a a", "b b", "c c"]})
     cut = fitted(pieces, 6, 1)
     assert [(piece.left.split(), piece.left_out) for piece in cut] == [
         (["r", "r", "r"], 0),
@@ -129,7 +129,9 @@ def test_a_template_is_cut_where_planned_traffic_is() -> None:
     )
     assert schedule.history_cut is not None and schedule.character_tokens is not None
     assert schedule.persona_tokens is not None
-    template = Template([Part("fixed", "{{ fixed }}"), Part("history", "{{ said }}", truncation_priority=1)])
+    template = PromptTemplate(
+        [Part("fixed", "{{ fixed }}"), Part("history", "{{ said }}", truncation_priority=1)]
+    )
     fixed = schedule.character_tokens + schedule.persona_tokens
     said = schedule.input_tokens - fixed + schedule.history_cut
     for i in range(0, len(schedule), 7):
@@ -150,7 +152,7 @@ def test_a_tokenizer_s_folder_is_used_where_the_package_is(
     with pytest.raises(ConfigError, match="no tokenizer.json"):
         by_tokenizer(tmp_path)
     encode = by_tokenizer(stub_tokenizers.write(tmp_path))
-    pieces = Template([Part("x", "ab the river", truncation_priority=1)], encode).render({})
+    pieces = PromptTemplate([Part("x", "ab the river", truncation_priority=1)], encode).render({})
     assert len(pieces[0].encoded) == 4 and fitted(pieces, 3, 1)[0].left == "b the river"
 
 
@@ -201,7 +203,7 @@ ENDLESS = [
 @pytest.mark.parametrize("content", ENDLESS, ids=range(len(ENDLESS)))
 def test_a_template_that_grows_without_end_is_refused_in_a_line(content: str) -> None:
     with pytest.raises(ConfigError, match="^template: part odd: ") as refused:
-        Template([Part("odd", content)]).render(data(20, message="a" * 1000))
+        PromptTemplate([Part("odd", content)]).render(data(20, message="a" * 1000))
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 1100
 
 
@@ -219,4 +221,4 @@ def test_a_template_that_grows_without_end_is_refused_in_a_line(content: str) ->
     ],
 )
 def test_values_conditions_and_loops_are_filled(content: str, text: str) -> None:
-    assert Template([Part("plain", content)]).render(data(1))[0].text == text
+    assert PromptTemplate([Part("plain", content)]).render(data(1))[0].text == text

@@ -29,7 +29,7 @@ from loadgen.prompts.prose import sentences, talk
 from loadgen.run import measure
 from loadgen.run.lifecycle import read_of
 from loadgen.studies import calibration_probes, published_ladder
-from loadgen.traffic.prefix_sharing import alike
+from loadgen.traffic.prefix_sharing import shared_prefixes
 from loadgen.traffic.schedule import NS, Traffic
 from tests.loadgen.traffic.test_conversation_prompts import WORDS, body, shared_by_plan
 from tests.loadgen.traffic.test_prefix_sharing import bodies
@@ -121,7 +121,7 @@ def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(folder: Pa
 def test_what_requests_of_simple_workloads_share_is_as_planned(folder: Path, words: tuple[str, ...]) -> None:
     one = asked(folder, *words)
     schedule = Traffic(one.workload).draw(2.0, {"window": (0, 10 * NS)}, dwell=0, first_seq=0, seed=1)
-    shared, prompts = alike(schedule, one.workload), bodies(one, schedule)
+    shared, prompts = shared_prefixes(schedule, one.workload), bodies(one, schedule)
     assert shared is not None and [len(each) for each in prompts] == schedule.input_tokens.tolist()
     for i in range(len(prompts)):
         for j in range(i):

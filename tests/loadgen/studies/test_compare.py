@@ -25,7 +25,7 @@ from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import MOST_CLIMB, Outcome, Segment, Start, Stop
 from loadgen.search.replay_policy import CLIMB, Template, next_pair, without_evidence
 from loadgen.studies import comparison, comparison_words, study
-from loadgen.studies.comparison import Paired
+from loadgen.studies.comparison import PairedReplays
 from loadgen.traffic.schedule import NS, PHASES
 from serve_apps.engine_model import Engine, VirtualService
 
@@ -85,7 +85,7 @@ def test_pairs_on_one_side_of_the_answer_are_a_bound(delta: float, open_end: str
     found = paired_ratio.ratio(pairs(delta, [0.0, 0.01, 0.02, -0.01, 0.0], 1), 0.0)
     assert found is not None and found.open == open_end
     assert found.low < 2 if open_end == "above" else found.high > 0.5
-    assert Paired(5, found).lack.startswith(f"all 5 whole pairs say that B / A is {open_end} ")
+    assert PairedReplays(5, found).lack.startswith(f"all 5 whole pairs say that B / A is {open_end} ")
 
 
 def test_quiet_pairs_do_not_draw_the_answer_to_where_they_were_tried() -> None:
