@@ -22,7 +22,7 @@ from conf.matrix import Matrix
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from loadgen.cli import config_check
 from loadgen.fleet.addresses import chosen
-from loadgen.predict import answer, grid, replay, virtual_target
+from loadgen.predict import answer, grid, ladder_rows, replay
 from loadgen.predict.capacity import quiet
 from loadgen.predict.operating_point import Simulated
 from loadgen.predict.uncertainty import DRAWS, ParallelMap
@@ -232,7 +232,7 @@ def played(experiment: Experiment, number: int, level: ladder.LadderLevel) -> pa
         fast_engine.Machine.of(*parts(experiment)), schedule.concurrency, asked, seed
     )
     times = seen.sent_s, seen.first_token_s, seen.last_token_s
-    return virtual_target.ended(schedule, *times, seen.cached_tokens)
+    return ladder_rows.played_rows(schedule, *times, seen.cached_tokens)
 
 
 def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed: int) -> Simulated:

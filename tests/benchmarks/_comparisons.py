@@ -12,12 +12,12 @@ from analysis.capacity import paired_ratio
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
 from loadgen.drive.sweep import sweep
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.search.policy import Start
 from loadgen.studies import comparison
 from serve_apps.engine_model import VirtualService
 from tests.benchmarks._scenarios import FASTER, GUESS_QPS, experiment, service, truths
 from tests.benchmarks._searches import PREDICTION_SD, Found
+from tests.support.virtual_target import VirtualTarget
 
 
 class Faster:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from conf import Experiment, load
-from loadgen.predict.virtual_target import Service, VirtualTarget
 from serve_apps.engine_model import VirtualService
 from serve_apps.engine_model.compiled.fast_engine import FastEngine, Machine
 from tests.benchmarks._fluid import Fluid
 from tests.benchmarks._toy_services import Failing, OneAtATime
 from tests.benchmarks.shared_processor import SharedProcessor
+from tests.support.virtual_target import Service, VirtualTarget
 
 
 def answers(tokens: int, tpot_ms: float) -> list[str]:

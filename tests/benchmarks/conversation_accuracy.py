@@ -28,7 +28,6 @@ from loadgen.drive.plan import Plan
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.rows import planned
 from loadgen.fleet.target import Observation
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.traffic.prefix_sharing import shared_prefixes
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Traffic
 from serve_apps.engine_model import Engine, VirtualService
@@ -38,6 +37,7 @@ from serve_apps.engine_model.service.virtual_service import Stepped
 from tests.benchmarks._brute_force import root
 from tests.benchmarks._searches import Found, answer
 from tests.benchmarks.search_accuracy import HEADS, row
+from tests.support.virtual_target import VirtualTarget
 
 SCENARIOS = {
     "C1": ("workload=character",),

@@ -17,7 +17,6 @@ from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from loadgen import __main__ as root
 from loadgen.cli import command_line, verbs
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import lifecycle
 from loadgen.run.endpoint import TargetError
 from loadgen.run.lifecycle import Service
@@ -29,6 +28,7 @@ from loadgen.studies.matrix_cells import Cells
 from loadgen.studies.shared_service import SharedService
 from serve_apps.engine_model import Engine, VirtualService
 from tests.loadgen.studies.test_compare import Faster
+from tests.support.virtual_target import VirtualTarget
 
 SHARED = [
     "search=standard",

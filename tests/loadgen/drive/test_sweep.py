@@ -16,13 +16,13 @@ from loadgen.drive.driver import Driver, TargetLost
 from loadgen.drive.plan import Plan
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.target import LostActor, Observation
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import verdicts
 from loadgen.search.policy import VOID_STEPS, Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import Engine, VirtualService
 from tests.benchmarks._scenarios import truths
 from tests.benchmarks.shared_processor import SharedProcessor
+from tests.support.virtual_target import VirtualTarget
 
 
 def plan(experiment: Experiment, start: Start, **more: Any) -> Plan:

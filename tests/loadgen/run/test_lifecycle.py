@@ -14,7 +14,6 @@ from conf import load
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import lifecycle, verdicts
 from loadgen.run.endpoint import TargetError
 from loadgen.run.folder import finite
@@ -23,6 +22,7 @@ from loadgen.run.run_folder import RunFolder, without_credentials
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, Traffic
 from serve_apps.engine_model import Engine, VirtualService
+from tests.support.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=quick", "fleet.warmup_requests=4"])
 

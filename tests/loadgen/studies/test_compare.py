@@ -18,7 +18,6 @@ from conf.load import dump
 from loadgen.cli import verbs
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Past, Plan
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
@@ -28,6 +27,7 @@ from loadgen.studies import comparison, comparison_words, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.traffic.schedule import NS, PHASES
 from serve_apps.engine_model import Engine, VirtualService
+from tests.support.virtual_target import VirtualTarget
 
 BOUNDS_MS = (2000.0, 100.0)
 REQUESTS = 250

@@ -18,11 +18,11 @@ from loadgen.cli.engine_model import simulate
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.search.policy import Start
 from loadgen.studies import engine_check
 from loadgen.studies.engine_check import EngineReplay
 from serve_apps.engine_model import Engine, VirtualService
+from tests.support.virtual_target import VirtualTarget
 
 CONCLUDED = {"exit_code": 0, "valid": True, "reason": "", "asked": {}}
 ENDED = CONCLUDED | {"capacity": {"qps_per_node": {"certified": 2.5}}}

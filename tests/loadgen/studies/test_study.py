@@ -14,7 +14,6 @@ from conf.load import dump
 from loadgen.cli import command_line, dry_run, engine_model, verbs
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Past, Plan
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
@@ -22,6 +21,7 @@ from loadgen.search import budget
 from loadgen.search.policy import Start
 from loadgen.studies import study
 from serve_apps.engine_model import Engine, VirtualService
+from tests.support.virtual_target import VirtualTarget
 
 FINDS = (5.0, 5.2, 5.1, 5.3)
 VETO = {
