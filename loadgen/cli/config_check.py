@@ -12,7 +12,7 @@ from conf import kernels as kernels_of
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine, VllmEngine
 from loadgen.cli.command_line import asked
 from loadgen.prompts import text_pool
-from loadgen.traffic.schedule import Traffic
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import Engine
 from serve_apps.vllm_emulated.platform_plugin import has_gpu, installed_vllm, refuse_gpu_node
 from serve_apps.vllm_engine.prepared import prepared

@@ -25,7 +25,7 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.run.endpoint import READY_TIMEOUT_S, TargetError, api_key, models_of
 from loadgen.run.lifecycle import Service
 from loadgen.run.progress import Emit
-from loadgen.traffic.schedule import Traffic
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.cost.architecture import weight_bytes
 from serve_apps.simulated.app import ENGINES, application_name, build_app
 from serve_apps.vllm_engine import app

@@ -19,7 +19,8 @@ from conf.specs.experiment import Experiment, Slo
 from loadgen.predict.spreading import Spreading, spreading
 from loadgen.traffic.lengths import Ints
 from loadgen.traffic.prefix_sharing import cache_warmup_s
-from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 
 Floats = NDArray[np.float64]
 

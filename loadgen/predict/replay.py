@@ -23,7 +23,8 @@ from conf.constants import replaced
 from loadgen.predict.answer import base
 from loadgen.predict.draws import drawn
 from loadgen.predict.uncertainty import DRAWS, ParallelMap, drawn_quantile
-from loadgen.traffic.schedule import ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 from loadgen.traffic.vllm_bench_arrivals import MOST_SEED
 
 Floats = NDArray[np.float64]

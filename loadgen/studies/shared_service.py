@@ -13,7 +13,7 @@ from loadgen.run.endpoint import TargetError
 from loadgen.run.lifecycle import Service
 from loadgen.run.progress import Emit
 from loadgen.studies.matrix_cells import same_service
-from loadgen.traffic.schedule import Traffic
+from loadgen.traffic.traffic import Traffic
 
 Deploy = Callable[[Experiment, Emit], AbstractContextManager[Service]]
 

@@ -23,38 +23,6 @@ KEPT_S = 600.0
 """What lies further back before what was asked last is forgotten, and played again if it must be."""
 
 
-class Talks:
-    """The population of a run, and under which number each user's last turn was planned."""
-
-    def __init__(self, spec: Conversations) -> None:
-        self.spec = spec
-        self._population: tuple[int, SessionPopulation] | None = None
-        self._planned = np.empty((0, 3), dtype=np.int64)
-
-    def population(self, seed: int) -> "SessionPopulation":
-        """The users of a seed; another seed has others."""
-        if self._population is None or self._population[0] != seed:
-            self._population = seed, SessionPopulation(self.spec, seed)
-            self._planned = np.empty((0, 3), dtype=np.int64)
-        return self._population[1]
-
-    def after(self, sessions: Ints, turns: Ints, seqs: Ints) -> Ints:
-        """The number of the turn planned before for each new turn's session; -1 where none is known.
-
-        Of a time that is planned again, as after a dwell that was cut short, only what is new is known.
-        """
-        rows = np.concatenate([self._planned, np.stack([sessions, turns, seqs], axis=1)])
-        order = np.argsort(rows[:, 0], kind="stable")
-        ours, last = rows[order], np.ones(len(rows), dtype=np.bool_)
-        last[:-1] = ours[1:, 0] != ours[:-1, 0]
-        follows = np.flatnonzero(~last) + 1
-        follows = follows[ours[follows, 1] > ours[follows - 1, 1]]
-        before = np.full(len(rows), -1, dtype=np.int64)
-        before[order[follows]] = ours[follows - 1, 2]
-        self._planned = ours[last]
-        return before[len(before) - len(sessions) :]
-
-
 class SessionPopulation:
     """All users of a seed, played as far as anyone asked. Its time begins at 0, in the stationary state."""
 

@@ -29,7 +29,8 @@ from loadgen.drive.sweep import sweep
 from loadgen.fleet.rows import planned
 from loadgen.fleet.target import Observation
 from loadgen.traffic.prefix_sharing import shared_prefixes
-from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.service.prefixes import Prefixes

@@ -20,7 +20,8 @@ from loadgen.cli import engine_model
 from loadgen.cli.command_line import asked
 from loadgen.predict.grid import ratio
 from loadgen.traffic.prefix_sharing import cache_warmup_s, shared_prefixes
-from loadgen.traffic.schedule import NS, Traffic
+from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.compiled.fast_engine import Machine
 from serve_apps.engine_model.service.balancer import Balance, Loss
 from serve_apps.engine_model.service.prefixes import Prefixes

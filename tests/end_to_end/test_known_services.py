@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from conf import load
-from loadgen.traffic.schedule import NS, Traffic
+from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Traffic
 from tests.benchmarks._scenarios import truths
 from tests.benchmarks._searches import Found
 from tests.benchmarks._toy_services import Failing, OneAtATime, waits_longer

@@ -41,7 +41,8 @@ from loadgen.fleet.sse import Exchange
 from loadgen.run import verdicts
 from loadgen.search.policy import Outcome, Segment, Start, dwells_of
 from loadgen.traffic.processes import Profile
-from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import Engine, VirtualService
 from tests.support.mock_server import MockServer
 from tests.support.patience import PATIENCE_S

@@ -22,7 +22,8 @@ from loadgen.fleet.rows import plan_table, planned
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.run.metrics_scraper import figures
-from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion

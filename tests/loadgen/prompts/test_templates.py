@@ -12,7 +12,8 @@ from loadgen.__main__ import main
 from loadgen.cli import prompt_preview
 from loadgen.prompts import templates
 from loadgen.prompts.templates import PromptTemplate, by_tokenizer, by_words, fitted
-from loadgen.traffic.schedule import NS, Traffic
+from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Traffic
 from tests.support import stub_tokenizers
 
 SPEC = load(["workload=character"]).workload.conversations

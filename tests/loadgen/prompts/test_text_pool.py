@@ -30,7 +30,8 @@ from loadgen.run import measure
 from loadgen.run.lifecycle import read_of
 from loadgen.studies import calibration_probes, published_ladder
 from loadgen.traffic.prefix_sharing import shared_prefixes
-from loadgen.traffic.schedule import NS, Traffic
+from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Traffic
 from tests.loadgen.traffic.test_conversation_prompts import WORDS, body, shared_by_plan
 from tests.loadgen.traffic.test_prefix_sharing import bodies
 from tests.support import stub_tokenizers

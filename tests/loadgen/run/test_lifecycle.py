@@ -20,7 +20,8 @@ from loadgen.run.folder import finite
 from loadgen.run.lifecycle import Run, Service
 from loadgen.run.run_folder import RunFolder, without_credentials
 from loadgen.search.policy import Start
-from loadgen.traffic.schedule import NS, Traffic
+from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import Engine, VirtualService
 from tests.support.virtual_target import VirtualTarget
 

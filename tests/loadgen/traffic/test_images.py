@@ -21,7 +21,8 @@ from loadgen.fleet.rows import plan_table, planned
 from loadgen.predict.operating_point import Effort, RateSimulator
 from loadgen.prompts.bodies import Prompts
 from loadgen.prompts.images import ImageParts
-from loadgen.traffic.schedule import NS, PHASES, Traffic
+from loadgen.traffic.schedule import NS, PHASES
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import ApiError, Image, ServedModel

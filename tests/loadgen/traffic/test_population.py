@@ -16,8 +16,9 @@ from loadgen.fleet.rows import plan_table, planned
 from loadgen.studies import comparison_words, matrix_cells
 from loadgen.traffic.conversation_means import fitted_limit, means_of, resolve
 from loadgen.traffic.population import SessionPopulation
-from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from loadgen.traffic.sessions import TURN, Rows
+from loadgen.traffic.traffic import Traffic
 from loadgen.traffic.truncation import cut_tokens
 
 WORKLOAD = load(["workload=character"]).workload

@@ -22,7 +22,8 @@ from loadgen.traffic.prefix_sharing import (
     sessions_alive,
     shared_prefixes,
 )
-from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.service.prefixes import Prefixes
 from tests.support.chats import common
 
