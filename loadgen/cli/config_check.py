@@ -14,7 +14,8 @@ from loadgen.cli.command_line import asked
 from loadgen.prompts import text_pool
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import Engine
-from serve_apps.vllm_emulated.platform_plugin import has_gpu, installed_vllm, refuse_gpu_node
+from serve_apps.vllm_emulated.platform_plugin import has_gpu, refuse_gpu_node
+from serve_apps.vllm_emulated.platform_plugin import installed_vllm as installed_vllm
 from serve_apps.vllm_engine.prepared import prepared
 from serve_apps.vllm_recipes.recipes import resolve
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from conf import Experiment
 from conf.specs.experiment import Workload
-from loadgen.cli import engine_model
+from loadgen.cli import engine_model, prediction
 from loadgen.cli.command_line import asked
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
@@ -106,7 +106,7 @@ def searched(scenario: str, search: str, seed: int) -> Found:
     """A search from a guess that is wrong by `OFF`."""
     one = experiment(scenario, search)
     guessed = replace(one.search, expected_qps=TRUTHS[scenario] * math.exp(OFF * (-1) ** seed))
-    start, _ = engine_model.start(replace(one, search=guessed), "sweep", lambda _, /, **__: None)
+    start, _ = prediction.start(replace(one, search=guessed), "sweep", lambda _, /, **__: None)
     plan = Plan(one.search, one.slo, one.workload, 1, seed, start)
     target = Chats(Engine(*engine_model.parts(one)), one.workload)
     found = sweep(Driver(target, plan, lambda _, /, **__: None))

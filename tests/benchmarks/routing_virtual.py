@@ -16,7 +16,7 @@ import numpy as np
 
 from analysis.stats.quantiles import quantile
 from conf import Experiment
-from loadgen.cli import engine_model
+from loadgen.cli import engine_model, prediction
 from loadgen.cli.command_line import asked
 from loadgen.predict.grid import ratio
 from loadgen.traffic.prefix_sharing import cache_warmup_s, shared_prefixes
@@ -60,7 +60,7 @@ def capacities(fleets: tuple[int, ...], draws: int, *words: str) -> dict[tuple[s
     )
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     found: dict[tuple[str, int], Any] = {}
-    with engine_model.processes() as spread:
+    with prediction.processes() as spread:
         for nodes in fleets:
             for policy in POLICIES:
                 began = time.monotonic()

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.ray
 
 pytest.importorskip("ray")
 
-from loadgen.cli import verbs  # noqa: E402
+from loadgen.cli import resume  # noqa: E402
 from loadgen.cli.deployment import service  # noqa: E402
 from loadgen.run import measure  # noqa: E402
 from loadgen.run.lifecycle import Conclude  # noqa: E402
@@ -138,7 +138,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         with service(experiment, quiet) as up:
             site = measure.Site(lambda *_: (Start(8.0, 2.0), None), lambda *_: nullcontext(up))
             cut = measure.measure(experiment, "sweep", folder, interrupted, site, quiet)
-            ended = verbs.resume(
+            ended = resume.resume(
                 folder.path,
                 lambda saved: command_line.asked("sweep", [], saved),
                 site,

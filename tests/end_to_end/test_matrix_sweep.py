@@ -16,7 +16,7 @@ from analysis.results import matrix_table, studies, summary
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from loadgen import __main__ as root
-from loadgen.cli import command_line, verbs
+from loadgen.cli import command_line, resume, verbs
 from loadgen.run import lifecycle
 from loadgen.run.endpoint import TargetError
 from loadgen.run.lifecycle import Service
@@ -112,7 +112,7 @@ def cells(out: Path, *words: str) -> Cells:
 
 
 def resumed(path: Path, deployments: Deployments) -> dict[str, Any]:
-    return verbs.resume(path, lambda file: load(base=file), deployments.site, silent)
+    return resume.resume(path, lambda file: load(base=file), deployments.site, silent)
 
 
 def by_name(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -208,7 +208,7 @@ def test_a_cell_that_gets_its_capacity_late_has_the_requests_of_who_came_first(
     verbs.matrix(cells(tmp_path, "matrix.engine.max_num_seqs=[1023,1024]"), deployments.site, silent)
     path = tmp_path / "grid"
     assert study.result(path) is None
-    assert verbs.left(path, lambda file: load(base=file)) == "# 1 of 2 parts have ended; left: cell-1"
+    assert resume.left(path, lambda file: load(base=file)) == "# 1 of 2 parts have ended; left: cell-1"
     deployments.fails, deployments.deployed = set(), []
     tree = resumed(path, deployments)
     assert (deployments.deployed, tree["exit_code"]) == ([1023], 0)
@@ -251,7 +251,7 @@ def test_ctrl_c_ends_the_grid_and_resume_goes_on(tmp_path: Path, deployments: De
     assert text.startswith("INTERRUPTED  1 of 3 cells have a capacity")
     assert "no result (exit 130): every request" in text and "not measured yet" in text
     with pytest.raises(ConfigError, match="cell of a matrix: python -m loadgen resume"):
-        verbs.resume(path / "cell-2", lambda file: load(base=file), deployments.site, silent)
+        resume.resume(path / "cell-2", lambda file: load(base=file), deployments.site, silent)
     deployments.deployed = []
     tree = resumed(path, deployments)
     assert (deployments.deployed, tree["exit_code"]) == ([1024, 1025], 0)

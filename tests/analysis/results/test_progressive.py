@@ -15,9 +15,8 @@ from analysis.results import published_ladder as judged
 from analysis.results import summary
 from analysis.rows import records
 from conf import ConfigError, Experiment
-from loadgen import __main__ as root
 from loadgen.__main__ import main
-from loadgen.cli import command_line, engine_model, verbs
+from loadgen.cli import command_line, engine_model, output, verbs, virtual_ladder
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
 from loadgen.fleet.target import Observation
@@ -269,7 +268,7 @@ def test_runs_have_a_t_interval_and_a_variation() -> None:
 @pytest.fixture(scope="module")
 def replayed() -> dict[str, Any]:
     """Every model of the paper, once, at the paper's counts."""
-    return {name: engine_model.progressive(of(name)) for name in SUBJECT}
+    return {name: virtual_ladder.progressive(of(name)) for name in SUBJECT}
 
 
 @pytest.mark.parametrize("name", SUBJECT)
@@ -309,7 +308,7 @@ def test_the_plateau_above_450_is_that_of_the_request_count(replayed: dict[str, 
 
     published, full = (
         at(replayed[LLAMA]),
-        at(engine_model.progressive(of(LLAMA, "progressive.requests_per_user=10"))),
+        at(virtual_ladder.progressive(of(LLAMA, "progressive.requests_per_user=10"))),
     )
     assert published[1000]["total_tok_s"] == pytest.approx(published[500]["total_tok_s"], rel=1e-9)
     assert max(line["in_flight"] for line in published.values()) < 450
@@ -324,7 +323,7 @@ def test_the_plateau_above_450_is_that_of_the_request_count(replayed: dict[str, 
 
 def test_runs_differ_where_the_engine_has_noise() -> None:
     words = ["engine=simulated_aiter", "progressive.runs=3"]
-    tree = engine_model.progressive(ready(*SUBJECT[LLAMA].words, *words))
+    tree = virtual_ladder.progressive(ready(*SUBJECT[LLAMA].words, *words))
     lines = tree["progressive"]["levels"]
     assert all(line["total_tok_s_spread"]["cov"] > 0 for line in lines)
     assert all(
@@ -335,9 +334,9 @@ def test_runs_differ_where_the_engine_has_noise() -> None:
 
 
 def test_prompts_that_differ_find_nothing_cached() -> None:
-    lines = engine_model.progressive(of(LLAMA, "progressive.prompts=unique"))["progressive"]["levels"]
+    lines = virtual_ladder.progressive(of(LLAMA, "progressive.prompts=unique"))["progressive"]["levels"]
     assert {line["prefix_hit"] for line in lines} == {0.0}
-    assert engine_model.progressive(of(QWEN, "progressive.prompts=unique"))["progressive"]["caution"]
+    assert virtual_ladder.progressive(of(QWEN, "progressive.prompts=unique"))["progressive"]["caution"]
 
 
 @pytest.mark.parametrize(
@@ -379,8 +378,8 @@ def test_the_virtual_clock_is_one_simulated_replica(words: list[str], why: str) 
 def test_an_engine_that_the_fast_model_does_not_play_is_refused_in_a_line(word: str) -> None:
     asked = ready("progressive.runs=1", word)
     with pytest.raises(ConfigError, match="does not play this engine .*; use progressive.clock=wall"):
-        engine_model.progressive(asked)
-    assert engine_model.level_seconds(asked) is None
+        virtual_ladder.progressive(asked)
+    assert virtual_ladder.level_seconds(asked) is None
 
 
 def test_over_http_one_model_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -421,7 +420,7 @@ class Played:
     def run(self, schedule: Any, until_ns: int) -> Observation:
         ended = records.PROGRESS.empty_table()
         if schedule is not None:
-            rows = engine_model.played(self._experiment, schedule.dwell, self._levels[schedule.dwell])
+            rows = virtual_ladder.played(self._experiment, schedule.dwell, self._levels[schedule.dwell])
             due_ns = rows["due_ns"].to_numpy() + self._now_ns
             at = {"seq": pa.array(schedule.seq), "due_ns": pa.array(due_ns)}
             columns = {name: at.get(name, rows[name]) for name in rows.column_names}
@@ -462,7 +461,7 @@ def test_a_void_level_is_no_result() -> None:
     experiment = of(LLAMA)
     runs = [
         [
-            judged.figures(engine_model.played(experiment, n, level))
+            judged.figures(virtual_ladder.played(experiment, n, level))
             for n, level in enumerate(published_ladder.levels(experiment))
         ]
     ]
@@ -515,7 +514,7 @@ def test_the_suffix_of_a_file_says_how_levels_are_written(
     ]
     assert {line["total_tok_s_cov"] for line in lines} == {""}  # one run has no spread, which is not 0
     monkeypatch.setattr(verbs, "progressive", lambda *_: tree)
-    monkeypatch.setattr(root, "_answer", lambda _, act: act(None, None)["exit_code"])
+    monkeypatch.setattr(output, "answer", lambda _, __, act: act(None, None)["exit_code"])
     assert main([*words, "progressive.clock=wall", "--out", str(tmp_path / "http.csv")]) == 0
     assert (tmp_path / "http.csv").read_text() == (tmp_path / "a.csv").read_text()
     monkeypatch.setattr(

@@ -17,7 +17,7 @@ from conf.constants import constants
 from conf.matrix import matrix
 from conf.specs.experiment import Constant
 from loadgen import __main__ as root
-from loadgen.cli import command_line, engine_model
+from loadgen.cli import command_line, engine_model, prediction
 from loadgen.predict import grid, uncertainty
 from loadgen.predict.answer import EngineModel, NodePeaks, at_rate, predict
 from loadgen.predict.capacity import rounded_down
@@ -335,7 +335,7 @@ def test_plain_columns_have_the_latencies_of_the_request_table() -> None:
     ],
 )
 def test_the_claimed_rate_was_simulated_and_keeps_its_bounds_as_printed(words: list[str]) -> None:
-    asked = engine_model.foreseeable([*words, "search.budget_s=1200"], None)
+    asked = prediction.checked([*words, "search.budget_s=1200"], None)
     tree = engine_model.predict(asked, draws=0)
     claimed, found = tree["capacity"]["qps_per_node"]["estimate"], tree["forecast"]
     assert claimed == found["rate_qps_per_node"] == float(f"{claimed:.4g}")

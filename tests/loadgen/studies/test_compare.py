@@ -15,7 +15,7 @@ from analysis.capacity.window_counts import Dwell, LimitCount
 from analysis.results import studies, summary
 from conf import ConfigError, Experiment, load
 from conf.load import dump
-from loadgen.cli import verbs
+from loadgen.cli import resume
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Past, Plan
 from loadgen.run import measure
@@ -320,9 +320,9 @@ def test_one_side_alone_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / studies.OTHER).write_text("")
     (tmp_path / "b").mkdir()
     with pytest.raises(ConfigError, match="one side of a comparison: python -m loadgen resume"):
-        verbs.resume(tmp_path / "b", lambda path: load(base=path), None, silent)  # type: ignore[arg-type]
+        resume.resume(tmp_path / "b", lambda path: load(base=path), None, silent)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="one side of a comparison: python -m loadgen resume"):
-        verbs.left(tmp_path / "b", lambda path: load(base=path))
+        resume.left(tmp_path / "b", lambda path: load(base=path))
     (tmp_path / "b" / "manifest.json").write_text('{"verb": "sweep"}')
     (tmp_path / "b" / "events.jsonl").touch()
     assert concluded(tmp_path / "b").endswith(f"to go on: python -m loadgen resume {tmp_path}")

@@ -9,7 +9,7 @@ import pytest
 from analysis.results import summary
 from analysis.stats.quantiles import sectioning
 from conf import Experiment
-from loadgen.cli import engine_model
+from loadgen.cli import engine_model, prediction
 from loadgen.predict.answer import at_rate
 from loadgen.predict.capacity import PredictedCapacity, Solution, predicted_capacity, with_slope
 from loadgen.predict.drawn_p90 import P90Draws, SimulatedP90s, intervals, under_draws
@@ -24,7 +24,7 @@ HOUR = "search.budget_s=3600"
 
 
 def found(seed: int, start: float = 1.0) -> PredictedCapacity:
-    asked = engine_model.foreseeable([HOUR, f"seed={seed}"], None)
+    asked = prediction.checked([HOUR, f"seed={seed}"], None)
     return predicted_capacity(asked, engine_model.simulate, 5.3 * start)
 
 
