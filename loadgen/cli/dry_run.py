@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from conf import Experiment
 from conf.load import dump
-from loadgen.cli import machine_check, prompt_excerpt, prompt_preview
+from loadgen.cli import machine_check, prompt_preview
 from loadgen.drive.cache_warmup import LONGEST_S, PIECE_S, pace_s
 from loadgen.drive.driver import WARMUP_QPS
 from loadgen.drive.steady import FILL_E2E
@@ -31,7 +31,6 @@ def text(
     lines = [
         dump(experiment).rstrip(),
         *(prompt_preview.lines(talks) if talks else []),
-        *prompt_excerpt.lines(experiment),
         *(f"# {line}" for line in kernels),
         f"# {experiment.replicas} replica(s) on {experiment.cluster.nodes} node(s)",
     ]

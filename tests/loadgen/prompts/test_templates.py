@@ -11,7 +11,8 @@ from conf.specs.conversation import Part
 from loadgen.__main__ import main
 from loadgen.cli import prompt_preview
 from loadgen.prompts import templates
-from loadgen.prompts.templates import PromptTemplate, by_tokenizer, by_words, fitted
+from loadgen.prompts.templates import PromptTemplate, by_words, fitted
+from loadgen.prompts.tokenizer import Tokenizer
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from tests.support import stub_tokenizers
@@ -44,7 +45,7 @@ def test_parts_are_filled_in_order_and_history_once_for_each_message() -> None:
         "history",
         "message",
     ]
-    assert templates.text(pieces) == (
+    assert "".join(piece.left for piece in pieces) == (
         "Be kind.\nPoe: a raven of few words\nAnn: likes poems\n"
         "Ann: line 0 of it\nPoe: line 1 of it\nAnn: and then\n"
     )
@@ -147,12 +148,12 @@ def test_a_tokenizer_s_folder_is_used_where_the_package_is(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ConfigError, match="comes with vLLM"):
-        by_tokenizer(tmp_path)
+        Tokenizer(tmp_path)
 
     monkeypatch.setitem(sys.modules, "tokenizers", stub_tokenizers)
     with pytest.raises(ConfigError, match="no tokenizer.json"):
-        by_tokenizer(tmp_path)
-    encode = by_tokenizer(stub_tokenizers.write(tmp_path))
+        Tokenizer(tmp_path)
+    encode = Tokenizer(stub_tokenizers.write(tmp_path)).encode
     pieces = PromptTemplate([Part("x", "ab the river", truncation_priority=1)], encode).render({})
     assert len(pieces[0].encoded) == 4 and fitted(pieces, 3, 1)[0].left == "b the river"
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from analysis.results import summary
 from conf import ConfigError, Experiment, load
 from loadgen.__main__ import main
-from loadgen.cli import command_line, prompt_excerpt
+from loadgen.cli import command_line
 from loadgen.fleet.load_actor import FleetPlan, LoadActor
 from loadgen.fleet.rows import Planned, planned
 from loadgen.prompts import text_pool
@@ -276,16 +276,6 @@ def test_another_tokenizer_than_the_one_of_the_run_ends_a_resume(tmp_path: Path)
     stub_tokenizers.write(tmp_path / "model", words=9)
     with pytest.raises(ConfigError, match="tokenizer.json is not what it was when .* began"):
         measure.continued(run)
-
-
-def test_a_dry_run_shows_the_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", "--dry-run", "workload=character", f"workload.tokenizer={folder}"]) == 0
-    out = capsys.readouterr().out
-    assert f"# its text, encoded by {folder}, begins:" in out
-    lines = out.partition("begins:\n")[2].splitlines()
-    assert [line.split()[1] for line in lines[:4]] == ["system", "character", "persona", "history"]
-    assert all(line.endswith("...") and len(line) < 110 for line in lines[:4])
-    assert len(prompt_excerpt.lines(asked(folder))) == 2 and prompt_excerpt.lines(load()) == []
 
 
 def test_recipe_and_progressive_send_what_was_asked(folder: Path) -> None:
