@@ -31,7 +31,7 @@ not (measured, 2026-11-22). It only says where a ramp begins."""
 
 def predict(
     experiment: Experiment,
-    spread: ParallelMap = map,
+    parallel_map: ParallelMap = map,
     draws: int = DRAWS,
     sensitivity: bool = False,
     say: Callable[[str], None] = quiet,
@@ -39,10 +39,10 @@ def predict(
     """The engine model's answer: a replay of requests, one rate, or the capacity."""
     model = replace(MODEL, say=say)
     if experiment.is_replay:
-        return replay.tree(experiment, replayed, spread, draws)
+        return replay.tree(experiment, replayed, parallel_map, draws)
     if experiment.rate_qps:
-        return answer.at_rate(experiment, model, spread, draws)
-    return answer.predict(experiment, model, spread, draws, sensitivity)
+        return answer.at_rate(experiment, model, parallel_map, draws)
+    return answer.predict(experiment, model, parallel_map, draws, sensitivity)
 
 
 def replayed(experiment: Experiment, arrivals: ArrivalSchedule, seed: int = 0) -> replay.Replayed:

@@ -65,10 +65,10 @@ def answered(
 ) -> Tree:
     """The answer for the one experiment, or for every cell of a grid (`grid.experiments`)."""
     act = partial(engine_model.predict, sensitivity=sensitivity, say=say)
-    with processes() as spread:
+    with processes() as parallel_map:
         if cells.axes:
-            return grid.predicted(cells, found, act, spread, say)
-        return act(next(one for one in found if isinstance(one, Experiment)), spread=spread)
+            return grid.predicted(cells, found, act, parallel_map, say)
+        return act(next(one for one in found if isinstance(one, Experiment)), parallel_map=parallel_map)
 
 
 @contextmanager
@@ -76,13 +76,13 @@ def processes() -> Iterator[ParallelMap]:
     """A map over one process per core; forked, so that each has what is imported and compiled already."""
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
 
-        def spread(function: Callable[[Any], Any], values: Iterable[Any]) -> Iterable[Any]:
+        def parallel_map(function: Callable[[Any], Any], values: Iterable[Any]) -> Iterable[Any]:
             # The function is sent with every chunk, and may hold hours of conversations.
             every = list(values)
             return pool.map(function, every, chunksize=max(1, len(every) // (CHUNKS * (cpu_count() or 1))))
 
         try:
-            yield spread
+            yield parallel_map
         except BaseException:  # an interrupted prediction does not wait for its workers
             for worker in active_children():
                 worker.kill()

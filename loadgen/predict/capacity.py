@@ -1,7 +1,7 @@
-"""At which rate a service's bounds are just kept, by direct simulation at a few rates.
+"""Predicted capacity: the rate at which a service just keeps its bounds, by direct simulation at a few rates.
 
 The same requests arrive at every rate, only faster (common random numbers), so that a few runs find the rate
-at which a p90 meets its bound. The engine model is handed in; knows nothing of its constants.
+at which a p90 meets its bound. The engine model is handed in; its constants are unknown here.
 """
 
 import math
@@ -14,37 +14,37 @@ from loadgen.predict.operating_point import Effort, OperatingPoint, RateSimulato
 from loadgen.predict.root_finding import Root, find_root
 
 MANY_NODES = 8
-"""A pooled service of more gains little by pooling: uncertainty is sampled on so many (our choice)."""
+"""Nodes on which uncertainty is sampled: a larger pooled service gains little by pooling (our choice)."""
 MOST_NODES = 64
-"""Of a larger fleet with sessions so many nodes are simulated: see `bench.Bench`."""
+"""Nodes simulated of a larger fleet with sessions (`operating_point.RateSimulator`)."""
 QUICK_S = 1200.0
-"""Seconds of a node that one rough run simulates: the constants move an answer far more than its noise."""
+"""Node seconds of one rough run: the constants move an answer far more than its noise does."""
 SLOW_S, SLOW_QUICK_S = 3600.0, 600.0
-"""What is simulated at most, and in a rough run, of an engine that is simulated block by block."""
+"""Node seconds of a long and of a rough run for an engine that is simulated block by block."""
 SLOWLY = "this engine is simulated block by block: slower, on less virtual time and with fewer draws"
 ROUGH, FINE = 0.004, 0.002
 """Tolerances of ln rate."""
 DIGITS = 4
-"""A claimed rate is rounded down to as many digits as are printed beside its latencies."""
+"""A claimed rate is rounded down to the digits that are printed beside its latencies."""
 LEAST_STEP_DOWN, MOST_STEPS_DOWN = 0.0005, 8
-"""Steps of ln rate from a rate whose bounds are missed, until one keeps them (our choice)."""
+"""Steps of ln rate down from a rate that misses its bounds, and their number (our choice)."""
 SLOPE = 2.0
-"""How fast ln p90 grows with ln rate near the bound, as a first guess."""
+"""First guess of d ln p90 / d ln rate near the bound."""
 APART = 0.05
-"""ln rate to each side of an answer at which the slope there is read: about ten times its noise."""
+"""ln rate to each side of an answer at which its slope is read: about ten times its noise."""
 LEAST_SLOPE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The rate at which a bench just keeps its bounds, and what was seen nearest to it."""
+    """The rate at which a simulator just keeps its bounds, and the operating point nearest to it."""
 
     root: Root
     point: OperatingPoint
 
     @property
     def noise(self) -> float | None:
-        """95 % half width of ln rate by Monte Carlo noise; None where it is unknown, as at an open end."""
+        """95 % half width of ln rate by Monte Carlo noise; None if unknown, as at an open end."""
         limit = self.point.binding
         p90, ends = self.point.p90_ms(limit), self.point.interval_ms(limit)
         if self.root.side or p90 is None or ends is None or not math.isfinite(ends[1]):
@@ -66,9 +66,9 @@ def solve(simulator: RateSimulator, start_qps: float, slope: float, tolerance: f
 
 
 def with_slope(simulator: RateSimulator, found: Solution) -> Solution:
-    """The solution with the slope of ln p90 between two rates well apart, whatever way the search came.
+    """The solution with the slope of ln p90 between two rates well apart.
 
-    Two rates that a search tried last may be nearly equal; what lies between their p90s is then noise.
+    The last two rates of a search may be nearly equal; the difference of their p90s is then noise.
     """
     if found.root.side:
         return found
@@ -83,8 +83,8 @@ def with_slope(simulator: RateSimulator, found: Solution) -> Solution:
 def at_simulated_rate(simulator: RateSimulator, found: Solution) -> Solution:
     """The solution at a rate that was itself simulated and keeps its bounds, as it will be printed.
 
-    A crossing lies between simulated rates, on either side of which a p90 may be a few per cent off: near the
-    knee it grows that fast. Where no rate within some steps below keeps the bounds the crossing stays.
+    The root lies between simulated rates, where a p90 may be a few per cent off: near the knee it grows that
+    fast. If no rate within some steps below keeps the bounds, the root stays.
     """
     root = found.root
     if root.side:
@@ -108,7 +108,7 @@ def rounded_down(rate_qps: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PredictedCapacity:
-    """The answer of long runs, and that of the short ones that other constants are held against."""
+    """The solution of long runs, and that of the short ones against which other constants are compared."""
 
     answer: Solution
     quick: Solution
@@ -116,7 +116,7 @@ class PredictedCapacity:
 
 
 def simulated_nodes(experiment: Experiment) -> int:
-    """How many nodes are simulated: one where they do not touch each other, of many with sessions a part."""
+    """Nodes to simulate: one if nodes are independent, and a part of a large fleet with sessions."""
     if experiment.streams:
         return 1
     nodes = experiment.cluster.nodes
@@ -124,7 +124,7 @@ def simulated_nodes(experiment: Experiment) -> int:
 
 
 def quiet(_: str) -> None:
-    """Says nothing of how the work goes."""
+    """Ignore a progress line."""
 
 
 def predicted_capacity(
@@ -134,10 +134,10 @@ def predicted_capacity(
     say: Callable[[str], None] = quiet,
     kv_tokens: float = 0.0,
 ) -> PredictedCapacity:
-    """The capacity from `search.budget_s` virtual seconds of a node at each rate; rough runs find the place.
+    """The capacity from `search.budget_s` node seconds at each rate; rough runs find the place.
 
-    Where every node has a stream of its own, one node speaks for all: they do not touch each other.
-    `kv_tokens` is the KV of a node, which sessions fill.
+    If every node has a stream of its own, one node stands for all: they are independent. `kv_tokens` is the
+    KV capacity of a node, which sessions fill.
     """
     nodes = simulated_nodes(experiment)
     if experiment.streams:

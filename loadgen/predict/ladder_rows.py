@@ -15,7 +15,7 @@ from loadgen.traffic.schedule import NS, ArrivalSchedule
 def played_rows(
     schedule: ArrivalSchedule, sent_s: Floats, first_s: Floats, last_s: Floats, cached_tokens: Ints
 ) -> pa.Table:
-    """Rows of schema `PROGRESS` of a whole closed loop that has ended; a request is due when it is sent."""
+    """Rows of schema `PROGRESS` for a closed loop that has ended; a request is due when it is sent."""
     due_ns = np.rint(sent_s * NS).astype(np.int64)
     first, last = (pa.array(np.rint(at * NS).astype(np.int64) - due_ns) for at in (first_s, last_s))
     count = len(schedule)

@@ -1,4 +1,4 @@
-"""Where a rising function of the rate crosses zero; knows no request and no engine."""
+"""The root of a noisy rising function of the rate; knows no request and no engine."""
 
 import math
 from bisect import insort
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 STEEPEST_STEP = math.log(2.0)
-"""The longest step in ln rate while one end is unknown: beyond twice the capacity an engine only queues."""
+"""Longest step in ln rate while one end is unknown: beyond twice the capacity an engine only queues."""
 LEAST_STEP = 0.02
 CLOSEST = 0.1
-"""A new rate keeps this share of the bracket away from both of its ends."""
+"""A new rate stays this share of the bracket away from both ends."""
 BEYOND = 1.2
-"""Steps to the crossing are taken this much longer while one end is unknown, to bracket it."""
+"""Steps are this much longer than needed while one end is unknown, to bracket the root."""
 LONGEST = 60
 
 _Point = tuple[float, float]
@@ -20,9 +20,9 @@ _Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """The rate of the crossing and the slope there, by ln rate.
+    """The root's rate and the slope there, by ln rate.
 
-    `side` is +1 or -1 where it lies beyond an end of the search; `rate_qps` is then that end.
+    `side` is +1 or -1 if the root lies beyond an end of the search; `rate_qps` is then that end.
     """
 
     rate_qps: float
@@ -36,10 +36,11 @@ Excess = Callable[[float], float]
 def find_root(
     excess: Excess, start_qps: float, ends_qps: tuple[float, float], slope: float, tolerance: float
 ) -> Root:
-    """Where `excess` (of QPS, at most 0 while the bounds are kept) turns positive, to `tolerance` in ln rate.
+    """The rate at which `excess` (at most 0 while the bounds are kept) turns positive, to `tolerance` in ln
+    rate.
 
-    `slope` is a first guess of its derivative by ln rate. A secant within a bracket once both signs are
-    known; the function may be flat far from the crossing and noisy by less than the tolerance.
+    `slope` is a first guess of its derivative by ln rate. Once both signs are known it is a secant search
+    within the bracket; the function may be flat far from the root, and noisy by less than the tolerance.
     """
     lowest, highest = (math.log(end) for end in ends_qps)
     at = min(max(math.log(start_qps), lowest), highest)
@@ -68,14 +69,16 @@ def find_root(
 
 
 def _flattest(points: list[_Point], at: float, guess: float) -> float:
-    """The smaller slope to a neighbour of the point `at`: the crossing is no farther than it says."""
+    """The smaller slope to a neighbour of the point `at`: the root is no farther than it says."""
     place = next(i for i, point in enumerate(points) if point[0] == at)
     near = [_slope(*points[i : i + 2]) for i in (place - 1, place) if 0 <= i < len(points) - 1]
     return max(min(near), guess / 4) if near else guess
 
 
 def _within(below: _Point, above: _Point, at: float) -> float:
-    """`at`, or where the line through the bracket's ends is zero if that lies outside; never at an end."""
+    """`at`, or if that lies outside the bracket the root of the line through its ends; never close to an
+    end.
+    """
     if not below[0] < at < above[0]:
         at = _meet(below, above)
     margin = CLOSEST * (above[0] - below[0])
@@ -83,10 +86,10 @@ def _within(below: _Point, above: _Point, at: float) -> float:
 
 
 def _slope(left: _Point, right: _Point) -> float:
-    """The secant's slope, above zero."""
+    """The secant's slope, kept above zero."""
     return max((right[1] - left[1]) / (right[0] - left[0]), 1e-3)
 
 
 def _meet(below: _Point, above: _Point) -> float:
-    """Where the line through both ends is zero."""
+    """The root of the line through both points."""
     return below[0] - below[1] * (above[0] - below[0]) / (above[1] - below[1])

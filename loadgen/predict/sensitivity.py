@@ -1,6 +1,7 @@
-"""Constants in the order in which to measure them: the elasticity of each, and its part of the variance.
+"""Sensitivity to each constant: its elasticity and its share of the variance, to decide what to measure
+first.
 
-Knows the constants' distributions and a forecast to vary; knows no engine and no unit of a constant.
+Knows the constants' distributions and a prediction to vary; knows no engine and no unit of a constant.
 """
 
 import math
@@ -17,17 +18,17 @@ from loadgen.predict.draws import drawn
 from loadgen.predict.uncertainty import MANY_DRAWS, Z95, ParallelMap, varied
 
 NUDGE = math.log(1.1)
-"""Elasticities are from 10 % less to 10 % more of a constant: well above the noise of a rough run."""
+"""Elasticities span 10 % less to 10 % more of a constant: well above the noise of a rough run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantSensitivity:
-    """One constant's hold on the answer.
+    """One constant's effect on the answer.
 
-    `elasticity` is the change of ln QPS by that of ln constant; `at_low_qps` and `at_high_qps` are the
-    answers at the ends of its interval, the others at their values. `share` is its part of the variance of ln
-    QPS when all constants are drawn together, as a fit correlates them: the parts add up to 1, and one is
-    below 0 where others that move with it undo more than it does.
+    `elasticity` is d ln QPS / d ln constant. `at_low_qps` and `at_high_qps` are the answers at the ends of
+    its interval, the other constants at their values. `share` is its part of the variance of ln QPS when all
+    constants are drawn together, correlated as their fit says: the shares add up to 1, and one is below 0 if
+    constants that move with it undo more than it does.
     """
 
     path: str
@@ -39,17 +40,17 @@ class ConstantSensitivity:
 
     @property
     def ln_sd(self) -> float:
-        """The sd of ln QPS that this constant alone gives."""
+        """The sd of ln QPS from this constant alone."""
         if self.at_low_qps is None or self.at_high_qps is None:
             return 0.0
         return abs(math.log(self.at_high_qps / self.at_low_qps)) / 2 / Z95
 
 
-def sensitivities(found: PredictedCapacity, spread: ParallelMap = map) -> list[ConstantSensitivity]:
-    """Every constant's part in the answer, the largest part of the interval first."""
+def sensitivities(found: PredictedCapacity, parallel_map: ParallelMap = map) -> list[ConstantSensitivity]:
+    """Every constant's sensitivity, the largest share of the variance first."""
     known = {path: it for path, it in constants(found.simulator.experiment).items() if it.value > 0}
     wanted = [(path, value) for path, it in known.items() for value in _ends(it)]
-    answers = spread(
+    answers = parallel_map(
         partial(varied, found.simulator, found.quick.root), [{path: value} for path, value in wanted]
     )
     ln_qps = {key: ln for key, (ln, _, _) in zip(wanted, answers, strict=True)}
@@ -58,7 +59,7 @@ def sensitivities(found: PredictedCapacity, spread: ParallelMap = map) -> list[C
 
 
 def _ends(constant: Constant) -> Sequence[float]:
-    """The values at which the answer is wanted: nudged to both sides, and the ends of the interval."""
+    """The values to simulate: nudged to both sides, and the ends of the interval."""
     nudged = [constant.value * math.exp(-NUDGE), constant.value * math.exp(NUDGE)]
     if constant.low is None or constant.high is None:
         return nudged
@@ -76,7 +77,7 @@ def _sensitivity(
 
 
 def _shared(found: PredictedCapacity, rows: Sequence[ConstantSensitivity]) -> list[ConstantSensitivity]:
-    """The rows with their shares: the covariance of what each moves with what all move, over its variance.
+    """The rows with their shares: covariance of one constant's effect with the sum of all, over its variance.
 
     A constant moves ln QPS along the lines from its value to the ends of its interval.
     """

@@ -16,7 +16,7 @@ from analysis.results import summary
 from analysis.rows import records
 from conf import ConfigError, Experiment
 from loadgen.__main__ import main
-from loadgen.cli import command_line, engine_model, output, verbs, virtual_ladder
+from loadgen.cli import command_line, output, verbs, virtual_ladder
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
 from loadgen.fleet.target import Observation
@@ -518,7 +518,7 @@ def test_the_suffix_of_a_file_says_how_levels_are_written(
     assert main([*words, "progressive.clock=wall", "--out", str(tmp_path / "http.csv")]) == 0
     assert (tmp_path / "http.csv").read_text() == (tmp_path / "a.csv").read_text()
     monkeypatch.setattr(
-        engine_model, "progressive", None
+        virtual_ladder, "progressive", None
     )  # nothing is played for a file that cannot be written
     assert main([*words, "--out", str(tmp_path / "a.xlsx")]) == 2
     said = capsys.readouterr().err.splitlines()

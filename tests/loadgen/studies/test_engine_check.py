@@ -107,7 +107,7 @@ def test_a_study_is_verified_run_by_run(folder: Folder) -> None:
 def test_the_command_line_asks_for_one_folder(
     capsys: pytest.CaptureFixture[str], folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("loadgen.__main__", "loadgen.cli.config_check", "serve_apps.vllm_engine.prepared"):
+    for module in ("loadgen.cli.config_check", "serve_apps.vllm_engine.prepared"):
         monkeypatch.setattr(f"{module}.installed_vllm", lambda: "0.32.0")
     assert main(["verify"]) == main(["verify", "a", "b"]) == main(["verify", "nowhere"]) == 2
     assert "verify takes one run folder" in capsys.readouterr().err
