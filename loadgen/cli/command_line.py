@@ -1,6 +1,6 @@
-"""The grammar of `python -m loadgen`: verbs, words and flags, and the experiment they ask for.
+"""The command line of `python -m loadgen`: verbs, words and flags, and the experiment that they ask for.
 
-Knows which words a verb honours; knows nothing of how it is done.
+Knows which words a verb honours; does nothing itself.
 """
 
 import argparse
@@ -23,7 +23,7 @@ PROBE_KEYS = ("rate_qps", "profile_qps", "concurrency", "requests", "duration_s"
 
 
 def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentParser:
-    """The grammar: a verb, words `key=value` in any order, and flags."""
+    """The argument parser: a verb, words `key=value` in any order, and flags."""
     choices = "\n".join(f"  {group}=  {', '.join(names)}" for group, names in groups().items())
     top = OneLineParser(
         prog="python -m loadgen",
@@ -67,7 +67,7 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
 
 
 def refuse_idle_flags(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for a flag that would do nothing."""
+    """Raise ConfigError for a flag without effect."""
     if arguments.require and arguments.verb != "probe":
         own = {"resume": "goes on with what was asked", "progressive": "has levels of its own"}
         finds = own.get(arguments.verb, "finds the rate itself")
@@ -86,14 +86,14 @@ def refuse_idle_flags(arguments: argparse.Namespace) -> None:
 
 
 def resumed(arguments: argparse.Namespace) -> Path:
-    """The folder to resume. Raises ConfigError if anything else is given."""
+    """The folder to resume. Raises ConfigError for anything else."""
     if len(arguments.words) != 1 or arguments.config:
         raise ConfigError("resume takes one run folder and nothing else: python -m loadgen resume runs/NAME")
     return Path(arguments.words[0])
 
 
 def verified(arguments: argparse.Namespace) -> tuple[Path, list[str]]:
-    """The run folder to verify, and the words beside it. Raises ConfigError unless there is one."""
+    """The run folder to verify, and the words beside it. Raises ConfigError unless there is one folder."""
     folders = [word for word in arguments.words if "=" not in word]
     if len(folders) != 1 or arguments.config:
         raise ConfigError("verify takes one run folder of a sweep: python -m loadgen verify runs/NAME")
@@ -101,9 +101,9 @@ def verified(arguments: argparse.Namespace) -> tuple[Path, list[str]]:
 
 
 def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
-    """The experiment of the words; a prediction takes ten virtual hours unless told otherwise.
+    """The experiment of the words; a prediction takes ten virtual hours unless the words choose a search.
 
-    Raises ConfigError with the remedy for what the verb does not honour.
+    Raises ConfigError with the remedy for words that the verb does not honour.
     """
     given, words = list(words), list(words)
     if verb == "predict" and not any(word.startswith("search=") for word in words):
@@ -127,12 +127,12 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
 
 
 def _overspent(experiment: Experiment, verb: str, given: Sequence[str]) -> str:
-    """Why the windows of a search do not fit its budget; empty of a verb that has none."""
+    """The reason why a search's windows do not fit its budget; empty for verbs without a search."""
     return idle_words.overspent(experiment, given) if verb in ("sweep", "compare") else ""
 
 
 def sized(experiment: Experiment) -> Experiment:
-    """The experiment with the tokens that its model makes of an image, where it sends images."""
+    """The experiment with the model's tokens per image, if it sends images."""
     images, workload = experiment.workload.images, experiment.workload
     if not images.most:
         return experiment
@@ -141,7 +141,7 @@ def sized(experiment: Experiment) -> Experiment:
 
 
 def _refuse_own_lengths(words: Sequence[str]) -> None:
-    """Refuse words about the lengths of requests that the paper's own would overrule."""
+    """Refuse words about request lengths that the paper's lengths would overrule."""
     own = ("workload=", "workload.input_tokens", "workload.output_tokens")
     if idle := next((word for word in words if word.startswith(own)), ""):
         raise ConfigError(
@@ -151,7 +151,7 @@ def _refuse_own_lengths(words: Sequence[str]) -> None:
 
 
 def _refuse_idle_words(experiment: Experiment, verb: str) -> None:
-    """Refuse what the verb does not honour, and a probe of nothing."""
+    """Refuse words that the verb does not honour, and a probe without a load."""
     loads = {"predict": ("rate_qps", "concurrency", "requests"), "recipe": ("rate_qps", "duration_s")}
     honoured = loads.get(verb, ())
     given = [key for key in PROBE_KEYS if getattr(experiment, key) and key not in honoured]
@@ -184,7 +184,7 @@ def _refuse_idle_words(experiment: Experiment, verb: str) -> None:
 
 
 def _refuse_replay(experiment: Experiment, verb: str) -> None:
-    """Refuse, of a verb that measures, what only a prediction of so many requests knows."""
+    """Refuse, for a verb that measures, words that only a predicted replay of requests supports."""
     if experiment.workload.arrivals.kind == "vllm_bench":
         raise ConfigError(
             "workload.arrivals.kind=vllm_bench is so many requests, which predict replays; "

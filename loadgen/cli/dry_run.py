@@ -1,4 +1,4 @@
-"""What a command would do, in words, before anything is started; knows no engine and starts nothing."""
+"""The plan of a command as text; starts nothing and knows no engine."""
 
 from collections.abc import Sequence
 
@@ -22,10 +22,11 @@ def text(
 ) -> str:
     """The resolved configuration and the plan.
 
-    `load_s` is the time under load: 0 on a virtual clock, None where the service decides (a closed loop);
-    `guess_qps` is what a node may serve, None if nobody knows; `services` are deployed one after the other,
-    by default one for each sweep, and loaded by `runs`, by default one each. `kernels` say what is not known
-    of them, or only of others.
+    - `load_s`: time under load; 0 on a virtual clock, None if the service decides (a closed loop).
+    - `guess_qps`: guessed QPS of a node, or None.
+    - `services`: services deployed one after the other (default: one for each sweep); `runs`: runs that load
+      them (default: one each).
+    - `kernels`: lines about kernels of unknown speed.
     """
     talks = experiment.workload.conversations
     lines = [
@@ -47,7 +48,7 @@ def text(
 def _load(
     experiment: Experiment, load_s: float | None, guess_qps: float | None, services: int, runs: int
 ) -> list[str]:
-    """How long the load lasts and how much it is, as far as that can be known."""
+    """Duration and amount of the load, as far as known."""
     if load_s is None:
         count, held = experiment.closed_requests, experiment.concurrency
         return [f"# closed loop: {count} requests, {held} in flight; as long as that takes"]
@@ -77,7 +78,7 @@ def _load(
 
 
 def _lasting(experiment: Experiment) -> list[str]:
-    """How much longer it takes because answers last long, as far as the bounds say how long they may."""
+    """Additional time because answers last long, as far as the bounds limit it."""
     tokens, search = experiment.workload.output_tokens.mean, longest_search(experiment)
     may = f"# answers of {tokens:g} tokens may last {experiment.answer_s:.0f} s within the bounds"
     if experiment.rate_qps or experiment.profile_qps:
@@ -90,7 +91,7 @@ def _lasting(experiment: Experiment) -> list[str]:
 
 
 def _filling(experiment: Experiment, guess_qps: float | None) -> list[str]:
-    """What the load that fills caches adds to a plan, as far as that can be known."""
+    """Additional time of cache warm-up, as far as known."""
     if not experiment.workload.wants_hits:
         return []
     when, climb = "before the first window", ""

@@ -1,6 +1,6 @@
-"""Words that nothing would honour: of an engine, a policy or a search that was not chosen.
+"""Words without effect: of an engine, a policy or a search that was not chosen.
 
-Knows which choice a key belongs to; looks at the words that were typed, for a saved file holds every key.
+Knows which choice a key belongs to; looks only at typed words, because a saved file holds every key.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,14 @@ NOT_OF = {
     "predict": (VIRTUAL, "what is measured; predict sends nothing"),
     "replay": (("search.", *VIRTUAL), "a search or a fleet; a replay is of so many requests"),
 }
-"""Verb -> the beginnings of keys that it ignores, and what they belong to; replay is that of predict."""
+"""Verb -> prefixes of keys that it ignores, and what they belong to; `replay` is one kind of predict."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleKey:
-    """Keys that begin with `key` do nothing unless `honoured`; `home` is what would make them count."""
+    """Keys that begin with `key` have no effect unless `honoured`; `home` is the choice that gives them
+    one.
+    """
 
     key: str
     honoured: Callable[[Experiment], bool]
@@ -74,7 +76,7 @@ IDLE_KEYS = (
 
 
 def idle(asked: Experiment, verb: str, words: Sequence[str]) -> str:
-    """Why a word would do nothing, with the remedy; empty where all count."""
+    """The reason why a word has no effect, with the remedy; empty if all have one."""
     keys = [word.partition("=")[0] for word in words]
     for rule in IDLE_KEYS:
         for key in keys:
@@ -86,9 +88,9 @@ def idle(asked: Experiment, verb: str, words: Sequence[str]) -> str:
 
 
 def overspent(asked: Experiment, words: Sequence[str]) -> str:
-    """Why the least number of windows does not fit the budget, with the remedy; empty where it does.
+    """The reason why the fewest windows do not fit the budget, with the remedy; empty if they fit.
 
-    Only where a word is of a search: what an earlier version saved is taken up again as it is.
+    Only typed search words are checked: the configuration of an earlier version is resumed as it is.
     """
     search = asked.search
     budget_s = search.budget_s / search.deployments

@@ -1,4 +1,4 @@
-"""What a prompt of a workload of conversations is made of, in words: an example, and what caches make of it.
+"""Preview of a conversation workload: an example prompt, and the share that caches can reuse.
 
 Knows templates and means; draws nothing and sends nothing.
 """
@@ -12,11 +12,11 @@ from loadgen.prompts.templates import PromptTemplate, RenderedPart, fitted, part
 from loadgen.traffic.conversation_means import means_of
 
 Kind = dict[str, int]
-"""Tokens by the name of a part."""
+"""Tokens by part name."""
 
 
 def lines(spec: Conversations) -> list[str]:
-    """The anatomy of an average prompt, and the share of prompts that both truncations leave reusable."""
+    """The parts of an average prompt, and the reusable share under both truncations."""
     pieces = example(spec)
     kept, naive = (fitted(pieces, spec.max_prompt_tokens, step) for step in (spec.step_tokens, 1))
     turn = round(spec.turns) - 1
@@ -34,7 +34,7 @@ def lines(spec: Conversations) -> list[str]:
 
 
 def example(spec: Conversations) -> list[RenderedPart]:
-    """The rendered parts of a prompt in the middle of a session, not yet cut: made-up words, so many."""
+    """The rendered parts of a prompt in the middle of a session, not yet cut, with made-up words."""
     template = PromptTemplate(parts_of(spec))
     own: Kind = {
         "system": spec.system_tokens,
@@ -49,7 +49,7 @@ def example(spec: Conversations) -> list[RenderedPart]:
 
 
 def _data(words: Kind, history: list[int]) -> Mapping[str, Any]:
-    """What fills a template, with texts of so many words."""
+    """Data for a template, with texts of so many words."""
     return {
         "system": _words(words["system"]),
         "character": {"name": "Character", "definition": _words(words["character"])},

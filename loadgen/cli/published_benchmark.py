@@ -15,7 +15,7 @@ from loadgen.run import export
 from loadgen.run.folder import finite
 from loadgen.run.progress import Emit
 from loadgen.studies import published_ladder as ladder
-from loadgen.studies import published_tables
+from loadgen.studies import published_tables, published_verdict
 
 if TYPE_CHECKING:
     from loadgen.run.measure import Site
@@ -36,7 +36,7 @@ def progressive(arguments: argparse.Namespace) -> int:
         machine_check.refuse(found[0])
     if arguments.dry_run:
         for one in found:
-            terminal.tell("\n".join(ladder.plan(one, virtual_ladder.level_seconds(one))))
+            terminal.tell("\n".join(published_verdict.plan(one, virtual_ladder.level_seconds(one))))
         return summary.EXIT_OK
     if virtual:
         return _print_models([virtual_ladder.progressive(one, terminal.note) for one in found], arguments)
@@ -45,7 +45,7 @@ def progressive(arguments: argparse.Namespace) -> int:
     def measured(site: "Site", show: Emit) -> Tree:
         tree = verbs.progressive(found[0], site, show)
         if "progressive" in tree:  # every level was played
-            ladder.write(arguments.out, [tree])
+            published_verdict.write(arguments.out, [tree])
         return tree
 
     return output.answer(arguments, (), measured)
@@ -61,8 +61,8 @@ def _checked(words: Sequence[str], arguments: argparse.Namespace) -> Experiment:
 
 def _print_models(trees: Sequence[Tree], arguments: argparse.Namespace) -> int:
     """Print the tables of several models and return the highest exit code."""
-    whole = ladder.whole(trees)
-    ladder.write(arguments.out, trees)
+    whole = published_verdict.whole(trees)
+    published_verdict.write(arguments.out, trees)
     if arguments.json:
         terminal.data(json.dumps(finite(whole), default=str))
     else:

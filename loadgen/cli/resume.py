@@ -19,7 +19,7 @@ from loadgen.studies import calibration_probes, comparison, matrix_study, publis
 
 
 def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Emit) -> Tree:
-    """Recover what a killed run or study left, and go on with it.
+    """Recover the remains of a killed run or study, and continue it.
 
     `asked` makes the experiment of a saved config.yaml. Raises ConfigError with the remedy, or RunError.
     """
@@ -49,7 +49,7 @@ def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Em
 
 
 def verb(path: Path) -> str:
-    """The verb whose words the config.yaml of a folder holds."""
+    """The verb of the words in a folder's config.yaml."""
     kind = studies.load_study(path).get("study") if studies.is_study(path) else ""
     if not isinstance(kind, str):
         raise RunError(f"{path} is not a readable study: {studies.FILE} does not say of which kind it is")
@@ -57,7 +57,7 @@ def verb(path: Path) -> str:
 
 
 def left(path: Path, asked: Callable[[Path], Experiment]) -> str:
-    """What `resume` would still do in a folder, in a line. Refuses what `resume` refuses."""
+    """One line about what `resume` would still do in a folder. Raises as `resume` does."""
     integrity.refuse_altered(path)
     measure.refuse_links(path)
     if study.result(path) is not None:
@@ -74,7 +74,7 @@ def left(path: Path, asked: Callable[[Path], Experiment]) -> str:
 
 
 def _cut_short(path: Path) -> Run:
-    """The run of a folder that goes on by itself. Raises ConfigError or RunError of any other."""
+    """The run of a folder that can be resumed by itself. Raises ConfigError or RunError for any other."""
     whole = studies.whole(path)
     if whole != path:
         part = "side of a comparison" if (whole / studies.OTHER).exists() else "cell of a matrix"

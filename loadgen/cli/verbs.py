@@ -28,7 +28,7 @@ from loadgen.studies.shared_service import SharedService
 
 
 def sweep(asked: Experiment, site: Site, show: Emit) -> Tree:
-    """Search for the capacity: in one run, or in a study where several deployments or repeats are asked."""
+    """Search for the capacity: in one run, or in a study of several deployments or repeats."""
     if asked.search.parts > 1:
         return study.run(study.of(asked), measure.create(Folder, asked), part_runner(site, show), show)
     folder = measure.create(RunFolder, asked)
@@ -73,21 +73,23 @@ def progressive(asked: Experiment, site: Site, show: Emit) -> Tree:
 
 
 def run_cells(cells: Cells, asked: study.StudyPlan, folder: Folder, site: Site, show: Emit) -> Tree:
-    """Run a matrix with one service for all cells in a row that need the same."""
+    """Run a grid with one service for consecutive cells that need the same deployment."""
     with closing(SharedService(site.service, list(cells.asked.values()), show)) as kept:
         run_one = part_runner(replace(site, service=kept.service), show)
 
-        def fill(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> Tree:
+        def run_part(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> Tree:
             tree = run_one(experiment, folder, act, before)
             if tree["exit_code"] in (summary.EXIT_TARGET, summary.EXIT_INTERNAL):
                 kept.close()  # the next cell must not inherit what this one died of
             return tree
 
-        return study.run(asked, folder, fill, show)
+        return study.run(asked, folder, run_part, show)
 
 
-def part_runner(site: Site, show: Emit, verb: str = "sweep") -> study.Fill:
-    def fill(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> Tree:
+def part_runner(site: Site, show: Emit, verb: str = "sweep") -> study.RunPart:
+    """A function that measures one run of a verb in its folder."""
+
+    def run_part(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> Tree:
         return measure.measure(experiment, verb, folder, act, site, show, before)
 
-    return fill
+    return run_part

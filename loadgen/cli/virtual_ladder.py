@@ -13,6 +13,7 @@ from loadgen.cli import engine_model
 from loadgen.predict import ladder_rows
 from loadgen.predict.capacity import quiet
 from loadgen.studies import published_ladder as ladder
+from loadgen.studies import published_verdict
 from serve_apps.engine_model.compiled import fast_engine
 
 
@@ -32,7 +33,7 @@ def progressive(experiment: Experiment, say: Callable[[str], None] = quiet) -> T
                 f"progressive on the virtual clock does not play this engine ({why}); use "
                 "progressive.clock=wall"
             ) from why
-    return ladder.tree(experiment, runs, "virtual")
+    return published_verdict.verdict(experiment, runs, "virtual")
 
 
 def level_seconds(experiment: Experiment) -> list[float] | None:
@@ -46,7 +47,7 @@ def level_seconds(experiment: Experiment) -> list[float] | None:
 
 
 def _run(experiment: Experiment, say: Callable[[str], None] = quiet) -> list[Figures]:
-    return ladder.climb(ladder.levels(experiment), partial(played, experiment), say)
+    return published_verdict.play_levels(ladder.levels(experiment), partial(played, experiment), say)
 
 
 def played(experiment: Experiment, number: int, level: ladder.LadderLevel) -> pa.Table:

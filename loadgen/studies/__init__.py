@@ -1,1 +1,3 @@
-"""Several runs that answer one question together."""
+"""Several runs that answer one question: comparison, grid, repeats, calibration probes, the published
+benchmark.
+"""

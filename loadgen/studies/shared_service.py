@@ -1,6 +1,6 @@
-"""A service that stays up from one run to the next, as long as the next one needs the same.
+"""A service that stays up from one run to the next as long as the next one needs the same deployment.
 
-Knows when a service serves another run too; deploying is handed in.
+Knows when a service fits another run; deploying is handed in.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +19,10 @@ Deploy = Callable[[Experiment, Emit], AbstractContextManager[Service]]
 
 
 class SharedService:
-    """Lends one service at a time and takes it down when a run needs another, by an error, or by `close`.
+    """Lends one service at a time; takes it down for a run that needs another, after an error, or by `close`.
 
-    `runs` are all that may come: a service has room for the largest fleet and the longest requests of those
-    that share it. What a service says while no run is going on is told to `show`.
+    `runs` are all runs that may come: a service has room for the largest fleet and the longest requests of
+    those that share it. Progress of a service between two runs goes to `show`.
     """
 
     def __init__(self, deploy: Deploy, runs: Sequence[Experiment], show: Emit) -> None:
@@ -34,9 +34,9 @@ class SharedService:
 
     @contextmanager
     def service(self, experiment: Experiment, emit: Emit) -> Iterator[Service]:
-        """The service for one run; a `Site` can have this for its own.
+        """The service for one run; a `Site` can use this function as its own.
 
-        Raises TargetError if its deployment fails, and at once if it has failed before.
+        Raises TargetError if the deployment fails, and at once if it has failed before.
         """
         self._emit = emit
         try:
@@ -48,7 +48,7 @@ class SharedService:
             self._emit = self._show
 
     def close(self) -> None:
-        """Take down what is up; a service that does not go down as it should is told of, and left."""
+        """Take down the service that is up; a teardown that fails is reported and left."""
         self._up = None
         try:
             self._stack.close()
@@ -73,7 +73,9 @@ class SharedService:
         return self._lend(experiment, service)
 
     def _roomy(self, experiment: Experiment) -> Experiment:
-        """With the largest fleet and the longest requests of all runs that share its service."""
+        """The experiment with the largest fleet and the longest requests of all runs that share its
+        service.
+        """
         sharing = [one for one in self._runs if same_service(one, experiment)]
         fleets, workloads = [one.fleet for one in sharing], [one.workload for one in sharing]
         return replace(
@@ -83,7 +85,7 @@ class SharedService:
         )
 
     def _lend(self, experiment: Experiment, service: Service) -> Service:
-        """The service, which the next run gets as it is once it has recovered."""
+        """The service; after a recovery the next run gets the recovered one."""
         self._up = experiment, service
         recover = service.recover
         if recover is None:
@@ -91,5 +93,5 @@ class SharedService:
         return replace(service, recover=lambda limit_s: self._lend(experiment, recover(limit_s)))
 
     def _tell(self, kind: str, /, **facts: Any) -> None:
-        """To whoever runs now: the run that deployed a service may have ended long ago."""
+        """Report to the current run: the run that deployed the service may have ended long ago."""
         self._emit(kind, **facts)

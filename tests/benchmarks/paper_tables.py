@@ -31,7 +31,7 @@ from loadgen.studies.published_tables import (
     TABLES,
     PublishedModel,
     PublishedRow,
-    kept,
+    fitted_rows,
     outputs,
     read,
 )
@@ -189,7 +189,11 @@ def report(tables: Tables, rows: Sequence[PublishedRow], yaml: bool = False) -> 
 
     With `yaml` the model's file gets the constants and their joint posterior.
     """
-    subject, used, goal_rms = tables.subject, kept(tables.subject, rows), FITTED[tables.subject.name].goal_rms
+    subject, used, goal_rms = (
+        tables.subject,
+        fitted_rows(tables.subject, rows),
+        FITTED[tables.subject.name].goal_rms,
+    )
     found = tables.fit(used)
     print(f"\n{subject.name}")
     print_constants(tables, found)
@@ -247,7 +251,7 @@ def hold_out(tables: Tables, rows: Sequence[PublishedRow], training: float) -> b
     What counts is all rows held out against `training`, the error of the fit to all rows: beside it a half's
     own says mostly whether its outlying rows are in it. Both are printed.
     """
-    parts = [kept(tables.subject, half) for half in halves(rows)]
+    parts = [fitted_rows(tables.subject, half) for half in halves(rows)]
     fitted, held = [], []
     for half, others in (parts, parts[::-1]):
         found = tables.fit(half)

@@ -16,7 +16,7 @@ from loadgen.__main__ import main
 from loadgen.cli import config_check, dry_run, engine_model
 from loadgen.predict.draws import uncertain
 from loadgen.predict.grid import ratio
-from loadgen.studies import engine_check, published_ladder, published_tables
+from loadgen.studies import engine_check, published_tables, published_verdict
 from serve_apps.engine_model.compiled import fast_engine
 from serve_apps.engine_model.cost.kernels import steps
 from serve_apps.engine_model.cost.step_time import Batch, roofline
@@ -188,7 +188,7 @@ def test_an_unknown_backend_is_said_in_a_dry_run_a_prediction_and_a_grid(capsys:
     assert UNKNOWN in summary.text(engine_model.predict(load([word, *QUICK]), draws=0))
     main(["predict", "rate_qps=1", "matrix.engine.attention_backend=[ROCM_AITER_FA,ROCM_FANCY]", *QUICK])
     assert capsys.readouterr().out.count(UNKNOWN) == 1
-    ladder = published_ladder.plan(
+    ladder = published_verdict.plan(
         load([word, "layout=dp1_tp8", *published_tables.PUBLISHED_MODELS[0].words[:1]]), None
     )
     assert f"# {UNKNOWN}" in ladder

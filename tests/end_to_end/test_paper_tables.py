@@ -10,7 +10,13 @@ from analysis.stats.map_fit import Prior, around
 from conf.constants import constants, replaced
 from conf.load import ROOT
 from conf.specs.experiment import Constant, Experiment
-from loadgen.studies.published_tables import PUBLISHED_MODELS, PublishedModel, PublishedRow, kept, outputs
+from loadgen.studies.published_tables import (
+    PUBLISHED_MODELS,
+    PublishedModel,
+    PublishedRow,
+    fitted_rows,
+    outputs,
+)
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from tests.benchmarks._paper import FITTED, HELD, READ, SPREAD, halves
 from tests.benchmarks._paper_files import with_constants, with_posterior
@@ -53,7 +59,7 @@ def test_halves_are_every_second_row_of_a_table_whether_fitted_or_not() -> None:
     first, second = halves(rows)
     assert [each.concurrency for each in first] == [10, 150, 300]
     assert [each.concurrency for each in second] == [25, 200, 500]
-    assert [each.concurrency for each in kept(SUBJECT[QWEN], first)] == [10, 300]
+    assert [each.concurrency for each in fitted_rows(SUBJECT[QWEN], first)] == [10, 300]
 
 
 def test_a_batch_never_touches_more_experts_than_its_tokens_choose() -> None:

@@ -21,7 +21,7 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
 from loadgen.fleet.target import Observation
 from loadgen.search.policy import Start
-from loadgen.studies import published_ladder, published_ladder_run, published_tables
+from loadgen.studies import published_ladder, published_ladder_run, published_tables, published_verdict
 from loadgen.studies.paper_models import published_model_of
 from loadgen.studies.published_ladder import BASELINE, SATURATED, STRESS, WARM_UP
 from loadgen.studies.published_tables import PUBLISHED_MODELS, PublishedModel, PublishedRow
@@ -165,7 +165,7 @@ def test_the_workloads_lengths_are_asked_of_every_model_and_nothing_published_st
     alias = of(name, "progressive.lengths=workload", "workload=chat_5600_140", "model.name=another")
     other = published_ladder.levels(alias)
     assert [level.answers.tolist() for level in other] == [level.answers.tolist() for level in levels]
-    found = published_ladder.tree(asked, [[FIGURES] * len(levels)], "virtual")["progressive"]
+    found = published_verdict.verdict(asked, [[FIGURES] * len(levels)], "virtual")["progressive"]
     assert (found["fit_rms"], found["rms"]) == (None, None)
     assert "the lengths are the workload's" in found["caution"]
 
@@ -193,7 +193,7 @@ def test_rows_stand_beside_what_was_published_whatever_it_is_called(name: str, c
     assert [level.prompt_tokens for level in levels] == [
         level.prompt_tokens for level in published_ladder.levels(shipped)
     ]
-    found = published_ladder.tree(asked, [[FIGURES] * len(levels)], "virtual")["progressive"]
+    found = published_verdict.verdict(asked, [[FIGURES] * len(levels)], "virtual")["progressive"]
     assert "nothing stands beside these" in found["caution"]
 
 
@@ -394,12 +394,14 @@ def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:
     none = judged.Figures(10, 0.0, 0.0, 0.0, 0.0, math.inf, 0.0, None, 0.0, "none")
     levels = len(published_ladder.levels(asked))
     for run, failing in (([good] * (levels - 1) + [none], 1), ([none] * levels, levels)):
-        tree = published_ladder.tree(asked, [run], "wall")
+        tree = published_verdict.verdict(asked, [run], "wall")
         assert (tree["exit_code"], tree["progressive"]["rms"]) == (3, None)
         assert f"{failing} levels are FAILING" in summary.text(tree)
         assert judged.rows([tree]).num_rows == levels
-    assert published_ladder.tree(asked, [[good] * levels], "wall")["progressive"]["rms"] > 0
-    assert published_ladder.tree(asked, [[good] * levels], "wall", {3: "late"})["progressive"]["rms"] is None
+    assert published_verdict.verdict(asked, [[good] * levels], "wall")["progressive"]["rms"] > 0
+    assert (
+        published_verdict.verdict(asked, [[good] * levels], "wall", {3: "late"})["progressive"]["rms"] is None
+    )
 
 
 def test_other_verbs_refuse_its_keys() -> None:
@@ -465,7 +467,7 @@ def test_a_void_level_is_no_result() -> None:
             for n, level in enumerate(published_ladder.levels(experiment))
         ]
     ]
-    tree = published_ladder.tree(experiment, runs, "wall", {4: "client_limited"})
+    tree = published_verdict.verdict(experiment, runs, "wall", {4: "client_limited"})
     assert (tree["valid"], tree["exit_code"]) == (False, 4)
     assert "VOID: client_limited" in summary.text(tree)
 
