@@ -127,7 +127,6 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
 
 
 def _overspent(experiment: Experiment, verb: str, given: Sequence[str]) -> str:
-    """The reason why a search's windows do not fit its budget; empty for verbs without a search."""
     return idle_words.overspent(experiment, given) if verb in ("sweep", "compare") else ""
 
 
@@ -141,7 +140,6 @@ def sized(experiment: Experiment) -> Experiment:
 
 
 def _refuse_own_lengths(words: Sequence[str]) -> None:
-    """Refuse words about request lengths that the paper's lengths would overrule."""
     own = ("workload=", "workload.input_tokens", "workload.output_tokens")
     if idle := next((word for word in words if word.startswith(own)), ""):
         raise ConfigError(

@@ -117,7 +117,7 @@ def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
         emit("recipe", text=note)
     with open_session(experiment.cluster, experiment.routing, load_cpus, engines.environment) as session:
         placement = place(experiment.cluster, experiment.layout, session.roles)
-        seen = _looked_at(experiment, engines, placement, emit)
+        seen = _preflight(experiment, engines, placement, emit)
         deployment = deploy(
             engines.build(placement),
             engines.name,
@@ -128,7 +128,7 @@ def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
             lambda line: emit("deploy", text=line),
             per_node=experiment.streams > 0,
             engines=engines.prefix,
-            warm=Warm(*_shape(experiment)),
+            warm=Warm(*_warming_requests(experiment)),
             engine=engines.described,
         )
         try:
@@ -137,7 +137,7 @@ def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
             deployment.teardown()
 
 
-def _looked_at(experiment: Experiment, engines: _Engines, placement: Placement, emit: Emit) -> dict[str, Any]:
+def _preflight(experiment: Experiment, engines: _Engines, placement: Placement, emit: Emit) -> dict[str, Any]:
     """Preflight's report on the nodes of a joined cluster, for the manifest; it warns and stops nothing."""
     if experiment.cluster.session != "address":
         return {}
@@ -195,7 +195,7 @@ def _served(
     )
 
 
-def _shape(experiment: Experiment) -> tuple[str, Callable[[int], bytes]]:
+def _warming_requests(experiment: Experiment) -> tuple[str, Callable[[int], bytes]]:
     """Path and bodies of requests of the workload's mean length, with prompts that no other run has.
 
     Their answers have few tokens, because the prompt is what warms a replica.
@@ -241,7 +241,7 @@ def _external(experiment: Experiment, emit: Emit) -> Iterator[Service]:
 def _answering(experiment: Experiment, served: Service, limit_s: float) -> Service:
     """The same service once every endpoint answers requests of the workload again. Raises TargetError."""
     key = served.key
-    warm, deadline_s = Warm(*_shape(experiment), key=key), time.monotonic() + limit_s
+    warm, deadline_s = Warm(*_warming_requests(experiment), key=key), time.monotonic() + limit_s
     try:
         Warmer(warm, deadline_s, limit_s).replicas({url: url for url in served.urls})
     except WarmError as error:

@@ -28,10 +28,10 @@ def text(
       them (default: one each).
     - `kernels`: lines about kernels of unknown speed.
     """
-    talks = experiment.workload.conversations
+    chats = experiment.workload.conversations
     lines = [
         dump(experiment).rstrip(),
-        *(prompt_preview.lines(talks) if talks else []),
+        *(prompt_preview.lines(chats) if chats else []),
         *(f"# {line}" for line in kernels),
         f"# {experiment.replicas} replica(s) on {experiment.cluster.nodes} node(s)",
     ]
@@ -48,7 +48,6 @@ def text(
 def _load(
     experiment: Experiment, load_s: float | None, guess_qps: float | None, services: int, runs: int
 ) -> list[str]:
-    """Duration and amount of the load, as far as known."""
     if load_s is None:
         count, held = experiment.closed_requests, experiment.concurrency
         return [f"# closed loop: {count} requests, {held} in flight; as long as that takes"]
@@ -63,7 +62,7 @@ def _load(
         lines.append(
             f"# of the engine's own seconds: at engine.time_scale={scale:g} at most {real_s:.0f} real ones"
         )
-    lines += _lasting(experiment)
+    lines += _long_answers(experiment)
     if parts > 1:
         each = f"{load_s / parts:.0f} s, each of a service deployed anew, with its own seed"
         lines = [f"# {parts} sweeps of {each}", *lines]
@@ -74,11 +73,10 @@ def _load(
         without = " without hits of its sessions" if experiment.workload.has_sessions else ""
         if_so = "" if experiment.rate_qps else f", if a node serves about {rate_qps:.1f} QPS{without}"
         lines.append(f"# some {planned:.0f} requests{if_so}")
-    return [*lines, *_filling(experiment, guess_qps)]
+    return [*lines, *_cache_warmup(experiment, guess_qps)]
 
 
-def _lasting(experiment: Experiment) -> list[str]:
-    """Additional time because answers last long, as far as the bounds limit it."""
+def _long_answers(experiment: Experiment) -> list[str]:
     tokens, search = experiment.workload.output_tokens.mean, longest_search(experiment)
     may = f"# answers of {tokens:g} tokens may last {experiment.answer_s:.0f} s within the bounds"
     if experiment.rate_qps or experiment.profile_qps:
@@ -90,19 +88,18 @@ def _lasting(experiment: Experiment) -> list[str]:
     ]
 
 
-def _filling(experiment: Experiment, guess_qps: float | None) -> list[str]:
-    """Additional time of cache warm-up, as far as known."""
+def _cache_warmup(experiment: Experiment, guess_qps: float | None) -> list[str]:
     if not experiment.workload.wants_hits:
         return []
-    when, climb = "before the first window", ""
+    when, ramp = "before the first window", ""
     if experiment.workload.has_sessions:
-        climb = f"{PIECE_S:.0f} s at each rate on the way there and "
+        ramp = f"{PIECE_S:.0f} s at each rate on the way there and "
     if experiment.workload.conversations:
         when = "before each window above all rates so far"
         if guess_qps:
             gap = gap_s(experiment.workload, 1.0, experiment.cluster.nodes) or 0.0
-            climb = f"{pace_s(guess_qps, gap):.0f} s for each QPS per node on the way there and "
+            ramp = f"{pace_s(guess_qps, gap):.0f} s for each QPS per node on the way there and "
     return [
-        f"# filling caches comes on top, {when}: {climb}at most about {LONGEST_S:.0f} s at its rate; "
+        f"# cache warm-up comes on top, {when}: {ramp}at most about {LONGEST_S:.0f} s at its rate; "
         "no budget is spent on it"
     ]

@@ -30,9 +30,9 @@ class IdleKey:
     home: str
 
 
+MIXED = "lengths of another kind: that of a mixture follows from its values and weights"
 IDLE_KEYS = (
-    IdleKey("target.urls", lambda asked: asked.engine.kind == "external", "engine=external"),
-    IdleKey("target.api_key_env", lambda asked: asked.engine.kind == "external", "engine=external"),
+    IdleKey("target.", lambda asked: asked.engine.kind == "external", "engine=external"),
     IdleKey("cluster.address", lambda asked: asked.cluster.session == "address", "cluster.session=address"),
     IdleKey(
         "routing.vnodes",
@@ -52,15 +52,9 @@ IDLE_KEYS = (
         lambda asked: getattr(asked.engine, "stall_every_steps", 0) > 0,
         "engine.stall_every_steps above 0",
     ),
+    IdleKey("workload.input_tokens.mean", lambda asked: asked.workload.input_tokens.kind != "mixture", MIXED),
     IdleKey(
-        "workload.input_tokens.mean",
-        lambda asked: asked.workload.input_tokens.kind != "mixture",
-        "lengths of another kind: that of a mixture follows from its values and weights",
-    ),
-    IdleKey(
-        "workload.output_tokens.mean",
-        lambda asked: asked.workload.output_tokens.kind != "mixture",
-        "lengths of another kind: that of a mixture follows from its values and weights",
+        "workload.output_tokens.mean", lambda asked: asked.workload.output_tokens.kind != "mixture", MIXED
     ),
     IdleKey(
         "workload.images.",

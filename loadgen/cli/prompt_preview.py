@@ -49,7 +49,6 @@ def example(spec: Conversations) -> list[RenderedPart]:
 
 
 def _data(words: Kind, history: list[int]) -> Mapping[str, Any]:
-    """Data for a template, with texts of so many words."""
     return {
         "system": _words(words["system"]),
         "character": {"name": "Character", "definition": _words(words["character"])},
@@ -77,7 +76,6 @@ def _left_out(pieces: list[RenderedPart]) -> int:
 
 
 def _table(pieces: list[RenderedPart]) -> list[str]:
-    """One line for each part, and one for the prompt."""
     before = _tokens(pieces)
     left = {name: sum(len(p.tokens) for p in pieces if p.name == name) for name in before}
     parts = {name: sum(piece.name == name for piece in pieces) for name in before}
@@ -90,5 +88,4 @@ def _table(pieces: list[RenderedPart]) -> list[str]:
 
 
 def _otherwise(spec: Conversations) -> Conversations:
-    """The same conversations with the other truncation."""
     return replace(spec, truncation="naive" if spec.truncation == "cache_aware" else "cache_aware")

@@ -60,7 +60,6 @@ def _checked(words: Sequence[str], arguments: argparse.Namespace) -> Experiment:
 
 
 def _print_models(trees: Sequence[Tree], arguments: argparse.Namespace) -> int:
-    """Print the tables of several models and return the highest exit code."""
     whole = published_verdict.whole(trees)
     published_verdict.write(arguments.out, trees)
     if arguments.json:

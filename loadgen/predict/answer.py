@@ -206,7 +206,7 @@ def base(experiment: Experiment) -> Tree:
 
 
 def _figures(point: OperatingPoint, machine: NodePeaks) -> Tree:
-    """Figures of a node at the point's rate; requests in flight by Little's law, which needs `steady`."""
+    """Figures of a node at the point's rate; Little's law gives the requests in flight, if `steady`."""
     rate, new = point.served_qps, point.input_tokens - point.cached_tokens
     pairs = new * (point.cached_tokens + new / 2)
     decoded = point.output_tokens * (point.input_tokens + point.output_tokens / 2)
@@ -256,7 +256,6 @@ def _known(value: float) -> float | None:
 
 
 def _basis(found: PredictedCapacity) -> Tree:
-    """Noise and simulated time behind the answer."""
     noise = found.answer.noise
     return {
         "noise_pct": None if noise is None else 100 * noise,

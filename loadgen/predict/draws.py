@@ -169,7 +169,6 @@ def _dimensions(count: int, name: str) -> Floats:
 
 
 def _straightened(columns: Floats) -> Floats:
-    """The orthonormal columns nearest to these."""
     left, _, right = np.linalg.svd(columns, full_matrices=False)
     straight: Floats = left @ right
     return straight
@@ -177,5 +176,4 @@ def _straightened(columns: Floats) -> Floats:
 
 @cache
 def _strata(count: int) -> Floats:
-    """The middles of `count` equal strata of a standard normal, ascending."""
     return np.array([NORMAL.inv_cdf((place + 0.5) / count) for place in range(count)])

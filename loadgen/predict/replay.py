@@ -214,7 +214,6 @@ def ratio(cell: Tree, first: Tree) -> dict[str, float]:
 
 
 def _differences(ours: Sequence[float], theirs: Sequence[float]) -> Floats:
-    """Differences between two cells in each draw; 0 if neither has draws."""
     one, other = (np.array(each or [0.0]) for each in (ours, theirs))
     pairs: Floats = one - other if len(one) == len(other) else np.subtract.outer(one, other).ravel()
     return pairs
@@ -295,7 +294,6 @@ def _judged(experiment: Experiment, found: Mapping[str, Tree]) -> Tree:
 
 
 def _kept(experiment: Experiment, varied: Sequence[Figures]) -> float | None:
-    """The share of draws in which both bounds are kept."""
     if not varied:
         return None
     bounds = {f"{limit}_ms.p90": getattr(experiment.slo, f"{limit}_p90_ms") for limit in LIMITS}

@@ -86,10 +86,8 @@ def _within(below: _Point, above: _Point, at: float) -> float:
 
 
 def _slope(left: _Point, right: _Point) -> float:
-    """The secant's slope, kept above zero."""
     return max((right[1] - left[1]) / (right[0] - left[0]), 1e-3)
 
 
 def _meet(below: _Point, above: _Point) -> float:
-    """The root of the line through both points."""
     return below[0] - below[1] * (above[0] - below[0]) / (above[1] - below[1])

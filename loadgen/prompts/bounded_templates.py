@@ -136,7 +136,6 @@ def _is_constant(node: nodes.Node) -> bool:
 
 @pass_context
 def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
-    """The items, as long as the rendering has steps left."""
     for item in items:
         if next(context[STEPS], None) is None:
             raise SecurityError(f"more than {MOST_STEPS} passes through its loops")

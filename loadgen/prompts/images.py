@@ -52,5 +52,4 @@ class ImageParts:
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
-    """A PNG chunk: length, kind, data and checksum."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -91,7 +91,6 @@ def _pool(tokenizer: Tokenizer, lines: Iterator[str], as_ids: bool) -> TokenPool
 
 
 def _tokens(pieces: Sequence[tuple[int, int, str]], as_ids: bool) -> list[bytes]:
-    """Tokens as they stand in a body: ids, or pieces of text escaped for JSON."""
     if as_ids:
         return [b"%d" % number for number, _, _ in pieces]
     return [json.dumps(piece)[1:-1].encode() for _, _, piece in pieces]
@@ -119,7 +118,6 @@ def _names(tokenizer: Tokenizer, as_ids: bool) -> list[bytes]:
 def _levels(
     tokenizer: Tokenizer, spec: Conversations | None, pool: TokenPool, seed: int, as_ids: bool
 ) -> tuple[PromptLevel, ...]:
-    """The levels of conversations, with the text of their template around names and contents."""
     if spec is None:
         return ()
     parts = {part.name: part for part in parts_of(spec)}

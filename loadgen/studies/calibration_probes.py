@@ -126,7 +126,6 @@ def probe(asked: Experiment, part: CalibrationProbe, workload: Workload) -> Expe
 
 
 def _workload(name: str, asked: Experiment) -> Workload:
-    """A workload of the recipe with the asked form of prompts."""
     asks = asked.workload
     return replace(load([f"workload={name}"]).workload, prompt=asks.prompt, tokenizer=asks.tokenizer)
 

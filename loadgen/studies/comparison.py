@@ -56,17 +56,10 @@ class Original:
         """The original from the folder of A, whose sweep has ended."""
         asked, rows = run.config, run.requests()
         good = [(segment, place) for segment, place, valid in played(run) if valid and not place.aborted]
-        return cls._of(asked.seed, _centre(run), asked.slo, good, lambda _: rows)
+        return cls.of_windows(asked.seed, _centre(run), asked.slo, good, lambda _: rows)
 
     @classmethod
-    def of_driver(cls, driver: Driver) -> "Original":
-        """The original from A's own driver, whose sweep has ended."""
-        plan = driver.plan
-        good = [(o.segment, o.dwell) for o in driver.windows.outcomes if _sound(o) and not o.aborted]
-        return cls._of(plan.seed, _began(driver), plan.slo, good, driver.windows.requests)
-
-    @classmethod
-    def _of(
+    def of_windows(
         cls,
         seed: int,
         centre: float,
@@ -74,6 +67,7 @@ class Original:
         good: Sequence[tuple[Segment, Window]],
         rows: Callable[[int], pa.Table],
     ) -> "Original":
+        """The original from its valid windows and their request rows by index."""
         return cls(
             seed=seed,
             centre=centre,
@@ -214,10 +208,10 @@ def next_replay(driver: Driver, original: Original) -> Segment | Stop:
     spec, start, outcomes = driver.plan.search, driver.plan.begin, driver.windows.outcomes
     if prior(spec, start, outcomes) is None:
         return next_segment(spec, start, outcomes, driver.elapsed_s())
-    used = [outcome for outcome in outcomes if outcome.segment.pair is not None and not outcome.void]
     pairs, begin = pairs_of(driver, original), apart(driver, original)
     found = paired_ratio.ratio(pairs, begin)
-    log_ratio = found.log_next if found else without_evidence(used, [one.log_ratio for one in pairs], begin)
+    log_ratios = [one.log_ratio for one in pairs]
+    log_ratio = found.log_next if found else without_evidence(_replays(outcomes), log_ratios, begin)
     return next_pair(
         fitted(spec, start, outcomes),
         list(original.templates.values()),
@@ -229,28 +223,25 @@ def next_replay(driver: Driver, original: Original) -> Segment | Stop:
 
 def pairs_of(driver: Driver, original: Original) -> list[Pair]:
     """B's replays so far, each paired with its window of A."""
-    used = [
-        outcome
-        for outcome in driver.windows.outcomes
-        if outcome.segment.pair is not None and not outcome.void
-    ]
+    used = _replays(driver.windows.outcomes)
     now_ns = driver.target.now_ns()
     return [original.pair(o.segment, o.dwell, driver.windows.requests(o.segment.index), now_ns) for o in used]
 
 
+def _replays(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.segment.pair is not None and not outcome.void]
+
+
 def apart(driver: Driver, original: Original) -> float:
     """ln of B's capacity over A's, by their ramps or predictions."""
-    return _began(driver) - original.centre
+    return ramp_centre(driver) - original.centre
 
 
-def _began(driver: Driver) -> float:
+def ramp_centre(driver: Driver) -> float:
+    """ln QPS where a driver's windows began, by its ramp or prediction."""
     belief = prior(driver.plan.search, driver.plan.begin, driver.windows.outcomes)
     assert belief is not None
     return belief.centre
-
-
-def _sound(outcome: Outcome) -> bool:
-    return outcome.segment.kind == "dwell" and not outcome.void
 
 
 def _template(segment: Segment, place: Window) -> Template:

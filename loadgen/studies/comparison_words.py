@@ -56,7 +56,6 @@ def text(a: Experiment, b: Experiment) -> str:
 
 
 def _refuse_one_sided(words: Sequence[str]) -> None:
-    """Refuse a key of one side that the study has only once."""
     for word in words:
         side, _, rest = word.partition(".")
         key = rest.partition("=")[0]

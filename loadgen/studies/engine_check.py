@@ -126,7 +126,6 @@ def _certified_qps(path: Path, ended: Tree | None) -> float:
 
 
 def _refuse(asked: Experiment, engine: SimulatedEngine) -> None:
-    """Raise ConfigError for features that one of the two engines lacks."""
     unknown = {
         "engine.max_num_queued_reqs": engine.max_num_queued_reqs is not None,
         "engine.max_num_queued_tokens": engine.max_num_queued_tokens is not None,
@@ -218,7 +217,6 @@ def _sent(rows: pa.Table) -> pa.Array:
 
 
 def _arrivals(rows: pa.Table) -> ArrivalSchedule:
-    """The rows of a run as a schedule."""
     columns = {
         name: rows[column].to_numpy().astype(np.int64)
         for name, column in (

@@ -185,7 +185,6 @@ def _ratio(figures: tuple[float, float, float], how: str, why: str = "", pairs: 
 
 
 def _ended(path: Path, names: Sequence[str]) -> dict[str, Tree]:
-    """The verdicts of the cells that have ended for good, in order."""
     known = {name: result(path / name) for name in names}
     return {name: tree for name, tree in known.items() if tree is not None}
 

@@ -158,7 +158,6 @@ def _mixed(shape: RequestShape, count: int, limit: int) -> Ints:
 
 
 def _times(it: Progressive, count: int) -> int:
-    """`count` times the profile's factor, at least one."""
     return max(1, math.ceil(it.multiplier * count))
 
 

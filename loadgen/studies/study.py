@@ -150,7 +150,6 @@ def result(path: Path) -> Tree | None:
 
 
 def _part(study: StudyPlan, name: str, done: Trees, folder: Folder, run_part: RunPart, show: Emit) -> Tree:
-    """The verdict of one part: as it stands, resumed, or measured now."""
     path = folder.path / name
     known = result(path)
     if known is not None and (known["exit_code"] in study.results or not study.anew):
@@ -174,7 +173,6 @@ def _part(study: StudyPlan, name: str, done: Trees, folder: Folder, run_part: Ru
 
 
 def _set_aside(path: Path) -> None:
-    """Keep the remains of a part under another name."""
     if (path / "manifest.json").exists():
         cuts = len(list(path.parent.glob(f"{path.name}.cut*")))
         path.rename(path.with_name(f"{path.name}.cut{cuts + 1}"))
@@ -186,7 +184,6 @@ def _tell(folder: Folder, show: Emit, text: str) -> None:
 
 
 def _tree(study: StudyPlan, folder: Folder, parts: Trees) -> Tree:
-    """study.json while parts are still to come."""
     return {
         "schema_version": summary.SCHEMA_VERSION,
         "study": study.kind,
@@ -209,7 +206,6 @@ def _tree(study: StudyPlan, folder: Folder, parts: Trees) -> Tree:
 
 
 def _ended(study: StudyPlan, folder: Folder, done: Trees, failed: Failed | None) -> Tree:
-    """study.json at the end."""
     if failed is None:
         ended = {"valid": True, "passed": True, "exit_code": summary.EXIT_OK, "reason": ""}
         return _tree(study, folder, done) | ended | study.verdict(done) | {"state": "ended"}

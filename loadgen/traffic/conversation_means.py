@@ -54,23 +54,6 @@ def means_of(spec: Conversations) -> ConversationMeans:
     return ConversationMeans(inputs, float(answer), reused / inputs)
 
 
-def fitted_limit(spec: Conversations, input_tokens: float) -> int:
-    """The prompt limit that gives this mean of input tokens, by bisection.
-
-    The truncation step keeps its proportion to the limit. Raises ValueError if no limit gives that mean.
-    """
-    low, high = 4 * spec.system_tokens + 256, 2**20
-    share = spec.truncation_step_tokens / spec.max_prompt_tokens
-    while high - low > 1:
-        middle = (low + high) // 2
-        step = max(1, round(share * middle))
-        tried = replace(spec, max_prompt_tokens=middle, truncation_step_tokens=step)
-        low, high = (middle, high) if means_of(tried).input_tokens < input_tokens else (low, middle)
-    if high == 2**20:
-        raise ValueError(f"no limit of the prompt makes {input_tokens:g} tokens in the mean")
-    return high
-
-
 def resolve(workload: Workload) -> Workload:
     """The workload with the rounded mean lengths of its conversations."""
     if workload.conversations is None:

@@ -85,7 +85,6 @@ class _Band:
         return rows[(rows["due_s"] >= start_s) & (rows["due_s"] < end_s)]
 
     def _begin(self) -> None:
-        """Draw the stationary state at time 0: sessions between two turns."""
         marks = self._marks()
         count = len(marks)
         self.before, self._alive = self._talk.in_the_middle(count, self._generator(0))
@@ -130,7 +129,6 @@ class _Band:
         return rows
 
     def _numbers(self, first: int, count: int) -> Ints:
-        """Session numbers that no other band uses."""
         return np.arange(first, first + count, dtype=np.int64) * BANDS + self._number
 
     def _generator(self, place: int) -> np.random.Generator:

@@ -58,7 +58,12 @@ def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:
     targets = VirtualTarget(service(asked, 2 * seed)), VirtualTarget(faster)
     a, b = (Driver(target, plan, lambda _, /, **__: None) for target in targets)
     sweep(a)
-    original = comparison.Original.of_driver(a)
+    outcomes = [
+        it for it in a.windows.outcomes if it.segment.kind == "dwell" and not it.void and not it.aborted
+    ]
+    good = [(it.segment, it.dwell) for it in valid if it.segment.kind == "dwell"]
+    centre = comparison.ramp_centre(a)
+    original = comparison.Original.of_windows(plan.seed, centre, plan.slo, good, a.windows.requests)
     found = sweep(b, lambda driver: comparison.next_replay(driver, original))
     pairs = comparison.pairs_of(b, original)
     ratio = paired_ratio.ratio([pair for pair in pairs if pair.whole], comparison.apart(b, original))

@@ -170,7 +170,7 @@ def test_a_dry_run_shows_a_prompt_and_what_both_truncations_leave(capsys: pytest
     assert main(["sweep", "--dry-run", "workload=character"]) == 0
     out = capsys.readouterr().out
     assert "history      3012 tokens of 15300, in 180 messages" in out
-    assert "filling caches comes on top, before each window above all rates so far: 30 s for each QPS" in out
+    assert "cache warm-up comes on top, before each window above all rates so far: 30 s for each QPS" in out
     assert "95.7% begin an earlier one (truncation=cache_aware), 38.4% would with truncation=naive" in out
     assert main(["sweep", "--dry-run", "workload=character", "workload.conversations.truncation=naive"]) == 0
     assert "38.4% begin an earlier one (truncation=naive)" in capsys.readouterr().out

@@ -14,7 +14,7 @@ from conf import ConfigError, load
 from conf.specs.conversation import Conversations
 from loadgen.fleet.rows import plan_table, planned
 from loadgen.studies import comparison_words, matrix_cells
-from loadgen.traffic.conversation_means import fitted_limit, means_of, resolve
+from loadgen.traffic.conversation_means import means_of, resolve
 from loadgen.traffic.population import SessionPopulation
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from loadgen.traffic.sessions import TURN, Rows
@@ -62,6 +62,18 @@ def hit_share(truncation: str) -> float:
     hits, asked = reused(turns, SPEC.system_tokens)
     settled = turns["due_s"] > 1500
     return float(hits[settled].sum() / asked[settled].sum())
+
+
+def fitted_limit(spec: Conversations, input_tokens: float) -> int:
+    """The prompt limit that gives this mean of input tokens, by bisection; the step keeps its share of it."""
+    low, high = 4 * spec.system_tokens + 256, 2**20
+    share = spec.truncation_step_tokens / spec.max_prompt_tokens
+    while high - low > 1:
+        middle = (low + high) // 2
+        step = max(1, round(share * middle))
+        tried = replace(spec, max_prompt_tokens=middle, truncation_step_tokens=step)
+        low, high = (middle, high) if means_of(tried).input_tokens < input_tokens else (low, middle)
+    return high
 
 
 def said(
