@@ -69,7 +69,7 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
 def refuse_idle_flags(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for a flag without effect."""
     if arguments.require and arguments.verb != "probe":
-        own = {"resume": "goes on with what was asked", "progressive": "has levels of its own"}
+        own = {"resume": "continues with its own configuration", "progressive": "has levels of its own"}
         finds = own.get(arguments.verb, "finds the rate itself")
         raise ConfigError(f"--require belongs to probe; {arguments.verb} {finds}")
     for flag in ("sensitivity", "out", "requests"):
@@ -160,7 +160,7 @@ def _refuse_idle_words(experiment: Experiment, verb: str) -> None:
         _refuse_replay(experiment, verb)
     if verb in ("probe", "recipe") and experiment.search.expected_qps:
         raise ConfigError(
-            "search.expected_qps belongs to a search; probe offers the load it is told: "
+            "search.expected_qps belongs to a search; probe offers the given load: "
             "leave it out, or add search.expected_qps=null where a file has it"
         )
     if verb != "progressive" and experiment.progressive != Progressive():
@@ -185,7 +185,7 @@ def _refuse_replay(experiment: Experiment, verb: str) -> None:
     """Refuse, for a verb that measures, words that only a predicted replay of requests supports."""
     if experiment.workload.arrivals.kind == "vllm_bench":
         raise ConfigError(
-            "workload.arrivals.kind=vllm_bench is so many requests, which predict replays; "
+            "workload.arrivals.kind=vllm_bench sends a number of requests, which predict replays; "
             f"{verb} takes kind=poisson, or kind=gamma with its burstiness"
         )
     if experiment.requests is not None and experiment.concurrency is None:
@@ -196,5 +196,5 @@ def _refuse_replay(experiment: Experiment, verb: str) -> None:
     if experiment.concurrency is not None and experiment.closed_requests <= experiment.concurrency:
         raise ConfigError(
             f"requests={experiment.requests} must be above concurrency={experiment.concurrency}: the first "
-            "ones only fill it (predict replays such a burst)"
+            "requests only fill it (predict replays such a burst)"
         )

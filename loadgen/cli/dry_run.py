@@ -60,7 +60,7 @@ def _load(
     if experiment.time_scale != 1:
         real_s, scale = longest_s / experiment.time_scale, experiment.time_scale
         lines.append(
-            f"# of the engine's own seconds: at engine.time_scale={scale:g} at most {real_s:.0f} real ones"
+            f"# these are the engine's seconds; at engine.time_scale={scale:g} at most {real_s:.0f} real ones"
         )
     lines += _long_answers(experiment)
     if parts > 1:
@@ -72,7 +72,7 @@ def _load(
         planned = rate_qps * experiment.cluster.nodes * load_s
         without = " without hits of its sessions" if experiment.workload.has_sessions else ""
         if_so = "" if experiment.rate_qps else f", if a node serves about {rate_qps:.1f} QPS{without}"
-        lines.append(f"# some {planned:.0f} requests{if_so}")
+        lines.append(f"# about {planned:.0f} requests{if_so}")
     return [*lines, *_cache_warmup(experiment, guess_qps)]
 
 
@@ -83,9 +83,7 @@ def _long_answers(experiment: Experiment) -> list[str]:
         return [f"{may}: up to {FILL_E2E * experiment.answer_s:.0f} s of load first fill the service"]
     if experiment.workload.arrivals.kind == "trace" or search.window_s == experiment.search.window_s:
         return []
-    return [
-        f"{may}: windows of {search.window_s:.0f} s, and a budget of {search.budget_s:.0f} s to hold enough"
-    ]
+    return [f"{may}: windows of {search.window_s:.0f} s, and a budget of {search.budget_s:.0f} s for them"]
 
 
 def _cache_warmup(experiment: Experiment, guess_qps: float | None) -> list[str]:

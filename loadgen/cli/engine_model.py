@@ -59,7 +59,7 @@ def replayed(experiment: Experiment, arrivals: ArrivalSchedule, seed: int = 0) -
         )
     except fast_engine.Unfit as why:
         raise ConfigError(
-            f"concurrency={held}: predict plays no closed loop of this engine ({why}); use rate_qps=..."
+            f"concurrency={held}: predict cannot play a closed loop on this engine ({why}); use rate_qps=..."
         ) from why
     return replay.Replayed(times.sent_s, times.first_token_s, times.last_token_s, gap_s, times.replica)
 

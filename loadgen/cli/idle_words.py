@@ -14,7 +14,7 @@ NOT_OF = {
     "probe": (SEARCHED, "a search; a probe lasts duration_s=..."),
     "progressive": (SEARCHED, "a search; progressive has levels of its own"),
     "predict": (VIRTUAL, "what is measured; predict sends nothing"),
-    "replay": (("search.", *VIRTUAL), "a search or a fleet; a replay is of so many requests"),
+    "replay": (("search.", *VIRTUAL), "a search or a fleet; a replay sends a number of requests"),
 }
 """Verb -> prefixes of keys that it ignores, and what they belong to; `replay` is one kind of predict."""
 

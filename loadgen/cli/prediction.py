@@ -39,13 +39,13 @@ def checked(words: Sequence[str], config: Path | None, sensitivity: bool = False
     rate_qps, highest_qps = experiment.rate_qps, experiment.search.highest_qps
     if (rate_qps or experiment.concurrency) and sensitivity:
         asked = "rate_qps" if rate_qps else "concurrency"
-        raise ConfigError(f"--sensitivity is that of the capacity; leave {asked}=... out")
+        raise ConfigError(f"--sensitivity explains a capacity; leave {asked}=... out")
     engine = experiment.engine
     assert isinstance(engine, SimulatedEngine)
     if engine.max_num_queued_reqs is not None or engine.max_num_queued_tokens is not None:
         raise ConfigError(
-            "predict knows no refusals: leave engine.max_num_queued_reqs and engine.max_num_queued_tokens "
-            "out, or measure with sweep or probe"
+            "predict does not model refused requests: leave engine.max_num_queued_reqs and "
+            "engine.max_num_queued_tokens out, or measure with sweep or probe"
         )
     replay.refuse(experiment)
     if experiment.concurrency:

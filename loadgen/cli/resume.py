@@ -65,7 +65,7 @@ def left(path: Path, asked: Callable[[Path], Experiment]) -> str:
     if studies.is_study(path):
         names = _study(path, asked(path / "config.yaml")).names
         ended = [name for name in names if study.result(path / name) is not None]
-        left = ", ".join(name for name in names if name not in ended) or "only what they say together"
+        left = ", ".join(name for name in names if name not in ended) or "only the verdict"
         return f"# {len(ended)} of {len(names)} parts have ended; left: {left}"
     run = _cut_short(path)
     before, search = measure.continued(run), asked(path / "config.yaml").search

@@ -30,7 +30,7 @@ def progressive(experiment: Experiment, say: Callable[[str], None] = quiet) -> T
             runs.append(_run(one, quiet if number else say))
         except fast_engine.Unfit as why:
             raise ConfigError(
-                f"progressive on the virtual clock does not play this engine ({why}); use "
+                f"progressive on the virtual clock cannot play this engine ({why}); use "
                 "progressive.clock=wall"
             ) from why
     return published_verdict.verdict(experiment, runs, "virtual")

@@ -44,8 +44,7 @@ def are_replays(found: Sequence[Experiment | str]) -> bool:
     kinds = {one.is_replay for one in found if isinstance(one, Experiment)}
     if len(kinds) > 1:
         raise ConfigError(
-            "some cells are replays of so many requests and some are steady states; ask for each in a grid "
-            "of its own"
+            "some cells are replays of a number of requests and some are steady states; use one grid for each"
         )
     return kinds == {True}
 

@@ -67,12 +67,13 @@ def refuse(experiment: Experiment) -> None:
     if not experiment.is_replay:
         if kind == "vllm_bench":
             raise ConfigError(
-                "workload.arrivals.kind=vllm_bench is so many requests at a rate; add rate_qps=... requests=N"
+                "workload.arrivals.kind=vllm_bench sends a number of requests at a rate; add "
+                "rate_qps=... requests=N"
             )
         return
     if workload.has_sessions:
         raise ConfigError(
-            "a replay begins with an empty service, which no session has met; leave workload.sessions and "
+            "a replay begins with an empty service, which has no sessions yet; leave workload.sessions and "
             "workload.conversations out, or requests=... and concurrency=..."
         )
     if experiment.streams > 1:

@@ -78,7 +78,7 @@ def unlike(a: Experiment, b: Experiment) -> str:
 def _refuse_unlike(a: Experiment, b: Experiment) -> None:
     apart = unlike(a, b)
     if apart in SHARED:
-        why = f"compare gives B what A was given, but {apart} differs"
+        why = f"compare sends B the requests of A, but {apart} differs"
         raise ConfigError(f"{why}; give {apart}=... for both")
     if apart == CHATS:
         raise ConfigError(

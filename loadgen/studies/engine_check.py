@@ -67,7 +67,7 @@ class EngineReplay:
         engine = asked.engine
         if not isinstance(engine, SimulatedEngine):
             raise ConfigError(
-                f"{path} is a run of engine={engine.kind}; verify holds the simulated engine to vLLM"
+                f"{path} is a run of engine={engine.kind}; verify compares the simulated engine with vLLM"
             )
         _refuse(asked, engine)
         named = any(word.startswith("run=") for word in words)
@@ -117,9 +117,7 @@ def emulated_engine(asked: Experiment, vllm_version: str) -> EmulatedEngine:
 def _certified_qps(path: Path, ended: Tree | None) -> float:
     capacity = (ended or {}).get("capacity")
     if ended is None or not capacity:
-        raise ConfigError(
-            f"{path} is no sweep that found a capacity; verify replays the certified rate of one"
-        )
+        raise ConfigError(f"{path} has no capacity; verify replays the certified rate of a sweep")
     if not ended["valid"]:
         raise ConfigError(f"{path} is void ({ended['reason']}): it certifies no rate; measure again")
     return float(capacity["qps_per_node"]["certified"])

@@ -53,17 +53,17 @@ class SharedService:
         try:
             self._stack.close()
         except TargetError as error:
-            self._tell("teardown", text=f"the service before did not go down as it should: {error}")
+            self._tell("teardown", text=f"the previous service did not go down cleanly: {error}")
 
     def _lent(self, experiment: Experiment) -> Service:
         if self._failed and same_service(self._failed[0], experiment):
-            raise TargetError(f"not tried again: {self._failed[1]}")
+            raise TargetError(f"not deployed again: {self._failed[1]}")
         if self._up and same_service(self._up[0], experiment):
             fault = self._up[1].fault()
             if fault is None:
-                self._tell("deployed", text="the service of the run before is up and stays")
+                self._tell("deployed", text="the service of the previous run is up and serves this one too")
                 return self._lend(experiment, self._up[1])
-            self._tell("deploying", text=f"the service of the run before is deployed anew: {fault}")
+            self._tell("deploying", text=f"the service of the previous run is deployed again: {fault}")
         self.close()
         try:
             service = self._stack.enter_context(self._deploy(self._roomy(experiment), self._tell))

@@ -58,9 +58,7 @@ def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:
     targets = VirtualTarget(service(asked, 2 * seed)), VirtualTarget(faster)
     a, b = (Driver(target, plan, lambda _, /, **__: None) for target in targets)
     sweep(a)
-    outcomes = [
-        it for it in a.windows.outcomes if it.segment.kind == "dwell" and not it.void and not it.aborted
-    ]
+    valid = (it for it in a.windows.outcomes if not it.void and not it.aborted)
     good = [(it.segment, it.dwell) for it in valid if it.segment.kind == "dwell"]
     centre = comparison.ramp_centre(a)
     original = comparison.Original.of_windows(plan.seed, centre, plan.slo, good, a.windows.requests)

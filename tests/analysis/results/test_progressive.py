@@ -377,7 +377,7 @@ def test_the_virtual_clock_is_one_simulated_replica(words: list[str], why: str) 
 @pytest.mark.parametrize("word", ["engine.max_num_queued_reqs=5", "engine.num_gpu_blocks=1200"])
 def test_an_engine_that_the_fast_model_does_not_play_is_refused_in_a_line(word: str) -> None:
     asked = ready("progressive.runs=1", word)
-    with pytest.raises(ConfigError, match="does not play this engine .*; use progressive.clock=wall"):
+    with pytest.raises(ConfigError, match="cannot play this engine .*; use progressive.clock=wall"):
         virtual_ladder.progressive(asked)
     assert virtual_ladder.level_seconds(asked) is None
 

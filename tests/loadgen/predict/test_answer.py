@@ -269,7 +269,7 @@ def test_flags_of_predict_are_refused_elsewhere(verb: str, words: list[str], sai
         (["--out", "{folder}/file"], "exists; choose another --out"),
         (["--out", "{folder}/none/file"], "cannot write to"),
         (["--out", "{folder}/x.xlsx"], "cannot be written as such; give it a name in .parquet or .csv or"),
-        (["engine.max_num_queued_reqs=9"], "predict knows no refusals"),
+        (["engine.max_num_queued_reqs=9"], "predict does not model refused requests"),
         (["engine.step_noise_cv=.inf"], "engine.step_noise_cv must be finite"),
         (["engine.drift_memory_s=.inf"], "must be finite"),
     ],
