@@ -48,9 +48,7 @@ def all_kernels(experiments: Iterable[Experiment]) -> list[str]:
 
 
 def refuse_misfit(experiment: Experiment) -> None:
-    """Raise ConfigError for weights that do not fit, unknown hardware figures, long prompts, or a bad
-    tokenizer.
-    """
+    """Raise ConfigError for weights, prompts or hardware that do not fit, and for a bad tokenizer."""
     spec = experiment.engine
     text_pool.refuse(experiment.workload, experiment.model.vocab)
     if isinstance(spec, VllmEngine):

@@ -21,9 +21,7 @@ NOT_OF = {
 
 @dataclass(frozen=True, slots=True)
 class IdleKey:
-    """Keys that begin with `key` have no effect unless `honoured`; `home` is the choice that gives them
-    one.
-    """
+    """Keys that begin with `key` have no effect unless `honoured`; the choice `home` gives them one."""
 
     key: str
     honoured: Callable[[Experiment], bool]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from analysis.capacity.posterior import LIMITS
 from conf.specs.experiment import Experiment
 from loadgen.predict.operating_point import Effort, OperatingPoint, RateSimulator, Simulate
-from loadgen.predict.root_finding import Root, find_root
+from loadgen.predict.root_finding import RateRoot, find_root
 
 MANY_NODES = 8
 """Nodes on which uncertainty is sampled: a larger pooled service gains little by pooling (our choice)."""
@@ -39,7 +39,7 @@ LEAST_SLOPE = 0.01
 class Solution:
     """The rate at which a simulator just keeps its bounds, and the operating point nearest to it."""
 
-    root: Root
+    root: RateRoot
     point: OperatingPoint
 
     @property

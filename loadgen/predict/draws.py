@@ -28,8 +28,7 @@ NORMAL = NormalDist()
 MODEL, HARDWARE = "model.step_time.", "hardware.efficiency."
 DEPLOYMENT_SCALE, LAYOUT_SCALE = f"{MODEL}deployment_scale", f"{MODEL}layout_scale"
 LAYOUTS = tuple(f"TP{gpus}{experts}" for gpus in (1, 2, 4, 8) for experts in ("", f"/EP{gpus}"))
-"""Layouts whose draws are orthogonal to each other; those of others are independent of them only by
-chance."""
+"""Layouts whose draws are orthogonal to each other; those of other layouts are merely independent."""
 LEAST_ORTHOGONAL, MOST_ORTHOGONAL = 40, 200
 """Numbers of draws that are made orthogonal. Fewer have too few dimensions for the constants of a model and
 its hardware; more need no help against chance, which correlates 2000 by .02."""

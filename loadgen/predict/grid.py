@@ -16,7 +16,7 @@ from conf.matrix import Matrix
 from loadgen.predict import replay
 from loadgen.predict.capacity import quiet
 from loadgen.predict.draws import drawn
-from loadgen.predict.uncertainty import MANY_DRAWS, ParallelMap, drawn_quantile, smoothed
+from loadgen.predict.uncertainty import MANY_DRAWS, ParallelMap, interval_end, smoothed
 
 Predict = Callable[[Experiment], Tree]
 Answer = tuple[Tree, Experiment]
@@ -25,9 +25,7 @@ ENDS = ("below", "above")
 
 
 def experiments(asked: Callable[[list[str]], Experiment], grid: Matrix) -> list[Experiment | str]:
-    """The experiment of every cell, or the reason why it is refused. Raises ConfigError if all are
-    refused.
-    """
+    """The experiment of every cell, or the reason for its refusal. Raises ConfigError if all are refused."""
     found: list[Experiment | str] = []
     for cell in grid.cells():
         try:
@@ -88,10 +86,7 @@ def ratio(second: Answer, first: Answer) -> dict[str, float]:
     value = math.log(q / base)
     noise = math.hypot(*((one["forecast"]["noise_pct"] or 0.0) / 100 for one in (cell, of)))
     moved = _moved(second, first)
-    low, high = (
-        side * math.hypot(max(0.0, side * drawn_quantile(moved, share)), noise)
-        for side, share in ((-1, 0.025), (1, 0.975))
-    )
+    low, high = (interval_end(moved, share, noise) for share in (0.025, 0.975))
     return {"value": math.exp(value), "low": math.exp(value + low), "high": math.exp(value + high)}
 
 

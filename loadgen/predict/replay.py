@@ -22,7 +22,7 @@ from conf import ConfigError, Experiment
 from conf.constants import replaced
 from loadgen.predict.answer import base
 from loadgen.predict.draws import drawn
-from loadgen.predict.uncertainty import DRAWS, ParallelMap, drawn_quantile
+from loadgen.predict.uncertainty import DRAWS, ParallelMap, interval_end
 from loadgen.traffic.schedule import ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from loadgen.traffic.vllm_bench_arrivals import MOST_SEED
@@ -232,9 +232,7 @@ def _figure(name: str, values: Figures, varied: Sequence[Figures], others: Seque
 def _ends(
     name: str, values: Figures, varied: Sequence[Figures], others: Sequence[Figures]
 ) -> tuple[float | None, float | None]:
-    """The 95 % interval of one figure in ln: from the constants' draws, and from one more seed (Student's
-    t).
-    """
+    """The 95 % interval of one figure: from the constants' draws, and from one more seed (Student's t)."""
     value = values[name]
     if not value:
         return value, value
@@ -257,8 +255,7 @@ def _away(moved: Floats, chance: Floats) -> tuple[float, float]:
         STUDENT_T * float(chance.std(ddof=1)) * math.sqrt(1 + 1 / len(chance)) if len(chance) > 1 else 0.0
     )
     low, high = (
-        side
-        * math.hypot(max(0.0, side * drawn_quantile(moved.tolist(), share)), max(0.0, side * centre + around))
+        interval_end(moved.tolist(), share, max(0.0, side * centre + around))
         for side, share in ((-1, 0.025), (1, 0.975))
     )
     return low, high

@@ -19,7 +19,7 @@ _Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Root:
+class RateRoot:
     """The root's rate and the slope there, by ln rate.
 
     `side` is +1 or -1 if the root lies beyond an end of the search; `rate_qps` is then that end.
@@ -35,7 +35,7 @@ Excess = Callable[[float], float]
 
 def find_root(
     excess: Excess, start_qps: float, ends_qps: tuple[float, float], slope: float, tolerance: float
-) -> Root:
+) -> RateRoot:
     """The rate at which `excess` (at most 0 while the bounds are kept) turns positive, to `tolerance` in ln
     rate.
 
@@ -51,21 +51,21 @@ def find_root(
         insort(points, (at, value))
         slope = _flattest(points, at, slope)
         if abs(value) <= tolerance * slope:
-            return Root(math.exp(at - value / slope), slope)
+            return RateRoot(math.exp(at - value / slope), slope)
         below = max((point for point in points if point[1] <= 0), default=None)
         above = min((point for point in points if point[1] > 0), default=None)
         if below and above:
             widths.append(above[0] - below[0])
             if widths[-1] <= tolerance:
-                return Root(math.exp(_meet(below, above)), _slope(below, above))
+                return RateRoot(math.exp(_meet(below, above)), _slope(below, above))
             slow = len(widths) > 2 and widths[-1] > widths[-3] / 2
             at = (below[0] + above[0]) / 2 if slow else _within(below, above, at - value / slope)
         elif at in (lowest, highest) and (at == lowest) == (value > 0):
-            return Root(math.exp(at), slope, side=-1 if value > 0 else 1)
+            return RateRoot(math.exp(at), slope, side=-1 if value > 0 else 1)
         else:
             step = min(max(BEYOND * abs(value) / slope, LEAST_STEP), STEEPEST_STEP)
             at = min(max(at - math.copysign(step, value), lowest), highest)
-    return Root(math.exp(at), slope)
+    return RateRoot(math.exp(at), slope)
 
 
 def _flattest(points: list[_Point], at: float, guess: float) -> float:
@@ -76,7 +76,7 @@ def _flattest(points: list[_Point], at: float, guess: float) -> float:
 
 
 def _within(below: _Point, above: _Point, at: float) -> float:
-    """`at`, or if that lies outside the bracket the root of the line through its ends; never close to an
+    """`at` if it lies inside the bracket, else the root of the line through its ends; never close to an
     end.
     """
     if not below[0] < at < above[0]:

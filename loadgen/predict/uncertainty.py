@@ -16,7 +16,7 @@ from conf.constants import replaced
 from loadgen.predict.capacity import PredictedCapacity, solve
 from loadgen.predict.draws import NORMAL, drawn
 from loadgen.predict.operating_point import RateSimulator
-from loadgen.predict.root_finding import Root
+from loadgen.predict.root_finding import RateRoot
 
 ParallelMap = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 """`map`, or that of a pool of processes."""
@@ -54,8 +54,7 @@ class Uncertainty:
         beyond = self.open_above if side > 0 else self.open_below
         if beyond and beyond >= min(share, 1 - share) * len(self.ln_ratios):
             return None
-        away = max(0.0, side * drawn_quantile(self.smoothed, share))
-        return side * math.hypot(away, noise / Z95 * NORMAL.inv_cdf(max(share, 1 - share)))
+        return interval_end(self.smoothed, share, noise / Z95 * NORMAL.inv_cdf(max(share, 1 - share)))
 
 
 def uncertainty(found: PredictedCapacity, draws: int = DRAWS, parallel_map: ParallelMap = map) -> Uncertainty:
@@ -98,7 +97,13 @@ def drawn_quantile(ln_ratios: Sequence[float], share: float) -> float:
     return float(np.quantile(np.array(ln_ratios), share, method="hazen")) if len(ln_ratios) else 0.0
 
 
-def varied(simulator: RateSimulator, base: Root, values: Mapping[str, float]) -> tuple[float, Limit, int]:
+def interval_end(moved: Sequence[float], share: float, noise: float) -> float:
+    """ln distance to the quantile `share` of draws that have `moved` the answer, with independent noise."""
+    side = 1 if share > 0.5 else -1
+    return side * math.hypot(max(0.0, side * drawn_quantile(moved, share)), noise)
+
+
+def varied(simulator: RateSimulator, base: RateRoot, values: Mapping[str, float]) -> tuple[float, Limit, int]:
     """ln QPS under other constants, the limit that binds, and the side of an open end."""
     changed = solve(
         simulator.varied(replaced(simulator.experiment, values)), base.rate_qps, base.slope, ROUGH

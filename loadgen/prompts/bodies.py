@@ -147,9 +147,7 @@ class Prompts:
 
 
 def _beginnings(levels: Sequence[PromptLevel], head: bytes, chat: bool) -> list[bytes]:
-    """JSON before each level of a conversation: the head before the first, and a new message if a chat
-    changes role.
-    """
+    """JSON before each level of a conversation: the head, or a new message if a chat changes role."""
     if not chat or not levels:
         return [head, *(b"" for _ in levels[1:])]
     roles = [level.role.encode() for level in levels]

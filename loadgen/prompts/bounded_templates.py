@@ -76,9 +76,7 @@ class BoundedTemplate:
 
 
 class _Language(ImmutableSandboxedEnvironment):
-    """A sandbox without files and without methods that pad or repeat; sums and products of texts have a
-    limit.
-    """
+    """A sandbox without files and without methods that pad or repeat; sums of texts have a limit."""
 
     intercepted_binops = frozenset(("+", "*", "%"))
 
@@ -155,9 +153,7 @@ def _replaced(text: str, old: str, new: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value that may be printed; a nested list is refused, since its text may exceed its memory many
-    times.
-    """
+    """A value that may be printed; a nested list is refused, since its text may far exceed its memory."""
     if value is None or isinstance(value, str | int | float | Undefined):
         return value
     raise SecurityError(f"a {type(value).__name__} is no text; loop over it")

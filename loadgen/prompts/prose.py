@@ -69,8 +69,7 @@ CHOICES = {name: words.split("|" if "|" in words else None) for name, words in W
 DRAWN = 4096
 """Random numbers per draw."""
 LETTERS_PER_TOKEN = 4.5
-"""Letters per English token with the tokenizers of today's models; only the length of dialogue lines uses
-it."""
+"""Letters per English token with today's tokenizers; only the length of dialogue lines uses it."""
 
 
 def sentences(seed: int) -> Iterator[str]:
@@ -87,7 +86,7 @@ def sentences(seed: int) -> Iterator[str]:
 
 
 def talk(seed: int, mean_tokens: tuple[int, int], line: Callable[[str, str], str]) -> Iterator[str]:
-    """Endless lines of a user and a character in turn, of about so many tokens; `line` joins author and
+    """Endless lines of a user and a character in turn, about `mean_tokens` long; `line` formats author and
     text.
     """
     text = sentences(seed)

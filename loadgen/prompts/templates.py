@@ -66,9 +66,7 @@ class PromptTemplate:
                 raise _refusal(part, error) from error
 
     def render(self, data: Mapping[str, Any]) -> list[RenderedPart]:
-        """All parts, filled; a part with `each` once for every item. Raises ConfigError if data is
-        missing.
-        """
+        """All parts, filled; one with `each` once for every item. Raises ConfigError if data is missing."""
         pieces = []
         for part, content in self._parts:
             try:

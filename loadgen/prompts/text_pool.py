@@ -24,8 +24,7 @@ AT_ONCE = 500
 """Sentences or lines per encoding call."""
 SALT_BITS = 62
 LEAST_WORDS = 2**9
-"""Eight of this many words spell the 40 bits of a number and 32 bits of the salt; more words spell more of
-it."""
+"""Eight of this many words spell the 40 bits of a number and 32 bits of the salt; more spell more of it."""
 LEAST_LETTERS = 2**5
 """Eight of this many letters still spell all numbers of a run."""
 PLAIN = ("system", "character", "persona")
@@ -55,8 +54,8 @@ def refuse(workload: Workload, vocab: int) -> None:
     """Raise ConfigError for a workload that `source` would refuse."""
     if workload.tokenizer:
         _try(workload.tokenizer, workload.prompt == "token_ids", vocab)
-    if workload.tokenizer and (talks := workload.conversations):
-        parts = {part.name: part for part in parts_of(talks)}
+    if workload.tokenizer and (chats := workload.conversations):
+        parts = {part.name: part for part in parts_of(chats)}
         for name in PLAIN:
             _around(parts[name])
         _line(parts["history"])("", "")

@@ -44,9 +44,7 @@ class TokenPool:
 
 @dataclass(frozen=True, slots=True)
 class PromptLevel:
-    """Writes one level of a prompt: its name, `head`, text to fill the level, `tail`. `role` says it in a
-    chat.
-    """
+    """Writes one level of a prompt: its name, `head`, text, `tail`. In a chat `role` says it."""
 
     pool: TokenPool
     role: str = "user"

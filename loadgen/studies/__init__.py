@@ -1,3 +1,1 @@
-"""Several runs that answer one question: comparison, grid, repeats, calibration probes, the published
-benchmark.
-"""
+"""Several runs that answer one question: comparison, grid, repeats, calibration, the published benchmark."""

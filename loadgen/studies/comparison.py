@@ -41,9 +41,7 @@ ENDED_NS = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """The run that B replays: the seed of A's arrivals, the ln QPS where its windows began, and its valid
-    windows.
-    """
+    """The run that B replays: A's seed, the ln QPS where its windows began, and its valid windows."""
 
     seed: int
     centre: float
@@ -161,8 +159,8 @@ class PairedReplays:
 
 
 def verdict(parts: Trees, path: Path, differs: Tree) -> Tree:
-    """The comparison's fields of study.json: the ratio, from the rows of both folders; too few pairs are an
-    open end.
+    """The comparison's fields of study.json: the ratio from both folders' rows; too few pairs are an open
+    end.
     """
     original = Original.of(load_run(path / "a"))
     pairs = PairedReplays.of(original, load_run(path / "b"))

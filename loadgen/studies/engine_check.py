@@ -19,7 +19,7 @@ from analysis.results.summary import Tree
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine
-from loadgen.drive import fixed_rate as holding
+from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.predict.operating_point import Simulate
 from loadgen.run import measure, verdicts
@@ -149,7 +149,7 @@ def run(replay: EngineReplay, site: Site, show: Emit, simulate: Simulate) -> Tre
     folder = measure.create(RunFolder, replay.emulated)
 
     def act(experiment: Experiment, driver: Driver) -> Conclude:
-        holding.asked(driver, experiment)
+        fixed_rate.asked(driver, experiment)
         return lambda: verdict(replay, driver, simulate)
 
     return measure.measure(replay.emulated, VERB, folder, act, site, show)

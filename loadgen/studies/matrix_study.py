@@ -110,9 +110,7 @@ def reference(parts: Trees) -> str | None:
 
 
 def next_step(own_seed: int, driver: Driver, original: Original) -> Segment | Stop:
-    """The original's windows, then more windows while budget is left, as in any search, with its confirmation
-    run.
-    """
+    """The original's windows, then more windows and the confirmation run, as in any search."""
     driver.plan = replace(driver.plan, seed=original.seed)
     step = next_replay(driver, original)
     if not isinstance(step, Stop) or step.kind != "budget":

@@ -182,9 +182,7 @@ def workload(experiment: Experiment) -> Workload:
 
 
 def ready(experiment: Experiment) -> Experiment:
-    """The experiment with the workload of its levels. Raises ConfigError for settings that no level
-    honours.
-    """
+    """The experiment with the workload of its levels. Raises ConfigError for settings without effect."""
     it, asked = experiment.progressive, experiment.workload
     if it.lengths == "workload" and {asked.input_tokens.kind, asked.output_tokens.kind} != {"fixed"}:
         raise ConfigError("progressive.lengths=workload needs fixed lengths; choose another workload")

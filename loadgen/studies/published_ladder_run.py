@@ -20,8 +20,7 @@ from loadgen.studies.study import StudyPlan, Trees, seed_of
 
 KIND = "progressive"
 ENDS = (summary.EXIT_OK, summary.EXIT_SLO_MISSED, summary.EXIT_VOID)
-"""Exit codes of a run after which the next one begins: its figures stand, with their statuses and
-cautions."""
+"""Exit codes of a run after which the next one begins: its figures stand, with their cautions."""
 
 
 def of(asked: Experiment) -> StudyPlan:

@@ -157,9 +157,7 @@ def outputs(shape: RequestShape, row: PublishedRow, count: int | None = None) ->
 
 
 def asked(words: Sequence[str], config: Path | None) -> list[list[str]]:
-    """The words of each model to run: the given ones if they choose a model, else those of all the paper's
-    models.
-    """
+    """The words of each model to run: the given ones if they choose a model, else all the paper's models."""
     if config or any(word.startswith(("model=", "model.")) for word in words):
         return [list(words)]
     given = {word.partition("=")[0] for word in words}

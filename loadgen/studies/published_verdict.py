@@ -108,9 +108,7 @@ def verdict(
 
 
 def _caution(experiment: Experiment) -> str:
-    """The reason why no published rows stand beside a model, or why its constants do not hold for unique
-    prompts.
-    """
+    """The reason why no published rows stand beside a model, or why its constants need one prompt."""
     own = model_of(experiment)
     if own and experiment.progressive.lengths == "workload":
         return "the lengths are the workload's, not the paper's; nothing stands beside these"

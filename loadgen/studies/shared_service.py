@@ -73,9 +73,7 @@ class SharedService:
         return self._lend(experiment, service)
 
     def _roomy(self, experiment: Experiment) -> Experiment:
-        """The experiment with the largest fleet and the longest requests of all runs that share its
-        service.
-        """
+        """The experiment with the largest fleet and the longest requests of all that share its service."""
         sharing = [one for one in self._runs if same_service(one, experiment)]
         fleets, workloads = [one.fleet for one in sharing], [one.workload for one in sharing]
         return replace(

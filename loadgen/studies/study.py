@@ -63,9 +63,7 @@ class StudyPlan:
 
 
 def of(asked: Experiment) -> StudyPlan:
-    """The study of a search with several deployments or repeats; repeats of several deployments pool each
-    first.
-    """
+    """The study of a search with several deployments or repeats; a repeat pools its deployments first."""
     kind = "repeats" if asked.search.repeats > 1 else "deployments"
     count = getattr(asked.search, kind)
     together = studies.mean_of_repeats if kind == "repeats" else studies.pooled_deployments

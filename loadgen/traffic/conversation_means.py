@@ -65,9 +65,7 @@ def resolve(workload: Workload) -> Workload:
 
 
 def _prompts(spec: Conversations) -> Floats:
-    """Tokens of system prompt and character, at quantiles of the character length, clipped as in
-    `sessions`.
-    """
+    """Tokens of system prompt and character, at quantiles of the character length."""
     lengths, room = spec.character_tokens, CHARACTER_SHARE * spec.max_prompt_tokens - spec.system_tokens
     normal = [NormalDist().inv_cdf((i + 0.5) / QUANTILES) for i in range(QUANTILES)]
     variance = np.log1p(lengths.cv**2)

@@ -16,8 +16,7 @@ from loadgen.traffic.processes import Floats
 from loadgen.traffic.sessions import SESSION, TURN, Rows, SessionProcess
 
 BANDS = 31
-"""Marks are drawn in bands with the edges 0, 1, 2, 4, 8, ...; a band is drawn when a rate first reaches
-it."""
+"""Marks are drawn in bands with the edges 0, 1, 2, 4, 8, ..., each when a rate first reaches it."""
 CHUNK_TURNS, SHORTEST_S, LONGEST_S = 16_384, 60.0, 1200.0
 """A band is played in chunks that hold about this many turns, within these bounds of time."""
 KEPT_S = 600.0

@@ -14,8 +14,7 @@ from loadgen.traffic.lengths import UNIQUE_TOKENS, Ints
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
 GAPS = 6
-"""Cache warm-up lasts this many mean times between two turns of a session: nearly all sessions return within
-it."""
+"""Mean times between two turns that cache warm-up lasts: nearly all sessions return within it."""
 TURNOVERS = 2
 """Cache warm-up writes a KV cache this many times over without hits, so that old entries are evicted."""
 
@@ -38,9 +37,7 @@ class SharedPrefixes(NamedTuple):
 
 
 def shared_prefixes(schedule: ArrivalSchedule, workload: Workload) -> SharedPrefixes | None:
-    """The prefixes that a schedule's prompts share; None without sessions, when there is at most one for
-    all.
-    """
+    """The prefixes that a schedule's prompts share; None without sessions."""
     if schedule.session is None:
         return None
     everyone, none = schedule.shared_tokens, np.zeros(len(schedule), np.int64)
@@ -89,8 +86,8 @@ def cache_warmup_s(workload: Workload, rate_qps: float, nodes: int, kv_tokens: f
 
 def gap_s(workload: Workload, rate_qps: float, nodes: int) -> float | None:
     """Mean time from one turn of a session to the next, as planned; None without sessions."""
-    if talks := workload.conversations:
-        return talks.answer_ttft_s + talks.answer_tpot_s * talks.answer_tokens.mean + talks.think_mean_s
+    if chats := workload.conversations:
+        return chats.answer_ttft_s + chats.answer_tpot_s * chats.answer_tokens.mean + chats.think_mean_s
     return workload.sessions / (rate_qps * nodes) if workload.sessions else None
 
 
@@ -101,9 +98,7 @@ def sessions_alive(workload: Workload, rate_qps: float, nodes: int) -> float | N
 
 
 def blocked(schedule: ArrivalSchedule, ended_s: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """True for each turn that is due before the session's previous turn has ended, and so would have
-    waited.
-    """
+    """True for each turn that is due before its session's previous turn has ended."""
     if schedule.session is None or schedule.character is None:
         return np.zeros(len(schedule), np.bool_)
     order = np.argsort(schedule.session, kind="stable")
@@ -116,8 +111,8 @@ def blocked(schedule: ArrivalSchedule, ended_s: NDArray[np.float64]) -> NDArray[
 
 def reusable_share(workload: Workload) -> float | None:
     """Share of prompt tokens that an earlier prompt began with; None without sessions."""
-    if talks := workload.conversations:
-        return means_of(talks).reusable
+    if chats := workload.conversations:
+        return means_of(chats).reusable
     return max(workload.session_hit, workload.prefix_hit) if workload.sessions else None
 
 

@@ -27,19 +27,19 @@ class ArrivalSchedule:
     - `seq`: position in the run's master schedule.
     - `due_ns`: due time from the start of the run's clock.
     - `phase`: index into `PHASES`; `dwell`: the segment (-1: warm-up).
-    - `input_tokens` include `shared_tokens`, the beginning that every prompt has, and `image_tokens` (None
+    - `input_tokens` include `shared_tokens`, the beginning that all prompts share, and `image_tokens` (None
       without images).
-    - `concurrency` above 0: a closed loop with so many requests in flight. `due_ns` is then only the start;
+    - `concurrency` above 0: a closed loop with that many requests in flight. `due_ns` is then only the start;
       each request is due when one before it ends.
-    - `stream`: the node that a request is for; None where all nodes share one.
+    - `stream`: the node that a request is for; None if all nodes share one.
     - `session`: the chat user, from 0; `turn`: that user's earlier requests in this segment. None without
       sessions.
 
-    The other columns belong to conversations and are None without them; `turn` then counts from the
-    session's own beginning. Prompts of one `character` share their first `character_tokens`; those of one
-    session share `persona_tokens` more; those with the same `history_cut` (the first history token that is
-    kept) share the rest, as far as the shorter one goes. `after` is the seq of the session's previous planned
-    turn, or -1; that turn may have been retracted since.
+    The other columns belong to conversations and are None without them; `turn` then counts from the session's
+    own beginning. Prompts of one `character` share their first `character_tokens`; those of one session share
+    `persona_tokens` more; those with the same `history_cut` (the first history token that is kept) share the
+    rest, as far as the shorter one goes. `after` is the seq of the session's previous planned turn, or -1;
+    that turn may have been retracted since.
     """
 
     dwell: int

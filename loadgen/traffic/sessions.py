@@ -29,8 +29,7 @@ SESSION = np.dtype(
         ("said_tokens", "i4"),
     ]
 )
-"""A session that continues: its next turn, that turn's due time, and the tokens of messages and answers so
-far."""
+"""A session that continues: its next turn, that turn's due time, and all message and answer tokens so far."""
 TURN = np.dtype([*SESSION.descr, ("history_cut", "i4"), ("input_tokens", "i4"), ("output_tokens", "i4")])
 """One turn: `said_tokens` includes its own message; the first `history_cut` of them are left out.
 

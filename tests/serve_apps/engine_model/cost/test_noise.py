@@ -15,7 +15,7 @@ from loadgen.predict.capacity import PredictedCapacity, Solution, predicted_capa
 from loadgen.predict.drawn_p90 import P90Draws, SimulatedP90s, intervals, under_draws
 from loadgen.predict.draws import drawn
 from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
-from loadgen.predict.root_finding import Root
+from loadgen.predict.root_finding import RateRoot
 from loadgen.predict.uncertainty import DRAWS
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.known_answer import LAYER, MODEL, simulate, slowness, unsure
@@ -51,10 +51,10 @@ def test_the_noise_that_is_claimed_is_that_of_seeds() -> None:
 
 def test_the_slope_is_read_between_rates_well_apart() -> None:
     simulator = RateSimulator(unsure({}), simulate, Effort.of(600))
-    near = Solution(Root(5.0, slope=17.0), simulator.at(5.0))
+    near = Solution(RateRoot(5.0, slope=17.0), simulator.at(5.0))
     # ln p90 of the known service grows as ln rate does.
     assert with_slope(simulator, near).root.slope == pytest.approx(1.0, abs=0.01)
-    end = replace(near, root=Root(5.0, 17.0, side=1))
+    end = replace(near, root=RateRoot(5.0, 17.0, side=1))
     assert with_slope(simulator, end) is end
 
 
