@@ -452,7 +452,7 @@ def test_a_run_over_a_target_plays_the_same_levels_and_says_the_same(replayed: d
     for one, other in zip(here, virtual, strict=True):
         assert one["total_tok_s"] == pytest.approx(other["total_tok_s"], rel=1e-6)
         assert (one["status"], one["requests"]) == (other["status"], other["requests"])
-    together = published_ladder_run.concluded(
+    together = published_ladder_run.verdict(
         experiment, {"run-1": tree, "run-2": json.loads(json.dumps(tree))}
     )
     assert together["progressive"]["runs"] == 2

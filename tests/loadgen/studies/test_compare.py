@@ -306,11 +306,11 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     assert "B got A's arrivals and lengths" in text and "  b: " in text
     again = comparison.again(tmp_path / "one", load(base=tmp_path / "one" / "config.yaml"))
     done = {name: json.loads((tmp_path / "one" / name / "sweep.json").read_text()) for name in "ab"}
-    assert again.conclude(done)["ratio"] == ratio
+    assert again.verdict(done)["ratio"] == ratio
     for line in done["b"]["dwells"][:-2]:
         line["valid"] = False
     (tmp_path / "one" / "b" / "sweep.json").write_text(json.dumps(done["b"]))
-    few = again.conclude(done)
+    few = again.verdict(done)
     assert (few["exit_code"], few["passed"]) == (summary.EXIT_OPEN, False)
     assert "2 whole pairs of windows are too few: 3 are needed" in few["reason"]
     assert summary.text({**tree, "ratio": None, **few}).startswith("VALID  no ratio was shown")

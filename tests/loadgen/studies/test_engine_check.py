@@ -129,7 +129,7 @@ def probed(replay: EngineReplay, served_by: Experiment) -> dict[str, Any]:
     plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=8)
     driver = Driver(target, plan, lambda kind, /, **facts: None)
     fixed_rate.asked(driver, asked)
-    return engine_check.concluded(replay, driver, simulate)
+    return engine_check.verdict(replay, driver, simulate)
 
 
 @pytest.mark.parametrize("hit", [0.0, 0.5])
