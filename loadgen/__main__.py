@@ -7,12 +7,12 @@ examples:
   python -m loadgen probe rate_qps=2.5 duration_s=60    hold one rate; exit 3 if a bound is missed
   python -m loadgen probe rate_qps=2.5 --require        pass or fail, as soon as it is clear; exit 0, 3 or 6
   python -m loadgen predict layout=dp2_tp4_ep4          capacity by the engine model, in seconds, without load
-  python -m loadgen predict --sensitivity               and which of its constants to measure first
+  python -m loadgen predict --sensitivity               which constants of the model to measure first
   python -m loadgen predict matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4] matrix.workload.prefix_hit=[0,.5,.95]
   python -m loadgen predict matrix.engine=[simulated_aiter,simulated_triton]    AITER's kernels, and Triton's
   python -m loadgen predict cluster.nodes=3000 rate_qps=2.5     many nodes behind one balancer at one rate
   python -m loadgen predict concurrency=100 requests=100        replay a benchmark of 100 concurrent requests
-  python -m loadgen predict rate_qps=8 requests=100 workload.arrivals.kind=vllm_bench seed=0    vllm bench's
+  python -m loadgen predict rate_qps=8 requests=100 workload.arrivals.kind=vllm_bench seed=0  vLLM's arrivals
   python -m loadgen probe profile_qps=[[0,1],[60,4]]    ramp from 1 to 4 QPS per node within a minute
   python -m loadgen probe workload=trace workload.trace=FILE     replay a trace at its own times
   python -m loadgen probe concurrency=32                a closed loop, to compare with tools that use one
@@ -56,7 +56,8 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
-    arguments = parser(list(VERBS), __doc__).parse_intermixed_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser(list(VERBS), _description(words)).parse_intermixed_args(words)
     _end_on_signals()
     try:
         refuse_idle_flags(arguments)
@@ -74,6 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         terminal.error(reason(error))
         return summary.EXIT_INTERNAL
+
+
+def _description(words: Sequence[str]) -> str:
+    """The text of `--help`: of the verb among the words, with its examples, or of all verbs."""
+    verb = next((word for word in words if word in VERBS), "")
+    examples = [line for line in str(__doc__).splitlines() if line.startswith(f"  python -m loadgen {verb} ")]
+    return "\n".join([str(VERBS[verb].__doc__), "", "examples:", *examples]) if verb else str(__doc__)
 
 
 def _end_on_signals() -> None:

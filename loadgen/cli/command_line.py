@@ -33,10 +33,10 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
         epilog="A bare group name chooses a file, a dotted key sets a value (slo.ttft_p90_ms=1500):\n"
         f"{choices}\n\n"
         "exit codes: 0 valid; 1 internal error; 2 wrong usage; 3 a bound is missed; 4 measurement void;\n"
-        "5 target or deployment failed; 6 budget over with an open end; 130 interrupted\n"
+        "5 target or deployment failed; 6 budget spent, the interval is open; 130 interrupted\n"
         "predict and sweep of a grid (matrix.KEY=[a,b] for any keys) end with the highest code of its cells",
     )
-    top.add_argument("verb", choices=verbs, help="what to do")
+    top.add_argument("verb", choices=verbs, help="the act; VERB --help has its examples")
     top.add_argument(
         "words",
         nargs="*",
@@ -46,9 +46,11 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
     )
     top.add_argument("--config", type=Path, metavar="FILE", help="start from the config.yaml of a run folder")
     top.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the plan")
-    top.add_argument("--require", action="store_true", help="probe: pass or fail rate_qps, until it is shown")
     top.add_argument(
-        "--sensitivity", action="store_true", help="predict: what each constant does to the answer"
+        "--require", action="store_true", help="probe: pass or fail rate_qps as soon as it is clear"
+    )
+    top.add_argument(
+        "--sensitivity", action="store_true", help="predict: effect of each constant on the answer"
     )
     top.add_argument(
         "--out",
