@@ -48,10 +48,10 @@ def answer(
     return result(tree, arguments.json)
 
 
-def result(tree: Tree, as_json: bool) -> int:
-    """Print a result and return its exit code."""
+def result(tree: Tree, as_json: bool, text: Callable[[Tree], str] = summary.text) -> int:
+    """Print a result, as JSON or by `text`, and return its exit code."""
     if as_json:
         terminal.data(json.dumps(finite({"event": "result", **tree}), default=str))
     else:
-        terminal.tell(summary.text(tree))
+        terminal.tell(text(tree))
     return int(tree["exit_code"])

@@ -31,8 +31,8 @@ def predict(arguments: argparse.Namespace) -> int:
     if arguments.out:
         cells_of = tree.get("cells", [{"at": {}, **tree}])
         export.write(arguments.out, texts.rows(cells_of), {"event": "result", **tree})
-    if cells.axes and not arguments.json:
-        kernels = config_check.all_kernels(one for one in found if isinstance(one, Experiment))
-        terminal.tell("\n".join([texts.table(tree["axes"], tree["cells"]), *kernels]))
-        return int(tree["exit_code"])
-    return output.result(tree, arguments.json)
+    if not cells.axes:
+        return output.result(tree, arguments.json)
+    kernels = config_check.all_kernels(one for one in found if isinstance(one, Experiment))
+    table = "\n".join([texts.table(tree["axes"], tree["cells"]), *kernels])
+    return output.result(tree, arguments.json, lambda _: table)

@@ -1,7 +1,6 @@
 """The verb `progressive`: the MI325X paper's benchmark, by the engine model alone or over HTTP."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from conf import ConfigError, Experiment
 from conf.io import terminal
 from loadgen.cli import config_check, machine_check, output, virtual_ladder
 from loadgen.run import export
-from loadgen.run.folder import finite
 from loadgen.run.progress import Emit
 from loadgen.studies import published_ladder as ladder
 from loadgen.studies import published_tables, published_verdict
@@ -39,7 +37,10 @@ def progressive(arguments: argparse.Namespace) -> int:
             terminal.tell("\n".join(published_verdict.plan(one, virtual_ladder.level_seconds(one))))
         return summary.EXIT_OK
     if virtual:
-        return _print_models([virtual_ladder.progressive(one, terminal.note) for one in found], arguments)
+        trees = [virtual_ladder.progressive(one, terminal.note) for one in found]
+        published_verdict.write(arguments.out, trees)
+        models = published_verdict.whole(trees)
+        return output.result(models, arguments.json, lambda _: "\n\n".join(map(summary.text, trees)))
     from loadgen.cli import verbs
 
     def measured(site: "Site", show: Emit) -> Tree:
@@ -57,13 +58,3 @@ def _checked(words: Sequence[str], arguments: argparse.Namespace) -> Experiment:
     ladder.is_virtual(experiment)
     config_check.refuse_misfit(ladder.longest(experiment))
     return experiment
-
-
-def _print_models(trees: Sequence[Tree], arguments: argparse.Namespace) -> int:
-    whole = published_verdict.whole(trees)
-    published_verdict.write(arguments.out, trees)
-    if arguments.json:
-        terminal.data(json.dumps(finite(whole), default=str))
-    else:
-        terminal.tell("\n\n".join(map(summary.text, trees)))
-    return int(whole["exit_code"])

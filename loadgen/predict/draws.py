@@ -15,12 +15,10 @@ from functools import cache
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
 from conf.constants import KERNELS, Covariance, constants, correlation, covariance
 from conf.specs.experiment import Constant, Efficiency, Experiment, Layout, StepTime
-
-Floats = NDArray[np.float64]
+from loadgen.traffic.processes import Floats
 
 SEED = 0
 """Draws of constants are no part of the traffic: experiment.seed does not change them."""

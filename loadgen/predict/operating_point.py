@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from analysis.capacity.kernel import Limit
 from analysis.capacity.posterior import LIMITS
@@ -19,10 +18,9 @@ from conf.specs.experiment import Experiment, Slo
 from loadgen.predict.routing_outcome import RoutingOutcome, routing_outcome
 from loadgen.traffic.lengths import Ints
 from loadgen.traffic.prefix_sharing import cache_warmup_s
+from loadgen.traffic.processes import Floats
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-
-Floats = NDArray[np.float64]
 
 
 class Simulated(NamedTuple):

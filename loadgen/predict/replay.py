@@ -23,11 +23,11 @@ from conf.constants import replaced
 from loadgen.predict.answer import base
 from loadgen.predict.draws import drawn
 from loadgen.predict.uncertainty import DRAWS, ParallelMap, interval_end
+from loadgen.traffic.processes import Floats
 from loadgen.traffic.schedule import ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from loadgen.traffic.vllm_bench_arrivals import MOST_SEED
 
-Floats = NDArray[np.float64]
 SEEDS = 16
 """Other seeds of the same replay, to see how far chance moves the answer (our choice)."""
 STUDENT_T = 2.1314
