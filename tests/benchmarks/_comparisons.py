@@ -4,7 +4,6 @@ Knows whole searches of both; knows no table.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -14,35 +13,9 @@ from loadgen.drive.plan import Plan
 from loadgen.drive.sweep import sweep
 from loadgen.search.policy import Start
 from loadgen.studies import comparison
-from serve_apps.engine_model import VirtualService
 from tests.benchmarks._scenarios import FASTER, GUESS_QPS, experiment, service, truths
 from tests.benchmarks._searches import PREDICTION_SD, Found
-from tests.support.virtual_target import VirtualTarget
-
-
-class Faster:
-    """A service on which time runs `factor` times as fast."""
-
-    def __init__(self, inner: VirtualService, factor: float = FASTER) -> None:
-        self._inner, self._factor = inner, factor
-
-    def submit(self, key: int, at_s: float, *lengths_and_stream: Any) -> None:
-        self._inner.submit(key, at_s * self._factor, *lengths_and_stream)
-
-    def retract(self, after_s: float) -> None:
-        self._inner.retract(after_s * self._factor)
-
-    def advance(self, until_s: float) -> None:
-        self._inner.advance(until_s * self._factor)
-
-    def observe(self) -> list[Any]:
-        return [
-            seen._replace(
-                first_token_s=seen.first_token_s and seen.first_token_s / self._factor,
-                last_token_s=seen.last_token_s and seen.last_token_s / self._factor,
-            )
-            for seen in self._inner.observe()
-        ]
+from tests.support.virtual_target import Faster, VirtualTarget
 
 
 def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:

@@ -27,8 +27,7 @@ from loadgen.studies.comparison import PairedReplays
 from loadgen.studies.matrix_cells import Cells
 from loadgen.studies.shared_service import SharedService
 from serve_apps.engine_model import Engine, VirtualService
-from tests.loadgen.studies.test_compare import Faster
-from tests.support.virtual_target import VirtualTarget
+from tests.support.virtual_target import Faster, VirtualTarget
 
 SHARED = [
     "search=standard",

@@ -27,7 +27,7 @@ from loadgen.studies import comparison, comparison_words, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.traffic.schedule import NS, PHASES
 from serve_apps.engine_model import Engine, VirtualService
-from tests.support.virtual_target import VirtualTarget
+from tests.support.virtual_target import Faster, VirtualTarget
 
 BOUNDS_MS = (2000.0, 100.0)
 REQUESTS = 250
@@ -199,29 +199,6 @@ def test_without_evidence_the_ratio_falls_after_an_early_end_and_climbs_else() -
     assert without_evidence([], [], 0.2) == 0.2
     assert without_evidence([outcome(0, 4, 5.0)], [0.2], 0.2) > 0.2
     assert without_evidence([outcome(0, 4, 5.0, aborted=True)], [0.2], 0.2) < 0.2
-
-
-class Faster:
-    """A service that is `factor` times as fast in everything."""
-
-    def __init__(self, inner: VirtualService, factor: float) -> None:
-        self._inner, self._factor = inner, factor
-
-    def submit(self, key: int, at_s: float, *more: Any) -> None:
-        self._inner.submit(key, at_s * self._factor, *more)
-
-    def retract(self, after_s: float) -> None:
-        self._inner.retract(after_s * self._factor)
-
-    def advance(self, until_s: float) -> None:
-        self._inner.advance(until_s * self._factor)
-
-    def observe(self) -> list[Any]:
-        scaled = lambda at_s: None if at_s is None else at_s / self._factor  # noqa: E731
-        return [
-            one._replace(first_token_s=scaled(one.first_token_s), last_token_s=scaled(one.last_token_s))
-            for one in self._inner.observe()
-        ]
 
 
 def driver(experiment: Experiment, factor: float = 1.0, *tellers: Any, **more: Any) -> Driver:
