@@ -117,7 +117,9 @@ def emulated_engine(asked: Experiment, vllm_version: str) -> EmulatedEngine:
 def _certified_qps(path: Path, ended: Tree | None) -> float:
     capacity = (ended or {}).get("capacity")
     if ended is None or not capacity:
-        raise ConfigError(f"{path} has no capacity; verify replays the certified rate of a sweep")
+        raise ConfigError(
+            f"{path} is not a sweep that found a capacity; verify replays the certified rate of one"
+        )
     if not ended["valid"]:
         raise ConfigError(f"{path} is void ({ended['reason']}): it certifies no rate; measure again")
     return float(capacity["qps_per_node"]["certified"])
