@@ -294,13 +294,11 @@ def plan(arguments: argparse.Namespace) -> int:
 def _predicted(words: Sequence[str]) -> summary.Tree:
     """What the engine model says of the words, as `python -m loadgen predict` does."""
     from conf.matrix import matrix
-    from loadgen.cli import engine_model
+    from loadgen.cli import prediction
     from loadgen.predict import grid
 
     cells = matrix(words)
-    return engine_model.answered(
-        cells, grid.experiments(partial(engine_model.foreseeable, config=None), cells)
-    )
+    return prediction.answered(cells, grid.experiments(partial(prediction.checked, config=None), cells))
 
 
 def calibrate(arguments: argparse.Namespace) -> int:

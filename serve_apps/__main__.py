@@ -25,7 +25,7 @@ from conf.io import terminal
 from conf.io.one_line import OneLineParser
 from conf.specs.experiment import VllmEngine
 from loadgen.traffic import trace
-from loadgen.traffic.schedule import Traffic
+from loadgen.traffic.traffic import Traffic
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm
 from serve_apps.vllm_engine.rendering import Asked, Rendering, render
 from serve_apps.vllm_recipes import published, recipes, vllm_flags

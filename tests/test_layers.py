@@ -52,11 +52,11 @@ CONFINED = {
 ROOTS = {
     "analysis/__main__.py",
     "cluster/__main__.py",
-    "loadgen/__main__.py",
     "serve_apps/__main__.py",
     "loadgen/cli/config_check.py",
     "loadgen/cli/deployment.py",
     "loadgen/cli/engine_model.py",
+    "loadgen/cli/virtual_ladder.py",
 }
 """Composition roots, the only files that join rooms: each command, and in `loadgen/cli` a deployed service, a
 configuration that an engine would refuse, and the engine model."""

@@ -1,1 +1,1 @@
-"""From words to acts: the composition roots."""
+"""From command-line words to acts: one file per verb group, and the composition roots."""

@@ -1,6 +1,6 @@
-"""The grammar of `python -m loadgen`: verbs, words and flags, and the experiment they ask for.
+"""The command line of `python -m loadgen`: verbs, words and flags, and the experiment that they ask for.
 
-Knows which words a verb honours; knows nothing of how it is done.
+Knows which words a verb honours; does nothing itself.
 """
 
 import argparse
@@ -23,7 +23,7 @@ PROBE_KEYS = ("rate_qps", "profile_qps", "concurrency", "requests", "duration_s"
 
 
 def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentParser:
-    """The grammar: a verb, words `key=value` in any order, and flags."""
+    """The argument parser: a verb, words `key=value` in any order, and flags."""
     choices = "\n".join(f"  {group}=  {', '.join(names)}" for group, names in groups().items())
     top = OneLineParser(
         prog="python -m loadgen",
@@ -33,10 +33,10 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
         epilog="A bare group name chooses a file, a dotted key sets a value (slo.ttft_p90_ms=1500):\n"
         f"{choices}\n\n"
         "exit codes: 0 valid; 1 internal error; 2 wrong usage; 3 a bound is missed; 4 measurement void;\n"
-        "5 target or deployment failed; 6 budget over with an open end; 130 interrupted\n"
+        "5 target or deployment failed; 6 budget spent, the interval is open; 130 interrupted\n"
         "predict and sweep of a grid (matrix.KEY=[a,b] for any keys) end with the highest code of its cells",
     )
-    top.add_argument("verb", choices=verbs, help="what to do")
+    top.add_argument("verb", choices=verbs, help="the act; VERB --help has its examples")
     top.add_argument(
         "words",
         nargs="*",
@@ -46,9 +46,11 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
     )
     top.add_argument("--config", type=Path, metavar="FILE", help="start from the config.yaml of a run folder")
     top.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the plan")
-    top.add_argument("--require", action="store_true", help="probe: pass or fail rate_qps, until it is shown")
     top.add_argument(
-        "--sensitivity", action="store_true", help="predict: what each constant does to the answer"
+        "--require", action="store_true", help="probe: pass or fail rate_qps as soon as it is clear"
+    )
+    top.add_argument(
+        "--sensitivity", action="store_true", help="predict: effect of each constant on the answer"
     )
     top.add_argument(
         "--out",
@@ -67,9 +69,9 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
 
 
 def refuse_idle_flags(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for a flag that would do nothing."""
+    """Raise ConfigError for a flag without effect."""
     if arguments.require and arguments.verb != "probe":
-        own = {"resume": "goes on with what was asked", "progressive": "has levels of its own"}
+        own = {"resume": "continues with its own configuration", "progressive": "has levels of its own"}
         finds = own.get(arguments.verb, "finds the rate itself")
         raise ConfigError(f"--require belongs to probe; {arguments.verb} {finds}")
     for flag in ("sensitivity", "out", "requests"):
@@ -86,14 +88,14 @@ def refuse_idle_flags(arguments: argparse.Namespace) -> None:
 
 
 def resumed(arguments: argparse.Namespace) -> Path:
-    """The folder to resume. Raises ConfigError if anything else is given."""
+    """The folder to resume. Raises ConfigError for anything else."""
     if len(arguments.words) != 1 or arguments.config:
         raise ConfigError("resume takes one run folder and nothing else: python -m loadgen resume runs/NAME")
     return Path(arguments.words[0])
 
 
 def verified(arguments: argparse.Namespace) -> tuple[Path, list[str]]:
-    """The run folder to verify, and the words beside it. Raises ConfigError unless there is one."""
+    """The run folder to verify, and the words beside it. Raises ConfigError unless there is one folder."""
     folders = [word for word in arguments.words if "=" not in word]
     if len(folders) != 1 or arguments.config:
         raise ConfigError("verify takes one run folder of a sweep: python -m loadgen verify runs/NAME")
@@ -101,9 +103,9 @@ def verified(arguments: argparse.Namespace) -> tuple[Path, list[str]]:
 
 
 def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
-    """The experiment of the words; a prediction takes ten virtual hours unless told otherwise.
+    """The experiment of the words; a prediction takes ten virtual hours unless the words choose a search.
 
-    Raises ConfigError with the remedy for what the verb does not honour.
+    Raises ConfigError with the remedy for words that the verb does not honour.
     """
     given, words = list(words), list(words)
     if verb == "predict" and not any(word.startswith("search=") for word in words):
@@ -127,12 +129,11 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
 
 
 def _overspent(experiment: Experiment, verb: str, given: Sequence[str]) -> str:
-    """Why the windows of a search do not fit its budget; empty of a verb that has none."""
     return idle_words.overspent(experiment, given) if verb in ("sweep", "compare") else ""
 
 
 def sized(experiment: Experiment) -> Experiment:
-    """The experiment with the tokens that its model makes of an image, where it sends images."""
+    """The experiment with the model's tokens per image, if it sends images."""
     images, workload = experiment.workload.images, experiment.workload
     if not images.most:
         return experiment
@@ -141,7 +142,6 @@ def sized(experiment: Experiment) -> Experiment:
 
 
 def _refuse_own_lengths(words: Sequence[str]) -> None:
-    """Refuse words about the lengths of requests that the paper's own would overrule."""
     own = ("workload=", "workload.input_tokens", "workload.output_tokens")
     if idle := next((word for word in words if word.startswith(own)), ""):
         raise ConfigError(
@@ -151,7 +151,7 @@ def _refuse_own_lengths(words: Sequence[str]) -> None:
 
 
 def _refuse_idle_words(experiment: Experiment, verb: str) -> None:
-    """Refuse what the verb does not honour, and a probe of nothing."""
+    """Refuse words that the verb does not honour, and a probe without a load."""
     loads = {"predict": ("rate_qps", "concurrency", "requests"), "recipe": ("rate_qps", "duration_s")}
     honoured = loads.get(verb, ())
     given = [key for key in PROBE_KEYS if getattr(experiment, key) and key not in honoured]
@@ -162,7 +162,7 @@ def _refuse_idle_words(experiment: Experiment, verb: str) -> None:
         _refuse_replay(experiment, verb)
     if verb in ("probe", "recipe") and experiment.search.expected_qps:
         raise ConfigError(
-            "search.expected_qps belongs to a search; probe offers the load it is told: "
+            "search.expected_qps belongs to a search; probe offers the given load: "
             "leave it out, or add search.expected_qps=null where a file has it"
         )
     if verb != "progressive" and experiment.progressive != Progressive():
@@ -184,10 +184,10 @@ def _refuse_idle_words(experiment: Experiment, verb: str) -> None:
 
 
 def _refuse_replay(experiment: Experiment, verb: str) -> None:
-    """Refuse, of a verb that measures, what only a prediction of so many requests knows."""
+    """Refuse, for a verb that measures, words that only a predicted replay of requests supports."""
     if experiment.workload.arrivals.kind == "vllm_bench":
         raise ConfigError(
-            "workload.arrivals.kind=vllm_bench is so many requests, which predict replays; "
+            "workload.arrivals.kind=vllm_bench sends a number of requests, which predict replays; "
             f"{verb} takes kind=poisson, or kind=gamma with its burstiness"
         )
     if experiment.requests is not None and experiment.concurrency is None:
@@ -198,5 +198,5 @@ def _refuse_replay(experiment: Experiment, verb: str) -> None:
     if experiment.concurrency is not None and experiment.closed_requests <= experiment.concurrency:
         raise ConfigError(
             f"requests={experiment.requests} must be above concurrency={experiment.concurrency}: the first "
-            "ones only fill it (predict replays such a burst)"
+            "requests only fill it (predict replays such a burst)"
         )

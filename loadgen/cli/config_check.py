@@ -1,6 +1,8 @@
-"""What the command line asks for, if it can be done at all. A composition root: it asks the engines.
+"""Configuration check: refuses an experiment that no engine could run. A composition root: it asks the
+engines.
 
-Refuses before anything starts: weights that do not fit, long prompts, arguments that vLLM would refuse.
+It refuses before anything starts: weights that do not fit, prompts that are too long, arguments that vLLM
+would refuse.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,15 +14,16 @@ from conf import kernels as kernels_of
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine, VllmEngine
 from loadgen.cli.command_line import asked
 from loadgen.prompts import text_pool
-from loadgen.traffic.schedule import Traffic
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import Engine
-from serve_apps.vllm_emulated.platform_plugin import has_gpu, installed_vllm, refuse_gpu_node
+from serve_apps.vllm_emulated.platform_plugin import has_gpu, refuse_gpu_node
+from serve_apps.vllm_emulated.platform_plugin import installed_vllm as installed_vllm
 from serve_apps.vllm_engine.prepared import prepared
 from serve_apps.vllm_recipes.recipes import resolve
 
 
 def experiment(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
-    """The experiment that the words ask of a verb. Raises ConfigError for what cannot be done."""
+    """The experiment that the words ask of a verb. Raises ConfigError if it cannot be run."""
     found = asked(verb, words, config)
     if isinstance(found.engine, EmulatedEngine) and not found.engine.vllm_version:
         # It belongs to the label of every figure.
@@ -30,7 +33,7 @@ def experiment(verb: str, words: Sequence[str], config: Path | None) -> Experime
 
 
 def kernels(experiment: Experiment) -> list[str]:
-    """Lines on kernels whose speed the engine model does not have, or has from elsewhere."""
+    """Lines about kernels whose speed the engine model lacks or takes from elsewhere."""
     spec = experiment.engine
     if not isinstance(spec, VllmEngine):
         return kernels_of.words(experiment)
@@ -40,13 +43,12 @@ def kernels(experiment: Experiment) -> list[str]:
 
 
 def all_kernels(experiments: Iterable[Experiment]) -> list[str]:
-    """The lines on the kernels of several experiments, each once."""
+    """The lines of several experiments, each once."""
     return list(dict.fromkeys(line for one in experiments for line in kernels(one)))
 
 
 def refuse_misfit(experiment: Experiment) -> None:
-    """Raise ConfigError for weights that do not fit, unknown hardware figures, too long prompts, a tokenizer
-    that cannot be used."""
+    """Raise ConfigError for weights, prompts or hardware that do not fit, and for a bad tokenizer."""
     spec = experiment.engine
     text_pool.refuse(experiment.workload, experiment.model.vocab)
     if isinstance(spec, VllmEngine):
@@ -70,7 +72,7 @@ def refuse_misfit(experiment: Experiment) -> None:
 
 
 def _refuse_vllm(spec: VllmEngine, experiment: Experiment) -> None:
-    """Refuse what this vLLM, or the hardware under it, would refuse, and an emulated one beside a GPU."""
+    """Refuse what this vLLM or the hardware would refuse, and an emulated vLLM beside a GPU."""
     tokens = Traffic(experiment.workload).longest_request_tokens
     try:
         if isinstance(spec, EmulatedEngine):

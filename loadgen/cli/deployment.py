@@ -1,6 +1,6 @@
-"""The service under test, up and warm: deployed by us, or external. A composition root: it joins the rooms.
+"""Deployment of the service under test: ours or an external one, up and warm. A composition root.
 
-Imported only where something is measured, for Ray comes with it.
+It is imported only where something is measured, because Ray comes with it.
 """
 
 import secrets
@@ -26,7 +26,7 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.run.endpoint import READY_TIMEOUT_S, TargetError, api_key, models_of
 from loadgen.run.lifecycle import Service
 from loadgen.run.progress import Emit
-from loadgen.traffic.schedule import Traffic
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.cost.architecture import weight_bytes
 from serve_apps.simulated.app import ENGINES, application_name, build_app
 from serve_apps.vllm_engine import app
@@ -36,12 +36,12 @@ WARM_OUTPUT_TOKENS = 8
 """Output tokens of the requests that warm a replica: enough for decode steps of every kind (our choice)."""
 SIMULATED_START_S = 120.0
 LEAST_ASK_S = 1.0
-"""So long an endpoint has for its models even where all the time went into its first answer (our choice)."""
+"""Least time for an endpoint's list of models, even if its first answer took all the time (our choice)."""
 
 
 @contextmanager
 def service(experiment: Experiment, emit: Emit) -> Iterator[Service]:
-    """The service under test; what was started for it ends with the block. Raises TargetError."""
+    """The service under test; everything started for it ends with the block. Raises TargetError."""
     up = _external if experiment.engine.kind == "external" else _deployed
     try:
         with up(experiment, emit) as served:
@@ -54,11 +54,11 @@ def service(experiment: Experiment, emit: Emit) -> Iterator[Service]:
 
 @dataclass(frozen=True, slots=True)
 class _Engines:
-    """What is deployed on a placement.
+    """The application that is deployed on a placement.
 
-    `build` is called in the cluster where it is a function. `prefix` begins the names of the deployments that
-    serve the model; `described` is what the manifest keeps of the engine; `environment` is that of Serve's
-    processes on all nodes.
+    `build` runs in the cluster if it returns a function. `prefix` begins the names of the deployments that
+    serve the model; `described` goes into the manifest; `environment` is that of Serve's processes on all
+    nodes.
     """
 
     build: Callable[[Placement], Application | Callable[[], Application]]
@@ -118,14 +118,14 @@ def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
         emit("recipe", text=note)
     with open_session(experiment.cluster, experiment.routing, load_cpus, engines.environment) as session:
         placement = place(experiment.cluster, experiment.layout, session.roles)
-        seen = _looked_at(experiment, engines, placement, emit)
+        seen = _preflight(experiment, engines, placement, emit)
         deployment = deploy(
             engines.build(placement),
             ExpectedService(
                 engines.name,
                 session.url,
                 placement.replicas,
-                WarmupRequests(*_shape(experiment)),
+                WarmupRequests(*_warming_requests(experiment)),
                 engines.prefix,
                 per_node=experiment.streams > 0,
                 engine=engines.described,
@@ -139,8 +139,8 @@ def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
             deployment.teardown()
 
 
-def _looked_at(experiment: Experiment, engines: _Engines, placement: Placement, emit: Emit) -> dict[str, Any]:
-    """What preflight says of the nodes of a joined cluster, for the manifest; it warns and stops nothing."""
+def _preflight(experiment: Experiment, engines: _Engines, placement: Placement, emit: Emit) -> dict[str, Any]:
+    """Preflight's report on the nodes of a joined cluster, for the manifest; it warns and stops nothing."""
     if experiment.cluster.session != "address":
         return {}
     if not placement.load_selector:
@@ -161,9 +161,9 @@ def _served(
     deployment: Deployment,
     seen: Mapping[str, Any],
 ) -> Service:
-    """The service as it stands now, its router checked, and how it is waited for when it falls.
+    """The service as it stands, its router checked, with the function that waits for its recovery.
 
-    `seen` is what else the manifest keeps, of every generation.
+    `seen` are further facts for the manifest of every generation.
     """
     one_token = {"model": experiment.model.served_name, "prompt": [0], "max_tokens": 1}
     front = session.url
@@ -197,10 +197,10 @@ def _served(
     )
 
 
-def _shape(experiment: Experiment) -> tuple[str, Callable[[int], bytes]]:
-    """Where requests of the workload's mean length go, and their bodies, whose prompts no other run has.
+def _warming_requests(experiment: Experiment) -> tuple[str, Callable[[int], bytes]]:
+    """Path and bodies of requests of the workload's mean length, with prompts that no other run has.
 
-    They are answered in a few tokens: it is the prompt that warms a replica.
+    Their answers have few tokens, because the prompt is what warms a replica.
     """
     workload, model = experiment.workload, experiment.model
     # Of another salt than the run's: no prompt of theirs may be in a cache.
@@ -212,7 +212,7 @@ def _shape(experiment: Experiment) -> tuple[str, Callable[[int], bytes]]:
 
 
 def _targets(experiment: Experiment, urls: Sequence[str], metrics_urls: Mapping[str, str]) -> list[str]:
-    """Where the load goes: to `urls`, or by client-side routing straight to each replica, in their order."""
+    """Addresses of the load: `urls`, or with client-side routing each replica's own, in order."""
     if experiment.routing.policy != "client_side":
         return list(urls)
     if len(metrics_urls) != experiment.replicas:
@@ -243,7 +243,7 @@ def _external(experiment: Experiment, emit: Emit) -> Iterator[Service]:
 def _answering(experiment: Experiment, served: Service, limit_s: float) -> Service:
     """The same service once every endpoint answers requests of the workload again. Raises TargetError."""
     key = served.key
-    warm, deadline_s = WarmupRequests(*_shape(experiment), key=key), time.monotonic() + limit_s
+    warm, deadline_s = WarmupRequests(*_warming_requests(experiment), key=key), time.monotonic() + limit_s
     try:
         ReplicaWarmer(warm, deadline_s, limit_s).replicas({url: url for url in served.urls})
     except WarmupError as error:

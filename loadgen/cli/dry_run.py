@@ -1,10 +1,10 @@
-"""What a command would do, in words, before anything is started; knows no engine and starts nothing."""
+"""The plan of a command as text; starts nothing and knows no engine."""
 
 from collections.abc import Sequence
 
 from conf import Experiment
 from conf.load import dump
-from loadgen.cli import machine_check, prompt_excerpt, prompt_preview
+from loadgen.cli import machine_check, prompt_preview
 from loadgen.drive.cache_warmup import LONGEST_S, PIECE_S, pace_s
 from loadgen.drive.driver import WARMUP_QPS
 from loadgen.drive.steady import FILL_E2E
@@ -22,16 +22,16 @@ def text(
 ) -> str:
     """The resolved configuration and the plan.
 
-    `load_s` is the time under load: 0 on a virtual clock, None where the service decides (a closed loop);
-    `guess_qps` is what a node may serve, None if nobody knows; `services` are deployed one after the other,
-    by default one for each sweep, and loaded by `runs`, by default one each. `kernels` say what is not known
-    of them, or only of others.
+    - `load_s`: time under load; 0 on a virtual clock, None if the service decides (a closed loop).
+    - `guess_qps`: guessed QPS of a node, or None.
+    - `services`: services deployed one after the other (default: one for each sweep); `runs`: runs that load
+      them (default: one each).
+    - `kernels`: lines about kernels of unknown speed.
     """
-    talks = experiment.workload.conversations
+    chats = experiment.workload.conversations
     lines = [
         dump(experiment).rstrip(),
-        *(prompt_preview.lines(talks) if talks else []),
-        *prompt_excerpt.lines(experiment),
+        *(prompt_preview.lines(chats) if chats else []),
         *(f"# {line}" for line in kernels),
         f"# {experiment.replicas} replica(s) on {experiment.cluster.nodes} node(s)",
     ]
@@ -48,7 +48,6 @@ def text(
 def _load(
     experiment: Experiment, load_s: float | None, guess_qps: float | None, services: int, runs: int
 ) -> list[str]:
-    """How long the load lasts and how much it is, as far as that can be known."""
     if load_s is None:
         count, held = experiment.closed_requests, experiment.concurrency
         return [f"# closed loop: {count} requests, {held} in flight; as long as that takes"]
@@ -61,9 +60,9 @@ def _load(
     if experiment.time_scale != 1:
         real_s, scale = longest_s / experiment.time_scale, experiment.time_scale
         lines.append(
-            f"# of the engine's own seconds: at engine.time_scale={scale:g} at most {real_s:.0f} real ones"
+            f"# these are the engine's seconds; at engine.time_scale={scale:g} at most {real_s:.0f} real ones"
         )
-    lines += _lasting(experiment)
+    lines += _long_answers(experiment)
     if parts > 1:
         each = f"{load_s / parts:.0f} s, each of a service deployed anew, with its own seed"
         lines = [f"# {parts} sweeps of {each}", *lines]
@@ -73,36 +72,32 @@ def _load(
         planned = rate_qps * experiment.cluster.nodes * load_s
         without = " without hits of its sessions" if experiment.workload.has_sessions else ""
         if_so = "" if experiment.rate_qps else f", if a node serves about {rate_qps:.1f} QPS{without}"
-        lines.append(f"# some {planned:.0f} requests{if_so}")
-    return [*lines, *_filling(experiment, guess_qps)]
+        lines.append(f"# about {planned:.0f} requests{if_so}")
+    return [*lines, *_cache_warmup(experiment, guess_qps)]
 
 
-def _lasting(experiment: Experiment) -> list[str]:
-    """How much longer it takes because answers last long, as far as the bounds say how long they may."""
+def _long_answers(experiment: Experiment) -> list[str]:
     tokens, search = experiment.workload.output_tokens.mean, longest_search(experiment)
     may = f"# answers of {tokens:g} tokens may last {experiment.answer_s:.0f} s within the bounds"
     if experiment.rate_qps or experiment.profile_qps:
         return [f"{may}: up to {FILL_E2E * experiment.answer_s:.0f} s of load first fill the service"]
     if experiment.workload.arrivals.kind == "trace" or search.window_s == experiment.search.window_s:
         return []
-    return [
-        f"{may}: windows of {search.window_s:.0f} s, and a budget of {search.budget_s:.0f} s to hold enough"
-    ]
+    return [f"{may}: windows of {search.window_s:.0f} s, and a budget of {search.budget_s:.0f} s for them"]
 
 
-def _filling(experiment: Experiment, guess_qps: float | None) -> list[str]:
-    """What the load that fills caches adds to a plan, as far as that can be known."""
+def _cache_warmup(experiment: Experiment, guess_qps: float | None) -> list[str]:
     if not experiment.workload.wants_hits:
         return []
-    when, climb = "before the first window", ""
+    when, ramp = "before the first window", ""
     if experiment.workload.has_sessions:
-        climb = f"{PIECE_S:.0f} s at each rate on the way there and "
+        ramp = f"{PIECE_S:.0f} s at each rate on the way there and "
     if experiment.workload.conversations:
         when = "before each window above all rates so far"
         if guess_qps:
             gap = gap_s(experiment.workload, 1.0, experiment.cluster.nodes) or 0.0
-            climb = f"{pace_s(guess_qps, gap):.0f} s for each QPS per node on the way there and "
+            ramp = f"{pace_s(guess_qps, gap):.0f} s for each QPS per node on the way there and "
     return [
-        f"# filling caches comes on top, {when}: {climb}at most about {LONGEST_S:.0f} s at its rate; "
+        f"# cache warm-up comes on top, {when}: {ramp}at most about {LONGEST_S:.0f} s at its rate; "
         "no budget is spent on it"
     ]

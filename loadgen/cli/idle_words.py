@@ -1,6 +1,6 @@
-"""Words that nothing would honour: of an engine, a policy or a search that was not chosen.
+"""Words without effect: of an engine, a policy or a search that was not chosen.
 
-Knows which choice a key belongs to; looks at the words that were typed, for a saved file holds every key.
+Knows which choice a key belongs to; looks only at typed words, because a saved file holds every key.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,56 +14,52 @@ NOT_OF = {
     "probe": (SEARCHED, "a search; a probe lasts duration_s=..."),
     "progressive": (SEARCHED, "a search; progressive has levels of its own"),
     "predict": (VIRTUAL, "what is measured; predict sends nothing"),
-    "replay": (("search.", *VIRTUAL), "a search or a fleet; a replay is of so many requests"),
+    "replay": (("search.", *VIRTUAL), "a search or a fleet; a replay sends a number of requests"),
 }
-"""Verb -> the beginnings of keys that it ignores, and what they belong to; replay is that of predict."""
+"""Verb -> prefixes of keys that it ignores, and what they belong to; `replay` is one kind of predict."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """Keys that begin with `key` do nothing unless `honoured`; `home` is what would make them count."""
+class IdleKey:
+    """Keys that begin with `key` have no effect unless `honoured`; the choice `home` gives them one."""
 
     key: str
     honoured: Callable[[Experiment], bool]
     home: str
 
 
-RULES = (
-    Rule("target.urls", lambda asked: asked.engine.kind == "external", "engine=external"),
-    Rule("target.api_key_env", lambda asked: asked.engine.kind == "external", "engine=external"),
-    Rule("cluster.address", lambda asked: asked.cluster.session == "address", "cluster.session=address"),
-    Rule(
+MIXED = "lengths of another kind: that of a mixture follows from its values and weights"
+IDLE_KEYS = (
+    IdleKey("target.", lambda asked: asked.engine.kind == "external", "engine=external"),
+    IdleKey("cluster.address", lambda asked: asked.cluster.session == "address", "cluster.session=address"),
+    IdleKey(
         "routing.vnodes",
         lambda asked: asked.routing.policy in ("consistent_hash", "bounded_hash"),
         "routing=consistent_hash or bounded_hash",
     ),
-    Rule("routing.load_factor", lambda asked: asked.routing.policy == "bounded_hash", "routing=bounded_hash"),
-    Rule(
+    IdleKey(
+        "routing.load_factor", lambda asked: asked.routing.policy == "bounded_hash", "routing=bounded_hash"
+    ),
+    IdleKey(
         "engine.drift_memory_s",
         lambda asked: getattr(asked.engine, "drift_sd", 0.0) > 0,
         "engine.drift_sd above 0",
     ),
-    Rule(
+    IdleKey(
         "engine.stall_mean_s",
         lambda asked: getattr(asked.engine, "stall_every_steps", 0) > 0,
         "engine.stall_every_steps above 0",
     ),
-    Rule(
-        "workload.input_tokens.mean",
-        lambda asked: asked.workload.input_tokens.kind != "mixture",
-        "lengths of another kind: that of a mixture follows from its values and weights",
+    IdleKey("workload.input_tokens.mean", lambda asked: asked.workload.input_tokens.kind != "mixture", MIXED),
+    IdleKey(
+        "workload.output_tokens.mean", lambda asked: asked.workload.output_tokens.kind != "mixture", MIXED
     ),
-    Rule(
-        "workload.output_tokens.mean",
-        lambda asked: asked.workload.output_tokens.kind != "mixture",
-        "lengths of another kind: that of a mixture follows from its values and weights",
-    ),
-    Rule(
+    IdleKey(
         "workload.images.",
         lambda asked: asked.workload.images.most > 0,
         "images, which workload.images.most=N adds",
     ),
-    Rule(
+    IdleKey(
         "workload.conversations.truncation_step_tokens",
         lambda asked: asked.workload.conversations is None or asked.workload.conversations.step_tokens > 1,
         "workload.conversations.truncation=cache_aware",
@@ -72,9 +68,9 @@ RULES = (
 
 
 def idle(asked: Experiment, verb: str, words: Sequence[str]) -> str:
-    """Why a word would do nothing, with the remedy; empty where all count."""
+    """The reason why a word has no effect, with the remedy; empty if all have one."""
     keys = [word.partition("=")[0] for word in words]
-    for rule in RULES:
+    for rule in IDLE_KEYS:
         for key in keys:
             if key.startswith(rule.key) and not rule.honoured(asked):
                 return f"{key} belongs to {rule.home}; leave it out"
@@ -84,9 +80,9 @@ def idle(asked: Experiment, verb: str, words: Sequence[str]) -> str:
 
 
 def overspent(asked: Experiment, words: Sequence[str]) -> str:
-    """Why the least number of windows does not fit the budget, with the remedy; empty where it does.
+    """The reason why the fewest windows do not fit the budget, with the remedy; empty if they fit.
 
-    Only where a word is of a search: what an earlier version saved is taken up again as it is.
+    Only typed search words are checked: the configuration of an earlier version is resumed as it is.
     """
     search = asked.search
     budget_s = search.budget_s / search.deployments

@@ -1,4 +1,4 @@
-"""What this machine can take, asked before anything starts: a run folder, and so many load actors.
+"""Checks of this machine before anything starts: the run folder, and the number of load actors.
 
 Knows disks and cores; knows no engine.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from conf import ConfigError, Experiment
 
 ACTORS_PER_CORE = 16
-"""More would only take each other's time: one alone sends hundreds of requests a second (our choice)."""
+"""Most load actors per core: one alone sends hundreds of requests a second (our choice)."""
 
 
 def refuse(experiment: Experiment) -> None:
@@ -25,10 +25,10 @@ def refuse(experiment: Experiment) -> None:
 
 
 def unwritable(folder: Path) -> str:
-    """Why no folder can be made inside a folder that may be still to come; empty if one can.
+    """The reason why no folder can be made inside `folder`, which may not exist yet; empty if one can.
 
-    One is made and removed again where the first existing folder of the path is: access rights alone do not
-    know of read-only and full disks.
+    A folder is made and removed in the first existing parent: access rights say nothing of read-only or full
+    disks.
     """
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not there.is_dir():
@@ -41,12 +41,11 @@ def unwritable(folder: Path) -> str:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def crowded(actors: int, cores: int) -> str:
-    """Why so many load actors would only take each other's time; empty if they would not."""
+    """The reason why so many load actors would only compete for CPU; empty if they would not."""
     most = ACTORS_PER_CORE * cores
     if actors <= most:
         return ""
@@ -57,5 +56,5 @@ def crowded(actors: int, cores: int) -> str:
 
 
 def shared(actors: int, cores: int) -> str:
-    """What a plan says of load actors that share cores; empty where each has one."""
+    """Words of the plan about load actors that share cores; empty if each has one."""
     return f", sharing the {cores} cores of this machine" if actors > cores else ""

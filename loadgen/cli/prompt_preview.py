@@ -1,4 +1,4 @@
-"""What a prompt of a workload of conversations is made of, in words: an example, and what caches make of it.
+"""Preview of a conversation workload: an example prompt, and the share that caches can reuse.
 
 Knows templates and means; draws nothing and sends nothing.
 """
@@ -8,19 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 from conf.specs.conversation import Conversations
-from loadgen.prompts.templates import Piece, Template, fitted, parts_of
-from loadgen.traffic.conversation_means import marginal
+from loadgen.prompts.templates import PromptTemplate, RenderedPart, fitted, parts_of
+from loadgen.traffic.conversation_means import means_of
 
 Kind = dict[str, int]
-"""Tokens by the name of a part."""
+"""Tokens by part name."""
 
 
 def lines(spec: Conversations) -> list[str]:
-    """The anatomy of an average prompt, and the share of prompts that both truncations leave reusable."""
+    """The parts of an average prompt, and the reusable share under both truncations."""
     pieces = example(spec)
     kept, naive = (fitted(pieces, spec.max_prompt_tokens, step) for step in (spec.step_tokens, 1))
     turn = round(spec.turns) - 1
-    asked, other = marginal(spec), _otherwise(spec)
+    asked, other = means_of(spec), _otherwise(spec)
     cut = f"in steps of {spec.step_tokens}" if spec.truncation == "cache_aware" else "as little as fits"
     return [
         f"# an example prompt: turn {turn} of a session, every part and message of mean length",
@@ -28,14 +28,14 @@ def lines(spec: Conversations) -> list[str]:
         f"#   history is cut {cut}; naive truncation would leave out {_left_out(naive)} and move every turn",
         f"# a request in the mean: {asked.input_tokens:.0f} tokens in, {asked.output_tokens:.0f} out",
         f"# of its prompt tokens {asked.reusable:.1%} begin an earlier one (truncation={spec.truncation}), "
-        f"{marginal(other).reusable:.1%} would with truncation={other.truncation}: no routing and no "
+        f"{means_of(other).reusable:.1%} would with truncation={other.truncation}: no routing and no "
         "cache can serve more",
     ]
 
 
-def example(spec: Conversations) -> list[Piece]:
-    """The rendered parts of a prompt in the middle of a session, not yet cut: made-up words, so many."""
-    template = Template(parts_of(spec))
+def example(spec: Conversations) -> list[RenderedPart]:
+    """The rendered parts of a prompt in the middle of a session, not yet cut, with made-up words."""
+    template = PromptTemplate(parts_of(spec))
     own: Kind = {
         "system": spec.system_tokens,
         "character": spec.character_tokens.mean,
@@ -49,7 +49,6 @@ def example(spec: Conversations) -> list[Piece]:
 
 
 def _data(words: Kind, history: list[int]) -> Mapping[str, Any]:
-    """What fills a template, with texts of so many words."""
     return {
         "system": _words(words["system"]),
         "character": {"name": "Character", "definition": _words(words["character"])},
@@ -65,19 +64,18 @@ def _words(count: int) -> str:
     return " ".join(["word"] * count)
 
 
-def _tokens(pieces: list[Piece]) -> Kind:
+def _tokens(pieces: list[RenderedPart]) -> Kind:
     found: Kind = {}
     for piece in pieces:
         found[piece.name] = found.get(piece.name, 0) + len(piece.encoded)
     return found
 
 
-def _left_out(pieces: list[Piece]) -> int:
+def _left_out(pieces: list[RenderedPart]) -> int:
     return sum(piece.left_out for piece in pieces)
 
 
-def _table(pieces: list[Piece]) -> list[str]:
-    """One line for each part, and one for the prompt."""
+def _table(pieces: list[RenderedPart]) -> list[str]:
     before = _tokens(pieces)
     left = {name: sum(len(p.tokens) for p in pieces if p.name == name) for name in before}
     parts = {name: sum(piece.name == name for piece in pieces) for name in before}
@@ -90,5 +88,4 @@ def _table(pieces: list[Piece]) -> list[str]:
 
 
 def _otherwise(spec: Conversations) -> Conversations:
-    """The same conversations with the other truncation."""
     return replace(spec, truncation="naive" if spec.truncation == "cache_aware" else "cache_aware")

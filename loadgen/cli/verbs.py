@@ -1,17 +1,14 @@
-"""What a verb does once its words make an experiment: one run or a study of several, new or taken up again.
+"""New runs and studies: the folder and the act that belong to each verb.
 
-Knows which folder and which act belong to a verb; knows no argument, and prints nothing.
+Knows experiments; knows no argument, and prints nothing.
 """
 
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
-from analysis.results import integrity, studies, summary
-from analysis.results.runs import Run, RunError, load_run
+from analysis.results import summary
 from analysis.results.summary import Tree
-from conf import ConfigError, Experiment
+from conf import Experiment
 from loadgen.drive.plan import Past
 from loadgen.run import measure
 from loadgen.run.folder import Folder
@@ -27,13 +24,13 @@ from loadgen.studies import (
     study,
 )
 from loadgen.studies.matrix_cells import Cells
-from loadgen.studies.shared_service import Kept
+from loadgen.studies.shared_service import SharedService
 
 
 def sweep(asked: Experiment, site: Site, show: Emit) -> Tree:
-    """Search for the capacity: in one run, or in a study where several deployments or repeats are asked."""
+    """Search for the capacity: in one run, or in a study of several deployments or repeats."""
     if asked.search.parts > 1:
-        return study.run(study.of(asked), measure.create(Folder, asked), _fill(site, show), show)
+        return study.run(study.of(asked), measure.create(Folder, asked), part_runner(site, show), show)
     folder = measure.create(RunFolder, asked)
     return measure.measure(asked, "sweep", folder, measure.search, site, show)
 
@@ -45,7 +42,7 @@ def matrix(cells: Cells, site: Site, show: Emit) -> Tree:
     for line in matrix_cells.refusals(cells):
         folder.event("study", text=line)
         show("study", text=line)
-    return _run_kept(cells, study_asked, folder, site, show)
+    return run_cells(cells, study_asked, folder, site, show)
 
 
 def probe(asked: Experiment, site: Site, show: Emit, required: bool = False) -> Tree:
@@ -58,114 +55,41 @@ def probe(asked: Experiment, site: Site, show: Emit, required: bool = False) -> 
 def compare(a: Experiment, b: Experiment, site: Site, show: Emit) -> Tree:
     """Search on A and replay its windows on B: a study of two parts."""
     folder = measure.create(Folder, a)
-    return study.run(comparison.begun(folder, a, b), folder, _fill(site, show), show)
+    return study.run(comparison.begun(folder, a, b), folder, part_runner(site, show), show)
 
 
-def record(asked: Experiment, guess_qps: float | None, site: Site, show: Emit) -> Tree:
+def recipe(asked: Experiment, guess_qps: float | None, site: Site, show: Emit) -> Tree:
     """Run the probes of the calibration recipe: a study."""
     study_asked = calibration_probes.of(asked, guess_qps)
-    return study.run(study_asked, measure.create(Folder, asked), _fill(site, show, "probe"), show)
+    return study.run(study_asked, measure.create(Folder, asked), part_runner(site, show, "probe"), show)
 
 
 def progressive(asked: Experiment, site: Site, show: Emit) -> Tree:
     """Run the MI325X paper's benchmark: a study, each run of it on a service deployed anew."""
     folder = measure.create(Folder, asked)
     return study.run(
-        published_ladder_run.of(asked), folder, _fill(site, show, published_ladder_run.KIND), show
+        published_ladder_run.of(asked), folder, part_runner(site, show, published_ladder_run.KIND), show
     )
 
 
-def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Emit) -> Tree:
-    """Recover what a killed run or study left, and go on with it.
+def run_cells(cells: Cells, asked: study.StudyPlan, folder: Folder, site: Site, show: Emit) -> Tree:
+    """Run a grid with one service for consecutive cells that need the same deployment."""
+    with closing(SharedService(site.service, list(cells.asked.values()), show)) as kept:
+        run_one = part_runner(replace(site, service=kept.service), show)
 
-    `asked` makes the experiment of a saved config.yaml. Raises ConfigError with the remedy, or RunError.
-    """
-    integrity.refuse_altered(path)
-    known = study.result(path)
-    if known is not None:
-        show("resume", text=f"{path} has ended: nothing to resume")
-        return known
-    if studies.is_study(path):
-        experiment = asked(path / "config.yaml")
-        try:
-            folder = Folder(path)
-        except OSError as error:
-            raise ConfigError(f"cannot resume: {error}") from error
-        if studies.load_study(path)["study"] == matrix_study.KIND:
-            return _run_kept(*matrix_study.again(path), folder, site, show)
-        again_asked = _study(path, experiment)
-        verb = {calibration_probes.KIND: "probe", published_ladder_run.KIND: published_ladder_run.KIND}.get(
-            again_asked.kind, "sweep"
-        )
-        return study.run(again_asked, folder, _fill(site, show, verb), show)
-    run = _cut_short(path)
-    again, rows = measure.reopen(run)
-    show("resume", text=f"{path}: {rows} requests on record")
-    before = measure.continued(run)
-    return _fill(site, show)(asked(path / "config.yaml"), again, measure.search, before)
-
-
-def verb(path: Path) -> str:
-    """The verb whose words the config.yaml of a folder holds."""
-    kind = studies.load_study(path).get("study") if studies.is_study(path) else ""
-    if not isinstance(kind, str):
-        raise RunError(f"{path} is not a readable study: {studies.FILE} does not say of which kind it is")
-    return kind if kind in (calibration_probes.KIND, published_ladder_run.KIND) else "sweep"
-
-
-def left(path: Path, asked: Callable[[Path], Experiment]) -> str:
-    """What `resume` would still do in a folder, in a line. Refuses what `resume` refuses."""
-    integrity.refuse_altered(path)
-    measure.refuse_links(path)
-    if study.result(path) is not None:
-        return f"# {path} has ended: nothing to resume"
-    if studies.is_study(path):
-        names = _study(path, asked(path / "config.yaml")).names
-        ended = [name for name in names if study.result(path / name) is not None]
-        left = ", ".join(name for name in names if name not in ended) or "only what they say together"
-        return f"# {len(ended)} of {len(names)} parts have ended; left: {left}"
-    run = _cut_short(path)
-    before, search = measure.continued(run), asked(path / "config.yaml").search
-    left_s = max(0.0, search.budget_s - before.elapsed_s) + search.confirm_s
-    return f"# {len(before.segments)} finished segments, {left_s:.0f} s of load left"
-
-
-def _cut_short(path: Path) -> Run:
-    """The run of a folder that goes on by itself. Raises ConfigError or RunError of any other."""
-    whole = studies.whole(path)
-    if whole != path:
-        part = "side of a comparison" if (whole / studies.OTHER).exists() else "cell of a matrix"
-        raise ConfigError(f"{path} is one {part}: python -m loadgen resume {whole}")
-    return load_run(path)
-
-
-def _study(path: Path, asked: Experiment) -> study.Study:
-    kind = studies.load_study(path)["study"]
-    if kind == calibration_probes.KIND:
-        return calibration_probes.of(asked)
-    if kind == published_ladder_run.KIND:
-        return published_ladder_run.of(asked)
-    if kind == matrix_study.KIND:
-        return matrix_study.again(path)[1]
-    return comparison.again(path, asked) if kind == comparison.KIND else study.of(asked)
-
-
-def _run_kept(cells: Cells, asked: study.Study, folder: Folder, site: Site, show: Emit) -> Tree:
-    """Run a matrix with one service for all cells in a row that need the same."""
-    with closing(Kept(site.service, list(cells.asked.values()), show)) as kept:
-        filled = _fill(replace(site, service=kept.service), show)
-
-        def fill(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> Tree:
-            tree = filled(experiment, folder, act, before)
+        def run_part(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> Tree:
+            tree = run_one(experiment, folder, act, before)
             if tree["exit_code"] in (summary.EXIT_TARGET, summary.EXIT_INTERNAL):
                 kept.close()  # the next cell must not inherit what this one died of
             return tree
 
-        return study.run(asked, folder, fill, show)
+        return study.run(asked, folder, run_part, show)
 
 
-def _fill(site: Site, show: Emit, verb: str = "sweep") -> study.Fill:
-    def fill(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> Tree:
+def part_runner(site: Site, show: Emit, verb: str = "sweep") -> study.RunPart:
+    """A function that measures one run of a verb in its folder."""
+
+    def run_part(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> Tree:
         return measure.measure(experiment, verb, folder, act, site, show, before)
 
-    return fill
+    return run_part

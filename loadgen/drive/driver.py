@@ -34,7 +34,8 @@ from loadgen.search.policy import (
     should_abort,
 )
 from loadgen.traffic.processes import Profile
-from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 
 BRIDGE_NS = 1 * NS
 """Arrivals at the old rate go on this long (real) after a window, so that deciding never leaves a gap."""

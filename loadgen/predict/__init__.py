@@ -1,1 +1,1 @@
-"""The same questions to the engine model."""
+"""Predictions: a sweep's, a probe's and a benchmark's questions, answered by the engine model."""

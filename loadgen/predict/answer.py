@@ -1,7 +1,7 @@
-"""What an engine model says of a service: the tree that `predict` prints, of one point.
+"""The answer of `predict` for one experiment: the tree that it prints, and its exit code.
 
-Knows what a planner asks of an answer (interval, limit, throughput, what to measure first) and its exit code;
-the engine model is handed in, and what the machine could do at most.
+Knows what a planner asks (capacity or one rate, interval, limit, throughput, sensitivity); the engine model
+is handed in.
 """
 
 import math
@@ -18,32 +18,33 @@ from loadgen.predict.capacity import (
     QUICK_S,
     SLOW_S,
     SLOWLY,
-    Forecast,
+    PredictedCapacity,
     Solution,
-    forecast,
+    predicted_capacity,
     quiet,
     simulated_nodes,
 )
-from loadgen.predict.drawn_p90 import Drawn, Seen, intervals, under_draws
-from loadgen.predict.operating_point import Bench, Effort, Point, Simulate
+from loadgen.predict.drawn_p90 import P90Draws, SimulatedP90s, intervals, under_draws
+from loadgen.predict.operating_point import Effort, OperatingPoint, RateSimulator, Simulate
 from loadgen.predict.sensitivity import sensitivities
-from loadgen.predict.uncertainty import DRAWS, Spread, Uncertainty, uncertainty
-from loadgen.traffic.prefix_sharing import fill_s, reusable_share, sessions_alive
+from loadgen.predict.uncertainty import DRAWS, ParallelMap, Uncertainty, uncertainty
+from loadgen.traffic.prefix_sharing import cache_warmup_s, reusable_share, sessions_alive
 
 INTERVAL = "95 %: sampled uncertainty of the constants, and Monte Carlo noise; certified is the 5 % quantile"
 SHARES = {"low": 0.025, "high": 0.975, "certified": 0.05}
 SLOW_DRAWS = 16
 """Draws of the constants for an engine that is simulated block by block: fifteen seconds of two cores."""
 UNGUESSED_QPS = 5.0
-"""Where the search for the crossing begins if nobody can guess."""
+"""Rate at which the search begins without a guess."""
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """What one node holds and computes at most; `flop` are those that the model needs, not what is executed.
+class NodePeaks:
+    """Limits of one node: KV capacity, peak compute, and the work that a token costs.
 
-    `kv_tokens` is the room of all `replicas` of a node together; `peak_flop_per_s` that of all their GPUs, in
-    the type of the weights, None if unknown. `shares` gives the busy time by term from the sums of a run.
+    `kv_tokens` is the KV capacity of all `replicas` of a node; `peak_flop_per_s` is that of all their GPUs in
+    the weights' type, None if unknown. The flop counts are those that the model needs, not those executed.
+    `shares` gives the busy time by term from the sums of a run.
     """
 
     replicas: int
@@ -56,13 +57,13 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """The engine model, as it is handed in; `guess_qps` is QPS per node by the roofline alone.
+    """The engine model as handed in; `guess_qps` is QPS per node by the roofline alone.
 
-    `say` is told what makes an answer slow.
+    `say` gets a line about what makes an answer slow.
     """
 
     simulate: Simulate
-    machine: Callable[[Experiment], Machine]
+    machine: Callable[[Experiment], NodePeaks]
     guess_qps: Callable[[Experiment], float | None]
     say: Callable[[str], None] = quiet
 
@@ -70,19 +71,19 @@ class EngineModel:
 def predict(
     experiment: Experiment,
     model: EngineModel,
-    spread: Spread = map,
+    parallel_map: ParallelMap = map,
     draws: int = DRAWS,
     sensitivity: bool = False,
 ) -> Tree:
     """The capacity with its interval, as a tree of the form of sweep.json with `clock` = `virtual`.
 
-    `draws` 0 leaves the constants' uncertainty out, so that the interval is Monte Carlo noise alone.
+    With `draws` = 0 the interval is Monte Carlo noise alone, without the constants' uncertainty.
     """
     guess = experiment.search.expected_qps or model.guess_qps(experiment) or UNGUESSED_QPS
     machine = model.machine(experiment)
-    found = forecast(experiment, model.simulate, guess, model.say, machine.kv_tokens)
+    found = predicted_capacity(experiment, model.simulate, guess, model.say, machine.kv_tokens)
     tree = base(experiment)
-    point, side = found.answer.point, found.answer.crossing.side
+    point, side = found.answer.point, found.answer.root.side
     tree["forecast"] = {
         **_figures(point, machine),
         **_sessions(experiment, point, machine),
@@ -90,7 +91,7 @@ def predict(
     }
     draws = min(draws, SLOW_DRAWS) if point.slow else draws
     if side:
-        tree["forecast"] |= _under_draws(found.bench, point.rate_qps, draws, spread).tree
+        tree["forecast"] |= _under_draws(found.simulator, point.rate_qps, draws, parallel_map).tree
     if side < 0:
         low = (
             f"even at {point.rate_qps:g} QPS per node (search.lowest_qps) p90 {point.binding.upper()} is over"
@@ -104,7 +105,7 @@ def predict(
                 "; the queue grew all along there, so that bounds so wide are missed later than was watched"
             )
         return _end(tree, summary.EXIT_OPEN, why)
-    unsure = uncertainty(found, draws, spread)
+    unsure = uncertainty(found, draws, parallel_map)
     tree["capacity"] = _capacity(experiment, found.answer, unsure)
     if draws:
         tree["forecast"] |= {
@@ -115,24 +116,27 @@ def predict(
             "ln_ratios": list(unsure.ln_ratios),
         }
     if sensitivity:
-        tree["sensitivity"] = [{**asdict(row), "ln_sd": row.ln_sd} for row in sensitivities(found, spread)]
+        tree["sensitivity"] = [
+            {**asdict(row), "ln_sd": row.ln_sd} for row in sensitivities(found, parallel_map)
+        ]
     why = _beyond(experiment.search, tree["capacity"], unsure)
     return _end(tree, summary.EXIT_OPEN if why else summary.EXIT_OK, why)
 
 
-def _under_draws(bench: Bench, rate_qps: float, draws: int, spread: Spread) -> Drawn:
-    """The p90s at a rate in draws of the constants."""
-    return under_draws(bench.experiment, partial(_seen, bench, rate_qps), draws, spread)
+def _under_draws(
+    simulator: RateSimulator, rate_qps: float, draws: int, parallel_map: ParallelMap
+) -> P90Draws:
+    return under_draws(simulator.experiment, partial(_seen, simulator, rate_qps), draws, parallel_map)
 
 
-def _seen(bench: Bench, rate_qps: float, experiment: Experiment) -> Seen:
-    point = bench.varied(experiment).at(rate_qps)
+def _seen(simulator: RateSimulator, rate_qps: float, experiment: Experiment) -> SimulatedP90s:
+    point = simulator.varied(experiment).at(rate_qps)
     p90_ms = {limit: point.p90_ms(limit) for limit in LIMITS}
-    return Seen(p90_ms, point.excess(point.binding) <= 0, point.steady)
+    return SimulatedP90s(p90_ms, point.excess(point.binding) <= 0, point.steady)
 
 
 def _beyond(search: Search, capacity: Tree, unsure: Uncertainty) -> str:
-    """Why an end of the interval is unknown; empty where both are known."""
+    """The reason why an end of the interval is unknown; empty if both are known."""
     out, of = [], f"of {len(unsure.ln_ratios)} draws of the constants"
     if capacity["open_below"]:
         lowest = f"{search.lowest_qps:g} QPS per node (search.lowest_qps); lower it"
@@ -143,30 +147,34 @@ def _beyond(search: Search, capacity: Tree, unsure: Uncertainty) -> str:
     return "; ".join(out)
 
 
-def at_rate(experiment: Experiment, model: EngineModel, spread: Spread = map, draws: int = DRAWS) -> Tree:
-    """What the engine model says of one rate, `rate_qps` per node: each p90 against its bound.
+def at_rate(
+    experiment: Experiment, model: EngineModel, parallel_map: ParallelMap = map, draws: int = DRAWS
+) -> Tree:
+    """The answer at one rate, `rate_qps` per node: each p90 against its bound.
 
-    Its interval is what the constants' uncertainty and Monte Carlo noise make of it; also in how many draws
+    The intervals hold the constants' uncertainty and Monte Carlo noise. The tree also says in how many draws
     of the constants both bounds are kept.
     """
     assert experiment.rate_qps
     machine, whole = model.machine(experiment), experiment.workload.has_sessions
     nodes, kv_tokens = simulated_nodes(experiment), machine.kv_tokens
-    rough = Bench(experiment, model.simulate, Effort.of(QUICK_S, min(nodes, MANY_NODES), whole), kv_tokens)
+    rough = RateSimulator(
+        experiment, model.simulate, Effort.of(QUICK_S, min(nodes, MANY_NODES), whole), kv_tokens
+    )
     slow = rough.at(experiment.rate_qps).slow
     if slow:
         model.say(SLOWLY)
     budget_s = min(experiment.search.budget_s, SLOW_S if slow else math.inf)
-    bench = Bench(experiment, model.simulate, Effort.of(budget_s, nodes, whole), kv_tokens)
-    point = bench.at(experiment.rate_qps)
+    simulator = RateSimulator(experiment, model.simulate, Effort.of(budget_s, nodes, whole), kv_tokens)
+    point = simulator.at(experiment.rate_qps)
     tree, draws = base(experiment), min(draws, SLOW_DRAWS) if slow else draws
-    known = _under_draws(rough, experiment.rate_qps, draws, spread)
+    known = _under_draws(rough, experiment.rate_qps, draws, parallel_map)
     tree["forecast"] = _figures(point, machine) | _sessions(experiment, point, machine) | known.tree
     missed = [limit.upper() for limit in LIMITS if point.excess(limit) > 0]
     tree["probe"] = {
         "loop": "open",
         "rate_qps_per_node": experiment.rate_qps,
-        "window_s": bench.effort.window_s,
+        "window_s": simulator.effort.window_s,
         **{limit: _p90(point, limit, known) for limit in LIMITS},
     }
     if missed:
@@ -174,7 +182,7 @@ def at_rate(experiment: Experiment, model: EngineModel, spread: Spread = map, dr
     return _end(tree, summary.EXIT_OK, "")
 
 
-def _p90(point: Point, limit: Limit, known: Drawn) -> Tree:
+def _p90(point: OperatingPoint, limit: Limit, known: P90Draws) -> Tree:
     p90 = point.p90_ms(limit)
     return {
         "p90_ms": p90,
@@ -185,7 +193,7 @@ def _p90(point: Point, limit: Limit, known: Drawn) -> Tree:
 
 
 def base(experiment: Experiment) -> Tree:
-    """How every answer of the engine model begins: what was asked, and what its constants rest on."""
+    """The beginning of every answer: the experiment, and the source of the constants."""
     return {
         "schema_version": summary.SCHEMA_VERSION,
         "asked": summary.describe(experiment),
@@ -196,8 +204,8 @@ def base(experiment: Experiment) -> Tree:
     }
 
 
-def _figures(point: Point, machine: Machine) -> Tree:
-    """What a node does at the rate of the point; requests in flight by Little's law, which needs `steady`."""
+def _figures(point: OperatingPoint, machine: NodePeaks) -> Tree:
+    """Figures of a node at the point's rate; Little's law gives the requests in flight, if `steady`."""
     rate, new = point.served_qps, point.input_tokens - point.cached_tokens
     pairs = new * (point.cached_tokens + new / 2)
     decoded = point.output_tokens * (point.input_tokens + point.output_tokens / 2)
@@ -220,25 +228,25 @@ def _figures(point: Point, machine: Machine) -> Tree:
     }
 
 
-def _sessions(experiment: Experiment, point: Point, machine: Machine) -> Tree:
-    """What routing made of sessions; nothing without them.
+def _sessions(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) -> Tree:
+    """Figures of sessions under the routing; empty without sessions.
 
-    `reusable_share_of_input` is what a cache that forgets nothing would serve, if every turn met it.
+    `reusable_share_of_input` is the hit share of an unbounded cache that every turn meets.
     """
-    spread, workload = point.spreading, experiment.workload
-    if spread is None:
+    routed, workload = point.routing_outcome, experiment.workload
+    if routed is None:
         return {}
     nodes = experiment.cluster.nodes
     alive = sessions_alive(workload, point.rate_qps, nodes) or 0.0
     return {
-        "replicas_per_session": spread.replicas_per_session,
-        "max_over_mean_share": spread.max_over_mean_share,
-        "blocked_share": spread.blocked_share,
+        "replicas_per_session": routed.replicas_per_session,
+        "max_over_mean_share": routed.max_over_mean_share,
+        "blocked_share": routed.blocked_share,
         "reusable_share_of_input": reusable_share(workload),
         "sessions_per_node": alive,
         "sessions_over_kv": alive * workload.input_tokens.mean / machine.kv_tokens,
-        "simulated_nodes": spread.replicas // machine.replicas,
-        "fill_s": fill_s(workload, point.rate_qps, nodes, machine.kv_tokens),
+        "simulated_nodes": routed.replicas // machine.replicas,
+        "fill_s": cache_warmup_s(workload, point.rate_qps, nodes, machine.kv_tokens),
     }
 
 
@@ -246,19 +254,19 @@ def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _basis(found: Forecast) -> Tree:
-    """What the answer rests on."""
+def _basis(found: PredictedCapacity) -> Tree:
     noise = found.answer.noise
     return {
         "noise_pct": None if noise is None else 100 * noise,
-        "varied_nodes": found.bench.effort.nodes,
-        "varied_node_s": found.bench.effort.nodes * found.bench.effort.parts * found.bench.effort.window_s,
+        "varied_nodes": found.simulator.effort.nodes,
+        "varied_node_s": found.simulator.effort.nodes
+        * found.simulator.effort.parts
+        * found.simulator.effort.window_s,
     }
 
 
 def _capacity(experiment: Experiment, answer: Solution, unsure: Uncertainty) -> Tree:
-    """The figures of a search's capacity, as far as a prediction has them."""
-    estimate, noise = answer.crossing.rate_qps, answer.noise or 0.0
+    estimate, noise = answer.root.rate_qps, answer.noise or 0.0
     away = {name: unsure.ends(share, noise) for name, share in SHARES.items()}
     ends = {name: None if ln is None else estimate * math.exp(ln) for name, ln in away.items()}
     binding = answer.point.binding
@@ -273,8 +281,8 @@ def _capacity(experiment: Experiment, answer: Solution, unsure: Uncertainty) -> 
     }
 
 
-def _open_capacity(experiment: Experiment, point: Point) -> Tree:
-    """The end of the search where the bounds are still kept: a lower bound, without an interval."""
+def _open_capacity(experiment: Experiment, point: OperatingPoint) -> Tree:
+    """The end of the search, where the bounds are still kept: a lower bound without an interval."""
     return {
         **_figures_of(experiment, {"estimate": experiment.search.highest_qps, **dict.fromkeys(SHARES)}),
         "binding": point.binding,

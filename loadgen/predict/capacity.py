@@ -1,7 +1,7 @@
-"""At which rate a service's bounds are just kept, by direct simulation at a few rates.
+"""Predicted capacity: the rate at which a service just keeps its bounds, by direct simulation at a few rates.
 
 The same requests arrive at every rate, only faster (common random numbers), so that a few runs find the rate
-at which a p90 meets its bound. The engine model is handed in; knows nothing of its constants.
+at which a p90 meets its bound. The engine model is handed in; its constants are unknown here.
 """
 
 import math
@@ -10,92 +10,92 @@ from dataclasses import dataclass, replace
 
 from conf.specs.bounds import LIMITS
 from conf.specs.experiment import Experiment
-from loadgen.predict.operating_point import Bench, Effort, Point, Simulate
-from loadgen.predict.root_finding import Crossing, crossing
+from loadgen.predict.operating_point import Effort, OperatingPoint, RateSimulator, Simulate
+from loadgen.predict.root_finding import RateRoot, find_root
 
 MANY_NODES = 8
-"""A pooled service of more gains little by pooling: uncertainty is sampled on so many (our choice)."""
+"""Nodes on which uncertainty is sampled: a larger pooled service gains little by pooling (our choice)."""
 MOST_NODES = 64
-"""Of a larger fleet with sessions so many nodes are simulated: see `bench.Bench`."""
+"""Nodes simulated of a larger fleet with sessions (`operating_point.RateSimulator`)."""
 QUICK_S = 1200.0
-"""Seconds of a node that one rough run simulates: the constants move an answer far more than its noise."""
+"""Node seconds of one rough run: the constants move an answer far more than its noise does."""
 SLOW_S, SLOW_QUICK_S = 3600.0, 600.0
-"""What is simulated at most, and in a rough run, of an engine that is simulated block by block."""
+"""Node seconds of a long and of a rough run for an engine that is simulated block by block."""
 SLOWLY = "this engine is simulated block by block: slower, on less virtual time and with fewer draws"
 ROUGH, FINE = 0.004, 0.002
 """Tolerances of ln rate."""
 DIGITS = 4
-"""A claimed rate is rounded down to as many digits as are printed beside its latencies."""
+"""A claimed rate is rounded down to the digits that are printed beside its latencies."""
 LEAST_STEP_DOWN, MOST_STEPS_DOWN = 0.0005, 8
-"""Steps of ln rate from a rate whose bounds are missed, until one keeps them (our choice)."""
+"""Steps of ln rate down from a rate that misses its bounds, and their number (our choice)."""
 SLOPE = 2.0
-"""How fast ln p90 grows with ln rate near the bound, as a first guess."""
+"""First guess of d ln p90 / d ln rate near the bound."""
 APART = 0.05
-"""ln rate to each side of an answer at which the slope there is read: about ten times its noise."""
+"""ln rate to each side of an answer at which its slope is read: about ten times its noise."""
 LEAST_SLOPE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The rate at which a bench just keeps its bounds, and what was seen nearest to it."""
+    """The rate at which a simulator just keeps its bounds, and the operating point nearest to it."""
 
-    crossing: Crossing
-    point: Point
+    root: RateRoot
+    point: OperatingPoint
 
     @property
     def noise(self) -> float | None:
-        """95 % half width of ln rate by Monte Carlo noise; None where it is unknown, as at an open end."""
+        """95 % half width of ln rate by Monte Carlo noise; None if unknown, as at an open end."""
         limit = self.point.binding
         p90, ends = self.point.p90_ms(limit), self.point.interval_ms(limit)
-        if self.crossing.side or p90 is None or ends is None or not math.isfinite(ends[1]):
+        if self.root.side or p90 is None or ends is None or not math.isfinite(ends[1]):
             return None
-        return (ends[1] - ends[0]) / 2 / p90 / self.crossing.slope
+        return (ends[1] - ends[0]) / 2 / p90 / self.root.slope
 
 
-def solve(bench: Bench, start_qps: float, slope: float, tolerance: float) -> Solution:
+def solve(simulator: RateSimulator, start_qps: float, slope: float, tolerance: float) -> Solution:
     """The rate between the ends of the search at which a p90 meets its bound."""
-    search = bench.experiment.search
-    seen: list[Point] = []
+    search = simulator.experiment.search
+    seen: list[OperatingPoint] = []
 
     def excess(rate_qps: float) -> float:
-        seen.append(bench.at(rate_qps))
+        seen.append(simulator.at(rate_qps))
         return max(seen[-1].excess(limit) for limit in LIMITS)
 
-    found = crossing(excess, start_qps, (search.lowest_qps, search.highest_qps), slope, tolerance)
+    found = find_root(excess, start_qps, (search.lowest_qps, search.highest_qps), slope, tolerance)
     return Solution(found, min(seen, key=lambda point: abs(math.log(point.rate_qps / found.rate_qps))))
 
 
-def with_slope(bench: Bench, found: Solution) -> Solution:
-    """The solution with the slope of ln p90 between two rates well apart, whatever way the search came.
+def with_slope(simulator: RateSimulator, found: Solution) -> Solution:
+    """The solution with the slope of ln p90 between two rates well apart.
 
-    Two rates that a search tried last may be nearly equal; what lies between their p90s is then noise.
+    The last two rates of a search may be nearly equal; the difference of their p90s is then noise.
     """
-    if found.crossing.side:
+    if found.root.side:
         return found
-    search, limit, rate_qps = bench.experiment.search, found.point.binding, found.crossing.rate_qps
+    search, limit, rate_qps = simulator.experiment.search, found.point.binding, found.root.rate_qps
     below_qps = max(rate_qps * math.exp(-APART), search.lowest_qps)
     above_qps = min(rate_qps * math.exp(APART), search.highest_qps)
-    rise = bench.at(above_qps).excess(limit) - bench.at(below_qps).excess(limit)
+    rise = simulator.at(above_qps).excess(limit) - simulator.at(below_qps).excess(limit)
     slope = max(rise / math.log(above_qps / below_qps), LEAST_SLOPE)
-    return replace(found, crossing=replace(found.crossing, slope=slope))
+    return replace(found, root=replace(found.root, slope=slope))
 
 
-def kept(bench: Bench, found: Solution) -> Solution:
+def at_simulated_rate(simulator: RateSimulator, found: Solution) -> Solution:
     """The solution at a rate that was itself simulated and keeps its bounds, as it will be printed.
 
-    A crossing lies between simulated rates, on either side of which a p90 may be a few per cent off: near the
-    knee it grows that fast. Where no rate within some steps below keeps the bounds the crossing stays.
+    The root lies between simulated rates, where a p90 may be a few per cent off: near the knee it grows that
+    fast. If no rate within some steps below keeps the bounds, the root stays.
     """
-    crossing = found.crossing
-    if crossing.side:
+    root = found.root
+    if root.side:
         return found
-    rate_qps = rounded_down(crossing.rate_qps)
+    rate_qps = rounded_down(root.rate_qps)
     for _ in range(MOST_STEPS_DOWN):
-        point = bench.at(rate_qps)
+        point = simulator.at(rate_qps)
         excess = max(point.excess(limit) for limit in LIMITS)
         if excess <= 0:
-            return Solution(replace(crossing, rate_qps=rate_qps), point)
-        step = max(excess / crossing.slope, LEAST_STEP_DOWN)
+            return Solution(replace(root, rate_qps=rate_qps), point)
+        step = max(excess / root.slope, LEAST_STEP_DOWN)
         rate_qps = rounded_down(rate_qps * math.exp(-step))
     return found
 
@@ -107,16 +107,16 @@ def rounded_down(rate_qps: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
-    """The answer of long runs, and that of the short ones that other constants are held against."""
+class PredictedCapacity:
+    """The solution of long runs, and that of the short ones against which other constants are compared."""
 
     answer: Solution
     quick: Solution
-    bench: Bench
+    simulator: RateSimulator
 
 
 def simulated_nodes(experiment: Experiment) -> int:
-    """How many nodes are simulated: one where they do not touch each other, of many with sessions a part."""
+    """Nodes to simulate: one if nodes are independent, and a part of a large fleet with sessions."""
     if experiment.streams:
         return 1
     nodes = experiment.cluster.nodes
@@ -124,37 +124,39 @@ def simulated_nodes(experiment: Experiment) -> int:
 
 
 def quiet(_: str) -> None:
-    """Says nothing of how the work goes."""
+    """Ignore a progress line."""
 
 
-def forecast(
+def predicted_capacity(
     experiment: Experiment,
     simulate: Simulate,
     guess_qps: float,
     say: Callable[[str], None] = quiet,
     kv_tokens: float = 0.0,
-) -> Forecast:
-    """The capacity from `search.budget_s` virtual seconds of a node at each rate; rough runs find the place.
+) -> PredictedCapacity:
+    """The capacity from `search.budget_s` node seconds at each rate; rough runs find the place.
 
-    Where every node has a stream of its own, one node speaks for all: they do not touch each other.
-    `kv_tokens` is the KV of a node, which sessions fill.
+    If every node has a stream of its own, one node stands for all: they are independent. `kv_tokens` is the
+    KV capacity of a node, which sessions fill.
     """
     nodes = simulated_nodes(experiment)
     if experiment.streams:
         experiment = replace(experiment, cluster=replace(experiment.cluster, nodes=1))
     quick_s = min(QUICK_S, experiment.search.budget_s)
     whole = experiment.workload.has_sessions
-    bench = Bench(experiment, simulate, Effort.of(quick_s, min(nodes, MANY_NODES), whole), kv_tokens)
-    quick = solve(bench, guess_qps, SLOPE, ROUGH)
-    if quick.crossing.side:
-        return Forecast(quick, quick, bench)
+    simulator = RateSimulator(
+        experiment, simulate, Effort.of(quick_s, min(nodes, MANY_NODES), whole), kv_tokens
+    )
+    quick = solve(simulator, guess_qps, SLOPE, ROUGH)
+    if quick.root.side:
+        return PredictedCapacity(quick, quick, simulator)
     budget_s = experiment.search.budget_s
     if quick.point.slow:
         say(SLOWLY)
         budget_s = min(SLOW_S, budget_s)
-        rough = Effort.of(min(SLOW_QUICK_S, budget_s), bench.effort.nodes, whole)
-        bench = Bench(experiment, simulate, rough, kv_tokens)
-        quick = solve(bench, quick.crossing.rate_qps, quick.crossing.slope, ROUGH)
-    long = Bench(experiment, simulate, Effort.of(budget_s, nodes, whole), kv_tokens)
-    answer = solve(long, quick.crossing.rate_qps, quick.crossing.slope, FINE)
-    return Forecast(kept(long, with_slope(long, answer)), quick, bench)
+        rough = Effort.of(min(SLOW_QUICK_S, budget_s), simulator.effort.nodes, whole)
+        simulator = RateSimulator(experiment, simulate, rough, kv_tokens)
+        quick = solve(simulator, quick.root.rate_qps, quick.root.slope, ROUGH)
+    long = RateSimulator(experiment, simulate, Effort.of(budget_s, nodes, whole), kv_tokens)
+    answer = solve(long, quick.root.rate_qps, quick.root.slope, FINE)
+    return PredictedCapacity(at_simulated_rate(long, with_slope(long, answer)), quick, simulator)

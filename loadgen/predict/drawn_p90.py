@@ -1,6 +1,6 @@
-"""p90s at a given load under drawn constants, and how far their uncertainty and noise reach together.
+"""p90s at a given load under drawn constants, and the interval from their uncertainty and noise.
 
-Knows draws and p90s; what is loaded, and how it is simulated, is handed in.
+Knows draws and p90s; the load and its simulation are handed in.
 """
 
 import math
@@ -15,17 +15,16 @@ from conf.constants import replaced
 from conf.specs.bounds import Limit
 from conf.specs.experiment import Experiment
 from loadgen.predict.draws import drawn, uncertain
-from loadgen.predict.uncertainty import DRAWS, Spread, drawn_quantile
+from loadgen.predict.uncertainty import DRAWS, ParallelMap, drawn_quantile
 
 ENDS = (0.025, 0.975)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """The p90s of one simulation in ms, None where one does not apply, and whether both bounds are kept.
+class SimulatedP90s:
+    """The p90s of one simulation in ms (None if one does not apply), and whether both bounds are kept.
 
-    It is not `steady` where the queue grew for as long as requests came: the p90 is then that of how long was
-    watched.
+    It is not `steady` if the queue grew as long as requests came: the p90 then depends on the simulated time.
     """
 
     p90_ms: Mapping[Limit, float | None]
@@ -33,31 +32,30 @@ class Seen:
     steady: bool = True
 
 
-Observe = Callable[[Experiment], Seen]
-"""Serves the same requests under an experiment's constants. It travels to other processes."""
+Observe = Callable[[Experiment], SimulatedP90s]
+"""Serves the same requests under an experiment's constants. It is sent to other processes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """Simulations under the constants' values (`base`) and in each draw of those that are `sampled`."""
+class P90Draws:
+    """Simulations under the constants' values (`base`) and under each draw of the `sampled` constants."""
 
-    base: Seen
-    draws: tuple[Seen, ...]
+    base: SimulatedP90s
+    draws: tuple[SimulatedP90s, ...]
     sampled: tuple[str, ...]
 
     @property
     def kept_probability(self) -> float | None:
-        """The share of draws in which both bounds are kept; None without draws."""
+        """Share of draws in which both bounds are kept; None without draws."""
         return sum(seen.kept for seen in self.draws) / len(self.draws) if self.draws else None
 
     @property
     def overloaded(self) -> int:
-        """Draws in which the queue grew all along."""
+        """Number of draws in which the queue grew all along."""
         return sum(not seen.steady for seen in self.draws)
 
     @property
     def tree(self) -> Tree:
-        """In how many draws both bounds are kept, and in how many the queue grows."""
         return {
             "draws": len(self.draws),
             "constants_sampled": list(self.sampled),
@@ -66,10 +64,11 @@ class Drawn:
         }
 
     def constants_ms(self, limit: Limit, p90_ms: float) -> tuple[float, float | None] | None:
-        """95 % interval of a p90 by the draws around `p90_ms`, of a longer simulation at the values.
+        """95 % interval of a p90 by the draws around `p90_ms`, the p90 of a longer simulation under the
+        values.
 
-        Its upper end is None, open, where too many draws are overloaded; None as a whole without draws or
-        where the latency does not apply.
+        Its upper end is None (open) if too many draws are overloaded. The whole is None without draws or if
+        the latency does not apply.
         """
         known = [(seen.p90_ms[limit], seen.steady) for seen in self.draws]
         ms = [(p90, steady) for p90, steady in known if p90]
@@ -88,20 +87,24 @@ class Drawn:
         return min(low, p90_ms), None if is_open else max(high, p90_ms)
 
 
-def under_draws(experiment: Experiment, observe: Observe, draws: int = DRAWS, spread: Spread = map) -> Drawn:
+def under_draws(
+    experiment: Experiment, observe: Observe, draws: int = DRAWS, parallel_map: ParallelMap = map
+) -> P90Draws:
     """`observe` of the experiment as it is and under `draws` sets of its constants, on the same requests."""
     sets = drawn(experiment, draws)
-    seen: Iterable[Seen] = spread(partial(_seen, observe, experiment), [{}, *sets])
+    seen: Iterable[SimulatedP90s] = parallel_map(partial(_seen, observe, experiment), [{}, *sets])
     base, *others = seen
-    return Drawn(base, tuple(others), tuple(uncertain(experiment)))
+    return P90Draws(base, tuple(others), tuple(uncertain(experiment)))
 
 
-def _seen(observe: Observe, experiment: Experiment, values: Mapping[str, float]) -> Seen:
+def _seen(observe: Observe, experiment: Experiment, values: Mapping[str, float]) -> SimulatedP90s:
     return observe(replaced(experiment, values))
 
 
-def intervals(known: Drawn, limit: Limit, p90_ms: float | None, noise_ms: tuple[float, float] | None) -> Tree:
-    """The tree of a p90's uncertainty: `interval_ms` of all of it, and its two causes apart.
+def intervals(
+    known: P90Draws, limit: Limit, p90_ms: float | None, noise_ms: tuple[float, float] | None
+) -> Tree:
+    """The tree of a p90's uncertainty: `interval_ms` of both causes together, and each cause by itself.
 
     `noise_ms` is its 95 % interval by Monte Carlo noise. An open upper end is None.
     """
@@ -117,7 +120,7 @@ def intervals(known: Drawn, limit: Limit, p90_ms: float | None, noise_ms: tuple[
 def _joined(
     p90_ms: float, found: tuple[float, float | None], noise_ms: tuple[float, float] | None
 ) -> tuple[float, float | None]:
-    """Both causes are independent: their distances from the p90, in ln, add up as squares."""
+    """The causes are independent: their distances from the p90, in ln, add up as squares."""
     low, high = found
     noise = 0.0 if noise_ms is None else (noise_ms[1] - noise_ms[0]) / 2 / p90_ms
     down = math.hypot(math.log(p90_ms / low), noise)

@@ -1,12 +1,10 @@
-"""Draws of the engine model's constants: joint, stratified, and alike wherever a constant is the same.
+"""Draws of the engine model's constants: joint, stratified, and equal wherever a constant is the same.
 
-Knows intervals and correlations; knows no rate, no request and no answer.
-
-A draw is one column of standard normals for each constant. Whose constant it is decides what two experiments
-have in common: `deployment_scale` belongs to nobody, since whoever deploys one service deploys the other too,
-so that every cell of a grid draws it alike; a constant of the step time belongs to its model, one of the
-accelerator to that, and those of `hardware` that were fitted with a model to all hardware of that fit. Each
-layout has its own draws of `layout_scale`, by tensor and expert parallelism.
+Knows intervals and correlations; knows no rate and no request. A draw is one column of standard normals for
+each constant. The owner of a constant decides what two experiments share. `deployment_scale` has no owner,
+since the same people deploy both services, so every cell of a grid draws it alike. A constant of the step
+time belongs to its model, one of the accelerator to that, and `hardware` constants that were fitted with a
+model to all hardware of that fit. Each layout draws its own `layout_scale`, by tensor and expert parallelism.
 """
 
 import math
@@ -17,35 +15,33 @@ from functools import cache
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
 from conf.constants import KERNELS, Covariance, constants, correlation, covariance
 from conf.specs.experiment import Constant, Efficiency, Experiment, Layout, StepTime
-
-Floats = NDArray[np.float64]
+from loadgen.traffic.processes import Floats
 
 SEED = 0
-"""Draws of constants are no part of the traffic: experiment.seed does not move them."""
+"""Draws of constants are no part of the traffic: experiment.seed does not change them."""
 NORMAL = NormalDist()
 MODEL, HARDWARE = "model.step_time.", "hardware.efficiency."
 DEPLOYMENT_SCALE, LAYOUT_SCALE = f"{MODEL}deployment_scale", f"{MODEL}layout_scale"
 LAYOUTS = tuple(f"TP{gpus}{experts}" for gpus in (1, 2, 4, 8) for experts in ("", f"/EP{gpus}"))
-"""Layouts whose draws are orthogonal to each other; those of another are independent of them, by chance."""
+"""Layouts whose draws are orthogonal to each other; those of other layouts are merely independent."""
 LEAST_ORTHOGONAL, MOST_ORTHOGONAL = 40, 200
-"""Fewer draws have too few dimensions for the constants of a model and of its hardware; more need no help
-against chance, which correlates 2000 by .02."""
+"""Numbers of draws that are made orthogonal. Fewer have too few dimensions for the constants of a model and
+its hardware; more need no help against chance, which correlates 2000 by .02."""
 HARDWARE_PART = 4
-"""One dimension of so many is for constants of the hardware: four, and room for another's to differ."""
+"""One dimension in four is for hardware constants: there are four, and another hardware's may differ."""
 TURNS = 4
-"""Turns of ranking and straightening; more hardly lower the correlations of 48 draws (tried)."""
+"""Rounds of ranking and orthogonalising; more hardly lower the correlations of 48 draws (tried)."""
 
 
 def drawn(experiment: Experiment, count: int) -> list[dict[str, float]]:
-    """Values of the uncertain constants, by config key: `count` sets.
+    """`count` sets of values of the uncertain constants, by config key.
 
-    Each constant's draws are stratified (a Latin hypercube) and the same in every experiment that has the
-    constant. Those of the model's fit are correlated as it says, those of a calibration as that says, all
-    others by less than .1 (40 to 200 draws, or thousands).
+    Each constant's draws are stratified (a Latin hypercube) and equal in every experiment that has the
+    constant. Constants of the model's fit are correlated as the fit says, those of a calibration as it says,
+    all others by less than .1 (for 40 to 200 draws, or thousands).
     """
     unsure = uncertain(experiment)
     paths = {**dict.fromkeys(_paths()), **unsure}
@@ -62,12 +58,12 @@ def drawn(experiment: Experiment, count: int) -> list[dict[str, float]]:
 
 
 def uncertain(experiment: Experiment) -> dict[str, Constant]:
-    """The constants with an interval, by config key."""
+    """The constants that have an interval, by config key."""
     return {path: it for path, it in constants(experiment).items() if any(it.ln_sd)}
 
 
 def layout_name(layout: Layout) -> str:
-    """Layouts of one name are wrong alike, such as TP8/EP8."""
+    """Name of the layouts that share one draw of `layout_scale`, such as TP8/EP8."""
     gpus = layout.tensor_parallel
     return f"TP{gpus}/EP{gpus}" if layout.expert_parallel else f"TP{gpus}"
 
@@ -80,8 +76,8 @@ def _paths() -> Iterable[str]:
 def _together(known: Covariance | None, normal: dict[str, Floats]) -> dict[str, Floats]:
     """Columns with the correlations of a fit.
 
-    The triangular root leaves the first column as it is and mixes into each the ones before it. So what is
-    common to models is drawn alike for all of them, constants of a model alike on all hardware, and all
+    The triangular root keeps the first column and mixes into each one the columns before it. So constants
+    that models share are drawn alike for all of them, a model's constants alike on all hardware, and all
     others alike in all layouts.
     """
     if known is None:
@@ -97,27 +93,26 @@ def _together(known: Covariance | None, normal: dict[str, Floats]) -> dict[str, 
 
 
 def _rank(path: str) -> int:
-    """The wider a constant is common to experiments the earlier its column is taken."""
+    """The more experiments share a constant, the earlier its column is taken."""
     if path in (DEPLOYMENT_SCALE, LAYOUT_SCALE):
         return 3 if path == LAYOUT_SCALE else 0
     return 2 if path.startswith(HARDWARE) else 1
 
 
 def _root(rows: Floats) -> Floats:
-    """The symmetric root; an eigenvalue below zero is one that was rounded."""
+    """The symmetric square root; an eigenvalue below zero comes from rounding."""
     variances, axes = np.linalg.eigh(rows)
     root: Floats = (axes * np.sqrt(np.maximum(variances, 0.0))) @ axes.T
     return root
 
 
 def _ln_error(constant: Constant, normal: Floats) -> Floats:
-    """The split normal of a constant."""
+    """A split normal with the constant's two standard deviations."""
     below, above = constant.ln_sd
     return np.where(normal < 0, below, above) * normal
 
 
 def _column(experiment: Experiment, path: str, count: int) -> Floats:
-    """A constant's own normals."""
     owner, names = _owner(experiment, path)
     name = f"{LAYOUT_SCALE}@{layout_name(experiment.layout)}" if path == LAYOUT_SCALE else path
     if not LEAST_ORTHOGONAL <= count <= MOST_ORTHOGONAL or name not in names:
@@ -128,7 +123,7 @@ def _column(experiment: Experiment, path: str, count: int) -> Floats:
 
 
 def _owner(experiment: Experiment, path: str) -> tuple[str, tuple[str, ...]]:
-    """The owner of a constant, and all the names that are orthogonal among this owner's."""
+    """The owner of a constant, and all names that are orthogonal among this owner's."""
     fit, name = experiment.model.posterior, experiment.hardware.name
     if path.startswith(HARDWARE):
         fitted = path in fit.correlations and name in fit.hardware
@@ -147,9 +142,9 @@ def _owner(experiment: Experiment, path: str) -> tuple[str, tuple[str, ...]]:
 def _columns(count: int, owner: str, names: tuple[str, ...]) -> Floats:
     """Stratified normals, a column for each name, as near to orthogonal as permutations can be.
 
-    Nobody's column, those of hardware and those of models have dimensions of their own, so that they are
-    orthogonal to each other too, while each owner's place within them is drawn for it alone. Ranks of
-    straightened columns are put in place of them (Iman and Conover 1982), in several turns.
+    Columns without an owner, of hardware and of models have dimensions of their own, so that they are
+    orthogonal to each other too; within them each owner's place is drawn for it alone. Orthogonalised columns
+    are replaced by their ranks (Iman and Conover 1982), in several rounds.
     """
     space = _dimensions(count, names[0])
     rng = np.random.default_rng([SEED, count, zlib.crc32(f"{owner} {names[0]}".encode())])
@@ -161,7 +156,7 @@ def _columns(count: int, owner: str, names: tuple[str, ...]) -> Floats:
 
 
 def _dimensions(count: int, name: str) -> Floats:
-    """The part of the space of columns with mean 0 in which those of such a constant lie."""
+    """The subspace of columns with mean 0 in which this kind of constant lies."""
     rng = np.random.default_rng([SEED, count])
     axes, _ = np.linalg.qr(np.column_stack([np.ones(count), rng.standard_normal((count, count - 1))]))
     first = 2 + (count - 1) // HARDWARE_PART
@@ -171,7 +166,6 @@ def _dimensions(count: int, name: str) -> Floats:
 
 
 def _straightened(columns: Floats) -> Floats:
-    """The orthonormal columns nearest to these."""
     left, _, right = np.linalg.svd(columns, full_matrices=False)
     straight: Floats = left @ right
     return straight
@@ -179,5 +173,4 @@ def _straightened(columns: Floats) -> Floats:
 
 @cache
 def _strata(count: int) -> Floats:
-    """The middles of as many strata of a standard normal, ascending."""
     return np.array([NORMAL.inv_cdf((place + 0.5) / count) for place in range(count)])

@@ -1,6 +1,6 @@
-"""Predictions for every cell of a grid: all cells see the same requests and the same drawn constants.
+"""Predictions for every cell of a grid, on the same requests and the same drawn constants.
 
-Knows cells and how they compare; the engine model is handed in.
+Knows cells and their ratios; the engine model is handed in.
 """
 
 import math
@@ -16,16 +16,16 @@ from conf.matrix import Matrix
 from loadgen.predict import replay
 from loadgen.predict.capacity import quiet
 from loadgen.predict.draws import drawn
-from loadgen.predict.uncertainty import MANY_DRAWS, Spread, drawn_quantile, smoothed
+from loadgen.predict.uncertainty import MANY_DRAWS, ParallelMap, interval_end, smoothed
 
 Predict = Callable[[Experiment], Tree]
 Answer = tuple[Tree, Experiment]
-"""A cell's answer, and what was asked."""
+"""A cell's answer, and its experiment."""
 ENDS = ("below", "above")
 
 
 def experiments(asked: Callable[[list[str]], Experiment], grid: Matrix) -> list[Experiment | str]:
-    """The experiment of every cell, or why it cannot be. Raises ConfigError where none can."""
+    """The experiment of every cell, or the reason for its refusal. Raises ConfigError if all are refused."""
     found: list[Experiment | str] = []
     for cell in grid.cells():
         try:
@@ -38,12 +38,11 @@ def experiments(asked: Callable[[list[str]], Experiment], grid: Matrix) -> list[
 
 
 def are_replays(found: Sequence[Experiment | str]) -> bool:
-    """Whether the cells are replays of so many requests. Raises ConfigError where some are and some not."""
+    """True if the cells are replays of a number of requests. Raises ConfigError if only some are."""
     kinds = {one.is_replay for one in found if isinstance(one, Experiment)}
     if len(kinds) > 1:
         raise ConfigError(
-            "some cells are replays of so many requests and some are steady states; ask for each in a grid "
-            "of its own"
+            "some cells are replays of a number of requests and some are steady states; use one grid for each"
         )
     return kinds == {True}
 
@@ -52,11 +51,11 @@ def predicted(
     grid: Matrix,
     found: Sequence[Experiment | str],
     predict: Predict,
-    spread: Spread,
+    parallel_map: ParallelMap,
     say: Callable[[str], None] = quiet,
 ) -> Tree:
     """The tree of a grid: every cell with its answer, and its ratio to the first cell that has one."""
-    answers = iter(spread(predict, [one for one in found if isinstance(one, Experiment)]))
+    answers = iter(parallel_map(predict, [one for one in found if isinstance(one, Experiment)]))
     cells: list[Tree] = []
     for at, one in zip(grid.cells(), found, strict=True):
         cell = _refused(one) if isinstance(one, str) else next(answers)
@@ -76,9 +75,9 @@ def predicted(
 def ratio(second: Answer, first: Answer) -> dict[str, float]:
     """Capacity over that of the first cell, with a 95 % interval.
 
-    Draw by draw, since a constant that both have errs alike in both, and what differs between layouts is
-    drawn for each; every pair of draws where their numbers differ. The noise of both is added as if the
-    requests were others, which they are not: the interval is rather too wide.
+    It is taken draw by draw, since a constant that both cells have errs alike in both, and layout constants
+    are drawn for each layout; if the numbers of draws differ, over all pairs. The noise of both is added as
+    if the requests differed, which they do not: the interval is rather too wide.
     """
     cell, of = second[0], first[0]
     if cell is of:
@@ -87,15 +86,12 @@ def ratio(second: Answer, first: Answer) -> dict[str, float]:
     value = math.log(q / base)
     noise = math.hypot(*((one["forecast"]["noise_pct"] or 0.0) / 100 for one in (cell, of)))
     moved = _moved(second, first)
-    low, high = (
-        side * math.hypot(max(0.0, side * drawn_quantile(moved, share)), noise)
-        for side, share in ((-1, 0.025), (1, 0.975))
-    )
+    low, high = (interval_end(moved, share, noise) for share in (0.025, 0.975))
     return {"value": math.exp(value), "low": math.exp(value + low), "high": math.exp(value + high)}
 
 
 def _moved(second: Answer, first: Answer) -> Sequence[float]:
-    """ln ratio over its estimate, draw by draw; in many more draws where these show how it answers."""
+    """ln ratio over its estimate, draw by draw; in many more draws if the response is known."""
     ours, theirs = (np.array(cell["forecast"].get("ln_ratios") or [0.0]) for cell, _ in (second, first))
     if len(ours) != len(theirs):
         pairs: list[float] = np.subtract.outer(ours, theirs).ravel().tolist()
@@ -109,7 +105,7 @@ def _moved(second: Answer, first: Answer) -> Sequence[float]:
 
 
 def _of_both(second: Experiment, first: Experiment, count: int) -> list[dict[str, float]]:
-    """The draws of the constants of two cells, those that both share once."""
+    """The drawn constants of two cells; those that both share stand once."""
     ours, theirs = drawn(second, count), drawn(first, count)
     errors = [{path: [one[path] for one in sets] for path in sets[0]} for sets in (ours, theirs)]
     shared = {path for path, values in errors[0].items() if errors[1].get(path) == values}

@@ -1,6 +1,6 @@
 """One experiment's service at one rate on the virtual clock, always under the same requests.
 
-Knows how much is simulated, what of it counts, and which latencies were seen; the engine model is handed in.
+Knows how long to simulate, which requests count and their latencies; the engine model is handed in.
 """
 
 import math
@@ -9,26 +9,25 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from analysis.rows.metrics import tpot_ms, ttft_ms
 from analysis.stats.quantiles import BATCHES, MANY_BATCHES, quantile, sectioning
 from conf.specs.bounds import LIMITS, QUANTILE, Limit, column
 from conf.specs.experiment import Experiment, Slo
-from loadgen.predict.spreading import Spreading, spreading
+from loadgen.predict.routing_outcome import RoutingOutcome, routing_outcome
 from loadgen.traffic.lengths import Ints
-from loadgen.traffic.prefix_sharing import fill_s
-from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Traffic
-
-Floats = NDArray[np.float64]
+from loadgen.traffic.prefix_sharing import cache_warmup_s
+from loadgen.traffic.processes import Floats
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 
 
 class Simulated(NamedTuple):
-    """What became of requests that have all ended, in order of arrival: seconds of the virtual clock.
+    """Times of requests that have all ended, in order of arrival, in seconds of the virtual clock.
 
-    `cached_tokens` of each prompt were in the prefix cache. `work` are sums over the engines' steps, of which
-    `busy_s` and `kv_token_seconds` (KV in use times how long) are read here; both are nan of an engine that
-    had to be simulated block by block, which is slow. `replica` is who served it, where that is told.
+    `cached_tokens` of each prompt were in the prefix cache. `work` holds sums over the engines' steps;
+    `busy_s` and `kv_token_seconds` (KV in use times its duration) are read here, and are nan for an engine
+    that is simulated block by block, which is slow. `replica` is the replica of each request, if known.
     Requests of phase `warmup` fill caches and may have no times (nan).
     """
 
@@ -45,23 +44,23 @@ Simulate = Callable[[Experiment, ArrivalSchedule, int, int], Simulated]
 PARTS = 10
 LEAST_WINDOW_S, LONG_PART_S = 60.0, 600.0
 LEAST_REQUESTS = 2000
-"""Of fewer, one batch of ten says nothing of a p90."""
+"""Fewest requests for a p90 from ten batches."""
 LEAST_IN_BATCH = 250
-"""Requests of a batch among 40, which hardly depend on the next one's then (our choice; seeds agree)."""
+"""Requests per batch from which 40 batches hardly depend on each other (our choice; seeds agree)."""
 ENOUGH_QPS = 8.0
-"""A node that serves more is watched for less time: its requests are as many (our choice)."""
+"""A node above this rate is simulated for less time, with as many requests (our choice)."""
 LIVES = 4
-"""Lives of a request, at its bounds, before what is seen counts: an engine that begins empty is too fast."""
+"""Lives of a request, at its bounds, before the window: an engine that begins empty is too fast."""
 LONGEST_LIFE_S = 60.0
 OVERLOAD = 0.1
-"""A service that needs so much longer than its requests came for, and some lives, has no steady state."""
+"""A service whose requests take this share longer than they came for, beyond some lives, is overloaded."""
 FARTHEST = 3.0
-"""ln of p90 over its bound is cut here: how hopeless an overload is depends on how long it was watched."""
+"""Cut of ln(p90 / bound): beyond it an overloaded p90 depends on the simulated time alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is simulated at one rate: `parts` runs of `nodes` nodes, each with a window of `window_s`."""
+    """Simulated time at one rate: `parts` runs of `nodes` nodes, each with a window of `window_s`."""
 
     parts: int
     window_s: float
@@ -69,21 +68,21 @@ class Effort:
 
     @classmethod
     def of(cls, node_s: float, nodes: int = 1, whole: bool = False) -> "Effort":
-        """About `node_s` seconds of a node; a large service is one run, whose requests are many.
+        """About `node_s` node seconds; a large service is one run, since its requests are many.
 
-        Also with `whole`, as sessions need, whose caches would have to be filled for every part.
+        `whole` asks for one run too: with sessions every part would have to warm its caches.
         """
         parts = 1 if whole else int(min(max(node_s / nodes / LONG_PART_S, 1), PARTS))
         return cls(parts, max(LEAST_WINDOW_S, node_s / nodes / parts), nodes)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """What was seen at one rate (QPS per node): latencies in order of arrival, and means over requests.
+class OperatingPoint:
+    """Latencies at one rate (QPS per node) in order of arrival, and means over requests.
 
-    `e2e_s` is the mean life of a request. `work` are sums over all runs, `load_s` how long those lasted: node
-    seconds, with the load around the window. `served_qps` is the rate at which requests were served, below
-    the one they came at if `steady` is false: the queue grew for as long as they came.
+    `e2e_s` is the mean life of a request. `work` holds sums over all runs and `load_s` their node seconds,
+    with the load around the window. `served_qps` is below the arrival rate if `steady` is false: the queue
+    grew as long as requests came.
     """
 
     rate_qps: float
@@ -99,23 +98,23 @@ class Point:
     load_s: float
     served_qps: float
     steady: bool
-    spreading: Spreading | None = None
+    routing_outcome: RoutingOutcome | None = None
 
     def p90_ms(self, limit: Limit) -> float | None:
-        """None where the latency does not apply, as TPOT to answers of one token."""
+        """None if the latency does not apply, as TPOT to answers of one token."""
         return quantile(self._latency(limit), QUANTILE)
 
     def interval_ms(self, limit: Limit) -> tuple[float, float] | None:
-        """95 % interval of the p90 by Monte Carlo noise alone; None of fewer than 100 requests.
+        """95 % interval of the p90 by Monte Carlo noise alone; None for fewer than 100 requests.
 
-        Ten batches know their own spread to a quarter, which many requests need not put up with.
+        Ten batches know their own spread only to a quarter; with many requests 40 batches know it better.
         """
         latency = self._latency(limit)
         many = len(latency) >= MANY_BATCHES * LEAST_IN_BATCH
         return sectioning(latency, QUANTILE, MANY_BATCHES if many else BATCHES)
 
     def excess(self, limit: Limit) -> float:
-        """ln of p90 over its bound; far below where the limit does not apply."""
+        """ln of p90 over its bound, within `FARTHEST`; the lowest value if the limit does not apply."""
         p90 = self.p90_ms(limit)
         if not p90:
             return -FARTHEST
@@ -127,23 +126,23 @@ class Point:
 
     @property
     def slow(self) -> bool:
-        """Whether the engine was simulated block by block."""
+        """True if the engine was simulated block by block."""
         return math.isnan(self.work["busy_s"])
 
     @property
     def binding(self) -> Limit:
-        """The limit nearest to its bound, or farthest beyond."""
+        """The limit nearest to its bound, or farthest beyond it."""
         return max(LIMITS, key=self.excess)
 
     def _latency(self, limit: Limit) -> Floats:
         return self.ttft_ms if limit == "ttft" else self.tpot_ms
 
 
-class Bench:
+class RateSimulator:
     """Runs one experiment's traffic through the engine model at any rate, always the same requests.
 
-    With sessions the caches of `kv_tokens` per node are filled first, and a part of a large fleet stands for
-    all of it: so many nodes with their share of the sessions.
+    With sessions the caches of `kv_tokens` per node are warmed first. A part of a large fleet stands for all
+    of it: some nodes with their share of the sessions.
     """
 
     def __init__(
@@ -158,14 +157,14 @@ class Bench:
         answer_s = experiment.workload.output_tokens.mean * slo.tpot_p90_ms / 1e3
         self._life_s = min(slo.ttft_p90_ms / 1e3 + answer_s, LONGEST_LIFE_S)
 
-    def varied(self, experiment: Experiment) -> "Bench":
-        """The same bench with other constants."""
-        bench = Bench(experiment, self._simulate, self.effort, self._kv_tokens)
-        bench._traffic = self._traffic
-        return bench
+    def varied(self, experiment: Experiment) -> "RateSimulator":
+        """The same simulator with other constants."""
+        simulator = RateSimulator(experiment, self._simulate, self.effort, self._kv_tokens)
+        simulator._traffic = self._traffic
+        return simulator
 
-    def at(self, rate_qps: float) -> Point:
-        """The service at a rate; the window is longer where requests are rare, shorter where they abound."""
+    def at(self, rate_qps: float) -> OperatingPoint:
+        """The service at a rate; the window is longer at low rates and shorter at high ones."""
         effort = self.effort
         rare_s = LEAST_REQUESTS / (rate_qps * effort.nodes * effort.parts)
         enough_s = max(LEAST_WINDOW_S, effort.window_s * ENOUGH_QPS / rate_qps)
@@ -178,7 +177,7 @@ class Bench:
         offered_s = effort.nodes * effort.parts * (end_s - begin_s)
         lasting_s = LIVES * self._life_s * effort.nodes * effort.parts
         steady = load_s - offered_s <= max(lasting_s, OVERLOAD * offered_s)
-        return Point(
+        return OperatingPoint(
             rate_qps=rate_qps,
             slo=self.experiment.slo,
             ttft_ms=ttft_ms(due, first),
@@ -192,21 +191,21 @@ class Bench:
             load_s=load_s,
             served_qps=rate_qps if steady else rate_qps * offered_s / load_s,
             steady=steady,
-            spreading=runs[0].spreading,
+            routing_outcome=runs[0].routing_outcome,
         )
 
     def _edges_s(self, rate_qps: float, window_s: float) -> tuple[float, ...]:
-        """Where the fill, the load, the window and what follows it begin, and where that ends."""
+        """Begin of cache warm-up, load, window and bridge, and the bridge's end."""
         nodes = self.experiment.cluster.nodes
-        begin_s = fill_s(self.experiment.workload, rate_qps, nodes, self._kv_tokens)
+        begin_s = cache_warmup_s(self.experiment.workload, rate_qps, nodes, self._kv_tokens)
         warm_s = begin_s + LIVES * self._life_s
         return 0.0, begin_s, warm_s, warm_s + window_s, warm_s + window_s + self._life_s
 
     def _run(self, rate_qps: float, window_s: float, part: int) -> "_Run":
-        """One run; load goes on around its window.
+        """One run, with load around its window.
 
-        Before, until the service is no longer empty, and after, as long as a request of the window may be in
-        flight.
+        The load begins early enough that the service is no longer empty, and ends when no request of the
+        window can be in flight.
         """
         edges_s = self._edges_s(rate_qps, window_s)
         ns = [round(edge * NS) for edge in edges_s]
@@ -224,12 +223,12 @@ class Bench:
             [column[inside].astype(np.float64) for column in (*times, *tokens)],
             seen.work,
             float(np.nanmax(seen.last_s, initial=edges_s[1])) - edges_s[1],
-            spreading(arrivals, inside, seen.last_s, seen.replica, engines),
+            routing_outcome(arrivals, inside, seen.last_s, seen.replica, engines),
         )
 
 
 class _Run(NamedTuple):
-    """What became of the requests in a window, and how long load lasted.
+    """Requests of a window, and the duration of the load.
 
     `columns`: due, first, last (s), input, image, output, cached tokens.
     """
@@ -237,7 +236,7 @@ class _Run(NamedTuple):
     columns: list[Floats]
     work: Mapping[str, float]
     load_s: float
-    spreading: Spreading | None
+    routing_outcome: RoutingOutcome | None
 
 
 def _mean(values: Floats) -> float:

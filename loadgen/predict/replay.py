@@ -1,7 +1,7 @@
-"""What the engine model says of an experiment of so many requests: latencies, throughput, their intervals.
+"""Replay of a number of requests by the engine model: latencies, throughput, their intervals.
 
-Knows what is sent and how an answer's figures are taken; the engine model is handed in. The service begins
-empty, and all requests count, as in other tools' benchmarks.
+Knows the requests and the figures; the engine model is handed in. The service begins empty and all requests
+count, as in other tools' benchmarks.
 """
 
 import math
@@ -22,19 +22,20 @@ from conf.constants import replaced
 from conf.specs.bounds import LIMITS, column
 from loadgen.predict.answer import base
 from loadgen.predict.draws import drawn
-from loadgen.predict.uncertainty import DRAWS, Spread, drawn_quantile
-from loadgen.traffic.schedule import ArrivalSchedule, Traffic
+from loadgen.predict.uncertainty import DRAWS, ParallelMap, interval_end
+from loadgen.traffic.processes import Floats
+from loadgen.traffic.schedule import ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 from loadgen.traffic.vllm_bench_arrivals import MOST_SEED
 
-Floats = NDArray[np.float64]
 SEEDS = 16
-"""Other seeds under which the same is replayed, to see how far chance moves the answer (our choice)."""
+"""Other seeds of the same replay, to see how far chance moves the answer (our choice)."""
 STUDENT_T = 2.1314
 """97.5 % quantile of Student's t with SEEDS - 1 degrees of freedom."""
 SAME = 1e-9
-"""Two figures that differ by less do so by rounding alone."""
+"""Relative difference below which two figures differ by rounding alone."""
 MOST_REQUESTS = 50_000
-"""More are a steady state, which rate_qps without requests answers at less cost (our choice)."""
+"""A longer replay is a steady state, which rate_qps without requests answers at less cost (our choice)."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 LATENCIES = ("ttft_ms", "tpot_ms", "gap_ms", "e2e_ms")
 THROUGHPUT = "output_tokens_per_s"
@@ -43,10 +44,10 @@ Figures = Mapping[str, float | None]
 
 
 class Replayed(NamedTuple):
-    """What became of every request, in order of sending: seconds from the start of the load.
+    """Times of every request in order of sending, in seconds from the start of the load.
 
-    `sent_s` is the due time, in a closed loop when a request before it ended; `gap_s` the 99 % quantile of
-    the gaps between its tokens, nan where there are none or where they are unknown.
+    `sent_s` is the due time, in a closed loop the end of an earlier request. `gap_s` is the 99 % quantile of
+    the gaps between its tokens, nan if there are none or they are unknown.
     """
 
     sent_s: Floats
@@ -61,17 +62,18 @@ Play = Callable[[Experiment, ArrivalSchedule, int], Replayed]
 
 
 def refuse(experiment: Experiment) -> None:
-    """Raise ConfigError for what a replay of so many requests does not know, and what it alone knows."""
+    """Raise ConfigError for what a replay does not support, and for what only a replay supports."""
     workload, kind, seed = experiment.workload, experiment.workload.arrivals.kind, experiment.seed
     if not experiment.is_replay:
         if kind == "vllm_bench":
             raise ConfigError(
-                "workload.arrivals.kind=vllm_bench is so many requests at a rate; add rate_qps=... requests=N"
+                "workload.arrivals.kind=vllm_bench sends a number of requests at a rate; add "
+                "rate_qps=... requests=N"
             )
         return
     if workload.has_sessions:
         raise ConfigError(
-            "a replay begins with an empty service, which no session has met; leave workload.sessions and "
+            "a replay begins with an empty service, which has no sessions yet; leave workload.sessions and "
             "workload.conversations out, or requests=... and concurrency=..."
         )
     if experiment.streams > 1:
@@ -91,12 +93,11 @@ def refuse(experiment: Experiment) -> None:
 
 
 def asked_requests(experiment: Experiment) -> int:
-    """How many requests are replayed."""
     return experiment.closed_requests if experiment.requests is None else experiment.requests
 
 
 def planned(experiment: Experiment, number: int = 0) -> ArrivalSchedule:
-    """What is sent; every `number` above 0 draws anew what the seed leaves to chance."""
+    """The requests; every `number` above 0 draws anew what the seed leaves to chance."""
     traffic, seed, count = Traffic(experiment.workload), experiment.seed, asked_requests(experiment)
     if held := experiment.concurrency:
         return traffic.closed(count, held, 0, dwell=number, first_seq=0, seed=seed)
@@ -105,16 +106,16 @@ def planned(experiment: Experiment, number: int = 0) -> ArrivalSchedule:
     return traffic.first(count, rate_qps, dwell=number, seed=seed)
 
 
-def tree(experiment: Experiment, play: Play, spread: Spread = map, draws: int = DRAWS) -> Tree:
+def tree(experiment: Experiment, play: Play, parallel_map: ParallelMap = map, draws: int = DRAWS) -> Tree:
     """The figures with their 95 % intervals, and each p90 against its bound.
 
-    An interval is that of the constants, on the same arrivals; where chance drew the arrivals or lengths, how
-    far other seeds lie is part of it.
+    An interval holds the constants' uncertainty, on the same arrivals. If chance drew arrivals or lengths,
+    the scatter of other seeds is part of it.
     """
     figures_of = partial(_figures, experiment, play)
     sets = drawn(experiment, draws)
     jobs: list[tuple[Mapping[str, float], int]] = [({}, number) for number in range(SEEDS + 1)]
-    seen = list(spread(figures_of, [*jobs, *((values, 0) for values in sets)]))
+    seen = list(parallel_map(figures_of, [*jobs, *((values, 0) for values in sets)]))
     values, others, varied = seen[0], seen[1 : SEEDS + 1], seen[SEEDS + 1 :]
     found = {name: _figure(name, values, varied, others) for name in values}
     probe = _judged(experiment, found)
@@ -149,7 +150,7 @@ def tree(experiment: Experiment, play: Play, spread: Spread = map, draws: int = 
 def _figures(
     experiment: Experiment, play: Play, job: tuple[Mapping[str, float], int]
 ) -> dict[str, float | None]:
-    """All figures under other constants, by name, or with another draw of what is left to chance."""
+    """All figures by name, under other constants or with another draw of what is left to chance."""
     constants, number = job
     schedule = planned(experiment, number)
     played = play(replaced(experiment, constants), schedule, experiment.seed + number)
@@ -170,7 +171,7 @@ def _figures(
 
 
 def latencies_ms(schedule: ArrivalSchedule, played: Replayed) -> tuple[Floats, Floats, Floats, Floats]:
-    """TTFT, TPOT, late gap and E2E of every request, in ms, by `analysis.metrics`."""
+    """TTFT, TPOT, late gap and E2E of every request in ms, by `analysis.rows.metrics`."""
     outputs = schedule.output_tokens.astype(np.float64)
     return (
         ttft_ms(played.sent_s, played.first_s),
@@ -181,7 +182,7 @@ def latencies_ms(schedule: ArrivalSchedule, played: Replayed) -> tuple[Floats, F
 
 
 def rows(schedule: ArrivalSchedule, played: Replayed) -> pa.Table:
-    """A row per request in order of sending; null where a figure does not apply. Times are in seconds."""
+    """A row per request in order of sending, times in seconds; null if a figure does not apply."""
     ttft, tpot, gap, e2e = (values / 1e3 for values in latencies_ms(schedule, played))
     known = [pa.array(values, pa.float64(), from_pandas=True) for values in (ttft, tpot, gap, e2e)]
     names = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
@@ -200,8 +201,8 @@ def rows(schedule: ArrivalSchedule, played: Replayed) -> pa.Table:
 def ratio(cell: Tree, first: Tree) -> dict[str, float]:
     """Output tok/s over that of the first cell, with a 95 % interval, draw by draw and seed by seed.
 
-    A constant or an arrival that both have errs alike in both. Where their numbers of draws differ, every
-    pair counts.
+    A constant or an arrival that both cells have errs alike in both. If the numbers of draws differ, all
+    pairs count.
     """
     ours, theirs = cell["replay"], first["replay"]
     value, of = (math.log(one["figures"][THROUGHPUT]["value"]) for one in (ours, theirs))
@@ -214,7 +215,6 @@ def ratio(cell: Tree, first: Tree) -> dict[str, float]:
 
 
 def _differences(ours: Sequence[float], theirs: Sequence[float]) -> Floats:
-    """What two cells differ by in each draw; 0 where neither drew anything."""
     one, other = (np.array(each or [0.0]) for each in (ours, theirs))
     pairs: Floats = one - other if len(one) == len(other) else np.subtract.outer(one, other).ravel()
     return pairs
@@ -232,7 +232,7 @@ def _figure(name: str, values: Figures, varied: Sequence[Figures], others: Seque
 def _ends(
     name: str, values: Figures, varied: Sequence[Figures], others: Sequence[Figures]
 ) -> tuple[float | None, float | None]:
-    """The 95 % interval of one figure in ln: of the constants' draws, and of a further seed (Student's t)."""
+    """The 95 % interval of one figure: from the constants' draws, and from one more seed (Student's t)."""
     value = values[name]
     if not value:
         return value, value
@@ -245,24 +245,24 @@ def _ends(
 
 
 def _away(moved: Floats, chance: Floats) -> tuple[float, float]:
-    """How far in ln the ends of a 95 % interval lie from a value that draws of the constants have `moved`.
+    """Distances in ln of a 95 % interval's ends from a value.
 
-    `chance` is how far other seeds lie; that of one more is Student's t.
+    `moved` are the draws of the constants; `chance` is the scatter of other seeds, of which one more follows
+    Student's t.
     """
     centre = float(chance.mean()) if len(chance) else 0.0
     around = (
         STUDENT_T * float(chance.std(ddof=1)) * math.sqrt(1 + 1 / len(chance)) if len(chance) > 1 else 0.0
     )
     low, high = (
-        side
-        * math.hypot(max(0.0, side * drawn_quantile(moved.tolist(), share)), max(0.0, side * centre + around))
+        interval_end(moved.tolist(), share, max(0.0, side * centre + around))
         for side, share in ((-1, 0.025), (1, 0.975))
     )
     return low, high
 
 
 def _by_chance(values: Figures, others: Sequence[Figures]) -> dict[str, Any]:
-    """Where a further seed may lie, of every figure; empty where chance moves nothing."""
+    """The 95 % interval of a further seed for every figure; empty if chance moves nothing."""
     same = all(
         math.isclose(one[name] or 0.0, value or 0.0, rel_tol=SAME)
         for one in others
@@ -272,7 +272,6 @@ def _by_chance(values: Figures, others: Sequence[Figures]) -> dict[str, Any]:
 
 
 def _judged(experiment: Experiment, found: Mapping[str, Tree]) -> Tree:
-    """Each p90 against its bound, in the form of a probe."""
     nodes = experiment.cluster.nodes
     out: dict[str, Any] = {
         "loop": "closed" if experiment.concurrency else "open",
@@ -293,7 +292,6 @@ def _judged(experiment: Experiment, found: Mapping[str, Tree]) -> Tree:
 
 
 def _kept(experiment: Experiment, varied: Sequence[Figures]) -> float | None:
-    """In which share of the draws both bounds are kept."""
     if not varied:
         return None
     bounds = {f"{bound.limit}_ms.p90": bound.ms for bound in experiment.slo.bounds}

@@ -1,4 +1,4 @@
-"""Where a rising function of the rate crosses zero; knows no request and no engine."""
+"""The root of a noisy rising function of the rate; knows no request and no engine."""
 
 import math
 from bisect import insort
@@ -6,23 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 STEEPEST_STEP = math.log(2.0)
-"""The longest step in ln rate while one end is unknown: beyond twice the capacity an engine only queues."""
+"""Longest step in ln rate while one end is unknown: beyond twice the capacity an engine only queues."""
 LEAST_STEP = 0.02
 CLOSEST = 0.1
-"""A new rate keeps this share of the bracket away from both of its ends."""
+"""A new rate stays this share of the bracket away from both ends."""
 BEYOND = 1.2
-"""Steps to the crossing are taken this much longer while one end is unknown, to bracket it."""
+"""Steps are this much longer than needed while one end is unknown, to bracket the root."""
 LONGEST = 60
 
-Point = tuple[float, float]
+_Point = tuple[float, float]
 """ln rate, and the excess there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
-    """The rate of the crossing and the slope there, by ln rate.
+class RateRoot:
+    """The root's rate and the slope there, by ln rate.
 
-    `side` is +1 or -1 where it lies beyond an end of the search; `rate_qps` is then that end.
+    `side` is +1 or -1 if the root lies beyond an end of the search; `rate_qps` is then that end.
     """
 
     rate_qps: float
@@ -33,60 +33,61 @@ class Crossing:
 Excess = Callable[[float], float]
 
 
-def crossing(
+def find_root(
     excess: Excess, start_qps: float, ends_qps: tuple[float, float], slope: float, tolerance: float
-) -> Crossing:
-    """Where `excess` (of QPS, at most 0 while the bounds are kept) turns positive, to `tolerance` in ln rate.
+) -> RateRoot:
+    """The rate at which `excess` (at most 0 while the bounds are kept) turns positive, to `tolerance` in ln
+    rate.
 
-    `slope` is a first guess of its derivative by ln rate. A secant within a bracket once both signs are
-    known; the function may be flat far from the crossing and noisy by less than the tolerance.
+    `slope` is a first guess of its derivative by ln rate. Once both signs are known it is a secant search
+    within the bracket; the function may be flat far from the root, and noisy by less than the tolerance.
     """
     lowest, highest = (math.log(end) for end in ends_qps)
     at = min(max(math.log(start_qps), lowest), highest)
-    points: list[Point] = []
+    points: list[_Point] = []
     widths: list[float] = []
     for _ in range(LONGEST):
         value = excess(math.exp(at))
         insort(points, (at, value))
         slope = _flattest(points, at, slope)
         if abs(value) <= tolerance * slope:
-            return Crossing(math.exp(at - value / slope), slope)
+            return RateRoot(math.exp(at - value / slope), slope)
         below = max((point for point in points if point[1] <= 0), default=None)
         above = min((point for point in points if point[1] > 0), default=None)
         if below and above:
             widths.append(above[0] - below[0])
             if widths[-1] <= tolerance:
-                return Crossing(math.exp(_meet(below, above)), _slope(below, above))
+                return RateRoot(math.exp(_meet(below, above)), _slope(below, above))
             slow = len(widths) > 2 and widths[-1] > widths[-3] / 2
             at = (below[0] + above[0]) / 2 if slow else _within(below, above, at - value / slope)
         elif at in (lowest, highest) and (at == lowest) == (value > 0):
-            return Crossing(math.exp(at), slope, side=-1 if value > 0 else 1)
+            return RateRoot(math.exp(at), slope, side=-1 if value > 0 else 1)
         else:
             step = min(max(BEYOND * abs(value) / slope, LEAST_STEP), STEEPEST_STEP)
             at = min(max(at - math.copysign(step, value), lowest), highest)
-    return Crossing(math.exp(at), slope)
+    return RateRoot(math.exp(at), slope)
 
 
-def _flattest(points: list[Point], at: float, guess: float) -> float:
-    """The smaller slope to a neighbour of the point `at`: the crossing is no farther than it says."""
+def _flattest(points: list[_Point], at: float, guess: float) -> float:
+    """The smaller slope to a neighbour of the point `at`: the root is no farther than it says."""
     place = next(i for i, point in enumerate(points) if point[0] == at)
     near = [_slope(*points[i : i + 2]) for i in (place - 1, place) if 0 <= i < len(points) - 1]
     return max(min(near), guess / 4) if near else guess
 
 
-def _within(below: Point, above: Point, at: float) -> float:
-    """`at`, or where the line through the bracket's ends is zero if that lies outside; never at an end."""
+def _within(below: _Point, above: _Point, at: float) -> float:
+    """`at` if it lies inside the bracket, else the root of the line through its ends; never close to an
+    end.
+    """
     if not below[0] < at < above[0]:
         at = _meet(below, above)
     margin = CLOSEST * (above[0] - below[0])
     return min(max(at, below[0] + margin), above[0] - margin)
 
 
-def _slope(left: Point, right: Point) -> float:
-    """The secant's slope, above zero."""
+def _slope(left: _Point, right: _Point) -> float:
     return max((right[1] - left[1]) / (right[0] - left[0]), 1e-3)
 
 
-def _meet(below: Point, above: Point) -> float:
-    """Where the line through both ends is zero."""
+def _meet(below: _Point, above: _Point) -> float:
     return below[0] - below[1] * (above[0] - below[0]) / (above[1] - below[1])

@@ -1,6 +1,6 @@
-"""How the engine model's answer moves with its constants: an interval by sampling.
+"""Interval of the engine model's answer from the uncertainty of its constants, by sampling.
 
-Knows draws of the constants and a forecast to vary; knows no engine and no constant.
+Knows draws of the constants and a prediction to vary; knows no engine and no constant.
 """
 
 import math
@@ -13,17 +13,17 @@ import numpy as np
 
 from conf.constants import replaced
 from conf.specs.bounds import Limit
-from loadgen.predict.capacity import Forecast, solve
+from loadgen.predict.capacity import PredictedCapacity, solve
 from loadgen.predict.draws import NORMAL, drawn
-from loadgen.predict.operating_point import Bench
-from loadgen.predict.root_finding import Crossing
+from loadgen.predict.operating_point import RateSimulator
+from loadgen.predict.root_finding import RateRoot
 
-Spread = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+ParallelMap = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 """`map`, or that of a pool of processes."""
 
 DRAWS = 48
 MANY_DRAWS, DRAWS_PER_CONSTANT = 2000, 2
-"""Draws of the response that was learnt, and how many it takes to learn it."""
+"""Draws of the fitted response, and the draws per constant that it takes to fit it."""
 ROUGH = 0.01
 """Tolerance of ln rate; the interval of the default model is some 50 times as wide."""
 Z95 = NORMAL.inv_cdf(0.975)
@@ -31,11 +31,11 @@ Z95 = NORMAL.inv_cdf(0.975)
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """Answers under drawn constants over that under their values, in ln, and which limit bound in each.
+    """ln ratios of answers under drawn constants to that under their values, and the limit that binds in
+    each.
 
-    `sampled` are the config keys that were drawn; without any the draws are none. `open_below` and
-    `open_above` of them lie beyond an end of the search and stand there as that end. The interval is that of
-    `smoothed`.
+    `sampled` are the config keys that were drawn; if empty there are no draws. `open_below` and `open_above`
+    count the draws beyond an end of the search; they stand as that end. The interval comes from `smoothed`.
     """
 
     sampled: tuple[str, ...]
@@ -46,28 +46,27 @@ class Uncertainty:
     smoothed: tuple[float, ...] = ()
 
     def ends(self, share: float, noise: float) -> float | None:
-        """ln distance from the estimate to the quantile `share`, the Monte Carlo noise (95 %) included.
+        """ln distance from the estimate to the quantile `share`, Monte Carlo noise (95 %) included.
 
-        None where that quantile lies beyond an end of the search.
+        None if that quantile lies beyond an end of the search.
         """
         side = 1 if share > 0.5 else -1
         beyond = self.open_above if side > 0 else self.open_below
         if beyond and beyond >= min(share, 1 - share) * len(self.ln_ratios):
             return None
-        away = max(0.0, side * drawn_quantile(self.smoothed, share))
-        return side * math.hypot(away, noise / Z95 * NORMAL.inv_cdf(max(share, 1 - share)))
+        return interval_end(self.smoothed, share, noise / Z95 * NORMAL.inv_cdf(max(share, 1 - share)))
 
 
-def uncertainty(found: Forecast, draws: int = DRAWS, spread: Spread = map) -> Uncertainty:
-    """The forecast again under `draws` sets of constants, on the same requests."""
-    sets = drawn(found.bench.experiment, draws)
+def uncertainty(found: PredictedCapacity, draws: int = DRAWS, parallel_map: ParallelMap = map) -> Uncertainty:
+    """The prediction again under `draws` sets of constants, on the same requests."""
+    sets = drawn(found.simulator.experiment, draws)
     if not sets:
         return Uncertainty(())
-    answers = list(spread(partial(varied, found.bench, found.quick.crossing), sets))
-    base = math.log(found.quick.crossing.rate_qps)
+    answers = list(parallel_map(partial(varied, found.simulator, found.quick.root), sets))
+    base = math.log(found.quick.root.rate_qps)
     ln_ratios = tuple(ln_qps - base for ln_qps, _, _ in answers)
     below, above = (sum(side == end for _, _, side in answers) for end in (-1, 1))
-    many = [] if below or above else drawn(found.bench.experiment, MANY_DRAWS)
+    many = [] if below or above else drawn(found.simulator.experiment, MANY_DRAWS)
     more = smoothed(sets, ln_ratios, many)
     bindings = tuple(binding for _, binding, _ in answers)
     return Uncertainty(tuple(sets[0]), ln_ratios, bindings, below, above, more)
@@ -76,11 +75,11 @@ def uncertainty(found: Forecast, draws: int = DRAWS, spread: Spread = map) -> Un
 def smoothed(
     sets: Sequence[Mapping[str, float]], ln_ratios: Sequence[float], many: Sequence[Mapping[str, float]]
 ) -> tuple[float, ...]:
-    """What so many more draws would give: the draws' response in ln, and their residuals in turn.
+    """Many more draws by the fitted response in ln, each with one of its residuals.
 
-    It is a parabola of a linear combination: near to straight, and what slows a service most slows it less
-    and less. The ends of an interval from a few draws alone would rest on two or three of them. Where there
-    are too few for so many constants, or none more, they stay what they are.
+    The response is a parabola of a linear combination: nearly straight, and flatter as a service gets slower.
+    The ends of an interval from a few draws alone would rest on two or three of them. With too few draws for
+    the number of constants, or without `many`, the draws are returned as they are.
     """
     if not many or len(sets) < DRAWS_PER_CONSTANT * (len(sets[0]) + 1):
         return tuple(ln_ratios)
@@ -94,11 +93,19 @@ def smoothed(
 
 
 def drawn_quantile(ln_ratios: Sequence[float], share: float) -> float:
-    """A quantile of stratified draws, each of which stands for the middle of its stratum; 0 of none."""
+    """A quantile of stratified draws, each the middle of its stratum; 0 without draws."""
     return float(np.quantile(np.array(ln_ratios), share, method="hazen")) if len(ln_ratios) else 0.0
 
 
-def varied(bench: Bench, base: Crossing, values: Mapping[str, float]) -> tuple[float, Limit, int]:
-    """ln QPS under other constants, what binds, and the side of an open end."""
-    changed = solve(bench.varied(replaced(bench.experiment, values)), base.rate_qps, base.slope, ROUGH)
-    return math.log(changed.crossing.rate_qps), changed.point.binding, changed.crossing.side
+def interval_end(moved: Sequence[float], share: float, noise: float) -> float:
+    """ln distance to the quantile `share` of draws that have `moved` the answer, with independent noise."""
+    side = 1 if share > 0.5 else -1
+    return side * math.hypot(max(0.0, side * drawn_quantile(moved, share)), noise)
+
+
+def varied(simulator: RateSimulator, base: RateRoot, values: Mapping[str, float]) -> tuple[float, Limit, int]:
+    """ln QPS under other constants, the limit that binds, and the side of an open end."""
+    changed = solve(
+        simulator.varied(replaced(simulator.experiment, values)), base.rate_qps, base.slope, ROUGH
+    )
+    return math.log(changed.root.rate_qps), changed.point.binding, changed.root.side

@@ -1,1 +1,1 @@
-"""The bytes of a request."""
+"""Request bodies: their tokens, text and images."""

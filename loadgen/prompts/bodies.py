@@ -1,8 +1,8 @@
 """Request bodies of exact token length, spliced from bytes made before the start.
 
-Knows JSON bodies of vLLM's completions and chat APIs; knows nothing of sockets. The place of every token in
-one long string is known, so a prompt of n tokens is a slice of it: building a body costs a copy, not a
-tokeniser.
+Knows the JSON bodies of vLLM's completions and chat APIs; knows nothing of sockets. The position of every
+token in one long string is known, so a prompt of n tokens is a slice of it: building a body costs a copy, not
+a tokeniser.
 """
 
 import json
@@ -10,37 +10,38 @@ from collections.abc import Sequence
 
 from conf.specs.experiment import Workload
 from loadgen.prompts import text_pool
-from loadgen.prompts.images import Album
-from loadgen.prompts.token_pool import Level, Piece, synthetic
+from loadgen.prompts.images import ImageParts
+from loadgen.prompts.token_pool import PromptLevel, TokenBytes, synthetic
 from loadgen.traffic.lengths import UNIQUE_TOKENS
 
 SESSIONS_FROM = 2**39
-"""Sessions are numbered like requests, beyond them all, where they need tokens of their own."""
+"""Numbers that name sessions start here, beyond those of all requests."""
 CHARACTERS_FROM, CUTS_FROM = 2**38, 2**37
-"""So are characters and the places where a history is cut; all of them are far fewer than lie between."""
+"""Numbers that name characters and history cuts start here; their ranges do not overlap."""
 STRIDE = 7919
-"""From where in the text one number's tokens come to where the next one's do: a prime (our choice)."""
+"""Distance between the text positions of consecutive numbers: a prime (our choice)."""
 ENVELOPES = {
     "token_ids": (b'{"prompt":[', b"]"),
     "text": (b'{"prompt":"', b'"'),
     "chat": (b'{"messages":[{"role":"user","content":"', b'"}]'),
 }
-"""What stands before and after the tokens of a prompt."""
+"""JSON before and after the tokens of a prompt."""
 IMAGES_HEAD, IMAGES_CLOSE = b'{"messages":[{"role":"user","content":[{"type":"text","text":"', b'"}'
-"""The same of a message in parts, up to its first image."""
+"""JSON before the text of a message with images, and between it and the first image."""
 
 
 class Prompts:
-    """Bodies for one workload. Two bodies share the first tokens that they are asked to share, and no more.
+    """Builds the bodies of one workload.
 
-    Those of one session share more: the share `session_hit` of the shorter one.
+    Two bodies share exactly the first tokens that they are asked to share; those of one session share the
+    share `session_hit` of the shorter one. The rest is unique, so that a prefix cache is hit as intended and
+    never by chance. `salt` separates runs: no prompt of another salt has the same tokens, not even the shared
+    ones. Tokens are synthetic, or real text if the workload names a tokenizer; names of real text begin with
+    the same word once in as many as the vocabulary has words.
 
-    What follows those is unique, so that a prefix cache is hit as intended and never by chance. `salt`
-    separates runs: prompts of another salt differ, shared tokens too. Tokens are synthetic, or those of real
-    text where the workload names a tokenizer; there another name begins with the same word once in as many
-    as the vocabulary has words. `path` is the URL path of the API that takes the bodies. A chat is one user
-    message, and a conversation of real text a system message before it where its template has that role; what
-    the server's template puts around them comes on top of the asked tokens.
+    `path` is the URL path of the API that takes the bodies. A chat is one user message; a conversation of
+    real text has a system message before it if its template has that role. The server's chat template adds
+    tokens to the asked ones.
     """
 
     def __init__(self, workload: Workload, model: str, vocab: int, salt: int) -> None:
@@ -51,7 +52,7 @@ class Prompts:
         self._begins = _beginnings(self._source.levels, self._head, workload.prompt == "chat")
         self._session_hit = workload.session_hit
         self._image_tokens = workload.images.tokens
-        self._album = Album(workload.images, salt) if workload.images.most else None
+        self._album = ImageParts(workload.images, salt) if workload.images.most else None
         rest = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
         rest |= {"ignore_eos": True, "temperature": 0}
         self._tail = json.dumps(rest, separators=(",", ":")).encode()[1:]
@@ -67,16 +68,16 @@ class Prompts:
     ) -> bytes:
         """The JSON body of request `seq`: `input_tokens` tokens in, exactly `output_tokens` out.
 
-        The first `shared_tokens` are the same in every body, however many of them it has; what follows them
-        up to the share `session_hit` is the same in every body of `session`. `image_tokens` of the input are
-        images, which come after the text.
+        The first `shared_tokens` are equal in all bodies. The tokens after them, up to the share
+        `session_hit`, are equal in all bodies of `session`. `image_tokens` of the input are images, which
+        follow the text.
         """
         head, close = self._head, self._close
         if image_tokens:
             input_tokens -= image_tokens
             shared_tokens = min(shared_tokens, input_tokens)
             head, close = self._with_images(seq, image_tokens)
-        pieces: list[Piece] = [self._pool.slice(0, shared_tokens)] if shared_tokens else []
+        pieces: list[TokenBytes] = [self._pool.slice(0, shared_tokens)] if shared_tokens else []
         begun = shared_tokens
         if session is not None:
             history = self._history(session, input_tokens, shared_tokens)
@@ -97,10 +98,9 @@ class Prompts:
     ) -> bytes:
         """The JSON body of a turn of a conversation.
 
-        `levels` are the tokens of the system prompt, of it and the character, and of the persona; the history
-        is the rest. `names` are character, session and the cut of the history: prompts that have the first
-        names and levels in common are the same up to there and no further, and a history only grows at its
-        end.
+        `levels` are the tokens of the system prompt, of system prompt and character together, and of the
+        persona; the rest is history. `names` are character, session and history cut. Prompts with equal first
+        names and levels are equal up to there and no further; a history only grows at its end.
         """
         head, *begins = self._begins
         system, *others = self.levels(input_tokens, levels, names)
@@ -112,7 +112,7 @@ class Prompts:
 
     def levels(
         self, input_tokens: int, levels: tuple[int, int, int], names: tuple[int, int, int]
-    ) -> list[list[Piece]]:
+    ) -> list[list[TokenBytes]]:
         """The tokens of such a turn, level by level, as they stand in its body."""
         shared, of_character, persona = levels
         character, session, cut = names
@@ -127,15 +127,16 @@ class Prompts:
         ]
 
     def _with_images(self, seq: int, image_tokens: int) -> tuple[bytes, bytes]:
-        """What stands before and after the text of a message with images."""
+        """JSON before and after the text of a message with images."""
         assert self._album is not None, "a workload without images has no image tokens"
         images = [self._album.part(seq, place) for place in range(image_tokens // self._image_tokens)]
         return IMAGES_HEAD, b",".join([IMAGES_CLOSE, *images]) + b"]}]"
 
-    def _history(self, session: int, input_tokens: int, shared_tokens: int) -> list[tuple[int, Piece]]:
-        """What the prompts of a session begin with after that of all: tokens that name it, and a slice.
+    def _history(self, session: int, input_tokens: int, shared_tokens: int) -> list[tuple[int, TokenBytes]]:
+        """Tokens that all prompts of a session share after the common ones: the session's name, and a slice
+        of text.
 
-        Nothing where there is no room for its name, or beside it none for what makes the prompt unique.
+        Empty if there is no room for the name, or beside it none for the tokens that make the prompt unique.
         """
         most = min(round(self._session_hit * input_tokens), input_tokens - UNIQUE_TOKENS)
         rest = most - shared_tokens - UNIQUE_TOKENS
@@ -145,9 +146,8 @@ class Prompts:
         return [(UNIQUE_TOKENS, name), (rest, self._pool.slice(session * STRIDE, rest))]
 
 
-def _beginnings(levels: Sequence[Level], head: bytes, chat: bool) -> list[bytes]:
-    """What stands before each level of a conversation: before the first the head, and where a chat goes on in
-    another role a new message."""
+def _beginnings(levels: Sequence[PromptLevel], head: bytes, chat: bool) -> list[bytes]:
+    """JSON before each level of a conversation: the head, or a new message if a chat changes role."""
     if not chat or not levels:
         return [head, *(b"" for _ in levels[1:])]
     roles = [level.role.encode() for level in levels]

@@ -1,7 +1,7 @@
-"""A Jinja2 for templates of strangers: values, conditions and loops, of bounded text and steps.
+"""A bounded Jinja2 for templates of strangers: values, conditions and loops, with limits on text and steps.
 
-Knows what may stand in a template; knows no part of a prompt. What could grow without end, macros, variables
-and most filters, is not in the language, so that no template costs more than a moment and a few megabytes.
+Knows what may stand in a template; knows no part of a prompt. Everything that could grow without end (macros,
+variables, most filters) is left out, so that a template costs at most a moment and a few megabytes.
 """
 
 import operator
@@ -22,7 +22,7 @@ MOST_SOURCE = 2**18
 MOST_STEPS = 100_000
 """Passes through all loops of a part (our choice)."""
 STEPS = "steps left"
-"""How a rendering's budget is called in its context, by a name that no template can say."""
+"""Key of a rendering's step budget in its context, by a name that no template can use."""
 FILTER_NAMES = (
     *("abs", "capitalize", "count", "d", "default", "e", "escape", "first", "float", "int", "last", "length"),
     *("list", "lower", "reverse", "round", "title", "trim", "truncate", "upper", "wordcount"),
@@ -42,7 +42,7 @@ TEXT_METHODS = frozenset(
     )
 )
 WRONG = (TypeError, ValueError, LookupError, ArithmeticError, SyntaxError, RecursionError, MemoryError)
-"""What a template may raise besides Jinja's own errors."""
+"""Errors that a template may raise besides Jinja's own."""
 LEFT_OUT = {
     nodes.Macro: "a macro",
     nodes.Block: "a block",
@@ -54,8 +54,8 @@ LEFT_OUT = {
 }
 
 
-class Rendered:
-    """One part's template. Raises Jinja's TemplateError or one of `WRONG` for a text that is none."""
+class BoundedTemplate:
+    """One part's template. Raises Jinja's TemplateError or one of `WRONG` for an invalid template."""
 
     def __init__(self, source: str) -> None:
         if len(source) > MOST_SOURCE:
@@ -76,7 +76,7 @@ class Rendered:
 
 
 class _Language(ImmutableSandboxedEnvironment):
-    """Neither files nor methods that pad or repeat; sums and products of texts have a limit."""
+    """A sandbox without files and without methods that pad or repeat; sums of texts have a limit."""
 
     intercepted_binops = frozenset(("+", "*", "%"))
 
@@ -87,7 +87,7 @@ class _Language(ImmutableSandboxedEnvironment):
         self.filters |= {"join": _joined, "replace": _replaced, "counted": _counted}
 
     def wrap_str_format(self, value: Any) -> None:
-        """No text is formatted: a width in it is as long a text."""
+        """Format no text: a width in a format makes a text of that length."""
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, str):
@@ -104,7 +104,7 @@ class _Language(ImmutableSandboxedEnvironment):
 
 
 class _Bounds(NodeTransformer):
-    """Refuses what the language leaves out; counts loops and joins texts within limits."""
+    """Refuses syntax outside the language; bounds loops and joins of texts."""
 
     def visit(self, node: nodes.Node, *args: Any, **more: Any) -> Any:
         if what := LEFT_OUT.get(type(node)):
@@ -134,7 +134,6 @@ def _is_constant(node: nodes.Node) -> bool:
 
 @pass_context
 def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
-    """The items, as long as the rendering has steps left."""
     for item in items:
         if next(context[STEPS], None) is None:
             raise SecurityError(f"more than {MOST_STEPS} passes through its loops")
@@ -154,7 +153,7 @@ def _replaced(text: str, old: str, new: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as it may be printed: a list in a list may be longer than what is in memory."""
+    """A value that may be printed; a nested list is refused, since its text may far exceed its memory."""
     if value is None or isinstance(value, str | int | float | Undefined):
         return value
     raise SecurityError(f"a {type(value).__name__} is no text; loop over it")

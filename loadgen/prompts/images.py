@@ -1,9 +1,9 @@
 """Synthetic images as data URLs, spliced from bytes made before the start.
 
-Knows the PNG format as far as it writes it; knows no API but the form of an image part. The pixels of a PNG
-with a palette are indices into it: all images of a run have the same indices, compressed once, and each a
-palette of its own, so that no two decode to the same pixels. Another palette costs one checksum of some
-sixty bytes, whereas compressing anew costs milliseconds.
+Knows the PNG format as far as it writes it, and the form of an image part of a message. Pixels of a PNG with
+a palette are indices into it: all images of a run have the same indices, compressed once, and each has a
+palette of its own, so that no two decode to the same pixels. A palette costs one checksum of some sixty
+bytes; compressing anew would cost milliseconds.
 """
 
 import struct
@@ -16,15 +16,15 @@ from conf.specs.images import Images
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 COLOURS = 16
-"""Of the palette; the first four spell whose image it is. Lengths of all chunks before the pixels are
-multiples of 3 bytes, as base64 wants them: it is spliced without being encoded anew."""
+"""Colours of the palette; the first four spell the image's number. All chunks before the pixels are multiples
+of 3 bytes long, so that their base64 can be spliced."""
 TILE_PX = 8
-"""The side of a square of one colour: some kilobytes in all, far fewer than a photograph has (our choice)."""
+"""Side of a square of one colour; an image has some kilobytes, far fewer than a photograph (our choice)."""
 BEFORE = b'{"type":"image_url","image_url":{"url":"data:image/png;base64,'
 AFTER = b'"}}'
 
 
-class Album:
+class ImageParts:
     """The image parts of a run's chat messages; images of another `salt` differ from all of these."""
 
     def __init__(self, images: Images, salt: int) -> None:
@@ -52,5 +52,4 @@ class Album:
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
-    """A chunk of a PNG: length, kind, data and their checksum."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -1,7 +1,7 @@
-"""English-like text without end, drawn from a small grammar: sentences, and lines of a talk.
+"""Endless English-like text from a small grammar: sentences, and lines of a dialogue.
 
-Knows a few hundred words and patterns of our own; knows no tokens. It is plain ASCII, so that no tokenizer
-can cut a letter in two.
+Knows a few hundred words and patterns of our own; knows no tokens. The text is plain ASCII, so that no
+tokenizer can cut a letter in two.
 """
 
 import re
@@ -49,7 +49,7 @@ WORDS = {
     "cry": "Certainly|Good heavens|I am sure|I beg your pardon|If you ask me|Listen|My dear|No|Not today|"
     "Oh|Of course|Perhaps|Please|To be honest|Well|What a pity|Yes|You know",
 }
-"""Choices by the name of a field: words, or with a bar between them groups of words."""
+"""Choices by the name of a field: words, or groups of words separated by bars."""
 PATTERNS = (
     "The {adjective} {noun} {did} the {noun} {where} the {noun}.",
     "{name} {did} a {adjective} {noun} {when}.",
@@ -67,13 +67,13 @@ PATTERNS = (
 FIELD = re.compile(r"{(\w+)}")
 CHOICES = {name: words.split("|" if "|" in words else None) for name, words in WORDS.items()}
 DRAWN = 4096
-"""Numbers that are drawn at once."""
+"""Random numbers per draw."""
 LETTERS_PER_TOKEN = 4.5
-"""Of English by the tokenizers of today's models; only how long a line of a talk is goes by it."""
+"""Letters per English token with today's tokenizers; only the length of dialogue lines uses it."""
 
 
 def sentences(seed: int) -> Iterator[str]:
-    """Sentences without an end, each after a space; `seed` decides them all."""
+    """Endless sentences, each after a space; `seed` decides them all."""
     drawn = _numbers(seed)
 
     def choice(field: re.Match[str]) -> str:
@@ -86,7 +86,9 @@ def sentences(seed: int) -> Iterator[str]:
 
 
 def talk(seed: int, mean_tokens: tuple[int, int], line: Callable[[str, str], str]) -> Iterator[str]:
-    """Lines of a user and a character in turn, of about so many tokens; `line` joins author and text."""
+    """Endless lines of a user and a character in turn, about `mean_tokens` long; `line` formats author and
+    text.
+    """
     text = sentences(seed)
     for author, tokens in cycle(zip(("User", "Character"), mean_tokens, strict=True)):
         said = next(text)

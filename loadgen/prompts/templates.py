@@ -1,15 +1,14 @@
-"""Prompt templates: parts of Jinja2 text, rendered to tokens or messages and cut to a limit.
+"""Prompt templates: parts of Jinja2 text, rendered to tokens and cut to a limit.
 
 Knows templates and tokenizers; knows no traffic. The form is that of Character.ai's prompt-poet (parts with
-name, content, role and truncation priority, a truncation in fixed steps), written anew: here the YAML comes
-first and Jinja2 fills one part's content, so that nothing a user wrote can add a part.
+name, content, role and truncation priority, truncation in fixed steps), written anew: here the YAML comes
+first and Jinja2 fills one part's content, so that no user text can add a part.
 """
 
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
@@ -17,8 +16,8 @@ from jinja2 import TemplateError
 from conf import ConfigError
 from conf.io.one_line import one_line, reason
 from conf.specs.conversation import PART_NAMES, Conversations, PromptPart
-from loadgen.prompts.bounded_templates import WRONG, Rendered
-from loadgen.prompts.tokenizer import Encoded, Tokenizer
+from loadgen.prompts.bounded_templates import WRONG, BoundedTemplate
+from loadgen.prompts.tokenizer import Encoded
 from loadgen.traffic.truncation import cut_tokens
 
 Encode = Callable[[str], Encoded]
@@ -27,8 +26,8 @@ STAND_IN_IDS = 2**16
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A rendered part. `left_out` of its tokens, the first ones, were cut off to fit."""
+class RenderedPart:
+    """A rendered part; the first `left_out` of its tokens were cut off to fit."""
 
     name: str
     role: str
@@ -39,22 +38,22 @@ class Piece:
 
     @property
     def tokens(self) -> list[int]:
-        """The ids of the tokens that are left."""
+        """The ids of the remaining tokens."""
         return [number for number, _ in self.encoded[self.left_out :]]
 
     @property
     def left(self) -> str:
-        """The text that is left."""
+        """The remaining text."""
         if self.left_out >= len(self.encoded):
             return "" if self.left_out else self.text
         return self.text[self.encoded[self.left_out][1] if self.left_out else 0 :]
 
 
-class Template:
+class PromptTemplate:
     """Parts to be filled with data. Raises ConfigError for a content that is not Jinja2.
 
-    The language (`bounded_templates`) lets a template neither read a file nor change what it is given, reach
-    beyond it or grow without end; a name that the data lacks is an error and never an empty text.
+    The language (`bounded_templates`) lets a template neither read a file nor change its data, reach beyond
+    it or grow without end. A name that the data lacks is an error, never an empty text.
     """
 
     def __init__(self, parts: Sequence[PromptPart], encode: Encode | None = None) -> None:
@@ -62,12 +61,12 @@ class Template:
         self._parts = []
         for part in parts:
             try:
-                self._parts.append((part, Rendered(part.content)))
+                self._parts.append((part, BoundedTemplate(part.content)))
             except (TemplateError, *WRONG) as error:
                 raise _refusal(part, error) from error
 
-    def render(self, data: Mapping[str, Any]) -> list[Piece]:
-        """All parts, filled; one of `each` once for every item. Raises ConfigError where data is missing."""
+    def render(self, data: Mapping[str, Any]) -> list[RenderedPart]:
+        """All parts, filled; one with `each` once for every item. Raises ConfigError if data is missing."""
         pieces = []
         for part, content in self._parts:
             try:
@@ -75,16 +74,16 @@ class Template:
                 texts = [content.render({**data, **item}) for item in items]
             except (TemplateError, *WRONG) as error:
                 raise _refusal(part, error) from error
-            told = part.name, part.role, part.truncation_priority
-            pieces += [Piece(*told, text, self._encode(text)) for text in texts]
+            head = part.name, part.role, part.truncation_priority
+            pieces += [RenderedPart(*head, text, self._encode(text)) for text in texts]
         return pieces
 
 
-def fitted(pieces: Sequence[Piece], limit_tokens: int, step_tokens: int) -> list[Piece]:
-    """The pieces cut to at most `limit_tokens`, in whole steps, by the rule of planned traffic, `cut_tokens`.
+def fitted(pieces: Sequence[RenderedPart], limit_tokens: int, step_tokens: int) -> list[RenderedPart]:
+    """The parts cut to at most `limit_tokens`, in whole steps, by the rule of planned traffic (`cut_tokens`).
 
-    Of what may be cut priority 1 goes first, and of that the oldest. Raises ConfigError where the parts that
-    are never cut are too long.
+    Parts of priority 1 are cut first, the oldest before the others. Raises ConfigError if the parts that are
+    never cut are too long.
     """
     spare = sum(len(piece.encoded) for piece in pieces if piece.truncation_priority)
     fixed = sum(len(piece.encoded) for piece in pieces) - spare
@@ -100,40 +99,27 @@ def fitted(pieces: Sequence[Piece], limit_tokens: int, step_tokens: int) -> list
     return found
 
 
-def text(pieces: Sequence[Piece]) -> str:
-    """What is left as one text."""
-    return "".join(piece.left for piece in pieces)
-
-
-def token_ids(pieces: Sequence[Piece]) -> list[int]:
-    """What is left as token ids, each part encoded by itself: what follows it changes none of its tokens."""
+def token_ids(pieces: Sequence[RenderedPart]) -> list[int]:
+    """The remaining token ids; each part is encoded by itself, so that no later text changes its tokens."""
     return [number for piece in pieces for number in piece.tokens]
 
 
-def messages(pieces: Sequence[Piece]) -> list[dict[str, str]]:
-    """What is left as messages of a chat API, one for each part that has a text left."""
+def messages(pieces: Sequence[RenderedPart]) -> list[dict[str, str]]:
+    """The remaining parts as messages of a chat API."""
     return [{"role": piece.role, "content": piece.left} for piece in pieces if piece.left]
 
 
 def by_words(written: str) -> Encoded:
-    """A stand-in for a tokenizer: a word or a mark, with the space before it, is a token.
+    """A stand-in for a tokenizer: a word or a mark, with the space before it, is one token.
 
-    English text has a third more tokens by the tokenizers of today's models.
+    Tokenizers of today's models make a third more tokens of English text.
     """
     found = [(match.group(), match.start()) for match in WORD.finditer(written)]
     return [(zlib.crc32(word.encode()) % STAND_IN_IDS, start) for word, start in found]
 
 
-def by_tokenizer(folder: Path) -> Encode:
-    """The tokenizer of a model's folder (its tokenizer.json), by the package `tokenizers`, which vLLM brings.
-
-    Raises ConfigError where either is missing.
-    """
-    return Tokenizer(folder).encode
-
-
 def parts_of(spec: Conversations) -> list[PromptPart]:
-    """The parts of a conversation's template; without a template parts that are nothing but their text."""
+    """The parts of a conversation's template; without a template, parts that are only their text."""
     return spec.template or [_bare(name) for name in PART_NAMES]
 
 

@@ -1,4 +1,4 @@
-"""Prompts of real text: sentences encoded by a model's tokenizer, once, and cut where a token ends.
+"""Prompts of real text: sentences encoded once by a model's tokenizer and cut between tokens.
 
 Knows the tokenizer and the template of a workload; knows nothing of requests.
 """
@@ -16,28 +16,28 @@ from conf import ConfigError
 from conf.specs.conversation import Conversations, PromptPart
 from conf.specs.experiment import Workload
 from loadgen.prompts.prose import sentences, talk
-from loadgen.prompts.templates import Template, parts_of
-from loadgen.prompts.token_pool import POOL_TOKENS, Level, Pool, Source
+from loadgen.prompts.templates import PromptTemplate, parts_of
+from loadgen.prompts.token_pool import POOL_TOKENS, PromptLevel, PromptSource, TokenPool
 from loadgen.prompts.tokenizer import Tokenizer
 
 AT_ONCE = 500
-"""Sentences or lines that are encoded together."""
+"""Sentences or lines per encoding call."""
 SALT_BITS = 62
 LEAST_WORDS = 2**9
-"""Eight of so many spell the 40 bits of a number and 32 of the salt; of more words, more of it."""
+"""Eight of this many words spell the 40 bits of a number and 32 bits of the salt; more spell more of it."""
 LEAST_LETTERS = 2**5
-"""Eight of so many still spell all numbers of a run."""
+"""Eight of this many letters still spell all numbers of a run."""
 PLAIN = ("system", "character", "persona")
-"""Parts of one text each."""
+"""Parts that are one text each."""
 TEXT = "\ue000"
-"""Stands for a level's text while its template is filled: a private letter that no template has."""
+"""Stands for a level's text while its template is filled: a private-use letter that no template has."""
 
 
-def source(workload: Workload, vocab: int, salt: int) -> Source:
+def source(workload: Workload, vocab: int, salt: int) -> PromptSource:
     """Real text for the prompts of a run; `salt` decides all of it.
 
-    Raises ConfigError where the tokenizer cannot be read, has tokens that a model of `vocab` tokens has not,
-    or too few words to name prompts by.
+    Raises ConfigError if the tokenizer cannot be read, has token ids that a model of `vocab` tokens lacks, or
+    has too few words to name prompts.
     """
     tokenizer, as_ids = Tokenizer(Path(workload.tokenizer)), workload.prompt == "token_ids"
     tokenizer.refuse_beyond(vocab)
@@ -47,15 +47,15 @@ def source(workload: Workload, vocab: int, salt: int) -> Source:
     levels = _levels(tokenizer, workload.conversations, pool, seed, as_ids)
     words = _names(tokenizer, as_ids)
     shuffled = [words[i] for i in rng.permutation(len(words)).tolist()]
-    return Source(b"," if as_ids else b"", shuffled, own, pool, levels)
+    return PromptSource(b"," if as_ids else b"", shuffled, own, pool, levels)
 
 
 def refuse(workload: Workload, vocab: int) -> None:
-    """Raise ConfigError where `source` would."""
+    """Raise ConfigError for a workload that `source` would refuse."""
     if workload.tokenizer:
         _try(workload.tokenizer, workload.prompt == "token_ids", vocab)
-    if workload.tokenizer and (talks := workload.conversations):
-        parts = {part.name: part for part in parts_of(talks)}
+    if workload.tokenizer and (chats := workload.conversations):
+        parts = {part.name: part for part in parts_of(chats)}
         for name in PLAIN:
             _around(parts[name])
         _line(parts["history"])("", "")
@@ -63,14 +63,14 @@ def refuse(workload: Workload, vocab: int) -> None:
 
 @lru_cache(maxsize=8)
 def _try(folder: str, as_ids: bool, vocab: int) -> None:
-    """Refuse a tokenizer, which is not kept: a large one takes a second to read, and tens of MB."""
+    """Check a tokenizer without keeping it: a large one takes a second to read, and tens of MB."""
     tokenizer = Tokenizer(Path(folder))
     tokenizer.refuse_beyond(vocab)
     _names(tokenizer, as_ids)
 
 
-def _pool(tokenizer: Tokenizer, lines: Iterator[str], as_ids: bool) -> Pool:
-    """Whole lines, of `POOL_TOKENS` at most; whoever begins in the middle begins with a line."""
+def _pool(tokenizer: Tokenizer, lines: Iterator[str], as_ids: bool) -> TokenPool:
+    """At most `POOL_TOKENS` tokens in whole lines, so that every slice can begin at a line."""
     tokens: list[bytes] = []
     openings: list[int] = []
     while len(tokens) < POOL_TOKENS:
@@ -86,20 +86,19 @@ def _pool(tokenizer: Tokenizer, lines: Iterator[str], as_ids: bool) -> Pool:
     del tokens[last:]
     ends = np.cumsum([len(token) + gap for token in tokens]).tolist()
     written = b"".join(token + b"," for token in tokens) if as_ids else b"".join(tokens)
-    return Pool(written, [0, *ends[:-1]], [i for i in openings if i < last], gap)
+    return TokenPool(written, [0, *ends[:-1]], [i for i in openings if i < last], gap)
 
 
 def _tokens(pieces: Sequence[tuple[int, int, str]], as_ids: bool) -> list[bytes]:
-    """Tokens as they stand in a body: the id, or the piece of text with what JSON escapes."""
     if as_ids:
         return [b"%d" % number for number, _, _ in pieces]
     return [json.dumps(piece)[1:-1].encode() for _, _, piece in pieces]
 
 
 def _names(tokenizer: Tokenizer, as_ids: bool) -> list[bytes]:
-    """Tokens to name prompts by: whole words, which a server that encodes the text finds again.
+    """Tokens that name prompts: whole words, which a server that encodes the text finds again.
 
-    Tokenizers with few words, as of tests, name by letters.
+    Tokenizers with few words, such as those of tests, name by letters.
     """
     words = tokenizer.words()
     if not as_ids:
@@ -116,9 +115,8 @@ def _names(tokenizer: Tokenizer, as_ids: bool) -> list[bytes]:
 
 
 def _levels(
-    tokenizer: Tokenizer, spec: Conversations | None, pool: Pool, seed: int, as_ids: bool
-) -> tuple[Level, ...]:
-    """The levels of conversations, with what their template says besides names and texts."""
+    tokenizer: Tokenizer, spec: Conversations | None, pool: TokenPool, seed: int, as_ids: bool
+) -> tuple[PromptLevel, ...]:
     if spec is None:
         return ()
     parts = {part.name: part for part in parts_of(spec)}
@@ -126,24 +124,24 @@ def _levels(
     said = _pool(tokenizer, talk(seed + 1, means, _line(parts["history"])), as_ids)
     plain = [_level(tokenizer, parts[name], pool, as_ids) for name in PLAIN]
     end_of_cut = _fixed(tokenizer, _line(parts["history"])("", TEXT).partition(TEXT)[2], as_ids)
-    return (*plain, Level(said, parts["history"].role, end_of_cut))
+    return (*plain, PromptLevel(said, parts["history"].role, end_of_cut))
 
 
-def _level(tokenizer: Tokenizer, part: PromptPart, pool: Pool, as_ids: bool) -> Level:
-    """A part as a level, what its template has around its text encoded by itself."""
+def _level(tokenizer: Tokenizer, part: PromptPart, pool: TokenPool, as_ids: bool) -> PromptLevel:
+    """A part as a level; its template's text before and after is encoded by itself."""
     head, tail = (_fixed(tokenizer, text, as_ids) for text in _around(part))
-    return Level(pool, part.role, head, tail)
+    return PromptLevel(pool, part.role, head, tail)
 
 
 def _around(part: PromptPart) -> tuple[str, str]:
-    """What a template has before and after its text.
+    """The text of a template before and after its content.
 
-    A name is empty there, since the words of a level's name stand before all; and the sentence that follows
+    The name is empty there, since a level's naming words stand before everything; the sentence that follows
     brings its own space. Raises ConfigError for a template that wants other data.
     """
     person = {"name": "", "definition": TEXT, "persona": TEXT}
     data = {"system": TEXT, "character": person, "user": person}
-    before, _, after = "".join(piece.text for piece in Template([part]).render(data)).partition(TEXT)
+    before, _, after = "".join(piece.text for piece in PromptTemplate([part]).render(data)).partition(TEXT)
     return before.removesuffix(" "), after
 
 
@@ -152,8 +150,8 @@ def _fixed(tokenizer: Tokenizer, text: str, as_ids: bool) -> list[bytes]:
 
 
 def _line(part: PromptPart) -> Callable[[str, str], str]:
-    """How a message of a history stands in a prompt, by its author and its text: in any case as a line."""
-    template = Template([replace(part, each="")])
+    """A function that formats one message of a history from author and text, always as a line."""
+    template = PromptTemplate([replace(part, each="")])
 
     def line(author: str, text: str) -> str:
         said = "".join(piece.text for piece in template.render({"item": {"author": author, "text": text}}))

@@ -1,6 +1,6 @@
-"""Where the tokens of prompts are taken from: a long string with the place of each, and words for names.
+"""Source of prompt tokens: one long string with the position of each token, and words that spell names.
 
-Knows bytes and places in them; knows neither tokenizers nor whose prompts these are.
+Knows bytes and positions; knows neither tokenizers nor requests.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from conf.specs.experiment import Workload
 from loadgen.traffic.lengths import UNIQUE_TOKENS
 
 POOL_TOKENS = 65_536
-Piece = bytes | memoryview
+TokenBytes = bytes | memoryview
 
 
-class Pool:
-    """Tokens one after the other, again and again.
+class TokenPool:
+    """Tokens one after the other, repeated without end.
 
-    `written` are all of them, `places` where each begins, `gap` is how many bytes stand between two.
-    Whatever begins in the middle begins with one of the tokens `openings`, of which 0 is the first.
+    `written` holds all of them, `places` the position of each, `gap` the bytes between two. A slice begins
+    with one of the tokens `openings`, of which 0 is the first.
     """
 
     def __init__(self, written: bytes, places: Sequence[int], openings: Sequence[int], gap: int) -> None:
@@ -27,8 +27,10 @@ class Pool:
         self._twice = written * 2
 
     def slice(self, number: int, tokens: int) -> memoryview:
-        """So many tokens, from a place that `number` tells: a view, because at 25 kB each copy costs as much
-        as reading several tokens."""
+        """`tokens` tokens from the opening that `number` selects.
+
+        It is a view: at 25 kB a copy costs as much as reading several tokens.
+        """
         first = self._openings[number % len(self._openings)]
         last = first + tokens
         size = len(self._places)
@@ -41,17 +43,16 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
-    """How one level of a prompt is written, after the words that name it: `head`, as much text as there is
-    room for, `tail`. In a chat it is said by `role`."""
+class PromptLevel:
+    """Writes one level of a prompt: its name, `head`, text, `tail`. In a chat `role` says it."""
 
-    pool: Pool
+    pool: TokenPool
     role: str = "user"
     head: Sequence[bytes] = ()
     tail: Sequence[bytes] = ()
 
-    def pieces(self, name: Sequence[bytes], number: int, tokens: int) -> list[Piece]:
-        """`tokens` tokens, the name first; without the tail where there is no room for it."""
+    def pieces(self, name: Sequence[bytes], number: int, tokens: int) -> list[TokenBytes]:
+        """`tokens` tokens, the name first; without the tail if there is no room for it."""
         begin = [*name, *self.head][:tokens]
         end = self.tail if len(begin) + len(self.tail) <= tokens else ()
         room = tokens - len(begin) - len(end)
@@ -59,21 +60,21 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What all prompts of a run are put together from.
+class PromptSource:
+    """The tokens of all prompts of a run.
 
-    `separator` stands between two tokens. `words` are tokens by whose order a number is spelled, together
-    with `salt`. `levels` are those of a conversation: system prompt, character, persona and history.
+    `separator` stands between two tokens. The order of `words` spells a number together with `salt`. `levels`
+    are those of a conversation: system prompt, character, persona and history.
     """
 
     separator: bytes
     words: Sequence[bytes]
     salt: int
-    pool: Pool
-    levels: Sequence[Level] = field(default_factory=tuple)
+    pool: TokenPool
+    levels: Sequence[PromptLevel] = field(default_factory=tuple)
 
     def name(self, number: int) -> list[bytes]:
-        """`UNIQUE_TOKENS` tokens that spell salt and number in the base of the words."""
+        """`UNIQUE_TOKENS` tokens that spell salt and number in base len(words)."""
         base, words = len(self.words), self.words
         rest, name = (self.salt << 40) + number, []
         for _ in range(UNIQUE_TOKENS):
@@ -82,8 +83,8 @@ class Source:
         return name
 
 
-def synthetic(workload: Workload, vocab: int, salt: int) -> Source:
-    """Token ids at random, or as many words of figures.
+def synthetic(workload: Workload, vocab: int, salt: int) -> PromptSource:
+    """Random token ids, or as many words of digits.
 
     They are the ids of the vocabulary with the most digits (10000 to 99999 of 151936), away from special ids.
     """
@@ -93,6 +94,6 @@ def synthetic(workload: Workload, vocab: int, salt: int) -> Source:
     ids = rng.integers(low, high, size=2 * POOL_TOKENS)
     separator = b"," if workload.prompt == "token_ids" else b" "
     written = separator.join(b"%d" % i for i in ids.tolist()) + separator
-    pool = Pool(written, range(0, len(written), digits + 1), range(POOL_TOKENS), len(separator))
+    pool = TokenPool(written, range(0, len(written), digits + 1), range(POOL_TOKENS), len(separator))
     words = [b"%d" % i for i in range(low, high)]
-    return Source(separator, words, int(rng.integers(0, 2**31)), pool, 4 * (Level(pool),))
+    return PromptSource(separator, words, int(rng.integers(0, 2**31)), pool, 4 * (PromptLevel(pool),))

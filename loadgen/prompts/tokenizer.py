@@ -1,6 +1,6 @@
-"""The tokenizer of a model's folder: texts to token ids, and to the places where they begin.
+"""The tokenizer of a model's folder: token ids of a text, and the positions where they begin.
 
-Knows the package `tokenizers`, which is no requirement of this one; knows nothing of prompts.
+Knows the package `tokenizers`, an optional requirement; knows nothing of prompts.
 """
 
 import importlib
@@ -15,15 +15,15 @@ from conf.io.one_line import reason
 from conf.specs.experiment import Workload
 
 Encoded = Sequence[tuple[int, int]]
-"""Token ids, each with the place in the text where it begins."""
+"""Token ids, each with the position in the text where it begins."""
 FILE = "tokenizer.json"
 WORD = re.compile("[Ġ▁]([a-z]{2,})")
-"""A word as vocabularies have it: the mark of a space, of byte-level BPE or of SentencePiece, and letters."""
+"""A word in a vocabulary: the space mark of byte-level BPE or of SentencePiece, then letters."""
 LETTER = re.compile("[0-9A-Za-z]")
 
 
 class Tokenizer:
-    """The tokenizer.json of a model's folder. Raises ConfigError where that or the package is missing."""
+    """The tokenizer.json of a model's folder. Raises ConfigError if that file or the package is missing."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / FILE
@@ -49,29 +49,29 @@ class Tokenizer:
         self._tokenizer.post_processor = library.processors.ByteLevel(trim_offsets=False)
 
     def encode(self, text: str) -> Encoded:
-        """The tokens of a text, without those that mark its beginning or its end."""
+        """The tokens of a text, without begin and end marks."""
         found = self._tokenizer.encode(text, add_special_tokens=False)
         return [(number, start) for number, (start, _) in zip(found.ids, found.offsets, strict=True)]
 
     def pieces(self, text: str) -> list[tuple[int, int, str]]:
-        """The same tokens with their places and with what each stands for: together these are the text."""
+        """The same tokens with their positions and their texts, which together are the whole text."""
         encoded = self.encode(text)
         starts = [0, *(start for _, start in encoded[1:])]
         spans = zip(encoded, starts, [*starts[1:], len(text)], strict=False)
         return [(number, start, text[start:end]) for (number, _), start, end in spans]
 
     def words(self) -> list[tuple[int, str]]:
-        """Tokens that are whole words of small letters after a space, in the order of their ids."""
+        """Tokens that are whole lower-case words after a space, by id."""
         found = [(WORD.fullmatch(entry), number) for entry, number in self.vocabulary.items()]
         return sorted((number, f" {match[1]}") for match, number in found if match)
 
     def letters(self) -> list[tuple[int, str]]:
-        """Tokens that are one letter or figure, in the order of their ids."""
+        """Tokens that are one letter or digit, by id."""
         found = self.vocabulary.items()
         return sorted((number, entry) for entry, number in found if LETTER.fullmatch(entry))
 
     def refuse_beyond(self, vocab: int) -> None:
-        """Raise ConfigError where it has ids that a model of `vocab` tokens lacks."""
+        """Raise ConfigError if it has ids that a model of `vocab` tokens lacks."""
         highest = max(self.vocabulary.values())
         if highest >= vocab:
             raise ConfigError(
@@ -81,12 +81,12 @@ class Tokenizer:
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
-        """Every token's id, by the token as the file has it."""
+        """Token ids by the token's text in the file."""
         return dict(self._tokenizer.get_vocab(with_added_tokens=True))
 
 
 def located(workload: Workload) -> Workload:
-    """The workload with the whole path of its tokenizer's folder, as load actors elsewhere need it."""
+    """The workload with the absolute path of its tokenizer's folder, which load actors elsewhere need."""
     if not workload.tokenizer:
         return workload
     return replace(workload, tokenizer=str(Path(workload.tokenizer).expanduser().absolute()))

@@ -1,1 +1,1 @@
-"""Several runs that answer one question together."""
+"""Several runs that answer one question: comparison, grid, repeats, calibration, the published benchmark."""

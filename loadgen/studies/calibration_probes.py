@@ -1,7 +1,8 @@
-"""The calibration recipe: probes of one service from which `analysis calibrate` fits the engine model.
+"""The calibration recipe: probes of one service from which `python -m analysis calibrate` fits the engine
+model.
 
-Knows which loads tell which constants (the engine model, section 9); each part is a probe like any other,
-and one that was cut short is measured anew.
+Knows which load shows which constant (docs/engine_model.md, section 9). Each part is an ordinary probe; one
+that was cut short is measured anew.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,24 +14,25 @@ from conf import ConfigError, Experiment, load
 from conf.specs.experiment import Slo, Workload
 from loadgen.drive import fixed_rate
 from loadgen.run import measure
-from loadgen.studies.study import Study, Trees, seed_of
+from loadgen.studies.study import StudyPlan, Trees, seed_of
 
 KIND = "recipe"
 WAVES, LEAST_REQUESTS = 10, 30
-"""Requests of a closed loop for each in flight (the engine model, section 9), and of any (our choice)."""
+"""Requests per concurrent one of a closed loop (docs/engine_model.md, section 9), and the fewest (our
+choice)."""
 CHECKED = (0.3, 0.5, 0.7)
-"""Shares of the rate that is expected of a node: below the knee, where a run says most of the constants."""
+"""Shares of a node's expected rate: below the knee, where a run says most about the constants."""
 CHECK_S = 300.0
 CHECK = "r4_check"
 OWN = ("workload", "slo", "search")
-"""Groups that the recipe decides; what else of a workload may be asked is how prompts are sent."""
+"""Groups that the recipe decides; of the workload only the form of its prompts may be chosen (`PROMPT`)."""
 PROMPT = ("workload.prompt", "workload.tokenizer")
 LOOSE = Slo("recipe", ttft_p90_ms=60_000, tpot_p90_ms=1_000)
-"""A recipe measures and judges nothing: bounds that a probe of it does not miss."""
+"""Bounds that no probe of the recipe misses: it measures and judges nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CalibrationProbe:
     """A closed loop of `concurrency`, or a share of the expected rate."""
 
     workload: str
@@ -43,22 +45,22 @@ class Part:
         return f"{short}-c{self.concurrency}" if self.concurrency else f"{short}-{100 * self.share:.0f}pct"
 
 
-def _closed(workload: str, *concurrencies: int) -> list[Part]:
-    return [Part(workload, concurrency) for concurrency in concurrencies]
+def _closed(workload: str, *concurrencies: int) -> list[CalibrationProbe]:
+    return [CalibrationProbe(workload, concurrency) for concurrency in concurrencies]
 
 
 PARTS = (
     *_closed("r1_prefill", 1, 2, 4),
     *_closed("r2_decode", 1, 4, 16, 64, 256),
     *_closed("r3_context", 1, 4, 16, 64, 256),
-    *(Part(CHECK, share=share) for share in CHECKED),
+    *(CalibrationProbe(CHECK, share=share) for share in CHECKED),
 )
 
 
-def of(asked: Experiment, guess_qps: float | None = None) -> Study:
-    """The study; `guess_qps` (per node) stands in for `rate_qps` where the words give none.
+def of(asked: Experiment, guess_qps: float | None = None) -> StudyPlan:
+    """The study; `guess_qps` (per node) stands in for `rate_qps` if the words give none.
 
-    Raises ConfigError where neither is known, for more than one node, or for another clock than the real one.
+    Raises ConfigError if neither is known, for more than one node, and for a scaled clock.
     """
     expected = asked.rate_qps or guess_qps
     if not expected:
@@ -74,13 +76,13 @@ def of(asked: Experiment, guess_qps: float | None = None) -> Study:
     asked = replace(asked, rate_qps=float(f"{expected:.3g}"), duration_s=asked.duration_s or CHECK_S)
     parts = {part.name: part for part in PARTS}
     workloads = {name: _workload(name, asked) for name in {part.workload for part in PARTS}}
-    return Study(
+    return StudyPlan(
         kind=KIND,
         verb=KIND,
         asked=asked,
         names=tuple(parts),
         part=lambda name, _: probe(asked, parts[name], workloads[parts[name].workload]),
-        conclude=conclusion,
+        verdict=verdict,
         act=lambda _: measure.hold,
         anew=True,
         results=RECORDED,
@@ -96,12 +98,12 @@ def refuse(words: Sequence[str]) -> None:
 
 
 def checked(asked: Experiment) -> Experiment:
-    """The traffic whose rate is to be guessed."""
+    """The experiment whose traffic decides the guessed rate."""
     return replace(asked, workload=_workload(CHECK, asked))
 
 
 def total(parts: Sequence[Experiment], closed_s: Callable[[Experiment], float | None]) -> str:
-    """How long the load of all parts lasts; `closed_s` is what an engine model says of a closed loop."""
+    """A line with the load time of all parts; `closed_s` is the engine model's time of a closed loop."""
     lasts = [fixed_rate.seconds(part) or closed_s(part) for part in parts]
     unknown, load_s = lasts.count(None), sum(filter(None, lasts))
     besides = f", besides {unknown} closed loops that last as long as the service takes" if unknown else ""
@@ -111,8 +113,8 @@ def total(parts: Sequence[Experiment], closed_s: Callable[[Experiment], float | 
     )
 
 
-def probe(asked: Experiment, part: Part, workload: Workload) -> Experiment:
-    """What one part asks."""
+def probe(asked: Experiment, part: CalibrationProbe, workload: Workload) -> Experiment:
+    """The experiment of one part."""
     one = replace(asked, workload=workload, slo=LOOSE, run=part.name)
     one = replace(one, seed=seed_of(asked.seed, part.name))
     if not part.concurrency:
@@ -124,18 +126,17 @@ def probe(asked: Experiment, part: Part, workload: Workload) -> Experiment:
 
 
 def _workload(name: str, asked: Experiment) -> Workload:
-    """By the way prompts are sent that was asked for."""
     asks = asked.workload
     return replace(load([f"workload={name}"]).workload, prompt=asks.prompt, tokenizer=asks.tokenizer)
 
 
-def conclusion(done: Trees) -> Tree:
-    """What study.json adds."""
+def verdict(done: Trees) -> Tree:
+    """The recipe's own fields of study.json."""
     return {"evidence": f"{len(done)} probes", "remedy": ""}
 
 
 def line(asked: Experiment) -> str:
-    """A part in words."""
+    """One part as a line of the plan."""
     tokens = f"{asked.workload.input_tokens.mean}/{asked.workload.output_tokens.mean}"
     offered = f"{asked.requests} requests, {asked.concurrency} in flight"
     if not asked.concurrency:

@@ -1,7 +1,7 @@
-"""One run's windows once more on another service, scaled in time; and the study of two that does so, A and B.
+"""Replay of one run's windows on another service, scaled in time, and the study of two services that uses it.
 
-Knows the parts and how their windows become pairs; rates are chosen in `loadgen.pairing`, the statistics are
-those of `analysis.paired`.
+Knows the parts and how their windows become pairs. `search.replay_policy` chooses rates,
+`analysis.capacity.paired_ratio` holds the statistics.
 """
 
 import math
@@ -31,18 +31,18 @@ from loadgen.run.lifecycle import Conclude
 from loadgen.run.measure import Act
 from loadgen.search.policy import Outcome, Segment, Stop, fitted, next_segment, prior
 from loadgen.search.replay_policy import Template, next_pair, without_evidence
-from loadgen.studies.study import Study, Trees, seed_of
+from loadgen.studies.study import StudyPlan, Trees, seed_of
 
 KIND = "compare"
 Next = Callable[[Driver, "Original"], Segment | Stop]
-"""What is offered next to a service that replays an original."""
+"""Chooses the next window on a service that replays an original."""
 ENDED_NS = 2**62
-"""A time by which every request on record has ended."""
+"""A time after the end of every request on record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """What B replays: the seed of A's arrivals, where A's dwells began (ln QPS), and its good windows."""
+    """The run that B replays: A's seed, the ln QPS where its windows began, and its valid windows."""
 
     seed: int
     centre: float
@@ -52,20 +52,13 @@ class Original:
 
     @classmethod
     def of(cls, run: Run) -> "Original":
-        """From the folder of A, whose sweep has ended."""
+        """The original from the folder of A, whose sweep has ended."""
         asked, rows = run.config, run.requests()
         good = [(segment, place) for segment, place, valid in played(run) if valid and not place.aborted]
-        return cls._of(asked.seed, _centre(run), asked.slo, good, lambda _: rows)
+        return cls.of_windows(asked.seed, _centre(run), asked.slo, good, lambda _: rows)
 
     @classmethod
-    def of_driver(cls, driver: Driver) -> "Original":
-        """From A's own driver, whose sweep has ended."""
-        plan = driver.plan
-        good = [(o.segment, o.dwell) for o in driver.windows.outcomes if _sound(o) and not o.aborted]
-        return cls._of(plan.seed, _began(driver), plan.slo, good, driver.windows.requests)
-
-    @classmethod
-    def _of(
+    def of_windows(
         cls,
         seed: int,
         centre: float,
@@ -73,6 +66,7 @@ class Original:
         good: Sequence[tuple[Segment, Window]],
         rows: Callable[[int], pa.Table],
     ) -> "Original":
+        """The original from its valid windows and their request rows by index."""
         return cls(
             seed=seed,
             centre=centre,
@@ -82,7 +76,7 @@ class Original:
         )
 
     def pair(self, segment: Segment, place: Window, rows: pa.Table, now_ns: int) -> Pair:
-        """The pair of a replay on B with A's window."""
+        """A replay on B, paired with A's window."""
         assert segment.pair is not None
         log_ratio = math.log(segment.rate_qps / self.templates[segment.pair].rate_qps)
         mine = latencies(rows, place, self.slo, now_ns)
@@ -90,35 +84,35 @@ class Original:
         return window_pairs.pair(segment.pair, log_ratio, not place.aborted, theirs, mine, self.slo)
 
 
-def of(a: Experiment, b: Experiment, path: Path) -> Study:
+def of(a: Experiment, b: Experiment, path: Path) -> StudyPlan:
     """The study that compares B with A in the folder `path`."""
     # B's engine gets a seed of its own: common are the arrivals, not the noise of a simulated engine.
     asked = {"a": a, "b": replace(b, seed=seed_of(a.seed, "b"))}
     acts: dict[str, Act] = {"a": measure.search, "b": replay_of(path / "a")}
-    return Study(
+    return StudyPlan(
         kind=KIND,
         verb=KIND,
         asked=a,
         names=("a", "b"),
         part=lambda name, _: replace(asked[name], run=name),
-        conclude=lambda done: conclude(done, path, differences(a, b)),
+        verdict=lambda done: verdict(done, path, differences(a, b)),
         act=lambda name: acts[name],
     )
 
 
-def begun(folder: Folder, a: Experiment, b: Experiment) -> Study:
-    """The study in its new folder, which keeps what B was asked."""
+def begun(folder: Folder, a: Experiment, b: Experiment) -> StudyPlan:
+    """The study in its new folder, which stores B's configuration too."""
     folder.write_text(studies.OTHER, dump(b))
     return of(a, b, folder.path)
 
 
-def again(path: Path, a: Experiment) -> Study:
-    """The study of a folder as it was asked."""
+def again(path: Path, a: Experiment) -> StudyPlan:
+    """The study of an existing folder."""
     return of(a, load(base=path / studies.OTHER), path)
 
 
 def replay_of(path: Path, next_step: Next | None = None) -> Act:
-    """The act of B: the replay of the run in `path`, by `next_replay` or another rule."""
+    """The act of B: it replays the run in `path`, by `next_replay` or another rule."""
 
     def act(experiment: Experiment, driver: Driver) -> Conclude:
         original, choose = Original.of(load_run(path)), next_step or next_replay
@@ -130,18 +124,18 @@ def replay_of(path: Path, next_step: Next | None = None) -> Act:
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
-    """What `whole` replays of an original's windows show; `ratio` is None where that is too little.
+class PairedReplays:
+    """The ratio that `whole` complete replays show; None if they are too few.
 
-    A ratio that is open is a bound: it counts like none, and `lack` says it.
+    An open ratio is only a bound: it counts as no ratio, and `lack` states it.
     """
 
     whole: int
     ratio: Ratio | None
 
     @classmethod
-    def of(cls, original: Original, b: Run) -> "Paired":
-        """From the folder of a run that has replayed the original's windows."""
+    def of(cls, original: Original, b: Run) -> "PairedReplays":
+        """The pairs from the folder of a run that has replayed the original's windows."""
         rows = b.requests()
         pairs = [
             original.pair(segment, place, rows, ENDED_NS)
@@ -154,7 +148,7 @@ class Paired:
 
     @property
     def lack(self) -> str:
-        """Why there is no ratio with two ends; empty where there is."""
+        """The reason why there is no ratio with two ends; empty if there is one."""
         one = self.ratio
         if one is not None:
             bound = one.low if one.open == "above" else one.high
@@ -164,10 +158,12 @@ class Paired:
         return f"in {self.whole} whole pairs of windows no request was over a bound, or all were"
 
 
-def conclude(parts: Trees, path: Path, differs: Tree) -> Tree:
-    """What study.json adds: the ratio, from the rows of both folders; too few pairs are an open end."""
+def verdict(parts: Trees, path: Path, differs: Tree) -> Tree:
+    """The comparison's fields of study.json: the ratio from both folders' rows; too few pairs are an open
+    end.
+    """
     original = Original.of(load_run(path / "a"))
-    pairs = Paired.of(original, load_run(path / "b"))
+    pairs = PairedReplays.of(original, load_run(path / "b"))
     found = pairs.ratio
     tree: Tree = {
         "differs": differs,
@@ -188,15 +184,15 @@ def unpaired(a: Tree, b: Tree) -> tuple[float, float, float]:
 
 
 def played(run: Run) -> list[tuple[Segment, Window, bool]]:
-    """The dwells of a run that has ended: segment, window, and whether it is valid."""
+    """The windows of a run that has ended: segment, window, and true if it is valid."""
     assert run.sweep is not None
-    told = {
+    segments = {
         event["index"]: Segment(**event["segment"])
         for event in run.events()
         if event["event"] == "segment_done"
     }
     lines = [line for line in run.sweep["dwells"] if line["kind"] == "dwell"]
-    return [(told[line["index"]], window(line), line["valid"]) for line in lines]
+    return [(segments[line["index"]], window(line), line["valid"]) for line in lines]
 
 
 def latencies(rows: pa.Table, place: Window, slo: Slo, now_ns: int) -> Latencies:
@@ -206,14 +202,14 @@ def latencies(rows: pa.Table, place: Window, slo: Slo, now_ns: int) -> Latencies
 
 
 def next_replay(driver: Driver, original: Original) -> Segment | Stop:
-    """B's own ramp, then the windows of A at the ratio as it is believed after each."""
+    """B's own ramp, then the windows of A at the ratio that each window updates."""
     spec, start, outcomes = driver.plan.search, driver.plan.begin, driver.windows.outcomes
     if prior(spec, start, outcomes) is None:
         return next_segment(spec, start, outcomes, driver.elapsed_s())
-    used = [outcome for outcome in outcomes if outcome.segment.pair is not None and not outcome.void]
     pairs, begin = pairs_of(driver, original), apart(driver, original)
     found = paired_ratio.ratio(pairs, begin)
-    log_ratio = found.log_next if found else without_evidence(used, [one.log_ratio for one in pairs], begin)
+    log_ratios = [one.log_ratio for one in pairs]
+    log_ratio = found.log_next if found else without_evidence(_replays(outcomes), log_ratios, begin)
     return next_pair(
         fitted(spec, start, outcomes),
         list(original.templates.values()),
@@ -224,29 +220,26 @@ def next_replay(driver: Driver, original: Original) -> Segment | Stop:
 
 
 def pairs_of(driver: Driver, original: Original) -> list[Pair]:
-    """B's replays so far, each with the window of A that it replays."""
-    used = [
-        outcome
-        for outcome in driver.windows.outcomes
-        if outcome.segment.pair is not None and not outcome.void
-    ]
+    """B's replays so far, each paired with its window of A."""
+    used = _replays(driver.windows.outcomes)
     now_ns = driver.target.now_ns()
     return [original.pair(o.segment, o.dwell, driver.windows.requests(o.segment.index), now_ns) for o in used]
 
 
+def _replays(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.segment.pair is not None and not outcome.void]
+
+
 def apart(driver: Driver, original: Original) -> float:
-    """ln of B's capacity over A's, as their ramps or predictions have it."""
-    return _began(driver) - original.centre
+    """ln of B's capacity over A's, by their ramps or predictions."""
+    return ramp_centre(driver) - original.centre
 
 
-def _began(driver: Driver) -> float:
+def ramp_centre(driver: Driver) -> float:
+    """ln QPS where a driver's windows began, by its ramp or prediction."""
     belief = prior(driver.plan.search, driver.plan.begin, driver.windows.outcomes)
     assert belief is not None
     return belief.centre
-
-
-def _sound(outcome: Outcome) -> bool:
-    return outcome.segment.kind == "dwell" and not outcome.void
 
 
 def _template(segment: Segment, place: Window) -> Template:

@@ -1,4 +1,4 @@
-"""The two sides of a comparison, from words or from two saved configurations.
+"""Arguments of a comparison: the two sides, from words or from two saved configurations.
 
 Knows which words belong to which side and what may differ between them; measures nothing.
 """
@@ -11,12 +11,12 @@ from conf import ConfigError, Experiment
 from conf.differences import differences
 
 SHARED = ("workload", "slo", "search", "fleet")
-"""What both sides must have in common, or B would be asked another question."""
+"""Groups that both sides must share, since B would otherwise answer another question."""
 NODES, CLOCK = "cluster.nodes or routing=per_node", "engine.time_scale"
 CHATS = "workload.conversations"
 """Users who live on one clock: their turns cannot be scaled in time."""
 OF_BOTH = ("seed", "run", "out")
-"""What a study has once."""
+"""Keys that a study has only once."""
 USAGE = (
     "compare takes two config.yaml of runs, or words for one side: "
     "python -m loadgen compare a.layout=dp1_tp8_ep8 b.layout=dp2_tp4_ep4"
@@ -24,14 +24,13 @@ USAGE = (
 
 
 Asked = Callable[[Sequence[str], Path | None], Experiment]
-"""The experiment of words over a saved configuration."""
+"""Makes the experiment of words over a saved configuration."""
 
 
 def compared(words: Sequence[str], config: Path | None, asked: Asked) -> tuple[Experiment, Experiment]:
     """A and B of the words, with one seed.
 
-    Raises ConfigError unless there are two files or something that differs, and where B could not be given
-    A's requests.
+    Raises ConfigError unless there are two files or a difference, and if B cannot get A's requests.
     """
     files = [Path(word) for word in words if "=" not in word]
     given = [word for word in words if "=" in word]
@@ -48,14 +47,15 @@ def compared(words: Sequence[str], config: Path | None, asked: Asked) -> tuple[E
 
 
 def text(a: Experiment, b: Experiment) -> str:
-    """What is compared, as a comment above A's configuration."""
-    told = (f"{key} {ours} -> {theirs}" for key, (ours, theirs) in differences(a, b).items())
+    """The compared configurations, as a comment above A's."""
+    differing = (f"{key} {ours} -> {theirs}" for key, (ours, theirs) in differences(a, b).items())
     replicas = f"{a.replicas} replica(s) for A, then {b.replicas} for B"
-    return f"# A is below; B differs in {', '.join(told)}\n# two services, one after the other: {replicas}"
+    return (
+        f"# A is below; B differs in {', '.join(differing)}\n# two services, one after the other: {replicas}"
+    )
 
 
 def _refuse_one_sided(words: Sequence[str]) -> None:
-    """Refuse for one side what the study has once."""
     for word in words:
         side, _, rest = word.partition(".")
         key = rest.partition("=")[0]
@@ -64,7 +64,7 @@ def _refuse_one_sided(words: Sequence[str]) -> None:
 
 
 def unlike(a: Experiment, b: Experiment) -> str:
-    """What differs so that B cannot be given A's requests; empty where nothing does."""
+    """The difference that keeps B from getting A's requests; empty if there is none."""
     groups = [group for group in SHARED if getattr(a, group) != getattr(b, group)]
     if groups:
         return groups[0]
@@ -78,7 +78,7 @@ def unlike(a: Experiment, b: Experiment) -> str:
 def _refuse_unlike(a: Experiment, b: Experiment) -> None:
     apart = unlike(a, b)
     if apart in SHARED:
-        why = f"compare gives B what A was given, but {apart} differs"
+        why = f"compare sends B the requests of A, but {apart} differs"
         raise ConfigError(f"{why}; give {apart}=... for both")
     if apart == CHATS:
         raise ConfigError(
@@ -102,7 +102,7 @@ def _refuse_unlike(a: Experiment, b: Experiment) -> None:
 
 
 def _of(side: str, words: Sequence[str]) -> list[str]:
-    """The words of one side: its own last, so that they win."""
+    """The words of one side, its own last, so that they win."""
     both = [word for word in words if not word.startswith(("a.", "b."))]
     own = [word.removeprefix(f"{side}.") for word in words if word.startswith(f"{side}.")]
     keys = {word.partition("=")[0] for word in own}

@@ -1,7 +1,7 @@
-"""Replays a sweep's certified rate through vLLM itself, emulated, and holds the simulated engine to it.
+"""Replays a sweep's certified rate through an emulated vLLM, and compares the simulated engine with it.
 
-Knows which runs can be replayed and how one engine's settings become the other's; how far they may lie apart
-is in `analysis.agreement`, and the engine model is handed in.
+Knows which runs can be replayed and how one engine's settings become the other's. `analysis.results.
+engine_agreement` decides how far they may differ; the engine model is handed in.
 """
 
 import os
@@ -19,7 +19,7 @@ from analysis.results.summary import Tree
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine
-from loadgen.drive import fixed_rate as holding
+from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.predict.operating_point import Simulate
 from loadgen.run import measure, verdicts
@@ -32,11 +32,11 @@ from loadgen.traffic.schedule import NS, ArrivalSchedule
 VERB = "verify"
 DURATION_S = 120.0
 WORDS = ("duration_s", "out", "run", "seed")
-"""What may be said besides the run; everything else is as it was there."""
+"""Keys that may be given besides the run; everything else stays as it was in the run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class EngineReplay:
     """One rate for both engines: `emulated` is loaded in real time, `simulated` gets the same arrivals."""
 
     emulated: Experiment
@@ -44,11 +44,11 @@ class Replay:
     of: str
 
     @classmethod
-    def asked(cls, path: Path, words: list[str], vllm_version: str) -> "Replay":
-        """The replay of the run in `path`, with its own engine's limits and constants on both sides.
+    def asked(cls, path: Path, words: list[str], vllm_version: str) -> "EngineReplay":
+        """The replay of the run in `path`, with its engine's limits and constants on both sides.
 
-        `vllm_version` is that of the vLLM that will be started, for the label. Raises RunError or ConfigError
-        with the remedy for a run that cannot be replayed.
+        `vllm_version`, of the vLLM that will be started, is for the label. Raises RunError or ConfigError
+        with the remedy if the run cannot be replayed.
         """
         for word in words:
             if word.partition("=")[0] not in WORDS:
@@ -67,7 +67,7 @@ class Replay:
         engine = asked.engine
         if not isinstance(engine, SimulatedEngine):
             raise ConfigError(
-                f"{path} is a run of engine={engine.kind}; verify holds the simulated engine to vLLM"
+                f"{path} is a run of engine={engine.kind}; verify compares the simulated engine with vLLM"
             )
         _refuse(asked, engine)
         named = any(word.startswith("run=") for word in words)
@@ -85,9 +85,9 @@ class Replay:
 
 
 def emulated_engine(asked: Experiment, vllm_version: str) -> EmulatedEngine:
-    """vLLM's arguments for the limits that a simulated engine has.
+    """vLLM's arguments for the limits of a simulated engine.
 
-    One block of `num_gpu_blocks` is vLLM's own, its null block, so that vLLM is given one more.
+    vLLM uses one of its blocks as its null block, so it gets one block more.
     """
     spec = asked.engine
     assert isinstance(spec, SimulatedEngine)
@@ -118,7 +118,7 @@ def _certified_qps(path: Path, ended: Tree | None) -> float:
     capacity = (ended or {}).get("capacity")
     if ended is None or not capacity:
         raise ConfigError(
-            f"{path} is no sweep that found a capacity; verify replays the certified rate of one"
+            f"{path} is not a sweep that found a capacity; verify replays the certified rate of one"
         )
     if not ended["valid"]:
         raise ConfigError(f"{path} is void ({ended['reason']}): it certifies no rate; measure again")
@@ -126,7 +126,6 @@ def _certified_qps(path: Path, ended: Tree | None) -> float:
 
 
 def _refuse(asked: Experiment, engine: SimulatedEngine) -> None:
-    """Raise ConfigError for what one of the two engines does not know."""
     unknown = {
         "engine.max_num_queued_reqs": engine.max_num_queued_reqs is not None,
         "engine.max_num_queued_tokens": engine.max_num_queued_tokens is not None,
@@ -147,21 +146,21 @@ def _refuse(asked: Experiment, engine: SimulatedEngine) -> None:
         )
 
 
-def run(replay: Replay, site: Site, show: Emit, simulate: Simulate) -> Tree:
-    """Load the emulated vLLM at the certified rate and compare; a run folder like that of a probe."""
+def run(replay: EngineReplay, site: Site, show: Emit, simulate: Simulate) -> Tree:
+    """Load the emulated vLLM at the certified rate and compare; the run folder is like that of a probe."""
     folder = measure.create(RunFolder, replay.emulated)
 
     def act(experiment: Experiment, driver: Driver) -> Conclude:
-        holding.asked(driver, experiment)
-        return lambda: concluded(replay, driver, simulate)
+        fixed_rate.asked(driver, experiment)
+        return lambda: verdict(replay, driver, simulate)
 
     return measure.measure(replay.emulated, VERB, folder, act, site, show)
 
 
-def concluded(replay: Replay, driver: Driver, simulate: Simulate) -> Tree:
-    """The probe's conclusion, with both engines' p90s side by side and an exit code that is theirs.
+def verdict(replay: EngineReplay, driver: Driver, simulate: Simulate) -> Tree:
+    """The probe's verdict with both engines' p90s, and an exit code for their agreement.
 
-    A void probe stays void. Whether the bounds are kept is told, but decides nothing here.
+    A void probe stays void. The tree says whether the bounds are kept, but this decides nothing here.
     """
     tree = verdicts.of_probe(replay.emulated, driver)
     if not tree["valid"]:
@@ -178,9 +177,9 @@ def concluded(replay: Replay, driver: Driver, simulate: Simulate) -> Tree:
 
 
 def compare(
-    replay: Replay, rows: pa.Table, window: Window, simulate: Simulate
+    replay: EngineReplay, rows: pa.Table, window: Window, simulate: Simulate
 ) -> list[engine_agreement.Agreement]:
-    """Serve the requests of `rows` once more, on the simulated engine, and compare those of the window."""
+    """Serve the requests of `rows` again on the simulated engine, and compare those of the window."""
     rows, asked = rows.sort_by("due_ns"), _here(replay.simulated)
     seen = simulate(asked, _arrivals(rows), asked.cluster.nodes, asked.seed)
     due_s = metrics.numbers(rows, "due_ns") / NS
@@ -200,9 +199,10 @@ def compare(
 
 
 def _here(simulated: Experiment) -> Experiment:
-    """The same without `front_end_latency_ms`, which is another machine's: vLLM's front end is this one's.
+    """The experiment without `front_end_latency_ms`, which belongs to another machine: vLLM's front end runs
+    here.
 
-    It would shift every TTFT alike, and hide as much of a difference between the engines.
+    It would shift every TTFT alike, and hide a difference of that size between the engines.
     """
     times = simulated.model.step_time
     none = replace(times.front_end_latency_ms, value=0.0, low=None, high=None)
@@ -212,12 +212,11 @@ def _here(simulated: Experiment) -> Experiment:
 
 
 def _sent(rows: pa.Table) -> pa.Array:
-    """What never left the load generator put no load on either engine."""
+    """True for requests that left the load generator: only they put load on an engine."""
     return pa.array(~metrics.status_in(rows, *metrics.UNSENT, records.PENDING))
 
 
 def _arrivals(rows: pa.Table) -> ArrivalSchedule:
-    """The rows of a run as a schedule again."""
     columns = {
         name: rows[column].to_numpy().astype(np.int64)
         for name, column in (

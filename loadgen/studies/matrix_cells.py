@@ -1,4 +1,4 @@
-"""The cells of a measured grid: their order, what each asks, and the plan in words.
+"""The cells of a measured grid: their order, their experiments, and the plan as text.
 
 Knows which groups decide what is deployed; measures nothing.
 """
@@ -15,12 +15,12 @@ from loadgen.studies import comparison_words
 from loadgen.studies.comparison_words import OF_BOTH
 
 DEPLOYED = ("cluster", "hardware", "model", "engine", "layout", "routing", "target")
-"""Groups that decide what is deployed; what else an axis may change is load on the same deployment."""
+"""Groups that decide what is deployed; an axis of another group changes the load on the same deployment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One combination: its values `at` each axis, and what it asks or why it asks nothing (`refused`)."""
+    """One combination: its values `at` each axis, and its experiment or the reason why it is `refused`."""
 
     name: str
     at: Mapping[str, Any]
@@ -34,24 +34,24 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """All cells in order; those that need the same deployment stand together."""
+    """All cells in order; cells with the same deployment stand together."""
 
     axes: tuple[str, ...]
     cells: tuple[Cell, ...]
 
     @property
     def asked(self) -> dict[str, Experiment]:
-        """What the cells ask, by name, without those that are refused."""
+        """The experiments of the cells by name, without refused ones."""
         return {cell.name: cell.asked for cell in self.cells if cell.asked is not None}
 
     @property
     def first(self) -> Experiment:
-        """What the first asks."""
+        """The first cell's experiment."""
         return next(iter(self.asked.values()))
 
     @property
     def deployments(self) -> int:
-        """Services that are deployed one after the other."""
+        """Number of services that are deployed one after the other."""
         asked = list(self.asked.values())
         again = sum(same_service(one, other) for one, other in zip(asked, asked[1:], strict=False))
         return len(asked) - again
@@ -63,9 +63,9 @@ class Cells:
 
 
 def of(words: Matrix, asked: Callable[[list[str]], Experiment]) -> Cells:
-    """The cells of `words`; `asked` makes an experiment of one cell's.
+    """The cells of `words`; `asked` makes the experiment of one cell.
 
-    Raises ConfigError where no cell makes one, and for what a study has only once.
+    Raises ConfigError if no cell makes one, and for keys that a study has only once.
     """
     for key in words.axes:
         if key in OF_BOTH:
@@ -81,12 +81,12 @@ def of(words: Matrix, asked: Callable[[list[str]], Experiment]) -> Cells:
 
 
 def same_service(a: Experiment, b: Experiment) -> bool:
-    """True if what is deployed for one serves the other too."""
+    """True if the deployment for one experiment serves the other too."""
     return all(getattr(a, group) == getattr(b, group) for group in DEPLOYED)
 
 
 def unpaired(first: Experiment, other: Experiment) -> str:
-    """Why a cell does not get the first one's requests; empty where it does."""
+    """The reason why a cell does not get the first one's requests; empty if it does."""
     apart = comparison_words.unlike(first, other)
     if apart == comparison_words.CHATS:
         return "conversations are not scaled in time, so that it has requests of its own"
@@ -94,12 +94,12 @@ def unpaired(first: Experiment, other: Experiment) -> str:
 
 
 def lines(found: Cells) -> list[str]:
-    """The plan: every cell with what it does, or why it is refused."""
+    """The plan: each cell with its action, or the reason why it is refused."""
     return [_total(found), *(_line(cell, found.first) for cell in found.cells)]
 
 
 def refusals(found: Cells) -> list[str]:
-    """What must be known before anything starts: how much there is, and which cells are refused."""
+    """Lines to show before anything starts: the size of the grid and the refused cells."""
     return [_total(found), *(_line(cell, found.first) for cell in found.cells if cell.refused)]
 
 

@@ -1,7 +1,6 @@
-"""A study of kind `matrix`: one sweep per cell of a grid, the later ones on the first one's requests.
+"""A study of kind `matrix`: one sweep per cell of a grid; later cells replay the first one's requests.
 
-Knows the cells and what becomes of each; which service is up is for `loadgen.kept`, what a replay is for
-`loadgen.comparison`.
+Knows the cells and their verdicts. `shared_service` decides which service is up, `comparison` replays.
 """
 
 from collections.abc import Sequence
@@ -23,9 +22,9 @@ from loadgen.run.lifecycle import Conclude
 from loadgen.run.measure import Act
 from loadgen.search.policy import Segment, Stop
 from loadgen.studies import comparison
-from loadgen.studies.comparison import Original, Paired, next_replay
+from loadgen.studies.comparison import Original, PairedReplays, next_replay
 from loadgen.studies.matrix_cells import Cell, Cells, unpaired
-from loadgen.studies.study import Study, Trees, result, seed_of
+from loadgen.studies.study import StudyPlan, Trees, result, seed_of
 
 KIND = matrix_table.KIND
 ENDS = (
@@ -39,14 +38,14 @@ ENDS = (
 )
 """Exit codes of a cell after which the next one begins: all but that of Ctrl-C."""
 REPLAYS = "replays"
-"""In a cell's sweep.json: the cell whose requests it got."""
+"""Key in a cell's sweep.json: the cell whose requests it got."""
 
 
-def begun(cells: Cells, folder: Folder) -> Study:
-    """The study in its new folder, in which every cell already has its folder with what it asks.
+def begun(cells: Cells, folder: Folder) -> StudyPlan:
+    """The study in its new folder, in which every cell already has its folder and configuration.
 
-    Common are the first one's arrivals; the noise of a simulated engine, and the windows that a cell has
-    besides, are its own.
+    Cells share the first one's arrivals. The noise of a simulated engine and a cell's additional windows are
+    its own.
     """
     for name, asked in cells.asked.items():
         seed = asked.seed if asked is cells.first else seed_of(asked.seed, name)
@@ -56,8 +55,8 @@ def begun(cells: Cells, folder: Folder) -> Study:
     return of(cells, folder.path)
 
 
-def again(path: Path) -> tuple[Cells, Study]:
-    """The cells and the study of a folder as they were asked."""
+def again(path: Path) -> tuple[Cells, StudyPlan]:
+    """The cells and the study of an existing folder."""
     tree = studies.load_study(path)
     cells = [
         Cell(row["name"], row["at"], _saved(path, row["name"]))
@@ -69,16 +68,16 @@ def again(path: Path) -> tuple[Cells, Study]:
     return found, of(found, path)
 
 
-def of(cells: Cells, path: Path) -> Study:
+def of(cells: Cells, path: Path) -> StudyPlan:
     """The study of `cells` in the folder `path`."""
     names = tuple(cells.asked)
-    return Study(
+    return StudyPlan(
         kind=KIND,
         verb="sweep",
         asked=cells.first,
         names=names,
         part=lambda name, _: _saved(path, name),
-        conclude=lambda parts: conclude(cells, parts),
+        verdict=lambda parts: verdict(cells, parts),
         act=lambda name: act(path, names, name),
         results=ENDS,
         shown=lambda parts: {"axes": list(cells.axes), "cells": rows(cells, path, parts)},
@@ -86,15 +85,15 @@ def of(cells: Cells, path: Path) -> Study:
 
 
 def act(path: Path, names: Sequence[str], name: str) -> Act:
-    """What a cell does: the reference's requests where it can have them, else a search of its own."""
+    """The act of a cell: replay the reference's requests if possible, else search by itself."""
     first = reference(_ended(path, names))
     if first is None or unpaired(_saved(path, first), _saved(path, name)):
         return measure.search
 
     def replayed(experiment: Experiment, driver: Driver) -> Conclude:
         replay = comparison.replay_of(path / first, partial(next_step, experiment.seed))
-        concluded = replay(experiment, driver)
-        return lambda: concluded() | {REPLAYS: first}
+        paired_verdict = replay(experiment, driver)
+        return lambda: paired_verdict() | {REPLAYS: first}
 
     return replayed
 
@@ -102,7 +101,7 @@ def act(path: Path, names: Sequence[str], name: str) -> Act:
 def reference(parts: Trees) -> str | None:
     """The cell that others are compared with: one that was replayed already, else the first with a capacity.
 
-    A cell that gets its capacity only when the study is resumed is no other's reference any more.
+    A cell that gets its capacity only when the study is resumed never becomes a reference.
     """
     for tree in parts.values():
         if REPLAYS in tree:
@@ -111,7 +110,7 @@ def reference(parts: Trees) -> str | None:
 
 
 def next_step(own_seed: int, driver: Driver, original: Original) -> Segment | Stop:
-    """The original's windows, then what the budget has room for as in any search, its hold included."""
+    """The original's windows, then more windows and the confirmation run, as in any search."""
     driver.plan = replace(driver.plan, seed=original.seed)
     step = next_replay(driver, original)
     if not isinstance(step, Stop) or step.kind != "budget":
@@ -122,7 +121,7 @@ def next_step(own_seed: int, driver: Driver, original: Original) -> Segment | St
 
 
 def rows(cells: Cells, path: Path, parts: Trees) -> list[Tree]:
-    """Every cell with what it concluded, and its ratio to the reference."""
+    """Every cell with its verdict, and its ratio to the reference."""
     known = {**_ended(path, tuple(cells.asked)), **parts}
     first = reference(known)
     found = {} if first is None else ratios(path, first, known)
@@ -134,9 +133,9 @@ def rows(cells: Cells, path: Path, parts: Trees) -> list[Tree]:
 
 
 def ratios(path: Path, first: str, known: Trees) -> dict[str, Tree]:
-    """The capacities that are known over that of the first, with 95 % intervals.
+    """The known capacities over that of the reference, with 95 % intervals.
 
-    Paired where a cell had the first one's requests, else of two capacities as if they were independent.
+    Paired if a cell had the reference's requests, else as of two independent capacities.
     """
     replayed = [name for name, tree in known.items() if tree.get(REPLAYS) == first]
     original = Original.of(load_run(path / first)) if replayed else None
@@ -149,12 +148,12 @@ def ratios(path: Path, first: str, known: Trees) -> dict[str, Tree]:
             why = unpaired(_saved(path, first), _saved(path, name)) or "it had a search of its own"
             found[name] = _ratio(alone, UNPAIRED, why)
         else:
-            found[name] = best(Paired.of(original, load_run(path / name)), alone)
+            found[name] = best(PairedReplays.of(original, load_run(path / name)), alone)
     return found
 
 
-def best(paired: Paired, alone: tuple[float, float, float]) -> Tree:
-    """The ratio that the pairs show where they show one, else that of the capacities `alone`."""
+def best(paired: PairedReplays, alone: tuple[float, float, float]) -> Tree:
+    """The ratio of the pairs if they show one, else that of the capacities `alone`."""
     one = paired.ratio
     if one is None or paired.lack:
         return _ratio(alone, UNPAIRED, paired.lack)
@@ -163,8 +162,8 @@ def best(paired: Paired, alone: tuple[float, float, float]) -> Tree:
     return _ratio((one.value, one.low, one.high), PAIRED, pairs=paired.whole)
 
 
-def conclude(cells: Cells, parts: Trees) -> Tree:
-    """What study.json says at the end: as of a grid that is predicted, the highest exit code of the cells."""
+def verdict(cells: Cells, parts: Trees) -> Tree:
+    """The grid's fields of study.json: the highest exit code of the cells, as for a predicted grid."""
     codes = [summary.EXIT_USAGE for cell in cells.cells if cell.asked is None]
     codes += [tree["exit_code"] for tree in parts.values()]
     worst, lacking = max(codes), sum(code != summary.EXIT_OK for code in codes)
@@ -184,7 +183,6 @@ def _ratio(figures: tuple[float, float, float], how: str, why: str = "", pairs: 
 
 
 def _ended(path: Path, names: Sequence[str]) -> dict[str, Tree]:
-    """The conclusions of the cells that have ended for good, in order."""
     known = {name: result(path / name) for name in names}
     return {name: tree for name, tree in known.items() if tree is not None}
 

@@ -1,4 +1,4 @@
-"""Tells which of the MI325X paper's models an experiment asks, by facts; knows no rows, lengths or names."""
+"""Recognises the MI325X paper's models in an experiment, by their facts; knows no rows, lengths or names."""
 
 from dataclasses import fields
 from functools import cache
@@ -6,11 +6,11 @@ from typing import Any
 
 from conf import Experiment, load
 from conf.specs.experiment import Hardware, Layout, Model
-from loadgen.studies.published_tables import SUBJECTS, Subject
+from loadgen.studies.published_tables import PUBLISHED_MODELS, PublishedModel
 
 Facts = dict[str, Any]
 
-_TOLD = (
+_LABELS = (
     "name",
     "served_name",
     "source",
@@ -20,13 +20,13 @@ _TOLD = (
     "efficiency",
     "fitted_with",
 )
-"""Fields that say how something is called and how fast it is; the others say what it is."""
+"""Fields that name something or give its speed; the others identify it."""
 _SERVED = ("kv_cache", "max_context_tokens")
-"""Fields that whoever serves a model may choose: it stays that model, but is not what the paper served."""
+"""Fields that a deployment may choose: it stays that model, but is not what the paper served."""
 
 
-def subject_of(experiment: Experiment) -> Subject | None:
-    """The paper's model that is asked what the paper asked, on its node and layout; None of any other."""
+def published_model_of(experiment: Experiment) -> PublishedModel | None:
+    """The paper's model, if model, node, layout and lengths are the paper's; else None."""
     known = model_of(experiment)
     if known is None or experiment.progressive.lengths == "workload":
         return None
@@ -34,10 +34,10 @@ def subject_of(experiment: Experiment) -> Subject | None:
     return known if same else None
 
 
-def model_of(experiment: Experiment) -> Subject | None:
-    """The paper's model that is asked, whatever it is called and wherever it stands."""
+def model_of(experiment: Experiment) -> PublishedModel | None:
+    """The paper's model, whatever its name and node."""
     facts = _architecture(experiment.model)
-    return next((subject for subject in SUBJECTS if _model(subject.words) == facts), None)
+    return next((subject for subject in PUBLISHED_MODELS if _model(subject.words) == facts), None)
 
 
 @cache
@@ -57,5 +57,5 @@ def _architecture(model: Model) -> Facts:
 
 def _facts(*specs: Hardware | Layout | Model) -> list[Facts]:
     return [
-        {it.name: getattr(spec, it.name) for it in fields(spec) if it.name not in _TOLD} for spec in specs
+        {it.name: getattr(spec, it.name) for it in fields(spec) if it.name not in _LABELS} for spec in specs
     ]

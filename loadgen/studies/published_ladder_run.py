@@ -1,7 +1,6 @@
-"""The MI325X paper's benchmark over HTTP: a study of whole runs, each of a service deployed anew.
+"""The MI325X paper's benchmark over HTTP: a study of whole runs, each on a service deployed anew.
 
-Knows how a level is played by the load generator and what the runs conclude together; the levels themselves
-are those of `loadgen.progressive`.
+Knows how the load generator plays a level; `published_ladder` has the levels, `published_verdict` the table.
 """
 
 from dataclasses import replace
@@ -16,23 +15,23 @@ from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.run import verdicts
 from loadgen.run.lifecycle import Conclude
-from loadgen.studies import published_ladder
-from loadgen.studies.study import Study, Trees, seed_of
+from loadgen.studies import published_ladder, published_verdict
+from loadgen.studies.study import StudyPlan, Trees, seed_of
 
 KIND = "progressive"
 ENDS = (summary.EXIT_OK, summary.EXIT_SLO_MISSED, summary.EXIT_VOID)
-"""Exit codes of a run after which the next one begins: what was seen stands, with its statuses and doubts."""
+"""Exit codes of a run after which the next one begins: its figures stand, with their cautions."""
 
 
-def of(asked: Experiment) -> Study:
-    """The study of so many runs; one that was cut short is run anew."""
-    return Study(
+def of(asked: Experiment) -> StudyPlan:
+    """The study of `progressive.runs` runs; one that was cut short is run anew."""
+    return StudyPlan(
         kind=KIND,
         verb=KIND,
         asked=asked,
         names=tuple(f"run-{number}" for number in range(1, asked.progressive.runs + 1)),
         part=lambda name, _: replace(asked, seed=seed_of(asked.seed, name), run=name),
-        conclude=partial(concluded, asked),
+        verdict=partial(verdict, asked),
         act=lambda _: act,
         anew=True,
         results=ENDS,
@@ -40,7 +39,7 @@ def of(asked: Experiment) -> Study:
 
 
 def act(experiment: Experiment, driver: Driver) -> Conclude:
-    """One run: every level in order, on a service that nobody warmed up but the first phase."""
+    """One run: every level in order, on a service that only the first phase warms up."""
     driver.plan = replace(driver.plan, warmup_requests=0)
     driver.warm_up()
     asked = published_ladder.levels(experiment)
@@ -51,32 +50,31 @@ def act(experiment: Experiment, driver: Driver) -> Conclude:
             driver, schedule, start_ns, f"{level.phase}, C = {level.concurrency}", to_the_end=True
         )
         driver.emit(
-            "level", text=published_ladder.told(level, judged.figures(driver.windows.ledger.rows(number)))
+            "level",
+            text=published_verdict.progress_line(level, judged.figures(driver.windows.ledger.rows(number))),
         )
     driver.drain()
-    return lambda: run_concluded(experiment, driver)
+    return lambda: run_verdict(experiment, driver)
 
 
-def run_concluded(experiment: Experiment, driver: Driver) -> Tree:
-    """What one run says, from its rows as they were saved."""
+def run_verdict(experiment: Experiment, driver: Driver) -> Tree:
+    """The verdict of one run, from its saved rows."""
     seen = [
         judged.figures(driver.windows.ledger.rows(number)) for number in range(len(driver.windows.outcomes))
     ]
-    void = {
-        number: verdict.reason for number, verdict in driver.windows.verdicts.items() if not verdict.valid
-    }
+    void = {number: one.reason for number, one in driver.windows.verdicts.items() if not one.valid}
     tree = verdicts.of_levels(experiment, driver)
-    return tree | published_ladder.tree(experiment, [seen], "wall", void) | {"dwells": tree["dwells"]}
+    return tree | published_verdict.verdict(experiment, [seen], "wall", void) | {"dwells": tree["dwells"]}
 
 
-def concluded(asked: Experiment, parts: Trees) -> Tree:
-    """What all runs say together; a level is void where it was in any of them."""
+def verdict(asked: Experiment, parts: Trees) -> Tree:
+    """The verdict of all runs; a level is void if it was void in any of them."""
     found = [part["progressive"] for part in parts.values()]
     runs = [[Figures(**level) for level in each["figures"][0]] for each in found]
     void: dict[int, str] = {}
     for each in found:
         void = _void(each) | void
-    tree = published_ladder.tree(asked, runs, "wall", void)
+    tree = published_verdict.verdict(asked, runs, "wall", void)
     return tree | {"evidence": f"{len(runs)} runs, each of a service deployed anew", "remedy": ""}
 
 

@@ -1,7 +1,7 @@
-"""What the MI325X paper's tables say and what was asked of its machines to get them; knows no engine.
+"""The MI325X paper's tables, and the requests behind their rows; knows no engine.
 
-The tables (arXiv 2603.10031, 14 to 17, 22 and 23) state a concurrency; the experiment behind them follows
-from Little's law (the engine model, section 4): `saturation` rows are one burst of min(C, 450) requests,
+The tables (arXiv 2603.10031, 14 to 17, 22 and 23) state a concurrency. The experiment behind them follows
+from Little's law (docs/engine_model.md, section 4): `saturation` rows are one burst of min(C, 450) requests,
 `scaling` rows a closed loop over min(3C, 300), all with one fixed prompt.
 """
 
@@ -19,16 +19,16 @@ SOURCE = "arXiv 2603.10031, tables 14 to 17, 22 and 23"
 SCALING, SATURATION = "scaling", "saturation"
 BURST_MOST, WAVES, CLOSED_MOST = 450, 3, 300
 EARLY_TOKENS = 2
-"""Answers that end at once: the least number of tokens that has a time between tokens."""
+"""Tokens of answers that end at once: the fewest that have a time between tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """How requests look; lengths in tokens.
+class RequestShape:
+    """Lengths of requests in tokens.
 
-    `limits` are those of the answers by phase, or by phase/C. `whole` is the share of requests that run to
-    their limit; the others share what the row's own mean leaves, and end at once where the row states none.
-    `burst_mean` of 0: the row's, or all to the limit.
+    `limits` are the answer limits by phase, or by phase/C. `whole` is the share of requests that run to their
+    limit; the others share the rest of the row's mean, and end at once if the row states none. `burst_mean`
+    is the mean of bursts; 0 means the row's, or all to the limit.
     """
 
     prompt: int
@@ -39,12 +39,12 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject(Shape):
-    """One model of the paper and what its clients asked.
+class PublishedModel(RequestShape):
+    """One model of the paper and its clients' requests.
 
-    `name` is the paper's, of its rows; `words` choose the model and its node here, and their facts alone say
-    whether an experiment asks the same. `fit_rms` is the training error of the constants that were fitted to
-    the rows but those `left_out` (docs/engine_model.md).
+    `name` is the paper's, of its rows. `words` choose the model and its node here; their facts alone decide
+    whether an experiment is the paper's. `fit_rms` is the training error of the constants that were fitted to
+    all rows but those `left_out` (docs/engine_model.md).
     """
 
     name: str
@@ -56,8 +56,8 @@ class Subject(Shape):
 _ONCE = "its answers have 100 tokens, the others' 199"
 AGAIN = "is the row of table 23 again"
 _MLA = "engine.block_size=1"
-SUBJECTS = (
-    Subject(
+PUBLISHED_MODELS = (
+    PublishedModel(
         name="Llama-3.1-405B",
         words=("model=llama31_405b_fp8", "layout=dp1_tp8"),
         prompt=329,
@@ -65,7 +65,7 @@ SUBJECTS = (
         fit_rms=0.020,
         burst_mean=98.5,
     ),
-    Subject(
+    PublishedModel(
         name="Qwen3-VL-235B",
         words=("model=qwen3_vl_235b_bf16", "layout=dp1_tp8"),
         prompt=1141,
@@ -76,7 +76,7 @@ SUBJECTS = (
             ("23", 150): "8.5 s between 6.3 s at 100 and 9.0 s at 200: a first burst's image fetch or JIT"
         },
     ),
-    Subject(
+    PublishedModel(
         name="DeepSeek V3.2",
         words=("model=deepseek_v32_fp8", "layout=dp1_tp8", _MLA),
         prompt=290,
@@ -85,7 +85,7 @@ SUBJECTS = (
         whole=0.25,
         burst_mean=26.5,
     ),
-    Subject(
+    PublishedModel(
         name="Kimi-K2.5",
         words=("model=kimi_k25_int4", "layout=dp1_tp4", _MLA),
         prompt=1483,
@@ -98,8 +98,8 @@ SUBJECTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the tables; `total` and `output` tokens/s, `p99_s` of the whole answer."""
+class PublishedRow:
+    """One line of the tables; `total` and `output` in tokens/s, `p99_s` of the whole answer."""
 
     table: str
     concurrency: int
@@ -123,17 +123,17 @@ class Row:
 
 
 def requests(concurrency: int, burst: bool) -> int:
-    """How many requests a row's experiment sends."""
+    """Number of requests of a row's experiment."""
     return min(concurrency, BURST_MOST) if burst else min(WAVES * concurrency, CLOSED_MOST)
 
 
-def read(path: Path = TABLES) -> dict[str, list[Row]]:
-    """The rows of each model, table by table as they stand."""
-    rows: dict[str, list[Row]] = {}
+def read(path: Path = TABLES) -> dict[str, list[PublishedRow]]:
+    """The rows of each model in the order of the tables."""
+    rows: dict[str, list[PublishedRow]] = {}
     with path.open() as file:
         for line in csv.DictReader(line for line in file if not line.startswith("#")):
             output = float(line["output_tok_s"]) if line["output_tok_s"] else None
-            row = Row(
+            row = PublishedRow(
                 line["table"],
                 int(line["concurrency"]),
                 line["phase"] == SATURATION,
@@ -146,8 +146,8 @@ def read(path: Path = TABLES) -> dict[str, list[Row]]:
     return rows
 
 
-def outputs(shape: Shape, row: Row, count: int | None = None) -> Ints:
-    """Tokens that each request of a row puts out, or each of `count` with the same mean."""
+def outputs(shape: RequestShape, row: PublishedRow, count: int | None = None) -> Ints:
+    """Answer tokens of each request of a row, or of `count` requests with the same mean."""
     limits = shape.limits
     limit = limits.get(f"{row.phase}/{row.concurrency}", limits[row.phase])
     mean = shape.burst_mean if row.burst and shape.burst_mean else float(limit)
@@ -157,18 +157,19 @@ def outputs(shape: Shape, row: Row, count: int | None = None) -> Ints:
 
 
 def asked(words: Sequence[str], config: Path | None) -> list[list[str]]:
-    """The words of each model to run: as they are where they choose one, else those of all the paper's."""
+    """The words of each model to run: the given ones if they choose a model, else all the paper's models."""
     if config or any(word.startswith(("model=", "model.")) for word in words):
         return [list(words)]
     given = {word.partition("=")[0] for word in words}
     return [
         [*(word for word in subject.words if word.partition("=")[0] not in given), *words]
-        for subject in SUBJECTS
+        for subject in PUBLISHED_MODELS
     ]
 
 
 def spread(count: int, limit: int, mean: float, whole: float = 1.0) -> Ints:
-    """Answers of `count` requests with that mean, those to the limit spread evenly over the others.
+    """Answer tokens of `count` requests with this mean; those to the limit are spaced evenly among the
+    others.
 
     As many run to the `limit` as the share `whole` and the mean allow; the others share the rest evenly.
     """
@@ -185,12 +186,12 @@ def spread(count: int, limit: int, mean: float, whole: float = 1.0) -> Ints:
     return asked
 
 
-def played(subject: Subject) -> list[Row]:
+def played(subject: PublishedModel) -> list[PublishedRow]:
     """The rows of a model that are levels of their own."""
     known = read()[subject.name]
     return [row for row in known if subject.left_out.get((row.table, row.concurrency)) != AGAIN]
 
 
-def kept(subject: Subject, rows: Sequence[Row]) -> list[Row]:
+def fitted_rows(subject: PublishedModel, rows: Sequence[PublishedRow]) -> list[PublishedRow]:
     """The rows that are fitted."""
     return [row for row in rows if (row.table, row.concurrency) not in subject.left_out]

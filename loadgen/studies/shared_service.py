@@ -1,6 +1,6 @@
-"""A service that stays up from one run to the next, as long as the next one needs the same.
+"""A service that stays up from one run to the next as long as the next one needs the same deployment.
 
-Knows when a service serves another run too; deploying is handed in.
+Knows when a service fits another run; deploying is handed in.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,16 +13,16 @@ from loadgen.run.endpoint import TargetError
 from loadgen.run.lifecycle import Service
 from loadgen.run.progress import Emit
 from loadgen.studies.matrix_cells import same_service
-from loadgen.traffic.schedule import Traffic
+from loadgen.traffic.traffic import Traffic
 
 Deploy = Callable[[Experiment, Emit], AbstractContextManager[Service]]
 
 
-class Kept:
-    """Lends one service at a time and takes it down when a run needs another, by an error, or by `close`.
+class SharedService:
+    """Lends one service at a time; takes it down for a run that needs another, after an error, or by `close`.
 
-    `runs` are all that may come: a service has room for the largest fleet and the longest requests of those
-    that share it. What a service says while no run is going on is told to `show`.
+    `runs` are all runs that may come: a service has room for the largest fleet and the longest requests of
+    those that share it. Progress of a service between two runs goes to `show`.
     """
 
     def __init__(self, deploy: Deploy, runs: Sequence[Experiment], show: Emit) -> None:
@@ -34,9 +34,9 @@ class Kept:
 
     @contextmanager
     def service(self, experiment: Experiment, emit: Emit) -> Iterator[Service]:
-        """The service for one run; a `Site` can have this for its own.
+        """The service for one run; a `Site` can use this function as its own.
 
-        Raises TargetError if its deployment fails, and at once if it has failed before.
+        Raises TargetError if the deployment fails, and at once if it has failed before.
         """
         self._emit = emit
         try:
@@ -48,22 +48,22 @@ class Kept:
             self._emit = self._show
 
     def close(self) -> None:
-        """Take down what is up; a service that does not go down as it should is told of, and left."""
+        """Take down the service that is up; a teardown that fails is reported and left."""
         self._up = None
         try:
             self._stack.close()
         except TargetError as error:
-            self._tell("teardown", text=f"the service before did not go down as it should: {error}")
+            self._tell("teardown", text=f"the previous service did not go down cleanly: {error}")
 
     def _lent(self, experiment: Experiment) -> Service:
         if self._failed and same_service(self._failed[0], experiment):
-            raise TargetError(f"not tried again: {self._failed[1]}")
+            raise TargetError(f"not deployed again: {self._failed[1]}")
         if self._up and same_service(self._up[0], experiment):
             fault = self._up[1].fault()
             if fault is None:
-                self._tell("deployed", text="the service of the run before is up and stays")
+                self._tell("deployed", text="the service of the previous run is up and serves this one too")
                 return self._lend(experiment, self._up[1])
-            self._tell("deploying", text=f"the service of the run before is deployed anew: {fault}")
+            self._tell("deploying", text=f"the service of the previous run is deployed again: {fault}")
         self.close()
         try:
             service = self._stack.enter_context(self._deploy(self._roomy(experiment), self._tell))
@@ -73,7 +73,7 @@ class Kept:
         return self._lend(experiment, service)
 
     def _roomy(self, experiment: Experiment) -> Experiment:
-        """With the largest fleet and the longest requests of all runs that share its service."""
+        """The experiment with the largest fleet and the longest requests of all that share its service."""
         sharing = [one for one in self._runs if same_service(one, experiment)]
         fleets, workloads = [one.fleet for one in sharing], [one.workload for one in sharing]
         return replace(
@@ -83,7 +83,7 @@ class Kept:
         )
 
     def _lend(self, experiment: Experiment, service: Service) -> Service:
-        """The service, which the next run gets as it is once it has recovered."""
+        """The service; after a recovery the next run gets the recovered one."""
         self._up = experiment, service
         recover = service.recover
         if recover is None:
@@ -91,5 +91,5 @@ class Kept:
         return replace(service, recover=lambda limit_s: self._lend(experiment, recover(limit_s)))
 
     def _tell(self, kind: str, /, **facts: Any) -> None:
-        """To whoever runs now: the run that deployed a service may have ended long ago."""
+        """Report to the current run: the run that deployed the service may have ended long ago."""
         self._emit(kind, **facts)

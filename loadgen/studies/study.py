@@ -1,7 +1,7 @@
-"""A study: several sweeps that answer one question, each a run folder of its own in the study's folder.
+"""A study: several runs that answer one question, each a run folder of its own in the study's folder.
 
-Knows the order of the parts, their seeds and budgets, and how the study ends; a part is measured like any
-other run, and what the parts say together is computed in `analysis.pooling`.
+Knows the order of the parts, their seeds and budgets, and the study's end. A part is measured like any other
+run; `analysis.results.studies` pools the parts.
 """
 
 import zlib
@@ -30,21 +30,24 @@ SEEDS = 1_000_000
 """Seeds of later parts are below this: six digits are easily copied."""
 
 Trees = Mapping[str, Tree]
-"""The conclusions of parts that ended well, by name, in order."""
+"""Verdicts of the parts that ended well, by name, in order."""
 Failed = tuple[str, Tree]
-"""The part that ended a study, and its conclusion."""
-Fill = Callable[[Experiment, RunFolder, Act, Past | None], Tree]
-"""Measures one run in its folder; the last is what earlier sessions of it left."""
+"""The part that ended a study, and its verdict."""
+RunPart = Callable[[Experiment, RunFolder, Act, Past | None], Tree]
+"""Measures one run in its folder; the last argument is what earlier sessions of it left."""
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
-    """What is asked of which parts, and what they say together.
+class StudyPlan:
+    """The experiments of the parts, and how their verdicts become one.
 
-    `names` are the parts in order. `part(name, done)` is what a part asks, given those before; it is called
-    once, for a resumed part asks what it asked before. `act(name)` is what a part does with its driver; with
-    one of `results` as exit code it has ended well, and every other ends the study. `shown(parts)` is what
-    study.json always adds, `conclude(parts)` what it adds at the end. `anew` continues no part.
+    - `names`: the parts in order.
+    - `part(name, done)`: the experiment of a part, given the verdicts before it. It is called once: a resumed
+      part keeps its experiment.
+    - `act(name)`: what a part does with its driver. An exit code in `results` ends a part well; any other
+      ends the study.
+    - `shown(parts)`: fields that study.json always has; `verdict(parts)`: those that it gets at the end.
+    - `anew`: no part is continued; one that was cut short is measured again.
     """
 
     kind: str
@@ -52,34 +55,34 @@ class Study:
     asked: Experiment
     names: tuple[str, ...]
     part: Callable[[str, Trees], Experiment]
-    conclude: Callable[[Trees], Tree]
+    verdict: Callable[[Trees], Tree]
     act: Callable[[str], Act] = lambda _: measure.search
     anew: bool = False
     results: Collection[int] = (summary.EXIT_OK,)
     shown: Callable[[Trees], Tree] = lambda _: {}
 
 
-def of(asked: Experiment) -> Study:
-    """The study of a search with several deployments or repeats; a repeat of several pools them first."""
+def of(asked: Experiment) -> StudyPlan:
+    """The study of a search with several deployments or repeats; a repeat pools its deployments first."""
     kind = "repeats" if asked.search.repeats > 1 else "deployments"
     count = getattr(asked.search, kind)
     together = studies.mean_of_repeats if kind == "repeats" else studies.pooled_deployments
     replicas_per_node = None if asked.engine.kind == "external" else asked.layout.replicas_per_node
-    return Study(
+    return StudyPlan(
         kind=kind,
         verb="sweep",
         asked=asked,
         names=tuple(f"{kind.removesuffix('s')}-{number}" for number in range(1, count + 1)),
         part=lambda name, done: part(asked, kind, name, done),
-        conclude=lambda done: together(done, replicas_per_node),
+        verdict=lambda done: together(done, replicas_per_node),
     )
 
 
 def part(asked: Experiment, kind: str, name: str, done: Trees) -> Experiment:
-    """What one of several deployments or repeats asks.
+    """The experiment of one of several deployments or repeats.
 
-    Deployments share the budget; a later one begins where the first found the capacity, which saves the
-    ramp. Repeats are whole, the ramp included: what they show is how far the whole procedure repeats itself.
+    Deployments share the budget; a later one begins where the first found the capacity, which saves the ramp.
+    Repeats are whole, ramp included: they show how well the whole procedure repeats itself.
     """
     if kind == "repeats":
         search = replace(asked.search, repeats=1)
@@ -94,23 +97,23 @@ def part(asked: Experiment, kind: str, name: str, done: Trees) -> Experiment:
 
 
 def seed_of(seed: int, name: str) -> int:
-    """The seed of a part: that of the study for its first, an unrelated one for each later."""
+    """The seed of a part: that of the study for its first part, an unrelated one for each later part."""
     if name.endswith("-1"):
         return seed
     entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode())])
     return int(entropy.generate_state(1)[0]) % SEEDS
 
 
-def run(study: Study, folder: Folder, fill: Fill, show: Emit) -> Tree:
-    """Run the parts that have not ended; returns the tree of study.json, which is on disk by then.
+def run(study: StudyPlan, folder: Folder, run_part: RunPart, show: Emit) -> Tree:
+    """Run the parts that have not ended; returns the tree of study.json, which is then on disk.
 
-    A part without a result ends the study with its exit code: fewer parts would be another question.
-    Raises ConfigError if a part's folder is in use or cannot go on.
+    A part without a result ends the study with its exit code, since fewer parts would answer another
+    question. Raises ConfigError if a part's folder is in use or cannot be continued.
     """
     with closing(folder):
         (folder.path / SUMS).unlink(missing_ok=True)  # what it summed up is about to change
         folder.write_text("config.yaml", dump(study.asked))
-        done, failed = _parts(study, folder, fill, show)
+        done, failed = _parts(study, folder, run_part, show)
         tree = _ended(study, folder, done, failed)
         folder.write_json(studies.FILE, tree)
         folder.write_json(SUMS, {"files": own_checksums(folder.path)})
@@ -118,14 +121,14 @@ def run(study: Study, folder: Folder, fill: Fill, show: Emit) -> Tree:
         return tree
 
 
-def _parts(study: Study, folder: Folder, fill: Fill, show: Emit) -> tuple[Trees, Failed | None]:
-    """The parts in order until one has no result; that one apart."""
+def _parts(study: StudyPlan, folder: Folder, run_part: RunPart, show: Emit) -> tuple[Trees, Failed | None]:
+    """The verdicts of the parts in order, until one has no result; that one apart."""
     done: dict[str, Tree] = {}
     for name in study.names:
         try:
             folder.write_json(studies.FILE, _tree(study, folder, done))
             _tell(folder, show, f"part {len(done) + 1} of {len(study.names)}: {name}")
-            tree = _part(study, name, done, folder, fill, show)
+            tree = _part(study, name, done, folder, run_part, show)
         except KeyboardInterrupt:
             cut = {"exit_code": summary.EXIT_INTERRUPTED, "reason": "interrupted between two runs"}
             return done, (name, cut)
@@ -136,7 +139,7 @@ def _parts(study: Study, folder: Folder, fill: Fill, show: Emit) -> tuple[Trees,
 
 
 def result(path: Path) -> Tree | None:
-    """The conclusion of a run or study that has ended and that `resume` would not change; None of others."""
+    """The verdict of a run or study that has ended and that `resume` would not change; else None."""
     try:
         tree = studies.load_study(path) if studies.is_study(path) else load_run(path).sweep
     except RunError:
@@ -144,8 +147,7 @@ def result(path: Path) -> Tree | None:
     return None if tree is None or summary.resumable(tree) else tree
 
 
-def _part(study: Study, name: str, done: Trees, folder: Folder, fill: Fill, show: Emit) -> Tree:
-    """The conclusion of one part: as it stands, resumed, or measured now."""
+def _part(study: StudyPlan, name: str, done: Trees, folder: Folder, run_part: RunPart, show: Emit) -> Tree:
     path = folder.path / name
     known = result(path)
     if known is not None and (known["exit_code"] in study.results or not study.anew):
@@ -158,18 +160,17 @@ def _part(study: Study, name: str, done: Trees, folder: Folder, fill: Fill, show
     path.mkdir(exist_ok=True)
     try:
         if experiment.search.parts > 1:
-            return run(of(experiment), Folder(path), fill, show)
+            return run(of(experiment), Folder(path), run_part, show)
         if not (path / "manifest.json").exists():
-            return fill(experiment, RunFolder(path), study.act(name), None)
+            return run_part(experiment, RunFolder(path), study.act(name), None)
     except (BusyError, LinkError) as error:
         raise ConfigError(f"cannot resume: {error}") from error
     before = load_run(path)
     again, _ = measure.reopen(before)
-    return fill(experiment, again, study.act(name), measure.continued(before))
+    return run_part(experiment, again, study.act(name), measure.continued(before))
 
 
 def _set_aside(path: Path) -> None:
-    """Keep what is left of a part under another name."""
     if (path / "manifest.json").exists():
         cuts = len(list(path.parent.glob(f"{path.name}.cut*")))
         path.rename(path.with_name(f"{path.name}.cut{cuts + 1}"))
@@ -180,8 +181,7 @@ def _tell(folder: Folder, show: Emit, text: str) -> None:
     show("study", text=text)
 
 
-def _tree(study: Study, folder: Folder, parts: Trees) -> Tree:
-    """The tree of study.json while parts are still to come."""
+def _tree(study: StudyPlan, folder: Folder, parts: Trees) -> Tree:
     return {
         "schema_version": summary.SCHEMA_VERSION,
         "study": study.kind,
@@ -203,11 +203,10 @@ def _tree(study: Study, folder: Folder, parts: Trees) -> Tree:
     }
 
 
-def _ended(study: Study, folder: Folder, done: Trees, failed: Failed | None) -> Tree:
-    """The tree of study.json at the end."""
+def _ended(study: StudyPlan, folder: Folder, done: Trees, failed: Failed | None) -> Tree:
     if failed is None:
-        verdict = {"valid": True, "passed": True, "exit_code": summary.EXIT_OK, "reason": ""}
-        return _tree(study, folder, done) | verdict | study.conclude(done) | {"state": "ended"}
+        ended = {"valid": True, "passed": True, "exit_code": summary.EXIT_OK, "reason": ""}
+        return _tree(study, folder, done) | ended | study.verdict(done) | {"state": "ended"}
     name, tree = failed
     return _tree(study, folder, {**done, name: tree}) | {
         "state": "ended",
@@ -220,5 +219,5 @@ def _ended(study: Study, folder: Folder, done: Trees, failed: Failed | None) -> 
 
 
 def _valid(tree: Tree) -> bool:
-    """Of a part that was cut between two runs nothing is known."""
+    """True if the part is valid; a part that was cut between two runs has no such field."""
     return bool(tree.get("valid"))

@@ -1,1 +1,1 @@
-"""Who asks for how much, and when."""
+"""Planned requests: the users, the arrival times, and the tokens of each request."""

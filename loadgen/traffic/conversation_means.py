@@ -1,6 +1,6 @@
-"""What a request drawn from conversations looks like in the mean, worked out without drawing any.
+"""Mean request of a conversation workload, computed without drawing any.
 
-Knows the spec of conversations; the population itself is in `conversations`.
+Knows the spec of conversations; the population itself is in `population`.
 """
 
 from dataclasses import dataclass, replace
@@ -15,26 +15,26 @@ from loadgen.traffic.processes import Floats
 from loadgen.traffic.truncation import cut_tokens
 
 LONGEST_LIVES = 30.0
-"""A session longer than so many mean ones is one in 1e13."""
+"""A session longer than 30 mean sessions has probability 1e-13."""
 QUANTILES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Marginal:
-    """A request in the mean; `reusable` is the share of its prompt that an unbounded prefix cache knows."""
+class ConversationMeans:
+    """The mean request; `reusable` is the share of its prompt that an unbounded prefix cache knows."""
 
     input_tokens: float
     output_tokens: float
     reusable: float
 
 
-def marginal(spec: Conversations) -> Marginal:
+def means_of(spec: Conversations) -> ConversationMeans:
     """The mean over all messages of a stationary population.
 
-    Of a geometric number of turns a message is the k-th, from 0, with probability p (1 - p)^k. Its history is
-    taken at the mean, k messages with answers: the cut moves at another turn for every length of the
-    character, over whose quantiles the mean is taken, so that nothing is rounded. Every character is taken
-    as known.
+    With a geometric number of turns, a message is the k-th (from 0) with probability p (1 - p)^k. Its history
+    is taken at the mean: k messages with answers. The cut moves at another turn for every character length,
+    so the mean is taken over quantiles of that length and nothing is rounded. Every character counts as
+    known.
     """
     p = 1 / spec.turns
     turn = np.arange(int(LONGEST_LIVES * spec.turns) + 1)
@@ -51,38 +51,21 @@ def marginal(spec: Conversations) -> Marginal:
         again[0] = known
         inputs += float(weight @ prompt)
         reused += float(weight @ again)
-    return Marginal(inputs, float(answer), reused / inputs)
-
-
-def fitted_limit(spec: Conversations, input_tokens: float) -> int:
-    """The limit of the prompt at which a request has so many input tokens in the mean, by bisection.
-
-    Steps are taken in the proportion to the limit that the spec has. Raises ValueError if no limit does.
-    """
-    low, high = 4 * spec.system_tokens + 256, 2**20
-    share = spec.truncation_step_tokens / spec.max_prompt_tokens
-    while high - low > 1:
-        middle = (low + high) // 2
-        step = max(1, round(share * middle))
-        tried = replace(spec, max_prompt_tokens=middle, truncation_step_tokens=step)
-        low, high = (middle, high) if marginal(tried).input_tokens < input_tokens else (low, middle)
-    if high == 2**20:
-        raise ValueError(f"no limit of the prompt makes {input_tokens:g} tokens in the mean")
-    return high
+    return ConversationMeans(inputs, float(answer), reused / inputs)
 
 
 def resolve(workload: Workload) -> Workload:
-    """The workload with the means that its conversations come to, rounded."""
+    """The workload with the rounded mean lengths of its conversations."""
     if workload.conversations is None:
         return workload
-    found = marginal(workload.conversations)
+    found = means_of(workload.conversations)
     means = round(found.input_tokens), round(found.output_tokens)
     inputs, outputs = (Lengths(mean, "conversation") for mean in means)
     return replace(workload, input_tokens=inputs, output_tokens=outputs)
 
 
 def _prompts(spec: Conversations) -> Floats:
-    """Tokens of system and character: quantiles of the characters' lengths, as `sessions` cuts them off."""
+    """Tokens of system prompt and character, at quantiles of the character length."""
     lengths, room = spec.character_tokens, CHARACTER_SHARE * spec.max_prompt_tokens - spec.system_tokens
     normal = [NormalDist().inv_cdf((i + 0.5) / QUANTILES) for i in range(QUANTILES)]
     variance = np.log1p(lengths.cv**2)

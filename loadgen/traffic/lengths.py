@@ -1,7 +1,6 @@
-"""Token counts of requests: what the distributions of a workload draw.
+"""Token counts of requests, drawn from the distributions of a workload.
 
-Knows the distributions of one column; knows nothing of due times, nor of a trace, whose lines are
-drawn where its arrivals are.
+Knows one column at a time; knows no due times. A trace draws its lines together with its arrivals.
 """
 
 import math
@@ -15,7 +14,7 @@ from conf.specs.images import Images
 UNIQUE_TOKENS = 8
 """Tokens that name a request, a session, a character or a cut."""
 RAREST_SIGMA = 4.75
-"""Standard deviations that one normal draw of a million exceeds."""
+"""One normal draw in a million exceeds this many standard deviations."""
 
 Ints = NDArray[np.int64]
 
@@ -25,10 +24,11 @@ def draw_lengths(
 ) -> Ints:
     """`count` token counts, each at least 1.
 
-    Lognormal counts have the asked mean and coefficient of variation; uniform ones lie between
-    floor(mean * (1 - spread)) and as far above the mean, both included, as in vLLM's benchmark; each of a
-    mixture is one of its values, with the probability of its weight; empirical ones are `recorded`, the
-    counts of the lines that were chosen.
+    - lognormal: the asked mean and coefficient of variation.
+    - uniform: from floor(mean * (1 - spread)) to as far above the mean, both included, as in vLLM's
+      benchmark.
+    - mixture: one of `values`, with the probability of its weight.
+    - empirical: `recorded`, the counts of the chosen trace lines.
     """
     match lengths.kind:
         case "lognormal":
@@ -51,16 +51,16 @@ def draw_lengths(
 
 
 def draw_images(images: Images, count: int, rng: np.random.Generator) -> Ints | None:
-    """Image tokens of each of `count` requests; None of a workload without images."""
+    """Image tokens of each of `count` requests; None for a workload without images."""
     if not images.most:
         return None
     return rng.integers(images.least, images.most, size=count, endpoint=True) * images.tokens
 
 
 def shared_with_all(input_tokens: Ints, prefix_hit: float) -> Ints:
-    """How many tokens at the beginning of each prompt are those of every other, to the nearest token.
+    """Tokens at the beginning of each prompt that all prompts share, to the nearest token.
 
-    Never all of them: as many as make a prompt unique are left, or the last one of a prompt without room.
+    Enough tokens to make a prompt unique are always left; a shorter prompt keeps its last token.
     """
     unique = np.where(input_tokens > UNIQUE_TOKENS, UNIQUE_TOKENS, 1)
     shared: Ints = np.minimum(np.rint(prefix_hit * input_tokens).astype(np.int64), input_tokens - unique)
@@ -68,7 +68,7 @@ def shared_with_all(input_tokens: Ints, prefix_hit: float) -> Ints:
 
 
 def turns(session: Ints) -> Ints:
-    """How many of the requests before it are of the same session, for each one."""
+    """The number of earlier requests of the same session, for each request."""
     order = np.argsort(session, kind="stable")
     _, first, counts = np.unique(session[order], return_index=True, return_counts=True)
     turn = np.empty_like(order)
@@ -77,7 +77,7 @@ def turns(session: Ints) -> Ints:
 
 
 def longest_tokens(lengths: Lengths, recorded: Ints | None = None) -> int:
-    """The longest of a million lognormal draws, about; of the others the longest there is.
+    """The largest of about a million lognormal draws; for other kinds the largest possible count.
 
     `recorded` are all counts of the trace, for empirical lengths.
     """

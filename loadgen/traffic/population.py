@@ -1,9 +1,9 @@
-"""The population of chat users: an open loop of sessions, stationary at any rate, the same users at all.
+"""The population of chat sessions: an open loop, stationary at any rate, with the same users at every rate.
 
-Knows times, rates and marks; what a session says is in `sessions`. Sessions begin as a Poisson process over
-time and rate: each has a mark, and at a rate of r messages per second those with a mark below r are there. So
-a higher rate has the users of a lower one and more, and a change of the rate leaves those below both as they
-are. Of the users whom time 0 meets there are as many as there are in the mean, at any rate.
+Knows times, rates and marks; `sessions` knows the turns of one session. Sessions begin as a Poisson process
+over time and rate: each has a mark, and at r messages per second the sessions with a mark below r exist. A
+higher rate therefore keeps all users of a lower one and adds more, and a change of rate leaves the users
+below both rates as they are. Time 0 meets the mean number of sessions, at any rate.
 """
 
 import math
@@ -13,62 +13,30 @@ import numpy as np
 from conf.specs.conversation import Conversations
 from loadgen.traffic.lengths import Ints
 from loadgen.traffic.processes import Floats
-from loadgen.traffic.sessions import SESSION, TURN, Rows, Talk
+from loadgen.traffic.sessions import SESSION, TURN, Rows, SessionProcess
 
 BANDS = 31
-"""Marks are drawn in bands with the edges 0, 1, 2, 4, 8, ..., each when a rate first reaches into it."""
+"""Marks are drawn in bands with the edges 0, 1, 2, 4, 8, ..., each when a rate first reaches it."""
 CHUNK_TURNS, SHORTEST_S, LONGEST_S = 16_384, 60.0, 1200.0
-"""A band is played for as long as makes so many turns, within these bounds."""
+"""A band is played in chunks that hold about this many turns, within these bounds of time."""
 KEPT_S = 600.0
-"""What lies further back before what was asked last is forgotten, and played again if it must be."""
+"""Chunks further back than this from the last request for turns are dropped, and played again if needed."""
 
 
-class Talks:
-    """The population of a run, and under which number each user's last turn was planned."""
-
-    def __init__(self, spec: Conversations) -> None:
-        self.spec = spec
-        self._population: tuple[int, Population] | None = None
-        self._planned = np.empty((0, 3), dtype=np.int64)
-
-    def population(self, seed: int) -> "Population":
-        """The users of a seed; another seed has others."""
-        if self._population is None or self._population[0] != seed:
-            self._population = seed, Population(self.spec, seed)
-            self._planned = np.empty((0, 3), dtype=np.int64)
-        return self._population[1]
-
-    def after(self, sessions: Ints, turns: Ints, seqs: Ints) -> Ints:
-        """The number of the turn planned before for each new turn's session; -1 where none is known.
-
-        Of a time that is planned again, as after a dwell that was cut short, only what is new is known.
-        """
-        rows = np.concatenate([self._planned, np.stack([sessions, turns, seqs], axis=1)])
-        order = np.argsort(rows[:, 0], kind="stable")
-        ours, last = rows[order], np.ones(len(rows), dtype=np.bool_)
-        last[:-1] = ours[1:, 0] != ours[:-1, 0]
-        follows = np.flatnonzero(~last) + 1
-        follows = follows[ours[follows, 1] > ours[follows - 1, 1]]
-        before = np.full(len(rows), -1, dtype=np.int64)
-        before[order[follows]] = ours[follows - 1, 2]
-        self._planned = ours[last]
-        return before[len(before) - len(sessions) :]
-
-
-class Population:
-    """All users of a seed, played as far as anyone asked. Its time begins at 0, in the stationary state."""
+class SessionPopulation:
+    """All sessions of a seed, played as far as requested. Time begins at 0, in the stationary state."""
 
     def __init__(self, spec: Conversations, seed: int) -> None:
-        self._talk, self._seed = Talk(spec, seed), seed
+        self._talk, self._seed = SessionProcess(spec, seed), seed
         self._bands: dict[int, _Band] = {}
 
     @property
     def gap_s(self) -> float:
-        """The mean time from one turn of a session to the next."""
+        """Mean time from one turn of a session to the next."""
         return self._talk.gap_s
 
     def turns(self, rate_qps: float, start_s: float, end_s: float) -> Rows:
-        """The turns (`sessions.TURN`) of all users at a rate that are due in [start, end), in that order."""
+        """The turns (`sessions.TURN`) of all sessions at a rate that are due in [start, end), by due time."""
         found = [np.empty(0, dtype=TURN)]
         for number in range(BANDS):
             if _edge(number) >= rate_qps:
@@ -79,7 +47,7 @@ class Population:
         return joined[np.argsort(joined["due_s"], kind="stable")]
 
     def before(self, count: int) -> Rows:
-        """The last turns before time 0 of so many users, of those who are there at the lowest rates."""
+        """The last turns before time 0 of `count` sessions, those with the lowest marks."""
         found, number = np.empty(0, dtype=TURN), 0
         while len(found) < count:
             found, number = np.concatenate([found, self._band(number).before]), number + 1
@@ -92,9 +60,9 @@ class Population:
 
 
 class _Band:
-    """The users whose marks lie between two edges, chunk of time by chunk of time."""
+    """The sessions whose marks lie between two edges, one chunk of time after the other."""
 
-    def __init__(self, talk: Talk, seed: int, number: int) -> None:
+    def __init__(self, talk: SessionProcess, seed: int, number: int) -> None:
         self._talk, self._seed, self._number = talk, seed, number
         self._low, self._high = _edge(number), _edge(number + 1)
         self._chunk_s = min(max(CHUNK_TURNS / self._width, SHORTEST_S), LONGEST_S)
@@ -105,7 +73,6 @@ class _Band:
         return self._high - self._low
 
     def turns(self, start_s: float, end_s: float) -> Rows:
-        """The band's turns in [start, end)."""
         first, last = (int(max(at_s, 0.0) // self._chunk_s) for at_s in (start_s, end_s))
         if first < min(self._chunks, default=self._next):
             self._begin()
@@ -117,7 +84,6 @@ class _Band:
         return rows[(rows["due_s"] >= start_s) & (rows["due_s"] < end_s)]
 
     def _begin(self) -> None:
-        """The stationary state at time 0: sessions met between two turns."""
         marks = self._marks()
         count = len(marks)
         self.before, self._alive = self._talk.in_the_middle(count, self._generator(0))
@@ -127,10 +93,10 @@ class _Band:
         self._chunks: dict[int, Rows] = {}
 
     def _marks(self) -> Floats:
-        """The marks of the sessions that time 0 meets: at even distances over all bands, from a random first.
+        """Marks of the sessions that time 0 meets: evenly spaced over all bands, from a random first one.
 
         A Poisson number would be right for one instant of one service. But a surplus of users stays for a
-        session's life, longer than a run: all that was measured would be that of another rate.
+        session's life, longer than a run, so a whole run would measure another rate.
         """
         per_qps = (1 - 1 / self._talk.spec.turns) * self._talk.gap_s
         first = float(np.random.default_rng([self._seed, 8]).random())
@@ -138,7 +104,7 @@ class _Band:
         return (first + np.arange(begin, end, dtype=np.float64)) / per_qps
 
     def _play(self) -> None:
-        """The next chunk: whoever begins in it, and every turn until its end."""
+        """Play the next chunk: every session that begins in it, and every turn until its end."""
         rng, start_s = self._generator(self._next + 1), self._next * self._chunk_s
         end_s = start_s + self._chunk_s
         talking = np.concatenate([self._alive, self._newcomers(start_s, rng)])
@@ -152,7 +118,7 @@ class _Band:
         self._next += 1
 
     def _newcomers(self, start_s: float, rng: np.random.Generator) -> Rows:
-        """Sessions that begin in a chunk: a Poisson number, anywhere in time and mark."""
+        """Sessions that begin in a chunk: a Poisson number, uniform in time and mark."""
         count = int(rng.poisson(self._width * self._chunk_s / self._talk.spec.turns))
         rows = self._talk.begun(count, rng)
         rows["mark"] = rng.uniform(self._low, self._high, count)
@@ -162,7 +128,6 @@ class _Band:
         return rows
 
     def _numbers(self, first: int, count: int) -> Ints:
-        """The numbers of sessions, which no other band has."""
         return np.arange(first, first + count, dtype=np.int64) * BANDS + self._number
 
     def _generator(self, place: int) -> np.random.Generator:

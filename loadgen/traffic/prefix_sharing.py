@@ -1,4 +1,4 @@
-"""How far planned prompts begin alike, and what sessions make of a service: pure figures of a schedule.
+"""Common beginnings of planned prompts, and what sessions mean for a service: pure figures of a schedule.
 
 Knows schedules and workloads; knows no cache, no router and no engine.
 """
@@ -9,21 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.specs.experiment import Workload
-from loadgen.traffic.conversation_means import marginal
+from loadgen.traffic.conversation_means import means_of
 from loadgen.traffic.lengths import UNIQUE_TOKENS, Ints
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
 GAPS = 6
-"""Of the mean time between two turns of a session: by then nearly all have been seen again."""
+"""Mean times between two turns that cache warm-up lasts: nearly all sessions return within it."""
 TURNOVERS = 2
-"""So often the fill writes a KV cache full if nothing is found there, so that what is old is forgotten."""
+"""Cache warm-up writes a KV cache this many times over without hits, so that old entries are evicted."""
 
 
-class Alike(NamedTuple):
-    """Whose the first tokens of each prompt are; columns in the order of arrival.
+class SharedPrefixes(NamedTuple):
+    """The owner of each prompt's first tokens; columns in order of arrival.
 
-    Up to `everyone` those of all prompts, up to `of_character` of all of its `character`, up to `of_session`
-    of all of its `session`, and up to `of_history` of those of its session with the same `cut`.
+    Tokens up to `everyone` belong to all prompts, up to `of_character` to all of the same `character`, up to
+    `of_session` to all of the same `session`, and up to `of_history` to those of a session with the same
+    `cut`.
     """
 
     everyone: Ints
@@ -35,8 +36,8 @@ class Alike(NamedTuple):
     of_history: Ints
 
 
-def alike(schedule: ArrivalSchedule, workload: Workload) -> Alike | None:
-    """What a schedule's prompts share; None without sessions, where they share one beginning or nothing."""
+def shared_prefixes(schedule: ArrivalSchedule, workload: Workload) -> SharedPrefixes | None:
+    """The prefixes that a schedule's prompts share; None without sessions."""
     if schedule.session is None:
         return None
     everyone, none = schedule.shared_tokens, np.zeros(len(schedule), np.int64)
@@ -44,21 +45,21 @@ def alike(schedule: ArrivalSchedule, workload: Workload) -> Alike | None:
         most = np.rint(workload.session_hit * schedule.input_tokens).astype(np.int64)
         most = np.minimum(most, schedule.input_tokens - UNIQUE_TOKENS)
         ends = np.where(most - everyone > UNIQUE_TOKENS, most, everyone)  # as `prompts` makes them
-        return Alike(everyone, none, everyone, schedule.session, ends, none, ends)
+        return SharedPrefixes(everyone, none, everyone, schedule.session, ends, none, ends)
     assert schedule.character_tokens is not None and schedule.history_cut is not None
     assert schedule.persona_tokens is not None
     persona = schedule.character_tokens + schedule.persona_tokens
     own = schedule.session, persona, schedule.history_cut, schedule.input_tokens
-    return Alike(everyone, schedule.character, schedule.character_tokens, *own)
+    return SharedPrefixes(everyone, schedule.character, schedule.character_tokens, *own)
 
 
-def scattered(shared: Alike, copies: float, seed: int) -> tuple[Alike, Ints]:
-    """The prompts that part of a fleet gets, one replica in `copies`, if the others are as this part.
+def scattered(shared: SharedPrefixes, copies: float, seed: int) -> tuple[SharedPrefixes, Ints]:
+    """The prompts that one part of a fleet gets, one replica in `copies`, if the other parts behave alike.
 
-    A router that does not go by sessions sends a turn to any part: each turn of a session becomes that of one
-    of `copies` sessions at random. Every such session is a session of the fleet as this part sees it, and
-    there are as many. Each has a character of its own, drawn from those of all, with the tokens that the
-    session's had. Also told is which part's each turn is.
+    A router that ignores sessions sends a turn to any part, so each turn of a session becomes a turn of one
+    of `copies` sessions at random. Each such session is a session of the fleet as this part sees it, and
+    their number is right. Each gets a character of its own, drawn from those of all, with the tokens that the
+    session's had. The second value is the part that each turn belongs to.
     """
     rng = np.random.default_rng([seed, 11])
     part = (rng.random(len(shared.session)) * copies).astype(np.int64)
@@ -71,11 +72,11 @@ def scattered(shared: Alike, copies: float, seed: int) -> tuple[Alike, Ints]:
     ), part
 
 
-def fill_s(workload: Workload, rate_qps: float, nodes: int, kv_tokens: float) -> float:
-    """How long caches are filled before a service is looked at, in seconds; 0 without sessions.
+def cache_warmup_s(workload: Workload, rate_qps: float, nodes: int, kv_tokens: float) -> float:
+    """Seconds of cache warm-up before a service is measured; 0 without sessions.
 
-    `rate_qps` is that of a node, `kv_tokens` the KV of one. Long enough that every session was there again,
-    and that what nobody asks for has been forgotten.
+    `rate_qps` and `kv_tokens` are those of one node. In that time every session returns, and entries that
+    nobody asks for are evicted.
     """
     gap = gap_s(workload, rate_qps, nodes)
     if gap is None:
@@ -84,20 +85,20 @@ def fill_s(workload: Workload, rate_qps: float, nodes: int, kv_tokens: float) ->
 
 
 def gap_s(workload: Workload, rate_qps: float, nodes: int) -> float | None:
-    """The mean time from one turn of a session to the next, as planned; None without sessions."""
-    if talks := workload.conversations:
-        return talks.answer_ttft_s + talks.answer_tpot_s * talks.answer_tokens.mean + talks.think_mean_s
+    """Mean time from one turn of a session to the next, as planned; None without sessions."""
+    if chats := workload.conversations:
+        return chats.answer_ttft_s + chats.answer_tpot_s * chats.answer_tokens.mean + chats.think_mean_s
     return workload.sessions / (rate_qps * nodes) if workload.sessions else None
 
 
 def sessions_alive(workload: Workload, rate_qps: float, nodes: int) -> float | None:
-    """Sessions per node that go on at a time, by Little's law; None without sessions."""
+    """Concurrent sessions per node, by Little's law; None without sessions."""
     gap = gap_s(workload, rate_qps, nodes)
     return None if gap is None else gap * rate_qps
 
 
 def blocked(schedule: ArrivalSchedule, ended_s: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which turns of conversations are due before the turn before them ended, and so would have waited."""
+    """True for each turn that is due before its session's previous turn has ended."""
     if schedule.session is None or schedule.character is None:
         return np.zeros(len(schedule), np.bool_)
     order = np.argsort(schedule.session, kind="stable")
@@ -109,9 +110,9 @@ def blocked(schedule: ArrivalSchedule, ended_s: NDArray[np.float64]) -> NDArray[
 
 
 def reusable_share(workload: Workload) -> float | None:
-    """The share of prompt tokens with which an earlier prompt began as well; None without sessions."""
-    if talks := workload.conversations:
-        return marginal(talks).reusable
+    """Share of prompt tokens that an earlier prompt began with; None without sessions."""
+    if chats := workload.conversations:
+        return means_of(chats).reusable
     return max(workload.session_hit, workload.prefix_hit) if workload.sessions else None
 
 

@@ -1,7 +1,7 @@
-"""When requests come: a rate over time, and the processes that follow it.
+"""Arrival processes: a rate over time, and the due times that follow it.
 
-Knows numbers of seconds and requests; knows no schedule and no phase. A process is taken as it comes: the
-count is whatever falls before the end, never rescaled to rate x time.
+Knows seconds and requests; knows no schedule and no phase. The number of arrivals is random: it is never
+rescaled to rate x time. A new process goes into `_first_gap` and `_gaps`.
 """
 
 import math
@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 
 class Profile:
-    """A rate of the whole service over time: linear between its points, then held; before them, the first.
+    """The rate of the whole service over time: linear between its points, constant before and after them.
 
     `offset_s` does not fall; two points within a nanosecond are a jump. At least one rate is above zero.
     """
@@ -48,9 +48,10 @@ class Profile:
         return np.asarray(grown, dtype=np.float64)
 
     def when_s(self, expected: Floats) -> Floats:
-        """The inverse of `expected`: when so many requests are expected; the latest time of a pause.
+        """The inverse of `expected`: the time by which so many requests are expected; the latest one in a
+        pause.
 
-        Within a piece it solves rate x + slope x^2 / 2 = rest, in the form that no cancellation spoils.
+        Within a piece it solves rate x + slope x^2 / 2 = rest, in the form without cancellation.
         """
         piece = np.searchsorted(self._expected[1:], expected, side="right")
         rest, rate, slope = expected - self._expected[piece], self._rate[piece], self._slope[piece]
@@ -73,8 +74,8 @@ def renewal_ns(
 ) -> Floats:
     """Due times in [start_ns, end_ns) of a stationary renewal process with independent gaps.
 
-    The first gap is what remains of the one that `start_ns` falls into, a uniform part of a gap chosen
-    by its length (Cox, Renewal Theory, 1962, section 5.2), so that the rate holds from the start.
+    The first gap is the rest of the gap that `start_ns` falls into: a uniform part of a gap that is chosen in
+    proportion to its length (Cox, Renewal Theory, 1962, section 5.2). So the rate holds from the start.
     """
     expected = rate_qps * (end_ns - start_ns) / NS
     size = int(expected + 6 * math.sqrt(expected) + 16)
@@ -91,7 +92,7 @@ def first_ns(arrivals: Arrivals, rate_qps: float, count: int, rng: np.random.Gen
 
 
 def _first_gap(arrivals: Arrivals, rng: np.random.Generator) -> float:
-    """What remains of a gap of mean 1; of an exponential one as much as of a new one."""
+    """The rest of a gap of mean 1; for an exponential gap it is distributed like a new one."""
     match arrivals.kind:
         case "gamma":
             return rng.random() * rng.standard_gamma(arrivals.burstiness + 1) / arrivals.burstiness
@@ -101,7 +102,6 @@ def _first_gap(arrivals: Arrivals, rng: np.random.Generator) -> float:
 
 
 def _gaps(arrivals: Arrivals, count: int, rng: np.random.Generator) -> Floats:
-    """Gaps of mean 1."""
     match arrivals.kind:
         case "gamma":
             return rng.standard_gamma(arrivals.burstiness, size=count) / arrivals.burstiness
@@ -113,10 +113,10 @@ def _gaps(arrivals: Arrivals, count: int, rng: np.random.Generator) -> Floats:
 def scaled_ns(
     recorded: trace.Trace, rate_qps: float, start_ns: int, end_ns: float, rng: np.random.Generator
 ) -> tuple[Floats, Ints]:
-    """Due times in [start_ns, end_ns) of a trace scaled to a mean of `rate_qps`, and their lines in it.
+    """Due times in [start_ns, end_ns) of a trace scaled to a mean of `rate_qps`, and their line numbers.
 
-    It starts at a random time of the trace and begins again at its end, one mean gap after the last
-    request: over all starts the expected count is rate x time.
+    It starts at a random time of the trace and begins again at its end, one mean gap after the last request:
+    over all starts the expected count is rate x time.
     """
     count = len(recorded)
     at = recorded.due_ns * (recorded.mean_qps / NS)

@@ -1,6 +1,6 @@
-"""Chat sessions as rows of arrays: how they are drawn, new or in the middle, and how each goes on by turns.
+"""Chat sessions as rows of arrays: new ones, ones met in the middle, and their turns.
 
-Knows one session at a time, in bulk; knows nothing of how many there are at what rate.
+Knows many sessions at once, each by itself; knows nothing of how many exist at which rate.
 """
 
 import numpy as np
@@ -29,19 +29,19 @@ SESSION = np.dtype(
         ("said_tokens", "i4"),
     ]
 )
-"""A session that goes on: its next turn, when that is due, and what was said before, messages and answers."""
+"""A session that continues: its next turn, that turn's due time, and all message and answer tokens so far."""
 TURN = np.dtype([*SESSION.descr, ("history_cut", "i4"), ("input_tokens", "i4"), ("output_tokens", "i4")])
-"""One turn: `said_tokens` now includes its own message, and the first `history_cut` of them are left out.
+"""One turn: `said_tokens` includes its own message; the first `history_cut` of them are left out.
 
-`input_tokens` are `character_tokens`, which include the system prompt, `persona_tokens` and what is kept.
+`input_tokens` = `character_tokens` (which include the system prompt) + `persona_tokens` + the kept history.
 """
 Rows = NDArray[np.void]
 POOL = 2**18
-"""Turns of which the past of a session that is met in the middle is made."""
+"""Turns from which the past of a session met in the middle is assembled."""
 
 
-class Talk:
-    """How sessions of a spec go: their characters, and what is drawn for each turn."""
+class SessionProcess:
+    """Draws sessions of a spec: their characters and their turns."""
 
     def __init__(self, spec: Conversations, seed: int) -> None:
         self.spec = spec
@@ -57,11 +57,11 @@ class Talk:
 
     @property
     def gap_s(self) -> float:
-        """The mean time from one turn of a session to the next."""
+        """Mean time from one turn of a session to the next."""
         return sum(self._gap_parts_s())
 
     def begun(self, count: int, rng: np.random.Generator) -> Rows:
-        """So many sessions before their first turn; mark, number and time are left to be set."""
+        """`count` sessions before their first turn; the caller sets mark, number and time."""
         spec, rows = self.spec, np.zeros(count, dtype=SESSION)
         rows["character"] = np.searchsorted(self._popular, rng.random(count)).clip(0, spec.characters - 1)
         rows["character_tokens"] = self._prompt[rows["character"]]
@@ -70,11 +70,12 @@ class Talk:
         return rows
 
     def in_the_middle(self, count: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
-        """So many sessions as time 0 meets them between two turns: the turn before it, and what comes next.
+        """`count` sessions as time 0 meets them between two turns: the turn before, and the session
+        afterwards.
 
-        Exact, without a past being played: the number of turns before is geometric as it is for any turn,
-        the time between the two turns is biased by its length (a longer one is met more often), and 0 lies
-        anywhere in it. Only the tokens said so far are needed of the past: those of a stretch of a pool.
+        The draw is exact without playing a past. The number of earlier turns is geometric, as for any turn;
+        the time between the two turns is biased by its length (a longer one is met more often), and 0 is
+        uniform within it. Only the sum of earlier tokens is needed: that of a stretch of the pool.
         """
         spec, rows = self.spec, self.begun(count, rng)
         rows["turn"] = np.minimum(rng.geometric(1 / spec.turns, count) - 1, POOL)
@@ -87,7 +88,7 @@ class Talk:
         return last, self._next(last, (1 - past) * gaps_s)
 
     def speak(self, rows: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
-        """The turns that sessions are at, and those of them that go on, at their next turn."""
+        """The current turn of each session, and the sessions that continue, at their next turn."""
         spec, count = self.spec, len(rows)
         answers = draw_lengths(spec.answer_tokens, count, rng)
         turns = self._spoken(rows, self._messages(count, rng), answers)
@@ -132,10 +133,10 @@ class Talk:
         return gaps_s
 
     def _met_gaps(self, count: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
-        """Answers and gaps as an instant meets them: each as often as it is long.
+        """Answers and gaps as an instant meets them: each in proportion to its length.
 
-        A sum that is biased by its size has one of its parts biased, chosen in proportion to the means; a
-        lognormal biased by its size is itself times 1 + cv^2.
+        In a sum that is biased by its size one part is biased, chosen in proportion to the means; a lognormal
+        biased by its size is itself times 1 + cv^2.
         """
         spec, parts = self.spec, np.array(self._gap_parts_s())
         chosen = np.searchsorted(np.cumsum(parts / parts.sum()), rng.random(count))
@@ -153,6 +154,6 @@ def _think_s(spec: Conversations, count: int, rng: np.random.Generator) -> Float
 
 
 def _within(tokens: Ints, most: int) -> Ints:
-    """At least what names a part, at most its room."""
+    """Clip to at least the naming tokens of a part and at most `most`."""
     clipped: Ints = np.clip(tokens, NAMING_TOKENS, most)
     return clipped

@@ -1,8 +1,7 @@
-"""Recorded requests: when each came and how many tokens it had, read from a file.
+"""Recorded requests: arrival times and token counts, read from a file.
 
-Knows two forms: JSON lines as published with Mooncake (`timestamp` in ms, `input_length`,
-`output_length`, `hash_ids`) and CSV as in the Azure LLM inference traces (`TIMESTAMP`,
-`ContextTokens`, `GeneratedTokens`). Knows nothing of what is drawn from them and who sends it.
+Knows two forms: JSON lines as published with Mooncake (`timestamp` in ms, `input_length`, `output_length`,
+`hash_ids`) and CSV as in the Azure LLM inference traces (`TIMESTAMP`, `ContextTokens`, `GeneratedTokens`).
 """
 
 import csv
@@ -25,20 +24,20 @@ JSON_KEYS = ("timestamp", "input_length", "output_length")
 CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_US = 2**52
-"""Times further from 1970, some 142 years, are refused: nanoseconds hold the difference of any two others."""
+"""Times further from 1970 (142 years) are refused, so that nanoseconds hold the difference of any two."""
 MOST_TOKENS = 2**31 - 1
-"""What the columns of the request table hold."""
+"""Largest value of the request table's columns."""
 
 Row = tuple[int, int, int, str | None]
-"""Time in microseconds, input tokens, output tokens, and what names the beginning of the prompt."""
+"""Time in microseconds, input tokens, output tokens, and the name of the prompt's beginning."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Requests in order of time, the first at 0; all arrays have one length, at least 1.
+    """Requests by time, the first at 0; all arrays have one length, at least 1.
 
-    `shares_prefixes`: the file says that prompts begin alike (`hash_ids`), so whoever sends prompts
-    that never do should say so. `empty_answers` counts requests recorded without output tokens.
+    `shares_prefixes` is true if the file says that prompts begin alike (`hash_ids`), so that a replay with
+    unique prompts is not the same load. `empty_answers` counts requests recorded without output tokens.
     """
 
     due_ns: NDArray[np.int64]
@@ -58,12 +57,12 @@ class Trace:
 
 
 def read(path: str | Path) -> Trace:
-    """The trace in a file; the first line tells its form.
+    """The trace in a file; the first line decides its form.
 
-    Requests are put in order of time, those of one time as they stand: logs are often written when an
-    answer ends. Times count from the first request, to the microsecond, and without a zone are UTC. A
-    request recorded without output tokens stays, since it came and was prefilled; it asks for one
-    token, the least a server gives. Raises ConfigError with one line that names file and line.
+    Requests are sorted by time, since logs are often written when an answer ends. Times count from the first
+    request, to the microsecond; without a zone they are UTC. A request recorded without output tokens stays,
+    since it arrived and was prefilled; it asks for one token, the least a server gives. Raises ConfigError
+    with one line that names file and line.
     """
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
@@ -79,8 +78,8 @@ def read(path: str | Path) -> Trace:
 def of(workload: Workload) -> Trace | None:
     """The trace that a workload names, or None.
 
-    Raises ConfigError as `read`, and where the arrivals wanted of it all come at once: no rate and no
-    duration would change them.
+    Raises ConfigError as `read` does, and for arrivals of kind `trace` if all requests came at once: no rate
+    and no duration would change them.
     """
     if not workload.trace:
         return None
@@ -91,10 +90,7 @@ def of(workload: Workload) -> Trace | None:
 
 
 def resolve(workload: Workload) -> Workload:
-    """The workload with the rounded means of its empirical lengths, as the trace has them.
-
-    Raises ConfigError as `of`.
-    """
+    """The workload with the rounded means of its empirical lengths. Raises ConfigError as `of` does."""
     trace = of(workload)
     if trace is None:
         return workload
@@ -106,7 +102,7 @@ def resolve(workload: Workload) -> Workload:
 
 
 def cautions(workload: Workload) -> list[str]:
-    """What of its trace a workload does not send as it was recorded, a line each."""
+    """Differences between the trace and what the workload sends, one line each."""
     trace = of(workload)
     lines = []
     if trace is not None and trace.shares_prefixes:
@@ -117,7 +113,6 @@ def cautions(workload: Workload) -> list[str]:
 
 
 def _beginning(workload: Workload) -> str:
-    """How the prompts begin that are sent instead."""
     if not workload.prefix_hit:
         return "every prompt is unique"
     return f"every prompt begins with workload.prefix_hit={workload.prefix_hit:g} of it"
@@ -128,7 +123,7 @@ def _with_mean(lengths: Lengths, tokens: NDArray[np.int64]) -> Lengths:
 
 
 def _read(file: TextIO) -> Trace:
-    """Raises ValueError or csv.Error, as do all below, with the line that is wrong."""
+    """Raises ValueError or csv.Error, as all functions below do, with the number of the bad line."""
     first = file.readline()
     if not first:
         raise ValueError("the file is empty")
@@ -199,7 +194,6 @@ def _row(number: int, at_us: int, inputs: float, outputs: float, prefix: str | N
 
 
 def _gather(rows: Iterable[Row]) -> Trace:
-    """Columns of the rows, in order of time."""
     at_us, inputs, outputs = array("q"), array("q"), array("q")
     prefixes: set[str] = set()
     named = 0

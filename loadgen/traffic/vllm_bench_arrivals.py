@@ -1,4 +1,4 @@
-"""When `vllm bench serve` sends its requests: the arrival times of its generator, from its seed.
+"""Arrival times of `vllm bench serve`, from its seed.
 
 Knows the order in which that tool draws random numbers; knows no lengths and no service.
 """
@@ -7,19 +7,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_SEED = 2**32 - 1
-"""numpy's legacy generator, which that tool seeds, takes no larger seed."""
+"""Largest seed of numpy's legacy generator, which that tool seeds."""
 
 
 def bench_arrivals_s(
     requests: int, rate_qps: float, seed: int = 0, burstiness: float = 1.0
 ) -> NDArray[np.float64]:
-    """Due times of so many requests, in seconds from the start of the load, as `vllm bench serve` has them.
+    """Due times of `requests` requests in seconds from the start of the load, as `vllm bench serve` has them.
 
-    Gaps are gamma distributed with the shape `burstiness` (1 is Poisson), the first of them before the first
-    request, and all times are scaled so that the last request is due at requests / rate_qps. It is the
-    generator of vLLM 0.32.0 (`benchmarks/serve.py`, `get_request`) without a ramp: its dataset of random
-    prompts draws from a generator of its own, so that the gaps are the first numbers of numpy's global one.
-    Raises ValueError for what that tool could not draw.
+    Gaps are gamma distributed with the shape `burstiness` (1 is Poisson); the first gap precedes the first
+    request. All times are scaled so that the last request is due at requests / rate_qps. It is the generator
+    of vLLM 0.32.0 (`benchmarks/serve.py`, `get_request`) without a ramp: that tool's random prompts come from
+    a generator of their own, so the gaps are the first numbers of numpy's global one. Raises ValueError for
+    arguments that the tool could not draw.
     """
     if requests < 1 or not 0 < rate_qps < np.inf or not 0 < burstiness < np.inf:
         raise ValueError(

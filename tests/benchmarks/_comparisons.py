@@ -11,12 +11,11 @@ from analysis.capacity import paired_ratio
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
 from loadgen.drive.sweep import sweep
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.search.policy import Start
 from loadgen.studies import comparison
-from tests.support.faster_target import Faster
 from tests.support.scenarios import FASTER, GUESS_QPS, experiment, service, truths
 from tests.support.searches import PREDICTION_SD, Found
+from tests.support.virtual_target import Faster, VirtualTarget
 
 
 def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:
@@ -32,7 +31,10 @@ def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:
     targets = VirtualTarget(service(asked, 2 * seed)), VirtualTarget(faster)
     a, b = (Driver(target, plan, lambda _, /, **__: None) for target in targets)
     sweep(a)
-    original = comparison.Original.of_driver(a)
+    valid = (it for it in a.windows.outcomes if not it.void and not it.aborted)
+    good = [(it.segment, it.dwell) for it in valid if it.segment.kind == "dwell"]
+    centre = comparison.ramp_centre(a)
+    original = comparison.Original.of_windows(plan.seed, centre, plan.slo, good, a.windows.requests)
     found = sweep(b, lambda driver: comparison.next_replay(driver, original))
     pairs = comparison.pairs_of(b, original)
     ratio = paired_ratio.ratio([pair for pair in pairs if pair.whole], comparison.apart(b, original))

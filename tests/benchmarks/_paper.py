@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loadgen.studies.published_tables import Row
+from loadgen.studies.published_tables import PublishedRow
 
 LAYER, GEMM = "model.step_time.layer_us", "model.step_time.gemm_decode"
 READ, SPREAD = "model.step_time.expert_read", "model.step_time.expert_spread"
@@ -59,10 +59,10 @@ FITTED: Mapping[str, Fitted] = {
 """By the paper's name of the model."""
 
 
-def halves(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+def halves(rows: Sequence[PublishedRow]) -> tuple[list[PublishedRow], list[PublishedRow]]:
     """Every second row of each table as it stands, and the others."""
     places: Counter[str] = Counter()
-    parts: tuple[list[Row], list[Row]] = ([], [])
+    parts: tuple[list[PublishedRow], list[PublishedRow]] = ([], [])
     for row in rows:
         parts[places[row.table] % 2].append(row)
         places[row.table] += 1

@@ -28,7 +28,8 @@ from conf.specs.experiment import SimulatedEngine
 from loadgen.fleet.arrow_stream import Shard
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
-from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.server import Message, RealtimeEngine, Scope, SimulatedApp

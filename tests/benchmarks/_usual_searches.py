@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from analysis.stats.quantiles import quantile
-from loadgen.traffic.schedule import NS, Traffic
+from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Traffic
 from tests.support.scenarios import FAILING, GUESS_SPREAD, experiment, guess_qps, node
 from tests.support.searches import Found
 

@@ -21,16 +21,16 @@ import pyarrow as pa
 
 from conf import Experiment
 from conf.specs.experiment import Workload
-from loadgen.cli import engine_model
+from loadgen.cli import engine_model, prediction
 from loadgen.cli.command_line import asked
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.rows import planned
 from loadgen.fleet.target import Observation
-from loadgen.predict.virtual_target import VirtualTarget
-from loadgen.traffic.prefix_sharing import alike
-from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Traffic
+from loadgen.traffic.prefix_sharing import shared_prefixes
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.service.prefixes import Prefixes
@@ -38,6 +38,7 @@ from serve_apps.engine_model.service.virtual_service import Stepped
 from tests.benchmarks._brute_force import root
 from tests.benchmarks.search_accuracy import HEADS, row
 from tests.support.searches import Found, answer
+from tests.support.virtual_target import VirtualTarget
 
 SCENARIOS = {
     "C1": ("workload=character",),
@@ -85,7 +86,10 @@ class Chats(VirtualTarget):
         )
 
     def _submit(self, schedule: ArrivalSchedule) -> None:
-        prefixes, size = Prefixes(*(alike(schedule, self._workload) or ())), self._replica.engine.block_size
+        prefixes, size = (
+            Prefixes(*(shared_prefixes(schedule, self._workload) or ())),
+            self._replica.engine.block_size,
+        )
         for i, plan in enumerate(planned(schedule)):
             self._planned[plan.seq] = plan
             lengths, chain = (plan.input_tokens, plan.output_tokens), prefixes.chain(i, size)
@@ -102,7 +106,7 @@ def searched(scenario: str, search: str, seed: int) -> Found:
     """A search from a guess that is wrong by `OFF`."""
     one = experiment(scenario, search)
     guessed = replace(one.search, expected_qps=TRUTHS[scenario] * math.exp(OFF * (-1) ** seed))
-    start, _ = engine_model.start(replace(one, search=guessed), "sweep", lambda _, /, **__: None)
+    start, _ = prediction.start(replace(one, search=guessed), "sweep", lambda _, /, **__: None)
     plan = Plan(one.search, one.slo, one.workload, 1, seed, start)
     target = Chats(Engine(*engine_model.parts(one)), one.workload)
     found = sweep(Driver(target, plan, lambda _, /, **__: None))

@@ -26,7 +26,15 @@ from conf import Experiment, load
 from conf.constants import constants, replaced
 from conf.specs.experiment import SimulatedEngine
 from conf.words import ROOT
-from loadgen.studies.published_tables import SUBJECTS, TABLES, Row, Subject, kept, outputs, read
+from loadgen.studies.published_tables import (
+    PUBLISHED_MODELS,
+    TABLES,
+    PublishedModel,
+    PublishedRow,
+    fitted_rows,
+    outputs,
+    read,
+)
 from serve_apps.engine_model.compiled.fast_engine import Machine, serve_closed
 from tests.benchmarks._paper import FITTED, HELD, OPEN, OPEN_HARDWARE, READ, SPREAD, halves
 from tests.benchmarks._paper_files import INSIDE, with_constants, with_posterior
@@ -36,7 +44,7 @@ HELD_OUT_MOST = 1.5
 Z95 = NormalDist().inv_cdf(0.975)
 
 
-def shipped(subject: Subject) -> Experiment:
+def shipped(subject: PublishedModel) -> Experiment:
     """The paper's node and model with the constants of conf/."""
     return load(["hardware=mi325x", *subject.words])
 
@@ -49,7 +57,7 @@ def machine(experiment: Experiment, constants: Mapping[str, float]) -> Machine:
     return Machine.of(spec, asked.model, asked.hardware, asked.layout)
 
 
-def told(served: Machine, subject: Subject, row: Row) -> tuple[float, float]:
+def told(served: Machine, subject: PublishedModel, row: PublishedRow) -> tuple[float, float]:
     """Total tokens/s and p99 (s) of a row's experiment on a machine."""
     asked = outputs(subject, row)
     prompts = np.full(len(asked), subject.prompt)
@@ -63,12 +71,12 @@ def told(served: Machine, subject: Subject, row: Row) -> tuple[float, float]:
 class Tables:
     """One model's rows as a problem of least squares in the logarithms of `names`."""
 
-    subject: Subject
+    subject: PublishedModel
     experiment: Experiment
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, subject: Subject) -> "Tables":
+    def of(cls, subject: PublishedModel) -> "Tables":
         return cls(subject, replaced(shipped(subject), HELD), tuple(FITTED[subject.name].free))
 
     @property
@@ -82,7 +90,7 @@ class Tables:
         values = dict(zip(self.names, np.exp(at).tolist(), strict=True))
         return {name: min(1.0, value) if name == SPREAD else value for name, value in values.items()}
 
-    def predict(self, rows: Sequence[Row], at: Floats) -> Floats:
+    def predict(self, rows: Sequence[PublishedRow], at: Floats) -> Floats:
         """ln of throughput and p99 of each row in turn."""
         served = machine(self.experiment, self.constants(at))
         known: dict[bytes, tuple[float, float]] = {}
@@ -94,14 +102,16 @@ class Tables:
             pairs.append(known[key])
         return np.log(np.array(pairs)).ravel()
 
-    def fit(self, rows: Sequence[Row]) -> ParameterFit:
+    def fit(self, rows: Sequence[PublishedRow]) -> ParameterFit:
         prior = self.prior
         starts = [prior.centre + offset * prior.below for offset in _corners(len(self.names))]
         figures = measured(rows)
         model_error = np.full(len(figures), FITTED[self.subject.name].goal_rms)
         return fit(partial(self.predict, rows), figures, prior, starts, model_error)
 
-    def joint(self, rows: Sequence[Row], found: ParameterFit) -> tuple[tuple[str, ...], ParameterFit]:
+    def joint(
+        self, rows: Sequence[PublishedRow], found: ParameterFit
+    ) -> tuple[tuple[str, ...], ParameterFit]:
         """What the rows say of fitted and held constants together, around the fit; names of all."""
         known = constants(self.experiment)
         steps = {name: ends for name, ends in OPEN.items() if name not in self.names}
@@ -119,12 +129,12 @@ class Tables:
         told_by = partial(Tables(self.subject, self.experiment, names).predict, rows)
         return names, around(told_by, measured(rows), prior, np.append(found.at, held), noise)
 
-    def errors(self, rows: Sequence[Row], at: Floats) -> Floats:
+    def errors(self, rows: Sequence[PublishedRow], at: Floats) -> Floats:
         """ln of predicted over measured, throughput and p99 of each row in turn."""
         return self.predict(rows, at) - measured(rows)
 
 
-def measured(rows: Sequence[Row]) -> Floats:
+def measured(rows: Sequence[PublishedRow]) -> Floats:
     return np.log(np.array([(row.total_tok_s, row.p99_s) for row in rows])).ravel()
 
 
@@ -160,7 +170,7 @@ def print_constants(tables: Tables, found: ParameterFit) -> None:
         print(f"  {name} {value:.3g} [{low:.3g}, {high:.3g}] {known[name].unit}, {said}")
 
 
-def print_rows(tables: Tables, rows: Sequence[Row], at: Floats) -> None:
+def print_rows(tables: Tables, rows: Sequence[PublishedRow], at: Floats) -> None:
     """Measured, predicted and error of each row."""
     print("  table     C    N |  tok/s   model   error | p99 s   model   error")
     predicted = np.exp(tables.predict(rows, at)).reshape(-1, 2)
@@ -178,12 +188,16 @@ def _percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):>+6.1f}%"
 
 
-def report(tables: Tables, rows: Sequence[Row], yaml: bool = False) -> tuple[float, bool]:
+def report(tables: Tables, rows: Sequence[PublishedRow], yaml: bool = False) -> tuple[float, bool]:
     """Fit and print one model: the error of the rows fitted, and whether it is within its goal.
 
     With `yaml` the model's file gets the constants and their joint posterior.
     """
-    subject, used, goal_rms = tables.subject, kept(tables.subject, rows), FITTED[tables.subject.name].goal_rms
+    subject, used, goal_rms = (
+        tables.subject,
+        fitted_rows(tables.subject, rows),
+        FITTED[tables.subject.name].goal_rms,
+    )
     found = tables.fit(used)
     print(f"\n{subject.name}")
     print_constants(tables, found)
@@ -215,7 +229,11 @@ def print_joint(names: Sequence[str], joint: ParameterFit) -> None:
 
 
 def write(
-    tables: Tables, rows: Sequence[Row], found: ParameterFit, names: Sequence[str], joint: ParameterFit
+    tables: Tables,
+    rows: Sequence[PublishedRow],
+    found: ParameterFit,
+    names: Sequence[str],
+    joint: ParameterFit,
 ) -> Path:
     """Put the joint posterior into the model's file in conf/; returns the file."""
     word = next(word for word in tables.subject.words if word.startswith("model="))
@@ -237,13 +255,13 @@ def write(
     return path
 
 
-def hold_out(tables: Tables, rows: Sequence[Row], training: float) -> bool:
+def hold_out(tables: Tables, rows: Sequence[PublishedRow], training: float) -> bool:
     """Fit either half and predict the other; True if the error is within its goal.
 
     What counts is all rows held out against `training`, the error of the fit to all rows: beside it a half's
     own says mostly whether its outlying rows are in it. Both are printed.
     """
-    parts = [kept(tables.subject, half) for half in halves(rows)]
+    parts = [fitted_rows(tables.subject, half) for half in halves(rows)]
     fitted, held = [], []
     for half, others in (parts, parts[::-1]):
         found = tables.fit(half)
@@ -276,7 +294,7 @@ def main() -> int:
     parser.add_argument("--model", default="", help="only models whose name begins so")
     asked = parser.parse_args()
     known, goals = read(asked.tables), []
-    for subject in SUBJECTS:
+    for subject in PUBLISHED_MODELS:
         if subject.name.startswith(asked.model):
             tables, rows = Tables.of(subject), known[subject.name]
             training, met = report(tables, rows, asked.yaml)

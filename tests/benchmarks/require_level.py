@@ -21,10 +21,10 @@ from analysis.capacity.window_counts import NS, LimitCount, WindowCounts
 from loadgen.drive import require
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.search.policy import Segment, Start
-from tests.benchmarks.search_accuracy import experiment, service, truths
 from tests.support.fluid import Fluid
+from tests.support.scenarios import experiment, service, truths
+from tests.support.virtual_target import VirtualTarget
 
 RATES_QPS, DRIFTS = (3.3, 50.0, 500.0), (0.0, 0.01, 0.02)
 BESIDE = (0.97, 1.0, 1.03)

@@ -16,11 +16,12 @@ import numpy as np
 
 from analysis.stats.quantiles import quantile
 from conf import Experiment
-from loadgen.cli import engine_model
+from loadgen.cli import engine_model, prediction
 from loadgen.cli.command_line import asked
 from loadgen.predict.grid import ratio
-from loadgen.traffic.prefix_sharing import alike, fill_s
-from loadgen.traffic.schedule import NS, Traffic
+from loadgen.traffic.prefix_sharing import cache_warmup_s, shared_prefixes
+from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.compiled.fast_engine import Machine
 from serve_apps.engine_model.service.balancer import Balance, Loss
 from serve_apps.engine_model.service.prefixes import Prefixes
@@ -59,7 +60,7 @@ def capacities(fleets: tuple[int, ...], draws: int, *words: str) -> dict[tuple[s
     )
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     found: dict[tuple[str, int], Any] = {}
-    with engine_model.processes() as spread:
+    with prediction.processes() as spread:
         for nodes in fleets:
             for policy in POLICIES:
                 began = time.monotonic()
@@ -118,11 +119,11 @@ def loss(policy: str, nodes: int, rate_qps: float) -> Lost:
     one = experiment(policy, nodes)
     parts = engine_model.parts(one)
     machine = Machine.of(*parts)
-    filled_s = fill_s(one.workload, rate_qps, nodes, machine.blocks * machine.spec.block_size)
+    filled_s = cache_warmup_s(one.workload, rate_qps, nodes, machine.blocks * machine.spec.block_size)
     at_s, end_s = filled_s + BEFORE_S, filled_s + BEFORE_S + AFTER_S
     bounds = {"window": (0, round(end_s * NS))}
     drawn = Traffic(one.workload).draw(rate_qps * nodes, bounds, dwell=0, first_seq=0, seed=one.seed)
-    shared = alike(drawn, one.workload)
+    shared = shared_prefixes(drawn, one.workload)
     assert shared is not None
     balance: Balance = engine_model.balance(one)
     due_s = drawn.due_ns / NS

@@ -16,7 +16,7 @@ from loadgen.__main__ import main
 from loadgen.cli import config_check, dry_run, engine_model
 from loadgen.predict.draws import uncertain
 from loadgen.predict.grid import ratio
-from loadgen.studies import engine_check, published_ladder, published_tables
+from loadgen.studies import engine_check, published_tables, published_verdict
 from serve_apps.engine_model.compiled import fast_engine
 from serve_apps.engine_model.cost.kernels import steps
 from serve_apps.engine_model.cost.step_time import Batch, roofline
@@ -34,8 +34,10 @@ def step_s(asked: Experiment, batch: Batch = BATCH) -> float:
     return steps(asked.engine, asked.model, asked.hardware, asked.layout).duration_s(batch)
 
 
-@pytest.mark.parametrize("subject", published_tables.SUBJECTS, ids=lambda subject: subject.name)
-def test_aiter_off_slows_the_models_down_that_were_fitted_with_it(subject: published_tables.Subject) -> None:
+@pytest.mark.parametrize("subject", published_tables.PUBLISHED_MODELS, ids=lambda subject: subject.name)
+def test_aiter_off_slows_the_models_down_that_were_fitted_with_it(
+    subject: published_tables.PublishedModel,
+) -> None:
     plain, on, off = (
         step_s(load([*subject.words, *more])) for more in ([], ["engine=simulated_aiter"], [OFF])
     )
@@ -186,8 +188,8 @@ def test_an_unknown_backend_is_said_in_a_dry_run_a_prediction_and_a_grid(capsys:
     assert UNKNOWN in summary.text(engine_model.predict(load([word, *QUICK]), draws=0))
     main(["predict", "rate_qps=1", "matrix.engine.attention_backend=[ROCM_AITER_FA,ROCM_FANCY]", *QUICK])
     assert capsys.readouterr().out.count(UNKNOWN) == 1
-    ladder = published_ladder.plan(
-        load([word, "layout=dp1_tp8", *published_tables.SUBJECTS[0].words[:1]]), None
+    ladder = published_verdict.plan(
+        load([word, "layout=dp1_tp8", *published_tables.PUBLISHED_MODELS[0].words[:1]]), None
     )
     assert f"# {UNKNOWN}" in ladder
     latent = words(load([word, *DEEPSEEK]))

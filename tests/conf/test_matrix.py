@@ -7,7 +7,7 @@ import pytest
 
 from conf import ConfigError, load
 from conf.matrix import matrix
-from loadgen.predict.root_finding import crossing
+from loadgen.predict.root_finding import find_root
 
 
 def test_every_combination_is_a_cell_and_the_last_axis_is_innermost() -> None:
@@ -63,14 +63,14 @@ def test_the_crossing_is_found_from_anywhere_in_a_few_looks(
         looks.append(qps)
         return curve(qps)
 
-    found = crossing(excess, start_qps, (0.05, 200), 2.0, 0.002)
+    found = find_root(excess, start_qps, (0.05, 200), 2.0, 0.002)
     right = 4.95 if curve is CURVES["a queue's pole"] else 5.0
     assert found.side == 0 and found.rate_qps == pytest.approx(right, rel=0.004)
     assert len(looks) <= 25
 
 
 def test_an_end_of_the_search_is_told_from_a_crossing() -> None:
-    kept = crossing(lambda _: -1.0, 5, (0.05, 200), 2.0, 0.002)
-    broken = crossing(lambda _: 1.0, 5, (0.05, 200), 2.0, 0.002)
+    kept = find_root(lambda _: -1.0, 5, (0.05, 200), 2.0, 0.002)
+    broken = find_root(lambda _: 1.0, 5, (0.05, 200), 2.0, 0.002)
     assert (kept.side, round(kept.rate_qps, 6)) == (1, 200)
     assert (broken.side, round(broken.rate_qps, 6)) == (-1, 0.05)

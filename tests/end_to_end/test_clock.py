@@ -31,7 +31,8 @@ from loadgen.run.lifecycle import Conclude, Run
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import Segment, Start
 from loadgen.studies import calibration_probes
-from loadgen.traffic.schedule import NS, Traffic
+from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
 from serve_apps.simulated.openai_answers import stamped
 from tests.support import mock_exchanges

@@ -25,14 +25,14 @@ from loadgen.drive.driver import Driver
 from loadgen.fleet.target import Observation, Target
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import Start
-from loadgen.traffic.population import Population
+from loadgen.traffic.population import SessionPopulation
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 
 pytestmark = pytest.mark.ray
 
 pytest.importorskip("ray")
 
-from loadgen.cli import verbs  # noqa: E402
+from loadgen.cli import resume  # noqa: E402
 from loadgen.cli.deployment import service  # noqa: E402
 from loadgen.run import measure  # noqa: E402
 from loadgen.run.lifecycle import Conclude  # noqa: E402
@@ -138,7 +138,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         with service(experiment, quiet) as up:
             site = measure.Site(lambda *_: (Start(8.0, 2.0), None), lambda *_: nullcontext(up))
             cut = measure.measure(experiment, "sweep", folder, interrupted, site, quiet)
-            ended = verbs.resume(
+            ended = resume.resume(
                 folder.path,
                 lambda saved: command_line.asked("sweep", [], saved),
                 site,
@@ -169,7 +169,7 @@ def test_every_planned_turn_has_one_row_and_is_sent_at_most_once(ran: Ran) -> No
 def test_no_turn_of_a_window_is_left_out_in_either_session(ran: Ran) -> None:
     spec = ran.experiment.workload.conversations
     assert spec is not None
-    people = Population(spec, ran.experiment.seed)
+    people = SessionPopulation(spec, ran.experiment.seed)
     rows = load_run(ran.folder).requests().to_pylist()
     tried = [row for row in rows if row["error_kind"] != "retracted" and row["dwell"] >= 0]
     windows = [

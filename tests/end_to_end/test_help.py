@@ -42,6 +42,15 @@ def test_every_command_line_has_examples_of_its_own(room: object) -> None:
     assert len(found) >= 4 and all(line.startswith(f"python -m {name} ") for line in found)
 
 
+@pytest.mark.parametrize("verb", loadgen.__main__.VERBS)
+def test_a_verb_has_help_with_examples_of_its_own(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+    found = examples(capsys.readouterr().out.partition("examples:")[2])
+    assert ended.value.code == 0 and found
+    assert all(line.startswith(f"python -m loadgen {verb} ") for line in found)
+
+
 @pytest.mark.parametrize("line", DRY)
 def test_an_example_of_loadgen_can_be_done(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -14,7 +14,7 @@ from analysis import __main__ as reading
 from analysis import load_run
 from analysis.rows import records
 from loadgen import __main__ as loading
-from loadgen.cli import verbs
+from loadgen.cli import output, resume
 from loadgen.fleet.arrow_stream import Shard
 from loadgen.run import report_file
 from loadgen.run.folder import LinkError
@@ -350,7 +350,7 @@ def test_a_copied_run_gets_its_report_where_it_lies(
     def told(kind: str, **facts: Any) -> None:
         pass
 
-    tree = report_file.written(verbs.resume(run, None, None, told), told)  # type: ignore[arg-type]
+    tree = report_file.written(resume.resume(run, None, None, told), told)  # type: ignore[arg-type]
     assert tree["folder"] == str(run) and tree["report"] == str(run / "report.html")
     assert (run / "report.html").exists() and not (original / "report.html").exists()
     assert f"{run}/config.yaml" in (run / "report.html").read_text()
@@ -369,7 +369,7 @@ def test_a_failed_start_gets_no_report_of_nothing(run: Path, capsys: pytest.Capt
 def test_a_name_that_is_no_folder_in_out_is_refused(
     run_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_answer", None)  # nothing may be started
+    monkeypatch.setattr(output, "answer", None)  # nothing may be started
     words = [f"out={tmp_path}", f"run={run_name}"]
     for flags in ([], ["--dry-run"]):
         assert loading.main(["sweep", *words, *flags]) == 2

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from conf import load
-from loadgen.traffic.schedule import NS, Traffic
+from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Traffic
 from tests.benchmarks.search_accuracy import row
 from tests.support.scenarios import truths
 from tests.support.searches import Found

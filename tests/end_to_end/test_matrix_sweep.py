@@ -16,19 +16,18 @@ from analysis.results import matrix_table, studies, summary
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from loadgen import __main__ as root
-from loadgen.cli import command_line, verbs
-from loadgen.predict.virtual_target import VirtualTarget
+from loadgen.cli import command_line, resume, verbs
 from loadgen.run import lifecycle
 from loadgen.run.endpoint import TargetError
 from loadgen.run.lifecycle import Service
 from loadgen.run.measure import Site
 from loadgen.search.policy import Start
 from loadgen.studies import matrix_cells, matrix_study, study
-from loadgen.studies.comparison import Paired
+from loadgen.studies.comparison import PairedReplays
 from loadgen.studies.matrix_cells import Cells
-from loadgen.studies.shared_service import Kept
+from loadgen.studies.shared_service import SharedService
 from serve_apps.engine_model import Engine, VirtualService
-from tests.support.faster_target import Faster
+from tests.support.virtual_target import Faster, VirtualTarget
 
 SHARED = [
     "search=standard",
@@ -112,7 +111,7 @@ def cells(out: Path, *words: str) -> Cells:
 
 
 def resumed(path: Path, deployments: Deployments) -> dict[str, Any]:
-    return verbs.resume(path, lambda file: load(base=file), deployments.site, silent)
+    return resume.resume(path, lambda file: load(base=file), deployments.site, silent)
 
 
 def by_name(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -208,7 +207,7 @@ def test_a_cell_that_gets_its_capacity_late_has_the_requests_of_who_came_first(
     verbs.matrix(cells(tmp_path, "matrix.engine.max_num_seqs=[1023,1024]"), deployments.site, silent)
     path = tmp_path / "grid"
     assert study.result(path) is None
-    assert verbs.left(path, lambda file: load(base=file)) == "# 1 of 2 parts have ended; left: cell-1"
+    assert resume.left(path, lambda file: load(base=file)) == "# 1 of 2 parts have ended; left: cell-1"
     deployments.fails, deployments.deployed = set(), []
     tree = resumed(path, deployments)
     assert (deployments.deployed, tree["exit_code"]) == ([1023], 0)
@@ -233,7 +232,7 @@ def test_a_cell_that_gets_its_capacity_late_has_the_requests_of_who_came_first(
     ],
 )
 def test_pairs_that_cannot_be_believed_give_no_ratio(ratio: Ratio | None, how: str, why: str) -> None:
-    found = matrix_study.best(Paired(5, ratio), (1.1, 0.9, 1.3))
+    found = matrix_study.best(PairedReplays(5, ratio), (1.1, 0.9, 1.3))
     assert found["how"] == how and why in found["why"] and bool(why) == bool(found["why"])
     assert (found["low"], found["high"]) == ((0.95, 1.1) if how == "paired" else (0.9, 1.3))
 
@@ -251,7 +250,7 @@ def test_ctrl_c_ends_the_grid_and_resume_goes_on(tmp_path: Path, deployments: De
     assert text.startswith("INTERRUPTED  1 of 3 cells have a capacity")
     assert "no result (exit 130): every request" in text and "not measured yet" in text
     with pytest.raises(ConfigError, match="cell of a matrix: python -m loadgen resume"):
-        verbs.resume(path / "cell-2", lambda file: load(base=file), deployments.site, silent)
+        resume.resume(path / "cell-2", lambda file: load(base=file), deployments.site, silent)
     deployments.deployed = []
     tree = resumed(path, deployments)
     assert (deployments.deployed, tree["exit_code"]) == ([1024, 1025], 0)
@@ -279,7 +278,7 @@ def test_a_service_that_is_no_longer_whole_is_deployed_anew(deployments: Deploym
 
     crowd = replace(asked, fleet=replace(asked.fleet, actors=3))
     longer = replace(asked, workload=load(["workload.input_tokens.mean=19000"]).workload)
-    kept = Kept(service, [asked, crowd, longer], told)
+    kept = SharedService(service, [asked, crowd, longer], told)
     for fault in (None, None, "replica a is gone"):
         faults.append(fault)
         with kept.service(asked, told):

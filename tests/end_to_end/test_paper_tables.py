@@ -10,18 +10,26 @@ from analysis.stats.map_fit import ParameterPrior, around
 from conf.constants import constants, replaced
 from conf.specs.experiment import Constant, Experiment
 from conf.words import ROOT
-from loadgen.studies.published_tables import SUBJECTS, Row, Subject, kept, outputs
+from loadgen.studies.published_tables import (
+    PUBLISHED_MODELS,
+    PublishedModel,
+    PublishedRow,
+    fitted_rows,
+    outputs,
+)
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from tests.benchmarks._paper import FITTED, HELD, READ, SPREAD, halves
 from tests.benchmarks._paper_files import with_constants, with_posterior
 from tests.benchmarks.paper_tables import Tables, machine, shipped, told
 
-SUBJECT = {subject.name: subject for subject in SUBJECTS}
+SUBJECT = {subject.name: subject for subject in PUBLISHED_MODELS}
 LLAMA, QWEN, DEEPSEEK, KIMI = SUBJECT
 
 
-def row(table: str, concurrency: int, output_tok_s: float | None = None, total_tok_s: float = 1.0) -> Row:
-    return Row(table, concurrency, output_tok_s is None, total_tok_s, output_tok_s, 1.0)
+def row(
+    table: str, concurrency: int, output_tok_s: float | None = None, total_tok_s: float = 1.0
+) -> PublishedRow:
+    return PublishedRow(table, concurrency, output_tok_s is None, total_tok_s, output_tok_s, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +37,7 @@ def row(table: str, concurrency: int, output_tok_s: float | None = None, total_t
     [(row("15", 5, 1), 15, 5), (row("14", 200, 1), 300, 200), (row("22", 300), 300, 300)]
     + [(row("22", concurrency), 450, 450) for concurrency in (500, 750, 1000)],
 )
-def test_a_row_is_a_burst_or_three_waves(asked: Row, requests: int, in_flight: int) -> None:
+def test_a_row_is_a_burst_or_three_waves(asked: PublishedRow, requests: int, in_flight: int) -> None:
     assert (asked.requests, asked.in_flight) == (requests, in_flight)
 
 
@@ -51,7 +59,7 @@ def test_halves_are_every_second_row_of_a_table_whether_fitted_or_not() -> None:
     first, second = halves(rows)
     assert [each.concurrency for each in first] == [10, 150, 300]
     assert [each.concurrency for each in second] == [25, 200, 500]
-    assert [each.concurrency for each in kept(SUBJECT[QWEN], first)] == [10, 300]
+    assert [each.concurrency for each in fitted_rows(SUBJECT[QWEN], first)] == [10, 300]
 
 
 def test_a_batch_never_touches_more_experts_than_its_tokens_choose() -> None:
@@ -60,8 +68,8 @@ def test_a_batch_never_touches_more_experts_than_its_tokens_choose() -> None:
     assert tables.constants(beyond)[SPREAD] == 1.0
 
 
-@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
-def test_the_shipped_models_hold_what_the_fit_holds(subject: Subject) -> None:
+@pytest.mark.parametrize("subject", PUBLISHED_MODELS, ids=lambda subject: subject.name)
+def test_the_shipped_models_hold_what_the_fit_holds(subject: PublishedModel) -> None:
     known = constants(shipped(subject))
     dense = (READ, SPREAD) if "405B" in subject.name else ()
     held = {name: value for name, value in HELD.items() if name not in (*FITTED[subject.name].free, *dense)}
@@ -72,17 +80,17 @@ def test_the_shipped_models_hold_what_the_fit_holds(subject: Subject) -> None:
 @pytest.mark.parametrize(
     ("name", "asked", "total_tok_s", "p99_s"),
     [
-        (LLAMA, Row("15", 50, False, 3428, 1296, 7.75), 3383, 7.86),
-        (LLAMA, Row("22", 300, True, 13937, None, 9.09), 13961, 9.19),
-        (QWEN, Row("14", 50, False, 13489, 2012, 5.09), 13230, 5.13),
-        (QWEN, Row("23", 300, True, 37850, None, 10.50), 38541, 10.44),
-        (DEEPSEEK, Row("22", 300, True, 12719, None, 7.35), 12418, 7.65),
-        (KIMI, Row("17", 50, False, 1632, 193, 52.02), 1615, 52.31),
-        (KIMI, Row("23", 300, True, 5820, None, 86.81), 5730, 88.06),
+        (LLAMA, PublishedRow("15", 50, False, 3428, 1296, 7.75), 3383, 7.86),
+        (LLAMA, PublishedRow("22", 300, True, 13937, None, 9.09), 13961, 9.19),
+        (QWEN, PublishedRow("14", 50, False, 13489, 2012, 5.09), 13230, 5.13),
+        (QWEN, PublishedRow("23", 300, True, 37850, None, 10.50), 38541, 10.44),
+        (DEEPSEEK, PublishedRow("22", 300, True, 12719, None, 7.35), 12418, 7.65),
+        (KIMI, PublishedRow("17", 50, False, 1632, 193, 52.02), 1615, 52.31),
+        (KIMI, PublishedRow("23", 300, True, 5820, None, 86.81), 5730, 88.06),
     ],
 )
 def test_the_shipped_constants_retell_the_tables(
-    name: str, asked: Row, total_tok_s: float, p99_s: float
+    name: str, asked: PublishedRow, total_tok_s: float, p99_s: float
 ) -> None:
     """Rows of arXiv 2603.10031; beside them what the fit makes of them, to 1 % for the digits shipped."""
     subject = SUBJECT[name]
@@ -91,9 +99,9 @@ def test_the_shipped_constants_retell_the_tables(
     assert found == pytest.approx((asked.total_tok_s, asked.p99_s), rel=0.06)
 
 
-@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+@pytest.mark.parametrize("subject", PUBLISHED_MODELS, ids=lambda subject: subject.name)
 def test_the_joint_posterior_spreads_a_decode_step_far_less_than_its_constants_alone(
-    subject: Subject,
+    subject: PublishedModel,
 ) -> None:
     """Batch of 64 at 600 tokens on the paper's GPU, by 400 draws from the intervals as they are shipped."""
     experiment = shipped(subject)

@@ -10,7 +10,7 @@ from conf import Experiment, load
 from conf.constants import constants
 from conf.specs.experiment import Constant
 from conf.specs.step_time import Posterior
-from loadgen.predict.answer import EngineModel, Machine
+from loadgen.predict.answer import EngineModel, NodePeaks
 from loadgen.predict.operating_point import Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
@@ -38,7 +38,7 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, _see
 
 MODEL = EngineModel(
     simulate,
-    lambda experiment: Machine(1, 8e6, 2e16, 4e10, 3e6, lambda work: {"all": work["busy_s"] / 30}),
+    lambda experiment: NodePeaks(1, 8e6, 2e16, 4e10, 3e6, lambda work: {"all": work["busy_s"] / 30}),
     lambda _: 9.0,
 )
 

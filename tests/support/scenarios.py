@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from conf import Experiment, load
-from loadgen.predict.virtual_target import Service, VirtualTarget
 from serve_apps.engine_model import VirtualService
 from serve_apps.engine_model.compiled.fast_engine import FastEngine, Machine
 from tests.support.fluid import Fluid
 from tests.support.shared_processor import SharedProcessor
 from tests.support.toy_services import Failing, OneAtATime
+from tests.support.virtual_target import Service, VirtualTarget
 
 
 def answers(tokens: int, tpot_ms: float) -> list[str]:

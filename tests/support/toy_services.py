@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from loadgen.fleet.target import Observation
-from loadgen.predict.virtual_target import Service, VirtualTarget
 from loadgen.traffic.schedule import ArrivalSchedule
 from tests.support.shared_processor import Answer
+from tests.support.virtual_target import Service, VirtualTarget
 
 FAILED = "http_error"
 

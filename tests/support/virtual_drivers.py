@@ -10,10 +10,10 @@ from conf import Experiment, load
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
 from loadgen.fleet.target import LostActor, Observation
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import Engine, VirtualService
+from tests.support.virtual_target import VirtualTarget
 
 
 def plan(experiment: Experiment, start: Start, **more: Any) -> Plan:

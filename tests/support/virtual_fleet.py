@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from conf import load
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run.lifecycle import Service
 from serve_apps.engine_model import Engine, VirtualService
+from tests.support.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=quick", "fleet.warmup_requests=4"])
 

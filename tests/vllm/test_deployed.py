@@ -18,7 +18,8 @@ from conf import Experiment, load
 from loadgen.drive import fixed_rate
 from loadgen.prompts.bodies import Prompts
 from loadgen.run import measure
-from loadgen.traffic.schedule import NS, Traffic
+from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Traffic
 from tests.support.vllm_words import (
     RATE_QPS,
     SECONDS,

@@ -12,7 +12,8 @@ from loadgen.fleet.rows import planned
 from loadgen.prompts.bodies import Prompts
 from loadgen.prompts.prose import sentences
 from loadgen.prompts.tokenizer import Tokenizer
-from loadgen.traffic.schedule import NS, Traffic
+from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Traffic
 from serve_apps.vllm_recipes.model_folder import write_folder
 from tests.support.chats import common
 from tests.support.conversation_bodies import WORDS, body, shared_by_plan

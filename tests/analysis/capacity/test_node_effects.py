@@ -38,14 +38,15 @@ from loadgen.fleet.arrow_stream import Shard
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.rows import plan_table
 from loadgen.fleet.sse import Exchange
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import verdicts
 from loadgen.search.policy import Outcome, Segment, Start, dwells_of
 from loadgen.traffic.processes import Profile
-from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import Engine, VirtualService
 from tests.support.mock_server import MockServer
 from tests.support.patience import PATIENCE_S
+from tests.support.virtual_target import VirtualTarget
 
 VARIED = load(["workload=chat_5600_140_varied"]).workload
 FOUR = ["cluster=laptop_4n", "routing=per_node"]

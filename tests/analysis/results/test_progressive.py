@@ -15,19 +15,18 @@ from analysis.results import published_ladder as judged
 from analysis.results import summary
 from analysis.rows import records
 from conf import ConfigError, Experiment
-from loadgen import __main__ as root
 from loadgen.__main__ import main
-from loadgen.cli import command_line, engine_model, verbs
+from loadgen.cli import command_line, output, verbs, virtual_ladder
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
 from loadgen.fleet.target import Observation
 from loadgen.search.policy import Start
-from loadgen.studies import published_ladder, published_ladder_run, published_tables
-from loadgen.studies.paper_models import subject_of
+from loadgen.studies import published_ladder, published_ladder_run, published_tables, published_verdict
+from loadgen.studies.paper_models import published_model_of
 from loadgen.studies.published_ladder import BASELINE, SATURATED, STRESS, WARM_UP
-from loadgen.studies.published_tables import SUBJECTS, Row, Subject
+from loadgen.studies.published_tables import PUBLISHED_MODELS, PublishedModel, PublishedRow
 
-SUBJECT = {subject.name: subject for subject in SUBJECTS}
+SUBJECT = {subject.name: subject for subject in PUBLISHED_MODELS}
 LLAMA, QWEN, DEEPSEEK, KIMI = SUBJECT
 PHASES_OF_ROWS = (published_tables.SCALING, published_tables.SATURATION)
 FIGURES = judged.Figures(10, 1.0, 100.0, 50.0, 0.0, 2.0, 1.0, 0.9, 10.0, "all 10")
@@ -141,7 +140,7 @@ def test_answers_keep_the_published_mean_whatever_their_number() -> None:
 def test_a_model_that_is_not_the_papers_has_nominal_lengths_and_nothing_beside_it() -> None:
     levels = published_ladder.levels(ready())
     assert {(level.prompt_tokens, level.published) for level in levels if not level.shape} == {(500, None)}
-    assert subject_of(ready()) is None
+    assert published_model_of(ready()) is None
     asked = ready("progressive.lengths=workload")
     assert {level.prompt_tokens for level in published_ladder.levels(asked) if not level.shape} == {5600}
 
@@ -166,7 +165,7 @@ def test_the_workloads_lengths_are_asked_of_every_model_and_nothing_published_st
     alias = of(name, "progressive.lengths=workload", "workload=chat_5600_140", "model.name=another")
     other = published_ladder.levels(alias)
     assert [level.answers.tolist() for level in other] == [level.answers.tolist() for level in levels]
-    found = published_ladder.tree(asked, [[FIGURES] * len(levels)], "virtual")["progressive"]
+    found = published_verdict.verdict(asked, [[FIGURES] * len(levels)], "virtual")["progressive"]
     assert (found["fit_rms"], found["rms"]) == (None, None)
     assert "the lengths are the workload's" in found["caution"]
 
@@ -194,7 +193,7 @@ def test_rows_stand_beside_what_was_published_whatever_it_is_called(name: str, c
     assert [level.prompt_tokens for level in levels] == [
         level.prompt_tokens for level in published_ladder.levels(shipped)
     ]
-    found = published_ladder.tree(asked, [[FIGURES] * len(levels)], "virtual")["progressive"]
+    found = published_verdict.verdict(asked, [[FIGURES] * len(levels)], "virtual")["progressive"]
     assert "nothing stands beside these" in found["caution"]
 
 
@@ -202,7 +201,7 @@ def test_rows_stand_beside_what_was_published_whatever_it_is_called(name: str, c
 def test_another_model_with_a_papers_name_is_not_the_papers(name: str) -> None:
     paper_name = of(name).model.name
     asked = ready(f"model.name={paper_name}", f"model.served_name={name}", "layout=dp1_tp8")
-    assert subject_of(asked) is None
+    assert published_model_of(asked) is None
     assert not any(level.published for level in published_ladder.levels(asked))
     assert {level.prompt_tokens for level in published_ladder.levels(asked) if not level.shape} == {500}
 
@@ -269,7 +268,7 @@ def test_runs_have_a_t_interval_and_a_variation() -> None:
 @pytest.fixture(scope="module")
 def replayed() -> dict[str, Any]:
     """Every model of the paper, once, at the paper's counts."""
-    return {name: engine_model.progressive(of(name)) for name in SUBJECT}
+    return {name: virtual_ladder.progressive(of(name)) for name in SUBJECT}
 
 
 @pytest.mark.parametrize("name", SUBJECT)
@@ -309,7 +308,7 @@ def test_the_plateau_above_450_is_that_of_the_request_count(replayed: dict[str, 
 
     published, full = (
         at(replayed[LLAMA]),
-        at(engine_model.progressive(of(LLAMA, "progressive.requests_per_user=10"))),
+        at(virtual_ladder.progressive(of(LLAMA, "progressive.requests_per_user=10"))),
     )
     assert published[1000]["total_tok_s"] == pytest.approx(published[500]["total_tok_s"], rel=1e-9)
     assert max(line["in_flight"] for line in published.values()) < 450
@@ -324,7 +323,7 @@ def test_the_plateau_above_450_is_that_of_the_request_count(replayed: dict[str, 
 
 def test_runs_differ_where_the_engine_has_noise() -> None:
     words = ["engine=simulated_aiter", "progressive.runs=3"]
-    tree = engine_model.progressive(ready(*SUBJECT[LLAMA].words, *words))
+    tree = virtual_ladder.progressive(ready(*SUBJECT[LLAMA].words, *words))
     lines = tree["progressive"]["levels"]
     assert all(line["total_tok_s_spread"]["cov"] > 0 for line in lines)
     assert all(
@@ -335,9 +334,9 @@ def test_runs_differ_where_the_engine_has_noise() -> None:
 
 
 def test_prompts_that_differ_find_nothing_cached() -> None:
-    lines = engine_model.progressive(of(LLAMA, "progressive.prompts=unique"))["progressive"]["levels"]
+    lines = virtual_ladder.progressive(of(LLAMA, "progressive.prompts=unique"))["progressive"]["levels"]
     assert {line["prefix_hit"] for line in lines} == {0.0}
-    assert engine_model.progressive(of(QWEN, "progressive.prompts=unique"))["progressive"]["caution"]
+    assert virtual_ladder.progressive(of(QWEN, "progressive.prompts=unique"))["progressive"]["caution"]
 
 
 @pytest.mark.parametrize(
@@ -378,9 +377,9 @@ def test_the_virtual_clock_is_one_simulated_replica(words: list[str], why: str) 
 @pytest.mark.parametrize("word", ["engine.max_num_queued_reqs=5", "engine.num_gpu_blocks=1200"])
 def test_an_engine_that_the_fast_model_does_not_play_is_refused_in_a_line(word: str) -> None:
     asked = ready("progressive.runs=1", word)
-    with pytest.raises(ConfigError, match="does not play this engine .*; use progressive.clock=wall"):
-        engine_model.progressive(asked)
-    assert engine_model.level_seconds(asked) is None
+    with pytest.raises(ConfigError, match="cannot play this engine .*; use progressive.clock=wall"):
+        virtual_ladder.progressive(asked)
+    assert virtual_ladder.level_seconds(asked) is None
 
 
 def test_over_http_one_model_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -395,12 +394,14 @@ def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:
     none = judged.Figures(10, 0.0, 0.0, 0.0, 0.0, math.inf, 0.0, None, 0.0, "none")
     levels = len(published_ladder.levels(asked))
     for run, failing in (([good] * (levels - 1) + [none], 1), ([none] * levels, levels)):
-        tree = published_ladder.tree(asked, [run], "wall")
+        tree = published_verdict.verdict(asked, [run], "wall")
         assert (tree["exit_code"], tree["progressive"]["rms"]) == (3, None)
         assert f"{failing} levels are FAILING" in summary.text(tree)
         assert judged.rows([tree]).num_rows == levels
-    assert published_ladder.tree(asked, [[good] * levels], "wall")["progressive"]["rms"] > 0
-    assert published_ladder.tree(asked, [[good] * levels], "wall", {3: "late"})["progressive"]["rms"] is None
+    assert published_verdict.verdict(asked, [[good] * levels], "wall")["progressive"]["rms"] > 0
+    assert (
+        published_verdict.verdict(asked, [[good] * levels], "wall", {3: "late"})["progressive"]["rms"] is None
+    )
 
 
 def test_other_verbs_refuse_its_keys() -> None:
@@ -421,7 +422,7 @@ class Played:
     def run(self, schedule: Any, until_ns: int) -> Observation:
         ended = records.PROGRESS.empty_table()
         if schedule is not None:
-            rows = engine_model.played(self._experiment, schedule.dwell, self._levels[schedule.dwell])
+            rows = virtual_ladder.played(self._experiment, schedule.dwell, self._levels[schedule.dwell])
             due_ns = rows["due_ns"].to_numpy() + self._now_ns
             at = {"seq": pa.array(schedule.seq), "due_ns": pa.array(due_ns)}
             columns = {name: at.get(name, rows[name]) for name in rows.column_names}
@@ -451,7 +452,7 @@ def test_a_run_over_a_target_plays_the_same_levels_and_says_the_same(replayed: d
     for one, other in zip(here, virtual, strict=True):
         assert one["total_tok_s"] == pytest.approx(other["total_tok_s"], rel=1e-6)
         assert (one["status"], one["requests"]) == (other["status"], other["requests"])
-    together = published_ladder_run.concluded(
+    together = published_ladder_run.verdict(
         experiment, {"run-1": tree, "run-2": json.loads(json.dumps(tree))}
     )
     assert together["progressive"]["runs"] == 2
@@ -462,11 +463,11 @@ def test_a_void_level_is_no_result() -> None:
     experiment = of(LLAMA)
     runs = [
         [
-            judged.figures(engine_model.played(experiment, n, level))
+            judged.figures(virtual_ladder.played(experiment, n, level))
             for n, level in enumerate(published_ladder.levels(experiment))
         ]
     ]
-    tree = published_ladder.tree(experiment, runs, "wall", {4: "client_limited"})
+    tree = published_verdict.verdict(experiment, runs, "wall", {4: "client_limited"})
     assert (tree["valid"], tree["exit_code"]) == (False, 4)
     assert "VOID: client_limited" in summary.text(tree)
 
@@ -515,11 +516,11 @@ def test_the_suffix_of_a_file_says_how_levels_are_written(
     ]
     assert {line["total_tok_s_cov"] for line in lines} == {""}  # one run has no spread, which is not 0
     monkeypatch.setattr(verbs, "progressive", lambda *_: tree)
-    monkeypatch.setattr(root, "_answer", lambda _, act: act(None, None)["exit_code"])
+    monkeypatch.setattr(output, "answer", lambda _, __, act: act(None, None)["exit_code"])
     assert main([*words, "progressive.clock=wall", "--out", str(tmp_path / "http.csv")]) == 0
     assert (tmp_path / "http.csv").read_text() == (tmp_path / "a.csv").read_text()
     monkeypatch.setattr(
-        engine_model, "progressive", None
+        virtual_ladder, "progressive", None
     )  # nothing is played for a file that cannot be written
     assert main([*words, "--out", str(tmp_path / "a.xlsx")]) == 2
     said = capsys.readouterr().err.splitlines()
@@ -528,7 +529,7 @@ def test_the_suffix_of_a_file_says_how_levels_are_written(
 
 def test_without_a_model_all_of_the_papers_are_asked() -> None:
     assert [words[0] for words in published_tables.asked(["progressive.runs=1"], None)] == [
-        it.words[0] for it in SUBJECTS
+        it.words[0] for it in PUBLISHED_MODELS
     ]
     assert published_tables.asked(["model=tiny_qwen3_moe"], None) == [["model=tiny_qwen3_moe"]]
     assert published_tables.asked([], Path("config.yaml")) == [[]]
@@ -543,7 +544,7 @@ def test_a_dry_run_tells_phases_levels_requests_and_time(capsys: pytest.CaptureF
 
 
 def test_saturation_levels_are_the_published_ones() -> None:
-    def bursts(rows: list[Row], subject: Subject) -> tuple[int, ...]:
+    def bursts(rows: list[PublishedRow], subject: PublishedModel) -> tuple[int, ...]:
         return tuple(row.concurrency for row in rows if row.burst and subject)
 
     assert {bursts(PUBLISHED[name], subject) for name, subject in SUBJECT.items()} == {SATURATED}

@@ -10,6 +10,7 @@ from analysis.results import summary
 from conf import ConfigError, load
 from conf.load import dump
 from loadgen import __main__ as root
+from loadgen.cli import output
 from loadgen.cli.command_line import asked
 from tests.support.golden import GOLDEN
 
@@ -49,7 +50,7 @@ def test_a_word_that_conversations_overrule_is_refused_and_their_own_named(
 def test_the_refusal_is_a_line_and_nothing_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(root, "_answer", None)
+    monkeypatch.setattr(output, "answer", None)
     assert root.main(["sweep", CHATS, f"out={tmp_path}", BESIDE[0][0]]) == summary.EXIT_USAGE
     assert capsys.readouterr().err.count("\n") == 1 and not list(tmp_path.iterdir())
 

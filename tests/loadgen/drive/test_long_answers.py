@@ -16,7 +16,6 @@ from conf import load
 from loadgen.cli import dry_run
 from loadgen.drive import fixed_rate, require
 from loadgen.drive.sweep import sweep
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import verdicts
 from loadgen.search import budget
 from loadgen.search.policy import RAMP_SHARE, Start, long_queue, paced
@@ -25,6 +24,7 @@ from tests.support.scenarios import EDGES, truths
 from tests.support.search_windows import window_of
 from tests.support.shared_processor import SharedProcessor
 from tests.support.virtual_drivers import driver
+from tests.support.virtual_target import VirtualTarget
 
 
 def rows(*parts: dict[str, object]) -> pa.Table:

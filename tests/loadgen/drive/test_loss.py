@@ -18,13 +18,13 @@ from loadgen.drive.plan import Plan
 from loadgen.drive.service_loss import MOST_RECOVERIES, outlived
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.target import Observation
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import verdicts
 from loadgen.run.resume import past
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import Engine, VirtualService
+from tests.support.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=standard"])
 REFUSED = {"status": "conn_error", "error_kind": "ConnectionRefusedError"}

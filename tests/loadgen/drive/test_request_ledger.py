@@ -8,7 +8,8 @@ from analysis.rows import records
 from conf import load
 from loadgen.drive.request_ledger import Ledger
 from loadgen.fleet.target import LostActor, Observation
-from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 
 TRAFFIC = Traffic(load(["workload=smoke"]).workload)
 

@@ -164,7 +164,10 @@ def test_the_looks_that_there_may_be_are_the_windows_that_fit(longest_s: float, 
             "duration_s=600 is short of one window; raise it to 20015",
         ),
         (["sweep", "--require"], "--require belongs to probe; sweep finds the rate itself"),
-        (["resume", "runs/x", "--require"], "--require belongs to probe; resume goes on with what was asked"),
+        (
+            ["resume", "runs/x", "--require"],
+            "--require belongs to probe; resume continues with its own configuration",
+        ),
         (["probe", "rate_qps=4", "--dry-run", "--json"], "leave --json out"),
         (
             ["probe", "rate_qps=4", "search=quick", "search.expected_qps=4"],

@@ -14,7 +14,6 @@ from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver, TargetLost
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.target import Observation
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import verdicts
 from loadgen.search.policy import VOID_STEPS, Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -29,6 +28,7 @@ from tests.support.virtual_drivers import (
     spoilt,
     virtual,
 )
+from tests.support.virtual_target import VirtualTarget
 
 
 def test_a_virtual_hour_finds_the_capacity_of_the_default_node() -> None:

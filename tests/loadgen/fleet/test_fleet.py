@@ -13,7 +13,8 @@ from analysis.rows import gathering, records
 from conf import load
 from conf.io.secret import Secret
 from loadgen.run.run_folder import RunFolder
-from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 from tests.support.mock_server import MockServer, answer
 from tests.support.patience import PATIENCE_S, until
 

@@ -17,7 +17,8 @@ from loadgen.fleet import worker as worker_module
 from loadgen.fleet.arrow_stream import Shard
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
-from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 from tests.support.arrow_files import on_disk
 from tests.support.mock_server import END, MockServer, Script, answer, event, head, token, usage
 from tests.support.patience import PATIENCE_S

@@ -16,11 +16,11 @@ from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from conf.specs.experiment import Constant
 from loadgen import __main__ as root
-from loadgen.cli import command_line, engine_model
+from loadgen.cli import command_line, engine_model, prediction
 from loadgen.predict import grid, uncertainty
-from loadgen.predict.answer import EngineModel, Machine, at_rate, predict
+from loadgen.predict.answer import EngineModel, NodePeaks, at_rate, predict
 from loadgen.predict.capacity import rounded_down
-from loadgen.predict.operating_point import Bench, Effort, Simulated
+from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.constants_alone import (
     only_layer,
@@ -41,7 +41,7 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, _see
 
 MODEL = EngineModel(
     simulate,
-    lambda experiment: Machine(1, 8e6, 2e16, 4e10, 3e6, lambda work: {"all": work["busy_s"] / 30}),
+    lambda experiment: NodePeaks(1, 8e6, 2e16, 4e10, 3e6, lambda work: {"all": work["busy_s"] / 30}),
     lambda _: 9.0,
 )
 
@@ -175,7 +175,7 @@ def test_a_grid_says_what_to_measure_first() -> None:
 
 def test_independent_nodes_answer_as_one_and_pooled_ones_together() -> None:
     words = ("cluster.session=fake", "cluster.nodes=3000")
-    apart = Bench(only_layer(*words, "routing=per_node"), simulate, Effort.of(600, 1))
+    apart = RateSimulator(only_layer(*words, "routing=per_node"), simulate, Effort.of(600, 1))
     assert apart.at(5.0).load_s < 2 * 600
     # A pooled service is simulated whole, yet not for longer than its requests are worth.
     whole = Effort.of(36000, 3000)
@@ -248,7 +248,7 @@ def test_flags_of_predict_are_refused_elsewhere(verb: str, words: list[str], sai
         (["--out", "{folder}/file"], "exists; choose another --out"),
         (["--out", "{folder}/none/file"], "cannot write to"),
         (["--out", "{folder}/x.xlsx"], "cannot be written as such; give it a name in .parquet or .csv or"),
-        (["engine.max_num_queued_reqs=9"], "predict knows no refusals"),
+        (["engine.max_num_queued_reqs=9"], "predict does not model refused requests"),
         (["engine.step_noise_cv=.inf"], "engine.step_noise_cv must be finite"),
         (["engine.drift_memory_s=.inf"], "must be finite"),
     ],
@@ -275,13 +275,15 @@ def test_block_by_block_is_the_same_service_only_slower() -> None:
     # More sequences than a step has tokens keep the compiled loop away.
     booked: Any = replace(asked.engine, max_num_seqs=10**4)  # type: ignore[call-arg]
     fixed = replace(asked.workload, input_tokens=load().workload.input_tokens)
-    bench = Bench(replace(asked, workload=fixed), engine_model.simulate, Effort(1, 60.0))
-    fast, slow = (b.at(6.0) for b in (bench, bench.varied(replace(bench.experiment, engine=booked))))
+    simulator = RateSimulator(replace(asked, workload=fixed), engine_model.simulate, Effort(1, 60.0))
+    fast, slow = (
+        b.at(6.0) for b in (simulator, simulator.varied(replace(simulator.experiment, engine=booked)))
+    )
     assert (fast.slow, slow.slow) == (False, True)
     assert slow.ttft_ms == pytest.approx(fast.ttft_ms) and slow.tpot_ms == pytest.approx(fast.tpot_ms)
     assert slow.cached_tokens == pytest.approx(fast.cached_tokens, rel=0.01)
     figures = summary.text(
-        at_rate(replace(bench.experiment, rate_qps=6.0, engine=booked), engine_model.MODEL, draws=0)
+        at_rate(replace(simulator.experiment, rate_qps=6.0, engine=booked), engine_model.MODEL, draws=0)
     )
     assert "KV cache unknown in use" in figures
 
@@ -312,7 +314,7 @@ def test_plain_columns_have_the_latencies_of_the_request_table() -> None:
     ],
 )
 def test_the_claimed_rate_was_simulated_and_keeps_its_bounds_as_printed(words: list[str]) -> None:
-    asked = engine_model.foreseeable([*words, "search.budget_s=1200"], None)
+    asked = prediction.checked([*words, "search.budget_s=1200"], None)
     tree = engine_model.predict(asked, draws=0)
     claimed, found = tree["capacity"]["qps_per_node"]["estimate"], tree["forecast"]
     assert claimed == found["rate_qps_per_node"] == float(f"{claimed:.4g}")

@@ -18,10 +18,10 @@ from conf.specs.experiment import SimulatedEngine, Workload
 from loadgen.fleet.arrow_stream import Shard
 from loadgen.fleet.rows import plan_table, planned
 from loadgen.fleet.worker import Worker
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.prompts.bodies import Prompts
 from loadgen.run.metrics_scraper import figures
-from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion
@@ -29,6 +29,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.simulated_prefix import (
     simulated,
 )
+from tests.support.virtual_target import VirtualTarget
 
 HALF = load(["workload=smoke", "workload.prefix_hit=.5", "workload.input_tokens.mean=1600"])
 REQUESTS = 24

@@ -11,13 +11,15 @@ from conf.specs.conversation import PromptPart
 from loadgen.__main__ import main
 from loadgen.cli import prompt_preview
 from loadgen.prompts import templates
-from loadgen.prompts.templates import Template, by_tokenizer, by_words, fitted
-from loadgen.traffic.schedule import NS, Traffic
+from loadgen.prompts.templates import PromptTemplate, by_words, fitted
+from loadgen.prompts.tokenizer import Tokenizer
+from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Traffic
 from tests.support import stub_tokenizers
 
 SPEC = load(["workload=character"]).workload.conversations
 assert SPEC is not None
-CHAT = Template(SPEC.template)
+CHAT = PromptTemplate(SPEC.template)
 
 
 def data(turns: int, message: str = "and then") -> dict[str, Any]:
@@ -43,7 +45,7 @@ def test_parts_are_filled_in_order_and_history_once_for_each_message() -> None:
         "history",
         "message",
     ]
-    assert templates.text(pieces) == (
+    assert "".join(piece.left for piece in pieces) == (
         "Be kind.\nPoe: a raven of few words\nAnn: likes poems\n"
         "Ann: line 0 of it\nPoe: line 1 of it\nAnn: and then\n"
     )
@@ -79,13 +81,13 @@ def test_what_a_user_wrote_is_text_and_no_template() -> None:
 )
 def test_what_cannot_or_must_not_be_filled_is_refused_in_a_line(content: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
-        Template([PromptPart("odd", content)]).render(data(1))
+        PromptTemplate([PromptPart("odd", content)]).render(data(1))
     assert str(refused.value).startswith("template: part odd: ") and "\n" not in str(refused.value)
 
 
 def test_a_list_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="no list 'memories'"):
-        Template([PromptPart("odd", "{{ item }}", each="memories")]).render(data(1))
+        PromptTemplate([PromptPart("odd", "{{ item }}", each="memories")]).render(data(1))
 
 
 def test_cache_aware_cuts_keep_the_beginning_for_many_turns_and_naive_ones_for_none() -> None:
@@ -108,7 +110,7 @@ def test_the_oldest_of_the_first_priority_goes_first() -> None:
         PromptPart("notes", "n n n", truncation_priority=2),
         PromptPart("talk", "{{ item }}", truncation_priority=1, each="said"),
     ]
-    pieces = Template(parts).render({"said": ["a a", "b b", "c c"]})
+    pieces = PromptTemplate(parts).render({"said": ["a a", "b b", "c c"]})
     cut = fitted(pieces, 6, 1)
     assert [(piece.left.split(), piece.left_out) for piece in cut] == [
         (["r", "r", "r"], 0),
@@ -129,7 +131,7 @@ def test_a_template_is_cut_where_planned_traffic_is() -> None:
     )
     assert schedule.history_cut is not None and schedule.character_tokens is not None
     assert schedule.persona_tokens is not None
-    template = Template(
+    template = PromptTemplate(
         [PromptPart("fixed", "{{ fixed }}"), PromptPart("history", "{{ said }}", truncation_priority=1)]
     )
     fixed = schedule.character_tokens + schedule.persona_tokens
@@ -146,13 +148,13 @@ def test_a_tokenizer_s_folder_is_used_where_the_package_is(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ConfigError, match="comes with vLLM"):
-        by_tokenizer(tmp_path)
+        Tokenizer(tmp_path)
 
     monkeypatch.setitem(sys.modules, "tokenizers", stub_tokenizers)
     with pytest.raises(ConfigError, match="no tokenizer.json"):
-        by_tokenizer(tmp_path)
-    encode = by_tokenizer(stub_tokenizers.write(tmp_path))
-    pieces = Template([PromptPart("x", "ab the river", truncation_priority=1)], encode).render({})
+        Tokenizer(tmp_path)
+    encode = Tokenizer(stub_tokenizers.write(tmp_path)).encode
+    pieces = PromptTemplate([PromptPart("x", "ab the river", truncation_priority=1)], encode).render({})
     assert len(pieces[0].encoded) == 4 and fitted(pieces, 3, 1)[0].left == "b the river"
 
 
@@ -168,7 +170,7 @@ def test_a_dry_run_shows_a_prompt_and_what_both_truncations_leave(capsys: pytest
     assert main(["sweep", "--dry-run", "workload=character"]) == 0
     out = capsys.readouterr().out
     assert "history      3012 tokens of 15300, in 180 messages" in out
-    assert "filling caches comes on top, before each window above all rates so far: 30 s for each QPS" in out
+    assert "cache warm-up comes on top, before each window above all rates so far: 30 s for each QPS" in out
     assert "95.7% begin an earlier one (truncation=cache_aware), 38.4% would with truncation=naive" in out
     assert main(["sweep", "--dry-run", "workload=character", "workload.conversations.truncation=naive"]) == 0
     assert "38.4% begin an earlier one (truncation=naive)" in capsys.readouterr().out
@@ -203,7 +205,7 @@ ENDLESS = [
 @pytest.mark.parametrize("content", ENDLESS, ids=range(len(ENDLESS)))
 def test_a_template_that_grows_without_end_is_refused_in_a_line(content: str) -> None:
     with pytest.raises(ConfigError, match="^template: part odd: ") as refused:
-        Template([PromptPart("odd", content)]).render(data(20, message="a" * 1000))
+        PromptTemplate([PromptPart("odd", content)]).render(data(20, message="a" * 1000))
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 1100
 
 
@@ -221,4 +223,4 @@ def test_a_template_that_grows_without_end_is_refused_in_a_line(content: str) ->
     ],
 )
 def test_values_conditions_and_loops_are_filled(content: str, text: str) -> None:
-    assert Template([PromptPart("plain", content)]).render(data(1))[0].text == text
+    assert PromptTemplate([PromptPart("plain", content)]).render(data(1))[0].text == text

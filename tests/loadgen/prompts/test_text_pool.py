@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from analysis.results import summary
 from conf import ConfigError, Experiment, load
 from loadgen.__main__ import main
-from loadgen.cli import command_line, prompt_excerpt
+from loadgen.cli import command_line
 from loadgen.fleet.load_actor import FleetPlan, LoadActor
 from loadgen.fleet.rows import Planned, planned
 from loadgen.prompts import text_pool
@@ -29,8 +29,9 @@ from loadgen.prompts.prose import sentences, talk
 from loadgen.run import measure
 from loadgen.run.lifecycle import read_of
 from loadgen.studies import calibration_probes, published_ladder
-from loadgen.traffic.prefix_sharing import alike
-from loadgen.traffic.schedule import NS, Traffic
+from loadgen.traffic.prefix_sharing import shared_prefixes
+from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Traffic
 from tests.support import stub_tokenizers
 from tests.support.chats import common
 from tests.support.conversation_bodies import WORDS, body, shared_by_plan
@@ -121,7 +122,7 @@ def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(folder: Pa
 def test_what_requests_of_simple_workloads_share_is_as_planned(folder: Path, words: tuple[str, ...]) -> None:
     one = asked(folder, *words)
     schedule = Traffic(one.workload).draw(2.0, {"window": (0, 10 * NS)}, dwell=0, first_seq=0, seed=1)
-    shared, prompts = alike(schedule, one.workload), bodies(one, schedule)
+    shared, prompts = shared_prefixes(schedule, one.workload), bodies(one, schedule)
     assert shared is not None and [len(each) for each in prompts] == schedule.input_tokens.tolist()
     for i in range(len(prompts)):
         for j in range(i):
@@ -275,16 +276,6 @@ def test_another_tokenizer_than_the_one_of_the_run_ends_a_resume(tmp_path: Path)
     stub_tokenizers.write(tmp_path / "model", words=9)
     with pytest.raises(ConfigError, match="tokenizer.json is not what it was when .* began"):
         measure.continued(run)
-
-
-def test_a_dry_run_shows_the_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", "--dry-run", "workload=character", f"workload.tokenizer={folder}"]) == 0
-    out = capsys.readouterr().out
-    assert f"# its text, encoded by {folder}, begins:" in out
-    lines = out.partition("begins:\n")[2].splitlines()
-    assert [line.split()[1] for line in lines[:4]] == ["system", "character", "persona", "history"]
-    assert all(line.endswith("...") and len(line) < 110 for line in lines[:4])
-    assert len(prompt_excerpt.lines(asked(folder))) == 2 and prompt_excerpt.lines(load()) == []
 
 
 def test_recipe_and_progressive_send_what_was_asked(folder: Path) -> None:

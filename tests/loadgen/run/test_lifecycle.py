@@ -19,7 +19,7 @@ from loadgen.run.folder import finite
 from loadgen.run.lifecycle import Run
 from loadgen.run.run_folder import RunFolder, without_credentials
 from loadgen.search.policy import Start
-from loadgen.traffic.schedule import NS, Traffic
+from loadgen.traffic.schedule import NS
 from tests.support.virtual_fleet import (
     EXPERIMENT,
     VirtualFleet,

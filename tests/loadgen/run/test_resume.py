@@ -19,12 +19,12 @@ from loadgen.drive.plan import Past, Plan
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.arrow_stream import Shard
 from loadgen.fleet.target import Observation
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run.resume import past
 from loadgen.run.run_folder import BusyError, RunFolder
 from loadgen.search.policy import Outcome, Start, prior
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import Engine, VirtualService
+from tests.support.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=quick", "search.budget_s=400"])
 

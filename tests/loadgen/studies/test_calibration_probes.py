@@ -11,7 +11,7 @@ from analysis.results import studies, summary
 from analysis.results.runs import RunError
 from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
-from loadgen.cli import command_line, verbs
+from loadgen.cli import command_line, resume
 from loadgen.drive.plan import Past
 from loadgen.run import measure
 from loadgen.run.folder import Folder
@@ -50,7 +50,7 @@ def begun(out: Path, site: Site) -> dict[str, Any]:
 
 
 def resumed(path: Path, site: Site) -> dict[str, Any]:
-    asked = command_line.asked(verbs.verb(path), [], path / "config.yaml")
+    asked = command_line.asked(resume.verb(path), [], path / "config.yaml")
     return study.run(calibration_probes.of(asked), Folder(path), site, silent)
 
 

@@ -16,22 +16,19 @@ from analysis.results import studies, summary
 from conf import ConfigError, Experiment, load
 from conf.load import dump
 from conf.specs.experiment import Slo
-from loadgen.cli import verbs
+from loadgen.cli import resume
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Past, Plan
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import MOST_CLIMB, Outcome, Segment, Start, Stop
 from loadgen.search.replay_policy import CLIMB, Template, next_pair, without_evidence
 from loadgen.studies import comparison, comparison_words, study
-from loadgen.studies.comparison import Paired
+from loadgen.studies.comparison import PairedReplays
 from loadgen.traffic.schedule import NS, PHASES
 from serve_apps.engine_model import Engine, VirtualService
-from tests.support.faster_target import (
-    Faster,
-)
+from tests.support.virtual_target import Faster, VirtualTarget
 
 BOUNDS = Slo("any", 2000.0, 100.0)
 REQUESTS = 250
@@ -89,7 +86,7 @@ def test_pairs_on_one_side_of_the_answer_are_a_bound(delta: float, open_end: str
     found = paired_ratio.ratio(pairs(delta, [0.0, 0.01, 0.02, -0.01, 0.0], 1), 0.0)
     assert found is not None and found.open == open_end
     assert found.low < 2 if open_end == "above" else found.high > 0.5
-    assert Paired(5, found).lack.startswith(f"all 5 whole pairs say that B / A is {open_end} ")
+    assert PairedReplays(5, found).lack.startswith(f"all 5 whole pairs say that B / A is {open_end} ")
 
 
 def test_quiet_pairs_do_not_draw_the_answer_to_where_they_were_tried() -> None:
@@ -287,11 +284,11 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     assert "B got A's arrivals and lengths" in text and "  b: " in text
     again = comparison.again(tmp_path / "one", load(base=tmp_path / "one" / "config.yaml"))
     done = {name: json.loads((tmp_path / "one" / name / "sweep.json").read_text()) for name in "ab"}
-    assert again.conclude(done)["ratio"] == ratio
+    assert again.verdict(done)["ratio"] == ratio
     for line in done["b"]["dwells"][:-2]:
         line["valid"] = False
     (tmp_path / "one" / "b" / "sweep.json").write_text(json.dumps(done["b"]))
-    few = again.conclude(done)
+    few = again.verdict(done)
     assert (few["exit_code"], few["passed"]) == (summary.EXIT_OPEN, False)
     assert "2 whole pairs of windows are too few: 3 are needed" in few["reason"]
     assert summary.text({**tree, "ratio": None, **few}).startswith("VALID  no ratio was shown")
@@ -301,9 +298,9 @@ def test_one_side_alone_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / studies.OTHER).write_text("")
     (tmp_path / "b").mkdir()
     with pytest.raises(ConfigError, match="one side of a comparison: python -m loadgen resume"):
-        verbs.resume(tmp_path / "b", lambda path: load(base=path), None, silent)  # type: ignore[arg-type]
+        resume.resume(tmp_path / "b", lambda path: load(base=path), None, silent)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="one side of a comparison: python -m loadgen resume"):
-        verbs.left(tmp_path / "b", lambda path: load(base=path))
+        resume.left(tmp_path / "b", lambda path: load(base=path))
     (tmp_path / "b" / "manifest.json").write_text('{"verb": "sweep"}')
     (tmp_path / "b" / "events.jsonl").touch()
     assert concluded(tmp_path / "b").endswith(f"to go on: python -m loadgen resume {tmp_path}")

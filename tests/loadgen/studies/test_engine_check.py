@@ -18,11 +18,11 @@ from loadgen.cli.engine_model import simulate
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.search.policy import Start
 from loadgen.studies import engine_check
-from loadgen.studies.engine_check import Replay
+from loadgen.studies.engine_check import EngineReplay
 from serve_apps.engine_model import Engine, VirtualService
+from tests.support.virtual_target import VirtualTarget
 
 CONCLUDED = {"exit_code": 0, "valid": True, "reason": "", "asked": {}}
 ENDED = CONCLUDED | {"capacity": {"qps_per_node": {"certified": 2.5}}}
@@ -47,7 +47,7 @@ def test_a_runs_own_limits_become_vllms_arguments(folder: Folder) -> None:
     run = folder(
         "engine.max_num_seqs=256", "engine.num_gpu_blocks=5000", "engine.step_noise_cv=0.1", "seed=3"
     )
-    replay = Replay.asked(run, ["duration_s=60"], "0.32.0")
+    replay = EngineReplay.asked(run, ["duration_s=60"], "0.32.0")
     assert replay.emulated.engine == EmulatedEngine(
         vllm_version="0.32.0",
         args={
@@ -70,7 +70,7 @@ def test_a_runs_own_limits_become_vllms_arguments(folder: Folder) -> None:
 
 
 def test_two_minutes_of_a_new_run_folder_unless_told(folder: Folder) -> None:
-    replay = Replay.asked(folder("run=mine"), [], "")
+    replay = EngineReplay.asked(folder("run=mine"), [], "")
     assert (replay.emulated.duration_s, replay.emulated.run) == (120, None)
 
 
@@ -94,20 +94,20 @@ REFUSED = {
 def test_a_run_that_cannot_be_replayed_is_refused(name: str, folder: Folder) -> None:
     words, ended, more, why = REFUSED[name]
     with pytest.raises(ConfigError, match=why):
-        Replay.asked(folder(*words, ended=ended), more, "")
+        EngineReplay.asked(folder(*words, ended=ended), more, "")
 
 
 def test_a_study_is_verified_run_by_run(folder: Folder) -> None:
     run = folder()
     (run / "study.json").write_text("{}")
     with pytest.raises(ConfigError, match="verify one of its runs"):
-        Replay.asked(run, [], "")
+        EngineReplay.asked(run, [], "")
 
 
 def test_the_command_line_asks_for_one_folder(
     capsys: pytest.CaptureFixture[str], folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("loadgen.__main__", "loadgen.cli.config_check", "serve_apps.vllm_engine.prepared"):
+    for module in ("loadgen.cli.config_check", "serve_apps.vllm_engine.prepared"):
         monkeypatch.setattr(f"{module}.installed_vllm", lambda: "0.32.0")
     assert main(["verify"]) == main(["verify", "a", "b"]) == main(["verify", "nowhere"]) == 2
     assert "verify takes one run folder" in capsys.readouterr().err
@@ -116,7 +116,7 @@ def test_the_command_line_asks_for_one_folder(
     assert "kind: vllm_emulated" in said and "vllm_version: 0.32.0" in said
 
 
-def probed(replay: Replay, served_by: Experiment) -> dict[str, Any]:
+def probed(replay: EngineReplay, served_by: Experiment) -> dict[str, Any]:
     """The conclusion where `served_by` stands for the vLLM that is loaded, whose front end has no latency."""
     spec: Any = served_by.engine
     times = served_by.model.step_time
@@ -129,12 +129,12 @@ def probed(replay: Replay, served_by: Experiment) -> dict[str, Any]:
     plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=8)
     driver = Driver(target, plan, lambda kind, /, **facts: None)
     fixed_rate.asked(driver, asked)
-    return engine_check.concluded(replay, driver, simulate)
+    return engine_check.verdict(replay, driver, simulate)
 
 
 @pytest.mark.parametrize("hit", [0.0, 0.5])
 def test_an_engine_agrees_with_itself_to_the_last_digit(folder: Folder, hit: float) -> None:
-    replay = Replay.asked(folder(f"workload.prefix_hit={hit}"), ["duration_s=60"], "0.32.0")
+    replay = EngineReplay.asked(folder(f"workload.prefix_hit={hit}"), ["duration_s=60"], "0.32.0")
     tree = probed(replay, replay.simulated)
     assert (tree["exit_code"], tree["reason"]) == (summary.EXIT_OK, "")
     for one in tree["verify"]["comparisons"]:
@@ -146,7 +146,7 @@ def test_an_engine_agrees_with_itself_to_the_last_digit(folder: Folder, hit: flo
 
 
 def test_an_engine_that_is_slower_by_a_tenth_is_off(folder: Folder) -> None:
-    replay = Replay.asked(folder(), ["duration_s=60"], "0.32.0")
+    replay = EngineReplay.asked(folder(), ["duration_s=60"], "0.32.0")
     times = replay.simulated.model.step_time
     scale = replace(times.deployment_scale, value=1.1 * times.deployment_scale.value, low=None, high=None)
     slower = replace(replay.simulated.model, step_time=replace(times, deployment_scale=scale))
@@ -157,7 +157,7 @@ def test_an_engine_that_is_slower_by_a_tenth_is_off(folder: Folder) -> None:
 
 
 def test_a_probe_that_missed_a_bound_agrees_all_the_same(folder: Folder) -> None:
-    replay = Replay.asked(folder("slo.tpot_p90_ms=20"), ["duration_s=60"], "0.32.0")
+    replay = EngineReplay.asked(folder("slo.tpot_p90_ms=20"), ["duration_s=60"], "0.32.0")
     tree = probed(replay, replay.simulated)
     assert tree["exit_code"] == summary.EXIT_OK and not tree["probe"]["tpot"]["passed"]
 

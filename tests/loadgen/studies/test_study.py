@@ -11,10 +11,9 @@ from analysis.results import studies, summary
 from analysis.results.runs import RunError
 from conf import ConfigError, Experiment, load
 from conf.load import dump
-from loadgen.cli import command_line, dry_run, engine_model, verbs
+from loadgen.cli import command_line, dry_run, prediction, resume
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Past, Plan
-from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
@@ -22,6 +21,7 @@ from loadgen.search import budget
 from loadgen.search.policy import Start
 from loadgen.studies import study
 from serve_apps.engine_model import Engine, VirtualService
+from tests.support.virtual_target import VirtualTarget
 
 FINDS = (5.0, 5.2, 5.1, 5.3)
 VETO = {
@@ -79,7 +79,7 @@ class Site:
 
 
 def left(path: Path) -> str:
-    return verbs.left(path, lambda file: load(base=file))
+    return resume.left(path, lambda file: load(base=file))
 
 
 def silent(_kind: str, /, **_facts: Any) -> None:
@@ -286,7 +286,7 @@ def test_dwells_that_are_granted_beyond_the_budget_are_part_of_the_plan() -> Non
 def test_a_sweep_without_a_predicted_capacity_ramps_and_says_so() -> None:
     said: list[str] = []
     asked = load(["search=quick", "slo.tpot_p90_ms=1"])
-    start, predicted = engine_model.start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
+    start, predicted = prediction.start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
     assert (start.prediction_qps, predicted) == (None, None)
     assert "no prediction, the search begins with a ramp: even at 0.05 QPS per node" in said[0]
 
@@ -294,7 +294,7 @@ def test_a_sweep_without_a_predicted_capacity_ramps_and_says_so() -> None:
 def test_a_sweep_of_sessions_begins_where_they_are_predicted() -> None:
     said: list[str] = []
     asked = load(["search=quick", "workload=chat_sessions", "routing=client_side", "workload.sessions=20"])
-    start, predicted = engine_model.start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
+    start, predicted = prediction.start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
     assert predicted is not None and start.prediction_qps == predicted["qps_per_node"]["estimate"]
     assert 20 < start.prediction_qps < 50 and "the engine model predicts" in said[0]
     assert start.first_below == 0.15, "an overload would cost what is cached"
@@ -303,6 +303,6 @@ def test_a_sweep_of_sessions_begins_where_they_are_predicted() -> None:
 def test_a_sweep_that_expects_a_capacity_begins_there_and_says_so() -> None:
     said: list[str] = []
     experiment = load(["search=quick", "search.expected_qps=5"])
-    start, predicted = engine_model.start(experiment, "sweep", lambda _, **facts: said.append(facts["text"]))
+    start, predicted = prediction.start(experiment, "sweep", lambda _, **facts: said.append(facts["text"]))
     assert (start.prediction_qps, start.first_below, predicted) == (5.0, 0.05, None)
     assert said[0].startswith("5 QPS per node is expected (search.expected_qps)")

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from conf import load
 from loadgen.fleet.rows import Planned, planned
 from loadgen.prompts.bodies import Prompts
-from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.scheduler.kv_cache import Holding, KvCache
 from tests.support.conversation_bodies import (
     WORDS,

@@ -18,10 +18,11 @@ from conf.specs.images import Images, tokens_of
 from loadgen.cli import engine_model
 from loadgen.cli.command_line import asked, sized
 from loadgen.fleet.rows import plan_table, planned
-from loadgen.predict.operating_point import Bench, Effort
+from loadgen.predict.operating_point import Effort, RateSimulator
 from loadgen.prompts.bodies import Prompts
-from loadgen.prompts.images import Album
-from loadgen.traffic.schedule import NS, PHASES, Traffic
+from loadgen.prompts.images import ImageParts
+from loadgen.traffic.schedule import NS, PHASES
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import ApiError, Image, ServedModel
@@ -65,12 +66,12 @@ def png(part: bytes) -> bytes:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 2**40), st.integers(0, 4))
 def test_an_image_is_a_valid_png_of_the_asked_size(width: int, height: int, seq: int, place: int) -> None:
-    album = Album(Images(1, 1, width, height), salt=5)
+    album = ImageParts(Images(1, 1, width, height), salt=5)
     assert decoded(png(album.part(seq, place))).shape == (height, width, 3)
 
 
 def test_no_two_images_of_two_runs_have_the_same_pixels() -> None:
-    albums = [Album(Images(1, 1, 96, 64), salt) for salt in (1, 2)]
+    albums = [ImageParts(Images(1, 1, 96, 64), salt) for salt in (1, 2)]
     seen = {
         decoded(png(album.part(seq, place))).tobytes()
         for album in albums
@@ -81,7 +82,7 @@ def test_no_two_images_of_two_runs_have_the_same_pixels() -> None:
 
 
 def test_repeated_images_are_the_same_in_every_request_but_not_within_one() -> None:
-    album = Album(Images(2, 2, 64, 64, unique=False), salt=1)
+    album = ImageParts(Images(2, 2, 64, 64, unique=False), salt=1)
     assert album.part(1, 0) == album.part(2, 0) != album.part(2, 1)
 
 
@@ -136,8 +137,8 @@ def test_prompts_with_the_same_text_and_other_images_share_blocks_up_to_the_firs
         openai_request.parse_chat(prompts.body(seq, tokens, 5, 160, image_tokens=tokens - 160), SERVED).hashes
         for seq in (1, 2)
     ]
-    alike = [one == other for one, other in zip(*hashes, strict=True)]
-    assert alike == [True] * 10 + [False] * (len(alike) - 10)
+    shared_prefixes = [one == other for one, other in zip(*hashes, strict=True)]
+    assert shared_prefixes == [True] * 10 + [False] * (len(shared_prefixes) - 10)
 
 
 def test_a_schedule_draws_so_many_images_and_every_row_tells_them() -> None:
@@ -220,7 +221,7 @@ def test_images_are_counted_before_their_tokens_are_made() -> None:
 
 
 def test_a_model_without_vision_refuses_images() -> None:
-    part = Album(Images(1, 1), salt=1).part(0, 0)
+    part = ImageParts(Images(1, 1), salt=1).part(0, 0)
     url = json.loads(part)["image_url"]["url"]
     with pytest.raises(ApiError, match="At most 0 image"):
         openai_request.parse_chat(chat(url), replace(SERVED, image_token_px=0))
@@ -252,7 +253,7 @@ def test_a_prediction_takes_the_images_time_and_tells_their_tokens_apart() -> No
         ["workload.images.least=3", "workload.images.most=3"],
     ):
         it = seeing(*words)
-        point = Bench(it, engine_model.simulate, Effort(1, 60.0)).at(1.0)
+        point = RateSimulator(it, engine_model.simulate, Effort(1, 60.0)).at(1.0)
         assert point.image_tokens == it.workload.images.mean_tokens
         assert point.input_tokens == 100 + point.image_tokens
         ttft.append(float(np.median(point.ttft_ms)))

@@ -14,10 +14,11 @@ from conf import ConfigError, load
 from conf.specs.conversation import Conversations
 from loadgen.fleet.rows import plan_table, planned
 from loadgen.studies import comparison_words, matrix_cells
-from loadgen.traffic.conversation_means import fitted_limit, marginal, resolve
-from loadgen.traffic.population import Population
-from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Traffic
+from loadgen.traffic.conversation_means import means_of, resolve
+from loadgen.traffic.population import SessionPopulation
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from loadgen.traffic.sessions import TURN, Rows
+from loadgen.traffic.traffic import Traffic
 from loadgen.traffic.truncation import cut_tokens
 
 WORKLOAD = load(["workload=character"]).workload
@@ -32,7 +33,7 @@ def many(truncation: str = "cache_aware") -> Rows:
     """More than 200,000 turns of the default population; what is measured is after its caches have filled."""
     assert SPEC is not None
     spec = replace(SPEC, truncation=truncation)
-    return Population(spec, 1).turns(60.0, 0.0, 4000.0)  # type: ignore[arg-type]
+    return SessionPopulation(spec, 1).turns(60.0, 0.0, 4000.0)  # type: ignore[arg-type]
 
 
 def reused(turns: Rows, system_tokens: int) -> tuple[Rows, Rows]:
@@ -63,6 +64,18 @@ def hit_share(truncation: str) -> float:
     return float(hits[settled].sum() / asked[settled].sum())
 
 
+def fitted_limit(spec: Conversations, input_tokens: float) -> int:
+    """The prompt limit that gives this mean of input tokens, by bisection; the step keeps its share of it."""
+    low, high = 4 * spec.system_tokens + 256, 2**20
+    share = spec.truncation_step_tokens / spec.max_prompt_tokens
+    while high - low > 1:
+        middle = (low + high) // 2
+        step = max(1, round(share * middle))
+        tried = replace(spec, max_prompt_tokens=middle, truncation_step_tokens=step)
+        low, high = (middle, high) if means_of(tried).input_tokens < input_tokens else (low, middle)
+    return high
+
+
 def said(
     rate_qps: float, bounds: dict[str, tuple[int, int]], seed: int = 1, dwell: int = 0
 ) -> ArrivalSchedule:
@@ -86,7 +99,7 @@ def test_a_request_in_the_mean_is_the_published_one() -> None:
 @pytest.mark.parametrize("truncation", ["cache_aware", "naive"])
 def test_means_and_reuse_are_known_without_drawing(truncation: str) -> None:
     assert SPEC is not None
-    told = marginal(replace(SPEC, truncation=truncation))  # type: ignore[arg-type]
+    told = means_of(replace(SPEC, truncation=truncation))  # type: ignore[arg-type]
     assert told.input_tokens == pytest.approx(many(truncation)["input_tokens"].mean(), rel=0.01)
     assert told.reusable == pytest.approx(hit_share(truncation), abs=0.01)
 
@@ -133,7 +146,7 @@ def test_characters_are_as_popular_as_zipf_has_it() -> None:
 
 @pytest.mark.parametrize("rate_qps", [0.7, 3.0, 50.0])
 def test_the_rate_is_that_of_messages_at_any_rate(rate_qps: float) -> None:
-    turns = Population(QUICK, 3).turns(rate_qps, 0.0, 60_000 / rate_qps)
+    turns = SessionPopulation(QUICK, 3).turns(rate_qps, 0.0, 60_000 / rate_qps)
     minutes = np.bincount((turns["due_s"] * rate_qps // 600).astype(int), minlength=100)
     error = minutes.std() / np.sqrt(len(minutes))
     assert abs(minutes.mean() - 600) < 4 * error and error < 12
@@ -141,7 +154,7 @@ def test_the_rate_is_that_of_messages_at_any_rate(rate_qps: float) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_time_0_meets_as_many_users_as_there_are_in_the_mean_at_any_rate(seed: int) -> None:
-    marks = np.sort(Population(QUICK, seed).before(2000)["mark"])
+    marks = np.sort(SessionPopulation(QUICK, seed).before(2000)["mark"])
     users_per_qps = (1 - 1 / 6) * (0.5 + 140 * 0.01 + 4.0)
     for rate_qps in (0.3, 1.0, 2.7, 64.0, 300.0):
         assert abs(np.searchsorted(marks, rate_qps) - rate_qps * users_per_qps) <= 1
@@ -151,13 +164,13 @@ def test_what_a_run_is_offered_differs_from_the_asked_rate_about_as_poisson_has_
     """A Poisson number of users at time 0 would make it three times as much."""
     assert SPEC is not None
     spec = replace(SPEC, characters=1000)
-    offered = [len(Population(spec, seed).turns(16.0, 0.0, 300.0)) for seed in range(60)]
+    offered = [len(SessionPopulation(spec, seed).turns(16.0, 0.0, 300.0)) for seed in range(60)]
     assert np.mean(offered) == pytest.approx(4800, rel=0.01)
     assert np.std(offered) < 1.5 * np.sqrt(4800)
 
 
 def test_sessions_begin_as_a_poisson_process() -> None:
-    turns = Population(QUICK, 5).turns(40.0, 0.0, 3000.0)
+    turns = SessionPopulation(QUICK, 5).turns(40.0, 0.0, 3000.0)
     first = turns[turns["turn"] == 0]["due_s"]
     per_second = np.bincount(first.astype(int), minlength=3000)
     assert per_second.mean() == pytest.approx(40 / 6, rel=0.03)
@@ -173,7 +186,7 @@ def test_the_first_minute_is_like_the_tenth() -> None:
         figures = (rows["input_tokens"], rows["turn"], rows["output_tokens"], rows["said_tokens"])
         return [len(rows), len(np.unique(rows["session"])), *(float(figure.mean()) for figure in figures)]
 
-    seen = [Population(spec, seed).turns(16.0, 0.0, 600.0) for seed in range(40)]
+    seen = [SessionPopulation(spec, seed).turns(16.0, 0.0, 600.0) for seed in range(40)]
     first, tenth = (np.array([minute(turns, number) for turns in seen]) for number in (0, 9))
     error = np.sqrt((first.var(axis=0) + tenth.var(axis=0)) / len(seen))
     assert np.all(np.abs(first.mean(axis=0) - tenth.mean(axis=0)) < 3.5 * error)
@@ -181,7 +194,7 @@ def test_the_first_minute_is_like_the_tenth() -> None:
 
 
 def test_gaps_of_a_session_are_its_answer_and_its_thought() -> None:
-    turns = Population(QUICK, 2).turns(20.0, 0.0, 2000.0)
+    turns = SessionPopulation(QUICK, 2).turns(20.0, 0.0, 2000.0)
     order = np.lexsort((turns["turn"], turns["session"]))
     one, other = turns[order][:-1], turns[order][1:]
     next_ = (one["session"] == other["session"]) & (one["due_s"] < 1800)
@@ -195,29 +208,29 @@ def test_gaps_of_a_session_are_its_answer_and_its_thought() -> None:
 
 
 def test_a_higher_rate_has_all_turns_of_a_lower_one_and_more() -> None:
-    slow, fast = (Population(QUICK, 1).turns(rate, 100.0, 400.0) for rate in (2.0, 4.0))
+    slow, fast = (SessionPopulation(QUICK, 1).turns(rate, 100.0, 400.0) for rate in (2.0, 4.0))
     assert len(fast) > 1.5 * len(slow) > 300
     assert_array_equal(fast[fast["mark"] < 2.0], slow)
     assert np.all(np.diff(fast["due_s"]) >= 0)
 
 
 def test_what_is_seen_of_a_time_does_not_depend_on_what_was_asked_before() -> None:
-    asked = Population(QUICK, 1)
+    asked = SessionPopulation(QUICK, 1)
     whole = asked.turns(9.0, 0.0, 9000.0)
     for start_s, end_s in ((8000.0, 8100.0), (50.0, 60.0), (3599.0, 3601.0), (0.0, 10.0)):
         inside = (whole["due_s"] >= start_s) & (whole["due_s"] < end_s)
         assert_array_equal(asked.turns(9.0, start_s, end_s), whole[inside])
-        assert_array_equal(Population(QUICK, 1).turns(9.0, start_s, end_s), whole[inside])
+        assert_array_equal(SessionPopulation(QUICK, 1).turns(9.0, start_s, end_s), whole[inside])
 
 
 def test_seeds_have_different_users() -> None:
-    one, other = (Population(QUICK, seed).turns(5.0, 0.0, 60.0) for seed in (1, 2))
+    one, other = (SessionPopulation(QUICK, seed).turns(5.0, 0.0, 60.0) for seed in (1, 2))
     assert not set(one["due_s"]) & set(other["due_s"])
 
 
 def test_a_low_rate_draws_little_and_a_very_high_one_is_possible() -> None:
-    assert Population(QUICK, 1).turns(0.01, 0.0, 3600.0).dtype == TURN
-    turns = Population(QUICK, 1).turns(30_000.0, 0.0, 1.0)
+    assert SessionPopulation(QUICK, 1).turns(0.01, 0.0, 3600.0).dtype == TURN
+    turns = SessionPopulation(QUICK, 1).turns(30_000.0, 0.0, 1.0)
     assert len(turns) == pytest.approx(30_000, rel=0.04)
     assert len(np.unique(turns["session"])) > 20_000 and turns["session"].max() < 2**31
 

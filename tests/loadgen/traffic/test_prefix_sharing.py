@@ -9,9 +9,18 @@ from analysis.results import prediction_text, summary
 from conf import Experiment, load
 from loadgen.cli import command_line, engine_model
 from loadgen.predict import grid
-from loadgen.predict.operating_point import Bench, Effort
-from loadgen.traffic.prefix_sharing import Alike, alike, blocked, fill_s, gap_s, scattered, sessions_alive
-from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from loadgen.predict.operating_point import Effort, RateSimulator
+from loadgen.traffic.prefix_sharing import (
+    SharedPrefixes,
+    blocked,
+    cache_warmup_s,
+    gap_s,
+    scattered,
+    sessions_alive,
+    shared_prefixes,
+)
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.service.prefixes import Prefixes
 from tests.support.chats import common
 from tests.support.shared_bodies import (
@@ -44,7 +53,7 @@ def drawn(experiment: Experiment, rate_qps: float, seconds: float) -> ArrivalSch
 def test_two_prompts_have_the_blocks_in_common_that_their_bodies_have(words: list[str]) -> None:
     one = asked(*words)
     schedule = drawn(one, 1.0, 60.0) if "character" in words[0] else drawn(one, 1.0, 20.0)
-    shared, prompts = alike(schedule, one.workload), bodies(one, schedule)
+    shared, prompts = shared_prefixes(schedule, one.workload), bodies(one, schedule)
     assert shared is not None
     chains = [Prefixes(*shared).chain(i, 16) for i in range(len(schedule))]
     some = 0
@@ -61,8 +70,8 @@ def test_two_prompts_have_the_blocks_in_common_that_their_bodies_have(words: lis
 
 def test_without_sessions_prompts_share_one_beginning_and_need_no_fill() -> None:
     plain = asked("workload.prefix_hit=.5")
-    assert alike(drawn(plain, 5.0, 5.0), plain.workload) is None
-    assert fill_s(plain.workload, 5.0, 4, 8e6) == 0 and gap_s(plain.workload, 5.0, 4) is None
+    assert shared_prefixes(drawn(plain, 5.0, 5.0), plain.workload) is None
+    assert cache_warmup_s(plain.workload, 5.0, 4, 8e6) == 0 and gap_s(plain.workload, 5.0, 4) is None
 
 
 def test_the_fill_sees_every_session_again_and_turns_the_cache_over() -> None:
@@ -70,7 +79,7 @@ def test_the_fill_sees_every_session_again_and_turns_the_cache_over() -> None:
     assert gap_s(talks, 7.0, 4) == pytest.approx(2 + 14 + 40)
     assert gap_s(users, 2.0, 5) == 12.0 and sessions_alive(users, 2.0, 5) == 24.0
     assert sessions_alive(talks, 10.0, 4) == pytest.approx(560)
-    assert fill_s(users, 2.0, 5, 1.148e6) == pytest.approx(6 * 12 + 2 * 1.148e6 / (2 * 5740))
+    assert cache_warmup_s(users, 2.0, 5, 1.148e6) == pytest.approx(6 * 12 + 2 * 1.148e6 / (2 * 5740))
 
 
 def test_a_part_of_a_fleet_sees_sessions_as_the_whole_would() -> None:
@@ -78,7 +87,7 @@ def test_a_part_of_a_fleet_sees_sessions_as_the_whole_would() -> None:
     rng = np.random.default_rng(4)
     session = rng.integers(300, size=30_000)
     none = np.zeros_like(session)
-    whole = Alike(none, session % 40, none, session, none, none, none)
+    whole = SharedPrefixes(none, session % 40, none, session, none, none, none)
     split, part = scattered(whole, 16.0, seed=1)
     here = rng.integers(4, size=len(session))  # of 4 replicas that stand for 64
     assert set(part.tolist()) == set(range(16))
@@ -122,7 +131,7 @@ def test_a_part_of_a_large_fleet_stands_for_it() -> None:
     for policy, near in (("pow2", 0.04), ("consistent_hash", 0.01)):
         one = asked("workload=character", "cluster.nodes=64", f"routing={policy}")
         few, many = (
-            Bench(one, engine_model.simulate, Effort(1, seconds, nodes), 8e6).at(5.0)
+            RateSimulator(one, engine_model.simulate, Effort(1, seconds, nodes), 8e6).at(5.0)
             for seconds, nodes in ((160.0, 8), (60.0, 64))
         )
         hits = [point.cached_tokens / point.input_tokens for point in (few, many)]

@@ -14,8 +14,9 @@ from conf import load
 from conf.specs.experiment import Arrivals, Lengths, Workload
 from loadgen.traffic.lengths import Ints, draw_lengths, longest_tokens
 from loadgen.traffic.processes import Profile, renewal_ns, scaled_ns
-from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from loadgen.traffic.trace import Trace
+from loadgen.traffic.traffic import Traffic
 
 FIXED = load().workload
 VARIED = load(["workload=chat_5600_140_varied"]).workload

@@ -29,7 +29,8 @@ from loadgen.fleet.rows import plan_table
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.lengths import turns
-from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
 from tests.support.mock_server import MockServer
 from tests.support.patience import PATIENCE_S
 

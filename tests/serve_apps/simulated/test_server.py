@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from conf.specs.images import MOST_IMAGES, MOST_PX, Images
-from loadgen.prompts.images import Album
+from loadgen.prompts.images import ImageParts
 from serve_apps.engine_model.scheduler.engine import Engine
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import EngineSteps
@@ -217,7 +217,7 @@ def test_the_longest_requests_that_can_be_asked_are_no_longer_than_that() -> Non
     most_tokens = 262_144  # of all models here
     ids = len(json.dumps([151_935] * most_tokens))
     quarter = MOST_PX // 4, MOST_PX // 4
-    largest = 4**2 * len(Album(Images(MOST_IMAGES, MOST_IMAGES, *quarter), 1).part(1, 0))
+    largest = 4**2 * len(ImageParts(Images(MOST_IMAGES, MOST_IMAGES, *quarter), 1).part(1, 0))
     photographs = 4 * 50_000_000 // 3  # what OpenAI takes, as base64
     assert max(MOST_IMAGES * largest, photographs) + ids < openai_request.MOST_BODY_BYTES
 

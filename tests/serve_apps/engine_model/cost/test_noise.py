@@ -9,13 +9,13 @@ import pytest
 from analysis.results import summary
 from analysis.stats.quantiles import sectioning
 from conf import Experiment
-from loadgen.cli import engine_model
+from loadgen.cli import engine_model, prediction
 from loadgen.predict.answer import at_rate
-from loadgen.predict.capacity import Forecast, Solution, forecast, with_slope
-from loadgen.predict.drawn_p90 import Drawn, Seen, intervals, under_draws
+from loadgen.predict.capacity import PredictedCapacity, Solution, predicted_capacity, with_slope
+from loadgen.predict.drawn_p90 import P90Draws, SimulatedP90s, intervals, under_draws
 from loadgen.predict.draws import drawn
-from loadgen.predict.operating_point import Bench, Effort, Simulated
-from loadgen.predict.root_finding import Crossing
+from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
+from loadgen.predict.root_finding import RateRoot
 from loadgen.predict.uncertainty import DRAWS
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.known_answer import LAYER, MODEL, simulate, slowness, unsure
@@ -23,9 +23,9 @@ from tests.support.known_answer import LAYER, MODEL, simulate, slowness, unsure
 HOUR = "search.budget_s=3600"
 
 
-def found(seed: int, start: float = 1.0) -> Forecast:
-    asked = engine_model.foreseeable([HOUR, f"seed={seed}"], None)
-    return forecast(asked, engine_model.simulate, 5.3 * start)
+def found(seed: int, start: float = 1.0) -> PredictedCapacity:
+    asked = prediction.checked([HOUR, f"seed={seed}"], None)
+    return predicted_capacity(asked, engine_model.simulate, 5.3 * start)
 
 
 def noise(solution: Solution) -> float:
@@ -36,13 +36,13 @@ def noise(solution: Solution) -> float:
 def test_the_answer_and_its_noise_do_not_depend_on_where_the_search_began() -> None:
     first, *others = (found(3, start).answer for start in (1.0, 0.82, 1.2))
     for other in others:
-        assert abs(math.log(other.crossing.rate_qps / first.crossing.rate_qps)) < noise(first)
+        assert abs(math.log(other.root.rate_qps / first.root.rate_qps)) < noise(first)
         assert noise(other) == pytest.approx(noise(first), rel=0.15)
 
 
 def test_the_noise_that_is_claimed_is_that_of_seeds() -> None:
     answers = [found(seed).answer for seed in range(12)]
-    scatter = 1.96 * np.std(np.log([one.crossing.rate_qps for one in answers]), ddof=1)
+    scatter = 1.96 * np.std(np.log([one.root.rate_qps for one in answers]), ddof=1)
     claimed = math.sqrt(np.mean([noise(one) ** 2 for one in answers]))
     # Twelve seeds know their scatter to a fifth.
     assert 0.6 < claimed / scatter < 1.6
@@ -50,12 +50,12 @@ def test_the_noise_that_is_claimed_is_that_of_seeds() -> None:
 
 
 def test_the_slope_is_read_between_rates_well_apart() -> None:
-    bench = Bench(unsure({}), simulate, Effort.of(600))
-    near = Solution(Crossing(5.0, slope=17.0), bench.at(5.0))
+    simulator = RateSimulator(unsure({}), simulate, Effort.of(600))
+    near = Solution(RateRoot(5.0, slope=17.0), simulator.at(5.0))
     # ln p90 of the known service grows as ln rate does.
-    assert with_slope(bench, near).crossing.slope == pytest.approx(1.0, abs=0.01)
-    end = replace(near, crossing=Crossing(5.0, 17.0, side=1))
-    assert with_slope(bench, end) is end
+    assert with_slope(simulator, near).root.slope == pytest.approx(1.0, abs=0.01)
+    end = replace(near, root=RateRoot(5.0, 17.0, side=1))
+    assert with_slope(simulator, end) is end
 
 
 def test_more_batches_know_their_spread_better() -> None:
@@ -109,12 +109,14 @@ def test_draws_of_any_experiment_give_an_interval_around_a_longer_run() -> None:
     assert (low, high) == pytest.approx((88 / 1.25, 88 * 1.25), rel=0.05)
     assert tree["interval_ms"][0] < low and tree["interval_ms"][1] > high
     assert intervals(known, "ttft", None, None)["interval_ms"] is None
-    lost = Drawn(
-        Seen({"ttft": None, "tpot": 80.0}, True), (Seen({"ttft": None, "tpot": 9e9}, False, False),), ()
+    lost = P90Draws(
+        SimulatedP90s({"ttft": None, "tpot": 80.0}, True),
+        (SimulatedP90s({"ttft": None, "tpot": 9e9}, False, False),),
+        (),
     )
     assert lost.constants_ms("tpot", 80.0) == (80.0, None) and lost.constants_ms("ttft", 80.0) is None
 
 
-def seen_of(experiment: Experiment) -> Seen:
+def seen_of(experiment: Experiment) -> SimulatedP90s:
     tpot_ms = 80.0 * slowness(experiment)
-    return Seen({"ttft": 100.0, "tpot": tpot_ms}, tpot_ms <= 100)
+    return SimulatedP90s({"ttft": 100.0, "tpot": tpot_ms}, tpot_ms <= 100)

@@ -1,8 +1,4 @@
-"""The virtual target: the same seam as the HTTP fleet, over engines on a virtual clock.
-
-Knows how progress becomes request rows; the engines behind it are injected by a composition root.
-No time passes: an hour of traffic takes as long as its arithmetic.
-"""
+"""A target of the load generator whose engines run on a virtual clock: an hour of traffic takes seconds."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -12,10 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.rows import records
-from loadgen.fleet.rows import Planned, plan_table, planned
+from loadgen.fleet.rows import Planned, planned
 from loadgen.fleet.target import Observation
-from loadgen.traffic.lengths import Ints
-from loadgen.traffic.processes import Floats
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
 
@@ -94,6 +88,29 @@ class VirtualTarget:
             self._service.submit(plan.seq, at_s, *lengths, plan.stream, plan.shared_tokens)
 
 
+class Faster:
+    """A service that is `factor` times as fast in everything."""
+
+    def __init__(self, inner: Any, factor: float) -> None:
+        self._inner, self._factor = inner, factor
+
+    def submit(self, key: int, at_s: float, *more: Any) -> None:
+        self._inner.submit(key, at_s * self._factor, *more)
+
+    def retract(self, after_s: float) -> None:
+        self._inner.retract(after_s * self._factor)
+
+    def advance(self, until_s: float) -> None:
+        self._inner.advance(until_s * self._factor)
+
+    def observe(self) -> list[Any]:
+        scaled = lambda at_s: None if at_s is None else at_s / self._factor  # noqa: E731
+        return [
+            one._replace(first_token_s=scaled(one.first_token_s), last_token_s=scaled(one.last_token_s))
+            for one in self._inner.observe()
+        ]
+
+
 def _table(flights: Sequence[tuple[Planned, Progress]]) -> pa.Table:
     """Rows of schema `PROGRESS`: sent in time, and ended with the last token."""
     plans = [plan for plan, _ in flights]
@@ -123,31 +140,6 @@ def _table(flights: Sequence[tuple[Planned, Progress]]) -> pa.Table:
         "output_tokens": pa.array([progress.tokens or None for _, progress in flights], pa.int32()),
     }
     return pa.table(records.empty(records.PROGRESS, len(plans)) | columns, schema=records.PROGRESS)
-
-
-def ended(
-    schedule: ArrivalSchedule, sent_s: Floats, first_s: Floats, last_s: Floats, cached_tokens: Ints
-) -> pa.Table:
-    """Rows of schema `PROGRESS` of a whole closed loop that has ended; a request is due when it is sent."""
-    due_ns = np.rint(sent_s * NS).astype(np.int64)
-    first, last = (pa.array(np.rint(at * NS).astype(np.int64) - due_ns) for at in (first_s, last_s))
-    count = len(schedule)
-    prompt = pa.array(schedule.input_tokens, pa.int32())
-    columns: dict[str, Any] = {
-        **{name: plan_table(schedule).column(name) for name in records.PLAN.names},
-        "client_id": pa.array(np.zeros(count, dtype=np.int16)),
-        "due_ns": pa.array(due_ns),
-        "status": pa.repeat(records.OK, count),
-        "replica_id": pa.repeat("0", count),
-        "send_offset_ns": pa.array(np.zeros(count, dtype=np.int64)),
-        "first_token_offset_ns": first,
-        "last_token_offset_ns": last,
-        "end_offset_ns": last,
-        "prompt_tokens": prompt,
-        "cached_tokens": pa.array(cached_tokens, pa.int32()),
-        "output_tokens": pa.array(schedule.output_tokens, pa.int32()),
-    }
-    return pa.table(records.empty(records.PROGRESS, count) | columns, schema=records.PROGRESS)
 
 
 def _offsets(at_s: list[float | None], due_ns: Any) -> pa.Array:

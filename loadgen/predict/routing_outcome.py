@@ -1,4 +1,4 @@
-"""How a simulated window's requests were spread over replicas and sessions, by the figures of `analysis`."""
+"""Distribution of a simulated window's requests over replicas and sessions, by the figures of `analysis`."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,11 @@ from loadgen.traffic.schedule import ArrivalSchedule
 
 
 @dataclass(frozen=True, slots=True)
-class Spreading:
-    """Session and replica of every request of a window; the replicas are numbered through the whole fleet.
+class RoutingOutcome:
+    """Session and replica of every request of a window; replicas are numbered through the whole fleet.
 
     `replicas` of them were simulated: number k is played by k mod `replicas`. `late` turns were due before
-    the turn before them had ended.
+    the previous turn had ended.
     """
 
     session: Ints
@@ -41,15 +41,15 @@ class Spreading:
         return pa.table({"session_id": self.session, "replica_id": replica})
 
 
-def spreading(
+def routing_outcome(
     schedule: ArrivalSchedule,
     inside: NDArray[np.bool_],
     ended_s: NDArray[np.float64],
     replica: Ints | None,
     replicas: int,
-) -> Spreading | None:
-    """That of the requests `inside` a window; None without sessions or where nobody said who served them."""
+) -> RoutingOutcome | None:
+    """The outcome for the requests `inside` a window; None without sessions or if replicas are unknown."""
     if schedule.session is None or replica is None:
         return None
     late = blocked(schedule, ended_s)
-    return Spreading(schedule.session[inside], replica[inside], late[inside], replicas)
+    return RoutingOutcome(schedule.session[inside], replica[inside], late[inside], replicas)

@@ -1,0 +1,118 @@
+"""The verbs that put load on a service: check the words, print the plan or measure.
+
+Knows arguments and plans; `verbs` and `resume` measure. They are imported late, because Ray comes with them.
+"""
+
+import argparse
+from functools import partial
+
+from analysis.results import summary
+from conf.io import terminal
+from conf.matrix import Matrix, matrix
+from loadgen.cli import config_check, engine_model, machine_check, output
+from loadgen.cli.command_line import asked, resumed, verified
+from loadgen.drive import fixed_rate, require
+from loadgen.search import budget
+from loadgen.studies import comparison_words, matrix_cells
+
+
+def sweep(arguments: argparse.Namespace) -> int:
+    """Measure the capacity of a deployed or external service, or of every cell of a grid of them."""
+    if (words := matrix(arguments.words)).axes:
+        return _sweep_cells(arguments, words)
+    experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
+    machine_check.refuse(experiment)
+    if arguments.dry_run:
+        return output.plan(experiment, budget.swept_s(experiment))
+    from loadgen.cli import verbs
+
+    return output.answer(arguments, (experiment,), lambda site, show: verbs.sweep(experiment, site, show))
+
+
+def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
+    cells = matrix_cells.of(words, partial(config_check.experiment, arguments.verb, config=arguments.config))
+    machine_check.refuse(cells.first)
+    if arguments.dry_run:
+        lines = [*matrix_cells.lines(cells), "the first one is below"]
+        terminal.tell("\n".join(f"# {line}" for line in lines))
+        return output.plan(cells.first, cells.load_s, cells.deployments, runs=len(cells.asked))
+    from loadgen.cli import verbs
+
+    measured = tuple(cells.asked.values())
+    return output.answer(arguments, measured, lambda site, show: verbs.matrix(cells, site, show))
+
+
+def probe(arguments: argparse.Namespace) -> int:
+    """Offer one load without a search, and judge it."""
+    experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
+    if arguments.require:
+        require.refuse(experiment)
+    machine_check.refuse(experiment)
+    if arguments.dry_run:
+        return output.plan(experiment, (require if arguments.require else fixed_rate).seconds(experiment))
+    from loadgen.cli import verbs
+
+    return output.answer(
+        arguments, (experiment,), lambda site, show: verbs.probe(experiment, site, show, arguments.require)
+    )
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Measure two services on the same requests."""
+    a, b = comparison_words.compared(
+        arguments.words, arguments.config, partial(config_check.experiment, arguments.verb)
+    )
+    machine_check.refuse(a)
+    if arguments.dry_run:
+        terminal.tell(comparison_words.text(a, b))
+        return output.plan(a, budget.compared_s(a), services=2)
+    from loadgen.cli import verbs
+
+    return output.answer(arguments, (a, b), lambda site, show: verbs.compare(a, b, site, show))
+
+
+def recipe(arguments: argparse.Namespace) -> int:
+    """Record the probes from which the engine model's constants are fitted."""
+    from loadgen.cli import verbs
+    from loadgen.studies import calibration_probes
+
+    calibration_probes.refuse(arguments.words)
+    experiment = asked(arguments.verb, arguments.words, arguments.config)
+    study = calibration_probes.of(experiment, engine_model.guess_qps(calibration_probes.checked(experiment)))
+    parts = [study.part(name, {}) for name in study.names]
+    for part in parts:
+        config_check.refuse_misfit(part)
+    machine_check.refuse(experiment)
+    if arguments.dry_run:
+        total = calibration_probes.total(parts, engine_model.closed_s)
+        terminal.tell("\n".join([*map(calibration_probes.line, parts), total]))
+        return summary.EXIT_OK
+    guess_qps = study.asked.rate_qps
+    return output.answer(arguments, (), lambda site, show: verbs.recipe(experiment, guess_qps, site, show))
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """Recover what a killed run or study left, and continue it."""
+    path = resumed(arguments)
+    from loadgen.cli import resume as resuming
+
+    experiment = partial(config_check.experiment, resuming.verb(path), [])
+    if arguments.dry_run:
+        terminal.tell(resuming.left(path, experiment))
+        return summary.EXIT_OK
+    return output.answer(arguments, (), lambda site, show: resuming.resume(path, experiment, site, show))
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Replay a sweep's certified rate through vLLM itself, emulated; exit 3 if the two engines disagree."""
+    path, words = verified(arguments)
+    from loadgen.studies import engine_check
+
+    replay = engine_check.EngineReplay.asked(path, words, config_check.installed_vllm())
+    config_check.refuse_misfit(replay.emulated)
+    machine_check.refuse(replay.emulated)
+    if arguments.dry_run:
+        return output.plan(replay.emulated, fixed_rate.seconds(replay.emulated))
+    return output.answer(
+        arguments, (), lambda site, show: engine_check.run(replay, site, show, engine_model.simulate)
+    )

@@ -1,0 +1,57 @@
+"""The end of every verb: print a plan, or measure and print the result."""
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from analysis.results import summary
+from analysis.results.summary import Tree
+from conf import Experiment
+from conf.io import terminal
+from conf.specs.experiment import SimulatedEngine
+from loadgen.cli import config_check, dry_run, engine_model, prediction
+from loadgen.run import progress
+from loadgen.run.folder import finite
+from loadgen.run.progress import Emit
+
+if TYPE_CHECKING:
+    from loadgen.run.measure import Site
+
+
+def plan(
+    experiment: Experiment, load_s: float | None, services: int | None = None, runs: int | None = None
+) -> int:
+    """Print the plan of a dry run."""
+    guess_qps, kernels = engine_model.guess_qps(experiment), config_check.kernels(experiment)
+    terminal.tell(dry_run.text(experiment, load_s, guess_qps, services, runs, kernels))
+    return summary.EXIT_OK
+
+
+def answer(
+    arguments: argparse.Namespace, measured: tuple[Experiment, ...], act: "Callable[[Site, Emit], Tree]"
+) -> int:
+    """Measure, write the report and print the result; first note what is unknown about vLLM's kernels.
+
+    The imports are here because Ray comes with them: they cost seconds that `predict` must not pay.
+    """
+    from loadgen.cli.deployment import service
+    from loadgen.run import report_file
+    from loadgen.run.measure import Site
+
+    # A simulated engine's kernels are noted with its result.
+    real = (one for one in measured if not isinstance(one.engine, SimulatedEngine))
+    for line in config_check.all_kernels(real):
+        terminal.note(line)
+    with terminal.own_stdout() as out, progress.choose(arguments.json, out) as show:
+        tree = report_file.written(act(Site(prediction.start, service), show), show)
+    return result(tree, arguments.json)
+
+
+def result(tree: Tree, as_json: bool, text: Callable[[Tree], str] = summary.text) -> int:
+    """Print a result, as JSON or by `text`, and return its exit code."""
+    if as_json:
+        terminal.data(json.dumps(finite({"event": "result", **tree}), default=str))
+    else:
+        terminal.tell(text(tree))
+    return int(tree["exit_code"])

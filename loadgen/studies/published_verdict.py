@@ -1,0 +1,177 @@
+"""Table, verdict and plan text of the MI325X paper's benchmark.
+
+Knows the figures of levels that were played; the player, the engine model or an HTTP service, is handed in.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.results import published_ladder as judged
+from analysis.results import summary
+from analysis.results.published_ladder import Figures
+from analysis.results.summary import Tree
+from conf import Experiment, kernels
+from conf.specs.published_ladder import Progressive
+from loadgen.run import export
+from loadgen.studies import published_tables
+from loadgen.studies.paper_models import model_of, published_model_of
+from loadgen.studies.published_ladder import BASELINE, STRESS, LadderLevel, is_virtual, levels
+from loadgen.studies.published_tables import PublishedModel, PublishedRow
+
+Play = Callable[[int, LadderLevel], pa.Table]
+"""Plays a level of a number, and returns the rows of all its requests."""
+Say = Callable[[str], None]
+
+
+def play_levels(asked: Sequence[LadderLevel], play: Play, say: Say) -> list[Figures]:
+    """The figures of one run: every level played in order, with a progress line for each."""
+    found = []
+    for number, level in enumerate(asked):
+        found.append(judged.figures(play(number, level)))
+        say(progress_line(level, found[-1]))
+    return found
+
+
+def progress_line(level: LadderLevel, at: Figures) -> str:
+    """One played level as a progress line."""
+    shape = f" ({level.shape})" if level.shape else ""
+    return (
+        f"{level.phase}{shape}, C = {level.concurrency}: {at.requests} requests in {at.seconds:.1f} s, "
+        f"{at.total_tok_s:.0f} tok/s, p99 {at.p99_s:.2f} s"
+    )
+
+
+def table(
+    asked: Sequence[LadderLevel], runs: Sequence[Sequence[Figures]], subject: PublishedModel | None
+) -> list[Tree]:
+    """The table of all runs; each level is compared with the previous one of its phase."""
+    baseline = next(i for i, level in enumerate(asked) if level.phase == BASELINE)
+    baseline_p99_s = float(np.mean([run[baseline].p99_s for run in runs]))
+    out: list[Tree] = []
+    for number, level in enumerate(asked):
+        follows = bool(out) and out[-1]["phase"] == level.phase and level.phase != STRESS
+        before = out[-1]["total_tok_s"] if follows else None
+        line = judged.row(level.described(), [run[number] for run in runs], baseline_p99_s, before)
+        out.append(_beside(line, level.published, subject) if level.published and subject else line)
+    return out
+
+
+def _beside(line: Tree, row: PublishedRow, subject: PublishedModel) -> Tree:
+    published = {name: value for name, value in asdict(row).items() if name not in ("burst", "concurrency")}
+    left_out = subject.left_out.get((row.table, row.concurrency), "")
+    return judged.compared(line, {**published, "left_out": left_out})
+
+
+def verdict(
+    experiment: Experiment,
+    runs: Sequence[Sequence[Figures]],
+    clock: str,
+    void: Mapping[int, str] | None = None,
+) -> Tree:
+    """The verdict of all runs with the exit code; `void` maps void levels to their reasons."""
+    it, subject = experiment.progressive, published_model_of(experiment)
+    found = table(levels(experiment), runs, subject)
+    for number, why in (void or {}).items():
+        found[number]["void"] = why
+    fit = judged.rms(found) if it.as_published and not void else None
+    code, reason = _ending(found, void or {})
+    return {
+        "schema_version": summary.SCHEMA_VERSION,
+        "asked": summary.describe(experiment),
+        "clock": clock,
+        "dwells": [],
+        "progressive": {
+            "profile": it.profile,
+            "requests_per_user": it.requests_per_user,
+            "prompts": it.prompts,
+            "lengths": it.lengths,
+            "runs": len(runs),
+            "clock": clock,
+            "as_published": it.as_published,
+            "caution": "; ".join(filter(None, [_caution(experiment), *kernels.words(experiment)])),
+            "how": description(it, len(runs), clock),
+            "levels": found,
+            "figures": [[asdict(level) for level in run] for run in runs],
+            "rms": fit,
+            "fit_rms": subject.fit_rms if subject and fit is not None else None,
+            "source": published_tables.SOURCE,
+        },
+        "valid": not void,
+        "passed": code == summary.EXIT_OK,
+        "exit_code": code,
+        "reason": reason,
+    }
+
+
+def _caution(experiment: Experiment) -> str:
+    """The reason why no published rows stand beside a model, or why its constants need one prompt."""
+    own = model_of(experiment)
+    if own and experiment.progressive.lengths == "workload":
+        return "the lengths are the workload's, not the paper's; nothing stands beside these"
+    if own and not published_model_of(experiment):
+        return f"the paper's rows are of MI325X, {' and '.join(own.words[:2])}; nothing stands beside these"
+    spread = experiment.model.step_time.expert_spread
+    if experiment.progressive.prompts == "same" or experiment.engine.kind != "simulated" or spread.value == 1:
+        return ""
+    return (
+        f"unique prompts choose their experts independently, but expert_spread is {spread.value:g}, fitted "
+        "to one prompt: set model.step_time.expert_spread.value=1"
+    )
+
+
+def _ending(found: Sequence[Tree], void: Mapping[int, str]) -> tuple[int, str]:
+    if void:
+        first = next(iter(void.values()))
+        return summary.EXIT_VOID, f"{len(void)} of {len(found)} levels are void, the first for {first}"
+    failing = sum(line["status"] == "FAILING" for line in found)
+    if failing:
+        return (
+            summary.EXIT_SLO_MISSED,
+            f"{failing} levels are FAILING: under 95 % of their requests succeeded",
+        )
+    return summary.EXIT_OK, ""
+
+
+def description(it: Progressive, runs: int, clock: str) -> str:
+    """The benchmark's settings in one line."""
+    if it.requests_per_user:
+        counts = f"{it.requests_per_user} requests for each one in flight"
+    else:
+        counts = f"the paper's request counts{'' if it.profile == 'default' else f' x {it.multiplier:g}'}"
+    prompts = "one prompt for all requests" if it.prompts == "same" else "unique prompts"
+    return f"{counts}, {prompts}, {runs} run(s) on the {clock} clock, {published_tables.SOURCE}"
+
+
+def whole(trees: Sequence[Tree]) -> Tree:
+    """The answers of several models with the highest of their exit codes."""
+    code = max(int(one["exit_code"]) for one in trees)
+    return {"event": "result", "exit_code": code, "models": list(trees)}
+
+
+def write(out: Path | None, trees: Sequence[Tree]) -> None:
+    """Write the levels of several models to `out`, in the format of its suffix, if it is given."""
+    if out is not None:
+        export.write(out, judged.rows(trees), whole(trees))
+
+
+def plan(experiment: Experiment, seconds: Sequence[float] | None) -> list[str]:
+    """The plan, a line for each level; `seconds` are the engine model's times of the levels."""
+    asked, it = levels(experiment), experiment.progressive
+    clock = "virtual" if is_virtual(experiment) else "wall"
+    out = [f"# {experiment.model.name}: {description(it, it.runs, clock)}"]
+    out += [f"# {line}" for line in kernels.words(experiment)]
+    for number, level in enumerate(asked):
+        images = f" ({level.image_tokens} of them image)" if level.image_tokens else ""
+        shape = f" {level.shape}:" if level.shape else ""
+        took = f", {seconds[number]:.0f} s" if seconds else ""
+        out.append(
+            f"# {level.phase}:{shape} {level.requests} requests, {level.in_flight} in flight (C = "
+            f"{level.concurrency}), {level.prompt_tokens}{images} + {level.answers.mean():.5g} tokens{took}"
+        )
+    total = sum(level.requests for level in asked)
+    lasts = f", {sum(seconds):.0f} s by the engine model" if seconds else ", as long as the service takes"
+    return [*out, f"# {total} requests a run{lasts}; {it.runs} run(s)"]
