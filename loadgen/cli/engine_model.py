@@ -37,6 +37,7 @@ from serve_apps.engine_model.service import whole_service
 from serve_apps.engine_model.service.balancer import POLICIES, Balance
 from serve_apps.engine_model.service.prefixes import Prefixes
 from serve_apps.engine_model.service.replay import replay as served
+from serve_apps.engine_model.service.requests import Replicas, Requests
 
 CHUNKS = 4
 """Parts of its work that a process gets one after the other: so the last one does not wait for long."""
@@ -157,10 +158,9 @@ def replayed(experiment: Experiment, arrivals: ArrivalSchedule, seed: int = 0) -
     asked = arrivals.input_tokens, arrivals.output_tokens, arrivals.shared_tokens
     sent_s, held = arrivals.due_ns / NS, arrivals.concurrency
     try:
-        times, gap_s = served(
-            *parts(experiment), sent_s, asked, held, seed, experiment.replicas, balance(experiment)
-        )
-    except fast_engine.Unfit as why:
+        replicas = Replicas(experiment.replicas, balance(experiment), seed)
+        times, gap_s = served(*parts(experiment), Requests(sent_s, asked), replicas, held)
+    except fast_engine.UnsupportedByFastPath as why:
         raise ConfigError(
             f"concurrency={held}: predict plays no closed loop of this engine ({why}); use rate_qps=..."
         ) from why
@@ -198,7 +198,7 @@ def progressive(experiment: Experiment, say: Callable[[str], None] = quiet) -> T
         one = replace(experiment, seed=ladder.drawn_seed(experiment.seed, number))
         try:
             runs.append(_climbed(one, quiet if number else say))
-        except fast_engine.Unfit as why:
+        except fast_engine.UnsupportedByFastPath as why:
             raise ConfigError(
                 f"progressive on the virtual clock does not play this engine ({why}); use "
                 "progressive.clock=wall"
@@ -215,7 +215,7 @@ def level_seconds(experiment: Experiment) -> list[float] | None:
         return None
     try:
         return [level.seconds for level in _climbed(experiment)]
-    except fast_engine.Unfit:
+    except fast_engine.UnsupportedByFastPath:
         return None
 
 
@@ -229,7 +229,7 @@ def played(experiment: Experiment, number: int, level: ladder.Level) -> pa.Table
     asked = schedule.input_tokens, schedule.output_tokens, schedule.shared_tokens
     seed = ladder.drawn_seed(experiment.seed, number)
     seen = fast_engine.serve_closed(
-        fast_engine.Machine.of(*parts(experiment)), schedule.concurrency, asked, seed
+        fast_engine.FastSpec.of(*parts(experiment)), schedule.concurrency, asked, seed
     )
     times = seen.sent_s, seen.first_token_s, seen.last_token_s
     return virtual_target.ended(schedule, *times, seen.cached_tokens)
@@ -251,7 +251,9 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
         prefixes, part = scattered(prefixes, experiment.cluster.nodes / nodes, seed)
     shared = None if prefixes is None else Prefixes(*prefixes)
     from_s = float(served_s.min()) if len(served_s) else 0.0
-    seen = whole_service.serve(*parts(experiment), sent_s, asked, seed, engines, by, shared, from_s)
+    seen = whole_service.serve(
+        *parts(experiment), Requests(sent_s, asked, shared, from_s), Replicas(engines, by, seed)
+    )
     replica = seen.replica if part is None else seen.replica + part * engines
     work = seen.work._asdict()
     return Simulated(seen.first_token_s, seen.last_token_s, seen.cached_tokens, work, replica)

@@ -14,7 +14,7 @@ import numpy as np
 from conf import Experiment, load
 from loadgen.predict.virtual_target import Service, VirtualTarget
 from serve_apps.engine_model import VirtualService
-from serve_apps.engine_model.compiled.fast_engine import FastEngine, Machine
+from serve_apps.engine_model.compiled.fast_engine import FastEngine, FastSpec
 from tests.benchmarks._fluid import Fluid
 from tests.benchmarks._toy_services import Failing, OneAtATime
 from tests.benchmarks.shared_processor import SharedProcessor
@@ -111,7 +111,7 @@ def guess_qps(scenario: str) -> float:
 def service(asked: Experiment, seed: int) -> Service:
     """One fresh node of our engine."""
     spec: Any = asked.engine
-    machine = Machine.of(spec, asked.model, asked.hardware, asked.layout)
+    machine = FastSpec.of(spec, asked.model, asked.hardware, asked.layout)
     return VirtualService([FastEngine(machine, spec.max_model_len, seed)])
 
 

@@ -34,7 +34,7 @@ from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Traffic
 from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.service.prefixes import Prefixes
-from serve_apps.engine_model.service.virtual_service import Stepped
+from serve_apps.engine_model.service.virtual_service import SessionPrompt, Stepped
 from tests.benchmarks._brute_force import root
 from tests.benchmarks._searches import Found, answer
 from tests.benchmarks.search_accuracy import HEADS, row
@@ -89,7 +89,7 @@ class Chats(VirtualTarget):
         for i, plan in enumerate(planned(schedule)):
             self._planned[plan.seq] = plan
             lengths, chain = (plan.input_tokens, plan.output_tokens), prefixes.chain(i, size)
-            self._chats.submit(plan.seq, plan.due_ns / NS, *lengths, chain=chain)
+            self._chats.submit(plan.seq, plan.due_ns / NS, *lengths, begins=SessionPrompt(chain=chain))
 
 
 @cache

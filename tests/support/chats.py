@@ -9,6 +9,7 @@ from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.engine_model.service.balancer import Balance
 from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.virtual_service import SessionPrompt
 
 
 class Chats(NamedTuple):
@@ -78,7 +79,7 @@ def by_blocks(
     for key, at_s in enumerate(asked.due_s.tolist()):
         lengths = int(asked.asked[0][key]), int(asked.asked[1][key])
         session = int(asked.prefixes.session[key])
-        service.submit(key, at_s, *lengths, session=session, chain=asked.prefixes.chain(key, size))
+        service.submit(key, at_s, *lengths, begins=SessionPrompt(session, asked.prefixes.chain(key, size)))
     service.advance(1e9)
     seen = sorted(service.observe())
     for engine in engines:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.cost.architecture import kv_blocks
+from serve_apps.engine_model.cost.front_end import free_again_s
 from serve_apps.engine_model.cost.kernels import steps
 from serve_apps.engine_model.cost.noise import Noise
 from serve_apps.engine_model.cost.step_time import Batch
@@ -97,8 +98,8 @@ class Engine:
         state = self._scheduler.request(
             request.request_id, request.input_tokens, request.output_tokens, request.hashes
         )
-        front_end_s = self._front_end_s + request.new_image_tokens * self._image_token_s
-        self._front_end_free_s = max(now_s, self._front_end_free_s) + front_end_s
+        work_s = self._front_end_s + request.new_image_tokens * self._image_token_s
+        self._front_end_free_s = free_again_s(now_s, self._front_end_free_s, work_s)
         self._arriving.append((self._front_end_free_s + self._latency_s, state))
         self._open[request.request_id] = state
         return state

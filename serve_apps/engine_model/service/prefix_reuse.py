@@ -18,7 +18,7 @@ MIX, MIX_SHIFT = 2654435761, 15
 """Multiplicative hashing (Knuth, volume 3, 6.4); a key below 2**31 times this is below 2**63."""
 
 
-def books(pieces: Pieces, own_blocks: Ints, replicas: int, room_blocks: int) -> tuple[Any, ...]:
+def caches(pieces: Pieces, own_blocks: Ints, replicas: int, room_blocks: int) -> tuple[Any, ...]:
     """Empty caches of `room_blocks` on every replica, as `found` wants them.
 
     `own_blocks` of each request, prompt and answer, are found by nobody. Raises ValueError for more pieces
@@ -42,14 +42,14 @@ def books(pieces: Pieces, own_blocks: Ints, replicas: int, room_blocks: int) -> 
 
 
 @native
-def found(j: Any, r: Any, books: Any) -> Any:
+def found(j: Any, r: Any, caches: Any) -> Any:
     """Blocks of request `j` that replica `r` has in its cache; from now on it has them all.
 
     A piece of a replica has a place in an open table (`keys`): how many of its blocks are `held`, and
     which request used it last. The requests of a replica form a list from `heads` by `after`; what the
     first of it used last is forgotten first.
     """
-    names, blocks, own, places, after, heads, tails, used, keys, held, last, room = books
+    names, blocks, own, places, after, heads, tails, used, keys, held, last, room = caches
     mask = len(keys) - 1
     hit, whole, grown = 0, True, own[j]
     for level in range(4):

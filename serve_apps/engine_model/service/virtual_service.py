@@ -36,16 +36,22 @@ class Replica(Protocol):
     def open_requests(self) -> int: ...
 
 
+class SessionPrompt(NamedTuple):
+    """The session of a request, and the hashes of its prompt's blocks: equal ones begin prompts alike."""
+
+    session: int = -1
+    chain: Chain = ()
+
+
 class _Arrival(NamedTuple):
     at_s: float
     order: int
     key: int
     input_tokens: int
     output_tokens: int
-    shared_tokens: int
     replica: int | None
-    session: int
-    chain: Chain
+    shared_tokens: int
+    begins: SessionPrompt
 
 
 class VirtualService:
@@ -76,19 +82,18 @@ class VirtualService:
         output_tokens: int,
         replica: int | None = None,
         shared_tokens: int = 0,
-        session: int = -1,
-        chain: Chain = (),
+        begins: SessionPrompt = SessionPrompt(),  # noqa: B008  # frozen
     ) -> None:
         """Plan an arrival; any order, but not in the past. `key` is unique among open requests.
 
-        The first `shared_tokens` of its prompt are those of every other request; or it says by the hashes of
-        its blocks, `chain`, with which others it begins alike.
+        The first `shared_tokens` of its prompt are those of every other request; or `begins` tells with which
+        others it begins alike.
         """
         if at_s < self.now_s:
             raise ValueError(f"arrival at {at_s} s lies before the virtual now, {self.now_s} s")
-        lengths = input_tokens, output_tokens, shared_tokens
+        lengths = input_tokens, output_tokens
         heapq.heappush(
-            self._arrivals, _Arrival(at_s, self._submitted, key, *lengths, replica, session, chain)
+            self._arrivals, _Arrival(at_s, self._submitted, key, *lengths, replica, shared_tokens, begins)
         )
         self._submitted += 1
 
@@ -125,8 +130,8 @@ class VirtualService:
     def _route(self, arrival: _Arrival) -> None:
         index = arrival.replica
         if index is None:
-            index = self._balancer.choose(arrival.session, [it.open_requests for it in self._replicas])
-        asked = arrival.input_tokens, arrival.output_tokens, arrival.shared_tokens, arrival.chain
+            index = self._balancer.choose(arrival.begins.session, [it.open_requests for it in self._replicas])
+        asked = arrival.input_tokens, arrival.output_tokens, arrival.shared_tokens, arrival.begins.chain
         self._open[arrival.key] = index, self._replicas[index].add(arrival.at_s, *asked)
 
 

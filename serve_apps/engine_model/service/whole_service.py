@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
-from serve_apps.engine_model.compiled.fast_engine import Floats, Ints, Machine, Times, Unfit, Work
+from serve_apps.engine_model.compiled.fast_engine import FastSpec, Times, UnsupportedByFastPath, Work
 from serve_apps.engine_model.cost import architecture
 from serve_apps.engine_model.cost.kernels import steps
 from serve_apps.engine_model.scheduler.engine import Engine
-from serve_apps.engine_model.service.balancer import Balance
-from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.requests import Replicas, Requests
 from serve_apps.engine_model.service.routed import serve_open, serve_prefixes
-from serve_apps.engine_model.service.virtual_service import VirtualService
+from serve_apps.engine_model.service.virtual_service import SessionPrompt, VirtualService
 
 LOOK_S = 60.0
 """Virtual seconds between two looks at a service that is served block by block."""
@@ -26,55 +25,39 @@ def serve(
     model: Model,
     hardware: Hardware,
     layout: Layout,
-    sent_s: Floats,
-    asked: Sequence[Ints],
-    seed: int = 0,
-    replicas: int = 1,
-    balance: Balance = Balance(),  # noqa: B008  # frozen
-    prefixes: Prefixes | None = None,
-    from_s: float = 0.0,
+    requests: Requests,
+    replicas: Replicas = Replicas(),  # noqa: B008  # frozen
 ) -> Times:
-    """`routed.serve_open`, or with several `prefixes` `routed.serve_prefixes`, whose `from_s` is theirs.
+    """All requests to their end, by the compiled loop or, where that may not, block by block.
 
-    Where that is Unfit the same with the scheduler that keeps books of every block.
-
-    Raises ValueError for a request that can never be served, weights that do not fit, an unknown figure, and
-    for limits of the queue, whose refusals it does not model.
+    Requests before `requests.from_s` only fill caches where they share several prefixes. Raises ValueError
+    for a request that can never be served, weights that do not fit, an unknown figure, and for limits of the
+    queue, whose refusals it does not model.
     """
     if spec.max_num_queued_reqs is not None or spec.max_num_queued_tokens is not None:
         raise ValueError(
             "the engine model does not predict refusals: leave out engine.max_num_queued_reqs and "
             "engine.max_num_queued_tokens, or measure with sweep or probe"
         )
+    parts, seed, count = (spec, model, hardware, layout), replicas.seed, replicas.count
     try:
-        machine = Machine.of(spec, model, hardware, layout)
-        if prefixes is None:
-            return serve_open(machine, sent_s, asked, seed, replicas, balance.policy)
-        return serve_prefixes(machine, sent_s, asked[:2], prefixes, balance, seed, replicas, from_s=from_s)
-    except Unfit:
-        engines = [Engine(spec, model, hardware, layout, seed=seed + i) for i in range(replicas)]
-        return _block_by_block(VirtualService(engines, balance, seed), engines, sent_s, asked, prefixes)
+        fast = FastSpec.of(*parts)
+        if requests.prefixes is not None:
+            return serve_prefixes(fast, requests, replicas)
+        return serve_open(fast, requests.sent_s, requests.asked, seed, count, replicas.balance.policy)
+    except UnsupportedByFastPath:
+        return _block_by_block([Engine(*parts, seed=seed + i) for i in range(count)], requests, replicas)
 
 
-def _block_by_block(
-    service: VirtualService,
-    engines: Sequence[Engine],
-    sent_s: Floats,
-    asked: Sequence[Ints],
-    prefixes: Prefixes | None,
-) -> Times:
-    """The same by scheduler. What the engines did is told by their counters alone: busy seconds and KV in use
-    stay unknown (nan), and every prompt is said to have the mean share of cached tokens.
+def _block_by_block(engines: Sequence[Engine], requests: Requests, replicas: Replicas) -> Times:
+    """The same by scheduler.
+
+    The engines' counters alone tell their work: busy seconds and KV in use stay unknown (nan), and every
+    prompt has the mean share of cached tokens.
     """
-    count = len(sent_s)
-    prompt, output, shared = (column.tolist() for column in asked)
-    for key, at_s in enumerate(sent_s.tolist()):
-        lengths = prompt[key], output[key]
-        if prefixes is None:
-            service.submit(key, at_s, *lengths, shared_tokens=shared[key])
-        else:
-            chain, session = prefixes.chain(key, engines[0].block_size), int(prefixes.session[key])
-            service.submit(key, at_s, *lengths, session=session, chain=chain)
+    service = VirtualService(engines, replicas.balance, replicas.seed)
+    _submit(service, requests, engines[0].block_size)
+    count, asked = len(requests.sent_s), requests.asked
     first_s, last_s, replica = np.full(count, np.nan), np.full(count, np.nan), np.zeros(count, np.int64)
     ended, now_s = 0, 0.0
     while ended < count:
@@ -91,7 +74,18 @@ def _block_by_block(
     emitted = sum(engine.generation_tokens_total for engine in engines)
     unknown = float("nan")
     work = Work(0, unknown, 0, 0, 0, unknown, emitted, unknown)
-    return Times(sent_s, first_s, last_s, cached, replica, work)
+    return Times(requests.sent_s, first_s, last_s, cached, replica, work)
+
+
+def _submit(service: VirtualService, requests: Requests, block_size: int) -> None:
+    prefixes = requests.prefixes
+    prompt, output, shared = (column.tolist() for column in requests.asked)
+    for key, at_s in enumerate(requests.sent_s.tolist()):
+        if prefixes is None:
+            service.submit(key, at_s, prompt[key], output[key], shared_tokens=shared[key])
+        else:
+            begins = SessionPrompt(int(prefixes.session[key]), prefixes.chain(key, block_size))
+            service.submit(key, at_s, prompt[key], output[key], begins=begins)
 
 
 def shares(
