@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ray import serve
 from ray.serve import Application
@@ -24,16 +24,22 @@ ENGINES = "SimulatedReplica"
 """The deployment whose replicas are engines; behind HAProxy another may choose between them."""
 
 
+class EngineSpecs(NamedTuple):
+    """The configuration groups that make a simulated engine."""
+
+    engine: SimulatedEngine
+    model: Model
+    hardware: Hardware
+    layout: Layout
+
+
 def application_name(*specs: object) -> str:
     """One application name per configuration: a router outlives an application of the same name."""
     return f"sim-{hashlib.sha256(repr(specs).encode()).hexdigest()[:12]}"
 
 
 def build_app(
-    engine: SimulatedEngine,
-    model: Model,
-    hardware: Hardware,
-    layout: Layout,
+    specs: EngineSpecs,
     replicas: int,
     bundles: Sequence[dict[str, float]],
     seed: int = 0,
@@ -44,7 +50,7 @@ def build_app(
     Without `routing` the proxy's own default chooses between them. Raises ValueError for an engine that does
     not fit the hardware.
     """
-    Engine(engine, model, hardware, layout)  # what cannot run is refused here, not in every replica
+    Engine(*specs)  # what cannot run is refused here, not in every replica
     options: dict[str, Any] = {
         "name": ENGINES,
         "num_replicas": replicas,
@@ -61,20 +67,19 @@ def build_app(
     if router is not None:
         options["request_router_config"] = router
     deployment = serve.deployment(**options)(serve.ingress()(SimulatedReplica))
-    app = deployment.bind(engine, model, hardware, layout, seed)
+    app = deployment.bind(specs, seed)
     return behind_router(app, routing) if routing else app
 
 
 class SimulatedReplica:
     """One engine behind Serve's HTTP server. Serve calls the two methods and replaces it when unhealthy."""
 
-    def __init__(
-        self, engine: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout, seed: int
-    ) -> None:
+    def __init__(self, specs: EngineSpecs, seed: int) -> None:
+        engine, model = specs.engine, specs.model
         stay_on_loopback()
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
-        replica = Engine(engine, model, hardware, layout, seed + context.rank.rank)
+        replica = Engine(*specs, seed=seed + context.rank.rank)
         self._engine = RealtimeEngine(replica, time_scale=engine.time_scale)
         block_size = engine.block_size if engine.enable_prefix_caching else 0
         self._served = ServedModel(

@@ -18,7 +18,7 @@ from loadgen.fleet.http_client import Client
 from loadgen.fleet.sse import Exchange
 from loadgen.prompts.bodies import Prompts
 from serve_apps.engine_model import Engine, VirtualService
-from serve_apps.simulated.app import application_name, build_app
+from serve_apps.simulated.app import EngineSpecs, application_name, build_app
 
 REPEATS = 12
 SETTLE_S = 5.0
@@ -60,7 +60,7 @@ if __name__ == "__main__":
     placement = place(experiment.cluster, experiment.layout)
     ttft_ms, tpot_ms = virtual(experiment)
     with open_session(experiment.cluster, experiment.routing) as session:
-        app = build_app(*parts, placement.replicas, placement.bundles)
+        app = build_app(EngineSpecs(*parts), placement.replicas, placement.bundles)
         name = application_name(*parts)
         running = deploy(app, name, session.url, experiment.model.served_name, placement.replicas)
         time.sleep(SETTLE_S)

@@ -60,7 +60,7 @@ REQUEST = np.dtype(
 """A request, by number in order of arrival.
 
 It is sent, has passed the front end, and gets its first and last token at these times. Of its prompt,
-`shared` tokens are those of others too and `cached` were in the cache. It gets its first token in step `born`;
+`shared` tokens are those of others too and `cached` were in the cache. Its first token comes in step `born`;
 `link` is the next request that leaves in the same step.
 """
 BUCKET = np.dtype([(name, np.int64) for name in ("leaver", "leaving", "leaving_context")])

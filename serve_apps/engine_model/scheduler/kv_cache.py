@@ -128,6 +128,22 @@ class KvCache:
             self._enter(run)
             holding.runs.append(run)
 
+    def name_all(self, holding: Holding, blocks: int) -> None:
+        """The same, with hashes that nobody else has beyond the end of the chain."""
+        if self.caching:
+            if blocks > len(holding.chain):
+                holding.chain = own_chain(holding.chain, blocks)
+            self.name(holding, blocks)
+
+    def extend(self, holding: Holding, tokens: int) -> None:
+        """Allocate what a request lacks for its first `tokens`, and let others find those that are hashed."""
+        blocks = self.blocks_for(tokens)
+        if blocks > holding.blocks:
+            self.take(blocks - holding.blocks)
+            holding.blocks = blocks
+        if holding.chain:
+            self.name(holding, tokens // self.block_size)
+
     def free(self, holding: Holding, hashed: int) -> None:
         """Return all blocks of a request, of which the first `hashed` are hashed; the last ones go first."""
         named = holding.named

@@ -77,6 +77,33 @@ class RequestState:
         """Output tokens that exist or are being computed."""
         return self._ahead + self._progress.scheduled if self._decoding else self._most
 
+    def _decode_from(self, step: int) -> None:
+        """The next token is computed in `step`, and one more in each that follows."""
+        self._joined = self._most
+        self._ahead = self._most + 1 - step
+        self._most = self.output_tokens
+        self._decoding = True
+
+    @property
+    def _missing(self) -> int:
+        """Tokens to compute before a request that does not decode gets its next one."""
+        return self.prompt_tokens + self._most - self._computed
+
+    @property
+    def _context(self) -> int:
+        """Tokens of a decoder that have their KV, those of the steps in flight included."""
+        return self.prompt_tokens + self._scheduled - 1
+
+    def _hashed(self, block_size: int) -> int:
+        """Full blocks that vLLM has hashed: all of known tokens, a step later where they are still computed.
+
+        A token in flight is unknown when the step after it is scheduled, so its block is hashed only then.
+        """
+        computed = self._context if self._decoding else self._computed
+        scheduled = self._scheduled
+        unknown = scheduled > self.emitted and scheduled > self._joined + 1
+        return (computed - unknown) // block_size
+
     def _emitted_after(self, steps: int) -> int:
         return max(self._joined, min(self._most, self._ahead + steps))
 
