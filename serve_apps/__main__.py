@@ -27,7 +27,7 @@ from conf.specs.experiment import VllmEngine
 from loadgen.traffic import trace
 from loadgen.traffic.schedule import Traffic
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm
-from serve_apps.vllm_engine.rendering import Asked, Rendering, render
+from serve_apps.vllm_engine.rendering import Rendering, RenderingInput, render
 from serve_apps.vllm_recipes import published, recipes, vllm_flags
 from serve_apps.vllm_recipes.model_folder import write_folder
 
@@ -81,7 +81,7 @@ def _render(words: Sequence[str]) -> Rendering:
     engine = experiment.engine
     if not isinstance(engine, VllmEngine):
         raise ConfigError(f"engine={engine.kind} is no vLLM; choose engine=vllm or leave it out")
-    asked = Asked(
+    asked = RenderingInput(
         engine,
         experiment.model,
         experiment.layout,
@@ -108,7 +108,7 @@ def _version(engine: VllmEngine, experiment: Experiment) -> str:
     return engine.vllm_version or installed_vllm() or vllm_flags.text(vllm_flags.NEWEST)
 
 
-def _longest(asked: Asked, experiment: Experiment) -> tuple[str, ...]:
+def _longest(asked: RenderingInput, experiment: Experiment) -> tuple[str, ...]:
     """Notes on the longest request of the workload. Raises ValueError if it does not fit."""
     workload = trace.resolve(experiment.workload)
     by_hand = asked.recipe(replace(asked.engine, server="process"))

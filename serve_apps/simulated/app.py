@@ -10,7 +10,7 @@ from ray.serve import Application
 from ray.serve.schema import LoggingConfig
 
 from conf.specs.experiment import Hardware, Layout, Model, Routing, SimulatedEngine
-from serve_apps.engine_model.scheduler.engine import Engine
+from serve_apps.engine_model.scheduler.engine import BlockEngine
 from serve_apps.routing.loopback import stay_on_loopback
 from serve_apps.routing.serve_routers import behind_router, request_router
 from serve_apps.simulated.openai_answers import ServedModel
@@ -50,7 +50,7 @@ def build_app(
     Without `routing` the proxy's own default chooses between them. Raises ValueError for an engine that does
     not fit the hardware.
     """
-    Engine(*specs)  # what cannot run is refused here, not in every replica
+    BlockEngine(*specs)  # what cannot run is refused here, not in every replica
     options: dict[str, Any] = {
         "name": ENGINES,
         "num_replicas": replicas,
@@ -79,7 +79,7 @@ class SimulatedReplica:
         stay_on_loopback()
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
-        replica = Engine(*specs, seed=seed + context.rank.rank)
+        replica = BlockEngine(*specs, seed=seed + context.rank.rank)
         self._engine = RealtimeEngine(replica, time_scale=engine.time_scale)
         block_size = engine.block_size if engine.enable_prefix_caching else 0
         self._served = ServedModel(

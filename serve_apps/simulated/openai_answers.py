@@ -138,7 +138,7 @@ def not_found(method: str, path: str) -> ApiError:
     return ApiError(f"{method} {path} is not served", HTTPStatus.NOT_FOUND, "NotFoundError")
 
 
-class Answer:
+class OpenAiAnswer:
     """The bytes of one answer; what is constant over its tokens is formatted once."""
 
     def __init__(self, request: ApiRequest, request_id: str, created_s: int, served: ServedModel) -> None:

@@ -13,15 +13,15 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
-from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest, QueueFull
+from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest, QueueFull
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.simulated import openai_answers, openai_request
 from serve_apps.simulated.openai_answers import (
-    Answer,
     ApiError,
     ApiRequest,
     EngineMetrics,
     EngineSteps,
+    OpenAiAnswer,
     ServedModel,
 )
 from serve_apps.simulated.openai_images import SeenImages
@@ -87,10 +87,10 @@ class Stream:
 
 
 class RealtimeEngine:
-    """Runs an `Engine` from `start()` to `stop()`, `time_scale` times as fast as `clock` (seconds)."""
+    """Runs a `BlockEngine` from `start()` to `stop()`, `time_scale` times as fast as `clock` (seconds)."""
 
     def __init__(
-        self, engine: Engine, clock: Callable[[], float] = time.monotonic, time_scale: float = 1.0
+        self, engine: BlockEngine, clock: Callable[[], float] = time.monotonic, time_scale: float = 1.0
     ) -> None:
         self.time_scale = time_scale
         self._engine = engine
@@ -250,20 +250,20 @@ class SimulatedApp:
             raise ApiError(str(error)) from error
         except EngineDead as error:
             raise openai_answers.server_error(str(error)) from error
-        answer = Answer(request, _request_id(scope, stream), int(time.time()), self._served)
+        answer = OpenAiAnswer(request, _request_id(scope, stream), int(time.time()), self._served)
         try:
             await (self._stream if request.stream else self._whole)(stream, answer, send)
         finally:
             self._engine.close(stream)
 
-    async def _whole(self, stream: Stream, answer: Answer, send: Send) -> None:
+    async def _whole(self, stream: Stream, answer: OpenAiAnswer, send: Send) -> None:
         try:
             await stream.more_than(answer.request.output_tokens - 1)
         except EngineDead as error:
             raise openai_answers.server_error(str(error)) from error
         await self._answer(send, answer.whole(stream.steps))
 
-    def _tokens(self, stream: Stream, answer: Answer, seen: int, count: int) -> bytes:
+    def _tokens(self, stream: Stream, answer: OpenAiAnswer, seen: int, count: int) -> bytes:
         """The events of tokens `seen` to `count` - 1, with the engine's time where that is not the real."""
         if self._engine.time_scale == 1:
             return answer.tokens(seen, count)
@@ -281,7 +281,7 @@ class SimulatedApp:
             (openai_answers.ACCEPTED_NS, b"%d" % accepted_ns),
         ]
 
-    async def _stream(self, stream: Stream, answer: Answer, send: Send) -> None:
+    async def _stream(self, stream: Stream, answer: OpenAiAnswer, send: Send) -> None:
         await send(self._start(HTTPStatus.OK, openai_answers.SSE_TYPE, *self._clock_headers(stream)))
         seen = 0
         try:

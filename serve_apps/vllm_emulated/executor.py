@@ -16,7 +16,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import ModelRunnerOutput
 
-from serve_apps.vllm_emulated.gpu import EmulatedGpu, Part, Steps, batch
+from serve_apps.vllm_emulated.gpu import EmulatedGpu, StepPart, Steps, batch
 
 TOKEN = 1000
 """Every token that is sampled: a word of any tokeniser, never the end of a text, so answers end by length."""
@@ -64,7 +64,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM has no types her
         asynchronous = self.scheduler_config.async_scheduling
         self._gpu = gpu if asynchronous else gpu.synchronous()
         self._steps = Steps()
-        self._parts: list[Part] = []
+        self._parts: list[StepPart] = []
         self._free_s = 0.0
         self._token = min(TOKEN, self.model_config.get_vocab_size() - 2)
         self._told: set[str] = set()

@@ -109,7 +109,7 @@ def emulated(recipe: Recipe, gpu: EmulatedGpu) -> Recipe:
     return replace(recipe, args=args, env=env)
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """One request's part of a step: `new` tokens after `computed` ones; `known` are those that exist by then.
 
     `known` counts outputs that are still being computed too; once all have their KV, the step samples.
@@ -136,7 +136,7 @@ class Steps:
     def __init__(self) -> None:
         self._prompts: dict[str, int] = {}
 
-    def parts(self, scheduled: Any) -> list[Part]:
+    def parts(self, scheduled: Any) -> list[StepPart]:
         """What a `SchedulerOutput` (vLLM v1/core/sched/output.py) computes of which request.
 
         A preempted request stays known until it is finished. It comes back among the cached ones (model
@@ -149,16 +149,16 @@ class Steps:
             name, again = request.req_id, getattr(request, "prefill_token_ids", None)
             prompt = self._prompts.setdefault(name, len(request.prompt_token_ids))
             known = len(again) if again else prompt
-            parts.append(Part(name, request.num_computed_tokens, new[name], prompt, known))
+            parts.append(StepPart(name, request.num_computed_tokens, new[name], prompt, known))
         cached = scheduled.scheduled_cached_reqs
         of_cached = zip(cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True)
         for name, computed, outputs in of_cached:
             prompt = self._prompts[name]
-            parts.append(Part(name, computed, new[name], prompt, prompt + outputs))
+            parts.append(StepPart(name, computed, new[name], prompt, prompt + outputs))
         return parts
 
 
-def batch(parts: list[Part]) -> Batch:
+def batch(parts: list[StepPart]) -> Batch:
     """The work of one step, as the simulated engine counts it."""
     work = Batch(sequences=sum(part.samples for part in parts))
     for part in parts:

@@ -85,7 +85,7 @@ class Rendering:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RenderingInput:
     """What is to be rendered: the specs that a deployment of a real vLLM depends on, and its version.
 
     `bundles` are the resources of one replica, as the placement of a run has them.
@@ -112,7 +112,7 @@ class Asked:
         return found
 
 
-def render(asked: Asked) -> Rendering:
+def render(asked: RenderingInput) -> Rendering:
     """What would be run. Raises ValueError for a contradiction, as a deployment would."""
     by_hand = asked.recipe(replace(asked.engine, server="process"))
     application, notes = _application(asked)
@@ -120,7 +120,7 @@ def render(asked: Asked) -> Rendering:
     return Rendering(asked.version, processes, application, tuple(dict.fromkeys((*by_hand.notes, *notes))))
 
 
-def _application(asked: Asked) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+def _application(asked: RenderingInput) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """The Serve config, or none of what only vLLM's own server can run, with notes."""
     engine, layout = asked.engine, asked.layout
     if engine.server == "process":
@@ -146,7 +146,7 @@ def _application(asked: Asked) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     return application, (*recipe.notes, DIRECT_STREAMING)
 
 
-def _process(asked: Asked, recipe: Recipe, index: int) -> Process:
+def _process(asked: RenderingInput, recipe: Recipe, index: int) -> Process:
     """Replica `index` of a node: own devices, port and caches, and the memory beside its devices."""
     engine, layout = asked.engine, asked.layout
     port = FIRST_PORT + index

@@ -1,12 +1,12 @@
 """Which attention backend a vLLM would choose for a deployment; knows no speed."""
 
 from serve_apps.vllm_recipes.model_rules import PAPER, REFINED
-from serve_apps.vllm_recipes.rules import Deployment, is_on
+from serve_apps.vllm_recipes.rules import VllmDeployment, is_on
 
 UNNAMED = "of vLLM's own choice"
 
 
-def backend_of(asked: Deployment) -> str:
+def backend_of(asked: VllmDeployment) -> str:
     """vLLM's name of the backend, or `UNNAMED`; empty where every choice is the one that the fit had.
 
     That is latent attention, another maker's GPUs and a CPU, of which no figure tells backends apart. Up to
@@ -24,7 +24,7 @@ def backend_of(asked: Deployment) -> str:
     return _by_environment(asked) if early else UNNAMED
 
 
-def _by_environment(asked: Deployment) -> str:
+def _by_environment(asked: VllmDeployment) -> str:
     def chosen(name: str, otherwise: str) -> bool:
         return is_on(asked.env.get(name, otherwise))
 

@@ -12,7 +12,7 @@ from conf import kernels
 from conf.specs.experiment import Hardware, Layout, Model, VllmEngine
 from serve_apps.vllm_recipes import attention, published, refusals, vllm_flags
 from serve_apps.vllm_recipes.model_rules import DEPRECATED, PAPER, REFINED
-from serve_apps.vllm_recipes.rules import Deployment
+from serve_apps.vllm_recipes.rules import VllmDeployment
 from serve_apps.vllm_recipes.vllm_flags import Version, argument_name, text
 
 NO_QUEUE_LIMIT = 1_000_000
@@ -48,10 +48,10 @@ def resolve(
     version = vllm_flags.parse(vllm_version or engine.vllm_version or text(vllm_flags.NEWEST))
     amd = hardware is None or "gfx" in hardware.arch
     own_args, own_env = _words(engine)
-    base = _base(Deployment(engine, model, layout, version, own_args, own_env, amd))
+    base = _base(VllmDeployment(engine, model, layout, version, own_args, own_env, amd))
     args = _over(base.args | published.PROFILES[engine.profile], own_args)
     env = {name: str(value) for name, value in _over(base.env, own_env).items()}
-    deployment = Deployment(engine, model, layout, version, args, env, amd)
+    deployment = VllmDeployment(engine, model, layout, version, args, env, amd)
     try:
         refusals.refuse(deployment)
     except ValueError as error:
@@ -90,7 +90,7 @@ def _over(recipe: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in {**recipe, **own}.items() if value is not None}
 
 
-def _published_for(deployment: Deployment) -> str:
+def _published_for(deployment: VllmDeployment) -> str:
     version = published.find(deployment.model, deployment.layout).version
     return f"this recipe was published for vLLM {version}; today's flags are those of engine.recipe=modern"
 
@@ -102,7 +102,7 @@ def _of_version(version: Version) -> list[str]:
     return [f"vLLM {text(version)} is unknown here: the rules were read in {known}"]
 
 
-def _base(asked: Deployment) -> Recipe:
+def _base(asked: VllmDeployment) -> Recipe:
     """The recipe without the user's words, which are those of `asked`."""
     engine, tp = asked.engine, asked.tp
     if engine.kind == "vllm_cpu":
@@ -116,7 +116,7 @@ def _base(asked: Deployment) -> Recipe:
     return _modern(asked)
 
 
-def _modern(asked: Deployment) -> Recipe:
+def _modern(asked: VllmDeployment) -> Recipe:
     """The preset of today, by the facts of the model, with what is still valid of its published settings."""
     model, layout = asked.model, asked.layout
     own_args, own_env = published.MODERN_OF.get(model.name, ({}, {}))
@@ -133,13 +133,13 @@ def _modern(asked: Deployment) -> Recipe:
     if asked.engine.server == "process":
         args["distributed_executor_backend"] = "mp"
     chosen = _kernels(
-        Deployment(asked.engine, model, layout, asked.version, args, _over(env, asked.env), asked.amd)
+        VllmDeployment(asked.engine, model, layout, asked.version, args, _over(env, asked.env), asked.amd)
     )
     notes = chosen.notes if asked.amd else ("without what is AMD's: this hardware is not",)
     return Recipe(args | chosen.args, env | chosen.env, notes)
 
 
-def _kernels(planned: Deployment) -> Recipe:
+def _kernels(planned: VllmDeployment) -> Recipe:
     """What chooses attention kernels: AITER's by name, or not its MLA where that does not take the heads."""
     if not planned.aiter:
         return Recipe({}, {})

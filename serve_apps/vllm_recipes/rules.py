@@ -15,7 +15,7 @@ NUMBERS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_siz
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class VllmDeployment:
     """One engine of an experiment with its resolved arguments and environment, on AMD GPUs if `amd`."""
 
     engine: VllmEngine
@@ -119,7 +119,7 @@ class Deployment:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RecipeRule:
     """A kind of deployment that is refused, or noted, where `when` holds.
 
     `what` names it by the values of a deployment `d`; `source` says who knows. A note may have no `remedy`.
@@ -127,13 +127,13 @@ class Rule:
 
     name: str
     verdict: Literal["refuse", "note"]
-    when: Callable[[Deployment], bool]
+    when: Callable[[VllmDeployment], bool]
     what: str
     reason: str
     remedy: str
     source: str
 
-    def told(self, deployment: Deployment) -> str:
+    def told(self, deployment: VllmDeployment) -> str:
         """One line: what is wrong, why, and what helps."""
         line = f"{self.what}: {self.reason}".format(d=deployment)
         return f"{line}; {self.remedy}" if self.remedy else line

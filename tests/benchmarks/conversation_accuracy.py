@@ -31,7 +31,7 @@ from loadgen.fleet.target import Observation
 from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.traffic.prefix_sharing import alike
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Traffic
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.service.prefixes import Prefixes
 from serve_apps.engine_model.service.virtual_service import SessionPrompt, Stepped
@@ -58,7 +58,7 @@ OFF = 0.10
 class Remembering(Stepped):
     """A replica that keeps the state of every request, by the instant of its arrival in ns."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: BlockEngine) -> None:
         super().__init__(engine)
         self.came: dict[int, RequestState] = {}
 
@@ -71,7 +71,7 @@ class Remembering(Stepped):
 class Chats(VirtualTarget):
     """A node of one replica that knows prompts block by block, and tells what of each it had in its cache."""
 
-    def __init__(self, engine: Engine, workload: Workload) -> None:
+    def __init__(self, engine: BlockEngine, workload: Workload) -> None:
         self._replica, self._workload = Remembering(engine), workload
         self._chats = VirtualService([self._replica])
         super().__init__(self._chats)
@@ -104,7 +104,7 @@ def searched(scenario: str, search: str, seed: int) -> Found:
     guessed = replace(one.search, expected_qps=TRUTHS[scenario] * math.exp(OFF * (-1) ** seed))
     start, _ = engine_model.start(replace(one, search=guessed), "sweep", lambda _, /, **__: None)
     plan = Plan(one.search, one.slo, one.workload, 1, seed, start)
-    target = Chats(Engine(*engine_model.parts(one)), one.workload)
+    target = Chats(BlockEngine(*engine_model.parts(one)), one.workload)
     found = sweep(Driver(target, plan, lambda _, /, **__: None))
     return answer(found.capacity, found.elapsed_s / 60)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from conf import load
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model import Engine, GenerateRequest, VirtualService
+from serve_apps.engine_model import BlockEngine, GenerateRequest, VirtualService
 from serve_apps.engine_model.compiled.fast_engine import FastSpec
 from serve_apps.engine_model.service.routed import serve_open
 
@@ -21,12 +21,12 @@ LOOP_TURNS = 5_000_000
 LOOP_REQUESTS = 200_000
 
 
-def engine(caching: bool = True) -> Engine:
+def engine(caching: bool = True) -> BlockEngine:
     experiment = load()
     spec = experiment.engine
     assert isinstance(spec, SimulatedEngine)
     spec = replace(spec, enable_prefix_caching=caching)
-    return Engine(spec, experiment.model, experiment.hardware, experiment.layout)
+    return BlockEngine(spec, experiment.model, experiment.hardware, experiment.layout)
 
 
 def closed_loop(

@@ -17,7 +17,7 @@ from conf.specs.experiment import SimulatedEngine
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.sse import Exchange
 from loadgen.prompts.bodies import Prompts
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from serve_apps.simulated.app import EngineSpecs, application_name, build_app
 
 REPEATS = 12
@@ -29,7 +29,7 @@ def virtual(experiment: Experiment) -> tuple[float, float]:
     spec = experiment.engine
     assert isinstance(spec, SimulatedEngine)
     parts = experiment.model, experiment.hardware, experiment.layout
-    service = VirtualService([Engine(spec, *parts)])
+    service = VirtualService([BlockEngine(spec, *parts)])
     service.submit(0, 0.0, 5600, 140)
     service.advance(60.0)
     (seen,) = service.observe()

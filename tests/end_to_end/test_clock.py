@@ -32,7 +32,7 @@ from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import Segment, Start
 from loadgen.studies import calibration_probes
 from loadgen.traffic.schedule import NS, Traffic
-from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
+from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.simulated.openai_answers import stamped
 from tests.loadgen.drive.test_sweep import Spoilt, plan, virtual
 from tests.loadgen.fleet import test_http_client
@@ -220,7 +220,7 @@ def virtual_s(experiment: Experiment) -> tuple[float, float]:
     """Seconds to the first and to the last token of a lone request, on the virtual clock."""
     spec = experiment.engine
     assert isinstance(spec, SimulatedEngine)
-    plain = Engine(spec, experiment.model, experiment.hardware, experiment.layout)
+    plain = BlockEngine(spec, experiment.model, experiment.hardware, experiment.layout)
     times, now_s = [], 0.0
     plain.add(GenerateRequest(0, 600, 20), now_s)
     while (now_s := max(now_s, plain.ready_s())) != math.inf:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from serve_apps.engine_model.service.balancer import Balance
 from serve_apps.engine_model.service.prefixes import Prefixes
 from serve_apps.engine_model.service.virtual_service import SessionPrompt
@@ -70,7 +70,7 @@ def by_blocks(
     seed: int = 0,
 ) -> dict[str, Any]:
     """What the engine that keeps books of every block makes of them; columns in order of arrival."""
-    engines = [Engine(*parts, seed=seed) for _ in range(replicas)]
+    engines = [BlockEngine(*parts, seed=seed) for _ in range(replicas)]
     states: dict[float, Any] = {}
     for engine in engines:
         _watch(engine, states)

@@ -15,7 +15,7 @@ import pytest
 from conf import load
 from conf.specs.experiment import Constant, SimulatedEngine
 from serve_apps.engine_model.cost.step_time import Batch, roofline
-from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
+from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.scheduler.scheduler import Scheduler
 from tests.vllm.real_core import Limits, Log, Work, run_real
@@ -88,7 +88,7 @@ def run_ours(prompts: Sequence[Prompt], limits: Limits) -> tuple[Log, int]:
         async_scheduling=limits.asynchronous,
         long_prefill_token_threshold=limits.long_prefill,
     )
-    engine = Engine(spec, NO_FRONT_END, SPECS.hardware, SPECS.layout)
+    engine = BlockEngine(spec, NO_FRONT_END, SPECS.hardware, SPECS.layout)
     recorded = engine._scheduler
     recorded.__class__ = Recorded
     assert isinstance(recorded, Recorded)

@@ -59,7 +59,7 @@ class Step(NamedTuple):
     events: list[TokenEvent]
 
 
-class Engine:
+class BlockEngine:
     """vLLM's scheduler over a step-time model, behind a serial front end.
 
     Raises ValueError when the weights do not fit or a needed hardware figure is unknown.

@@ -15,7 +15,7 @@ Chain = tuple[Hashable, ...]
 """Hashes of a request's full blocks, each over all tokens up to its block's end."""
 
 
-class Run:
+class BlockRun:
     """Blocks `start` to `end` of a chain, held by the same requests; without a chain nobody finds them."""
 
     __slots__ = ("alone", "chain", "end", "holders", "start")
@@ -38,7 +38,7 @@ class Holding:
 
     def __init__(self, chain: Chain = ()) -> None:
         self.chain = chain
-        self.runs: list[Run] = []
+        self.runs: list[BlockRun] = []
         self.blocks = 0
 
     @property
@@ -49,7 +49,7 @@ class Holding:
 class Hit(NamedTuple):
     """Blocks `start` to `end` of a chain, found in `run`."""
 
-    run: Run
+    run: BlockRun
     start: int
     end: int
 
@@ -70,9 +70,11 @@ class KvCache:
         self.caching = caching
         self.free_blocks = blocks
         self._blank = blocks  # free and not hashed: always the front of the free queue
-        self._idle: OrderedDict[Run, None] = OrderedDict()  # the rest of it, least recently used first
-        self._index: dict[Hashable, Run] = {}
-        self._twins: dict[Hashable, dict[Run, None]] = {}  # runs beside the one in the index, oldest first
+        self._idle: OrderedDict[BlockRun, None] = OrderedDict()  # the rest of it, least recently used first
+        self._index: dict[Hashable, BlockRun] = {}
+        self._twins: dict[
+            Hashable, dict[BlockRun, None]
+        ] = {}  # runs beside the one in the index, oldest first
 
     @property
     def usage(self) -> float:
@@ -124,7 +126,7 @@ class KvCache:
         """Let others find the first `blocks` of a request, as far as its chain goes."""
         start, end = holding.named, min(blocks, len(holding.chain))
         if self.caching and start < end:
-            run = Run(holding.chain, start, end, (holding,))
+            run = BlockRun(holding.chain, start, end, (holding,))
             self._enter(run)
             holding.runs.append(run)
 
@@ -151,7 +153,7 @@ class KvCache:
         self._blank += holding.blocks - hashed
         self.free_blocks += holding.blocks - named
         if hashed > named:
-            self._idle[Run((), named, hashed)] = None
+            self._idle[BlockRun((), named, hashed)] = None
         for run in reversed(holding.runs):
             run.holders.remove(holding)
             if not run.holders:
@@ -171,7 +173,7 @@ class KvCache:
         if held + self.free_blocks != self.blocks:
             raise AssertionError(f"{held} held + {self.free_blocks} free blocks are not {self.blocks}")
 
-    def _agree(self, run: Run, chain: Chain, at: int, end: int) -> int:
+    def _agree(self, run: BlockRun, chain: Chain, at: int, end: int) -> int:
         """Where the stretch from `at` ends that a look-up block by block would take from `run`."""
         if not run.alone:
             while at < end and self._index.get(chain[at]) is run:
@@ -181,9 +183,9 @@ class KvCache:
             return end
         return bisect_left(range(end), True, at, key=lambda index: run.chain[index] != chain[index])
 
-    def _split(self, run: Run, at: int) -> Run:
+    def _split(self, run: BlockRun, at: int) -> BlockRun:
         """Cut the blocks before `at` off a run, which keeps its place in the queue; returns the new run."""
-        head = Run(run.chain, run.start, at, run.holders)
+        head = BlockRun(run.chain, run.start, at, run.holders)
         head.alone = run.alone
         for one in run.chain[run.start : at]:
             if self._index[one] is run:
@@ -195,13 +197,13 @@ class KvCache:
             holding.runs.insert(holding.runs.index(run), head)
         return head
 
-    def _set_back(self, head: Run, rest: Run) -> None:
+    def _set_back(self, head: BlockRun, rest: BlockRun) -> None:
         """Queue what was split off an idle run behind its rest, as the first blocks are evicted last."""
         if rest in self._idle:
             order = [(run, head) if run is rest else (run,) for run in self._idle]
             self._idle = OrderedDict.fromkeys(run for runs in order for run in runs)
 
-    def _enter(self, run: Run) -> None:
+    def _enter(self, run: BlockRun) -> None:
         named = run.chain[run.start : run.end]
         if self._index.keys().isdisjoint(named):
             self._index.update(dict.fromkeys(named, run))
@@ -213,7 +215,7 @@ class KvCache:
                 for twin in (first, *self._twins[one]):
                     twin.alone = False
 
-    def _forget(self, run: Run, end: int) -> None:
+    def _forget(self, run: BlockRun, end: int) -> None:
         """Evict the blocks of a run from `end` on."""
         for one in run.chain[end : run.end]:
             if run.alone or one not in self._twins:

@@ -6,7 +6,7 @@ from serve_apps.engine_model.scheduler.kv_cache import Chain, Holding
 
 
 @dataclass(slots=True)
-class Progress:
+class StepProgress:
     """Steps that were scheduled and completed so far; the last completed one ended at `at_s`."""
 
     scheduled: int = 0
@@ -39,7 +39,12 @@ class RequestState:
     )
 
     def __init__(
-        self, request_id: int, prompt_tokens: int, output_tokens: int, progress: Progress, hashes: Chain = ()
+        self,
+        request_id: int,
+        prompt_tokens: int,
+        output_tokens: int,
+        progress: StepProgress,
+        hashes: Chain = (),
     ) -> None:
         self.request_id = request_id
         self.prompt_tokens = prompt_tokens

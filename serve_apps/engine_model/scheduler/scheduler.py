@@ -16,7 +16,7 @@ from itertools import chain
 
 from serve_apps.engine_model.cost.step_time import Batch
 from serve_apps.engine_model.scheduler.kv_cache import Chain, KvCache
-from serve_apps.engine_model.scheduler.request import Progress, RequestState
+from serve_apps.engine_model.scheduler.request import RequestState, StepProgress
 
 
 class _Step:
@@ -78,7 +78,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
         self.long_prefill_tokens = long_prefill_tokens
-        self.progress = Progress()
+        self.progress = StepProgress()
         self.running: dict[RequestState, None] = {}
         self.waiting: deque[RequestState] = deque()
         self.preemptions = self.prompt_tokens_total = self.generation_tokens_total = 0

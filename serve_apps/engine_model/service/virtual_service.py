@@ -7,13 +7,13 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
+from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.engine_model.scheduler.kv_cache import Chain
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.service.balancer import Balance, Balancer
 
 
-class Progress(NamedTuple):
+class RequestProgress(NamedTuple):
     """What is seen of a request at the virtual now: `tokens` emitted so far, first and last when."""
 
     key: int
@@ -24,7 +24,7 @@ class Progress(NamedTuple):
     finished: bool
 
 
-class Replica(Protocol):
+class VirtualReplica(Protocol):
     """An engine that keeps its own time; requests are known by the number that `add` gives them."""
 
     def add(
@@ -62,11 +62,14 @@ class VirtualService:
     """
 
     def __init__(
-        self, engines: Sequence[Engine | Replica], policy: str | Balance = "leastconn", seed: int = 0
+        self,
+        engines: Sequence[BlockEngine | VirtualReplica],
+        policy: str | Balance = "leastconn",
+        seed: int = 0,
     ) -> None:
         if not engines:
             raise ValueError("a service needs at least one engine")
-        self._replicas = [Stepped(each) if isinstance(each, Engine) else each for each in engines]
+        self._replicas = [Stepped(each) if isinstance(each, BlockEngine) else each for each in engines]
         balance = Balance(policy) if isinstance(policy, str) else policy
         self._balancer = Balancer(balance, len(engines), seed)
         self._arrivals: list[_Arrival] = []
@@ -113,10 +116,10 @@ class VirtualService:
             self._route(arrival)
         self._run(until_s)
 
-    def observe(self) -> list[Progress]:
+    def observe(self) -> list[RequestProgress]:
         """All open requests that have arrived, and once those finished since the last call."""
         places = self._open.items()
-        seen = [Progress(key, at, *self._replicas[at].seen(number)) for key, (at, number) in places]
+        seen = [RequestProgress(key, at, *self._replicas[at].seen(number)) for key, (at, number) in places]
         for progress in seen:
             if progress.finished:
                 del self._open[progress.key]
@@ -136,9 +139,9 @@ class VirtualService:
 
 
 class Stepped:
-    """`Engine` as a replica: the end of its step in flight, and the states of its requests."""
+    """`BlockEngine` as a replica: the end of its step in flight, and the states of its requests."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: BlockEngine) -> None:
         self.engine = engine
         self._free_s = 0.0
         self._end_s: float | None = None

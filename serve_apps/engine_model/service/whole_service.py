@@ -11,7 +11,7 @@ from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.compiled.fast_engine import FastSpec, Times, UnsupportedByFastPath, Work
 from serve_apps.engine_model.cost import architecture
 from serve_apps.engine_model.cost.kernels import steps
-from serve_apps.engine_model.scheduler.engine import Engine
+from serve_apps.engine_model.scheduler.engine import BlockEngine
 from serve_apps.engine_model.service.requests import Replicas, Requests
 from serve_apps.engine_model.service.routed import serve_open, serve_prefixes
 from serve_apps.engine_model.service.virtual_service import SessionPrompt, VirtualService
@@ -46,10 +46,10 @@ def serve(
             return serve_prefixes(fast, requests, replicas)
         return serve_open(fast, requests.sent_s, requests.asked, seed, count, replicas.balance.policy)
     except UnsupportedByFastPath:
-        return _block_by_block([Engine(*parts, seed=seed + i) for i in range(count)], requests, replicas)
+        return _block_by_block([BlockEngine(*parts, seed=seed + i) for i in range(count)], requests, replicas)
 
 
-def _block_by_block(engines: Sequence[Engine], requests: Requests, replicas: Replicas) -> Times:
+def _block_by_block(engines: Sequence[BlockEngine], requests: Requests, replicas: Replicas) -> Times:
     """The same by scheduler.
 
     The engines' counters alone tell their work: busy seconds and KV in use stay unknown (nan), and every

@@ -43,7 +43,7 @@ from loadgen.run import verdicts
 from loadgen.search.policy import Outcome, Segment, Start, dwells_of
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.mock_server import MockServer
 from tests.support.patience import PATIENCE_S
 
@@ -63,7 +63,7 @@ def of_stream(schedule: ArrivalSchedule, stream: int) -> ArrivalSchedule:
     return schedule.where(schedule.stream == stream)
 
 
-class Slowed(Engine):
+class Slowed(BlockEngine):
     """An engine whose steps last `factor` times as long as the model says."""
 
     factor = 1.0

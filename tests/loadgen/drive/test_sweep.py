@@ -20,7 +20,7 @@ from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import verdicts
 from loadgen.search.policy import VOID_STEPS, Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.benchmarks._scenarios import truths
 from tests.benchmarks.shared_processor import SharedProcessor
 
@@ -33,7 +33,9 @@ def plan(experiment: Experiment, start: Start, **more: Any) -> Plan:
 def virtual(experiment: Experiment) -> VirtualTarget:
     spec: Any = experiment.engine
     parts = experiment.model, experiment.hardware, experiment.layout
-    return VirtualTarget(VirtualService([Engine(spec, *parts, seed=i) for i in range(experiment.replicas)]))
+    return VirtualTarget(
+        VirtualService([BlockEngine(spec, *parts, seed=i) for i in range(experiment.replicas)])
+    )
 
 
 def driver(

@@ -24,7 +24,7 @@ from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.prompts.bodies import Prompts
 from loadgen.run.metrics_scraper import figures
 from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion
 from serve_apps.simulated.server import RealtimeEngine, SimulatedApp
@@ -126,7 +126,7 @@ def test_half_of_every_prompt_comes_from_the_prefix_cache(prompt: str, tmp_path:
 def test_the_engines_of_a_virtual_target_share_the_same_prefix() -> None:
     spec = HALF.engine
     assert isinstance(spec, SimulatedEngine)
-    engine = Engine(spec, HALF.model, HALF.hardware, HALF.layout)
+    engine = BlockEngine(spec, HALF.model, HALF.hardware, HALF.layout)
     target = VirtualTarget(VirtualService([engine]))
     schedule = drawn(HALF.workload)
     seen = target.run(schedule, 60 * NS)
@@ -163,7 +163,7 @@ async def simulated(experiment: Experiment) -> AsyncIterator[str]:
     """The address of a simulated engine's application behind the HTTP server that Serve uses too."""
     spec, model = experiment.engine, experiment.model
     assert isinstance(spec, SimulatedEngine)
-    plain = Engine(spec, model, experiment.hardware, experiment.layout)
+    plain = BlockEngine(spec, model, experiment.hardware, experiment.layout)
     engine = RealtimeEngine(plain, time_scale=spec.time_scale)
     served = ServedModel(model.served_name, spec.max_model_len, model.vocab, block_size=spec.block_size)
     engine.start()

@@ -22,7 +22,7 @@ from loadgen.run.lifecycle import Run, Service
 from loadgen.run.run_folder import RunFolder, without_credentials
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, Traffic
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 
 EXPERIMENT = load(["search=quick", "fleet.warmup_requests=4"])
 
@@ -35,7 +35,7 @@ class VirtualFleet(VirtualTarget):
 
     def __init__(self, *_: Any, **__: Any) -> None:
         spec: Any = EXPERIMENT.engine
-        engine = Engine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
+        engine = BlockEngine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
         super().__init__(VirtualService([engine]))
 
     def shortage(self, wanted: int) -> None:

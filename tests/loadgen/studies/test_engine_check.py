@@ -22,7 +22,7 @@ from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.search.policy import Start
 from loadgen.studies import engine_check
 from loadgen.studies.engine_check import Replay
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 
 CONCLUDED = {"exit_code": 0, "valid": True, "reason": "", "asked": {}}
 ENDED = CONCLUDED | {"capacity": {"qps_per_node": {"certified": 2.5}}}
@@ -123,7 +123,7 @@ def probed(replay: Replay, served_by: Experiment) -> dict[str, Any]:
     none = replace(times.front_end_latency_ms, value=0.0, low=None, high=None)
     model = replace(served_by.model, step_time=replace(times, front_end_latency_ms=none))
     parts = model, served_by.hardware, served_by.layout
-    target = VirtualTarget(VirtualService([Engine(spec, *parts)]))
+    target = VirtualTarget(VirtualService([BlockEngine(spec, *parts)]))
     asked = replay.emulated
     start = Start(5.0)
     plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=8)

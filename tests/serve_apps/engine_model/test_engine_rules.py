@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conf import load
 from conf.specs.experiment import Constant, SimulatedEngine
-from serve_apps.engine_model import Engine, GenerateRequest
+from serve_apps.engine_model import BlockEngine, GenerateRequest
 from serve_apps.engine_model.scheduler.engine import IDLE_POLL_S, QueueFull
 from serve_apps.engine_model.scheduler.request import RequestState
 from tests.serve_apps.simulated.test_server import Call, Service, run
@@ -18,14 +18,14 @@ from tests.serve_apps.simulated.test_server import Call, Service, run
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
 
 
-def engine(**changes: Any) -> Engine:
+def engine(**changes: Any) -> BlockEngine:
     none = Constant(0.0, "ms per request", "test")
     no_front_end = replace(SPECS.model.step_time, front_end_ms=none, front_end_latency_ms=none)
     model = replace(SPECS.model, step_time=no_front_end)
-    return Engine(SimulatedEngine(**changes), model, SPECS.hardware, SPECS.layout)
+    return BlockEngine(SimulatedEngine(**changes), model, SPECS.hardware, SPECS.layout)
 
 
-def emitted(served: Engine, *arrivals: tuple[float, int, int]) -> list[tuple[float, float, list[int]]]:
+def emitted(served: BlockEngine, *arrivals: tuple[float, int, int]) -> list[tuple[float, float, list[int]]]:
     """Start and end of every step, and who got a token; arrivals are (time, prompt, output)."""
     steps, now_s, coming = [], 0.0, [*enumerate(arrivals)]
     while coming or served.ready_s() < float("inf"):
@@ -59,7 +59,7 @@ def test_a_core_with_nothing_to_compute_sleeps_a_millisecond() -> None:
         assert steps[1][0] == pytest.approx(end_s + wait_s)
 
 
-def drain(served: Engine, now_s: float = 0.0) -> float:
+def drain(served: BlockEngine, now_s: float = 0.0) -> float:
     """Serve all that is there; returns the end of the last step."""
     while (start_s := max(now_s, served.ready_s())) < float("inf"):
         step = served.step(start_s)
@@ -69,7 +69,7 @@ def drain(served: Engine, now_s: float = 0.0) -> float:
     return now_s
 
 
-def served_one_by_one(served: Engine, *requests: GenerateRequest) -> list[RequestState]:
+def served_one_by_one(served: BlockEngine, *requests: GenerateRequest) -> list[RequestState]:
     states, now_s = [], 0.0
     for request in requests:
         states.append(served.add(request, now_s))

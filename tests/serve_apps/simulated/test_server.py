@@ -13,7 +13,7 @@ from conf import load
 from conf.specs.experiment import SimulatedEngine
 from conf.specs.images import MOST_IMAGES, MOST_PX, Images
 from loadgen.prompts.images import Album
-from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
+from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import EngineSteps, ServedModel
 from serve_apps.simulated.server import EngineDead, RealtimeEngine, SimulatedApp, Stream
@@ -49,9 +49,9 @@ def run(story: Coroutine[Any, Any, Any]) -> Any:
         return runner.run(story)
 
 
-def engine(**changes: Any) -> Engine:
+def engine(**changes: Any) -> BlockEngine:
     assert isinstance(SPECS.engine, SimulatedEngine)
-    return Engine(replace(SPECS.engine, **changes), SPECS.model, SPECS.hardware, SPECS.layout)
+    return BlockEngine(replace(SPECS.engine, **changes), SPECS.model, SPECS.hardware, SPECS.layout)
 
 
 def planned(arrivals: list[tuple[float, int, int]]) -> dict[int, list[float]]:
@@ -264,7 +264,7 @@ def test_a_client_that_leaves_before_its_prompt_is_scheduled_is_forgotten() -> N
     assert run(story()) == 5
 
 
-class Broken(Engine):
+class Broken(BlockEngine):
     """An engine that dies in its tenth step."""
 
     def begin_step(self, now_s: float) -> float | None:

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 from conf import load
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model import Engine, GenerateRequest, VirtualService
+from serve_apps.engine_model import BlockEngine, GenerateRequest, VirtualService
 from serve_apps.engine_model.compiled.fast_engine import (
     FastEngine,
     FastSpec,
@@ -33,8 +33,8 @@ def spec(**fields: Any) -> SimulatedEngine:
 def by_blocks(
     asked: SimulatedEngine, sent_s: Any, columns: Any, replicas: int = 1, policy: str = "leastconn"
 ) -> Any:
-    """(replica, first token, last token) of each request, by `Engine`."""
-    service = VirtualService([Engine(asked, *PARTS, seed=3) for _ in range(replicas)], policy)
+    """(replica, first token, last token) of each request, by `BlockEngine`."""
+    service = VirtualService([BlockEngine(asked, *PARTS, seed=3) for _ in range(replicas)], policy)
     rows = zip(sent_s.tolist(), *(column.tolist() for column in columns), strict=True)
     for key, (at_s, inputs, outputs, shared) in enumerate(rows):
         service.submit(key, at_s, inputs, outputs, shared_tokens=shared)
@@ -102,7 +102,7 @@ def test_a_closed_loop_keeps_its_concurrency_and_serves_each_request_once() -> N
 def test_a_closed_loop_is_that_of_the_block_by_block_engine(ahead: bool) -> None:
     asked = spec(async_scheduling=ahead, max_num_seqs=6)
     _, (inputs, outputs, shared) = traffic(9, 60, 1.0)
-    engine, now_s, sent = Engine(asked, *PARTS), 0.0, 8
+    engine, now_s, sent = BlockEngine(asked, *PARTS), 0.0, 8
     states = [engine.add(GenerateRequest(i, int(inputs[i]), int(outputs[i])), 0.0) for i in range(8)]
     while (ready_s := engine.ready_s()) < np.inf:
         now_s = max(now_s, ready_s)
@@ -122,7 +122,7 @@ def test_the_kv_in_use_is_that_of_the_blocks_held() -> None:
     sent_s = np.cumsum(np.random.default_rng(1).exponential(0.05, count))
     columns = np.full(count, 5600), np.full(count, 140), np.full(count, 5320)
     work = serve_open(FastSpec.of(asked, *PARTS), sent_s, columns).work
-    engine = Engine(asked, *PARTS)
+    engine = BlockEngine(asked, *PARTS)
     service = VirtualService([engine])
     for key, at_s in enumerate(sent_s.tolist()):
         service.submit(key, at_s, 5600, 140, shared_tokens=5320)
@@ -150,7 +150,7 @@ def test_step_by_step_a_service_sees_what_one_call_gives() -> None:
     sent_s, columns = traffic(2, 60, 20.0)
     machine = FastSpec.of(spec(step_noise_cv=0.05), *PARTS)
     service = VirtualService([FastEngine(machine, 64, seed=3)])
-    stepped = VirtualService([Engine(machine.spec, *PARTS, seed=3)])
+    stepped = VirtualService([BlockEngine(machine.spec, *PARTS, seed=3)])
     rows = list(zip(sent_s.tolist(), *(column.tolist() for column in columns), strict=True))
     for key, (at_s, inputs, outputs, _) in enumerate(rows):
         service.submit(key, at_s, inputs, outputs)
