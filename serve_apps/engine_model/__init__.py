@@ -1,4 +1,4 @@
-"""The engine as arithmetic: what a vLLM replica would do and when; no clock, no asyncio, no Ray."""
+"""A vLLM replica as arithmetic: its steps and their times; no clock, no asyncio, no Ray."""
 
 from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest, Step, TokenEvent
 from serve_apps.engine_model.service.virtual_service import RequestProgress, VirtualService

@@ -31,7 +31,7 @@ vllm/distributed/device_communicators/quick_all_reduce.py, _QR_MIN_SIZE)."""
 
 @dataclass(slots=True)
 class Batch:
-    """What one step computes, summed over its requests.
+    """Work of one step, summed over its requests.
 
     `context_tokens` are tokens whose KV is read, `attention_pairs` new x context tokens of prefill,
     `sequences` those that emit a token.
@@ -67,7 +67,7 @@ class StepTerms(NamedTuple):
 
 @dataclass(frozen=True)
 class Roofline:
-    """Seconds per unit of work of one replica; `expert_miss` is the chance that a token avoids an expert.
+    """Seconds of one replica per unit of work; `expert_miss` is the chance that a token avoids an expert.
 
     `expert_read_s` reads all experts; where every GPU has some of its own, `expert_skew_s` is what the
     fullest one adds (`_expert_skew`). The first `prefill_rise_tokens` prefill tokens of a step cost
@@ -220,7 +220,7 @@ def _expert_miss(model: Model) -> float:
 
 
 def _expert_skew(model: Model, layout: Layout) -> float:
-    """How many more experts the fullest GPU reads: this, times sd over mean of the share that is touched.
+    """Factor of the extra experts that the fullest GPU reads: it multiplies sd over mean of the touched share.
 
     The touched ones among the experts of a GPU are taken as binomial, and the fullest of g GPUs as the
     largest of g normals (Blom's approximation). Drawn with uniform routing of Qwen3's 8 of 128 experts over 8

@@ -1,7 +1,7 @@
 """One engine replica as a state machine: requests in, timed token events out; knows no clock.
 
-Time is an argument. A shell calls `step(now_s)` and delivers its events at `end_s`; another may use
-the two halves, `begin_step` and `end_step`, which follow the same rules.
+Time is an argument. `step(now_s)` returns the events to deliver at `end_s`; `begin_step` and `end_step` are
+its two halves, for callers that wait in between.
 """
 
 import math
@@ -20,20 +20,20 @@ from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.scheduler.scheduler import Scheduler
 
 IDLE_POLL_S = 1e-3
-"""vLLM's core sleeps so long when a step has nothing to compute (engine/core.py, _process_engine_step)."""
+"""Sleep of vLLM's core when a step has nothing to compute (engine/core.py, _process_engine_step)."""
 
 
 class QueueFull(ValueError):
-    """The engine's queue limits refuse a request that it could serve later; the words are vLLM's."""
+    """A queue limit refuses a request that the engine could serve later; the message is vLLM's."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """`request_id` is unique within one engine; exactly `output_tokens` are emitted.
 
-    `hashes[i]` stands for all prompt tokens up to the end of the i-th full KV block: requests whose
-    prompts begin alike have the same ones. Prompt blocks beyond them are shared with nobody. Of the prompt,
-    `new_image_tokens` are images that must be decoded and encoded first.
+    `hashes[i]` stands for all prompt tokens up to the end of the i-th full KV block: prompts that begin
+    alike have the same ones. Blocks beyond them are shared with nobody. `new_image_tokens` of the prompt are
+    images that must be decoded and encoded first.
     """
 
     request_id: int
@@ -52,7 +52,7 @@ class TokenEvent(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step of the engine; `events` are to be delivered at `end_s`, and no step begins before."""
+    """One step of the engine; its `events` are due at `end_s`, and no step begins before."""
 
     start_s: float
     end_s: float
@@ -105,7 +105,7 @@ class BlockEngine:
         return state
 
     def abort(self, request_id: int) -> None:
-        """Forget a request and free its blocks; unknown or finished ids are ignored."""
+        """Drop a request and free its blocks; unknown or finished ids are ignored."""
         state = self._open.pop(request_id, None)
         if state is None:
             return
@@ -144,7 +144,7 @@ class BlockEngine:
         return self._step_end_s
 
     def emitting(self) -> list[RequestState]:
-        """The requests that get a token from the step begun last; to be asked before `end_step`."""
+        """The requests that get a token from the step begun last; valid until `end_step`."""
         return list(self._scheduler.emitting())
 
     def end_step(self) -> list[RequestState]:
@@ -193,7 +193,7 @@ class BlockEngine:
 
     @property
     def prefix_hits(self) -> int:
-        """How many of `prefix_queries` were found."""
+        """Tokens of `prefix_queries` that were found."""
         return self._scheduler.prefix_hits
 
     @property

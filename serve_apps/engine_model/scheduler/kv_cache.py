@@ -3,7 +3,7 @@
 The rules (vLLM's block_pool.py): only full blocks are hashed, at their allocation; a freed block goes
 to the back of the free queue when it is hashed and to the front when it is not; an allocation takes
 from the front and forgets the hashes it meets; a hit takes a block out of the queue. Blocks that live
-and die together are kept as one run, so that a prompt costs as much as its runs, not its blocks.
+and die together are kept as one run, so that the cost of a prompt grows with its runs, not its blocks.
 """
 
 from bisect import bisect_left
@@ -16,7 +16,7 @@ Chain = tuple[Hashable, ...]
 
 
 class BlockRun:
-    """Blocks `start` to `end` of a chain, held by the same requests; without a chain nobody finds them."""
+    """Blocks `start` to `end` of a chain, held by the same requests; no request finds those without a chain."""
 
     __slots__ = ("alone", "chain", "end", "holders", "start")
 
@@ -32,7 +32,7 @@ class BlockRun:
 
 
 class Holding:
-    """What one request holds: `runs` cover its first blocks, the rest of its `blocks` have no name."""
+    """KV blocks of one request: `runs` cover its first ones, the rest of its `blocks` have no name."""
 
     __slots__ = ("blocks", "chain", "runs")
 
@@ -72,9 +72,8 @@ class KvCache:
         self._blank = blocks  # free and not hashed: always the front of the free queue
         self._idle: OrderedDict[BlockRun, None] = OrderedDict()  # the rest of it, least recently used first
         self._index: dict[Hashable, BlockRun] = {}
-        self._twins: dict[
-            Hashable, dict[BlockRun, None]
-        ] = {}  # runs beside the one in the index, oldest first
+        # Runs beside the one in the index, oldest first.
+        self._twins: dict[Hashable, dict[BlockRun, None]] = {}
 
     @property
     def usage(self) -> float:
@@ -97,7 +96,7 @@ class KvCache:
         return hits
 
     def hold(self, holding: Holding, hits: Iterable[Hit]) -> None:
-        """Give a request that holds nothing what was just found for it."""
+        """Give the blocks just found to a request that holds none."""
         for run, start, end in hits:
             if start > run.start:
                 self._set_back(self._split(run, start), run)
@@ -110,12 +109,12 @@ class KvCache:
             holding.blocks = end
 
     def take(self, blocks: int) -> None:
-        """Allocate so many of the free blocks, which there must be, and forget what they cached."""
+        """Allocate free blocks, which must exist, and forget what they cached."""
         self.free_blocks -= blocks
         self._blank -= blocks
         while self._blank < 0:
             run = next(iter(self._idle))
-            # What nobody can find is as good as blank once it is the next to go.
+            # Blocks that no request can find are as good as blank once they are the next to go.
             evicted = min(len(run), -self._blank) if run.chain else len(run)
             self._forget(run, run.end - evicted)
             if not run:
@@ -123,7 +122,7 @@ class KvCache:
             self._blank += evicted
 
     def name(self, holding: Holding, blocks: int) -> None:
-        """Let others find the first `blocks` of a request, as far as its chain goes."""
+        """Enter the first `blocks` of a request into the cache, as far as its chain goes."""
         start, end = holding.named, min(blocks, len(holding.chain))
         if self.caching and start < end:
             run = BlockRun(holding.chain, start, end, (holding,))
@@ -138,7 +137,7 @@ class KvCache:
             self.name(holding, blocks)
 
     def extend(self, holding: Holding, tokens: int) -> None:
-        """Allocate what a request lacks for its first `tokens`, and let others find those that are hashed."""
+        """Allocate the blocks that a request lacks for its first `tokens`, and cache the full ones."""
         blocks = self.blocks_for(tokens)
         if blocks > holding.blocks:
             self.take(blocks - holding.blocks)
@@ -174,7 +173,7 @@ class KvCache:
             raise AssertionError(f"{held} held + {self.free_blocks} free blocks are not {self.blocks}")
 
     def _agree(self, run: BlockRun, chain: Chain, at: int, end: int) -> int:
-        """Where the stretch from `at` ends that a look-up block by block would take from `run`."""
+        """End of the stretch from `at` that a look-up block by block would take from `run`."""
         if not run.alone:
             while at < end and self._index.get(chain[at]) is run:
                 at += 1
@@ -234,5 +233,5 @@ class KvCache:
 
 
 def own_chain(known: Sequence[Hashable], blocks: int) -> Chain:
-    """`known` made as long as `blocks`, with hashes that nobody else has."""
+    """`known` extended to `blocks` hashes, with ones that no other request has."""
     return (*known, *(object() for _ in range(blocks - len(known))))

@@ -1,4 +1,4 @@
-"""One request inside an engine: how far it is, and when its tokens came; decides nothing."""
+"""One request inside an engine: its progress and the times of its tokens; decides nothing."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from serve_apps.engine_model.scheduler.kv_cache import Chain, Holding
 
 @dataclass(slots=True)
 class StepProgress:
-    """Steps that were scheduled and completed so far; the last completed one ended at `at_s`."""
+    """Steps scheduled and completed so far; the last completed one ended at `at_s`."""
 
     scheduled: int = 0
     completed: int = 0
@@ -15,7 +15,7 @@ class StepProgress:
 
 
 class RequestState:
-    """The state of one request inside an engine; what is not underscored is for everybody to read.
+    """The state of one request inside an engine; other modules read the names without an underscore.
 
     A decoder gets one output token in every step: after `n` steps it has `_ahead + n` of them, once it
     has joined the others, at `_joined` tokens, and until it leaves them, at `_most`.
@@ -74,7 +74,7 @@ class RequestState:
 
     @property
     def last_token_s(self) -> float | None:
-        """When the latest of the emitted tokens came; None before the first."""
+        """Time of the latest emitted token; None before the first."""
         return self._progress.at_s if self._decoding and self.emitted > self._joined else self._last_s
 
     @property

@@ -1,13 +1,13 @@
 """vLLM V1's scheduling rules: which tokens the next step computes; knows no clock and no durations.
 
-The rules (the engine model, section 1): running requests first, in order; then waiting ones, first
+The rules (docs/engine_model.md, section 1): running requests first, in order; then waiting ones, first
 come first served, while token budget and request slots remain; a prompt is admitted only when the
 whole of it fits the free blocks, and nobody overtakes one that does not fit; when a running request
 lacks a block, the last running one is preempted and recomputed later.
 
 Decoders are not touched one by one: each gets a token per step, so their number, the sum of their
-contexts, the steps in which they end and the steps in which they need a block say all. Only where
-the order of the running requests can matter are they walked through, as vLLM does in every step.
+contexts, the steps in which they end and the steps in which they need a block say all. They are
+walked through, as vLLM does in every step, only where the order of the running requests can matter.
 """
 
 from collections import defaultdict, deque
@@ -20,7 +20,7 @@ from serve_apps.engine_model.scheduler.request import RequestState, StepProgress
 
 
 class _Step:
-    """A step whose tokens do not exist yet: whom it gives the first token, the last, and who left since."""
+    """A step whose tokens do not exist yet: requests that get their first or last one, or left since."""
 
     __slots__ = ("emits", "ending", "firsts", "left", "number")
 
@@ -52,7 +52,7 @@ class _Decoders:
         self.ending[request.output_tokens - request._ahead].append(request)
 
     def remove(self, request: RequestState) -> None:
-        """Of one that ends, its last step has been taken out of `ending` already."""
+        """Stop counting a request; one that ends is no longer in `ending`."""
         self._count(request, -1)
         if request._most < request.output_tokens:
             self.ending[request.output_tokens - request._ahead].remove(request)
@@ -162,9 +162,9 @@ class Scheduler:
         self.kv.check_integrity(request._held for request in self.running)
 
     def _continue_all(self, batch: Batch, step: _Step) -> bool:
-        """All decoders as one, then the prompt that the last step's budget has cut, if any.
+        """Schedule all decoders at once, then the prompt that the last step's budget has cut, if any.
 
-        Returns False, and does nothing, where not everybody can have all, so that order matters.
+        Returns False, and does nothing, where not all requests fit, so that order matters.
         """
         steps, decoders, kv = self.progress.scheduled, self._decoders, self.kv
         budget = self.max_num_batched_tokens - decoders.number
@@ -186,7 +186,7 @@ class Scheduler:
         return True
 
     def _walk(self, batch: Batch, step: _Step) -> None:
-        """One running request after the other gets what it misses, while the budget lasts."""
+        """Schedule the missing tokens of one running request after the other, while the budget lasts."""
         budget, limit = self.max_num_batched_tokens, self._long_prefill_limit()
         for request in list(self.running):
             if request not in self.running:
@@ -220,7 +220,7 @@ class Scheduler:
         return True
 
     def _preempt(self, request: RequestState) -> None:
-        """Its blocks keep their hashes, so that it finds what is left of them when it comes back."""
+        """Return a request to the queue; its blocks keep their hashes, so that it may find them again."""
         self.kv.name_all(request._held, request._hashed(self.kv.block_size))
         self._release(request)
         request._computed = 0
