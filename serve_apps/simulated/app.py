@@ -21,7 +21,7 @@ NO_QUEUE_LIMIT = 1_000_000
 HEALTH_CHECK_PERIOD_S = 2.0
 SHUTDOWN_GRACE_S = 5.0
 ENGINES = "SimulatedReplica"
-"""The deployment whose replicas are engines; behind HAProxy another may choose between them."""
+"""The deployment whose replicas are engines; behind HAProxy another one may choose between them."""
 
 
 class EngineSpecs(NamedTuple):
@@ -50,7 +50,7 @@ def build_app(
     Without `routing` the proxy's own default chooses between them. Raises ValueError for an engine that does
     not fit the hardware.
     """
-    BlockEngine(*specs)  # what cannot run is refused here, not in every replica
+    BlockEngine(*specs)  # refuses an engine that cannot run here, not in every replica
     options: dict[str, Any] = {
         "name": ENGINES,
         "num_replicas": replicas,

@@ -3,7 +3,7 @@
 Steps begin and end at absolute instants of the engine's own clock: the next one starts where the
 last one ended (or when work arrives), however late this process woke up. A slow machine therefore
 delivers late, which is counted, but never slows the engine. That clock may run `time_scale` times as
-fast as the real one, or slower; then its time is told in-band.
+fast as the real one, or slower; then its time is sent in-band.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ Send = Callable[[Message], Awaitable[None]]
 TIMER_S = 1e-3
 """The event loop's timers count milliseconds: a shorter sleep would spin until it is over."""
 SPIN_S = 1e-4
-"""No sleep to uvloop: a millisecond too many would be a third of a fast clock's step."""
+"""uvloop does not sleep so briefly: a millisecond too many would be a third of a fast clock's step."""
 US, NS = 1_000_000, 1_000_000_000
 MOST_US = 2**31 - 1
-"""What a client believes of a count."""
+"""Largest count that a client accepts."""
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class RealtimeEngine:
                 stream.put(end_s, state.finished, late)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """However the loop ended, nobody may wait for a token any longer."""
+        """Fail all open streams, whatever ended the loop."""
         error = None if task.cancelled() else task.exception()
         self.failure = f"the engine died: {error!r}" if error else "the engine was stopped"
         if error:
@@ -311,8 +311,9 @@ class SimulatedApp:
 
 
 async def _body(receive: Receive) -> bytes:
-    """Raises ApiError for one too long, of which nothing is kept; it is read to its end, for only then do all
-    clients listen.
+    """The body of a request, read to its end, because some clients listen only then.
+
+    Raises ApiError for one that is too long, of which nothing is kept.
     """
     parts: list[bytes] = []
     size_bytes = 0

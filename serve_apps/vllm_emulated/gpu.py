@@ -1,4 +1,4 @@
-"""What a vLLM without a GPU pretends to run on: how long a step takes, and what memory is left for KV.
+"""The GPU that an emulated vLLM pretends to have: the time of a step and the memory left for KV.
 
 Knows vLLM's scheduler output by its fields and the step-time model; imports no vLLM and reads no clock.
 """
@@ -49,7 +49,7 @@ class EmulatedGpu:
     ) -> "EmulatedGpu":
         """The GPU that `hardware` describes, with the step time of `model` and of the attention `backend`.
 
-        Where the model does not have the backend's speed, it is that of the fit's own.
+        If the speed of that backend is unknown, it is that of the fit's own.
 
         Raises ValueError for a model with latent attention, and as `roofline` does.
         """
@@ -137,7 +137,7 @@ class Steps:
         self._prompts: dict[str, int] = {}
 
     def parts(self, scheduled: Any) -> list[StepPart]:
-        """What a `SchedulerOutput` (vLLM v1/core/sched/output.py) computes of which request.
+        """The part of each request in a `SchedulerOutput` (vLLM v1/core/sched/output.py).
 
         A preempted request stays known until it is finished. It comes back among the cached ones (model
         runner V1) or as a new one that says what has to be computed again (V2, `prefill_token_ids`).

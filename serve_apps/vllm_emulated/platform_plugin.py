@@ -22,7 +22,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "OMP_NUM_THREADS": "1",
 }
-"""What every process of an emulated deployment needs; nothing is downloaded or told to anybody."""
+"""Environment of every process of an emulated deployment: no downloads, no usage statistics."""
 GPU_DEVICES = ("/dev/kfd", "/dev/nvidia0")
 """Present where ROCm or CUDA could run: there the plug-in would displace the real platform."""
 
@@ -43,7 +43,7 @@ def register(environment: Mapping[str, str] = os.environ, devices: Sequence[str]
 
 
 def has_gpu(devices: Sequence[str] = GPU_DEVICES) -> bool:
-    """Whether a GPU is visible on this machine."""
+    """True if a GPU is visible on this machine."""
     return any(Path(device).exists() for device in devices)
 
 

@@ -1,4 +1,4 @@
-"""What would be run for an experiment on a real vLLM, as text for people and for Ray; starts nothing.
+"""Commands and Ray configuration of an experiment on a real vLLM, as text; starts nothing.
 
 One command line for each replica of a node, as a person would start it by hand, and the configuration with
 which Ray Serve starts the same engines on all nodes.
@@ -86,7 +86,7 @@ class Rendering:
 
 @dataclass(frozen=True, slots=True)
 class RenderingInput:
-    """What is to be rendered: the specs that a deployment of a real vLLM depends on, and its version.
+    """The specs that a deployment of a real vLLM depends on, and its version.
 
     `bundles` are the resources of one replica, as the placement of a run has them.
     """
@@ -113,7 +113,7 @@ class RenderingInput:
 
 
 def render(asked: RenderingInput) -> Rendering:
-    """What would be run. Raises ValueError for a contradiction, as a deployment would."""
+    """The commands and the configuration. Raises ValueError for a contradiction, as a deployment would."""
     by_hand = asked.recipe(replace(asked.engine, server="process"))
     application, notes = _application(asked)
     processes = tuple(_process(asked, by_hand, index) for index in range(asked.layout.replicas_per_node))
@@ -121,7 +121,7 @@ def render(asked: RenderingInput) -> Rendering:
 
 
 def _application(asked: RenderingInput) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """The Serve config, or none of what only vLLM's own server can run, with notes."""
+    """The Serve config and notes; None for what only vLLM's own server can run."""
     engine, layout = asked.engine, asked.layout
     if engine.server == "process":
         return None, (

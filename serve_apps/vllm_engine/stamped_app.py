@@ -1,4 +1,4 @@
-"""An ASGI application around another: every answer names its replica, and one path tells what runs there."""
+"""An ASGI application around another: every answer names its replica, and one path describes it."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping

@@ -1,11 +1,11 @@
-"""Rules about the model and its layout: how it may be cut, and with which kernels and KV it is served."""
+"""Rules about the model and its layout: how it may be split, and its kernels and KV."""
 
 from serve_apps.vllm_recipes.rules import RecipeRule
 from serve_apps.vllm_recipes.vllm_flags import Version
 
 PAPER: Version = (0, 14, 1)
 REFINED: Version = (0, 29, 0)
-"""From here on FP8 blocks are refined and MLA heads padded, by its source; nobody looked in between."""
+"""From here on FP8 blocks are refined and MLA heads padded, by its source; versions between are unchecked."""
 
 DEPRECATED: Version = (0, 14, 0)
 """From here on some kinds of checkpoints are served only where that is allowed (vLLM PR #31688)."""
@@ -120,7 +120,7 @@ CUT_OF_THE_MODEL = (
 
 
 def _takes_blocks(tokens: float, version: Version) -> bool:
-    """Whether ROCm's attention takes blocks of so many tokens; larger ones are cut for its kernels."""
+    """True if ROCm's attention takes blocks of this size; larger ones are split for its kernels."""
     return tokens % 16 == 0 if version >= REFINED else tokens in (16, 32)
 
 

@@ -1,6 +1,6 @@
-"""What vLLM is told for a model and a layout: arguments, environment, notes; needs no vLLM, starts nothing.
+"""The arguments and environment of vLLM for a model and a layout; needs no vLLM, starts nothing.
 
-What was published is in `published`, what models and versions refuse in `contradictions`.
+Published settings are in `published`, refusals in `refusals`.
 """
 
 import json
@@ -140,7 +140,7 @@ def _modern(asked: VllmDeployment) -> Recipe:
 
 
 def _kernels(planned: VllmDeployment) -> Recipe:
-    """What chooses attention kernels: AITER's by name, or not its MLA where that does not take the heads."""
+    """Settings of the attention kernels: AITER's by name, or without its MLA if that refuses the heads."""
     if not planned.aiter:
         return Recipe({}, {})
     if not planned.mla:

@@ -1,7 +1,7 @@
-"""What stops a real vLLM, or makes it something else than it is called: all rules, applied to one deployment.
+"""Refusals and notes for a real vLLM: all rules, applied to one deployment.
 
-Here are those about servers, devices and sizes, in `model_rules` those about models; flags and variables that
-only some versions know are in `vllm_flags`.
+Rules about servers, devices and sizes are here, those about models in `model_rules`; `vllm_flags` has the
+flags and variables that only some versions know.
 """
 
 from math import inf
@@ -127,13 +127,13 @@ RULES = (*CUT_OF_THE_MODEL, *KERNELS, *SERVER)
 
 def refuse(deployment: VllmDeployment) -> None:
     """Raise ValueError with the first contradiction in one line: what, why and the remedy."""
-    found = [rule.told(deployment) for rule in RULES if rule.verdict == "refuse" and rule.when(deployment)]
+    found = [rule.line(deployment) for rule in RULES if rule.verdict == "refuse" and rule.when(deployment)]
     found += vllm_flags.rejected(deployment.args, deployment.version)
     if found:
         raise ValueError(found[0])
 
 
 def notes(deployment: VllmDeployment) -> list[str]:
-    """What is served all the same and should be known."""
-    noted = [rule.told(deployment) for rule in RULES if rule.verdict == "note" and rule.when(deployment)]
+    """Lines about a deployment that is served all the same."""
+    noted = [rule.line(deployment) for rule in RULES if rule.verdict == "note" and rule.when(deployment)]
     return vllm_flags.ignored(deployment.args, deployment.env, deployment.version) + noted

@@ -1,6 +1,6 @@
 """Engines at O(1) per step, compiled: whole runs in one call, or step by step.
 
-Knows how requests become the columns of `loop`, and refuses what that may not serve.
+Knows how requests become the records of `loop`, and refuses what the loop may not serve.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ SEVERAL_LENGTHS = "prefixes of several lengths age apart in the cache"
 
 
 class UnsupportedByFastPath(ValueError):
-    """These requests on this engine need the scheduler that keeps books of every block."""
+    """The fast path cannot serve these requests on this engine; the block-by-block scheduler can."""
 
 
 class Times(NamedTuple):
@@ -62,7 +62,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FastSpec:
-    """One kind of engine for the fast path, with the `blocks` of its KV and its costs in seconds."""
+    """One kind of engine for the fast path: its KV `blocks`, its step time and its front end (s)."""
 
     spec: SimulatedEngine
     blocks: int
@@ -211,7 +211,7 @@ class FastEngine:
         return self._served(all_through_s(sent_s, self._spec.front_end_s))
 
     def serve_closed(self, concurrency: int, asked: Sequence[Ints]) -> Times:
-        """`concurrency` requests in flight, each further one sent when another ended, till all have."""
+        """Serve all with `concurrency` requests in flight: each further one is sent when another ends."""
         if concurrency < 1:
             raise ValueError(f"a closed loop of concurrency {concurrency} sends nothing")
         count = len(asked[0])
@@ -220,7 +220,7 @@ class FastEngine:
         return self._served(burst_through_s(min(concurrency, count), self._spec.front_end_s))
 
     def token_times(self, number: int) -> Floats:
-        """Seconds at which each token of a request came; it has ended within the `steps` that are kept."""
+        """Time of each token of a request (s), which must have ended within the `steps` that are kept."""
         request = self._arrays.requests[0, number]
         born, output = int(request["born"]), int(request["output"])
         ends: Floats = self._arrays.ends_s[0, born : born + output]
@@ -234,7 +234,7 @@ class FastEngine:
             self._arrays.requests[name][0, : len(values)] = values
 
     def _served(self, through_s: Floats) -> Times:
-        """Serve the requests that have passed the front end then, and those that follow them, to the end."""
+        """Serve to the end the requests whose front-end times are given, and those that follow them."""
         count, requests = len(through_s), self._arrays.requests[0]
         requests["ready_s"][:count] = through_s + self._spec.latency_s
         self._state["front_free_s"] = through_s[-1] if count else 0.0
@@ -243,7 +243,7 @@ class FastEngine:
         return times(requests, np.zeros(len(requests), np.int64), self._arrays.states)
 
     def _reserve(self, count: int) -> None:
-        """Room for `count` requests in the columns, and for as many again where they come one by one."""
+        """Make room for `count` requests; at least double it where they come one by one."""
         requests = self._arrays.requests
         held = requests.shape[1]
         if count > held:
@@ -280,7 +280,7 @@ def times(requests: NDArray[np.void], replica: Ints, states: NDArray[np.void]) -
 
 
 def worked(states: NDArray[np.void]) -> Work:
-    """The work of engines, from their records."""
+    """Work of all engines, from their records."""
     return Work(*(states[name].sum().item() for name in Work._fields))
 
 

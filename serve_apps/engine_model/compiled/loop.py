@@ -1,4 +1,4 @@
-"""The scheduling rules once more, as a compiled loop over columns at O(1) per step; draws no noise.
+"""The scheduling rules once more, as a compiled loop at O(1) per step; draws no noise.
 
 It serves where nothing can be preempted: prompts share one prefix or nothing, every decoder gets its token
 in every step (max_num_seqs <= max_num_batched_tokens), and the KV cache holds whatever may run at once.
@@ -6,8 +6,8 @@ in every step (max_num_seqs <= max_num_batched_tokens), and the KV cache holds w
 finds in the cache is counted when it arrives (`prefix_reuse`), and a prompt waits while it does not fit whole
 beside those that run.
 
-Decoders are a count and a sum of contexts. Who gets a first token in step s emits the last one in step
-s + output - 1, which is known then: a ring of buckets, one per step, says who leaves when. What is scheduled
+Decoders are a count and a sum of contexts. A request with its first token in step s emits the last one in
+step s + output - 1: a ring of buckets, one per step, has the requests that leave. What is scheduled
 will happen, for nobody is preempted: the state of the decoders is that of the next step to schedule.
 """
 

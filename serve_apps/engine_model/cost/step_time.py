@@ -220,7 +220,7 @@ def _expert_miss(model: Model) -> float:
 
 
 def _expert_skew(model: Model, layout: Layout) -> float:
-    """Factor of the extra experts that the fullest GPU reads: it multiplies sd over mean of the touched share.
+    """Factor of the extra experts that the fullest GPU reads, times sd over mean of the touched share.
 
     The touched ones among the experts of a GPU are taken as binomial, and the fullest of g GPUs as the
     largest of g normals (Blom's approximation). Drawn with uniform routing of Qwen3's 8 of 128 experts over 8

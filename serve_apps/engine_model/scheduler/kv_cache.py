@@ -16,7 +16,7 @@ Chain = tuple[Hashable, ...]
 
 
 class BlockRun:
-    """Blocks `start` to `end` of a chain, held by the same requests; no request finds those without a chain."""
+    """Blocks `start` to `end` of a chain, held by the same requests; those without a chain are not found."""
 
     __slots__ = ("alone", "chain", "end", "holders", "start")
 

@@ -27,10 +27,10 @@ from serve_apps.engine_model.service.routed import in_enough_room
 
 
 def serve_circle(spec: FastSpec, concurrency: int, asked: Sequence[Ints], replicas: Replicas) -> Times:
-    """`concurrency` requests in flight over all replicas, each further one sent when another ended.
+    """Serve all with `concurrency` requests in flight over all replicas, each sent when another ends.
 
-    The next request goes where the balancer sends it, which need not be where the last one ended. `asked`:
-    prompt, output and shared tokens. Raises UnsupportedByFastPath, also of several engines with noise, or
+    The balancer chooses the replica of each, which need not be that of the one that ended. `asked`: prompt,
+    output and shared tokens. Raises UnsupportedByFastPath, also of several engines with noise, or
     ValueError for a request that can never be served.
     """
     if replicas.count == 1:
@@ -62,7 +62,7 @@ def circulate(
     """Send all requests, `concurrency` of them at once, and serve them.
 
     `taken` receives the engine of each request and `place` its number there. Engines are advanced in the
-    order of time, so that nobody has gone beyond the instant at which a request is sent to him.
+    order of time, so that none has gone beyond the instant at which it gets a request.
     """
     prompts, outputs, shares = asked
     listed = np.zeros(len(engines.states), np.bool_)

@@ -20,10 +20,10 @@ _bound = native(bound)
 
 
 class BalancerArrays(NamedTuple):
-    """A balancer's own figures: `open` requests of each engine, and how many engines have how many.
+    """State of a balancer: `open` requests of each engine, and the number of engines with each count.
 
-    Its `state` is one record: the fewest open requests of an engine, requests in flight, engines alive, the
-    engine that is lost or `NOBODY`, and where the next look for the least busy one begins.
+    `state` is one record: the fewest open requests of an engine, requests in flight, engines alive, the
+    lost engine or `NOBODY`, and the engine at which the next search for the least busy one begins.
     """
 
     state: Any
@@ -71,7 +71,7 @@ def route(taken: Any, due_s: Any, asked: Any, choice: Any, balancer: Any, caches
                 heapq.heappush(events, (engines.requests[r, i].ready_s, r))
     if choice.mode != GIVEN:
         return _serve_until(math.inf, events, balancer, engines)  # type: ignore[no-any-return]
-    for r in range(len(engines.states)):  # nobody looked at what the engines did: each runs on its own
+    for r in range(len(engines.states)):  # no choice depends on an engine: each runs on its own
         status = advance(math.inf, engines, r)
         if status != REACHED:
             return status
@@ -80,7 +80,7 @@ def route(taken: Any, due_s: Any, asked: Any, choice: Any, balancer: Any, caches
 
 @inlined
 def _serve_until(now_s: Any, events: Any, balancer: Any, engines: Any) -> int:
-    """Run the engines whose steps end, or may begin, by then, and see what is open on them."""
+    """Run the engines whose steps end, or may begin, by `now_s`, and count their open requests."""
     while events[0][0] <= now_s and events[0][1] != NOBODY:
         r = heapq.heappop(events)[1]
         status: int = advance(now_s, engines, r)
@@ -91,7 +91,7 @@ def _serve_until(now_s: Any, events: Any, balancer: Any, engines: Any) -> int:
         if state.flying:
             heapq.heappush(events, (state.end_s, r))
         elif state.open:
-            at_s = np.nextafter(now_s, math.inf)  # all that came by now has been seen
+            at_s = np.nextafter(now_s, math.inf)  # arrivals of this instant are in
             if state.head < state.added:
                 at_s = max(at_s, engines.requests[r, state.head].ready_s)
             heapq.heappush(events, (at_s, r))
@@ -100,7 +100,7 @@ def _serve_until(now_s: Any, events: Any, balancer: Any, engines: Any) -> int:
 
 @inlined
 def _lose(r: Any, balancer: Any) -> None:
-    """From now on engine `r` is passed over, and what is open on it counts for nobody."""
+    """Engine `r` is passed over from now on, and its open requests count no longer."""
     state = balancer.state[0]
     if state.lost == NOBODY:
         state.lost = r
@@ -111,7 +111,7 @@ def _lose(r: Any, balancer: Any) -> None:
 
 @inlined
 def recount(r: Any, open_requests: Any, balancer: Any) -> None:
-    """So many requests are open on engine `r` now."""
+    """Set the number of requests that are open on engine `r`."""
     state = balancer.state[0]
     if r != state.lost:
         balancer.engines_with[balancer.open[r]] -= 1

@@ -1,6 +1,6 @@
 """Requests over many replicas, in one call: routed, found in caches, computed.
 
-Knows how `route_loop.route` is called; what it does stands there, in `balancer` and in `prefix_reuse`.
+Knows how to call `route_loop.route`; the rules are there, in `balancer` and in `prefix_reuse`.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,8 +50,8 @@ def serve_open(
 def serve_prefixes(spec: FastSpec, requests: Requests, replicas: Replicas) -> Times:
     """Requests that share several prefixes, over replicas with a prefix cache each.
 
-    What each finds in its replica's cache is that of `prefix_reuse`; a prompt waits while it and its answer
-    do not fit beside those that run, of which each is counted whole, so that nobody is preempted. Raises as
+    `prefix_reuse` counts the tokens that each finds in its replica's cache. A prompt waits while it and its
+    answer do not fit beside those that run, each counted whole, so that none is preempted. Raises as
     `serve_open`.
     """
     prompt, output = requests.asked[:2]
@@ -96,7 +96,7 @@ def _routed(spec: FastSpec, requests: Requests, routed: Choice, replicas: Replic
     if routed.mode == route_loop.GIVEN:
         room = int(np.bincount(routed.one[sent_s >= routed.from_s], minlength=count).max())
     in_enough_room(spec, replicas.seed, room, serve)
-    # Each engine numbers its requests in order of arrival, and those that came before it served not at all.
+    # Each engine numbers its requests in order of arrival; those before `from_s` were not served.
     served = sent_s >= routed.from_s
     order = np.argsort(taken, kind="stable")
     among = np.cumsum(served[order])

@@ -1,6 +1,6 @@
 """Replicas behind a balancer on one virtual clock: hours of service in seconds; knows no search.
 
-Between two arrivals the replicas do not touch each other, so each runs on its own to the next one.
+Between two arrivals the replicas are independent, so each runs on its own to the next one.
 """
 
 import heapq
@@ -14,7 +14,7 @@ from serve_apps.engine_model.service.balancer import Balance, Balancer
 
 
 class RequestProgress(NamedTuple):
-    """What is seen of a request at the virtual now: `tokens` emitted so far, first and last when."""
+    """A request at the virtual now: its `tokens` emitted so far, and the times of the first and the last."""
 
     key: int
     replica: int
@@ -55,9 +55,9 @@ class _Arrival(NamedTuple):
 
 
 class VirtualService:
-    """`engines` behind a balancer; a request that names its replica passes it by.
+    """`engines` behind a balancer; a request that names its replica bypasses it.
 
-    `policy` is one of `balance.POLICIES`, or one with its settings; `seed` draws what it leaves to chance.
+    `policy` is one of `balancer.POLICIES`, or one with its settings; `seed` draws its random choices.
     Raises ValueError for an unknown one, or no engine.
     """
 
@@ -89,8 +89,8 @@ class VirtualService:
     ) -> None:
         """Plan an arrival; any order, but not in the past. `key` is unique among open requests.
 
-        The first `shared_tokens` of its prompt are those of every other request; or `begins` tells with which
-        others it begins alike.
+        The first `shared_tokens` of its prompt are those of every other request; or `begins` has the
+        hashes of what it shares.
         """
         if at_s < self.now_s:
             raise ValueError(f"arrival at {at_s} s lies before the virtual now, {self.now_s} s")

@@ -1,6 +1,6 @@
 """A whole run of requests in one call: by the compiled loop where it may, block by block otherwise.
 
-Also what a node can do at most and where its time went; knows no rate and no bound.
+Also the peaks of a node and the shares of its busy time; knows no rate and no bound.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from serve_apps.engine_model.service.routed import serve_open, serve_prefixes
 from serve_apps.engine_model.service.virtual_service import SessionPrompt, VirtualService
 
 LOOK_S = 60.0
-"""Virtual seconds between two looks at a service that is served block by block."""
+"""Virtual seconds between two observations of a service that is served block by block."""
 
 
 def serve(
@@ -93,7 +93,7 @@ def shares(
 ) -> dict[str, float]:
     """Shares of the busy time by term of the step time, from the fields of `Work`.
 
-    What is not linear in them (experts touched, quick reduce, noise) is one rest.
+    Terms that are not linear in them (experts touched, quick reduce, noise) are one rest.
     """
     if not work["busy_s"] > 0:
         return {}
@@ -117,7 +117,7 @@ def shares(
 def peaks(
     spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout
 ) -> tuple[float, float | None, float, float]:
-    """Of a node: tokens of KV, peak FLOP/s, and the FLOP that a token and a pair of tokens need.
+    """A node's tokens of KV and peak FLOP/s, and the FLOP that a token and a pair of tokens need.
 
     The peak is that of the weights' type, None where it is unknown; int4 experts compute in bf16.
     """
