@@ -19,6 +19,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 from ray.serve.schema import LoggingConfig
 
 from conf.specs.experiment import Routing
+from serve_apps.routing.asgi import Receive, Scope, Send, lifespan
 from serve_apps.routing.hash_ring import bound
 from serve_apps.routing.loopback import stay_on_loopback
 
@@ -138,18 +139,18 @@ class IngressRouter:
 
 
 class RouteApp:
-    """The ASGI application of `IngressRouter`; an object, because uvicorn takes a method for an older ASGI."""
+    """The application of `IngressRouter`; an object, because uvicorn takes a method for an older ASGI."""
 
     def __init__(self, engines: DeploymentHandle) -> None:
         self._engines = engines
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
+            await lifespan(receive, send)
         elif scope["type"] == "http":
             await self._answer(scope["headers"], send)
 
-    async def _answer(self, headers: Headers, send: Any) -> None:
+    async def _answer(self, headers: Headers, send: Send) -> None:
         try:
             status, tree = 200, {"replica_id": await self._chosen(headers)}
         except (RuntimeError, DeploymentUnavailableError) as error:  # HAProxy answers 503 to its client
@@ -166,11 +167,3 @@ class RouteApp:
         # Nothing is reserved: the request itself goes another way, and replicas never refuse one.
         async with engines.choose_replica(_reserve=False) as selection:
             return str(selection._replica.replica_id.to_full_id_str())
-
-
-async def _lifespan(receive: Any, send: Any) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

@@ -2,7 +2,7 @@
 
 Shapes, key order, default values and error bodies are those of vLLM's completion and chat servers;
 `openai_request` reads the requests. Every answered token is the word " token", so that an answer sent back as
-a prompt counts the same again. The simulated engine always answers `max_tokens` tokens, and reports the prompt
+a prompt counts the same again. The simulated engine always answers `max_tokens` tokens. It reports the prompt
 tokens that it found in its prefix cache, as vLLM does with --enable-prompt-tokens-details.
 """
 

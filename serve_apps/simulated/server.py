@@ -9,12 +9,12 @@ fast as the real one, or slower; then its time is sent in-band.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
 
 from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest, QueueFull
 from serve_apps.engine_model.scheduler.request import RequestState
+from serve_apps.routing.asgi import Message, Receive, Scope, Send, lifespan
 from serve_apps.simulated import openai_answers, openai_request
 from serve_apps.simulated.openai_answers import (
     ApiError,
@@ -25,11 +25,6 @@ from serve_apps.simulated.openai_answers import (
     ServedModel,
 )
 from serve_apps.simulated.openai_images import SeenImages
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 TIMER_S = 1e-3
 """The event loop's timers count milliseconds: a shorter sleep would spin until it is over."""
@@ -140,20 +135,20 @@ class RealtimeEngine:
             self._aborted += 1
 
     def metrics(self) -> EngineMetrics:
-        engine = self._engine
+        engine, scheduler = self._engine, self._engine.scheduler
         return EngineMetrics(
             running=engine.running,
             waiting=engine.waiting,
             kv_usage=engine.kv_usage,
-            preemptions=engine.preemptions,
-            prompt_tokens=engine.prompt_tokens_total,
-            generation_tokens=engine.generation_tokens_total,
+            preemptions=scheduler.preemptions,
+            prompt_tokens=scheduler.prompt_tokens_total,
+            generation_tokens=scheduler.generation_tokens_total,
             finished=self._finished,
             aborted=self._aborted,
             steps=self._steps,
             late_steps=self._late_steps,
-            prefix_queries=engine.prefix_queries,
-            prefix_hits=engine.prefix_hits,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
         )
 
     async def _run(self) -> None:
@@ -212,7 +207,7 @@ class SimulatedApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
+            await lifespan(receive, send)
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
 
@@ -342,11 +337,3 @@ def _request_id(scope: Scope, stream: Stream) -> str:
         if name == b"x-request-id":
             return str(value.decode("latin-1"))
     return str(stream.request_id)
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from serve_apps.vllm_engine.stamped_app import Message, Receive, Scope, Send
+from serve_apps.routing.asgi import Receive, Scope, Send, lifespan
 
 HOP_HEADERS = {b"host", b"connection", b"transfer-encoding", b"content-length"}
 """Headers of one connection (RFC 9110, section 7.6.1), which the next hop sets for itself."""
@@ -26,7 +26,7 @@ class Forwarding:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
+            await lifespan(receive, send)
         elif scope["type"] == "http":
             await self._hand_through(scope, await _body(receive), send)
 
@@ -63,13 +63,6 @@ class Forwarding:
                 auto_decompress=False,
             )
         return self._client
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            message: Message = await receive()
-            await send({"type": f"{message['type']}.complete"})
-            if message["type"] == "lifespan.shutdown":
-                return
 
 
 async def _body(receive: Receive) -> bytes:

@@ -30,8 +30,9 @@ from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
 from serve_apps.engine_model import BlockEngine, VirtualService
+from serve_apps.routing.asgi import Message, Scope
 from serve_apps.simulated.openai_answers import ServedModel
-from serve_apps.simulated.server import Message, RealtimeEngine, Scope, SimulatedApp
+from serve_apps.simulated.server import RealtimeEngine, SimulatedApp
 from tests.benchmarks._clients import Meter, until
 
 EXPERIMENT: Experiment = load(["workload.prefix_hit=.95"])

@@ -89,7 +89,7 @@ def by_blocks(
         "first": np.array([one.first_token_s for one in seen]),
         "last": np.array([one.last_token_s for one in seen]),
         "cached": np.array([states[at_s].cached_tokens for at_s in asked.due_s.tolist()]),
-        "preemptions": sum(engine.preemptions for engine in engines),
+        "preemptions": sum(engine.scheduler.preemptions for engine in engines),
     }
 
 

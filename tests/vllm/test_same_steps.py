@@ -89,7 +89,7 @@ def run_ours(prompts: Sequence[Prompt], limits: Limits) -> tuple[Log, int]:
         long_prefill_token_threshold=limits.long_prefill,
     )
     engine = BlockEngine(spec, NO_FRONT_END, SPECS.hardware, SPECS.layout)
-    recorded = engine._scheduler
+    recorded = engine.scheduler
     recorded.__class__ = Recorded
     assert isinstance(recorded, Recorded)
     recorded.steps = []
@@ -112,7 +112,7 @@ def run_ours(prompts: Sequence[Prompt], limits: Limits) -> tuple[Log, int]:
         log.last_s[str(state.request_id)] = state.last_token_s
         log.cached[str(state.request_id)] = state.cached_tokens
     assert engine.kv_usage == 0
-    return log, engine.preemptions
+    return log, engine.scheduler.preemptions
 
 
 def token_ids(prompts: Sequence[Prompt]) -> list[tuple[float, list[int], int]]:

@@ -18,6 +18,7 @@ from serve_apps.engine_model.cost.front_end import all_through_s, burst_through_
 from serve_apps.engine_model.cost.kernels import steps
 from serve_apps.engine_model.cost.noise import Noise
 from serve_apps.engine_model.cost.step_time import Roofline
+from serve_apps.engine_model.scheduler.engine import refuse_impossible
 from serve_apps.engine_model.scheduler.kv_cache import Chain
 
 Floats = NDArray[np.float64]
@@ -126,15 +127,11 @@ class FastSpec:
 
     def refuse_impossible(self, input_tokens: Ints, output_tokens: Ints) -> None:
         """Raise ValueError for requests that can never be served."""
-        if len(input_tokens) and min(input_tokens.min(), output_tokens.min()) < 1:
-            raise ValueError("a request needs at least one prompt and one output token")
-        longest = min(self.spec.max_model_len, self.blocks * self.spec.block_size)
-        asked = int((input_tokens + output_tokens).max(initial=0))
-        if asked > longest:
-            raise ValueError(
-                f"a request asks for {asked} tokens but the engine holds {longest}; shorten it, or raise "
-                "max_model_len or num_gpu_blocks"
-            )
+        if len(input_tokens):
+            shortest, longest = np.minimum(input_tokens, output_tokens), input_tokens + output_tokens
+            for at in (int(shortest.argmin()), int(longest.argmax())):
+                tokens = int(input_tokens[at]), int(output_tokens[at])
+                refuse_impossible("a request", *tokens, self.spec, self.blocks)
 
 
 class FastEngine:

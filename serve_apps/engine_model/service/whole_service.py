@@ -68,10 +68,10 @@ def _block_by_block(engines: Sequence[BlockEngine], requests: Requests, replicas
                 first_s[seen.key], last_s[seen.key] = seen.first_token_s, seen.last_token_s
                 replica[seen.key] = seen.replica
                 ended += 1
-    queries = sum(engine.prefix_queries for engine in engines)
-    hit = sum(engine.prefix_hits for engine in engines) / queries if queries else 0.0
+    queries = sum(engine.scheduler.prefix_queries for engine in engines)
+    hit = sum(engine.scheduler.prefix_hits for engine in engines) / queries if queries else 0.0
     cached = np.rint(hit * asked[0]).astype(np.int64)
-    emitted = sum(engine.generation_tokens_total for engine in engines)
+    emitted = sum(engine.scheduler.generation_tokens_total for engine in engines)
     unknown = float("nan")
     work = Work(0, unknown, 0, 0, 0, unknown, emitted, unknown)
     return Times(requests.sent_s, first_s, last_s, cached, replica, work)

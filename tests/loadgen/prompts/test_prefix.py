@@ -132,7 +132,7 @@ def test_the_engines_of_a_virtual_target_share_the_same_prefix() -> None:
     seen = target.run(schedule, 60 * NS)
     assert seen.ended["status"].to_pylist() == ["ok"] * len(schedule)
     assert seen.ended["shared_tokens"].to_pylist() == schedule.shared_tokens.tolist()
-    assert engine.prefix_hits / engine.prefix_queries == pytest.approx(0.5, abs=0.01)
+    assert engine.scheduler.prefix_hits / engine.scheduler.prefix_queries == pytest.approx(0.5, abs=0.01)
 
 
 async def measured(workload: Workload, folder: Path) -> tuple[pa.Table, dict[str, int | float]]:

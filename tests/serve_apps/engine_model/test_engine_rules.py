@@ -89,7 +89,7 @@ def test_a_shared_prefix_is_computed_once_and_never_whole() -> None:
     longer, other = GenerateRequest(2, 1700, 3, shared), GenerateRequest(3, 1600, 3, (-1, *shared[1:]))
     states = served_one_by_one(served, *alike, longer, other)
     assert [state.cached_tokens for state in states] == [0, 1584, 1600, 0], "the last block is recomputed"
-    assert (served.prefix_queries, served.prefix_hits) == (3 * 1600 + 1700, 1584 + 1600)
+    assert (served.scheduler.prefix_queries, served.scheduler.prefix_hits) == (3 * 1600 + 1700, 1584 + 1600)
     assert time_to_first(states[1], states[0]) < 0.6 * time_to_first(states[3], states[2])
     states = served_one_by_one(engine(enable_prefix_caching=False), *alike, longer)
     assert [state.cached_tokens for state in states] == [0, 0, 0]
@@ -109,7 +109,7 @@ def test_a_preempted_request_finds_what_it_had() -> None:
         served = engine(num_gpu_blocks=10, enable_prefix_caching=caching)
         states = [served.add(GenerateRequest(number, 64, 32), 0.0) for number in range(2)]
         drain(served)
-        assert served.preemptions == 1 and [state.emitted for state in states] == [32, 32]
+        assert served.scheduler.preemptions == 1 and [state.emitted for state in states] == [32, 32]
         last_s[caching] = states[1].last_token_s or 0.0
     assert last_s[True] < last_s[False], "it recomputes less"
 
@@ -183,4 +183,4 @@ def test_a_state_tells_its_tokens_at_any_moment(
             expected = (len(seen), seen[0] if seen else None, seen[-1] if seen else None)
             assert (state.emitted, state.first_token_s, state.last_token_s) == expected
     assert all(state.finished for state in states)
-    assert served.generation_tokens_total == sum(len(seen) for seen in times)
+    assert served.scheduler.generation_tokens_total == sum(len(seen) for seen in times)

@@ -261,10 +261,10 @@ def test_a_preempted_request_keeps_its_tokens() -> None:
     for number in range(4):
         served.add(GenerateRequest(number, 16, 40), 0.0)
     events = [event for step in drain(served) for event in step.events]
-    assert served.preemptions > 0
+    assert served.scheduler.preemptions > 0
     assert [sum(event.request_id == number for event in events) for number in range(4)] == [40] * 4
-    assert served.generation_tokens_total == 160
-    assert served.prompt_tokens_total == 64
+    assert served.scheduler.generation_tokens_total == 160
+    assert served.scheduler.prompt_tokens_total == 64
 
 
 def test_the_front_end_serves_one_request_after_the_other() -> None:
