@@ -63,8 +63,8 @@ class ApiRequest:
 class EngineSteps:
     """Steps that gave a request a token, and how many of them came later than half their duration.
 
-    `cached_tokens` of its prompt needed none: they were in the prefix cache when it was admitted. Its first
-    and last token came so many microseconds of the engine's own time after the engine had it.
+    `cached_tokens` of its prompt were in the prefix cache when it was admitted. `first_token_us` and
+    `last_token_us` are microseconds of the engine's own time since the request arrived there.
     """
 
     steps: int
@@ -162,7 +162,7 @@ class OpenAiAnswer:
         return role + self._token * (count - seen - 1) + self._last
 
     def end(self, steps: EngineSteps) -> bytes:
-        """The closing events: usage where it was asked for, and [DONE]."""
+        """The closing events: usage, if requested, and [DONE]."""
         if not self.request.include_usage:
             return DONE
         closing = {"choices": [], "usage": self._final_usage(steps), "maxqps": _steps(steps)}

@@ -140,7 +140,7 @@ class Steps:
         """The part of each request in a `SchedulerOutput` (vLLM v1/core/sched/output.py).
 
         A preempted request stays known until it is finished. It comes back among the cached ones (model
-        runner V1) or as a new one that says what has to be computed again (V2, `prefill_token_ids`).
+        runner V1) or as a new one with the tokens to compute again (V2, `prefill_token_ids`).
         """
         for name in scheduled.finished_req_ids:
             self._prompts.pop(name, None)

@@ -30,7 +30,7 @@ GPU_DEVICES = ("/dev/kfd", "/dev/nvidia0")
 def register(environment: Mapping[str, str] = os.environ, devices: Sequence[str] = GPU_DEVICES) -> str | None:
     """The entry point of the group vllm.platform_plugins: the platform's name, or None to stay aside.
 
-    Beside a GPU it warns and stays aside too, for vLLM hides what is raised here.
+    Beside a GPU it warns and stays aside too, because vLLM hides exceptions from here.
     """
     if environment.get(SWITCH) != "1":
         return None

@@ -28,7 +28,7 @@ DIRECT_STREAMING = (
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One replica started by hand: its devices on the node, what is set for it, and its words."""
+    """One replica started by hand: its devices on the node, its environment and its words."""
 
     devices: tuple[int, ...]
     port: int

@@ -62,8 +62,8 @@ def resolve(
     unknown = ""
     if backend and not kernels.is_known(backend, deployment.mla):
         unknown = kernels.unknown_backend(backend, deployment.mla)
-    told = [*_of_version(version), *base.notes, *refusals.notes(deployment), *filter(None, [unknown])]
-    return Recipe(args, env, tuple(told), backend, unknown)
+    lines = [*_of_version(version), *base.notes, *refusals.notes(deployment), *filter(None, [unknown])]
+    return Recipe(args, env, tuple(lines), backend, unknown)
 
 
 def _words(engine: VllmEngine) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -117,7 +117,7 @@ def _base(asked: VllmDeployment) -> Recipe:
 
 
 def _modern(asked: VllmDeployment) -> Recipe:
-    """The preset of today, by the facts of the model, with what is still valid of its published settings."""
+    """Today's preset, by the facts of the model, with those of its published settings that are still valid."""
     model, layout = asked.model, asked.layout
     own_args, own_env = published.MODERN_OF.get(model.name, ({}, {}))
     env = {**published.MODERN_ENV, **own_env} if asked.amd else {}

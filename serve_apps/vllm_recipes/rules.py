@@ -122,7 +122,7 @@ class VllmDeployment:
 class RecipeRule:
     """A kind of deployment that is refused, or noted, where `when` holds.
 
-    `what` names it by the values of a deployment `d`; `source` says who knows. A note may have no `remedy`.
+    `what` names it by the values of a deployment `d`; `source` is the evidence. A note may have no `remedy`.
     """
 
     name: str
@@ -134,7 +134,7 @@ class RecipeRule:
     source: str
 
     def line(self, deployment: VllmDeployment) -> str:
-        """One line: what is wrong, why, and what helps."""
+        """One line: the fact, its reason and the remedy."""
         line = f"{self.what}: {self.reason}".format(d=deployment)
         return f"{line}; {self.remedy}" if self.remedy else line
 

@@ -34,9 +34,9 @@ _COUNTS = (
     # KV: blocks of running requests, blocks of the common prefix, tokens that requests use of it.
     *("reserved", "warm", "borrowed"),
     # The step scheduled but not begun, and the one that runs: if there is one, and whose prompts end in it.
-    *("ahead", "ahead_low", "ahead_high", "flying", "flying_low", "flying_high"),
-    # The step after the one that runs has been looked for.
-    "looked",
+    *("ahead", "ahead_low", "ahead_high", "in_flight", "in_flight_low", "in_flight_high"),
+    # Scheduling the step after the one that runs has been tried.
+    "next_tried",
     # Sums over all steps, as `Batch` counts them.
     *("decode_tokens", "prefill_tokens", "context_tokens", "sequences"),
 )
@@ -105,8 +105,7 @@ class EngineSeconds(NamedTuple):
 class EngineArrays(NamedTuple):
     """Engines of one kind, as the compiled functions take them; engine `r` owns row `r` of every array.
 
-    `ends_s` has room for the ends of as many steps as are to be kept; `noise` is that of the next steps of an
-    engine that is alone.
+    `ends_s` keeps the ends of the first steps; `noise` is that of the next steps of an engine that is alone.
     """
 
     limits: EngineLimits
@@ -128,14 +127,14 @@ def advance(until_s: Any, engines: Any, r: Any) -> int:
     limits, costs, noise = engines.limits, engines.costs, engines.noise
     state, requests, ring, ends_s = engines.states[r], engines.requests[r], engines.ring[r], engines.ends_s[r]
     while True:
-        if state.flying and state.looked:
+        if state.in_flight and state.next_tried:
             if state.end_s > until_s:
                 return REACHED
             if state.ended < len(ends_s):
                 ends_s[state.ended] = state.end_s
             _end_step(limits, costs, state, requests, ring)
             continue
-        if state.ahead and not state.flying:
+        if state.ahead and not state.in_flight:
             if state.now_s >= until_s:
                 return REACHED
             took_s = state.ahead_s
@@ -145,8 +144,8 @@ def advance(until_s: Any, engines: Any, r: Any) -> int:
                 took_s = _lengthened_s(costs, state, noise[state.drawn])
             _begin_step(limits, state, took_s)
             continue
-        if state.flying:  # asynchronous scheduling: the next step is chosen as this one begins
-            state.looked = 1
+        if state.in_flight:  # asynchronous scheduling: the next step is chosen as this one begins
+            state.next_tried = 1
         elif state.decoders == 0 and state.part < 0:
             if state.head == state.added:
                 return REACHED
@@ -201,15 +200,15 @@ def _begin_step(limits: Any, state: Any, took_s: Any) -> None:
     state.kv_token_seconds += took_s * (own + state.warm * limits.block if state.borrowed else own)
     state.busy_s += took_s
     state.end_s = state.now_s + took_s
-    state.flying, state.flying_low, state.flying_high = 1, state.ahead_low, state.ahead_high
-    state.ahead, state.looked = 0, 1 - limits.asynchronous
+    state.in_flight, state.in_flight_low, state.in_flight_high = 1, state.ahead_low, state.ahead_high
+    state.ahead, state.next_tried = 0, 1 - limits.asynchronous
 
 
 @inlined
 def _end_step(limits: Any, costs: Any, state: Any, requests: Any, ring: Any) -> None:
     """The tokens of the step that runs exist: who got the first one, and who leaves with the last."""
-    state.now_s, state.flying = state.end_s, 0
-    for i in range(state.flying_low, state.flying_high):
+    state.now_s, state.in_flight = state.end_s, 0
+    for i in range(state.in_flight_low, state.in_flight_high):
         requests[i].first_s = state.now_s
     bucket = ring[state.ended & (len(ring) - 1)]
     leaver = bucket.leaver

@@ -17,7 +17,7 @@ _INDEX_BLOCK = 128
 
 
 class Memory(NamedTuple):
-    """Bytes on each GPU of a replica, and the KV blocks that fit in what is left for the cache."""
+    """Bytes on each GPU of a replica, and the KV blocks that fit in the bytes left for the cache."""
 
     weight_bytes: float
     activation_bytes: float
@@ -67,7 +67,7 @@ def router_parameters(model: Model) -> int:
 
 
 def lm_head_parameters(model: Model) -> int:
-    """The output projection; the input embedding has as many."""
+    """The output projection; the input embedding is of the same size."""
     return model.vocab * model.hidden
 
 

@@ -32,7 +32,7 @@ class GenerateRequest:
     """`request_id` is unique within one engine; exactly `output_tokens` are emitted.
 
     `hashes[i]` stands for all prompt tokens up to the end of the i-th full KV block: prompts that begin
-    alike have the same ones. Blocks beyond them are shared with nobody. `new_image_tokens` of the prompt are
+    alike have the same ones. Blocks beyond them are not shared. `new_image_tokens` of the prompt are
     images that must be decoded and encoded first.
     """
 
@@ -47,7 +47,7 @@ class TokenEvent(NamedTuple):
     """Output token number `index` (from 0) of a request; `finished` marks the last one."""
 
     request_id: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed here
     finished: bool
 
 
@@ -62,7 +62,7 @@ class Step(NamedTuple):
 class BlockEngine:
     """vLLM's scheduler over a step-time model, behind a serial front end.
 
-    `scheduler` is to be read only: it counts tokens, preemptions and prefix-cache hits. Raises ValueError when
+    `scheduler` is to be read only: it counts tokens, preemptions and prefix-cache hits. Raises ValueError if
     the weights do not fit or a needed hardware figure is unknown.
     """
 

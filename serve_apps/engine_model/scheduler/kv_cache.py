@@ -55,7 +55,7 @@ class Hit(NamedTuple):
 
 
 class KvCache:
-    """`blocks` blocks of `block_size` tokens, all free at first; `caching` keeps what is freed for reuse.
+    """`blocks` blocks of `block_size` tokens, all free at first; with `caching` freed blocks can be found again.
 
     Raises ValueError unless there is at least one block.
     """
@@ -130,7 +130,7 @@ class KvCache:
             holding.runs.append(run)
 
     def name_all(self, holding: Holding, blocks: int) -> None:
-        """The same, with hashes that nobody else has beyond the end of the chain."""
+        """The same, with hashes that no other request has beyond the end of the chain."""
         if self.caching:
             if blocks > len(holding.chain):
                 holding.chain = own_chain(holding.chain, blocks)

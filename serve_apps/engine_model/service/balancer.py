@@ -34,7 +34,7 @@ PAIRS_CHUNK = 4096
 class Balance:
     """A policy with its settings, as the spec `Routing` has them; `random` draws any replica alike.
 
-    `home` tells the replica of a session among so many under `client_side`, as the load generator does.
+    `home` gives the replica of a session, by session and number of replicas, under `client_side`.
     Raises ValueError for a policy that is not in `POLICIES`.
     """
 

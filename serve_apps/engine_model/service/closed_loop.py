@@ -22,7 +22,7 @@ from serve_apps.engine_model.compiled.loop import OUT_OF_ROOM, REACHED, advance,
 from serve_apps.engine_model.compiled.native import inlined, native
 from serve_apps.engine_model.service.balancer import choice
 from serve_apps.engine_model.service.requests import Replicas
-from serve_apps.engine_model.service.route_loop import NOBODY, balancer_arrays, choose, recount
+from serve_apps.engine_model.service.route_loop import NONE, balancer_arrays, choose, recount
 from serve_apps.engine_model.service.routed import in_enough_room
 
 
@@ -66,7 +66,7 @@ def circulate(
     """
     prompts, outputs, shares = asked
     listed = np.zeros(len(engines.states), np.bool_)
-    events = [(math.inf, NOBODY)]  # when an engine's step ends, or just after one may begin
+    events = [(math.inf, NONE)]  # when an engine's step ends, or just after one may begin
     j, due, now_s = 0, min(concurrency, len(taken)), 0.0
     while True:
         for _ in range(due):
@@ -81,7 +81,7 @@ def circulate(
                 heapq.heappush(events, (np.nextafter(begins_s, math.inf), r))
                 listed[r] = True
             j += 1
-        if events[0][1] == NOBODY:
+        if events[0][1] == NONE:
             return REACHED
         now_s, r = heapq.heappop(events)
         status: int = advance(now_s, engines, r)
@@ -99,7 +99,7 @@ def circulate(
 def _next_event_s(now_s: Any, engines: Any, r: Any) -> Any:
     """The end of the step that runs on a busy engine, or just after the instant at which one may begin."""
     state = engines.states[r]
-    if state.flying:
+    if state.in_flight:
         return state.end_s
     begins_s = max(now_s, state.now_s)
     if not state.ahead and not state.decoders and state.part < 0:

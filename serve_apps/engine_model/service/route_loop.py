@@ -13,7 +13,7 @@ from serve_apps.routing.hash_ring import bound
 
 LEAST, GIVEN, FEWER, BOUNDED = range(4)
 """Ways to choose: the least busy of all; as given; the less busy of two; the next on the ring with room."""
-NOBODY = -1
+NONE = -1
 BALANCER_STATE = np.dtype([(name, np.int64) for name in ("fewest", "in_flight", "alive", "lost", "turn")])
 
 _bound = native(bound)
@@ -23,7 +23,7 @@ class BalancerArrays(NamedTuple):
     """State of a balancer: `open` requests of each engine, and the number of engines with each count.
 
     `state` is one record: the fewest open requests of an engine, requests in flight, engines alive, the
-    lost engine or `NOBODY`, and the engine at which the next search for the least busy one begins.
+    lost engine or `NONE`, and the engine at which the next search for the least busy one begins.
     """
 
     state: Any
@@ -34,7 +34,7 @@ class BalancerArrays(NamedTuple):
 def balancer_arrays(engines: int, requests: int) -> BalancerArrays:
     """A balancer that has seen nothing."""
     state, engines_with = np.zeros(1, BALANCER_STATE), np.zeros(requests + 2, np.int64)
-    state["alive"], state["lost"], engines_with[0] = engines, NOBODY, engines
+    state["alive"], state["lost"], engines_with[0] = engines, NONE, engines
     return BalancerArrays(state, np.zeros(engines, np.int32), engines_with)
 
 
@@ -42,18 +42,18 @@ def balancer_arrays(engines: int, requests: int) -> BalancerArrays:
 def route(taken: Any, due_s: Any, asked: Any, choice: Any, balancer: Any, caches: Any, engines: Any) -> int:
     """Give every arrival (`asked`: prompt, output, shared) to one of many engines, and serve all.
 
-    `taken` receives the number of each arrival's engine, which is chosen as `balancer.Choice` says. With
+    `taken` receives the number of each arrival's engine, which `balancer.Choice` decides. With
     `counted` limits, `caches` are those of `prefix_reuse`.
     """
     prompts, outputs, shares = asked
     counted, block = engines.limits.counted, engines.limits.block
-    events = [(math.inf, NOBODY)]  # when an engine's next step ends, or may begin where none runs
+    events = [(math.inf, NONE)]  # when an engine's next step ends, or may begin where none runs
     for j in range(len(due_s)):
         now_s = due_s[j]
         status: int = _serve_until(now_s, events, balancer, engines)
         if status != REACHED:
             return status
-        if choice.lost != NOBODY and now_s >= choice.lost_s:
+        if choice.lost != NONE and now_s >= choice.lost_s:
             _lose(choice.lost, balancer)
         r = choose(j, choice, balancer)
         taken[j] = r
@@ -81,14 +81,14 @@ def route(taken: Any, due_s: Any, asked: Any, choice: Any, balancer: Any, caches
 @inlined
 def _serve_until(now_s: Any, events: Any, balancer: Any, engines: Any) -> int:
     """Run the engines whose steps end, or may begin, by `now_s`, and count their open requests."""
-    while events[0][0] <= now_s and events[0][1] != NOBODY:
+    while events[0][0] <= now_s and events[0][1] != NONE:
         r = heapq.heappop(events)[1]
         status: int = advance(now_s, engines, r)
         if status != REACHED:
             return status
         state = engines.states[r]
         recount(r, state.open, balancer)
-        if state.flying:
+        if state.in_flight:
             heapq.heappush(events, (state.end_s, r))
         elif state.open:
             at_s = np.nextafter(now_s, math.inf)  # arrivals of this instant are in
@@ -102,7 +102,7 @@ def _serve_until(now_s: Any, events: Any, balancer: Any, engines: Any) -> int:
 def _lose(r: Any, balancer: Any) -> None:
     """Engine `r` is passed over from now on, and its open requests count no longer."""
     state = balancer.state[0]
-    if state.lost == NOBODY:
+    if state.lost == NONE:
         state.lost = r
         state.alive -= 1
         balancer.engines_with[balancer.open[r]] -= 1

@@ -268,7 +268,7 @@ class Broken(BlockEngine):
     """An engine that dies in its tenth step."""
 
     def begin_step(self, now_s: float) -> float | None:
-        if self.generation_tokens_total >= 9:
+        if self.scheduler.generation_tokens_total >= 9:
             raise RuntimeError("the tenth step")
         return super().begin_step(now_s)
 
