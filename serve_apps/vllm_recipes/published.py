@@ -168,7 +168,7 @@ MODERN_ENV = {
     "TORCH_BLAS_PREFER_HIPBLASLT": "1",
     "NCCL_MIN_NCHANNELS": "112",
 }
-"""The preset of serving.md 1.4, untested on hardware: without settings that are dead, redundant or now the default."""
+"""The preset of serving.md 1.4, untested on hardware: no dead, redundant or default settings."""
 
 _KEPT = {"VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "FP"}
 MODERN_OF: dict[str, tuple[dict[str, Any], dict[str, str]]] = {

@@ -117,7 +117,7 @@ def _base(asked: VllmDeployment) -> Recipe:
 
 
 def _modern(asked: VllmDeployment) -> Recipe:
-    """Today's preset, by the facts of the model, with those of its published settings that are still valid."""
+    """Today's preset, by the facts of the model, with its published settings that are still valid."""
     model, layout = asked.model, asked.layout
     own_args, own_env = published.MODERN_OF.get(model.name, ({}, {}))
     env = {**published.MODERN_ENV, **own_env} if asked.amd else {}

@@ -55,7 +55,7 @@ class Hit(NamedTuple):
 
 
 class KvCache:
-    """`blocks` blocks of `block_size` tokens, all free at first; with `caching` freed blocks can be found again.
+    """`blocks` blocks of `block_size` tokens, all free at first; `caching` keeps freed ones for reuse.
 
     Raises ValueError unless there is at least one block.
     """
