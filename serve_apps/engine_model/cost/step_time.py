@@ -93,12 +93,21 @@ class Roofline:
 
     def terms(self, batch: Batch) -> StepTerms:
         """The additive step time, term by term."""
-        tokens = batch.decode_tokens, batch.prefill_tokens, batch.context_tokens
-        return step_terms(self.costs, *tokens, batch.attention_pairs, batch.sequences)
+        return StepTerms(*self._terms(batch))
 
     def duration_s(self, batch: Batch) -> float:
         """Seconds of the step: the sum of its terms."""
-        return total_s(self.terms(batch))
+        return total_s(self._terms(batch))
+
+    def _terms(self, batch: Batch) -> tuple[float, ...]:
+        return step_terms(
+            self.costs,
+            batch.decode_tokens,
+            batch.prefill_tokens,
+            batch.context_tokens,
+            batch.attention_pairs,
+            batch.sequences,
+        )
 
     def scaled(self, factor: float) -> "Roofline":
         """The same step, with all its times multiplied."""
@@ -118,8 +127,8 @@ def step_terms(
     context_tokens: int,
     attention_pairs: float,
     sequences: int,
-) -> StepTerms:
-    """Every term of the step time from `Roofline.costs`; of plain numbers, so that numba can compile it.
+) -> tuple[float, ...]:
+    """The fields of `StepTerms` from `Roofline.costs`; of plain numbers, so that numba can compile it.
 
     Experts are read as the tokens touch them, on the GPU that reads most. The linear layers of prefill tokens
     go down from decode's marginal cost to prefill's.
@@ -128,7 +137,7 @@ def step_terms(
     rise, rise_tokens, quick_reduce, quick_tokens, skew = costs[10:]
     tokens = decode_tokens + prefill_tokens
     missed = miss**tokens
-    return StepTerms(
+    return (
         launch,
         weights,
         min(experts, experts * (1 - missed) + skew * math.sqrt(missed * (1 - missed))),
@@ -142,7 +151,7 @@ def step_terms(
     )
 
 
-def total_s(terms: StepTerms) -> float:
+def total_s(terms: tuple[float, ...]) -> float:
     """The sum of the terms, in their order; compiled too, so that both engines agree to the last digit."""
     launch, weights, experts, decode, prefill, rise, reduce, read, pair, host = terms
     return launch + weights + experts + decode + prefill + rise + reduce + read + pair + host
