@@ -347,12 +347,12 @@ def _simulated(words: Sequence[str], config: Path) -> Experiment:
 def _serve(experiment: Experiment, asked: RecordedLoad) -> Served:
     """The engine model; a closed loop over several replicas is one on each, of its share."""
     # numba takes a second to come, which `show` must not pay.
-    from serve_apps.engine_model.compiled.fast_engine import Machine, serve_closed
+    from serve_apps.engine_model.compiled.fast_engine import FastSpec, serve_closed
     from serve_apps.engine_model.service.routed import serve_open
 
     spec, replicas = experiment.engine, experiment.replicas
     assert isinstance(spec, SimulatedEngine)
-    machine = Machine.of(spec, experiment.model, experiment.hardware, experiment.layout)
+    machine = FastSpec.of(spec, experiment.model, experiment.hardware, experiment.layout)
     tokens = [asked.input_tokens, asked.output_tokens, asked.shared_tokens]
     if not asked.concurrency:
         times = serve_open(machine, asked.due_s, tokens, experiment.seed, replicas)

@@ -173,7 +173,9 @@ def _asked(experiment: Experiment, engine: VllmEngine, installed: str) -> Any:
 
     parts = experiment.model, experiment.layout, experiment.cluster, experiment.hardware
     version = installed or engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
-    return rendering.Asked(engine, *parts, place(experiment.cluster, experiment.layout).bundles, version)
+    return rendering.RenderingInput(
+        engine, *parts, place(experiment.cluster, experiment.layout).bundles, version
+    )
 
 
 def _deliver(files: Files, out: Path | None) -> int:

@@ -1,4 +1,4 @@
-"""What a real vLLM would be told, without starting it; and a tiny model to start it with.
+"""Print the commands of a real vLLM without starting it; write a tiny model to start it with.
 
 examples:
   python -m serve_apps render                                            the modern preset, TP8/EP8
@@ -27,7 +27,7 @@ from conf.specs.experiment import VllmEngine
 from loadgen.traffic import trace
 from loadgen.traffic.traffic import Traffic
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm
-from serve_apps.vllm_engine.rendering import Asked, Rendering, render
+from serve_apps.vllm_engine.rendering import Rendering, RenderingInput, render
 from serve_apps.vllm_recipes import published, recipes, vllm_flags
 from serve_apps.vllm_recipes.model_folder import write_folder
 
@@ -36,7 +36,7 @@ VERSION = "vllm_version"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Act on the words and return the exit code: 0, or 2 for what cannot be."""
+    """Act on the words and return the exit code: 0, or 2 for wrong usage or a contradiction."""
     arguments = _parser().parse_args(argv)
     try:
         terminal.data(_answer(arguments))
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminal.error(error)
         return EXIT_USAGE
     except BrokenPipeError:
-        # Whoever read our output is gone.
+        # The reader of our output is gone.
         terminal.give_up_stdout()
         return EXIT_INTERNAL
     return EXIT_OK
@@ -81,7 +81,7 @@ def _render(words: Sequence[str]) -> Rendering:
     engine = experiment.engine
     if not isinstance(engine, VllmEngine):
         raise ConfigError(f"engine={engine.kind} is no vLLM; choose engine=vllm or leave it out")
-    asked = Asked(
+    asked = RenderingInput(
         engine,
         experiment.model,
         experiment.layout,
@@ -95,20 +95,20 @@ def _render(words: Sequence[str]) -> Rendering:
 
 
 def _experiment(words: Sequence[str], engine: str) -> Experiment:
-    """Of any number of nodes, for nothing is started."""
+    """The experiment of the words, on any number of nodes, for nothing is started."""
     chosen = [] if any(word.startswith("engine=") for word in words) else [engine]
     session = [] if any(word.startswith("cluster.session=") for word in words) else ["cluster.session=fake"]
     return load([*chosen, *session, *words])
 
 
 def _version(engine: VllmEngine, experiment: Experiment) -> str:
-    """As asked, of the published recipe, installed or the newest known, whichever there is first."""
+    """The version asked for, of the published recipe, installed, or the newest known: the first there is."""
     if engine.recipe == "published" and not engine.vllm_version:
         return published.find(experiment.model, experiment.layout).version
     return engine.vllm_version or installed_vllm() or vllm_flags.text(vllm_flags.NEWEST)
 
 
-def _longest(asked: Asked, experiment: Experiment) -> tuple[str, ...]:
+def _longest(asked: RenderingInput, experiment: Experiment) -> tuple[str, ...]:
     """Notes on the longest request of the workload. Raises ValueError if it does not fit."""
     workload = trace.resolve(experiment.workload)
     by_hand = asked.recipe(replace(asked.engine, server="process"))

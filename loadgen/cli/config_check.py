@@ -15,7 +15,7 @@ from conf.specs.experiment import EmulatedEngine, SimulatedEngine, VllmEngine
 from loadgen.cli.command_line import asked
 from loadgen.prompts import text_pool
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import Engine
+from serve_apps.engine_model import BlockEngine
 from serve_apps.vllm_emulated.platform_plugin import has_gpu, refuse_gpu_node
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm as installed_vllm
 from serve_apps.vllm_engine.prepared import prepared
@@ -56,7 +56,7 @@ def refuse_misfit(experiment: Experiment) -> None:
     if not isinstance(spec, SimulatedEngine):
         return
     try:
-        engine = Engine(spec, experiment.model, experiment.hardware, experiment.layout)
+        engine = BlockEngine(spec, experiment.model, experiment.hardware, experiment.layout)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     context = experiment.model.max_context_tokens

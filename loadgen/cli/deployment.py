@@ -28,7 +28,7 @@ from loadgen.run.lifecycle import Service
 from loadgen.run.progress import Emit
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.cost.architecture import weight_bytes
-from serve_apps.simulated.app import ENGINES, application_name, build_app
+from serve_apps.simulated.app import ENGINES, EngineSpecs, application_name, build_app
 from serve_apps.vllm_engine import app
 from serve_apps.vllm_engine.prepared import prepared, with_folder
 
@@ -77,10 +77,10 @@ def _engines(experiment: Experiment) -> _Engines:
 
 
 def _simulated(experiment: Experiment, engine: SimulatedEngine) -> _Engines:
-    parts = engine, experiment.model, experiment.hardware, experiment.layout
+    parts = EngineSpecs(engine, experiment.model, experiment.hardware, experiment.layout)
     return _Engines(
         lambda placement: build_app(
-            *parts, placement.replicas, placement.bundles, experiment.seed, routing=experiment.routing
+            parts, placement.replicas, placement.bundles, experiment.seed, experiment.routing
         ),
         application_name(*parts, experiment.routing),
         ENGINES,

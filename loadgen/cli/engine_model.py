@@ -23,6 +23,7 @@ from serve_apps.engine_model.service import whole_service
 from serve_apps.engine_model.service.balancer import POLICIES, Balance
 from serve_apps.engine_model.service.prefixes import Prefixes
 from serve_apps.engine_model.service.replay import replay as served
+from serve_apps.engine_model.service.requests import Replicas, Requests
 
 CPU_GUESS_QPS = 60.0
 """Short requests to the tiny model on two cores: 55 per second were well within the default bounds, 200 were
@@ -54,10 +55,9 @@ def replayed(experiment: Experiment, arrivals: ArrivalSchedule, seed: int = 0) -
     asked = arrivals.input_tokens, arrivals.output_tokens, arrivals.shared_tokens
     sent_s, held = arrivals.due_ns / NS, arrivals.concurrency
     try:
-        times, gap_s = served(
-            *parts(experiment), sent_s, asked, held, seed, experiment.replicas, balance(experiment)
-        )
-    except fast_engine.Unfit as why:
+        replicas = Replicas(experiment.replicas, balance(experiment), seed)
+        times, gap_s = served(*parts(experiment), Requests(sent_s, asked), replicas, held)
+    except fast_engine.UnsupportedByFastPath as why:
         raise ConfigError(
             f"concurrency={held}: predict cannot play a closed loop on this engine ({why}); use rate_qps=..."
         ) from why
@@ -85,7 +85,9 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
         prefixes, part = scattered(prefixes, experiment.cluster.nodes / nodes, seed)
     shared = None if prefixes is None else Prefixes(*prefixes)
     from_s = float(served_s.min()) if len(served_s) else 0.0
-    seen = whole_service.serve(*parts(experiment), sent_s, asked, seed, engines, by, shared, from_s)
+    seen = whole_service.serve(
+        *parts(experiment), Requests(sent_s, asked, shared, from_s), Replicas(engines, by, seed)
+    )
     replica = seen.replica if part is None else seen.replica + part * engines
     work = seen.work._asdict()
     return Simulated(seen.first_token_s, seen.last_token_s, seen.cached_tokens, work, replica)

@@ -28,7 +28,7 @@ def progressive(experiment: Experiment, say: Callable[[str], None] = quiet) -> T
         one = replace(experiment, seed=ladder.drawn_seed(experiment.seed, number))
         try:
             runs.append(_run(one, quiet if number else say))
-        except fast_engine.Unfit as why:
+        except fast_engine.UnsupportedByFastPath as why:
             raise ConfigError(
                 f"progressive on the virtual clock cannot play this engine ({why}); use "
                 "progressive.clock=wall"
@@ -42,7 +42,7 @@ def level_seconds(experiment: Experiment) -> list[float] | None:
         return None
     try:
         return [level.seconds for level in _run(experiment)]
-    except fast_engine.Unfit:
+    except fast_engine.UnsupportedByFastPath:
         return None
 
 
@@ -56,7 +56,7 @@ def played(experiment: Experiment, number: int, level: ladder.LadderLevel) -> pa
     asked = schedule.input_tokens, schedule.output_tokens, schedule.shared_tokens
     seed = ladder.drawn_seed(experiment.seed, number)
     seen = fast_engine.serve_closed(
-        fast_engine.Machine.of(*engine_model.parts(experiment)), schedule.concurrency, asked, seed
+        fast_engine.FastSpec.of(*engine_model.parts(experiment)), schedule.concurrency, asked, seed
     )
     times = seen.sent_s, seen.first_token_s, seen.last_token_s
     return ladder_rows.played_rows(schedule, *times, seen.cached_tokens)

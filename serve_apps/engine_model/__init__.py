@@ -1,6 +1,6 @@
-"""The engine as arithmetic: what a vLLM replica would do and when; no clock, no asyncio, no Ray."""
+"""A vLLM replica as arithmetic: its steps and their times; no clock, no asyncio, no Ray."""
 
-from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest, Step, TokenEvent
-from serve_apps.engine_model.service.virtual_service import Progress, VirtualService
+from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest, Step, TokenEvent
+from serve_apps.engine_model.service.virtual_service import RequestProgress, VirtualService
 
-__all__ = ["Engine", "GenerateRequest", "Progress", "Step", "TokenEvent", "VirtualService"]
+__all__ = ["BlockEngine", "GenerateRequest", "RequestProgress", "Step", "TokenEvent", "VirtualService"]

@@ -19,26 +19,26 @@ Places = NDArray[np.uint64]
 
 
 def hashed(keys: Iterable[str]) -> Places:
-    """Where keys lie on the ring: the low half of MurmurHash3's 128 bits."""
+    """Places of keys on the ring: the low half of MurmurHash3's 128 bits."""
     found = [mmh3.hash64(key, seed=SEED, signed=False)[0] for key in keys]
     return np.array(found, dtype=np.uint64)
 
 
 def ring(replicas: Sequence[str], vnodes: int) -> tuple[Places, NDArray[np.int64]]:
-    """The places of all replicas in order, `vnodes` of each, and where in `replicas` their owners stand."""
+    """The places of all replicas in order, `vnodes` of each, and the index in `replicas` of their owners."""
     places = hashed(f"{replica}:{i}" for replica in replicas for i in range(vnodes))
     order = np.argsort(places, kind="stable")
     return places[order], order // vnodes
 
 
 def starts(places: Places, keys: Iterable[str]) -> NDArray[np.int64]:
-    """The position on the ring from which each key looks for a replica: the owner of that place is its."""
+    """The position on the ring from which each key looks for a replica: its home owns that place."""
     found: NDArray[np.int64] = np.searchsorted(places, hashed(keys), side="right") % len(places)
     return found
 
 
 def session_key(session: int) -> str:
-    """What the load generator says in the header `x-session-id`."""
+    """The load generator's value of the header `x-session-id`."""
     return f"session-{session}"
 
 

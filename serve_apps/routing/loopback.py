@@ -1,4 +1,4 @@
-"""Keeps a replica of Serve to the loopback address where Ray keeps to it; knows nothing of what is served."""
+"""Keeps a Serve replica on the loopback address if Ray keeps to it; knows nothing of what is served."""
 
 import socket
 from collections.abc import Callable
@@ -11,7 +11,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def stay_on_loopback() -> None:
-    """Where Ray keeps to the loopback address, let the replica's own gRPC port do so too.
+    """Bind the replica's own gRPC port to the loopback address if Ray keeps to it.
 
     Serve binds it to all interfaces after the constructor, and has no setting for it.
     """

@@ -1,7 +1,7 @@
-"""How Ray Serve chooses the replica of a request: the request router of each policy, and where it is asked.
+"""Ray Serve's choice of the replica of a request: the request router of each policy, and its place.
 
-Knows Serve's request routers and HAProxy's hook for them; knows no engine. What HAProxy balances by itself,
-and what the load generator sends straight to a replica, has no router here.
+Knows Serve's request routers and HAProxy's hook for them; knows no engine. Requests that HAProxy balances by
+itself, or that the load generator sends straight to a replica, have no router here.
 """
 
 import json
@@ -19,6 +19,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 from ray.serve.schema import LoggingConfig
 
 from conf.specs.experiment import Routing
+from serve_apps.routing.asgi import Receive, Scope, Send, lifespan
 from serve_apps.routing.hash_ring import bound
 from serve_apps.routing.loopback import stay_on_loopback
 
@@ -31,10 +32,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 def request_router(routing: Routing) -> RequestRouterConfig | None:
-    """What the engines' deployment needs as `request_router_config`; None where Serve's default will do.
-
-    Serve's default is the power of two choices (`pow2`).
-    """
+    """The engines' `request_router_config`; None for Serve's default, the power of two choices (`pow2`)."""
     match routing.policy:
         case "round_robin":
             return RequestRouterConfig(
@@ -92,8 +90,8 @@ def first_with_room(
 class BoundedHashRouter(ConsistentHashRouter):  # type: ignore[misc]
     """Serve's hash ring, but a full replica is passed over for the next one on the ring.
 
-    What is in flight is what this router has sent and not seen the end of: each proxy has a router of its
-    own. `load_factor` comes with the ring's settings.
+    It counts the requests in flight that it has sent itself: each proxy has a router of its own.
+    `load_factor` comes with the ring's settings.
     """
 
     def initialize_state(self, *, load_factor: float, **ring: Any) -> None:
@@ -141,18 +139,18 @@ class IngressRouter:
 
 
 class RouteApp:
-    """The ASGI application of `IngressRouter`; an object, for of a method uvicorn expects an older ASGI."""
+    """The application of `IngressRouter`; an object, because uvicorn takes a method for an older ASGI."""
 
     def __init__(self, engines: DeploymentHandle) -> None:
         self._engines = engines
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
+            await lifespan(receive, send)
         elif scope["type"] == "http":
             await self._answer(scope["headers"], send)
 
-    async def _answer(self, headers: Headers, send: Any) -> None:
+    async def _answer(self, headers: Headers, send: Send) -> None:
         try:
             status, tree = 200, {"replica_id": await self._chosen(headers)}
         except (RuntimeError, DeploymentUnavailableError) as error:  # HAProxy answers 503 to its client
@@ -169,11 +167,3 @@ class RouteApp:
         # Nothing is reserved: the request itself goes another way, and replicas never refuse one.
         async with engines.choose_replica(_reserve=False) as selection:
             return str(selection._replica.replica_id.to_full_id_str())
-
-
-async def _lifespan(receive: Any, send: Any) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

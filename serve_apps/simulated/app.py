@@ -3,14 +3,14 @@
 import hashlib
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ray import serve
 from ray.serve import Application
 from ray.serve.schema import LoggingConfig
 
 from conf.specs.experiment import Hardware, Layout, Model, Routing, SimulatedEngine
-from serve_apps.engine_model.scheduler.engine import Engine
+from serve_apps.engine_model.scheduler.engine import BlockEngine
 from serve_apps.routing.loopback import stay_on_loopback
 from serve_apps.routing.serve_routers import behind_router, request_router
 from serve_apps.simulated.openai_answers import ServedModel
@@ -21,7 +21,16 @@ NO_QUEUE_LIMIT = 1_000_000
 HEALTH_CHECK_PERIOD_S = 2.0
 SHUTDOWN_GRACE_S = 5.0
 ENGINES = "SimulatedReplica"
-"""The deployment whose replicas are engines; behind HAProxy another may choose between them."""
+"""The deployment whose replicas are engines; behind HAProxy another one may choose between them."""
+
+
+class EngineSpecs(NamedTuple):
+    """The configuration groups that make a simulated engine."""
+
+    engine: SimulatedEngine
+    model: Model
+    hardware: Hardware
+    layout: Layout
 
 
 def application_name(*specs: object) -> str:
@@ -30,10 +39,7 @@ def application_name(*specs: object) -> str:
 
 
 def build_app(
-    engine: SimulatedEngine,
-    model: Model,
-    hardware: Hardware,
-    layout: Layout,
+    specs: EngineSpecs,
     replicas: int,
     bundles: Sequence[dict[str, float]],
     seed: int = 0,
@@ -44,7 +50,7 @@ def build_app(
     Without `routing` the proxy's own default chooses between them. Raises ValueError for an engine that does
     not fit the hardware.
     """
-    Engine(engine, model, hardware, layout)  # what cannot run is refused here, not in every replica
+    BlockEngine(*specs)  # refuses an engine that cannot run here, not in every replica
     options: dict[str, Any] = {
         "name": ENGINES,
         "num_replicas": replicas,
@@ -61,20 +67,19 @@ def build_app(
     if router is not None:
         options["request_router_config"] = router
     deployment = serve.deployment(**options)(serve.ingress()(SimulatedReplica))
-    app = deployment.bind(engine, model, hardware, layout, seed)
+    app = deployment.bind(specs, seed)
     return behind_router(app, routing) if routing else app
 
 
 class SimulatedReplica:
     """One engine behind Serve's HTTP server. Serve calls the two methods and replaces it when unhealthy."""
 
-    def __init__(
-        self, engine: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout, seed: int
-    ) -> None:
+    def __init__(self, specs: EngineSpecs, seed: int) -> None:
+        engine, model = specs.engine, specs.model
         stay_on_loopback()
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
-        replica = Engine(engine, model, hardware, layout, seed + context.rank.rank)
+        replica = BlockEngine(*specs, seed=seed + context.rank.rank)
         self._engine = RealtimeEngine(replica, time_scale=engine.time_scale)
         block_size = engine.block_size if engine.enable_prefix_caching else 0
         self._served = ServedModel(

@@ -1,9 +1,9 @@
 """vLLM's OpenAI-compatible answers as pure functions: bytes out; knows no clock and no server.
 
-Read in vLLM's completion and chat servers: shapes, key order, default values and error bodies are theirs.
-What is asked is read in `openai_request`. Every answered token is the word " token", so that an answer sent
-back as a prompt counts the same again. The simulated engine always answers `max_tokens` tokens, and tells the
-prompt tokens that it found in its prefix cache, as vLLM does with --enable-prompt-tokens-details.
+Shapes, key order, default values and error bodies are those of vLLM's completion and chat servers;
+`openai_request` reads the requests. Every answered token is the word " token", so that an answer sent back as
+a prompt counts the same again. The simulated engine always answers `max_tokens` tokens. It reports the prompt
+tokens that it found in its prefix cache, as vLLM does with --enable-prompt-tokens-details.
 """
 
 import json
@@ -18,12 +18,12 @@ JSON_TYPE = b"application/json"
 SSE_TYPE = b"text/event-stream; charset=utf-8"
 METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 TIME_SCALE, ACCEPTED_NS = b"x-time-scale", b"x-accepted-virtual-ns"
-"""Headers where the engine's clock is not the real one: how much faster, and when it got the request."""
+"""Headers of an engine whose clock is not the real one: its speed, and its time at the request's arrival."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What /v1/models tells, and what bounds a request; `created_s` is in Unix seconds.
+    """The served model, as /v1/models reports it, and bounds of a request; `created_s` is in Unix seconds.
 
     `block_size` is the tokens of a block of the prefix cache; 0 without one. `image_token_px` is the side of
     the square of an image that is one token; 0 of a model that sees none.
@@ -63,8 +63,8 @@ class ApiRequest:
 class EngineSteps:
     """Steps that gave a request a token, and how many of them came later than half their duration.
 
-    `cached_tokens` of its prompt needed none: they were in the prefix cache when it was admitted. Its first
-    and last token came so many microseconds of the engine's own time after the engine had it.
+    `cached_tokens` of its prompt were in the prefix cache when it was admitted. `first_token_us` and
+    `last_token_us` are microseconds of the engine's own time since the request arrived there.
     """
 
     steps: int
@@ -109,7 +109,7 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:
-    """The refusal of a body that is not of the right shape (vLLM names it after the HTTP phrase)."""
+    """The refusal of a malformed body (vLLM names it after the HTTP phrase)."""
     return ApiError(message, kind=HTTPStatus.BAD_REQUEST.phrase, param=param)
 
 
@@ -138,8 +138,8 @@ def not_found(method: str, path: str) -> ApiError:
     return ApiError(f"{method} {path} is not served", HTTPStatus.NOT_FOUND, "NotFoundError")
 
 
-class Answer:
-    """The bytes of one answer; what is constant over its tokens is formatted once."""
+class OpenAiAnswer:
+    """The bytes of one answer; the parts that its tokens have in common are formatted once."""
 
     def __init__(self, request: ApiRequest, request_id: str, created_s: int, served: ServedModel) -> None:
         self.request = request
@@ -162,7 +162,7 @@ class Answer:
         return role + self._token * (count - seen - 1) + self._last
 
     def end(self, steps: EngineSteps) -> bytes:
-        """The closing events: usage where it was asked for, and [DONE]."""
+        """The closing events: usage, if requested, and [DONE]."""
         if not self.request.include_usage:
             return DONE
         closing = {"choices": [], "usage": self._final_usage(steps), "maxqps": _steps(steps)}
@@ -206,7 +206,7 @@ class Answer:
         }
 
     def _final_usage(self, steps: EngineSteps) -> dict[str, Any]:
-        """What vLLM tells once, at the end: the usage before it has no details."""
+        """The usage at the end, with the details that vLLM reports only there."""
         details = {"prompt_tokens_details": {"cached_tokens": steps.cached_tokens}}
         return self._usage(self.request.output_tokens) | details
 
@@ -266,8 +266,8 @@ def _samples(metrics: EngineMetrics) -> Iterable[tuple[str, str, str, float]]:
 
 
 def _steps(steps: EngineSteps) -> dict[str, int]:
-    told = {"first_token_us": steps.first_token_us, "last_token_us": steps.last_token_us}
-    return {"steps": steps.steps, "late_steps": steps.late_steps, **told}
+    ends = {"first_token_us": steps.first_token_us, "last_token_us": steps.last_token_us}
+    return {"steps": steps.steps, "late_steps": steps.late_steps, **ends}
 
 
 def _escape(label: str) -> str:

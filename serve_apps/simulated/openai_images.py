@@ -1,8 +1,7 @@
-"""Image parts of chat messages: who an image is and how many tokens, from its header; no pixel is decoded.
+"""Image parts of chat messages: identity and tokens of an image from its header; decodes no pixel.
 
-That the rest is base64 is looked at, that it is a PNG is not.
-
-Also which images a replica has seen, as vLLM's cache of processed images has them; knows no engine.
+The rest of an image is checked to be base64, not to be a PNG. Also the images that a replica has seen, as in
+vLLM's cache of processed images; knows no engine.
 """
 
 import struct
@@ -50,14 +49,14 @@ def _size_px(encoded: str) -> tuple[int, int]:
 
 
 class SeenImages:
-    """The images seen last: what is among them need not be decoded and encoded again."""
+    """The images seen last, which need not be decoded and encoded again."""
 
     def __init__(self, most: int = CACHED_IMAGES) -> None:
         self._most = most
         self._names: OrderedDict[int, None] = OrderedDict()
 
     def new_tokens(self, images: Iterable[Image]) -> int:
-        """Tokens of those that have not been seen lately; from now on they have."""
+        """Tokens of the images that have not been seen lately; afterwards all have."""
         tokens = 0
         for image in images:
             tokens += 0 if image.name in self._names else image.tokens

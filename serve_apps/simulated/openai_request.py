@@ -101,19 +101,19 @@ def _prompt_tokens(prompt: Any, served: ServedModel) -> Sequence[Hashable]:
 
 
 def _message_parts(messages: Any, served: ServedModel) -> list[str | Image]:
-    """Words and images in their order."""
+    """Words and images of all messages, in their order."""
     if not isinstance(messages, list) or not messages:
         raise invalid("messages must be a non-empty list", "messages")
     return [part for message in messages for part in (_role(message), *_parts(message, served))]
 
 
 def _tokens(part: str | Image) -> Sequence[Hashable]:
-    """A word is one; those of an image are its own."""
+    """The word itself, or the tokens of an image."""
     return [(part.name, place) for place in range(part.tokens)] if isinstance(part, Image) else (part,)
 
 
 def _role(message: Any) -> str:
-    """The one token of a template around a message; no word is like it."""
+    """The one token of the template around a message, which no word equals."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise invalid("each message must be an object with a role", "messages")
     return f"<{message['role']}> "

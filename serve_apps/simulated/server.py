@@ -3,41 +3,36 @@
 Steps begin and end at absolute instants of the engine's own clock: the next one starts where the
 last one ended (or when work arrives), however late this process woke up. A slow machine therefore
 delivers late, which is counted, but never slows the engine. That clock may run `time_scale` times as
-fast as the real one, or slower; then its time is told in-band.
+fast as the real one, or slower; then its time is sent in-band.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
 
-from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest, QueueFull
+from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest, QueueFull
 from serve_apps.engine_model.scheduler.request import RequestState
+from serve_apps.routing.asgi import Message, Receive, Scope, Send, lifespan
 from serve_apps.simulated import openai_answers, openai_request
 from serve_apps.simulated.openai_answers import (
-    Answer,
     ApiError,
     ApiRequest,
     EngineMetrics,
     EngineSteps,
+    OpenAiAnswer,
     ServedModel,
 )
 from serve_apps.simulated.openai_images import SeenImages
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
 TIMER_S = 1e-3
 """The event loop's timers count milliseconds: a shorter sleep would spin until it is over."""
 SPIN_S = 1e-4
-"""No sleep to uvloop: a millisecond too many would be a third of a fast clock's step."""
+"""uvloop does not sleep so briefly: a millisecond too many would be a third of a fast clock's step."""
 US, NS = 1_000_000, 1_000_000_000
 MOST_US = 2**31 - 1
-"""What a client believes of a count."""
+"""Largest count that a client accepts."""
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +82,10 @@ class Stream:
 
 
 class RealtimeEngine:
-    """Runs an `Engine` from `start()` to `stop()`, `time_scale` times as fast as `clock` (seconds)."""
+    """Runs a `BlockEngine` from `start()` to `stop()`, `time_scale` times as fast as `clock` (seconds)."""
 
     def __init__(
-        self, engine: Engine, clock: Callable[[], float] = time.monotonic, time_scale: float = 1.0
+        self, engine: BlockEngine, clock: Callable[[], float] = time.monotonic, time_scale: float = 1.0
     ) -> None:
         self.time_scale = time_scale
         self._engine = engine
@@ -140,20 +135,20 @@ class RealtimeEngine:
             self._aborted += 1
 
     def metrics(self) -> EngineMetrics:
-        engine = self._engine
+        engine, scheduler = self._engine, self._engine.scheduler
         return EngineMetrics(
             running=engine.running,
             waiting=engine.waiting,
             kv_usage=engine.kv_usage,
-            preemptions=engine.preemptions,
-            prompt_tokens=engine.prompt_tokens_total,
-            generation_tokens=engine.generation_tokens_total,
+            preemptions=scheduler.preemptions,
+            prompt_tokens=scheduler.prompt_tokens_total,
+            generation_tokens=scheduler.generation_tokens_total,
             finished=self._finished,
             aborted=self._aborted,
             steps=self._steps,
             late_steps=self._late_steps,
-            prefix_queries=engine.prefix_queries,
-            prefix_hits=engine.prefix_hits,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
         )
 
     async def _run(self) -> None:
@@ -192,7 +187,7 @@ class RealtimeEngine:
                 stream.put(end_s, state.finished, late)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """However the loop ended, nobody may wait for a token any longer."""
+        """Fail all open streams, whatever ended the loop."""
         error = None if task.cancelled() else task.exception()
         self.failure = f"the engine died: {error!r}" if error else "the engine was stopped"
         if error:
@@ -212,7 +207,7 @@ class SimulatedApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
+            await lifespan(receive, send)
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
 
@@ -250,20 +245,20 @@ class SimulatedApp:
             raise ApiError(str(error)) from error
         except EngineDead as error:
             raise openai_answers.server_error(str(error)) from error
-        answer = Answer(request, _request_id(scope, stream), int(time.time()), self._served)
+        answer = OpenAiAnswer(request, _request_id(scope, stream), int(time.time()), self._served)
         try:
             await (self._stream if request.stream else self._whole)(stream, answer, send)
         finally:
             self._engine.close(stream)
 
-    async def _whole(self, stream: Stream, answer: Answer, send: Send) -> None:
+    async def _whole(self, stream: Stream, answer: OpenAiAnswer, send: Send) -> None:
         try:
             await stream.more_than(answer.request.output_tokens - 1)
         except EngineDead as error:
             raise openai_answers.server_error(str(error)) from error
         await self._answer(send, answer.whole(stream.steps))
 
-    def _tokens(self, stream: Stream, answer: Answer, seen: int, count: int) -> bytes:
+    def _tokens(self, stream: Stream, answer: OpenAiAnswer, seen: int, count: int) -> bytes:
         """The events of tokens `seen` to `count` - 1, with the engine's time where that is not the real."""
         if self._engine.time_scale == 1:
             return answer.tokens(seen, count)
@@ -281,7 +276,7 @@ class SimulatedApp:
             (openai_answers.ACCEPTED_NS, b"%d" % accepted_ns),
         ]
 
-    async def _stream(self, stream: Stream, answer: Answer, send: Send) -> None:
+    async def _stream(self, stream: Stream, answer: OpenAiAnswer, send: Send) -> None:
         await send(self._start(HTTPStatus.OK, openai_answers.SSE_TYPE, *self._clock_headers(stream)))
         seen = 0
         try:
@@ -311,8 +306,9 @@ class SimulatedApp:
 
 
 async def _body(receive: Receive) -> bytes:
-    """Raises ApiError for one too long, of which nothing is kept; it is read to its end, for only then do all
-    clients listen.
+    """The body of a request, read to its end, because some clients listen only then.
+
+    Raises ApiError for one that is too long, of which nothing is kept.
     """
     parts: list[bytes] = []
     size_bytes = 0
@@ -341,11 +337,3 @@ def _request_id(scope: Scope, stream: Stream) -> str:
         if name == b"x-request-id":
             return str(value.decode("latin-1"))
     return str(stream.request_id)
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

@@ -1,7 +1,7 @@
 """vLLM's executor without a GPU: steps take the time of the step-time model and compute nothing.
 
-Knows how vLLM's engine core asks its workers (0.29 to 0.32); how the executor comes to be chosen is in
-`emulated_platform`.
+Knows how vLLM's engine core asks its workers (0.29 to 0.32); `platform` chooses the
+executor.
 """
 
 import time
@@ -16,7 +16,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import ModelRunnerOutput
 
-from serve_apps.vllm_emulated.gpu import EmulatedGpu, Part, Steps, batch
+from serve_apps.vllm_emulated.gpu import EmulatedGpu, StepPart, Steps, batch
 
 TOKEN = 1000
 """Every token that is sampled: a word of any tokeniser, never the end of a text, so answers end by length."""
@@ -27,7 +27,7 @@ logger = init_logger(f"vllm.{__name__}")
 
 
 class Due(Future[Any]):
-    """A result that exists from `at_s` (monotonic clock) on; who asks earlier sleeps, holding no lock."""
+    """A result that exists from `at_s` (monotonic clock) on; an earlier call sleeps, holding no lock."""
 
     def __init__(self, value: Any, at_s: float) -> None:
         super().__init__()
@@ -64,10 +64,10 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM has no types her
         asynchronous = self.scheduler_config.async_scheduling
         self._gpu = gpu if asynchronous else gpu.synchronous()
         self._steps = Steps()
-        self._parts: list[Part] = []
+        self._parts: list[StepPart] = []
         self._free_s = 0.0
         self._token = min(TOKEN, self.model_config.get_vocab_size() - 2)
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         logger.info(
             "Emulated GPUs: TP%d, constants %s, asynchronous scheduling %s",
             asked,
@@ -83,7 +83,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM has no types her
         kwargs: dict[str, Any] | None = None,
         non_block: bool = False,
     ) -> Any:
-        """The answer of the one pretended worker; None to what has no meaning without a GPU."""
+        """The answer of the one pretended worker; None to a call that has no meaning without a GPU."""
         name = method if isinstance(method, str) else getattr(method, "__name__", repr(method))
         answers: dict[str, Callable[[], Any]] = {
             "get_kv_cache_spec": self._kv_cache_spec,
@@ -94,8 +94,8 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM has no types her
             "get_supported_tasks": lambda: ("generate",),
             "supports_draft_weight_updates": lambda: False,
         }
-        if name not in answers and name not in IGNORED_CALLS and name not in self._told:
-            self._told.add(name)
+        if name not in answers and name not in IGNORED_CALLS and name not in self._reported:
+            self._reported.add(name)
             logger.warning("Emulated GPUs have no answer to the call %s: None", name)
         answer = [answers[name]() if name in answers else None]
         return Due(answer, 0.0) if non_block else answer

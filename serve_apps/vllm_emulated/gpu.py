@@ -1,4 +1,4 @@
-"""What a vLLM without a GPU pretends to run on: how long a step takes, and what memory is left for KV.
+"""The GPU that an emulated vLLM pretends to have: the time of a step and the memory left for KV.
 
 Knows vLLM's scheduler output by its fields and the step-time model; imports no vLLM and reads no clock.
 """
@@ -49,7 +49,7 @@ class EmulatedGpu:
     ) -> "EmulatedGpu":
         """The GPU that `hardware` describes, with the step time of `model` and of the attention `backend`.
 
-        Where the model does not have the backend's speed, it is that of the fit's own.
+        If the speed of that backend is unknown, it is that of the fit's own.
 
         Raises ValueError for a model with latent attention, and as `roofline` does.
         """
@@ -109,7 +109,7 @@ def emulated(recipe: Recipe, gpu: EmulatedGpu) -> Recipe:
     return replace(recipe, args=args, env=env)
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """One request's part of a step: `new` tokens after `computed` ones; `known` are those that exist by then.
 
     `known` counts outputs that are still being computed too; once all have their KV, the step samples.
@@ -136,11 +136,11 @@ class Steps:
     def __init__(self) -> None:
         self._prompts: dict[str, int] = {}
 
-    def parts(self, scheduled: Any) -> list[Part]:
-        """What a `SchedulerOutput` (vLLM v1/core/sched/output.py) computes of which request.
+    def parts(self, scheduled: Any) -> list[StepPart]:
+        """The part of each request in a `SchedulerOutput` (vLLM v1/core/sched/output.py).
 
         A preempted request stays known until it is finished. It comes back among the cached ones (model
-        runner V1) or as a new one that says what has to be computed again (V2, `prefill_token_ids`).
+        runner V1) or as a new one with the tokens to compute again (V2, `prefill_token_ids`).
         """
         for name in scheduled.finished_req_ids:
             self._prompts.pop(name, None)
@@ -149,16 +149,16 @@ class Steps:
             name, again = request.req_id, getattr(request, "prefill_token_ids", None)
             prompt = self._prompts.setdefault(name, len(request.prompt_token_ids))
             known = len(again) if again else prompt
-            parts.append(Part(name, request.num_computed_tokens, new[name], prompt, known))
+            parts.append(StepPart(name, request.num_computed_tokens, new[name], prompt, known))
         cached = scheduled.scheduled_cached_reqs
         of_cached = zip(cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True)
         for name, computed, outputs in of_cached:
             prompt = self._prompts[name]
-            parts.append(Part(name, computed, new[name], prompt, prompt + outputs))
+            parts.append(StepPart(name, computed, new[name], prompt, prompt + outputs))
         return parts
 
 
-def batch(parts: list[Part]) -> Batch:
+def batch(parts: list[StepPart]) -> Batch:
     """The work of one step, as the simulated engine counts it."""
     work = Batch(sequences=sum(part.samples for part in parts))
     for part in parts:

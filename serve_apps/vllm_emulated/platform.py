@@ -16,7 +16,7 @@ WORKER = "serve_apps.vllm_emulated.platform.NoWorker"
 
 
 class NoWorker:
-    """Named to vLLM as its worker class, and asked for nothing but its signatures."""
+    """The worker class that vLLM gets to know; it reads only its signatures."""
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
         """There is nothing to profile."""
@@ -62,13 +62,13 @@ class EmulatedPlatform(Platform):  # type: ignore[misc]  # vLLM has no types her
         The inherited choice is always `vllm._C`, which in a CPU build is for AVX-512: an illegal instruction
         elsewhere. Nothing here computes with kernels; vLLM's modules only look them up.
         """
-        from vllm.platforms.cpu import CpuPlatform  # imports what is not there yet when this module is
+        from vllm.platforms.cpu import CpuPlatform  # not importable yet when this module is imported
 
         CpuPlatform.import_kernels()
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """The last word on vLLM's configuration: our executor. Raises ValueError for what is not emulated."""
+        """Set our executor in vLLM's final configuration. Raises ValueError for what is not emulated."""
         _refuse(vllm_config)
         parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
         parallel.distributed_executor_backend = EXECUTOR

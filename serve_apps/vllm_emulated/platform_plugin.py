@@ -22,7 +22,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "OMP_NUM_THREADS": "1",
 }
-"""What every process of an emulated deployment needs; nothing is downloaded or told to anybody."""
+"""Environment of every process of an emulated deployment: no downloads, no usage statistics."""
 GPU_DEVICES = ("/dev/kfd", "/dev/nvidia0")
 """Present where ROCm or CUDA could run: there the plug-in would displace the real platform."""
 
@@ -30,7 +30,7 @@ GPU_DEVICES = ("/dev/kfd", "/dev/nvidia0")
 def register(environment: Mapping[str, str] = os.environ, devices: Sequence[str] = GPU_DEVICES) -> str | None:
     """The entry point of the group vllm.platform_plugins: the platform's name, or None to stay aside.
 
-    Beside a GPU it warns and stays aside too, for vLLM hides what is raised here.
+    Beside a GPU it warns and stays aside too, because vLLM hides exceptions from here.
     """
     if environment.get(SWITCH) != "1":
         return None
@@ -43,7 +43,7 @@ def register(environment: Mapping[str, str] = os.environ, devices: Sequence[str]
 
 
 def has_gpu(devices: Sequence[str] = GPU_DEVICES) -> bool:
-    """Whether a GPU is visible on this machine."""
+    """True if a GPU is visible on this machine."""
     return any(Path(device).exists() for device in devices)
 
 

@@ -23,7 +23,7 @@ SHUTDOWN_GRACE_S = 20.0
 
 
 def environment(engine: VllmEngine, routing: Routing) -> dict[str, str]:
-    """What Serve's processes on all nodes must read when they start, besides what routing asks for."""
+    """Variables of Serve's processes on all nodes at their start, besides those of the routing."""
     if engine.server == "process":
         return {}
     direct = routing.data_path != "python_proxy"
@@ -38,7 +38,7 @@ def environment(engine: VllmEngine, routing: Routing) -> dict[str, str]:
 
 
 def engines_prefix(engine: VllmEngine) -> str:
-    """How the names of the deployments begin whose replicas are engines."""
+    """Beginning of the names of the deployments whose replicas are engines."""
     return PROCESSES if engine.server == "process" else ENGINES
 
 
@@ -51,7 +51,7 @@ def vllm_app(
     replicas: int,
     bundles: Sequence[dict[str, float]],
 ) -> Callable[[], Application]:
-    """What builds the application when called in the cluster: `replicas` engines on `bundles` each.
+    """A function that builds the application in the cluster: `replicas` engines on `bundles` each.
 
     Behind HAProxy requests go straight to the replicas, as with the simulated engine: HAProxy balances them,
     or asks a request router for each. With the Python proxy they and their tokens pass Ray's OpenAI ingress.

@@ -1,7 +1,7 @@
 """An ASGI application that hands requests through to an HTTP server, and its answers back part by part.
 
-Knows HTTP only. Whoever calls it cancels the request of a client that has gone, which closes the connection
-to the server, and an answer that breaks off is broken off. Behind Serve not every leaving client is noticed.
+Knows HTTP only. The caller cancels the request of a client that has left, which closes the connection to the
+server. An answer that breaks off is broken off. Behind Serve not every leaving client is noticed.
 """
 
 from http import HTTPStatus
@@ -9,16 +9,16 @@ from typing import Any
 
 import aiohttp
 
-from serve_apps.vllm_engine.stamped_app import Message, Receive, Scope, Send
+from serve_apps.routing.asgi import Receive, Scope, Send, lifespan
 
 HOP_HEADERS = {b"host", b"connection", b"transfer-encoding", b"content-length"}
-"""What belongs to one connection (RFC 9110, section 7.6.1), and what the next hop says for itself."""
+"""Headers of one connection (RFC 9110, section 7.6.1), which the next hop sets for itself."""
 KEEP_ALIVE_S = 2.0
 """vLLM's server closes idle connections after 5 s, perhaps just as a request is sent on one."""
 
 
 class Forwarding:
-    """Every request goes to the server at `url`; 502 where that does not answer."""
+    """An application that sends every request to the server at `url`; 502 if that does not answer."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -26,7 +26,7 @@ class Forwarding:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
+            await lifespan(receive, send)
         elif scope["type"] == "http":
             await self._hand_through(scope, await _body(receive), send)
 
@@ -63,13 +63,6 @@ class Forwarding:
                 auto_decompress=False,
             )
         return self._client
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            message: Message = await receive()
-            await send({"type": f"{message['type']}.complete"})
-            if message["type"] == "lifespan.shutdown":
-                return
 
 
 async def _body(receive: Receive) -> bytes:

@@ -1,11 +1,11 @@
-"""What keeps replicas of one node apart: caches, and memory beside their devices; starts nothing."""
+"""Separation of the replicas of one node: caches, and memory beside their devices; starts nothing."""
 
 from collections.abc import Sequence
 
 NUMA_NODES = 2
-"""Of an MI325X node, each with half of its GPUs (serving.md, section 1.1)."""
+"""NUMA nodes of an MI325X node, each with half of its GPUs (serving.md, section 1.1)."""
 CACHES = ("TRITON_CACHE_DIR", "VLLM_CACHE_ROOT")
-"""Written while kernels are compiled; two replicas that share them disturb each other.
+"""Cache folders written while kernels are compiled; replicas that share them disturb each other.
 
 XDG_CACHE_HOME stays as it is: downloaded weights lie below it, which all replicas share.
 """

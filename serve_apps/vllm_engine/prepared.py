@@ -1,6 +1,6 @@
-"""A vLLM engine spec made ready to deploy: its recipe, and the model folder where that is ours to write.
+"""A vLLM engine spec made ready to deploy: its recipe, and a model folder if that is ours to write.
 
-Knows where such folders lie and which vLLM is installed; starts nothing.
+Knows the place of such folders and the installed vLLM; starts nothing.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ from serve_apps.vllm_recipes.model_folder import write_folder
 from serve_apps.vllm_recipes.recipes import Recipe, check_request, resolve
 
 MOST_CPU_BYTES = 4e9
-"""Random weights of more are no functional test on a CPU (our choice)."""
+"""Most bytes of random weights for a functional test on a CPU (our choice)."""
 INSTALL = "make vllm, then .venv-vllm/bin/python -m loadgen ..."
-"""How this project installs it, beside its own environment."""
+"""Command that installs vLLM beside the environment of this project."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Prepared:
     vllm_version: str
 
     def described(self) -> dict[str, Any]:
-        """What the manifest keeps."""
+        """The engine as the manifest keeps it."""
         return {
             "kind": self.engine.kind,
             "server": self.engine.server,
@@ -79,7 +79,7 @@ def prepared(
 
 
 def with_folder(ready: Prepared, model: Model) -> Prepared:
-    """The same with the model's folder on this machine, where no other is named and none is downloaded."""
+    """The same with the model's folder written here, if none is named and none is downloaded."""
     engine = ready.engine
     if engine.kind == "vllm" or engine.model_path:
         return ready
@@ -89,7 +89,7 @@ def with_folder(ready: Prepared, model: Model) -> Prepared:
 
 
 def folder_of(model: Model, weights: bool) -> Path:
-    """Where the folder of `model` lies that we write: one for each architecture."""
+    """Path of the folder of `model` that we write: one for each architecture."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(repr((model, weights)).encode()).hexdigest()[:12]
     return home / "maxqps" / "models" / f"{model.served_name.replace('/', '--')}-{digest}"
@@ -109,7 +109,7 @@ def _refuse_version(engine: VllmEngine, installed: str) -> None:
 
 
 def _refuse_folder(engine: VllmEngine) -> None:
-    """That of a GPU's weights is on the nodes, and not looked for here."""
+    """Raise ValueError for a folder without config.json; that of a GPU engine is on the nodes only."""
     folder = engine.model_path
     if engine.kind != "vllm" and folder and not (Path(folder) / "config.json").is_file():
         raise ValueError(

@@ -1,6 +1,6 @@
 """vLLM's own server as a child process, behind a replica that hands requests and tokens through.
 
-For what Ray's LLM library does not allow: the `mp` executor on GPUs, and versions of vLLM it does not know.
+Allows what Ray's LLM library does not: the `mp` executor on GPUs, and versions of vLLM it does not know.
 Costs one more hop on the loopback address; knows nothing of the engine.
 """
 
@@ -26,17 +26,17 @@ from serve_apps.vllm_engine.stamped_app import StampedApp
 
 POLL_S = 0.5
 STOP_S = 12.0
-"""A stop by signal has to end before Serve kills the replica (`vllm_app.SHUTDOWN_GRACE_S`)."""
+"""A stop by signal has to end before Serve kills the replica (`app.SHUTDOWN_GRACE_S`)."""
 SERVER = "vllm.entrypoints.openai.api_server"
-"""What `vllm serve` runs; the command itself needs a distribution named vllm, which CPU builds are not."""
+"""The module behind `vllm serve`, a command that CPU builds lack: it needs a distribution named vllm."""
 LOG_TAIL_BYTES = 64_000
 NO_CAUSE = ("WARNING", "Engine core initialization failed")
-"""Lines that name an error but not the cause; what ends after it still writes warnings of its own."""
+"""Words of lines that name an error but not its cause; processes that end later add warnings."""
 GUARD = """
 (while grep -qx "PPid:.$PPID" /proc/$$/status; do sleep 1; done; kill -KILL 0) 2>/dev/null &
 exec "$@"
 """
-"""Its parent, an actor, cannot stop it when it is killed itself; and an engine may outlive its own server."""
+"""Ends the group: an actor that is killed cannot stop its child, and an engine may outlive its own server."""
 
 
 class VllmProcessReplica:

@@ -1,4 +1,4 @@
-"""What would be run for an experiment on a real vLLM, as text for people and for Ray; starts nothing.
+"""Commands and Ray configuration of an experiment on a real vLLM, as text; starts nothing.
 
 One command line for each replica of a node, as a person would start it by hand, and the configuration with
 which Ray Serve starts the same engines on all nodes.
@@ -28,7 +28,7 @@ DIRECT_STREAMING = (
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One replica started by hand: its devices on the node, what is set for it, and its words."""
+    """One replica started by hand: its devices on the node, its environment and its words."""
 
     devices: tuple[int, ...]
     port: int
@@ -85,8 +85,8 @@ class Rendering:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is to be rendered: the specs that a deployment of a real vLLM depends on, and its version.
+class RenderingInput:
+    """The specs that a deployment of a real vLLM depends on, and its version.
 
     `bundles` are the resources of one replica, as the placement of a run has them.
     """
@@ -112,16 +112,16 @@ class Asked:
         return found
 
 
-def render(asked: Asked) -> Rendering:
-    """What would be run. Raises ValueError for a contradiction, as a deployment would."""
+def render(asked: RenderingInput) -> Rendering:
+    """The commands and the configuration. Raises ValueError for a contradiction, as a deployment would."""
     by_hand = asked.recipe(replace(asked.engine, server="process"))
     application, notes = _application(asked)
     processes = tuple(_process(asked, by_hand, index) for index in range(asked.layout.replicas_per_node))
     return Rendering(asked.version, processes, application, tuple(dict.fromkeys((*by_hand.notes, *notes))))
 
 
-def _application(asked: Asked) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """The Serve config, or none of what only vLLM's own server can run, with notes."""
+def _application(asked: RenderingInput) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """The Serve config and notes; None for what only vLLM's own server can run."""
     engine, layout = asked.engine, asked.layout
     if engine.server == "process":
         return None, (
@@ -146,7 +146,7 @@ def _application(asked: Asked) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     return application, (*recipe.notes, DIRECT_STREAMING)
 
 
-def _process(asked: Asked, recipe: Recipe, index: int) -> Process:
+def _process(asked: RenderingInput, recipe: Recipe, index: int) -> Process:
     """Replica `index` of a node: own devices, port and caches, and the memory beside its devices."""
     engine, layout = asked.engine, asked.layout
     port = FIRST_PORT + index

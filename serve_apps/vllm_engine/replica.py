@@ -1,4 +1,4 @@
-"""Ray's LLM server with what a measurement needs besides: it says which replica answered, and what it runs.
+"""Ray's LLM server, which also reports the replica that answered and its engine.
 
 Imported in the cluster only, where vLLM is installed; knows nothing of how it is deployed.
 """
@@ -32,14 +32,16 @@ class LLMServerReplica(LLMServer):  # type: ignore[misc]
         return StampedApp(app, replica_id, self._described())
 
     def _described(self) -> dict[str, Any]:
-        """What runs, as plain data: versions, and vLLM's own resolved configuration."""
+        """The running engine as plain data: versions, and vLLM's own resolved configuration."""
         config = self.engine._engine_client.vllm_config
         return {
             "pid": os.getpid(),
             "node_id": ray.get_runtime_context().get_node_id(),
             "vllm": vllm.__version__,
             "start_s": self._start_s,
-            "engine": {part: _told(getattr(config, f"{part}_config"), names) for part, names in TOLD.items()},
+            "engine": {
+                part: _reported(getattr(config, f"{part}_config"), names) for part, names in REPORTED.items()
+            },
         }
 
 
@@ -51,7 +53,7 @@ class LoopbackIngress(OpenAiIngress):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
 
-TOLD = {
+REPORTED = {
     "model": ("model", "dtype", "quantization", "max_model_len", "enforce_eager"),
     "cache": ("block_size", "gpu_memory_utilization", "cache_dtype", "enable_prefix_caching"),
     "parallel": ("tensor_parallel_size", "enable_expert_parallel", "distributed_executor_backend"),
@@ -63,10 +65,10 @@ TOLD = {
         "long_prefill_token_threshold",
     ),
 }
-"""What of vLLM's resolved configuration decides its speed; named one by one, for some fields are secret."""
+"""Fields of vLLM's resolved configuration that decide its speed; listed, because others may be secret."""
 
 
-def _told(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
+def _reported(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
     """The named fields; a value that is not plain as text, one that this version lacks as None."""
     values = {name: getattr(config, name, None) for name in names}
     plain = (bool, int, float, str, type(None))

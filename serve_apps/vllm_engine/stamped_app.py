@@ -1,14 +1,10 @@
-"""An ASGI application around another: every answer names its replica, and one path tells what runs there."""
+"""An ASGI application around another: every answer names its replica, and one path describes it."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from serve_apps.routing.asgi import App, Message, Receive, Scope, Send
 
 DESCRIPTION_PATH = "/maxqps/replica"
 REPLICA_ID = b"x-replica-id"

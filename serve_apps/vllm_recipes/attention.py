@@ -1,17 +1,16 @@
-"""Which attention backend a vLLM would choose for a deployment; knows no speed."""
+"""The attention backend that vLLM would choose for a deployment; knows no speed."""
 
 from serve_apps.vllm_recipes.model_rules import PAPER, REFINED
-from serve_apps.vllm_recipes.rules import Deployment, is_on
+from serve_apps.vllm_recipes.rules import VllmDeployment, is_on
 
 UNNAMED = "of vLLM's own choice"
 
 
-def backend_of(asked: Deployment) -> str:
-    """vLLM's name of the backend, or `UNNAMED`; empty where every choice is the one that the fit had.
+def backend_of(asked: VllmDeployment) -> str:
+    """vLLM's name of the backend, or `UNNAMED`; empty where no figure tells backends apart.
 
-    That is latent attention, another maker's GPUs and a CPU, of which no figure tells backends apart. Up to
-    0.14.1 the environment chooses (rocm.py of 0.14); from 0.29 on ROCM_ATTN is the default; between the two
-    nobody looked.
+    That is so for latent attention, GPUs of another maker and a CPU. Up to 0.14.1 the environment chooses
+    (rocm.py of 0.14); from 0.29 on ROCM_ATTN is the default; versions between are unchecked.
     """
     early = asked.version <= PAPER
     named = asked.args.get("attention_backend") or (early and asked.env.get("VLLM_ATTENTION_BACKEND"))
@@ -24,7 +23,7 @@ def backend_of(asked: Deployment) -> str:
     return _by_environment(asked) if early else UNNAMED
 
 
-def _by_environment(asked: Deployment) -> str:
+def _by_environment(asked: VllmDeployment) -> str:
     def chosen(name: str, otherwise: str) -> bool:
         return is_on(asked.env.get(name, otherwise))
 

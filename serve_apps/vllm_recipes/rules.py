@@ -1,4 +1,4 @@
-"""What a rule about a deployment of a real vLLM looks at, and what it says; `contradictions` has them all."""
+"""The facts that rules about a real vLLM use, and the form of a rule; `refusals` has all rules."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ NUMBERS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_siz
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class VllmDeployment:
     """One engine of an experiment with its resolved arguments and environment, on AMD GPUs if `amd`."""
 
     engine: VllmEngine
@@ -40,7 +40,7 @@ class Deployment:
 
     @property
     def aiter(self) -> bool:
-        """Whether AMD's AITER kernels are asked for; vLLM's default is 0."""
+        """True if AMD's AITER kernels are asked for; vLLM's default is 0."""
         return self.amd and is_on(self.env.get("VLLM_ROCM_USE_AITER", "0"))
 
     @property
@@ -62,15 +62,15 @@ class Deployment:
 
     @property
     def cuts_fp8_blocks(self) -> bool:
-        """Whether experts in FP8 are cut within a block, whose one scale then belongs to two GPUs."""
+        """True if experts in FP8 are split within a block, whose one scale then belongs to two GPUs."""
         fp8_experts = self.model.experts > 0 and self.model.weights == "fp8"
         return fp8_experts and self.expert_columns % FP8_BLOCK != 0
 
     @property
     def checkpoint(self) -> str:
-        """What config.json of the published checkpoint calls its quantisation; empty where that is unknown.
+        """Quantisation by config.json of the published checkpoint; empty if that is unknown.
 
-        Who names a folder may have quantised the weights again.
+        The weights of a named folder may have been quantised again.
         """
         if self.engine.model_path:
             return ""
@@ -82,13 +82,13 @@ class Deployment:
 
     @property
     def quantised_otherwise(self) -> bool:
-        """Whether an FP8 quantisation is asked for that is not the checkpoint's."""
+        """True if the FP8 quantisation that is asked for is not the checkpoint's."""
         asked = str(self.args.get("quantization"))
         return bool(self.checkpoint) and asked.startswith("fp8") and asked != self.checkpoint
 
     @property
     def kv_copies(self) -> float:
-        """How often the GPUs of a replica store the same KV; each of them has the whole of a latent one."""
+        """Copies of the same KV on the GPUs of a replica; each of them has the whole of a latent one."""
         return self.tp if self.mla else max(1.0, self.tp / self.model.kv_heads)
 
     @property
@@ -114,31 +114,31 @@ class Deployment:
         return value if isinstance(value, (int, float)) else otherwise
 
     def is_a(self, name: str) -> bool:
-        """Whether the model is of this family, which no fact of its architecture tells."""
+        """True for a model of this family, which its architecture does not show."""
         return name in f"{self.model.name} {self.model.served_name}".lower()
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RecipeRule:
     """A kind of deployment that is refused, or noted, where `when` holds.
 
-    `what` names it by the values of a deployment `d`; `source` says who knows. A note may have no `remedy`.
+    `what` names it by the values of a deployment `d`; `source` is the evidence. A note may have no `remedy`.
     """
 
     name: str
     verdict: Literal["refuse", "note"]
-    when: Callable[[Deployment], bool]
+    when: Callable[[VllmDeployment], bool]
     what: str
     reason: str
     remedy: str
     source: str
 
-    def told(self, deployment: Deployment) -> str:
-        """One line: what is wrong, why, and what helps."""
+    def line(self, deployment: VllmDeployment) -> str:
+        """One line: the fact, its reason and the remedy."""
         line = f"{self.what}: {self.reason}".format(d=deployment)
         return f"{line}; {self.remedy}" if self.remedy else line
 
 
 def is_on(value: str) -> bool:
-    """As vLLM reads its switches."""
+    """True for a switch that vLLM reads as on."""
     return value.strip().lower() in ("1", "true")

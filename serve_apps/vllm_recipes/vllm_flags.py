@@ -1,8 +1,8 @@
-"""Which versions of vLLM know which argument, value, compilation key and variable; knows no recipe.
+"""Arguments, values, compilation keys and variables by the versions of vLLM that know them; knows no recipe.
 
-Only what a published deployment, a guide or a recipe here names: what is not listed is left to vLLM's own
-parser. Read in the sources of vLLM 0.9.2 to 0.33.0; the rejections of 0.29.0 and 0.32.0 are run through their
-parsers (tests/vllm/test_recipes.py).
+Only names of published deployments, guides and recipes are listed: vLLM's own parser judges the rest. Source:
+vLLM 0.9.2 to 0.33.0; the rejections of 0.29.0 and 0.32.0 are run through their parsers
+(tests/vllm/test_recipes.py).
 """
 
 import json
@@ -20,7 +20,7 @@ NEWEST: Version = (0, 33, 0)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A name that versions `first` to `last` know, both included; None is an end that nobody saw."""
+    """A name that versions `first` to `last` know, both included; None is an end that was not read."""
 
     name: str
     remedy: str
@@ -31,7 +31,7 @@ class Known:
         return (self.first is None or version >= self.first) and (self.last is None or version <= self.last)
 
     def unknown(self, version: Version) -> str:
-        """Why `version` does not know it, with the last or first version that does."""
+        """Sentence that `version` does not know it, with the last or first version that does."""
         if self.last is not None and version > self.last:
             return f"vLLM {text(version)} does not know it (last in {text(self.last)})"
         assert self.first is not None
@@ -132,12 +132,12 @@ def argument_name(word: str) -> str:
 
 
 def knows(argument: str, version: Version) -> bool:
-    """Whether a vLLM of this version takes an argument, as far as that is known here."""
+    """True if a vLLM of this version takes an argument, as far as that is known here."""
     return all(known.known_to(version) for known in ARGUMENTS if known.name == argument)
 
 
 def rejected(args: Mapping[str, Any], version: Version) -> list[str]:
-    """What a vLLM of this version does not start with, each a sentence with the remedy."""
+    """Sentences with a remedy about what keeps a vLLM of this version from starting."""
     found = [
         f"engine.args.{known.name}: {known.unknown(version)}; {known.remedy}"
         for known in ARGUMENTS
@@ -158,7 +158,7 @@ def rejected(args: Mapping[str, Any], version: Version) -> list[str]:
 
 
 def ignored(args: Mapping[str, Any], env: Mapping[str, str], version: Version) -> list[str]:
-    """What a vLLM of this version takes without effect, each a sentence with the remedy."""
+    """Sentences with a remedy about what has no effect on a vLLM of this version."""
     given = compilation(args)
     found = [
         f"compilation_config.{key.name} has no effect in vLLM {text(version)}; {key.remedy}"

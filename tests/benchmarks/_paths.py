@@ -30,9 +30,10 @@ from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
+from serve_apps.routing.asgi import Message, Scope
 from serve_apps.simulated.openai_answers import ServedModel
-from serve_apps.simulated.server import Message, RealtimeEngine, Scope, SimulatedApp
+from serve_apps.simulated.server import RealtimeEngine, SimulatedApp
 from tests.benchmarks._clients import Meter, until
 
 EXPERIMENT: Experiment = load(["workload.prefix_hit=.95"])
@@ -149,10 +150,10 @@ def realtime() -> RealtimeEngine:
     return RealtimeEngine(_engine())
 
 
-def _engine() -> Engine:
+def _engine() -> BlockEngine:
     spec = EXPERIMENT.engine
     assert isinstance(spec, SimulatedEngine)
-    return Engine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
+    return BlockEngine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
 
 
 def application(engine: RealtimeEngine) -> SimulatedApp:

@@ -28,7 +28,7 @@ from conf.specs.engine import FITTED_BACKEND
 from conf.specs.experiment import SimulatedEngine
 from loadgen.predict.draws import LAYOUT_SCALE
 from loadgen.traffic.vllm_bench_arrivals import bench_arrivals_s
-from serve_apps.engine_model.compiled.fast_engine import FastEngine, Machine, checked, serve_closed
+from serve_apps.engine_model.compiled.fast_engine import FastEngine, FastSpec, checked, serve_closed
 from serve_apps.engine_model.cost.architecture import weight_bytes_per_gpu
 from serve_apps.engine_model.service.replay import LATE_GAP, late_gap_s
 
@@ -148,14 +148,14 @@ def _asked(words: tuple[str, ...]) -> Experiment:
     return load([*words])
 
 
-def machine(experiment: Experiment, values: Values) -> Machine:
+def machine(experiment: Experiment, values: Values) -> FastSpec:
     """One replica with other constants."""
     asked = replaced(experiment, values)
     assert isinstance(asked.engine, SimulatedEngine)
-    return Machine.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    return FastSpec.of(asked.engine, asked.model, asked.hardware, asked.layout)
 
 
-def replayed(served: Machine, replicas: int, rate_qps: float) -> tuple[Floats, Floats]:
+def replayed(served: FastSpec, replicas: int, rate_qps: float) -> tuple[Floats, Floats]:
     """TTFT and p99 gap (s) of each request of the blog's experiment at a rate, over replicas in turn."""
     sent_s = bench_arrivals_s(COUNT, rate_qps)
     ttft_s, gap_s = np.empty(COUNT), np.empty(COUNT)
@@ -165,7 +165,7 @@ def replayed(served: Machine, replicas: int, rate_qps: float) -> tuple[Floats, F
     return ttft_s, gap_s
 
 
-def _alone(served: Machine, sent_s: Floats) -> tuple[Floats, Floats]:
+def _alone(served: FastSpec, sent_s: Floats) -> tuple[Floats, Floats]:
     count = len(sent_s)
     columns = [np.full(count, tokens) for tokens in (INPUT, OUTPUT, 0)]
     engine = FastEngine(served, OUTPUT, steps=count * (OUTPUT + 1))
@@ -236,7 +236,7 @@ class Attainment:
         return np.array([attained(served, replicas, rate) for rate in self.rates_qps])
 
 
-def attained(served: Machine, replicas: int, rate_qps: float) -> float:
+def attained(served: FastSpec, replicas: int, rate_qps: float) -> float:
     """The share of requests within both of the blog's bounds."""
     ttft_s, gap_s = replayed(served, replicas, rate_qps)
     return float(np.mean((ttft_s < TTFT_BOUND_S) & (gap_s < GAP_BOUND_S)))

@@ -67,11 +67,11 @@ def published(path: Path = ATTENTION) -> Published:
 
 
 @cache
-def machine() -> fast_engine.Machine:
+def machine() -> fast_engine.FastSpec:
     """The engine of the figure with the constants of conf/."""
     asked = load(WORDS)
     assert isinstance(asked.engine, SimulatedEngine)
-    return fast_engine.Machine.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    return fast_engine.FastSpec.of(asked.engine, asked.model, asked.hardware, asked.layout)
 
 
 def told(concurrency: int, kv_read: float = 1.0, attention: float = 1.0) -> dict[str, float]:

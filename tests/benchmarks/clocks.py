@@ -21,7 +21,7 @@ from analysis.rows import metrics
 from conf import Experiment
 from conf.specs.experiment import SimulatedEngine
 from loadgen.traffic.schedule import NS
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 
 RATE_QPS = 4.0
 SECONDS, QUICK_SECONDS = 240, 60
@@ -105,7 +105,7 @@ def virtual(rows: pa.Table, experiment: Experiment) -> tuple[np.ndarray, np.ndar
     assert isinstance(spec, SimulatedEngine)
     parts = experiment.model, experiment.hardware, experiment.layout
     seeds = range(experiment.seed, experiment.seed + experiment.replicas)
-    service = VirtualService([Engine(spec, *parts, seed) for seed in seeds])
+    service = VirtualService([BlockEngine(spec, *parts, seed) for seed in seeds])
     due_s = metrics.numbers(rows, "due_ns") / NS
     names = ("requested_input_tokens", "requested_output_tokens", "shared_tokens")
     prompt, output, shared = (metrics.numbers(rows, name) for name in names)

@@ -31,10 +31,10 @@ from loadgen.fleet.target import Observation
 from loadgen.traffic.prefix_sharing import shared_prefixes
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.service.prefixes import Prefixes
-from serve_apps.engine_model.service.virtual_service import Stepped
+from serve_apps.engine_model.service.virtual_service import SessionPrompt, Stepped
 from tests.benchmarks._brute_force import root
 from tests.benchmarks.search_accuracy import HEADS, row
 from tests.support.searches import Found, answer
@@ -59,7 +59,7 @@ OFF = 0.10
 class Remembering(Stepped):
     """A replica that keeps the state of every request, by the instant of its arrival in ns."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: BlockEngine) -> None:
         super().__init__(engine)
         self.came: dict[int, RequestState] = {}
 
@@ -72,7 +72,7 @@ class Remembering(Stepped):
 class Chats(VirtualTarget):
     """A node of one replica that knows prompts block by block, and tells what of each it had in its cache."""
 
-    def __init__(self, engine: Engine, workload: Workload) -> None:
+    def __init__(self, engine: BlockEngine, workload: Workload) -> None:
         self._replica, self._workload = Remembering(engine), workload
         self._chats = VirtualService([self._replica])
         super().__init__(self._chats)
@@ -93,7 +93,7 @@ class Chats(VirtualTarget):
         for i, plan in enumerate(planned(schedule)):
             self._planned[plan.seq] = plan
             lengths, chain = (plan.input_tokens, plan.output_tokens), prefixes.chain(i, size)
-            self._chats.submit(plan.seq, plan.due_ns / NS, *lengths, chain=chain)
+            self._chats.submit(plan.seq, plan.due_ns / NS, *lengths, begins=SessionPrompt(chain=chain))
 
 
 @cache
@@ -108,7 +108,7 @@ def searched(scenario: str, search: str, seed: int) -> Found:
     guessed = replace(one.search, expected_qps=TRUTHS[scenario] * math.exp(OFF * (-1) ** seed))
     start, _ = prediction.start(replace(one, search=guessed), "sweep", lambda _, /, **__: None)
     plan = Plan(one.search, one.slo, one.workload, 1, seed, start)
-    target = Chats(Engine(*engine_model.parts(one)), one.workload)
+    target = Chats(BlockEngine(*engine_model.parts(one)), one.workload)
     found = sweep(Driver(target, plan, lambda _, /, **__: None))
     return answer(found.capacity, found.elapsed_s / 60)
 

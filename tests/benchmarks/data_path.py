@@ -91,13 +91,13 @@ def behind_serve(routing: str) -> Iterator[tuple[str, str, Processes]]:
     from cluster.deployment.warmup import one_token
     from cluster.ray_session.placement import place
     from cluster.ray_session.session import open_session
-    from serve_apps.simulated.app import ENGINES, application_name, build_app
+    from serve_apps.simulated.app import ENGINES, EngineSpecs, application_name, build_app
 
     chosen = load([f"routing={routing}"]).routing
     specs = EXPERIMENT.engine, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout
     placement = place(EXPERIMENT.cluster, EXPERIMENT.layout)
     with open_session(EXPERIMENT.cluster, chosen) as session:
-        app = build_app(*specs, placement.replicas, placement.bundles, routing=chosen)
+        app = build_app(EngineSpecs(*specs), placement.replicas, placement.bundles, routing=chosen)
         name, model = application_name(*specs, chosen), EXPERIMENT.model.served_name
         running = deploy(
             app, ExpectedService(name, session.url, placement.replicas, one_token(model), ENGINES)

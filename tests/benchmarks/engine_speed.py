@@ -11,8 +11,8 @@ import numpy as np
 
 from conf import load
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model import Engine, GenerateRequest, VirtualService
-from serve_apps.engine_model.compiled.fast_engine import Machine
+from serve_apps.engine_model import BlockEngine, GenerateRequest, VirtualService
+from serve_apps.engine_model.compiled.fast_engine import FastSpec
 from serve_apps.engine_model.service.routed import serve_open
 
 CLOSED_STEPS = 20_000
@@ -21,12 +21,12 @@ LOOP_TURNS = 5_000_000
 LOOP_REQUESTS = 200_000
 
 
-def engine(caching: bool = True) -> Engine:
+def engine(caching: bool = True) -> BlockEngine:
     experiment = load()
     spec = experiment.engine
     assert isinstance(spec, SimulatedEngine)
     spec = replace(spec, enable_prefix_caching=caching)
-    return Engine(spec, experiment.model, experiment.hardware, experiment.layout)
+    return BlockEngine(spec, experiment.model, experiment.hardware, experiment.layout)
 
 
 def closed_loop(
@@ -64,17 +64,16 @@ def open_loop(rate_qps: float) -> float:
     return VIRTUAL_S / (time.process_time() - start)
 
 
-def at_once(rate_qps: float, native: bool) -> float:
+def at_once(rate_qps: float) -> float:
     """Steps per CPU second of `loop` with Poisson arrivals of 5600/140, after a run that compiles it."""
     asked = load()
     assert isinstance(asked.engine, SimulatedEngine)
-    machine = Machine.of(asked.engine, asked.model, asked.hardware, asked.layout)
-    count = LOOP_REQUESTS if native else LOOP_REQUESTS // 20
-    sent_s = np.cumsum(np.random.default_rng(1).exponential(1 / rate_qps, count))
-    columns = [np.full(count, tokens) for tokens in (5600, 140, 0)]
-    serve_open(machine, sent_s[:10], [column[:10] for column in columns], native=native)
+    machine = FastSpec.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    sent_s = np.cumsum(np.random.default_rng(1).exponential(1 / rate_qps, LOOP_REQUESTS))
+    columns = [np.full(LOOP_REQUESTS, tokens) for tokens in (5600, 140, 0)]
+    serve_open(machine, sent_s[:10], [column[:10] for column in columns])
     start = time.process_time()
-    steps = serve_open(machine, sent_s, columns, native=native).work.steps
+    steps = serve_open(machine, sent_s, columns).work.steps
     return steps / (time.process_time() - start)
 
 
@@ -106,12 +105,7 @@ if __name__ == "__main__":
             f"({rate / base:.2f} x the first)"
         )
     for rate_qps in (2.0, 3.0):
-        for native in (False, True):
-            rate = at_once(rate_qps, native)
-            how = "numba " if native else "Python"
-            print(
-                f"one call, {rate_qps:.0f} QPS, {how}: {rate:9.0f} steps per CPU s "
-                f"({rate / base:.2f} x the first)"
-            )
+        rate = at_once(rate_qps)
+        print(f"one call, {rate_qps:.0f} QPS: {rate:9.0f} steps per CPU s ({rate / base:.2f} x the first)")
     for rate_qps in (1.0, 2.0, 3.0):
         print(f"open loop, {rate_qps:.0f} QPS: {open_loop(rate_qps):6.0f} x real time")

@@ -35,7 +35,7 @@ from loadgen.studies.published_tables import (
     outputs,
     read,
 )
-from serve_apps.engine_model.compiled.fast_engine import Machine, serve_closed
+from serve_apps.engine_model.compiled.fast_engine import FastSpec, serve_closed
 from tests.benchmarks._paper import FITTED, HELD, OPEN, OPEN_HARDWARE, READ, SPREAD, halves
 from tests.benchmarks._paper_files import INSIDE, with_constants, with_posterior
 
@@ -49,15 +49,15 @@ def shipped(subject: PublishedModel) -> Experiment:
     return load(["hardware=mi325x", *subject.words])
 
 
-def machine(experiment: Experiment, constants: Mapping[str, float]) -> Machine:
+def machine(experiment: Experiment, constants: Mapping[str, float]) -> FastSpec:
     """One replica with other constants."""
     asked = replaced(experiment, constants)
     spec = asked.engine
     assert isinstance(spec, SimulatedEngine)
-    return Machine.of(spec, asked.model, asked.hardware, asked.layout)
+    return FastSpec.of(spec, asked.model, asked.hardware, asked.layout)
 
 
-def told(served: Machine, subject: PublishedModel, row: PublishedRow) -> tuple[float, float]:
+def told(served: FastSpec, subject: PublishedModel, row: PublishedRow) -> tuple[float, float]:
     """Total tokens/s and p99 (s) of a row's experiment on a machine."""
     asked = outputs(subject, row)
     prompts = np.full(len(asked), subject.prompt)

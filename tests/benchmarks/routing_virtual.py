@@ -22,9 +22,10 @@ from loadgen.predict.grid import ratio
 from loadgen.traffic.prefix_sharing import cache_warmup_s, shared_prefixes
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model.compiled.fast_engine import Machine
+from serve_apps.engine_model.compiled.fast_engine import FastSpec
 from serve_apps.engine_model.service.balancer import Balance, Loss
 from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.requests import Replicas, Requests
 from serve_apps.engine_model.service.routed import serve_prefixes
 from serve_apps.routing import hash_ring
 
@@ -118,7 +119,7 @@ def loss(policy: str, nodes: int, rate_qps: float) -> Lost:
     """One replica of a fleet dies at `rate_qps` per node; the others take what comes from then on."""
     one = experiment(policy, nodes)
     parts = engine_model.parts(one)
-    machine = Machine.of(*parts)
+    machine = FastSpec.of(*parts)
     filled_s = cache_warmup_s(one.workload, rate_qps, nodes, machine.blocks * machine.spec.block_size)
     at_s, end_s = filled_s + BEFORE_S, filled_s + BEFORE_S + AFTER_S
     bounds = {"window": (0, round(end_s * NS))}
@@ -127,9 +128,9 @@ def loss(policy: str, nodes: int, rate_qps: float) -> Lost:
     assert shared is not None
     balance: Balance = engine_model.balance(one)
     due_s = drawn.due_ns / NS
-    lengths = drawn.input_tokens, drawn.output_tokens
-    lost = Loss(0, at_s)
-    seen = serve_prefixes(machine, due_s, lengths, Prefixes(*shared), balance, 1, nodes, lost, filled_s)
+    asked = drawn.input_tokens, drawn.output_tokens, drawn.shared_tokens
+    requests = Requests(due_s, asked, Prefixes(*shared), filled_s)
+    seen = serve_prefixes(machine, requests, Replicas(nodes, balance, 1, Loss(0, at_s)))
     failed = (seen.replica == 0) & (seen.last_token_s > at_s)
     ttft_ms = np.where(failed, np.inf, (seen.first_token_s - due_s) * 1e3)
     hits = [seen.cached_tokens, drawn.input_tokens]

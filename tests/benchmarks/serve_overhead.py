@@ -18,8 +18,8 @@ from conf.specs.experiment import SimulatedEngine
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.sse import Exchange
 from loadgen.prompts.bodies import Prompts
-from serve_apps.engine_model import Engine, VirtualService
-from serve_apps.simulated.app import application_name, build_app
+from serve_apps.engine_model import BlockEngine, VirtualService
+from serve_apps.simulated.app import EngineSpecs, application_name, build_app
 
 REPEATS = 12
 SETTLE_S = 5.0
@@ -30,7 +30,7 @@ def virtual(experiment: Experiment) -> tuple[float, float]:
     spec = experiment.engine
     assert isinstance(spec, SimulatedEngine)
     parts = experiment.model, experiment.hardware, experiment.layout
-    service = VirtualService([Engine(spec, *parts)])
+    service = VirtualService([BlockEngine(spec, *parts)])
     service.submit(0, 0.0, 5600, 140)
     service.advance(60.0)
     (seen,) = service.observe()
@@ -61,7 +61,7 @@ if __name__ == "__main__":
     placement = place(experiment.cluster, experiment.layout)
     ttft_ms, tpot_ms = virtual(experiment)
     with open_session(experiment.cluster, experiment.routing) as session:
-        app = build_app(*parts, placement.replicas, placement.bundles)
+        app = build_app(EngineSpecs(*parts), placement.replicas, placement.bundles)
         name = application_name(*parts)
         running = deploy(
             app,

@@ -139,7 +139,7 @@ def test_a_known_backend_scales_reads_and_prefill_attention_alone(backend: str) 
         "engine.kernel_ratio.kv_read",
         "engine.kernel_ratio.attention",
     }
-    machine = fast_engine.Machine.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    machine = fast_engine.FastSpec.of(asked.engine, asked.model, asked.hardware, asked.layout)
     assert machine.roofline == cost
     assert "a figure of Qwen3-235B on MI300X" in words(asked)[0]
 

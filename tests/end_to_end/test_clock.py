@@ -33,7 +33,7 @@ from loadgen.search.policy import Segment, Start
 from loadgen.studies import calibration_probes
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
+from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.simulated.openai_answers import stamped
 from tests.support import mock_exchanges
 from tests.support.mock_server import END, Script, answer, event, head, token, usage
@@ -221,7 +221,7 @@ def virtual_s(experiment: Experiment) -> tuple[float, float]:
     """Seconds to the first and to the last token of a lone request, on the virtual clock."""
     spec = experiment.engine
     assert isinstance(spec, SimulatedEngine)
-    plain = Engine(spec, experiment.model, experiment.hardware, experiment.layout)
+    plain = BlockEngine(spec, experiment.model, experiment.hardware, experiment.layout)
     times, now_s = [], 0.0
     plain.add(GenerateRequest(0, 600, 20), now_s)
     while (now_s := max(now_s, plain.ready_s())) != math.inf:

@@ -26,7 +26,7 @@ from loadgen.studies import matrix_cells, matrix_study, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.studies.matrix_cells import Cells
 from loadgen.studies.shared_service import SharedService
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.virtual_target import Faster, VirtualTarget
 
 SHARED = [
@@ -61,7 +61,7 @@ class VirtualFleet(VirtualTarget):
     ) -> None:
         asked = load(SHARED)
         spec: Any = asked.engine
-        engine = Engine(spec, asked.model, asked.hardware, asked.layout, seed=len(plan.urls[0]))
+        engine = BlockEngine(spec, asked.model, asked.hardware, asked.layout, seed=len(plan.urls[0]))
         service: Any = Faster(VirtualService([engine]), float(plan.urls[0].removeprefix("http://")))
         super().__init__(service)
         self._now_ns = from_ns

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from serve_apps.engine_model.service.balancer import Balance
 from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.virtual_service import SessionPrompt
 
 
 class Chats(NamedTuple):
@@ -69,7 +70,7 @@ def by_blocks(
     seed: int = 0,
 ) -> dict[str, Any]:
     """What the engine that keeps books of every block makes of them; columns in order of arrival."""
-    engines = [Engine(*parts, seed=seed) for _ in range(replicas)]
+    engines = [BlockEngine(*parts, seed=seed) for _ in range(replicas)]
     states: dict[float, Any] = {}
     for engine in engines:
         _watch(engine, states)
@@ -78,7 +79,7 @@ def by_blocks(
     for key, at_s in enumerate(asked.due_s.tolist()):
         lengths = int(asked.asked[0][key]), int(asked.asked[1][key])
         session = int(asked.prefixes.session[key])
-        service.submit(key, at_s, *lengths, session=session, chain=asked.prefixes.chain(key, size))
+        service.submit(key, at_s, *lengths, begins=SessionPrompt(session, asked.prefixes.chain(key, size)))
     service.advance(1e9)
     seen = sorted(service.observe())
     for engine in engines:
@@ -88,7 +89,7 @@ def by_blocks(
         "first": np.array([one.first_token_s for one in seen]),
         "last": np.array([one.last_token_s for one in seen]),
         "cached": np.array([states[at_s].cached_tokens for at_s in asked.due_s.tolist()]),
-        "preemptions": sum(engine.preemptions for engine in engines),
+        "preemptions": sum(engine.scheduler.preemptions for engine in engines),
     }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from conf import Experiment, load
 from serve_apps.engine_model import VirtualService
-from serve_apps.engine_model.compiled.fast_engine import FastEngine, Machine
+from serve_apps.engine_model.compiled.fast_engine import FastEngine, FastSpec
 from tests.support.fluid import Fluid
 from tests.support.shared_processor import SharedProcessor
 from tests.support.toy_services import Failing, OneAtATime
@@ -111,7 +111,7 @@ def guess_qps(scenario: str) -> float:
 def service(asked: Experiment, seed: int) -> Service:
     """One fresh node of our engine."""
     spec: Any = asked.engine
-    machine = Machine.of(spec, asked.model, asked.hardware, asked.layout)
+    machine = FastSpec.of(spec, asked.model, asked.hardware, asked.layout)
     return VirtualService([FastEngine(machine, spec.max_model_len, seed)])
 
 

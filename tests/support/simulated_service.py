@@ -9,7 +9,7 @@ from typing import Any
 
 from conf import load
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
+from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.server import RealtimeEngine, SimulatedApp
 
@@ -46,9 +46,9 @@ def run(story: Coroutine[Any, Any, Any]) -> Any:
         return runner.run(story)
 
 
-def engine(**changes: Any) -> Engine:
+def engine(**changes: Any) -> BlockEngine:
     assert isinstance(SPECS.engine, SimulatedEngine)
-    return Engine(replace(SPECS.engine, **changes), SPECS.model, SPECS.hardware, SPECS.layout)
+    return BlockEngine(replace(SPECS.engine, **changes), SPECS.model, SPECS.hardware, SPECS.layout)
 
 
 def planned(arrivals: list[tuple[float, int, int]]) -> dict[int, list[float]]:

@@ -12,7 +12,7 @@ from loadgen.drive.plan import Plan
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.virtual_target import VirtualTarget
 
 
@@ -24,7 +24,9 @@ def plan(experiment: Experiment, start: Start, **more: Any) -> Plan:
 def virtual(experiment: Experiment) -> VirtualTarget:
     spec: Any = experiment.engine
     parts = experiment.model, experiment.hardware, experiment.layout
-    return VirtualTarget(VirtualService([Engine(spec, *parts, seed=i) for i in range(experiment.replicas)]))
+    return VirtualTarget(
+        VirtualService([BlockEngine(spec, *parts, seed=i) for i in range(experiment.replicas)])
+    )
 
 
 def driver(

@@ -6,7 +6,7 @@ from typing import Any
 
 from conf import load
 from loadgen.run.lifecycle import Service
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=quick", "fleet.warmup_requests=4"])
@@ -20,7 +20,7 @@ class VirtualFleet(VirtualTarget):
 
     def __init__(self, *_: Any, **__: Any) -> None:
         spec: Any = EXPERIMENT.engine
-        engine = Engine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
+        engine = BlockEngine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
         super().__init__(VirtualService([engine]))
 
     def shortage(self, wanted: int) -> None:

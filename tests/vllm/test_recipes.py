@@ -17,7 +17,7 @@ import pytest
 from conf import load
 from conf.specs.experiment import Experiment, VllmEngine
 from conf.words import groups
-from serve_apps.vllm_engine.rendering import Asked, render
+from serve_apps.vllm_engine.rendering import RenderingInput, render
 from serve_apps.vllm_recipes import recipes, vllm_flags
 from serve_apps.vllm_recipes.published import PROFILES, PUBLISHED
 from serve_apps.vllm_recipes.recipes import Recipe
@@ -187,7 +187,7 @@ def test_serve_takes_the_rendered_configuration(version: str) -> None:
     asked = specs("layout=dp2_tp4_ep4")
     assert isinstance(asked.engine, VllmEngine)
     parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware
-    application = render(Asked(*parts, ({"GPU": 4.0},), version)).application
+    application = render(RenderingInput(*parts, ({"GPU": 4.0},), version)).application
     assert application is not None
     (served,) = ServeDeploySchema.model_validate(application).applications
     assert served.import_path == "ray.serve.llm:build_openai_app"

@@ -15,7 +15,7 @@ import pytest
 from conf import load
 from conf.specs.experiment import Constant, SimulatedEngine
 from serve_apps.engine_model.cost.step_time import Batch, roofline
-from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
+from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.scheduler.scheduler import Scheduler
 from tests.vllm.real_core import Limits, Log, Work, run_real
@@ -88,8 +88,8 @@ def run_ours(prompts: Sequence[Prompt], limits: Limits) -> tuple[Log, int]:
         async_scheduling=limits.asynchronous,
         long_prefill_token_threshold=limits.long_prefill,
     )
-    engine = Engine(spec, NO_FRONT_END, SPECS.hardware, SPECS.layout)
-    recorded = engine._scheduler
+    engine = BlockEngine(spec, NO_FRONT_END, SPECS.hardware, SPECS.layout)
+    recorded = engine.scheduler
     recorded.__class__ = Recorded
     assert isinstance(recorded, Recorded)
     recorded.steps = []
@@ -112,7 +112,7 @@ def run_ours(prompts: Sequence[Prompt], limits: Limits) -> tuple[Log, int]:
         log.last_s[str(state.request_id)] = state.last_token_s
         log.cached[str(state.request_id)] = state.cached_tokens
     assert engine.kv_usage == 0
-    return log, engine.preemptions
+    return log, engine.scheduler.preemptions
 
 
 def token_ids(prompts: Sequence[Prompt]) -> list[tuple[float, list[int], int]]:

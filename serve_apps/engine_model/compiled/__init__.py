@@ -1,1 +1,1 @@
-"""The same scheduling rules at constant cost per step, compiled."""
+"""The scheduling rules once more, compiled, at constant cost per step."""

@@ -1,36 +1,38 @@
-"""Engines at O(1) per step, compiled where numba is installed: whole runs in one call, or step by step.
+"""Engines at O(1) per step, compiled: whole runs in one call, or step by step.
 
-Knows how requests become the columns of `loop`, and refuses what that may not serve (`Unfit`).
+Knows how requests become the records of `loop`, and refuses what the loop may not serve.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.compiled import loop
-from serve_apps.engine_model.compiled.native import NATIVE, plain
+from serve_apps.engine_model.compiled.loop import EngineArrays, EngineLimits, EngineSeconds
 from serve_apps.engine_model.cost.architecture import kv_blocks
+from serve_apps.engine_model.cost.front_end import all_through_s, burst_through_s
 from serve_apps.engine_model.cost.kernels import steps
 from serve_apps.engine_model.cost.noise import Noise
 from serve_apps.engine_model.cost.step_time import Roofline
+from serve_apps.engine_model.scheduler.engine import refuse_impossible
 from serve_apps.engine_model.scheduler.kv_cache import Chain
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-COLUMNS = (float, int, int, int, float, int, int, float, float, int)
-"""Types of the columns of a request: ready, prompt, output, shared, sent, cached, born, first, last, link."""
+OVERFLOW = "the KV cache may overflow"
+SEVERAL_LENGTHS = "prefixes of several lengths age apart in the cache"
 
 
-class Unfit(ValueError):
-    """These requests on this engine need the scheduler that keeps books of every block."""
+class UnsupportedByFastPath(ValueError):
+    """The fast path cannot serve these requests on this engine; the block-by-block scheduler can."""
 
 
 class Times(NamedTuple):
-    """What a run of requests came to, in order of their arrival; seconds on the virtual clock.
+    """Times of requests, in order of their arrival; seconds on the virtual clock.
 
     `replica` served it; `cached_tokens` of its prompt were in the prefix cache.
     """
@@ -44,7 +46,7 @@ class Times(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What the engines did in all: steps, tokens and pairs as `Batch` counts them, and busy seconds.
+    """Work of all engines together: steps, tokens and pairs as `Batch` counts them, and busy seconds.
 
     `kv_token_seconds` is the KV held by running requests, in tokens, times how long.
     """
@@ -60,8 +62,8 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """One kind of replica: what the loop needs to know of it. `blocks` hold the KV."""
+class FastSpec:
+    """One kind of engine for the fast path: its KV `blocks`, its step time and its front end (s)."""
 
     spec: SimulatedEngine
     blocks: int
@@ -70,14 +72,18 @@ class Machine:
     latency_s: float = 0.0
 
     @classmethod
-    def of(cls, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> "Machine":
-        """Raises Unfit, or ValueError where the weights do not fit or a figure is unknown."""
+    def of(cls, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> "FastSpec":
+        """Raises UnsupportedByFastPath, or ValueError where the weights do not fit or a figure is unknown."""
         if spec.max_num_seqs > spec.max_num_batched_tokens:
-            raise Unfit("more sequences than tokens per step: not every decoder gets its token")
+            raise UnsupportedByFastPath(
+                "more sequences than tokens per step: not every decoder gets its token"
+            )
         if spec.long_prefill_token_threshold:
-            raise Unfit("long_prefill_token_threshold: several prompts may be prefilled in part")
+            raise UnsupportedByFastPath(
+                "long_prefill_token_threshold: several prompts may be prefilled in part"
+            )
         if spec.max_num_queued_reqs is not None or spec.max_num_queued_tokens is not None:
-            raise Unfit("a limited queue refuses requests")
+            raise UnsupportedByFastPath("a limited queue refuses requests")
         blocks = (
             kv_blocks(spec, model, hardware, layout) if spec.num_gpu_blocks is None else spec.num_gpu_blocks
         )
@@ -85,224 +91,198 @@ class Machine:
         front_end = times.front_end_ms.value * 1e-3, times.front_end_latency_ms.value * 1e-3
         return cls(spec, blocks, steps(spec, model, hardware, layout), *front_end)
 
-    def limits(self, closed: int = 0, counted: bool = False) -> tuple[int, ...]:
-        """What `loop.advance` calls so; `closed` is the number of requests of a closed loop."""
+    def arrays(
+        self, engines: int, room: int, longest_output: int, closed: int = 0, counted: bool = False
+    ) -> EngineArrays:
+        """Engines of this kind that have seen nothing and draw no noise, with room for requests of each.
+
+        The other arguments are those of `EngineLimits`; `longest_output` is in tokens.
+        """
         spec = self.spec
         sizes = spec.max_num_batched_tokens, spec.max_num_seqs, spec.block_size, self.blocks
-        return *sizes, int(spec.async_scheduling), closed, int(counted)
-
-    def costs(self, noise: Noise) -> tuple[float, ...]:
-        """Seconds, as `loop.advance` wants them."""
-        front_end = self.front_end_s, self.latency_s
-        return *self.roofline.costs, *front_end, noise.drift_sd, noise.memory_s, float(not noise.silent)
+        states = np.zeros(engines, loop.STATE)
+        states["part"] = -1
+        return EngineArrays(
+            EngineLimits(*sizes, int(spec.async_scheduling), closed, int(counted)),
+            EngineSeconds(self.roofline.costs, self.front_end_s, self.latency_s, 0.0, 1.0, 0),
+            states,
+            np.zeros((engines, room), loop.REQUEST),
+            _ring(engines, longest_output),
+            np.zeros((engines, 0)),
+            np.zeros(0, loop.NOISE),
+        )
 
     def shared(self, input_tokens: Ints, shared_tokens: Ints) -> Ints:
-        """Tokens of the common prefix that may be cached. Raises Unfit where not all hold the same of it."""
+        """Tokens of the common prefix that may be cached.
+
+        Raises UnsupportedByFastPath where prompts have prefixes of several lengths.
+        """
         if not self.spec.enable_prefix_caching:
             return np.zeros_like(shared_tokens)
         if len(shared_tokens) and shared_tokens.min() != shared_tokens.max():
-            raise Unfit("prefixes of several lengths age apart in the cache")
+            raise UnsupportedByFastPath(SEVERAL_LENGTHS)
         if (shared_tokens > input_tokens).any():
-            raise Unfit("a prompt is shorter than the prefix that it shares")
+            raise UnsupportedByFastPath("a prompt is shorter than the prefix that it shares")
         return shared_tokens
 
     def refuse_impossible(self, input_tokens: Ints, output_tokens: Ints) -> None:
         """Raise ValueError for requests that can never be served."""
-        if len(input_tokens) and min(input_tokens.min(), output_tokens.min()) < 1:
-            raise ValueError("a request needs at least one prompt and one output token")
-        longest = min(self.spec.max_model_len, self.blocks * self.spec.block_size)
-        asked = int((input_tokens + output_tokens).max(initial=0))
-        if asked > longest:
-            raise ValueError(
-                f"a request asks for {asked} tokens but the engine holds {longest}; shorten it, or raise "
-                "max_model_len or num_gpu_blocks"
-            )
+        if len(input_tokens):
+            shortest, longest = np.minimum(input_tokens, output_tokens), input_tokens + output_tokens
+            for at in (int(shortest.argmin()), int(longest.argmax())):
+                tokens = int(input_tokens[at]), int(output_tokens[at])
+                refuse_impossible("a request", *tokens, self.spec, self.blocks)
 
 
 class FastEngine:
-    """One replica for requests in order of arrival; raises as `Machine` does.
+    """One replica for requests in order of arrival; raises as `FastSpec` does.
 
-    `longest_output` (tokens) of any request; `native` False runs the loop as plain Python. Of so many `steps`
-    the ends are kept, for `token_times`.
+    `longest_output` (tokens) of any request. The ends of the first `steps` steps are kept, for `token_times`.
     """
 
-    def __init__(
-        self, machine: Machine, longest_output: int, seed: int = 0, native: bool = True, steps: int = 0
-    ) -> None:
-        self.machine = machine
-        self._native = native and NATIVE
-        self._advance = loop.advance if self._native else plain(loop.advance)
-        self._noise = Noise(machine.spec, seed)
-        self._costs = machine.costs(self._noise)
-        self._closed = 0
+    def __init__(self, spec: FastSpec, longest_output: int, seed: int = 0, steps: int = 0) -> None:
+        self._spec = spec
         self._longest_output = longest_output
-        ints, floats = states(1)
-        floats[0, loop.DRIFT] = self._noise.drift
-        self._ints, self._floats = self._column(ints[0]), self._column(floats[0])
-        self._ring = tuple(self._column(column[0]) for column in rings(1, longest_output, steps))
-        self._requests = tuple(self._column(column[0]) for column in columns(1, 0))
-        self._chunk = self._drawn()
+        self._noise = noise = Noise(spec.spec, seed)
+        arrays = spec.arrays(1, 0, longest_output)
+        arrays.states["drift"] = noise.drift
+        costs = arrays.costs._replace(
+            drift_sd=noise.drift_sd, drift_memory_s=noise.memory_s, noisy=int(not noise.silent)
+        )
+        self._arrays = arrays._replace(costs=costs, ends_s=np.zeros((1, steps)))
+        self._state = arrays.states[0]
+        if not noise.silent:
+            self._draw()
 
     def add(
         self, at_s: float, input_tokens: int, output_tokens: int, shared_tokens: int = 0, chain: Chain = ()
     ) -> int:
         """A request that arrives at `at_s`, not before the last one; returns its number, counted from 0.
 
-        Raises ValueError for a request that can never be served, Unfit for another prefix than the others'.
+        Raises ValueError for a request that can never be served, and UnsupportedByFastPath for another prefix
+        than the others'.
         """
         if chain:
-            raise Unfit("prompts that begin alike in several ways")
-        number = int(self._ints[loop.TAIL])
+            raise UnsupportedByFastPath("prompts that begin alike in several ways")
+        number = int(self._state["added"])
         asked = [np.array([tokens]) for tokens in (input_tokens, output_tokens, shared_tokens)]
-        shared_tokens = int(checked(self.machine, asked)[2][0])
-        if number and shared_tokens != self._requests[3][0]:
-            raise Unfit("prefixes of several lengths age apart in the cache")
+        shared_tokens = int(checked(self._spec, asked)[2][0])
+        if number and shared_tokens != self._arrays.requests["shared"][0, 0]:
+            raise UnsupportedByFastPath(SEVERAL_LENGTHS)
         if output_tokens > self._longest_output:
             raise ValueError(f"{output_tokens} output tokens exceed the {self._longest_output} made room for")
         self._reserve(number + 1)
-        ready, prompt, output, shared, sent, *_ = self._requests
-        self._floats[loop.FRONT_FREE] = max(at_s, self._floats[loop.FRONT_FREE]) + self.machine.front_end_s
-        ready[number], sent[number] = self._floats[loop.FRONT_FREE] + self.machine.latency_s, at_s
-        prompt[number], output[number], shared[number] = input_tokens, output_tokens, shared_tokens
-        self._ints[loop.TAIL] += 1
-        self._ints[loop.OPEN] += 1
+        loop.submit(self._arrays, 0, at_s, input_tokens, output_tokens, shared_tokens)
         return number
 
     def run(self, until_s: float) -> None:
-        """End every step that ends by `until_s`, and begin none there. Raises Unfit if KV might overflow."""
-        limits = self.machine.limits(self._closed)
-        state = self._ints, self._floats, self._requests, self._ring
-        while (why := self._advance(until_s, limits, self._costs, *state, self._chunk)) == loop.OUT_OF_NOISE:
-            self._chunk = self._drawn()
-            self._ints[loop.DRAWN] = 0
+        """End every step that ends by `until_s`, and begin none there.
+
+        Raises UnsupportedByFastPath if the KV cache might overflow.
+        """
+        while (why := loop.advance(until_s, self._arrays, 0)) == loop.OUT_OF_NOISE:
+            self._draw()
         if why == loop.OUT_OF_KV:
-            raise Unfit("the KV cache may overflow")
+            raise UnsupportedByFastPath(OVERFLOW)
 
     @property
     def open_requests(self) -> int:
-        return int(self._ints[loop.OPEN])
+        return int(self._state["open"])
 
     def seen(self, number: int) -> tuple[float | None, float | None, int, bool]:
         """First and last token so far (s), how many there are, and whether they are all."""
-        output, born, first, last = (self._requests[column][number] for column in (2, 6, 7, 8))
-        if not first:
+        request = self._arrays.requests[0, number]
+        first_s, last_s = float(request["first_s"]), float(request["last_s"])
+        if not first_s:
             return None, None, 0, False
-        if last:
-            return float(first), float(last), int(output), True
+        if last_s:
+            return first_s, last_s, int(request["output"]), True
         # While a decoder is open steps follow each other: the last one ended when the next began.
-        return float(first), float(self._floats[loop.NOW]), int(self._ints[loop.ENDED] - born), False
+        return first_s, float(self._state["now_s"]), int(self._state["ended"] - request["born"]), False
 
     def serve(self, sent_s: Floats, asked: Sequence[Ints]) -> Times:
         """All requests at once, to their end; `asked`: prompt, output and shared tokens."""
         count = len(sent_s)
-        self._reserve(count)
-        # The serial front end: whoever comes while it is busy waits for its end.
-        busy_s = self.machine.front_end_s * np.arange(count)
-        ready_s = busy_s + np.maximum.accumulate(sent_s - busy_s) + self.machine.front_end_s
-        ready_s += self.machine.latency_s
-        for place, values in enumerate((ready_s, *asked, sent_s)):
-            self._requests[place][:count] = values if self._native else values.tolist()
-        self._ints[loop.TAIL] = self._ints[loop.OPEN] = count
-        return self._ended()
+        self._fill(asked)
+        self._arrays.requests["sent_s"][0, :count] = sent_s
+        return self._served(all_through_s(sent_s, self._spec.front_end_s))
 
     def serve_closed(self, concurrency: int, asked: Sequence[Ints]) -> Times:
-        """As many requests in flight as `concurrency`, each sent when another ended, till all have."""
-        self._closed = len(asked[0])
-        self._reserve(self._closed)
-        for place, values in enumerate(asked, 1):
-            self._requests[place][: self._closed] = values if self._native else values.tolist()
+        """Serve all with `concurrency` requests in flight: each further one is sent when another ends."""
         if concurrency < 1:
             raise ValueError(f"a closed loop of concurrency {concurrency} sends nothing")
-        first = min(concurrency, self._closed)
-        ready_s = (np.arange(first) + 1) * self.machine.front_end_s + self.machine.latency_s
-        self._requests[0][:first] = ready_s if self._native else ready_s.tolist()
-        self._floats[loop.FRONT_FREE] = first * self.machine.front_end_s
-        self._ints[loop.TAIL] = self._ints[loop.OPEN] = first
-        return self._ended()
+        count = len(asked[0])
+        self._fill(asked)
+        self._arrays = self._arrays._replace(limits=self._arrays.limits._replace(closed=count))
+        return self._served(burst_through_s(min(concurrency, count), self._spec.front_end_s))
 
     def token_times(self, number: int) -> Floats:
-        """When each token of a request came (s), of one that has ended within the `steps` that are kept."""
-        born, output = int(self._requests[6][number]), int(self._requests[2][number])
-        ends = np.asarray(self._ring[3][born : born + output])
-        if len(ends) < output or born + output > int(self._ints[loop.ENDED]):
+        """Time of each token of a request (s), which must have ended within the `steps` that are kept."""
+        request = self._arrays.requests[0, number]
+        born, output = int(request["born"]), int(request["output"])
+        ends: Floats = self._arrays.ends_s[0, born : born + output]
+        if len(ends) < output or born + output > int(self._state["ended"]):
             raise ValueError(f"request {number} has not ended within the steps that are kept")
         return ends
 
-    def _ended(self) -> Times:
-        self.run(np.inf)
-        seen = [np.asarray(column) for column in self._requests]
-        sent, cached, first, last = (seen[place] for place in (4, 5, 7, 8))
-        work = worked(np.asarray(self._ints), np.asarray(self._floats))
-        return Times(sent, first, last, cached, np.zeros(len(sent), np.int64), work)
+    def _fill(self, asked: Sequence[Ints]) -> None:
+        self._reserve(len(asked[0]))
+        for name, values in zip(("prompt", "output", "shared"), asked, strict=True):
+            self._arrays.requests[name][0, : len(values)] = values
 
-    def _column(self, values: Any) -> Any:
-        """Arrays are slow to index from Python, lists unknown to numba."""
-        return values if self._native else values.tolist()
+    def _served(self, through_s: Floats) -> Times:
+        """Serve to the end the requests whose front-end times are given, and those that follow them."""
+        count, requests = len(through_s), self._arrays.requests[0]
+        requests["ready_s"][:count] = through_s + self._spec.latency_s
+        self._state["front_free_s"] = through_s[-1] if count else 0.0
+        self._state["added"] = self._state["open"] = count
+        self.run(np.inf)
+        return times(requests, np.zeros(len(requests), np.int64), self._arrays.states)
 
     def _reserve(self, count: int) -> None:
-        """Room for `count` requests in the columns, and for as many again where they come one by one."""
-        held = len(self._requests[0])
-        if count <= held:
-            return
-        more = [self._column(column[0]) for column in columns(1, max(count, 2 * held) - held)]
-        pairs = zip(self._requests, more, strict=True)
-        self._requests = tuple(np.concatenate(pair) if self._native else pair[0] + pair[1] for pair in pairs)
+        """Make room for `count` requests; at least double it where they come one by one."""
+        requests = self._arrays.requests
+        held = requests.shape[1]
+        if count > held:
+            more = np.zeros((1, max(count, 2 * held) - held), loop.REQUEST)
+            self._arrays = self._arrays._replace(requests=np.concatenate([requests, more], axis=1))
 
-    def _drawn(self) -> Any:
-        """The next chunk of noise: factors, stalls and the drift's normals."""
-        if self._noise.silent:
-            return tuple(self._column(np.zeros(0)) for _ in range(3))
-        self._noise.draw()
-        drawn = self._noise.factors, self._noise.stalls_s, self._noise.gauss
-        return tuple(self._column(column) for column in drawn)
-
-
-def serve_closed(
-    machine: Machine, concurrency: int, asked: Sequence[Ints], seed: int = 0, native: bool = True
-) -> Times:
-    """A closed loop over one engine: see `FastEngine.serve_closed`. Raises as `serve_open`."""
-    asked = checked(machine, asked)
-    return FastEngine(machine, int(asked[1].max(initial=1)), seed, native).serve_closed(concurrency, asked)
+    def _draw(self) -> None:
+        """The next chunk of noise."""
+        noise = self._noise
+        noise.draw()
+        chunk = np.zeros(len(noise.factors), loop.NOISE)
+        chunk["factor"], chunk["stall_s"], chunk["gauss"] = noise.factors, noise.stalls_s, noise.gauss
+        self._arrays = self._arrays._replace(noise=chunk)
+        self._state["drawn"] = 0
 
 
-def checked(machine: Machine, asked: Sequence[Ints]) -> list[Ints]:
-    """Prompt, output and shared tokens as the loop wants them. Raises as `Machine` does."""
+def serve_closed(spec: FastSpec, concurrency: int, asked: Sequence[Ints], seed: int = 0) -> Times:
+    """A closed loop over one engine: see `FastEngine.serve_closed`. Raises as `routed.serve_open`."""
+    asked = checked(spec, asked)
+    return FastEngine(spec, int(asked[1].max(initial=1)), seed).serve_closed(concurrency, asked)
+
+
+def checked(spec: FastSpec, asked: Sequence[Ints]) -> list[Ints]:
+    """Prompt, output and shared tokens as the loop wants them. Raises as `FastSpec` does."""
     prompt, output, shared = (np.ascontiguousarray(column, dtype=np.int64) for column in asked)
-    machine.refuse_impossible(prompt, output)
-    return [prompt, output, machine.shared(prompt, shared)]
+    spec.refuse_impossible(prompt, output)
+    return [prompt, output, spec.shared(prompt, shared)]
 
 
-def states(engines: int) -> tuple[Ints, Floats]:
-    """Engines that have seen nothing, a row each."""
-    ints, floats = np.zeros((engines, loop.INTS), np.int64), np.zeros((engines, loop.FLOATS))
-    ints[:, loop.PART] = -1
-    return ints, floats
+def times(requests: NDArray[np.void], replica: Ints, states: NDArray[np.void]) -> Times:
+    """Times of requests from their records, with the work of all engines from theirs."""
+    sent_s, first_s, last_s = (requests[name] for name in ("sent_s", "first_s", "last_s"))
+    return Times(sent_s, first_s, last_s, requests["cached"], replica, worked(states))
 
 
-def rings(engines: int, longest_output: int, steps: int = 0) -> tuple[Any, ...]:
-    """Buckets for all steps in which a request may leave; two more, for steps begun and scheduled ahead.
-
-    Also room for the ends of the first `steps` steps.
-    """
-    size = 1 << (longest_output + 2).bit_length()
-    buckets = (np.full((engines, size), start, np.int64) for start in (-1, 0, 0))
-    return *buckets, np.zeros((engines, steps))
+def worked(states: NDArray[np.void]) -> Work:
+    """Work of all engines, from their records."""
+    return Work(*(states[name].sum().item() for name in Work._fields))
 
 
-def columns(engines: int, room: int) -> tuple[Any, ...]:
-    """Empty columns of requests, with room for so many of each engine."""
-    return tuple(np.zeros((engines, room), kind) for kind in COLUMNS)
-
-
-def worked(ints: Any, floats: Any) -> Work:
-    """What an engine, or a sum of engines, did."""
-    return Work(
-        steps=int(ints[loop.STEP]),
-        busy_s=float(floats[loop.BUSY]),
-        decode_tokens=int(ints[loop.DECODED]),
-        prefill_tokens=int(ints[loop.PREFILLED]),
-        context_tokens=int(ints[loop.READ]),
-        attention_pairs=float(floats[loop.PAIRS]),
-        sequences=int(ints[loop.EMITTED]),
-        kv_token_seconds=float(floats[loop.HELD]),
-    )
+def _ring(engines: int, longest_output: int) -> NDArray[np.void]:
+    """Buckets for all steps in which a request may leave; two more, for steps begun and scheduled ahead."""
+    ring = np.zeros((engines, 1 << (longest_output + 2).bit_length()), loop.BUCKET)
+    ring["leaver"] = -1
+    return ring

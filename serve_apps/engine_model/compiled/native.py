@@ -1,4 +1,4 @@
-"""Machine code of the engine model's loops, by numba where it is installed; knows no rule of theirs."""
+"""Machine code of the engine model's loops, by numba; knows no rule of theirs."""
 
 import hashlib
 import os
@@ -7,11 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-try:
-    import numba
-except ImportError:  # the same rules, some fifteen times slower
-    numba = None
-NATIVE = numba is not None
+import numba
 
 
 @cache
@@ -31,9 +27,7 @@ def _folder() -> str | None:
 
 
 def native(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` compiled at its first call; as it stands without numba."""
-    if not NATIVE:
-        return function
+    """`function` compiled at its first call."""
     before, folder = numba.config.CACHE_DIR, _folder()
     numba.config.CACHE_DIR = folder or before
     compiled: Callable[..., Any] = numba.njit(cache=folder is not None, nogil=True)(function)
@@ -41,6 +35,7 @@ def native(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as Python runs it."""
-    return function.py_func if NATIVE else function  # type: ignore[attr-defined]
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A named part of compiled functions, for which a call would cost more than what it does."""
+    compiled: Callable[..., Any] = numba.njit(inline="always")(function)
+    return compiled

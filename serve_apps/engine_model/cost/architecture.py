@@ -1,8 +1,7 @@
 """Parameters, FLOPs and bytes of a model, from its config.json; knows no time and no scheduling.
 
-Counts leave out norms, biases, multi-token prediction and vision towers. "Pair" is one new token
-attending to one token of its context, however long that is: that DeepSeek V3.2 attends to `index_topk` tokens
-at most is left out.
+Counts leave out norms, biases, multi-token prediction and vision towers. A pair is one new token attending to
+one token of its context; the limit of `index_topk` tokens in DeepSeek V3.2 is left out.
 """
 
 import math
@@ -18,7 +17,7 @@ _INDEX_BLOCK = 128
 
 
 class Memory(NamedTuple):
-    """Bytes on each GPU of a replica, and the KV blocks that fit in what is left for the cache."""
+    """Bytes on each GPU of a replica, and the KV blocks that fit in the bytes left for the cache."""
 
     weight_bytes: float
     activation_bytes: float
@@ -42,12 +41,12 @@ def attention_parameters(model: Model) -> int:
 
 
 def replicated_parameters(model: Model) -> int:
-    """Those of all layers that every GPU holds and computes whole: MLA's down projections and the indexer."""
+    """Parameters that every GPU holds and computes whole: MLA's down projections and the indexer."""
     return model.layers * (_down_parameters(model) + _indexer_parameters(model))
 
 
 def per_gpu(whole: float, replicated: float, gpus: int) -> float:
-    """What each GPU has of `whole`, of which all have the `replicated` part and the rest is cut."""
+    """The share of each GPU in `whole`: all of the `replicated` part and a slice of the rest."""
     return (whole - replicated) / gpus + replicated
 
 
@@ -57,7 +56,7 @@ def expert_parameters(model: Model) -> int:
 
 
 def dense_parameters(model: Model) -> int:
-    """What every token passes in all layers but the router: attention, dense and shared FFN."""
+    """Parameters that every token passes, without the router: attention, dense and shared FFN."""
     sparse = expert_layers(model)
     ffn = (model.layers - sparse) * 3 * model.hidden * model.intermediate
     return model.layers * attention_parameters(model) + ffn + sparse * _shared_parameters(model)
@@ -68,7 +67,7 @@ def router_parameters(model: Model) -> int:
 
 
 def lm_head_parameters(model: Model) -> int:
-    """The output projection; the input embedding has as many."""
+    """The output projection; the input embedding is of the same size."""
     return model.vocab * model.hidden
 
 
@@ -89,7 +88,7 @@ def linear_flop_per_token(model: Model) -> int:
 
 
 def linear_flop_per_gpu(model: Model, gpus: int) -> float:
-    """Those of `linear_flop_per_token` that each of `gpus` computes."""
+    """The part of `linear_flop_per_token` that each of `gpus` computes."""
     return per_gpu(linear_flop_per_token(model), 2 * replicated_parameters(model), gpus)
 
 
@@ -104,7 +103,7 @@ def index_flop_per_pair(model: Model) -> int:
 
 
 def bf16_parameters(model: Model) -> int:
-    """Those of the layers that stay in bf16 where the others are quantised; experts never do."""
+    """Parameters of layers that stay in bf16 where the others are quantised; experts never do."""
     attention = model.layers if model.bf16_attention else model.bf16_layers
     return attention * attention_parameters(model) + model.bf16_layers * 3 * model.hidden * model.intermediate
 
@@ -148,7 +147,7 @@ def weight_bytes_per_gpu(model: Model, gpus: int) -> float:
 def kv_bytes_per_token(model: Model, tensor_parallel: int) -> int:
     """KV bytes of one token on each GPU.
 
-    KV heads are cut over the GPUs and replicated beyond their number; MLA's latent is copied to
+    KV heads are split over the GPUs and replicated beyond their number; MLA's latent is copied to
     every GPU (fp8: 4-byte scales per 128 values and a bf16 rope part, 656 bytes per layer), and so is the
     indexer's key beside it.
     """
@@ -163,7 +162,7 @@ def kv_bytes_per_token(model: Model, tensor_parallel: int) -> int:
 
 
 def memory(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> Memory:
-    """What the memory of each GPU holds, as far as `spec` may use it.
+    """Memory of each GPU, as far as `spec` may use it.
 
     Raises ValueError when not even one block of KV fits beside weights and activations.
     """

@@ -1,4 +1,4 @@
-"""A guess of what a node may serve, by the roofline alone; knows no queue and no bound on latency."""
+"""A guess of the QPS of a node, by the roofline alone; knows no queue and no bound on latency."""
 
 from conf.specs.experiment import Hardware, Layout, Model, Workload
 from serve_apps.engine_model.cost.step_time import Batch, roofline

@@ -1,4 +1,4 @@
-"""The steps of an engine: the step time of its model with the kernels that it chose."""
+"""The step time of an engine with the attention kernels that it chose; knows no batch."""
 
 from dataclasses import replace
 

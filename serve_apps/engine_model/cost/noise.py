@@ -1,4 +1,4 @@
-"""What a step lasts beyond its arithmetic: noise of single steps, slow drift, stalls; knows no scheduler."""
+"""Noise of the step time: of single steps, slow drift, and stalls; knows no scheduler."""
 
 import math
 

@@ -31,7 +31,7 @@ vllm/distributed/device_communicators/quick_all_reduce.py, _QR_MIN_SIZE)."""
 
 @dataclass(slots=True)
 class Batch:
-    """What one step computes, summed over its requests.
+    """Work of one step, summed over its requests.
 
     `context_tokens` are tokens whose KV is read, `attention_pairs` new x context tokens of prefill,
     `sequences` those that emit a token.
@@ -51,13 +51,14 @@ class Batch:
 
 
 class StepTerms(NamedTuple):
-    """Where the time of a step goes; the sum is its duration."""
+    """Seconds of a step by what they are spent on; `total_s` is its duration."""
 
     launch_s: float
     weight_read_s: float
     expert_read_s: float
     decode_gemm_s: float
     prefill_gemm_s: float
+    prefill_rise_s: float
     all_reduce_s: float
     kv_read_s: float
     attention_s: float
@@ -66,7 +67,7 @@ class StepTerms(NamedTuple):
 
 @dataclass(frozen=True)
 class Roofline:
-    """Seconds per unit of work of one replica; `expert_miss` is the chance that a token avoids an expert.
+    """Seconds of one replica per unit of work; `expert_miss` is the chance that a token avoids an expert.
 
     `expert_read_s` reads all experts; where every GPU has some of its own, `expert_skew_s` is what the
     fullest one adds (`_expert_skew`). The first `prefill_rise_tokens` prefill tokens of a step cost
@@ -91,39 +92,22 @@ class Roofline:
     expert_skew_s: float = 0.0
 
     def terms(self, batch: Batch) -> StepTerms:
-        """The additive step time, the engine model, section 2, term by term."""
-        tokens = batch.decode_tokens + batch.prefill_tokens
-        return StepTerms(
-            self.launch_s,
-            self.weight_read_s,
-            self.expert_read(tokens),
-            self.decode_gemm_token_s * batch.decode_tokens,
-            self.prefill_gemm_s(batch.prefill_tokens),
-            self.all_reduce_s(tokens),
-            self.context_token_s * batch.context_tokens,
-            self.attention_pair_s * batch.attention_pairs,
-            self.host_sequence_s * batch.sequences,
-        )
-
-    def expert_read(self, tokens: int) -> float:
-        """Seconds to read the experts that so many tokens touch, on the GPU that reads most."""
-        missed = self.expert_miss**tokens
-        fullest_s = self.expert_read_s * (1 - missed) + self.expert_skew_s * math.sqrt(missed * (1 - missed))
-        return min(self.expert_read_s, fullest_s)
-
-    def prefill_gemm_s(self, tokens: int) -> float:
-        """Linear layers of the prefill tokens of a step: from decode's marginal cost down to prefill's."""
-        risen = 1 - math.exp(-tokens / self.prefill_rise_tokens) if tokens else 0.0
-        return self.prefill_gemm_token_s * tokens + self.prefill_rise_s * risen
-
-    def all_reduce_s(self, tokens: int) -> float:
-        quick = tokens >= self.quick_reduce_tokens
-        return (self.quick_reduce_token_s if quick else self.all_reduce_token_s) * tokens
+        """The additive step time, term by term."""
+        return StepTerms(*self._terms(batch))
 
     def duration_s(self, batch: Batch) -> float:
         """Seconds of the step: the sum of its terms."""
-        tokens = batch.decode_tokens, batch.prefill_tokens, batch.context_tokens
-        return step_s(self.costs, *tokens, batch.attention_pairs, batch.sequences)
+        return total_s(self._terms(batch))
+
+    def _terms(self, batch: Batch) -> tuple[float, ...]:
+        return step_terms(
+            self.costs,
+            batch.decode_tokens,
+            batch.prefill_tokens,
+            batch.context_tokens,
+            batch.attention_pairs,
+            batch.sequences,
+        )
 
     def scaled(self, factor: float) -> "Roofline":
         """The same step, with all its times multiplied."""
@@ -132,35 +116,45 @@ class Roofline:
 
     @cached_property
     def costs(self) -> tuple[float, ...]:
-        """The fields in their order, as `step_s` wants them."""
+        """The fields in their order, as `step_terms` wants them."""
         return astuple(self)
 
 
-def step_s(
+def step_terms(
     costs: tuple[float, ...],
     decode_tokens: int,
     prefill_tokens: int,
     context_tokens: int,
     attention_pairs: float,
     sequences: int,
-) -> float:
-    """`Roofline.terms`, summed; a function of plain numbers, so that numba can compile it for `loop`."""
+) -> tuple[float, ...]:
+    """The fields of `StepTerms` from `Roofline.costs`; of plain numbers, so that numba can compile it.
+
+    Experts are read as the tokens touch them, on the GPU that reads most. The linear layers of prefill tokens
+    go down from decode's marginal cost to prefill's.
+    """
     launch, weights, experts, miss, decode, prefill, reduce, read, pair, host = costs[:10]
     rise, rise_tokens, quick_reduce, quick_tokens, skew = costs[10:]
     tokens = decode_tokens + prefill_tokens
     missed = miss**tokens
     return (
-        launch
-        + weights
-        + min(experts, experts * (1 - missed) + skew * math.sqrt(missed * (1 - missed)))
-        + decode * decode_tokens
-        + prefill * prefill_tokens
-        + (rise * (1 - math.exp(-prefill_tokens / rise_tokens)) if prefill_tokens else 0.0)
-        + (reduce if tokens < quick_tokens else quick_reduce) * tokens
-        + read * context_tokens
-        + pair * attention_pairs
-        + host * sequences
+        launch,
+        weights,
+        min(experts, experts * (1 - missed) + skew * math.sqrt(missed * (1 - missed))),
+        decode * decode_tokens,
+        prefill * prefill_tokens,
+        rise * (1 - math.exp(-prefill_tokens / rise_tokens)) if prefill_tokens else 0.0,
+        (reduce if tokens < quick_tokens else quick_reduce) * tokens,
+        read * context_tokens,
+        pair * attention_pairs,
+        host * sequences,
     )
+
+
+def total_s(terms: tuple[float, ...]) -> float:
+    """The sum of the terms, in their order; compiled too, so that both engines agree to the last digit."""
+    launch, weights, experts, decode, prefill, rise, reduce, read, pair, host = terms
+    return launch + weights + experts + decode + prefill + rise + reduce + read + pair + host
 
 
 def roofline(model: Model, hardware: Hardware, layout: Layout) -> Roofline:
@@ -235,7 +229,7 @@ def _expert_miss(model: Model) -> float:
 
 
 def _expert_skew(model: Model, layout: Layout) -> float:
-    """How many more experts the fullest GPU reads: this, times sd over mean of the share that is touched.
+    """Factor of the extra experts that the fullest GPU reads, times sd over mean of the touched share.
 
     The touched ones among the experts of a GPU are taken as binomial, and the fullest of g GPUs as the
     largest of g normals (Blom's approximation). Drawn with uniform routing of Qwen3's 8 of 128 experts over 8

@@ -1,7 +1,7 @@
 """One engine replica as a state machine: requests in, timed token events out; knows no clock.
 
-Time is an argument. A shell calls `step(now_s)` and delivers its events at `end_s`; another may use
-the two halves, `begin_step` and `end_step`, which follow the same rules.
+Time is an argument. `step(now_s)` returns the events to deliver at `end_s`; `begin_step` and `end_step` are
+its two halves, for callers that wait in between.
 """
 
 import math
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.cost.architecture import kv_blocks
+from serve_apps.engine_model.cost.front_end import free_again_s
 from serve_apps.engine_model.cost.kernels import steps
 from serve_apps.engine_model.cost.noise import Noise
 from serve_apps.engine_model.cost.step_time import Batch
@@ -19,20 +20,20 @@ from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.scheduler.scheduler import Scheduler
 
 IDLE_POLL_S = 1e-3
-"""vLLM's core sleeps so long when a step has nothing to compute (engine/core.py, _process_engine_step)."""
+"""Sleep of vLLM's core when a step has nothing to compute (engine/core.py, _process_engine_step)."""
 
 
 class QueueFull(ValueError):
-    """The engine's queue limits refuse a request that it could serve later; the words are vLLM's."""
+    """A queue limit refuses a request that the engine could serve later; the message is vLLM's."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """`request_id` is unique within one engine; exactly `output_tokens` are emitted.
 
-    `hashes[i]` stands for all prompt tokens up to the end of the i-th full KV block: requests whose
-    prompts begin alike have the same ones. Prompt blocks beyond them are shared with nobody. Of the prompt,
-    `new_image_tokens` are images that must be decoded and encoded first.
+    `hashes[i]` stands for all prompt tokens up to the end of the i-th full KV block: prompts that begin
+    alike have the same ones. Blocks beyond them are not shared. `new_image_tokens` of the prompt are
+    images that must be decoded and encoded first.
     """
 
     request_id: int
@@ -46,22 +47,23 @@ class TokenEvent(NamedTuple):
     """Output token number `index` (from 0) of a request; `finished` marks the last one."""
 
     request_id: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed here
     finished: bool
 
 
 class Step(NamedTuple):
-    """One step of the engine; `events` are to be delivered at `end_s`, and no step begins before."""
+    """One step of the engine; its `events` are due at `end_s`, and no step begins before."""
 
     start_s: float
     end_s: float
     events: list[TokenEvent]
 
 
-class Engine:
+class BlockEngine:
     """vLLM's scheduler over a step-time model, behind a serial front end.
 
-    Raises ValueError when the weights do not fit or a needed hardware figure is unknown.
+    `scheduler` is to be read only: it counts tokens, preemptions and prefix-cache hits. Raises ValueError if
+    the weights do not fit or a needed hardware figure is unknown.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Engine:
         blocks = spec.num_gpu_blocks
         blocks = kv_blocks(spec, model, hardware, layout) if blocks is None else blocks
         kv = KvCache(blocks, spec.block_size, spec.enable_prefix_caching)
-        self._scheduler = Scheduler(
+        self.scheduler = Scheduler(
             kv, spec.max_num_batched_tokens, spec.max_num_seqs, spec.long_prefill_token_threshold
         )
         self._spec = spec
@@ -92,19 +94,22 @@ class Engine:
         Raises ValueError for a request that can never be served, or whose id is open already, and
         QueueFull where a queue limit refuses it now.
         """
-        self._refuse_impossible(request)
+        if request.request_id in self._open:
+            raise ValueError(f"request {request.request_id} is open already; ids must be unique")
+        tokens, blocks = (request.input_tokens, request.output_tokens), self.scheduler.kv.blocks
+        refuse_impossible(f"request {request.request_id}", *tokens, self._spec, blocks)
         self._refuse_beyond_limits()
-        state = self._scheduler.request(
+        state = self.scheduler.request(
             request.request_id, request.input_tokens, request.output_tokens, request.hashes
         )
-        front_end_s = self._front_end_s + request.new_image_tokens * self._image_token_s
-        self._front_end_free_s = max(now_s, self._front_end_free_s) + front_end_s
+        work_s = self._front_end_s + request.new_image_tokens * self._image_token_s
+        self._front_end_free_s = free_again_s(now_s, self._front_end_free_s, work_s)
         self._arriving.append((self._front_end_free_s + self._latency_s, state))
         self._open[request.request_id] = state
         return state
 
     def abort(self, request_id: int) -> None:
-        """Forget a request and free its blocks; unknown or finished ids are ignored."""
+        """Drop a request and free its blocks; unknown or finished ids are ignored."""
         state = self._open.pop(request_id, None)
         if state is None:
             return
@@ -112,7 +117,7 @@ class Engine:
             if arrival[1] is state:
                 self._arriving.remove(arrival)
                 return
-        self._scheduler.abort(state)
+        self.scheduler.abort(state)
 
     def step(self, now_s: float) -> Step | None:
         """Run one step from `now_s`; None if nothing can be scheduled now."""
@@ -129,7 +134,7 @@ class Engine:
         With asynchronous scheduling its tokens were chosen when the last step began, unless the engine
         was idle, and those of the following step are chosen now (EngineCore.step_with_batch_queue).
         """
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         while self._arriving and self._arriving[0][0] <= now_s:
             scheduler.add(self._arriving.popleft()[1])
         batch = self._next
@@ -143,12 +148,12 @@ class Engine:
         return self._step_end_s
 
     def emitting(self) -> list[RequestState]:
-        """The requests that get a token from the step begun last; to be asked before `end_step`."""
-        return list(self._scheduler.emitting())
+        """The requests that get a token from the step begun last; valid until `end_step`."""
+        return list(self.scheduler.emitting())
 
     def end_step(self) -> list[RequestState]:
         """Emit the tokens of the step begun last; returns the requests that finished."""
-        finished = self._scheduler.complete(self._step_end_s)
+        finished = self.scheduler.complete(self._step_end_s)
         for state in finished:
             del self._open[state.request_id]
         if self._asynchronous and self._next is None:
@@ -159,45 +164,22 @@ class Engine:
         """Earliest time a step has work: -inf when it is there already, inf when the engine is empty."""
         if self._next is not None:
             return -math.inf
-        if self._scheduler.running or self._scheduler.waiting:
+        if self.scheduler.running or self.scheduler.waiting:
             return self._idle_until_s
         return max(self._arriving[0][0], self._idle_until_s) if self._arriving else math.inf
 
     @property
     def running(self) -> int:
-        return len(self._scheduler.running)
+        return len(self.scheduler.running)
 
     @property
     def waiting(self) -> int:
         """Requests that hold no blocks yet, in the front end or queued."""
-        return len(self._arriving) + len(self._scheduler.waiting)
-
-    @property
-    def preemptions(self) -> int:
-        return self._scheduler.preemptions
-
-    @property
-    def prompt_tokens_total(self) -> int:
-        """Prompt tokens of the requests that have their first token."""
-        return self._scheduler.prompt_tokens_total
-
-    @property
-    def generation_tokens_total(self) -> int:
-        return self._scheduler.generation_tokens_total
-
-    @property
-    def prefix_queries(self) -> int:
-        """Prompt tokens looked up in the prefix cache, at first admissions only, as vLLM counts them."""
-        return self._scheduler.prefix_queries
-
-    @property
-    def prefix_hits(self) -> int:
-        """How many of `prefix_queries` were found."""
-        return self._scheduler.prefix_hits
+        return len(self._arriving) + len(self.scheduler.waiting)
 
     @property
     def kv_blocks(self) -> int:
-        return self._scheduler.kv.blocks
+        return self.scheduler.kv.blocks
 
     @property
     def block_size(self) -> int:
@@ -207,25 +189,11 @@ class Engine:
     @property
     def kv_usage(self) -> float:
         """Share of the KV blocks in use, 0 to 1."""
-        return self._scheduler.kv.usage
+        return self.scheduler.kv.usage
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every KV block is accounted for."""
-        self._scheduler.check_integrity()
-
-    def _refuse_impossible(self, request: GenerateRequest) -> None:
-        if request.request_id in self._open:
-            raise ValueError(f"request {request.request_id} is open already; ids must be unique")
-        if request.input_tokens < 1 or request.output_tokens < 1:
-            raise ValueError(f"request {request.request_id} needs at least one prompt and one output token")
-        kv = self._scheduler.kv
-        longest = min(self._spec.max_model_len, kv.blocks * kv.block_size)
-        asked = request.input_tokens + request.output_tokens
-        if asked > longest:
-            raise ValueError(
-                f"request {request.request_id} asks for {request.input_tokens} + {request.output_tokens} "
-                f"tokens but the engine holds {longest}; shorten it, or raise max_model_len or num_gpu_blocks"
-            )
+        self.scheduler.check_integrity()
 
     def _refuse_beyond_limits(self) -> None:
         """vLLM's check_admission: all open requests count, and the whole prompts still in prefill."""
@@ -242,3 +210,17 @@ class Engine:
                     "The engine has reached its prefill token backlog limit. "
                     "Please try again later or on a different instance."
                 )
+
+
+def refuse_impossible(
+    name: str, input_tokens: int, output_tokens: int, spec: SimulatedEngine, blocks: int
+) -> None:
+    """Raise ValueError for a request that an engine with so many KV `blocks` can never serve."""
+    if input_tokens < 1 or output_tokens < 1:
+        raise ValueError(f"{name} needs at least one prompt and one output token")
+    longest = min(spec.max_model_len, blocks * spec.block_size)
+    if input_tokens + output_tokens > longest:
+        raise ValueError(
+            f"{name} asks for {input_tokens} + {output_tokens} tokens but the engine holds {longest}; "
+            "shorten it, or raise max_model_len or num_gpu_blocks"
+        )

@@ -3,7 +3,7 @@
 The rules (vLLM's block_pool.py): only full blocks are hashed, at their allocation; a freed block goes
 to the back of the free queue when it is hashed and to the front when it is not; an allocation takes
 from the front and forgets the hashes it meets; a hit takes a block out of the queue. Blocks that live
-and die together are kept as one run, so that a prompt costs as much as its runs, not its blocks.
+and die together are kept as one run, so that the cost of a prompt grows with its runs, not its blocks.
 """
 
 from bisect import bisect_left
@@ -15,8 +15,8 @@ Chain = tuple[Hashable, ...]
 """Hashes of a request's full blocks, each over all tokens up to its block's end."""
 
 
-class Run:
-    """Blocks `start` to `end` of a chain, held by the same requests; without a chain nobody finds them."""
+class BlockRun:
+    """Blocks `start` to `end` of a chain, held by the same requests; those without a chain are not found."""
 
     __slots__ = ("alone", "chain", "end", "holders", "start")
 
@@ -32,13 +32,13 @@ class Run:
 
 
 class Holding:
-    """What one request holds: `runs` cover its first blocks, the rest of its `blocks` have no name."""
+    """KV blocks of one request: `runs` cover its first ones, the rest of its `blocks` have no name."""
 
     __slots__ = ("blocks", "chain", "runs")
 
     def __init__(self, chain: Chain = ()) -> None:
         self.chain = chain
-        self.runs: list[Run] = []
+        self.runs: list[BlockRun] = []
         self.blocks = 0
 
     @property
@@ -49,13 +49,13 @@ class Holding:
 class Hit(NamedTuple):
     """Blocks `start` to `end` of a chain, found in `run`."""
 
-    run: Run
+    run: BlockRun
     start: int
     end: int
 
 
 class KvCache:
-    """`blocks` blocks of `block_size` tokens, all free at first; `caching` keeps what is freed for reuse.
+    """`blocks` blocks of `block_size` tokens, all free at first; `caching` keeps freed ones for reuse.
 
     Raises ValueError unless there is at least one block.
     """
@@ -70,9 +70,10 @@ class KvCache:
         self.caching = caching
         self.free_blocks = blocks
         self._blank = blocks  # free and not hashed: always the front of the free queue
-        self._idle: OrderedDict[Run, None] = OrderedDict()  # the rest of it, least recently used first
-        self._index: dict[Hashable, Run] = {}
-        self._twins: dict[Hashable, dict[Run, None]] = {}  # runs beside the one in the index, oldest first
+        self._idle: OrderedDict[BlockRun, None] = OrderedDict()  # the rest of it, least recently used first
+        self._index: dict[Hashable, BlockRun] = {}
+        # Runs beside the one in the index, oldest first.
+        self._twins: dict[Hashable, dict[BlockRun, None]] = {}
 
     @property
     def usage(self) -> float:
@@ -95,7 +96,7 @@ class KvCache:
         return hits
 
     def hold(self, holding: Holding, hits: Iterable[Hit]) -> None:
-        """Give a request that holds nothing what was just found for it."""
+        """Give the blocks just found to a request that holds none."""
         for run, start, end in hits:
             if start > run.start:
                 self._set_back(self._split(run, start), run)
@@ -108,12 +109,12 @@ class KvCache:
             holding.blocks = end
 
     def take(self, blocks: int) -> None:
-        """Allocate so many of the free blocks, which there must be, and forget what they cached."""
+        """Allocate free blocks, which must exist, and forget what they cached."""
         self.free_blocks -= blocks
         self._blank -= blocks
         while self._blank < 0:
             run = next(iter(self._idle))
-            # What nobody can find is as good as blank once it is the next to go.
+            # Blocks that no request can find are as good as blank once they are the next to go.
             evicted = min(len(run), -self._blank) if run.chain else len(run)
             self._forget(run, run.end - evicted)
             if not run:
@@ -121,12 +122,28 @@ class KvCache:
             self._blank += evicted
 
     def name(self, holding: Holding, blocks: int) -> None:
-        """Let others find the first `blocks` of a request, as far as its chain goes."""
+        """Enter the first `blocks` of a request into the cache, as far as its chain goes."""
         start, end = holding.named, min(blocks, len(holding.chain))
         if self.caching and start < end:
-            run = Run(holding.chain, start, end, (holding,))
+            run = BlockRun(holding.chain, start, end, (holding,))
             self._enter(run)
             holding.runs.append(run)
+
+    def name_all(self, holding: Holding, blocks: int) -> None:
+        """The same, with hashes that no other request has beyond the end of the chain."""
+        if self.caching:
+            if blocks > len(holding.chain):
+                holding.chain = own_chain(holding.chain, blocks)
+            self.name(holding, blocks)
+
+    def extend(self, holding: Holding, tokens: int) -> None:
+        """Allocate the blocks that a request lacks for its first `tokens`, and cache the full ones."""
+        blocks = self.blocks_for(tokens)
+        if blocks > holding.blocks:
+            self.take(blocks - holding.blocks)
+            holding.blocks = blocks
+        if holding.chain:
+            self.name(holding, tokens // self.block_size)
 
     def free(self, holding: Holding, hashed: int) -> None:
         """Return all blocks of a request, of which the first `hashed` are hashed; the last ones go first."""
@@ -135,7 +152,7 @@ class KvCache:
         self._blank += holding.blocks - hashed
         self.free_blocks += holding.blocks - named
         if hashed > named:
-            self._idle[Run((), named, hashed)] = None
+            self._idle[BlockRun((), named, hashed)] = None
         for run in reversed(holding.runs):
             run.holders.remove(holding)
             if not run.holders:
@@ -155,8 +172,8 @@ class KvCache:
         if held + self.free_blocks != self.blocks:
             raise AssertionError(f"{held} held + {self.free_blocks} free blocks are not {self.blocks}")
 
-    def _agree(self, run: Run, chain: Chain, at: int, end: int) -> int:
-        """Where the stretch from `at` ends that a look-up block by block would take from `run`."""
+    def _agree(self, run: BlockRun, chain: Chain, at: int, end: int) -> int:
+        """End of the stretch from `at` that a look-up block by block would take from `run`."""
         if not run.alone:
             while at < end and self._index.get(chain[at]) is run:
                 at += 1
@@ -165,9 +182,9 @@ class KvCache:
             return end
         return bisect_left(range(end), True, at, key=lambda index: run.chain[index] != chain[index])
 
-    def _split(self, run: Run, at: int) -> Run:
+    def _split(self, run: BlockRun, at: int) -> BlockRun:
         """Cut the blocks before `at` off a run, which keeps its place in the queue; returns the new run."""
-        head = Run(run.chain, run.start, at, run.holders)
+        head = BlockRun(run.chain, run.start, at, run.holders)
         head.alone = run.alone
         for one in run.chain[run.start : at]:
             if self._index[one] is run:
@@ -179,13 +196,13 @@ class KvCache:
             holding.runs.insert(holding.runs.index(run), head)
         return head
 
-    def _set_back(self, head: Run, rest: Run) -> None:
+    def _set_back(self, head: BlockRun, rest: BlockRun) -> None:
         """Queue what was split off an idle run behind its rest, as the first blocks are evicted last."""
         if rest in self._idle:
             order = [(run, head) if run is rest else (run,) for run in self._idle]
             self._idle = OrderedDict.fromkeys(run for runs in order for run in runs)
 
-    def _enter(self, run: Run) -> None:
+    def _enter(self, run: BlockRun) -> None:
         named = run.chain[run.start : run.end]
         if self._index.keys().isdisjoint(named):
             self._index.update(dict.fromkeys(named, run))
@@ -197,7 +214,7 @@ class KvCache:
                 for twin in (first, *self._twins[one]):
                     twin.alone = False
 
-    def _forget(self, run: Run, end: int) -> None:
+    def _forget(self, run: BlockRun, end: int) -> None:
         """Evict the blocks of a run from `end` on."""
         for one in run.chain[end : run.end]:
             if run.alone or one not in self._twins:
@@ -216,5 +233,5 @@ class KvCache:
 
 
 def own_chain(known: Sequence[Hashable], blocks: int) -> Chain:
-    """`known` made as long as `blocks`, with hashes that nobody else has."""
+    """`known` extended to `blocks` hashes, with ones that no other request has."""
     return (*known, *(object() for _ in range(blocks - len(known))))

@@ -1,4 +1,4 @@
-"""One request inside an engine: how far it is, and when its tokens came; decides nothing."""
+"""One request inside an engine: its progress and the times of its tokens; decides nothing."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ from serve_apps.engine_model.scheduler.kv_cache import Chain, Holding
 
 
 @dataclass(slots=True)
-class Progress:
-    """Steps that were scheduled and completed so far; the last completed one ended at `at_s`."""
+class StepProgress:
+    """Steps scheduled and completed so far; the last completed one ended at `at_s`."""
 
     scheduled: int = 0
     completed: int = 0
@@ -15,7 +15,7 @@ class Progress:
 
 
 class RequestState:
-    """The state of one request inside an engine; what is not underscored is for everybody to read.
+    """The state of one request inside an engine; other modules read the names without an underscore.
 
     A decoder gets one output token in every step: after `n` steps it has `_ahead + n` of them, once it
     has joined the others, at `_joined` tokens, and until it leaves them, at `_most`.
@@ -39,7 +39,12 @@ class RequestState:
     )
 
     def __init__(
-        self, request_id: int, prompt_tokens: int, output_tokens: int, progress: Progress, hashes: Chain = ()
+        self,
+        request_id: int,
+        prompt_tokens: int,
+        output_tokens: int,
+        progress: StepProgress,
+        hashes: Chain = (),
     ) -> None:
         self.request_id = request_id
         self.prompt_tokens = prompt_tokens
@@ -69,13 +74,40 @@ class RequestState:
 
     @property
     def last_token_s(self) -> float | None:
-        """When the latest of the emitted tokens came; None before the first."""
+        """Time of the latest emitted token; None before the first."""
         return self._progress.at_s if self._decoding and self.emitted > self._joined else self._last_s
 
     @property
     def _scheduled(self) -> int:
         """Output tokens that exist or are being computed."""
         return self._ahead + self._progress.scheduled if self._decoding else self._most
+
+    def _decode_from(self, step: int) -> None:
+        """The next token is computed in `step`, and one more in each that follows."""
+        self._joined = self._most
+        self._ahead = self._most + 1 - step
+        self._most = self.output_tokens
+        self._decoding = True
+
+    @property
+    def _missing(self) -> int:
+        """Tokens to compute before a request that does not decode gets its next one."""
+        return self.prompt_tokens + self._most - self._computed
+
+    @property
+    def _context(self) -> int:
+        """Tokens of a decoder that have their KV, those of the steps in flight included."""
+        return self.prompt_tokens + self._scheduled - 1
+
+    def _hashed(self, block_size: int) -> int:
+        """Full blocks that vLLM has hashed: all of known tokens, a step later where they are still computed.
+
+        A token in flight is unknown when the step after it is scheduled, so its block is hashed only then.
+        """
+        computed = self._context if self._decoding else self._computed
+        scheduled = self._scheduled
+        unknown = scheduled > self.emitted and scheduled > self._joined + 1
+        return (computed - unknown) // block_size
 
     def _emitted_after(self, steps: int) -> int:
         return max(self._joined, min(self._most, self._ahead + steps))

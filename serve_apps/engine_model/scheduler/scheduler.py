@@ -1,13 +1,13 @@
 """vLLM V1's scheduling rules: which tokens the next step computes; knows no clock and no durations.
 
-The rules (the engine model, section 1): running requests first, in order; then waiting ones, first
+The rules (docs/engine_model.md, section 1): running requests first, in order; then waiting ones, first
 come first served, while token budget and request slots remain; a prompt is admitted only when the
 whole of it fits the free blocks, and nobody overtakes one that does not fit; when a running request
 lacks a block, the last running one is preempted and recomputed later.
 
 Decoders are not touched one by one: each gets a token per step, so their number, the sum of their
-contexts, the steps in which they end and the steps in which they need a block say all. Only where
-the order of the running requests can matter are they walked through, as vLLM does in every step.
+contexts, the steps in which they end and the steps in which they need a block say all. They are
+walked through, as vLLM does in every step, only where the order of the running requests can matter.
 """
 
 from collections import defaultdict, deque
@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from serve_apps.engine_model.cost.step_time import Batch
-from serve_apps.engine_model.scheduler.kv_cache import Chain, KvCache, own_chain
-from serve_apps.engine_model.scheduler.request import Progress, RequestState
+from serve_apps.engine_model.scheduler.kv_cache import Chain, KvCache
+from serve_apps.engine_model.scheduler.request import RequestState, StepProgress
 
 
 class _Step:
-    """A step whose tokens do not exist yet: whom it gives the first token, the last, and who left since."""
+    """A step whose tokens do not exist yet: requests that get their first or last one, or left since."""
 
     __slots__ = ("emits", "ending", "firsts", "left", "number")
 
@@ -30,6 +30,38 @@ class _Step:
         self.firsts: list[RequestState] = []
         self.ending: Sequence[RequestState] = ()
         self.left: list[RequestState] = []
+
+
+class _Decoders:
+    """All decoders as one: how many, the sum of their contexts, and the steps in which something changes.
+
+    `contexts` leaves out the tokens of the steps scheduled so far, one of each decoder. `needing_block`
+    counts decoders by the step, modulo the block size, that opens a block; `ending` has them by their last
+    step.
+    """
+
+    __slots__ = ("contexts", "ending", "needing_block", "number")
+
+    def __init__(self, block_size: int) -> None:
+        self.number = self.contexts = 0
+        self.needing_block = [0] * block_size
+        self.ending: defaultdict[int, list[RequestState]] = defaultdict(list)
+
+    def add(self, request: RequestState) -> None:
+        self._count(request, 1)
+        self.ending[request.output_tokens - request._ahead].append(request)
+
+    def remove(self, request: RequestState) -> None:
+        """Stop counting a request; one that ends is no longer in `ending`."""
+        self._count(request, -1)
+        if request._most < request.output_tokens:
+            self.ending[request.output_tokens - request._ahead].remove(request)
+
+    def _count(self, request: RequestState, one: int) -> None:
+        base = request.prompt_tokens + request._ahead - 1
+        self.number += one
+        self.contexts += one * base
+        self.needing_block[-base % len(self.needing_block)] += one
 
 
 class Scheduler:
@@ -46,7 +78,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
         self.long_prefill_tokens = long_prefill_tokens
-        self.progress = Progress()
+        self.progress = StepProgress()
         self.running: dict[RequestState, None] = {}
         self.waiting: deque[RequestState] = deque()
         self.preemptions = self.prompt_tokens_total = self.generation_tokens_total = 0
@@ -54,9 +86,7 @@ class Scheduler:
         self._admitted = 0
         self._in_flight: deque[_Step] = deque()
         self._partial: dict[RequestState, None] = {}  # running, but neither decoding nor at their end
-        self._decoders = self._contexts = 0  # the sum is of contexts less the number of scheduled steps
-        self._needing_block = [0] * kv.block_size  # decoders by the step, modulo, that opens a block
-        self._ending: defaultdict[int, list[RequestState]] = defaultdict(list)
+        self._decoders = _Decoders(kv.block_size)
 
     def request(self, request_id: int, prompt: int, output: int, hashes: Chain = ()) -> RequestState:
         """A request that is not queued yet; `hashes` are those of its first full prompt blocks."""
@@ -88,7 +118,7 @@ class Scheduler:
             return None
         self.progress.scheduled += 1
         batch.sequences = step.emits
-        step.ending = self._ending.pop(step.number, ())
+        step.ending = self._decoders.ending.pop(step.number, ())
         for request in step.ending:
             self._leave(request)
         self._in_flight.append(step)
@@ -120,7 +150,7 @@ class Scheduler:
         return finished
 
     def emitting(self) -> Iterator[RequestState]:
-        """Who gets a token when the oldest scheduled step completes."""
+        """The requests that get a token when the oldest scheduled step completes."""
         step = self._in_flight[0]
         present = dict.fromkeys(chain(self.running, step.left, step.ending))
         return (request for request in present if request._emits_in(step.number))
@@ -132,36 +162,36 @@ class Scheduler:
         self.kv.check_integrity(request._held for request in self.running)
 
     def _continue_all(self, batch: Batch, step: _Step) -> bool:
-        """All decoders as one, then the prompt that the last step's budget has cut, if any.
+        """Schedule all decoders at once, then the prompt that the last step's budget has cut, if any.
 
-        Returns False, and does nothing, where not everybody can have all, so that order matters.
+        Returns False, and does nothing, where not all requests fit, so that order matters.
         """
         steps, decoders, kv = self.progress.scheduled, self._decoders, self.kv
-        budget = self.max_num_batched_tokens - decoders
+        budget = self.max_num_batched_tokens - decoders.number
         if self.long_prefill_tokens or budget < 0 or len(self._partial) > 1:
             return False
-        needed = opened = self._needing_block[steps % kv.block_size]
+        needed = opened = decoders.needing_block[steps % kv.block_size]
         for request in self._partial:
-            new = min(self._missing(request), budget)
+            new = min(request._missing, budget)
             needed += kv.blocks_for(request._computed + new) - request._held.blocks
         if needed > kv.free_blocks:
             return False
-        batch.decode_tokens = step.emits = decoders
-        batch.context_tokens = self._contexts + steps * decoders
+        batch.decode_tokens = step.emits = decoders.number
+        batch.context_tokens = decoders.contexts + steps * decoders.number
         if opened:
             kv.take(opened)
         if self._partial and budget:
             (request,) = self._partial
-            self._compute(request, min(self._missing(request), budget), batch, step)
+            self._compute(request, min(request._missing, budget), batch, step)
         return True
 
     def _walk(self, batch: Batch, step: _Step) -> None:
-        """One running request after the other gets what it misses, while the budget lasts."""
+        """Schedule the missing tokens of one running request after the other, while the budget lasts."""
         budget, limit = self.max_num_batched_tokens, self._long_prefill_limit()
         for request in list(self.running):
             if request not in self.running:
                 return  # preempted, as all after it
-            missing = 1 if request._decoding else self._missing(request)
+            missing = 1 if request._decoding else request._missing
             new = min(missing, limit, budget)
             if request._scheduled == request.output_tokens:
                 continue
@@ -172,7 +202,7 @@ class Scheduler:
                     self._compute(request, new, batch, step)
             elif new:
                 batch.decode_tokens += 1
-                batch.context_tokens += self._context(request)
+                batch.context_tokens += request._context
                 self.kv.take(self._blocks_lacking(request, 1))
                 step.emits += 1
             else:
@@ -190,13 +220,8 @@ class Scheduler:
         return True
 
     def _preempt(self, request: RequestState) -> None:
-        """Its blocks keep their hashes, so that it finds what is left of them when it comes back."""
-        hashed = self._hashed(request)
-        held = request._held
-        if self.kv.caching:
-            if hashed > len(held.chain):
-                held.chain = own_chain(held.chain, hashed)
-            self.kv.name(held, hashed)
+        """Return a request to the queue; its blocks keep their hashes, so that it may find them again."""
+        self.kv.name_all(request._held, request._hashed(self.kv.block_size))
         self._release(request)
         request._computed = 0
         self.waiting.appendleft(request)
@@ -233,19 +258,14 @@ class Scheduler:
 
     def _compute(self, request: RequestState, new: int, batch: Batch, step: _Step) -> None:
         """Compute `new` of the missing tokens, for which there are blocks."""
-        held, before, size = request._held, request._computed, self.kv.block_size
+        before = request._computed
         if new == 1 and before >= request.prompt_tokens:
             batch.decode_tokens += 1
             batch.context_tokens += before
         else:
             batch.add_chunk(new, before)
         request._computed = computed = before + new
-        blocks = -(-computed // size)
-        if blocks > held.blocks:
-            self.kv.take(blocks - held.blocks)
-            held.blocks = blocks
-        if held.chain:
-            self.kv.name(held, computed // size)
+        self.kv.extend(request._held, computed)
         if computed < request.prompt_tokens + request._most:
             self._partial[request] = None
             return
@@ -255,14 +275,10 @@ class Scheduler:
 
     def _join(self, request: RequestState, step: _Step) -> None:
         """The request's next token is computed in this step, and one more in each that follows."""
-        request._joined = request._most
-        request._ahead = request._most + 1 - step.number
-        request._most = request.output_tokens
-        request._decoding = True
+        request._decode_from(step.number)
         step.firsts.append(request)
         step.emits += 1
-        self._count(request, 1)
-        self._ending[request.output_tokens - request._ahead].append(request)
+        self._decoders.add(request)
 
     def _leave(self, request: RequestState) -> None:
         """The request gets no token beyond those already scheduled."""
@@ -273,50 +289,24 @@ class Scheduler:
         request._decoding = False
         request._computed = request.prompt_tokens + request._most - 1
         request._held.blocks = self.kv.blocks_for(request._computed)
-        self._count(request, -1)
         if self._in_flight and request._emits_in(self._in_flight[-1].number):
             self._in_flight[-1].left.append(request)
-        if request._most < request.output_tokens:
-            self._ending[request.output_tokens - request._ahead].remove(request)
-
-    def _count(self, request: RequestState, one: int) -> None:
-        base = request.prompt_tokens + request._ahead - 1
-        self._decoders += one
-        self._contexts += one * base
-        self._needing_block[-base % self.kv.block_size] += one
+        self._decoders.remove(request)
 
     def _release(self, request: RequestState) -> None:
         """Give back the blocks of a request that runs no longer."""
-        hashed = self._hashed(request)
+        hashed = request._hashed(self.kv.block_size)
         if request._decoding:
             self._leave(request)
         self._partial.pop(request, None)
         self.kv.free(request._held, hashed)
 
-    def _missing(self, request: RequestState) -> int:
-        """Tokens to compute before a request that does not decode gets its next one."""
-        return request.prompt_tokens + request._most - request._computed
-
-    def _context(self, request: RequestState) -> int:
-        """Tokens of a decoder that have their KV, those of the steps in flight included."""
-        return request.prompt_tokens + request._scheduled - 1
-
     def _blocks(self, request: RequestState) -> int:
-        return self.kv.blocks_for(self._context(request)) if request._decoding else request._held.blocks
+        return self.kv.blocks_for(request._context) if request._decoding else request._held.blocks
 
     def _blocks_lacking(self, request: RequestState, new: int) -> int:
-        has = self._context(request) if request._decoding else request._computed
+        has = request._context if request._decoding else request._computed
         return self.kv.blocks_for(has + new) - self._blocks(request)
-
-    def _hashed(self, request: RequestState) -> int:
-        """Full blocks that vLLM has hashed: all of known tokens, a step later where they are still computed.
-
-        A token in flight is unknown when the step after it is scheduled, so its block is hashed only then.
-        """
-        computed = self._context(request) if request._decoding else request._computed
-        scheduled = request._scheduled
-        unknown = scheduled > request.emitted and scheduled > request._joined + 1
-        return (computed - unknown) // self.kv.block_size
 
     def _long_prefill_limit(self) -> int:
         """Tokens of one prompt per step; a request that is alone may have all."""

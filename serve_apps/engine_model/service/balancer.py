@@ -1,7 +1,7 @@
-"""Which replica gets a request: the rules of the routing policies, for one request and for arrays of them.
+"""The routing policies' choice of a replica, for one request and for arrays of them.
 
-Knows sessions and requests in flight; knows no engine and no clock. Behind HAProxy or a proxy of Serve's the
-same rules decide; the ring, its hash and its bound are theirs (`serve_apps.routing.hash_ring`).
+Knows sessions and requests in flight; knows no engine and no clock. Behind HAProxy or a Serve proxy the same
+rules decide; the ring, its hash and its bound are theirs (`serve_apps.routing.hash_ring`).
 """
 
 from collections.abc import Callable, Sequence
@@ -32,9 +32,9 @@ PAIRS_CHUNK = 4096
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """A policy with its settings, as `conf.routed.Routing` has them; `random` is any replica, all as likely.
+    """A policy with its settings, as the spec `Routing` has them; `random` draws any replica alike.
 
-    `home` tells the replica of a session among so many under `client_side`, as the load generator does.
+    `home` gives the replica of a session, by session and number of replicas, under `client_side`.
     Raises ValueError for a policy that is not in `POLICIES`.
     """
 
@@ -61,11 +61,11 @@ class Loss(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """How `route_loop.route` chooses: `mode` and what it needs of every request.
+    """The choices for `route_loop.route`: `mode`, and the columns that it needs.
 
-    `one` is the replica, or of `other` and it the less busy one is taken, or it is where to begin on the
-    ring, whose replicas are `owners`. From `lost_s` on replica `lost` is passed over; -1 is none. What
-    comes before `from_s` is in flight nowhere, and goes where it would if nobody were busy.
+    `one` is the replica, or with `other` a pair of which the less busy one is taken, or the start on the
+    ring, whose replicas are `owners`. From `lost_s` on replica `lost` is passed over; -1 is none. A request
+    before `from_s` is in flight nowhere, and goes where it would if no replica were busy.
     """
 
     mode: int
@@ -89,9 +89,9 @@ def choice(
     session: Ints | None = None,
     loss: Loss | None = None,
 ) -> Choice:
-    """The policy over requests that are due then, in order of arrival; `seed` draws what chance decides.
+    """The policy over requests that are due at `due_s`, in order of arrival; `seed` draws random choices.
 
-    After a loss the survivors share what comes, by the same rule. Raises ValueError where a policy goes by
+    After a loss the survivors share the requests by the same rule. Raises ValueError where a policy goes by
     sessions and there are none.
     """
     everyone = list(range(replicas))
@@ -105,7 +105,7 @@ def choice(
     if balance.policy == "leastconn":
         return Choice(route_loop.LEAST, NOTHING, NOTHING, NOTHING, *rest)
     first, second = (
-        _told(balance, who, seed, at, None if session is None else session[at])
+        _fixed(balance, who, seed, at, None if session is None else session[at])
         for who, at in ((everyone, np.arange(before)), (left, np.arange(before, len(due_s))))
     )
     one, other = (np.concatenate(pair) for pair in zip(first, second, strict=True))
@@ -114,8 +114,8 @@ def choice(
     )
 
 
-def _told(balance: Balance, replicas: Sequence[int], seed: int, at: Ints, session: Ints | None) -> Any:
-    """The replica, or the two replicas, of the requests numbered `at`, where nobody looks at what they do."""
+def _fixed(balance: Balance, replicas: Sequence[int], seed: int, at: Ints, session: Ints | None) -> Any:
+    """The replica, or the pair, of the requests numbered `at`, whatever is in flight."""
     count, who = len(replicas), np.array(replicas)
     match balance.policy:
         case "roundrobin" | "round_robin":
@@ -134,7 +134,7 @@ def _told(balance: Balance, replicas: Sequence[int], seed: int, at: Ints, sessio
 
 
 def pairs(seed: int, replicas: int, at: Ints) -> Ints:
-    """Two replicas, other ones if there are two, for each of the requests numbered `at`, which ascend."""
+    """Two replicas, different if there are two, for each request of the ascending numbers `at`."""
     if not len(at):
         return np.zeros((0, 2), np.int64)
     first, last = int(at[0]) // PAIRS_CHUNK, int(at[-1]) // PAIRS_CHUNK
@@ -158,7 +158,7 @@ def _known(session: Ints | None) -> Ints:
 
 
 def _ring(balance: Balance, replicas: Sequence[int], seed: int) -> tuple[Any, Ints]:
-    """Every deployment gives its replicas other names, and so another ring."""
+    """The ring of replicas whose names carry the seed, as every deployment has names of its own."""
     places, owners = hash_ring.ring([f"{seed}-{each}" for each in replicas], balance.vnodes)
     return places, np.array(replicas, np.int64)[owners]
 

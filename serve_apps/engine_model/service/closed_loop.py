@@ -1,6 +1,6 @@
-"""A closed loop over several engines behind one balancer: whoever gets an answer sends the next request.
+"""A closed loop over several engines behind one balancer: each answer makes room for the next request.
 
-Knows in which order engines end steps; what one does in a step stands in `loop`, who is chosen in `balancer`.
+Knows in which order engines end steps; a step stands in `loop`, the choice of an engine in `route_loop`.
 """
 
 import heapq
@@ -11,158 +11,97 @@ from typing import Any
 import numpy as np
 
 from serve_apps.engine_model.compiled.fast_engine import (
+    FastSpec,
     Ints,
-    Machine,
     Times,
-    Unfit,
     checked,
-    columns,
-    rings,
     serve_closed,
-    states,
-    worked,
+    times,
 )
-from serve_apps.engine_model.compiled.loop import (
-    AHEAD,
-    BESIDE,
-    DECODERS,
-    FLYING,
-    FLYING_END,
-    FRONT_FREE,
-    HEAD,
-    NOW,
-    OPEN,
-    OUT_OF_KV,
-    OUT_OF_ROOM,
-    PART,
-    REACHED,
-    TAIL,
-)
-from serve_apps.engine_model.compiled.native import native, plain
-from serve_apps.engine_model.cost.noise import Noise
-from serve_apps.engine_model.service.balancer import Balance, choice
-from serve_apps.engine_model.service.route_loop import FEWER, LEAST, serve_one
+from serve_apps.engine_model.compiled.loop import OUT_OF_ROOM, REACHED, advance, submit
+from serve_apps.engine_model.compiled.native import inlined, native
+from serve_apps.engine_model.service.balancer import choice
+from serve_apps.engine_model.service.requests import Replicas
+from serve_apps.engine_model.service.route_loop import NONE, balancer_arrays, choose, recount
+from serve_apps.engine_model.service.routed import in_enough_room
 
 
-def serve_circle(
-    machine: Machine,
-    concurrency: int,
-    asked: Sequence[Ints],
-    seed: int = 0,
-    replicas: int = 1,
-    balance: Balance = Balance(),  # noqa: B008  # frozen
-) -> Times:
-    """As many requests in flight over all replicas as `concurrency`, each sent when another ended.
+def serve_circle(spec: FastSpec, concurrency: int, asked: Sequence[Ints], replicas: Replicas) -> Times:
+    """Serve all with `concurrency` requests in flight over all replicas, each sent when another ends.
 
-    The next request goes where the balancer sends it, which need not be where the last one ended. `asked`:
-    prompt, output and shared tokens. Raises Unfit, also of several engines with noise, or ValueError for a
-    request that can never be served.
+    The balancer chooses the replica of each, which need not be that of the one that ended. `asked`: prompt,
+    output and shared tokens. Raises UnsupportedByFastPath, also of several engines with noise, or
+    ValueError for a request that can never be served.
     """
-    if replicas == 1:
-        return serve_closed(machine, concurrency, asked, seed)
-    return circle(machine, concurrency, asked, seed, replicas, balance)
+    if replicas.count == 1:
+        return serve_closed(spec, concurrency, asked, replicas.seed)
+    return circle(spec, concurrency, asked, replicas)
 
 
-def circle(
-    machine: Machine,
-    concurrency: int,
-    asked: Sequence[Ints],
-    seed: int,
-    replicas: int,
-    balance: Balance = Balance(),  # noqa: B008  # frozen
-    is_native: bool = True,
-) -> Times:
-    """The same for engines without noise, whose columns have a row for each and grow until it is enough."""
-    asked, noise = checked(machine, asked), Noise(machine.spec, seed)
-    if not noise.silent:
-        raise Unfit("noise of many engines is drawn by each of them")
+def circle(spec: FastSpec, concurrency: int, asked: Sequence[Ints], replicas: Replicas) -> Times:
+    """The same for engines without noise, whose columns have a row for each."""
+    asked = checked(spec, asked)
     count, longest = len(asked[0]), int(asked[1].max(initial=1))
-    turn = choice(balance, replicas, seed, np.zeros(count))
-    chosen = turn.mode, turn.one, turn.other
-    circling = circulate if is_native else plain(circulate)
-    room = 2 * count // replicas + 64
-    while True:
-        (ints, floats), requests = states(replicas), columns(replicas, room)
-        taken, place = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        state = ints, floats, requests, rings(replicas, longest), tuple(np.zeros(0) for _ in range(3))
-        limits, costs = machine.limits(), machine.costs(noise)
-        why = circling(taken, place, concurrency, tuple(asked), chosen, limits, costs, *state)
-        if why == REACHED:
-            break
-        if why == OUT_OF_KV:
-            raise Unfit("the KV cache may overflow")
-        room *= 2
-    sent, cached, first, last = (requests[column][taken, place] for column in (4, 5, 7, 8))
-    return Times(sent, first, last, cached, taken, worked(ints.sum(axis=0), floats.sum(axis=0)))
+    routed = choice(replicas.balance, replicas.count, replicas.seed, np.zeros(count))
+    taken, place = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    engines = spec.arrays(0, 0, longest)
+
+    def serve(room: int) -> int:
+        nonlocal engines
+        engines, balancer = spec.arrays(replicas.count, room, longest), balancer_arrays(replicas.count, count)
+        return circulate(taken, place, concurrency, tuple(asked), routed, balancer, engines)  # type: ignore[no-any-return]
+
+    in_enough_room(spec, replicas.seed, 2 * count // replicas.count + 64, serve)
+    return times(engines.requests[taken, place], taken, engines.states)
 
 
 @native
 def circulate(
-    taken: Any,
-    place: Any,
-    held: Any,
-    asked: Any,
-    choice: Any,
-    limits: Any,
-    costs: Any,
-    ints: Any,
-    floats: Any,
-    requests: Any,
-    ring: Any,
-    noise: Any,
+    taken: Any, place: Any, concurrency: Any, asked: Any, choice: Any, balancer: Any, engines: Any
 ) -> int:
-    """Send all requests, `held` of them at once, and serve them; arrays are those of `route_loop.route`.
+    """Send all requests, `concurrency` of them at once, and serve them.
 
     `taken` receives the engine of each request and `place` its number there. Engines are advanced in the
-    order of time, so that nobody has gone beyond the instant at which a request is sent to him.
+    order of time, so that none has gone beyond the instant at which it gets a request.
     """
     prompts, outputs, shares = asked
-    mode, one, other = choice
-    ready, prompt, output, shared, sent = requests[:5]
-    count = np.zeros(len(ints), np.int64)
-    listed = np.zeros(len(ints), np.bool_)
-    events = [(math.inf, -1)]  # when an engine's step ends, or just after the instant at which one may begin
-    j, due, turn, now = 0, min(held, len(taken)), 0, 0.0
+    listed = np.zeros(len(engines.states), np.bool_)
+    events = [(math.inf, NONE)]  # when an engine's step ends, or just after one may begin
+    j, due, now_s = 0, min(concurrency, len(taken)), 0.0
     while True:
         for _ in range(due):
-            if mode == LEAST:
-                r = turn
-                for away in range(len(ints)):
-                    at = (turn + away) % len(ints)
-                    if count[at] < count[r]:
-                        r = at
-                turn = (r + 1) % len(ints)
-            elif mode == FEWER and count[other[j]] < count[one[j]]:
-                r = other[j]
-            else:
-                r = one[j]
-            i = ints[r, TAIL]
-            if i == ready.shape[1]:
+            r = choose(j, choice, balancer)
+            i = submit(engines, r, now_s, prompts[j], outputs[j], shares[j])
+            if i < 0:
                 return OUT_OF_ROOM
-            floats[r, FRONT_FREE] = max(now, floats[r, FRONT_FREE]) + costs[BESIDE]
-            ready[r, i], sent[r, i] = floats[r, FRONT_FREE] + costs[BESIDE + 1], now
-            prompt[r, i], output[r, i], shared[r, i] = prompts[j], outputs[j], shares[j]
             taken[j], place[j] = r, i
-            ints[r, TAIL] += 1
-            ints[r, OPEN] += 1
-            count[r] += 1
+            recount(r, balancer.open[r] + 1, balancer)
             if not listed[r]:
-                heapq.heappush(events, (np.nextafter(max(floats[r, NOW], ready[r, i]), math.inf), r))
+                begins_s = max(engines.states[r].now_s, engines.requests[r, i].ready_s)
+                heapq.heappush(events, (np.nextafter(begins_s, math.inf), r))
                 listed[r] = True
             j += 1
-        if events[0][1] < 0:
+        if events[0][1] == NONE:
             return REACHED
-        now, r = heapq.heappop(events)
-        status: int = serve_one(now, limits, costs, ints, floats, requests, ring, noise, r)
+        now_s, r = heapq.heappop(events)
+        status: int = advance(now_s, engines, r)
         if status != REACHED:
             return status
-        due = min(count[r] - ints[r, OPEN], len(taken) - j)
-        count[r] = ints[r, OPEN]
-        listed[r] = count[r] > 0
-        if ints[r, FLYING]:
-            heapq.heappush(events, (floats[r, FLYING_END], r))
-        elif count[r]:
-            begins = max(now, floats[r, NOW])
-            if not ints[r, AHEAD] and not ints[r, DECODERS] and ints[r, PART] < 0:
-                begins = max(begins, ready[r, ints[r, HEAD]])
-            heapq.heappush(events, (np.nextafter(begins, math.inf), r))
+        state = engines.states[r]
+        due = min(balancer.open[r] - state.open, len(taken) - j)
+        recount(r, state.open, balancer)
+        listed[r] = state.open > 0
+        if listed[r]:
+            heapq.heappush(events, (_next_event_s(now_s, engines, r), r))
+
+
+@inlined
+def _next_event_s(now_s: Any, engines: Any, r: Any) -> Any:
+    """The end of the step that runs on a busy engine, or just after the instant at which one may begin."""
+    state = engines.states[r]
+    if state.in_flight:
+        return state.end_s
+    begins_s = max(now_s, state.now_s)
+    if not state.ahead and not state.decoders and state.part < 0:
+        begins_s = max(begins_s, engines.requests[r, state.head].ready_s)
+    return np.nextafter(begins_s, math.inf)

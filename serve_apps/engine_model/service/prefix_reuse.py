@@ -1,10 +1,10 @@
 """The prefix caches of many replicas as lists of prompts' pieces; knows no time, only the order of arrivals.
 
-What vLLM's pool does block by block, for pieces that are used as a whole (`Prefixes`): a prompt uses its
-pieces from the first to the last, a replica forgets what was used longest ago, of one prompt the last
-blocks first. Two simplifications: blocks are used when their request arrives, not when it ends, and count
-from then on in full, with those of its answer. Running requests are the newest, so that nothing of theirs is
-forgotten.
+The rules are those of vLLM's pool, for pieces that are used as a whole (`Prefixes`): a prompt uses its pieces
+from the first to the last, a replica forgets what was used longest ago, of one prompt the last blocks
+first. Two simplifications: blocks are used when their request arrives, not when it ends, and count
+from then on in full, with those of its answer. Running requests are the newest, so that none
+of theirs is forgotten.
 """
 
 from typing import Any
@@ -18,11 +18,11 @@ MIX, MIX_SHIFT = 2654435761, 15
 """Multiplicative hashing (Knuth, volume 3, 6.4); a key below 2**31 times this is below 2**63."""
 
 
-def books(pieces: Pieces, own_blocks: Ints, replicas: int, room_blocks: int) -> tuple[Any, ...]:
+def caches(pieces: Pieces, own_blocks: Ints, replicas: int, room_blocks: int) -> tuple[Any, ...]:
     """Empty caches of `room_blocks` on every replica, as `found` wants them.
 
-    `own_blocks` of each request, prompt and answer, are found by nobody. Raises ValueError for more pieces
-    than can be told apart.
+    No request finds the `own_blocks` of another, of prompt and answer. Raises ValueError for more pieces than
+    can be told apart.
     """
     count = len(own_blocks)
     if pieces.known * replicas >= 2**31:
@@ -42,14 +42,14 @@ def books(pieces: Pieces, own_blocks: Ints, replicas: int, room_blocks: int) -> 
 
 
 @native
-def found(j: Any, r: Any, books: Any) -> Any:
-    """Blocks of request `j` that replica `r` has in its cache; from now on it has them all.
+def found(j: Any, r: Any, caches: Any) -> Any:
+    """Blocks of request `j` that replica `r` has in its cache; afterwards it has all of them.
 
     A piece of a replica has a place in an open table (`keys`): how many of its blocks are `held`, and
     which request used it last. The requests of a replica form a list from `heads` by `after`; what the
     first of it used last is forgotten first.
     """
-    names, blocks, own, places, after, heads, tails, used, keys, held, last, room = books
+    names, blocks, own, places, after, heads, tails, used, keys, held, last, room = caches
     mask = len(keys) - 1
     hit, whole, grown = 0, True, own[j]
     for level in range(4):

@@ -1,4 +1,4 @@
-"""Which prompts begin alike, and how far: by everyone, by character, by session, by history.
+"""Common beginnings of prompts: of all of them, of a character, of a session, of a history.
 
 Knows tokens and blocks of prompts; knows no cache and no time.
 """
@@ -16,9 +16,9 @@ LEVELS = 4
 
 
 class Pieces(NamedTuple):
-    """Prompts as pieces, each a row per level: `names` tell equal pieces, `blocks` are how many of them.
+    """Prompts as pieces, a row per level: equal `names` are equal pieces, `blocks` are their KV blocks.
 
-    Names are numbers from 0 to below `known`; two levels never have one in common.
+    Names are numbers from 0 to below `known`; no two levels have one in common.
     """
 
     names: Ints
@@ -28,11 +28,11 @@ class Pieces(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """Whose the tokens of each prompt are; columns by request, in order of arrival.
+    """Tokens that each prompt shares with others; columns by request, in order of arrival.
 
     The first `everyone` tokens are those of every prompt, those up to `of_character` of every prompt of
     its `character`, those up to `of_session` of its `session`, and those up to `of_history` of its session
-    while that has the same `cut`. What follows is nobody else's. The four ends ascend.
+    while that has the same `cut`. The rest belongs to this prompt alone. The four ends ascend.
     """
 
     everyone: Ints
@@ -47,7 +47,7 @@ class Prefixes:
         return len(self.everyone)
 
     def chain(self, i: int, block_tokens: int) -> Chain:
-        """The hashes of the full blocks of prompt `i` that others may have: equal ones mean equal tokens."""
+        """Hashes of the full blocks of prompt `i` that others may have; equal ones mean equal tokens."""
         first, second, third, end = (int(column[i]) // block_tokens for column in self._ends)
         character, session, cut = (int(column[i]) for column in (self.character, self.session, self.cut))
         return (

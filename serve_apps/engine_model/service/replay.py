@@ -3,17 +3,16 @@
 Knows engines and a balancer; knows no workload, no bound and no quantile over requests.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
-from serve_apps.engine_model.compiled.fast_engine import FastEngine, Floats, Ints, Machine, Times, checked
+from serve_apps.engine_model.compiled.fast_engine import FastEngine, FastSpec, Floats, Times, checked
 from serve_apps.engine_model.compiled.native import native
 from serve_apps.engine_model.service import whole_service
-from serve_apps.engine_model.service.balancer import Balance
 from serve_apps.engine_model.service.closed_loop import serve_circle
+from serve_apps.engine_model.service.requests import Replicas, Requests
 
 LATE_GAP = 0.99
 """The gap that stands for a request is its own 99 % quantile, as other tools print it."""
@@ -24,33 +23,31 @@ def replay(
     model: Model,
     hardware: Hardware,
     layout: Layout,
-    sent_s: Floats,
-    asked: Sequence[Ints],
+    requests: Requests,
+    replicas: Replicas,
     concurrency: int = 0,
-    seed: int = 0,
-    replicas: int = 1,
-    balance: Balance = Balance(),  # noqa: B008  # frozen
 ) -> tuple[Times, Floats]:
-    """All requests to their end, and the late gap of each in seconds; `asked`: prompt, output, shared tokens.
+    """All requests to their end, and the late gap of each in seconds.
 
-    They come at `sent_s`, or with a `concurrency` in a closed loop behind one balancer. Gaps are nan of an
-    answer of one token, and of all where the engine has to be simulated block by block. Raises Unfit for a
-    closed loop that needs books of every block, and ValueError as `whole.serve` does.
+    With a `concurrency` they come in a closed loop behind one balancer, else when they are sent. Gaps are nan
+    of an answer of one token, and of all where the engine has to be simulated block by block. Raises
+    UnsupportedByFastPath for a closed loop that needs books of every block, and ValueError as
+    `whole_service.serve` does.
     """
-    engine = spec, model, hardware, layout
+    engine, asked = (spec, model, hardware, layout), requests.asked
     if concurrency:
-        times = serve_circle(Machine.of(*engine), concurrency, asked, seed, replicas, balance)
+        times = serve_circle(FastSpec.of(*engine), concurrency, asked, replicas)
     else:
-        times = whole_service.serve(*engine, sent_s, asked, seed, replicas, balance)
+        times = whole_service.serve(*engine, requests, replicas)
     gaps = np.full(len(times.sent_s), np.nan)
     if np.isnan(times.work.busy_s):
         return times, gaps
-    machine = Machine.of(*engine)
-    for replica in range(replicas):
+    fast = FastSpec.of(*engine)
+    for replica in range(replicas.count):
         mine = np.flatnonzero(times.replica == replica)
-        own = [column[mine] for column in checked(machine, asked)]
-        alone = FastEngine(machine, int(own[1].max(initial=1)), seed, steps=times.work.steps)
-        if concurrency and replicas == 1:
+        own = [column[mine] for column in checked(fast, asked)]
+        alone = FastEngine(fast, int(own[1].max(initial=1)), replicas.seed, times.work.steps)
+        if concurrency and replicas.count == 1:
             alone.serve_closed(concurrency, own)
         else:  # between two sends engines do not touch each other: each serves again what it got
             alone.serve(times.sent_s[mine], own)

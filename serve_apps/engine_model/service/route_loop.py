@@ -2,141 +2,158 @@
 
 import heapq
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from serve_apps.engine_model.compiled.loop import (
-    BESIDE,
-    FLYING,
-    FLYING_END,
-    FRONT_FREE,
-    HEAD,
-    OPEN,
-    OUT_OF_ROOM,
-    REACHED,
-    TAIL,
-    advance,
-)
-from serve_apps.engine_model.compiled.native import native
+from serve_apps.engine_model.compiled.loop import OUT_OF_ROOM, REACHED, advance, submit
+from serve_apps.engine_model.compiled.native import inlined, native
 from serve_apps.engine_model.service.prefix_reuse import found
 from serve_apps.routing.hash_ring import bound
 
 LEAST, GIVEN, FEWER, BOUNDED = range(4)
-"""Ways to choose: the least busy of all; as told; the less busy of two; the next on the ring with room."""
+"""Ways to choose: the least busy of all; as given; the less busy of two; the next on the ring with room."""
+NONE = -1
+BALANCER_STATE = np.dtype([(name, np.int64) for name in ("fewest", "in_flight", "alive", "lost", "turn")])
 
 _bound = native(bound)
 
 
-@native
-def serve_one(
-    until: Any, limits: Any, costs: Any, ints: Any, floats: Any, requests: Any, ring: Any, noise: Any, r: Any
-) -> Any:
-    """`advance` for engine r of many."""
-    ready, prompt, output, shared, sent, cached, born, first, last, link = requests
-    leavers, leaving, leaving_context, ends = ring
-    waiting = (ready[r], prompt[r], output[r], shared[r], sent[r])
-    own = waiting + (cached[r], born[r], first[r], last[r], link[r])  # noqa: RUF005  # numba knows no star
-    buckets = (leavers[r], leaving[r], leaving_context[r], ends[r])
-    return advance(until, limits, costs, ints[r], floats[r], own, buckets, noise)
+class BalancerArrays(NamedTuple):
+    """State of a balancer: `open` requests of each engine, and the number of engines with each count.
+
+    `state` is one record: the fewest open requests of an engine, requests in flight, engines alive, the
+    lost engine or `NONE`, and the engine at which the next search for the least busy one begins.
+    """
+
+    state: Any
+    open: Any
+    engines_with: Any
+
+
+def balancer_arrays(engines: int, requests: int) -> BalancerArrays:
+    """A balancer that has seen nothing."""
+    state, engines_with = np.zeros(1, BALANCER_STATE), np.zeros(requests + 2, np.int64)
+    state["alive"], state["lost"], engines_with[0] = engines, NONE, engines
+    return BalancerArrays(state, np.zeros(engines, np.int32), engines_with)
 
 
 @native
-def route(
-    taken: Any,
-    due: Any,
-    asked: Any,
-    choice: Any,
-    books: Any,
-    limits: Any,
-    costs: Any,
-    ints: Any,
-    floats: Any,
-    requests: Any,
-    ring: Any,
-    noise: Any,
-) -> int:
-    """Give every arrival (`due` s, `asked`: prompt, output, shared) to one of many engines, and serve all.
+def route(taken: Any, due_s: Any, asked: Any, choice: Any, balancer: Any, caches: Any, engines: Any) -> int:
+    """Give every arrival (`asked`: prompt, output, shared) to one of many engines, and serve all.
 
-    Engine r owns row r of every array; `taken` receives the number of each arrival's engine, which is chosen
-    as `balance.Choice` says. With `counted` in the limits `books` are those of `reuse`. Noise is not drawn.
+    `taken` receives the number of each arrival's engine, which `balancer.Choice` decides. With
+    `counted` limits, `caches` are those of `prefix_reuse`.
     """
     prompts, outputs, shares = asked
-    mode, one, other, owners, load_factor, lost, lost_s, from_s = choice
-    ready, prompt, output, shared, sent, cached, born, first, last, link = requests
-    count = np.zeros(len(ints), np.int32)
-    holders = np.zeros(len(due) + 2, np.int64)  # engines by their open requests
-    holders[0], fewest, flying, alive, out = len(ints), 0, 0, len(ints), -1
-    events = [(math.inf, -1)]  # when an engine's next step ends, or may begin where none runs
-    turn = 0
-    for j in range(len(due) + 1):
-        now = due[j] if j < len(due) else math.inf
-        while events[0][0] <= now and events[0][1] >= 0:
-            r = heapq.heappop(events)[1]
-            status: int = serve_one(now, limits, costs, ints, floats, requests, ring, noise, r)
-            if status != REACHED:
-                return status
-            if r != out:
-                holders[count[r]] -= 1
-                holders[ints[r, OPEN]] += 1
-                flying += ints[r, OPEN] - count[r]
-                fewest = min(fewest, ints[r, OPEN])
-            count[r] = ints[r, OPEN]
-            if ints[r, FLYING]:
-                heapq.heappush(events, (floats[r, FLYING_END], r))
-            elif count[r]:
-                at = np.nextafter(now, math.inf)  # all that came by now has been seen
-                if ints[r, HEAD] < ints[r, TAIL]:
-                    at = max(at, ready[r, ints[r, HEAD]])
-                heapq.heappush(events, (at, r))
-        if j == len(due):
-            break
-        if lost >= 0 and out < 0 and now >= lost_s:
-            out, alive = lost, alive - 1
-            holders[count[out]] -= 1
-            flying -= count[out]
-        if mode == LEAST:
-            while holders[fewest] == 0:
-                fewest += 1
-            r = turn
-            while count[r] != fewest or r == out:
-                r = r + 1 if r + 1 < len(ints) else 0
-            turn = r + 1 if r + 1 < len(ints) else 0
-        elif mode == BOUNDED:
-            most, at = _bound(flying, alive, load_factor), one[j]
-            while count[owners[at]] >= most or owners[at] == out:
-                at = at + 1 if at + 1 < len(owners) else 0
-            r = owners[at]
-        elif mode == FEWER and count[other[j]] < count[one[j]]:
-            r = other[j]
-        else:
-            r = one[j]
+    counted, block = engines.limits.counted, engines.limits.block
+    events = [(math.inf, NONE)]  # when an engine's next step ends, or may begin where none runs
+    for j in range(len(due_s)):
+        now_s = due_s[j]
+        status: int = _serve_until(now_s, events, balancer, engines)
+        if status != REACHED:
+            return status
+        if choice.lost != NONE and now_s >= choice.lost_s:
+            _lose(choice.lost, balancer)
+        r = choose(j, choice, balancer)
         taken[j] = r
-        if now < from_s:
-            if limits[6]:
-                found(j, r, books)
+        if now_s < choice.from_s:
+            if counted:
+                found(j, r, caches)
             continue
-        i = ints[r, TAIL]
-        if i == ready.shape[1]:
+        shared = min(found(j, r, caches), (prompts[j] - 1) // block) * block if counted else shares[j]
+        i = submit(engines, r, now_s, prompts[j], outputs[j], shared)
+        if i < 0:
             return OUT_OF_ROOM
-        floats[r, FRONT_FREE] = max(now, floats[r, FRONT_FREE]) + costs[BESIDE]
-        ready[r, i], sent[r, i] = floats[r, FRONT_FREE] + costs[BESIDE + 1], now
-        prompt[r, i], output[r, i], shared[r, i] = prompts[j], outputs[j], shares[j]
-        if limits[6]:
-            block = limits[2]
-            shared[r, i] = min(found(j, r, books), (prompts[j] - 1) // block) * block
-        ints[r, TAIL] += 1
-        ints[r, OPEN] += 1
-        if mode != GIVEN:
-            holders[count[r]] -= 1
-            count[r] += 1
-            holders[count[r]] += 1
-            flying += 1
-            if count[r] == 1:
-                heapq.heappush(events, (ready[r, i], r))
-    if mode == GIVEN:  # nobody looked at what the engines did: each runs on its own
-        for r in range(len(ints)):
-            status = serve_one(math.inf, limits, costs, ints, floats, requests, ring, noise, r)
-            if status != REACHED:
-                return status
+        if choice.mode != GIVEN:
+            recount(r, balancer.open[r] + 1, balancer)
+            if balancer.open[r] == 1:
+                heapq.heappush(events, (engines.requests[r, i].ready_s, r))
+    if choice.mode != GIVEN:
+        return _serve_until(math.inf, events, balancer, engines)  # type: ignore[no-any-return]
+    for r in range(len(engines.states)):  # no choice depends on an engine: each runs on its own
+        status = advance(math.inf, engines, r)
+        if status != REACHED:
+            return status
     return REACHED
+
+
+@inlined
+def _serve_until(now_s: Any, events: Any, balancer: Any, engines: Any) -> int:
+    """Run the engines whose steps end, or may begin, by `now_s`, and count their open requests."""
+    while events[0][0] <= now_s and events[0][1] != NONE:
+        r = heapq.heappop(events)[1]
+        status: int = advance(now_s, engines, r)
+        if status != REACHED:
+            return status
+        state = engines.states[r]
+        recount(r, state.open, balancer)
+        if state.in_flight:
+            heapq.heappush(events, (state.end_s, r))
+        elif state.open:
+            at_s = np.nextafter(now_s, math.inf)  # arrivals of this instant are in
+            if state.head < state.added:
+                at_s = max(at_s, engines.requests[r, state.head].ready_s)
+            heapq.heappush(events, (at_s, r))
+    return REACHED
+
+
+@inlined
+def _lose(r: Any, balancer: Any) -> None:
+    """Engine `r` is passed over from now on, and its open requests count no longer."""
+    state = balancer.state[0]
+    if state.lost == NONE:
+        state.lost = r
+        state.alive -= 1
+        balancer.engines_with[balancer.open[r]] -= 1
+        state.in_flight -= balancer.open[r]
+
+
+@inlined
+def recount(r: Any, open_requests: Any, balancer: Any) -> None:
+    """Set the number of requests that are open on engine `r`."""
+    state = balancer.state[0]
+    if r != state.lost:
+        balancer.engines_with[balancer.open[r]] -= 1
+        balancer.engines_with[open_requests] += 1
+        state.in_flight += open_requests - balancer.open[r]
+        state.fewest = min(state.fewest, open_requests)
+    balancer.open[r] = open_requests
+
+
+@inlined
+def choose(j: Any, choice: Any, balancer: Any) -> Any:
+    """The engine of request `j`."""
+    if choice.mode == LEAST:
+        return _least_busy(balancer)
+    if choice.mode == BOUNDED:
+        return _next_with_room(choice.one[j], choice, balancer)
+    one = choice.one[j]
+    if choice.mode == FEWER:
+        other = choice.other[j]
+        if balancer.open[other] < balancer.open[one]:
+            return other
+    return one
+
+
+@inlined
+def _least_busy(balancer: Any) -> Any:
+    """The first engine in turn of those with the fewest open requests."""
+    state, engines = balancer.state[0], len(balancer.open)
+    while balancer.engines_with[state.fewest] == 0:
+        state.fewest += 1
+    r = state.turn
+    while balancer.open[r] != state.fewest or r == state.lost:
+        r = r + 1 if r + 1 < engines else 0
+    state.turn = r + 1 if r + 1 < engines else 0
+    return r
+
+
+@inlined
+def _next_with_room(start: Any, choice: Any, balancer: Any) -> Any:
+    """The first engine on the ring, from `start` on, that is neither full nor lost."""
+    state, at = balancer.state[0], start
+    most = _bound(state.in_flight, state.alive, choice.load_factor)
+    while balancer.open[choice.owners[at]] >= most or choice.owners[at] == state.lost:
+        at = at + 1 if at + 1 < len(choice.owners) else 0
+    return choice.owners[at]

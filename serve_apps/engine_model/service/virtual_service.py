@@ -1,20 +1,20 @@
 """Replicas behind a balancer on one virtual clock: hours of service in seconds; knows no search.
 
-Between two arrivals the replicas do not touch each other, so each runs on its own to the next one.
+Between two arrivals the replicas are independent, so each runs on its own to the next one.
 """
 
 import heapq
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
+from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.engine_model.scheduler.kv_cache import Chain
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.service.balancer import Balance, Balancer
 
 
-class Progress(NamedTuple):
-    """What is seen of a request at the virtual now: `tokens` emitted so far, first and last when."""
+class RequestProgress(NamedTuple):
+    """A request at the virtual now: its `tokens` emitted so far, and the times of the first and the last."""
 
     key: int
     replica: int
@@ -24,7 +24,7 @@ class Progress(NamedTuple):
     finished: bool
 
 
-class Replica(Protocol):
+class VirtualReplica(Protocol):
     """An engine that keeps its own time; requests are known by the number that `add` gives them."""
 
     def add(
@@ -36,31 +36,40 @@ class Replica(Protocol):
     def open_requests(self) -> int: ...
 
 
+class SessionPrompt(NamedTuple):
+    """The session of a request, and the hashes of its prompt's blocks: equal ones begin prompts alike."""
+
+    session: int = -1
+    chain: Chain = ()
+
+
 class _Arrival(NamedTuple):
     at_s: float
     order: int
     key: int
     input_tokens: int
     output_tokens: int
-    shared_tokens: int
     replica: int | None
-    session: int
-    chain: Chain
+    shared_tokens: int
+    begins: SessionPrompt
 
 
 class VirtualService:
-    """`engines` behind a balancer; a request that names its replica passes it by.
+    """`engines` behind a balancer; a request that names its replica bypasses it.
 
-    `policy` is one of `balance.POLICIES`, or one with its settings; `seed` draws what it leaves to chance.
+    `policy` is one of `balancer.POLICIES`, or one with its settings; `seed` draws its random choices.
     Raises ValueError for an unknown one, or no engine.
     """
 
     def __init__(
-        self, engines: Sequence[Engine | Replica], policy: str | Balance = "leastconn", seed: int = 0
+        self,
+        engines: Sequence[BlockEngine | VirtualReplica],
+        policy: str | Balance = "leastconn",
+        seed: int = 0,
     ) -> None:
         if not engines:
             raise ValueError("a service needs at least one engine")
-        self._replicas = [Stepped(each) if isinstance(each, Engine) else each for each in engines]
+        self._replicas = [Stepped(each) if isinstance(each, BlockEngine) else each for each in engines]
         balance = Balance(policy) if isinstance(policy, str) else policy
         self._balancer = Balancer(balance, len(engines), seed)
         self._arrivals: list[_Arrival] = []
@@ -76,19 +85,18 @@ class VirtualService:
         output_tokens: int,
         replica: int | None = None,
         shared_tokens: int = 0,
-        session: int = -1,
-        chain: Chain = (),
+        begins: SessionPrompt = SessionPrompt(),  # noqa: B008  # frozen
     ) -> None:
         """Plan an arrival; any order, but not in the past. `key` is unique among open requests.
 
-        The first `shared_tokens` of its prompt are those of every other request; or it says by the hashes of
-        its blocks, `chain`, with which others it begins alike.
+        The first `shared_tokens` of its prompt are those of every other request; or `begins` has the
+        hashes of what it shares.
         """
         if at_s < self.now_s:
             raise ValueError(f"arrival at {at_s} s lies before the virtual now, {self.now_s} s")
-        lengths = input_tokens, output_tokens, shared_tokens
+        lengths = input_tokens, output_tokens
         heapq.heappush(
-            self._arrivals, _Arrival(at_s, self._submitted, key, *lengths, replica, session, chain)
+            self._arrivals, _Arrival(at_s, self._submitted, key, *lengths, replica, shared_tokens, begins)
         )
         self._submitted += 1
 
@@ -108,10 +116,10 @@ class VirtualService:
             self._route(arrival)
         self._run(until_s)
 
-    def observe(self) -> list[Progress]:
+    def observe(self) -> list[RequestProgress]:
         """All open requests that have arrived, and once those finished since the last call."""
         places = self._open.items()
-        seen = [Progress(key, at, *self._replicas[at].seen(number)) for key, (at, number) in places]
+        seen = [RequestProgress(key, at, *self._replicas[at].seen(number)) for key, (at, number) in places]
         for progress in seen:
             if progress.finished:
                 del self._open[progress.key]
@@ -125,15 +133,15 @@ class VirtualService:
     def _route(self, arrival: _Arrival) -> None:
         index = arrival.replica
         if index is None:
-            index = self._balancer.choose(arrival.session, [it.open_requests for it in self._replicas])
-        asked = arrival.input_tokens, arrival.output_tokens, arrival.shared_tokens, arrival.chain
+            index = self._balancer.choose(arrival.begins.session, [it.open_requests for it in self._replicas])
+        asked = arrival.input_tokens, arrival.output_tokens, arrival.shared_tokens, arrival.begins.chain
         self._open[arrival.key] = index, self._replicas[index].add(arrival.at_s, *asked)
 
 
 class Stepped:
-    """`Engine` as a replica: the end of its step in flight, and the states of its requests."""
+    """`BlockEngine` as a replica: the end of its step in flight, and the states of its requests."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: BlockEngine) -> None:
         self.engine = engine
         self._free_s = 0.0
         self._end_s: float | None = None

@@ -1,6 +1,6 @@
 """A whole run of requests in one call: by the compiled loop where it may, block by block otherwise.
 
-Also what a node can do at most and where its time went; knows no rate and no bound.
+Also the peaks of a node and the shares of its busy time; knows no rate and no bound.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,17 +8,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
-from serve_apps.engine_model.compiled.fast_engine import Floats, Ints, Machine, Times, Unfit, Work
+from serve_apps.engine_model.compiled.fast_engine import FastSpec, Times, UnsupportedByFastPath, Work
 from serve_apps.engine_model.cost import architecture
 from serve_apps.engine_model.cost.kernels import steps
-from serve_apps.engine_model.scheduler.engine import Engine
-from serve_apps.engine_model.service.balancer import Balance
-from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.scheduler.engine import BlockEngine
+from serve_apps.engine_model.service.requests import Replicas, Requests
 from serve_apps.engine_model.service.routed import serve_open, serve_prefixes
-from serve_apps.engine_model.service.virtual_service import VirtualService
+from serve_apps.engine_model.service.virtual_service import SessionPrompt, VirtualService
 
 LOOK_S = 60.0
-"""Virtual seconds between two looks at a service that is served block by block."""
+"""Virtual seconds between two observations of a service that is served block by block."""
 
 
 def serve(
@@ -26,55 +25,39 @@ def serve(
     model: Model,
     hardware: Hardware,
     layout: Layout,
-    sent_s: Floats,
-    asked: Sequence[Ints],
-    seed: int = 0,
-    replicas: int = 1,
-    balance: Balance = Balance(),  # noqa: B008  # frozen
-    prefixes: Prefixes | None = None,
-    from_s: float = 0.0,
+    requests: Requests,
+    replicas: Replicas = Replicas(),  # noqa: B008  # frozen
 ) -> Times:
-    """`routed.serve_open`, or with several `prefixes` `routed.serve_prefixes`, whose `from_s` is theirs.
+    """All requests to their end, by the compiled loop or, where that may not, block by block.
 
-    Where that is Unfit the same with the scheduler that keeps books of every block.
-
-    Raises ValueError for a request that can never be served, weights that do not fit, an unknown figure, and
-    for limits of the queue, whose refusals it does not model.
+    Requests before `requests.from_s` only fill caches where they share several prefixes. Raises ValueError
+    for a request that can never be served, weights that do not fit, an unknown figure, and for limits of the
+    queue, whose refusals it does not model.
     """
     if spec.max_num_queued_reqs is not None or spec.max_num_queued_tokens is not None:
         raise ValueError(
             "the engine model does not predict refusals: leave out engine.max_num_queued_reqs and "
             "engine.max_num_queued_tokens, or measure with sweep or probe"
         )
+    parts, seed, count = (spec, model, hardware, layout), replicas.seed, replicas.count
     try:
-        machine = Machine.of(spec, model, hardware, layout)
-        if prefixes is None:
-            return serve_open(machine, sent_s, asked, seed, replicas, balance.policy)
-        return serve_prefixes(machine, sent_s, asked[:2], prefixes, balance, seed, replicas, from_s=from_s)
-    except Unfit:
-        engines = [Engine(spec, model, hardware, layout, seed=seed + i) for i in range(replicas)]
-        return _block_by_block(VirtualService(engines, balance, seed), engines, sent_s, asked, prefixes)
+        fast = FastSpec.of(*parts)
+        if requests.prefixes is not None:
+            return serve_prefixes(fast, requests, replicas)
+        return serve_open(fast, requests.sent_s, requests.asked, seed, count, replicas.balance.policy)
+    except UnsupportedByFastPath:
+        return _block_by_block([BlockEngine(*parts, seed=seed + i) for i in range(count)], requests, replicas)
 
 
-def _block_by_block(
-    service: VirtualService,
-    engines: Sequence[Engine],
-    sent_s: Floats,
-    asked: Sequence[Ints],
-    prefixes: Prefixes | None,
-) -> Times:
-    """The same by scheduler. What the engines did is told by their counters alone: busy seconds and KV in use
-    stay unknown (nan), and every prompt is said to have the mean share of cached tokens.
+def _block_by_block(engines: Sequence[BlockEngine], requests: Requests, replicas: Replicas) -> Times:
+    """The same by scheduler.
+
+    The engines' counters alone tell their work: busy seconds and KV in use stay unknown (nan), and every
+    prompt has the mean share of cached tokens.
     """
-    count = len(sent_s)
-    prompt, output, shared = (column.tolist() for column in asked)
-    for key, at_s in enumerate(sent_s.tolist()):
-        lengths = prompt[key], output[key]
-        if prefixes is None:
-            service.submit(key, at_s, *lengths, shared_tokens=shared[key])
-        else:
-            chain, session = prefixes.chain(key, engines[0].block_size), int(prefixes.session[key])
-            service.submit(key, at_s, *lengths, session=session, chain=chain)
+    service = VirtualService(engines, replicas.balance, replicas.seed)
+    _submit(service, requests, engines[0].block_size)
+    count, asked = len(requests.sent_s), requests.asked
     first_s, last_s, replica = np.full(count, np.nan), np.full(count, np.nan), np.zeros(count, np.int64)
     ended, now_s = 0, 0.0
     while ended < count:
@@ -85,13 +68,24 @@ def _block_by_block(
                 first_s[seen.key], last_s[seen.key] = seen.first_token_s, seen.last_token_s
                 replica[seen.key] = seen.replica
                 ended += 1
-    queries = sum(engine.prefix_queries for engine in engines)
-    hit = sum(engine.prefix_hits for engine in engines) / queries if queries else 0.0
+    queries = sum(engine.scheduler.prefix_queries for engine in engines)
+    hit = sum(engine.scheduler.prefix_hits for engine in engines) / queries if queries else 0.0
     cached = np.rint(hit * asked[0]).astype(np.int64)
-    emitted = sum(engine.generation_tokens_total for engine in engines)
+    emitted = sum(engine.scheduler.generation_tokens_total for engine in engines)
     unknown = float("nan")
     work = Work(0, unknown, 0, 0, 0, unknown, emitted, unknown)
-    return Times(sent_s, first_s, last_s, cached, replica, work)
+    return Times(requests.sent_s, first_s, last_s, cached, replica, work)
+
+
+def _submit(service: VirtualService, requests: Requests, block_size: int) -> None:
+    prefixes = requests.prefixes
+    prompt, output, shared = (column.tolist() for column in requests.asked)
+    for key, at_s in enumerate(requests.sent_s.tolist()):
+        if prefixes is None:
+            service.submit(key, at_s, prompt[key], output[key], shared_tokens=shared[key])
+        else:
+            begins = SessionPrompt(int(prefixes.session[key]), prefixes.chain(key, block_size))
+            service.submit(key, at_s, prompt[key], output[key], begins=begins)
 
 
 def shares(
@@ -99,7 +93,7 @@ def shares(
 ) -> dict[str, float]:
     """Shares of the busy time by term of the step time, from the fields of `Work`.
 
-    What is not linear in them (experts touched, quick reduce, noise) is one rest.
+    Terms that are not linear in them (experts touched, quick reduce, noise) are one rest.
     """
     if not work["busy_s"] > 0:
         return {}
@@ -123,7 +117,7 @@ def shares(
 def peaks(
     spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout
 ) -> tuple[float, float | None, float, float]:
-    """Of a node: tokens of KV, peak FLOP/s, and the FLOP that a token and a pair of tokens need.
+    """A node's tokens of KV and peak FLOP/s, and the FLOP that a token and a pair of tokens need.
 
     The peak is that of the weights' type, None where it is unknown; int4 experts compute in bf16.
     """

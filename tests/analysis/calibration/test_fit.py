@@ -18,7 +18,7 @@ from conf import Experiment, load
 from conf.constants import constants, covariance, replaced
 from conf.load import dump
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model.compiled.fast_engine import Machine, Times, serve_closed
+from serve_apps.engine_model.compiled.fast_engine import FastSpec, Times, serve_closed
 from serve_apps.engine_model.service.routed import serve_open
 
 TRUTH = {
@@ -75,7 +75,7 @@ def served(
 ) -> Times:
     spec = experiment.engine
     assert isinstance(spec, SimulatedEngine)
-    machine = Machine.of(spec, experiment.model, experiment.hardware, experiment.layout)
+    machine = FastSpec.of(spec, experiment.model, experiment.hardware, experiment.layout)
     asked = [np.full(count, length) for length in tokens]
     if concurrency:
         return serve_closed(machine, concurrency, asked, seed=7)

@@ -43,7 +43,7 @@ from loadgen.search.policy import Outcome, Segment, Start, dwells_of
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.mock_server import MockServer
 from tests.support.patience import PATIENCE_S
 from tests.support.virtual_target import VirtualTarget
@@ -64,7 +64,7 @@ def of_stream(schedule: ArrivalSchedule, stream: int) -> ArrivalSchedule:
     return schedule.where(schedule.stream == stream)
 
 
-class Slowed(Engine):
+class Slowed(BlockEngine):
     """An engine whose steps last `factor` times as long as the model says."""
 
     factor = 1.0

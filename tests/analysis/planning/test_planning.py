@@ -357,12 +357,12 @@ def test_what_a_rate_moves() -> None:
 def test_the_bytes_of_a_request_are_those_that_are_sent() -> None:
     from conf import load
     from loadgen.prompts.bodies import Prompts
-    from serve_apps.simulated.openai_answers import Answer, ApiRequest, EngineSteps, ServedModel
+    from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps, OpenAiAnswer, ServedModel
 
     asked = load([])
     body = Prompts(asked.workload, asked.model.served_name, asked.model.vocab, 1).body(7, 5600, 140)
     served = ServedModel(asked.model.served_name, 32768, asked.model.vocab, 1_795_352_737)
-    answer = Answer(ApiRequest(False, 5600, 140, True, True), "0" * 32, served.created_s, served)
+    answer = OpenAiAnswer(ApiRequest(False, 5600, 140, True, True), "0" * 32, served.created_s, served)
     pieces = [*(answer.tokens(i, i + 1) for i in range(140)), answer.end(EngineSteps(140, 0))]
     framed = sum(len(f"{len(piece):x}\r\n") + len(piece) + 2 for piece in pieces)
     one = at_scale(1.0, None, None, LENGTHS)

@@ -39,7 +39,7 @@ from cluster.deployment.warmup import one_token  # noqa: E402
 from cluster.ray_session import serve_settings  # noqa: E402
 from cluster.ray_session import session as cluster_session  # noqa: E402
 from cluster.ray_session.session import Session, SessionError, open_session  # noqa: E402
-from serve_apps.simulated.app import application_name, build_app  # noqa: E402
+from serve_apps.simulated.app import EngineSpecs, application_name, build_app  # noqa: E402
 
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp2_tp4_ep4"])
 PARTS = SPECS.engine, SPECS.model, SPECS.hardware, SPECS.layout
@@ -66,7 +66,7 @@ class Answer:
 def deployment(ray_session: Session) -> Iterator[Deployment]:
     placement = place(FAKE, SPECS.layout)
     said: list[str] = []
-    app = build_app(*PARTS, placement.replicas, placement.bundles)
+    app = build_app(EngineSpecs(*PARTS), placement.replicas, placement.bundles)
     name = application_name(*PARTS)
     running = deploy(app, expected(name, ray_session.url, placement.replicas), progress=said.append)
     assert said[0] == "0 of 4 replicas running"
@@ -216,7 +216,7 @@ def test_a_session_knows_the_roles_of_its_nodes(joined: pytest.MonkeyPatch, labe
 def test_a_deployment_that_does_not_fit_says_so_and_leaves_nothing(ray_session: Session) -> None:
     """Comes first: there is one application at a time."""
     assert "ray" not in str(getattr(signal.getsignal(signal.SIGTERM), "__module__", ""))
-    app = build_app(*PARTS, 1, [{"GPU": 16.0, "CPU": 0.1}])
+    app = build_app(EngineSpecs(*PARTS), 1, [{"GPU": 16.0, "CPU": 0.1}])
     with pytest.raises(DeployError, match="0 of 1 replicas running in time; too-large is DEPLOYING"):
         deploy(app, expected("too-large", ray_session.url), timeout_s=2.0)
     assert serve_state.state("too-large").trouble == "the application is ABSENT"

@@ -23,7 +23,7 @@ from loadgen.run.resume import past
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=standard"])
@@ -42,7 +42,7 @@ class Breaking(VirtualTarget):
 
     def __init__(self, experiment: Experiment, dies_s: float) -> None:
         spec: Any = experiment.engine
-        engine = Engine(spec, experiment.model, experiment.hardware, experiment.layout)
+        engine = BlockEngine(spec, experiment.model, experiment.hardware, experiment.layout)
         super().__init__(VirtualService([engine]))
         self._dies_ns, self._back_ns = int(dies_s * NS), 2**62
 

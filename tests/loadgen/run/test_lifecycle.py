@@ -20,6 +20,7 @@ from loadgen.run.lifecycle import Run
 from loadgen.run.run_folder import RunFolder, without_credentials
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Traffic
 from tests.support.virtual_fleet import (
     EXPERIMENT,
     VirtualFleet,

@@ -23,7 +23,7 @@ from loadgen.run.resume import past
 from loadgen.run.run_folder import BusyError, RunFolder
 from loadgen.search.policy import Outcome, Start, prior
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=quick", "search.budget_s=400"])
@@ -38,7 +38,7 @@ class Recorded(VirtualTarget):
 
     def __init__(self, folder: RunFolder, from_ns: int = 0, first_client: int = 0) -> None:
         spec: Any = EXPERIMENT.engine
-        engine = Engine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
+        engine = BlockEngine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
         super().__init__(VirtualService([engine]))
         self._now_ns = from_ns
         self._shard = Shard(folder.shards / f"client-{first_client:02d}.arrow")

@@ -27,7 +27,7 @@ from loadgen.search.replay_policy import CLIMB, Template, next_pair, without_evi
 from loadgen.studies import comparison, comparison_words, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.traffic.schedule import NS, PHASES
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.virtual_target import Faster, VirtualTarget
 
 BOUNDS = Slo("any", 2000.0, 100.0)
@@ -205,7 +205,7 @@ def test_without_evidence_the_ratio_falls_after_an_early_end_and_climbs_else() -
 def driver(experiment: Experiment, factor: float = 1.0, *tellers: Any, **more: Any) -> Driver:
     spec: Any = experiment.engine
     parts = experiment.model, experiment.hardware, experiment.layout
-    service: Any = Faster(VirtualService([Engine(spec, *parts, seed=experiment.seed)]), factor)
+    service: Any = Faster(VirtualService([BlockEngine(spec, *parts, seed=experiment.seed)]), factor)
     asked = experiment
     plan = Plan(asked.search, asked.slo, asked.workload, asked.cluster.nodes, asked.seed, Start(8.0))
     return Driver(VirtualTarget(service), plan, *(tellers or (silent,)), **more)

@@ -21,7 +21,7 @@ from loadgen.drive.plan import Plan
 from loadgen.search.policy import Start
 from loadgen.studies import engine_check
 from loadgen.studies.engine_check import EngineReplay
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.virtual_target import VirtualTarget
 
 CONCLUDED = {"exit_code": 0, "valid": True, "reason": "", "asked": {}}
@@ -123,7 +123,7 @@ def probed(replay: EngineReplay, served_by: Experiment) -> dict[str, Any]:
     none = replace(times.front_end_latency_ms, value=0.0, low=None, high=None)
     model = replace(served_by.model, step_time=replace(times, front_end_latency_ms=none))
     parts = model, served_by.hardware, served_by.layout
-    target = VirtualTarget(VirtualService([Engine(spec, *parts)]))
+    target = VirtualTarget(VirtualService([BlockEngine(spec, *parts)]))
     asked = replay.emulated
     start = Start(5.0)
     plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=8)

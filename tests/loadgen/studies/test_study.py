@@ -20,7 +20,7 @@ from loadgen.run.run_folder import RunFolder
 from loadgen.search import budget
 from loadgen.search.policy import Start
 from loadgen.studies import study
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.virtual_target import VirtualTarget
 
 FINDS = (5.0, 5.2, 5.1, 5.3)
@@ -231,7 +231,9 @@ def test_one_process_at_a_time_fills_a_study(tmp_path: Path) -> None:
 def test_two_virtual_deployments_find_the_capacity(tmp_path: Path) -> None:
     def virtual(experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None) -> Any:
         spec: Any = experiment.engine
-        engine = Engine(spec, experiment.model, experiment.hardware, experiment.layout, seed=experiment.seed)
+        engine = BlockEngine(
+            spec, experiment.model, experiment.hardware, experiment.layout, seed=experiment.seed
+        )
         expected = experiment.search.expected_qps
         plan = Plan(
             experiment.search, experiment.slo, experiment.workload, 1, experiment.seed, Start(8.0, expected)

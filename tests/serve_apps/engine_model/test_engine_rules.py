@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conf import load
 from conf.specs.experiment import Constant, SimulatedEngine
-from serve_apps.engine_model import Engine, GenerateRequest
+from serve_apps.engine_model import BlockEngine, GenerateRequest
 from serve_apps.engine_model.scheduler.engine import IDLE_POLL_S, QueueFull
 from serve_apps.engine_model.scheduler.request import RequestState
 from tests.support.simulated_service import Call, Service, run
@@ -18,14 +18,14 @@ from tests.support.simulated_service import Call, Service, run
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
 
 
-def engine(**changes: Any) -> Engine:
+def engine(**changes: Any) -> BlockEngine:
     none = Constant(0.0, "ms per request", "test")
     no_front_end = replace(SPECS.model.step_time, front_end_ms=none, front_end_latency_ms=none)
     model = replace(SPECS.model, step_time=no_front_end)
-    return Engine(SimulatedEngine(**changes), model, SPECS.hardware, SPECS.layout)
+    return BlockEngine(SimulatedEngine(**changes), model, SPECS.hardware, SPECS.layout)
 
 
-def emitted(served: Engine, *arrivals: tuple[float, int, int]) -> list[tuple[float, float, list[int]]]:
+def emitted(served: BlockEngine, *arrivals: tuple[float, int, int]) -> list[tuple[float, float, list[int]]]:
     """Start and end of every step, and who got a token; arrivals are (time, prompt, output)."""
     steps, now_s, coming = [], 0.0, [*enumerate(arrivals)]
     while coming or served.ready_s() < float("inf"):
@@ -59,7 +59,7 @@ def test_a_core_with_nothing_to_compute_sleeps_a_millisecond() -> None:
         assert steps[1][0] == pytest.approx(end_s + wait_s)
 
 
-def drain(served: Engine, now_s: float = 0.0) -> float:
+def drain(served: BlockEngine, now_s: float = 0.0) -> float:
     """Serve all that is there; returns the end of the last step."""
     while (start_s := max(now_s, served.ready_s())) < float("inf"):
         step = served.step(start_s)
@@ -69,7 +69,7 @@ def drain(served: Engine, now_s: float = 0.0) -> float:
     return now_s
 
 
-def served_one_by_one(served: Engine, *requests: GenerateRequest) -> list[RequestState]:
+def served_one_by_one(served: BlockEngine, *requests: GenerateRequest) -> list[RequestState]:
     states, now_s = [], 0.0
     for request in requests:
         states.append(served.add(request, now_s))
@@ -89,7 +89,7 @@ def test_a_shared_prefix_is_computed_once_and_never_whole() -> None:
     longer, other = GenerateRequest(2, 1700, 3, shared), GenerateRequest(3, 1600, 3, (-1, *shared[1:]))
     states = served_one_by_one(served, *alike, longer, other)
     assert [state.cached_tokens for state in states] == [0, 1584, 1600, 0], "the last block is recomputed"
-    assert (served.prefix_queries, served.prefix_hits) == (3 * 1600 + 1700, 1584 + 1600)
+    assert (served.scheduler.prefix_queries, served.scheduler.prefix_hits) == (3 * 1600 + 1700, 1584 + 1600)
     assert time_to_first(states[1], states[0]) < 0.6 * time_to_first(states[3], states[2])
     states = served_one_by_one(engine(enable_prefix_caching=False), *alike, longer)
     assert [state.cached_tokens for state in states] == [0, 0, 0]
@@ -109,7 +109,7 @@ def test_a_preempted_request_finds_what_it_had() -> None:
         served = engine(num_gpu_blocks=10, enable_prefix_caching=caching)
         states = [served.add(GenerateRequest(number, 64, 32), 0.0) for number in range(2)]
         drain(served)
-        assert served.preemptions == 1 and [state.emitted for state in states] == [32, 32]
+        assert served.scheduler.preemptions == 1 and [state.emitted for state in states] == [32, 32]
         last_s[caching] = states[1].last_token_s or 0.0
     assert last_s[True] < last_s[False], "it recomputes less"
 
@@ -183,4 +183,4 @@ def test_a_state_tells_its_tokens_at_any_moment(
             expected = (len(seen), seen[0] if seen else None, seen[-1] if seen else None)
             assert (state.emitted, state.first_token_s, state.last_token_s) == expected
     assert all(state.finished for state in states)
-    assert served.generation_tokens_total == sum(len(seen) for seen in times)
+    assert served.scheduler.generation_tokens_total == sum(len(seen) for seen in times)

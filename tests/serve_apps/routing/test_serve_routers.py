@@ -39,7 +39,7 @@ from serve_apps.routing.serve_routers import (  # noqa: E402
     first_with_room,
     request_router,
 )
-from serve_apps.simulated.app import application_name, build_app  # noqa: E402
+from serve_apps.simulated.app import EngineSpecs, application_name, build_app  # noqa: E402
 from tests.conftest import FAKE  # noqa: E402
 
 SPECS = load(["engine=simulated", "layout=dp2_tp4_ep4"])
@@ -153,7 +153,7 @@ def test_serve_learns_of_the_router_of_each_policy_and_haproxy_where_to_ask(poli
     balance = environment.get("RAY_SERVE_HAPROXY_BALANCE_ALGORITHM")
     own = "leastconn" if policy == "leastconn" else "roundrobin"
     assert balance == (None if path == "python_proxy" else own)
-    app = build_app(*PARTS, 2, [{"GPU": 4}], routing=routing)
+    app = build_app(EngineSpecs(*PARTS), 2, [{"GPU": 4}], routing=routing)
     asked = app._ingress_request_router is not None
     assert asked == (path == "haproxy" and config is not None)
 
@@ -241,7 +241,7 @@ def test_what_the_self_test_says(policy: str, seen: dict[str, str], said: str) -
 def running(session: Session, routing: Routing, name: str, *, asked: Routing | None = None) -> str | None:
     """Deploy four replicas with one routing and let the self-test ask for it, or for another."""
     placement = place(FAKE, SPECS.layout)
-    app = build_app(*PARTS, placement.replicas, placement.bundles, routing=routing)
+    app = build_app(EngineSpecs(*PARTS), placement.replicas, placement.bundles, routing=routing)
     serve.run_many([serve.RunTarget(app, name=name)], wait_for_applications_running=True)
     try:
         wait_for_answers(session.url, placement.replicas)

@@ -12,11 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from loadgen.run.metrics_scraper import figures
 from serve_apps.simulated import openai_answers, openai_request
 from serve_apps.simulated.openai_answers import (
-    Answer,
     ApiError,
     ApiRequest,
     EngineMetrics,
     EngineSteps,
+    OpenAiAnswer,
     ServedModel,
 )
 
@@ -156,9 +156,9 @@ def test_a_chat_without_room_for_one_token_is_refused() -> None:
         chat(messages=[{"role": "user", "content": "word " * 99}])
 
 
-def answer(**fields: Any) -> Answer:
+def answer(**fields: Any) -> OpenAiAnswer:
     values = {"chat": False, "input_tokens": 3, "output_tokens": 4, "stream": True, "include_usage": True}
-    return Answer(ApiRequest(**(values | fields)), "abc", 1234, SERVED)
+    return OpenAiAnswer(ApiRequest(**(values | fields)), "abc", 1234, SERVED)
 
 
 def test_a_streamed_completion_looks_like_vllms() -> None:

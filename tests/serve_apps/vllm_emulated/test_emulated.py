@@ -15,7 +15,7 @@ from conf.constants import fingerprint
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine
 from serve_apps.engine_model.cost.architecture import memory
 from serve_apps.engine_model.cost.step_time import Batch, roofline
-from serve_apps.vllm_emulated.gpu import EmulatedGpu, Part, Steps, batch, emulated
+from serve_apps.vllm_emulated.gpu import EmulatedGpu, StepPart, Steps, batch, emulated
 from serve_apps.vllm_emulated.platform_plugin import (
     ENVIRONMENT,
     GPU_BYTES,
@@ -146,7 +146,7 @@ def test_a_calibration_is_read_for_an_emulated_engine_too(tmp_path: Path) -> Non
 def test_a_prompt_in_chunks_samples_with_its_last_one() -> None:
     steps = Steps()
     (first,) = steps.parts(scheduled(new=[("a", 100, 0, None)], tokens={"a": 60}))
-    assert first == Part("a", computed=0, new=60, prompt=100, known=100)
+    assert first == StepPart("a", computed=0, new=60, prompt=100, known=100)
     assert not first.samples and not first.decodes
     (last,) = steps.parts(scheduled(cached=[("a", 60, 0)], tokens={"a": 40}))
     assert last.samples and not last.decodes
@@ -178,7 +178,7 @@ def test_a_preempted_request_computes_its_outputs_again(runner: str) -> None:
         else scheduled(new=[("a", 100, 48, [1] * 110)], tokens={"a": 62})
     )
     (resumed,) = steps.parts(again)
-    assert resumed == Part("a", computed=48, new=62, prompt=100, known=110)
+    assert resumed == StepPart("a", computed=48, new=62, prompt=100, known=110)
     assert resumed.samples and not resumed.decodes
     steps.parts(scheduled(finished=("a",)))
     with pytest.raises(KeyError):

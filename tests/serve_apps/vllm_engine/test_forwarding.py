@@ -8,8 +8,8 @@ import pytest
 from aiohttp import ClientPayloadError, web
 from aiohttp.test_utils import TestServer
 
+from serve_apps.routing.asgi import Message
 from serve_apps.vllm_engine.forwarding import Forwarding
-from serve_apps.vllm_engine.stamped_app import Message
 from tests.support.patience import PATIENCE_S
 
 BODY = b'{"prompt": [1, 2]}'

@@ -4,7 +4,8 @@ import asyncio
 import json
 from typing import Any
 
-from serve_apps.vllm_engine.stamped_app import DESCRIPTION_PATH, Message, StampedApp
+from serve_apps.routing.asgi import Message
+from serve_apps.vllm_engine.stamped_app import DESCRIPTION_PATH, StampedApp
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:

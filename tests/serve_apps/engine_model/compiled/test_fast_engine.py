@@ -11,9 +11,14 @@ from numpy.testing import assert_allclose
 
 from conf import load
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model import Engine, GenerateRequest, VirtualService
-from serve_apps.engine_model.compiled import native
-from serve_apps.engine_model.compiled.fast_engine import FastEngine, Machine, Times, Unfit, serve_closed
+from serve_apps.engine_model import BlockEngine, GenerateRequest, VirtualService
+from serve_apps.engine_model.compiled.fast_engine import (
+    FastEngine,
+    FastSpec,
+    Times,
+    UnsupportedByFastPath,
+    serve_closed,
+)
 from serve_apps.engine_model.service.routed import serve_open
 
 ASKED = load(["engine=simulated"])
@@ -28,8 +33,8 @@ def spec(**fields: Any) -> SimulatedEngine:
 def by_blocks(
     asked: SimulatedEngine, sent_s: Any, columns: Any, replicas: int = 1, policy: str = "leastconn"
 ) -> Any:
-    """(replica, first token, last token) of each request, by `Engine`."""
-    service = VirtualService([Engine(asked, *PARTS, seed=3) for _ in range(replicas)], policy)
+    """(replica, first token, last token) of each request, by `BlockEngine`."""
+    service = VirtualService([BlockEngine(asked, *PARTS, seed=3) for _ in range(replicas)], policy)
     rows = zip(sent_s.tolist(), *(column.tolist() for column in columns), strict=True)
     for key, (at_s, inputs, outputs, shared) in enumerate(rows):
         service.submit(key, at_s, inputs, outputs, shared_tokens=shared)
@@ -72,27 +77,22 @@ def test_every_token_comes_when_the_block_by_block_engine_says(
     )
     sent_s, columns = traffic(seed, 40, rate_qps, shared)
     expected = by_blocks(asked, sent_s, columns)
-    machine = Machine.of(asked, *PARTS)
+    machine = FastSpec.of(asked, *PARTS)
     assert_allclose(by_loop(serve_open(machine, sent_s, columns, seed=3)), expected, rtol=1e-12)
-    assert_allclose(by_loop(serve_open(machine, sent_s, columns, seed=3, native=False)), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("policy", ["leastconn", "roundrobin"])
 @pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("native", [False, True])
-def test_a_router_in_front_of_engines_chooses_as_the_virtual_service_does(
-    policy: str, ahead: bool, native: bool
-) -> None:
+def test_a_router_in_front_of_engines_chooses_as_the_virtual_service_does(policy: str, ahead: bool) -> None:
     asked = spec(async_scheduling=ahead)
     sent_s, columns = traffic(5, 300, 60.0)
-    served = serve_open(Machine.of(asked, *PARTS), sent_s, columns, replicas=3, policy=policy, native=native)
+    served = serve_open(FastSpec.of(asked, *PARTS), sent_s, columns, replicas=3, policy=policy)
     assert_allclose(by_loop(served), by_blocks(asked, sent_s, columns, 3, policy), rtol=1e-12)
 
 
-@pytest.mark.parametrize("native", [False, True])
-def test_a_closed_loop_keeps_its_concurrency_and_serves_each_request_once(native: bool) -> None:
+def test_a_closed_loop_keeps_its_concurrency_and_serves_each_request_once() -> None:
     _, columns = traffic(9, 60, 1.0)
-    served = serve_closed(Machine.of(spec(), *PARTS), 8, columns, native=native)
+    served = serve_closed(FastSpec.of(spec(), *PARTS), 8, columns)
     ends = np.sort(served.last_token_s)
     assert np.array_equal(served.sent_s, np.concatenate([np.zeros(8), ends[: 60 - 8]]))
     assert (served.last_token_s >= served.first_token_s).all() and served.work.sequences == columns[1].sum()
@@ -102,7 +102,7 @@ def test_a_closed_loop_keeps_its_concurrency_and_serves_each_request_once(native
 def test_a_closed_loop_is_that_of_the_block_by_block_engine(ahead: bool) -> None:
     asked = spec(async_scheduling=ahead, max_num_seqs=6)
     _, (inputs, outputs, shared) = traffic(9, 60, 1.0)
-    engine, now_s, sent = Engine(asked, *PARTS), 0.0, 8
+    engine, now_s, sent = BlockEngine(asked, *PARTS), 0.0, 8
     states = [engine.add(GenerateRequest(i, int(inputs[i]), int(outputs[i])), 0.0) for i in range(8)]
     while (ready_s := engine.ready_s()) < np.inf:
         now_s = max(now_s, ready_s)
@@ -113,7 +113,7 @@ def test_a_closed_loop_is_that_of_the_block_by_block_engine(ahead: bool) -> None
             states.append(engine.add(GenerateRequest(sent, int(inputs[sent]), int(outputs[sent])), now_s))
             sent += 1
     expected = [(state.first_token_s, state.last_token_s) for state in states]
-    served = serve_closed(Machine.of(asked, *PARTS), 8, (inputs, outputs, shared))
+    served = serve_closed(FastSpec.of(asked, *PARTS), 8, (inputs, outputs, shared))
     assert_allclose(np.column_stack([served.first_token_s, served.last_token_s]), expected, rtol=1e-12)
 
 
@@ -121,8 +121,8 @@ def test_the_kv_in_use_is_that_of_the_blocks_held() -> None:
     asked, count = spec(), 300
     sent_s = np.cumsum(np.random.default_rng(1).exponential(0.05, count))
     columns = np.full(count, 5600), np.full(count, 140), np.full(count, 5320)
-    work = serve_open(Machine.of(asked, *PARTS), sent_s, columns).work
-    engine = Engine(asked, *PARTS)
+    work = serve_open(FastSpec.of(asked, *PARTS), sent_s, columns).work
+    engine = BlockEngine(asked, *PARTS)
     service = VirtualService([engine])
     for key, at_s in enumerate(sent_s.tolist()):
         service.submit(key, at_s, 5600, 140, shared_tokens=5320)
@@ -134,23 +134,23 @@ def test_the_kv_in_use_is_that_of_the_blocks_held() -> None:
 
 
 def test_a_request_that_the_loop_may_not_serve_is_refused_when_it_comes() -> None:
-    engine = FastEngine(Machine.of(spec(), *PARTS), longest_output=64)
+    engine = FastEngine(FastSpec.of(spec(), *PARTS), longest_output=64)
     with pytest.raises(ValueError, match="made room"):
         engine.add(0.0, 100, 65)
     with pytest.raises(ValueError, match="at least one"):
         engine.add(0.0, 100, 0)
-    with pytest.raises(Unfit, match="shorter than the prefix"):
+    with pytest.raises(UnsupportedByFastPath, match="shorter than the prefix"):
         engine.add(0.0, 100, 10, 101)
     engine.add(0.0, 100, 10, 50)
-    with pytest.raises(Unfit, match="lengths"):
+    with pytest.raises(UnsupportedByFastPath, match="lengths"):
         engine.add(1.0, 100, 10, 60)
 
 
 def test_step_by_step_a_service_sees_what_one_call_gives() -> None:
     sent_s, columns = traffic(2, 60, 20.0)
-    machine = Machine.of(spec(step_noise_cv=0.05), *PARTS)
+    machine = FastSpec.of(spec(step_noise_cv=0.05), *PARTS)
     service = VirtualService([FastEngine(machine, 64, seed=3)])
-    stepped = VirtualService([Engine(machine.spec, *PARTS, seed=3)])
+    stepped = VirtualService([BlockEngine(machine.spec, *PARTS, seed=3)])
     rows = list(zip(sent_s.tolist(), *(column.tolist() for column in columns), strict=True))
     for key, (at_s, inputs, outputs, _) in enumerate(rows):
         service.submit(key, at_s, inputs, outputs)
@@ -164,7 +164,7 @@ def test_step_by_step_a_service_sees_what_one_call_gives() -> None:
 
 def test_work_adds_up() -> None:
     sent_s, columns = traffic(4, 50, 10.0)
-    work = serve_open(Machine.of(spec(), *PARTS), sent_s, columns).work
+    work = serve_open(FastSpec.of(spec(), *PARTS), sent_s, columns).work
     inputs, outputs, _ = columns
     assert (work.prefill_tokens, work.sequences) == (inputs.sum(), outputs.sum())
     assert work.decode_tokens == (outputs - 1).sum()
@@ -180,20 +180,16 @@ def test_work_adds_up() -> None:
     ],
 )
 def test_an_engine_beyond_the_loops_rules_is_refused(fields: dict[str, int]) -> None:
-    with pytest.raises(Unfit):
-        Machine.of(spec(**fields), *PARTS)
+    with pytest.raises(UnsupportedByFastPath):
+        FastSpec.of(spec(**fields), *PARTS)
 
 
 def test_requests_beyond_the_loops_rules_are_refused() -> None:
     sent_s, (inputs, outputs, shared) = traffic(4, 50, 1000.0)
-    small = Machine.of(spec(num_gpu_blocks=200), *PARTS)
-    with pytest.raises(Unfit, match="overflow"):
+    small = FastSpec.of(spec(num_gpu_blocks=200), *PARTS)
+    with pytest.raises(UnsupportedByFastPath, match="overflow"):
         serve_open(small, sent_s, (inputs, outputs, shared))
     with pytest.raises(ValueError, match="asks for"):
         serve_open(small, sent_s, (inputs + 4000, outputs, shared))
-    with pytest.raises(Unfit, match="lengths"):
-        serve_open(Machine.of(spec(), *PARTS), sent_s, (inputs, outputs, inputs // 2))
-
-
-def test_numba_is_here_so_that_both_machines_are_tested() -> None:
-    assert native.NATIVE
+    with pytest.raises(UnsupportedByFastPath, match="lengths"):
+        serve_open(FastSpec.of(spec(), *PARTS), sent_s, (inputs, outputs, inputs // 2))

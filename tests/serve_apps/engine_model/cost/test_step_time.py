@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conf import ConfigError, load
 from conf.constants import replaced
 from conf.specs.experiment import Experiment, SimulatedEngine
-from serve_apps.engine_model.compiled.fast_engine import Machine, serve_closed
+from serve_apps.engine_model.compiled.fast_engine import FastSpec, serve_closed
 from serve_apps.engine_model.cost.guess import guess_qps
 from serve_apps.engine_model.cost.step_time import Batch, Roofline, roofline
 from tests.support.round_model import (
@@ -54,7 +54,7 @@ def test_an_idle_prompt_of_2000_tokens_takes_what_was_measured(layout: str, meas
     """First requests of the published per-request rows (tests/benchmarks/published)."""
     asked = fitted(layout=layout, hardware="mi300x")
     assert isinstance(asked.engine, SimulatedEngine)
-    machine = Machine.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    machine = FastSpec.of(asked.engine, asked.model, asked.hardware, asked.layout)
     alone = serve_closed(machine, 1, [np.array([tokens]) for tokens in (2000, 1000, 0)])
     assert (alone.first_token_s - alone.sent_s) * 1e3 == pytest.approx(measured_ms, rel=0.2)
 
@@ -95,8 +95,10 @@ def test_quick_reduce_shrinks_large_all_reduces_only(
     specs = experiment(layout=layout)
     plain, quick = steps(specs), steps(replace(specs, layout=replace(specs.layout, quick_reduce=codec)))
     below, above = smallest - 1, smallest
-    assert quick.all_reduce_s(below) == plain.all_reduce_s(below)
-    assert quick.all_reduce_s(above) == pytest.approx(share * plain.all_reduce_s(above))
+    assert quick.terms(prefill(below)).all_reduce_s == plain.terms(prefill(below)).all_reduce_s
+    assert quick.terms(prefill(above)).all_reduce_s == pytest.approx(
+        share * plain.terms(prefill(above)).all_reduce_s
+    )
 
 
 def test_quick_reduce_is_for_a_mesh_and_for_the_simulated_engine() -> None:
@@ -132,8 +134,8 @@ def test_the_fullest_gpu_reads_more_experts_than_the_mean_and_never_more_than_al
 ) -> None:
     fullest, mean = (steps(experiment(layout=name)) for name in (layout, sliced))
     for tokens in (*range(1, 300), 1000, 16384):
-        read_s = fullest.expert_read(tokens)
-        assert mean.expert_read(tokens) <= read_s <= fullest.expert_read_s
+        read_s = fullest.terms(decode(tokens)).expert_read_s
+        assert mean.terms(decode(tokens)).expert_read_s <= read_s <= fullest.expert_read_s
     assert fullest.expert_read_s == pytest.approx(mean.expert_read_s)
 
 
@@ -161,9 +163,15 @@ def rising(tokens: float) -> Roofline:
     return steps(replaced(experiment(), {"model.step_time.gemm_rise_tokens": tokens}))
 
 
+def prefill_s(model: Roofline, tokens: int) -> float:
+    """Linear layers of the prefill tokens of a step."""
+    terms = model.terms(prefill(tokens))
+    return terms.prefill_gemm_s + terms.prefill_rise_s
+
+
 def test_prefill_efficiency_rises_smoothly_from_that_of_decode() -> None:
     slow = rising(200)
-    marginal_s = [slow.prefill_gemm_s(n + 1) - slow.prefill_gemm_s(n) for n in range(4096)]
+    marginal_s = np.diff([prefill_s(slow, n) for n in range(4097)]).tolist()
     assert marginal_s[0] == pytest.approx(slow.decode_gemm_token_s, rel=0.005)
     assert marginal_s[-1] == pytest.approx(slow.prefill_gemm_token_s, rel=0.001)
     falls = [a - b for a, b in zip(marginal_s, marginal_s[1:], strict=False)]
@@ -171,7 +179,7 @@ def test_prefill_efficiency_rises_smoothly_from_that_of_decode() -> None:
 
 
 def test_without_a_rise_every_prefill_token_costs_the_same() -> None:
-    assert rising(0).prefill_gemm_s(280) == pytest.approx(280 * TP8.prefill_gemm_token_s)
+    assert prefill_s(rising(0), 280) == pytest.approx(280 * TP8.prefill_gemm_token_s)
     assert 0 < rising(1).duration_s(prefill(8192)) / rising(0).duration_s(prefill(8192)) - 1 < 0.0003
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conf import load
 from conf.specs.experiment import Constant, SimulatedEngine
-from serve_apps.engine_model import Engine, GenerateRequest, Step
+from serve_apps.engine_model import BlockEngine, GenerateRequest, Step
 from serve_apps.engine_model.scheduler.kv_cache import KvCache
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.scheduler.scheduler import Scheduler
@@ -19,11 +19,11 @@ from serve_apps.engine_model.scheduler.scheduler import Scheduler
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
 
 
-def engine(seed: int = 0, front_end_ms: float = 0.0, **changes: Any) -> Engine:
+def engine(seed: int = 0, front_end_ms: float = 0.0, **changes: Any) -> BlockEngine:
     serial, none = (Constant(ms, "ms per request", "test") for ms in (front_end_ms, 0.0))
     step_time = replace(SPECS.model.step_time, front_end_ms=serial, front_end_latency_ms=none)
     model = replace(SPECS.model, step_time=step_time)
-    return Engine(SimulatedEngine(**changes), model, SPECS.hardware, SPECS.layout, seed)
+    return BlockEngine(SimulatedEngine(**changes), model, SPECS.hardware, SPECS.layout, seed)
 
 
 def scheduler(
@@ -54,7 +54,7 @@ def one_step(rules: Scheduler) -> tuple[int, int, list[int]]:
     return batch.prefill_tokens, batch.decode_tokens, emitting
 
 
-def drain(served: Engine, now_s: float = 0.0) -> list[Step]:
+def drain(served: BlockEngine, now_s: float = 0.0) -> list[Step]:
     done = []
     while (now_s := max(now_s, served.ready_s())) < float("inf"):
         step = served.step(now_s)
@@ -261,10 +261,10 @@ def test_a_preempted_request_keeps_its_tokens() -> None:
     for number in range(4):
         served.add(GenerateRequest(number, 16, 40), 0.0)
     events = [event for step in drain(served) for event in step.events]
-    assert served.preemptions > 0
+    assert served.scheduler.preemptions > 0
     assert [sum(event.request_id == number for event in events) for number in range(4)] == [40] * 4
-    assert served.generation_tokens_total == 160
-    assert served.prompt_tokens_total == 64
+    assert served.scheduler.generation_tokens_total == 160
+    assert served.scheduler.prompt_tokens_total == 64
 
 
 def test_the_front_end_serves_one_request_after_the_other() -> None:

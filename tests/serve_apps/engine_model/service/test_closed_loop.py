@@ -5,11 +5,17 @@ import pytest
 
 from conf import load
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model.compiled.fast_engine import FastEngine, Ints, Machine, Unfit, serve_closed
-from serve_apps.engine_model.compiled.native import plain
+from serve_apps.engine_model.compiled.fast_engine import (
+    FastEngine,
+    FastSpec,
+    Ints,
+    UnsupportedByFastPath,
+    serve_closed,
+)
 from serve_apps.engine_model.service.balancer import Balance
 from serve_apps.engine_model.service.closed_loop import circle
 from serve_apps.engine_model.service.replay import LATE_GAP, late_gap_s, replay
+from serve_apps.engine_model.service.requests import Replicas, Requests
 from serve_apps.engine_model.service.whole_service import serve
 
 HELD = 7
@@ -20,17 +26,16 @@ def asked(count: int = 60) -> list[Ints]:
     return [rng.integers(100, 6000, count), rng.integers(1, 200, count), np.zeros(count, np.int64)]
 
 
-def machine(*words: str) -> Machine:
+def machine(*words: str) -> FastSpec:
     it = load(["engine.max_num_batched_tokens=8192", *words])
     assert isinstance(it.engine, SimulatedEngine)
-    return Machine.of(it.engine, it.model, it.hardware, it.layout)
+    return FastSpec.of(it.engine, it.model, it.hardware, it.layout)
 
 
 @pytest.mark.parametrize("asynchronous", ["true", "false"])
-@pytest.mark.parametrize("native", [True, False])
-def test_around_one_engine_it_is_the_engines_own_loop(asynchronous: str, native: bool) -> None:
+def test_around_one_engine_it_is_the_engines_own_loop(asynchronous: str) -> None:
     one = machine(f"engine.async_scheduling={asynchronous}")
-    times, loop = circle(one, HELD, asked(), 0, 1, Balance(), native), serve_closed(one, HELD, asked())
+    times, loop = circle(one, HELD, asked(), Replicas()), serve_closed(one, HELD, asked())
     for ours, theirs in zip(times[:4], loop[:4], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
     assert times.work.steps == loop.work.steps
@@ -39,7 +44,7 @@ def test_around_one_engine_it_is_the_engines_own_loop(asynchronous: str, native:
 @pytest.mark.parametrize("policy", ["leastconn", "roundrobin", "pow2"])
 def test_each_engine_serves_what_it_got_and_as_many_are_in_flight(policy: str) -> None:
     one, lengths = machine(), asked()
-    times = circle(one, HELD, lengths, 0, 3, Balance(policy))
+    times = circle(one, HELD, lengths, Replicas(3, Balance(policy)))
     assert (np.diff(times.sent_s) >= 0).all() and set(times.replica) == {0, 1, 2}
     in_flight = [
         int(((times.sent_s <= at) & (times.last_token_s > at)).sum()) for at in times.last_token_s[:-HELD]
@@ -61,24 +66,24 @@ def test_a_burst_to_two_engines_is_that_of_requests_due_at_once() -> None:
     assert isinstance(it.engine, SimulatedEngine)
     parts = it.engine, it.model, it.hardware, it.layout
     count = len(lengths[0])
-    burst, _ = replay(*parts, np.zeros(count), lengths, count, replicas=2)
-    at_once = serve(*parts, np.zeros(count), lengths, replicas=2)
+    requests = Requests(np.zeros(count), lengths)
+    burst, _ = replay(*parts, requests, Replicas(2), count)
+    at_once = serve(*parts, requests, Replicas(2))
     np.testing.assert_allclose(burst.last_token_s, at_once.last_token_s, rtol=1e-9)
 
 
 def test_what_it_does_not_play_is_unfit() -> None:
-    with pytest.raises(Unfit, match="noise of many engines"):
-        circle(machine("engine=simulated_aiter"), HELD, asked(), 0, 2)
-    with pytest.raises(Unfit, match="KV cache may overflow"):
-        circle(machine("engine.num_gpu_blocks=450"), 40, asked(), 0, 2)
+    with pytest.raises(UnsupportedByFastPath, match="noise of many engines"):
+        circle(machine("engine=simulated_aiter"), HELD, asked(), Replicas(2))
+    with pytest.raises(UnsupportedByFastPath, match="KV cache may overflow"):
+        circle(machine("engine.num_gpu_blocks=450"), 40, asked(), Replicas(2))
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 101, 102, 140])
 @pytest.mark.parametrize("share", [LATE_GAP, 0.5, 0.0, 1.0])
 def test_the_late_gap_is_numpys_quantile(count: int, share: float) -> None:
     ends = np.cumsum(np.random.default_rng(count).choice([0.01, 0.02, 0.1], count))
-    for one in (late_gap_s, plain(late_gap_s)):
-        assert one(ends, share) == pytest.approx(np.quantile(np.diff(ends), share))
+    assert late_gap_s(ends, share) == pytest.approx(np.quantile(np.diff(ends), share))
 
 
 def test_the_gaps_of_a_request_are_those_of_its_own_tokens() -> None:
@@ -86,8 +91,8 @@ def test_the_gaps_of_a_request_are_those_of_its_own_tokens() -> None:
     assert isinstance(it.engine, SimulatedEngine)
     parts = it.engine, it.model, it.hardware, it.layout
     sent_s = np.sort(np.random.default_rng(1).random(len(lengths[0])) * 10)
-    times, gaps = replay(*parts, sent_s, lengths, replicas=2, balance=Balance("roundrobin"))
-    one = Machine.of(*parts)
+    times, gaps = replay(*parts, Requests(sent_s, lengths), Replicas(2, Balance("roundrobin")))
+    one = FastSpec.of(*parts)
     engine = FastEngine(one, 200, steps=10_000)
     engine.serve(sent_s[1::2], [column[1::2] for column in lengths])
     for number, gap in enumerate(gaps[1::2]):
@@ -102,5 +107,5 @@ def test_gaps_are_unknown_where_blocks_are_counted() -> None:
     it = load(["engine.long_prefill_token_threshold=512"])
     assert isinstance(it.engine, SimulatedEngine)
     parts = it.engine, it.model, it.hardware, it.layout
-    times, gaps = replay(*parts, np.arange(60) / 4, asked())
+    times, gaps = replay(*parts, Requests(np.arange(60) / 4, asked()), Replicas())
     assert np.isnan(gaps).all() and np.isfinite(times.last_token_s).all()

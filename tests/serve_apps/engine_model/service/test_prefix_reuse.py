@@ -9,9 +9,10 @@ import pytest
 from conf import load
 from conf.specs.experiment import SimulatedEngine
 from loadgen.fleet.addresses import chosen
-from serve_apps.engine_model.compiled.fast_engine import Machine
+from serve_apps.engine_model.compiled.fast_engine import FastSpec
 from serve_apps.engine_model.service.balancer import Balance, Loss
 from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.requests import Replicas, Requests
 from serve_apps.engine_model.service.routed import serve_prefixes
 from serve_apps.engine_model.service.whole_service import serve
 from tests.support.chats import Chats, by_blocks, chats, common, tokens
@@ -24,9 +25,11 @@ def parts(**fields: Any) -> Any:
     return replace(ASKED.engine, **fields), ASKED.model, ASKED.hardware, ASKED.layout
 
 
-def fast(asked: Chats, of: Any, policy: str, replicas: int, **rest: Any) -> Any:
-    by = Balance(policy, vnodes=100, home=chosen)
-    return serve_prefixes(Machine.of(*of), asked.due_s, asked.asked, asked.prefixes, by, 3, replicas, **rest)
+def fast(
+    asked: Chats, of: Any, policy: str, replicas: int, loss: Loss | None = None, from_s: float = 0.0
+) -> Any:
+    by = Replicas(replicas, Balance(policy, vnodes=100, home=chosen), 3, loss)
+    return serve_prefixes(FastSpec.of(*of), Requests(asked.due_s, asked.asked, asked.prefixes, from_s), by)
 
 
 @pytest.mark.parametrize("cut", [800, 1])
@@ -72,13 +75,6 @@ def test_the_fast_path_is_the_block_by_block_engine_but_for_a_little(
         assert np.array_equal(slow["replica"], quick.replica)
 
 
-@pytest.mark.parametrize("policy", ["leastconn", "pow2", "bounded_hash", "consistent_hash"])
-def test_compiled_or_not_it_is_the_same(policy: str) -> None:
-    asked, of = chats(6.0, 60, seed=2), parts(num_gpu_blocks=3000)
-    one, other = (fast(asked, of, policy, 3, native=native) for native in (True, False))
-    assert all(np.array_equal(a, b) for a, b in zip(one[:5], other[:5], strict=True))
-
-
 def test_without_a_cache_nothing_is_found_and_sessions_still_keep_their_replica() -> None:
     asked, of = chats(6.0, 60, seed=2), parts(enable_prefix_caching=False)
     seen = fast(asked, of, "consistent_hash", 3)
@@ -117,12 +113,9 @@ def test_in_a_full_cache_prompts_wait_and_all_are_served() -> None:
 def test_beyond_the_rules_of_the_loop_the_same_requests_go_block_by_block() -> None:
     asked = chats(6.0, 60, seed=2)
     lengths = [*asked.asked, np.zeros_like(asked.asked[0])]
-    slow, quick = (
-        serve(
-            *parts(max_num_seqs=seats), asked.due_s, lengths, 3, 2, Balance("client_side", home=chosen), each
-        )
-        for seats, each in ((10**4, asked.prefixes), (64, asked.prefixes))
-    )
+    requests = Requests(asked.due_s, lengths, asked.prefixes)
+    replicas = Replicas(2, Balance("client_side", home=chosen), 3)
+    slow, quick = (serve(*parts(max_num_seqs=seats), requests, replicas) for seats in (10**4, 64))
     assert np.isnan(slow.work.busy_s) and not np.isnan(quick.work.busy_s)
     assert np.array_equal(slow.replica, quick.replica)
     assert slow.last_token_s == pytest.approx(quick.last_token_s, abs=0.05)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from conf import load
 from conf.constants import replaced
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model import Engine, Progress, VirtualService
+from serve_apps.engine_model import BlockEngine, RequestProgress, VirtualService
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from tests.support.round_model import ROUND
 
@@ -27,7 +27,9 @@ ASSUMED = {
 def service(replicas: int = 1, policy: str = "leastconn", seed: int = 0, cv: float = 0.0) -> VirtualService:
     assert isinstance(SPECS.engine, SimulatedEngine)
     spec = replace(SPECS.engine, step_noise_cv=cv)
-    engines = [Engine(spec, SPECS.model, SPECS.hardware, SPECS.layout, seed + i) for i in range(replicas)]
+    engines = [
+        BlockEngine(spec, SPECS.model, SPECS.hardware, SPECS.layout, seed + i) for i in range(replicas)
+    ]
     return VirtualService(engines, policy)
 
 
@@ -43,7 +45,7 @@ def poisson(served: VirtualService, qps: float, count: int, seed: int = 1) -> li
     return arrivals
 
 
-def finished(served: VirtualService, until_s: float) -> dict[int, Progress]:
+def finished(served: VirtualService, until_s: float) -> dict[int, RequestProgress]:
     served.advance(until_s)
     return {seen.key: seen for seen in served.observe() if seen.finished}
 
@@ -71,7 +73,7 @@ def test_only_the_past_is_seen_and_what_finished_is_seen_once() -> None:
     served.advance(0.5)
     assert served.observe() == []
     served.advance(1.0)
-    assert served.observe() == [Progress(1, 0, None, None, 0, False)]
+    assert served.observe() == [RequestProgress(1, 0, None, None, 0, False)]
     tokens = 0
     for tenth in range(11, 80):
         served.advance(tenth / 10)
@@ -130,7 +132,7 @@ def test_many_small_advances_equal_a_large_one(cuts: list[float], policy: str) -
     whole, pieces = (service(2, policy, seed=3, cv=0.05) for _ in range(2))
     for served in (whole, pieces):
         poisson(served, qps=6.0, count=60)
-    done: dict[int, Progress] = {}
+    done: dict[int, RequestProgress] = {}
     for cut in sorted(cuts):
         done |= finished(pieces, cut)
     done |= finished(pieces, 60.0)
@@ -143,7 +145,7 @@ def test_all_arrivals_of_an_instant_join_the_step_that_starts_there() -> None:
     no_front_end = replace(SPECS.model.step_time, front_end_ms=instant, front_end_latency_ms=instant)
     model = replace(SPECS.model, step_time=no_front_end)
     assert isinstance(SPECS.engine, SimulatedEngine)
-    served = VirtualService([Engine(SPECS.engine, model, SPECS.hardware, SPECS.layout)])
+    served = VirtualService([BlockEngine(SPECS.engine, model, SPECS.hardware, SPECS.layout)])
     for key in (1, 2):
         served.submit(key, 1.0, 100, 5)
     served.advance(1.0)
@@ -152,7 +154,7 @@ def test_all_arrivals_of_an_instant_join_the_step_that_starts_there() -> None:
 
 
 def test_the_seed_decides_and_nothing_else() -> None:
-    def run(seed: int) -> dict[int, Progress]:
+    def run(seed: int) -> dict[int, RequestProgress]:
         served = service(2, seed=seed, cv=0.05)
         poisson(served, qps=4.0, count=40)
         return finished(served, 60.0)
@@ -188,7 +190,7 @@ def test_published_latencies_of_the_character_ai_workload(qps: float, tpot_ms: f
     """
     assert isinstance(SPECS.engine, SimulatedEngine)
     then = replaced(SPECS, ROUND | ASSUMED)
-    served = VirtualService([Engine(SPECS.engine, then.model, then.hardware, then.layout)])
+    served = VirtualService([BlockEngine(SPECS.engine, then.model, then.hardware, then.layout)])
     arrivals = poisson(served, qps, count=3000)
     done = finished(served, arrivals[-1] + 300)
     tpots, ttfts = [], []
