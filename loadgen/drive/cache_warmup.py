@@ -7,18 +7,15 @@ and counts them.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
+from loadgen.drive.driver import Driver
 from loadgen.search.policy import Segment
 from loadgen.traffic.prefix_sharing import gap_s
 from loadgen.traffic.schedule import NS
-
-if TYPE_CHECKING:
-    from loadgen.drive.driver import Driver
 
 PIECE_S, LEAST_REQUESTS = 20.0, 20
 """Of load whose hit rate is looked at; at the asked rate longer where it would hold fewer requests."""
@@ -31,10 +28,6 @@ LONGEST_S = 300.0
 CLIMB = 1.25
 """Who comes for the first time is in no cache: where nobody knows what a cold service can do, the rate grows
 by no more than this from piece to piece, lest they make a queue."""
-UNTOLD = (
-    "no answer tells its cached tokens: caches are not filled first, and whether prompts hit as intended is "
-    "unknown; start vLLM with --enable-prompt-tokens-details"
-)
 COLD_SHARE, COLD_LEAST = 0.5, 0.125
 """Of its guessed rate without hits a cold service begins with this share, and gets no more cold prompts on
 the way up; without a guess it begins with so much of the asked rate. After an overload it begins from the
@@ -49,30 +42,30 @@ class Piece:
     e2e_ms: float
 
 
-def caches(driver: "Driver", segment: Segment) -> None:
+def warm_caches(driver: Driver, segment: Segment) -> None:
     """Load until caches serve what they will, if users of this segment may be in none of them.
 
     Those are users who come anew, and all of them after an overload: the requests that ran took the memory of
     what was cached, and with it the hits that the service needs. That costs no budget. It ends early where a
     load actor is lost, or where the service tells no hits.
     """
-    overloaded = segment.settle_before and driver.filled_qps > 0
-    asked, before = segment.rate_qps, 0.0 if overloaded else driver.filled_qps
+    overloaded = segment.settle_before and driver.warmed_qps > 0
+    asked, before = segment.rate_qps, 0.0 if overloaded else driver.warmed_qps
     new = asked > before * (1 + AGREE) if driver.plan.workload.conversations else not before
     if not new or _nothing_to_gain(driver):
         return
-    began_ns = driver.next_start_ns()
+    began_ns = driver.feed.next_start_ns()
     try:
         pieces = _fill(driver, segment, before, overloaded)
     finally:  # the service may be lost meanwhile
-        driver.uncharge(began_ns)
-    if not driver.has_lost_actor():
-        driver.filled_qps = max(before, asked)
+        driver.feed.uncharge(began_ns)
+    if not driver.feed.missing_actors():
+        driver.warmed_qps = max(before, asked)
     if pieces:
         _tell(driver, pieces, began_ns)
 
 
-def _fill(driver: "Driver", segment: Segment, before_qps: float, overloaded: bool) -> list[Piece]:
+def _fill(driver: Driver, segment: Segment, before_qps: float, overloaded: bool) -> list[Piece]:
     """Offer load piece by piece; those at the asked rate."""
     asked, newcomers = segment.rate_qps, _Newcomers(driver, before_qps, segment.rate_qps)
     pieces: list[Piece] = []
@@ -80,7 +73,7 @@ def _fill(driver: "Driver", segment: Segment, before_qps: float, overloaded: boo
         newcomers.reach(rate_qps)
         answered = _offer(driver, segment.index, number, rate_qps, asked)
         hit = metrics.prefix_hit(answered)
-        if driver.has_lost_actor() or (hit is None and answered.num_rows):
+        if driver.feed.missing_actors() or (hit is None and answered.num_rows):
             break
         if hit is None:  # nothing has ended yet: that tells nothing
             continue
@@ -98,13 +91,13 @@ def _fill(driver: "Driver", segment: Segment, before_qps: float, overloaded: boo
 class _Newcomers:
     """Users who came with each rate, and how many of them will not have been there a second time."""
 
-    def __init__(self, driver: "Driver", before_qps: float, asked_qps: float) -> None:
+    def __init__(self, driver: Driver, before_qps: float, asked_qps: float) -> None:
         self._driver, self._asked_qps, self._reached_qps = driver, asked_qps, before_qps
         self._came: list[tuple[float, int]] = []
 
     def reach(self, rate_qps: float) -> None:
         """From now on load is offered at a rate; of sessions without conversations all are there at any."""
-        workload, now_ns = self._driver.plan.workload, self._driver.next_start_ns()
+        workload, now_ns = self._driver.plan.workload, self._driver.feed.next_start_ns()
         reached = rate_qps if workload.conversations else self._asked_qps
         if reached > self._reached_qps:
             self._came.append(((reached - self._reached_qps) / self._asked_qps, now_ns))
@@ -119,7 +112,7 @@ class _Newcomers:
         gap = gap_s(plan.workload, self._asked_qps, plan.nodes)
         if gap is None:
             return 0.0
-        now_ns = self._driver.free_ns
+        now_ns = self._driver.feed.free_ns
         return sum(share * math.exp((came_ns - now_ns) / NS / gap) for share, came_ns in self._came)
 
 
@@ -162,7 +155,7 @@ def settled(pieces: Sequence[Piece]) -> bool:
     return abs(last.hit - before.hit) <= AGREE and last.e2e_ms >= (1 - FASTER) * before.e2e_ms
 
 
-def _rates(driver: "Driver", asked_qps: float, overloaded: bool) -> Iterator[float]:
+def _rates(driver: Driver, asked_qps: float, overloaded: bool) -> Iterator[float]:
     """The rate of each piece, for as long as a fill may last; only users who come anew need a climb."""
     offered = driver.windows.outcomes[-1].segment.rate_qps if driver.windows.outcomes else 0.0
     if overloaded:  # what a full cache carries, one that was robbed may not
@@ -175,12 +168,7 @@ def _rates(driver: "Driver", asked_qps: float, overloaded: bool) -> Iterator[flo
     yield from [asked_qps] * pieces
 
 
-def is_untold(rows: pa.Table) -> bool:
-    """True if requests were answered and none of the answers says what of the prompt was cached."""
-    return bool(metrics.status_in(rows, records.OK).any()) and metrics.prefix_hit(rows) is None
-
-
-def _nothing_to_gain(driver: "Driver") -> bool:
+def _nothing_to_gain(driver: Driver) -> bool:
     """True if the warm-up showed that hits are not told, or met all that prompts share by the plan."""
     rows = driver.windows.ledger.rows(-1)
     rows = rows.slice(rows.num_rows // 2)
@@ -190,7 +178,7 @@ def _nothing_to_gain(driver: "Driver") -> bool:
     return hit >= metrics.prefix_shared(rows, driver.plan.block_tokens - 1) - AGREE
 
 
-def _offer(driver: "Driver", index: int, piece: int, rate_qps: float, asked_qps: float) -> pa.Table:
+def _offer(driver: Driver, index: int, piece: int, rate_qps: float, asked_qps: float) -> pa.Table:
     """Offer one piece of load; what was answered meanwhile, whenever it was due.
 
     Of what was due in the piece a service with a queue has answered nothing, and a calm one what is short.
@@ -203,9 +191,9 @@ def _offer(driver: "Driver", index: int, piece: int, rate_qps: float, asked_qps:
     return rows.filter(pa.array(ok & (ended_ns >= start_ns) & (ended_ns < end_ns)))
 
 
-def _tell(driver: "Driver", pieces: Sequence[Piece], began_ns: int) -> None:
+def _tell(driver: Driver, pieces: Sequence[Piece], began_ns: int) -> None:
     """Say how the fill ended."""
     done, hit = settled(pieces), pieces[-1].hit
     how = "caches are filled" if done else "caches may still change, they are measured as they are"
-    text = f"{how} after {(driver.free_ns - began_ns) / NS:.0f} s: {hit:.1%} of the prompt tokens hit"
+    text = f"{how} after {(driver.feed.free_ns - began_ns) / NS:.0f} s: {hit:.1%} of the prompt tokens hit"
     driver.emit("fill", text=text, hit=hit, settled=done)

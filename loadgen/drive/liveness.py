@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pyarrow as pa
 
-from analysis.rows import metrics
+from analysis.rows import metrics, records
 from analysis.rows.metrics import Bools
 from conf.io.one_line import one_line
 from loadgen.traffic.schedule import NS
@@ -34,6 +34,11 @@ def death(rows: pa.Table, now_ns: int, least: int = DEAD_LEAST) -> str | None:
     last = rows.take(pa.array(failed[-1:])).to_pylist()[0]
     what = one_line(f"{last['error_kind']} {last['error'] or ''}")
     return f"{len(failed)} of the newest {len(newest)} requests failed: {what}"
+
+
+def in_flight(rows: pa.Table) -> int:
+    """Requests that were sent and have not ended."""
+    return int(metrics.status_in(rows, records.PENDING).sum())
 
 
 def silent(rows: pa.Table) -> Bools:

@@ -19,6 +19,8 @@ from analysis.stats.alpha_spending import LEVEL, tail_at
 from conf import ConfigError, Experiment
 from conf.specs.experiment import Slo
 from loadgen.drive.driver import Driver
+from loadgen.drive.prepared_load import load_prepared
+from loadgen.drive.service_warmup import warm_up
 from loadgen.search.policy import (
     DWELL_LEAST,
     TRANSITION_E2E,
@@ -114,17 +116,19 @@ def require(driver: Driver, rate_qps: float, longest_s: float) -> Required:
 
     A look that decides is taken again when every answer has ended; if it no longer does, the load goes on.
     """
-    driver.warm_up()
+    warm_up(driver)
     transition_s, looks = TRANSITION_S, 0
-    whole_s = windows_s(longest_s, transition_s, _window_s(rate_qps), driver.bridge_ns / NS)
+    whole_s = windows_s(longest_s, transition_s, _window_s(rate_qps), driver.feed.bridge_ns / NS)
     why = "the required rate"
     while True:
-        if stop := driver.heal() or _voided(driver.windows.outcomes):
+        if stop := driver.feed.replace_actors() or _voided(driver.windows.outcomes):
             driver.drain()
             return Required(look(driver, rate_qps, whole_s), looks, whole_s, stop)
         index = len(driver.windows.outcomes)
         window_s = max(_window_s(rate_qps), WINDOW_E2E * _lasting_s(driver))
-        driver.load(Segment(index, "dwell", rate_qps, transition_s, window_s, False, why), may_abort=False)
+        load_prepared(
+            driver, Segment(index, "dwell", rate_qps, transition_s, window_s, False, why), may_abort=False
+        )
         found, looks, transition_s = look(driver, rate_qps, whole_s), looks + 1, 0.0
         late = driver.elapsed_s() + window_s > longest_s
         if found.verdict != "undecided" or late:
@@ -220,7 +224,7 @@ def _over(dwells: Iterable[Dwell], limit: str) -> float:
 
 def _tightened(driver: Driver, outcomes: Sequence[Outcome]) -> list[Dwell]:
     """The windows counted at tighter bounds."""
-    slo, now_ns = driver.plan.slo, driver.target.now_ns()
+    slo, now_ns = driver.plan.slo, driver.feed.target.now_ns()
     tight = Slo(slo.name, CALM_BOUND * slo.ttft_p90_ms, CALM_BOUND * slo.tpot_p90_ms)
     windows = [outcome.dwell for outcome in outcomes]
     return [count(driver.windows.requests(w.index), w, tight, driver.plan.workload, now_ns) for w in windows]

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from analysis.capacity.posterior import Capacity
-from loadgen.drive.driver import Driver, TargetLost
+from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import TargetLost
+from loadgen.drive.prepared_load import load_prepared
+from loadgen.drive.service_warmup import warm_up
 from loadgen.search.policy import Outcome, Segment, Stop, next_segment
 
 
@@ -31,7 +34,7 @@ def sweep(driver: Driver, choose: Callable[[Driver], Segment | Stop] = focus) ->
 
     Raises TargetLost.
     """
-    driver.warm_up()
+    warm_up(driver)
     while True:
         try:
             stop = _go_on(driver, choose)
@@ -48,9 +51,9 @@ def _go_on(driver: Driver, choose: Callable[[Driver], Segment | Stop]) -> Stop |
     """Load one segment more; or else let every answer end and return why there is none."""
     step = choose(driver)
     if not isinstance(step, Stop):
-        step = driver.heal() or step
+        step = driver.feed.replace_actors() or step
     if isinstance(step, Stop):
         driver.drain(run_out=True)
         return step
-    driver.load(step)
+    load_prepared(driver, step)
     return None

@@ -15,18 +15,27 @@ from analysis.capacity.validity import Verdict, judge_closed, judge_dwell
 from analysis.capacity.window_counts import Window, count, count_streams, in_window, waiting, without_lag
 from loadgen.drive.plan import Past, Plan
 from loadgen.drive.request_ledger import Ledger
-from loadgen.drive.service_loss import spoilt
+from loadgen.drive.service_loss import invalidated
 from loadgen.drive.window_event import segment_done, word
 from loadgen.drive.window_health import Watched
-from loadgen.search.policy import Outcome, Segment, bad_step, dwells_of, long_queue, plainly_bad, prior
+from loadgen.search.policy import (
+    Outcome,
+    Segment,
+    bad_step,
+    dwells_of,
+    fitted,
+    long_queue,
+    plainly_bad,
+    prior,
+)
 
 
 @dataclass(slots=True)
 class Windows:
-    """What was measured so far, by the number of the segment; `emit(kind, **facts)` is told each judgement.
+    """What was measured so far, by the number of the segment; `emit(kind, **facts)` gets each judgement.
 
-    `watched` is what was seen of the load actors and the service in a window. Of `plan` its search, bounds
-    and workload are read, which nothing changes during a run.
+    `watched` is the health of the load actors and the service in a window, `open` the segment that is being
+    loaded. Only what no run changes is read of `plan`: its search, bounds and workload.
     """
 
     plan: Plan
@@ -35,6 +44,7 @@ class Windows:
     outcomes: list[Outcome] = field(default_factory=list)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     watched: dict[int, Watched] = field(default_factory=dict)
+    open: tuple[Segment, Window] | None = None
 
     def restore(self, past: Past) -> None:
         """Take up the windows of an earlier session of this run."""
@@ -48,18 +58,27 @@ class Windows:
         """Rows of a segment and of its neighbours, as known now; those in flight are `pending`."""
         return self.ledger.rows(index - 1, index, index + 1)
 
+    def requests_in(self, window: Window) -> pa.Table:
+        """Rows of the requests that were due in a window."""
+        return in_window(self.requests(window.index), window)
+
+    def patience_s(self) -> float:
+        """The longest that a backlog has to be answered, in seconds."""
+        return fitted(self.plan.search, self.plan.begin, self.outcomes).settle_s
+
     def lost_in(self, index: int) -> tuple[str, ...]:
         """The load actors that were lost in a window, each with the reason."""
         return self.watched[index].lost_actors
 
-    def spoil(self, indices: Iterable[int], reason: str) -> None:
+    def invalidate(self, indices: Iterable[int], reason: str) -> None:
         """Windows felt a loss of the service: they are void when they are judged next."""
         for index in indices:
             self.watched[index] = dataclasses.replace(self.watched[index], loss=reason)
             self.ledger.touched.add(index)
 
     def add(self, segment: Segment, window: Window, now_ns: int, elapsed_s: float) -> None:
-        """Add the outcome of a window that was watched, recount those that changed meanwhile, and tell."""
+        """Add the outcome of a window that was watched, recount those that changed, and report it."""
+        self.open = None
         outcome = self._outcome(segment, window, now_ns)
         if segment.kind == "ramp":
             outcome = self._guiding(outcome, now_ns)
@@ -111,7 +130,7 @@ class Windows:
             in_flight_mean=seen.in_flight,
             block_tokens=self.plan.block_tokens,
         )
-        self.verdicts[window.index] = verdict = spoilt(verdict) if seen.loss else verdict
+        self.verdicts[window.index] = verdict = invalidated(verdict) if seen.loss else verdict
         if not verdict.valid:
             dwell = dataclasses.replace(dwell, weight=0.0)
         streams, asked = self.plan.streams, (self.plan.slo, self.plan.workload)
@@ -125,7 +144,7 @@ class Windows:
         bad without it is bad.
         """
         dwell, verdict, slo = outcome.dwell, self.verdicts[outcome.dwell.index], self.plan.slo
-        waits = waiting(in_window(self.requests(dwell.index), dwell), now_ns)
+        waits = waiting(self.requests_in(dwell), now_ns)
         bad = dwell.aborted or bad_step(dwell) or long_queue(dwell, waits, slo)
         if [check.name for check in verdict.checks if check.voids] != ["send_lag_p99"]:
             return dataclasses.replace(outcome, bad=bad)
@@ -144,7 +163,7 @@ class Windows:
 
     def _tell(self, outcome: Outcome, now_ns: int, elapsed_s: float) -> None:
         index, capacity = outcome.dwell.index, self.capacity()
-        rows = in_window(self.requests(index), outcome.dwell)
+        rows = self.requests_in(outcome.dwell)
         self.emit(
             "segment_done",
             **segment_done(outcome, rows, self.verdicts[index], self.plan.slo, now_ns),

@@ -24,7 +24,8 @@ from conf import Experiment
 from conf.io.secret import Secret
 from conf.load import dump
 from conf.specs.experiment import Workload
-from loadgen.drive.driver import Driver, TargetLost
+from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import Past, Plan
 from loadgen.fleet.fleet import Fleet, FleetError
 from loadgen.fleet.load_actor import FleetPlan

@@ -235,8 +235,8 @@ def _base(
     tree = {"schema_version": summary.SCHEMA_VERSION, "asked": summary.describe(experiment), "dwells": []}
     if driver is None:
         return tree
-    if driver.recoveries:
-        tree["recoveries"] = driver.recoveries
+    if driver.loss.recoveries:
+        tree["recoveries"] = driver.loss.recoveries
     plan, outcomes = driver.plan, driver.windows.outcomes
     belief = belief or prior(plan.search, plan.begin, outcomes)
     replicas = len(plan.replicas) if plan.replicas else None
@@ -284,10 +284,10 @@ def _evidence(sweep: Sweep, verdicts: list[Verdict], clock: str, time_scale: flo
 
 def _waited(driver: Driver) -> str:
     """How often the service was lost and came back, and the time of it, which no budget counts."""
-    if not driver.recoveries:
+    if not driver.loss.recoveries:
         return ""
-    waited_s = sum(recovery["waited_s"] for recovery in driver.recoveries)
-    return f", and {waited_s:.0f} s in which the service came back ({len(driver.recoveries)} time(s))"
+    waited_s = sum(recovery["waited_s"] for recovery in driver.loss.recoveries)
+    return f", and {waited_s:.0f} s in which the service came back ({len(driver.loss.recoveries)} time(s))"
 
 
 def _end(tree: Tree, exit_code: int, reason: str, *, valid: bool) -> Tree:

@@ -122,7 +122,7 @@ def replay_of(path: Path, next_step: Next | None = None) -> Act:
 
     def act(experiment: Experiment, driver: Driver) -> Conclude:
         original, choose = Original.of(load_run(path)), next_step or next_replay
-        driver.plan = replace(driver.plan, seed=original.seed)
+        driver.replan(seed=original.seed)
         found = sweep(driver, lambda driver: choose(driver, original))
         return lambda: verdicts.of_sweep(experiment, driver, found, "wall")
 
@@ -230,7 +230,7 @@ def pairs_of(driver: Driver, original: Original) -> list[Pair]:
         for outcome in driver.windows.outcomes
         if outcome.segment.pair is not None and not outcome.void
     ]
-    now_ns = driver.target.now_ns()
+    now_ns = driver.feed.target.now_ns()
     return [original.pair(o.segment, o.dwell, driver.windows.requests(o.segment.index), now_ns) for o in used]
 
 

@@ -112,12 +112,12 @@ def reference(parts: Trees) -> str | None:
 
 def next_step(own_seed: int, driver: Driver, original: Original) -> Segment | Stop:
     """The original's windows, then what the budget has room for as in any search, its hold included."""
-    driver.plan = replace(driver.plan, seed=original.seed)
+    driver.replan(seed=original.seed)
     step = next_replay(driver, original)
     if not isinstance(step, Stop) or step.kind != "budget":
         return step
     # Of other arrivals: with the original's a window of the same number might count twice.
-    driver.plan = replace(driver.plan, seed=own_seed)
+    driver.replan(seed=own_seed)
     return focus(driver)
 
 

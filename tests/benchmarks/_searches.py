@@ -12,7 +12,8 @@ from analysis.capacity.posterior import Capacity
 from analysis.capacity.validity import LEAST_VALID_DWELLS
 from analysis.stats.pooling import Estimate, pooled
 from conf import Experiment
-from loadgen.drive.driver import Driver, TargetLost
+from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import Plan
 from loadgen.drive.sweep import Sweep, sweep
 from loadgen.search.policy import Start

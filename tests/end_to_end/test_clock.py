@@ -17,7 +17,9 @@ from conf import ConfigError, Experiment, load
 from conf.specs.experiment import SimulatedEngine
 from loadgen.cli import command_line
 from loadgen.drive import fixed_rate
-from loadgen.drive.driver import Driver, TargetLost
+from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import TargetLost
+from loadgen.drive.prepared_load import load_prepared
 from loadgen.fleet.arrow_stream import Shard
 from loadgen.fleet.fleet import FleetError, Offset, offset_of
 from loadgen.fleet.health import Pulse
@@ -322,9 +324,9 @@ def test_lead_and_bridge_are_real_time() -> None:
     for scale in (1.0, FAST):
         target = virtual(experiment)
         driver = Driver(target, plan(experiment, Start(8.0), time_scale=scale), lambda *_, **__: None)
-        ahead_s.append(driver.next_start_ns() / NS)
+        ahead_s.append(driver.feed.next_start_ns() / NS)
         for index in range(2):
-            driver.load(Segment(index, "dwell", 2.0, 0.0, 10.0, False, ""), may_abort=False)
+            load_prepared(driver, Segment(index, "dwell", 2.0, 0.0, 10.0, False, ""), may_abort=False)
         first, second = (outcome.dwell for outcome in driver.windows.outcomes)
         gaps_s.append((second.window_start_ns - first.window_end_ns) / NS)
     assert (ahead_s, gaps_s) == ([0.2, 1.0], [1.0, 5.0])

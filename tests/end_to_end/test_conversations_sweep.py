@@ -101,7 +101,7 @@ class Interrupted:
 
 def interrupted(experiment: Experiment, driver: Driver) -> Conclude:
     """The act of a sweep that is cut."""
-    driver.target = cast(Target, Interrupted(driver.target))
+    driver.feed.target = cast(Target, Interrupted(driver.feed.target))
     return measure.search(experiment, driver)
 
 

@@ -182,7 +182,7 @@ def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
     assert math.exp(whole.log_work) == pytest.approx(np.mean([math.exp(part.log_work) for part in parts]))
     assert parts[1].tpot.over > parts[0].tpot.over  # the slow one
     again = count_streams(
-        drive.windows.requests(0), whole, 2, experiment.slo, experiment.workload, drive.free_ns
+        drive.windows.requests(0), whole, 2, experiment.slo, experiment.workload, drive.feed.free_ns
     )
     assert again == parts
 

@@ -10,8 +10,11 @@ import pytest
 from analysis.rows import metrics, records
 from conf import Experiment, load
 from loadgen.drive import cache_warmup
-from loadgen.drive.driver import Driver, TargetLost
+from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import LossRecovery, TargetLost
 from loadgen.drive.plan import Plan
+from loadgen.drive.prepared_load import load_prepared
+from loadgen.drive.service_warmup import UNREPORTED, warm_up
 from loadgen.fleet.rows import Planned, planned
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.search.policy import Segment, Start
@@ -111,12 +114,12 @@ def window_hit(drive: Driver, index: int) -> float:
 def test_users_are_in_the_caches_before_the_first_window() -> None:
     told: list[str] = []
     drive = driver(Cache(), CHATS, told)
-    drive.warm_up()
+    warm_up(drive)
     spent_s = drive.elapsed_s()
-    drive.load(dwell(0, 20.0))
+    load_prepared(drive, dwell(0, 20.0))
     assert window_hit(drive, 0) > 0.94
     assert drive.elapsed_s() - spent_s == pytest.approx(61.2, abs=0.5)  # the fill is not charged
-    assert drive.target.now_ns() > 200 * NS
+    assert drive.feed.target.now_ns() > 200 * NS
     rates = [float(line.split(" at ")[1].split(" QPS")[0]) for line in told[:-1]]
     assert rates[0] == 3.0 and rates[-2:] == [20.0, 20.0]
     assert np.max(np.diff(rates)) == pytest.approx(STEP_QPS, abs=2e-3)
@@ -126,10 +129,10 @@ def test_users_are_in_the_caches_before_the_first_window() -> None:
 def test_a_lower_rate_has_no_new_users_and_a_higher_one_has() -> None:
     told: list[str] = []
     drive = driver(Cache(), CHATS, told)
-    drive.warm_up()
+    warm_up(drive)
     for index, (rate_qps, fills) in enumerate([(10.0, True), (9.0, False), (10.05, False), (11.0, True)]):
         told.clear()
-        drive.load(dwell(index, rate_qps))
+        load_prepared(drive, dwell(index, rate_qps))
         assert bool(told) is fills
         assert window_hit(drive, index) > 0.9
 
@@ -137,14 +140,14 @@ def test_a_lower_rate_has_no_new_users_and_a_higher_one_has() -> None:
 def test_after_an_overload_the_caches_are_filled_again_from_half_the_rate() -> None:
     told: list[str] = []
     drive = driver(Cache(), CHATS, told)
-    drive.load(dwell(0, 10.0))
-    drive.load(dwell(1, 9.0))
+    load_prepared(drive, dwell(0, 10.0))
+    load_prepared(drive, dwell(1, 9.0))
     told.clear()
-    drive.load(replace(dwell(2, 8.0), settle_before=True))
+    load_prepared(drive, replace(dwell(2, 8.0), settle_before=True))
     rates = [float(line.split(" at ")[1].split(" QPS")[0]) for line in told[:-1]]
     assert rates[0] == pytest.approx(4.0 + STEP_QPS, abs=2e-3) and rates[-2:] == [8.0, 8.0]
     told.clear()
-    drive.load(dwell(3, 7.5))
+    load_prepared(drive, dwell(3, 7.5))
     assert not told, "all of its users have been there again"
 
 
@@ -152,8 +155,8 @@ def test_answers_that_take_longer_than_a_piece_do_not_end_the_fill() -> None:
     """As in an overload: of what is due in a piece nothing has ended at its end."""
     told: list[str] = []
     drive = driver(Cache(life_s=50.0), CHATS, told)
-    drive.load(dwell(0, 6.0))
-    assert "caches are filled" in told[-1] and drive.target.now_ns() > 200 * NS
+    load_prepared(drive, dwell(0, 6.0))
+    assert "caches are filled" in told[-1] and drive.feed.target.now_ns() > 200 * NS
     assert float(told[-2].split(": ")[1].split("%")[0]) > 93
 
 
@@ -171,11 +174,11 @@ def test_pieces_are_settled_by_their_hits_and_their_time() -> None:
 def test_a_service_that_came_back_is_filled_again() -> None:
     told: list[str] = []
     drive = driver(Cache(), CHATS, told)
-    drive.repair = lambda: None
-    drive.load(dwell(0, 8.0))
+    drive.loss.repair = lambda: None
+    load_prepared(drive, dwell(0, 8.0))
     drive.recover(TargetLost("gone"))
     told.clear()
-    drive.load(dwell(1, 8.0))
+    load_prepared(drive, dwell(1, 8.0))
     assert "caches are filled" in told[-1]
 
 
@@ -183,8 +186,8 @@ def test_a_fill_that_a_load_actor_s_loss_ended_counts_as_none() -> None:
     target = Cache()
     drive = driver(target, CHATS, [])
     target.lost = [LostActor(0, 0, 2, "killed")]
-    drive.load(dwell(0, 8.0))
-    assert drive.filled_qps == 0.0
+    load_prepared(drive, dwell(0, 8.0))
+    assert drive.warmed_qps == 0.0
 
 
 def test_a_fill_that_the_service_s_loss_ended_costs_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,19 +195,20 @@ def test_a_fill_that_the_service_s_loss_ended_costs_no_budget(monkeypatch: pytes
         raise TargetLost("gone")
 
     drive = driver(Cache(), CHATS, [])
-    drive.warm_up()
+    warm_up(drive)
     spent_s = drive.elapsed_s()
-    monkeypatch.setattr(Driver, "refuse_dead", dies)
+    monkeypatch.setattr(LossRecovery, "refuse_dead", dies)
     with pytest.raises(TargetLost):
-        drive.load(dwell(0, 8.0))
-    assert drive.elapsed_s() - spent_s < 1 and drive.target.now_ns() > drive.free_ns - 2 * NS > 20 * NS
+        load_prepared(drive, dwell(0, 8.0))
+    assert drive.elapsed_s() - spent_s < 1
+    assert drive.feed.target.now_ns() > drive.feed.free_ns - 2 * NS > 20 * NS
 
 
 def test_the_load_that_runs_out_is_of_the_same_users() -> None:
     saved: list[ArrivalSchedule] = []
     drive = driver(Cache(), CHATS, [])
-    drive.plan_saved = saved.append
-    drive.load(dwell(0, 20.0))
+    drive.feed.plan_saved = saved.append
+    load_prepared(drive, dwell(0, 20.0))
     drive.drain(run_out=True)
     *before, last = saved
     assert last.session is not None and last.after is not None and len(last) > 10
@@ -215,49 +219,49 @@ def test_the_load_that_runs_out_is_of_the_same_users() -> None:
 def test_ramp_steps_are_not_filled() -> None:
     told: list[str] = []
     drive = driver(Cache(), CHATS, told)
-    drive.load(dwell(0, 2.0, "ramp"))
+    load_prepared(drive, dwell(0, 2.0, "ramp"))
     assert told == []
 
 
 def test_the_ledger_knows_the_plan_of_every_piece() -> None:
     saved: list[int] = []
     drive = driver(Cache(), CHATS, [])
-    drive.plan_saved = lambda schedule: saved.extend(schedule.seq.tolist())
-    drive.load(dwell(0, 8.0))
+    drive.feed.plan_saved = lambda schedule: saved.extend(schedule.seq.tolist())
+    load_prepared(drive, dwell(0, 8.0))
     assert saved == list(range(len(saved))) and len(saved) > 500
-    assert drive.windows.ledger.planned(0, 0, drive.free_ns) == len(saved)
+    assert drive.windows.ledger.planned(0, 0, drive.feed.free_ns) == len(saved)
     assert drive.windows.verdicts[0].valid
 
 
 def test_who_tells_no_hits_is_not_waited_for() -> None:
     told: list[str] = []
     drive = driver(Cache(tells=False), CHATS, told)
-    drive.warm_up()
-    drive.load(dwell(0, 10.0))
-    assert told == [cache_warmup.UNTOLD] and drive.target.now_ns() < 90 * NS
+    warm_up(drive)
+    load_prepared(drive, dwell(0, 10.0))
+    assert told == [UNREPORTED] and drive.feed.target.now_ns() < 90 * NS
 
 
 def test_what_never_settles_is_measured_as_it_is_and_told() -> None:
     told: list[str] = []
     drive = driver(Cache(fade_s=600), CHATS, told)
-    drive.warm_up()
-    drive.load(dwell(0, 7.5))
+    warm_up(drive)
+    load_prepared(drive, dwell(0, 7.5))
     assert "still change" in told[-1]
-    assert drive.target.now_ns() < (cache_warmup.LONGEST_S + 250) * NS
+    assert drive.feed.target.now_ns() < (cache_warmup.LONGEST_S + 250) * NS
 
 
 def test_prompts_of_one_beginning_are_filled_by_the_warm_up() -> None:
     told: list[str] = []
     drive = driver(Cache(), load(["workload.prefix_hit=.5"]), told)
-    drive.warm_up()
-    drive.load(dwell(0, 5.0))
+    warm_up(drive)
+    load_prepared(drive, dwell(0, 5.0))
     assert told == [] and window_hit(drive, 0) == pytest.approx(0.5, abs=0.01)
 
 
 def test_prompts_of_one_beginning_are_filled_where_no_warm_up_did() -> None:
     told: list[str] = []
     drive = driver(Cache(), load(["workload.prefix_hit=.5"]), told)
-    drive.load(dwell(0, 5.0))
+    load_prepared(drive, dwell(0, 5.0))
     assert "caches are filled after 4" in told[-1]
 
 
@@ -265,8 +269,8 @@ def test_prompts_without_reuse_need_no_fill() -> None:
     told: list[str] = []
     for tells in (True, False):
         drive = driver(Cache(tells), load(), told)
-        drive.warm_up()
-        drive.load(dwell(0, 5.0))
+        warm_up(drive)
+        load_prepared(drive, dwell(0, 5.0))
         assert told == []
 
 

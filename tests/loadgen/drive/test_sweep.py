@@ -12,7 +12,8 @@ from analysis.results import summary
 from analysis.rows import records
 from conf import Experiment, load
 from loadgen.drive import fixed_rate
-from loadgen.drive.driver import Driver, TargetLost
+from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import Plan
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.target import LostActor, Observation

@@ -88,8 +88,8 @@ def killed_after(folder: RunFolder, segments: int) -> Driver:
 
 def ended(drive: Driver) -> None:
     """The load actors of a driver are gone, as they are at the end of a run and soon after a kill."""
-    assert isinstance(drive.target, Recorded)
-    drive.target.end()
+    assert isinstance(drive.feed.target, Recorded)
+    drive.feed.target.end()
 
 
 @pytest.fixture

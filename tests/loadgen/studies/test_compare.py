@@ -244,8 +244,8 @@ def test_a_replayed_window_has_the_same_requests_at_another_rate() -> None:
         segment = Segment(
             index, "dwell", rate_qps, lead_s + 15 * slower, 45 * slower, False, "", pair, lead_s
         )
-        window = drive._window(segment)
-        schedule = drive._draw(segment, window, window.rate_qps)
+        window = drive.feed.window(segment)
+        schedule = drive.feed.draw(segment, window, window.rate_qps)
         assert set(schedule.dwell * np.ones(1)) == {index} and (np.diff(schedule.due_ns) >= 0).all()
         assert schedule.seq.tolist() == list(range(len(schedule)))
         inside = schedule.where(schedule.phase == PHASES.index("window"))
@@ -275,7 +275,7 @@ class Site:
         folder.write_text("config.yaml", dump(experiment))
         folder.write_json("manifest.json", {"verb": "sweep"})
         factor = self._factor if folder.run_id == "b" else 1.0
-        drive = driver(experiment, factor, folder.event, folder.plan, told=folder.tell)
+        drive = driver(experiment, factor, folder.event, folder.plan, reported=folder.tell)
         conclude = act(experiment, drive)
         self.plans.append(drive.plan)
         drive.recount_on(folder.collect())
