@@ -27,7 +27,7 @@ from loadgen.predict.capacity import quiet
 from loadgen.predict.operating_point import Simulated
 from loadgen.predict.uncertainty import DRAWS, Spread
 from loadgen.run.progress import Emit
-from loadgen.search.policy import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
+from loadgen.search.start import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
 from loadgen.studies import published_ladder as ladder
 from loadgen.traffic.prefix_sharing import alike, scattered
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule

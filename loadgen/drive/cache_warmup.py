@@ -13,7 +13,7 @@ import pyarrow as pa
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
 from loadgen.drive.driver import Driver
-from loadgen.search.policy import Segment
+from loadgen.search.segments import Segment
 from loadgen.traffic.prefix_sharing import gap_s
 from loadgen.traffic.schedule import NS
 

@@ -17,7 +17,8 @@ from loadgen.drive.loss_recovery import POLL_NS, LossRecovery, TargetLost
 from loadgen.drive.plan import Past, Plan
 from loadgen.drive.windows import Windows
 from loadgen.fleet.target import Target
-from loadgen.search.policy import ABORT_EVERY_S, ABORT_FROM_S, RAMP_LOOK_S, Segment, plainly_bad, should_abort
+from loadgen.search.overload import ABORT_EVERY_S, ABORT_FROM_S, RAMP_LOOK_S, plainly_bad, should_abort
+from loadgen.search.segments import Segment
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 

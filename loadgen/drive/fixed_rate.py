@@ -16,7 +16,7 @@ from loadgen.drive.liveness import in_flight
 from loadgen.drive.loss_recovery import POLL_NS
 from loadgen.drive.prepared_load import load_prepared
 from loadgen.drive.service_warmup import warm_up
-from loadgen.search.policy import Segment
+from loadgen.search.segments import Segment
 from loadgen.traffic import trace
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule

@@ -16,7 +16,7 @@ from loadgen.drive.plan import Past, Plan
 from loadgen.drive.request_ledger import Ledger
 from loadgen.drive.window_health import Watched, watched
 from loadgen.fleet.target import LostActor, Observation, Target
-from loadgen.search.policy import Segment, Stop
+from loadgen.search.segments import Segment, Stop
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
 

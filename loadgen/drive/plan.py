@@ -8,7 +8,8 @@ from analysis.capacity.validity import BLOCK_TOKENS
 from analysis.capacity.window_counts import Window
 from conf.specs.experiment import Search, Slo, Workload
 from loadgen.drive.window_health import Watched
-from loadgen.search.policy import Segment, Start
+from loadgen.search.segments import Segment
+from loadgen.search.start import Start
 
 
 @dataclass(frozen=True, slots=True)

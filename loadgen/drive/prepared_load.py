@@ -6,7 +6,7 @@ Knows the order of these steps and which segments need them; each step knows whe
 from loadgen.drive.cache_warmup import warm_caches
 from loadgen.drive.driver import Driver
 from loadgen.drive.steady_state import after_break
-from loadgen.search.policy import Segment
+from loadgen.search.segments import Segment
 from loadgen.traffic.processes import Profile
 
 

@@ -13,7 +13,7 @@ from analysis.capacity.validity import Check, Verdict
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import metrics, records
 from loadgen.drive.liveness import heard_ns
-from loadgen.search.policy import Outcome
+from loadgen.search.segments import Outcome
 
 MOST_RECOVERIES = 5
 """Recoveries in one run. Each costs a window or two and what the service needs to come back; one that breaks

@@ -14,7 +14,7 @@ from analysis.capacity.window_counts import e2e_so_far
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
 from loadgen.drive.driver import Driver
-from loadgen.search.policy import Segment
+from loadgen.search.segments import Segment
 from loadgen.traffic.schedule import NS
 
 STEADY_E2E = 3.0

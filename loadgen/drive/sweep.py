@@ -11,7 +11,8 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.prepared_load import load_prepared
 from loadgen.drive.service_warmup import warm_up
-from loadgen.search.policy import Outcome, Segment, Stop, next_segment
+from loadgen.search.policy import next_segment
+from loadgen.search.segments import Outcome, Segment, Stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from analysis.capacity.window_counts import Window, tpot_so_far, ttft_so_far
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
 from conf.specs.experiment import Slo
-from loadgen.search.policy import Outcome
+from loadgen.search.segments import Outcome
 
 
 def segment_done(outcome: Outcome, rows: pa.Table, verdict: Verdict, slo: Slo, now_ns: int) -> dict[str, Any]:

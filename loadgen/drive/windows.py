@@ -18,16 +18,10 @@ from loadgen.drive.request_ledger import Ledger
 from loadgen.drive.service_loss import invalidated
 from loadgen.drive.window_event import segment_done, word
 from loadgen.drive.window_health import Watched
-from loadgen.search.policy import (
-    Outcome,
-    Segment,
-    bad_step,
-    dwells_of,
-    fitted,
-    long_queue,
-    plainly_bad,
-    prior,
-)
+from loadgen.search.overload import bad_step, long_queue, plainly_bad
+from loadgen.search.pacing import fitted
+from loadgen.search.policy import prior
+from loadgen.search.segments import Outcome, Segment, dwells_of
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ from loadgen.run import verdicts
 from loadgen.run.endpoint import TargetError, api_key
 from loadgen.run.metrics_scraper import Scraper
 from loadgen.run.run_folder import RunFolder, checksums, manifest, sha256_of
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 
 Conclude = Callable[[], Tree]
 """Draws a conclusion, the tree of sweep.json, from what the driver knows by then."""

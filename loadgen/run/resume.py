@@ -14,7 +14,7 @@ from analysis.results.runs import Run
 from analysis.rows import metrics, records
 from loadgen.drive.plan import Past
 from loadgen.drive.window_health import Watched, watched
-from loadgen.search.policy import Segment
+from loadgen.search.segments import Segment
 
 
 def past(run: Run) -> Past:

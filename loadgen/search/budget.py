@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from conf import Experiment
 from conf.specs.experiment import Search
-from loadgen.search.policy import paced
+from loadgen.search.pacing import paced
 
 
 def swept_s(experiment: Experiment) -> float:

@@ -28,8 +28,10 @@ from loadgen.run import measure, verdicts
 from loadgen.run.folder import Folder
 from loadgen.run.lifecycle import Conclude
 from loadgen.run.measure import Act
-from loadgen.search.policy import Outcome, Segment, Stop, fitted, next_segment, prior
+from loadgen.search.pacing import fitted
+from loadgen.search.policy import next_segment, prior
 from loadgen.search.replay_policy import Template, next_pair, without_evidence
+from loadgen.search.segments import Outcome, Segment, Stop
 from loadgen.studies.study import Study, Trees, seed_of
 
 KIND = "compare"

@@ -21,7 +21,7 @@ from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.lifecycle import Conclude
 from loadgen.run.measure import Act
-from loadgen.search.policy import Segment, Stop
+from loadgen.search.segments import Segment, Stop
 from loadgen.studies import comparison
 from loadgen.studies.comparison import Original, Paired, next_replay
 from loadgen.studies.matrix_cells import Cell, Cells, unpaired

@@ -13,7 +13,7 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
 from loadgen.drive.sweep import sweep
 from loadgen.predict.virtual_target import VirtualTarget
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.studies import comparison
 from serve_apps.engine_model import VirtualService
 from tests.benchmarks._scenarios import FASTER, GUESS_QPS, experiment, service, truths

@@ -16,7 +16,7 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import Plan
 from loadgen.drive.sweep import Sweep, sweep
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS
 from tests.benchmarks import _fluid
 from tests.benchmarks._scenarios import (

@@ -31,7 +31,8 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.run import verdicts
 from loadgen.run.lifecycle import Conclude, Run
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.policy import Segment, Start
+from loadgen.search.segments import Segment
+from loadgen.search.start import Start
 from loadgen.studies import calibration_probes
 from loadgen.traffic.schedule import NS, Traffic
 from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest

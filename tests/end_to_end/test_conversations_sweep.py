@@ -24,7 +24,7 @@ from loadgen.drive import cache_warmup
 from loadgen.drive.driver import Driver
 from loadgen.fleet.target import Observation, Target
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.traffic.population import Population
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 

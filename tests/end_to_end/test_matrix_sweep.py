@@ -22,7 +22,7 @@ from loadgen.run import lifecycle
 from loadgen.run.endpoint import TargetError
 from loadgen.run.lifecycle import Service
 from loadgen.run.measure import Site
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.studies import matrix_cells, matrix_study, study
 from loadgen.studies.comparison import Paired
 from loadgen.studies.matrix_cells import Cells

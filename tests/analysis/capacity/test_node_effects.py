@@ -40,7 +40,8 @@ from loadgen.fleet.rows import plan_table
 from loadgen.fleet.sse import Exchange
 from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import verdicts
-from loadgen.search.policy import Outcome, Segment, Start, dwells_of
+from loadgen.search.segments import Outcome, Segment, dwells_of
+from loadgen.search.start import Start
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule, Traffic
 from serve_apps.engine_model import Engine, VirtualService

@@ -21,7 +21,7 @@ from loadgen.cli import command_line, engine_model, verbs
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
 from loadgen.fleet.target import Observation
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.studies import published_ladder, published_ladder_run, published_tables
 from loadgen.studies.paper_models import subject_of
 from loadgen.studies.published_ladder import BASELINE, SATURATED, STRESS, WARM_UP

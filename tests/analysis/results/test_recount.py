@@ -32,7 +32,7 @@ from loadgen.run.lifecycle import Run
 from loadgen.run.measure import require
 from loadgen.run.resume import past
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.loadgen.drive.test_sweep import spoilt
 from tests.loadgen.run.test_lifecycle import VirtualFleet, service

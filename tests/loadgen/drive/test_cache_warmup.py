@@ -17,7 +17,8 @@ from loadgen.drive.prepared_load import load_prepared
 from loadgen.drive.service_warmup import UNREPORTED, warm_up
 from loadgen.fleet.rows import Planned, planned
 from loadgen.fleet.target import LostActor, Observation
-from loadgen.search.policy import Segment, Start
+from loadgen.search.segments import Segment
+from loadgen.search.start import Start
 from loadgen.traffic.conversation_means import resolve
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 

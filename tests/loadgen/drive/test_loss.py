@@ -23,7 +23,7 @@ from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import verdicts
 from loadgen.run.resume import past
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import Engine, VirtualService
 

@@ -19,7 +19,8 @@ from loadgen.drive.sweep import sweep
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import verdicts
-from loadgen.search.policy import VOID_STEPS, Start
+from loadgen.search.ramp import VOID_STEPS
+from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import Engine, VirtualService
 from tests.benchmarks._scenarios import truths

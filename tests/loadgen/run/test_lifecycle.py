@@ -20,7 +20,7 @@ from loadgen.run.endpoint import TargetError
 from loadgen.run.folder import finite
 from loadgen.run.lifecycle import Run, Service
 from loadgen.run.run_folder import RunFolder, without_credentials
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS, Traffic
 from serve_apps.engine_model import Engine, VirtualService
 

@@ -22,7 +22,9 @@ from loadgen.fleet.target import Observation
 from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run.resume import past
 from loadgen.run.run_folder import BusyError, RunFolder
-from loadgen.search.policy import Outcome, Start, prior
+from loadgen.search.policy import prior
+from loadgen.search.segments import Outcome
+from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import Engine, VirtualService
 

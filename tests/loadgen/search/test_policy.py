@@ -11,7 +11,9 @@ from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, NS, Dwell, Li
 from conf import load
 from conf.specs.experiment import Search, Slo
 from loadgen.search import policy
-from loadgen.search.policy import Outcome, Start
+from loadgen.search.overload import bad_step, should_abort
+from loadgen.search.segments import Outcome, Stop
+from loadgen.search.start import Start
 from tests.benchmarks._scenarios import truths
 from tests.benchmarks._searches import searched
 
@@ -150,7 +152,7 @@ class Service:
         outcomes, now_s, backlog = [], 0.0, 0.0
         while True:
             step = policy.next_segment(spec, start, outcomes, now_s)
-            if isinstance(step, policy.Stop):
+            if isinstance(step, Stop):
                 dwells = [outcome for outcome in outcomes if outcome.segment.kind == "dwell"]
                 ramp = [outcome for outcome in outcomes if outcome.segment.kind == "ramp"]
                 began_s = dwells[0].dwell.start_ns / NS if dwells else now_s
@@ -311,7 +313,7 @@ def window_of(requests, ttft, tpot, paced):
     ],
 )
 def test_bad_steps(dwell, bad):
-    assert policy.bad_step(dwell) is bad
+    assert bad_step(dwell) is bad
 
 
 @pytest.mark.parametrize(
@@ -319,7 +321,7 @@ def test_bad_steps(dwell, bad):
     [(58, False), (59, True)],
 )
 def test_aborts(waiting, stops):
-    answer = policy.should_abort(window_of(200, 200, 0, 0), waiting, S2)
+    answer = should_abort(window_of(200, 200, 0, 0), waiting, S2)
     assert (answer is not None) is stops
 
 

@@ -22,8 +22,10 @@ from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.policy import MOST_CLIMB, Outcome, Segment, Start, Stop
-from loadgen.search.replay_policy import CLIMB, Template, next_pair, without_evidence
+from loadgen.search.next_rate import MOST_CLEAN_STEP
+from loadgen.search.replay_policy import RATIO_UP, Template, next_pair, without_evidence
+from loadgen.search.segments import Outcome, Segment, Stop
+from loadgen.search.start import Start
 from loadgen.studies import comparison, comparison_words, study
 from loadgen.studies.comparison import Paired
 from loadgen.traffic.schedule import NS, PHASES
@@ -67,7 +69,7 @@ def walked(delta: float, count: int, seed: int) -> list[Pair]:
     tried = [0.0]
     while len(tried) < count:
         found = paired_ratio.ratio(pairs(delta, tried, seed), 0.0)
-        tried.append(min(found.log_next, tried[-1] + MOST_CLIMB) if found else tried[-1] + CLIMB)
+        tried.append(min(found.log_next, tried[-1] + MOST_CLEAN_STEP) if found else tried[-1] + RATIO_UP)
     return pairs(delta, tried, seed)
 
 

@@ -19,7 +19,7 @@ from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
 from loadgen.predict.virtual_target import VirtualTarget
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.studies import engine_check
 from loadgen.studies.engine_check import Replay
 from serve_apps.engine_model import Engine, VirtualService

@@ -19,7 +19,7 @@ from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
 from loadgen.search import budget
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.studies import study
 from serve_apps.engine_model import Engine, VirtualService
 
