@@ -38,8 +38,8 @@ class _Second:
     gc_ns: int = 0
 
 
-class Pulse:
-    """Counts what happens in a second; `beat` closes it. Call it from the loop's own thread."""
+class HealthSampler:
+    """Counts what happens in a second; `sample` closes it. Call it from the loop's own thread."""
 
     def __init__(self, client_id: int, clock: Clock) -> None:
         self._client_id = client_id
@@ -74,8 +74,8 @@ class Pulse:
         finally:
             gc.callbacks.remove(self._on_gc)
 
-    def beat(self) -> dict[str, Any]:
-        """The row of the time since the last beat."""
+    def sample(self) -> dict[str, Any]:
+        """The row of the time since the last sample."""
         second, self._second = self._second, _second()
         span_ns = max(1, self._second.since_ns - second.since_ns)
         clock = self._clock

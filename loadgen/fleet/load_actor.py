@@ -19,10 +19,10 @@ from analysis.rows import time_series
 from conf import ConfigError
 from conf.io.secret import Secret
 from conf.specs.experiment import Workload
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.os_limits import Limits, limits, raise_files
 from loadgen.fleet.parent_watch import Lifeline, own, watch
-from loadgen.fleet.worker import Report, Worker
+from loadgen.fleet.worker import Worker, WorkerReport
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import ArrivalSchedule
 
@@ -68,8 +68,8 @@ class LoadActor:
         except ConfigError as error:
             raise ConfigError(f"on node {platform.node()}: {error}") from error
         self._shards = [
-            Shard(folder / f"{name(client_id)}.arrow"),
-            Shard(folder / f"{name(client_id)}.health.arrow", time_series.CLIENTS),
+            ArrowStream(folder / f"{name(client_id)}.arrow"),
+            ArrowStream(folder / f"{name(client_id)}.health.arrow", time_series.CLIENTS),
         ]
         self._worker = Worker(
             client_id,
@@ -123,7 +123,7 @@ class LoadActor:
     async def retract(self) -> None:
         self._worker.retract()
 
-    async def observe(self) -> Report:
+    async def observe(self) -> WorkerReport:
         return await self._worker.observe()
 
     async def finish(self, drain_s: float) -> None:

@@ -20,11 +20,11 @@ from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.prepared_load import load_prepared
-from loadgen.fleet.arrow_stream import Shard
-from loadgen.fleet.fleet import FleetError, Offset, offset_of
-from loadgen.fleet.health import Pulse
+from loadgen.fleet.arrow_stream import ArrowStream
+from loadgen.fleet.fleet import ClockOffset, FleetError, offset_of
+from loadgen.fleet.health import HealthSampler
 from loadgen.fleet.load_actor import whose_clock
-from loadgen.fleet.rows import Clock, Planned, Said, batch, plan_table
+from loadgen.fleet.rows import Clock, Planned, ServerWords, batch, plan_table
 from loadgen.fleet.sse import Exchange, StampedReader
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
@@ -147,7 +147,7 @@ def test_the_runs_clock_and_the_real_one_are_both_in_the_row() -> None:
     seen.accepted_virtual_ns, seen.first_virtual_ns, seen.last_virtual_ns = 7 * MS, 77 * MS, 120 * MS
     seen.gaps_us.append(10_000)
     assert clock.run_ns(clock.monotonic_ns(plan.due_ns)) == plan.due_ns
-    rows = batch([(plan, seen)], clock, 0, record_itl=True, said=Said())
+    rows = batch([(plan, seen)], clock, 0, record_itl=True, words=ServerWords())
     (row,) = rows.to_pylist()
     offsets_ms = [row[f"{name}_offset_ns"] / MS for name in ("send", "first_token", "last_token", "end")]
     assert offsets_ms == [5, 100, 150, 155]
@@ -204,7 +204,7 @@ def test_a_clock_that_is_far_away_refuses_a_common_start(monkeypatch: pytest.Mon
 def test_on_one_host_there_is_one_clock_however_busy_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Elsewhere(0, [(70 * MS, 200 * MS)], whose_clock())
     monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", here.monotonic_ns)
-    assert offset_of(here.read) == Offset(0, 0)
+    assert offset_of(here.read) == ClockOffset(0, 0)
     assert len(whose_clock()) > 36, "the boot and the time namespace"
 
 
@@ -212,7 +212,7 @@ def test_two_clocks_of_one_name_are_two_all_the_same(monkeypatch: pytest.MonkeyP
     """A copy of a virtual machine has the boot of the other, and its clock is its own."""
     there = Elsewhere(2 * NS, [(MS, MS)], whose_clock())
     monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", there.monotonic_ns)
-    assert offset_of(there.read) == Offset(2 * NS, MS + 1)
+    assert offset_of(there.read) == ClockOffset(2 * NS, MS + 1)
 
 
 SHORT = ["workload.input_tokens.mean=600", "workload.output_tokens.mean=20"]
@@ -236,7 +236,7 @@ def virtual_s(experiment: Experiment) -> tuple[float, float]:
 async def measured(folder: Path, experiment: Experiment) -> pa.Table:
     """Rows of requests one after the other, over HTTP."""
     prompts = Prompts(experiment.workload, experiment.model.served_name, experiment.model.vocab, salt=1)
-    shard, scale = Shard(folder / "rows.arrow"), experiment.time_scale
+    shard, scale = ArrowStream(folder / "rows.arrow"), experiment.time_scale
     async with simulated(experiment) as url:
         worker = Worker(0, [url], prompts, shard, record_itl=True, time_scale=scale, timeout_s=PATIENCE_S)
         worker.start(time.monotonic_ns(), time.time_ns())
@@ -272,10 +272,10 @@ def test_over_http_the_engines_own_times_are_those_of_the_virtual_clock(tmp_path
 
 def test_a_beat_covers_seconds_of_the_run() -> None:
     began_ns = time.monotonic_ns()
-    pulse = Pulse(0, Clock(began_ns, 0, FAST))
-    pulse.sent(2 * MS)
+    sampler = HealthSampler(0, Clock(began_ns, 0, FAST))
+    sampler.sent(2 * MS)
     time.sleep(0.02)
-    beat = pulse.beat()
+    beat = sampler.sample()
     assert beat["clock_ns"] / FAST == pytest.approx(beat["at"] * 1000, abs=1001), (
         "the wall clock knows no speed"
     )
@@ -334,7 +334,7 @@ def test_lead_and_bridge_are_real_time() -> None:
 
 
 def test_the_manifest_says_which_clock_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgen.run.lifecycle.Fleet", VirtualFleet)
+    monkeypatch.setattr("loadgen.run.lifecycle.LoadFleet", VirtualFleet)
     experiment = load([FAST_WORD, "engine.block_size=128", "fleet.warmup_requests=4"])
     folder = RunFolder.create(tmp_path, "one")
     plans = []

@@ -102,7 +102,7 @@ class Deployments:
 
 @pytest.fixture
 def deployments(monkeypatch: pytest.MonkeyPatch) -> Deployments:
-    monkeypatch.setattr(lifecycle, "Fleet", VirtualFleet)
+    monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     return Deployments()
 
 

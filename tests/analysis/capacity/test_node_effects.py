@@ -34,7 +34,7 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Plan
 from loadgen.drive.sweep import Sweep, sweep
 from loadgen.fleet.addresses import chosen
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.rows import plan_table
 from loadgen.fleet.sse import Exchange
@@ -325,7 +325,7 @@ def test_runs_of_a_version_without_streams_can_still_be_read(tmp_path: Path) -> 
     old = pa.schema([field for field in records.SHARD if field.name != "stream"])
     row = dict.fromkeys(old.names) | {"seq": 1, "dwell": 0, "phase": "window", "due_ns": 5}
     (tmp_path / "shards").mkdir()
-    shard = Shard(tmp_path / "shards" / "client-00.arrow", old)
+    shard = ArrowStream(tmp_path / "shards" / "client-00.arrow", old)
     shard.append(pa.RecordBatch.from_pylist([row | {"status": "ok"}], schema=old))
     shard.close()
     plan = pa.table([pa.array([0, 1, 2]), pa.array([0, 0, 0], pa.int16())], names=["seq", "dwell"])

@@ -11,19 +11,19 @@ from analysis.capacity.window_counts import NS, Window
 from analysis.rows.time_series import CLIENTS
 from loadgen.drive.window_health import watched
 from loadgen.fleet import health
-from loadgen.fleet.health import Pulse
+from loadgen.fleet.health import HealthSampler
 from loadgen.fleet.rows import Clock
 
 
 def test_a_second_counts_what_happened_in_it_and_no_more() -> None:
-    pulse = Pulse(3, Clock(time.monotonic_ns(), 1_000_000_000))
+    sampler = HealthSampler(3, Clock(time.monotonic_ns(), 1_000_000_000))
     for lag_ns in (1_000_000, 3_000_000, 2_000_000):
-        pulse.sent(lag_ns)
-    pulse.missed()
-    pulse.ended(reads=10, events=12)
+        sampler.sent(lag_ns)
+    sampler.missed()
+    sampler.ended(reads=10, events=12)
     for late_ns, in_flight in ((5_000_000, 4), (-1_000, 2)):
-        pulse.woke(late_ns, in_flight)
-    first, second = pulse.beat(), pulse.beat()
+        sampler.woke(late_ns, in_flight)
+    first, second = sampler.sample(), sampler.sample()
     counted = {name: first[name] for name in ("client_id", "sends", "missed", "in_flight", "reads", "events")}
     assert counted == {"client_id": 3, "sends": 3, "missed": 1, "in_flight": 2, "reads": 10, "events": 12}
     assert (first["lag_p50_ms"], first["lag_max_ms"], first["stall_ms"]) == (2.0, 3.0, 5.0)
@@ -34,11 +34,11 @@ def test_a_second_counts_what_happened_in_it_and_no_more() -> None:
 
 
 def test_pauses_of_the_garbage_collector_are_seen_while_watched() -> None:
-    pulse = Pulse(0, Clock(0, 0))
-    with pulse.watch_gc():
+    sampler = HealthSampler(0, Clock(0, 0))
+    with sampler.watch_gc():
         gc.collect()
     gc.collect()
-    row = pulse.beat()
+    row = sampler.sample()
     assert row["gc_pauses"] == 1 and row["gc_ms"] > 0
 
 
@@ -50,16 +50,16 @@ def test_a_kernel_that_does_not_tell_is_unknown(
     if text is not None:
         path.write_text(text)
     monkeypatch.setattr(health, "SCHEDSTAT", path)
-    assert Pulse(0, Clock(0, 0)).beat()["run_share"] is None
+    assert HealthSampler(0, Clock(0, 0)).sample()["run_share"] is None
 
 
 def test_the_share_of_the_wanted_core(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "schedstat"
     monkeypatch.setattr(health, "SCHEDSTAT", path)
     path.write_text("100 50 7")
-    pulse = Pulse(0, Clock(0, 0))
+    sampler = HealthSampler(0, Clock(0, 0))
     path.write_text("400 150 9")
-    assert pulse.beat()["run_share"] == 300 / 400
+    assert sampler.sample()["run_share"] == 300 / 400
 
 
 WINDOW = Window(0, "dwell", 1.0, 1, 0, 10 * NS, 30 * NS, 30 * NS)

@@ -70,7 +70,7 @@ def measure(
     prepare: Callable[[], Start] = lambda: Start(8.0, 5.2),
     **how: Any,
 ) -> tuple[dict[str, Any], Path]:
-    monkeypatch.setattr(lifecycle, "Fleet", VirtualFleet)
+    monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     folder = RunFolder.create(tmp_path, "one")
     found = act or searched
     tree = Run(EXPERIMENT, folder, "sweep", lambda *_, **__: None).measure(prepare, service(**how), found)

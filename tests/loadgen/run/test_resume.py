@@ -17,7 +17,7 @@ from conf import load
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Past, Plan
 from loadgen.drive.sweep import sweep
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.target import Observation
 from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run.resume import past
@@ -43,7 +43,7 @@ class Recorded(VirtualTarget):
         engine = Engine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
         super().__init__(VirtualService([engine]))
         self._now_ns = from_ns
-        self._shard = Shard(folder.shards / f"client-{first_client:02d}.arrow")
+        self._shard = ArrowStream(folder.shards / f"client-{first_client:02d}.arrow")
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         seen = super().run(schedule, until_ns)
