@@ -14,7 +14,7 @@ from analysis.capacity.window_counts import Dwell, Window, count, in_window, wai
 from loadgen.drive.liveness import DEAD_LEAST, heard_ns, in_flight, silent
 from loadgen.drive.load_feed import LoadFeed
 from loadgen.drive.loss_recovery import POLL_NS, LossRecovery, TargetLost
-from loadgen.drive.plan import Past, Plan
+from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.windows import Windows
 from loadgen.fleet.target import Target
 from loadgen.search.overload import ABORT_EVERY_S, ABORT_FROM_S, RAMP_LOOK_S, plainly_bad, should_abort
@@ -38,7 +38,7 @@ class Driver:
     def __init__(
         self,
         target: Target,
-        plan: Plan,
+        plan: LoadPlan,
         emit: Callable[..., None],
         plan_saved: Callable[[ArrivalSchedule], None] = lambda _: None,
         fault: Callable[[], str | None] = lambda: None,
@@ -53,7 +53,7 @@ class Driver:
         self.counted_ns = 0
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> LoadPlan:
         """The plan as it stands now."""
         return self.feed.plan
 
@@ -135,7 +135,7 @@ class Driver:
         return None
 
     def _overload(self, window: Window, at_ns: int) -> str | None:
-        """Why a window is no use any longer, or None."""
+        """Reason why a window is of no use any longer, or None."""
         slo, rows = self.plan.slo, self.loss.answerable(window.index)
         if window.kind != "ramp":
             return should_abort(window, waiting(rows, at_ns), slo)
@@ -151,7 +151,7 @@ class Driver:
 
     def close(self, segment: Segment, window: Window, now_ns: int) -> None:
         """Add the outcome of a window that is over, and recount those that changed meanwhile."""
-        self.windows.watched[window.index] = self.feed.health_in(window)
+        self.windows.health[window.index] = self.feed.health_in(window)
         self.loss.refuse_fault()
         self.loss.refuse_dead(window.index)
         self.windows.add(segment, window, now_ns, self.elapsed_s())

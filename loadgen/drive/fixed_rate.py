@@ -1,4 +1,4 @@
-"""One window without a search: a rate held, a profile followed, a trace replayed, or a closed loop.
+"""Offers one window without a search: a fixed rate, a profile, a trace, or a closed loop.
 
 Knows how each becomes a segment and its arrivals; the driver loads and judges them.
 """
@@ -23,7 +23,7 @@ from loadgen.traffic.schedule import NS, ArrivalSchedule
 
 TRANSITION_S, DEFAULT_S = 15.0, 60.0
 IDLE_NS = 10 * NS
-"""A closed loop in which nothing is in flight and nothing ends for so long has ended (our choice)."""
+"""A closed loop has ended when nothing is in flight and nothing ends for so long (our choice)."""
 
 
 def asked(driver: Driver, experiment: Experiment) -> None:
@@ -52,13 +52,13 @@ def seconds(experiment: Experiment) -> float | None:
 
 
 def _window_s(experiment: Experiment) -> float:
-    """How long a rate or a profile is held: as asked, else to the profile's last point, or a minute."""
+    """Length of the window: as asked, else to the profile's last point, or a minute."""
     ends_s = [second for second, _ in experiment.profile_qps]
     return experiment.duration_s or max(ends_s, default=0.0) or DEFAULT_S
 
 
 def rate(driver: Driver, qps_per_node: float, duration_s: float, transition_s: float) -> None:
-    """Hold one rate for `duration_s` after a transition."""
+    """Offer one rate for `duration_s` after a transition."""
     warm_up(driver)
     why = "the rate that was asked"
     load_prepared(

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.capacity.window_counts import Window
-from loadgen.drive.plan import Past, Plan
+from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.request_ledger import Ledger
-from loadgen.drive.window_health import Watched, watched
+from loadgen.drive.window_health import WindowHealth, health_of
 from loadgen.fleet.target import LostActor, Observation, Target
 from loadgen.search.segments import Segment, Stop
 from loadgen.traffic.processes import Profile
@@ -34,7 +34,7 @@ class LoadFeed:
     """
 
     target: Target
-    plan: Plan
+    plan: LoadPlan
     ledger: Ledger
     emit: Callable[..., None]
     plan_saved: Callable[[ArrivalSchedule], None]
@@ -154,9 +154,9 @@ class LoadFeed:
         self.emit("healed", text=f"replaced {missing}; what it owned is lost and its windows are void")
         return None
 
-    def health_in(self, window: Window) -> Watched:
+    def health_in(self, window: Window) -> WindowHealth:
         """Health of the load actors in a window that is over; earlier samples are forgotten."""
-        seen = watched(self._samples, window, self.missing_actors(), self.plan.replicas)
+        seen = health_of(self._samples, window, self.missing_actors(), self.plan.replicas)
         self._samples = [one for one in self._samples if one["clock_ns"] > window.window_start_ns]
         return seen
 

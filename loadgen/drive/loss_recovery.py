@@ -53,7 +53,7 @@ class LossRecovery:
 
     def refuse_dead(self, index: int, least: int = DEAD_LEAST) -> None:
         """Raise TargetLost when almost nothing of a segment is answered, and its loss is not known yet."""
-        if index in self.windows.watched and self.windows.watched[index].loss:
+        if index in self.windows.health and self.windows.health[index].loss:
             return
         if reason := death(self.windows.ledger.rows(index), self.feed.target.now_ns(), least):
             self.lose(reason)
@@ -134,6 +134,6 @@ class LossRecovery:
         segment, window = windows.open
         end_ns = min(window.planned_end_ns, max(lost_ns, window.window_start_ns + 1))
         window = dataclasses.replace(window, window_end_ns=end_ns, aborted=end_ns < window.planned_end_ns)
-        windows.watched[window.index] = self.feed.health_in(window)
+        windows.health[window.index] = self.feed.health_in(window)
         windows.invalidate([window.index], reason)
         windows.add(segment, window, now_ns, self.feed.elapsed_s())

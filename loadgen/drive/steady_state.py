@@ -75,13 +75,13 @@ def _reach_steady_state(driver: Driver, index: int, rate_qps: float, known_s: fl
 
 
 def _first_due_ns(driver: Driver, index: int, since_ns: int) -> int:
-    """When load for a segment began."""
+    """Start of the load for a segment since an instant."""
     due_ns = metrics.numbers(driver.windows.ledger.rows(index), "due_ns")
     return int(min(due_ns[due_ns >= since_ns], default=driver.feed.next_start_ns()))
 
 
 def _lasts_s(driver: Driver, index: int, begin_ns: int) -> float | None:
-    """Median seconds of an answer to the later half of the load since `begin_ns`; None if too few."""
+    """Median life of an answer in the later half of the load since `begin_ns`; None if too few."""
     rows, now_ns = driver.windows.ledger.rows(index), driver.feed.target.now_ns()
     due_ns = metrics.numbers(rows, "due_ns")
     late = (due_ns >= (begin_ns + now_ns) / 2) & (due_ns <= now_ns)

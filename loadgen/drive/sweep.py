@@ -17,7 +17,7 @@ from loadgen.search.segments import Outcome, Segment, Stop
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a sweep found: the outcomes in order, the posterior, and why it ended."""
+    """The outcomes of a sweep in order, the posterior, and why it ended."""
 
     outcomes: list[Outcome]
     capacity: Capacity | None
@@ -31,7 +31,7 @@ def focus(driver: Driver) -> Segment | Stop:
 
 
 def sweep(driver: Driver, choose: Callable[[Driver], Segment | Stop] = focus) -> Sweep:
-    """Load what `choose` says until the budget or the search ends it; what was lost may come back.
+    """Load what `choose` says until the budget or the search ends it; a lost service may come back.
 
     Raises TargetLost.
     """

@@ -1,4 +1,4 @@
-"""What is told of a finished window: its p90s, shares and verdict, as an event's facts.
+"""The event of a finished window: its p90s, shares and verdict.
 
 Knows the rows of one window; decides nothing.
 """

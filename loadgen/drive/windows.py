@@ -1,6 +1,6 @@
-"""The windows of a run, counted and judged; and again whenever answers of theirs come late.
+"""Counts and judges the windows of a run, and does it again when late answers change them.
 
-Knows request rows, what was seen of the load actors, and the analysis; knows no target and no clock.
+Knows request rows, the health of the load actors, and the analysis; knows no target and no clock.
 """
 
 import dataclasses
@@ -13,11 +13,11 @@ from analysis.capacity.node_effects import NodeEffects, node_effects
 from analysis.capacity.posterior import Capacity, posterior
 from analysis.capacity.validity import Verdict, judge_closed, judge_dwell
 from analysis.capacity.window_counts import Window, count, count_streams, in_window, waiting, without_lag
-from loadgen.drive.plan import Past, Plan
+from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.request_ledger import Ledger
 from loadgen.drive.service_loss import invalidated
 from loadgen.drive.window_event import segment_done, word
-from loadgen.drive.window_health import Watched
+from loadgen.drive.window_health import WindowHealth
 from loadgen.search.overload import bad_step, long_queue, plainly_bad
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import prior
@@ -26,25 +26,25 @@ from loadgen.search.segments import Outcome, Segment, dwells_of
 
 @dataclass(slots=True)
 class Windows:
-    """What was measured so far, by the number of the segment; `emit(kind, **facts)` gets each judgement.
+    """The windows measured so far, by the number of their segment; `emit(kind, **facts)` gets each judgement.
 
-    `watched` is the health of the load actors and the service in a window, `open` the segment that is being
+    `health` is the health of the load actors and the service in a window, `open` the segment that is being
     loaded. Only what no run changes is read of `plan`: its search, bounds and workload.
     """
 
-    plan: Plan
+    plan: LoadPlan
     emit: Callable[..., None]
     ledger: Ledger = field(default_factory=Ledger)
     outcomes: list[Outcome] = field(default_factory=list)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
-    watched: dict[int, Watched] = field(default_factory=dict)
+    health: dict[int, WindowHealth] = field(default_factory=dict)
     open: tuple[Segment, Window] | None = None
 
     def restore(self, past: Past) -> None:
         """Take up the windows of an earlier session of this run."""
         self.ledger.restore(past.rows)
         for segment, window, judged, seen in past.segments:
-            self.watched[window.index] = seen
+            self.health[window.index] = seen
             self.outcomes.append(self._again(segment, window, judged, past.end_ns))
         self.ledger.settled()
 
@@ -62,26 +62,27 @@ class Windows:
 
     def lost_in(self, index: int) -> tuple[str, ...]:
         """The load actors that were lost in a window, each with the reason."""
-        return self.watched[index].lost_actors
+        return self.health[index].lost_actors
 
     def invalidate(self, indices: Iterable[int], reason: str) -> None:
-        """Windows felt a loss of the service: they are void when they are judged next."""
+        """Mark windows that felt a loss of the service, so that they are void when they are judged next."""
         for index in indices:
-            self.watched[index] = dataclasses.replace(self.watched[index], loss=reason)
+            self.health[index] = dataclasses.replace(self.health[index], loss=reason)
             self.ledger.touched.add(index)
 
     def add(self, segment: Segment, window: Window, now_ns: int, elapsed_s: float) -> None:
-        """Add the outcome of a window that was watched, recount those that changed, and report it."""
+        """Add the outcome of a window that is over, recount those that changed, and report it."""
         self.open = None
         outcome = self._outcome(segment, window, now_ns)
         if segment.kind == "ramp":
             outcome = self._guiding(outcome, now_ns)
         self.recount(now_ns)
         self.outcomes.append(outcome)
-        self._tell(self.outcomes[-1], now_ns, elapsed_s)
+        self._report(self.outcomes[-1], now_ns, elapsed_s)
 
     def recount(self, now_ns: int) -> None:
-        """Late finishers change the window they were due in, and what was offered next its last blocks."""
+        """Recount what changed: late answers change their window, and the next load a window's last
+        blocks."""
         last = len(self.outcomes) - 1
         for i, old in enumerate(self.outcomes):
             if old.segment.index in self.ledger.touched or i == last:
@@ -99,18 +100,18 @@ class Windows:
         self.recount(now_ns)
 
     def capacity(self) -> Capacity | None:
-        """What is known of the capacity now; None while the ramp is not over."""
+        """Posterior of the capacity as known now; None while the ramp is not over."""
         belief = prior(self.plan.search, self.plan.begin, self.outcomes)
         return None if belief is None else posterior(dwells_of(self.outcomes), belief)
 
     def node_effects(self) -> NodeEffects | None:
-        """How the nodes differ; None where they share one stream, and while the ramp is not over."""
+        """Differences between the nodes; None if they share one stream, and while the ramp is not over."""
         belief = prior(self.plan.search, self.plan.begin, self.outcomes)
         return None if belief is None else node_effects(dwells_of(self.outcomes), belief)
 
     def _outcome(self, segment: Segment, window: Window, now_ns: int) -> Outcome:
         """Counts and verdict of a window as known now; a void one weighs nothing."""
-        table, seen = self.requests(window.index), self.watched[window.index]
+        table, seen = self.requests(window.index), self.health[window.index]
         dwell = count(table, window, self.plan.slo, self.plan.workload, now_ns)
         judge = judge_closed if window.concurrency else judge_dwell
         verdict = judge(
@@ -155,14 +156,14 @@ class Windows:
         new = dataclasses.replace(self._outcome(segment, window, now_ns), bad=bad)
         return dataclasses.replace(new, void=void) if segment.kind == "ramp" else new
 
-    def _tell(self, outcome: Outcome, now_ns: int, elapsed_s: float) -> None:
+    def _report(self, outcome: Outcome, now_ns: int, elapsed_s: float) -> None:
         index, capacity = outcome.dwell.index, self.capacity()
         rows = self.requests_in(outcome.dwell)
         self.emit(
             "segment_done",
             **segment_done(outcome, rows, self.verdicts[index], self.plan.slo, now_ns),
-            lost_actors=self.watched[index].lost_actors,
-            loss=self.watched[index].loss,
+            lost_actors=self.health[index].lost_actors,
+            loss=self.health[index].loss,
             elapsed_s=elapsed_s,
             capacity=dataclasses.asdict(capacity) if capacity else None,
         )

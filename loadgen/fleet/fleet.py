@@ -30,13 +30,13 @@ from loadgen.traffic.schedule import NS, ArrivalSchedule
 ROUND_TRIPS = 20
 REPLY_TIMEOUT_S = 10.0
 LOOK_UP_S = 60.0
-"""A resolver gives a name up after asking up to three servers twice for five seconds each (resolv.conf)."""
+"""Longest look-up: a resolver asks up to three servers twice for five seconds each (resolv.conf)."""
 READY_TIMEOUT_S = 60.0
 LAST_WORDS_S = 3.0
 MAX_DOUBT_NS = 50_000_000
-"""Clocks whose offset is known less well than this refuse a common start (our choice)."""
+"""Largest doubt about a clock's offset with which a common start is made (our choice)."""
 MOST_REPLACED = 3
-"""Load actors replaced in one run; where more die, something is wrong with their nodes."""
+"""Most load actors replaced in one run; if more die, something is wrong with their nodes."""
 
 
 _NOTHING = records.PROGRESS.empty_table()
@@ -65,7 +65,7 @@ class Member:
     offset: ClockOffset = ClockOffset(0, 0)
 
     def described(self) -> dict[str, Any]:
-        """Where it runs and how its clock differs, for the manifest."""
+        """Its place and its clock's offset, for the manifest."""
         clock = {"offset_us": self.offset.offset_ns / 1e3, "within_us": self.offset.doubt_ns / 1e3}
         return {"client_id": self.client_id, **(asdict(self.place) if self.place else {}), **clock}
 
@@ -110,7 +110,8 @@ class LoadFleet:
             raise FleetError(f"load actor failed to start: {_last_line(error)}") from error
 
     def shortage(self, wanted: int) -> str | None:
-        """Why the actors cannot have `wanted` requests in flight together, with the remedy; or None."""
+        """Reason why the actors cannot have `wanted` requests in flight together, with the remedy; or
+        None."""
         endpoints = len({urlsplit(url).netloc for url in self._plan.urls})
         places = [member.place for member in self._alive() if member.place]
         for place in places:
@@ -226,7 +227,7 @@ class LoadFleet:
         return self._folder / f"{name(member.client_id)}.arrow"
 
     def _left_by(self, member: Member) -> pa.Table:
-        """What a lost actor had written, where its disk is ours."""
+        """Rows that a lost actor had written, if its disk is ours."""
         if not self._shard(member).exists():
             return _NOTHING
         return records.read_stream(self._shard(member), records.SHARD).select(records.PROGRESS.names)
@@ -301,6 +302,6 @@ def _read_clock(actor: Any) -> tuple[int, str]:
 
 
 def _last_line(error: Exception) -> str:
-    """What was raised in the actor, or what Ray says of its end, in one line."""
+    """Last line of an actor's error, or of what Ray says of its end."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,6 +1,6 @@
 """Streamed requests over HTTP/1.1 on the hot path, from the written bytes to a finished exchange.
 
-Knows sockets and HTTP from the client's side; knows nothing of events (`exchange`), schedules,
+Knows sockets and HTTP from the client's side; knows nothing of events (`sse`), schedules,
 records or Ray. One timestamp is taken per socket read, a name is looked up before the load and not during it.
 The garbage collector is off during a run, so what is closed must not be part of a reference cycle.
 """
@@ -33,14 +33,14 @@ from loadgen.fleet.sse import (
 IDLE_LIMIT_NS = 3_000_000_000
 """A kept connection older than this is not reused: uvicorn closes idle ones after 5 s."""
 SWEEP_S = 1.0
-"""How often, at least, the time of running requests is looked at."""
+"""Longest period between two checks for requests beyond the timeout."""
 TIMEOUT_S = 120.0
 HEAD_BYTES_LIMIT = 2**16
-"""A head that is longer, with the answers (1xx) before it, is not waited for, nor is an error with its head:
+"""Longest head, with the answers (1xx) before it, and longest error with its head that are waited for:
 HAProxy takes 16 kB of headers (our choice)."""
 BARREN_BYTES_LIMIT = 2**20
-"""So many bytes of a good answer may come without a token among them: three thousand events that say nothing,
-or what follows the last one (our choice)."""
+"""Most bytes of a good answer without a token among them: three thousand events that say nothing, or what
+follows the last one (our choice)."""
 SHORTAGES = {
     errno.EMFILE: "no_file",
     errno.ENFILE: "no_file",
@@ -48,11 +48,11 @@ SHORTAGES = {
     errno.ENOBUFS: "no_memory",
     errno.ENOMEM: "no_memory",
 }
-"""What keeps this machine from opening a connection, and is not the server's failure."""
+"""Errors that keep this machine from opening a connection and are not the server's failure."""
 
 
 class Connection(asyncio.Protocol):
-    """One kept-alive connection; serves one exchange at a time and tells `Client` when it ended."""
+    """One kept-alive connection; serves one exchange at a time and reports its end to `Client`."""
 
     __slots__ = (
         "_barren_bytes",

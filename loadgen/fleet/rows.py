@@ -1,6 +1,6 @@
-"""Request rows from what happened: many requests at once, column by column, into Arrow.
+"""Makes request rows from plans and exchanges: many at once, column by column, into Arrow.
 
-Knows how plan and exchange become a row of schema `SHARD`; knows neither sockets nor files. A row at a
+Knows the columns of schema `SHARD` and which of them a plan says; knows neither sockets nor files. A row at a
 time would cost a tenth of the request itself.
 """
 
@@ -78,7 +78,7 @@ COLUMNS = {
 LAST_TURN = 2**15 - 1
 """A record has 16 bits for the turn; whatever comes later counts as this one."""
 Attempt = tuple[Planned, Exchange]
-"""A request and what became of it so far."""
+"""A planned request and its exchange so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def planned(schedule: ArrivalSchedule) -> list[Planned]:
 
 
 def _or(absent: int | None, column: Ints | None, count: int) -> Iterable[int | None]:
-    """A column as plain numbers, or what stands for it."""
+    """A column as plain numbers, or the value that stands for it."""
     return itertools.repeat(absent, count) if column is None else column.tolist()
 
 
@@ -151,7 +151,7 @@ def plan_columns(plans: Sequence[Planned]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ServerWords:
-    """The words that servers said so far, by column."""
+    """Words in the servers' answers so far, by column."""
 
     finish_reason: Words = field(default_factory=Words)
     replica_id: Words = field(default_factory=Words)
@@ -210,15 +210,15 @@ def _status(exchange: Exchange) -> str | None:
 
 
 def _engine_ns(exchange: Exchange, which: str) -> int | None:
-    """The engine's time of the `first` or `last` token, from its having the request; None where none is told.
+    """The engine's time of the `first` or `last` token, from its having the request; None if it reports none.
 
-    On a clock of its own every token has its time; on the real one the answer's end tells two.
+    On a clock of its own every token has its time; on the real one the answer's end reports two.
     """
     virtual_ns: int | None = getattr(exchange, f"{which}_virtual_ns")
     if virtual_ns is not None and exchange.accepted_virtual_ns is not None:
         return virtual_ns - exchange.accepted_virtual_ns
-    told_us = (exchange.engine or {}).get(f"{which}_token_us")
-    return None if told_us is None else told_us * 1000
+    at_us = (exchange.engine or {}).get(f"{which}_token_us")
+    return None if at_us is None else at_us * 1000
 
 
 def _offsets(at_ns: list[int | None], due_ns: NDArray[np.int64], clock: Clock) -> pa.Array:

@@ -130,7 +130,7 @@ class Worker:
         self._wake.set()
 
     async def observe(self) -> WorkerReport:
-        """What ended since the last call, and the present state of what is due and has not ended.
+        """Report what ended since the last call, and the present state of what is due and has not ended.
 
         Raises what ended one of the loops (such as OSError of a full disk): from then on nothing is
         sent, or nothing written.

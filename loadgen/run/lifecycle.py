@@ -26,7 +26,7 @@ from conf.load import dump
 from conf.specs.experiment import Workload
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.plan import Past, Plan
+from loadgen.drive.plan import LoadPlan, Past
 from loadgen.fleet.fleet import FleetError, LoadFleet
 from loadgen.fleet.load_actor import FleetPlan
 from loadgen.prompts.tokenizer import FILE as TOKENIZER
@@ -293,9 +293,9 @@ class Run:
                 "where Ray is started, ask for a lower rate, or use routing=client_side or per_node"
             )
 
-    def _plan(self, service: Service, start: Start) -> Plan:
+    def _plan(self, service: Service, start: Start) -> LoadPlan:
         asked = self.experiment
-        return Plan(
+        return LoadPlan(
             search=asked.search,
             slo=asked.slo,
             workload=asked.workload,

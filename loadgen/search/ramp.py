@@ -20,13 +20,13 @@ RAMP_START = 1 / 4
 RAMP_SKIP = 0.2
 """Share of a ramp step whose arrivals are not judged."""
 RAMP_E2E = 1.5
-"""Median lives of an answer that a ramp step lasts at least: a batch needs them to fill (simulated)."""
+"""Shortest ramp step in median lives of an answer: a batch needs them to fill (simulated)."""
 RAMP_TTFTS = 2.0
-"""TTFT bounds that a ramp step lasts at least: a queue needs them to grow beyond one (our choice)."""
+"""Shortest ramp step in TTFT bounds: a queue needs them to grow beyond one (our choice)."""
 RAMP_END = 1.5
 """The ramp ends when the lowest bad rate is at most so many times the highest good one (simulated)."""
 FIRST_STEP_SHARE = 1 / 12
-"""Most of the ramp's time that its first step takes: `RAMP_LEAST` requests may not need more (our choice)."""
+"""Largest share of the ramp's time for its first step of `RAMP_LEAST` requests (our choice)."""
 DESCENT = 3.0
 """Divisor of the rate while not even the first step is good."""
 VOID_STEPS = 4
@@ -35,12 +35,13 @@ PRIOR_BELOW_RAMP, PRIOR_SD = 0.16, 0.2
 """ln distance and spread of the capacity below the ramp's end: a step of 15 s sees no slow overload. On the
 engine model at four pairs of bounds 0.15 to 0.18, sd 0.10 to 0.13."""
 RAMP_SEEN = 25
-"""Requests of a step from which its chance is part of that spread (our choice)."""
+"""Requests of a step from which that spread holds its chance (our choice)."""
 FIRST_BELOW_RAMP = 0.20
 
 
 def ramp(spec: Search, start: Start, steps: Sequence[Outcome]) -> Segment | Stop | FirstWindow:
-    """The next ramp step; the ramp's end in a bracket, or where its part of the budget is spent."""
+    """The next ramp step; or the first window, once the capacity is bracketed or the ramp's budget is
+    spent."""
     known = [step for step in steps if not step.void]
     good, bad, sure = _bracket(known)
     # As long as everything was void, nothing is known, and the time does not matter.
@@ -53,7 +54,7 @@ def ramp(spec: Search, start: Start, steps: Sequence[Outcome]) -> Segment | Stop
 def _next_step(
     spec: Search, start: Start, steps: Sequence[Outcome], good: float | None, bad: float | None, sure: bool
 ) -> Segment | Stop | FirstWindow:
-    """What would be next if there were time."""
+    """The next step as if the budget had no end."""
     if steps and steps[-1].void:
         rate = steps[-1].segment.rate_qps
         if len(steps) >= VOID_STEPS and all(step.void for step in steps[-VOID_STEPS:]):
@@ -105,7 +106,7 @@ def _bracket(steps: Sequence[Outcome]) -> tuple[float | None, float | None, bool
 def _within_time(
     spec: Search, start: Start, steps: Sequence[Outcome], step: Segment | Stop | FirstWindow
 ) -> Segment | Stop | FirstWindow | None:
-    """A step that the ramp's part of the budget has room for; None where it has none for another."""
+    """The step if the ramp's part of the budget has room for it, else None."""
     if not isinstance(step, Segment) or all(one.void for one in steps):
         return step
     over = _spent_s(spec, steps) + step.transition_s + step.window_s > RAMP_SHARE * spec.budget_s
@@ -113,20 +114,20 @@ def _within_time(
 
 
 def _spent_s(spec: Search, steps: Sequence[Outcome]) -> float:
-    """Seconds from the first step to the end of the last, without waiting for a service that was lost."""
+    """Seconds from the first step to the end of the last, without the wait for a lost service."""
     own_ns = sum(step.dwell.window_end_ns - step.dwell.start_ns for step in steps)
     between = (b.dwell.start_ns - a.dwell.window_end_ns for a, b in pairwise(steps))
     return own_ns / NS + sum(min(max(ns / NS, 0.0), spec.settle_s) for ns in between)
 
 
 def _first_rate(spec: Search, start: Start) -> float:
-    """A part of the guess, but not so little that the first requests would take most of the ramp's time."""
+    """A share of the guess, but fast enough for the first requests not to take most of the ramp's time."""
     least = RAMP_LEAST / (FIRST_STEP_SHARE * RAMP_SHARE * spec.budget_s)
     return max(RAMP_START * (start.roofline_qps or 0.0), least)
 
 
 def _step(spec: Search, start: Start, steps: Sequence[Outcome], wanted: float, why: str) -> Segment:
-    """A step so long that a batch fills, and that a queue grows beyond the TTFT bound."""
+    """A step long enough for a batch to fill and for a queue to grow beyond the TTFT bound."""
     rate = within_bounds(spec, wanted)
     last = steps[-1] if steps else None
     answers_s = RAMP_E2E * min(longest_answer_s(steps), start.answer_s or math.inf)
@@ -143,7 +144,7 @@ def _step(spec: Search, start: Start, steps: Sequence[Outcome], wanted: float, w
 
 
 def _ramp_end(steps: Sequence[Outcome], good: float | None, bad: float | None, why: str) -> FirstWindow:
-    """Where the dwells begin after a ramp: in the middle of what is known, however wide that is.
+    """The first window after a ramp: in the middle of what is known, however wide that is.
 
     Nobody knows how far beyond a rate that was good the capacity lies, or below one that was bad; and a step
     of few requests was offered another rate than was meant, by chance.

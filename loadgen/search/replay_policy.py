@@ -1,4 +1,4 @@
-"""Which window of A the other service replays next, and at what rate; pure, so that a resumed run repeats it.
+"""Chooses the window of A that B replays next, and its rate; pure, so that a resumed run repeats it.
 
 Knows the windows of A, B's segments so far and the ratio as believed now; does no I/O and reads no clock.
 """
@@ -14,15 +14,15 @@ from loadgen.search.policy import NEAR
 from loadgen.search.segments import Outcome, Segment, Stop, overloaded, share_over
 
 TRIES = 2
-"""A window of A is replayed once more where its pair was void, ended early or was far from the answer."""
+"""Most replays of a window of A whose pair was void, ended early or was far from the answer."""
 REPEAT_BEYOND = 0.05
-"""ln distance from the ratio believed now beyond which a pair is worth another try."""
+"""ln distance from the present ratio beyond which a pair is worth another try."""
 RATIO_UP, RATIO_DOWN = 0.04, 0.10
 """ln steps of the ratio while no request was over a bound, or while nothing else is known of B."""
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class WindowTemplate:
     """A window of A to replay: its segment's number, rate per node and times; valid and not ended early."""
 
     index: int
@@ -34,7 +34,7 @@ class Template:
 
 def next_pair(
     spec: Search,
-    templates: Sequence[Template],
+    templates: Sequence[WindowTemplate],
     outcomes: Sequence[Outcome],
     log_ratio: float,
     elapsed_s: float,
@@ -68,7 +68,7 @@ def without_evidence(outcomes: Sequence[Outcome], tried: Sequence[float], start:
     return tried[-1] - RATIO_DOWN if outcomes[-1].aborted else max(tried) + RATIO_UP
 
 
-def _again(template: Template, dwells: Sequence[Outcome], log_ratio: float) -> bool:
+def _again(template: WindowTemplate, dwells: Sequence[Outcome], log_ratio: float) -> bool:
     """True if no replay of a window was good and near the answer, and one more is allowed."""
     mine = [outcome for outcome in dwells if outcome.segment.pair == template.index]
     good = [outcome for outcome in mine if not (outcome.void or outcome.aborted)]
@@ -77,7 +77,11 @@ def _again(template: Template, dwells: Sequence[Outcome], log_ratio: float) -> b
 
 
 def _segment(
-    spec: Search, template: Template, outcomes: Sequence[Outcome], dwells: Sequence[Outcome], log_ratio: float
+    spec: Search,
+    template: WindowTemplate,
+    outcomes: Sequence[Outcome],
+    dwells: Sequence[Outcome],
+    log_ratio: float,
 ) -> Segment:
     rate_qps = min(template.rate_qps * math.exp(log_ratio), spec.highest_qps)
     why = f"B / A is thought to be {math.exp(log_ratio):.3g}"
@@ -104,12 +108,12 @@ def _segment(
 
 def _settling_s(
     spec: Search,
-    template: Template,
+    template: WindowTemplate,
     outcomes: Sequence[Outcome],
     dwells: Sequence[Outcome],
     rate_qps: float,
 ) -> float:
-    """What B needs to forget the load before, as in a search; nothing where it goes on as A did."""
+    """Seconds in which B forgets the load before, as in a search; 0 where it goes on as A did."""
     if not dwells:
         least_s = spec.first_transition_s
     elif overloaded(dwells[-1]):

@@ -1,4 +1,4 @@
-"""What a search knows before its first request, and where its windows begin; knows no outcome."""
+"""The start of a search: guesses before the first request, and the first window; knows no outcome."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ FIRST_BELOW_SESSIONS = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What is known before the first request, in QPS per node; None is unknown.
+    """Guesses before the first request, in QPS per node; None is unknown.
 
     `roofline_qps` is a guess that the ramp approaches from below; `prediction_qps` replaces the ramp where
     the search asks for it, and the first window is `first_below` (ln) below it. `ttft_s` is the TTFT bound
@@ -28,7 +28,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class FirstWindow:
-    """Where the windows after the ramp begin: the prior and the first rate per node."""
+    """Prior and first rate per node of the windows after the ramp."""
 
     prior: Prior
     first_qps: float

@@ -30,7 +30,7 @@ from loadgen.run.lifecycle import Conclude
 from loadgen.run.measure import Act
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import next_segment, prior
-from loadgen.search.replay_policy import Template, next_pair, without_evidence
+from loadgen.search.replay_policy import WindowTemplate, next_pair, without_evidence
 from loadgen.search.segments import Outcome, Segment, Stop
 from loadgen.studies.study import Study, Trees, seed_of
 
@@ -48,7 +48,7 @@ class Original:
     seed: int
     centre: float
     slo: Slo
-    templates: dict[int, Template]
+    templates: dict[int, WindowTemplate]
     latencies: dict[int, Latencies]
 
     @classmethod
@@ -251,8 +251,8 @@ def _sound(outcome: Outcome) -> bool:
     return outcome.segment.kind == "dwell" and not outcome.void
 
 
-def _template(segment: Segment, place: Window) -> Template:
-    return Template(
+def _template(segment: Segment, place: Window) -> WindowTemplate:
+    return WindowTemplate(
         index=segment.index,
         rate_qps=segment.rate_qps,
         transition_s=(place.window_start_ns - place.start_ns) / NS,

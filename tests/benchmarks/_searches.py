@@ -14,7 +14,7 @@ from analysis.stats.pooling import Estimate, pooled
 from conf import Experiment
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.plan import Plan
+from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import Sweep, sweep
 from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS
@@ -72,7 +72,7 @@ def begun(scenario: str, asked: Experiment, start: Start, seed: int) -> Found:
     """A search of a fresh node."""
     if scenario in DRIFTING:
         return concluded(_fluid.searched(drawn(scenario, seed), asked.search, start), asked)
-    plan = Plan(asked.search, asked.slo, asked.workload, 1, seed, start)
+    plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, seed, start)
     driver = Driver(target(scenario, seed), plan, lambda _, /, **__: None)
     try:
         return concluded(sweep(driver), asked)

@@ -20,7 +20,7 @@ import numpy as np
 from analysis.capacity.window_counts import NS, Dwell, LimitCount
 from loadgen.drive import require
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Plan
+from loadgen.drive.plan import LoadPlan
 from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.search import acceptance
 from loadgen.search.segments import Segment
@@ -62,7 +62,7 @@ def _over(dwell: Dwell) -> Dwell:
 def served(scenario: str, rate_qps: float, seed: int) -> Told:
     """One required rate of the engine model, by the real driver."""
     asked = experiment(scenario)
-    plan = Plan(asked.search, asked.slo, asked.workload, 1, seed, Start(rate_qps))
+    plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, seed, Start(rate_qps))
     driver = Driver(VirtualTarget(service(asked, seed)), plan, lambda _, /, **__: None)
     found = require.require(driver, rate_qps, require.DEFAULT_S)
     return found.analysis.verdict, driver.windows.outcomes[-1].dwell.window_end_ns / NS

@@ -31,7 +31,7 @@ from analysis.stats.pooling import Figure
 from conf import ConfigError, Experiment, load
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Plan
+from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import Sweep, sweep
 from loadgen.fleet.addresses import chosen
 from loadgen.fleet.arrow_stream import ArrowStream
@@ -86,7 +86,7 @@ def driver(words: list[str], *factors: float) -> tuple[Driver, Experiment]:
         engine.factor = factor
         engines.append(engine)
     asked = experiment
-    plan = Plan(
+    plan = LoadPlan(
         asked.search,
         asked.slo,
         asked.workload,

@@ -19,7 +19,7 @@ from loadgen import __main__ as root
 from loadgen.__main__ import main
 from loadgen.cli import command_line, engine_model, verbs
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Plan
+from loadgen.drive.plan import LoadPlan
 from loadgen.fleet.target import Observation
 from loadgen.search.start import Start
 from loadgen.studies import published_ladder, published_ladder_run, published_tables
@@ -438,7 +438,9 @@ class Played:
 
 def driven(experiment: Experiment) -> tuple[Driver, list[str]]:
     told: list[str] = []
-    plan = Plan(experiment.search, experiment.slo, experiment.workload, 1, 1, Start(5.0), warmup_requests=64)
+    plan = LoadPlan(
+        experiment.search, experiment.slo, experiment.workload, 1, 1, Start(5.0), warmup_requests=64
+    )
     return Driver(Played(experiment), plan, lambda kind, /, **facts: told.append(kind)), told
 
 

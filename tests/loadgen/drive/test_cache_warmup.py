@@ -12,7 +12,7 @@ from conf import Experiment, load
 from loadgen.drive import cache_warmup
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import LossRecovery, TargetLost
-from loadgen.drive.plan import Plan
+from loadgen.drive.plan import LoadPlan
 from loadgen.drive.prepared_load import load_prepared
 from loadgen.drive.service_warmup import UNREPORTED, warm_up
 from loadgen.fleet.rows import Planned, planned
@@ -94,7 +94,7 @@ def driver(target: Cache, experiment: Experiment, told: list[str]) -> Driver:
         told.append(facts["text"]) if kind == "fill" else None
 
     asked, start = experiment, Start(6.0)
-    plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=20)
+    plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=20)
     return Driver(target, plan, emit)
 
 
@@ -163,7 +163,7 @@ def test_answers_that_take_longer_than_a_piece_do_not_end_the_fill() -> None:
 
 def test_pieces_are_settled_by_their_hits_and_their_time() -> None:
     def is_settled(*pieces: tuple[float, float]) -> bool:
-        return cache_warmup.settled([cache_warmup.Piece(*each) for each in pieces])
+        return cache_warmup.settled([cache_warmup.WarmupPiece(*each) for each in pieces])
 
     assert is_settled((0.5, 900.0), (0.93, 1000.0), (0.935, 950.0))
     assert is_settled((0.93, 900.0), (0.93, 2000.0)), "a queue that grows is no reason to go on"
@@ -288,14 +288,14 @@ def test_prompts_without_reuse_need_no_fill() -> None:
 def test_the_way_up_begins_where_the_service_was_or_where_it_can_cold(
     asked: float, offered: float, cold: float | None, first: float | None
 ) -> None:
-    rates = cache_warmup.climb(asked, offered, cold)
+    rates = cache_warmup.ramp_rates(asked, offered, cold)
     assert (rates[0] if rates else None) == first
     assert all(rate < asked for rate in rates)
 
 
 def test_on_the_way_up_newcomers_ask_for_half_of_what_a_cold_service_can_do() -> None:
-    rates = [10.0, *cache_warmup.climb(20.0, 10.0, 8.0, 50.0)]
+    rates = [10.0, *cache_warmup.ramp_rates(20.0, 10.0, 8.0, 50.0)]
     newcomers_per_s = np.diff(rates) * 50.0 / cache_warmup.PIECE_S
     assert newcomers_per_s == pytest.approx(np.full(len(rates) - 1, 4.0))
-    assert cache_warmup.climb(20.0, 0.0, 8.0, 50.0)[0] == 4.0
-    assert cache_warmup.climb(20.0, 19.0, 8.0, 50.0) == []
+    assert cache_warmup.ramp_rates(20.0, 0.0, 8.0, 50.0)[0] == 4.0
+    assert cache_warmup.ramp_rates(20.0, 19.0, 8.0, 50.0) == []

@@ -15,7 +15,7 @@ from analysis.rows import records
 from conf import Experiment, load
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.plan import Plan
+from loadgen.drive.plan import LoadPlan
 from loadgen.drive.service_loss import MOST_RECOVERIES, outlived
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.target import Observation
@@ -89,7 +89,9 @@ class Hanging(Breaking):
 
 def driver(target: VirtualTarget, emit: Callable[..., None] = lambda *_, **__: None, **more: Any) -> Driver:
     asked = EXPERIMENT
-    plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, Start(5.1), replicas=frozenset({"0"}))
+    plan = LoadPlan(
+        asked.search, asked.slo, asked.workload, 1, asked.seed, Start(5.1), replicas=frozenset({"0"})
+    )
     return Driver(target, plan, emit, **more)
 
 

@@ -14,7 +14,7 @@ from conf import Experiment, load
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.plan import Plan
+from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.predict.virtual_target import VirtualTarget
@@ -27,9 +27,9 @@ from tests.benchmarks._scenarios import truths
 from tests.benchmarks.shared_processor import SharedProcessor
 
 
-def plan(experiment: Experiment, start: Start, **more: Any) -> Plan:
+def plan(experiment: Experiment, start: Start, **more: Any) -> LoadPlan:
     asked = experiment
-    return Plan(asked.search, asked.slo, asked.workload, asked.cluster.nodes, asked.seed, start, **more)
+    return LoadPlan(asked.search, asked.slo, asked.workload, asked.cluster.nodes, asked.seed, start, **more)
 
 
 def virtual(experiment: Experiment) -> VirtualTarget:

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.capacity.window_counts import NS, Window
 from analysis.rows.time_series import CLIENTS
-from loadgen.drive.window_health import watched
+from loadgen.drive.window_health import health_of
 from loadgen.fleet import health
 from loadgen.fleet.health import HealthSampler
 from loadgen.fleet.rows import Clock
@@ -74,16 +74,16 @@ def test_a_window_has_the_seconds_that_lie_in_it() -> None:
     calm = [beat(client, second) for client in (0, 1) for second in range(11, 31)]
     beats = [beat(0, 5, cpu_share=1.0, stall_ms=900.0), beat(1, 33, stall_ms=900.0), *calm]
     beats[2] |= {"stall_ms": 40.0, "cpu_share": 0.6}
-    seen = watched(beats, WINDOW)
+    seen = health_of(beats, WINDOW)
     assert seen.health["client-00"] == pytest.approx({"cpu_share": 0.22, "run_share": 0.9, "stall_ms": 40.0})
     assert seen.health["client-01"]["stall_ms"] == 1.0
     assert seen.in_flight == pytest.approx(10.0)
 
 
 def test_what_was_not_seen_of_a_window_is_unknown() -> None:
-    assert watched([], WINDOW).in_flight is None and watched([], WINDOW).health == {}
+    assert health_of([], WINDOW).in_flight is None and health_of([], WINDOW).health == {}
     half = [beat(0, second, run_share=None) for second in range(11, 21)]
-    seen = watched(half, WINDOW, ["load actor 1 (killed)"])
+    seen = health_of(half, WINDOW, ["load actor 1 (killed)"])
     assert seen.in_flight is None, "half of the seconds say nothing of the mean"
     assert seen.health == {"client-00": pytest.approx({"cpu_share": 0.2, "stall_ms": 1.0})}
     assert seen.lost_actors == ("load actor 1 (killed)",)

@@ -15,7 +15,7 @@ from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, Window
 from analysis.rows import records
 from conf import load
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Past, Plan
+from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.target import Observation
@@ -66,7 +66,7 @@ def driver(
 ) -> Driver:
     target = Recorded(folder, before.end_ns if before else 0, before.next_client if before else 0)
     asked = EXPERIMENT
-    plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, Start(5.1, 3.35), 4, replicas)
+    plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, asked.seed, Start(5.1, 3.35), 4, replicas)
     drive = Driver(target, plan, emit, folder.plan)
     if before is not None:
         drive.restore(before)

@@ -17,13 +17,13 @@ from conf import ConfigError, Experiment, load
 from conf.load import dump
 from loadgen.cli import verbs
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Past, Plan
+from loadgen.drive.plan import LoadPlan, Past
 from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.next_rate import MOST_CLEAN_STEP
-from loadgen.search.replay_policy import RATIO_UP, Template, next_pair, without_evidence
+from loadgen.search.replay_policy import RATIO_UP, WindowTemplate, next_pair, without_evidence
 from loadgen.search.segments import Outcome, Segment, Stop
 from loadgen.search.start import Start
 from loadgen.studies import comparison, comparison_words, study
@@ -146,7 +146,7 @@ def test_a_pair_counts_what_both_sides_had_and_knew() -> None:
 
 SPEC = load(["search=standard"]).search
 TEMPLATES = [
-    Template(index, 5.0 + 0.01 * index, 15.0 if index == 4 else 0.0, 45.0, False) for index in (4, 5, 7)
+    WindowTemplate(index, 5.0 + 0.01 * index, 15.0 if index == 4 else 0.0, 45.0, False) for index in (4, 5, 7)
 ]
 
 
@@ -231,7 +231,7 @@ def driver(experiment: Experiment, factor: float = 1.0, *tellers: Any, **more: A
     parts = experiment.model, experiment.hardware, experiment.layout
     service: Any = Faster(VirtualService([Engine(spec, *parts, seed=experiment.seed)]), factor)
     asked = experiment
-    plan = Plan(asked.search, asked.slo, asked.workload, asked.cluster.nodes, asked.seed, Start(8.0))
+    plan = LoadPlan(asked.search, asked.slo, asked.workload, asked.cluster.nodes, asked.seed, Start(8.0))
     return Driver(VirtualTarget(service), plan, *(tellers or (silent,)), **more)
 
 
@@ -268,7 +268,7 @@ class Site:
     """Fills run folders from virtual services; B's is `factor` times as fast."""
 
     def __init__(self, factor: float) -> None:
-        self.plans: list[Plan] = []
+        self.plans: list[LoadPlan] = []
         self._factor = factor
 
     def __call__(

@@ -17,7 +17,7 @@ from loadgen.__main__ import main
 from loadgen.cli.engine_model import simulate
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Plan
+from loadgen.drive.plan import LoadPlan
 from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.search.start import Start
 from loadgen.studies import engine_check
@@ -126,7 +126,7 @@ def probed(replay: Replay, served_by: Experiment) -> dict[str, Any]:
     target = VirtualTarget(VirtualService([Engine(spec, *parts)]))
     asked = replay.emulated
     start = Start(5.0)
-    plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=8)
+    plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=8)
     driver = Driver(target, plan, lambda kind, /, **facts: None)
     fixed_rate.asked(driver, asked)
     return engine_check.concluded(replay, driver, simulate)

@@ -13,7 +13,7 @@ from conf import ConfigError, Experiment, load
 from conf.load import dump
 from loadgen.cli import command_line, dry_run, engine_model, verbs
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Past, Plan
+from loadgen.drive.plan import LoadPlan, Past
 from loadgen.predict.virtual_target import VirtualTarget
 from loadgen.run import measure
 from loadgen.run.folder import Folder
@@ -233,7 +233,7 @@ def test_two_virtual_deployments_find_the_capacity(tmp_path: Path) -> None:
         spec: Any = experiment.engine
         engine = Engine(spec, experiment.model, experiment.hardware, experiment.layout, seed=experiment.seed)
         expected = experiment.search.expected_qps
-        plan = Plan(
+        plan = LoadPlan(
             experiment.search, experiment.slo, experiment.workload, 1, experiment.seed, Start(8.0, expected)
         )
         driver = Driver(VirtualTarget(VirtualService([engine])), plan, folder.event)
