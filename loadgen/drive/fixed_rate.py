@@ -31,8 +31,10 @@ def asked(driver: Driver, experiment: Experiment) -> None:
     if experiment.concurrency:
         closed(driver, experiment.concurrency, experiment.closed_requests)
     elif experiment.profile_qps:
-        whole = Profile.of(experiment.profile_qps, experiment.cluster.nodes)
-        profile(driver, whole, _window_s(experiment), TRANSITION_S)
+        profile = Profile.of(experiment.profile_qps, experiment.cluster.nodes)
+        window_s = _window_s(experiment)
+        mean_qps = profile.mean_qps(window_s) / driver.plan.nodes
+        rate(driver, mean_qps, window_s, TRANSITION_S, profile)
     elif experiment.rate_qps:
         rate(driver, experiment.rate_qps, _window_s(experiment), TRANSITION_S)
     else:
@@ -57,23 +59,19 @@ def _window_s(experiment: Experiment) -> float:
     return experiment.duration_s or max(ends_s, default=0.0) or DEFAULT_S
 
 
-def rate(driver: Driver, qps_per_node: float, duration_s: float, transition_s: float) -> None:
-    """Offer one rate for `duration_s` after a transition."""
+def rate(
+    driver: Driver,
+    qps_per_node: float,
+    duration_s: float,
+    transition_s: float,
+    profile: Profile | None = None,
+) -> None:
+    """Offer one rate, or a profile (of the whole service) of that mean rate, after a transition."""
     warm_up(driver)
-    why = "the rate that was asked"
-    load_prepared(
-        driver, Segment(0, "dwell", qps_per_node, transition_s, duration_s, False, why), may_abort=False
-    )
-    driver.drain(run_out=True)
-
-
-def profile(driver: Driver, whole: Profile, duration_s: float, transition_s: float) -> None:
-    """Follow a profile (of the whole service) for `duration_s` after a transition at its first rate."""
-    warm_up(driver)
-    mean_qps = whole.mean_qps(duration_s) / driver.plan.nodes
-    segment = Segment(0, "dwell", mean_qps, transition_s, duration_s, False, "the profile that was asked")
-    load_prepared(driver, segment, may_abort=False, profile=whole)
-    driver.drain()
+    why = "the profile that was asked" if profile else "the rate that was asked"
+    segment = Segment(0, "dwell", qps_per_node, transition_s, duration_s, False, why)
+    load_prepared(driver, segment, may_abort=False, profile=profile)
+    driver.drain(run_out=profile is None)
 
 
 def replay(driver: Driver, duration_s: float | None) -> None:

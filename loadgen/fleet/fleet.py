@@ -24,7 +24,6 @@ from loadgen.fleet.load_actor import FleetPlan, LoadActor, Place, name, whose_cl
 from loadgen.fleet.os_limits import shortage
 from loadgen.fleet.rows import Clock
 from loadgen.fleet.target import LostActor, Observation
-from loadgen.fleet.worker import WorkerReport
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
 ROUND_TRIPS = 20
@@ -134,7 +133,7 @@ class LoadFleet:
         time.sleep(max(0, self._clock.monotonic_ns(until_ns) - time.monotonic_ns()) / NS)
         offers, self._offers = self._offers, []
         self._answers(offers, REPLY_TIMEOUT_S)
-        reports: list[WorkerReport] = [report for _, report in self._ask("observe", REPLY_TIMEOUT_S)]
+        reports: list[Observation] = [report for _, report in self._ask("observe", REPLY_TIMEOUT_S)]
         unreported, self._unreported = self._unreported, []
         return Observation(
             pa.concat_tables(

@@ -21,7 +21,8 @@ from conf.specs.experiment import Workload
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.os_limits import Limits, limits, raise_files
 from loadgen.fleet.parent_watch import WatchedProcess, own, watch
-from loadgen.fleet.worker import Worker, WorkerReport
+from loadgen.fleet.target import Observation
+from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import ArrivalSchedule
 
@@ -122,7 +123,7 @@ class LoadActor:
     async def retract(self) -> None:
         self._worker.retract()
 
-    async def observe(self) -> WorkerReport:
+    async def observe(self) -> Observation:
         return await self._worker.observe()
 
     async def finish(self, drain_s: float) -> None:

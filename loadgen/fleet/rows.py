@@ -6,7 +6,7 @@ time would cost a tenth of the request itself.
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from analysis.rows import records
 from analysis.rows.foreign_words import Words
 from loadgen.fleet.sse import Exchange
-from loadgen.traffic.lengths import Ints
 from loadgen.traffic.schedule import PHASES, ArrivalSchedule
 
 
@@ -49,30 +48,13 @@ class Planned:
     closed: bool = False
 
 
-OPTIONAL = {
-    "stream": None,
-    "session": -1,
-    "turn": 0,
-    "image_tokens": 0,
-    "character": -1,
-    "character_tokens": 0,
-    "persona_tokens": 0,
-    "history_cut": 0,
-    "after": -1,
-}
+_ABSENT = {one.name for one in fields(ArrivalSchedule) if one.default is None}
+OPTIONAL = {one.name: one.default for one in fields(Planned) if one.name in _ABSENT}
 """Columns that a schedule may lack, in the order of `Planned`, and what stands for them then."""
 COLUMNS = {
-    "seq": "seq",
-    "dwell": "dwell",
-    "phase": "phase",
-    "stream": "stream",
-    "session_id": "session",
-    "turn": "turn",
-    "due_ns": "due_ns",
-    "requested_input_tokens": "input_tokens",
-    "requested_output_tokens": "output_tokens",
-    "shared_tokens": "shared_tokens",
-    "image_tokens": "image_tokens",
+    name: {"session_id": "session"}.get(name, name.removeprefix("requested_"))
+    for name in records.PLAN.names
+    if name not in records.TALKED
 }
 """Columns of a request's row that its plan says, and their names in `Planned` and in a schedule."""
 LAST_TURN = 2**15 - 1
@@ -103,22 +85,15 @@ class Clock:
 
 def planned(schedule: ArrivalSchedule) -> list[Planned]:
     """The schedule row by row."""
-    columns = zip(
-        schedule.seq.tolist(),
-        schedule.phase.tolist(),
-        schedule.due_ns.tolist(),
-        schedule.input_tokens.tolist(),
-        schedule.output_tokens.tolist(),
-        schedule.shared_tokens.tolist(),
-        *(_or(absent, getattr(schedule, name), len(schedule)) for name, absent in OPTIONAL.items()),
-        strict=True,
-    )
-    return [Planned(seq, schedule.dwell, PHASES[phase], *rest) for seq, phase, *rest in columns]
+    names = "seq", "phase", "due_ns", "input_tokens", "output_tokens", "shared_tokens", *OPTIONAL
+    rows = zip(*(_values(schedule, name) for name in names), strict=True)
+    return [Planned(seq, schedule.dwell, PHASES[phase], *rest) for seq, phase, *rest in rows]
 
 
-def _or(absent: int | None, column: Ints | None, count: int) -> Iterable[int | None]:
+def _values(schedule: ArrivalSchedule, name: str) -> Iterable[Any]:
     """A column as plain numbers, or the value that stands for it."""
-    return itertools.repeat(absent, count) if column is None else column.tolist()
+    column = getattr(schedule, name)
+    return itertools.repeat(OPTIONAL[name], len(schedule)) if column is None else column.tolist()
 
 
 def plan_table(schedule: ArrivalSchedule) -> pa.Table:

@@ -33,17 +33,10 @@ class SessionTurns:
             return None
         return self._waiting[session].popleft()
 
-    def take_older(self, than_ns: int, session: int | None = None) -> list[Planned]:
+    def take_older(self, than_ns: float, session: int | None = None) -> list[Planned]:
         """Remove and return the turns (of one session) that were due before an instant."""
         turns = self.waiting() if session is None else self._waiting[session]
         old = [turn for turn in turns if turn.due_ns < than_ns]
         for turn in old:
             self._waiting[turn.session].remove(turn)
         return old
-
-    def take_all(self) -> list[Planned]:
-        """Remove and return every turn that waits."""
-        turns = self.waiting()
-        for waiting in self._waiting.values():
-            waiting.clear()
-        return turns

@@ -8,12 +8,10 @@ without an idle connection, to connect.
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
-
-import pyarrow as pa
 
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.health import HealthSampler
@@ -21,6 +19,7 @@ from loadgen.fleet.http_client import TIMEOUT_S, Client
 from loadgen.fleet.request_log import RequestLog, reported
 from loadgen.fleet.rows import Attempt, Clock, Planned, planned
 from loadgen.fleet.sse import Exchange
+from loadgen.fleet.target import Observation
 from loadgen.fleet.turns import SessionTurns
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -36,18 +35,6 @@ LEAST_SLEEP_S = 0.001
 FLUSH_S = 1.0
 SLICE = 500
 """Rows that are made at once: some 3 ms, in which nothing can be sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReport:
-    """Requests that ended since the last report, those in flight, and the worker's health.
-
-    `ended` and `pending` are of schema `records.PROGRESS`, `health` is rows of `series.CLIENTS`.
-    """
-
-    ended: pa.Table
-    pending: pa.Table
-    health: list[dict[str, Any]]
 
 
 class Worker:
@@ -129,7 +116,7 @@ class Worker:
                 self._refuse(row, "missed", "retracted")
         self._wake.set()
 
-    async def observe(self) -> WorkerReport:
+    async def observe(self) -> Observation:
         """Report what ended since the last call, and the present state of what is due and has not ended.
 
         Raises what ended one of the loops (such as OSError of a full disk): from then on nothing is
@@ -141,7 +128,7 @@ class Worker:
         for start in range(0, len(in_flight), SLICE):
             pending.append(self._log.rows(in_flight[start : start + SLICE]))
             await asyncio.sleep(0)
-        return WorkerReport(reported(ended), reported(pending), samples)
+        return Observation(reported(ended), reported(pending), samples)
 
     async def finish(self, drain_s: float) -> None:
         """Wait up to `drain_s` for answers, cut the rest as interrupted, and close the shards.
@@ -167,7 +154,7 @@ class Worker:
 
     def cut(self) -> None:
         """End every request in flight or held now, so that a `finish` under way need not wait for it."""
-        for plan in self._turns.take_all():
+        for plan in self._turns.take_older(math.inf):
             self._refuse(plan, "conn_error", "interrupted")
         self._client.cut_all("interrupted")
         self._empty.set()

@@ -7,6 +7,7 @@ named.
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import posterior
@@ -32,12 +33,13 @@ def next_segment(spec: Search, start: Start, outcomes: Sequence[Outcome], elapse
     begin = _begin(spec, start, outcomes)
     if not isinstance(begin, FirstWindow):
         return begin
-    dwells = [outcome for outcome in outcomes if outcome.segment.kind == "dwell"]
+    dwells = _dwells(outcomes)
     if len(dwells) >= 2 and all(
         missed_bound(o) and o.segment.rate_qps <= spec.lowest_qps for o in dwells[-2:]
     ):
         return Stop("slo_not_met_at_lowest", f"over twice at search.lowest_qps={spec.lowest_qps:g} per node")
-    segment = _window(spec, start, begin, outcomes, dwells)
+    wanted, reason = (begin.first_qps, begin.reason) if not dwells else next_rate(begin, dwells)
+    segment = _segment(spec, start, outcomes, "dwell", within_bounds(spec, wanted), reason)
     valid = sum(not outcome.void for outcome in dwells)
     granted = valid < spec.min_dwells and len(dwells) < VOID_SPARES * spec.min_dwells
     confirmations = [outcome for outcome in outcomes if outcome.segment.kind == "hold"]
@@ -49,7 +51,9 @@ def next_segment(spec: Search, start: Start, outcomes: Sequence[Outcome], elapse
         and valid >= spec.min_dwells
         and (not confirmations or (confirmations[-1].void and len(confirmations) < CONFIRMATION_TRIES))
     ):
-        return _confirmation(spec, start, begin, outcomes, dwells)
+        rate_qps = within_bounds(spec, posterior(dwells_of(dwells), begin.prior).certified)
+        reason = f"hold at the certified {rate_qps:.3g} per node: it may veto the answer"
+        return _segment(spec, start, outcomes, "hold", rate_qps, reason)
     return Stop("budget", f"{valid} dwells in {elapsed_s:.0f} s; one more would exceed {spec.budget_s:g} s")
 
 
@@ -68,36 +72,29 @@ def _begin(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Segment |
     return ramp(spec, start, [outcome for outcome in outcomes if outcome.segment.kind == "ramp"])
 
 
-def _window(
-    spec: Search, start: Start, begin: FirstWindow, outcomes: Sequence[Outcome], dwells: Sequence[Outcome]
+def _segment(
+    spec: Search,
+    start: Start,
+    outcomes: Sequence[Outcome],
+    kind: Literal["dwell", "hold"],
+    rate_qps: float,
+    reason: str,
 ) -> Segment:
-    wanted, reason = (begin.first_qps, begin.reason) if not dwells else next_rate(begin, dwells)
-    rate = within_bounds(spec, wanted)
+    """A window or a confirmation run at a rate, with the transition that it needs."""
+    dwells = _dwells(outcomes)
     return Segment(
         index=len(outcomes),
-        kind="dwell",
-        rate_qps=rate,
-        transition_s=_transition_s(spec, start, outcomes, dwells, rate),
-        window_s=max(spec.window_s, DWELL_LEAST / rate),
-        settle_before=_leaves_backlog(dwells[-1], rate) if dwells else bool(outcomes),
+        kind=kind,
+        rate_qps=rate_qps,
+        transition_s=_transition_s(spec, start, outcomes, dwells, rate_qps),
+        window_s=max(spec.window_s if kind == "dwell" else spec.confirm_s, DWELL_LEAST / rate_qps),
+        settle_before=_leaves_backlog(dwells[-1], rate_qps) if dwells else bool(outcomes),
         reason=reason,
     )
 
 
-def _confirmation(
-    spec: Search, start: Start, begin: FirstWindow, outcomes: Sequence[Outcome], dwells: Sequence[Outcome]
-) -> Segment:
-    """A confirmation run at the certified rate: it can veto the answer, which does not rest on it."""
-    rate = within_bounds(spec, posterior(dwells_of(dwells), begin.prior).certified)
-    return Segment(
-        index=len(outcomes),
-        kind="hold",
-        rate_qps=rate,
-        transition_s=_transition_s(spec, start, outcomes, dwells, rate),
-        window_s=max(spec.confirm_s, DWELL_LEAST / rate),
-        settle_before=_leaves_backlog(dwells[-1], rate),
-        reason=f"hold at the certified {rate:.3g} per node: it may veto the answer",
-    )
+def _dwells(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.segment.kind == "dwell"]
 
 
 def _transition_s(
