@@ -77,7 +77,7 @@ def _load_pieces(driver: Driver, segment: Segment, before_qps: float, overloaded
         if hit is None:  # nothing has ended yet
             continue
         driver.emit(
-            "fill", text=f"filling caches at {rate_qps:.3f} QPS per node: {hit:.1%} of the prompts hit"
+            "fill", text=f"cache warm-up at {rate_qps:.3f} QPS per node: {hit:.1%} of the prompts hit"
         )
         e2e_ms = quantile(metrics.e2e(answered), 0.5)
         assert e2e_ms is not None, "prompts hit of requests that were answered"
@@ -193,6 +193,6 @@ def _offer(driver: Driver, index: int, piece: int, rate_qps: float, asked_qps: f
 def _report(driver: Driver, pieces: Sequence[WarmupPiece], began_ns: int) -> None:
     """Report how the warm-up ended."""
     done, hit = settled(pieces), pieces[-1].hit
-    how = "caches are filled" if done else "caches may still change, they are measured as they are"
+    how = "caches are warm" if done else "caches may still change, they are measured as they are"
     text = f"{how} after {(driver.feed.free_ns - began_ns) / NS:.0f} s: {hit:.1%} of the prompt tokens hit"
     driver.emit("fill", text=text, hit=hit, settled=done)

@@ -78,7 +78,7 @@ def require(driver: Driver, rate_qps: float, longest_s: float) -> Required:
             found = analyse(driver, rate_qps, whole_s)
             transition_s = max(TRANSITION_S, TRANSITION_E2E * _lasting_s(driver))
             late = driver.elapsed_s() + transition_s + window_s > longest_s
-        why = f"look {analyses}: {found.reason}"
+        why = f"interim analysis {analyses}: {found.reason}"
         driver.emit("look", index=analyses, verdict=found.verdict, text=why)
         if found.verdict != "undecided" or late:
             return Required(found, analyses, whole_s)

@@ -15,8 +15,8 @@ WARMUP_QPS = 4.0
 """Highest rate of the warm-up; a service that is thought slower gets half of what is thought."""
 WARMUP_LIMIT_S = 600.0
 UNREPORTED = (
-    "no answer tells its cached tokens: caches are not filled first, and whether prompts hit as intended is "
-    "unknown; start vLLM with --enable-prompt-tokens-details"
+    "no answer reports its cached tokens: caches are not warmed up first, and whether prompts hit as "
+    "intended is unknown; start vLLM with --enable-prompt-tokens-details"
 )
 
 

@@ -11,8 +11,7 @@ from typing import Any
 from analysis.capacity.window_counts import NS, Window
 
 LEAST_COVERED = 0.95
-"""Least covered share of a window: the check of the mean in flight allows an error of 5 % (the method, 5.1
-L1)."""
+"""Least covered share of a window: its mean in flight may be wrong by 5 % (the method, 5.1 L1)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,8 +109,7 @@ class LoadFleet:
             raise FleetError(f"load actor failed to start: {_last_line(error)}") from error
 
     def shortage(self, wanted: int) -> str | None:
-        """Reason why the actors cannot have `wanted` requests in flight together, with the remedy; or
-        None."""
+        """Reason why the actors cannot hold `wanted` requests in flight, with the remedy; or None."""
         endpoints = len({urlsplit(url).netloc for url in self._plan.urls})
         places = [member.place for member in self._alive() if member.place]
         for place in places:

@@ -37,7 +37,7 @@ from another capacity: a pass allows for it. Of drawn runs at a capacity that dr
 below the capacity (simulated, 0 to 0.02). A failure does not allow for it: 3 to 7 % fail there with 2 %."""
 LEAST_TAIL = 1e-6
 """Smallest tail at which a posterior is known."""
-HOLDS = f"at most {100 * LEVEL:g} % of runs say so wrongly, over all looks"
+HOLDS = f"at most {100 * LEVEL:g} % of runs say so wrongly, over all analyses"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from loadgen.studies import calibration_probes
 from loadgen.traffic.schedule import NS, Traffic
 from serve_apps.engine_model.scheduler.engine import Engine, GenerateRequest
 from serve_apps.simulated.openai_answers import stamped
-from tests.loadgen.drive.test_sweep import Spoilt, plan, virtual
+from tests.loadgen.drive.test_sweep import Altering, plan, virtual
 from tests.loadgen.fleet import test_http_client
 from tests.loadgen.prompts.test_prefix import simulated
 from tests.loadgen.run.test_lifecycle import VirtualFleet, service
@@ -311,7 +311,7 @@ def test_a_server_on_another_clock_ends_the_run_in_its_warm_up() -> None:
     """Its tokens come, so it is alive; nothing that it says of latency would mean anything."""
     experiment = load([])
     why = "the server's clock runs at 5, the load's at 1; start that server with engine.time_scale=1"
-    target = Spoilt(experiment, status="http_error", error_kind="time_scale", error=why)
+    target = Altering(experiment, status="http_error", error_kind="time_scale", error=why)
     driver = Driver(target, plan(experiment, Start(8.0), warmup_requests=4), lambda *_, **__: None)
     with pytest.raises(TargetLost, match=why):
         fixed_rate.rate(driver, 3.0, 60, 15)

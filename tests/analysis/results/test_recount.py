@@ -34,7 +34,7 @@ from loadgen.run.resume import past
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.loadgen.drive.test_sweep import spoilt
+from tests.loadgen.drive.test_sweep import altered
 from tests.loadgen.run.test_lifecycle import VirtualFleet, service
 from tests.support.golden import unsealed
 
@@ -140,7 +140,7 @@ class Late(VirtualFleet):
         seen = super().run(schedule, until_ns)
         kept = pa.array((seen.ended["dwell"].to_numpy() == 0) & (seen.ended["seq"].to_numpy() % 50 == 0))
         self._kept.append(seen.ended.filter(kept))
-        flying = [spoilt(rows, {"status": records.PENDING, "end_offset_ns": None}) for rows in self._kept]
+        flying = [altered(rows, {"status": records.PENDING, "end_offset_ns": None}) for rows in self._kept]
         return Observation(seen.ended.filter(pc.invert(kept)), pa.concat_tables([seen.pending, *flying]))
 
     def finish(self, drain_s: float) -> None:

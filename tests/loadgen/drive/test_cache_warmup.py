@@ -1,4 +1,4 @@
-"""Prefix caches are filled before a window counts, for as long as that changes anything and no longer."""
+"""Prefix caches are warmed up before a window counts, for as long as that changes anything and no longer."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,7 +31,7 @@ STEP_QPS = 0.5 * 6.0 * 20 / 56
 class Cache:
     """A target that remembers every prompt; it may not tell what it had of them.
 
-    It answers within a second, or what is told of it comes `life_s` after the due time.
+    It answers within a second, or what is texts of it comes `life_s` after the due time.
     """
 
     def __init__(self, tells: bool = True, fade_s: float = 0.0, life_s: float = 0.0) -> None:
@@ -89,9 +89,9 @@ class Cache:
         }
 
 
-def driver(target: Cache, experiment: Experiment, told: list[str]) -> Driver:
+def driver(target: Cache, experiment: Experiment, texts: list[str]) -> Driver:
     def emit(kind: str, /, **facts: Any) -> None:
-        told.append(facts["text"]) if kind == "fill" else None
+        texts.append(facts["text"]) if kind == "fill" else None
 
     asked, start = experiment, Start(6.0)
     plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=20)
@@ -113,52 +113,52 @@ def window_hit(drive: Driver, index: int) -> float:
 
 
 def test_users_are_in_the_caches_before_the_first_window() -> None:
-    told: list[str] = []
-    drive = driver(Cache(), CHATS, told)
+    texts: list[str] = []
+    drive = driver(Cache(), CHATS, texts)
     warm_up(drive)
     spent_s = drive.elapsed_s()
     load_prepared(drive, dwell(0, 20.0))
     assert window_hit(drive, 0) > 0.94
     assert drive.elapsed_s() - spent_s == pytest.approx(61.2, abs=0.5)  # the fill is not charged
     assert drive.feed.target.now_ns() > 200 * NS
-    rates = [float(line.split(" at ")[1].split(" QPS")[0]) for line in told[:-1]]
+    rates = [float(line.split(" at ")[1].split(" QPS")[0]) for line in texts[:-1]]
     assert rates[0] == 3.0 and rates[-2:] == [20.0, 20.0]
     assert np.max(np.diff(rates)) == pytest.approx(STEP_QPS, abs=2e-3)
-    assert "caches are filled" in told[-1]
+    assert "caches are warm" in texts[-1]
 
 
 def test_a_lower_rate_has_no_new_users_and_a_higher_one_has() -> None:
-    told: list[str] = []
-    drive = driver(Cache(), CHATS, told)
+    texts: list[str] = []
+    drive = driver(Cache(), CHATS, texts)
     warm_up(drive)
     for index, (rate_qps, fills) in enumerate([(10.0, True), (9.0, False), (10.05, False), (11.0, True)]):
-        told.clear()
+        texts.clear()
         load_prepared(drive, dwell(index, rate_qps))
-        assert bool(told) is fills
+        assert bool(texts) is fills
         assert window_hit(drive, index) > 0.9
 
 
-def test_after_an_overload_the_caches_are_filled_again_from_half_the_rate() -> None:
-    told: list[str] = []
-    drive = driver(Cache(), CHATS, told)
+def test_after_an_overload_the_caches_are_warmed_up_again_from_half_the_rate() -> None:
+    texts: list[str] = []
+    drive = driver(Cache(), CHATS, texts)
     load_prepared(drive, dwell(0, 10.0))
     load_prepared(drive, dwell(1, 9.0))
-    told.clear()
+    texts.clear()
     load_prepared(drive, replace(dwell(2, 8.0), settle_before=True))
-    rates = [float(line.split(" at ")[1].split(" QPS")[0]) for line in told[:-1]]
+    rates = [float(line.split(" at ")[1].split(" QPS")[0]) for line in texts[:-1]]
     assert rates[0] == pytest.approx(4.0 + STEP_QPS, abs=2e-3) and rates[-2:] == [8.0, 8.0]
-    told.clear()
+    texts.clear()
     load_prepared(drive, dwell(3, 7.5))
-    assert not told, "all of its users have been there again"
+    assert not texts, "all of its users have been there again"
 
 
-def test_answers_that_take_longer_than_a_piece_do_not_end_the_fill() -> None:
+def test_answers_that_take_longer_than_a_piece_do_not_end_the_warm_up() -> None:
     """As in an overload: of what is due in a piece nothing has ended at its end."""
-    told: list[str] = []
-    drive = driver(Cache(life_s=50.0), CHATS, told)
+    texts: list[str] = []
+    drive = driver(Cache(life_s=50.0), CHATS, texts)
     load_prepared(drive, dwell(0, 6.0))
-    assert "caches are filled" in told[-1] and drive.feed.target.now_ns() > 200 * NS
-    assert float(told[-2].split(": ")[1].split("%")[0]) > 93
+    assert "caches are warm" in texts[-1] and drive.feed.target.now_ns() > 200 * NS
+    assert float(texts[-2].split(": ")[1].split("%")[0]) > 93
 
 
 def test_pieces_are_settled_by_their_hits_and_their_time() -> None:
@@ -172,18 +172,18 @@ def test_pieces_are_settled_by_their_hits_and_their_time() -> None:
     assert not is_settled((0.93, 1000.0), (0.93, 850.0))
 
 
-def test_a_service_that_came_back_is_filled_again() -> None:
-    told: list[str] = []
-    drive = driver(Cache(), CHATS, told)
+def test_a_service_that_came_back_is_warmed_up_again() -> None:
+    texts: list[str] = []
+    drive = driver(Cache(), CHATS, texts)
     drive.loss.repair = lambda: None
     load_prepared(drive, dwell(0, 8.0))
     drive.recover(TargetLost("gone"))
-    told.clear()
+    texts.clear()
     load_prepared(drive, dwell(1, 8.0))
-    assert "caches are filled" in told[-1]
+    assert "caches are warm" in texts[-1]
 
 
-def test_a_fill_that_a_load_actor_s_loss_ended_counts_as_none() -> None:
+def test_a_warm_up_that_a_load_actor_s_loss_ended_counts_as_none() -> None:
     target = Cache()
     drive = driver(target, CHATS, [])
     target.lost = [LostActor(0, 0, 2, "killed")]
@@ -191,7 +191,7 @@ def test_a_fill_that_a_load_actor_s_loss_ended_counts_as_none() -> None:
     assert drive.warmed_qps == 0.0
 
 
-def test_a_fill_that_the_service_s_loss_ended_costs_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_up_that_the_service_s_loss_ended_costs_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     def dies(*_: Any) -> None:
         raise TargetLost("gone")
 
@@ -217,11 +217,11 @@ def test_the_load_that_runs_out_is_of_the_same_users() -> None:
     assert known.mean() > 0.8 and np.all(last.after[known] >= 0)
 
 
-def test_ramp_steps_are_not_filled() -> None:
-    told: list[str] = []
-    drive = driver(Cache(), CHATS, told)
+def test_ramp_steps_are_not_warmed_up() -> None:
+    texts: list[str] = []
+    drive = driver(Cache(), CHATS, texts)
     load_prepared(drive, dwell(0, 2.0, "ramp"))
-    assert told == []
+    assert texts == []
 
 
 def test_the_ledger_knows_the_plan_of_every_piece() -> None:
@@ -235,44 +235,44 @@ def test_the_ledger_knows_the_plan_of_every_piece() -> None:
 
 
 def test_who_tells_no_hits_is_not_waited_for() -> None:
-    told: list[str] = []
-    drive = driver(Cache(tells=False), CHATS, told)
+    texts: list[str] = []
+    drive = driver(Cache(tells=False), CHATS, texts)
     warm_up(drive)
     load_prepared(drive, dwell(0, 10.0))
-    assert told == [UNREPORTED] and drive.feed.target.now_ns() < 90 * NS
+    assert texts == [UNREPORTED] and drive.feed.target.now_ns() < 90 * NS
 
 
 def test_what_never_settles_is_measured_as_it_is_and_told() -> None:
-    told: list[str] = []
-    drive = driver(Cache(fade_s=600), CHATS, told)
+    texts: list[str] = []
+    drive = driver(Cache(fade_s=600), CHATS, texts)
     warm_up(drive)
     load_prepared(drive, dwell(0, 7.5))
-    assert "still change" in told[-1]
+    assert "still change" in texts[-1]
     assert drive.feed.target.now_ns() < (cache_warmup.LONGEST_S + 250) * NS
 
 
-def test_prompts_of_one_beginning_are_filled_by_the_warm_up() -> None:
-    told: list[str] = []
-    drive = driver(Cache(), load(["workload.prefix_hit=.5"]), told)
+def test_prompts_of_one_beginning_are_cached_by_the_service_warm_up() -> None:
+    texts: list[str] = []
+    drive = driver(Cache(), load(["workload.prefix_hit=.5"]), texts)
     warm_up(drive)
     load_prepared(drive, dwell(0, 5.0))
-    assert told == [] and window_hit(drive, 0) == pytest.approx(0.5, abs=0.01)
+    assert texts == [] and window_hit(drive, 0) == pytest.approx(0.5, abs=0.01)
 
 
-def test_prompts_of_one_beginning_are_filled_where_no_warm_up_did() -> None:
-    told: list[str] = []
-    drive = driver(Cache(), load(["workload.prefix_hit=.5"]), told)
+def test_prompts_of_one_beginning_are_warmed_up_where_no_service_warm_up_was() -> None:
+    texts: list[str] = []
+    drive = driver(Cache(), load(["workload.prefix_hit=.5"]), texts)
     load_prepared(drive, dwell(0, 5.0))
-    assert "caches are filled after 4" in told[-1]
+    assert "caches are warm after 4" in texts[-1]
 
 
-def test_prompts_without_reuse_need_no_fill() -> None:
-    told: list[str] = []
+def test_prompts_without_reuse_need_no_warm_up() -> None:
+    texts: list[str] = []
     for tells in (True, False):
-        drive = driver(Cache(tells), load(), told)
+        drive = driver(Cache(tells), load(), texts)
         warm_up(drive)
         load_prepared(drive, dwell(0, 5.0))
-        assert told == []
+        assert texts == []
 
 
 @pytest.mark.parametrize(

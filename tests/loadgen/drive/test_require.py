@@ -14,7 +14,7 @@ from loadgen.drive import require
 from loadgen.drive.driver import Driver
 from loadgen.run import verdicts
 from loadgen.traffic.schedule import NS
-from tests.loadgen.drive.test_sweep import Healing, Spoilt, driver
+from tests.loadgen.drive.test_sweep import Altering, Healing, driver
 
 
 def required(words: list[str], **more: Any) -> tuple[dict[str, Any], list[dict[str, Any]], Driver]:
@@ -58,9 +58,9 @@ def test_at_the_knee_a_short_look_says_so_with_the_remedy() -> None:
     assert [b.window_start_ns - a.window_end_ns for a, b in pairwise(windows)] == [NS, NS]
 
 
-def test_a_spoilt_load_neither_passes_nor_fails() -> None:
+def test_an_invalid_load_neither_passes_nor_fails() -> None:
     words = ["rate_qps=2.4"]
-    tree, _, drive = required(words, target=Spoilt(load(words), send_offset_ns=NS // 10))
+    tree, _, drive = required(words, target=Altering(load(words), send_offset_ns=NS // 10))
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_VOID, False, False)
     assert tree["reason"].startswith("client_limited: 2 windows in a row were void. Give the load generator")
     assert len(drive.windows.outcomes) == 2
