@@ -6,8 +6,8 @@ from conf import Experiment
 from conf.load import dump
 from loadgen.cli import machine_check, prompt_preview
 from loadgen.drive.cache_warmup import LONGEST_S, PIECE_S, pace_s
-from loadgen.drive.driver import WARMUP_QPS
-from loadgen.drive.steady import FILL_E2E
+from loadgen.drive.service_warmup import WARMUP_QPS
+from loadgen.drive.steady_state import STEADY_E2E
 from loadgen.search.budget import longest_search
 from loadgen.traffic.prefix_sharing import gap_s
 
@@ -80,7 +80,7 @@ def _long_answers(experiment: Experiment) -> list[str]:
     tokens, search = experiment.workload.output_tokens.mean, longest_search(experiment)
     may = f"# answers of {tokens:g} tokens may last {experiment.answer_s:.0f} s within the bounds"
     if experiment.rate_qps or experiment.profile_qps:
-        return [f"{may}: up to {FILL_E2E * experiment.answer_s:.0f} s of load first fill the service"]
+        return [f"{may}: up to {STEADY_E2E * experiment.answer_s:.0f} s of load first fill the service"]
     if experiment.workload.arrivals.kind == "trace" or search.window_s == experiment.search.window_s:
         return []
     return [f"{may}: windows of {search.window_s:.0f} s, and a budget of {search.budget_s:.0f} s for them"]

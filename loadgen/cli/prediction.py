@@ -24,7 +24,7 @@ from loadgen.predict import grid, replay
 from loadgen.predict.capacity import quiet
 from loadgen.predict.uncertainty import ParallelMap
 from loadgen.run.progress import Emit
-from loadgen.search.policy import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
+from loadgen.search.start import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
 
 CHUNKS = 4
 """Chunks of work per process: with several, no process waits long for the last one."""

@@ -1,117 +1,109 @@
-"""Fills prefix caches before a window is measured: load at its rate until what they serve has settled.
+"""Warms up prefix caches before a window is measured: load at its rate until the hit rate has settled.
 
-Knows short pieces of load, what they hit and how long they took, and when that is settled; the driver offers
+Knows short pieces of load, their hit rates and answer times, and when those are settled; the driver offers
 and counts them.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
-from loadgen.search.policy import Segment
+from loadgen.drive.driver import Driver
+from loadgen.search.segments import Segment
 from loadgen.traffic.prefix_sharing import gap_s
 from loadgen.traffic.schedule import NS
 
-if TYPE_CHECKING:
-    from loadgen.drive.driver import Driver
-
 PIECE_S, LEAST_REQUESTS = 20.0, 20
-"""Of load whose hit rate is looked at; at the asked rate longer where it would hold fewer requests."""
+"""Length of a piece in seconds, and the fewest requests that a piece at the asked rate holds."""
 AGREE = 0.01
-"""Two pieces in a row whose hit rates are no further apart are taken as settled."""
+"""Largest difference of two settled hit rates in a row."""
 FASTER = 0.1
-"""Where answers take so much less than in the piece before, a backlog still drains (our choice)."""
+"""Relative fall of the answer time from piece to piece that shows a draining backlog (our choice)."""
 LONGEST_S = 300.0
-"""At the asked rate; a cache that still changes then is measured as it is, and that is told."""
-CLIMB = 1.25
-"""Who comes for the first time is in no cache: where nobody knows what a cold service can do, the rate grows
-by no more than this from piece to piece, lest they make a queue."""
-UNTOLD = (
-    "no answer tells its cached tokens: caches are not filled first, and whether prompts hit as intended is "
-    "unknown; start vLLM with --enable-prompt-tokens-details"
-)
+"""Longest load at the asked rate; a cache that still changes then is measured as it is, and reported so."""
+RATE_FACTOR = 1.25
+"""Ramp factor from piece to piece while the cold capacity is unknown, because new users miss the cache."""
 COLD_SHARE, COLD_LEAST = 0.5, 0.125
-"""Of its guessed rate without hits a cold service begins with this share, and gets no more cold prompts on
-the way up; without a guess it begins with so much of the asked rate. After an overload it begins from the
-first of the asked one (our choices)."""
+"""First rate of the ramp: this share of the guessed rate of a cold service, which also bounds the cold
+prompts on the way up; without a guess the second share of the asked rate. After an overload the ramp begins
+from the first share of the asked rate (our choices)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A piece of load at the asked rate: the hit rate of what ended in it, and how long half of that took."""
+class WarmupPiece:
+    """A piece of load at the asked rate: hit rate and median answer time of the requests that ended in it."""
 
     hit: float
     e2e_ms: float
 
 
-def caches(driver: "Driver", segment: Segment) -> None:
-    """Load until caches serve what they will, if users of this segment may be in none of them.
+def warm_caches(driver: Driver, segment: Segment) -> None:
+    """Load until the hit rate settles, if no cache may know the users of this segment.
 
-    Those are users who come anew, and all of them after an overload: the requests that ran took the memory of
-    what was cached, and with it the hits that the service needs. That costs no budget. It ends early where a
-    load actor is lost, or where the service tells no hits.
+    Those are new users, and all users after an overload: running requests took the memory of cached prompts,
+    and with it the hits that the service needs. It costs no budget, and ends early if a load actor is lost or
+    the service reports no hits.
     """
-    overloaded = segment.settle_before and driver.filled_qps > 0
-    asked, before = segment.rate_qps, 0.0 if overloaded else driver.filled_qps
+    overloaded = segment.settle_before and driver.warmed_qps > 0
+    asked, before = segment.rate_qps, 0.0 if overloaded else driver.warmed_qps
     new = asked > before * (1 + AGREE) if driver.plan.workload.conversations else not before
     if not new or _nothing_to_gain(driver):
         return
-    began_ns = driver.next_start_ns()
+    began_ns = driver.feed.next_start_ns()
     try:
-        pieces = _fill(driver, segment, before, overloaded)
+        pieces = _load_pieces(driver, segment, before, overloaded)
     finally:  # the service may be lost meanwhile
-        driver.uncharge(began_ns)
-    if not driver.has_lost_actor():
-        driver.filled_qps = max(before, asked)
+        driver.feed.uncharge(began_ns)
+    if not driver.feed.missing_actors():
+        driver.warmed_qps = max(before, asked)
     if pieces:
-        _tell(driver, pieces, began_ns)
+        _report(driver, pieces, began_ns)
 
 
-def _fill(driver: "Driver", segment: Segment, before_qps: float, overloaded: bool) -> list[Piece]:
-    """Offer load piece by piece; those at the asked rate."""
+def _load_pieces(driver: Driver, segment: Segment, before_qps: float, overloaded: bool) -> list[WarmupPiece]:
+    """Offer load piece by piece; returns the pieces at the asked rate."""
     asked, newcomers = segment.rate_qps, _Newcomers(driver, before_qps, segment.rate_qps)
-    pieces: list[Piece] = []
+    pieces: list[WarmupPiece] = []
     for number, rate_qps in enumerate(_rates(driver, asked, overloaded), 1):
         newcomers.reach(rate_qps)
         answered = _offer(driver, segment.index, number, rate_qps, asked)
         hit = metrics.prefix_hit(answered)
-        if driver.has_lost_actor() or (hit is None and answered.num_rows):
+        if driver.feed.missing_actors() or (hit is None and answered.num_rows):
             break
-        if hit is None:  # nothing has ended yet: that tells nothing
+        if hit is None:  # nothing has ended yet
             continue
         driver.emit(
-            "fill", text=f"filling caches at {rate_qps:.3f} QPS per node: {hit:.1%} of the prompts hit"
+            "fill", text=f"cache warm-up at {rate_qps:.3f} QPS per node: {hit:.1%} of the prompts hit"
         )
         e2e_ms = quantile(metrics.e2e(answered), 0.5)
         assert e2e_ms is not None, "prompts hit of requests that were answered"
-        pieces += [Piece(hit, e2e_ms)] if rate_qps == asked else []
+        pieces += [WarmupPiece(hit, e2e_ms)] if rate_qps == asked else []
         if settled(pieces) and newcomers.unseen() <= AGREE:
             break
     return pieces
 
 
 class _Newcomers:
-    """Users who came with each rate, and how many of them will not have been there a second time."""
+    """New users by the rate they came with, and the share of them that has not come a second time."""
 
-    def __init__(self, driver: "Driver", before_qps: float, asked_qps: float) -> None:
+    def __init__(self, driver: Driver, before_qps: float, asked_qps: float) -> None:
         self._driver, self._asked_qps, self._reached_qps = driver, asked_qps, before_qps
         self._came: list[tuple[float, int]] = []
 
     def reach(self, rate_qps: float) -> None:
-        """From now on load is offered at a rate; of sessions without conversations all are there at any."""
-        workload, now_ns = self._driver.plan.workload, self._driver.next_start_ns()
+        """Offer a rate from now on; without conversations all sessions are there at any rate."""
+        workload, now_ns = self._driver.plan.workload, self._driver.feed.next_start_ns()
         reached = rate_qps if workload.conversations else self._asked_qps
         if reached > self._reached_qps:
             self._came.append(((reached - self._reached_qps) / self._asked_qps, now_ns))
             self._reached_qps = reached
 
     def unseen(self) -> float:
-        """About which share of all users has not been there since it came: exponentially less in a mean gap.
+        """Share of all users who have not come back yet, which falls exponentially with their mean gap.
 
         So much of the hit rate is still to come, which two pieces of a few requests do not show.
         """
@@ -119,30 +111,30 @@ class _Newcomers:
         gap = gap_s(plan.workload, self._asked_qps, plan.nodes)
         if gap is None:
             return 0.0
-        now_ns = self._driver.free_ns
+        now_ns = self._driver.feed.free_ns
         return sum(share * math.exp((came_ns - now_ns) / NS / gap) for share, came_ns in self._came)
 
 
-def climb(
+def ramp_rates(
     asked_qps: float, offered_qps: float, cold_qps: float | None, gap_s: float | None = None
 ) -> list[float]:
-    """The rates on the way up to the one that is asked, without it, from the one that was offered last.
+    """The rates of the ramp from the last offered rate up to the asked one, without it.
 
-    Whoever comes with a step sends a prompt that is in no cache, and `gap_s` later another one that is: so
-    many come that their first prompts are `COLD_SHARE` of what the service can do cold. Where that is not
-    known, or all users are there at any rate, the rate grows by `CLIMB`.
+    New users of a step send a prompt that no cache holds, and `gap_s` later one that is cached: as many come
+    as make their first prompts `COLD_SHARE` of what the service can do cold. If that is not known, or all
+    users are there at any rate, the rate grows by `RATE_FACTOR`.
     """
     rate = COLD_LEAST * asked_qps if cold_qps is None else COLD_SHARE * cold_qps
     step = PIECE_S / pace_s(cold_qps, gap_s) if cold_qps and gap_s else 0.0
-    rate, found = max(rate, offered_qps + step if step else offered_qps * CLIMB), []
+    rate, found = max(rate, offered_qps + step if step else offered_qps * RATE_FACTOR), []
     while rate < asked_qps:
         found.append(rate)
-        rate = rate + step if step else rate * CLIMB
+        rate = rate + step if step else rate * RATE_FACTOR
     return found
 
 
 def pace_s(cold_qps: float, gap_s: float) -> float:
-    """Seconds of the way up for each QPS per node, where the users who come with it are new."""
+    """Seconds of the ramp for each QPS per node whose users are new."""
     return gap_s / (COLD_SHARE * cold_qps)
 
 
@@ -151,10 +143,10 @@ def piece_s(rate_qps: float) -> float:
     return max(PIECE_S, LEAST_REQUESTS / rate_qps)
 
 
-def settled(pieces: Sequence[Piece]) -> bool:
+def settled(pieces: Sequence[WarmupPiece]) -> bool:
     """True if the last two pieces agree in their hits, and answers no longer get faster.
 
-    Who came cold made a batch of its own, which is still there when the hits are back.
+    Cold prompts make a batch of their own, which is still there when the hits are back.
     """
     if len(pieces) < 2:
         return False
@@ -162,26 +154,21 @@ def settled(pieces: Sequence[Piece]) -> bool:
     return abs(last.hit - before.hit) <= AGREE and last.e2e_ms >= (1 - FASTER) * before.e2e_ms
 
 
-def _rates(driver: "Driver", asked_qps: float, overloaded: bool) -> Iterator[float]:
-    """The rate of each piece, for as long as a fill may last; only users who come anew need a climb."""
+def _rates(driver: Driver, asked_qps: float, overloaded: bool) -> Iterator[float]:
+    """The rate of each piece, for as long as the warm-up may last; only new users need a ramp."""
     offered = driver.windows.outcomes[-1].segment.rate_qps if driver.windows.outcomes else 0.0
-    if overloaded:  # what a full cache carries, one that was robbed may not
+    if overloaded:  # an emptied cache may not carry what a full one does
         offered = COLD_SHARE * asked_qps
     workload, cold_qps = driver.plan.workload, driver.plan.start.roofline_qps
     if workload.has_sessions:
         gap = gap_s(workload, asked_qps, driver.plan.nodes) if workload.conversations else None
-        yield from climb(asked_qps, offered, cold_qps, gap)
+        yield from ramp_rates(asked_qps, offered, cold_qps, gap)
     pieces = max(2, round(LONGEST_S / piece_s(asked_qps * driver.plan.nodes)))
     yield from [asked_qps] * pieces
 
 
-def is_untold(rows: pa.Table) -> bool:
-    """True if requests were answered and none of the answers says what of the prompt was cached."""
-    return bool(metrics.status_in(rows, records.OK).any()) and metrics.prefix_hit(rows) is None
-
-
-def _nothing_to_gain(driver: "Driver") -> bool:
-    """True if the warm-up showed that hits are not told, or met all that prompts share by the plan."""
+def _nothing_to_gain(driver: Driver) -> bool:
+    """True if the service warm-up showed no hits, or already all that prompts share by the plan."""
     rows = driver.windows.ledger.rows(-1)
     rows = rows.slice(rows.num_rows // 2)
     hit = metrics.prefix_hit(rows)
@@ -190,10 +177,10 @@ def _nothing_to_gain(driver: "Driver") -> bool:
     return hit >= metrics.prefix_shared(rows, driver.plan.block_tokens - 1) - AGREE
 
 
-def _offer(driver: "Driver", index: int, piece: int, rate_qps: float, asked_qps: float) -> pa.Table:
-    """Offer one piece of load; what was answered meanwhile, whenever it was due.
+def _offer(driver: Driver, index: int, piece: int, rate_qps: float, asked_qps: float) -> pa.Table:
+    """Offer one piece of load; returns the requests that were answered meanwhile, whenever they were due.
 
-    Of what was due in the piece a service with a queue has answered nothing, and a calm one what is short.
+    Of those due in the piece a service with a queue has answered none yet, and a calm one the short ones.
     """
     seconds = piece_s(rate_qps * driver.plan.nodes) if rate_qps == asked_qps else PIECE_S
     start_ns, end_ns = driver.offer_piece(index, piece, rate_qps, seconds)
@@ -203,9 +190,9 @@ def _offer(driver: "Driver", index: int, piece: int, rate_qps: float, asked_qps:
     return rows.filter(pa.array(ok & (ended_ns >= start_ns) & (ended_ns < end_ns)))
 
 
-def _tell(driver: "Driver", pieces: Sequence[Piece], began_ns: int) -> None:
-    """Say how the fill ended."""
+def _report(driver: Driver, pieces: Sequence[WarmupPiece], began_ns: int) -> None:
+    """Report how the warm-up ended."""
     done, hit = settled(pieces), pieces[-1].hit
-    how = "caches are filled" if done else "caches may still change, they are measured as they are"
-    text = f"{how} after {(driver.free_ns - began_ns) / NS:.0f} s: {hit:.1%} of the prompt tokens hit"
+    how = "caches are warm" if done else "caches may still change, they are measured as they are"
+    text = f"{how} after {(driver.feed.free_ns - began_ns) / NS:.0f} s: {hit:.1%} of the prompt tokens hit"
     driver.emit("fill", text=text, hit=hit, settled=done)

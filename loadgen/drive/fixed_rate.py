@@ -1,4 +1,4 @@
-"""One window without a search: a rate held, a profile followed, a trace replayed, or a closed loop.
+"""Offers one window without a search: a fixed rate, a profile, a trace, or a closed loop.
 
 Knows how each becomes a segment and its arrivals; the driver loads and judges them.
 """
@@ -9,17 +9,21 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.capacity.window_counts import Window
-from analysis.rows import metrics, records
+from analysis.rows import metrics
 from conf import Experiment
-from loadgen.drive.driver import POLL_NS, Driver
-from loadgen.search.policy import Segment
+from loadgen.drive.driver import Driver
+from loadgen.drive.liveness import in_flight
+from loadgen.drive.loss_recovery import POLL_NS
+from loadgen.drive.prepared_load import load_prepared
+from loadgen.drive.service_warmup import warm_up
+from loadgen.search.segments import Segment
 from loadgen.traffic import trace
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
 TRANSITION_S, DEFAULT_S = 15.0, 60.0
 IDLE_NS = 10 * NS
-"""A closed loop in which nothing is in flight and nothing ends for so long has ended (our choice)."""
+"""A closed loop has ended when nothing is in flight and nothing ends for so long (our choice)."""
 
 
 def asked(driver: Driver, experiment: Experiment) -> None:
@@ -27,8 +31,10 @@ def asked(driver: Driver, experiment: Experiment) -> None:
     if experiment.concurrency:
         closed(driver, experiment.concurrency, experiment.closed_requests)
     elif experiment.profile_qps:
-        whole = Profile.of(experiment.profile_qps, experiment.cluster.nodes)
-        profile(driver, whole, _window_s(experiment), TRANSITION_S)
+        profile = Profile.of(experiment.profile_qps, experiment.cluster.nodes)
+        window_s = _window_s(experiment)
+        mean_qps = profile.mean_qps(window_s) / driver.plan.nodes
+        rate(driver, mean_qps, window_s, TRANSITION_S, profile)
     elif experiment.rate_qps:
         rate(driver, experiment.rate_qps, _window_s(experiment), TRANSITION_S)
     else:
@@ -48,39 +54,37 @@ def seconds(experiment: Experiment) -> float | None:
 
 
 def _window_s(experiment: Experiment) -> float:
-    """How long a rate or a profile is held: as asked, else to the profile's last point, or a minute."""
+    """Length of the window: as asked, else to the profile's last point, or a minute."""
     ends_s = [second for second, _ in experiment.profile_qps]
     return experiment.duration_s or max(ends_s, default=0.0) or DEFAULT_S
 
 
-def rate(driver: Driver, qps_per_node: float, duration_s: float, transition_s: float) -> None:
-    """Hold one rate for `duration_s` after a transition."""
-    driver.warm_up()
-    why = "the rate that was asked"
-    driver.load(Segment(0, "dwell", qps_per_node, transition_s, duration_s, False, why), may_abort=False)
-    driver.drain(run_out=True)
-
-
-def profile(driver: Driver, whole: Profile, duration_s: float, transition_s: float) -> None:
-    """Follow a profile (of the whole service) for `duration_s` after a transition at its first rate."""
-    driver.warm_up()
-    mean_qps = whole.mean_qps(duration_s) / driver.plan.nodes
-    segment = Segment(0, "dwell", mean_qps, transition_s, duration_s, False, "the profile that was asked")
-    driver.load(segment, may_abort=False, profile=whole)
-    driver.drain()
+def rate(
+    driver: Driver,
+    qps_per_node: float,
+    duration_s: float,
+    transition_s: float,
+    profile: Profile | None = None,
+) -> None:
+    """Offer one rate, or a profile (of the whole service) of that mean rate, after a transition."""
+    warm_up(driver)
+    why = "the profile that was asked" if profile else "the rate that was asked"
+    segment = Segment(0, "dwell", qps_per_node, transition_s, duration_s, False, why)
+    load_prepared(driver, segment, may_abort=False, profile=profile)
+    driver.drain(run_out=profile is None)
 
 
 def replay(driver: Driver, duration_s: float | None) -> None:
     """Send the trace's requests at the trace's own times: all of it, or its first `duration_s`."""
-    driver.warm_up()
-    start_ns = driver.next_start_ns()
+    warm_up(driver)
+    start_ns = driver.feed.next_start_ns()
     duration_ns = None if duration_s is None else int(duration_s * NS)
-    seed, first_seq = driver.plan.seed, driver.next_seq
-    schedule = driver.traffic.replay(start_ns, duration_ns, dwell=0, first_seq=first_seq, seed=seed)
+    seed, first_seq = driver.plan.seed, driver.feed.next_seq
+    schedule = driver.feed.traffic.replay(start_ns, duration_ns, dwell=0, first_seq=first_seq, seed=seed)
     window = _whole(driver, start_ns, int(schedule.due_ns[-1]) + 1, len(schedule))
     segment = _segment(window, "the trace's own times")
     driver.announce(segment, window)
-    driver.offer(schedule, start_ns)
+    driver.feed.offer(schedule, start_ns)
     driver.watch(window, may_abort=False)
     driver.close(segment, window, window.planned_end_ns)
     driver.drain()
@@ -92,9 +96,11 @@ def closed(driver: Driver, concurrency: int, requests: int) -> None:
     The window begins with the first request that follows another, for what came before ramps up, and ends
     with the last that is sent: from then on the load falls.
     """
-    driver.warm_up()
-    start_ns, seed, first_seq = driver.next_start_ns(), driver.plan.seed, driver.next_seq
-    schedule = driver.traffic.closed(requests, concurrency, start_ns, dwell=0, first_seq=first_seq, seed=seed)
+    warm_up(driver)
+    start_ns, seed, first_seq = driver.feed.next_start_ns(), driver.plan.seed, driver.feed.next_seq
+    schedule = driver.feed.traffic.closed(
+        requests, concurrency, start_ns, dwell=0, first_seq=first_seq, seed=seed
+    )
     loop(driver, schedule, start_ns, f"closed loop, {concurrency} in flight")
 
 
@@ -108,7 +114,7 @@ def loop(
     number, concurrency = schedule.dwell, schedule.concurrency
     begun = replace(_whole(driver, start_ns, start_ns + 1, 0, number), concurrency=concurrency)
     driver.announce(_segment(begun, why), begun)
-    driver.offer(schedule, start_ns)
+    driver.feed.offer(schedule, start_ns)
     _play(driver, number, len(schedule))
     rows = driver.windows.ledger.rows(number)
     steady = rows if to_the_end else rows.filter(pa.array(metrics.word_in(rows, "phase", "window")))
@@ -118,28 +124,28 @@ def loop(
         (int(due_ns.min()), int(last_ns.max()) + 1) if len(due_ns) else (start_ns, start_ns + 1)
     )
     window = replace(_whole(driver, begin_ns, end_ns, len(due_ns), number), concurrency=concurrency)
-    driver.close(_segment(window, why), window, driver.target.now_ns())
+    driver.close(_segment(window, why), window, driver.feed.target.now_ns())
 
 
 def _play(driver: Driver, number: int, requests: int) -> None:
     """Wait until all requests of a closed loop have ended; what nobody starts any more is retracted."""
-    ended, changed_ns = -1, driver.target.now_ns()
+    ended, changed_ns = -1, driver.feed.target.now_ns()
     while True:
-        rows, now_ns = driver.windows.ledger.rows(number), driver.target.now_ns()
-        pending = int(metrics.status_in(rows, records.PENDING).sum())
+        rows, now_ns = driver.windows.ledger.rows(number), driver.feed.target.now_ns()
+        pending = in_flight(rows)
         if len(rows) - pending >= requests:
             return
         if pending or len(rows) > ended:
             ended, changed_ns = len(rows), now_ns
         elif now_ns > changed_ns + IDLE_NS:
-            driver.target.retract()
+            driver.feed.target.retract()
             why = (
                 f"nothing is in flight, and {requests - len(rows)} of {requests} requests were never started"
             )
             driver.emit("abort", index=number, text=f"closed loop {number} ended early: {why}")
             return
-        driver.take(driver.target.run(None, driver.target.now_ns() + POLL_NS))
-        driver.refuse_dead(number)
+        driver.feed.wait_until(driver.feed.target.now_ns() + POLL_NS)
+        driver.loss.refuse_dead(number)
 
 
 def _whole(driver: Driver, start_ns: int, end_ns: int, count: int, number: int = 0) -> Window:

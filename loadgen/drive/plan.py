@@ -1,4 +1,4 @@
-"""What a run is asked to do, and what earlier sessions of it left; knows no target."""
+"""The plan of a run's load, and what earlier sessions of the run left; knows no target."""
 
 from dataclasses import dataclass, replace
 
@@ -7,13 +7,14 @@ import pyarrow as pa
 from analysis.capacity.service_checks import BLOCK_TOKENS
 from analysis.capacity.window_counts import Window
 from conf.specs.experiment import Search, Slo, Workload
-from loadgen.drive.window_health import Watched
-from loadgen.search.policy import Segment, Start
+from loadgen.drive.window_health import WindowHealth
+from loadgen.search.segments import Segment
+from loadgen.search.start import Start
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is asked of a sweep. `replicas` are the ids expected in answers, None if unknown.
+class LoadPlan:
+    """The plan of a run. `replicas` are the ids expected in answers, None if unknown.
 
     `streams` are the independent streams of arrivals, one for each node; 0 where all nodes share one.
     All times are on a clock that runs `time_scale` times as fast as the real one. A prefix cache serves
@@ -34,21 +35,21 @@ class Plan:
 
     @property
     def begin(self) -> Start:
-        """What is known before the first request, with the times that follow from the bounds."""
+        """The search's start, with the times that follow from the bounds."""
         lasts_s = self.slo.answer_s(self.workload.output_tokens.mean)
         return replace(self.start, ttft_s=self.slo.ttft_p90_ms / 1e3, answer_s=lasts_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What earlier sessions of a run left: finished segments with what was seen of the load actors.
+    """Finished segments of earlier sessions of a run, with the health of the load actors in them.
 
     Beside a segment's window stand its judgements `bad` and `void`. `rows` are those of the finished
-    segments; `next_seq`, `end_ns` and `next_client` are beyond all that was used. `elapsed_s` of the budget
-    was spent until the last segment's end.
+    segments; `next_seq`, `end_ns` and `next_client` are beyond all that was used. `elapsed_s` is the budget
+    spent until the last segment's end.
     """
 
-    segments: list[tuple[Segment, Window, tuple[bool, bool], Watched]]
+    segments: list[tuple[Segment, Window, tuple[bool, bool], WindowHealth]]
     rows: pa.Table
     next_seq: int
     end_ns: int

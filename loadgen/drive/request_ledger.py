@@ -1,4 +1,4 @@
-"""Every request of a run as known now: what ended, what is in flight, what was lost with its load actor.
+"""Every request of a run as known now: ended, in flight, or lost with its load actor.
 
 Knows request tables by segment; knows no limit and no verdict.
 """
@@ -45,7 +45,7 @@ class Ledger:
     def take(self, seen: Observation) -> None:
         """Add what ended, replace what is in flight, and give up what a lost actor owned."""
         new, self._lost = seen.lost_actors[self._lost :], len(seen.lost_actors)
-        self._keep(self._untold(seen.ended) if new else seen.ended)
+        self._keep(self._unreported(seen.ended) if new else seen.ended)
         self.touched |= set(self._pending)
         self._pending = _by_segment(seen.pending)
         self.touched |= set(self._pending)
@@ -77,15 +77,15 @@ class Ledger:
                 self._ended[segment] = [pa.concat_tables(known).combine_chunks()]
             self.touched.add(segment)
 
-    def _untold(self, rows: pa.Table) -> pa.Table:
-        """Those of the rows that are not known yet, each once."""
+    def _unreported(self, rows: pa.Table) -> pa.Table:
+        """The rows that are not known yet, each once."""
         _, first = np.unique(rows["seq"].to_numpy(), return_index=True)
         rows = rows.take(pa.array(first))
         known = [table["seq"].to_numpy() for tables in self._ended.values() for table in tables]
         return rows.filter(pa.array(~np.isin(rows["seq"].to_numpy(), np.concatenate([[], *known]))))
 
     def _give_up(self, actor: LostActor) -> None:
-        """What the actor owned and nobody has a record of is lost."""
+        """Record requests of the actor as lost that nobody has a record of."""
         for segment, plan in self._plans.items():
             owned = plan.where(plan.owner(actor.of) == actor.index)
             known = self.rows(segment)["seq"].to_numpy()

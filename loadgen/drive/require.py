@@ -1,90 +1,45 @@
-"""One rate, passed or failed: windows at it without a gap until the answer is clear or the time is over.
+"""Offers one required rate in windows without a gap until it is accepted or rejected, or time is over.
 
-Knows when an answer is clear; the driver loads and judges, the posterior says what is shown.
+Knows when to load and when to analyse; the rule that decides is in `search.acceptance`.
 """
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from statistics import NormalDist
-from typing import Literal
 
 from analysis.capacity.backlog import falls_behind
-from analysis.capacity.limit_posterior import Prior
-from analysis.capacity.node_effects import including, node_effects
-from analysis.capacity.posterior import DEPENDENCE, LEAST_REQUESTS, Capacity, posterior
 from analysis.capacity.window_counts import NS, WindowCounts, count
-from analysis.stats.alpha_spending import LEVEL, tail_at
 from conf import ConfigError, Experiment
-from conf.specs.bounds import LIMITS, Limit
 from conf.specs.experiment import Slo
 from loadgen.drive.driver import Driver
-from loadgen.search.policy import (
-    DWELL_LEAST,
-    TRANSITION_E2E,
-    WINDOW_E2E,
-    Outcome,
-    Segment,
-    Stop,
-    dwells_of,
-    lasting_s,
-)
+from loadgen.drive.prepared_load import load_prepared
+from loadgen.drive.service_warmup import warm_up
+from loadgen.search.acceptance import CALM_BOUND, InterimAnalysis, decide, windows_s
+from loadgen.search.pacing import DWELL_LEAST, TRANSITION_E2E, WINDOW_E2E, lasting_s
+from loadgen.search.segments import Outcome, Segment, Stop, dwells_of
 
 DEFAULT_S = 600.0
 TRANSITION_S, WINDOW_S = 15.0, 45.0
-PRIOR_SD = 0.25
-"""Each limit's root may lie this far (ln) on either side of its centre (`prior`)."""
-FAIL_WINDOWS, PASS_WINDOWS = 3, 5
-"""The interval decides from so many windows on. With fewer than three the overdispersion is unknown; a pass
-waits longer because a quiet start is seen more often than a bad one: with three, one run in ten passed 3 %
-above the capacity where both limits bind."""
-CALM_WINDOWS, CALM_BOUND, CALM_OVER, HOPELESS_OVER = 4, 0.7, 0.04, 0.9
-"""What is clear without it. So few requests over so much of each bound pass: far below the knee the
-posterior, which counts at the bounds only, needs minutes more. More than so many over a bound fail. At the
-capacity none of 220 simulated runs of S1, S2 and S4 shows either at any look; three windows would show the
-first in 1 %, and more than 0.6 over in the first window are 1 to 4 % of them."""
-INTERVAL_LEVEL = 0.9 * LEVEL
-"""What of the level the intervals spend; the rest is for the clear cases."""
-DRIFT_SD, DRIFT_MEMORY_S = 0.015, 120.0
-"""A capacity may drift by so much (ln) with so long a memory, and some minutes at one rate cannot tell that
-from another capacity: a pass allows for it. Of drawn runs at a capacity that drifts by 2 % 5 to 8 % pass then
-(where the windows alone would pass 9 to 12 %), with less drift at most 3 %; a larger sd lets too few pass 3 %
-below the capacity (simulated, 0 to 0.02). A failure does not allow for it: 3 to 7 % fail there with 2 %."""
-LEAST_TAIL = 1e-6
-"""No posterior is known further out."""
-HOLDS = f"at most {100 * LEVEL:g} % of runs say so wrongly, over all looks"
 BEHIND_WINDOWS = 3
-"""So many last windows say whether answers keep up with the requests (our choice)."""
+"""Last windows that say whether answers keep up with the requests (our choice)."""
 VOID_IN_A_ROW = 2
-
-Verdict = Literal["passed", "failed", "undecided"]
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What was shown of a rate by then, and how. `capacity` is None before anything can be said of it."""
-
-    verdict: Verdict
-    reason: str
-    capacity: Capacity | None
 
 
 @dataclass(frozen=True, slots=True)
 class Required:
-    """How it ended: the last look, how many there were, and why nothing more could be measured if so.
+    """The last interim analysis, how many there were, and why nothing more could be measured if so.
 
-    `whole_s` are the seconds of all windows that fit into the longest time, over which looks share a level.
+    `whole_s` are the seconds of all windows that fit into the longest time: the analyses share a level over
+    them.
     """
 
-    look: Look
-    looks: int
+    analysis: InterimAnalysis
+    analyses: int
     whole_s: float
     stop: Stop | None = None
 
 
 def refuse(experiment: Experiment) -> None:
-    """Raise ConfigError for what cannot be required."""
+    """Raise ConfigError for an experiment that cannot require a rate."""
     if not experiment.rate_qps:
         raise ConfigError("--require needs rate_qps=... (QPS per node): it passes or fails one rate")
     least_s = TRANSITION_S + _window_s(experiment.rate_qps)
@@ -95,119 +50,45 @@ def refuse(experiment: Experiment) -> None:
 
 
 def seconds(experiment: Experiment) -> float:
-    """The longest that a required rate is offered."""
+    """The longest that a required rate is offered, in seconds."""
     return experiment.duration_s or DEFAULT_S
 
 
-def prior(rate_qps: float) -> Prior:
-    """What is believed before the first window at a rate per node: the capacity is above or below it alike.
-
-    It is the smaller of two roots, so that the centre of each lies above the rate: where a root is above
-    with probability p, the capacity is with (1 - `DEPENDENCE`) p^2 + `DEPENDENCE` p.
-    """
-    apart = 1 - DEPENDENCE
-    above = (math.sqrt(DEPENDENCE**2 + 2 * apart) - DEPENDENCE) / (2 * apart)
-    return Prior(math.log(rate_qps) + PRIOR_SD * NormalDist().inv_cdf(above), PRIOR_SD)
-
-
 def require(driver: Driver, rate_qps: float, longest_s: float) -> Required:
-    """Offer a rate per node until a look decides, or one more window would exceed `longest_s`.
+    """Offer a rate per node until an interim analysis decides, or one more window would exceed `longest_s`.
 
-    A look that decides is taken again when every answer has ended; if it no longer does, the load goes on.
+    One that decides is repeated when every answer has ended; if it no longer decides, the load goes on.
     """
-    driver.warm_up()
-    transition_s, looks = TRANSITION_S, 0
-    whole_s = windows_s(longest_s, transition_s, _window_s(rate_qps), driver.bridge_ns / NS)
+    warm_up(driver)
+    transition_s, analyses = TRANSITION_S, 0
+    whole_s = windows_s(longest_s, transition_s, _window_s(rate_qps), driver.feed.bridge_ns / NS)
     why = "the required rate"
     while True:
-        if stop := driver.heal() or _voided(driver.windows.outcomes):
+        if stop := driver.feed.replace_actors() or _voided(driver.windows.outcomes):
             driver.drain()
-            return Required(look(driver, rate_qps, whole_s), looks, whole_s, stop)
+            return Required(analyse(driver, rate_qps, whole_s), analyses, whole_s, stop)
         index = len(driver.windows.outcomes)
         window_s = max(_window_s(rate_qps), WINDOW_E2E * _lasting_s(driver))
-        driver.load(Segment(index, "dwell", rate_qps, transition_s, window_s, False, why), may_abort=False)
-        found, looks, transition_s = look(driver, rate_qps, whole_s), looks + 1, 0.0
+        segment = Segment(index, "dwell", rate_qps, transition_s, window_s, False, why)
+        load_prepared(driver, segment, may_abort=False)
+        found, analyses, transition_s = analyse(driver, rate_qps, whole_s), analyses + 1, 0.0
         late = driver.elapsed_s() + window_s > longest_s
         if found.verdict != "undecided" or late:
             driver.drain(run_out=True)
-            found = look(driver, rate_qps, whole_s)
+            found = analyse(driver, rate_qps, whole_s)
             transition_s = max(TRANSITION_S, TRANSITION_E2E * _lasting_s(driver))
             late = driver.elapsed_s() + transition_s + window_s > longest_s
-        why = f"look {looks}: {found.reason}"
-        driver.emit("look", index=looks, verdict=found.verdict, text=why)
+        why = f"interim analysis {analyses}: {found.reason}"
+        driver.emit("look", index=analyses, verdict=found.verdict, text=why)
         if found.verdict != "undecided" or late:
-            return Required(found, looks, whole_s)
+            return Required(found, analyses, whole_s)
 
 
-def look(driver: Driver, rate_qps: float, whole_s: float) -> Look:
-    """What is shown of a rate by all windows that are not void, as known now."""
+def analyse(driver: Driver, rate_qps: float, whole_s: float) -> InterimAnalysis:
+    """Judge a rate by all windows that are not void, as known now."""
     used = [outcome for outcome in driver.windows.outcomes if not outcome.void]
     behind = bool(used) and _behind(driver, [outcome.dwell for outcome in used[-BEHIND_WINDOWS:]])
     return decide(rate_qps, dwells_of(used), _tightened(driver, used), whole_s, behind)
-
-
-def decide(
-    rate_qps: float,
-    dwells: Sequence[WindowCounts],
-    tightened: Sequence[WindowCounts],
-    whole_s: float,
-    behind: bool,
-) -> Look:
-    """The rule: a clear case, or else an interval that holds over all looks lies on one side of the rate.
-
-    `tightened` are the same windows counted at `CALM_BOUND` of each bound, `whole_s` the seconds of all
-    windows that there may be. While answers fall `behind` the requests nothing passes: a service that still
-    fills looks better than it is.
-    """
-    if not any(dwell.requests >= LEAST_REQUESTS for dwell in dwells):
-        return Look("undecided", "no window says anything yet", None)
-    belief = prior(rate_qps)
-    effects = node_effects(dwells, belief)
-    found = including(posterior(dwells, belief), effects)
-    over, tight = ([_over(counted, limit) for limit in LIMITS] for counted in (dwells, tightened))
-    if max(over) > HOPELESS_OVER:
-        return Look("failed", f"{max(over):.0%} of the requests are over a bound", found)
-    shares = _shares(dwells, whole_s)
-    tail = max(tail_at(shares, INTERVAL_LEVEL), LEAST_TAIL)
-    sure = including(posterior(dwells, belief, tail), effects, tail)
-    low_qps = _allowing_for_drift(sure, tail, shares[-1] * whole_s)
-    if len(shares) >= FAIL_WINDOWS and sure.high <= rate_qps:
-        return Look("failed", f"the capacity is at most {sure.high:.3g} QPS per node ({HOLDS})", found)
-    calm = len(shares) >= CALM_WINDOWS and max(tight) <= CALM_OVER
-    if not calm and (len(shares) < PASS_WINDOWS or low_qps < rate_qps):
-        within = f"the capacity is within [{found.low:.3g}, {found.high:.3g}] QPS per node (95 %)"
-        return Look("undecided", within, found)
-    if behind:
-        return Look(
-            "undecided", "answers end more slowly than requests come, as in a service that fills", found
-        )
-    if calm:
-        return Look("passed", f"only {max(tight):.1%} are over {CALM_BOUND:.0%} of a bound", found)
-    drift = f"with up to {100 * DRIFT_SD:g} % drift"
-    return Look("passed", f"the capacity is at least {low_qps:.3g} QPS per node ({HOLDS}, {drift})", found)
-
-
-def _allowing_for_drift(capacity: Capacity, tail: float, seconds: float) -> float:
-    """The interval's low end, below which lies `tail`, lower by what drift may do in so many seconds.
-
-    Of an AR(1) of memory m the mean over T has 2 m / T (1 - m / T (1 - e^(-T / m))) of its variance.
-    """
-    memory = DRIFT_MEMORY_S / seconds
-    sd = DRIFT_SD * math.sqrt(2 * memory * (1 + memory * math.expm1(-1 / memory)))
-    below = math.log(capacity.qps_per_node / capacity.low)
-    return capacity.qps_per_node * math.exp(-math.hypot(below, NormalDist().inv_cdf(1 - tail) * sd))
-
-
-def _shares(dwells: Sequence[WindowCounts], whole_s: float) -> list[float]:
-    """Of all windows that there may be, the share that had passed at each look; nodes share their windows."""
-    seconds = {dwell.index: dwell.seconds for dwell in dwells}
-    return [min(passed / whole_s, 1.0) for passed in accumulate(seconds[index] for index in sorted(seconds))]
-
-
-def windows_s(longest_s: float, transition_s: float, window_s: float, bridge_s: float) -> float:
-    """Seconds of all windows that fit into the longest time, one at least, with a bridge between any two."""
-    more = (longest_s - transition_s - window_s) / (window_s + bridge_s)
-    return window_s * (1 + max(0, math.floor(more)))
 
 
 def _behind(driver: Driver, windows: Sequence[WindowCounts]) -> bool:
@@ -216,15 +97,9 @@ def _behind(driver: Driver, windows: Sequence[WindowCounts]) -> bool:
     return falls_behind(rows, windows[0].window_start_ns, windows[-1].window_end_ns)
 
 
-def _over(dwells: Iterable[WindowCounts], limit: Limit) -> float:
-    """Share over one limit in all windows together; of a limit that does not apply none is."""
-    counts = [dwell.over(limit) for dwell in dwells]
-    return sum(one.over for one in counts) / max(1, sum(one.determined for one in counts))
-
-
 def _tightened(driver: Driver, outcomes: Sequence[Outcome]) -> list[WindowCounts]:
     """The windows counted at tighter bounds."""
-    slo, now_ns = driver.plan.slo, driver.target.now_ns()
+    slo, now_ns = driver.plan.slo, driver.feed.target.now_ns()
     tight = Slo(slo.name, *(CALM_BOUND * bound.ms for bound in slo.bounds))
     windows = [outcome.dwell for outcome in outcomes]
     return [count(driver.windows.requests(w.index), w, tight, driver.plan.workload, now_ns) for w in windows]

@@ -1,4 +1,4 @@
-"""What the loss of a service spoils: which windows may have felt it, and how those are judged.
+"""Decides which windows may have felt the loss of a service, and how those are judged.
 
 Knows request rows and windows; waits for nothing and knows no deployment.
 """
@@ -14,7 +14,7 @@ from analysis.capacity.validity import Verdict
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import metrics, records
 from loadgen.drive.liveness import heard_ns
-from loadgen.search.policy import Outcome
+from loadgen.search.segments import Outcome
 
 MOST_RECOVERIES = 5
 """Recoveries in one run. Each costs a window or two and what the service needs to come back; one that breaks
@@ -45,14 +45,14 @@ def outlived(
     return all(heard_ns(rows.filter(pc.equal(names, replica))) > end_ns for replica in replicas)
 
 
-def spoilt_before(
+def affected_windows(
     outcomes: Sequence[Outcome],
     requests: Callable[[int], pa.Table],
     replicas: Collection[str] | None,
     noticed_ns: int,
     time_scale: float,
 ) -> list[int]:
-    """Windows at the end of `outcomes` that may have felt a loss; a ramp's steps are judged when they end.
+    """The last windows of `outcomes`, by number, that may have felt a loss; no ramp step, judged at its end.
 
     `requests` are the rows of a window and of its neighbours.
     """
@@ -65,7 +65,7 @@ def spoilt_before(
     return indices
 
 
-def spoilt(verdict: Verdict) -> Verdict:
+def invalidated(verdict: Verdict) -> Verdict:
     """The verdict on a window in which the service was lost: void, whatever else it shows."""
     lost = Check("service_losses", False, 1.0, 0.0, "", REASON)
     return replace(verdict, valid=False, reason=REASON, checks=(lost, *verdict.checks))

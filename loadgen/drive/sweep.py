@@ -7,13 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from analysis.capacity.posterior import Capacity
-from loadgen.drive.driver import Driver, TargetLost
-from loadgen.search.policy import Outcome, Segment, Stop, next_segment
+from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import TargetLost
+from loadgen.drive.prepared_load import load_prepared
+from loadgen.drive.service_warmup import warm_up
+from loadgen.search.policy import next_segment
+from loadgen.search.segments import Outcome, Segment, Stop
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a sweep found: the outcomes in order, the posterior, and why it ended."""
+    """The outcomes of a sweep in order, the posterior, and why it ended."""
 
     outcomes: list[Outcome]
     capacity: Capacity | None
@@ -27,11 +31,11 @@ def focus(driver: Driver) -> Segment | Stop:
 
 
 def sweep(driver: Driver, choose: Callable[[Driver], Segment | Stop] = focus) -> Sweep:
-    """Load what `choose` says until the budget or the search ends it; what was lost may come back.
+    """Load what `choose` says until the budget or the search ends it; a lost service may come back.
 
     Raises TargetLost.
     """
-    driver.warm_up()
+    warm_up(driver)
     while True:
         try:
             stop = _go_on(driver, choose)
@@ -48,9 +52,9 @@ def _go_on(driver: Driver, choose: Callable[[Driver], Segment | Stop]) -> Stop |
     """Load one segment more; or else let every answer end and return why there is none."""
     step = choose(driver)
     if not isinstance(step, Stop):
-        step = driver.heal() or step
+        step = driver.feed.replace_actors() or step
     if isinstance(step, Stop):
         driver.drain(run_out=True)
         return step
-    driver.load(step)
+    load_prepared(driver, step)
     return None

@@ -1,4 +1,4 @@
-"""What is told of a finished window: its p90s, shares and verdict, as an event's facts.
+"""The event of a finished window: its p90s, shares and verdict.
 
 Knows the rows of one window; decides nothing.
 """
@@ -15,7 +15,7 @@ from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
 from conf.specs.bounds import ALLOWED_OVER, LIMITS, QUANTILE
 from conf.specs.experiment import Slo
-from loadgen.search.policy import Outcome
+from loadgen.search.segments import Outcome
 
 
 def segment_done(outcome: Outcome, rows: pa.Table, verdict: Verdict, slo: Slo, now_ns: int) -> dict[str, Any]:

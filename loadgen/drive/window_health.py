@@ -1,4 +1,4 @@
-"""What was seen of the load actors during one window, from their rows of a second each.
+"""Health of the load actors during one window, from their samples of a second each.
 
 Knows rows of schema `series.CLIENTS`; knows no request.
 """
@@ -11,12 +11,12 @@ from typing import Any
 from analysis.capacity.window_counts import NS, Window
 
 LEAST_COVERED = 0.95
-"""The check that uses the mean in flight allows an error of 5 % (the method, 5.1 L1)."""
+"""Least covered share of a window: its mean in flight may be wrong by 5 % (the method, 5.1 L1)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """Figures of each actor over a window, the mean of requests in flight, and who was lost in it.
+class WindowHealth:
+    """Figures of each load actor over a window, the mean of requests in flight, and the actors lost in it.
 
     `replicas` are those that were expected to answer, None if unknown; `loss` says how the service was lost
     in it, empty if it was not.
@@ -29,25 +29,25 @@ class Watched:
     loss: str = ""
 
 
-def watched(
-    beats: Iterable[dict[str, Any]],
+def health_of(
+    samples: Iterable[dict[str, Any]],
     window: Window,
     lost_actors: Sequence[str] = (),
     replicas: frozenset[str] | None = None,
-) -> Watched:
-    """The seconds that lie in the window: mean shares, longest stall, mean in flight over all actors."""
+) -> WindowHealth:
+    """Health from the samples that lie in the window: mean shares, longest stall, mean in flight."""
     actors: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for beat in beats:
-        began_ns = beat["clock_ns"] - beat["span_s"] * NS
+    for sample in samples:
+        began_ns = sample["clock_ns"] - sample["span_s"] * NS
         if (
             began_ns >= window.window_start_ns - NS // 2
-            and beat["clock_ns"] <= window.window_end_ns + NS // 2
+            and sample["clock_ns"] <= window.window_end_ns + NS // 2
         ):
-            actors[beat["client_id"]].append(beat)
+            actors[sample["client_id"]].append(sample)
     health = {f"client-{client_id:02d}": _figures(rows) for client_id, rows in sorted(actors.items())}
     means = [_mean(rows, "in_flight_mean") for rows in actors.values() if _covers(rows, window)]
     known = [mean for mean in means if mean is not None]
-    return Watched(
+    return WindowHealth(
         health, sum(known) if len(known) == len(actors) > 0 else None, tuple(lost_actors), replicas
     )
 
@@ -59,7 +59,7 @@ def _covers(rows: list[dict[str, Any]], window: Window) -> bool:
 
 
 def _figures(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Means by time, and the longest stall; what is unknown is left out."""
+    """Means over time, and the longest stall; unknown figures are left out."""
     figures = {name: _mean(rows, name) for name in ("cpu_share", "run_share")}
     figures["stall_ms"] = max(row["stall_ms"] for row in rows)
     return {name: value for name, value in figures.items() if value is not None}

@@ -1,6 +1,6 @@
-"""The windows of a run, counted and judged; and again whenever answers of theirs come late.
+"""Counts and judges the windows of a run, and does it again when late answers change them.
 
-Knows request rows, what was seen of the load actors, and the analysis; knows no target and no clock.
+Knows request rows, the health of the load actors, and the analysis; knows no target and no clock.
 """
 
 import dataclasses
@@ -12,35 +12,46 @@ import pyarrow as pa
 from analysis.capacity.node_effects import NodeEffects, node_effects
 from analysis.capacity.posterior import Capacity, posterior
 from analysis.capacity.validity import Verdict, WindowEvidence, judge_window
-from analysis.capacity.window_counts import Window, count, count_by_stream, in_window, waiting, without_lag
-from loadgen.drive.plan import Past, Plan
+from analysis.capacity.window_counts import (
+    Window,
+    count,
+    count_by_stream,
+    in_window,
+    waiting,
+    without_lag,
+)
+from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.request_ledger import Ledger
-from loadgen.drive.service_loss import spoilt
+from loadgen.drive.service_loss import invalidated
 from loadgen.drive.window_event import segment_done, word
-from loadgen.drive.window_health import Watched
-from loadgen.search.policy import Outcome, Segment, bad_step, dwells_of, long_queue, plainly_bad, prior
+from loadgen.drive.window_health import WindowHealth
+from loadgen.search.overload import bad_step, long_queue, plainly_bad
+from loadgen.search.pacing import fitted
+from loadgen.search.policy import prior
+from loadgen.search.segments import Outcome, Segment, dwells_of
 
 
 @dataclass(slots=True)
 class Windows:
-    """What was measured so far, by the number of the segment; `emit(kind, **facts)` is told each judgement.
+    """The windows measured so far, by the number of their segment; `emit(kind, **facts)` gets each judgement.
 
-    `watched` is what was seen of the load actors and the service in a window. Of `plan` its search, bounds
-    and workload are read, which nothing changes during a run.
+    `health` is the health of the load actors and the service in a window, `open` the segment that is being
+    loaded. Only what no run changes is read of `plan`: its search, bounds and workload.
     """
 
-    plan: Plan
+    plan: LoadPlan
     emit: Callable[..., None]
     ledger: Ledger = field(default_factory=Ledger)
     outcomes: list[Outcome] = field(default_factory=list)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
-    watched: dict[int, Watched] = field(default_factory=dict)
+    health: dict[int, WindowHealth] = field(default_factory=dict)
+    open: tuple[Segment, Window] | None = None
 
     def restore(self, past: Past) -> None:
         """Take up the windows of an earlier session of this run."""
         self.ledger.restore(past.rows)
         for segment, window, judged, seen in past.segments:
-            self.watched[window.index] = seen
+            self.health[window.index] = seen
             self.outcomes.append(self._again(segment, window, judged, past.end_ns))
         self.ledger.settled()
 
@@ -48,27 +59,37 @@ class Windows:
         """Rows of a segment and of its neighbours, as known now; those in flight are `pending`."""
         return self.ledger.rows(index - 1, index, index + 1)
 
+    def requests_in(self, window: Window) -> pa.Table:
+        """Rows of the requests that were due in a window."""
+        return in_window(self.requests(window.index), window)
+
+    def patience_s(self) -> float:
+        """The longest that a backlog has to be answered, in seconds."""
+        return fitted(self.plan.search, self.plan.begin, self.outcomes).settle_s
+
     def lost_in(self, index: int) -> tuple[str, ...]:
         """The load actors that were lost in a window, each with the reason."""
-        return self.watched[index].lost_actors
+        return self.health[index].lost_actors
 
-    def spoil(self, indices: Iterable[int], reason: str) -> None:
-        """Windows felt a loss of the service: they are void when they are judged next."""
+    def invalidate(self, indices: Iterable[int], reason: str) -> None:
+        """Mark windows that felt a loss of the service, so that they are void when they are judged next."""
         for index in indices:
-            self.watched[index] = dataclasses.replace(self.watched[index], loss=reason)
+            self.health[index] = dataclasses.replace(self.health[index], loss=reason)
             self.ledger.touched.add(index)
 
     def add(self, segment: Segment, window: Window, now_ns: int, elapsed_s: float) -> None:
-        """Add the outcome of a window that was watched, recount those that changed meanwhile, and tell."""
+        """Add the outcome of a window that is over, recount those that changed, and report it."""
+        self.open = None
         outcome = self._outcome(segment, window, now_ns)
         if segment.kind == "ramp":
             outcome = self._guiding(outcome, now_ns)
         self.recount(now_ns)
         self.outcomes.append(outcome)
-        self._tell(self.outcomes[-1], now_ns, elapsed_s)
+        self._report(self.outcomes[-1], now_ns, elapsed_s)
 
     def recount(self, now_ns: int) -> None:
-        """Late finishers change the window they were due in, and what was offered next its last blocks."""
+        """Recount what changed: late answers change their window, and the next load a window's last
+        blocks."""
         last = len(self.outcomes) - 1
         for i, old in enumerate(self.outcomes):
             if old.segment.index in self.ledger.touched or i == last:
@@ -86,18 +107,18 @@ class Windows:
         self.recount(now_ns)
 
     def capacity(self) -> Capacity | None:
-        """What is known of the capacity now; None while the ramp is not over."""
+        """Posterior of the capacity as known now; None while the ramp is not over."""
         belief = prior(self.plan.search, self.plan.begin, self.outcomes)
         return None if belief is None else posterior(dwells_of(self.outcomes), belief)
 
     def node_effects(self) -> NodeEffects | None:
-        """How the nodes differ; None where they share one stream, and while the ramp is not over."""
+        """Differences between the nodes; None if they share one stream, and while the ramp is not over."""
         belief = prior(self.plan.search, self.plan.begin, self.outcomes)
         return None if belief is None else node_effects(dwells_of(self.outcomes), belief)
 
     def _outcome(self, segment: Segment, window: Window, now_ns: int) -> Outcome:
         """Counts and verdict of a window as known now; a void one weighs nothing."""
-        table, seen = self.requests(window.index), self.watched[window.index]
+        table, seen = self.requests(window.index), self.health[window.index]
         dwell = count(table, window, self.plan.slo, self.plan.workload, now_ns)
         evidence = WindowEvidence(
             planned=self.ledger.planned(window.index, window.window_start_ns, window.window_end_ns),
@@ -108,7 +129,7 @@ class Windows:
             block_tokens=self.plan.block_tokens,
         )
         verdict = judge_window(table, window, self.plan.slo, evidence)
-        self.verdicts[window.index] = verdict = spoilt(verdict) if seen.loss else verdict
+        self.verdicts[window.index] = verdict = invalidated(verdict) if seen.loss else verdict
         if not verdict.valid:
             dwell = dataclasses.replace(dwell, weight=0.0)
         streams, asked = self.plan.streams, (self.plan.slo, self.plan.workload)
@@ -122,7 +143,7 @@ class Windows:
         bad without it is bad.
         """
         dwell, verdict, slo = outcome.dwell, self.verdicts[outcome.dwell.index], self.plan.slo
-        waits = waiting(in_window(self.requests(dwell.index), dwell), now_ns)
+        waits = waiting(self.requests_in(dwell), now_ns)
         bad = dwell.aborted or bad_step(dwell) or long_queue(dwell, waits, slo)
         if [check.name for check in verdict.checks if check.voids] != ["send_lag_p99"]:
             return dataclasses.replace(outcome, bad=bad)
@@ -139,14 +160,14 @@ class Windows:
         new = dataclasses.replace(self._outcome(segment, window, now_ns), bad=bad)
         return dataclasses.replace(new, void=void) if segment.kind == "ramp" else new
 
-    def _tell(self, outcome: Outcome, now_ns: int, elapsed_s: float) -> None:
+    def _report(self, outcome: Outcome, now_ns: int, elapsed_s: float) -> None:
         index, capacity = outcome.dwell.index, self.capacity()
-        rows = in_window(self.requests(index), outcome.dwell)
+        rows = self.requests_in(outcome.dwell)
         self.emit(
             "segment_done",
             **segment_done(outcome, rows, self.verdicts[index], self.plan.slo, now_ns),
-            lost_actors=self.watched[index].lost_actors,
-            loss=self.watched[index].loss,
+            lost_actors=self.health[index].lost_actors,
+            loss=self.health[index].loss,
             elapsed_s=elapsed_s,
             capacity=dataclasses.asdict(capacity) if capacity else None,
         )

@@ -1,4 +1,4 @@
-"""Where requests go: URLs taken apart and looked up before the load, and which of them one is sent to.
+"""Takes the URLs of servers apart, looks them up before the load, and chooses one for each request.
 
 Knows names, addresses and connections; knows nothing of what is sent over them.
 """
@@ -22,7 +22,7 @@ Protocol = TypeVar("Protocol", bound=asyncio.Protocol)
 def chosen(seq: int, count: int) -> int:
     """One of `count` URLs for request (or session) `seq`: as good as random, and the same in every run.
 
-    In turn, each URL would see every k-th arrival, and so a smoother process than the one asked for. The
+    Taken in turn, each URL would see every k-th arrival, a smoother process than the one asked for. The
     mixing is SplitMix64's (Steele, Lea, Flood, OOPSLA 2014).
     """
     mixed = (seq + 1) * 0x9E3779B97F4A7C15 & MASK_64

@@ -19,7 +19,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What a file system without locks answers (some network ones, as they are mounted)."""
 
 
-class Shard:
+class ArrowStream:
     """An append-only Arrow IPC stream of rows of one schema, held by its writer until it is closed or dies.
 
     Raises BlockingIOError if another writer holds it.

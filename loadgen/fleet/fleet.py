@@ -24,19 +24,18 @@ from loadgen.fleet.load_actor import FleetPlan, LoadActor, Place, name, whose_cl
 from loadgen.fleet.os_limits import shortage
 from loadgen.fleet.rows import Clock
 from loadgen.fleet.target import LostActor, Observation
-from loadgen.fleet.worker import Report
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
 ROUND_TRIPS = 20
 REPLY_TIMEOUT_S = 10.0
 LOOK_UP_S = 60.0
-"""A resolver gives a name up after asking up to three servers twice for five seconds each (resolv.conf)."""
+"""Longest look-up: a resolver asks up to three servers twice for five seconds each (resolv.conf)."""
 READY_TIMEOUT_S = 60.0
 LAST_WORDS_S = 3.0
 MAX_DOUBT_NS = 50_000_000
-"""Clocks whose offset is known less well than this refuse a common start (our choice)."""
+"""Largest doubt about a clock's offset with which a common start is made (our choice)."""
 MOST_REPLACED = 3
-"""Load actors replaced in one run; where more die, something is wrong with their nodes."""
+"""Most load actors replaced in one run; if more die, something is wrong with their nodes."""
 
 
 _NOTHING = records.PROGRESS.empty_table()
@@ -47,7 +46,7 @@ class FleetError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
+class ClockOffset:
     """An actor's monotonic clock minus the driver's, known to within `doubt_ns`; one clock has no doubt."""
 
     offset_ns: int
@@ -62,15 +61,15 @@ class Member:
     index: int
     actor: Any
     place: Place | None = None
-    offset: Offset = Offset(0, 0)
+    offset: ClockOffset = ClockOffset(0, 0)
 
     def described(self) -> dict[str, Any]:
-        """Where it runs and how its clock differs, for the manifest."""
+        """Its place and its clock's offset, for the manifest."""
         clock = {"offset_us": self.offset.offset_ns / 1e3, "within_us": self.offset.doubt_ns / 1e3}
         return {"client_id": self.client_id, **(asdict(self.place) if self.place else {}), **clock}
 
 
-class Fleet:
+class LoadFleet:
     """The HTTP target of a sweep: `count` load actors that send one master schedule together.
 
     The run's clock starts at `from_ns`, which a resumed run sets after everything it has seen, and runs
@@ -97,7 +96,7 @@ class Fleet:
         self.zero_wall_ns = self._clock.wall_ns
         self.members: list[Member] = []
         self.lost: list[LostActor] = []
-        self._untold: list[Member] = []
+        self._unreported: list[Member] = []
         self._offers: list[tuple[Member, Any]] = []
         try:
             self._add(range(count))
@@ -110,7 +109,7 @@ class Fleet:
             raise FleetError(f"load actor failed to start: {_last_line(error)}") from error
 
     def shortage(self, wanted: int) -> str | None:
-        """Why the actors cannot have `wanted` requests in flight together, with the remedy; or None."""
+        """Reason why the actors cannot hold `wanted` requests in flight, with the remedy; or None."""
         endpoints = len({urlsplit(url).netloc for url in self._plan.urls})
         places = [member.place for member in self._alive() if member.place]
         for place in places:
@@ -133,12 +132,14 @@ class Fleet:
         time.sleep(max(0, self._clock.monotonic_ns(until_ns) - time.monotonic_ns()) / NS)
         offers, self._offers = self._offers, []
         self._answers(offers, REPLY_TIMEOUT_S)
-        reports: list[Report] = [report for _, report in self._ask("observe", REPLY_TIMEOUT_S)]
-        untold, self._untold = self._untold, []
+        reports: list[Observation] = [report for _, report in self._ask("observe", REPLY_TIMEOUT_S)]
+        unreported, self._unreported = self._unreported, []
         return Observation(
-            pa.concat_tables([_NOTHING, *(report.ended for report in reports), *map(self._left_by, untold)]),
-            pa.concat_tables([_NOTHING, *(report.pending for report in reports)]),
-            [beat for report in reports for beat in report.health],
+            pa.concat_tables(
+                [_NOTHING, *(report.ended for report in reports), *map(self._left_by, unreported)]
+            ),
+            pa.concat_tables([_NOTHING, *(one.pending for one in reports)]),
+            [sample for one in reports for sample in one.health],
             list(self.lost),
         )
 
@@ -224,7 +225,7 @@ class Fleet:
         return self._folder / f"{name(member.client_id)}.arrow"
 
     def _left_by(self, member: Member) -> pa.Table:
-        """What a lost actor had written, where its disk is ours."""
+        """Rows that a lost actor had written, if its disk is ours."""
         if not self._shard(member).exists():
             return _NOTHING
         return records.read_stream(self._shard(member), records.SHARD).select(records.PROGRESS.names)
@@ -262,14 +263,14 @@ class Fleet:
         if any(lost.client_id == member.client_id for lost in self.lost):
             return
         self.lost.append(LostActor(member.client_id, member.index, self._count, reason))
-        self._untold.append(member)
+        self._unreported.append(member)
         if last_words:
             with suppress(RayError):
                 ray.get(member.actor.finish.remote(0.0), timeout=LAST_WORDS_S)
         ray.kill(member.actor)
 
 
-def offset_of(read_clock: Callable[[], tuple[int, str]]) -> Offset:
+def offset_of(read_clock: Callable[[], tuple[int, str]]) -> ClockOffset:
     """Compare a clock with this process's monotonic one; `read_clock` returns its time and its name.
 
     Of twenty round trips the shortest counts: the reading minus the middle of two readings here. No wall
@@ -281,10 +282,10 @@ def offset_of(read_clock: Callable[[], tuple[int, str]]) -> Offset:
         there_ns, whose = read_clock()
         after = time.monotonic_ns()
         # Half of an odd number of nanoseconds more: a true zero must not lie just outside.
-        trips.append(Offset(there_ns - (before + after) // 2, (after - before) // 2 + 1))
+        trips.append(ClockOffset(there_ns - (before + after) // 2, (after - before) // 2 + 1))
     best = min(trips, key=lambda trip: trip.doubt_ns)
     if whose and whose == whose_clock() and abs(best.offset_ns) <= best.doubt_ns:
-        return Offset(0, 0)
+        return ClockOffset(0, 0)
     if best.doubt_ns > MAX_DOUBT_NS:
         raise FleetError(
             f"the clock of a load actor is known to within {best.doubt_ns / 1e6:.0f} ms only; "
@@ -299,6 +300,6 @@ def _read_clock(actor: Any) -> tuple[int, str]:
 
 
 def _last_line(error: Exception) -> str:
-    """What was raised in the actor, or what Ray says of its end, in one line."""
+    """Last line of an actor's error, or of what Ray says of its end."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""A load actor's own health, one row a second: what proves, or disproves, that it kept up.
+"""Samples a load actor's own health once a second, to prove or disprove that it kept up.
 
 Knows this process, its event loop's thread and the garbage collector; knows no server. Rows are of schema
 `series.CLIENTS`.
@@ -23,7 +23,7 @@ SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 @dataclass(slots=True)
 class _Second:
-    """What was counted since `since_ns`; `cpu_ns` and `ran` are the readings then."""
+    """Counts since `since_ns`; `cpu_ns` and `ran` are the readings then."""
 
     since_ns: int
     cpu_ns: int
@@ -38,8 +38,8 @@ class _Second:
     gc_ns: int = 0
 
 
-class Pulse:
-    """Counts what happens in a second; `beat` closes it. Call it from the loop's own thread."""
+class HealthSampler:
+    """Counts what happens in a second; `sample` closes it. Call it from the loop's own thread."""
 
     def __init__(self, client_id: int, clock: Clock) -> None:
         self._client_id = client_id
@@ -48,20 +48,20 @@ class Pulse:
         self._gc_began_ns = 0
 
     def sent(self, lag_ns: int) -> None:
-        """A request was sent `lag_ns` after its due time."""
+        """Count a request that was sent `lag_ns` after its due time."""
         self._second.lags_ns.append(lag_ns)
 
     def missed(self) -> None:
-        """A request was not sent at all."""
+        """Count a request that was not sent at all."""
         self._second.missed += 1
 
     def ended(self, reads: int, events: int) -> None:
-        """An answer ended that took so many reads for so many events."""
+        """Count an answer that took so many reads for so many events."""
         self._second.reads += reads
         self._second.events += events
 
     def woke(self, late_ns: int, in_flight: int) -> None:
-        """The loop's regular timer fired `late_ns` late, with `in_flight` requests open."""
+        """Count a regular wake-up of the loop that came `late_ns` late, with `in_flight` requests open."""
         self._second.stall_ns = max(self._second.stall_ns, late_ns)
         self._second.in_flight.append(in_flight)
 
@@ -74,8 +74,8 @@ class Pulse:
         finally:
             gc.callbacks.remove(self._on_gc)
 
-    def beat(self) -> dict[str, Any]:
-        """The row of the time since the last beat."""
+    def sample(self) -> dict[str, Any]:
+        """The row of the time since the last sample."""
         second, self._second = self._second, _second()
         span_ns = max(1, self._second.since_ns - second.since_ns)
         clock = self._clock
@@ -112,7 +112,7 @@ def _second() -> _Second:
 
 
 def _schedstat() -> tuple[int, int] | None:
-    """Nanoseconds this thread ran and waited so far; None where the kernel does not tell."""
+    """Nanoseconds this thread ran and waited so far; None if the kernel does not report it."""
     try:
         ran_ns, waited_ns, _slices = map(int, SCHEDSTAT.read_text().split())
     except (OSError, ValueError):
@@ -121,7 +121,7 @@ def _schedstat() -> tuple[int, int] | None:
 
 
 def _run_share(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
-    """Of the time this thread wanted a core, the share it had one."""
+    """Share run / (run + queued) of this thread's time; None if unknown."""
     if before is None or after is None:
         return None
     ran, waited = after[0] - before[0], after[1] - before[1]

@@ -1,7 +1,6 @@
 """One load actor: a worker in a process of its own, on a node of the Ray cluster.
 
-Knows what makes a process a good load generator (its garbage collector, its files, its driver's life); the
-fleet knows the others.
+Knows its process (garbage collector, open files, the life of its driver); the fleet knows the other actors.
 """
 
 import asyncio
@@ -19,17 +18,18 @@ from analysis.rows import time_series
 from conf import ConfigError
 from conf.io.secret import Secret
 from conf.specs.experiment import Workload
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.os_limits import Limits, limits, raise_files
-from loadgen.fleet.parent_watch import Lifeline, own, watch
-from loadgen.fleet.worker import Report, Worker
+from loadgen.fleet.parent_watch import WatchedProcess, own, watch
+from loadgen.fleet.target import Observation
+from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import ArrivalSchedule
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """What every actor needs to know before the start; `timeout_s` is on the run's clock.
+    """The plan that all actors share before the start; `timeout_s` is on the run's clock.
 
     With `sticky` all requests of a session go to the same one of `urls`.
     """
@@ -43,13 +43,13 @@ class FleetPlan:
     record_itl: bool
     time_scale: float = 1.0
     sticky: bool = False
-    driver: Lifeline = field(default_factory=own)
+    driver: WatchedProcess = field(default_factory=own)
     key: Secret | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a load actor runs, and what the operating system lets it open."""
+    """The node, host and process of a load actor, and what the operating system lets it open."""
 
     client_id: int
     node: str
@@ -68,8 +68,8 @@ class LoadActor:
         except ConfigError as error:
             raise ConfigError(f"on node {platform.node()}: {error}") from error
         self._shards = [
-            Shard(folder / f"{name(client_id)}.arrow"),
-            Shard(folder / f"{name(client_id)}.health.arrow", time_series.CLIENTS),
+            ArrowStream(folder / f"{name(client_id)}.arrow"),
+            ArrowStream(folder / f"{name(client_id)}.health.arrow", time_series.CLIENTS),
         ]
         self._worker = Worker(
             client_id,
@@ -93,7 +93,7 @@ class LoadActor:
         return Place(client_id, node, platform.node(), os.getpid(), limits())
 
     def _orphaned(self) -> None:
-        """The driver is dead: nobody wants these requests any more. What is known is written, then we go."""
+        """Write what is known and exit: the driver is dead, and nobody wants these requests any more."""
 
         async def end() -> None:
             try:
@@ -123,7 +123,7 @@ class LoadActor:
     async def retract(self) -> None:
         self._worker.retract()
 
-    async def observe(self) -> Report:
+    async def observe(self) -> Observation:
         return await self._worker.observe()
 
     async def finish(self, drain_s: float) -> None:
@@ -131,7 +131,7 @@ class LoadActor:
         await self._worker.finish(drain_s)
 
     async def cut(self) -> None:
-        """End what is in flight: a `finish` under way returns."""
+        """End every request in flight, so that a `finish` under way returns."""
         self._worker.cut()
 
     async def fetch(self) -> dict[str, bytes]:

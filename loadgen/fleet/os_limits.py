@@ -1,4 +1,4 @@
-"""How many streams a load actor can hold open at once before the operating system refuses one.
+"""Counts the streams that a load actor can hold open before the operating system refuses one.
 
 Knows the limits of this process and of its machine (Linux); knows no rate and no server.
 """
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SPARE_FILES = 64
-"""Left for what a process opens beside its streams: the shard, logs, name look-ups, sockets of Ray's."""
+"""Files left for what a process opens beside its streams: the shard, logs, name look-ups, sockets of
+Ray's."""
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 OPEN_FILES = Path("/proc/self/fd")
 NO_LIMIT = 2**31
@@ -17,10 +18,11 @@ NO_LIMIT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this process may open, and has. `ports` are one source address's, for each (host, port) it calls.
+    """Files that this process may open and has open, and its ports. `ports` are one source address's, for
+    each (host, port) it calls.
 
-    All processes of a machine share its ports; each has files of its own. A limit that is not set, or not
-    told, is `NO_LIMIT`.
+    All processes of a machine share its ports; each has files of its own. A limit that is not set or
+    not known is `NO_LIMIT`.
     """
 
     soft_files: int
@@ -51,7 +53,7 @@ def streams(found: Limits, endpoints: int, sharing: int = 1) -> int:
 
 
 def shortage(found: Limits, endpoints: int, wanted: int, sharing: int = 1) -> str | None:
-    """Which limit is too small for `wanted` streams in one load actor, with the remedy; None if none is."""
+    """The limit that is too small for `wanted` streams in one load actor, with the remedy; or None."""
     most = streams(found, endpoints, sharing)
     if wanted <= most:
         return None

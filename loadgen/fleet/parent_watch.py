@@ -16,19 +16,19 @@ NAMESPACE = Path("/proc/self/ns/pid")
 
 
 @dataclass(frozen=True, slots=True)
-class Lifeline:
-    """A process, and where its number means that process: one boot of a machine, one namespace of numbers."""
+class WatchedProcess:
+    """A process id with the boot of a machine and the namespace in which it means that process."""
 
     pid: int
     where: tuple[str, str]
 
 
-def own() -> Lifeline:
+def own() -> WatchedProcess:
     """This process."""
-    return Lifeline(os.getpid(), _where())
+    return WatchedProcess(os.getpid(), _where())
 
 
-def watch(other: Lifeline, ended: Callable[[], None]) -> bool:
+def watch(other: WatchedProcess, ended: Callable[[], None]) -> bool:
     """Call `ended` in the running loop as soon as `other` is gone; False if that cannot be seen from here."""
     if other.where != _where() or not all(other.where):
         return False

@@ -1,12 +1,13 @@
-"""Request rows from what happened: many requests at once, column by column, into Arrow.
+"""Makes request rows from plans and exchanges: many at once, column by column, into Arrow.
 
-Knows how plan and exchange become a row of schema `SHARD`; knows neither sockets nor files. A row at a
+Knows the columns of schema `SHARD` and which of them a plan says; knows neither sockets nor files. A row at a
 time would cost a tenth of the request itself.
 """
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from analysis.rows import records
 from analysis.rows.foreign_words import BoundedWords
 from loadgen.fleet.sse import Exchange
-from loadgen.traffic.lengths import Ints
 from loadgen.traffic.schedule import PHASES, ArrivalSchedule
 
 
@@ -48,22 +48,19 @@ class Planned:
     closed: bool = False
 
 
-OPTIONAL = {
-    "stream": None,
-    "session": -1,
-    "turn": 0,
-    "image_tokens": 0,
-    "character": -1,
-    "character_tokens": 0,
-    "persona_tokens": 0,
-    "history_cut": 0,
-    "after": -1,
-}
+_ABSENT = {one.name for one in fields(ArrivalSchedule) if one.default is None}
+OPTIONAL = {one.name: one.default for one in fields(Planned) if one.name in _ABSENT}
 """Columns that a schedule may lack, in the order of `Planned`, and what stands for them then."""
+COLUMNS = {
+    name: {"session_id": "session"}.get(name, name.removeprefix("requested_"))
+    for name in records.PLAN.names
+    if name not in records.TALKED
+}
+"""Columns of a request's row that its plan says, and their names in `Planned` and in a schedule."""
 LAST_TURN = 2**15 - 1
 """A record has 16 bits for the turn; whatever comes later counts as this one."""
-Flight = tuple[Planned, Exchange]
-"""A request and what became of it so far."""
+Attempt = tuple[Planned, Exchange]
+"""A planned request and its exchange so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,86 +85,70 @@ class Clock:
 
 def planned(schedule: ArrivalSchedule) -> list[Planned]:
     """The schedule row by row."""
-    columns = zip(
-        schedule.seq.tolist(),
-        schedule.phase.tolist(),
-        schedule.due_ns.tolist(),
-        schedule.input_tokens.tolist(),
-        schedule.output_tokens.tolist(),
-        schedule.shared_tokens.tolist(),
-        *(_or(absent, getattr(schedule, name), len(schedule)) for name, absent in OPTIONAL.items()),
-        strict=True,
-    )
-    return [Planned(seq, schedule.dwell, PHASES[phase], *rest) for seq, phase, *rest in columns]
+    names = "seq", "phase", "due_ns", "input_tokens", "output_tokens", "shared_tokens", *OPTIONAL
+    rows = zip(*(_values(schedule, name) for name in names), strict=True)
+    return [Planned(seq, schedule.dwell, PHASES[phase], *rest) for seq, phase, *rest in rows]
 
 
-def _or(absent: int | None, column: Ints | None, count: int) -> Iterable[int | None]:
-    """A column as plain numbers, or what stands for it."""
-    return itertools.repeat(absent, count) if column is None else column.tolist()
+def _values(schedule: ArrivalSchedule, name: str) -> Iterable[Any]:
+    """A column as plain numbers, or the value that stands for it."""
+    column = getattr(schedule, name)
+    return itertools.repeat(OPTIONAL[name], len(schedule)) if column is None else column.tolist()
 
 
 def plan_table(schedule: ArrivalSchedule) -> pa.Table:
     """The schedule as a table of schema `PLAN`."""
-    columns = {
-        "seq": schedule.seq,
-        "dwell": np.full(len(schedule), schedule.dwell, dtype=np.int16),
-        "phase": pa.array([PHASES[phase] for phase in schedule.phase.tolist()], pa.string()),
-        "stream": pa.nulls(len(schedule)) if schedule.stream is None else schedule.stream,
-        "session_id": _int32(-1, schedule) if schedule.session is None else schedule.session,
-        "turn": _int32(0, schedule) if schedule.turn is None else np.minimum(schedule.turn, LAST_TURN),
-        "due_ns": schedule.due_ns,
-        "requested_input_tokens": schedule.input_tokens.astype(np.int32),
-        "requested_output_tokens": schedule.output_tokens.astype(np.int32),
-        "shared_tokens": schedule.shared_tokens.astype(np.int32),
-        "image_tokens": _int32(0, schedule) if schedule.image_tokens is None else schedule.image_tokens,
-        **{name: _or_nulls(getattr(schedule, name), len(schedule)) for name in records.TALKED},
-    }
+    count = len(schedule)
+    columns = {name: _column(getattr(schedule, own), own, count) for name, own in COLUMNS.items()}
+    columns["phase"] = [PHASES[phase] for phase in schedule.phase.tolist()]
+    if schedule.turn is not None:
+        columns["turn"] = np.minimum(schedule.turn, LAST_TURN)
+    for name in records.TALKED:  # null of requests that belong to no conversation
+        column = getattr(schedule, name)
+        columns[name] = pa.nulls(count) if column is None else column
     return pa.table(columns, schema=records.PLAN)
 
 
-def _or_nulls(column: Ints | None, count: int) -> Ints | pa.Array:
-    return pa.nulls(count) if column is None else column
+def _column(values: Any, name: str, count: int) -> Any:
+    """A column of a schedule, where it has one value or none of its own too."""
+    if values is None and OPTIONAL[name] is None:
+        return pa.nulls(count)
+    values = OPTIONAL[name] if values is None else values
+    return np.full(count, values) if isinstance(values, int) else values
 
 
-def _int32(value: int, schedule: ArrivalSchedule) -> NDArray[np.int32]:
-    return np.full(len(schedule), value, dtype=np.int32)
+def plan_columns(plans: Sequence[Planned]) -> dict[str, Any]:
+    """The columns of request rows that the plans say, in the types of schema `SHARD`."""
+    columns = {name: list(map(attrgetter(own), plans)) for name, own in COLUMNS.items()}
+    columns["turn"] = [min(turn, LAST_TURN) for turn in columns["turn"]]
+    return {name: pa.array(values, records.SHARD.field(name).type) for name, values in columns.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """The words that servers said so far, by column."""
+class ServerWords:
+    """Words in the servers' answers so far, by column."""
 
     finish_reason: BoundedWords = field(default_factory=BoundedWords)
     replica_id: BoundedWords = field(default_factory=BoundedWords)
 
 
 def batch(
-    flights: Sequence[Flight], clock: Clock, client_id: int, record_itl: bool, said: Said
+    attempts: Sequence[Attempt], clock: Clock, client_id: int, record_itl: bool, words: ServerWords
 ) -> pa.RecordBatch:
     """Rows of schema `SHARD` for requests that ended, or are in flight (`pending`)."""
-    plans = [plan for plan, _ in flights]
-    ends = [exchange for _, exchange in flights]
-    due_ns = np.array([plan.due_ns for plan in plans], dtype=np.int64)
-    columns: dict[str, Any] = {
-        "seq": [plan.seq for plan in plans],
+    plans = [plan for plan, _ in attempts]
+    ends = [exchange for _, exchange in attempts]
+    columns = plan_columns(plans)
+    due_ns = columns["due_ns"].to_numpy()
+    columns |= {
         "client_id": np.full(len(plans), client_id, dtype=np.int16),
-        "dwell": [plan.dwell for plan in plans],
-        "phase": [plan.phase for plan in plans],
         "status": [_status(exchange) for exchange in ends],
         "error_kind": [exchange.error_kind for exchange in ends],
         "error": [exchange.error for exchange in ends],
         "http_status": [exchange.http_status for exchange in ends],
-        "finish_reason": [said.finish_reason.kept(exchange.finish_reason) for exchange in ends],
-        "stream": pa.array([plan.stream for plan in plans], pa.int16()),
-        "session_id": [plan.session for plan in plans],
-        "turn": [min(plan.turn, LAST_TURN) for plan in plans],
-        "replica_id": [said.replica_id.kept(exchange.replica_id) for exchange in ends],
-        "due_ns": due_ns,
+        "finish_reason": [words.finish_reason.kept(exchange.finish_reason) for exchange in ends],
+        "replica_id": [words.replica_id.kept(exchange.replica_id) for exchange in ends],
         "scheduled_at": ((due_ns / clock.scale).astype(np.int64) + clock.wall_ns) // 1000,
-        "requested_input_tokens": [plan.input_tokens for plan in plans],
-        "requested_output_tokens": [plan.output_tokens for plan in plans],
-        "shared_tokens": [plan.shared_tokens for plan in plans],
-        "image_tokens": [plan.image_tokens for plan in plans],
         "prompt_tokens": [(exchange.usage or {}).get("prompt_tokens") for exchange in ends],
         "cached_tokens": [(exchange.usage or {}).get("cached_tokens") for exchange in ends],
         "output_tokens": [exchange.tokens if exchange.events else None for exchange in ends],
@@ -204,15 +185,15 @@ def _status(exchange: Exchange) -> str | None:
 
 
 def _engine_ns(exchange: Exchange, which: str) -> int | None:
-    """The engine's time of the `first` or `last` token, from its having the request; None where none is told.
+    """The engine's time of the `first` or `last` token, from its having the request; None if it reports none.
 
-    On a clock of its own every token has its time; on the real one the answer's end tells two.
+    On a clock of its own every token has its time; on the real one the answer's end reports two.
     """
     virtual_ns: int | None = getattr(exchange, f"{which}_virtual_ns")
     if virtual_ns is not None and exchange.accepted_virtual_ns is not None:
         return virtual_ns - exchange.accepted_virtual_ns
-    told_us = (exchange.engine or {}).get(f"{which}_token_us")
-    return None if told_us is None else told_us * 1000
+    at_us = (exchange.engine or {}).get(f"{which}_token_us")
+    return None if at_us is None else at_us * 1000
 
 
 def _offsets(at_ns: list[int | None], due_ns: NDArray[np.int64], clock: Clock) -> pa.Array:

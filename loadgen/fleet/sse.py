@@ -1,4 +1,4 @@
-"""What a request became, and how its answer is read: one `Exchange`, and SSE events from body bytes.
+"""Reads the answer to a request: SSE events from body bytes, into one `Exchange` for each request.
 
 Knows the events of an OpenAI-compatible server; knows no socket, schedule or record. Only events
 that are not plainly one more token are parsed, and what is kept of them has the type it should have.
@@ -15,18 +15,18 @@ from typing import Any, TypeVar
 from conf.io.one_line import one_line, printable
 
 WORD_CHARS = 200
-"""So much of a server's words is kept (our choice)."""
+"""Longest text of a server that is kept (our choice)."""
 EVENT_BYTES_LIMIT = 2**17
-"""An event that is longer is not waited for: each stream in flight may hold one (our choice)."""
+"""Longest event that is waited for: each stream in flight may hold one (our choice)."""
 Redact = Callable[[str], str]
-"""Takes the key out of what a server said; to be done before it is cut."""
+"""Takes the key out of a server's text, before the text is cut."""
 CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")
 COUNT_LIMIT = 2**31
-"""Counts are kept as 32 bits with a sign; a server that says more is not believed."""
+"""Counts are 32 bits with a sign; a server that reports more is not believed."""
 ENGINE_COUNTS = ("steps", "late_steps", "first_token_us", "last_token_us")
-"""What a simulated engine says of an answer at its end."""
+"""Counts that a simulated engine reports at the end of an answer."""
 STAMP_DIGITS = 18
-"""So many digits of ns are thirty years, and fit into 64 bits."""
+"""Most digits of a time in ns: thirty years, which fit into 64 bits."""
 _STAMP = b'data: {"virtual_ns":'
 _TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning)": ?"([^"\\]*(?:\\.[^"\\]*)*)"')
 _T = TypeVar("_T")
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class Exchange:
-    """What happened to one request; times are monotonic ns, None where the event never came.
+    """One request and its answer; times are monotonic ns, None where the event never came.
 
     `sent_ns` is when the client did its part: wrote the request to a kept connection, or began to
     open a new one. How long the server and the network then take to accept is not its lateness.
@@ -132,7 +132,7 @@ class ErrorReader:
         self._body += body
 
     def end(self) -> None:
-        """Keep what was said: only now, for the key may have come in pieces."""
+        """Keep the text: only now, for the key may have come in pieces."""
         if self._exchange.error is None and self._body:
             self._exchange.error = one_line(self._redact(self._body.decode(errors="replace")), WORD_CHARS)
 
@@ -206,7 +206,7 @@ class EventReader:
             self._before, self._after = event[: text.start(1)], _shared(event[text.end(1) :])
 
     def _message(self, message: dict[str, Any]) -> None:
-        """Take what one event says, or nothing of it; ValueError if it has a type it must not have."""
+        """Take all facts of one event, or none; ValueError if one has a wrong type."""
         exchange = self._exchange
         if message.get("error") is not None:
             exchange.fail("http_error", "in_band", self._redact(json.dumps(message["error"])))
@@ -268,7 +268,7 @@ def _typed(value: Any, kind: type[_T]) -> _T:
 
 
 def _counts(tree: dict[str, Any], *names: str) -> dict[str, int]:
-    """Those of the named counts that are given; ValueError if one is no int (a bool is none) or too large."""
+    """The named counts that are given; ValueError if one is no int (a bool is none) or too large."""
     counts = {name: tree[name] for name in names if tree.get(name) is not None}
     if not all(type(count) is int and 0 <= count < COUNT_LIMIT for count in counts.values()):
         raise ValueError(f"not counts: {counts}")

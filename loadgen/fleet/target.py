@@ -1,4 +1,4 @@
-"""The seam between the search and what it loads: arrivals in, request rows out, on one clock."""
+"""The seam between the driver and the service under load: arrivals in, request rows out, on one clock."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,10 +23,11 @@ class LostActor:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is known now: requests that ended since the last call and those in flight (`records.PROGRESS`).
+    """Requests that ended since the last call and those in flight (`records.PROGRESS`).
 
-    `lost_actors` are all so far, in the order of their loss; rows that one left on disk may have been told
-    before. `health` has one row per load actor and second since the last call (schema `series.CLIENTS`).
+    `lost_actors` are all so far, in the order of their loss; rows that one left on disk may have been
+    reported before. `health` has one row per load actor and second since the last call (schema
+    `series.CLIENTS`).
     """
 
     ended: pa.Table
@@ -36,7 +37,7 @@ class Observation:
 
 
 class Target(Protocol):
-    """What a sweep drives: the HTTP fleet, or the engine model on a virtual clock."""
+    """The service under load: the HTTP fleet, or the engine model on a virtual clock."""
 
     def now_ns(self) -> int:
         """The run's clock."""

@@ -24,16 +24,17 @@ from conf import Experiment
 from conf.io.secret import Secret
 from conf.load import dump
 from conf.specs.experiment import Workload
-from loadgen.drive.driver import Driver, TargetLost
-from loadgen.drive.plan import Past, Plan
-from loadgen.fleet.fleet import Fleet, FleetError
+from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import TargetLost
+from loadgen.drive.plan import LoadPlan, Past
+from loadgen.fleet.fleet import FleetError, LoadFleet
 from loadgen.fleet.load_actor import FleetPlan
 from loadgen.prompts.tokenizer import FILE as TOKENIZER
 from loadgen.run import verdicts
 from loadgen.run.endpoint import TargetError, api_key
 from loadgen.run.metrics_scraper import Scraper
 from loadgen.run.run_folder import RunFolder, checksums, manifest, sha256_of
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 
 Conclude = Callable[[], Tree]
 """Draws a conclusion, the tree of sweep.json, from what the driver knows by then."""
@@ -95,7 +96,7 @@ class Run:
         self._show = show
         self._past = past
         self._driver: Driver | None = None
-        self._fleet: Fleet | None = None
+        self._fleet: LoadFleet | None = None
         self._service: Service | None = None
         self._scraper: Scraper | None = None
         self._lines: SimpleQueue[str] = SimpleQueue()
@@ -235,7 +236,7 @@ class Run:
         self._service = new
         return new.replicas
 
-    def _scraping(self, service: Service, fleet: Fleet) -> AbstractContextManager[object]:
+    def _scraping(self, service: Service, fleet: LoadFleet) -> AbstractContextManager[object]:
         if not service.metrics_urls:
             return nullcontext()
         self._scraper = Scraper(
@@ -248,7 +249,7 @@ class Run:
         )
         return self._scraper
 
-    def _start_fleet(self, service: Service) -> Fleet:
+    def _start_fleet(self, service: Service) -> LoadFleet:
         asked = self.experiment
         plan = FleetPlan(
             urls=service.urls,
@@ -262,7 +263,7 @@ class Run:
             sticky=asked.routing.policy == "client_side",
             key=service.key,
         )
-        self._fleet = fleet = Fleet(
+        self._fleet = fleet = LoadFleet(
             asked.fleet.actors,
             asked.fleet.cpus_per_actor,
             plan,
@@ -277,7 +278,7 @@ class Run:
         self.emit("fleet", text=f"{len(fleet.members)} load actor(s) ready")
         return fleet
 
-    def _refuse_cramped(self, fleet: Fleet, service: Service, start: Start) -> None:
+    def _refuse_cramped(self, fleet: LoadFleet, service: Service, start: Start) -> None:
         """Refuse a rate whose requests in flight do not fit into the fleet's files and ports or the proxy."""
         asked = self.experiment
         guess = asked.rate_qps or max([qps for _, qps in asked.profile_qps], default=0.0)
@@ -292,9 +293,9 @@ class Run:
                 "where Ray is started, ask for a lower rate, or use routing=client_side or per_node"
             )
 
-    def _plan(self, service: Service, start: Start) -> Plan:
+    def _plan(self, service: Service, start: Start) -> LoadPlan:
         asked = self.experiment
-        return Plan(
+        return LoadPlan(
             search=asked.search,
             slo=asked.slo,
             workload=asked.workload,

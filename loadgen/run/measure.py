@@ -28,7 +28,7 @@ from loadgen.run.lifecycle import Conclude, Run, Service, read_of
 from loadgen.run.progress import Emit
 from loadgen.run.resume import past
 from loadgen.run.run_folder import RunFolder, sha256_of
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.traffic import trace
 
 FolderKind = TypeVar("FolderKind", bound=Folder)

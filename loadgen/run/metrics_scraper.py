@@ -25,7 +25,7 @@ from prometheus_client.samples import Sample
 from analysis.rows import time_series
 from conf.io.one_line import one_line
 from conf.io.secret import Secret
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.traffic.schedule import NS
 
 PERIOD_S = 1.0
@@ -89,7 +89,7 @@ class Scraper:
             {"Authorization": key.authorization} if key else {}
         )
         self._say = say
-        self._shard = Shard(path, time_series.SERVER)
+        self._shard = ArrowStream(path, time_series.SERVER)
         self._absent_until_ns: dict[str, int] = {}
         self._said: set[str] = set()
         self._loop = asyncio.new_event_loop()

@@ -13,8 +13,8 @@ from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.results.runs import Run
 from analysis.rows import metrics, records
 from loadgen.drive.plan import Past
-from loadgen.drive.window_health import Watched, watched
-from loadgen.search.policy import Segment
+from loadgen.drive.window_health import WindowHealth, health_of
+from loadgen.search.segments import Segment
 
 
 def past(run: Run) -> Past:
@@ -76,8 +76,8 @@ def _clients(rows: pa.Table) -> list[float]:
 
 def _segment(
     event: dict[str, Any], beats: list[dict[str, Any]]
-) -> tuple[Segment, Window, tuple[bool, bool], Watched]:
+) -> tuple[Segment, Window, tuple[bool, bool], WindowHealth]:
     window = Window(**event["window"])
     judged = event["bad"], event["void"]
-    seen = replace(watched(beats, window, event["lost_actors"]), loss=event.get("loss", ""))
+    seen = replace(health_of(beats, window, event["lost_actors"]), loss=event.get("loss", ""))
     return Segment(**event["segment"]), window, judged, seen

@@ -25,7 +25,7 @@ from analysis.results.integrity import sha256_of as sha256_of
 from analysis.results.locations import KNOWN
 from analysis.rows import gathering, latency_columns, parquet, piecewise, records, shards, time_series
 from conf.io import durable
-from loadgen.fleet.arrow_stream import Shard, lock
+from loadgen.fleet.arrow_stream import ArrowStream, lock
 from loadgen.fleet.rows import plan_table
 from loadgen.run.folder import BusyError, Folder
 from loadgen.traffic.schedule import ArrivalSchedule
@@ -67,7 +67,7 @@ class RunFolder(Folder):
         super().__init__(path)
         self.most_rows = most_rows
         self.shards = self.path / "shards"
-        self._told: Shard | None = None
+        self._told: ArrowStream | None = None
         try:
             self.shards.mkdir(exist_ok=True)
         except OSError:
@@ -97,7 +97,7 @@ class RunFolder(Folder):
             return
         if self._told is None:
             names = (self.shards / f"driver-{n}.arrow" for n in itertools.count())
-            self._told = Shard(next(name for name in names if not name.exists()), records.PROGRESS)
+            self._told = ArrowStream(next(name for name in names if not name.exists()), records.PROGRESS)
         for batch in rows.to_batches():
             self._told.append(batch)
         self._told.flush()

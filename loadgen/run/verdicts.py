@@ -29,7 +29,9 @@ from loadgen.drive import require
 from loadgen.drive.driver import Driver
 from loadgen.drive.require import Required
 from loadgen.drive.sweep import Sweep
-from loadgen.search.policy import Outcome, dwells_of, prior
+from loadgen.search import acceptance
+from loadgen.search.policy import prior
+from loadgen.search.segments import Outcome, dwells_of
 
 
 def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -> Tree:
@@ -88,7 +90,7 @@ def _held(experiment: Experiment, driver: Driver) -> Tree | None:
         in_window(driver.windows.requests(last.dwell.index), last.dwell),
         driver.windows.verdicts[last.dwell.index],
     )
-    alone = posterior([replace(last.dwell, kind="dwell")], require.prior(rate_qps))
+    alone = posterior([replace(last.dwell, kind="dwell")], acceptance.prior_at(rate_qps))
     return {
         "rate_qps_per_node": rate_qps,
         "window_s": last.dwell.seconds,
@@ -152,12 +154,12 @@ def of_levels(experiment: Experiment, driver: Driver) -> Tree:
 def of_required(experiment: Experiment, driver: Driver, required: Required) -> Tree:
     """The conclusion on a required rate: passed, failed, or neither shown."""
     assert experiment.rate_qps
-    look = require.look(driver, experiment.rate_qps, required.whole_s)
+    look = require.analyse(driver, experiment.rate_qps, required.whole_s)
     used = [outcome for outcome in driver.windows.outcomes if not outcome.void]
     verdicts = [driver.windows.verdicts[outcome.segment.index] for outcome in driver.windows.outcomes]
     windows = [in_window(driver.windows.requests(o.segment.index), o.dwell) for o in used]
     rows = pa.concat_tables([records.PROGRESS.empty_table(), *windows])
-    tree = _base(experiment, driver, require.prior(experiment.rate_qps))
+    tree = _base(experiment, driver, acceptance.prior_at(experiment.rate_qps))
     tree["clock"] = "wall"
     tree["checks"] = summary.worst_checks([v for v in verdicts if v.valid] or verdicts)
     window_s = sum(outcome.dwell.seconds for outcome in used)
@@ -169,7 +171,7 @@ def of_required(experiment: Experiment, driver: Driver, required: Required) -> T
         "rate_qps_per_node": experiment.rate_qps,
         "window_s": window_s,
         **_p90s(experiment, rows),
-        "required": {"verdict": look.verdict, "reason": look.reason, "looks": required.looks},
+        "required": {"verdict": look.verdict, "reason": look.reason, "looks": required.analyses},
     }
     if look.capacity is not None:
         tree["probe"]["required"]["capacity"] = summary.capacity_tree(look.capacity, None)
@@ -236,8 +238,8 @@ def _base(
     tree = {"schema_version": summary.SCHEMA_VERSION, "asked": summary.describe(experiment), "dwells": []}
     if driver is None:
         return tree
-    if driver.recoveries:
-        tree["recoveries"] = driver.recoveries
+    if driver.loss.recoveries:
+        tree["recoveries"] = driver.loss.recoveries
     plan, outcomes = driver.plan, driver.windows.outcomes
     belief = belief or prior(plan.search, plan.begin, outcomes)
     replicas = len(plan.replicas) if plan.replicas else None
@@ -285,10 +287,10 @@ def _evidence(sweep: Sweep, verdicts: list[Verdict], clock: str, time_scale: flo
 
 def _waited(driver: Driver) -> str:
     """How often the service was lost and came back, and the time of it, which no budget counts."""
-    if not driver.recoveries:
+    if not driver.loss.recoveries:
         return ""
-    waited_s = sum(recovery["waited_s"] for recovery in driver.recoveries)
-    return f", and {waited_s:.0f} s in which the service came back ({len(driver.recoveries)} time(s))"
+    waited_s = sum(recovery["waited_s"] for recovery in driver.loss.recoveries)
+    return f", and {waited_s:.0f} s in which the service came back ({len(driver.loss.recoveries)} time(s))"
 
 
 def _end(tree: Tree, exit_code: int, reason: str, *, valid: bool) -> Tree:

@@ -1,4 +1,4 @@
-"""Which window of A the other service replays next, and at what rate; pure, so that a resumed run repeats it.
+"""Chooses the window of A that B replays next, and its rate; pure, so that a resumed run repeats it.
 
 Knows the windows of A, B's segments so far and the ratio as believed now; does no I/O and reads no clock.
 """
@@ -8,29 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conf.specs.experiment import Search
-from loadgen.search.policy import (
-    CLEAN_SHARE,
-    MOST_CLIMB,
-    NEAR,
-    STEP_UP,
-    TRANSITION_E2E,
-    Outcome,
-    Segment,
-    Stop,
-    hot,
-    share_over,
-)
+from loadgen.search.next_rate import CLEAN_SHARE, MOST_CLEAN_STEP, STEP_UP
+from loadgen.search.pacing import TRANSITION_E2E
+from loadgen.search.policy import NEAR
+from loadgen.search.segments import Outcome, Segment, Stop, overloaded, share_over
 
 TRIES = 2
-"""A window of A is replayed once more where its pair was void, ended early or was far from the answer."""
+"""Most replays of a window of A whose pair was void, ended early or was far from the answer."""
 REPEAT_BEYOND = 0.05
-"""ln distance from the ratio believed now beyond which a pair is worth another try."""
-CLIMB, DESCENT = 0.04, 0.10
+"""ln distance from the present ratio beyond which a pair is worth another try."""
+RATIO_UP, RATIO_DOWN = 0.04, 0.10
 """ln steps of the ratio while no request was over a bound, or while nothing else is known of B."""
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class WindowTemplate:
     """A window of A to replay: its segment's number, rate per node and times; valid and not ended early."""
 
     index: int
@@ -42,7 +34,7 @@ class Template:
 
 def next_pair(
     spec: Search,
-    templates: Sequence[Template],
+    templates: Sequence[WindowTemplate],
     outcomes: Sequence[Outcome],
     log_ratio: float,
     elapsed_s: float,
@@ -73,10 +65,10 @@ def without_evidence(outcomes: Sequence[Outcome], tried: Sequence[float], start:
     """ln(ratio) to try while the pairs say nothing: lower after an early end, else higher."""
     if not tried:
         return start
-    return tried[-1] - DESCENT if outcomes[-1].aborted else max(tried) + CLIMB
+    return tried[-1] - RATIO_DOWN if outcomes[-1].aborted else max(tried) + RATIO_UP
 
 
-def _again(template: Template, dwells: Sequence[Outcome], log_ratio: float) -> bool:
+def _again(template: WindowTemplate, dwells: Sequence[Outcome], log_ratio: float) -> bool:
     """True if no replay of a window was good and near the answer, and one more is allowed."""
     mine = [outcome for outcome in dwells if outcome.segment.pair == template.index]
     good = [outcome for outcome in mine if not (outcome.void or outcome.aborted)]
@@ -85,13 +77,17 @@ def _again(template: Template, dwells: Sequence[Outcome], log_ratio: float) -> b
 
 
 def _segment(
-    spec: Search, template: Template, outcomes: Sequence[Outcome], dwells: Sequence[Outcome], log_ratio: float
+    spec: Search,
+    template: WindowTemplate,
+    outcomes: Sequence[Outcome],
+    dwells: Sequence[Outcome],
+    log_ratio: float,
 ) -> Segment:
     rate_qps = min(template.rate_qps * math.exp(log_ratio), spec.highest_qps)
     why = f"B / A is thought to be {math.exp(log_ratio):.3g}"
     if dwells:
         clean = share_over(dwells[-1]) <= CLEAN_SHARE and not dwells[-1].aborted
-        most = dwells[-1].segment.rate_qps * math.exp(MOST_CLIMB if clean else STEP_UP)
+        most = dwells[-1].segment.rate_qps * math.exp(MOST_CLEAN_STEP if clean else STEP_UP)
         why += ", held back to a small step up" if rate_qps > most else ""
         rate_qps = min(rate_qps, most)
     slower = template.rate_qps / rate_qps
@@ -103,7 +99,7 @@ def _segment(
         rate_qps=rate_qps,
         transition_s=lead_s + transition_s,
         window_s=template.window_s * slower,
-        settle_before=template.settle_before or (hot(dwells[-1]) if dwells else bool(outcomes)),
+        settle_before=template.settle_before or (overloaded(dwells[-1]) if dwells else bool(outcomes)),
         reason=f"window {template.index} of A, {template.rate_qps:.3g} per node: {why}",
         pair=template.index,
         lead_s=lead_s,
@@ -112,15 +108,15 @@ def _segment(
 
 def _settling_s(
     spec: Search,
-    template: Template,
+    template: WindowTemplate,
     outcomes: Sequence[Outcome],
     dwells: Sequence[Outcome],
     rate_qps: float,
 ) -> float:
-    """What B needs to forget the load before, as in a search; nothing where it goes on as A did."""
+    """Seconds in which B forgets the load before, as in a search; 0 where it goes on as A did."""
     if not dwells:
         least_s = spec.first_transition_s
-    elif hot(dwells[-1]):
+    elif overloaded(dwells[-1]):
         least_s = 2 * spec.transition_s
     else:
         last = dwells[-1].segment

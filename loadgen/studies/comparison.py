@@ -29,8 +29,10 @@ from loadgen.run import measure, verdicts
 from loadgen.run.folder import Folder
 from loadgen.run.lifecycle import Conclude
 from loadgen.run.measure import Act
-from loadgen.search.policy import Outcome, Segment, Stop, fitted, next_segment, prior
-from loadgen.search.replay_policy import Template, next_pair, without_evidence
+from loadgen.search.pacing import fitted
+from loadgen.search.policy import next_segment, prior
+from loadgen.search.replay_policy import WindowTemplate, next_pair, without_evidence
+from loadgen.search.segments import Outcome, Segment, Stop
 from loadgen.studies.study import StudyPlan, Trees, seed_of
 
 KIND = "compare"
@@ -47,7 +49,7 @@ class Original:
     seed: int
     centre: float
     slo: Slo
-    templates: dict[int, Template]
+    templates: dict[int, WindowTemplate]
     latencies: dict[int, Latencies]
 
     @classmethod
@@ -116,7 +118,7 @@ def replay_of(path: Path, next_step: Next | None = None) -> Act:
 
     def act(experiment: Experiment, driver: Driver) -> Conclude:
         original, choose = Original.of(load_run(path)), next_step or next_replay
-        driver.plan = replace(driver.plan, seed=original.seed)
+        driver.replan(seed=original.seed)
         found = sweep(driver, lambda driver: choose(driver, original))
         return lambda: verdicts.of_sweep(experiment, driver, found, "wall")
 
@@ -222,7 +224,7 @@ def next_replay(driver: Driver, original: Original) -> Segment | Stop:
 def pairs_of(driver: Driver, original: Original) -> list[Pair]:
     """B's replays so far, each paired with its window of A."""
     used = _replays(driver.windows.outcomes)
-    now_ns = driver.target.now_ns()
+    now_ns = driver.feed.target.now_ns()
     return [original.pair(o.segment, o.dwell, driver.windows.requests(o.segment.index), now_ns) for o in used]
 
 
@@ -242,8 +244,8 @@ def ramp_centre(driver: Driver) -> float:
     return belief.centre
 
 
-def _template(segment: Segment, place: Window) -> Template:
-    return Template(
+def _template(segment: Segment, place: Window) -> WindowTemplate:
+    return WindowTemplate(
         index=segment.index,
         rate_qps=segment.rate_qps,
         transition_s=(place.window_start_ns - place.start_ns) / NS,

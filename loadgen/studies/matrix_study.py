@@ -20,7 +20,7 @@ from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.lifecycle import Conclude
 from loadgen.run.measure import Act
-from loadgen.search.policy import Segment, Stop
+from loadgen.search.segments import Segment, Stop
 from loadgen.studies import comparison
 from loadgen.studies.comparison import Original, PairedReplays, next_replay
 from loadgen.studies.matrix_cells import Cell, Cells, unpaired
@@ -111,12 +111,12 @@ def reference(parts: Trees) -> str | None:
 
 def next_step(own_seed: int, driver: Driver, original: Original) -> Segment | Stop:
     """The original's windows, then more windows and the confirmation run, as in any search."""
-    driver.plan = replace(driver.plan, seed=original.seed)
+    driver.replan(seed=original.seed)
     step = next_replay(driver, original)
     if not isinstance(step, Stop) or step.kind != "budget":
         return step
     # Of other arrivals: with the original's a window of the same number might count twice.
-    driver.plan = replace(driver.plan, seed=own_seed)
+    driver.replan(seed=own_seed)
     return focus(driver)
 
 

@@ -13,6 +13,7 @@ from analysis.results.summary import Tree
 from conf import Experiment
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
+from loadgen.drive.service_warmup import warm_up
 from loadgen.run import verdicts
 from loadgen.run.lifecycle import Conclude
 from loadgen.studies import published_ladder, published_verdict
@@ -40,12 +41,12 @@ def of(asked: Experiment) -> StudyPlan:
 
 def act(experiment: Experiment, driver: Driver) -> Conclude:
     """One run: every level in order, on a service that only the first phase warms up."""
-    driver.plan = replace(driver.plan, warmup_requests=0)
-    driver.warm_up()
+    driver.replan(warmup_requests=0)
+    warm_up(driver)
     asked = published_ladder.levels(experiment)
     for number, level in enumerate(asked):
-        start_ns = driver.next_start_ns()
-        schedule = level.schedule(number, start_ns, driver.next_seq)
+        start_ns = driver.feed.next_start_ns()
+        schedule = level.schedule(number, start_ns, driver.feed.next_seq)
         fixed_rate.loop(
             driver, schedule, start_ns, f"{level.phase}, C = {level.concurrency}", to_the_end=True
         )

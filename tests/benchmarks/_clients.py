@@ -27,7 +27,7 @@ import uvloop
 
 from analysis.rows import time_series
 from conf import load
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.os_limits import raise_files
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
@@ -152,8 +152,8 @@ def worker(url: str, due_ns: np.ndarray, tokens: int) -> Seen:
 async def _worker(url: str, due_ns: np.ndarray, tokens: int) -> Seen:
     ready = prompts()
     with tempfile.TemporaryDirectory() as folder:
-        shard = Shard(Path(folder) / "rows.arrow")
-        health = Shard(Path(folder) / "health.arrow", time_series.CLIENTS)
+        shard = ArrowStream(Path(folder) / "rows.arrow")
+        health = ArrowStream(Path(folder) / "health.arrow", time_series.CLIENTS)
         client = Worker(
             0, [url], ready, shard, health, record_itl=True, timeout_s=DRAIN_S, key=None, path=ready.path
         )

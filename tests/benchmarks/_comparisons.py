@@ -9,9 +9,9 @@ import numpy as np
 
 from analysis.capacity import paired_ratio
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Plan
+from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import sweep
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.studies import comparison
 from tests.support.scenarios import FASTER, GUESS_QPS, experiment, service, truths
 from tests.support.searches import PREDICTION_SD, Found
@@ -26,7 +26,9 @@ def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:
     far = factor != FASTER
     asked = experiment(scenario, "search=standard", *(["search.start=prediction"] if far else []))
     guess = truths()[scenario] * math.exp(np.random.default_rng([seed, 1]).normal(0, PREDICTION_SD))
-    plan = Plan(asked.search, asked.slo, asked.workload, 1, seed, Start(GUESS_QPS, guess if far else None))
+    plan = LoadPlan(
+        asked.search, asked.slo, asked.workload, 1, seed, Start(GUESS_QPS, guess if far else None)
+    )
     faster = Faster(service(asked, 2 * seed + 1), factor)
     targets = VirtualTarget(service(asked, 2 * seed)), VirtualTarget(faster)
     a, b = (Driver(target, plan, lambda _, /, **__: None) for target in targets)

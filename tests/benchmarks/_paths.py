@@ -25,7 +25,7 @@ import uvloop
 from analysis.rows import metrics
 from conf import Experiment, load
 from conf.specs.experiment import SimulatedEngine
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -132,7 +132,7 @@ async def _one_by_one(act: Callable[[Offer], Awaitable[Seen]], offers: Sequence[
 async def _from_worker(url: str, processes: Processes, offer: Offer) -> Seen:
     prompts = offer.prompts
     with tempfile.TemporaryDirectory() as folder:
-        shard = Shard(Path(folder) / "rows.arrow")
+        shard = ArrowStream(Path(folder) / "rows.arrow")
         settings = {"timeout_s": DRAIN_S, "key": None, "path": prompts.path}
         client = Worker(0, [url], prompts, shard, record_itl=False, **settings)
         await client.offer(offer.schedule)

@@ -24,7 +24,7 @@ from conf.specs.experiment import Workload
 from loadgen.cli import engine_model, prediction
 from loadgen.cli.command_line import asked
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Plan
+from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.rows import planned
 from loadgen.fleet.target import Observation
@@ -107,7 +107,7 @@ def searched(scenario: str, search: str, seed: int) -> Found:
     one = experiment(scenario, search)
     guessed = replace(one.search, expected_qps=TRUTHS[scenario] * math.exp(OFF * (-1) ** seed))
     start, _ = prediction.start(replace(one, search=guessed), "sweep", lambda _, /, **__: None)
-    plan = Plan(one.search, one.slo, one.workload, 1, seed, start)
+    plan = LoadPlan(one.search, one.slo, one.workload, 1, seed, start)
     target = Chats(BlockEngine(*engine_model.parts(one)), one.workload)
     found = sweep(Driver(target, plan, lambda _, /, **__: None))
     return answer(found.capacity, found.elapsed_s / 60)

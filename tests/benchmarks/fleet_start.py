@@ -13,7 +13,7 @@ import numpy as np
 
 from cluster.ray_session.session import open_session
 from conf import load
-from loadgen.fleet.fleet import Fleet
+from loadgen.fleet.fleet import LoadFleet
 from loadgen.fleet.load_actor import FleetPlan
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from tests.benchmarks._mock import Mock
@@ -47,7 +47,7 @@ def first_request_s() -> tuple[float, list[str]]:
         experiment = load()
         plan = FleetPlan([mock.url], experiment.workload, "mock", 151936, 1, timeout_s=10.0, record_itl=True)
         start_ns = time.monotonic_ns()
-        fleet = Fleet(1, 1.0, plan, Path(folder), {})
+        fleet = LoadFleet(1, 1.0, plan, Path(folder), {})
         fleet.run(one_request(fleet.now_ns()), fleet.now_ns() + NS // 5)
         (member,) = fleet.members
         packages = native_packages(member.place.pid) if member.place else []

@@ -20,8 +20,10 @@ import numpy as np
 from analysis.capacity.window_counts import NS, LimitCount, WindowCounts
 from loadgen.drive import require
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Plan
-from loadgen.search.policy import Segment, Start
+from loadgen.drive.plan import LoadPlan
+from loadgen.search import acceptance
+from loadgen.search.segments import Segment
+from loadgen.search.start import Start
 from tests.support.fluid import Fluid
 from tests.support.scenarios import experiment, service, truths
 from tests.support.virtual_target import VirtualTarget
@@ -31,7 +33,7 @@ BESIDE = (0.97, 1.0, 1.03)
 """Rates over the capacity."""
 HEADS = ("service", "rate over capacity", "runs", "passed", "failed", "undecided", "mean s")
 
-Told = tuple[require.Verdict, float]
+Told = tuple[str, float]
 """How a run ended, and after how many seconds."""
 
 
@@ -39,13 +41,13 @@ def drawn(root_qps: float, drift_sd: float, rate_qps: float, seed: int) -> Told:
     """One required rate of drawn windows. They never pass as calm: no request is far within its bound."""
     fluid = Fluid(root_qps, drift_sd=drift_sd, seed=seed)
     window_s, transition_s = require.WINDOW_S, require.TRANSITION_S
-    whole_s = require.windows_s(require.DEFAULT_S, transition_s, window_s, 1.0)
+    whole_s = acceptance.windows_s(require.DEFAULT_S, transition_s, window_s, 1.0)
     dwells: list[WindowCounts] = []
     while sum(dwell.seconds for dwell in dwells) < whole_s:
         step = Segment(len(dwells), "dwell", rate_qps, transition_s, window_s, False, "")
         dwells.append(fluid.window(step).dwell)
         transition_s = 0.0
-        found = require.decide(rate_qps, dwells, [_over(dwell) for dwell in dwells], whole_s, behind=False)
+        found = acceptance.decide(rate_qps, dwells, [_over(dwell) for dwell in dwells], whole_s, behind=False)
         if found.verdict != "undecided":
             break
     return found.verdict, fluid.elapsed_s
@@ -60,10 +62,10 @@ def _over(dwell: WindowCounts) -> WindowCounts:
 def served(scenario: str, rate_qps: float, seed: int) -> Told:
     """One required rate of the engine model, by the real driver."""
     asked = experiment(scenario)
-    plan = Plan(asked.search, asked.slo, asked.workload, 1, seed, Start(rate_qps))
+    plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, seed, Start(rate_qps))
     driver = Driver(VirtualTarget(service(asked, seed)), plan, lambda _, /, **__: None)
     found = require.require(driver, rate_qps, require.DEFAULT_S)
-    return found.look.verdict, driver.windows.outcomes[-1].dwell.window_end_ns / NS
+    return found.analysis.verdict, driver.windows.outcomes[-1].dwell.window_end_ns / NS
 
 
 def row(title: str, beside: float, told: list[Told]) -> str:

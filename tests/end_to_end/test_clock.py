@@ -17,19 +17,22 @@ from conf import ConfigError, Experiment, load
 from conf.specs.experiment import SimulatedEngine
 from loadgen.cli import command_line
 from loadgen.drive import fixed_rate
-from loadgen.drive.driver import Driver, TargetLost
-from loadgen.fleet.arrow_stream import Shard
-from loadgen.fleet.fleet import FleetError, Offset, offset_of
-from loadgen.fleet.health import Pulse
+from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import TargetLost
+from loadgen.drive.prepared_load import load_prepared
+from loadgen.fleet.arrow_stream import ArrowStream
+from loadgen.fleet.fleet import ClockOffset, FleetError, offset_of
+from loadgen.fleet.health import HealthSampler
 from loadgen.fleet.load_actor import whose_clock
-from loadgen.fleet.rows import Clock, Planned, Said, batch, plan_table
+from loadgen.fleet.rows import Clock, Planned, ServerWords, batch, plan_table
 from loadgen.fleet.sse import Exchange, StampedReader
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.run import verdicts
 from loadgen.run.lifecycle import Conclude, Run
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.policy import Segment, Start
+from loadgen.search.segments import Segment
+from loadgen.search.start import Start
 from loadgen.studies import calibration_probes
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
@@ -40,7 +43,7 @@ from tests.support.mock_server import END, Script, answer, event, head, token, u
 from tests.support.patience import PATIENCE_S
 from tests.support.simulated_prefix import simulated
 from tests.support.simulated_service import ARRIVALS, Service, planned, run
-from tests.support.virtual_drivers import Spoilt, plan, virtual
+from tests.support.virtual_drivers import Altering, plan, virtual
 from tests.support.virtual_fleet import VirtualFleet, service
 
 FAST, SLOW = 5.0, 0.5
@@ -145,7 +148,7 @@ def test_the_runs_clock_and_the_real_one_are_both_in_the_row() -> None:
     seen.accepted_virtual_ns, seen.first_virtual_ns, seen.last_virtual_ns = 7 * MS, 77 * MS, 120 * MS
     seen.gaps_us.append(10_000)
     assert clock.run_ns(clock.monotonic_ns(plan.due_ns)) == plan.due_ns
-    rows = batch([(plan, seen)], clock, 0, record_itl=True, said=Said())
+    rows = batch([(plan, seen)], clock, 0, record_itl=True, words=ServerWords())
     (row,) = rows.to_pylist()
     offsets_ms = [row[f"{name}_offset_ns"] / MS for name in ("send", "first_token", "last_token", "end")]
     assert offsets_ms == [5, 100, 150, 155]
@@ -202,7 +205,7 @@ def test_a_clock_that_is_far_away_refuses_a_common_start(monkeypatch: pytest.Mon
 def test_on_one_host_there_is_one_clock_however_busy_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Elsewhere(0, [(70 * MS, 200 * MS)], whose_clock())
     monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", here.monotonic_ns)
-    assert offset_of(here.read) == Offset(0, 0)
+    assert offset_of(here.read) == ClockOffset(0, 0)
     assert len(whose_clock()) > 36, "the boot and the time namespace"
 
 
@@ -210,7 +213,7 @@ def test_two_clocks_of_one_name_are_two_all_the_same(monkeypatch: pytest.MonkeyP
     """A copy of a virtual machine has the boot of the other, and its clock is its own."""
     there = Elsewhere(2 * NS, [(MS, MS)], whose_clock())
     monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", there.monotonic_ns)
-    assert offset_of(there.read) == Offset(2 * NS, MS + 1)
+    assert offset_of(there.read) == ClockOffset(2 * NS, MS + 1)
 
 
 SHORT = ["workload.input_tokens.mean=600", "workload.output_tokens.mean=20"]
@@ -234,7 +237,7 @@ def virtual_s(experiment: Experiment) -> tuple[float, float]:
 async def measured(folder: Path, experiment: Experiment) -> pa.Table:
     """Rows of requests one after the other, over HTTP."""
     prompts = Prompts(experiment.workload, experiment.model.served_name, experiment.model.vocab, salt=1)
-    shard, scale = Shard(folder / "rows.arrow"), experiment.time_scale
+    shard, scale = ArrowStream(folder / "rows.arrow"), experiment.time_scale
     async with simulated(experiment) as url:
         worker = Worker(0, [url], prompts, shard, record_itl=True, time_scale=scale, timeout_s=PATIENCE_S)
         worker.start(time.monotonic_ns(), time.time_ns())
@@ -270,10 +273,10 @@ def test_over_http_the_engines_own_times_are_those_of_the_virtual_clock(tmp_path
 
 def test_a_beat_covers_seconds_of_the_run() -> None:
     began_ns = time.monotonic_ns()
-    pulse = Pulse(0, Clock(began_ns, 0, FAST))
-    pulse.sent(2 * MS)
+    sampler = HealthSampler(0, Clock(began_ns, 0, FAST))
+    sampler.sent(2 * MS)
     time.sleep(0.02)
-    beat = pulse.beat()
+    beat = sampler.sample()
     assert beat["clock_ns"] / FAST == pytest.approx(beat["at"] * 1000, abs=1001), (
         "the wall clock knows no speed"
     )
@@ -309,7 +312,7 @@ def test_a_server_on_another_clock_ends_the_run_in_its_warm_up() -> None:
     """Its tokens come, so it is alive; nothing that it says of latency would mean anything."""
     experiment = load([])
     why = "the server's clock runs at 5, the load's at 1; start that server with engine.time_scale=1"
-    target = Spoilt(experiment, status="http_error", error_kind="time_scale", error=why)
+    target = Altering(experiment, status="http_error", error_kind="time_scale", error=why)
     driver = Driver(target, plan(experiment, Start(8.0), warmup_requests=4), lambda *_, **__: None)
     with pytest.raises(TargetLost, match=why):
         fixed_rate.rate(driver, 3.0, 60, 15)
@@ -323,16 +326,16 @@ def test_lead_and_bridge_are_real_time() -> None:
     for scale in (1.0, FAST):
         target = virtual(experiment)
         driver = Driver(target, plan(experiment, Start(8.0), time_scale=scale), lambda *_, **__: None)
-        ahead_s.append(driver.next_start_ns() / NS)
+        ahead_s.append(driver.feed.next_start_ns() / NS)
         for index in range(2):
-            driver.load(Segment(index, "dwell", 2.0, 0.0, 10.0, False, ""), may_abort=False)
+            load_prepared(driver, Segment(index, "dwell", 2.0, 0.0, 10.0, False, ""), may_abort=False)
         first, second = (outcome.dwell for outcome in driver.windows.outcomes)
         gaps_s.append((second.window_start_ns - first.window_end_ns) / NS)
     assert (ahead_s, gaps_s) == ([0.2, 1.0], [1.0, 5.0])
 
 
 def test_the_manifest_says_which_clock_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgen.run.lifecycle.Fleet", VirtualFleet)
+    monkeypatch.setattr("loadgen.run.lifecycle.LoadFleet", VirtualFleet)
     experiment = load([FAST_WORD, "engine.block_size=128", "fleet.warmup_requests=4"])
     folder = RunFolder.create(tmp_path, "one")
     plans = []

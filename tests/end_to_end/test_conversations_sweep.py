@@ -24,7 +24,7 @@ from loadgen.drive import cache_warmup
 from loadgen.drive.driver import Driver
 from loadgen.fleet.target import Observation, Target
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.traffic.population import SessionPopulation
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 
@@ -101,7 +101,7 @@ class Interrupted:
 
 def interrupted(experiment: Experiment, driver: Driver) -> Conclude:
     """The act of a sweep that is cut."""
-    driver.target = cast(Target, Interrupted(driver.target))
+    driver.feed.target = cast(Target, Interrupted(driver.feed.target))
     return measure.search(experiment, driver)
 
 

@@ -20,7 +20,7 @@ from analysis.capacity import dwell_table
 from analysis.results import recount
 from analysis.results.runs import Run
 from analysis.rows import latency_columns, metrics, records, time_series
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.run_folder import checksums
 from tests.benchmarks import parquet as benchmark
 from tests.support.golden import GOLDEN
@@ -233,7 +233,7 @@ def killed(tmp_path: Path) -> Path:
         (path / file).unlink()
     shutil.rmtree(path / "requests")
     for client, (start, end) in enumerate([(0, 300), (300, 900)]):
-        shard = Shard(path / "shards" / f"client-{client:02d}.arrow")
+        shard = ArrowStream(path / "shards" / f"client-{client:02d}.arrow")
         for batch in rows.slice(start, end - start).to_batches(max_chunksize=100):
             shard.append(batch)
         shard.close()

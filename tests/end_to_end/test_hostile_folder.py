@@ -15,7 +15,7 @@ from analysis import load_run
 from analysis.rows import records
 from loadgen import __main__ as loading
 from loadgen.cli import output, resume
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run import report_file
 from loadgen.run.folder import LinkError
 from loadgen.run.run_folder import RunFolder, checksums
@@ -275,7 +275,7 @@ def begun(tmp_path: Path) -> Path:
 
 def shard(path: Path, *seqs: int) -> Path:
     rows = [{"seq": seq, "due_ns": seq, "status": "ok", "client_id": 0} for seq in seqs]
-    written = Shard(path / "shards" / "client-00.arrow")
+    written = ArrowStream(path / "shards" / "client-00.arrow")
     for batch in pa.Table.from_pylist(rows, schema=records.SHARD).to_batches():
         written.append(batch)
         written.flush()

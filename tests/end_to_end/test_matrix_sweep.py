@@ -21,7 +21,7 @@ from loadgen.run import lifecycle
 from loadgen.run.endpoint import TargetError
 from loadgen.run.lifecycle import Service
 from loadgen.run.measure import Site
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.studies import matrix_cells, matrix_study, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.studies.matrix_cells import Cells
@@ -101,7 +101,7 @@ class Deployments:
 
 @pytest.fixture
 def deployments(monkeypatch: pytest.MonkeyPatch) -> Deployments:
-    monkeypatch.setattr(lifecycle, "Fleet", VirtualFleet)
+    monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     return Deployments()
 
 

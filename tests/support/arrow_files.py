@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 
 
 class Disk(io.FileIO):
@@ -33,10 +33,10 @@ class Disk(io.FileIO):
         return super().seek(*to)
 
 
-def on_disk(path: Path) -> tuple[Shard, Disk]:
+def on_disk(path: Path) -> tuple[ArrowStream, Disk]:
     """A shard whose file is a `Disk`."""
     path.touch()
     disk = Disk(path, "r+")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "open", lambda *_, **__: disk)
-        return Shard(path), disk
+        return ArrowStream(path), disk

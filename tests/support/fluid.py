@@ -22,7 +22,10 @@ from analysis.capacity.posterior import Capacity, posterior
 from analysis.capacity.window_counts import BLOCK_S, LOOK_AHEAD, LOOK_BACK, NS, LimitCount, WindowCounts
 from conf.specs.bounds import ALLOWED_OVER
 from conf.specs.experiment import Search
-from loadgen.search.policy import Outcome, Segment, Start, Stop, bad_step, dwells_of, next_segment, prior
+from loadgen.search.overload import bad_step
+from loadgen.search.policy import next_segment, prior
+from loadgen.search.segments import Outcome, Segment, Stop, dwells_of
+from loadgen.search.start import Start
 
 DRAWS = 200_000
 """Of load and drift for a true capacity: they know it to 1e-4 (our choice)."""

@@ -12,10 +12,11 @@ from analysis.capacity.posterior import Capacity
 from analysis.capacity.validity import LEAST_VALID_DWELLS
 from analysis.stats.pooling import Estimate, pooled
 from conf import Experiment
-from loadgen.drive.driver import Driver, TargetLost
-from loadgen.drive.plan import Plan
+from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import TargetLost
+from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import Sweep, sweep
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS
 from tests.support import fluid
 from tests.support.scenarios import (
@@ -71,7 +72,7 @@ def begun(scenario: str, asked: Experiment, start: Start, seed: int) -> Found:
     """A search of a fresh node."""
     if scenario in DRIFTING:
         return concluded(fluid.searched(drawn(scenario, seed), asked.search, start), asked)
-    plan = Plan(asked.search, asked.slo, asked.workload, 1, seed, start)
+    plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, seed, start)
     driver = Driver(target(scenario, seed), plan, lambda _, /, **__: None)
     try:
         return concluded(sweep(driver), asked)

@@ -8,7 +8,7 @@ import pyarrow as pa
 from analysis.rows import records
 from conf import Experiment, load
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Plan
+from loadgen.drive.plan import LoadPlan
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -16,9 +16,9 @@ from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.virtual_target import VirtualTarget
 
 
-def plan(experiment: Experiment, start: Start, **more: Any) -> Plan:
+def plan(experiment: Experiment, start: Start, **more: Any) -> LoadPlan:
     asked = experiment
-    return Plan(asked.search, asked.slo, asked.workload, asked.cluster.nodes, asked.seed, start, **more)
+    return LoadPlan(asked.search, asked.slo, asked.workload, asked.cluster.nodes, asked.seed, start, **more)
 
 
 def virtual(experiment: Experiment) -> VirtualTarget:
@@ -39,13 +39,13 @@ def driver(
     return Driver(target, plan(experiment, start or Start(8.0)), emit, **more), experiment, events
 
 
-def spoilt(rows: pa.Table, row: dict[str, Any], from_ns: int = 0) -> pa.Table:
+def altered(rows: pa.Table, row: dict[str, Any], from_ns: int = 0) -> pa.Table:
     """The rows due at or after `from_ns` with other figures."""
     changed = [old | (row if old["due_ns"] >= from_ns else {}) for old in rows.to_pylist()]
     return pa.Table.from_pylist(changed, schema=records.PROGRESS)
 
 
-class Spoilt(VirtualTarget):
+class Altering(VirtualTarget):
     """A virtual target whose observations are changed before the driver sees them."""
 
     def __init__(self, experiment: Experiment, **row: Any) -> None:
@@ -55,7 +55,7 @@ class Spoilt(VirtualTarget):
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         seen = super().run(schedule, until_ns)
-        return Observation(spoilt(seen.ended, self._spoil), spoilt(seen.pending, self._spoil))
+        return Observation(altered(seen.ended, self._spoil), altered(seen.pending, self._spoil))
 
 
 LOST = LostActor(1, 1, 2, "killed")

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.rows import records
-from loadgen.fleet.rows import Planned, planned
+from loadgen.fleet.rows import Planned, plan_columns, planned
 from loadgen.fleet.target import Observation
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
@@ -114,30 +114,20 @@ class Faster:
 def _table(flights: Sequence[tuple[Planned, Progress]]) -> pa.Table:
     """Rows of schema `PROGRESS`: sent in time, and ended with the last token."""
     plans = [plan for plan, _ in flights]
-    due_ns = np.array([plan.due_ns for plan in plans], dtype=np.int64)
+    columns = plan_columns(plans)
+    due_ns = columns["due_ns"].to_numpy()
     finished = np.array([progress.finished for _, progress in flights], dtype=np.bool_)
     last = _offsets([progress.last_token_s for _, progress in flights], due_ns)
-    input_tokens = pa.array([plan.input_tokens for plan in plans], pa.int32())
-    columns: dict[str, Any] = {
-        "seq": pa.array([plan.seq for plan in plans], pa.int64()),
-        "client_id": pa.array(np.zeros(len(plans), dtype=np.int16)),
-        "dwell": pa.array([plan.dwell for plan in plans], pa.int16()),
-        "phase": pa.array([plan.phase for plan in plans], pa.string()),
-        "status": pa.array([records.OK if it else records.PENDING for it in finished.tolist()], pa.string()),
-        "replica_id": pa.array([str(progress.replica) for _, progress in flights], pa.string()),
-        "stream": pa.array([plan.stream for plan in plans], pa.int16()),
-        "session_id": pa.array([plan.session for plan in plans], pa.int32()),
-        "due_ns": pa.array(due_ns),
-        "send_offset_ns": pa.array(np.zeros(len(plans), dtype=np.int64)),
+    columns |= {
+        "client_id": np.zeros(len(plans), dtype=np.int16),
+        "status": [records.OK if it else records.PENDING for it in finished.tolist()],
+        "replica_id": [str(progress.replica) for _, progress in flights],
+        "send_offset_ns": np.zeros(len(plans), dtype=np.int64),
         "first_token_offset_ns": _offsets([progress.first_token_s for _, progress in flights], due_ns),
         "last_token_offset_ns": last,
         "end_offset_ns": pc.if_else(pa.array(finished), last, None),
-        "requested_input_tokens": input_tokens,
-        "requested_output_tokens": pa.array([plan.output_tokens for plan in plans], pa.int32()),
-        "shared_tokens": pa.array([plan.shared_tokens for plan in plans], pa.int32()),
-        "image_tokens": pa.array([plan.image_tokens for plan in plans], pa.int32()),
-        "prompt_tokens": input_tokens,
-        "output_tokens": pa.array([progress.tokens or None for _, progress in flights], pa.int32()),
+        "prompt_tokens": columns["requested_input_tokens"],
+        "output_tokens": [progress.tokens or None for _, progress in flights],
     }
     return pa.table(records.empty(records.PROGRESS, len(plans)) | columns, schema=records.PROGRESS)
 

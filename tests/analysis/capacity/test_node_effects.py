@@ -31,15 +31,16 @@ from analysis.stats.pooling import Interval
 from conf import ConfigError, Experiment, load
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Plan
+from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import Sweep, sweep
 from loadgen.fleet.addresses import chosen
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.rows import plan_table
 from loadgen.fleet.sse import Exchange
 from loadgen.run import verdicts
-from loadgen.search.policy import Outcome, Segment, Start, dwells_of
+from loadgen.search.segments import Outcome, Segment, dwells_of
+from loadgen.search.start import Start
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
@@ -86,7 +87,7 @@ def driver(words: list[str], *factors: float) -> tuple[Driver, Experiment]:
         engine.factor = factor
         engines.append(engine)
     asked = experiment
-    plan = Plan(
+    plan = LoadPlan(
         asked.search,
         asked.slo,
         asked.workload,
@@ -183,7 +184,7 @@ def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
     assert math.exp(whole.log_work) == pytest.approx(np.mean([math.exp(part.log_work) for part in parts]))
     assert parts[1].tpot.over > parts[0].tpot.over  # the slow one
     again = count_by_stream(
-        drive.windows.requests(0), whole, 2, experiment.slo, experiment.workload, drive.free_ns
+        drive.windows.requests(0), whole, 2, experiment.slo, experiment.workload, drive.feed.free_ns
     )
     assert again == parts
 
@@ -327,7 +328,7 @@ def test_runs_of_a_version_without_streams_can_still_be_read(tmp_path: Path) -> 
     old = pa.schema([field for field in records.SHARD if field.name != "stream"])
     row = dict.fromkeys(old.names) | {"seq": 1, "dwell": 0, "phase": "window", "due_ns": 5}
     (tmp_path / "shards").mkdir()
-    shard = Shard(tmp_path / "shards" / "client-00.arrow", old)
+    shard = ArrowStream(tmp_path / "shards" / "client-00.arrow", old)
     shard.append(pa.RecordBatch.from_pylist([row | {"status": "ok"}], schema=old))
     shard.close()
     plan = pa.table([pa.array([0, 1, 2]), pa.array([0, 0, 0], pa.int16())], names=["seq", "dwell"])

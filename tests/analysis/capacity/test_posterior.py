@@ -24,7 +24,7 @@ from analysis.capacity.window_counts import (
 )
 from analysis.rows.records import table
 from conf.specs.experiment import Arrivals, Lengths, Slo, Workload
-from loadgen.search.policy import Segment
+from loadgen.search.segments import Segment
 from tests.support.fluid import Fluid
 
 MS = 1_000_000

@@ -18,9 +18,9 @@ from conf import ConfigError, Experiment
 from loadgen.__main__ import main
 from loadgen.cli import command_line, output, verbs, virtual_ladder
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Plan
+from loadgen.drive.plan import LoadPlan
 from loadgen.fleet.target import Observation
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.studies import published_ladder, published_ladder_run, published_tables, published_verdict
 from loadgen.studies.paper_models import published_model_of
 from loadgen.studies.published_ladder import BASELINE, SATURATED, STRESS, WARM_UP
@@ -439,7 +439,9 @@ class Played:
 
 def driven(experiment: Experiment) -> tuple[Driver, list[str]]:
     told: list[str] = []
-    plan = Plan(experiment.search, experiment.slo, experiment.workload, 1, 1, Start(5.0), warmup_requests=64)
+    plan = LoadPlan(
+        experiment.search, experiment.slo, experiment.workload, 1, 1, Start(5.0), warmup_requests=64
+    )
     return Driver(Played(experiment), plan, lambda kind, /, **facts: told.append(kind)), told
 
 

@@ -25,17 +25,17 @@ from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Past
 from loadgen.drive.sweep import sweep
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.run import lifecycle, verdicts
 from loadgen.run.lifecycle import Run
 from loadgen.run.measure import require
 from loadgen.run.resume import past
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.golden import unsealed
-from tests.support.virtual_drivers import spoilt
+from tests.support.virtual_drivers import altered
 from tests.support.virtual_fleet import VirtualFleet, service
 
 QUICK = load(["search=quick", "search.budget_s=200", "workload=chat_5600_140_varied"])
@@ -65,7 +65,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep with a ramp, for reading only."""
     made = RunFolder.create(tmp_path_factory.mktemp("runs"), "one")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lifecycle, "Fleet", VirtualFleet)
+        patch.setattr(lifecycle, "LoadFleet", VirtualFleet)
         measure(made, RAMPED)
     return made.path
 
@@ -101,7 +101,7 @@ def test_a_figure_beyond_the_tolerance_is_named(swept: Path, tmp_path: Path, cap
 def test_a_run_of_shared_prompts_is_recomputed_in_the_work_of_what_is_left(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifecycle, "Fleet", VirtualFleet)
+    monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     experiment = load(["rate_qps=3", "fleet.warmup_requests=4", "workload.prefix_hit=.5"])
     filled = Run(experiment, folder, "probe", lambda *_, **__: None)
 
@@ -133,14 +133,14 @@ class Late(VirtualFleet):
 
     def __init__(self, *words: Any, **more: Any) -> None:
         super().__init__()
-        self._shard = Shard(words[3] / "client-00.arrow")
+        self._shard = ArrowStream(words[3] / "client-00.arrow")
         self._kept = [records.PROGRESS.empty_table()]
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         seen = super().run(schedule, until_ns)
         kept = pa.array((seen.ended["dwell"].to_numpy() == 0) & (seen.ended["seq"].to_numpy() % 50 == 0))
         self._kept.append(seen.ended.filter(kept))
-        flying = [spoilt(rows, {"status": records.PENDING, "end_offset_ns": None}) for rows in self._kept]
+        flying = [altered(rows, {"status": records.PENDING, "end_offset_ns": None}) for rows in self._kept]
         return Observation(seen.ended.filter(pc.invert(kept)), pa.concat_tables([seen.pending, *flying]))
 
     def finish(self, drain_s: float) -> None:
@@ -154,7 +154,7 @@ class Late(VirtualFleet):
 def test_an_answer_that_came_at_the_very_end_counts(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifecycle, "Fleet", Late)
+    monkeypatch.setattr(lifecycle, "LoadFleet", Late)
     tree = measure(folder, load(["search=quick", "search.budget_s=120", "search.settle_s=20"]))
     assert tree["valid"], tree["reason"]
     assert {line["pending"] for line in tree["dwells"]} == {0}
@@ -175,7 +175,7 @@ class Losing(VirtualFleet):
 
 
 def test_void_windows_stay_void_in_the_recount(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "Fleet", Losing)
+    monkeypatch.setattr(lifecycle, "LoadFleet", Losing)
     tree = measure(folder, QUICK)
     void = [line["index"] for line in tree["dwells"] if line["void_reason"] == "actor_lost"]
     lines, identical = recount.text(load_run(folder.path))
@@ -200,11 +200,11 @@ class Later(VirtualFleet):
 
 
 def test_a_resumed_sweep_is_recomputed_too(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "Fleet", Interrupted)
+    monkeypatch.setattr(lifecycle, "LoadFleet", Interrupted)
     assert measure(folder, QUICK)["exit_code"] == 130
     lines, identical = recount.text(load_run(folder.path))
     assert identical and "none was recorded" in lines
-    monkeypatch.setattr(lifecycle, "Fleet", Later)
+    monkeypatch.setattr(lifecycle, "LoadFleet", Later)
     before = past(load_run(folder.path))
     tree = measure(RunFolder(folder.path), QUICK, before)
     assert before.segments and tree["capacity"]
@@ -215,7 +215,7 @@ def test_a_resumed_sweep_is_recomputed_too(folder: RunFolder, monkeypatch: pytes
 def test_what_a_required_rate_rests_on_is_recomputed(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifecycle, "Fleet", VirtualFleet)
+    monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     experiment = load(["rate_qps=7", "fleet.warmup_requests=4"])
     filled = Run(experiment, folder, "probe", lambda *_, **__: None)
     tree = filled.measure(lambda: Start(8.0), service(), partial(require, experiment))

@@ -14,8 +14,8 @@ from analysis.capacity.window_counts import NS, Window
 from analysis.rows import foreign_words, records
 from analysis.rows.foreign_words import LETTERS, MOST, OTHER, BoundedWords, folded
 from conf.specs.experiment import Slo
-from loadgen.fleet.arrow_stream import Shard
-from loadgen.fleet.rows import Clock, Planned, Said, batch
+from loadgen.fleet.arrow_stream import ArrowStream
+from loadgen.fleet.rows import Clock, Planned, ServerWords, batch
 from loadgen.fleet.sse import Exchange
 from loadgen.run.run_folder import RunFolder
 from loadgen.traffic.schedule import PHASES, ArrivalSchedule
@@ -68,7 +68,7 @@ def rows(count: int, first: int = 0) -> pa.RecordBatch:
         exchange = Exchange(seq, 1, sent_ns=0, first_token_ns=1, last_token_ns=1, end_ns=2, status="ok")
         exchange.replica_id, exchange.finish_reason = f"r{seq}", f"because {seq}"
         flights.append((Planned(seq, 0, "window", seq, 4, 1), exchange))
-    return batch(flights, Clock(0, 0), 0, record_itl=True, said=Said())
+    return batch(flights, Clock(0, 0), 0, record_itl=True, words=ServerWords())
 
 
 def plan(folder: RunFolder, count: int) -> None:
@@ -84,7 +84,7 @@ def test_a_run_with_a_replica_for_every_answer_is_kept(
     folder.write_json("manifest.json", {"verb": "sweep"})
     plan(folder, actors * each)
     for actor in range(actors):
-        with_shard = Shard(folder.shards / f"client-{actor:02d}.arrow")
+        with_shard = ArrowStream(folder.shards / f"client-{actor:02d}.arrow")
         with_shard.append(rows(each, actor * each))
         with_shard.close()
     assert load_run(folder.path).requests().num_rows == actors * each

@@ -9,7 +9,7 @@ import pytest
 
 from analysis import load_run
 from analysis.rows import gathering, piecewise, records
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.run_folder import RunFolder
 
 
@@ -43,7 +43,7 @@ def test_more_gaps_than_a_list_can_count_are_no_obstacle() -> None:
 def test_a_long_run_has_several_files_that_read_as_one(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, most_rows=4)
     for number, seqs in enumerate((range(0, 15, 2), range(1, 15, 2))):
-        shard = Shard(folder.shards / f"client-{number:02d}.arrow")
+        shard = ArrowStream(folder.shards / f"client-{number:02d}.arrow")
         for batch in rows(*seqs).to_batches(max_chunksize=2):
             shard.append(batch)
         shard.close()
@@ -53,7 +53,7 @@ def test_a_long_run_has_several_files_that_read_as_one(tmp_path: Path) -> None:
     assert pq.read_schema(tmp_path / "requests" / files[0]).field("itl_us").type == pa.list_(pa.int32())
     read = records.read(tmp_path / "requests")
     assert read["seq"].to_pylist() == list(range(15)) and read["itl_us"].to_pylist()[7] == [7, 7, 7]
-    again = Shard(folder.shards / "client-02.arrow")
+    again = ArrowStream(folder.shards / "client-02.arrow")
     for batch in rows(3, 15).to_batches():
         again.append(batch)
     again.close()
@@ -70,7 +70,7 @@ def test_a_table_that_a_power_cut_tore_costs_no_row_that_shards_have(
 ) -> None:
     folder = RunFolder(tmp_path)
     folder.write_json("manifest.json", {"verb": "sweep"})
-    shard = Shard(folder.shards / "client-00.arrow")
+    shard = ArrowStream(folder.shards / "client-00.arrow")
     for batch in rows(0, 1).to_batches():
         shard.append(batch)
     shard.close()

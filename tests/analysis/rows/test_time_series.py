@@ -11,7 +11,7 @@ from analysis.results.runs import Run
 from analysis.rows import time_series
 from analysis.rows.records import read_stream
 from analysis.rows.time_series import CLIENTS, SERVER
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 
 AT = 1_795_000_000_000_000
 SECONDS = [
@@ -64,7 +64,7 @@ def test_a_series_that_cannot_be_written_leaves_the_old_one(tmp_path) -> None:
 
 
 def test_wherever_a_stream_is_cut_its_whole_batches_are_read(tmp_path) -> None:
-    written, ends = Shard(tmp_path / "whole", SERVER), []
+    written, ends = ArrowStream(tmp_path / "whole", SERVER), []
     for pair in (SECONDS[:2], SECONDS[2:4], SECONDS[4:]):
         written.append(pa.RecordBatch.from_pylist(pair, schema=SERVER))
         written.flush()
@@ -85,7 +85,7 @@ def test_a_stream_that_ends_in_garbage_keeps_what_came_before(tmp_path) -> None:
 
 
 def shard(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
-    written = Shard(path, schema)
+    written = ArrowStream(path, schema)
     written.append(pa.RecordBatch.from_pylist(rows, schema=schema))
     written.close()
 

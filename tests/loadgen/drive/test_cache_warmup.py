@@ -1,4 +1,4 @@
-"""Prefix caches are filled before a window counts, for as long as that changes anything and no longer."""
+"""Prefix caches are warmed up before a window counts, for as long as that changes anything and no longer."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,11 +10,15 @@ import pytest
 from analysis.rows import metrics, records
 from conf import Experiment, load
 from loadgen.drive import cache_warmup
-from loadgen.drive.driver import Driver, TargetLost
-from loadgen.drive.plan import Plan
+from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import LossRecovery, TargetLost
+from loadgen.drive.plan import LoadPlan
+from loadgen.drive.prepared_load import load_prepared
+from loadgen.drive.service_warmup import UNREPORTED, warm_up
 from loadgen.fleet.rows import Planned, planned
 from loadgen.fleet.target import LostActor, Observation
-from loadgen.search.policy import Segment, Start
+from loadgen.search.segments import Segment
+from loadgen.search.start import Start
 from loadgen.traffic.conversation_means import resolve
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
@@ -27,7 +31,7 @@ STEP_QPS = 0.5 * 6.0 * 20 / 56
 class Cache:
     """A target that remembers every prompt; it may not tell what it had of them.
 
-    It answers within a second, or what is told of it comes `life_s` after the due time.
+    It answers within a second, or what is texts of it comes `life_s` after the due time.
     """
 
     def __init__(self, tells: bool = True, fade_s: float = 0.0, life_s: float = 0.0) -> None:
@@ -85,12 +89,12 @@ class Cache:
         }
 
 
-def driver(target: Cache, experiment: Experiment, told: list[str]) -> Driver:
+def driver(target: Cache, experiment: Experiment, texts: list[str]) -> Driver:
     def emit(kind: str, /, **facts: Any) -> None:
-        told.append(facts["text"]) if kind == "fill" else None
+        texts.append(facts["text"]) if kind == "fill" else None
 
     asked, start = experiment, Start(6.0)
-    plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=20)
+    plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=20)
     return Driver(target, plan, emit)
 
 
@@ -109,57 +113,57 @@ def window_hit(drive: Driver, index: int) -> float:
 
 
 def test_users_are_in_the_caches_before_the_first_window() -> None:
-    told: list[str] = []
-    drive = driver(Cache(), CHATS, told)
-    drive.warm_up()
+    texts: list[str] = []
+    drive = driver(Cache(), CHATS, texts)
+    warm_up(drive)
     spent_s = drive.elapsed_s()
-    drive.load(dwell(0, 20.0))
+    load_prepared(drive, dwell(0, 20.0))
     assert window_hit(drive, 0) > 0.94
     assert drive.elapsed_s() - spent_s == pytest.approx(61.2, abs=0.5)  # the fill is not charged
-    assert drive.target.now_ns() > 200 * NS
-    rates = [float(line.split(" at ")[1].split(" QPS")[0]) for line in told[:-1]]
+    assert drive.feed.target.now_ns() > 200 * NS
+    rates = [float(line.split(" at ")[1].split(" QPS")[0]) for line in texts[:-1]]
     assert rates[0] == 3.0 and rates[-2:] == [20.0, 20.0]
     assert np.max(np.diff(rates)) == pytest.approx(STEP_QPS, abs=2e-3)
-    assert "caches are filled" in told[-1]
+    assert "caches are warm" in texts[-1]
 
 
 def test_a_lower_rate_has_no_new_users_and_a_higher_one_has() -> None:
-    told: list[str] = []
-    drive = driver(Cache(), CHATS, told)
-    drive.warm_up()
+    texts: list[str] = []
+    drive = driver(Cache(), CHATS, texts)
+    warm_up(drive)
     for index, (rate_qps, fills) in enumerate([(10.0, True), (9.0, False), (10.05, False), (11.0, True)]):
-        told.clear()
-        drive.load(dwell(index, rate_qps))
-        assert bool(told) is fills
+        texts.clear()
+        load_prepared(drive, dwell(index, rate_qps))
+        assert bool(texts) is fills
         assert window_hit(drive, index) > 0.9
 
 
-def test_after_an_overload_the_caches_are_filled_again_from_half_the_rate() -> None:
-    told: list[str] = []
-    drive = driver(Cache(), CHATS, told)
-    drive.load(dwell(0, 10.0))
-    drive.load(dwell(1, 9.0))
-    told.clear()
-    drive.load(replace(dwell(2, 8.0), settle_before=True))
-    rates = [float(line.split(" at ")[1].split(" QPS")[0]) for line in told[:-1]]
+def test_after_an_overload_the_caches_are_warmed_up_again_from_half_the_rate() -> None:
+    texts: list[str] = []
+    drive = driver(Cache(), CHATS, texts)
+    load_prepared(drive, dwell(0, 10.0))
+    load_prepared(drive, dwell(1, 9.0))
+    texts.clear()
+    load_prepared(drive, replace(dwell(2, 8.0), settle_before=True))
+    rates = [float(line.split(" at ")[1].split(" QPS")[0]) for line in texts[:-1]]
     assert rates[0] == pytest.approx(4.0 + STEP_QPS, abs=2e-3) and rates[-2:] == [8.0, 8.0]
-    told.clear()
-    drive.load(dwell(3, 7.5))
-    assert not told, "all of its users have been there again"
+    texts.clear()
+    load_prepared(drive, dwell(3, 7.5))
+    assert not texts, "all of its users have been there again"
 
 
-def test_answers_that_take_longer_than_a_piece_do_not_end_the_fill() -> None:
+def test_answers_that_take_longer_than_a_piece_do_not_end_the_warm_up() -> None:
     """As in an overload: of what is due in a piece nothing has ended at its end."""
-    told: list[str] = []
-    drive = driver(Cache(life_s=50.0), CHATS, told)
-    drive.load(dwell(0, 6.0))
-    assert "caches are filled" in told[-1] and drive.target.now_ns() > 200 * NS
-    assert float(told[-2].split(": ")[1].split("%")[0]) > 93
+    texts: list[str] = []
+    drive = driver(Cache(life_s=50.0), CHATS, texts)
+    load_prepared(drive, dwell(0, 6.0))
+    assert "caches are warm" in texts[-1] and drive.feed.target.now_ns() > 200 * NS
+    assert float(texts[-2].split(": ")[1].split("%")[0]) > 93
 
 
 def test_pieces_are_settled_by_their_hits_and_their_time() -> None:
     def is_settled(*pieces: tuple[float, float]) -> bool:
-        return cache_warmup.settled([cache_warmup.Piece(*each) for each in pieces])
+        return cache_warmup.settled([cache_warmup.WarmupPiece(*each) for each in pieces])
 
     assert is_settled((0.5, 900.0), (0.93, 1000.0), (0.935, 950.0))
     assert is_settled((0.93, 900.0), (0.93, 2000.0)), "a queue that grows is no reason to go on"
@@ -168,43 +172,44 @@ def test_pieces_are_settled_by_their_hits_and_their_time() -> None:
     assert not is_settled((0.93, 1000.0), (0.93, 850.0))
 
 
-def test_a_service_that_came_back_is_filled_again() -> None:
-    told: list[str] = []
-    drive = driver(Cache(), CHATS, told)
-    drive.repair = lambda: None
-    drive.load(dwell(0, 8.0))
+def test_a_service_that_came_back_is_warmed_up_again() -> None:
+    texts: list[str] = []
+    drive = driver(Cache(), CHATS, texts)
+    drive.loss.repair = lambda: None
+    load_prepared(drive, dwell(0, 8.0))
     drive.recover(TargetLost("gone"))
-    told.clear()
-    drive.load(dwell(1, 8.0))
-    assert "caches are filled" in told[-1]
+    texts.clear()
+    load_prepared(drive, dwell(1, 8.0))
+    assert "caches are warm" in texts[-1]
 
 
-def test_a_fill_that_a_load_actor_s_loss_ended_counts_as_none() -> None:
+def test_a_warm_up_that_a_load_actor_s_loss_ended_counts_as_none() -> None:
     target = Cache()
     drive = driver(target, CHATS, [])
     target.lost = [LostActor(0, 0, 2, "killed")]
-    drive.load(dwell(0, 8.0))
-    assert drive.filled_qps == 0.0
+    load_prepared(drive, dwell(0, 8.0))
+    assert drive.warmed_qps == 0.0
 
 
-def test_a_fill_that_the_service_s_loss_ended_costs_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_up_that_the_service_s_loss_ended_costs_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     def dies(*_: Any) -> None:
         raise TargetLost("gone")
 
     drive = driver(Cache(), CHATS, [])
-    drive.warm_up()
+    warm_up(drive)
     spent_s = drive.elapsed_s()
-    monkeypatch.setattr(Driver, "refuse_dead", dies)
+    monkeypatch.setattr(LossRecovery, "refuse_dead", dies)
     with pytest.raises(TargetLost):
-        drive.load(dwell(0, 8.0))
-    assert drive.elapsed_s() - spent_s < 1 and drive.target.now_ns() > drive.free_ns - 2 * NS > 20 * NS
+        load_prepared(drive, dwell(0, 8.0))
+    assert drive.elapsed_s() - spent_s < 1
+    assert drive.feed.target.now_ns() > drive.feed.free_ns - 2 * NS > 20 * NS
 
 
 def test_the_load_that_runs_out_is_of_the_same_users() -> None:
     saved: list[ArrivalSchedule] = []
     drive = driver(Cache(), CHATS, [])
-    drive.plan_saved = saved.append
-    drive.load(dwell(0, 20.0))
+    drive.feed.plan_saved = saved.append
+    load_prepared(drive, dwell(0, 20.0))
     drive.drain(run_out=True)
     *before, last = saved
     assert last.session is not None and last.after is not None and len(last) > 10
@@ -212,62 +217,62 @@ def test_the_load_that_runs_out_is_of_the_same_users() -> None:
     assert known.mean() > 0.8 and np.all(last.after[known] >= 0)
 
 
-def test_ramp_steps_are_not_filled() -> None:
-    told: list[str] = []
-    drive = driver(Cache(), CHATS, told)
-    drive.load(dwell(0, 2.0, "ramp"))
-    assert told == []
+def test_ramp_steps_are_not_warmed_up() -> None:
+    texts: list[str] = []
+    drive = driver(Cache(), CHATS, texts)
+    load_prepared(drive, dwell(0, 2.0, "ramp"))
+    assert texts == []
 
 
 def test_the_ledger_knows_the_plan_of_every_piece() -> None:
     saved: list[int] = []
     drive = driver(Cache(), CHATS, [])
-    drive.plan_saved = lambda schedule: saved.extend(schedule.seq.tolist())
-    drive.load(dwell(0, 8.0))
+    drive.feed.plan_saved = lambda schedule: saved.extend(schedule.seq.tolist())
+    load_prepared(drive, dwell(0, 8.0))
     assert saved == list(range(len(saved))) and len(saved) > 500
-    assert drive.windows.ledger.planned(0, 0, drive.free_ns) == len(saved)
+    assert drive.windows.ledger.planned(0, 0, drive.feed.free_ns) == len(saved)
     assert drive.windows.verdicts[0].valid
 
 
 def test_who_tells_no_hits_is_not_waited_for() -> None:
-    told: list[str] = []
-    drive = driver(Cache(tells=False), CHATS, told)
-    drive.warm_up()
-    drive.load(dwell(0, 10.0))
-    assert told == [cache_warmup.UNTOLD] and drive.target.now_ns() < 90 * NS
+    texts: list[str] = []
+    drive = driver(Cache(tells=False), CHATS, texts)
+    warm_up(drive)
+    load_prepared(drive, dwell(0, 10.0))
+    assert texts == [UNREPORTED] and drive.feed.target.now_ns() < 90 * NS
 
 
 def test_what_never_settles_is_measured_as_it_is_and_told() -> None:
-    told: list[str] = []
-    drive = driver(Cache(fade_s=600), CHATS, told)
-    drive.warm_up()
-    drive.load(dwell(0, 7.5))
-    assert "still change" in told[-1]
-    assert drive.target.now_ns() < (cache_warmup.LONGEST_S + 250) * NS
+    texts: list[str] = []
+    drive = driver(Cache(fade_s=600), CHATS, texts)
+    warm_up(drive)
+    load_prepared(drive, dwell(0, 7.5))
+    assert "still change" in texts[-1]
+    assert drive.feed.target.now_ns() < (cache_warmup.LONGEST_S + 250) * NS
 
 
-def test_prompts_of_one_beginning_are_filled_by_the_warm_up() -> None:
-    told: list[str] = []
-    drive = driver(Cache(), load(["workload.prefix_hit=.5"]), told)
-    drive.warm_up()
-    drive.load(dwell(0, 5.0))
-    assert told == [] and window_hit(drive, 0) == pytest.approx(0.5, abs=0.01)
+def test_prompts_of_one_beginning_are_cached_by_the_service_warm_up() -> None:
+    texts: list[str] = []
+    drive = driver(Cache(), load(["workload.prefix_hit=.5"]), texts)
+    warm_up(drive)
+    load_prepared(drive, dwell(0, 5.0))
+    assert texts == [] and window_hit(drive, 0) == pytest.approx(0.5, abs=0.01)
 
 
-def test_prompts_of_one_beginning_are_filled_where_no_warm_up_did() -> None:
-    told: list[str] = []
-    drive = driver(Cache(), load(["workload.prefix_hit=.5"]), told)
-    drive.load(dwell(0, 5.0))
-    assert "caches are filled after 4" in told[-1]
+def test_prompts_of_one_beginning_are_warmed_up_where_no_service_warm_up_was() -> None:
+    texts: list[str] = []
+    drive = driver(Cache(), load(["workload.prefix_hit=.5"]), texts)
+    load_prepared(drive, dwell(0, 5.0))
+    assert "caches are warm after 4" in texts[-1]
 
 
-def test_prompts_without_reuse_need_no_fill() -> None:
-    told: list[str] = []
+def test_prompts_without_reuse_need_no_warm_up() -> None:
+    texts: list[str] = []
     for tells in (True, False):
-        drive = driver(Cache(tells), load(), told)
-        drive.warm_up()
-        drive.load(dwell(0, 5.0))
-        assert told == []
+        drive = driver(Cache(tells), load(), texts)
+        warm_up(drive)
+        load_prepared(drive, dwell(0, 5.0))
+        assert texts == []
 
 
 @pytest.mark.parametrize(
@@ -283,14 +288,14 @@ def test_prompts_without_reuse_need_no_fill() -> None:
 def test_the_way_up_begins_where_the_service_was_or_where_it_can_cold(
     asked: float, offered: float, cold: float | None, first: float | None
 ) -> None:
-    rates = cache_warmup.climb(asked, offered, cold)
+    rates = cache_warmup.ramp_rates(asked, offered, cold)
     assert (rates[0] if rates else None) == first
     assert all(rate < asked for rate in rates)
 
 
 def test_on_the_way_up_newcomers_ask_for_half_of_what_a_cold_service_can_do() -> None:
-    rates = [10.0, *cache_warmup.climb(20.0, 10.0, 8.0, 50.0)]
+    rates = [10.0, *cache_warmup.ramp_rates(20.0, 10.0, 8.0, 50.0)]
     newcomers_per_s = np.diff(rates) * 50.0 / cache_warmup.PIECE_S
     assert newcomers_per_s == pytest.approx(np.full(len(rates) - 1, 4.0))
-    assert cache_warmup.climb(20.0, 0.0, 8.0, 50.0)[0] == 4.0
-    assert cache_warmup.climb(20.0, 19.0, 8.0, 50.0) == []
+    assert cache_warmup.ramp_rates(20.0, 0.0, 8.0, 50.0)[0] == 4.0
+    assert cache_warmup.ramp_rates(20.0, 19.0, 8.0, 50.0) == []

@@ -18,7 +18,9 @@ from loadgen.drive import fixed_rate, require
 from loadgen.drive.sweep import sweep
 from loadgen.run import verdicts
 from loadgen.search import budget
-from loadgen.search.policy import RAMP_SHARE, Start, long_queue, paced
+from loadgen.search.overload import long_queue
+from loadgen.search.pacing import RAMP_SHARE, paced
+from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS
 from tests.support.scenarios import EDGES, truths
 from tests.support.search_windows import window_of
@@ -97,7 +99,7 @@ def test_a_rate_well_above_the_capacity_is_not_passed_by_answers_that_have_just_
     drive, experiment, _ = driver(words, target=VirtualTarget(SharedProcessor()))
     assert experiment.rate_qps
     found = require.require(drive, experiment.rate_qps, require.seconds(experiment))
-    assert found.look.verdict == "failed"
+    assert found.analysis.verdict == "failed"
 
 
 @pytest.mark.parametrize("words", [["search=standard"], ["search=quick", "search.expected_qps=1.4"]])

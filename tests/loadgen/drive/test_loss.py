@@ -13,15 +13,16 @@ from analysis.capacity.window_counts import Window
 from analysis.results import summary
 from analysis.rows import records
 from conf import Experiment, load
-from loadgen.drive.driver import Driver, TargetLost
-from loadgen.drive.plan import Plan
+from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import TargetLost
+from loadgen.drive.plan import LoadPlan
 from loadgen.drive.service_loss import MOST_RECOVERIES, outlived
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
 from loadgen.run.resume import past
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.virtual_target import VirtualTarget
@@ -88,7 +89,9 @@ class Hanging(Breaking):
 
 def driver(target: VirtualTarget, emit: Callable[..., None] = lambda *_, **__: None, **more: Any) -> Driver:
     asked = EXPERIMENT
-    plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, Start(5.1), replicas=frozenset({"0"}))
+    plan = LoadPlan(
+        asked.search, asked.slo, asked.workload, 1, asked.seed, Start(5.1), replicas=frozenset({"0"})
+    )
     return Driver(target, plan, emit, **more)
 
 
@@ -152,7 +155,7 @@ def test_what_hangs_since_a_loss_is_no_sign_of_another() -> None:
 
     drive = driver(target, fault=target.fault, repair=repair)
     found = sweep(drive)
-    assert len(drive.recoveries) == 1 and found.stop.kind == "budget"
+    assert len(drive.loss.recoveries) == 1 and found.stop.kind == "budget"
     dwells = [outcome for outcome in found.outcomes if outcome.segment.kind == "dwell"]
     assert not any(outcome.aborted for outcome in dwells if not outcome.void)
 
@@ -170,7 +173,7 @@ def test_all_that_a_loss_may_have_spoilt_is_measured_again_by_a_later_session() 
     short = dataclasses.replace(EXPERIMENT.search, window_s=10)
     # Windows last as long as the bounds let answers last.
     strict = dataclasses.replace(EXPERIMENT.slo, tpot_p90_ms=30)
-    drive.plan = dataclasses.replace(drive.plan, replicas=None, search=short, slo=strict)
+    drive.replan(replicas=None, search=short, slo=strict)
     with pytest.raises(TargetLost):
         sweep(drive)
     assert lasts[0] < len(drive.windows.outcomes) - 1
@@ -190,9 +193,9 @@ def test_a_loss_in_the_last_moment_costs_the_last_window() -> None:
         return frozenset({"0"})
 
     drive = driver(target, settled, fault=lambda: faults[0] if faults else None, repair=repair)
-    drive.plan = dataclasses.replace(drive.plan, replicas=None)
+    drive.replan(replicas=None)
     found = sweep(drive)
-    assert len(drive.recoveries) == 1 and [o.segment.index for o in found.outcomes if o.void]
+    assert len(drive.loss.recoveries) == 1 and [o.segment.index for o in found.outcomes if o.void]
 
 
 def test_a_service_that_breaks_again_and_again_is_given_up() -> None:
@@ -204,10 +207,10 @@ def test_a_service_that_breaks_again_and_again_is_given_up() -> None:
         count += 1
         return f"fault {count}" if count % 2 == 0 else None
 
-    drive.fault = fault
+    drive.loss.fault = fault
     with pytest.raises(TargetLost, match="fault"):
         sweep(drive)
-    assert len(drive.recoveries) == MOST_RECOVERIES
+    assert len(drive.loss.recoveries) == MOST_RECOVERIES
 
 
 WINDOW = Window(3, "dwell", 1.0, 1, 0, 0, 100 * NS, 100 * NS)

@@ -23,7 +23,7 @@ from analysis.results import summary
 from conf import Experiment, load
 from loadgen.run.measure import Site, continued, measure, search
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from tests.support.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.cluster]

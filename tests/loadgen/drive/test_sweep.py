@@ -11,21 +11,23 @@ from analysis.results import summary
 from analysis.rows import records
 from conf import Experiment, load
 from loadgen.drive import fixed_rate
-from loadgen.drive.driver import Driver, TargetLost
+from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
-from loadgen.search.policy import VOID_STEPS, Start
+from loadgen.search.ramp import VOID_STEPS
+from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.scenarios import truths
 from tests.support.shared_processor import SharedProcessor
 from tests.support.virtual_drivers import (
     LOST,
+    Altering,
     Healing,
-    Spoilt,
+    altered,
     driver,
     plan,
-    spoilt,
     virtual,
 )
 from tests.support.virtual_target import VirtualTarget
@@ -101,9 +103,9 @@ def test_a_held_rate_is_judged_with_intervals() -> None:
         ({"reads": 1}, "burst_delivery"),
     ],
 )
-def test_a_spoilt_measurement_is_void_never_a_number(spoil: dict[str, Any], reason: str) -> None:
+def test_an_invalid_measurement_is_void_never_a_number(spoil: dict[str, Any], reason: str) -> None:
     experiment = load(["search=quick"])
-    target = Spoilt(experiment, **spoil)
+    target = Altering(experiment, **spoil)
     chosen = plan(experiment, Start(5.1, prediction_qps=3.35), replicas=frozenset({"0"}))
     drive = Driver(target, chosen, lambda *_, **__: None)
     tree = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
@@ -127,7 +129,7 @@ class Dying(VirtualTarget):
             "first_token_offset_ns": None,
             "last_token_offset_ns": None,
         }
-        ended, pending = (spoilt(rows, refused, self._dies_ns) for rows in (seen.ended, seen.pending))
+        ended, pending = (altered(rows, refused, self._dies_ns) for rows in (seen.ended, seen.pending))
         return Observation(ended, pending)
 
 
@@ -141,7 +143,7 @@ def test_a_service_that_dies_is_no_low_capacity(dies_s: float) -> None:
 def test_void_ramp_steps_are_void_not_a_missed_bound() -> None:
     experiment = load(["search=standard"])
     drive, _, _ = driver(
-        ["search=standard"], target=Spoilt(experiment, engine_steps=100, engine_late_steps=5)
+        ["search=standard"], target=Altering(experiment, engine_steps=100, engine_late_steps=5)
     )
     tree = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
@@ -251,10 +253,10 @@ class Hanging(VirtualTarget):
         seen = super().run(schedule, until_ns)
         silence = dict.fromkeys(("first_token_offset_ns", "last_token_offset_ns", "end_offset_ns"))
         silent = silence | {"status": records.PENDING, "output_tokens": None}
-        ended = spoilt(seen.ended, silent, self._from_ns)
+        ended = altered(seen.ended, silent, self._from_ns)
         stuck = ended.filter(pc.equal(ended["status"], records.PENDING))
         self._stuck.append(stuck)
-        pending = spoilt(seen.pending, silent, self._from_ns)
+        pending = altered(seen.pending, silent, self._from_ns)
         answered = ended.filter(pc.equal(ended["status"], records.OK))
         return Observation(answered, pa.concat_tables([pending, *self._stuck]))
 
@@ -275,7 +277,7 @@ def test_a_service_that_hangs_in_a_held_window_is_lost_not_slow() -> None:
         fixed_rate.rate(drive, 3.0, 60, 15)
 
 
-class Choosy(Spoilt):
+class Choosy(Altering):
     """A virtual target that refuses every second request at once."""
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
@@ -286,7 +288,7 @@ class Choosy(Spoilt):
         def chosen(rows: pa.Table, odd: int) -> pa.Table:
             return rows.filter(pc.equal(pc.bit_wise_and(rows["seq"], 1), odd))
 
-        ended = [chosen(seen.ended, 0), spoilt(chosen(seen.ended, 1), refused)]
+        ended = [chosen(seen.ended, 0), altered(chosen(seen.ended, 1), refused)]
         return Observation(pa.concat_tables(ended), seen.pending)
 
 
@@ -338,7 +340,7 @@ def test_a_probe_without_requests_says_nothing() -> None:
 def test_a_probe_counts_what_never_ended_as_infinitely_late() -> None:
     experiment = load([])
     hanging = {"status": "pending", "end_offset_ns": None, "output_tokens": 3}
-    drive, _, _ = driver([], target=Spoilt(experiment, **hanging))
+    drive, _, _ = driver([], target=Altering(experiment, **hanging))
     fixed_rate.rate(drive, 2.0, 60, 5)
     tree = verdicts.of_probe(experiment, drive)
     assert tree["exit_code"] == summary.EXIT_SLO_MISSED

@@ -10,7 +10,7 @@ import pytest
 
 from analysis.rows import records
 from analysis.rows.time_series import CLIENTS
-from loadgen.fleet.arrow_stream import Shard, lock
+from loadgen.fleet.arrow_stream import ArrowStream, lock
 from tests.support.arrow_files import (
     Disk,
     on_disk,
@@ -28,7 +28,7 @@ def seqs(path: Path) -> list[int]:
 
 
 def test_a_cut_shard_gives_back_every_flushed_row(tmp_path: Path) -> None:
-    shard = Shard(tmp_path / "s.arrow")
+    shard = ArrowStream(tmp_path / "s.arrow")
     for seq in range(50):
         shard.append(row(seq))
         if seq % 10 == 9:
@@ -43,7 +43,7 @@ def test_a_cut_shard_gives_back_every_flushed_row(tmp_path: Path) -> None:
 def test_what_another_writer_left_under_the_name_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "s.arrow"
     for first in (0, 100):
-        shard = Shard(path)
+        shard = ArrowStream(path)
         for seq in range(first, first + 50 - first // 4):
             shard.append(row(seq))
         shard.close()
@@ -111,14 +111,14 @@ def test_a_disk_that_is_full_from_the_start_is_told_at_the_start(
     monkeypatch.setattr(Disk, "room_bytes", 10)
     with pytest.raises(OSError, match="No space") as full:
         on_disk(tmp_path / "s.arrow")
-    Shard(tmp_path / "s.arrow").close()
+    ArrowStream(tmp_path / "s.arrow").close()
     assert full.value.errno == errno.ENOSPC, "its traceback holds the file, which must be closed all the same"
     assert seqs(tmp_path / "s.arrow") == []
 
 
 def test_a_shard_is_locked_while_it_is_open(tmp_path: Path) -> None:
     path = tmp_path / "s.arrow"
-    shard = Shard(path, CLIENTS)
+    shard = ArrowStream(path, CLIENTS)
     with path.open("r+b") as other:
         with pytest.raises(BlockingIOError):
             lock(other)
@@ -128,11 +128,11 @@ def test_a_shard_is_locked_while_it_is_open(tmp_path: Path) -> None:
 
 def test_a_second_writer_is_refused_and_destroys_nothing(tmp_path: Path) -> None:
     path = tmp_path / "s.arrow"
-    shard = Shard(path)
+    shard = ArrowStream(path)
     shard.append(row(0))
     shard.flush()
     with pytest.raises(BlockingIOError):
-        Shard(path)
+        ArrowStream(path)
     shard.append(row(1))
     shard.close()
     assert seqs(path) == [0, 1]
@@ -146,14 +146,14 @@ def test_a_file_system_without_locks_still_takes_rows(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    shard = Shard(tmp_path / "s.arrow")
+    shard = ArrowStream(tmp_path / "s.arrow")
     shard.append(row(0))
     shard.close()
     assert seqs(shard.path) == [0]
 
 
 def test_a_shard_that_was_fetched_goes_but_not_the_copy_that_took_its_name(tmp_path: Path) -> None:
-    gone, replaced = Shard(tmp_path / "gone.arrow"), Shard(tmp_path / "replaced.arrow")
+    gone, replaced = ArrowStream(tmp_path / "gone.arrow"), ArrowStream(tmp_path / "replaced.arrow")
     for shard in (gone, replaced):
         shard.append(row(0))
         shard.close()

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.ray
 
 ray = pytest.importorskip("ray")
 
-from loadgen.fleet.fleet import Fleet, FleetError, Offset  # noqa: E402
+from loadgen.fleet.fleet import ClockOffset, FleetError, LoadFleet  # noqa: E402
 from loadgen.fleet.load_actor import FleetPlan  # noqa: E402
 
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
@@ -48,11 +48,11 @@ def url() -> Iterator[str]:
     thread.join(PATIENCE_S)
 
 
-def fleet(url: str, folder: RunFolder, count: int = 2, cpus: float = 0.4) -> Fleet:
+def fleet(url: str, folder: RunFolder, count: int = 2, cpus: float = 0.4) -> LoadFleet:
     plan = FleetPlan(
         [url], WORKLOAD, "m", 151936, salt=7, timeout_s=PATIENCE_S, record_itl=True, key=Secret("hush-hush")
     )
-    return Fleet(count, cpus, plan, folder.shards, SELECTOR)
+    return LoadFleet(count, cpus, plan, folder.shards, SELECTOR)
 
 
 def offer(folder: RunFolder, start_ns: int, seconds: float, rate_qps: float = 40.0) -> ArrivalSchedule:
@@ -133,7 +133,7 @@ def test_a_wall_clock_that_is_set_moves_no_request_of_a_replacement(
     target.run(schedule, start_ns + NS)
     target.finish(PATIENCE_S)
     check_sent(folder.collect(target.zero_wall_ns))
-    assert target.members[-1].offset == Offset(0, 0)
+    assert target.members[-1].offset == ClockOffset(0, 0)
 
 
 def test_an_unfinished_run_reads_like_a_finished_one(ray_session: object, url: str, tmp_path: Path) -> None:

@@ -9,21 +9,21 @@ import pytest
 
 from analysis.capacity.window_counts import NS, Window
 from analysis.rows.time_series import CLIENTS
-from loadgen.drive.window_health import watched
+from loadgen.drive.window_health import health_of
 from loadgen.fleet import health
-from loadgen.fleet.health import Pulse
+from loadgen.fleet.health import HealthSampler
 from loadgen.fleet.rows import Clock
 
 
 def test_a_second_counts_what_happened_in_it_and_no_more() -> None:
-    pulse = Pulse(3, Clock(time.monotonic_ns(), 1_000_000_000))
+    sampler = HealthSampler(3, Clock(time.monotonic_ns(), 1_000_000_000))
     for lag_ns in (1_000_000, 3_000_000, 2_000_000):
-        pulse.sent(lag_ns)
-    pulse.missed()
-    pulse.ended(reads=10, events=12)
+        sampler.sent(lag_ns)
+    sampler.missed()
+    sampler.ended(reads=10, events=12)
     for late_ns, in_flight in ((5_000_000, 4), (-1_000, 2)):
-        pulse.woke(late_ns, in_flight)
-    first, second = pulse.beat(), pulse.beat()
+        sampler.woke(late_ns, in_flight)
+    first, second = sampler.sample(), sampler.sample()
     counted = {name: first[name] for name in ("client_id", "sends", "missed", "in_flight", "reads", "events")}
     assert counted == {"client_id": 3, "sends": 3, "missed": 1, "in_flight": 2, "reads": 10, "events": 12}
     assert (first["lag_p50_ms"], first["lag_max_ms"], first["stall_ms"]) == (2.0, 3.0, 5.0)
@@ -34,11 +34,11 @@ def test_a_second_counts_what_happened_in_it_and_no_more() -> None:
 
 
 def test_pauses_of_the_garbage_collector_are_seen_while_watched() -> None:
-    pulse = Pulse(0, Clock(0, 0))
-    with pulse.watch_gc():
+    sampler = HealthSampler(0, Clock(0, 0))
+    with sampler.watch_gc():
         gc.collect()
     gc.collect()
-    row = pulse.beat()
+    row = sampler.sample()
     assert row["gc_pauses"] == 1 and row["gc_ms"] > 0
 
 
@@ -50,16 +50,16 @@ def test_a_kernel_that_does_not_tell_is_unknown(
     if text is not None:
         path.write_text(text)
     monkeypatch.setattr(health, "SCHEDSTAT", path)
-    assert Pulse(0, Clock(0, 0)).beat()["run_share"] is None
+    assert HealthSampler(0, Clock(0, 0)).sample()["run_share"] is None
 
 
 def test_the_share_of_the_wanted_core(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "schedstat"
     monkeypatch.setattr(health, "SCHEDSTAT", path)
     path.write_text("100 50 7")
-    pulse = Pulse(0, Clock(0, 0))
+    sampler = HealthSampler(0, Clock(0, 0))
     path.write_text("400 150 9")
-    assert pulse.beat()["run_share"] == 300 / 400
+    assert sampler.sample()["run_share"] == 300 / 400
 
 
 WINDOW = Window(0, "dwell", 1.0, 1, 0, 10 * NS, 30 * NS, 30 * NS)
@@ -74,16 +74,16 @@ def test_a_window_has_the_seconds_that_lie_in_it() -> None:
     calm = [beat(client, second) for client in (0, 1) for second in range(11, 31)]
     beats = [beat(0, 5, cpu_share=1.0, stall_ms=900.0), beat(1, 33, stall_ms=900.0), *calm]
     beats[2] |= {"stall_ms": 40.0, "cpu_share": 0.6}
-    seen = watched(beats, WINDOW)
+    seen = health_of(beats, WINDOW)
     assert seen.health["client-00"] == pytest.approx({"cpu_share": 0.22, "run_share": 0.9, "stall_ms": 40.0})
     assert seen.health["client-01"]["stall_ms"] == 1.0
     assert seen.in_flight == pytest.approx(10.0)
 
 
 def test_what_was_not_seen_of_a_window_is_unknown() -> None:
-    assert watched([], WINDOW).in_flight is None and watched([], WINDOW).health == {}
+    assert health_of([], WINDOW).in_flight is None and health_of([], WINDOW).health == {}
     half = [beat(0, second, run_share=None) for second in range(11, 21)]
-    seen = watched(half, WINDOW, ["load actor 1 (killed)"])
+    seen = health_of(half, WINDOW, ["load actor 1 (killed)"])
     assert seen.in_flight is None, "half of the seconds say nothing of the mean"
     assert seen.health == {"client-00": pytest.approx({"cpu_share": 0.2, "stall_ms": 1.0})}
     assert seen.lost_actors == ("load actor 1 (killed)",)

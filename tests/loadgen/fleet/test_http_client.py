@@ -26,7 +26,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from conf.io.secret import Secret
-from loadgen.fleet.http_client import Client, Connection
+from loadgen.fleet.http_client import Client
+from loadgen.fleet.http_connection import Connection
 from loadgen.fleet.sse import EventReader, Exchange
 from tests.support.mock_exchanges import (
     BODY,

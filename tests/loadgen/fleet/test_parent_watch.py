@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from loadgen.fleet.parent_watch import Lifeline, own, watch
+from loadgen.fleet.parent_watch import WatchedProcess, own, watch
 from tests.support.patience import PATIENCE_S
 
 
-async def ended_within(other: Lifeline, kill: subprocess.Popen[bytes] | None = None) -> bool:
+async def ended_within(other: WatchedProcess, kill: subprocess.Popen[bytes] | None = None) -> bool:
     gone = asyncio.Event()
     assert watch(other, gone.set)
     if kill is not None:
@@ -34,4 +34,4 @@ def test_a_death_is_told_once_it_happens_and_not_before() -> None:
 def test_a_process_elsewhere_cannot_be_watched() -> None:
     assert own().pid == os.getpid()
     for where in (("another boot", own().where[1]), ("", "")):
-        assert not watch(Lifeline(1, where), lambda: pytest.fail("nothing died"))
+        assert not watch(WatchedProcess(1, where), lambda: pytest.fail("nothing died"))

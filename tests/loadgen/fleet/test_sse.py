@@ -12,7 +12,8 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.fleet.http_client import Client, Connection
+from loadgen.fleet.http_client import Client
+from loadgen.fleet.http_connection import Connection
 from loadgen.fleet.sse import EVENT_BYTES_LIMIT, Exchange
 from tests.support.mock_server import END, event, head, token, usage
 from tests.support.patience import PATIENCE_S

@@ -13,8 +13,9 @@ import pytest
 
 from analysis.rows import records
 from conf import load
+from loadgen.fleet import request_log
 from loadgen.fleet import worker as worker_module
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -148,7 +149,7 @@ def of(server: MockServer, path: Path) -> Worker:
         0,
         [server.url],
         Prompts(WORKLOAD, "m", 151936, salt=1),
-        Shard(path),
+        ArrowStream(path),
         record_itl=True,
         timeout_s=PATIENCE_S,
     )
@@ -230,7 +231,7 @@ def test_patience_with_a_full_disk_begins_with_its_first_refusal(
 ) -> None:
     """However rare writes are: on a slow clock more time than that lies between two of them."""
     monkeypatch.setattr(worker_module, "FLUSH_S", 0.3 * scale)
-    monkeypatch.setattr(worker_module, "FULL_DISK_S", 0.2)
+    monkeypatch.setattr(request_log, "FULL_DISK_S", 0.2)
     monkeypatch.setattr(worker_module, "TICK_S", 0.01)
     shard, disk = on_disk(tmp_path / "s.arrow")
 
@@ -299,7 +300,7 @@ async def until(seen: Callable[[], object]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def started(server: MockServer, shard: Shard, schedule: ArrivalSchedule) -> Worker:
+async def started(server: MockServer, shard: ArrowStream, schedule: ArrivalSchedule) -> Worker:
     """A worker under way with a schedule."""
     worker = Worker(0, [server.url], Prompts(WORKLOAD, "m", 151936, salt=1), shard, record_itl=True)
     worker.start(time.monotonic_ns(), time.time_ns())
@@ -312,7 +313,7 @@ def test_a_disk_that_stays_full_is_told_and_again_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool
 ) -> None:
     monkeypatch.setattr(worker_module, "FLUSH_S", 0.1)
-    monkeypatch.setattr(worker_module, "FULL_DISK_S", 0.2)
+    monkeypatch.setattr(request_log, "FULL_DISK_S", 0.2)
     schedule = plan(40, 120.0)
     shard, disk = on_disk(tmp_path / "s.arrow")
 
@@ -344,7 +345,7 @@ def test_a_disk_that_is_full_for_a_moment_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "FLUSH_S", 0.1)
-    monkeypatch.setattr(worker_module, "FULL_DISK_S", PATIENCE_S)
+    monkeypatch.setattr(request_log, "FULL_DISK_S", PATIENCE_S)
     schedule = plan(40, 120.0)
     shard, disk = on_disk(tmp_path / "s.arrow")
 
@@ -376,7 +377,7 @@ def test_a_broken_send_loop_is_told_and_what_flies_lands(tmp_path: Path) -> None
     async def main() -> None:
         async with MockServer(lambda body: answer(body, 0.2)) as server:
             prompts = Broken(WORKLOAD, "m", 151936, salt=1)
-            worker = Worker(0, [server.url], prompts, Shard(tmp_path / "s.arrow"), record_itl=True)
+            worker = Worker(0, [server.url], prompts, ArrowStream(tmp_path / "s.arrow"), record_itl=True)
             worker.start(time.monotonic_ns(), time.time_ns())
             await worker.offer(schedule)
             with pytest.raises(RuntimeError, match="no such prompt"):

@@ -15,7 +15,7 @@ from analysis.capacity import service_checks
 from analysis.rows import records
 from conf import ConfigError, load
 from conf.specs.experiment import SimulatedEngine, Workload
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.rows import plan_table, planned
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
@@ -144,7 +144,7 @@ async def measured(workload: Workload, folder: Path) -> tuple[pa.Table, dict[str
     schedule = Traffic(workload).evenly(REQUESTS, 0, 0, first_seq=0, seed=1)
     schedule = replace(schedule, due_ns=np.cumsum(gaps_ns) + np.where(gaps_ns > 0, NS // 2, 0))
     async with simulated(experiment) as url:
-        shard = Shard(folder / "rows.arrow")
+        shard = ArrowStream(folder / "rows.arrow")
         worker = Worker(0, [url], prompts, shard, record_itl=False, timeout_s=PATIENCE_S, path=prompts.path)
         worker.start(time.monotonic_ns(), time.time_ns())
         await worker.offer(schedule)

@@ -18,7 +18,7 @@ from loadgen.run.endpoint import TargetError
 from loadgen.run.folder import finite
 from loadgen.run.lifecycle import Run
 from loadgen.run.run_folder import RunFolder, without_credentials
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from tests.support.virtual_fleet import (
@@ -40,7 +40,7 @@ def measure(
     prepare: Callable[[], Start] = lambda: Start(8.0, 5.2),
     **how: Any,
 ) -> tuple[dict[str, Any], Path]:
-    monkeypatch.setattr(lifecycle, "Fleet", VirtualFleet)
+    monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     folder = RunFolder.create(tmp_path, "one")
     found = act or searched
     tree = Run(EXPERIMENT, folder, "sweep", lambda *_, **__: None).measure(prepare, service(**how), found)

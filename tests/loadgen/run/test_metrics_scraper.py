@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from analysis.rows.records import read_stream
 from analysis.rows.time_series import SERVER
 from conf.io.secret import Secret
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run import metrics_scraper
 from loadgen.run.metrics_scraper import SPELLINGS, Scraper, figures
 from tests.support.patience import PATIENCE_S, until
@@ -373,14 +373,14 @@ def test_a_full_disk_is_said_once_and_costs_no_row_once_there_is_room(
     said: list[str] = []
     full = threading.Event()
     full.set()
-    flush = Shard.flush
+    flush = ArrowStream.flush
 
-    def flush_if_there_is_room(shard: Shard) -> None:
+    def flush_if_there_is_room(shard: ArrowStream) -> None:
         if full.is_set():
             raise OSError(28, "No space left on device")
         flush(shard)
 
-    monkeypatch.setattr(Shard, "flush", flush_if_there_is_room)
+    monkeypatch.setattr(ArrowStream, "flush", flush_if_there_is_room)
     with Server(fine=says(page())) as server, Scraper(server.urls, path, time.monotonic_ns, say=said.append):
         until(lambda: server.paths["fine"] >= 4)
         assert rows_of(path) == {}
@@ -393,9 +393,9 @@ def test_who_is_told_may_fail_on_the_same_full_disk(path: Path, monkeypatch: pyt
     told: list[str] = []
     full = threading.Event()
     full.set()
-    flush = Shard.flush
+    flush = ArrowStream.flush
 
-    def flush_if_there_is_room(shard: Shard) -> None:
+    def flush_if_there_is_room(shard: ArrowStream) -> None:
         if full.is_set():
             raise OSError(28, "No space left on device")
         flush(shard)
@@ -404,7 +404,7 @@ def test_who_is_told_may_fail_on_the_same_full_disk(path: Path, monkeypatch: pyt
         told.append(line)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Shard, "flush", flush_if_there_is_room)
+    monkeypatch.setattr(ArrowStream, "flush", flush_if_there_is_room)
     with (
         Server(fine=says(page()), none=says("", 404)) as server,
         Scraper(server.urls, path, time.monotonic_ns, say=fails),

@@ -15,13 +15,15 @@ from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, Window
 from analysis.rows import records
 from conf import load
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Past, Plan
+from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.sweep import sweep
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.target import Observation
 from loadgen.run.resume import past
 from loadgen.run.run_folder import BusyError, RunFolder
-from loadgen.search.policy import Outcome, Start, prior
+from loadgen.search.policy import prior
+from loadgen.search.segments import Outcome
+from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.virtual_target import VirtualTarget
@@ -41,7 +43,7 @@ class Recorded(VirtualTarget):
         engine = BlockEngine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
         super().__init__(VirtualService([engine]))
         self._now_ns = from_ns
-        self._shard = Shard(folder.shards / f"client-{first_client:02d}.arrow")
+        self._shard = ArrowStream(folder.shards / f"client-{first_client:02d}.arrow")
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         seen = super().run(schedule, until_ns)
@@ -64,7 +66,7 @@ def driver(
 ) -> Driver:
     target = Recorded(folder, before.end_ns if before else 0, before.next_client if before else 0)
     asked = EXPERIMENT
-    plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, Start(5.1, 3.35), 4, replicas)
+    plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, asked.seed, Start(5.1, 3.35), 4, replicas)
     drive = Driver(target, plan, emit, folder.plan)
     if before is not None:
         drive.restore(before)
@@ -88,8 +90,8 @@ def killed_after(folder: RunFolder, segments: int) -> Driver:
 
 def ended(drive: Driver) -> None:
     """The load actors of a driver are gone, as they are at the end of a run and soon after a kill."""
-    assert isinstance(drive.target, Recorded)
-    drive.target.end()
+    assert isinstance(drive.feed.target, Recorded)
+    drive.feed.target.end()
 
 
 @pytest.fixture

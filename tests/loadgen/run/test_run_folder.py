@@ -15,7 +15,7 @@ import pytest
 from analysis import load_run
 from analysis.results.runs import Run
 from analysis.rows import gathering, latency_columns, records, shards, time_series
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.folder import BusyError
 from loadgen.run.run_folder import RunFolder, sha256_of
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
@@ -43,9 +43,9 @@ def rows(schema: pa.Schema, status: str, *seqs: int, **more: Any) -> pa.Table:
     return pa.Table.from_pylist(told, schema=schema)
 
 
-def shard(folder: RunFolder, status: str, *seqs: int, client: int = 0) -> Shard:
+def shard(folder: RunFolder, status: str, *seqs: int, client: int = 0) -> ArrowStream:
     """An open shard of a load actor that has flushed these rows."""
-    written = Shard(folder.shards / f"client-{client:02d}.arrow")
+    written = ArrowStream(folder.shards / f"client-{client:02d}.arrow")
     for batch in rows(records.SHARD, status, *seqs, client_id=client, itl_us=[1, 2]).to_batches():
         written.append(batch)
     written.flush()

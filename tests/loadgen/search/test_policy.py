@@ -11,7 +11,9 @@ from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, NS, LimitCoun
 from conf import load
 from conf.specs.experiment import Search, Slo
 from loadgen.search import policy
-from loadgen.search.policy import Outcome, Start
+from loadgen.search.overload import bad_step, should_abort
+from loadgen.search.segments import Outcome, Stop
+from loadgen.search.start import Start
 from tests.support.scenarios import truths
 from tests.support.search_windows import (
     window_of,
@@ -153,7 +155,7 @@ class Service:
         outcomes, now_s, backlog = [], 0.0, 0.0
         while True:
             step = policy.next_segment(spec, start, outcomes, now_s)
-            if isinstance(step, policy.Stop):
+            if isinstance(step, Stop):
                 dwells = [outcome for outcome in outcomes if outcome.segment.kind == "dwell"]
                 ramp = [outcome for outcome in outcomes if outcome.segment.kind == "ramp"]
                 began_s = dwells[0].dwell.start_ns / NS if dwells else now_s
@@ -305,7 +307,7 @@ def test_a_void_dwell_does_not_move_the_posterior():
     ],
 )
 def test_bad_steps(dwell, bad):
-    assert policy.bad_step(dwell) is bad
+    assert bad_step(dwell) is bad
 
 
 @pytest.mark.parametrize(
@@ -313,7 +315,7 @@ def test_bad_steps(dwell, bad):
     [(58, False), (59, True)],
 )
 def test_aborts(waiting, stops):
-    answer = policy.should_abort(window_of(200, 200, 0, 0), waiting, S2)
+    answer = should_abort(window_of(200, 200, 0, 0), waiting, S2)
     assert (answer is not None) is stops
 
 

@@ -18,12 +18,14 @@ from conf.load import dump
 from conf.specs.experiment import Slo
 from loadgen.cli import resume
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Past, Plan
+from loadgen.drive.plan import LoadPlan, Past
 from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.policy import MOST_CLIMB, Outcome, Segment, Start, Stop
-from loadgen.search.replay_policy import CLIMB, Template, next_pair, without_evidence
+from loadgen.search.next_rate import MOST_CLEAN_STEP
+from loadgen.search.replay_policy import RATIO_UP, WindowTemplate, next_pair, without_evidence
+from loadgen.search.segments import Outcome, Segment, Stop
+from loadgen.search.start import Start
 from loadgen.studies import comparison, comparison_words, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.traffic.schedule import NS, PHASES
@@ -68,7 +70,7 @@ def walked(delta: float, count: int, seed: int) -> list[Pair]:
     tried = [0.0]
     while len(tried) < count:
         found = paired_ratio.ratio(pairs(delta, tried, seed), 0.0)
-        tried.append(min(found.log_next, tried[-1] + MOST_CLIMB) if found else tried[-1] + CLIMB)
+        tried.append(min(found.log_next, tried[-1] + MOST_CLEAN_STEP) if found else tried[-1] + RATIO_UP)
     return pairs(delta, tried, seed)
 
 
@@ -145,7 +147,7 @@ def test_a_pair_counts_what_both_sides_had_and_knew() -> None:
 
 SPEC = load(["search=standard"]).search
 TEMPLATES = [
-    Template(index, 5.0 + 0.01 * index, 15.0 if index == 4 else 0.0, 45.0, False) for index in (4, 5, 7)
+    WindowTemplate(index, 5.0 + 0.01 * index, 15.0 if index == 4 else 0.0, 45.0, False) for index in (4, 5, 7)
 ]
 
 
@@ -207,7 +209,7 @@ def driver(experiment: Experiment, factor: float = 1.0, *tellers: Any, **more: A
     parts = experiment.model, experiment.hardware, experiment.layout
     service: Any = Faster(VirtualService([BlockEngine(spec, *parts, seed=experiment.seed)]), factor)
     asked = experiment
-    plan = Plan(asked.search, asked.slo, asked.workload, asked.cluster.nodes, asked.seed, Start(8.0))
+    plan = LoadPlan(asked.search, asked.slo, asked.workload, asked.cluster.nodes, asked.seed, Start(8.0))
     return Driver(VirtualTarget(service), plan, *(tellers or (silent,)), **more)
 
 
@@ -222,8 +224,8 @@ def test_a_replayed_window_has_the_same_requests_at_another_rate() -> None:
         segment = Segment(
             index, "dwell", rate_qps, lead_s + 15 * slower, 45 * slower, False, "", pair, lead_s
         )
-        window = drive._window(segment)
-        schedule = drive._draw(segment, window, window.rate_qps)
+        window = drive.feed.window(segment)
+        schedule = drive.feed.draw(segment, window, window.rate_qps)
         assert set(schedule.dwell * np.ones(1)) == {index} and (np.diff(schedule.due_ns) >= 0).all()
         assert schedule.seq.tolist() == list(range(len(schedule)))
         inside = schedule.where(schedule.phase == PHASES.index("window"))
@@ -244,7 +246,7 @@ class Site:
     """Fills run folders from virtual services; B's is `factor` times as fast."""
 
     def __init__(self, factor: float) -> None:
-        self.plans: list[Plan] = []
+        self.plans: list[LoadPlan] = []
         self._factor = factor
 
     def __call__(
@@ -253,7 +255,7 @@ class Site:
         folder.write_text("config.yaml", dump(experiment))
         folder.write_json("manifest.json", {"verb": "sweep"})
         factor = self._factor if folder.run_id == "b" else 1.0
-        drive = driver(experiment, factor, folder.event, folder.plan, told=folder.tell)
+        drive = driver(experiment, factor, folder.event, folder.plan, reported=folder.tell)
         conclude = act(experiment, drive)
         self.plans.append(drive.plan)
         drive.recount_on(folder.collect())

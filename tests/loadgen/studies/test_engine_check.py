@@ -17,8 +17,8 @@ from loadgen.__main__ import main
 from loadgen.cli.engine_model import simulate
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Plan
-from loadgen.search.policy import Start
+from loadgen.drive.plan import LoadPlan
+from loadgen.search.start import Start
 from loadgen.studies import engine_check
 from loadgen.studies.engine_check import EngineReplay
 from serve_apps.engine_model import BlockEngine, VirtualService
@@ -126,7 +126,7 @@ def probed(replay: EngineReplay, served_by: Experiment) -> dict[str, Any]:
     target = VirtualTarget(VirtualService([BlockEngine(spec, *parts)]))
     asked = replay.emulated
     start = Start(5.0)
-    plan = Plan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=8)
+    plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=8)
     driver = Driver(target, plan, lambda kind, /, **facts: None)
     fixed_rate.asked(driver, asked)
     return engine_check.verdict(replay, driver, simulate)

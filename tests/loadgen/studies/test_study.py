@@ -13,12 +13,12 @@ from conf import ConfigError, Experiment, load
 from conf.load import dump
 from loadgen.cli import command_line, dry_run, prediction, resume
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Past, Plan
+from loadgen.drive.plan import LoadPlan, Past
 from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
 from loadgen.search import budget
-from loadgen.search.policy import Start
+from loadgen.search.start import Start
 from loadgen.studies import study
 from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.virtual_target import VirtualTarget
@@ -235,7 +235,7 @@ def test_two_virtual_deployments_find_the_capacity(tmp_path: Path) -> None:
             spec, experiment.model, experiment.hardware, experiment.layout, seed=experiment.seed
         )
         expected = experiment.search.expected_qps
-        plan = Plan(
+        plan = LoadPlan(
             experiment.search, experiment.slo, experiment.workload, 1, experiment.seed, Start(8.0, expected)
         )
         driver = Driver(VirtualTarget(VirtualService([engine])), plan, folder.event)

@@ -24,7 +24,7 @@ from analysis.rows.records import REQUESTS
 from conf import ConfigError, load
 from conf.specs.experiment import Workload
 from loadgen.fleet.addresses import chosen
-from loadgen.fleet.arrow_stream import Shard
+from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.rows import plan_table
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
@@ -179,7 +179,7 @@ def test_a_request_without_a_session_is_as_it_was() -> None:
 def sent(folder: Path, workload: Workload, urls: int, sticky: bool) -> tuple[list[list[str]], pa.Table]:
     """The session headers that each of so many servers got, and the rows of the worker that sent them."""
     schedule = Traffic(workload).draw(100.0, {"window": (0, NS // 2)}, dwell=0, first_seq=0, seed=1)
-    shard = Shard(folder / "shard.arrow")
+    shard = ArrowStream(folder / "shard.arrow")
     servers = [MockServer() for _ in range(urls)]
 
     async def main() -> None:

@@ -1,0 +1,168 @@
+"""Feeds load to a target and takes in what it reports, on one clock and with one numbering of requests.
+
+Knows the seam `Target`, the time and the budget; knows neither HTTP nor Ray, and no limit and no verdict.
+All randomness comes from the schedule's seed, so the same rows give the same decisions again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from analysis.capacity.window_counts import Window
+from loadgen.drive.plan import LoadPlan, Past
+from loadgen.drive.request_ledger import Ledger
+from loadgen.drive.window_health import WindowHealth, health_of
+from loadgen.fleet.target import LostActor, Observation, Target
+from loadgen.search.segments import Segment, Stop
+from loadgen.traffic.processes import Profile
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.traffic import Traffic
+
+BRIDGE_NS = 1 * NS
+"""Arrivals at the old rate go on this long (real) after a window, so that deciding never leaves a gap."""
+LEAD_NS = NS // 5
+"""A schedule reaches the load actors at least this long (real) before its first send."""
+
+
+@dataclass(slots=True)
+class LoadFeed:
+    """The arrivals of a run: `free_ns` is when the next may begin, `next_seq` the number it gets.
+
+    `plan_saved` gets every schedule before its first send, `reported` the rows of requests that ended.
+    """
+
+    target: Target
+    plan: LoadPlan
+    ledger: Ledger
+    emit: Callable[..., None]
+    plan_saved: Callable[[ArrivalSchedule], None]
+    reported: Callable[[pa.Table], None]
+    traffic: Traffic = field(init=False)
+    next_seq: int = 0
+    free_ns: int = 0
+    began_ns: int = 0
+    _elapsed_before_ns: int = 0
+    _samples: list[dict[str, Any]] = field(default_factory=list)
+    _lost: list[LostActor] = field(default_factory=list)
+    _replaced: int = 0
+
+    def __post_init__(self) -> None:
+        self.traffic = Traffic(self.plan.workload)
+
+    def restore(self, past: Past) -> None:
+        """Go on behind all that an earlier session of this run used."""
+        self.next_seq, self.free_ns = past.next_seq, past.end_ns
+        self._elapsed_before_ns = int(past.elapsed_s * NS)
+
+    def elapsed_s(self) -> float:
+        """Seconds of load after the warm-up, those of earlier sessions included."""
+        return (self.free_ns - self.began_ns + self._elapsed_before_ns) / NS
+
+    def uncharge(self, since_ns: int) -> None:
+        """Take the time from an instant to the next free one out of the budget."""
+        self._elapsed_before_ns -= self.free_ns - since_ns
+
+    def next_start_ns(self) -> int:
+        """The earliest start of what is offered next."""
+        return max(self.free_ns, self.target.now_ns() + int(LEAD_NS * self.plan.time_scale))
+
+    @property
+    def bridge_ns(self) -> int:
+        """Length of the bridge on the run's clock; deciding takes real time."""
+        return int(BRIDGE_NS * self.plan.time_scale)
+
+    def window(self, segment: Segment) -> Window:
+        """The window of a segment that is offered next."""
+        start_ns = self.next_start_ns()
+        begin_ns = start_ns + int(segment.transition_s * NS)
+        end_ns = begin_ns + int(segment.window_s * NS)
+        nodes = self.plan.nodes
+        return Window(
+            segment.index, segment.kind, segment.rate_qps * nodes, nodes, start_ns, begin_ns, end_ns, end_ns
+        )
+
+    def draw(self, segment: Segment, window: Window, rate_qps: float | Profile) -> ArrivalSchedule:
+        """Draw the requests of a window; those of a pair are drawn like the segment that it replays."""
+        inner = "ramp" if window.kind == "ramp" else "window"
+        begin_ns = window.start_ns + int(segment.lead_s * NS)
+        bounds = {
+            "transition": (begin_ns, window.window_start_ns),
+            inner: (window.window_start_ns, window.planned_end_ns),
+            "bridge": (window.planned_end_ns, window.planned_end_ns + self.bridge_ns),
+        }
+        draw = partial(self.traffic.draw, rate_qps, streams=self.plan.streams)
+        seq, seed = self.next_seq, self.plan.seed
+        if segment.pair is None:
+            return draw(bounds, dwell=window.index, first_seq=seq, seed=seed)
+        before = {"transition": (window.start_ns, begin_ns)}
+        # Another seed: the numbers of this segment and of the pair may be the same.
+        lead = draw(before, dwell=window.index, first_seq=seq, seed=seed + 1)
+        replayed = draw(bounds, dwell=segment.pair, first_seq=seq + len(lead), seed=seed)
+        return lead.followed_by(replayed)
+
+    def offer(self, schedule: ArrivalSchedule, until_ns: int) -> None:
+        """Save a schedule, hand it to the target, and let time pass until `until_ns`."""
+        self.plan_saved(schedule)
+        self.ledger.plan(schedule)
+        self.next_seq += len(schedule)
+        self._take(self.target.run(schedule, until_ns))
+
+    def offer_piece(
+        self, index: int, piece: int, rate_qps: float, seconds: float, last: bool = False
+    ) -> tuple[int, int]:
+        """Offer a rate per node for so long ahead of a segment; returns from when to when.
+
+        Unless it is the `last` load of all, arrivals go on for as long as deciding takes.
+        """
+        start_ns = self.next_start_ns()
+        end_ns = start_ns + int(seconds * NS)
+        self.free_ns = end_ns + (0 if last else self.bridge_ns)
+        schedule = self.traffic.draw(
+            rate_qps * self.plan.nodes,
+            {"bridge" if last else "transition": (start_ns, self.free_ns)},
+            dwell=index,
+            first_seq=self.next_seq,
+            seed=self.plan.seed,
+            streams=self.plan.streams,
+            piece=piece,
+        )
+        self.offer(schedule, end_ns)
+        return start_ns, end_ns
+
+    def wait_until(self, until_ns: int) -> None:
+        """Let time pass without new arrivals, and take in what is reported."""
+        self._take(self.target.run(None, until_ns))
+
+    def refresh(self) -> None:
+        """Take in what is known by now."""
+        self.wait_until(self.target.now_ns())
+
+    def missing_actors(self) -> list[str]:
+        """Load actors that were lost and are not replaced, each with the reason."""
+        return [str(actor) for actor in self._lost[self._replaced :]]
+
+    def replace_actors(self) -> Stop | None:
+        """Replace load actors that were lost; returns why nothing more can be measured if that fails."""
+        self.refresh()
+        if not (missing := ", ".join(self.missing_actors())):
+            return None
+        if not self.target.heal():
+            return Stop("actor_lost", f"lost {missing}: nothing more can be measured")
+        self._replaced = len(self._lost)
+        self.emit("healed", text=f"replaced {missing}; what it owned is lost and its windows are void")
+        return None
+
+    def health_in(self, window: Window) -> WindowHealth:
+        """Health of the load actors in a window that is over; earlier samples are forgotten."""
+        seen = health_of(self._samples, window, self.missing_actors(), self.plan.replicas)
+        self._samples = [one for one in self._samples if one["clock_ns"] > window.window_start_ns]
+        return seen
+
+    def _take(self, observation: Observation) -> None:
+        self.reported(observation.ended)
+        self.ledger.take(observation)
+        self._samples += observation.health
+        self._lost = observation.lost_actors

@@ -1,0 +1,139 @@
+"""Notices the loss of a service, waits until it is back, and invalidates the windows that felt the loss.
+
+Knows the load and the windows of a run; which windows may have felt a loss is said in `service_loss`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from analysis.rows import metrics
+from loadgen.drive.liveness import DEAD_LEAST, death, in_flight
+from loadgen.drive.load_feed import LoadFeed
+from loadgen.drive.service_loss import MOST_RECOVERIES, affected_windows
+from loadgen.drive.windows import Windows
+from loadgen.traffic.schedule import NS
+
+POLL_NS = NS // 2
+
+
+class TargetLost(RuntimeError):
+    """The service behind the target is gone or is no longer the one that was deployed."""
+
+
+@dataclass(slots=True)
+class LossRecovery:
+    """The service as it stands now: whole since `whole_ns`, its first window is number `first_window`.
+
+    `fault` says why the deployment is no longer whole, or None while it is. `repair` waits until it is whole
+    again and returns the replicas to expect from then on, or raises TargetLost; without it whatever is lost
+    stays lost.
+    """
+
+    feed: LoadFeed
+    windows: Windows
+    emit: Callable[..., None]
+    fault: Callable[[], str | None]
+    repair: Callable[[], frozenset[str] | None] | None
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
+    whole_ns: int = 0
+    first_window: int = 0
+
+    def is_first_window(self) -> bool:
+        """True if no window was loaded since this session began or the service came back."""
+        return self.first_window == len(self.windows.outcomes)
+
+    def answerable(self, index: int) -> pa.Table:
+        """Rows of a segment and its neighbours without those that an earlier loss may have left hanging."""
+        rows = self.windows.requests(index)
+        return rows.filter(pa.array(metrics.numbers(rows, "due_ns") >= self.whole_ns))
+
+    def refuse_dead(self, index: int, least: int = DEAD_LEAST) -> None:
+        """Raise TargetLost when almost nothing of a segment is answered, and its loss is not known yet."""
+        if index in self.windows.health and self.windows.health[index].loss:
+            return
+        if reason := death(self.windows.ledger.rows(index), self.feed.target.now_ns(), least):
+            self.lose(reason)
+
+    def refuse_fault(self, *, only_if_felt: bool = False) -> None:
+        """Raise TargetLost if the deployment is not whole; `only_if_felt`: and a finished window felt it."""
+        fault = self.fault()
+        if fault and (not only_if_felt or self._affected(self.feed.target.now_ns())):
+            self.lose(fault)
+
+    def lose(self, reason: str) -> NoReturn:
+        """Report that the service is lost, and raise TargetLost."""
+        self._emit_lost(f"the service is lost: {reason}", self._affected(self.feed.target.now_ns()))
+        raise TargetLost(reason)
+
+    def recover(self, lost: TargetLost) -> None:
+        """Wait until the service is whole again; what felt its loss is void, and the wait costs no budget.
+
+        Raises `lost` again where nothing can be waited for, and TargetLost when it was waited for in vain.
+        """
+        if self.repair is None:
+            raise lost
+        if len(self.recoveries) >= MOST_RECOVERIES:
+            raise TargetLost(f"{lost}; it came back {MOST_RECOVERIES} times already: mend it first") from lost
+        feed, target = self.feed, self.feed.target
+        target.retract()
+        feed.free_ns = lost_ns = target.now_ns()
+        try:
+            replicas = self.repair()
+        except TargetLost as still:
+            feed.refresh()
+            affected = self._affected(lost_ns)
+            self._emit_lost(f"the service stays away: {still}", affected)
+            self._invalidate(str(lost), lost_ns, affected)
+            raise TargetLost(f"{lost}; {still}") from still
+        self._await_answers()
+        affected = self._affected(lost_ns)
+        waited_s = (target.now_ns() - lost_ns) / NS / feed.plan.time_scale
+        facts = {"reason": str(lost), "windows": affected, "waited_s": waited_s}
+        self.recoveries.append(facts)
+        self.emit("recovered", text=f"whole again after {waited_s:.0f} s: the search goes on", **facts)
+        self._invalidate(str(lost), lost_ns, affected)
+        feed.free_ns = self.whole_ns = target.now_ns()
+        feed.uncharge(lost_ns)
+        self.first_window = len(self.windows.outcomes)
+        feed.plan = dataclasses.replace(feed.plan, replicas=replicas)
+
+    def _await_answers(self) -> None:
+        """Let end what was in flight when the service was lost: it would count as the next window's queue."""
+        now_ns, index = self.feed.target.now_ns(), len(self.windows.outcomes)
+        limit_ns = now_ns + int(self.windows.patience_s() * NS)
+        self.feed.refresh()
+        while now_ns < limit_ns and in_flight(self.answerable(index)):
+            now_ns += POLL_NS
+            self.feed.wait_until(now_ns)
+
+    def _emit_lost(self, text: str, affected: Iterable[int]) -> None:
+        """Tell whoever resumes which window is the first to be measured again, unless the service comes back.
+
+        This session's last finished window may have been the dead service's whatever it shows.
+        """
+        last = max(len(self.windows.outcomes) - 1, self.first_window)
+        self.emit("target_lost", text=text, last=min([last, *affected]))
+
+    def _affected(self, lost_ns: int) -> list[int]:
+        """Finished windows that may have felt the loss too."""
+        windows, plan = self.windows, self.feed.plan
+        outcomes = windows.outcomes[self.first_window :]
+        return affected_windows(outcomes, windows.requests, plan.replicas, lost_ns, plan.time_scale)
+
+    def _invalidate(self, reason: str, lost_ns: int, affected: Iterable[int]) -> None:
+        """Void finished windows that felt a loss, and add the one that was open then, if any."""
+        windows, now_ns = self.windows, self.feed.target.now_ns()
+        windows.invalidate(affected, reason)
+        if windows.open is None:
+            windows.recount(now_ns)
+            return
+        segment, window = windows.open
+        end_ns = min(window.planned_end_ns, max(lost_ns, window.window_start_ns + 1))
+        window = dataclasses.replace(window, window_end_ns=end_ns, aborted=end_ns < window.planned_end_ns)
+        windows.health[window.index] = self.feed.health_in(window)
+        windows.invalidate([window.index], reason)
+        windows.add(segment, window, now_ns, self.feed.elapsed_s())

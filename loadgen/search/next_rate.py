@@ -1,0 +1,70 @@
+"""The rate of the next window: the posterior's median, never far from the last window's rate.
+
+Knows the windows so far and the prior; knows no times. Source of the constants: the method, sections 4.1 and
+4.2, where no other is named.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from analysis.capacity.posterior import posterior
+from loadgen.search.segments import Outcome, dwells_of, overloaded, share_over
+from loadgen.search.start import FirstWindow
+
+OFFSETS = (0.0, -0.03, 0.02, -0.015)
+CLEAN_SHARE = 0.01
+"""Largest share over a bound in a clean window, which says little: the search then raises the rate faster."""
+CLEAN_STEP, MOST_CLEAN_STEP, BELOW_OVERLOAD = 0.05, 0.4, 0.05
+"""ln step after a clean window, doubled from the third in a row on; its largest value; and the
+ln distance that is kept below a rate that was overloaded."""
+STEP_UP, STEP_DOWN, MOST_DOWN = 0.10, 0.20, 0.8
+"""Largest ln steps above a window that was not clean, and below any; while all missed a bound, the one
+down doubles from the third on, up to `MOST_DOWN`, for nothing is known below all of them."""
+MISSED_SHARE = 0.2
+"""Share over a bound above which a window missed it, and not by chance."""
+
+
+def next_rate(begin: FirstWindow, dwells: Sequence[Outcome]) -> tuple[float, str]:
+    """The next rate per node and its reason: the posterior's median, spread a little to show the slope."""
+    last = dwells[-1]
+    before = last.segment.rate_qps
+    capacity = posterior(dwells_of(dwells), begin.prior)
+    offset = OFFSETS[(len(dwells) - 1) % len(OFFSETS)]
+    wanted = capacity.qps_per_node * math.exp(offset)
+    reason = f"posterior {capacity.qps_per_node:.3g} [{capacity.low:.3g}, {capacity.high:.3g}] {offset:+.1%}"
+    clean = _in_a_row(dwells, _clean)
+    if clean and (higher := _raised(dwells, clean)) > wanted:
+        return higher, f"{reason}, climbing: {clean} in a row had next to nothing over a bound"
+    if wanted > (most := before * math.exp(MOST_CLEAN_STEP if clean else STEP_UP)):
+        return most, f"{reason}, held back to a small step up"
+    missed = _in_a_row(dwells, missed_bound)
+    down = min(STEP_DOWN * 2 ** max(0, missed - 2), MOST_DOWN)
+    if missed == len(dwells) > 2:
+        return min(wanted, before * math.exp(-down)), f"{reason}, going down: all {missed} missed a bound"
+    if wanted < (least := before * math.exp(-STEP_DOWN)):
+        return least, f"{reason}, held back to a small step down"
+    return wanted, reason
+
+
+def _in_a_row(dwells: Sequence[Outcome], fits: Callable[[Outcome], bool]) -> int:
+    """Number of the last windows, up to now, that all fit."""
+    return next((n for n, outcome in enumerate(reversed(dwells)) if not fits(outcome)), len(dwells))
+
+
+def _clean(outcome: Outcome) -> bool:
+    """True if next to nothing was over a bound."""
+    return not (outcome.void or outcome.aborted) and share_over(outcome) <= CLEAN_SHARE
+
+
+def missed_bound(outcome: Outcome) -> bool:
+    """True if a bound was missed, and not by chance."""
+    return not outcome.void and (outcome.aborted or share_over(outcome) > MISSED_SHARE)
+
+
+def _raised(dwells: Sequence[Outcome], clean: int) -> float:
+    """The rate after so many clean windows in a row, below every rate that was overloaded."""
+    step = min(CLEAN_STEP * 2 ** max(0, clean - 2), MOST_CLEAN_STEP)
+    ceilings = [
+        o.segment.rate_qps * math.exp(-BELOW_OVERLOAD) for o in dwells if not o.void and overloaded(o)
+    ]
+    return min([dwells[-1].segment.rate_qps * math.exp(step), *ceilings])

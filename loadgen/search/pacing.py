@@ -1,0 +1,65 @@
+"""Lengths of windows, transitions and budgets for answers that last as long as those seen so far.
+
+Knows times and the least number of requests; decides no rate.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from conf.specs.experiment import Search
+from loadgen.search.segments import Outcome
+from loadgen.search.start import Start
+
+RAMP_SHARE = 1 / 3
+"""Largest share of a budget that the ramp takes: without windows there is no answer."""
+RAMP_LEAST, DWELL_LEAST = 6, 20
+"""Requests that a ramp step or a window holds on average; at low rates it is longer (our choice)."""
+TRANSITION_E2E = 2.0
+"""Lives of an answer after which a service has forgotten the rate before (the method, 4.1)."""
+WINDOW_E2E = 1.5
+"""Shortest window in lives of an answer: its requests and those just before it then share their steps with no
+others than these (our choice, simulated with answers of four minutes)."""
+LONG_DWELLS = 5
+"""Fewest windows in the budget of long answers: two leave an end open too often (simulated)."""
+
+
+def fitted(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Search:
+    """The search with times and budget for answers that last as long as those of `outcomes`.
+
+    Windows are no shorter than answers, a backlog has the time to be answered, and the budget has room for
+    the least number of windows: fewer say too little, whatever was asked.
+    """
+    longest_s = min(longest_answer_s(outcomes), start.answer_s or math.inf)
+    return paced(spec, lasting_s(start, outcomes), longest_s)
+
+
+def paced(spec: Search, answer_s: float, longest_s: float) -> Search:
+    """The search for answers that last `answer_s`, and `longest_s` in an overload."""
+    window_s = max(spec.window_s, WINDOW_E2E * answer_s)
+    windows = max(spec.min_dwells, LONG_DWELLS)
+    least_s = max(spec.first_transition_s, TRANSITION_E2E * answer_s) + windows * window_s
+    ramped_s = least_s / (1 - RAMP_SHARE)
+    longer = window_s > spec.window_s
+    budget_s = max(spec.budget_s, ramped_s) if longer else spec.budget_s
+    settle_s = max(spec.settle_s, TRANSITION_E2E * longest_s)
+    return replace(spec, window_s=window_s, settle_s=settle_s, budget_s=budget_s)
+
+
+def longest_answer_s(outcomes: Sequence[Outcome]) -> float:
+    """Longest median life of an answer in any segment; 0 while nothing is known."""
+    return max([outcome.dwell.median_e2e_s or 0.0 for outcome in outcomes], default=0.0)
+
+
+def lasting_s(start: Start, outcomes: Sequence[Outcome]) -> float:
+    """Median life of an answer in the last segment that was not bad; 0 while nothing is known.
+
+    Within the bounds no answer lasts longer than `Start.answer_s`: one that does is part of an overload.
+    """
+    seen = [o.dwell.median_e2e_s for o in outcomes if not o.bad and o.dwell.median_e2e_s is not None]
+    return min(seen[-1], start.answer_s or math.inf) if seen else 0.0
+
+
+def within_bounds(spec: Search, rate: float) -> float:
+    """The rate, no lower and no higher than the search allows."""
+    return min(max(rate, spec.lowest_qps), spec.highest_qps)

@@ -1,0 +1,166 @@
+"""The ramp of a search: rates that rise until the capacity is bracketed, or the ramp's budget is spent.
+
+Knows the ramp steps so far; knows nothing of the windows that follow. Source of the constants: the method,
+sections 4.1 and 4.2, where no other is named.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from analysis.capacity.limit_posterior import Prior
+from analysis.capacity.window_counts import NS
+from conf.specs.experiment import Search
+from loadgen.search.pacing import RAMP_LEAST, RAMP_SHARE, longest_answer_s, within_bounds
+from loadgen.search.segments import Outcome, Segment, Stop
+from loadgen.search.start import FirstWindow, Start
+
+RAMP_START = 1 / 4
+"""First ramp rate over the roofline guess (our choice, simulated with guesses wrong by a factor of 3)."""
+RAMP_SKIP = 0.2
+"""Share of a ramp step whose arrivals are not judged."""
+RAMP_E2E = 1.5
+"""Shortest ramp step in median lives of an answer: a batch needs them to fill (simulated)."""
+RAMP_TTFTS = 2.0
+"""Shortest ramp step in TTFT bounds: a queue needs them to grow beyond one (our choice)."""
+RAMP_END = 1.5
+"""The ramp ends when the lowest bad rate is at most so many times the highest good one (simulated)."""
+FIRST_STEP_SHARE = 1 / 12
+"""Largest share of the ramp's time for its first step of `RAMP_LEAST` requests (our choice)."""
+DESCENT = 3.0
+"""Divisor of the rate while not even the first step is good."""
+VOID_STEPS = 4
+"""Ramp steps that may be void in a row: the machine may be busy for some seconds (our choice)."""
+PRIOR_BELOW_RAMP, PRIOR_SD = 0.16, 0.2
+"""ln distance and spread of the capacity below the ramp's end: a step of 15 s sees no slow overload. On the
+engine model at four pairs of bounds 0.15 to 0.18, sd 0.10 to 0.13."""
+RAMP_SEEN = 25
+"""Requests of a step from which that spread holds its chance (our choice)."""
+FIRST_BELOW_RAMP = 0.20
+
+
+def ramp(spec: Search, start: Start, steps: Sequence[Outcome]) -> Segment | Stop | FirstWindow:
+    """The next ramp step; or the first window, once the capacity is bracketed or the ramp's budget is
+    spent."""
+    known = [step for step in steps if not step.void]
+    good, bad, sure = _bracket(known)
+    # As long as everything was void, nothing is known, and the time does not matter.
+    step = _within_time(spec, start, steps, _next_step(spec, start, steps, good, bad, sure))
+    if step is None:
+        return _ramp_end(steps, good, bad, "its part of the budget was spent")
+    return step
+
+
+def _next_step(
+    spec: Search, start: Start, steps: Sequence[Outcome], good: float | None, bad: float | None, sure: bool
+) -> Segment | Stop | FirstWindow:
+    """The next step as if the budget had no end."""
+    if steps and steps[-1].void:
+        rate = steps[-1].segment.rate_qps
+        if len(steps) >= VOID_STEPS and all(step.void for step in steps[-VOID_STEPS:]):
+            return Stop(
+                "void", f"{VOID_STEPS} ramp steps in a row were void, the last at {rate:.3g} per node"
+            )
+        return _step(spec, start, steps, rate, "the step was void: repeat")
+    if good is None and bad is None:
+        return _step(spec, start, steps, _first_rate(spec, start), "first step")
+    if bad is None:
+        last_qps = steps[-1].segment.rate_qps
+        if last_qps >= spec.highest_qps:
+            highest = f"search.highest_qps={spec.highest_qps:g} per node was good"
+            return Stop("above_highest", f"{highest}; the answer is above")
+        return _step(spec, start, steps, last_qps * spec.ramp_factor, "the last step was good")
+    if good is None:
+        if bad > spec.lowest_qps:
+            return _step(spec, start, steps, bad / DESCENT, "go down")
+        if sure:
+            lowest = f"search.lowest_qps={spec.lowest_qps:g} per node"
+            return Stop("slo_not_met_at_lowest", f"bad at {lowest}, and in another step at or near it")
+    elif bad / good > RAMP_END:
+        return _step(spec, start, steps, math.sqrt(good * bad), "between good and bad")
+    elif sure:
+        return _ramp_end(steps, good, bad, "")
+    return _step(spec, start, steps, bad, "the step was bad, once may be chance: repeat")
+
+
+def _bracket(steps: Sequence[Outcome]) -> tuple[float | None, float | None, bool]:
+    """(highest good rate, lowest bad rate, whether another step was bad near it) of steps not void.
+
+    A later step overrules what an earlier one says against it. A few seconds may hold a third more or less
+    than was meant: a step is good at what it really was, and bad at what was meant.
+    """
+    good: list[float] = []
+    bad: list[float] = []
+    for step in steps:
+        rate = step.segment.rate_qps
+        if step.bad:
+            good, bad = [lower for lower in good if lower < rate], [*bad, rate]
+        else:
+            rate = min(rate, math.exp(step.dwell.log_work)) or rate
+            good, bad = [*good, rate], [higher for higher in bad if higher > rate]
+    lowest = min(bad, default=None)
+    near = sum(rate <= (lowest or 0.0) * RAMP_END for rate in bad)
+    return max(good, default=None), lowest, near > 1
+
+
+def _within_time(
+    spec: Search, start: Start, steps: Sequence[Outcome], step: Segment | Stop | FirstWindow
+) -> Segment | Stop | FirstWindow | None:
+    """The step if the ramp's part of the budget has room for it, else None."""
+    if not isinstance(step, Segment) or all(one.void for one in steps):
+        return step
+    over = _spent_s(spec, steps) + step.transition_s + step.window_s > RAMP_SHARE * spec.budget_s
+    return None if over else step
+
+
+def _spent_s(spec: Search, steps: Sequence[Outcome]) -> float:
+    """Seconds from the first step to the end of the last, without the wait for a lost service."""
+    own_ns = sum(step.dwell.window_end_ns - step.dwell.start_ns for step in steps)
+    between = (b.dwell.start_ns - a.dwell.window_end_ns for a, b in pairwise(steps))
+    return own_ns / NS + sum(min(max(ns / NS, 0.0), spec.settle_s) for ns in between)
+
+
+def _first_rate(spec: Search, start: Start) -> float:
+    """A share of the guess, but fast enough for the first requests not to take most of the ramp's time."""
+    least = RAMP_LEAST / (FIRST_STEP_SHARE * RAMP_SHARE * spec.budget_s)
+    return max(RAMP_START * (start.roofline_qps or 0.0), least)
+
+
+def _step(spec: Search, start: Start, steps: Sequence[Outcome], wanted: float, why: str) -> Segment:
+    """A step long enough for a batch to fill and for a queue to grow beyond the TTFT bound."""
+    rate = within_bounds(spec, wanted)
+    last = steps[-1] if steps else None
+    answers_s = RAMP_E2E * min(longest_answer_s(steps), start.answer_s or math.inf)
+    least_s = max(spec.ramp_step_s, RAMP_TTFTS * start.ttft_s, answers_s)
+    return Segment(
+        index=len(steps),
+        kind="ramp",
+        rate_qps=rate,
+        transition_s=RAMP_SKIP * least_s,
+        window_s=max((1 - RAMP_SKIP) * least_s, RAMP_LEAST / rate),
+        settle_before=last is not None and (last.void or last.bad),
+        reason=f"ramp at {rate:.3g} per node: {why}",
+    )
+
+
+def _ramp_end(steps: Sequence[Outcome], good: float | None, bad: float | None, why: str) -> FirstWindow:
+    """The first window after a ramp: in the middle of what is known, however wide that is.
+
+    Nobody knows how far beyond a rate that was good the capacity lies, or below one that was bad; and a step
+    of few requests was offered another rate than was meant, by chance.
+    """
+    near = [step.dwell.requests for step in steps if not step.void and _within_bracket(step, good, bad)]
+    fewest = min(near, default=0)
+    chance = math.sqrt(max(0.0, 1 / max(fewest, 1) - 1 / RAMP_SEEN))
+    low, high = good or (bad or 0.0) / DESCENT, bad or (good or 0.0) * DESCENT
+    value, width = math.sqrt(low * high), math.log(high / low)
+    seen = [f"good at {good:.3g}" if good else "", f"bad at {bad:.3g}" if bad else "", why]
+    return FirstWindow(
+        Prior(math.log(value) - PRIOR_BELOW_RAMP, math.hypot(PRIOR_SD, width / 4, chance)),
+        value * math.exp(-FIRST_BELOW_RAMP),
+        f"the ramp was {', '.join(filter(None, seen))}",
+    )
+
+
+def _within_bracket(step: Outcome, good: float | None, bad: float | None) -> bool:
+    return (good or 0.0) <= step.segment.rate_qps <= (bad or math.inf)

@@ -1,0 +1,70 @@
+"""Segments of load and what became of them: the words in which a search decides.
+
+Knows rates per node and counts; decides nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from analysis.capacity.limit_posterior import OVERLOADED_SHARE
+from analysis.capacity.window_counts import WindowCounts
+from conf.specs.bounds import LIMITS
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The load to offer next. `rate_qps` is per node; `settle_before` lets the waiting queue empty first.
+
+    After the first `lead_s` it has the arrivals and lengths of segment `pair` if that is given.
+    """
+
+    index: int
+    kind: Literal["ramp", "dwell", "hold"]
+    rate_qps: float
+    transition_s: float
+    window_s: float
+    settle_before: bool
+    reason: str
+    pair: int | None = None
+    lead_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A segment that was run. `dwell` holds the window and its counts as known now, weight 0 if void.
+
+    `bad` is the judgement of a ramp step when it ended (`bad_step`); like its `void` it is kept, never
+    recomputed: late finishers would change it, and with it the replay. `parts` are the counts of each node
+    where each has its own stream: the posterior rests on them, all else on `dwell`.
+    """
+
+    segment: Segment
+    dwell: WindowCounts
+    aborted: bool = False
+    void: bool = False
+    bad: bool = False
+    parts: tuple[WindowCounts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """No further segment, and why."""
+
+    kind: Literal["budget", "slo_not_met_at_lowest", "above_highest", "void", "actor_lost"]
+    reason: str
+
+
+def dwells_of(outcomes: Sequence[Outcome]) -> list[WindowCounts]:
+    """Windows that the posterior rests on: those not void, node by node where each has its own stream."""
+    return [dwell for outcome in outcomes if not outcome.void for dwell in outcome.parts or (outcome.dwell,)]
+
+
+def overloaded(outcome: Outcome) -> bool:
+    """True if a window ended early or most of its requests were over a bound."""
+    return outcome.aborted or share_over(outcome) > OVERLOADED_SHARE
+
+
+def share_over(outcome: Outcome) -> float:
+    """The larger of a window's shares over the two bounds."""
+    return max(outcome.dwell.over(limit).share or 0.0 for limit in LIMITS)

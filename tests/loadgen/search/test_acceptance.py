@@ -1,0 +1,87 @@
+"""Decides on a required rate from counts alone: the clear cases, the interval, and what says nothing yet."""
+
+import math
+from typing import Any
+
+import pytest
+
+from analysis.capacity.posterior import posterior
+from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, LimitCount, WindowCounts
+from loadgen.search import acceptance
+from loadgen.traffic.schedule import NS
+
+WHOLE_S = 12 * 45.0
+BLOCKS = 9
+LOAD = tuple(4.8 if i % 8 < 4 else 3.2 for i in range(LOOK_BACK + BLOCKS + LOOK_AHEAD))
+
+
+def window(index: int, over: int) -> WindowCounts:
+    """A window of 180 requests at 4 QPS, of which the first so many were over each limit."""
+    start_ns, end_ns = 45 * index * NS, 45 * (index + 1) * NS
+    blocks = tuple(min(max(over - 20 * i, 0), 20) for i in range(BLOCKS))
+    limit = LimitCount(over, 180, blocks, (20,) * BLOCKS)
+    ends = start_ns, start_ns, end_ns, end_ns
+    known: dict[str, Any] = {"requests": 180, "log_work": math.log(4), "load": LOAD, "work_var": 0.1}
+    return WindowCounts(index, "dwell", 4.0, 1, *ends, **known, ttft=limit, tpot=limit)
+
+
+@pytest.mark.parametrize(
+    ("over", "tight", "verdict"),
+    [
+        ([0, 0], [0, 0], "undecided"),  # a quiet minute is no evidence
+        ([0, 0, 0], [0, 0, 0], "undecided"),
+        ([0, 0, 0, 0], [0, 0, 0, 0], "passed"),
+        ([8, 8, 8, 8], [10, 10, 10, 40], "undecided"),  # within the bounds, but not far within
+        ([170], [180], "failed"),
+        ([130], [180], "undecided"),  # at the capacity one run in thirty begins so
+        ([60], [90], "undecided"),  # one burst is no evidence
+        ([20, 20, 20], [40, 40, 40], "undecided"),
+        ([], [], "undecided"),
+    ],
+)
+def test_when_an_answer_is_clear(over: list[int], tight: list[int], verdict: str) -> None:
+    dwells, tightened = ([window(i, count) for i, count in enumerate(counts)] for counts in (over, tight))
+    assert acceptance.decide(4.0, dwells, tightened, WHOLE_S, behind=False).verdict == verdict
+
+
+def test_before_the_first_window_no_side_is_favoured() -> None:
+    assert posterior([], acceptance.prior_at(4.0)).qps_per_node == pytest.approx(4.0, rel=0.002)
+
+
+def decided(over: list[int], whole_s: float = WHOLE_S, behind: bool = False) -> acceptance.InterimAnalysis:
+    """What windows without a single calm one show."""
+    dwells, busy = ([window(i, each) for i, each in enumerate(counts)] for counts in (over, [90] * len(over)))
+    return acceptance.decide(4.0, dwells, busy, whole_s, behind)
+
+
+WITHIN, OVER = [0] * 12, [40] * 6
+
+
+def test_the_interval_decides_where_nothing_is_clear_at_once() -> None:
+    assert decided(OVER).reason.startswith("the capacity is at most")
+    assert decided(WITHIN).reason.startswith("the capacity is at least")
+    assert all("at most 5 % of runs say so wrongly" in decided(over).reason for over in (WITHIN, OVER))
+
+
+@pytest.mark.parametrize(("over", "verdict"), [(WITHIN, "passed"), (OVER, "failed")])
+def test_the_same_windows_show_less_in_an_early_analysis_than_in_the_last_one(
+    over: list[int], verdict: str
+) -> None:
+    last, early = (decided(over, 45.0 * looks) for looks in (len(over), 40 * len(over)))
+    assert (last.verdict, early.verdict) == (verdict, "undecided")
+    assert last.capacity == early.capacity  # what is believed is the same; what may be said of it is not
+
+
+def test_nothing_passes_while_answers_fall_behind_but_it_may_fail() -> None:
+    assert decided(WITHIN, behind=True).verdict == "undecided"
+    assert "more slowly than requests come" in decided(WITHIN, behind=True).reason
+    assert decided(OVER, behind=True).verdict == "failed"
+    calm = [window(i, 0) for i in range(4)]
+    assert acceptance.decide(4.0, calm, calm, WHOLE_S, behind=True).verdict == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("longest_s", "windows"), [(60, 1), (100, 1), (106, 2), (600, 12), (607, 12), (612, 13)]
+)
+def test_the_windows_that_fit_share_the_level(longest_s: float, windows: int) -> None:
+    assert acceptance.windows_s(longest_s, transition_s=15, window_s=45, bridge_s=1) == windows * 45
