@@ -16,8 +16,8 @@ from analysis.exchange.foreign import (
     NS_PER_S,
     WARMUP,
     WINDOW,
-    Asked,
     Foreign,
+    OfferedLoad,
     Row,
     Trio,
     assumed_length,
@@ -133,12 +133,12 @@ def _summary(path: Path, rows: Sequence[Row]) -> dict[str, Any]:
     return tree if counted == sum(row["phase"] == WINDOW for row in rows) else {}
 
 
-def _asked(summary: Mapping[str, Any]) -> Asked:
+def _asked(summary: Mapping[str, Any]) -> OfferedLoad:
     config = summary.get("input_config") or {}
     phase: dict[str, Any] = next((p for p in config.get("phases") or () if p.get("kind") == "profiling"), {})
     models = [item.get("name") for item in (config.get("models") or {}).get("items") or ()]
     rate, held = phase.get("rate"), phase.get("concurrency")
-    return Asked(
+    return OfferedLoad(
         rate_qps=rate,
         arrivals=str(phase.get("type", "unknown")),
         concurrency=held,

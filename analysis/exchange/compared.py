@@ -21,7 +21,7 @@ Interval = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ComparedResult:
     """One side. `tree` is its conclusion and `asked` its configuration; a tool's load has neither."""
 
     letter: str
@@ -69,7 +69,7 @@ class Subject:
         return "has an open end: a bound, not a number" if found["open_above"] or found["open_below"] else ""
 
 
-def subjects(paths: Sequence[Path]) -> list[Subject]:
+def compared_results(paths: Sequence[Path]) -> list[ComparedResult]:
     """The sides that the paths mean, in order. Raises RunError for fewer than two, or for one given twice."""
     found = [one for path in paths for one in _sides(path)]
     known = [one.path.resolve() for one in found if one.foreign is None]
@@ -83,7 +83,7 @@ def subjects(paths: Sequence[Path]) -> list[Subject]:
     return [_lettered(one, letter) for one, letter in zip(found, LETTERS, strict=False)]
 
 
-def paired_ratio(a: Subject, b: Subject) -> Interval | None:
+def paired_ratio(a: ComparedResult, b: ComparedResult) -> Interval | None:
     """B over A from a comparison study of which they are the two sides: of the same requests."""
     above = a.path.resolve().parent
     if a.foreign or b.foreign or above != b.path.resolve().parent or not studies.is_study(above):
@@ -96,23 +96,23 @@ def paired_ratio(a: Subject, b: Subject) -> Interval | None:
     return (value, low, high) if a.path.resolve().name == tree["names"][0] else (1 / value, 1 / high, 1 / low)
 
 
-def unpaired_ratio(a: Subject, b: Subject) -> Interval | None:
+def unpaired_ratio(a: ComparedResult, b: ComparedResult) -> Interval | None:
     """B over A of two capacities that were measured apart; None where one claims none."""
     return unpaired(a.capacity, b.capacity) if a.capacity and b.capacity else None
 
 
-def _sides(path: Path) -> list[Subject]:
+def _sides(path: Path) -> list[ComparedResult]:
     if is_foreign(path):
-        return [Subject("", path, foreign=one) for one in load_foreign(path)]
+        return [ComparedResult("", path, foreign=one) for one in load_foreign(path)]
     if not studies.is_study(path):
         run = load_run(path)
-        return [Subject("", run.path, run.sweep, run.config, run)]
+        return [ComparedResult("", run.path, run.sweep, run.config, run)]
     tree = studies.load_study(path)
     if tree.get("study") in SIDES:
         return [one for name in tree["names"] if (path / name).is_dir() for one in _sides(path / name)]
     ended = tree if tree["exit_code"] is not None else None
-    return [Subject("", path, ended, load(base=path / "config.yaml"))]
+    return [ComparedResult("", path, ended, load(base=path / "config.yaml"))]
 
 
-def _lettered(one: Subject, letter: str) -> Subject:
-    return Subject(letter, one.path, one.tree, one.asked, one.run, one.foreign)
+def _lettered(one: ComparedResult, letter: str) -> ComparedResult:
+    return ComparedResult(letter, one.path, one.tree, one.asked, one.run, one.foreign)

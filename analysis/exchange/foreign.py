@@ -38,7 +38,7 @@ Trio = tuple[float | None, float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class OfferedLoad:
     """What the tool was told to do, as far as its file says; None is unknown.
 
     `open_loop` is False where requests waited for answers or for a place among `concurrency`.
@@ -66,7 +66,7 @@ class Foreign:
     version: str
     requests: pa.Table
     due_known: bool
-    asked: Asked
+    asked: OfferedLoad
     own: Mapping[str, Trio]
     notes: tuple[str, ...]
     part: str = ""

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.exchange.foreign import (
-    Asked,
     Foreign,
+    OfferedLoad,
     Row,
     Trio,
     assumed_length,
@@ -75,7 +75,9 @@ def _load(
         raise RunError(f"{path} holds no request of its benchmark {part or '0'}: nothing can be judged")
     requests = table(_row(kind, one, due_known) for kind, one in told)
     model = (benchmark["config"].get("backend") or {}).get("model")
-    asked = Asked(strategy.get("rate"), str(strategy["type_"]), strategy.get("streams"), model, due_known)
+    asked = OfferedLoad(
+        strategy.get("rate"), str(strategy["type_"]), strategy.get("streams"), model, due_known
+    )
     notes = [*NOTES, *_due(due_known, requests), *assumed_length(requests), *_left_out(benchmark, stats)]
     notes += [f"its own warning: {one['message']}" for one in benchmark.get("warnings") or ()]
     return Foreign(path, TOOL, version, requests, due_known, asked, _own(benchmark), tuple(notes), part)

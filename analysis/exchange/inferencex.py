@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from analysis.capacity.window_counts import NS
-from analysis.exchange.windows import Measured, measured
+from analysis.exchange.windows import MeasuredWindow, measured
 from analysis.results import per_gpu
 from analysis.results.per_gpu import Came
 from analysis.results.runs import Run
@@ -52,7 +52,7 @@ def _rows(run: Run) -> Iterator[Tree]:
         }
 
 
-def _throughput(asked: Experiment, window: Measured, came: Came) -> Tree:
+def _throughput(asked: Experiment, window: MeasuredWindow, came: Came) -> Tree:
     """Tokens/s and GPU that came within the window."""
     gpus = per_gpu.gpus(asked, window.line["nodes"])
     if gpus is None:
@@ -66,14 +66,14 @@ def _throughput(asked: Experiment, window: Measured, came: Came) -> Tree:
     }
 
 
-def _replicas(asked: Experiment, window: Measured) -> int | None:
+def _replicas(asked: Experiment, window: MeasuredWindow) -> int | None:
     """Replicas that served; nobody knows those of an external endpoint."""
     if asked.engine.kind == "external":
         return None
     return int(window.line["nodes"]) * asked.layout.replicas_per_node
 
 
-def _concurrency(asked: Experiment, window: Measured) -> int | None:
+def _concurrency(asked: Experiment, window: MeasuredWindow) -> int | None:
     replicas = _replicas(asked, window)
     return replicas and max(1, round(window.in_flight / replicas))
 
@@ -106,7 +106,7 @@ def service(asked: Experiment) -> Tree:
     return dict.fromkeys(found) | {"model": found["model"]} if kind == "external" else found
 
 
-def _latencies(window: Measured) -> Tree:
+def _latencies(window: MeasuredWindow) -> Tree:
     """Mean, median, p90 and p99 in seconds, and interactivity at those TPOTs in tokens/s per user."""
     found: Tree = {}
     for name, latency_ms in window.latencies_ms.items():
@@ -124,7 +124,7 @@ def _figures(latency_ms: Floats) -> dict[str, float | None]:
     return found | {word: quantile(known, q) for word, q in QUANTILES.items()}
 
 
-def _beside(run: Run, asked: Experiment, window: Measured) -> Tree:
+def _beside(run: Run, asked: Experiment, window: MeasuredWindow) -> Tree:
     """What the row rests on, under a key of its own."""
     line = window.line
     return {

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.exchange.compared import Subject, paired_ratio, subjects, unpaired_ratio
+from analysis.exchange.compared import ComparedResult, compared_results, paired_ratio, unpaired_ratio
 from analysis.exchange.foreign_text import sent_qps
-from analysis.exchange.windows import Measured, measured
+from analysis.exchange.windows import MeasuredWindow, measured
 from analysis.results.runs import Run, RunError
 from analysis.rows import metrics
 from analysis.rows.metrics import Floats
@@ -54,7 +54,10 @@ def compare(a: Run, b: Run) -> CapacityRatio:
     """
     if a.path.resolve() == b.path.resolve():
         raise RunError(f"no ratio: {a.name} is given twice; compare needs different runs")
-    sides = Subject("A", a.path, a.sweep, a.config, a), Subject("B", b.path, b.sweep, b.config, b)
+    sides = (
+        ComparedResult("A", a.path, a.sweep, a.config, a),
+        ComparedResult("B", b.path, b.sweep, b.config, b),
+    )
     found = _found_ratio(*sides)
     if found is None:
         raise RunError(f"no ratio B / A: {_refused(*sides)}")
@@ -63,7 +66,7 @@ def compare(a: Run, b: Run) -> CapacityRatio:
 
 def text(paths: Sequence[Path]) -> str:
     """The comparison for people, everything against the first. Raises RunError for what cannot be read."""
-    sides = subjects(paths)
+    sides = compared_results(paths)
     lines = [f"COMPARE  {len(sides)} sides, each against A"]
     lines += [f"  {one.letter}  {one.name}: {one.headline}" for one in sides]
     for other in sides[1:]:
@@ -73,7 +76,7 @@ def text(paths: Sequence[Path]) -> str:
     return "\n".join(map(printable, lines))
 
 
-def _pair(a: Subject, b: Subject) -> list[str]:
+def _pair(a: ComparedResult, b: ComparedResult) -> list[str]:
     """Configuration, ratio and common rates of two sides; of a tool's load only why there is no ratio."""
     differing = differences(a.asked, b.asked) if a.asked and b.asked else {}
     return [
@@ -83,7 +86,7 @@ def _pair(a: Subject, b: Subject) -> list[str]:
     ]
 
 
-def _differing(a: Subject, b: Subject, found: Mapping[str, Sequence[Any]]) -> list[str]:
+def _differing(a: ComparedResult, b: ComparedResult, found: Mapping[str, Sequence[Any]]) -> list[str]:
     if not (a.asked and b.asked):
         return []
     if not found:
@@ -98,7 +101,7 @@ def _word(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _ratio(a: Subject, b: Subject, differing: Mapping[str, Sequence[Any]]) -> list[str]:
+def _ratio(a: ComparedResult, b: ComparedResult, differing: Mapping[str, Sequence[Any]]) -> list[str]:
     found = _found_ratio(a, b)
     if found is None:
         return [f"  no ratio {b.letter} / {a.letter}: {_refused(a, b)}"]
@@ -113,19 +116,19 @@ def _ratio(a: Subject, b: Subject, differing: Mapping[str, Sequence[Any]]) -> li
     return [*(warning if asked else []), ratio]
 
 
-def _found_ratio(a: Subject, b: Subject) -> CapacityRatio | None:
+def _found_ratio(a: ComparedResult, b: ComparedResult) -> CapacityRatio | None:
     if paired := paired_ratio(a, b):
         return CapacityRatio(*paired, PAIRED)
     apart = unpaired_ratio(a, b)
     return CapacityRatio(*apart, "measured apart") if apart else None
 
 
-def _refused(a: Subject, b: Subject) -> str:
+def _refused(a: ComparedResult, b: ComparedResult) -> str:
     """Why two sides have no ratio."""
     return "; ".join(f"{one.letter} ({one.name}) {one.unclaimed}" for one in (a, b) if one.unclaimed)
 
 
-def _common(a: Subject, b: Subject) -> list[str]:
+def _common(a: ComparedResult, b: ComparedResult) -> list[str]:
     """p90s of both at rates that both offered."""
     if a.foreign or b.foreign:
         return []
@@ -141,7 +144,7 @@ def _common(a: Subject, b: Subject) -> list[str]:
     return [head, *(_rate_line(a, b, ours[i], theirs[j]) for i, j in pairs), rule]
 
 
-def _rates(one: Subject) -> list[dict[str, Any]]:
+def _rates(one: ComparedResult) -> list[dict[str, Any]]:
     rows = one.run.dwells().to_pylist() if one.run else []
     valid = [row for row in rows if row["kind"] != "ramp" and row["valid"] and row["requests"]]
     return [row for row in valid if row["rate_qps_per_node"]]
@@ -164,7 +167,9 @@ def _rate(row: Mapping[str, Any]) -> float:
     return float(row["rate_qps_per_node"])
 
 
-def _rate_line(a: Subject, b: Subject, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+def _rate_line(
+    a: ComparedResult, b: ComparedResult, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> str:
     rates = f"{a.letter} {_rate(ours):.3f} | {b.letter} {_rate(theirs):.3f}"
     ttft, tpot = (
         f"{_ms(ours[name])} | {_ms(theirs[name])}".rjust(19) for name in ("ttft_p90_ms", "tpot_p90_ms")
@@ -176,7 +181,7 @@ def _ms(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.1f}"
 
 
-def _loads(sides: Sequence[Subject]) -> list[str]:
+def _loads(sides: Sequence[ComparedResult]) -> list[str]:
     """Percentiles of every load as tools count: from the send; then what is unknown of each tool's."""
     head = f"  {'':<22} {'requests/s':>10} {'requests':>8}"
     lines = [f"{head}  {'p50 / p90 / p99: TTFT from send ms':<34}  TPOT ms"]
@@ -185,14 +190,14 @@ def _loads(sides: Sequence[Subject]) -> list[str]:
     return [*lines, "  a failed request is infinitely late", *notes]
 
 
-def _foreign(one: Subject) -> list[str]:
+def _foreign(one: ComparedResult) -> list[str]:
     assert one.foreign is not None
     found = one.foreign.latencies
     values = found["ttft_from_send"], found["tpot"]
     return [_load(one.letter, sent_qps(one.foreign), one.foreign.measured.num_rows, *values)]
 
 
-def _windows(one: Subject) -> list[str]:
+def _windows(one: ComparedResult) -> list[str]:
     try:
         windows = list(measured(one.run)) if one.run else []
     except RunError:
@@ -200,7 +205,7 @@ def _windows(one: Subject) -> list[str]:
     return [_window(one, window) for window in windows] or [f"  {one.letter}  no valid window of its own"]
 
 
-def _window(one: Subject, window: Measured) -> str:
+def _window(one: ComparedResult, window: MeasuredWindow) -> str:
     values = metrics.ttft_from_send(window.rows), metrics.tpot(window.rows)
     name = f"{one.letter} dwell {window.line['index']}"
     return _load(name, window.line["rate_qps"], window.rows.num_rows, *values)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.exchange.foreign import (
-    Asked,
     Foreign,
+    OfferedLoad,
     Row,
     Trio,
     assumed_length,
@@ -85,13 +85,13 @@ def _answer(first_s: float, gaps_s: list[float], output: int, whole_s: float | N
     }
 
 
-def _asked(tree: Mapping[str, Any]) -> Asked:
+def _asked(tree: Mapping[str, Any]) -> OfferedLoad:
     """Its `inf` stands for all at once."""
     rate, held = float(tree["request_rate"]), tree.get("max_concurrency")
     burstiness = float(tree.get("burstiness") or 1.0)
     finite = rate != float("inf")
     arrivals = "Poisson" if burstiness == 1 else f"gamma, burstiness {burstiness:g}"
-    return Asked(
+    return OfferedLoad(
         rate_qps=rate if finite else None,
         arrivals=arrivals if finite else "all at once",
         concurrency=held,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from analysis.exchange.foreign import EXPORTED
-from analysis.exchange.windows import Measured, measured
+from analysis.exchange.windows import MeasuredWindow, measured
 from analysis.results.runs import Run
 from analysis.rows import metrics
 from analysis.rows.metrics import Floats
@@ -31,7 +31,7 @@ def lines(run: Run) -> Iterator[str]:
         yield f"{json.dumps(result(run, asked, window), allow_nan=False)}\n"
 
 
-def result(run: Run, asked: Experiment, window: Measured) -> Tree:
+def result(run: Run, asked: Experiment, window: MeasuredWindow) -> Tree:
     """One window with that tool's keys."""
     line, seconds = window.line, window.seconds
     inputs, outputs = window.tokens("prompt_tokens"), window.tokens("output_tokens")
@@ -61,7 +61,7 @@ def result(run: Run, asked: Experiment, window: Measured) -> Tree:
     return summary | dict.fromkeys(UNKNOWN) | _requests(window) | _summary(window)
 
 
-def _requests(window: Measured) -> Tree:
+def _requests(window: MeasuredWindow) -> Tree:
     """One element per request in each list; what a failed one lacks is that tool's 0 or empty list."""
     rows, ok = window.rows, window.ok
     lag_s = np.where(window.sent, metrics.send_lag(rows), 0.0) / 1e3
@@ -79,7 +79,7 @@ def _requests(window: Measured) -> Tree:
     }
 
 
-def _first_s(window: Measured) -> Floats:
+def _first_s(window: MeasuredWindow) -> Floats:
     """TTFT from the send, also of a failed answer that had begun; 0 without a token."""
     rows = window.rows
     begun_ms = metrics.token_offset_ns(rows, "first") / metrics.NS_PER_MS - metrics.send_lag(rows)
@@ -98,7 +98,7 @@ def _error(row: Tree) -> str:
     return f"{EXPORTED} {row['status']}{kind}: {row['error'] or ''}"
 
 
-def _summary(window: Measured) -> Tree:
+def _summary(window: MeasuredWindow) -> Tree:
     """mean, median, std and percentiles in ms of answered requests; null where there is none."""
     found: Tree = {}
     for name, latency_ms in window.latencies_ms.items():

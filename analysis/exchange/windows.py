@@ -18,7 +18,7 @@ from analysis.rows.metrics import Bools, Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredWindow:
     """One window: its line of dwells.parquet, and its requests in order of due time."""
 
     line: dict[str, Any]
@@ -62,7 +62,7 @@ class Measured:
         return int(np.nansum(metrics.numbers(self.rows, column)[self.ok]))
 
 
-def measured(run: Run) -> Iterator[Measured]:
+def measured(run: Run) -> Iterator[MeasuredWindow]:
     """The valid windows of a run. Raises RunError where there is none, with what there is."""
     lines = [line for line in run.dwells().to_pylist() if line["kind"] != "ramp"]
     valid = [line for line in lines if line["valid"] and line["requests"]]
@@ -71,4 +71,4 @@ def measured(run: Run) -> Iterator[Measured]:
         raise RunError(f"{run.path} has no rate to export: {void}; --format csv has its requests")
     for line in valid:
         window = dwell_table.window(line)
-        yield Measured(line, in_window(run.requests(dwell=window.index), window))
+        yield MeasuredWindow(line, in_window(run.requests(dwell=window.index), window))

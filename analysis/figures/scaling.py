@@ -13,10 +13,10 @@ from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.windows import counted, qps
-from analysis.planning.efficiency import Efficiency, scaling
+from analysis.planning.efficiency import ScalingEfficiency, scaling
 from analysis.results.runs import Run, RunError
 
-Subject = Efficiency | Sequence[Run]
+Subject = ScalingEfficiency | Sequence[Run]
 """Runs of one service at several node counts, or what `scaling` made of them."""
 
 HEIGHT_IN = 3.4
@@ -79,9 +79,9 @@ def scaling_alt(subject: Subject) -> str:
     )
 
 
-def _measured(subject: Subject) -> Efficiency:
+def _measured(subject: Subject) -> ScalingEfficiency:
     try:
-        found = subject if isinstance(subject, Efficiency) else scaling(subject)
+        found = subject if isinstance(subject, ScalingEfficiency) else scaling(subject)
     except RunError as error:
         raise NoData(str(error)) from error
     if found.assumed:

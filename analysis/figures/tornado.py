@@ -12,10 +12,10 @@ import pyarrow as pa
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit, NoData
-from analysis.planning.elasticity import Sensitivity
+from analysis.planning.elasticity import LengthSensitivity
 
-Subject = Sensitivity | Mapping[str, Any]
-"""A `Sensitivity`, its tree, or the tree of a plan that has one."""
+Subject = LengthSensitivity | Mapping[str, Any]
+"""A `LengthSensitivity`, its tree, or the tree of a plan that has one."""
 
 HEIGHT_IN = 3.0
 NAMES = {
@@ -82,7 +82,7 @@ def sensitivity_alt(subject: Subject) -> str:
 
 
 def _bars(subject: Subject) -> list[Mapping[str, Any]]:
-    tree: Mapping[str, Any] = asdict(subject) if isinstance(subject, Sensitivity) else subject
+    tree: Mapping[str, Any] = asdict(subject) if isinstance(subject, LengthSensitivity) else subject
     found = (tree if "bars" in tree else tree.get("sensitivity") or {}).get("bars")
     if not found:
         raise NoData("no input was varied")

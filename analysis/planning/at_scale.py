@@ -7,7 +7,7 @@ knows no capacity. Bytes are those of HTTP bodies with their framing, without TC
 import math
 from dataclasses import dataclass
 
-from analysis.planning.evidence import Lengths
+from analysis.planning.evidence import MeanLengths
 
 CLIENT_CPU_MS = 1.45
 """CPU of a load actor per request of 5600 tokens in and 140 out at 100/s, one core of a 2.5 GHz Xeon virtual
@@ -53,7 +53,7 @@ class AtScale:
 
 
 def at_scale(
-    rate_qps: float, e2e_s: float | None, client_cpu_ms: float | None, lengths: Lengths | None
+    rate_qps: float, e2e_s: float | None, client_cpu_ms: float | None, lengths: MeanLengths | None
 ) -> AtScale:
     """What the whole service moves at a rate; without CPU per request of its own the benchmark's is taken.
 

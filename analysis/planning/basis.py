@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from analysis.planning.efficiency import Efficiency, alone, lengths_differ, scaling, unlike
-from analysis.planning.elasticity import Moved, Sensitivity, sensitivity
-from analysis.planning.evidence import Evidence, Lengths, Qps, Span
-from analysis.planning.sizing import Service
+from analysis.planning.efficiency import ScalingEfficiency, alone, lengths_differ, scaling, unlike
+from analysis.planning.elasticity import LengthSensitivity, Moved, sensitivity
+from analysis.planning.evidence import Evidence, IntervalEstimate, MeanLengths, Qps
+from analysis.planning.sizing import FleetCapacity
 from analysis.results.runs import RunError
 from analysis.stats.pooling import NORMAL_975
 from conf.specs.planning import Basis, Demand
@@ -22,18 +22,18 @@ NORMAL_95 = 1.644854
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class PlanBasis:
     """`qps` is the capacity per node at the `lengths` that are planned for; `moved` says how it got there.
 
-    `basis` is the end of it that `service` is planned with: as asked, or `low` where nothing else is known.
+    `end` is the figure of it that `service` is planned with: as asked, or `low` where nothing else is known.
     """
 
     evidence: Evidence
     qps: Qps
-    lengths: Lengths | None
-    basis: Basis
-    service: Service
-    sensitivity: Sensitivity | None
+    lengths: MeanLengths | None
+    end: Basis
+    service: FleetCapacity
+    sensitivity: LengthSensitivity | None
     moved: Moved | None
 
     @property
@@ -42,17 +42,19 @@ class Ground:
         return self.qps.estimate or self.service.qps_per_node
 
 
-def ground(found: Evidence, others: Sequence[Evidence], demand: Demand, basis: Basis) -> Ground:
+def plan_basis(found: Evidence, others: Sequence[Evidence], demand: Demand, basis: Basis) -> PlanBasis:
     """Raises RunError for others of another service, lengths nobody measured, or an end that is unknown."""
     efficiency, sensed = _of_others(found, others)
     lengths, moved = _moved(found, demand, sensed)
     qps = found.qps if moved is None else times(found.qps, moved.ratio)
     basis = "low" if found.open_above else basis
-    service = Service(_planning_qps(found.name, qps, basis), found.nodes, efficiency)
-    return Ground(found, qps, lengths, basis, service, sensed, moved)
+    service = FleetCapacity(_planning_qps(found.name, qps, basis), found.nodes, efficiency)
+    return PlanBasis(found, qps, lengths, basis, service, sensed, moved)
 
 
-def _of_others(found: Evidence, others: Sequence[Evidence]) -> tuple[Efficiency, Sensitivity | None]:
+def _of_others(
+    found: Evidence, others: Sequence[Evidence]
+) -> tuple[ScalingEfficiency, LengthSensitivity | None]:
     for other in others:
         difference = unlike(found, other)
         both = difference == "lengths" and other.nodes != found.nodes
@@ -75,8 +77,8 @@ def _of_others(found: Evidence, others: Sequence[Evidence]) -> tuple[Efficiency,
 
 
 def _moved(
-    found: Evidence, demand: Demand, sensed: Sensitivity | None
-) -> tuple[Lengths | None, Moved | None]:
+    found: Evidence, demand: Demand, sensed: LengthSensitivity | None
+) -> tuple[MeanLengths | None, Moved | None]:
     """The lengths that are planned for, and how the capacity there follows from those that were measured."""
     asked = {name: getattr(demand, name) for name in ("input_tokens", "output_tokens", "prefix_hit")}
     given = {name: value for name, value in asked.items() if value is not None}
@@ -95,7 +97,7 @@ def _moved(
     return found.lengths, None
 
 
-def times(qps: Qps, ratio: Span) -> Qps:
+def times(qps: Qps, ratio: IntervalEstimate) -> Qps:
     """A capacity times a ratio with an interval of its own, the two independent in ln.
 
     A bound alone does not say how unsure it is, so that it takes the ratio's whole half-width.

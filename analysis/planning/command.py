@@ -6,7 +6,7 @@ from pathlib import Path
 
 from analysis.planning import evidence
 from analysis.planning.evidence import NotPlannable, Source
-from analysis.planning.plan import Load, plan
+from analysis.planning.plan import DemandRates, plan
 from analysis.planning.plan_tree import Tree, refused, tree
 from analysis.results.runs import RunError
 from conf.load import load_planning
@@ -30,7 +30,7 @@ def command(
     a plan (`valid` false) that of the run, 4 of a void one. Raises RunError and ConfigError for wrong usage.
     """
     asked = load_planning(words)
-    Load.of(asked.demand)  # refuses a bad file of hours
+    DemandRates.of(asked.demand)  # refuses a bad file of hours
     _refuse_twice([str(source) for source in sources if isinstance(source, Path | str)])
     if not sources and predict is None:
         raise RunError("plan needs a run folder, or words of what is to be predicted; see --help")

@@ -23,7 +23,7 @@ LEAST_USL_POINTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ScalingPoint:
     """Capacity per node at one node count: QPS, and the sd of its logarithm."""
 
     nodes: int
@@ -63,7 +63,7 @@ class Usl:
 
 
 @dataclass(frozen=True, slots=True)
-class Efficiency:
+class ScalingEfficiency:
     """E(n) from what was measured, by node count ascending.
 
     Between points ln E is linear in ln n, or the USL where that was fitted. Beyond the last one E is ASSUMED:
@@ -71,7 +71,7 @@ class Efficiency:
     node.
     """
 
-    points: tuple[Measured, ...]
+    points: tuple[ScalingPoint, ...]
     usl: Usl | None = None
 
     @property
@@ -112,7 +112,7 @@ class Efficiency:
         sd = self.usl.ln_sd(nodes, self.fewest) if self.usl else self._ln_sd(nodes)
         return Figure(value, value * math.exp(-NORMAL_975 * sd), value * math.exp(NORMAL_975 * sd))
 
-    def seen(self, point: Measured) -> Figure:
+    def seen(self, point: ScalingPoint) -> Figure:
         """E at one of `points` as it was measured, whatever was fitted; 1 by definition at the first."""
         first = self.points[0]
         value = point.qps_per_node / first.qps_per_node
@@ -131,7 +131,7 @@ class Efficiency:
         return float(math.sqrt(sum((w * p.ln_sd) ** 2 for w, p in zip(weights, self.points, strict=True))))
 
 
-def scaling(runs: Sequence[Source]) -> Efficiency:
+def scaling(runs: Sequence[Source]) -> ScalingEfficiency:
     """E(n) from runs of one service at several node counts; several at one count are pooled.
 
     Raises RunError for runs of different services or lengths, or without both ends of their interval.
@@ -144,13 +144,13 @@ def scaling(runs: Sequence[Source]) -> Efficiency:
             )
     counts = sorted({one.nodes for one in found})
     points = tuple(_measured(n, [one for one in found if one.nodes == n]) for n in counts)
-    return Efficiency(points, _usl(points) if len(points) >= LEAST_USL_POINTS else None)
+    return ScalingEfficiency(points, _usl(points) if len(points) >= LEAST_USL_POINTS else None)
 
 
-def alone(of: Evidence) -> Efficiency:
+def alone(of: Evidence) -> ScalingEfficiency:
     """One node count: E = 1, which is an assumption."""
     qps = of.qps.estimate or of.qps.low or math.nan
-    return Efficiency((Measured(of.nodes, qps, 0.0),))
+    return ScalingEfficiency((ScalingPoint(of.nodes, qps, 0.0),))
 
 
 def unlike(one: Evidence, other: Evidence) -> str:
@@ -169,7 +169,7 @@ def lengths_differ(one: Evidence, other: Evidence) -> bool:
     return any(abs(math.log(x / y)) > 0.02 for x, y in pairs) or abs(a.prefix_hit - b.prefix_hit) > 0.02
 
 
-def _measured(nodes: int, found: Sequence[Evidence]) -> Measured:
+def _measured(nodes: int, found: Sequence[Evidence]) -> ScalingPoint:
     estimates = []
     for one in found:
         q = one.qps
@@ -179,10 +179,10 @@ def _measured(nodes: int, found: Sequence[Evidence]) -> Measured:
             )
         estimates.append(_estimate(one, q.estimate, q.low, q.high))
     if len(estimates) == 1:
-        return Measured(nodes, estimates[0].qps, estimates[0].sd)
+        return ScalingPoint(nodes, estimates[0].qps, estimates[0].sd)
     qps = pooled(estimates).qps
     together = Estimate.of_interval(qps.value, qps.low, qps.high)
-    return Measured(nodes, together.qps, together.sd)
+    return ScalingPoint(nodes, together.qps, together.sd)
 
 
 def _estimate(one: Evidence, qps: float, low: float, high: float) -> Estimate:
@@ -192,7 +192,7 @@ def _estimate(one: Evidence, qps: float, low: float, high: float) -> Estimate:
     return Estimate.of_interval(qps, low, high)
 
 
-def _usl(points: Sequence[Measured]) -> Usl | None:
+def _usl(points: Sequence[ScalingPoint]) -> Usl | None:
     """Weighted least squares of 1/c; a negative contention or coherency is none, and is left out.
 
     Of the fits with both or one of them the best one without a negative coefficient is taken. None where

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.planning.efficiency import unlike
-from analysis.planning.evidence import Evidence, Lengths, Source, Span, evidence_of, expanded
+from analysis.planning.evidence import Evidence, IntervalEstimate, MeanLengths, Source, evidence_of, expanded
 from analysis.results.runs import RunError
 from analysis.stats.pooling import student_t
 
@@ -39,7 +39,7 @@ class Term:
     """One effect at the centre: d ln capacity by d ln of a length, or by d hit rate; ends None if unknown."""
 
     name: str
-    elasticity: Span
+    elasticity: IntervalEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Bar:
     unit: str
     at_low: float
     at_high: float
-    ratio_at_low: Span
-    ratio_at_high: Span
+    ratio_at_low: IntervalEstimate
+    ratio_at_high: IntervalEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ class Moved:
     The interval is that of one capacity more, so that how badly the fit fits is part of it.
     """
 
-    ratio: Span
+    ratio: IntervalEstimate
     extrapolated: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class LengthFit:
     """Coefficients of the columns in `kept` (three factors, then their products), and what they rest on.
 
     `freedom` are the points beyond those that the fit needs; without any it goes through all of them, and
@@ -88,29 +88,29 @@ class Fit:
     variance: float
     freedom: int
 
-    def step(self, columns: Floats, *, one_more: bool) -> Span:
+    def step(self, columns: Floats, *, one_more: bool) -> IntervalEstimate:
         """ln ratio over the centre, with the interval of the fit or of one more point around it."""
         x = columns[list(self.kept)]
         value = float(x @ np.array(self.coefficients))
         if not self.freedom:
-            return Span(value, None, None)
+            return IntervalEstimate(value, None, None)
         unsure = float(x @ np.array(self.inverse) @ x) + one_more
         half = student_t(0.975, self.freedom) * math.sqrt(max(0.0, self.variance * unsure))
-        return Span(value, value - half, value + half)
+        return IntervalEstimate(value, value - half, value + half)
 
 
 @dataclass(frozen=True, slots=True)
-class Sensitivity:
+class LengthSensitivity:
     """The fit over `runs` capacities around `centre`, the lengths of the first of them."""
 
     terms: tuple[Term, ...]
     bars: tuple[Bar, ...]
     box: Box
-    centre: Lengths
+    centre: MeanLengths
     runs: int
-    fit: Fit
+    fit: LengthFit
 
-    def moved(self, to: Lengths) -> Moved:
+    def moved(self, to: MeanLengths) -> Moved:
         """The ratio at `to` over that at the centre.
 
         Raises RunError for what was not varied, or lies beyond 1.5 times the measured box.
@@ -125,7 +125,7 @@ class Sensitivity:
         return Moved(_exp(self.fit.step(columns, one_more=True)), outside)
 
 
-def sensitivity(sources: Sequence[Source]) -> Sensitivity:
+def sensitivity(sources: Sequence[Source]) -> LengthSensitivity:
     """Elasticities from runs, predictions or a grid of them, all of one service; the first is the centre.
 
     Raises RunError for too few, for different services, or where inputs were only varied together.
@@ -144,10 +144,10 @@ def sensitivity(sources: Sequence[Source]) -> Sensitivity:
     unit = np.eye(len(FACTORS) + len(PRODUCTS))
     terms = [Term(FACTORS[i], fit.step(unit[i], one_more=False)) for i in fit.kept if i < len(FACTORS)]
     box = Box(*(_range([getattr(one, name) for one in lengths]) for name in INPUTS))
-    return Sensitivity(tuple(terms), _bars(box, centre, fit), box, centre, len(found), fit)
+    return LengthSensitivity(tuple(terms), _bars(box, centre, fit), box, centre, len(found), fit)
 
 
-def _lengths(one: Evidence) -> Lengths:
+def _lengths(one: Evidence) -> MeanLengths:
     if one.lengths is None:
         raise RunError(f"{one.name}: its lengths are unknown; sensitivity needs them")
     return one.lengths
@@ -159,7 +159,7 @@ def _estimate(one: Evidence) -> float:
     return one.qps.estimate
 
 
-def _columns(lengths: Sequence[Lengths], centre: Lengths) -> Floats:
+def _columns(lengths: Sequence[MeanLengths], centre: MeanLengths) -> Floats:
     """u, o and h from those of the centre, and their products."""
     factors = np.array(
         [
@@ -174,7 +174,7 @@ def _columns(lengths: Sequence[Lengths], centre: Lengths) -> Floats:
     return np.column_stack([factors, *(factors[:, a] * factors[:, b] for a, b in PRODUCTS)])
 
 
-def _fit(columns: Floats, y: Floats) -> Fit:
+def _fit(columns: Floats, y: Floats) -> LengthFit:
     """Least squares; a product is taken where the design shows it and enough runs remain."""
     kept = [i for i in range(len(FACTORS)) if np.ptp(columns[:, i]) > SAME]
     if len(y) < LEAST_RUNS or not kept:
@@ -193,7 +193,7 @@ def _fit(columns: Floats, y: Floats) -> Fit:
     freedom = len(y) - design.shape[1]
     variance = float(np.sum((y - design @ fitted) ** 2)) / freedom if freedom else 0.0
     rows = tuple(tuple(map(float, row)) for row in inverse[1:, 1:])
-    return Fit(tuple(kept), tuple(map(float, fitted[1:])), rows, variance, freedom)
+    return LengthFit(tuple(kept), tuple(map(float, fitted[1:])), rows, variance, freedom)
 
 
 def _independent(columns: Floats, kept: Sequence[int]) -> bool:
@@ -201,7 +201,7 @@ def _independent(columns: Floats, kept: Sequence[int]) -> bool:
     return bool(np.linalg.matrix_rank(design, tol=1e-6) == design.shape[1])
 
 
-def _bars(box: Box, centre: Lengths, fit: Fit) -> tuple[Bar, ...]:
+def _bars(box: Box, centre: MeanLengths, fit: LengthFit) -> tuple[Bar, ...]:
     """Each input to both ends of the box, the others as in the centre; the widest first."""
     bars = []
     for name, unit in INPUTS.items():
@@ -212,13 +212,13 @@ def _bars(box: Box, centre: Lengths, fit: Fit) -> tuple[Bar, ...]:
     return tuple(sorted(bars, key=lambda b: -abs(math.log(b.ratio_at_high.value / b.ratio_at_low.value))))
 
 
-def _with(centre: Lengths, name: str, value: float) -> Lengths:
-    return Lengths(**({field: getattr(centre, field) for field in INPUTS} | {name: value}), source="")
+def _with(centre: MeanLengths, name: str, value: float) -> MeanLengths:
+    return MeanLengths(**({field: getattr(centre, field) for field in INPUTS} | {name: value}), source="")
 
 
-def _exp(ln: Span) -> Span:
+def _exp(ln: IntervalEstimate) -> IntervalEstimate:
     low, high = (None if end is None else math.exp(end) for end in (ln.low, ln.high))
-    return Span(math.exp(ln.value), low, high)
+    return IntervalEstimate(math.exp(ln.value), low, high)
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

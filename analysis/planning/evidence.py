@@ -56,21 +56,21 @@ class Qps:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class IntervalEstimate:
     """A figure with its 95 % interval; an end that is unknown is None."""
 
     value: float
     low: float | None
     high: float | None
 
-    def times(self, factor: float) -> "Span":
+    def times(self, factor: float) -> "IntervalEstimate":
         """All three times a factor above 0."""
         ends = (None if end is None else end * factor for end in (self.low, self.high))
-        return Span(self.value * factor, *ends)
+        return IntervalEstimate(self.value * factor, *ends)
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class MeanLengths:
     """Means over requests, in tokens; `prefix_hit` is the share of the prompt that was in the prefix cache.
 
     `source` says whether they were measured, of how many requests, or are those of the workload.
@@ -104,7 +104,7 @@ class Evidence:
     caution: str
     qps: Qps
     open_above: bool
-    lengths: Lengths | None
+    lengths: MeanLengths | None
     e2e_s: float | None = None
     client_cpu_ms: float | None = None
     ready_minutes: float | None = None
@@ -234,21 +234,23 @@ def _refuse(tree: Tree, name: str) -> None:
         )
 
 
-def _asked(tree: Tree) -> Lengths | None:
+def _asked(tree: Tree) -> MeanLengths | None:
     basis = tree.get("basis")
     if not basis:
         return None
     hit = float(basis.get("prefix_hit") or 0.0)
-    return Lengths(float(basis["input_tokens"]), float(basis["output_tokens"]), hit, "means of the workload")
+    return MeanLengths(
+        float(basis["input_tokens"]), float(basis["output_tokens"]), hit, "means of the workload"
+    )
 
 
-def _foreseen(tree: Tree) -> Lengths | None:
+def _foreseen(tree: Tree) -> MeanLengths | None:
     found = tree["forecast"]
     rate = found["rate_qps_per_node"]
     if not found["steady"] or not rate:
         return None
     n_in, n_out = (found[f"{side}_tokens_per_s_per_node"] / rate for side in ("input", "output"))
-    return Lengths(n_in, n_out, found["cached_share_of_input"], "means of the predicted requests")
+    return MeanLengths(n_in, n_out, found["cached_share_of_input"], "means of the predicted requests")
 
 
 def _little_s(found: Tree) -> float | None:
@@ -274,7 +276,7 @@ def _served(rows: pa.Table, sweep: Tree) -> pa.Table:
     return rows.filter(pa.array(seen & among))
 
 
-def _measured(rows: pa.Table) -> Lengths | None:
+def _measured(rows: pa.Table) -> MeanLengths | None:
     """Lengths as the server counted them; where it tells no prompt, as they were planned."""
     prompt, output = metrics.numbers(rows, "prompt_tokens"), metrics.numbers(rows, "output_tokens")
     if not rows.num_rows or np.isnan(output).all():
@@ -284,7 +286,7 @@ def _measured(rows: pa.Table) -> Lengths | None:
         prompt = metrics.numbers(rows, "requested_input_tokens")
     hit = metrics.prefix_hit(rows) if told else None
     source = f"measured, means of {rows.num_rows} answers"
-    return Lengths(float(np.nanmean(prompt)), float(np.nanmean(output)), hit or 0.0, source)
+    return MeanLengths(float(np.nanmean(prompt)), float(np.nanmean(output)), hit or 0.0, source)
 
 
 def _cpu_ms(run: Run) -> float | None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from analysis.planning.at_scale import AtScale, at_scale
-from analysis.planning.basis import ENDS, Ground, ground, times
+from analysis.planning.basis import ENDS, PlanBasis, plan_basis, times
 from analysis.planning.day import Day, day, read_hourly
-from analysis.planning.evidence import Source, Span, evidence_of, expanded
+from analysis.planning.evidence import IntervalEstimate, Source, evidence_of, expanded
 from analysis.planning.money import Cost, cost_of, fleet_cost
-from analysis.planning.sizing import Service, Sizing, naive, needed, size
+from analysis.planning.sizing import FleetCapacity, Sizing, naive, needed, size
 from analysis.planning.spares import Availability, available
 from analysis.results.runs import RunError
 from conf.specs.planning import Care, Demand
@@ -23,7 +23,7 @@ WORST_LOST = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class DemandRates:
     """The demand as rates of the whole service, in QPS; `mean_qps` None where only the peak is known."""
 
     peak_qps: float
@@ -31,7 +31,7 @@ class Load:
     hourly_qps: tuple[float, ...]
 
     @classmethod
-    def of(cls, demand: Demand) -> "Load":
+    def of(cls, demand: Demand) -> "DemandRates":
         """Reads the file of a demand by the hour. Raises ConfigError for one that is none."""
         if demand.hourly:
             rates = read_hourly(Path(demand.hourly))
@@ -49,7 +49,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CurvePoint:
     """Nodes for one demand: as planned, at the upper end of the capacity (None if unknown), and naively."""
 
     demand_qps: float
@@ -59,7 +59,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Money:
+class FleetCost:
     """Cost of the planned fleet at full use of its capacity, and at what it serves.
 
     It serves `served_qps`, its `load`: the mean where it is known, else the peak. The ends of its
@@ -74,15 +74,15 @@ class Money:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many nodes, and on what `ground`.
+    """How many nodes, and on what `basis`.
 
     `sizing` is by the two rules, `nodes` also by the availability where one was asked; `nodes_at` has them at
     each figure of the capacity that is known. `naive_nodes` divide by the estimate, `needed_nodes` carry the
     peak with neither headroom nor spare.
     """
 
-    ground: Ground
-    load: Load
+    basis: PlanBasis
+    load: DemandRates
     care: Care
     sizing: Sizing
     nodes: int
@@ -92,9 +92,9 @@ class Plan:
     availability: Availability | None
     degraded: tuple[Lost, ...]
     day: Day | None
-    money: Money | None
+    money: FleetCost | None
     scale: AtScale
-    curve: tuple[Point, ...]
+    curve: tuple[CurvePoint, ...]
 
     @property
     def binding(self) -> str:
@@ -112,14 +112,14 @@ def plan(
     """
     care = care or Care()
     demand = Demand(peak_qps=float(demand)) if isinstance(demand, int | float) else demand
-    load = Load.of(demand)
+    load = DemandRates.of(demand)
     rest = [evidence_of(other) for other in expanded(others)]
-    on = ground(evidence_of(source), rest, demand, care.basis)
+    on = plan_basis(evidence_of(source), rest, demand, care.basis)
     need = needed(load.peak_qps, on.service)
     nodes = _fleet(load.peak_qps, on.service, care)
     nodes_at = _nodes_at(load.peak_qps, on, care)
     return Plan(
-        ground=on,
+        basis=on,
         load=load,
         care=care,
         sizing=size(load.peak_qps, on.service, care.headroom, care.spare_nodes),
@@ -142,21 +142,21 @@ def _available(need: int, care: Care) -> Availability | None:
     return available(need, care.node_availability, care.target_availability)
 
 
-def _fleet(rate_qps: float, service: Service, care: Care) -> int:
+def _fleet(rate_qps: float, service: FleetCapacity, care: Care) -> int:
     """Nodes by every rule that was asked for."""
     found = _available(needed(rate_qps, service), care)
     by_rules = size(rate_qps, service, care.headroom, care.spare_nodes).nodes
     return max(by_rules, found.nodes if found else 0)
 
 
-def _degraded(nodes: int, service: Service, peak_qps: float, spares: int) -> tuple[Lost, ...]:
+def _degraded(nodes: int, service: FleetCapacity, peak_qps: float, spares: int) -> tuple[Lost, ...]:
     """One, two and three nodes lost, and as many as are spare."""
     lost = sorted({*range(1, WORST_LOST + 1), spares} - {0})
     kept = [(n, service.kept_qps(nodes - n)) for n in lost if n < nodes]
     return tuple(Lost(n, qps, qps / peak_qps) for n, qps in kept)
 
 
-def _day(load: Load, on: Ground, care: Care) -> Day | None:
+def _day(load: DemandRates, on: PlanBasis, care: Care) -> Day | None:
     if not load.hourly_qps:
         return None
     lead = on.evidence.ready_minutes if care.scale_up_minutes is None else care.scale_up_minutes
@@ -164,30 +164,32 @@ def _day(load: Load, on: Ground, care: Care) -> Day | None:
 
 
 def _money(
-    nodes: int, nodes_at: dict[str, int], load: Load, on: Ground, node_hour_usd: float | None
-) -> Money | None:
+    nodes: int, nodes_at: dict[str, int], load: DemandRates, on: PlanBasis, node_hour_usd: float | None
+) -> FleetCost | None:
     if node_hour_usd is None:
         return None
     served, what = (load.peak_qps, "peak") if load.mean_qps is None else (load.mean_qps, "mean")
     use = served / replace(on.service, qps_per_node=on.best_qps).kept_qps(nodes)
     low, high = nodes_at.get("low"), nodes_at.get("high")
-    fleet = Span(nodes, None if high is None else min(high, nodes), None if low is None else max(low, nodes))
+    fleet = IntervalEstimate(
+        nodes, None if high is None else min(high, nodes), None if low is None else max(low, nodes)
+    )
     efficiency = on.service.kept_qps(nodes) / nodes / on.service.qps_per_node
-    return Money(
-        full_use=cost_of(times(on.qps, Span(efficiency, None, None)), on.lengths, node_hour_usd),
+    return FleetCost(
+        full_use=cost_of(times(on.qps, IntervalEstimate(efficiency, None, None)), on.lengths, node_hour_usd),
         planned=fleet_cost(fleet, served, use, on.lengths, node_hour_usd),
         served_qps=served,
         load=what,
     )
 
 
-def _scale(peak_qps: float, on: Ground) -> AtScale:
+def _scale(peak_qps: float, on: PlanBasis) -> AtScale:
     """How long a request lives was seen at the measured lengths only."""
     life_s = on.evidence.e2e_s if on.moved is None else None
     return at_scale(peak_qps, life_s, on.evidence.client_cpu_ms, on.lengths)
 
 
-def _sized(demand_qps: float, service: Service, qps_per_node: float | None, care: Care) -> int | None:
+def _sized(demand_qps: float, service: FleetCapacity, qps_per_node: float | None, care: Care) -> int | None:
     """Nodes by every rule at another capacity per node; None where that is unknown, or no nodes will do."""
     if qps_per_node is None:
         return None
@@ -197,17 +199,17 @@ def _sized(demand_qps: float, service: Service, qps_per_node: float | None, care
         return None
 
 
-def _nodes_at(demand_qps: float, on: Ground, care: Care) -> dict[str, int]:
+def _nodes_at(demand_qps: float, on: PlanBasis, care: Care) -> dict[str, int]:
     sized = {end: _sized(demand_qps, on.service, getattr(on.qps, end), care) for end in ENDS}
     return {end: nodes for end, nodes in sized.items() if nodes is not None}
 
 
-def _curve(peak_qps: float, on: Ground, care: Care) -> tuple[Point, ...]:
+def _curve(peak_qps: float, on: PlanBasis, care: Care) -> tuple[CurvePoint, ...]:
     """Without the demands that no number of nodes serves."""
     points = []
     for demand_qps in (share * peak_qps for share in CURVE):
         nodes = _sized(demand_qps, on.service, on.service.qps_per_node, care)
         at_high = _sized(demand_qps, on.service, on.qps.high, care)
         if nodes is not None:
-            points.append(Point(demand_qps, nodes, at_high, naive(demand_qps, on.best_qps)))
+            points.append(CurvePoint(demand_qps, nodes, at_high, naive(demand_qps, on.best_qps)))
     return tuple(points)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.planning.efficiency import Efficiency
-from analysis.planning.elasticity import Sensitivity
+from analysis.planning.efficiency import ScalingEfficiency
+from analysis.planning.elasticity import LengthSensitivity
 from analysis.planning.evidence import NotPlannable
 from analysis.planning.plan import Plan
 from analysis.results import summary
@@ -20,7 +20,7 @@ Tree = dict[str, Any]
 
 def tree(found: Plan) -> Tree:
     """Everything a plan says; an unknown figure is None, never 0."""
-    code = summary.EXIT_OPEN if found.ground.evidence.open_above else summary.EXIT_OK
+    code = summary.EXIT_OPEN if found.basis.evidence.open_above else summary.EXIT_OK
     return {
         "schema_version": SCHEMA_VERSION,
         "verb": "plan",
@@ -40,8 +40,8 @@ def tree(found: Plan) -> Tree:
         "cost": asdict(found.money) if found.money else None,
         "at_scale": asdict(found.scale),
         "by_demand": [asdict(point) for point in found.curve],
-        "sensitivity": sensitivity_tree(found.ground.sensitivity) if found.ground.sensitivity else None,
-        "moved": asdict(found.ground.moved) if found.ground.moved else None,
+        "sensitivity": sensitivity_tree(found.basis.sensitivity) if found.basis.sensitivity else None,
+        "moved": asdict(found.basis.moved) if found.basis.moved else None,
     }
 
 
@@ -56,7 +56,7 @@ def refused(error: NotPlannable) -> Tree:
     }
 
 
-def sensitivity_tree(found: Sensitivity) -> Tree:
+def sensitivity_tree(found: LengthSensitivity) -> Tree:
     """Elasticities, and the rows of a tornado plot."""
     whole = asdict(found)
     known = found.fit.freedom > 0
@@ -74,7 +74,7 @@ def _answer(found: Plan) -> Tree:
         "binding": found.binding,
         "needed_nodes": found.needed_nodes,
         "naive_nodes": found.naive_nodes,
-        "basis": found.ground.basis,
+        "basis": found.basis.end,
         "planned_qps_per_node": found.sizing.qps_per_node,
         "engines": _engines(found),
     }
@@ -82,29 +82,29 @@ def _answer(found: Plan) -> Tree:
 
 def _engines(found: Plan) -> int | None:
     """Engines of the whole fleet; the nodes of an external service do not tell theirs."""
-    asked = found.ground.evidence.asked
+    asked = found.basis.evidence.asked
     if asked["engine"] == "external":
         return None
     return round(found.nodes * int(asked["replicas"]) / int(asked["nodes"]))
 
 
 def _evidence(found: Plan) -> Tree:
-    one = found.ground.evidence
+    one = found.basis.evidence
     return {
         "name": one.name,
         "predicted": one.predicted,
         "caution": one.caution,
         "asked": dict(one.asked),
         "qps_per_node": asdict(one.qps),
-        "planned_for_qps_per_node": asdict(found.ground.qps),
+        "planned_for_qps_per_node": asdict(found.basis.qps),
         "open_above": one.open_above,
-        "lengths": asdict(found.ground.lengths) if found.ground.lengths else None,
+        "lengths": asdict(found.basis.lengths) if found.basis.lengths else None,
         "ready_minutes": one.ready_minutes,
     }
 
 
 def _efficiency(found: Plan) -> Tree:
-    e, n = found.ground.service.efficiency, found.nodes
+    e, n = found.basis.service.efficiency, found.nodes
     fewest_up = n - found.care.spare_nodes
     usl = e.usl and {
         "contention": e.usl.contention,
@@ -120,7 +120,7 @@ def _efficiency(found: Plan) -> Tree:
     }
 
 
-def _points(e: Efficiency) -> list[Tree]:
+def _points(e: ScalingEfficiency) -> list[Tree]:
     """Capacity and E(n) at each node count measured; at the first E is 1 by definition, alone it has none."""
     rows = []
     for point in e.points:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.planning.efficiency import Efficiency
+from analysis.planning.efficiency import ScalingEfficiency
 from analysis.results.runs import RunError
 
 Floats = NDArray[np.float64]
@@ -22,13 +22,13 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class FleetCapacity:
     """What so many nodes serve: `qps_per_node` as measured on `measured_nodes`, and the efficiency of
     more."""
 
     qps_per_node: float
     measured_nodes: int
-    efficiency: Efficiency
+    efficiency: ScalingEfficiency
 
     def qps(self, nodes: Floats) -> Floats:
         """The rate that each number of nodes serves within the bounds; 0 of none."""
@@ -55,7 +55,7 @@ class Sizing:
     binding: str
 
 
-def size(demand_qps: float, service: Service, headroom: float, spare_nodes: int) -> Sizing:
+def size(demand_qps: float, service: FleetCapacity, headroom: float, spare_nodes: int) -> Sizing:
     """The smallest n that satisfies both rules; at least one node is left when the spares have failed.
 
     Raises RunError if no number of nodes serves it.
@@ -82,7 +82,7 @@ def size(demand_qps: float, service: Service, headroom: float, spare_nodes: int)
     )
 
 
-def _likely(demand_qps: float, service: Service, headroom: float, spare_nodes: int) -> int:
+def _likely(demand_qps: float, service: FleetCapacity, headroom: float, spare_nodes: int) -> int:
     """Nodes among which the answer most likely is: four times those that E(n) = 1 would need."""
     needed_nodes = demand_qps / service.qps_per_node / (1 - headroom)
     return int(min(4 * needed_nodes + spare_nodes + 16, MOST_NODES))
@@ -94,12 +94,12 @@ def naive(demand_qps: float, qps_per_node: float) -> int:
     return max(1, math.ceil(demand_qps / qps_per_node * (1 - ROUNDING)))
 
 
-def needed(demand_qps: float, service: Service) -> int:
+def needed(demand_qps: float, service: FleetCapacity) -> int:
     """The fewest nodes that carry a rate with neither headroom nor spare. Raises RunError if none do."""
     return size(demand_qps, service, 0.0, 0).nodes
 
 
-def _unreachable(demand_qps: float, served: Floats, service: Service) -> str:
+def _unreachable(demand_qps: float, served: Floats, service: FleetCapacity) -> str:
     peak = int(served.argmax())
     if served[peak] < MOST_NODES * service.qps_per_node / 2:
         most = f"one service reaches at most {served[peak]:.4g} QPS (n = {peak})"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.report import pages, rendering, study
-from analysis.report.study import Study
+from analysis.report.study import StudyFolder
 from analysis.results import studies
 from analysis.results.locations import REPORT, local
 from analysis.results.runs import Run, RunError, load_run
@@ -16,7 +16,7 @@ from conf.io import durable
 __all__ = ["build_report", "command", "write"]
 
 
-def build_report(runs: Sequence[Run | Study], out: Path | str) -> None:
+def build_report(runs: Sequence[Run | StudyFolder], out: Path | str) -> None:
     """Write the page of a run, of a study, or of several runs to `out`, whole or not at all.
 
     Raises RunError where a file of a run cannot be read, OSError where `out` cannot be written.
@@ -25,10 +25,10 @@ def build_report(runs: Sequence[Run | Study], out: Path | str) -> None:
         raise RunError("a report needs a run")
     first, out = runs[0], Path(out)
     if len(runs) > 1:
-        apart = [part for one in runs for part in (one.parts if isinstance(one, Study) else (one,))]
+        apart = [part for one in runs for part in (one.parts if isinstance(one, StudyFolder) else (one,))]
         page = pages.of_runs(apart)
     else:
-        page = pages.of_study(first, out) if isinstance(first, Study) else pages.of_run(first)
+        page = pages.of_study(first, out) if isinstance(first, StudyFolder) else pages.of_run(first)
     durable.write_text(out, rendering.html(page))
 
 
@@ -38,7 +38,7 @@ def write(path: Path) -> Path:
     A study's parts get theirs first, for its page leads to them. Raises RunError and OSError.
     """
     found, out = _opened(path), path / REPORT
-    for name in found.begun if isinstance(found, Study) else ():
+    for name in found.begun if isinstance(found, StudyFolder) else ():
         write(path / name)
     build_report([found], out)
     return out
@@ -64,5 +64,5 @@ def command(places: Sequence[Path | str], out: Path | None) -> str:
     return f"report {out}"
 
 
-def _opened(path: Path) -> Run | Study:
+def _opened(path: Path) -> Run | StudyFolder:
     return study.load(path) if studies.is_study(path) else load_run(path)

@@ -78,7 +78,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class FigureBlock:
     """A drawing with the table of what it shows, and the file and columns that both are from."""
 
     kind: ClassVar[str] = "figure"
@@ -111,7 +111,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class Paragraph:
     """A paragraph."""
 
     kind: ClassVar[str] = "words"
@@ -150,7 +150,7 @@ class Banner:
     label: str = ""
 
 
-Block = Table | Figure | Missing | Facts | Words | Code | Banner
+Block = Table | FigureBlock | Missing | Facts | Paragraph | Code | Banner
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.capacity.posterior import LIMITS
-from analysis.report.blocks import Block, Section, Table, Words
+from analysis.report.blocks import Block, Paragraph, Section, Table
 from analysis.report.wording import bound
 from analysis.rows.metrics import METRICS
 
@@ -35,7 +35,7 @@ def section(asked: Mapping[str, Any], capacity: Mapping[str, Any] | None) -> Sec
     rows = tuple((one.name, one.unit, one.meaning, one.formula) for one in METRICS)
     heads = "metric", "unit", "in words", "formula (columns of requests/*.parquet)"
     metrics = Table("Metrics: one value per request", heads, rows, words=frozenset({2, 3}))
-    blocks: tuple[Block, ...] = (Words(words), Words(interval), Words(SECTIONING), metrics)
+    blocks: tuple[Block, ...] = (Paragraph(words), Paragraph(interval), Paragraph(SECTIONING), metrics)
     return Section("definitions", "Definitions", "What every number here means.", blocks)
 
 

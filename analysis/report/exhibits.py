@@ -10,7 +10,7 @@ from typing import Any
 
 from analysis import figures
 from analysis.figures.exhibit import Exhibit, NoData
-from analysis.report.blocks import Block, Figure, Missing, Section
+from analysis.report.blocks import Block, FigureBlock, Missing, Section
 from analysis.report.wording import table
 from analysis.results import matrix_table
 from analysis.results.runs import Run
@@ -91,7 +91,7 @@ class Room:
 
     left_bytes: int = FIGURES_BYTES
 
-    def takes(self, figure: Figure) -> bool:
+    def takes(self, figure: FigureBlock) -> bool:
         """True if it fits, and then it is counted."""
         cells = [str(cell) for row in figure.table.shown for cell in row]
         size_bytes = len(figure.svg.encode()) + sum(len(cell.encode()) + CELL_BYTES for cell in cells)
@@ -137,7 +137,7 @@ def block(exhibit: Exhibit, subject: Any, room: Room, prefix: str = "") -> Block
         alt = exhibit.alt(subject)
         svg = exhibit.svg(subject, name)
         drawn = table(f"What is drawn: {exhibit.title}", exhibit.table(subject))
-        figure = Figure(name, exhibit.title, _labelled(svg, alt), alt, drawn, exhibit.source)
+        figure = FigureBlock(name, exhibit.title, _labelled(svg, alt), alt, drawn, exhibit.source)
     except NoData as why:
         return Missing(exhibit.title, str(why).rstrip("."))
     except Exception as error:  # noqa: BLE001  the verdict must not be lost with a figure

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from analysis.report import answers, banner, checks, definitions, exhibits, provenance, study
-from analysis.report.blocks import Block, Cell, Link, Missing, Page, Section, Words
+from analysis.report.blocks import Block, Cell, Link, Missing, Page, Paragraph, Section
 from analysis.report.exhibits import Room
-from analysis.report.study import Study
+from analysis.report.study import StudyFolder
 from analysis.report.wording import moment, table
 from analysis.results import integrity, summary, tables
 from analysis.results.locations import REPORT
@@ -38,7 +38,7 @@ def of_run(run: Run) -> Page:
     return Page(f"{said.word}: {run.name}", heading, _subtitle(run, asked), said, sections)
 
 
-def of_study(found: Study, out: Path) -> Page:
+def of_study(found: StudyFolder, out: Path) -> Page:
     """The page of a study in the file `out`: its own answer, its parts, and the main figures of each."""
     tree, said, room = found.tree, banner.of_study(found.path, found.tree), Room()
     links = {name: _link(name, found.path / name / REPORT, out) for name in tree["names"]}
@@ -79,7 +79,7 @@ def _beside(runs: Sequence[Run], room: Room) -> list[Section]:
     """Runs that share a page: of each what it says, its main figures, and the command that repeats it."""
     sections = []
     for place, run in enumerate(runs):
-        trust = [Words(checks.counted(run.checks))] if run.checks else []
+        trust = [Paragraph(checks.counted(run.checks))] if run.checks else []
         blocks = banner.of_run(run), *trust, *exhibits.main(run, room, f"{place}-"), *provenance.brief(run)
         sections.append(Section(f"run-{place}", f"Run {run.name}", _subtitle(run, _asked(run)), blocks))
     return sections
@@ -103,9 +103,9 @@ def _trust(run: Run) -> Section:
 
 def _checks(tree: Tree) -> list[Block]:
     if tree.get("checks"):
-        return [Words(checks.counted(tree["checks"])), checks.table(tree["checks"], bool(tree["valid"]))]
+        return [Paragraph(checks.counted(tree["checks"])), checks.table(tree["checks"], bool(tree["valid"]))]
     if tree.get("study"):
-        return [Words("The checks of each part are in its own report.")]
+        return [Paragraph("The checks of each part are in its own report.")]
     return [Missing("Checks", "no window was judged")]
 
 

@@ -19,7 +19,7 @@ Links = Mapping[str, Cell]
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
+class StudyFolder:
     """A study's folder: what it concluded so far, and its parts that have `begun`: runs, or studies again."""
 
     path: Path
@@ -33,12 +33,12 @@ class Study:
         return self.path.resolve().name
 
 
-def load(path: Path) -> Study:
+def load(path: Path) -> StudyFolder:
     """Open a study's folder. Raises RunError if it cannot be read."""
     tree = studies.load_study(path)
     runs = [name for name in tree["names"] if (path / name / "manifest.json").exists()]
     begun = [name for name in tree["names"] if name in runs or studies.is_study(path / name)]
-    return Study(path, tree, tuple(begun), tuple(load_run(path / name) for name in runs))
+    return StudyFolder(path, tree, tuple(begun), tuple(load_run(path / name) for name in runs))
 
 
 def parts(tree: Tree, links: Links) -> Table:

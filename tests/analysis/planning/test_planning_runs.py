@@ -13,8 +13,8 @@ import pytest
 
 from analysis import RunError, load_run, planning
 from analysis.planning import evidence
-from analysis.planning.efficiency import Efficiency, Measured
-from analysis.planning.evidence import LEAST_SENDS_PER_S, Lengths, NotPlannable
+from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
+from analysis.planning.evidence import LEAST_SENDS_PER_S, MeanLengths, NotPlannable
 from analysis.rows import metrics, time_series
 from conf import ConfigError
 from conf.io.screen_width import fit
@@ -55,7 +55,7 @@ def test_a_run_says_its_own_lengths_and_lives() -> None:
     rows = rows.filter(
         pc.and_(pc.is_in(rows["dwell"], pa.array(used, pa.int16())), pc.equal(rows["status"], "ok"))
     )
-    assert found.lengths == Lengths(5600, 140, 0.0, f"measured, means of {rows.num_rows} answers")
+    assert found.lengths == MeanLengths(5600, 140, 0.0, f"measured, means of {rows.num_rows} answers")
     assert found.e2e_s == pytest.approx(float(np.mean(metrics.e2e(rows))) / 1e3)
     assert found.qps.low == run.sweep["capacity"]["qps_per_node"]["low"]
     assert found.client_cpu_ms is None  # at 5 sends a second the actor's own constant hides them
@@ -230,7 +230,9 @@ def test_efficiency_from_several_node_counts() -> None:
 
 
 def test_beyond_what_was_measured_an_assumption_never_saves_a_node() -> None:
-    falls, rises = (Efficiency((Measured(1, 10, 0.02), Measured(4, qps, 0.02))) for qps in (9.0, 11.0))
+    falls, rises = (
+        ScalingEfficiency((ScalingPoint(1, 10, 0.02), ScalingPoint(4, qps, 0.02))) for qps in (9.0, 11.0)
+    )
     assert falls.at(np.array([16])) == pytest.approx([0.81])
     assert rises.at(np.array([16])) == pytest.approx([1.1])
     with pytest.raises(ValueError, match="not measured"):
@@ -288,7 +290,7 @@ def test_a_run_that_adds_nothing_is_refused(tmp_path: Path) -> None:
         planning.plan(at_nodes(1), 30, others=[at_nodes(1, 1.1)])
     centre = at_lengths(5600, 140, noise=1.05)
     others = [centre, at_lengths(6720, 140), at_lengths(5600, 280)]
-    found = planning.plan(at_lengths(5600, 140), 30, others=others).ground.sensitivity
+    found = planning.plan(at_lengths(5600, 140), 30, others=others).basis.sensitivity
     assert found is not None and found.runs == 4 and found.fit.freedom == 1  # a repeat shows the noise
 
 
@@ -386,7 +388,7 @@ def test_noise_widens_the_interval_which_then_holds_the_truth() -> None:
     for term, truth in zip(found.terms, (-0.8, -0.3), strict=True):
         low, high = term.elasticity.low, term.elasticity.high
         assert low is not None and high is not None and low < truth < high and high - low > 0.01
-    moved = found.moved(Lengths(6000, 140, 0.0, "")).ratio
+    moved = found.moved(MeanLengths(6000, 140, 0.0, "")).ratio
     assert moved.low is not None and moved.high is not None
     assert moved.low < (6000 / 5600) ** -0.8 < moved.high and moved.high / moved.low > 1.1
 
@@ -416,8 +418,8 @@ def test_a_plan_at_other_lengths() -> None:
     asked = Demand(peak_qps=200, input_tokens=6000, output_tokens=100)
     found = planning.plan(GRID[0], asked, others=GRID[1:])
     ratio = (6000 / 5600) ** -0.8 * (100 / 140) ** -0.3
-    assert found.ground.qps.low == pytest.approx(9.5 * ratio)
-    assert found.ground.moved is not None and found.ground.moved.extrapolated == ()
+    assert found.basis.qps.low == pytest.approx(9.5 * ratio)
+    assert found.basis.moved is not None and found.basis.moved.extrapolated == ()
     assert found.scale.e2e_s is None and found.scale.input_tokens_per_s == 200 * 6000
     beyond = planning.plan(GRID[0], Demand(peak_qps=200, input_tokens=8000), others=GRID[1:])
     assert "EXTRAPOLATED in input_tokens" in planning.text(planning.tree(beyond))
