@@ -1,7 +1,7 @@
-"""What can stand on a side of a comparison: a run, a study with one capacity, or a load of another tool."""
+"""Sides of a comparison: runs, studies with one capacity, or loads of other tools."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from analysis.capacity.paired_ratio import unpaired
@@ -22,7 +22,7 @@ Interval = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class ComparedResult:
-    """One side. `tree` is its conclusion and `asked` its configuration; a tool's load has neither."""
+    """One side of a comparison: its verdict and configuration; a load of another tool has neither."""
 
     letter: str
     path: Path
@@ -33,7 +33,7 @@ class ComparedResult:
 
     @property
     def name(self) -> str:
-        """Short, as a reader knows it: a part of a study with the study's name."""
+        """Short name; that of a part begins with its study's."""
         if self.foreign:
             return self.foreign.name
         path = self.path.resolve()
@@ -41,14 +41,14 @@ class ComparedResult:
 
     @property
     def headline(self) -> str:
-        """The verdict and the number, as `show` begins."""
+        """Verdict and capacity, the first line of `show`."""
         if self.foreign:
             return foreign_text.headline(self.foreign)
         return summary.text(self.tree).splitlines()[0] if self.tree else "UNFINISHED  no result yet"
 
     @property
     def capacity(self) -> Interval | None:
-        """(estimate, low, high) in QPS per node; None where `unclaimed` says why."""
+        """(estimate, low, high) in QPS per node; None where `unclaimed` gives the reason."""
         if self.unclaimed or not self.tree:
             return None
         q = self.tree["capacity"]["qps_per_node"]
@@ -56,7 +56,7 @@ class ComparedResult:
 
     @property
     def unclaimed(self) -> str:
-        """Why no ratio can be made with it; empty where it has a capacity with two ends."""
+        """The reason why it allows no ratio; empty for a capacity with two ends."""
         if self.foreign:
             return "is another tool's result, which claims no capacity"
         if self.tree is None:
@@ -70,7 +70,7 @@ class ComparedResult:
 
 
 def compared_results(paths: Sequence[Path]) -> list[ComparedResult]:
-    """The sides that the paths mean, in order. Raises RunError for fewer than two, or for one given twice."""
+    """The sides that the paths name, in order. Raises RunError for fewer than two, or for a repeated one."""
     found = [one for path in paths for one in _sides(path)]
     known = [one.path.resolve() for one in found if one.foreign is None]
     for path in known:
@@ -80,11 +80,11 @@ def compared_results(paths: Sequence[Path]) -> list[ComparedResult]:
         raise RunError(f"compare needs two or more; give another RUN beside {paths[0] if paths else 'it'}")
     if len(found) > len(LETTERS):
         raise RunError(f"compare takes up to {len(LETTERS)} sides, not {len(found)}")
-    return [_lettered(one, letter) for one, letter in zip(found, LETTERS, strict=False)]
+    return [replace(one, letter=letter) for one, letter in zip(found, LETTERS, strict=False)]
 
 
 def paired_ratio(a: ComparedResult, b: ComparedResult) -> Interval | None:
-    """B over A from a comparison study of which they are the two sides: of the same requests."""
+    """B over A of the same requests, if the two are the sides of one comparison study; else None."""
     above = a.path.resolve().parent
     if a.foreign or b.foreign or above != b.path.resolve().parent or not studies.is_study(above):
         return None
@@ -97,7 +97,7 @@ def paired_ratio(a: ComparedResult, b: ComparedResult) -> Interval | None:
 
 
 def unpaired_ratio(a: ComparedResult, b: ComparedResult) -> Interval | None:
-    """B over A of two capacities that were measured apart; None where one claims none."""
+    """B over A of two capacities that were measured apart; None if one claims none."""
     return unpaired(a.capacity, b.capacity) if a.capacity and b.capacity else None
 
 
@@ -112,7 +112,3 @@ def _sides(path: Path) -> list[ComparedResult]:
         return [one for name in tree["names"] if (path / name).is_dir() for one in _sides(path / name)]
     ended = tree if tree["exit_code"] is not None else None
     return [ComparedResult("", path, ended, load(base=path / "config.yaml"))]
-
-
-def _lettered(one: ComparedResult, letter: str) -> ComparedResult:
-    return ComparedResult(letter, one.path, one.tree, one.asked, one.run, one.foreign)

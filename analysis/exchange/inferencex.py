@@ -1,9 +1,9 @@
-"""A run as result rows of InferenceX (SemiAnalysis), one per measured rate.
+"""Write a run as result rows of InferenceX (SemiAnalysis), one per measured rate.
 
 Keys, units (seconds, tokens/s per GPU) and `intvty` (1000 / TPOT in ms) are those of its own
-`utils/process_result.py` at commit 843c625. `conc` is that of one replica and its GPUs, as theirs is.
-Unknown is null, and so is what is infinite because requests failed; the rest of a window is below `maxqps`.
-Throughput and interactivity are those of the report's figure: `analysis.per_gpu` defines both.
+`utils/process_result.py` at commit 843c625. `conc` counts one replica and its GPUs, as theirs does.
+Unknown and infinite figures are null; what else is known of a window stands below `maxqps`.
+Throughput and interactivity are those of the report's figure: `analysis.results.per_gpu` defines both.
 """
 
 import json
@@ -25,7 +25,7 @@ from conf import Experiment
 
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 MODELLED = ("simulated", "vllm_emulated")
-"""Engines without a GPU: their hardware's name says so, lest a model pass for a measurement."""
+"""Engines without a GPU; the name of their hardware says so, so that no model passes for a measurement."""
 
 Tree = dict[str, Any]
 
@@ -37,7 +37,6 @@ def text(runs: Sequence[Run]) -> str:
 
 
 def _rows(run: Run) -> Iterator[Tree]:
-    """One row per measured rate."""
     windows = list(measured(run))
     asked, came = run.config, Came(run.requests(columns=per_gpu.COLUMNS))
     for window in windows:
@@ -53,7 +52,7 @@ def _rows(run: Run) -> Iterator[Tree]:
 
 
 def _throughput(asked: Experiment, window: MeasuredWindow, came: Came) -> Tree:
-    """Tokens/s and GPU that came within the window."""
+    """Tokens per second and GPU that came within the window."""
     gpus = per_gpu.gpus(asked, window.line["nodes"])
     if gpus is None:
         return dict.fromkeys(("tput_per_gpu", "output_tput_per_gpu", "input_tput_per_gpu"))
@@ -67,7 +66,7 @@ def _throughput(asked: Experiment, window: MeasuredWindow, came: Came) -> Tree:
 
 
 def _replicas(asked: Experiment, window: MeasuredWindow) -> int | None:
-    """Replicas that served; nobody knows those of an external endpoint."""
+    """Replicas that served; None for an external endpoint."""
     if asked.engine.kind == "external":
         return None
     return int(window.line["nodes"]) * asked.layout.replicas_per_node
@@ -79,9 +78,9 @@ def _concurrency(asked: Experiment, window: MeasuredWindow) -> int | None:
 
 
 def service(asked: Experiment) -> Tree:
-    """What was served, on what. Replicas are independent, so that attention is never data parallel.
+    """Model, hardware and layout. Replicas are independent, so that attention is never data parallel.
 
-    Of an external endpoint only the model is known: hardware and layout of the configuration are not its own.
+    Of an external endpoint only the model is known: the configured hardware and layout are not its own.
     """
     kind, hardware = asked.engine.kind, asked.hardware.name.lower()
     width = asked.layout.tensor_parallel
@@ -125,7 +124,7 @@ def _figures(latency_ms: Floats) -> dict[str, float | None]:
 
 
 def _beside(run: Run, asked: Experiment, window: MeasuredWindow) -> Tree:
-    """What the row rests on, under a key of its own."""
+    """Figures that InferenceX has no key for."""
     line = window.line
     return {
         "run": run.name,

@@ -1,7 +1,7 @@
-"""Runs, studies and results of other tools beside each other: what differs, capacities, ratios, latencies.
+"""Compare runs, studies and results of other tools: configuration, capacities, ratios, latencies.
 
-A ratio is of two capacities that are claimed. Where the workload or the bounds differ too, it says so: then
-it is not the merit of a layout.
+A ratio needs two claimed capacities. If workload or bounds differ too, a warning says so: the ratio is then
+not the merit of a layout.
 """
 
 import math
@@ -21,20 +21,20 @@ from conf.differences import differences
 from conf.io.one_line import printable
 
 MOST_KEYS = 12
-"""Keys of a pair that are told; the rest is counted."""
+"""Differing keys that are listed; the rest is counted."""
 PLACE = ("out", "run")
-"""Keys that say where a run lies, not what it is."""
+"""Keys of the place of a run, not of what it is."""
 QUESTION = ("workload.", "slo.")
-"""Keys that make another question of it."""
+"""Keys whose difference makes it another question."""
 NEAR = 0.05
-"""Rates are laid beside each other if the higher is at most so much above the lower (our choice)."""
+"""Largest relative distance of two rates whose windows are compared (our choice)."""
 QUANTILES = (0.5, 0.9, 0.99)
 PAIRED = "the same requests on both"
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityRatio:
-    """Capacity of B over that of A with its 95 % interval, and `how` the two were measured."""
+    """Capacity of B over that of A with its 95 % interval; `how` says how the two were measured."""
 
     value: float
     low: float
@@ -43,14 +43,14 @@ class CapacityRatio:
 
     @property
     def paired(self) -> bool:
-        """True of the two sides of a comparison study."""
+        """True for the two sides of a comparison study."""
         return self.how == PAIRED
 
 
 def compare(a: Run, b: Run) -> CapacityRatio:
-    """The ratio of two capacities: of the same requests for both sides of a comparison study.
+    """The ratio of two capacities, of the same requests if they are the sides of a comparison study.
 
-    Raises RunError where one of the two claims no capacity, and for a run beside itself.
+    Raises RunError if one of the two claims no capacity, and for a run beside itself.
     """
     if a.path.resolve() == b.path.resolve():
         raise RunError(f"no ratio: {a.name} is given twice; compare needs different runs")
@@ -65,7 +65,7 @@ def compare(a: Run, b: Run) -> CapacityRatio:
 
 
 def text(paths: Sequence[Path]) -> str:
-    """The comparison for people, everything against the first. Raises RunError for what cannot be read."""
+    """The comparison as text, each side against the first. Raises RunError for a path that cannot be read."""
     sides = compared_results(paths)
     lines = [f"COMPARE  {len(sides)} sides, each against A"]
     lines += [f"  {one.letter}  {one.name}: {one.headline}" for one in sides]
@@ -77,7 +77,7 @@ def text(paths: Sequence[Path]) -> str:
 
 
 def _pair(a: ComparedResult, b: ComparedResult) -> list[str]:
-    """Configuration, ratio and common rates of two sides; of a tool's load only why there is no ratio."""
+    """Configuration, ratio and common rates of two sides; of another tool's load why there is no ratio."""
     differing = differences(a.asked, b.asked) if a.asked and b.asked else {}
     return [
         *_differing(a, b, {key: pair for key, pair in differing.items() if key not in PLACE}),
@@ -91,9 +91,9 @@ def _differing(a: ComparedResult, b: ComparedResult, found: Mapping[str, Sequenc
         return []
     if not found:
         return [f"  from {a.letter} to {b.letter}: nothing of the configuration differs"]
-    told = [f"    {key}: {_word(ours)} -> {_word(theirs)}" for key, (ours, theirs) in found.items()]
-    more = [f"    and {len(told) - MOST_KEYS} more keys"] if len(told) > MOST_KEYS else []
-    return [f"  from {a.letter} to {b.letter}:", *told[:MOST_KEYS], *more]
+    changed = [f"    {key}: {_word(ours)} -> {_word(theirs)}" for key, (ours, theirs) in found.items()]
+    more = [f"    and {len(changed) - MOST_KEYS} more keys"] if len(changed) > MOST_KEYS else []
+    return [f"  from {a.letter} to {b.letter}:", *changed[:MOST_KEYS], *more]
 
 
 def _word(value: Any) -> str:
@@ -124,12 +124,12 @@ def _found_ratio(a: ComparedResult, b: ComparedResult) -> CapacityRatio | None:
 
 
 def _refused(a: ComparedResult, b: ComparedResult) -> str:
-    """Why two sides have no ratio."""
+    """The reason why two sides have no ratio."""
     return "; ".join(f"{one.letter} ({one.name}) {one.unclaimed}" for one in (a, b) if one.unclaimed)
 
 
 def _common(a: ComparedResult, b: ComparedResult) -> list[str]:
-    """p90s of both at rates that both offered."""
+    """p90s of both sides at the rates that both offered."""
     if a.foreign or b.foreign:
         return []
     ours, theirs = _rates(a), _rates(b)
@@ -151,9 +151,9 @@ def _rates(one: ComparedResult) -> list[dict[str, Any]]:
 
 
 def nearest(ours: Sequence[float], theirs: Sequence[float]) -> list[tuple[int, int]]:
-    """Places of rates that belong together, by rate: the nearest two first, each once, none beyond `NEAR`.
+    """Indices of rates that belong together: the nearest two first, each once, none beyond `NEAR`.
 
-    So no two of different pairs are nearer to each other than to both of their partners.
+    No two of different pairs are nearer to each other than to both of their partners.
     """
     close = [(abs(math.log(theirs[j] / ours[i])), i, j) for i in range(len(ours)) for j in range(len(theirs))]
     pairs: dict[int, int] = {}
@@ -182,7 +182,7 @@ def _ms(value: float | None) -> str:
 
 
 def _loads(sides: Sequence[ComparedResult]) -> list[str]:
-    """Percentiles of every load as tools count: from the send; then what is unknown of each tool's."""
+    """Percentiles of every load from the send, as other tools count; then notes on what is unknown."""
     head = f"  {'':<22} {'requests/s':>10} {'requests':>8}"
     lines = [f"{head}  {'p50 / p90 / p99: TTFT from send ms':<34}  TPOT ms"]
     lines += [line for one in sides for line in (_foreign(one) if one.foreign else _windows(one))]

@@ -1,7 +1,7 @@
-"""A run as `vllm bench serve --save-detailed --append-result` would have saved it: one line per window.
+"""Write a run in the format of `vllm bench serve --save-detailed --append-result`: one line per window.
 
 Keys and meanings are that tool's: seconds from the send, and summary figures of answered requests only, which
-flatter a service that fails; failures are in `errors`. What was not measured is null.
+flatter a service that fails; failures are in `errors`. Figures that were not measured are null.
 """
 
 import json
@@ -36,13 +36,12 @@ def result(run: Run, asked: Experiment, window: MeasuredWindow) -> Tree:
     line, seconds = window.line, window.seconds
     inputs, outputs = window.tokens("prompt_tokens"), window.tokens("output_tokens")
     answered = int(window.ok.sum())
+    started = str(run.manifest.get("started_at", ""))[:19]
+    api = "openai-chat" if asked.workload.prompt == "chat" else "openai"
     summary = {
-        "date": str(run.manifest.get("started_at", ""))[:19]
-        .replace("-", "")
-        .replace(":", "")
-        .replace("T", "-"),
-        "endpoint_type": "openai-chat" if asked.workload.prompt == "chat" else "openai",
-        "backend": "openai-chat" if asked.workload.prompt == "chat" else "openai",
+        "date": started.translate({ord("-"): None, ord(":"): None, ord("T"): "-"}),
+        "endpoint_type": api,
+        "backend": api,
         "label": f"{run.name} dwell {line['index']}",
         "model_id": asked.model.served_name,
         "num_prompts": window.rows.num_rows,
@@ -62,7 +61,7 @@ def result(run: Run, asked: Experiment, window: MeasuredWindow) -> Tree:
 
 
 def _requests(window: MeasuredWindow) -> Tree:
-    """One element per request in each list; what a failed one lacks is that tool's 0 or empty list."""
+    """Lists with one element per request; a failed one has that tool's 0 or empty list."""
     rows, ok = window.rows, window.ok
     lag_s = np.where(window.sent, metrics.send_lag(rows), 0.0) / 1e3
     whole_s = np.where(ok, window.latencies_ms["e2el"], 0.0) / 1e3
@@ -91,7 +90,7 @@ def _whole(values: Floats) -> list[int]:
 
 
 def _error(row: Tree) -> str:
-    """Empty for an answer; else status and kind, by which our own reader knows them again."""
+    """Empty for an answer; else status and kind, in the words that our own reader knows."""
     if row["status"] == "ok":
         return ""
     kind = f" {row['error_kind']}" if row["error_kind"] else ""
@@ -99,7 +98,7 @@ def _error(row: Tree) -> str:
 
 
 def _summary(window: MeasuredWindow) -> Tree:
-    """mean, median, std and percentiles in ms of answered requests; null where there is none."""
+    """Mean, median, sd and percentiles in ms of answered requests; null if there is none."""
     found: Tree = {}
     for name, latency_ms in window.latencies_ms.items():
         known = latency_ms[np.isfinite(latency_ms)]

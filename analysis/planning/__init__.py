@@ -1,6 +1,6 @@
-"""From a capacity to nodes, hours and money; knows what a planner asks, not how a capacity was found."""
+"""Turn a capacity into nodes, hours and money; knows demands, not how a capacity was found."""
 
-from analysis.planning.command import command, is_planning
+from analysis.planning.command import command, of_words
 from analysis.planning.efficiency import scaling
 from analysis.planning.elasticity import sensitivity
 from analysis.planning.evidence import NotPlannable, evidence_of
@@ -18,7 +18,7 @@ __all__ = [
     "command",
     "cost",
     "evidence_of",
-    "is_planning",
+    "of_words",
     "plan",
     "scaling",
     "sensitivity",

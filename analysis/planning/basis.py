@@ -1,6 +1,7 @@
-"""What a plan stands on: one capacity, the figure of it that is planned with, and what other runs add to it.
+"""The basis of a plan: one capacity, the figure of it that is planned with, and the effects in other runs.
 
-Runs of other node counts give E(n), runs of other lengths what lengths do. Knows no demand but its lengths.
+Runs of other node counts give E(n), runs of other lengths the effect of lengths. Of the demand it knows only
+the lengths.
 """
 
 import math
@@ -9,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from analysis.planning.efficiency import ScalingEfficiency, alone, lengths_differ, scaling, unlike
 from analysis.planning.elasticity import LengthSensitivity, Moved, sensitivity
-from analysis.planning.evidence import Evidence, IntervalEstimate, MeanLengths, Qps
+from analysis.planning.evidence import Evidence, IntervalEstimate, Qps
+from analysis.planning.request_means import MeanLengths
 from analysis.planning.sizing import FleetCapacity
 from analysis.results.runs import RunError
 from analysis.stats.pooling import NORMAL_975
@@ -17,15 +19,15 @@ from conf.specs.planning import Basis, Demand
 
 ENDS = ("low", "certified", "estimate", "high")
 NORMAL_95 = 1.644854
-"""A certified figure is a 5 % quantile, the ends of a ratio are of 2.5 %: its half-width counts by 1.645 over
-1.960 there, as of a normal in ln (of Student's t, with heavier tails, rather too much)."""
+"""Normal quantile of a certified figure, which is a 5 % quantile, where the ends of a ratio are at 2.5 %: the
+ratio's half-width is scaled by 1.645 / 1.960 (for Student's t, with heavier tails, rather too much)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanBasis:
-    """`qps` is the capacity per node at the `lengths` that are planned for; `moved` says how it got there.
+    """`qps` is the capacity per node at the planned `lengths`; `moved` is its ratio to the measured one.
 
-    `end` is the figure of it that `service` is planned with: as asked, or `low` where nothing else is known.
+    `end` names the figure of it that `service` is planned with: as asked, or `low` if only that is known.
     """
 
     evidence: Evidence
@@ -38,18 +40,21 @@ class PlanBasis:
 
     @property
     def best_qps(self) -> float:
-        """The estimate per node, or what is planned with where none is known."""
+        """The estimate per node, or the planned figure if there is none."""
         return self.qps.estimate or self.service.qps_per_node
 
 
 def plan_basis(found: Evidence, others: Sequence[Evidence], demand: Demand, basis: Basis) -> PlanBasis:
-    """Raises RunError for others of another service, lengths nobody measured, or an end that is unknown."""
-    efficiency, sensed = _of_others(found, others)
-    lengths, moved = _moved(found, demand, sensed)
+    """The basis of a plan on `found`, with the node counts and lengths of `others`.
+
+    Raises RunError for others of another service, lengths nobody measured, or an end that is unknown.
+    """
+    efficiency, by_length = _of_others(found, others)
+    lengths, moved = _moved(found, demand, by_length)
     qps = found.qps if moved is None else times(found.qps, moved.ratio)
     basis = "low" if found.open_above else basis
     service = FleetCapacity(_planning_qps(found.name, qps, basis), found.nodes, efficiency)
-    return PlanBasis(found, qps, lengths, basis, service, sensed, moved)
+    return PlanBasis(found, qps, lengths, basis, service, by_length, moved)
 
 
 def _of_others(
@@ -77,9 +82,9 @@ def _of_others(
 
 
 def _moved(
-    found: Evidence, demand: Demand, sensed: LengthSensitivity | None
+    found: Evidence, demand: Demand, by_length: LengthSensitivity | None
 ) -> tuple[MeanLengths | None, Moved | None]:
-    """The lengths that are planned for, and how the capacity there follows from those that were measured."""
+    """The planned lengths, and the ratio of the capacity there to the measured one."""
     asked = {name: getattr(demand, name) for name in ("input_tokens", "output_tokens", "prefix_hit")}
     given = {name: value for name, value in asked.items() if value is not None}
     if not given:
@@ -87,8 +92,8 @@ def _moved(
     if found.lengths is None:
         raise RunError(f"{found.name} does not say its lengths; leave demand.{next(iter(given))} out")
     to = replace(found.lengths, **given, source="as asked")
-    if sensed is not None:
-        return to, sensed.moved(to)
+    if by_length is not None:
+        return to, by_length.moved(to)
     if lengths_differ(found, replace(found, lengths=to)):
         raise RunError(
             f"demand.{next(iter(given))}: {found.name} does not say what other lengths do to its capacity; "
@@ -98,9 +103,9 @@ def _moved(
 
 
 def times(qps: Qps, ratio: IntervalEstimate) -> Qps:
-    """A capacity times a ratio with an interval of its own, the two independent in ln.
+    """A capacity times a ratio with its own interval, the two independent in ln.
 
-    A bound alone does not say how unsure it is, so that it takes the ratio's whole half-width.
+    A bound without an estimate has no known uncertainty and takes the ratio's whole half-width.
     """
 
     def end(value: float | None, of: float | None, quantile: float = NORMAL_975) -> float | None:

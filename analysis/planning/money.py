@@ -1,12 +1,13 @@
-"""What a served request and its tokens cost; the price of a node is the planner's, there is no default.
+"""Cost of requests and tokens from the price of a node, which has no default.
 
-Each figure carries the whole cost: per request, or per prompt, answer or any token. Which one is quoted
-changes the number 41-fold at 5600 tokens in and 140 out, so that all four are given.
+Each figure carries the whole cost: per request, or per prompt, answer or any token. The denominator changes
+the number 41-fold at 5600 tokens in and 140 out, so that all four are given.
 """
 
 from dataclasses import dataclass
 
-from analysis.planning.evidence import IntervalEstimate, MeanLengths, Qps, Source, evidence_of
+from analysis.planning.evidence import IntervalEstimate, Qps, Source, evidence_of
+from analysis.planning.request_means import MeanLengths
 from analysis.results.runs import RunError
 
 SECONDS_PER_HOUR = 3600.0
@@ -28,7 +29,7 @@ class Cost:
 
 
 def cost(source: Source, node_hour_usd: float, use: float = 1.0) -> Cost:
-    """Of one node at `use` times its capacity, with the interval of that capacity.
+    """The cost on one node at `use` times its capacity, with the interval of that capacity.
 
     Raises ValueError for a price or a use that is not positive.
     """
@@ -37,7 +38,7 @@ def cost(source: Source, node_hour_usd: float, use: float = 1.0) -> Cost:
 
 
 def cost_of(qps: Qps, lengths: MeanLengths | None, node_hour_usd: float, use: float = 1.0) -> Cost:
-    """The same from plain figures; by the low end where no estimate is known."""
+    """`cost` from plain figures; from the low end if there is no estimate."""
     if node_hour_usd <= 0 or use <= 0:
         raise ValueError(f"node_hour_usd={node_hour_usd:g} and use={use:g} must be positive")
     planned = qps.estimate or qps.low
@@ -52,7 +53,7 @@ def cost_of(qps: Qps, lengths: MeanLengths | None, node_hour_usd: float, use: fl
 def fleet_cost(
     nodes: IntervalEstimate, served_qps: float, use: float, lengths: MeanLengths | None, node_hour_usd: float
 ) -> Cost:
-    """Of a whole fleet that serves `served_qps` on average; `nodes` has the interval of its size."""
+    """The cost on a whole fleet that serves `served_qps` on average; `nodes` has the interval of its size."""
     return _over(nodes.times(node_hour_usd / (served_qps * SECONDS_PER_HOUR)), lengths, node_hour_usd, use)
 
 

@@ -1,6 +1,6 @@
-"""The plan: nodes for a demand on what was measured or predicted, and what follows from them.
+"""The plan: nodes for a demand on a measured or predicted capacity, and what follows from them.
 
-Joins the rules; each of them, and what a plan stands on, has a file of its own beside this one.
+Joins the rules; each rule, and the basis of a plan, has a file of its own beside this one.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,14 @@ from analysis.results.runs import RunError
 from conf.specs.planning import Care, Demand
 
 CURVE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
-"""Shares of the peak for which the nodes are told beside it."""
+"""Shares of the peak for which nodes are listed beside it."""
 WORST_LOST = 3
+"""Most lost nodes that are listed, beside the spares (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemandRates:
-    """The demand as rates of the whole service, in QPS; `mean_qps` None where only the peak is known."""
+    """The demand as rates of the whole service in QPS; `mean_qps` is None if only the peak is known."""
 
     peak_qps: float
     mean_qps: float | None
@@ -32,7 +33,7 @@ class DemandRates:
 
     @classmethod
     def of(cls, demand: Demand) -> "DemandRates":
-        """Reads the file of a demand by the hour. Raises ConfigError for one that is none."""
+        """Reads the file of a demand by the hour. Raises ConfigError for a wrong file."""
         if demand.hourly:
             rates = read_hourly(Path(demand.hourly))
             return cls(max(rates), sum(rates) / len(rates), rates)
@@ -41,7 +42,7 @@ class DemandRates:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What is still kept within the bounds when so many nodes are lost, and its share of the peak."""
+    """The rate that is kept within the bounds after a loss of nodes, and its share of the peak."""
 
     lost_nodes: int
     kept_qps: float
@@ -60,10 +61,10 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class FleetCost:
-    """Cost of the planned fleet at full use of its capacity, and at what it serves.
+    """Cost of the planned fleet at full use of its capacity, and at the rate that it serves.
 
-    It serves `served_qps`, its `load`: the mean where it is known, else the peak. The ends of its
-    cost are those of fleets that were planned on the ends of the capacity.
+    It serves `served_qps`, the mean `load` if it is known, else the peak. The ends of its cost are those of
+    fleets planned on the ends of the capacity.
     """
 
     full_use: Cost
@@ -74,11 +75,11 @@ class FleetCost:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many nodes, and on what `basis`.
+    """Nodes for a demand, and their `basis`.
 
-    `sizing` is by the two rules, `nodes` also by the availability where one was asked; `nodes_at` has them at
-    each figure of the capacity that is known. `naive_nodes` divide by the estimate, `needed_nodes` carry the
-    peak with neither headroom nor spare.
+    `sizing` applies the two rules, `nodes` also the availability if one was asked; `nodes_at` has the nodes
+    at each known figure of the capacity. `naive_nodes` divide by the estimate; `needed_nodes` carry the peak
+    with neither headroom nor spare.
     """
 
     basis: PlanBasis
@@ -98,7 +99,7 @@ class Plan:
 
     @property
     def binding(self) -> str:
-        """What asks for the most nodes: the normal rule, the degraded one, both, or the availability."""
+        """The rule that asks for the most nodes: normal, degraded, both, or availability."""
         return self.sizing.binding if self.nodes == self.sizing.nodes else "availability"
 
 
@@ -107,8 +108,8 @@ def plan(
 ) -> Plan:
     """Nodes for a demand (or a peak rate in QPS) on one capacity.
 
-    `others` are capacities of the same service: at other node counts they give E(n), at other lengths what
-    lengths do. Raises RunError or ConfigError with one line, NotPlannable where the run allows no plan.
+    `others` are capacities of the same service: at other node counts they give E(n), at other lengths the
+    effect of lengths. Raises RunError or ConfigError with one line, NotPlannable if the run allows no plan.
     """
     care = care or Care()
     demand = Demand(peak_qps=float(demand)) if isinstance(demand, int | float) else demand
@@ -143,14 +144,14 @@ def _available(need: int, care: Care) -> Availability | None:
 
 
 def _fleet(rate_qps: float, service: FleetCapacity, care: Care) -> int:
-    """Nodes by every rule that was asked for."""
+    """Nodes by all rules that were asked for."""
     found = _available(needed(rate_qps, service), care)
     by_rules = size(rate_qps, service, care.headroom, care.spare_nodes).nodes
     return max(by_rules, found.nodes if found else 0)
 
 
 def _degraded(nodes: int, service: FleetCapacity, peak_qps: float, spares: int) -> tuple[Lost, ...]:
-    """One, two and three nodes lost, and as many as are spare."""
+    """The service with one, two and three nodes lost, and with as many as are spare."""
     lost = sorted({*range(1, WORST_LOST + 1), spares} - {0})
     kept = [(n, service.kept_qps(nodes - n)) for n in lost if n < nodes]
     return tuple(Lost(n, qps, qps / peak_qps) for n, qps in kept)
@@ -184,13 +185,13 @@ def _money(
 
 
 def _scale(peak_qps: float, on: PlanBasis) -> AtScale:
-    """How long a request lives was seen at the measured lengths only."""
+    """The service at its peak; the life of a request is known at the measured lengths only."""
     life_s = on.evidence.e2e_s if on.moved is None else None
     return at_scale(peak_qps, life_s, on.evidence.client_cpu_ms, on.lengths)
 
 
 def _sized(demand_qps: float, service: FleetCapacity, qps_per_node: float | None, care: Care) -> int | None:
-    """Nodes by every rule at another capacity per node; None where that is unknown, or no nodes will do."""
+    """Nodes by all rules at another capacity per node; None if that is unknown, or no nodes suffice."""
     if qps_per_node is None:
         return None
     try:
@@ -205,7 +206,7 @@ def _nodes_at(demand_qps: float, on: PlanBasis, care: Care) -> dict[str, int]:
 
 
 def _curve(peak_qps: float, on: PlanBasis, care: Care) -> tuple[CurvePoint, ...]:
-    """Without the demands that no number of nodes serves."""
+    """Nodes by demand, without demands that no number of nodes serves."""
     points = []
     for demand_qps in (share * peak_qps for share in CURVE):
         nodes = _sized(demand_qps, on.service, on.service.qps_per_node, care)

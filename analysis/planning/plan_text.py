@@ -1,4 +1,4 @@
-"""A plan as a screen of text; knows the tree of a plan and computes nothing."""
+"""A plan as text; knows the tree of a plan and computes nothing."""
 
 import math
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ INDENT = "  "
 
 
 def text(tree: Tree) -> str:
-    """The screen of `python -m analysis plan`: the nodes first, then what they rest on and what follows."""
+    """The text of `python -m analysis plan`: nodes first, then their basis and what follows."""
     if not tree["valid"]:
         word = "VOID" if tree["exit_code"] == summary.EXIT_VOID else "NO PLAN"
         return f"{word}  {tree['reason']}"
@@ -50,7 +50,7 @@ def _headline(tree: Tree) -> str:
 
 
 def _e(tree: Tree) -> str:
-    """The efficiency in the answer line: what was not measured is called assumed there."""
+    """The efficiency in the answer line, called assumed where it was not measured."""
     e, word = tree["efficiency"], "predicted" if tree["planned_on"]["predicted"] else "measured"
     most = _nodes(e["most_measured_nodes"])
     if len(e["measured"]) < 2 and e["assumed"]:
@@ -109,7 +109,7 @@ def _rules(tree: Tree) -> list[str]:
 
 
 def _since(tree: Tree) -> str:
-    """What the efficiency is over where the run was not that of the fewest nodes."""
+    """The divisor of E(n) if the run was not at the fewest nodes."""
     n = tree["planned_on"]["asked"]["nodes"]
     return "" if n == tree["efficiency"]["fewest_measured_nodes"] else f" / E({n})"
 
@@ -237,7 +237,7 @@ def _price(span: Tree) -> str:
 
 
 def _span(span: Tree, form: str) -> str:
-    """A figure with its interval where that is known."""
+    """A figure with its interval if that is known."""
     value = f"{span['value']:{form}}"
     if span["low"] is None and span["high"] is None:
         return value
@@ -255,7 +255,7 @@ def _rate(qps_per_node: float) -> str:
 
 
 def _share(share: float) -> str:
-    """Per cent, rounded down to two digits of what is missing: 99.9994 is never shown as 100."""
+    """Per cent, rounded down to two digits of the rest: 99.9994 never becomes 100."""
     digits = 0 if share >= 1 else max(0, math.ceil(-math.log10(1 - share)) - 1)
     scale = 10**digits
     return f"{math.floor(100 * share * scale + 1e-6) / scale:.12g} %"
@@ -270,7 +270,7 @@ def _usd(value: float) -> str:
 
 
 def _si(value: float | None, unit: str) -> str:
-    """Three digits with a prefix of 1000s."""
+    """Three digits with a prefix for 1000s."""
     if value is None:
         return f"unknown {unit}"
     for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

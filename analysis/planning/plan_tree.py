@@ -1,7 +1,6 @@
-"""A plan as a tree for JSON (plan.json): every name carries its unit; computes nothing."""
+"""A plan as a tree for JSON (plan.json) with the unit in every name; computes nothing."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -19,7 +18,7 @@ Tree = dict[str, Any]
 
 
 def tree(found: Plan) -> Tree:
-    """Everything a plan says; an unknown figure is None, never 0."""
+    """The whole plan; an unknown figure is None, never 0."""
     code = summary.EXIT_OPEN if found.basis.evidence.open_above else summary.EXIT_OK
     return {
         "schema_version": SCHEMA_VERSION,
@@ -46,7 +45,7 @@ def tree(found: Plan) -> Tree:
 
 
 def refused(error: NotPlannable) -> Tree:
-    """The tree of a run on which nothing may be planned."""
+    """The tree of a run that allows no plan."""
     return {
         "schema_version": SCHEMA_VERSION,
         "verb": "plan",
@@ -81,7 +80,7 @@ def _answer(found: Plan) -> Tree:
 
 
 def _engines(found: Plan) -> int | None:
-    """Engines of the whole fleet; the nodes of an external service do not tell theirs."""
+    """Engines of the whole fleet; None for an external service."""
     asked = found.basis.evidence.asked
     if asked["engine"] == "external":
         return None
@@ -106,10 +105,7 @@ def _evidence(found: Plan) -> Tree:
 def _efficiency(found: Plan) -> Tree:
     e, n = found.basis.service.efficiency, found.nodes
     fewest_up = n - found.care.spare_nodes
-    usl = e.usl and {
-        "contention": e.usl.contention,
-        "coherency": e.usl.coherency,
-    }
+    usl = e.usl and {"contention": e.usl.contention, "coherency": e.usl.coherency}
     return {
         "assumed": fewest_up < e.fewest or n > e.most,
         "at_planned": float(e.at(np.array([n]))[0]),
@@ -121,7 +117,7 @@ def _efficiency(found: Plan) -> Tree:
 
 
 def _points(e: ScalingEfficiency) -> list[Tree]:
-    """Capacity and E(n) at each node count measured; at the first E is 1 by definition, alone it has none."""
+    """Capacity and E(n) at each measured node count; a single one has no E."""
     rows = []
     for point in e.points:
         row: Tree = {"nodes": point.nodes, "qps_per_node": point.qps_per_node}
@@ -141,10 +137,7 @@ def _availability(found: Plan) -> Tree | None:
 def _day(found: Plan) -> Tree | None:
     if found.day is None:
         return None
-    price: Mapping[str, float | None] = {}
-    if (usd := found.care.node_hour_usd) is not None:
-        price = {
-            "fixed_usd": found.day.fixed_node_hours * usd,
-            "autoscaled_usd": found.day.autoscaled_node_hours * usd,
-        }
-    return asdict(found.day) | dict(price)
+    day, usd = asdict(found.day), found.care.node_hour_usd
+    if usd is not None:
+        day |= {f"{fleet}_usd": day[f"{fleet}_node_hours"] * usd for fleet in ("fixed", "autoscaled")}
+    return day

@@ -1,6 +1,6 @@
 """report.html: one self-contained page on a run, a study, or several runs side by side.
 
-Knows which page a folder gets and where it is written. Jinja and matplotlib are imported when one is made.
+Knows which page a folder gets and where the page is written. Jinja and matplotlib are imported on use.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ __all__ = ["build_report", "command", "write"]
 
 
 def build_report(runs: Sequence[Run | StudyFolder], out: Path | str) -> None:
-    """Write the page of a run, of a study, or of several runs to `out`, whole or not at all.
+    """Write the page of a run, a study, or several runs to `out`, whole or not at all.
 
-    Raises RunError where a file of a run cannot be read, OSError where `out` cannot be written.
+    Raises RunError if a file of a run cannot be read, OSError if `out` cannot be written.
     """
     if not runs:
         raise RunError("a report needs a run")
@@ -33,9 +33,9 @@ def build_report(runs: Sequence[Run | StudyFolder], out: Path | str) -> None:
 
 
 def write(path: Path) -> Path:
-    """Write the report of the run or study in the folder `path` into it, in place of an earlier one.
+    """Write the report of the run or study in `path` into that folder, over an earlier one.
 
-    A study's parts get theirs first, for its page leads to them. Raises RunError and OSError.
+    Parts of a study get theirs first, because its page links to them. Raises RunError and OSError.
     """
     found, out = _opened(path), path / REPORT
     for name in found.begun if isinstance(found, StudyFolder) else ():
@@ -47,7 +47,7 @@ def write(path: Path) -> Path:
 def command(places: Sequence[Path | str], out: Path | None) -> str:
     """`python -m analysis report`: write the page and return the line to print. Raises RunError.
 
-    A place is the path of a folder, or its URI on a file system that Arrow knows; given twice it counts once.
+    A place is the path of a folder, or its URI on a file system that Arrow knows; a repeated one counts once.
     """
     paths = [local(place) for place in places]
     if out is None and paths != [Path(place) for place in places[:1]]:

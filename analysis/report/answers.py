@@ -1,6 +1,6 @@
-"""What a verdict rests on, as tables: the load that was asked, p90s against bounds, windows, errors, parts.
+"""Tables behind a verdict: the asked load, p90s against their bounds, windows, errors.
 
-Knows the trees of sweep.json and study.json and the rows of a run; computes nothing but counts.
+Knows the verdicts of runs and studies and the rows of a run; computes nothing but counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ from analysis.results.runs import Run
 Tree = Mapping[str, Any]
 
 OF_ONE = ("compare", "matrix")
-"""Studies whose parts differ in what was asked: what stands in study.json is of the first."""
+"""Studies with a configuration per part; study.json has that of the first."""
 
 
 def rests_on(tree: Tree) -> Facts:
-    """What was asked and how much was seen."""
+    """The configuration, and the amount of evidence."""
     asked = tree["asked"]
     slo = asked["slo"]
     bounds = ", ".join(bound(limit, slo[f"{limit}_p90_ms"]) for limit in LIMITS)
@@ -49,13 +49,13 @@ def rests_on(tree: Tree) -> Facts:
 
 
 def claims(tree: Tree) -> bool:
-    """True where a capacity is a number: valid, and both ends of its interval seen."""
+    """True if a capacity is a number: valid, with both ends of its interval known."""
     capacity = tree.get("capacity")
     return bool(tree["valid"] and capacity and not (capacity["open_above"] or capacity["open_below"]))
 
 
 def held(hold: Tree) -> Table:
-    """The certified rate, offered once more: what it showed, and whether that vetoes the answer."""
+    """The confirmation run: p90s at the certified rate, and whether they veto the answer."""
     rate = (
         f"The certified {figure(hold['rate_qps_per_node'])} QPS per node, held for {hold['window_s']:.0f} s"
     )
@@ -66,7 +66,7 @@ def held(hold: Tree) -> Table:
 
 
 def p90s(caption: str, measured: Tree) -> Table:
-    """Each p90 with its interval against its bound, of a probe or of the hold of a certified rate."""
+    """Each p90 with its interval against its bound, of a probe or a confirmation run."""
     rows = [_p90(limit, measured[limit]) for limit in LIMITS]
     states = tuple(
         "ok" if row[-1] == "within" else "failed" if row[-1] == "over" else "unknown" for row in rows
@@ -89,7 +89,7 @@ def _p90(limit: str, found: Tree) -> tuple[str, ...]:
 
 
 def windows(lines: Sequence[Tree]) -> Table:
-    """Every window in the order of time, void ones marked."""
+    """All windows in order of time, void ones marked."""
     heads = "window", "QPS per node", "requests", "failed", "p90 TTFT ms", "p90 TPOT ms", "p99 send lag ms"
     rows = tuple(
         (
@@ -114,14 +114,14 @@ def windows(lines: Sequence[Tree]) -> Table:
 
 
 def errors(run: Run) -> Table | None:
-    """Failures by kind with the first message of each, most frequent first; None without any."""
+    """Failures by kind with the first message of each, most frequent first; None without failures."""
     try:
         found = errors_table(run)
     except NoData:
         return None
-    shown = table("Failed requests by kind (requests/*.parquet)", found, "none")
+    failures = table("Failed requests by kind (requests/*.parquet)", found, "none")
     note = f"The {MOST_ROWS} most frequent kinds at most." if found.num_rows == MOST_ROWS else ""
-    return replace(shown, words=frozenset({found.column_names.index("first_message")}), note=note)
+    return replace(failures, words=frozenset({found.column_names.index("first_message")}), note=note)
 
 
 def _counted(counted: Tree | None) -> str:

@@ -1,6 +1,6 @@
-"""The verdict in words: what is claimed with which interval, or that nothing is and what to do about it.
+"""The banner of a page: the claim with its interval, or the reason why nothing is claimed and a remedy.
 
-Knows the trees of sweep.json and study.json; a figure appears here only where the tree claims it.
+Knows the verdicts of runs and studies; shows a figure only where the verdict claims it.
 """
 
 from collections import Counter
@@ -19,13 +19,13 @@ from analysis.rows import routing_spread
 
 Tree = Mapping[str, Any]
 Figures = tuple[tuple[str, str], ...]
-Said = tuple[str, Figures, tuple[str, ...]]
+Claim = tuple[str, Figures, tuple[str, ...]]
 """A headline, its few figures, and the sentences below."""
 
 CAUSES = {
     "client_limited": "The load generator could not keep its schedule.",
     "engine_late": "The simulated engine could not keep its own clock on this machine.",
-    "path_slow": "Time was lost between the client and the engine, which tells its own times.",
+    "path_slow": "Time was lost between the client and the engine, which reports its own times.",
     "replica_lost": "A replica was replaced, or one answered that was not deployed for this run.",
     "actor_lost": "A load actor died.",
     "burst_delivery": "Tokens came merged, so that their pace is not known.",
@@ -33,13 +33,13 @@ CAUSES = {
     "wrong_prefix_hits": "The prefix cache was not hit as intended.",
     "too_few_dwells": "Too few windows were measured.",
 }
-"""What a void reason of `analysis.validity` means."""
+"""Meaning of each void reason of `analysis.capacity.validity`."""
 LONGER = "Search longer: search=standard takes 15 minutes, or raise search.budget_s."
 PROMISE = "with 95 % probability a node keeps both bounds at this rate"
 
 
 def of_run(run: Run) -> Banner:
-    """The banner of a run, also of one that was killed."""
+    """The banner of a run, killed or ended."""
     if found := integrity.altered(run.path):
         return altered(found)
     return unfinished(run) if run.sweep is None else of_tree(run.sweep)
@@ -52,7 +52,7 @@ def of_study(path: Path, tree: Tree) -> Banner:
 
 
 def altered(found: Sequence[str]) -> Banner:
-    """The banner of what was changed since it was written, whatever it says now."""
+    """The banner of a folder whose files changed since they were written."""
     return Banner(
         "ALTERED",
         "bad",
@@ -62,7 +62,7 @@ def altered(found: Sequence[str]) -> Banner:
 
 
 def of_tree(tree: Tree) -> Banner:
-    """The banner of what a run or study concluded."""
+    """The banner of the verdict of a run or study."""
     valid = bool(tree["valid"])
     headline, figures, sentences = _claim(tree) if valid else (_nothing(tree), (), ())
     good = valid and tree["exit_code"] == summary.EXIT_OK
@@ -81,15 +81,15 @@ def of_tree(tree: Tree) -> Banner:
 
 
 def unfinished(run: Run) -> Banner:
-    """The banner of a run that was killed: how far it came, and how it goes on."""
+    """The banner of a killed run: its requests on record, and the way to go on."""
     rows = run.requests(columns=["status", "phase"])
     words = zip(rows["status"].to_pylist(), rows["phase"].to_pylist(), strict=True)
     states = Counter("retracted" if phase == "retracted" else status for status, phase in words)
     counted = ", ".join(f"{count:,} {status}" for status, count in sorted(states.items())) or "none"
     swept = run.manifest.get("verb") == "sweep"
     remedy = f"To go on: python -m loadgen resume {studies.whole(run.path)}" if swept else "Run it again."
-    said = "It ended before it could conclude: it has no sweep.json.", f"Requests on record: {counted}."
-    return Banner("UNFINISHED", "bad", "No capacity is claimed", sentences=said, remedy=remedy)
+    sentences = "It ended before it could conclude: it has no sweep.json.", f"Requests on record: {counted}."
+    return Banner("UNFINISHED", "bad", "No capacity is claimed", sentences=sentences, remedy=remedy)
 
 
 def _nothing(tree: Tree) -> str:
@@ -97,7 +97,7 @@ def _nothing(tree: Tree) -> str:
 
 
 def _why(tree: Tree) -> tuple[str, str]:
-    """Why nothing, or less than hoped, is claimed; and the remedy."""
+    """The reason why nothing, or only a bound, is claimed, and the remedy."""
     reason = tree.get("reason") or ""
     code, _, rest = reason.partition(": ")
     if code in CAUSES:
@@ -110,8 +110,8 @@ def _why(tree: Tree) -> tuple[str, str]:
     return _sentence(reason), go_on or str(tree.get("remedy") or "")
 
 
-def _claim(tree: Tree) -> Said:
-    """What a valid run or study says."""
+def _claim(tree: Tree) -> Claim:
+    """Headline, figures and sentences of a valid run or study."""
     if tree.get("study") == matrix_table.KIND:
         return matrix_table.headline(tree), (), ()
     if tree.get("study") == "recipe":
@@ -130,7 +130,7 @@ def _claim(tree: Tree) -> Said:
     return _capacity(tree)
 
 
-def _compared(tree: Tree) -> Said:
+def _compared(tree: Tree) -> Claim:
     if not tree.get("ratio"):
         return "No ratio was shown", (), ()
     found = tree["ratio"]
@@ -140,8 +140,8 @@ def _compared(tree: Tree) -> Said:
     return headline, figures, tuple(map(_sentence, paired_ratio.lines(tree)))
 
 
-def _probed(tree: Tree) -> Said:
-    """A probe holds one load: it says whether the bounds were kept there, and is no capacity."""
+def _probed(tree: Tree) -> Claim:
+    """A probe offers one load: it judges the bounds there and is no capacity."""
     probe = tree["probe"]
     rate = f"{probe['rate_qps_per_node']:.4g} QPS per node"
     closed = probe.get("loop") == "closed"
@@ -158,7 +158,7 @@ def _p90s(measured: Tree) -> Figures:
     )
 
 
-def _capacity(tree: Tree) -> Said:
+def _capacity(tree: Tree) -> Claim:
     capacity, asked = tree.get("capacity"), tree["asked"]
     if not capacity:
         return _sentence(summary.OPEN_WORDS.get(tree["exit_code"], "no capacity was found")), (), ()
@@ -183,19 +183,19 @@ def _capacity(tree: Tree) -> Said:
 
 
 def _limits(tree: Tree) -> list[str]:
-    """What limits the capacity, and what else belongs beside it."""
+    """The limit of the capacity, effects of nodes and routing, and the clock."""
     capacity, asked = tree["capacity"], tree["asked"]
     limit, likely = capacity["binding"], capacity["binding_probability"]
     surely = "probability unknown" if likely is None else f"probability {likely:.2f}"
-    said = [f"It is limited by p90 {limit.upper()} ({surely})."]
+    lines = [f"It is limited by p90 {limit.upper()} ({surely})."]
     if tree.get("nodes"):
-        said += [_sentence(line) for line in node_effects.lines(tree["nodes"])]
+        lines += [_sentence(line) for line in node_effects.lines(tree["nodes"])]
     elif asked["nodes"] > 1 and asked["routing"] != "per_node":
         count = asked["nodes"]
-        said.append(f"It is that of a node among {count} behind one balancer, not of a node alone.")
-    said += [_sentence(line) for line in routing_spread.lines(tree)]
+        lines.append(f"It is that of a node among {count} behind one balancer, not of a node alone.")
+    lines += [_sentence(line) for line in routing_spread.lines(tree)]
     scale = asked.get("time_scale", 1)
-    return said + ([_sentence(summary.DILATED.format(scale))] if scale != 1 else [])
+    return lines + ([_sentence(summary.DILATED.format(scale))] if scale != 1 else [])
 
 
 def _bounds(asked: Tree) -> str:
@@ -204,6 +204,6 @@ def _bounds(asked: Tree) -> str:
 
 
 def _sentence(line: str) -> str:
-    """A line of the screen without its indent, and with a capital where a plain word begins it."""
+    """A line of `show` without its indent, with a capital if it begins with a plain word."""
     line = line.strip()
     return line[:1].upper() + line[1:] if line.partition(" ")[0].strip(",:").isalpha() else line

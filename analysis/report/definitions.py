@@ -1,6 +1,6 @@
-"""What each number on the page means: every metric's words and formula, the capacity and its interval.
+"""Definitions on the page: words and formula of every metric, the capacity and its interval.
 
-Knows the definitions of `analysis.metrics`; adds none.
+Knows the definitions of `analysis.rows.metrics`; adds none.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ SECTIONING = (
 
 
 def section(asked: Mapping[str, Any], capacity: Mapping[str, Any] | None) -> Section:
-    """Definitions of all that is claimed, from the parts of sweep.json or study.json."""
+    """Definitions of everything that is claimed."""
     slo = asked["slo"]
     bounds = " and ".join(bound(limit, slo[f"{limit}_p90_ms"]) for limit in LIMITS)
     words = (
@@ -40,6 +40,7 @@ def section(asked: Mapping[str, Any], capacity: Mapping[str, Any] | None) -> Sec
 
 
 def _own(capacity: Mapping[str, Any] | None) -> str:
-    """How the interval of a study differs from that of a run."""
-    told = (capacity or {}).get("interval", "")
-    return "" if not told or "posterior" in told else f"Here several runs stand together: {told}."
+    """The note on the interval of a study; empty for a run."""
+    interval = (capacity or {}).get("interval", "")
+    pooled = interval and "posterior" not in interval
+    return f"Here several runs stand together: {interval}." if pooled else ""

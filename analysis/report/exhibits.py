@@ -1,6 +1,6 @@
-"""The figures of a run in the order in which a reader asks for them, each with the question it answers.
+"""Figures of a run in the order of a reader's questions.
 
-Knows which figure belongs to which question; draws nothing itself. What cannot be drawn says why.
+Knows which figure answers which question; draws nothing itself. A figure that cannot be drawn says why.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,11 @@ from analysis.results.runs import Run
 from conf.io.one_line import reason
 
 FIGURES_BYTES = 700_000
-"""Room for figures with their tables: a page stays under 1 MB with what else is on it (our choice)."""
-
+"""Most bytes of figures with their tables, so that a whole page stays under 1 MB (our choice)."""
 LEAST_BYTES = 40_000
-"""With less room than this no further figure is tried (our choice: few are smaller)."""
+"""Room below which no further figure is tried (our choice: few are smaller)."""
 CELL_BYTES = 32
-"""Markup of a cell of a table."""
+"""Bytes of markup per table cell."""
 BROKEN = "it could not be drawn"
 FULL = "left out to keep this page under 1 MB"
 
@@ -46,7 +45,7 @@ QUESTIONS = (
     (
         "time",
         "Was the service steady?",
-        "Requests in flight and what the servers told of themselves, over time.",
+        "Requests in flight and what the servers reported of themselves, over time.",
     ),
     ("balance", "Balance of the replicas", "Whether each replica got its share, and served it alike."),
     (
@@ -61,7 +60,7 @@ QUESTIONS = (
     ),
     ("errors", "Errors", "What failed, and in whose words. A failed request counts as infinitely late."),
 )
-"""Anchor, heading and purpose of each section, in the order of the page."""
+"""Anchor, heading and purpose of each section, in page order."""
 SECTION_OF = {
     "latency": "latency",
     "search": "search",
@@ -75,25 +74,25 @@ SECTION_OF = {
     "errors": "errors",
 }
 MAIN = ("latency", "search", "client_lag")
-"""Figures of a run that is not alone on its page."""
+"""Figures of a run that shares its page."""
 OF_STUDY = {
     "deployments": (figures.REPEATS,),
     "repeats": (figures.REPEATS,),
     "compare": (figures.COMPARE,),
     matrix_table.KIND: (figures.COMPARE,),
 }
-"""What the parts of each kind of study say together."""
+"""Figures over all parts of each kind of study."""
 
 
 @dataclass(slots=True)
 class Room:
-    """Bytes that figures may still take on a page."""
+    """Bytes left for figures on a page."""
 
     left_bytes: int = FIGURES_BYTES
 
     def takes(self, figure: FigureBlock) -> bool:
-        """True if it fits, and then it is counted."""
-        cells = [str(cell) for row in figure.table.shown for cell in row]
+        """Count a figure if it fits; True if it does."""
+        cells = [str(cell) for row in figure.table.first_rows for cell in row]
         size_bytes = len(figure.svg.encode()) + sum(len(cell.encode()) + CELL_BYTES for cell in cells)
         fits = size_bytes <= self.left_bytes
         self.left_bytes -= size_bytes if fits else 0
@@ -113,23 +112,23 @@ def sections(subject: Any, room: Room) -> list[Section]:
 
 
 def main(subject: Any, room: Room, prefix: str) -> list[Block]:
-    """The few figures of a run that stands beside others; `prefix` keeps its anchors apart from theirs."""
-    chosen: Sequence[Exhibit] = [exhibit for exhibit in figures.EXHIBITS if exhibit.name in MAIN]
+    """The main figures of a run beside others; `prefix` keeps its anchors apart from theirs."""
+    chosen = (exhibit for exhibit in figures.EXHIBITS if exhibit.name in MAIN)
     return [block(exhibit, subject, room, prefix) for exhibit in chosen]
 
 
 def of_study(tree: Any, room: Room) -> list[Block]:
-    """The figure of what the parts of a study say together."""
+    """The figures over all parts of a study."""
     return [block(exhibit, tree, room) for exhibit in OF_STUDY.get(tree["study"], ())]
 
 
 def of_runs(runs: Sequence[Run], room: Room) -> list[Block]:
-    """The figures of several runs that no study brings together."""
+    """The figures of several runs without a study."""
     return [block(exhibit, runs, room) for exhibit in (figures.COMPARE, figures.SCALING)]
 
 
 def block(exhibit: Exhibit, subject: Any, room: Room, prefix: str = "") -> Block:
-    """The figure with its table, or why there is none."""
+    """The figure with its table, or the reason why there is none."""
     name, full = f"figure-{prefix}{exhibit.name}", Missing(exhibit.title, FULL)
     if room.left_bytes < LEAST_BYTES:
         return full
@@ -146,5 +145,5 @@ def block(exhibit: Exhibit, subject: Any, room: Room, prefix: str = "") -> Block
 
 
 def _labelled(svg: str, alt: str) -> str:
-    """The drawing with its words for who cannot see it."""
+    """The drawing with its alternative text."""
     return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)

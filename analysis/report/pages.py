@@ -1,6 +1,6 @@
-"""Pages put together: of one run, of a study, of several runs side by side.
+"""Whole pages: of one run, of a study, of several runs side by side.
 
-Knows the order of sections; what stands in each is for the modules that make them.
+Knows the order of sections; other modules fill them.
 """
 
 import os
@@ -30,7 +30,7 @@ PURPOSE = "What was asked, how much was seen, and every check with its worst fig
 
 
 def of_run(run: Run) -> Page:
-    """The page of one run, whatever became of it."""
+    """The page of one run, ended or not."""
     tree, said, asked = run.sweep, banner.of_run(run), _asked(run)
     sections = [_trust(run), *_with_errors(exhibits.sections(run, Room()), run)]
     sections += [provenance.of_run(run), definitions.section(asked, (tree or {}).get("capacity"))]
@@ -39,7 +39,7 @@ def of_run(run: Run) -> Page:
 
 
 def of_study(found: StudyFolder, out: Path) -> Page:
-    """The page of a study in the file `out`: its own answer, its parts, and the main figures of each."""
+    """The page of a study for the file `out`: its answer, its parts, and the main figures of each."""
     tree, said, room = found.tree, banner.of_study(found.path, found.tree), Room()
     links = {name: _link(name, found.path / name / REPORT, out) for name in tree["names"]}
     parts: list[Block] = [study.parts(tree, links)]
@@ -58,7 +58,7 @@ def of_study(found: StudyFolder, out: Path) -> Page:
 
 
 def of_runs(runs: Sequence[Run]) -> Page:
-    """The page of several runs: their capacities in one table, then the main figures of each."""
+    """The page of several runs: capacities in one table, then the main figures of each."""
     room = Room()
     found = tables.capacity_table(runs).select(CAPACITIES)
     known = table("Capacity of each run, as far as one is claimed", found, "not claimed")
@@ -76,7 +76,7 @@ def of_runs(runs: Sequence[Run]) -> Page:
 
 
 def _beside(runs: Sequence[Run], room: Room) -> list[Section]:
-    """Runs that share a page: of each what it says, its main figures, and the command that repeats it."""
+    """Runs that share a page, each with its verdict, main figures and the command that repeats it."""
     sections = []
     for place, run in enumerate(runs):
         trust = [Paragraph(checks.counted(run.checks))] if run.checks else []
@@ -86,7 +86,7 @@ def _beside(runs: Sequence[Run], room: Room) -> list[Section]:
 
 
 def _trust(run: Run) -> Section:
-    """What the verdict rests on."""
+    """Checks, configuration and windows behind the verdict."""
     tree = run.sweep
     if tree is None:
         why = "the run has no sweep.json; its windows were not judged once every row was final"
@@ -110,7 +110,7 @@ def _checks(tree: Tree) -> list[Block]:
 
 
 def _with_errors(sections: Sequence[Section], run: Run) -> list[Section]:
-    """The sections, with the messages of failures in that of errors."""
+    """The sections, with failure messages in the one on errors."""
     found = answers.errors(run)
     return [
         Section(one.id, one.title, one.purpose, (*one.blocks, found)) if found and one.id == "errors" else one
@@ -119,13 +119,13 @@ def _with_errors(sections: Sequence[Section], run: Run) -> list[Section]:
 
 
 def _asked(run: Run) -> Tree:
-    """What was asked; of a killed run by its configuration."""
+    """The asked load; of a killed run from its configuration."""
     asked: Tree = run.sweep["asked"] if run.sweep else summary.describe(run.config)
     return asked
 
 
 def _heading(asked: Tree, verb: str) -> str:
-    """What was measured, in a line."""
+    """The heading: the kind of measurement and its service."""
     what = {
         "probe": "Probe",
         "compare": "Comparison",
@@ -145,7 +145,7 @@ def _subtitle(run: Run, asked: Tree) -> str:
 
 
 def _link(name: str, report: Path, out: Path) -> Cell:
-    """The part's name, leading to its report where there is one."""
+    """The name of a part, linked to its report if there is one."""
     if not report.exists():
         return name
     return Link(name, Path(os.path.relpath(report.resolve(), out.resolve().parent)).as_posix())

@@ -1,6 +1,6 @@
-"""A study: its folder with the parts that have begun, and what it says of them as tables.
+"""A study on the page: its folder with the parts that have begun, and tables of its answers.
 
-Knows the tree of study.json; a part's whole story is in its own report.
+Knows the verdict of a study; each part has a report of its own.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from analysis.results.runs import RECORDED, Run, load_run
 
 Tree = Mapping[str, Any]
 Links = Mapping[str, Cell]
-"""Each part's name as a cell that leads to its own report."""
+"""Each part's name as a cell that links to its report."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyFolder:
-    """A study's folder: what it concluded so far, and its parts that have `begun`: runs, or studies again."""
+    """A study's folder: its verdict so far, the names of parts that have `begun`, and the runs among them."""
 
     path: Path
     tree: Tree
@@ -42,7 +42,7 @@ def load(path: Path) -> StudyFolder:
 
 
 def parts(tree: Tree, links: Links) -> Table:
-    """Every part with its answer, or why it has none."""
+    """Every part with its answer, or the reason why it has none."""
     if tree["study"] == matrix_table.KIND:
         return _cells(tree, links)
     known = {row["name"]: row for row in tree["parts"]}
@@ -76,7 +76,7 @@ def _seed(row: Tree) -> str:
 
 
 def _cells(tree: Tree, links: Links) -> Table:
-    """The cells of a matrix: where each lies on the axes, its capacity, and its ratio to the first."""
+    """The cells of a matrix: place on the axes, capacity, and ratio to the first cell."""
     rows, tones = [], []
     for cell in tree["cells"]:
         at = [value(cell["at"].get(axis)) for axis in tree["axes"]]
@@ -113,7 +113,7 @@ def _ratio(ratio: Tree | None) -> tuple[str, str]:
 
 
 def together(tree: Tree) -> Facts | None:
-    """What the parts say together beyond the answer: spread between deployments, or variation of repeats."""
+    """Spread between deployments, or variation of repeats; None if the study has neither."""
     rows = []
     if between := tree.get("between"):
         rows.append(("spread between deployments (sd)", _percent(between["sd_pct"])))
@@ -128,7 +128,7 @@ def together(tree: Tree) -> Facts | None:
 
 
 def differences(tree: Tree) -> Table | None:
-    """What differs between A and B of a comparison; None of another study."""
+    """Keys that differ between A and B of a comparison; None for another study."""
     if not tree.get("differs"):
         return None
     rows = tuple((key, value(ours), value(theirs)) for key, (ours, theirs) in tree["differs"].items())

@@ -15,8 +15,9 @@ from analysis.planning.at_scale import at_scale
 from analysis.planning.basis import times
 from analysis.planning.day import day, read_hourly
 from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
-from analysis.planning.evidence import IntervalEstimate, MeanLengths, Qps
+from analysis.planning.evidence import IntervalEstimate, Qps
 from analysis.planning.money import cost_of, fleet_cost
+from analysis.planning.request_means import MeanLengths
 from analysis.planning.sizing import ROUNDING, FleetCapacity, naive, needed, size
 from analysis.planning.spares import available, up_probability
 from conf import ConfigError

@@ -14,7 +14,8 @@ import pytest
 from analysis import RunError, load_run, planning
 from analysis.planning import evidence
 from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
-from analysis.planning.evidence import LEAST_SENDS_PER_S, MeanLengths, NotPlannable
+from analysis.planning.evidence import NotPlannable
+from analysis.planning.request_means import LEAST_SENDS_PER_S, MeanLengths
 from analysis.rows import metrics, time_series
 from conf import ConfigError
 from conf.io.screen_width import fit
