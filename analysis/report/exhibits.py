@@ -25,54 +25,50 @@ CELL_BYTES = 32
 BROKEN = "it could not be drawn"
 FULL = "left out to keep this page under 1 MB"
 
-QUESTIONS = (
-    (
-        "latency",
+QUESTIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "latency": (
         "The answer in one picture",
         "How both latencies grow with the load, and where the bounds cut.",
+        ("latency",),
     ),
-    (
-        "search",
+    "search": (
         "How it was found",
         "Which rates were offered in which order, and what was believed after each.",
+        ("search",),
     ),
-    ("cdf", "How close to the bounds", "All latencies of a rate, not only their 90th percentile."),
-    (
-        "client",
+    "cdf": ("How close to the bounds", "All latencies of a rate, not only their 90th percentile.", ("cdf",)),
+    "client": (
         "Was the load generator fast enough?",
         "A late generator looks like a slow server. These show whether requests left when they were planned.",
+        ("client_lag", "arrivals"),
     ),
-    (
-        "time",
+    "time": (
         "Was the service steady?",
         "Requests in flight and what the servers reported of themselves, over time.",
+        ("timeseries",),
     ),
-    ("balance", "Balance of the replicas", "Whether each replica got its share, and served it alike."),
-    (
-        "pareto",
+    "balance": (
+        "Balance of the replicas",
+        "Whether each replica got its share, and served it alike.",
+        ("replica_balance",),
+    ),
+    "pareto": (
         "Throughput against interactivity",
         "On the axes that InferenceX uses, both of them measured.",
+        ("pareto",),
     ),
-    (
-        "goodput",
+    "goodput": (
         "Goodput",
         "Requests per second within both bounds: a stricter question than two percentiles.",
+        ("goodput",),
     ),
-    ("errors", "Errors", "What failed, and in whose words. A failed request counts as infinitely late."),
-)
-"""Anchor, heading and purpose of each section, in page order."""
-SECTION_OF = {
-    "latency": "latency",
-    "search": "search",
-    "cdf": "cdf",
-    "client_lag": "client",
-    "arrivals": "client",
-    "timeseries": "time",
-    "replica_balance": "balance",
-    "pareto": "pareto",
-    "goodput": "goodput",
-    "errors": "errors",
+    "errors": (
+        "Errors",
+        "What failed, and in whose words. A failed request counts as infinitely late.",
+        ("errors",),
+    ),
 }
+"""Anchor of each section in page order, with its heading, its purpose and its figures."""
 MAIN = ("latency", "search", "client_lag")
 """Figures of a run that shares its page."""
 OF_STUDY = {
@@ -101,13 +97,10 @@ class Room:
 
 def sections(subject: Any, room: Room) -> list[Section]:
     """All figures of a run, by question."""
-    drawn: dict[str, list[Block]] = {}
-    for exhibit in figures.EXHIBITS:
-        drawn.setdefault(SECTION_OF[exhibit.name], []).append(block(exhibit, subject, room))
+    exhibits = {exhibit.name: exhibit for exhibit in figures.EXHIBITS}
     return [
-        Section(anchor, title, purpose, tuple(drawn[anchor]))
-        for anchor, title, purpose in QUESTIONS
-        if anchor in drawn
+        Section(anchor, title, purpose, tuple(block(exhibits[name], subject, room) for name in names))
+        for anchor, (title, purpose, names) in QUESTIONS.items()
     ]
 
 

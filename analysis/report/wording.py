@@ -27,17 +27,12 @@ def value(it: Any) -> str:
     if isinstance(it, datetime):
         return moment(it.isoformat())
     if isinstance(it, int | float | str):
-        return figure(it) if not isinstance(it, str) or it in ("inf", "-inf") else cut(it)
+        return figure(it) if not isinstance(it, str) or it in ("inf", "-inf") else one_line(it, MOST_LETTERS)
     if isinstance(it, Mapping):
         return ", ".join(f"{key} {value(each)}" for key, each in it.items())
     if isinstance(it, Sequence):
         return "; ".join(map(value, it)) or "none"
     return str(it)
-
-
-def cut(text: str, most: int = MOST_LETTERS) -> str:
-    """A text on one line, cut to `most` letters."""
-    return one_line(text, most)
 
 
 def figure(number: float | str | None) -> str:
