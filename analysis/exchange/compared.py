@@ -9,8 +9,10 @@ from analysis.exchange import foreign_text
 from analysis.exchange.foreign import Foreign
 from analysis.exchange.readers import is_foreign, load_foreign
 from analysis.results import matrix_table, studies, summary
+from analysis.results.json_border import to_tree
 from analysis.results.runs import Run, RunError, load_run
-from analysis.results.summary import Tree
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment, load
 
 SIDES = ("compare", matrix_table.KIND)
@@ -26,7 +28,7 @@ class ComparedResult:
 
     letter: str
     path: Path
-    tree: Tree | None = None
+    verdict: RunVerdict | StudyVerdict | None = None
     asked: Experiment | None = None
     run: Run | None = None
     foreign: Foreign | None = None
@@ -44,29 +46,34 @@ class ComparedResult:
         """Verdict and capacity, the first line of `show`."""
         if self.foreign:
             return foreign_text.headline(self.foreign)
-        return summary.text(self.tree).splitlines()[0] if self.tree else "UNFINISHED  no result yet"
+        if self.verdict is None:
+            return "UNFINISHED  no result yet"
+        return summary.text(to_tree(self.verdict)).splitlines()[0]
 
     @property
     def capacity(self) -> Interval | None:
         """(estimate, low, high) in QPS per node; None where `unclaimed` gives the reason."""
-        if self.unclaimed or not self.tree:
+        found = self.verdict.capacity if self.verdict else None
+        if self.unclaimed or not found:
             return None
-        q = self.tree["capacity"]["qps_per_node"]
-        return q["estimate"], q["low"], q["high"]
+        q = found.qps_per_node
+        assert q.low is not None and q.high is not None, "both ends are closed"
+        return q.estimate, q.low, q.high
 
     @property
     def unclaimed(self) -> str:
         """The reason why it allows no ratio; empty for a capacity with two ends."""
         if self.foreign:
             return "is another tool's result, which claims no capacity"
-        if self.tree is None:
+        if self.verdict is None:
             return "did not end"
-        if not self.tree["valid"]:
-            return f"is {summary.word(self.tree)}: {self.tree.get('reason') or 'no capacity is claimed'}"
-        found = self.tree.get("capacity")
+        if not self.verdict.valid:
+            word = summary.word(to_tree(self.verdict))
+            return f"is {word}: {self.verdict.reason or 'no capacity is claimed'}"
+        found = self.verdict.capacity
         if not found:
             return "measured no capacity"
-        return "has an open end: a bound, not a number" if found["open_above"] or found["open_below"] else ""
+        return "has an open end: a bound, not a number" if found.open_above or found.open_below else ""
 
 
 def compared_results(paths: Sequence[Path]) -> list[ComparedResult]:
@@ -88,12 +95,13 @@ def paired_ratio(a: ComparedResult, b: ComparedResult) -> Interval | None:
     above = a.path.resolve().parent
     if a.foreign or b.foreign or above != b.path.resolve().parent or not studies.is_study(above):
         return None
-    tree = studies.load_study(above)
-    found = tree.get("ratio")
-    if tree.get("study") != "compare" or not found or not tree.get("valid"):
+    study = studies.load_verdict(above)
+    found = study.ratio
+    if study.study != "compare" or not found or not study.valid:
         return None
-    value, low, high = found["value"], found["low"], found["high"]
-    return (value, low, high) if a.path.resolve().name == tree["names"][0] else (1 / value, 1 / high, 1 / low)
+    if a.path.resolve().name == study.names[0]:
+        return found.value, found.low, found.high
+    return 1 / found.value, 1 / found.high, 1 / found.low
 
 
 def unpaired_ratio(a: ComparedResult, b: ComparedResult) -> Interval | None:
@@ -106,9 +114,9 @@ def _sides(path: Path) -> list[ComparedResult]:
         return [ComparedResult("", path, foreign=one) for one in load_foreign(path)]
     if not studies.is_study(path):
         run = load_run(path)
-        return [ComparedResult("", run.path, run.sweep, run.config, run)]
-    tree = studies.load_study(path)
-    if tree.get("study") in SIDES:
-        return [one for name in tree["names"] if (path / name).is_dir() for one in _sides(path / name)]
-    ended = tree if tree["exit_code"] is not None else None
+        return [ComparedResult("", run.path, run.verdict, run.config, run)]
+    study = studies.load_verdict(path)
+    if study.study in SIDES:
+        return [one for name in study.names if (path / name).is_dir() for one in _sides(path / name)]
+    ended = study if study.exit_code is not None else None
     return [ComparedResult("", path, ended, load(base=path / "config.yaml"))]

@@ -54,10 +54,9 @@ def compare(a: Run, b: Run) -> CapacityRatio:
     """
     if a.path.resolve() == b.path.resolve():
         raise RunError(f"no ratio: {a.name} is given twice; compare needs different runs")
-    sides = (
-        ComparedResult("A", a.path, a.sweep, a.config, a),
-        ComparedResult("B", b.path, b.sweep, b.config, b),
-    )
+    sides = [
+        ComparedResult(name, run.path, run.verdict, run.config, run) for name, run in (("A", a), ("B", b))
+    ]
     found = _found_ratio(*sides)
     if found is None:
         raise RunError(f"no ratio B / A: {_refused(*sides)}")

@@ -3,11 +3,12 @@
 from analysis.planning.command import command, of_words
 from analysis.planning.efficiency import scaling
 from analysis.planning.elasticity import sensitivity
-from analysis.planning.evidence import NotPlannable, evidence_of
+from analysis.planning.evidence import NotPlannable
 from analysis.planning.money import cost
 from analysis.planning.plan import Plan, plan
 from analysis.planning.plan_text import text
 from analysis.planning.plan_tree import tree
+from analysis.planning.sources import evidence_of
 from conf.specs.planning import Care, Demand
 
 __all__ = [

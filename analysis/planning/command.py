@@ -4,10 +4,10 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from analysis.planning import evidence
-from analysis.planning.evidence import NotPlannable, Source
+from analysis.planning.evidence import NotPlannable
 from analysis.planning.plan import DemandRates, plan
 from analysis.planning.plan_tree import Tree, refused, tree
+from analysis.planning.sources import Source, expanded, read
 from analysis.results.runs import RunError
 from conf import ConfigError
 from conf.load import load_planning
@@ -66,7 +66,7 @@ def command(
     if not sources and predict:
         sources = [predict()]
     try:
-        found = evidence.expanded([one for source in sources for one in _opened(source)])
+        found = expanded([one for source in sources for one in _opened(source)])
         return tree(plan(found[0], asked.demand, asked.plan, found[1:]))
     except NotPlannable as error:
         return refused(error)
@@ -80,4 +80,4 @@ def _refuse_twice(folders: Sequence[str]) -> None:
 
 
 def _opened(source: Source | Path | str) -> Sequence[Source]:
-    return evidence.read(source) if isinstance(source, Path | str) else [source]
+    return read(source) if isinstance(source, Path | str) else [source]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.planning.evidence import Evidence, IntervalEstimate, Source, evidence_of
+from analysis.planning.evidence import Evidence, IntervalEstimate
+from analysis.planning.sources import Source, evidence_of
 from analysis.results.runs import RunError
 from analysis.stats.pooling import Estimate, pooled
 

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.planning.efficiency import unlike
-from analysis.planning.evidence import Evidence, IntervalEstimate, Source, evidence_of, expanded
+from analysis.planning.evidence import Evidence, IntervalEstimate
 from analysis.planning.request_means import MeanLengths
+from analysis.planning.sources import Source, evidence_of, expanded
 from analysis.results.runs import RunError
 from analysis.stats.pooling import student_t
 

@@ -6,8 +6,9 @@ the number 41-fold at 5600 tokens in and 140 out, so that all four are given.
 
 from dataclasses import dataclass
 
-from analysis.planning.evidence import IntervalEstimate, Qps, Source, evidence_of
+from analysis.planning.evidence import IntervalEstimate, Qps
 from analysis.planning.request_means import MeanLengths
+from analysis.planning.sources import Source, evidence_of
 from analysis.results.runs import RunError
 
 SECONDS_PER_HOUR = 3600.0

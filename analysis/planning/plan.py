@@ -10,9 +10,10 @@ from pathlib import Path
 from analysis.planning.at_scale import AtScale, at_scale
 from analysis.planning.basis import ENDS, PlanBasis, plan_basis, times
 from analysis.planning.day import Day, day, read_hourly
-from analysis.planning.evidence import IntervalEstimate, Source, evidence_of, expanded
+from analysis.planning.evidence import IntervalEstimate
 from analysis.planning.money import Cost, cost_of, fleet_cost
 from analysis.planning.sizing import FleetCapacity, Sizing, naive, needed, size
+from analysis.planning.sources import Source, evidence_of, expanded
 from analysis.planning.spares import Availability, available
 from analysis.results.runs import RunError
 from conf.specs.planning import Care, Demand

@@ -11,6 +11,7 @@ from analysis.planning.elasticity import LengthSensitivity
 from analysis.planning.evidence import NotPlannable
 from analysis.planning.plan import Plan
 from analysis.results import summary
+from analysis.results.json_border import to_tree
 
 SCHEMA_VERSION = 1
 
@@ -82,9 +83,9 @@ def _answer(found: Plan) -> Tree:
 def _engines(found: Plan) -> int | None:
     """Engines of the whole fleet; None for an external service."""
     asked = found.basis.evidence.asked
-    if asked["engine"] == "external":
+    if asked.engine == "external":
         return None
-    return round(found.nodes * int(asked["replicas"]) / int(asked["nodes"]))
+    return round(found.nodes * asked.replicas / asked.nodes)
 
 
 def _evidence(found: Plan) -> Tree:
@@ -93,7 +94,7 @@ def _evidence(found: Plan) -> Tree:
         "name": one.name,
         "predicted": one.predicted,
         "caution": one.caution,
-        "asked": dict(one.asked),
+        "asked": to_tree(one.asked),
         "qps_per_node": asdict(one.qps),
         "planned_for_qps_per_node": asdict(found.basis.qps),
         "open_above": one.open_above,

@@ -41,8 +41,10 @@ class MeanLengths:
 
 def answers(run: Run) -> pa.Table:
     """The complete answers in the windows that the capacity rests on."""
-    rows, sweep = run.requests(columns=COLUMNS, phase="window"), run.sweep or {}
-    used = [row["index"] for row in sweep["dwells"] if row["kind"] == "dwell" and row["valid"]]
+    rows, verdict = run.requests(columns=COLUMNS, phase="window"), run.verdict
+    used = [
+        row["index"] for row in (verdict.dwells if verdict else ()) if row["kind"] == "dwell" and row["valid"]
+    ]
     seen = metrics.status_in(rows, records.OK)
     among = pc.is_in(rows.column("dwell"), value_set=pa.array(used, pa.int16())).to_numpy()
     return rows.filter(pa.array(seen & among))
@@ -64,7 +66,7 @@ def lengths(rows: pa.Table) -> MeanLengths | None:
 def client_cpu_ms(run: Run) -> float | None:
     """CPU time of the load actors per request in ms; None if too few sends hide it in their idle cost."""
     seen = run.clients()
-    scale = run.sweep["asked"].get("time_scale", 1.0) if run.sweep else 1.0
+    scale = run.verdict.asked.time_scale if run.verdict else 1.0
     span_s = metrics.numbers(seen, "span_s") / scale
     sends, share = metrics.numbers(seen, "sends"), metrics.numbers(seen, "cpu_share")
     known = ~np.isnan(share)

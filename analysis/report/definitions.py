@@ -3,12 +3,10 @@
 Knows the definitions of `analysis.rows.metrics`; adds none.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from analysis.capacity.posterior import LIMITS
 from analysis.report.blocks import Block, Paragraph, Section, Table
 from analysis.report.wording import bound
+from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
 from analysis.rows.metrics import METRICS
 
 METHOD = (
@@ -23,10 +21,9 @@ SECTIONING = (
 )
 
 
-def section(asked: Mapping[str, Any], capacity: Mapping[str, Any] | None) -> Section:
+def section(asked: AskedExperiment, capacity: CapacityFigures | None) -> Section:
     """Definitions of everything that is claimed."""
-    slo = asked["slo"]
-    bounds = " and ".join(bound(limit, slo[f"{limit}_p90_ms"]) for limit in LIMITS)
+    bounds = " and ".join(bound(limit, asked.slo.of(limit)) for limit in LIMITS)
     words = (
         f"The capacity is the highest open-loop rate per node that keeps {bounds}, 90th percentiles over all "
         "requests. A failed request counts as infinitely late."
@@ -39,8 +36,8 @@ def section(asked: Mapping[str, Any], capacity: Mapping[str, Any] | None) -> Sec
     return Section("definitions", "Definitions", "What every number here means.", blocks)
 
 
-def _own(capacity: Mapping[str, Any] | None) -> str:
+def _own(capacity: CapacityFigures | None) -> str:
     """The note on the interval of a study; empty for a run."""
-    interval = (capacity or {}).get("interval", "")
+    interval = capacity.interval if capacity else ""
     pooled = interval and "posterior" not in interval
     return f"Here several runs stand together: {interval}." if pooled else ""

@@ -6,13 +6,14 @@ Knows which figure answers which question; draws nothing itself. A figure that c
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from analysis import figures
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.report.blocks import Block, FigureBlock, Missing, Section
 from analysis.report.wording import table
-from analysis.results import matrix_table
+from analysis.results import matrix_table, studies
 from analysis.results.runs import Run
 from conf.io.one_line import reason
 
@@ -97,11 +98,12 @@ class Room:
 
 def sections(subject: Any, room: Room) -> list[Section]:
     """All figures of a run, by question."""
-    exhibits = {exhibit.name: exhibit for exhibit in figures.EXHIBITS}
-    return [
-        Section(anchor, title, purpose, tuple(block(exhibits[name], subject, room) for name in names))
-        for anchor, (title, purpose, names) in QUESTIONS.items()
-    ]
+    known = {exhibit.name: exhibit for exhibit in figures.EXHIBITS}
+    found = []
+    for anchor, (title, purpose, names) in QUESTIONS.items():
+        blocks = tuple(block(known[name], subject, room) for name in names if name in known)
+        found += [Section(anchor, title, purpose, blocks)] if blocks else []
+    return found
 
 
 def main(subject: Any, room: Room, prefix: str) -> list[Block]:
@@ -110,9 +112,9 @@ def main(subject: Any, room: Room, prefix: str) -> list[Block]:
     return [block(exhibit, subject, room, prefix) for exhibit in chosen]
 
 
-def of_study(tree: Any, room: Room) -> list[Block]:
+def of_study(path: Path, kind: str, room: Room) -> list[Block]:
     """The figures over all parts of a study."""
-    return [block(exhibit, tree, room) for exhibit in OF_STUDY.get(tree["study"], ())]
+    return [block(exhibit, studies.load_study(path), room) for exhibit in OF_STUDY.get(kind, ())]
 
 
 def of_runs(runs: Sequence[Run], room: Room) -> list[Block]:

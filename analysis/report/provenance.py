@@ -12,6 +12,7 @@ from typing import Any
 from analysis.report.blocks import Block, Code, Facts, Section, Table
 from analysis.report.wording import UNKNOWN, figure, moment, value
 from analysis.results.runs import Run
+from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError
 from conf.io.terminal import shown
 from conf.load import dump
@@ -34,13 +35,13 @@ def of_run(run: Run) -> Section:
     return Section("provenance", "Provenance", PURPOSE, tuple(blocks))
 
 
-def of_study(tree: Mapping[str, Any], parts: Sequence[Run]) -> list[Section]:
+def of_study(study: StudyVerdict, parts: Sequence[Run]) -> list[Section]:
     """The command that repeats a study; empty if no part has begun."""
     if not parts:
         return []
     lines = _typed(parts[0].manifest)
-    if tree["study"] in ("deployments", "repeats"):
-        lines += _again(f"{tree['folder']}/config.yaml", "sweep", tree["run_id"])
+    if study.study in ("deployments", "repeats"):
+        lines += _again(f"{study.folder}/config.yaml", "sweep", study.run_id)
     purpose = "Each part has its own versions, seeds and files; they stand with it above and in its report."
     code = Code("The command that reproduces it", _shell(lines))
     return [Section("provenance", "Provenance", purpose, (code,))]

@@ -23,8 +23,10 @@ from analysis.planning.spares import available, up_probability
 from conf import ConfigError
 from conf.load import load_planning
 from conf.specs.planning import Care, Demand
+from tests.support.golden import GOLDEN
 
 LENGTHS = MeanLengths(5600, 140, 0.0, "asked")
+GOLDEN_BASIS: dict[str, Any] = json.loads((GOLDEN / "sweep.json").read_text())["basis"]
 FLAT = ScalingEfficiency((ScalingPoint(1, 18.4, 0.02),))
 FALLING = ScalingEfficiency((ScalingPoint(1, 10.0, 0.02), ScalingPoint(4, 9.0, 0.02)))
 
@@ -50,6 +52,7 @@ def sweep(low: float, estimate: float, high: float, nodes: int = 1, **more: Any)
         "hardware": "MI325X",
         "layout": "dp1_tp8_ep8",
         "routing": "leastconn",
+        "workload": "fixed",
         "arrivals": "poisson",
         "slo": {"ttft_p90_ms": 2000.0, "tpot_p90_ms": 100.0},
         "nodes": nodes,
@@ -59,8 +62,8 @@ def sweep(low: float, estimate: float, high: float, nodes: int = 1, **more: Any)
     return {
         "run_id": f"run{nodes}",
         "asked": asked | more.pop("asked", {}),
-        "basis": {"input_tokens": 5600, "output_tokens": 140, "prefix_hit": 0.0} | more.pop("basis", {}),
-        "capacity": {"qps_per_node": figures, "open_above": False, "open_below": False},
+        "basis": GOLDEN_BASIS | {"input_tokens": 5600, "output_tokens": 140} | more.pop("basis", {}),
+        "capacity": {"qps_per_node": figures, "binding": "tpot"},
         "valid": True,
         "exit_code": 0,
         "reason": "",
