@@ -266,9 +266,7 @@ VERBS = {
     "show": Verb(
         show,
         (
-            _argument(
-                "run", "run folder, study, or result of vllm bench serve, GuideLLM, AIPerf", type=_place
-            ),
+            _argument("run", RUN_HELP, type=_place),
             _argument("words", BOUNDS_HELP, nargs="*", default=[], metavar="slo.key=value"),
             _argument("--recompute", RECOMPUTE_HELP, action="store_true"),
         ),
@@ -277,9 +275,7 @@ VERBS = {
         report,
         (
             _argument("runs", "run folders or studies", nargs="+", type=Path, metavar="RUN"),
-            _argument(
-                "--out", "default: report.html in the folder of a single run", type=Path, metavar="FILE"
-            ),
+            _argument("--out", REPORT_HELP, type=Path, metavar="FILE"),
         ),
     ),
     "compare": Verb(

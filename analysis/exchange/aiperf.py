@@ -27,11 +27,7 @@ OWN = {
     "itl": "inter_chunk_latency",
     "e2e_from_send": "request_latency",
 }
-NOTES = (
-    foreign.DUE_UNKNOWN,
-    foreign.LENGTH_UNKNOWN,
-    'its "inter token latency" is what is TPOT here',
-)
+NOTES = (foreign.DUE_UNKNOWN, foreign.LENGTH_UNKNOWN, 'its "inter token latency" is what is TPOT here')
 
 
 def fits(lines: Sequence[Any]) -> bool:
@@ -50,7 +46,10 @@ def read(lines: Sequence[Mapping[str, Any]], path: Path) -> Foreign:
     if not any(row["phase"] == WINDOW for row in rows):
         raise RunError(f"{path} holds no request after its warm-up: nothing can be judged")
     requests, summary = foreign.table(rows), _summary(path.with_name(SUMMARY_FILE), rows)
-    notes = [*NOTES, *foreign.assumed_length(requests), *_released(lines), *_counted(lines)]
+    known = [line["metadata"] for line in lines if line["metadata"].get("credit_issued_ns") is not None]
+    waits_ns = [one["request_start_ns"] - one["credit_issued_ns"] for one in known]
+    notes = [*NOTES, *foreign.assumed_length(requests), *foreign.released(waits_ns, 1 / NS_PER_MS)]
+    notes += _counted(lines)
     if not summary:
         notes.append(
             f"its own figures, its version and the asked rate are in {SUMMARY_FILE}, not beside this file"
@@ -141,13 +140,7 @@ def _own(summary: Mapping[str, Any]) -> dict[str, Trio]:
     }
 
 
-def _released(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    known = [line["metadata"] for line in lines if line["metadata"].get("credit_issued_ns") is not None]
-    waits_ns = [one["request_start_ns"] - one["credit_issued_ns"] for one in known]
-    return [foreign.released(max(waits_ns) / NS_PER_MS)] if waits_ns else []
-
-
 def _counted(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     if all("usage_completion_tokens" in line["metrics"] for line in lines if not line.get("error")):
         return []
-    return ["output tokens were counted by the client's tokenizer, not told by the server"]
+    return ["output tokens were counted by the client's tokenizer, not reported by the server"]

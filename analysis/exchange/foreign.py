@@ -6,7 +6,7 @@ kept its schedule.
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -32,7 +32,7 @@ EXPORTED = "maxqps"
 _OURS = re.compile(rf"{EXPORTED} ({'|'.join(records.FAILURES)})(?: ([^ :]+))?:")
 _CODE = re.compile(r"(?:error|status|code)\W{1,3}([45]\d\d)\b", re.IGNORECASE)
 
-DUE_UNKNOWN = "due times are not told: latencies count from the send, which hides a late client"
+DUE_UNKNOWN = "due times are not reported: latencies count from the send, which hides a late client"
 LENGTH_UNKNOWN = "the asked length is not in the file: an answer that ended early counts as answered"
 
 Row = dict[str, Any]
@@ -42,7 +42,7 @@ Trio = tuple[float | None, float | None, float | None]
 
 @dataclass(frozen=True, slots=True)
 class OfferedLoad:
-    """The load that the tool was told to offer, as far as its file says; None is unknown.
+    """The load that the tool was asked to offer, as far as its file says; None is unknown.
 
     `open_loop` is False where requests waited for answers or for a place among `concurrency`.
     """
@@ -185,17 +185,19 @@ def assumed_length(requests: pa.Table) -> list[str]:
     if not lengths:
         return ["no request was answered, so that TPOT and ITL are unknown"]
     return [
-        "how many tokens a failed request had asked for is not told: TPOT and ITL take the median of the "
+        "how many tokens a failed request had asked for is not reported: TPOT and ITL take the median of the "
         f"answers ({max(lengths)})"
     ]
 
 
-def released(worst_ms: float) -> str:
-    """The note on a tool that reports the release of a request, not its planned time."""
-    return (
-        f"from its own release of a request to the send it took up to {worst_ms:.1f} ms: a part of its "
-        "client's lag, not all of it"
-    )
+def released(waits: Sequence[float], scale: float) -> list[str]:
+    """The note on a tool that reports when it released requests, not when it planned to; `scale` to ms."""
+    if not waits:
+        return []
+    return [
+        f"from its own release of a request to the send it took up to {scale * max(waits):.1f} ms: a part of "
+        "its client's lag, not all of it"
+    ]
 
 
 def percentiles(tree: Mapping[str, Any], names: tuple[str, str, str], scale: float = 1.0) -> Trio:

@@ -138,19 +138,19 @@ def judged(name: str, values: Floats, bound_ms: float) -> str:
     value, interval = quantile(values, 0.9), sectioning(values, 0.9)
     if value is None:
         return f"p90 {TITLES[name]} unknown: nothing to hold against {bound_ms:g} ms"
-    said = f"p90 {TITLES[name]} {value:.1f} ms"
+    measured = f"p90 {TITLES[name]} {value:.1f} ms"
     if interval is None:
         known = int(np.sum(~np.isnan(values)))
         side = "below" if value <= bound_ms else "above"
-        return f"{said}: {side} {bound_ms:g} ms, without an interval ({known} requests; {LEAST} make one)"
+        return f"{measured}: {side} {bound_ms:g} ms, without an interval ({known} requests; {LEAST} make one)"
     low, high = interval
     verdict = "KEPT" if high <= bound_ms else "MISSED" if low > bound_ms else "UNDECIDED"
-    return f"{said} [{low:.1f}, {high:.1f}] (95 %, sectioning) against {bound_ms:g} ms: {verdict}"
+    return f"{measured} [{low:.1f}, {high:.1f}] (95 %, sectioning) against {bound_ms:g} ms: {verdict}"
 
 
 def _row(values: Floats, own: Trio | None) -> str:
     ours = " ".join(_figure(quantile(values, q)) for q in QUANTILES)
-    return f"{ours}   {' / '.join(_figure(value).strip() for value in own) if own else 'not told'}"
+    return f"{ours}   {' / '.join(_figure(value).strip() for value in own) if own else 'not reported'}"
 
 
 def _figure(value: float | None) -> str:

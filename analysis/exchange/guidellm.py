@@ -139,7 +139,9 @@ def _due(due_known: bool, requests: pa.Table) -> list[str]:
     if not due_known:
         return ["a closed loop has no due times: latencies count from the send"]
     lag_ms = quantile(metrics.send_lag(requests), 0.99)
-    return [f"its planned times are told: its client's lag was {lag_ms:.1f} ms (p99), not in its own figures"]
+    return [
+        f"its planned times are reported: its client's lag was {lag_ms:.1f} ms (p99), not in its own figures"
+    ]
 
 
 def _left_out(benchmark: Mapping[str, Any], stats: Sequence[Any]) -> list[str]:

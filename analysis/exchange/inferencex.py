@@ -40,14 +40,15 @@ def _rows(run: Run) -> Iterator[Tree]:
     windows = list(measured(run))
     asked, came = run.config, Came(run.requests(columns=per_gpu.COLUMNS))
     for window in windows:
+        replicas = _replicas(asked, window)
         yield {
             **service(asked),
-            "conc": _concurrency(asked, window),
+            "conc": replicas and max(1, round(window.in_flight / replicas)),
             "isl": asked.workload.input_tokens.mean,
             "osl": asked.workload.output_tokens.mean,
             **_throughput(asked, window, came),
             **_latencies(window),
-            "maxqps": _beside(run, asked, window) | _question(asked),
+            "maxqps": _beside(run, asked, window),
         }
 
 
@@ -58,11 +59,7 @@ def _throughput(asked: Experiment, window: MeasuredWindow, came: Came) -> Tree:
         return dict.fromkeys(("tput_per_gpu", "output_tput_per_gpu", "input_tput_per_gpu"))
     span = window.line["window_start_ns"] / NS, window.line["window_end_ns"] / NS
     inputs, outputs = (tokens(*span) / window.seconds / gpus for tokens in (came.inputs, came.outputs))
-    return {
-        "tput_per_gpu": inputs + outputs,
-        "output_tput_per_gpu": outputs,
-        "input_tput_per_gpu": inputs,
-    }
+    return {"tput_per_gpu": inputs + outputs, "output_tput_per_gpu": outputs, "input_tput_per_gpu": inputs}
 
 
 def _replicas(asked: Experiment, window: MeasuredWindow) -> int | None:
@@ -70,11 +67,6 @@ def _replicas(asked: Experiment, window: MeasuredWindow) -> int | None:
     if asked.engine.kind == "external":
         return None
     return int(window.line["nodes"]) * asked.layout.replicas_per_node
-
-
-def _concurrency(asked: Experiment, window: MeasuredWindow) -> int | None:
-    replicas = _replicas(asked, window)
-    return replicas and max(1, round(window.in_flight / replicas))
 
 
 def service(asked: Experiment) -> Tree:
@@ -140,12 +132,10 @@ def _beside(run: Run, asked: Experiment, window: MeasuredWindow) -> Tree:
         "tput_is": "tokens that came within the window, of requests due in any",
         "latencies_are": "from the send; failed requests are infinite",
         "ttft_p90_s_from_due": _finite(quantile(metrics.ttft(window.rows), 0.9)),
+        "engine": asked.engine.kind,
+        "layout": asked.layout.name,
+        "slo": {"ttft_p90_ms": asked.slo.ttft_p90_ms, "tpot_p90_ms": asked.slo.tpot_p90_ms},
     }
-
-
-def _question(asked: Experiment) -> Tree:
-    bounds_ms = {"ttft_p90_ms": asked.slo.ttft_p90_ms, "tpot_p90_ms": asked.slo.tpot_p90_ms}
-    return {"engine": asked.engine.kind, "layout": asked.layout.name, "slo": bounds_ms}
 
 
 def _finite(value_ms: float | None) -> float | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.exchange.compared import ComparedResult, compared_results, paired_ratio, unpaired_ratio
+from analysis.exchange.foreign import Foreign
 from analysis.exchange.foreign_text import sent_qps
 from analysis.exchange.windows import MeasuredWindow, measured
 from analysis.results.runs import Run, RunError
@@ -184,16 +185,16 @@ def _loads(sides: Sequence[ComparedResult]) -> list[str]:
     """Percentiles of every load from the send, as other tools count; then notes on what is unknown."""
     head = f"  {'':<22} {'requests/s':>10} {'requests':>8}"
     lines = [f"{head}  {'p50 / p90 / p99: TTFT from send ms':<34}  TPOT ms"]
-    lines += [line for one in sides for line in (_foreign(one) if one.foreign else _windows(one))]
-    notes = [f"  {one.letter}: {note}" for one in sides if one.foreign for note in one.foreign.notes]
+    notes = []
+    for one in sides:
+        lines += _foreign(one.letter, one.foreign) if one.foreign else _windows(one)
+        notes += [f"  {one.letter}: {note}" for note in one.foreign.notes] if one.foreign else []
     return [*lines, "  a failed request is infinitely late", *notes]
 
 
-def _foreign(one: ComparedResult) -> list[str]:
-    assert one.foreign is not None
-    found = one.foreign.latencies
-    values = found["ttft_from_send"], found["tpot"]
-    return [_load(one.letter, sent_qps(one.foreign), one.foreign.measured.num_rows, *values)]
+def _foreign(letter: str, load: Foreign) -> list[str]:
+    values = load.latencies["ttft_from_send"], load.latencies["tpot"]
+    return [_load(letter, sent_qps(load), load.measured.num_rows, *values)]
 
 
 def _windows(one: ComparedResult) -> list[str]:

@@ -41,7 +41,7 @@ def read(tree: Mapping[str, Any], path: Path, part: str = "") -> Foreign:
     if len({len(column) for column in columns}) > 1:
         raise RunError(f"{path} is not whole: its lists of requests differ in length")
     requests = foreign.table(_rows(tree))
-    notes = [*NOTES, *foreign.assumed_length(requests), *_released(tree)]
+    notes = [*NOTES, *foreign.assumed_length(requests), *foreign.released(tree.get("queue_times") or (), 1e3)]
     return Foreign(path, TOOL, "unknown", requests, False, _asked(tree), _own(tree), tuple(notes), part)
 
 
@@ -95,8 +95,3 @@ def _own(tree: Mapping[str, Any]) -> dict[str, Trio]:
         for ours, theirs in OWN.items()
     }
     return {name: figures for name, figures in found.items() if any(f is not None for f in figures)}
-
-
-def _released(tree: Mapping[str, Any]) -> list[str]:
-    waits_s = tree.get("queue_times")
-    return [foreign.released(1e3 * max(waits_s))] if waits_s else []

@@ -66,7 +66,8 @@ def command(
     if not sources and predict:
         sources = [predict()]
     try:
-        found = expanded([one for source in sources for one in _opened(source)])
+        opened = [read(source) if isinstance(source, Path | str) else [source] for source in sources]
+        found = expanded([one for several in opened for one in several])
         return tree(plan(found[0], asked.demand, asked.plan, found[1:]))
     except NotPlannable as error:
         return refused(error)
@@ -77,7 +78,3 @@ def _refuse_twice(folders: Sequence[str]) -> None:
     for folder, real in zip(folders, resolved, strict=True):
         if resolved.count(real) > 1:
             raise RunError(f"{folder} is given twice; a run counts once")
-
-
-def _opened(source: Source | Path | str) -> Sequence[Source]:
-    return read(source) if isinstance(source, Path | str) else [source]

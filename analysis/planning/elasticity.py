@@ -10,7 +10,7 @@ times the measured box.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,7 +145,8 @@ def sensitivity(sources: Sequence[Source]) -> LengthSensitivity:
     fit = _fit(_columns(lengths, centre), np.log([_estimate(one) for one in found]))
     unit = np.eye(len(FACTORS) + len(PRODUCTS))
     terms = [Term(FACTORS[i], fit.step(unit[i], one_more=False)) for i in fit.kept if i < len(FACTORS)]
-    box = Box(*(_range([getattr(one, name) for one in lengths]) for name in INPUTS))
+    measured = {name: [getattr(one, name) for one in lengths] for name in INPUTS}
+    box = Box(**{name: (min(values), max(values)) for name, values in measured.items()})
     return LengthSensitivity(tuple(terms), _bars(box, centre, fit), box, centre, len(found), fit)
 
 
@@ -209,22 +210,14 @@ def _bars(box: Box, centre: MeanLengths, fit: LengthFit) -> tuple[Bar, ...]:
     for name, unit in INPUTS.items():
         low, high = getattr(box, name)
         if high - low > SAME:
-            at = _columns([_with(centre, name, end) for end in (low, high)], centre)
+            at = _columns([replace(centre, **{name: end}) for end in (low, high)], centre)
             bars.append(Bar(name, unit, low, high, *(_exp(fit.step(one, one_more=False)) for one in at)))
     return tuple(sorted(bars, key=lambda b: -abs(math.log(b.ratio_at_high.value / b.ratio_at_low.value))))
-
-
-def _with(centre: MeanLengths, name: str, value: float) -> MeanLengths:
-    return MeanLengths(**({field: getattr(centre, field) for field in INPUTS} | {name: value}), source="")
 
 
 def _exp(ln: IntervalEstimate) -> IntervalEstimate:
     low, high = (None if end is None else math.exp(end) for end in (ln.low, ln.high))
     return IntervalEstimate(math.exp(ln.value), low, high)
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), max(values)
 
 
 def _outside(box: Box, name: str, value: float) -> bool:

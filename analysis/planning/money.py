@@ -45,9 +45,8 @@ def cost_of(qps: Qps, lengths: MeanLengths | None, node_hour_usd: float, use: fl
     planned = qps.estimate or qps.low
     if planned is None:
         raise RunError("neither an estimate nor a low end of the capacity is known")
-    per_request = [_per_request(rate, node_hour_usd, use) for rate in (planned, qps.high, qps.low)]
-    value, low, high = per_request
-    assert value is not None
+    value = node_hour_usd / (planned * use * SECONDS_PER_HOUR)
+    low, high = (end and node_hour_usd / (end * use * SECONDS_PER_HOUR) for end in (qps.high, qps.low))
     return _over(IntervalEstimate(value, low, high), lengths, node_hour_usd, use)
 
 
@@ -56,10 +55,6 @@ def fleet_cost(
 ) -> Cost:
     """The cost on a whole fleet that serves `served_qps` on average; `nodes` has the interval of its size."""
     return _over(nodes.times(node_hour_usd / (served_qps * SECONDS_PER_HOUR)), lengths, node_hour_usd, use)
-
-
-def _per_request(qps: float | None, node_hour_usd: float, use: float) -> float | None:
-    return None if qps is None else node_hour_usd / (qps * use * SECONDS_PER_HOUR)
 
 
 def _over(one: IntervalEstimate, lengths: MeanLengths | None, node_hour_usd: float, use: float) -> Cost:

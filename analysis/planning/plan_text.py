@@ -42,11 +42,11 @@ def text(tree: Tree) -> str:
 def _headline(tree: Tree) -> str:
     answer, on = tree["answer"], tree["planned_on"]
     nodes, upper = _nodes(answer["nodes"]), answer["nodes_at_high"]
-    said = f"{nodes} ({'unknown' if upper is None else f'{upper:,}'} at the upper bound)"
+    fleet = f"{nodes} ({'unknown' if upper is None else f'{upper:,}'} at the upper bound)"
     if on["open_above"]:
-        said = f"at most {nodes} (the capacity is known from below only)"
+        fleet = f"at most {nodes} (the capacity is known from below only)"
     word = "PREDICTED" if on["predicted"] else "PLAN"
-    return f"{word}  {said} for {_qps(tree['demand']['peak_qps'])} at the peak; {_e(tree)}"
+    return f"{word}  {fleet} for {_qps(tree['demand']['peak_qps'])} at the peak; {_e(tree)}"
 
 
 def _e(tree: Tree) -> str:
@@ -155,9 +155,9 @@ def _day(tree: Tree) -> list[str]:
     if day is None:
         return []
     lead, least = day["scale_up_minutes"], ""
-    said = f"each hour's nodes {lead:g} minutes ahead" if lead is not None else ""
+    ahead = f"each hour's nodes {lead:g} minutes ahead" if lead is not None else ""
     if lead is None:
-        said = "the time to scale up is unknown: plan.scale_up_minutes"
+        ahead = "the time to scale up is unknown: plan.scale_up_minutes"
         least = "at least "
     fixed, autoscaled = f"{day['fixed_node_hours']:,.0f}", f"{least}{day['autoscaled_node_hours']:,.1f}"
     usd = ""
@@ -166,7 +166,7 @@ def _day(tree: Tree) -> list[str]:
     return [
         f"nodes by hour, from midnight: {' '.join(map(str, day['nodes']))}",
         "the peak is the busiest hour's mean; what exceeds it within that hour is left to the headroom",
-        f"node-hours a day: {fixed} fixed, {autoscaled} autoscaled ({said}){usd}",
+        f"node-hours a day: {fixed} fixed, {autoscaled} autoscaled ({ahead}){usd}",
     ]
 
 

@@ -20,7 +20,8 @@ Tree = dict[str, Any]
 
 def tree(found: Plan) -> Tree:
     """The whole plan; an unknown figure is None, never 0."""
-    code = summary.EXIT_OPEN if found.basis.evidence.open_above else summary.EXIT_OK
+    basis, up = found.basis, found.availability
+    code = summary.EXIT_OPEN if basis.evidence.open_above else summary.EXIT_OK
     return {
         "schema_version": SCHEMA_VERSION,
         "verb": "plan",
@@ -35,13 +36,13 @@ def tree(found: Plan) -> Tree:
         "rules": asdict(found.sizing),
         "efficiency": _efficiency(found),
         "degraded": [asdict(one) for one in found.degraded],
-        "availability": _availability(found),
+        "availability": up and asdict(up) | {"spare_nodes": up.spare_nodes},
         "day": _day(found),
-        "cost": asdict(found.money) if found.money else None,
+        "cost": found.money and asdict(found.money),
         "at_scale": asdict(found.scale),
         "by_demand": [asdict(point) for point in found.curve],
-        "sensitivity": sensitivity_tree(found.basis.sensitivity) if found.basis.sensitivity else None,
-        "moved": asdict(found.basis.moved) if found.basis.moved else None,
+        "sensitivity": basis.sensitivity and sensitivity_tree(basis.sensitivity),
+        "moved": basis.moved and asdict(basis.moved),
     }
 
 
@@ -128,11 +129,6 @@ def _points(e: ScalingEfficiency) -> list[Tree]:
             row["planned_efficiency"] = float(e.at(np.array([point.nodes]))[0])
         rows.append(row)
     return rows
-
-
-def _availability(found: Plan) -> Tree | None:
-    one = found.availability
-    return None if one is None else asdict(one) | {"spare_nodes": one.spare_nodes}
 
 
 def _day(found: Plan) -> Tree | None:

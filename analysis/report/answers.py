@@ -54,7 +54,7 @@ def claims(verdict: RunVerdict | StudyVerdict) -> bool:
     return verdict.valid and capacity is not None and not (capacity.open_above or capacity.open_below)
 
 
-def held(hold: HoldFigures) -> Table:
+def confirmation_run(hold: HoldFigures) -> Table:
     """The confirmation run: p90s at the certified rate, and whether they veto the answer."""
     rate = f"The certified {figure(hold.rate_qps_per_node)} QPS per node, held for {hold.window_s:.0f} s"
     if not hold.valid:

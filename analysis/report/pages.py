@@ -32,17 +32,17 @@ PURPOSE = "What was asked, how much was seen, and every check with its worst fig
 
 def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
-    verdict, said, asked = run.verdict, banner.of_run(run), _asked(run)
+    verdict, claim, asked = run.verdict, banner.of_run(run), _asked(run)
     sections = [_trust(verdict), *_with_errors(exhibits.sections(run, Room()), run)]
     capacity = verdict.capacity if verdict else None
     sections += [provenance.of_run(run), definitions.section(asked, capacity)]
     heading = _heading(asked, str(run.manifest.get("verb", "run")))
-    return Page(f"{said.word}: {run.name}", heading, _subtitle(run, asked), said, sections)
+    return Page(f"{claim.word}: {run.name}", heading, _subtitle(run, asked), claim, sections)
 
 
 def of_study(found: StudyFolder, out: Path) -> Page:
     """The page of a study for the file `out`: its answer, its parts, and the main figures of each."""
-    verdict, said, room = found.verdict, banner.of_study(found.path, found.verdict), Room()
+    verdict, claim, room = found.verdict, banner.of_study(found.path, found.verdict), Room()
     links = {name: _link(name, found.path / name / REPORT, out) for name in verdict.names}
     parts: list[Block] = [study.parts(verdict, links)]
     parts += [block for block in (study.together(verdict), study.differences(verdict)) if block]
@@ -56,7 +56,7 @@ def of_study(found: StudyFolder, out: Path) -> Page:
     ]
     heading = _heading(verdict.asked, verdict.study)
     subtitle = f"Study {found.name}: {len(verdict.names)} runs, kind {verdict.study}"
-    return Page(f"{said.word}: {found.name}", heading, subtitle, said, sections)
+    return Page(f"{claim.word}: {found.name}", heading, subtitle, claim, sections)
 
 
 def of_runs(runs: Sequence[Run]) -> Page:
@@ -73,8 +73,8 @@ def of_runs(runs: Sequence[Run]) -> Page:
     ]
     names = ", ".join(run.name for run in runs)
     changed = [line for run in runs for line in integrity.altered(run.path)]
-    said = banner.altered(changed) if changed else None
-    return Page(f"{len(runs)} runs", f"{len(runs)} runs side by side", names, said, sections)
+    claim = banner.altered(changed) if changed else None
+    return Page(f"{len(runs)} runs", f"{len(runs)} runs side by side", names, claim, sections)
 
 
 def _beside(runs: Sequence[Run], room: Room) -> list[Section]:
@@ -97,7 +97,7 @@ def _trust(verdict: RunVerdict | None) -> Section:
     if verdict.probe:
         blocks.append(answers.p90s("Both p90s against their bounds", verdict.probe))
     if verdict.hold:
-        blocks.append(answers.held(verdict.hold))
+        blocks.append(answers.confirmation_run(verdict.hold))
     if verdict.dwells:
         blocks.append(answers.windows(verdict.dwells))
     return Section("trust", TRUST, PURPOSE, tuple(blocks))

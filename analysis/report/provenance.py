@@ -27,7 +27,7 @@ def of_run(run: Run) -> Section:
     """Everything needed to trust a run or to repeat it."""
     blocks = brief(run)
     if engine := _engine(run.manifest):
-        blocks.append(Code("The engine as it told of itself", engine, folded=True))
+        blocks.append(Code("The engine as it reports itself", engine, folded=True))
     blocks.append(Code("The resolved configuration (config.yaml)", _config(run), folded=True))
     if files := run.manifest.get("files"):
         rows = tuple(sorted(files.items()))

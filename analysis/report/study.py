@@ -12,13 +12,7 @@ from analysis.report.wording import UNKNOWN, figure, qps, value
 from analysis.results import matrix_table, studies
 from analysis.results.runs import RECORDED, Run, load_run
 from analysis.results.types.shared_figures import QpsFigures
-from analysis.results.types.study_verdict import (
-    CellRatio,
-    MatrixCell,
-    PartRow,
-    PercentFigures,
-    StudyVerdict,
-)
+from analysis.results.types.study_verdict import CellRatio, MatrixCell, PartRow, PercentFigures, StudyVerdict
 
 Links = Mapping[str, Cell]
 """Each part's name as a cell that links to its report."""
@@ -55,14 +49,10 @@ def parts(study: StudyVerdict, links: Links) -> Table:
     recorded = study.study == "recipe"
     rows = [(links[name], *_part(known.get(name), recorded)) for name in study.names]
     heads = "part", "result", "QPS per node", "95 % interval", "certified", "limited by", "seed"
-    failed = tuple("failed" if row[1].startswith("no result (") else "" for row in map(_texts, rows))
+    failed = tuple("failed" if str(row[1]).startswith("no result (") else "" for row in rows)
     return Table(
         "Parts of the study (study.json)", heads, tuple(rows), tones=failed, state=1, words=frozenset({1})
     )
-
-
-def _texts(row: tuple[Cell, ...]) -> list[str]:
-    return [cell if isinstance(cell, str) else cell.text for cell in row]
 
 
 def _part(row: PartRow | None, recorded: bool) -> tuple[str, ...]:

@@ -232,7 +232,7 @@ def test_results_of_other_tools_are_laid_beside_ours_without_a_ratio() -> None:
     assert text.count("is another tool's result, which claims no capacity") == 3
     assert "capacity" not in text.replace("claims no capacity", "")
     assert "A dwell 4" in text and "B                            9.89       30  49.0 / inf / inf" in text
-    assert "B: due times are not told" in text and "C: its planned times are told" in text
+    assert "B: due times are not reported" in text and "C: its planned times are reported" in text
 
 
 def test_loads_of_other_tools_alone_can_be_compared() -> None:
