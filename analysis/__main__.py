@@ -94,7 +94,7 @@ def _done(verb: str, arguments: argparse.Namespace) -> int:
         if not altered:
             raise
         raise integrity.AlteredError(str(error)) from error
-    except (*WRONG_KIND, RecursionError) as error:
+    except WRONG_KIND as error:
         if not altered and all(map(integrity.is_sealed, places)):
             raise  # the files are as they were written: the mistake is ours
         named = ", ".join(map(str, places))

@@ -122,7 +122,6 @@ def _outcome(kind: str, one: Mapping[str, Any], body: Mapping[str, Any]) -> Row:
 
 
 def _body(one: Mapping[str, Any]) -> dict[str, Any]:
-    """The body that was sent; empty if the file has none."""
     try:
         found = json.loads(one.get("request_args") or "{}").get("body")
     except (ValueError, AttributeError):

@@ -53,7 +53,6 @@ def _rows(run: Run) -> Iterator[Tree]:
 
 
 def _throughput(asked: Experiment, window: MeasuredWindow, came: Came) -> Tree:
-    """Tokens per second and GPU that came within the window."""
     gpus = per_gpu.gpus(asked, window.line["nodes"])
     if gpus is None:
         return dict.fromkeys(("tput_per_gpu", "output_tput_per_gpu", "input_tput_per_gpu"))
@@ -63,7 +62,6 @@ def _throughput(asked: Experiment, window: MeasuredWindow, came: Came) -> Tree:
 
 
 def _replicas(asked: Experiment, window: MeasuredWindow) -> int | None:
-    """Replicas that served; None for an external endpoint."""
     if asked.engine.kind == "external":
         return None
     return int(window.line["nodes"]) * asked.layout.replicas_per_node
@@ -116,7 +114,6 @@ def _figures(latency_ms: Floats) -> dict[str, float | None]:
 
 
 def _beside(run: Run, asked: Experiment, window: MeasuredWindow) -> Tree:
-    """Figures that InferenceX has no key for."""
     line = window.line
     return {
         "run": run.name,

@@ -124,12 +124,10 @@ def _found_ratio(a: ComparedResult, b: ComparedResult) -> CapacityRatio | None:
 
 
 def _refused(a: ComparedResult, b: ComparedResult) -> str:
-    """The reason why two sides have no ratio."""
     return "; ".join(f"{one.letter} ({one.name}) {one.unclaimed}" for one in (a, b) if one.unclaimed)
 
 
 def _common(a: ComparedResult, b: ComparedResult) -> list[str]:
-    """p90s of both sides at the rates that both offered."""
     if a.foreign or b.foreign:
         return []
     ours, theirs = _rates(a), _rates(b)

@@ -98,7 +98,6 @@ def _error(row: Tree) -> str:
 
 
 def _summary(window: MeasuredWindow) -> Tree:
-    """Mean, median, sd and percentiles in ms of answered requests; null if there is none."""
     found: Tree = {}
     for name, latency_ms in window.latencies_ms.items():
         known = latency_ms[np.isfinite(latency_ms)]

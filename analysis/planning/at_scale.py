@@ -67,8 +67,8 @@ def at_scale(
         rate_qps=rate_qps,
         e2e_s=e2e_s,
         open_connections=None if in_flight is None else math.ceil(in_flight),
-        input_tokens_per_s=_times(rate_qps, n_in),
-        output_tokens_per_s=_times(rate_qps, n_out),
+        input_tokens_per_s=None if n_in is None else rate_qps * n_in,
+        output_tokens_per_s=None if n_out is None else rate_qps * n_out,
         request_bytes_per_s=_bytes_per_s(rate_qps, n_in, REQUEST_BYTES, REQUEST_BYTES_PER_TOKEN),
         answer_bytes_per_s=_bytes_per_s(rate_qps, n_out, ANSWER_BYTES, ANSWER_BYTES_PER_TOKEN),
         client_cpu_ms_per_request=cpu_ms,
@@ -76,12 +76,8 @@ def at_scale(
         client_cpu_cores=rate_qps * cpu_ms / 1e3,
         client_actors=actors,
         client_streams_per_actor=None if in_flight is None else math.ceil(in_flight / actors),
-        client_stream_bytes=_times(in_flight, STREAM_BYTES),
+        client_stream_bytes=None if in_flight is None else in_flight * STREAM_BYTES,
     )
-
-
-def _times(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one * other
 
 
 def _bytes_per_s(rate_qps: float, tokens: float | None, fixed: float, per_token: float) -> float | None:

@@ -145,7 +145,6 @@ def _available(need: int, care: Care) -> Availability | None:
 
 
 def _fleet(rate_qps: float, service: FleetCapacity, care: Care) -> int:
-    """Nodes by all rules that were asked for."""
     found = _available(needed(rate_qps, service), care)
     by_rules = size(rate_qps, service, care.headroom, care.spare_nodes).nodes
     return max(by_rules, found.nodes if found else 0)
@@ -207,7 +206,6 @@ def _nodes_at(demand_qps: float, on: PlanBasis, care: Care) -> dict[str, int]:
 
 
 def _curve(peak_qps: float, on: PlanBasis, care: Care) -> tuple[CurvePoint, ...]:
-    """Nodes by demand, without demands that no number of nodes serves."""
     points = []
     for demand_qps in (share * peak_qps for share in CURVE):
         nodes = _sized(demand_qps, on.service, on.service.qps_per_node, care)

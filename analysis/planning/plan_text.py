@@ -231,13 +231,11 @@ def _sensitivity(tree: Tree) -> list[str]:
 
 
 def _price(span: Tree) -> str:
-    """Dollars of three digits, or whole ones."""
     form = "#.3g" if span["value"] < 100 else ",.0f"
     return f"${_span(span, form)}"
 
 
 def _span(span: Tree, form: str) -> str:
-    """A figure with its interval if that is known."""
     value = f"{span['value']:{form}}"
     if span["low"] is None and span["high"] is None:
         return value
@@ -250,7 +248,6 @@ def _nodes(count: int) -> str:
 
 
 def _rate(qps_per_node: float) -> str:
-    """Two decimals, or three digits of a small rate."""
     return f"{qps_per_node:.2f}" if qps_per_node >= 1 else f"{qps_per_node:.3g}"
 
 
@@ -270,7 +267,6 @@ def _usd(value: float) -> str:
 
 
 def _si(value: float | None, unit: str) -> str:
-    """Three digits with a prefix for 1000s."""
     if value is None:
         return f"unknown {unit}"
     for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -82,7 +82,6 @@ def _answer(found: Plan) -> Tree:
 
 
 def _engines(found: Plan) -> int | None:
-    """Engines of the whole fleet; None for an external service."""
     asked = found.basis.evidence.asked
     if asked.engine == "external":
         return None
@@ -119,7 +118,6 @@ def _efficiency(found: Plan) -> Tree:
 
 
 def _points(e: ScalingEfficiency) -> list[Tree]:
-    """Capacity and E(n) at each measured node count; a single one has no E."""
     rows = []
     for point in e.points:
         row: Tree = {"nodes": point.nodes, "qps_per_node": point.qps_per_node}

@@ -59,7 +59,6 @@ def available(needed: int, node_availability: float, target: float) -> Availabil
 
 
 def _doubled(nodes: int) -> Iterator[int]:
-    """A number of nodes and its doubles, up to the most that are tried."""
     while nodes < MOST_NODES:
         yield nodes
         nodes *= 2

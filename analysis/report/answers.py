@@ -89,15 +89,11 @@ def _p90(limit: str, found: P90Figures) -> tuple[str, ...]:
 def windows(lines: Sequence[WindowRow]) -> Table:
     """All windows in order of time, void ones marked."""
     heads = "window", "QPS per node", "requests", "failed", "p90 TTFT ms", "p90 TPOT ms", "p99 send lag ms"
+    columns = "rate_qps_per_node", "requests", "failed", "ttft_p90_ms", "tpot_p90_ms", "lag_p99_ms"
     rows = tuple(
         (
             f"{line['kind']} {line['index']}",
-            figure(line["rate_qps_per_node"]),
-            figure(line["requests"]),
-            figure(line["failed"]),
-            figure(line["ttft_p90_ms"]),
-            figure(line["tpot_p90_ms"]),
-            figure(line["lag_p99_ms"]),
+            *(figure(line[name]) for name in columns),
             "valid" if line["valid"] else f"VOID: {line['void_reason']}",
         )
         for line in lines

@@ -140,5 +140,4 @@ def block(exhibit: Exhibit, subject: Any, room: Room, prefix: str = "") -> Block
 
 
 def _labelled(svg: str, alt: str) -> str:
-    """The drawing with its alternative text."""
     return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)

@@ -5,6 +5,7 @@ Knows the order of sections; other modules fill them.
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from analysis.report import answers, banner, checks, definitions, exhibits, provenance, study
@@ -89,7 +90,6 @@ def _beside(runs: Sequence[Run], room: Room) -> list[Section]:
 
 
 def _trust(verdict: RunVerdict | None) -> Section:
-    """Checks, configuration and windows behind the verdict."""
     if verdict is None:
         why = "the run has no sweep.json; its windows were not judged once every row was final"
         return Section("trust", TRUST, PURPOSE, (Missing("Checks", why),))
@@ -114,10 +114,8 @@ def _checks(verdict: RunVerdict | StudyVerdict) -> list[Block]:
 def _with_errors(sections: Sequence[Section], run: Run) -> list[Section]:
     """The sections, with failure messages in the one on errors."""
     found = answers.errors(run)
-    return [
-        Section(one.id, one.title, one.purpose, (*one.blocks, found)) if found and one.id == "errors" else one
-        for one in sections
-    ]
+    more = (found,) if found else ()
+    return [replace(one, blocks=(*one.blocks, *more)) if one.id == "errors" else one for one in sections]
 
 
 def _asked(run: Run) -> AskedExperiment:
@@ -128,7 +126,6 @@ def _asked(run: Run) -> AskedExperiment:
 
 
 def _heading(asked: AskedExperiment, verb: str) -> str:
-    """The heading: the kind of measurement and its service."""
     what = {
         "probe": "Probe",
         "compare": "Comparison",
@@ -146,7 +143,6 @@ def _subtitle(run: Run, asked: AskedExperiment) -> str:
 
 
 def _link(name: str, report: Path, out: Path) -> Cell:
-    """The name of a part, linked to its report if there is one."""
     if not report.exists():
         return name
     return Link(name, Path(os.path.relpath(report.resolve(), out.resolve().parent)).as_posix())

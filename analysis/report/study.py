@@ -75,7 +75,6 @@ def _seed(row: PartRow) -> str:
 
 
 def _cells(study: StudyVerdict, links: Links) -> Table:
-    """The cells of a matrix: place on the axes, capacity, and ratio to the first cell."""
     rows, tones, axes = [], [], study.axes or ()
     for cell in study.cells or ():
         at = [value(cell.at.get(axis)) for axis in axes]
