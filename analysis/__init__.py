@@ -1,7 +1,7 @@
-"""What numbers mean: records, metrics, capacity, validity, runs. Imports neither Ray nor HTTP nor vLLM.
+"""The meaning of numbers: records, metrics, capacity, validity, runs. Imports neither Ray nor HTTP nor vLLM.
 
-What a notebook needs stands here: `load_run`, tables of a run, a figure for each question, and the plan.
-matplotlib comes with the first figure that is drawn.
+Holds everything that a notebook needs: `load_run`, tables of a run, a figure for each question, and the plan.
+matplotlib is imported with the first figure.
 """
 
 from analysis.exchange import compare, export

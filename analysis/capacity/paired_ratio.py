@@ -96,6 +96,11 @@ class Ratio:
         return "B is worse" if self.high < 1 else "no difference shown"
 
     @property
+    def interval(self) -> str:
+        """The meaning of `low` and `high`, in words."""
+        return "95 % of capacity B / capacity A"
+
+    @property
     def log_next(self) -> float:
         """ln(ratio) to try next: halfway to the bound while no pair was above, for an overload costs more."""
         value = math.log(self.value)
@@ -144,7 +149,7 @@ def unpaired(a: tuple[float, float, float], b: tuple[float, float, float]) -> tu
 
 def tree(found: Ratio) -> Tree:
     """The part of study.json that a comparison adds."""
-    return asdict(found) | {"verdict": found.verdict, "interval": "95 % of capacity B / capacity A"}
+    return asdict(found) | {"verdict": found.verdict, "interval": found.interval}
 
 
 def headline(found: Tree) -> str:

@@ -1,4 +1,4 @@
-"""To and from other tools, and side by side: their results by our definitions, our runs in their formats."""
+"""Read results of other tools, write runs in their formats, and compare runs side by side."""
 
 from analysis.exchange.exporting import FORMATS, export
 from analysis.exchange.foreign import Foreign

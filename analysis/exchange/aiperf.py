@@ -1,8 +1,8 @@
-"""Reads AIPerf's records (`profile_export.jsonl`, a line per request). Read from real files of AIPerf 0.13.0.
+"""Read AIPerf's records (`profile_export.jsonl`, a line per request) as AIPerf 0.13.0 writes them.
 
-`metadata.request_start_ns` is the send and `metadata.credit_issued_ns` when its scheduler released it, by the
-wall clock; `metrics.*.value` in ms count from the send. Its version and its own percentiles are in a file
-that it writes beside this one, which is read where it is there.
+`metadata.request_start_ns` is the send and `metadata.credit_issued_ns` the release by its scheduler, by the
+wall clock; `metrics.*.value` in ms count from the send. Its version and its own percentiles are in a summary
+file beside this one, which is read if it exists.
 """
 
 import json
@@ -11,22 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from analysis.exchange.foreign import (
-    NS_PER_MS,
-    NS_PER_S,
-    WARMUP,
-    WINDOW,
-    Asked,
-    Foreign,
-    Row,
-    Trio,
-    assumed_length,
-    failure,
-    percentiles,
-    released,
-    shortage,
-    table,
-)
+from analysis.exchange import foreign
+from analysis.exchange.foreign import NS_PER_MS, NS_PER_S, WARMUP, WINDOW, Foreign, OfferedLoad, Row, Trio
 from analysis.results.runs import RunError
 from analysis.rows import records
 
@@ -41,15 +27,11 @@ OWN = {
     "itl": "inter_chunk_latency",
     "e2e_from_send": "request_latency",
 }
-NOTES = (
-    "due times are not told: latencies count from the send, which hides a late client",
-    "the asked length is not in the file: an answer that ended early counts as answered",
-    'its "inter token latency" is what is TPOT here',
-)
+NOTES = (foreign.DUE_UNKNOWN, foreign.LENGTH_UNKNOWN, 'its "inter token latency" is what is TPOT here')
 
 
 def fits(lines: Sequence[Any]) -> bool:
-    """True of the lines of such a file."""
+    """True for the lines of such a file."""
     return bool(lines) and all(
         isinstance(line, dict) and isinstance(line.get("metadata"), dict) and "metrics" in line
         for line in lines
@@ -57,14 +39,17 @@ def fits(lines: Sequence[Any]) -> bool:
 
 
 def read(lines: Sequence[Mapping[str, Any]], path: Path) -> Foreign:
-    """One run. Raises RunError for a version whose records lack what is needed, or without a measured one."""
+    """Read one load. Raises RunError for records that lack a needed field, or that are all warm-up."""
     for line in lines:
         _refuse(line, path)
     rows = [_row(line) for line in lines]
     if not any(row["phase"] == WINDOW for row in rows):
         raise RunError(f"{path} holds no request after its warm-up: nothing can be judged")
-    requests, summary = table(rows), _summary(path.with_name(SUMMARY_FILE), rows)
-    notes = [*NOTES, *assumed_length(requests), *_released(lines), *_counted(lines)]
+    requests, summary = foreign.table(rows), _summary(path.with_name(SUMMARY_FILE), rows)
+    known = [line["metadata"] for line in lines if line["metadata"].get("credit_issued_ns") is not None]
+    waits_ns = [one["request_start_ns"] - one["credit_issued_ns"] for one in known]
+    notes = [*NOTES, *foreign.assumed_length(requests), *foreign.released(waits_ns, 1 / NS_PER_MS)]
+    notes += _counted(lines)
     if not summary:
         notes.append(
             f"its own figures, its version and the asked rate are in {SUMMARY_FILE}, not beside this file"
@@ -84,29 +69,29 @@ def _refuse(line: Mapping[str, Any], path: Path) -> None:
 
 
 def _row(line: Mapping[str, Any]) -> Row:
-    told, phase = line["metadata"], line["metadata"]["benchmark_phase"]
-    start = int(told["request_start_ns"])
+    meta = line["metadata"]
+    start = int(meta["request_start_ns"])
     return {
         **_outcome(line),
-        "phase": WINDOW if phase == "profiling" else WARMUP,
-        "turn": told.get("turn_index") or 0,
+        "phase": WINDOW if meta["benchmark_phase"] == "profiling" else WARMUP,
+        "turn": meta.get("turn_index") or 0,
         "due_ns": start,
         "scheduled_at": datetime.fromtimestamp(start / NS_PER_S, UTC),
     }
 
 
 def _outcome(line: Mapping[str, Any]) -> Row:
-    told, error = line["metadata"], line.get("error")
-    if told.get("was_cancelled"):
+    error = line.get("error")
+    if line["metadata"].get("was_cancelled"):
         return {"status": records.PENDING}
     if error:
-        return failure(str(error.get("message") or error.get("type")), _code(error.get("code")))
+        return foreign.failure(str(error.get("message") or error.get("type")), _code(error.get("code")))
     values = {name: metric["value"] for name, metric in line["metrics"].items()}
     first, last = (round(values[name] * NS_PER_MS) for name in ANSWERED)
     output = values.get("usage_completion_tokens", values.get("output_sequence_length"))
     gaps_ms = values.get("inter_chunk_latency")
     return {
-        **shortage(output, first),
+        **foreign.shortage(output, first),
         "first_token_offset_ns": first,
         "last_token_offset_ns": last,
         "end_offset_ns": last,
@@ -118,13 +103,13 @@ def _outcome(line: Mapping[str, Any]) -> Row:
     }
 
 
-def _code(said: Any) -> int | None:
-    """The HTTP status of an error; AIPerf gives other errors other codes, or none."""
-    return int(said) if isinstance(said, int) and 400 <= said < 600 else None
+def _code(value: Any) -> int | None:
+    """The HTTP status of an error; AIPerf gives errors of other kinds other codes, or none."""
+    return int(value) if isinstance(value, int) and 400 <= value < 600 else None
 
 
 def _summary(path: Path, rows: Sequence[Row]) -> dict[str, Any]:
-    """The summary beside the records, if it is one and of as many requests; else empty."""
+    """The summary beside the records; empty if there is none, or one of another number of requests."""
     try:
         tree = json.loads(path.read_bytes())
         counted = tree["request_count"]["avg"] + tree.get("error_request_count", {}).get("avg", 0)
@@ -133,12 +118,12 @@ def _summary(path: Path, rows: Sequence[Row]) -> dict[str, Any]:
     return tree if counted == sum(row["phase"] == WINDOW for row in rows) else {}
 
 
-def _asked(summary: Mapping[str, Any]) -> Asked:
+def _asked(summary: Mapping[str, Any]) -> OfferedLoad:
     config = summary.get("input_config") or {}
     phase: dict[str, Any] = next((p for p in config.get("phases") or () if p.get("kind") == "profiling"), {})
     models = [item.get("name") for item in (config.get("models") or {}).get("items") or ()]
     rate, held = phase.get("rate"), phase.get("concurrency")
-    return Asked(
+    return OfferedLoad(
         rate_qps=rate,
         arrivals=str(phase.get("type", "unknown")),
         concurrency=held,
@@ -149,21 +134,13 @@ def _asked(summary: Mapping[str, Any]) -> Asked:
 
 def _own(summary: Mapping[str, Any]) -> dict[str, Trio]:
     return {
-        ours: percentiles(summary[theirs], ("p50", "p90", "p99"))
+        ours: foreign.percentiles(summary[theirs], ("p50", "p90", "p99"))
         for ours, theirs in OWN.items()
         if theirs in summary
     }
 
 
-def _released(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    told = [line["metadata"] for line in lines if line["metadata"].get("credit_issued_ns") is not None]
-    if not told:
-        return []
-    worst_ms = max(one["request_start_ns"] - one["credit_issued_ns"] for one in told) / NS_PER_MS
-    return [released(worst_ms)]
-
-
 def _counted(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     if all("usage_completion_tokens" in line["metrics"] for line in lines if not line.get("error")):
         return []
-    return ["output tokens were counted by the client's tokenizer, not told by the server"]
+    return ["output tokens were counted by the client's tokenizer, not reported by the server"]

@@ -1,7 +1,7 @@
-"""What can stand on a side of a comparison: a run, a study with one capacity, or a load of another tool."""
+"""Sides of a comparison: runs, studies with one capacity, or loads of other tools."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from analysis.capacity.paired_ratio import unpaired
@@ -9,8 +9,10 @@ from analysis.exchange import foreign_text
 from analysis.exchange.foreign import Foreign
 from analysis.exchange.readers import is_foreign, load_foreign
 from analysis.results import matrix_table, studies, summary
+from analysis.results.json_border import to_tree
 from analysis.results.runs import Run, RunError, load_run
-from analysis.results.summary import Tree
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment, load
 
 SIDES = ("compare", matrix_table.KIND)
@@ -21,19 +23,19 @@ Interval = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """One side. `tree` is its conclusion and `asked` its configuration; a tool's load has neither."""
+class ComparedResult:
+    """One side of a comparison: its verdict and configuration; a load of another tool has neither."""
 
     letter: str
     path: Path
-    tree: Tree | None = None
+    verdict: RunVerdict | StudyVerdict | None = None
     asked: Experiment | None = None
     run: Run | None = None
     foreign: Foreign | None = None
 
     @property
     def name(self) -> str:
-        """Short, as a reader knows it: a part of a study with the study's name."""
+        """Short name; that of a part begins with its study's."""
         if self.foreign:
             return self.foreign.name
         path = self.path.resolve()
@@ -41,36 +43,41 @@ class Subject:
 
     @property
     def headline(self) -> str:
-        """The verdict and the number, as `show` begins."""
+        """Verdict and capacity, the first line of `show`."""
         if self.foreign:
             return foreign_text.headline(self.foreign)
-        return summary.text(self.tree).splitlines()[0] if self.tree else "UNFINISHED  no result yet"
+        if self.verdict is None:
+            return "UNFINISHED  no result yet"
+        return summary.text(to_tree(self.verdict)).splitlines()[0]
 
     @property
     def capacity(self) -> Interval | None:
-        """(estimate, low, high) in QPS per node; None where `unclaimed` says why."""
-        if self.unclaimed or not self.tree:
+        """(estimate, low, high) in QPS per node; None where `unclaimed` gives the reason."""
+        found = self.verdict.capacity if self.verdict else None
+        if self.unclaimed or not found:
             return None
-        q = self.tree["capacity"]["qps_per_node"]
-        return q["estimate"], q["low"], q["high"]
+        q = found.qps_per_node
+        assert q.low is not None and q.high is not None, "both ends are closed"
+        return q.estimate, q.low, q.high
 
     @property
     def unclaimed(self) -> str:
-        """Why no ratio can be made with it; empty where it has a capacity with two ends."""
+        """The reason why it allows no ratio; empty for a capacity with two ends."""
         if self.foreign:
             return "is another tool's result, which claims no capacity"
-        if self.tree is None:
+        if self.verdict is None:
             return "did not end"
-        if not self.tree["valid"]:
-            return f"is {summary.word(self.tree)}: {self.tree.get('reason') or 'no capacity is claimed'}"
-        found = self.tree.get("capacity")
+        if not self.verdict.valid:
+            word = summary.word(to_tree(self.verdict))
+            return f"is {word}: {self.verdict.reason or 'no capacity is claimed'}"
+        found = self.verdict.capacity
         if not found:
             return "measured no capacity"
-        return "has an open end: a bound, not a number" if found["open_above"] or found["open_below"] else ""
+        return "has an open end: a bound, not a number" if found.open_above or found.open_below else ""
 
 
-def subjects(paths: Sequence[Path]) -> list[Subject]:
-    """The sides that the paths mean, in order. Raises RunError for fewer than two, or for one given twice."""
+def compared_results(paths: Sequence[Path]) -> list[ComparedResult]:
+    """The sides that the paths name, in order. Raises RunError for fewer than two, or for a repeated one."""
     found = [one for path in paths for one in _sides(path)]
     known = [one.path.resolve() for one in found if one.foreign is None]
     for path in known:
@@ -80,39 +87,36 @@ def subjects(paths: Sequence[Path]) -> list[Subject]:
         raise RunError(f"compare needs two or more; give another RUN beside {paths[0] if paths else 'it'}")
     if len(found) > len(LETTERS):
         raise RunError(f"compare takes up to {len(LETTERS)} sides, not {len(found)}")
-    return [_lettered(one, letter) for one, letter in zip(found, LETTERS, strict=False)]
+    return [replace(one, letter=letter) for one, letter in zip(found, LETTERS, strict=False)]
 
 
-def paired_ratio(a: Subject, b: Subject) -> Interval | None:
-    """B over A from a comparison study of which they are the two sides: of the same requests."""
+def paired_ratio(a: ComparedResult, b: ComparedResult) -> Interval | None:
+    """B over A of the same requests, if the two are the sides of one comparison study; else None."""
     above = a.path.resolve().parent
     if a.foreign or b.foreign or above != b.path.resolve().parent or not studies.is_study(above):
         return None
-    tree = studies.load_study(above)
-    found = tree.get("ratio")
-    if tree.get("study") != "compare" or not found or not tree.get("valid"):
+    study = studies.load_verdict(above)
+    found = study.ratio
+    if study.study != "compare" or not found or not study.valid:
         return None
-    value, low, high = found["value"], found["low"], found["high"]
-    return (value, low, high) if a.path.resolve().name == tree["names"][0] else (1 / value, 1 / high, 1 / low)
+    if a.path.resolve().name == study.names[0]:
+        return found.value, found.low, found.high
+    return 1 / found.value, 1 / found.high, 1 / found.low
 
 
-def unpaired_ratio(a: Subject, b: Subject) -> Interval | None:
-    """B over A of two capacities that were measured apart; None where one claims none."""
+def unpaired_ratio(a: ComparedResult, b: ComparedResult) -> Interval | None:
+    """B over A of two capacities that were measured apart; None if one claims none."""
     return unpaired(a.capacity, b.capacity) if a.capacity and b.capacity else None
 
 
-def _sides(path: Path) -> list[Subject]:
+def _sides(path: Path) -> list[ComparedResult]:
     if is_foreign(path):
-        return [Subject("", path, foreign=one) for one in load_foreign(path)]
+        return [ComparedResult("", path, foreign=one) for one in load_foreign(path)]
     if not studies.is_study(path):
         run = load_run(path)
-        return [Subject("", run.path, run.sweep, run.config, run)]
-    tree = studies.load_study(path)
-    if tree.get("study") in SIDES:
-        return [one for name in tree["names"] if (path / name).is_dir() for one in _sides(path / name)]
-    ended = tree if tree["exit_code"] is not None else None
-    return [Subject("", path, ended, load(base=path / "config.yaml"))]
-
-
-def _lettered(one: Subject, letter: str) -> Subject:
-    return Subject(letter, one.path, one.tree, one.asked, one.run, one.foreign)
+        return [ComparedResult("", run.path, run.verdict, run.config, run)]
+    study = studies.load_verdict(path)
+    if study.study in SIDES:
+        return [one for name in study.names if (path / name).is_dir() for one in _sides(path / name)]
+    ended = study if study.exit_code is not None else None
+    return [ComparedResult("", path, ended, load(base=path / "config.yaml"))]

@@ -1,7 +1,7 @@
-"""Writes a run in a format of other programs, to a file or to standard output."""
+"""Write a run in a format of other programs, to a file or to standard output."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from analysis.exchange import inferencex, request_rows, vllm_result
@@ -16,14 +16,14 @@ FORMATS = {
     "jsonl": (".jsonl", ".ndjson"),
     "vllm-bench": (".json", ".jsonl"),
 }
-"""Formats, and how the file of a command line ends that has one."""
+"""Formats, each with the endings that `--out` may have."""
 
 
 def export(run: Run | Path | str, format: str, out: Path | str | None = None) -> None:
-    """Write a run, or the one at a path or URI; of a study all parts, as `inferencex` only.
+    """Write a run, or the run at a path or URI; of a study all parts, as `inferencex` only.
 
-    Complete in `out`, or not at all; without it to standard output. Raises RunError for an unknown format,
-    for what is no run, and for an `out` that exists.
+    `out` is written whole or not at all; without it the text goes to standard output. Raises RunError for an
+    unknown format, for a place that is no run, and for an `out` that exists.
     """
     path = run.path if isinstance(run, Run) else local(run)
     out = None if out is None else Path(out)
@@ -34,20 +34,16 @@ def export(run: Run | Path | str, format: str, out: Path | str | None = None) ->
         raise RunError(f"{path} is a file; export writes run folders")
     blocks = _blocks(path, format)
     if out is None:
-        # Data is exact in a file or a pipe; a terminal must not obey it.
+        # Exact data for a file or a pipe; a terminal must not obey it.
         sys.stdout.writelines(map(terminal.shown, blocks) if sys.stdout.isatty() else blocks)
         return
     part = out.with_name(out.name + ".tmp")
     try:
-        _write(part, blocks)
+        with part.open("w", encoding="utf-8", newline="") as file:
+            file.writelines(blocks)
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _write(path: Path, blocks: Iterable[str]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(blocks)
 
 
 def _blocks(path: Path, format: str) -> Iterator[str]:
@@ -56,7 +52,5 @@ def _blocks(path: Path, format: str) -> Iterator[str]:
         return
     if studies.is_study(path):
         raise RunError(f"{path} is a study: export one of its parts, {path}/NAME, or --format inferencex")
-    run: Run = load_run(path)
-    yield from {"csv": request_rows.csv, "jsonl": request_rows.jsonl, "vllm-bench": vllm_result.lines}[
-        format
-    ](run)
+    writers = {"csv": request_rows.csv, "jsonl": request_rows.jsonl, "vllm-bench": vllm_result.lines}
+    yield from writers[format](load_run(path))

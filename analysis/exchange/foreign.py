@@ -1,12 +1,12 @@
-"""What another tool measured, as request rows of ours: judged by our definitions, with what it does not tell.
+"""A load of another tool as request rows of ours, judged by our definitions, with notes on what is unknown.
 
-Knows no tool and no file format. Nothing here can be valid or void: no other tool proves that its client kept
-its schedule.
+Knows no tool and no file format. Nothing here is valid or void, because no other tool proves that its client
+kept its schedule.
 """
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -22,15 +22,18 @@ from analysis.rows.metrics import Floats
 NS_PER_S, NS_PER_MS = 1e9, 1e6
 WINDOW, WARMUP = "window", "warmup"
 ERROR_CHARS = 300
-"""Of an error's message; a tool may save a whole traceback (our choice)."""
+"""Most letters of an error message; a tool may save a whole traceback (our choice)."""
 CUT_OFF = ("payload is not completed", "incomplete", "peer closed", "disconnected")
-"""What HTTP clients of Python say of an answer that broke off."""
+"""Words of Python's HTTP clients for an answer that broke off."""
 _OFFSETS = ("first_byte", "first_token", "last_token", "end")
 _PHRASES = {status.phrase: int(status) for status in HTTPStatus}
 EXPORTED = "maxqps"
-"""The first word of a failure in an export of a run of ours, before its status and kind."""
+"""First word of a failure in our own exports, before its status and kind."""
 _OURS = re.compile(rf"{EXPORTED} ({'|'.join(records.FAILURES)})(?: ([^ :]+))?:")
 _CODE = re.compile(r"(?:error|status|code)\W{1,3}([45]\d\d)\b", re.IGNORECASE)
+
+DUE_UNKNOWN = "due times are not reported: latencies count from the send, which hides a late client"
+LENGTH_UNKNOWN = "the asked length is not in the file: an answer that ended early counts as answered"
 
 Row = dict[str, Any]
 Trio = tuple[float | None, float | None, float | None]
@@ -38,8 +41,8 @@ Trio = tuple[float | None, float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the tool was told to do, as far as its file says; None is unknown.
+class OfferedLoad:
+    """The load that the tool was asked to offer, as far as its file says; None is unknown.
 
     `open_loop` is False where requests waited for answers or for a place among `concurrency`.
     """
@@ -53,12 +56,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """One load that another tool offered, and what came of it.
+    """One load that another tool offered, with its requests in the schema `records.REQUESTS`.
 
-    `requests` has the schema `records.REQUESTS`. Where `due_known`, its times count from the planned send as
-    ours do. Else the send stands for it, because it is all that was told: latencies of this table are then
-    "from send", and `send_offset_ns` is null, so that the client's lag is unknown and not zero.
-    `own` are the tool's own quantiles in ms by our names of what it means.
+    Where `due_known`, times count from the planned send as ours do. Otherwise they count from the send, all
+    latencies are "from send", and `send_offset_ns` is null, so that the client's lag is unknown and not zero.
+    `own` are the tool's own quantiles in ms by our names.
     """
 
     path: Path
@@ -66,14 +68,14 @@ class Foreign:
     version: str
     requests: pa.Table
     due_known: bool
-    asked: Asked
+    asked: OfferedLoad
     own: Mapping[str, Trio]
     notes: tuple[str, ...]
     part: str = ""
 
     @property
     def name(self) -> str:
-        """The file, and which load of it."""
+        """The name of the file, with the part of it."""
         return f"{self.path.name}{f' ({self.part})' if self.part else ''}"
 
     @property
@@ -83,12 +85,12 @@ class Foreign:
 
     @property
     def sent_ns(self) -> Floats:
-        """When each measured request was sent, since the first row; nan where that is not told."""
+        """Send time of each measured request since the first row; nan if unknown."""
         return metrics.numbers(self.from_send, "due_ns")
 
     @property
     def seconds(self) -> float | None:
-        """From the first send to the last end; None where no times are told."""
+        """Seconds from the first send to the last end; None if no times are known."""
         end = self.sent_ns + metrics.numbers(self.from_send, "end_offset_ns")
         if np.isnan(end).all():
             return None
@@ -96,7 +98,7 @@ class Foreign:
 
     @property
     def from_send(self) -> pa.Table:
-        """The measured requests with times from the actual send, as tools count."""
+        """The measured requests with times from the actual send, as other tools count."""
         return sent_at_due(self.measured) if self.due_known else self.measured
 
     @property
@@ -112,10 +114,10 @@ class Foreign:
 
 
 def table(rows: Iterable[Row]) -> pa.Table:
-    """Rows in order of `due_ns`, which then counts from the first; null where no time is told.
+    """Rows in order of `due_ns`, which then counts from the first; null if unknown.
 
-    A tool says nothing of how long an answer was asked for where it failed: TPOT must still be infinite, so a
-    failed row without it is taken to have asked for the median of the answers.
+    No tool tells the asked length of a failed request, whose TPOT must still be infinite: such a row takes
+    the median length of the answers.
     """
     rows = sorted(rows, key=lambda row: row.get("due_ns") or 0)
     first = min((row["due_ns"] for row in rows if row.get("due_ns") is not None), default=0)
@@ -133,7 +135,7 @@ def table(rows: Iterable[Row]) -> pa.Table:
 
 
 def sent_at_due(requests: pa.Table) -> pa.Table:
-    """The same rows as if each had been due when it was sent; the lag is then unknown."""
+    """The same rows, each due when it was sent; the lag is then unknown."""
     sent = requests.column("send_offset_ns")
     columns = {name: requests.column(name) for name in requests.column_names}
     for name in _OFFSETS:
@@ -144,26 +146,26 @@ def sent_at_due(requests: pa.Table) -> pa.Table:
 
 
 def failure(message: str, http_status: int | None = None, got_token: bool = False) -> Row:
-    """Status and kind of a failed request from a tool's message; `unclear` where that does not say."""
+    """Status and kind of a failed request from a tool's message; `unclear` if the message is."""
     text = " ".join(message.split())
-    said = text.lower()
+    lower = text.lower()
     if known := _OURS.match(text):
         return {"status": known[1], "error_kind": known[2], "error": text[-ERROR_CHARS:]}
-    cut = any(word in said for word in CUT_OFF)
+    cut = any(word in lower for word in CUT_OFF)
     code = http_status or _PHRASES.get(text) or next(map(int, [] if cut else _CODE.findall(text)), None)
     if code:
         status, kind = "http_error", str(code)
-    elif "timeout" in said or "timed out" in said:
+    elif "timeout" in lower or "timed out" in lower:
         status, kind = "timeout", "timeout"
     elif cut or got_token:
         status, kind = "truncated", "cut_off"
     else:
-        status, kind = "conn_error", "connection" if "connect" in said else "unclear"
+        status, kind = "conn_error", "connection" if "connect" in lower else "unclear"
     return {"status": status, "error_kind": kind, "error": text[-ERROR_CHARS:], "http_status": code}
 
 
 def shortage(output_tokens: int | None, first_token_ns: int | None) -> Row:
-    """What a request is whose tool says it succeeded: `ok`, or a failure by our definition of success."""
+    """Status of a request that its tool calls a success: `ok`, or a failure by our definition."""
     if output_tokens is None or output_tokens < 1 or first_token_ns is None:
         return {"status": "truncated", "error_kind": "no_token"}
     return {"status": records.OK}
@@ -175,7 +177,7 @@ def ns(seconds: float | None) -> int | None:
 
 
 def assumed_length(requests: pa.Table) -> list[str]:
-    """The note on failures whose asked length was not told; nothing without failures."""
+    """Notes on the assumed length of failed requests; empty without failures."""
     failed = requests.filter(pa.array(metrics.status_in(requests, *records.FAILURES)))
     lengths = {int(n) for n in failed.column("requested_output_tokens").drop_null().to_pylist()}
     if not failed.num_rows:
@@ -183,21 +185,23 @@ def assumed_length(requests: pa.Table) -> list[str]:
     if not lengths:
         return ["no request was answered, so that TPOT and ITL are unknown"]
     return [
-        "how many tokens a failed request had asked for is not told: TPOT and ITL take the median of the "
+        "how many tokens a failed request had asked for is not reported: TPOT and ITL take the median of the "
         f"answers ({max(lengths)})"
     ]
 
 
-def released(worst_ms: float) -> str:
-    """The note on a tool that tells when it let a request go, which is not when it had planned to."""
-    return (
-        f"from its own release of a request to the send it took up to {worst_ms:.1f} ms: a part of its "
-        "client's lag, not all of it"
-    )
+def released(waits: Sequence[float], scale: float) -> list[str]:
+    """The note on a tool that reports when it released requests, not when it planned to; `scale` to ms."""
+    if not waits:
+        return []
+    return [
+        f"from its own release of a request to the send it took up to {scale * max(waits):.1f} ms: a part of "
+        "its client's lag, not all of it"
+    ]
 
 
 def percentiles(tree: Mapping[str, Any], names: tuple[str, str, str], scale: float = 1.0) -> Trio:
-    """Three figures of a tool's tree, in ms by `scale`; None for each that it lacks."""
+    """Three figures of a tool's tree, in ms by `scale`; None for a missing one."""
 
     def figure(name: str) -> float | None:
         return None if tree.get(name) is None else float(tree[name]) * scale

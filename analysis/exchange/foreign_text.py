@@ -1,7 +1,4 @@
-"""A result of another tool on the screen, judged by our definitions beside the tool's own figures.
-
-Says what cannot be said of it: it has no verdict and claims no capacity.
-"""
+"""Text of another tool's result, judged by our definitions beside the tool's own figures; never a verdict."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +18,7 @@ from conf.specs.bounds import LIMITS, QUANTILE, column
 
 QUANTILES = (0.5, 0.9, 0.99)
 BOUNDS: dict[str, str] = {f"slo.{column(limit)}": limit for limit in LIMITS}
-"""Words for bounds of p90s, and what they bound; TTFT counts from the send where the due time is not told."""
+"""Words for bounds of p90s, with their latency; TTFT counts from the send if the due time is unknown."""
 TITLES = {
     "ttft": "TTFT from due",
     "ttft_from_send": "TTFT from send",
@@ -38,7 +35,7 @@ NO_CLAIM = (
 
 
 def show(path: Path, words: Sequence[str] = ()) -> str:
-    """Every load of a result file. Raises RunError for one that is none, and for words that are no bounds."""
+    """The loads in a result file. Raises RunError for any other path, or for words that are no bounds."""
     if path.is_dir():
         raise RunError(
             f"{path} is a folder: bounds are asked of another tool's result file, a run has its own"
@@ -48,7 +45,7 @@ def show(path: Path, words: Sequence[str] = ()) -> str:
 
 
 def bounds(words: Sequence[str]) -> dict[str, float]:
-    """Bounds of p90s in ms by latency, from words like slo.tpot_p90_ms=100."""
+    """Bounds of p90s in ms by latency, from words such as slo.tpot_p90_ms=100."""
     found = {}
     for word in words:
         key, _, value = word.partition("=")
@@ -66,7 +63,7 @@ def bounds(words: Sequence[str]) -> dict[str, float]:
 
 
 def show_text(foreign: Foreign, bounds_ms: Mapping[str, float]) -> str:
-    """One load: what was asked and sent, latencies, whether p90s keep their bounds, what is unknown."""
+    """One load: offered and sent, latencies, p90s against their bounds, and what is unknown."""
     latencies = foreign.latencies
     if foreign.due_known:
         latencies = {"ttft": metrics.ttft(foreign.measured), **latencies}
@@ -87,26 +84,26 @@ def show_text(foreign: Foreign, bounds_ms: Mapping[str, float]) -> str:
 
 
 def headline(foreign: Foreign) -> str:
-    """Whose result it is."""
+    """The tool, its version and its model."""
     model = f", model {foreign.asked.model}" if foreign.asked.model else ""
     return f"FOREIGN  {foreign.tool}, version {foreign.version}{model}"
 
 
 def load(foreign: Foreign) -> list[str]:
-    """What was asked, what was sent, and what became of it."""
+    """The load that was asked and sent, and the requests by status."""
     asked, rows = foreign.asked, foreign.measured
     held = f", at most {asked.concurrency} in flight" if asked.concurrency else ""
     rate = f", {asked.rate_qps:g} requests/s asked" if asked.rate_qps else ""
     states = Counter(rows["status"].to_pylist())
-    told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     return [
         f"  load: {LOOPS[asked.open_loop]}, {asked.arrivals}{rate}{held}; {_sent(foreign)}",
-        f"  {rows.num_rows} requests: {told}; {_throughput(foreign)}",
+        f"  {rows.num_rows} requests: {counted}; {_throughput(foreign)}",
     ]
 
 
 def sent_qps(foreign: Foreign) -> float | None:
-    """Requests per second between the first and the last send; None where that is not told."""
+    """Requests per second between the first and the last send; None if unknown."""
     sent_ns = foreign.sent_ns[~np.isnan(foreign.sent_ns)]
     span_s = float(np.ptp(sent_ns)) / NS_PER_S if len(sent_ns) > 1 else 0.0
     return (len(sent_ns) - 1) / span_s if span_s else None
@@ -138,23 +135,23 @@ def judgements(latencies: Mapping[str, Floats], bounds_ms: Mapping[str, float]) 
 
 
 def judged(name: str, values: Floats, bound_ms: float) -> str:
-    """Whether the p90 keeps a bound, by its interval; a point alone decides nothing."""
+    """One p90 against its bound, judged by its interval; without an interval it is undecided."""
     value, interval = quantile(values, QUANTILE), sectioning(values, QUANTILE)
     if value is None:
         return f"p90 {TITLES[name]} unknown: nothing to hold against {bound_ms:g} ms"
-    said = f"p90 {TITLES[name]} {value:.1f} ms"
+    measured = f"p90 {TITLES[name]} {value:.1f} ms"
     if interval is None:
         known = int(np.sum(~np.isnan(values)))
         side = "below" if value <= bound_ms else "above"
-        return f"{said}: {side} {bound_ms:g} ms, without an interval ({known} requests; {LEAST} make one)"
+        return f"{measured}: {side} {bound_ms:g} ms, without an interval ({known} requests; {LEAST} make one)"
     low, high = interval
     verdict = "KEPT" if high <= bound_ms else "MISSED" if low > bound_ms else "UNDECIDED"
-    return f"{said} [{low:.1f}, {high:.1f}] (95 %, sectioning) against {bound_ms:g} ms: {verdict}"
+    return f"{measured} [{low:.1f}, {high:.1f}] (95 %, sectioning) against {bound_ms:g} ms: {verdict}"
 
 
 def _row(values: Floats, own: Trio | None) -> str:
     ours = " ".join(_figure(quantile(values, q)) for q in QUANTILES)
-    return f"{ours}   {' / '.join(_figure(value).strip() for value in own) if own else 'not told'}"
+    return f"{ours}   {' / '.join(_figure(value).strip() for value in own) if own else 'not reported'}"
 
 
 def _figure(value: float | None) -> str:

@@ -1,7 +1,7 @@
-"""Reads GuideLLM's JSON: each benchmark of a file is one load. Read from real files of GuideLLM 0.8.1.
+"""Read GuideLLM's JSON, one load per benchmark, as GuideLLM 0.8.1 writes it.
 
 Times are wall seconds. `info.timings.targeted_start` is the planned send of a rate strategy, so that
-latencies can count from the due time as ours do; of a closed loop it is no plan, and the send stands for it.
+latencies can count from the due time as ours do; of a closed loop it is no plan, and the send replaces it.
 """
 
 import json
@@ -12,18 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.exchange.foreign import (
-    Asked,
-    Foreign,
-    Row,
-    Trio,
-    assumed_length,
-    failure,
-    ns,
-    percentiles,
-    shortage,
-    table,
-)
+from analysis.exchange import foreign
+from analysis.exchange.foreign import Foreign, OfferedLoad, Row, Trio
 from analysis.results.runs import RunError
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
@@ -36,7 +26,7 @@ OWN = {
     "tpot": ("inter_token_latency_ms", 1.0),
     "e2e_from_send": ("request_latency", 1e3),
 }
-"""By our names. Its "time per output token" has the TTFT in it and is none of ours."""
+"""Its metrics by our names. Its "time per output token" contains the TTFT and has no counterpart here."""
 NOTES = (
     'its "inter token latency" is what is TPOT here; its "time per output token" contains the TTFT',
     "gaps between single tokens are not in the file: ITL is unknown",
@@ -44,7 +34,7 @@ NOTES = (
 
 
 def fits(tree: Any) -> bool:
-    """True of the tree of such a file."""
+    """True for the tree of such a file."""
     return (
         isinstance(tree, dict)
         and "guidellm_version" in (tree.get("metadata") or {})
@@ -53,7 +43,7 @@ def fits(tree: Any) -> bool:
 
 
 def read(tree: Mapping[str, Any], path: Path) -> Iterator[Foreign]:
-    """The loads of one file. Raises RunError for one without requests, or without their times."""
+    """Read the loads of one file. Raises RunError for a file without requests, or without their times."""
     version = str(tree["metadata"]["guidellm_version"])
     if not tree["benchmarks"]:
         raise RunError(f"{path} holds no benchmark: nothing can be judged")
@@ -69,14 +59,16 @@ def _load(
     due_known = strategy["type_"] in RATED
     kinds = benchmark["requests"]
     stats = [(kind, one) for kind in ("successful", "errored", "incomplete") for one in kinds.get(kind) or ()]
-    # What was never begun when the tool ended was not sent: no request.
-    told = [(kind, one) for kind, one in stats if _timings(one, path).get("request_start") is not None]
-    if not told:
+    # A request that never began before the tool ended was not sent.
+    sent = [(kind, one) for kind, one in stats if _timings(one, path).get("request_start") is not None]
+    if not sent:
         raise RunError(f"{path} holds no request of its benchmark {part or '0'}: nothing can be judged")
-    requests = table(_row(kind, one, due_known) for kind, one in told)
+    requests = foreign.table(_row(kind, one, due_known) for kind, one in sent)
     model = (benchmark["config"].get("backend") or {}).get("model")
-    asked = Asked(strategy.get("rate"), str(strategy["type_"]), strategy.get("streams"), model, due_known)
-    notes = [*NOTES, *_due(due_known, requests), *assumed_length(requests), *_left_out(benchmark, stats)]
+    kind, rate = str(strategy["type_"]), strategy.get("rate")
+    asked = OfferedLoad(rate, kind, strategy.get("streams"), model, due_known)
+    notes = [*NOTES, *_due(due_known, requests), *foreign.assumed_length(requests)]
+    notes += _left_out(benchmark, stats)
     notes += [f"its own warning: {one['message']}" for one in benchmark.get("warnings") or ()]
     return Foreign(path, TOOL, version, requests, due_known, asked, _own(benchmark), tuple(notes), part)
 
@@ -97,9 +89,9 @@ def _row(kind: str, one: Mapping[str, Any], due_known: bool) -> Row:
     body = _body(one)
     row = _outcome(kind, one, body) | {
         "turn": one["info"].get("turn_index") or 0,
-        "due_ns": ns(due),
+        "due_ns": foreign.ns(due),
         "scheduled_at": datetime.fromtimestamp(due, UTC),
-        "send_offset_ns": ns(sent - due) if due_known else None,
+        "send_offset_ns": foreign.ns(sent - due) if due_known else None,
         "requested_output_tokens": body.get("max_tokens") if body.get("ignore_eos") else None,
         "prompt_tokens": one.get("prompt_tokens"),
         "cached_tokens": one.get("cached_tokens"),
@@ -107,9 +99,9 @@ def _row(kind: str, one: Mapping[str, Any], due_known: bool) -> Row:
         "events": times.get("token_iterations"),
     }
     for ours, theirs in (("first_token", "first_token_iteration"), ("last_token", "last_token_iteration")):
-        row[f"{ours}_offset_ns"] = None if times.get(theirs) is None else ns(times[theirs] - due)
+        row[f"{ours}_offset_ns"] = None if times.get(theirs) is None else foreign.ns(times[theirs] - due)
     end = times.get("request_end") or times.get("resolve_end")
-    return row | {"end_offset_ns": None if end is None else ns(end - due)}
+    return row | {"end_offset_ns": None if end is None else foreign.ns(end - due)}
 
 
 def _outcome(kind: str, one: Mapping[str, Any], body: Mapping[str, Any]) -> Row:
@@ -117,7 +109,7 @@ def _outcome(kind: str, one: Mapping[str, Any], body: Mapping[str, Any]) -> Row:
     if kind == "incomplete":
         return {"status": records.PENDING}
     if kind == "errored":
-        return failure(
+        return foreign.failure(
             str(one["info"].get("error") or ""), None, times.get("first_token_iteration") is not None
         )
     if body.get("ignore_eos") and output and output != body.get("max_tokens"):
@@ -126,11 +118,10 @@ def _outcome(kind: str, one: Mapping[str, Any], body: Mapping[str, Any]) -> Row:
             "error_kind": "token_count",
             "error": f"{output} tokens instead of {body.get('max_tokens')}",
         }
-    return shortage(output, ns(times.get("first_token_iteration")))
+    return foreign.shortage(output, foreign.ns(times.get("first_token_iteration")))
 
 
 def _body(one: Mapping[str, Any]) -> dict[str, Any]:
-    """What was sent, where the file says."""
     try:
         found = json.loads(one.get("request_args") or "{}").get("body")
     except (ValueError, AttributeError):
@@ -147,11 +138,13 @@ def _due(due_known: bool, requests: pa.Table) -> list[str]:
     if not due_known:
         return ["a closed loop has no due times: latencies count from the send"]
     lag_ms = quantile(metrics.send_lag(requests), 0.99)
-    return [f"its planned times are told: its client's lag was {lag_ms:.1f} ms (p99), not in its own figures"]
+    return [
+        f"its planned times are reported: its client's lag was {lag_ms:.1f} ms (p99), not in its own figures"
+    ]
 
 
 def _left_out(benchmark: Mapping[str, Any], stats: Sequence[Any]) -> list[str]:
-    """A file may hold a sample of the requests, and counts those that were still in flight at the end."""
+    """Notes on a file that holds a sample of the requests, or counts requests in flight at its end."""
     totals = benchmark["metrics"]["request_totals"]
     notes = []
     if totals["total"] > len(stats):
@@ -168,5 +161,5 @@ def _own(benchmark: Mapping[str, Any]) -> dict[str, Trio]:
     for ours, (theirs, scale) in OWN.items():
         figures = (benchmark["metrics"].get(theirs) or {}).get("successful") or {}
         if figures.get("count"):
-            found[ours] = percentiles(figures["percentiles"], ("p50", "p90", "p99"), scale)
+            found[ours] = foreign.percentiles(figures["percentiles"], ("p50", "p90", "p99"), scale)
     return found

@@ -1,9 +1,9 @@
-"""A run as result rows of InferenceX (SemiAnalysis), one per measured rate.
+"""Write a run as result rows of InferenceX (SemiAnalysis), one per measured rate.
 
 Keys, units (seconds, tokens/s per GPU) and `intvty` (1000 / TPOT in ms) are those of its own
-`utils/process_result.py` at commit 843c625. `conc` is that of one replica and its GPUs, as theirs is.
-Unknown is null, and so is what is infinite because requests failed; the rest of a window is below `maxqps`.
-Throughput and interactivity are those of the report's figure: `analysis.per_gpu` defines both.
+`utils/process_result.py` at commit 843c625. `conc` counts one replica and its GPUs, as theirs does.
+Unknown and infinite figures are null; what else is known of a window stands below `maxqps`.
+Throughput and interactivity are those of the report's figure: `analysis.results.per_gpu` defines both.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from analysis.capacity.window_counts import NS
-from analysis.exchange.windows import Measured, measured
+from analysis.exchange.windows import MeasuredWindow, measured
 from analysis.results import per_gpu
 from analysis.results.per_gpu import Came
 from analysis.results.runs import Run
@@ -25,7 +25,7 @@ from conf import Experiment
 
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 MODELLED = ("simulated", "vllm_emulated")
-"""Engines without a GPU: their hardware's name says so, lest a model pass for a measurement."""
+"""Engines without a GPU; the name of their hardware says so, so that no model passes for a measurement."""
 
 Tree = dict[str, Any]
 
@@ -37,51 +37,40 @@ def text(runs: Sequence[Run]) -> str:
 
 
 def _rows(run: Run) -> Iterator[Tree]:
-    """One row per measured rate."""
     windows = list(measured(run))
     asked, came = run.config, Came(run.requests(columns=per_gpu.COLUMNS))
     for window in windows:
+        replicas = _replicas(asked, window)
         yield {
             **service(asked),
-            "conc": _concurrency(asked, window),
+            "conc": replicas and max(1, round(window.in_flight / replicas)),
             "isl": asked.workload.input_tokens.mean,
             "osl": asked.workload.output_tokens.mean,
             **_throughput(asked, window, came),
             **_latencies(window),
-            "maxqps": _beside(run, asked, window) | _question(asked),
+            "maxqps": _beside(run, asked, window),
         }
 
 
-def _throughput(asked: Experiment, window: Measured, came: Came) -> Tree:
-    """Tokens/s and GPU that came within the window."""
+def _throughput(asked: Experiment, window: MeasuredWindow, came: Came) -> Tree:
     gpus = per_gpu.gpus(asked, window.line["nodes"])
     if gpus is None:
         return dict.fromkeys(("tput_per_gpu", "output_tput_per_gpu", "input_tput_per_gpu"))
     span = window.line["window_start_ns"] / NS, window.line["window_end_ns"] / NS
     inputs, outputs = (tokens(*span) / window.seconds / gpus for tokens in (came.inputs, came.outputs))
-    return {
-        "tput_per_gpu": inputs + outputs,
-        "output_tput_per_gpu": outputs,
-        "input_tput_per_gpu": inputs,
-    }
+    return {"tput_per_gpu": inputs + outputs, "output_tput_per_gpu": outputs, "input_tput_per_gpu": inputs}
 
 
-def _replicas(asked: Experiment, window: Measured) -> int | None:
-    """Replicas that served; nobody knows those of an external endpoint."""
+def _replicas(asked: Experiment, window: MeasuredWindow) -> int | None:
     if asked.engine.kind == "external":
         return None
     return int(window.line["nodes"]) * asked.layout.replicas_per_node
 
 
-def _concurrency(asked: Experiment, window: Measured) -> int | None:
-    replicas = _replicas(asked, window)
-    return replicas and max(1, round(window.in_flight / replicas))
-
-
 def service(asked: Experiment) -> Tree:
-    """What was served, on what. Replicas are independent, so that attention is never data parallel.
+    """Model, hardware and layout. Replicas are independent, so that attention is never data parallel.
 
-    Of an external endpoint only the model is known: hardware and layout of the configuration are not its own.
+    Of an external endpoint only the model is known: the configured hardware and layout are not its own.
     """
     kind, hardware = asked.engine.kind, asked.hardware.name.lower()
     width = asked.layout.tensor_parallel
@@ -106,7 +95,7 @@ def service(asked: Experiment) -> Tree:
     return dict.fromkeys(found) | {"model": found["model"]} if kind == "external" else found
 
 
-def _latencies(window: Measured) -> Tree:
+def _latencies(window: MeasuredWindow) -> Tree:
     """Mean, median, p90 and p99 in seconds, and interactivity at those TPOTs in tokens/s per user."""
     found: Tree = {}
     for name, latency_ms in window.latencies_ms.items():
@@ -124,8 +113,7 @@ def _figures(latency_ms: Floats) -> dict[str, float | None]:
     return found | {word: quantile(known, q) for word, q in QUANTILES.items()}
 
 
-def _beside(run: Run, asked: Experiment, window: Measured) -> Tree:
-    """What the row rests on, under a key of its own."""
+def _beside(run: Run, asked: Experiment, window: MeasuredWindow) -> Tree:
     line = window.line
     return {
         "run": run.name,
@@ -141,12 +129,10 @@ def _beside(run: Run, asked: Experiment, window: Measured) -> Tree:
         "tput_is": "tokens that came within the window, of requests due in any",
         "latencies_are": "from the send; failed requests are infinite",
         "ttft_p90_s_from_due": _finite(quantile(metrics.ttft(window.rows), 0.9)),
+        "engine": asked.engine.kind,
+        "layout": asked.layout.name,
+        "slo": {"ttft_p90_ms": asked.slo.ttft_p90_ms, "tpot_p90_ms": asked.slo.tpot_p90_ms},
     }
-
-
-def _question(asked: Experiment) -> Tree:
-    bounds_ms = {bound.column: bound.ms for bound in asked.slo.bounds}
-    return {"engine": asked.engine.kind, "layout": asked.layout.name, "slo": bounds_ms}
 
 
 def _finite(value_ms: float | None) -> float | None:

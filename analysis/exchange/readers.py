@@ -1,4 +1,4 @@
-"""Opens a result of another tool, known by what is in it, never by its name."""
+"""Open a result of another tool; its content says which tool, never its name."""
 
 import json
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ TOOLS = f"{vllm_bench.TOOL}, {guidellm.TOOL} or {aiperf.TOOL}"
 
 
 def is_foreign(path: Path | str) -> bool:
-    """True of a file, which a run or a study never is; what it holds is seen when it is read."""
+    """True for a file, because runs and studies are folders; the content is checked when it is read."""
     return Path(path).is_file()
 
 
 def load_foreign(path: Path | str) -> list[Foreign]:
-    """The loads in a result file, mostly one. Raises RunError for a file of something else, or cut off."""
+    """The loads in a result file, mostly one. Raises RunError for any other file, or one that is cut off."""
     path = Path(path)
     text = _text(path)
     try:
@@ -35,7 +35,8 @@ def load_foreign(path: Path | str) -> list[Foreign]:
             f"{path} looks like a result of {TOOLS}, but not of a version that is read here: "
             f"{type(error).__name__} {error}"
         ) from error
-    return [_noted(one, "its last line is cut off and left out") for one in found] if cut else found
+    note = ("its last line is cut off and left out",) if cut else ()
+    return [replace(one, notes=(*one.notes, *note)) for one in found]
 
 
 def _read(trees: Sequence[Any], path: Path) -> list[Foreign]:
@@ -71,7 +72,7 @@ def _text(path: Path) -> str:
 
 
 def _trees(text: str, path: Path) -> tuple[list[Any], bool]:
-    """The JSON values in a text: one, or one per line, and whether a last line was cut off and left out."""
+    """The JSON values in a text, one or one per line, and True if a cut-off last line was left out."""
     try:
         return [json.loads(text)], False
     except ValueError:
@@ -90,7 +91,3 @@ def _lines(lines: Sequence[str], path: Path) -> tuple[list[Any], bool]:
                 f"{path} is cut off or not JSON, so no result of {TOOLS}: line {number}, {error}"
             ) from error
     return trees, False
-
-
-def _noted(found: Foreign, note: str) -> Foreign:
-    return replace(found, notes=(*found.notes, note))

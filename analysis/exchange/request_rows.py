@@ -1,9 +1,9 @@
-"""A run's requests as lines of CSV or JSON: every planned request, in batches, so that none fills the memory.
+"""Write every planned request of a run as a line of CSV or JSON, in batches that fit the memory.
 
-The columns are those of requests/*.parquet (schema `derived.FILE`) and one more, `void_reason`. What is
-infinite (a failed request) is `inf` in CSV and the string "inf" in JSON, where a null would let failures fall
-out of a quantile unseen; unknown is empty, or null. Words of a server are as they came in JSON; in CSV, which
-opens in spreadsheets, one that begins like a formula has an apostrophe before it.
+The columns are those of requests/*.parquet (schema `latency_columns.FILE`) and `void_reason`. Infinite (a
+failed request) is `inf` in CSV and the string "inf" in JSON, where a null would let failures fall out of a
+quantile unseen; unknown is empty, or null. Words of a server stay as they came in JSON; in CSV, which opens
+in spreadsheets, one that begins like a formula has an apostrophe before it.
 """
 
 import json
@@ -21,19 +21,19 @@ from analysis.rows import latency_columns, records
 from conf.io.one_line import reason
 
 BATCH_ROWS = 8192
-"""Rows in memory at a time: about 5 MB with the gaps of answers of 140 tokens (our choice)."""
+"""Rows in memory at a time: about 5 MB with the token gaps of answers of 140 tokens (our choice)."""
 DIGITS = 4
-"""Decimals of a latency in ms; a float32 has not more at 1 s."""
+"""Decimals of a latency in ms; a float32 has no more at 1 s."""
 VOID = "void_reason"
-TOLD = ("error", "error_kind", "finish_reason", "replica_id")
-"""Columns that hold words of the server."""
+SERVER_WORDS = ("error", "error_kind", "finish_reason", "replica_id")
+"""Columns with words of the server."""
 FORMULA = r"^([=+\-@\t\r])"
-"""How a spreadsheet knows a formula; an apostrophe before it makes it text."""
+"""Beginning of a formula in a spreadsheet; an apostrophe before it makes it text."""
 LATENCIES = tuple(name for name in latency_columns.FILE.names if name not in records.REQUESTS.names)
 
 
 def csv(run: Run) -> Iterator[str]:
-    """The lines in blocks, the first with the column names; `itl_us` is joined by spaces."""
+    """Blocks of lines, the first with the column names; `itl_us` is joined by spaces."""
     for index, batch in enumerate(batches(run)):
         options = pyarrow.csv.WriteOptions(include_header=index == 0, quoting_style="needed")
         block = BytesIO()
@@ -42,14 +42,14 @@ def csv(run: Run) -> Iterator[str]:
 
 
 def jsonl(run: Run) -> Iterator[str]:
-    """Strict JSON, one object per line, in blocks."""
+    """Blocks of lines, each line one object of strict JSON."""
     for batch in batches(run):
         rows = _with_text(batch, "scheduled_at").to_pylist()
         yield "".join(f"{json.dumps(_strict(row), allow_nan=False)}\n" for row in rows)
 
 
 def batches(run: Run) -> Iterator[pa.Table]:
-    """Every planned request in blocks, with latencies and `void_reason`; at least one, be it empty."""
+    """Blocks of all planned requests with latencies and `void_reason`; at least one, be it empty."""
     void = {line["index"]: line[VOID] for line in run.dwells().to_pylist() if not line["valid"]}
     empty = True
     for rows in _stored(run):
@@ -67,7 +67,7 @@ def _stored(run: Run) -> Iterator[pa.Table]:
 
 
 def _pieces(run: Run) -> Iterator[pa.Table]:
-    """Straight from Parquet; a killed run is first put together from what it left."""
+    """Blocks straight from Parquet; a killed run is first put together from its shards."""
     if not run.is_collected:
         rows = run.requests()
         yield from (rows.slice(start, BATCH_ROWS) for start in range(0, rows.num_rows, BATCH_ROWS))
@@ -75,13 +75,13 @@ def _pieces(run: Run) -> Iterator[pa.Table]:
     for path in records.files(run.path / "requests"):
         with pq.ParquetFile(path) as file:
             known = [name for name in records.REQUESTS.names if name in file.schema_arrow.names]
-            # Each row group anew: one iterator over all of them keeps what it has read.
+            # One iterator per row group: a single one over all of them keeps what it has read.
             for group in range(file.num_row_groups):
                 yield from map(_whole, file.iter_batches(BATCH_ROWS, [group], known))
 
 
 def _whole(batch: pa.RecordBatch) -> pa.Table:
-    """A batch of an older schema with the columns that it lacks as null."""
+    """A batch in today's schema, with null for the columns that an older one lacks."""
     columns = records.empty(records.REQUESTS, batch.num_rows)
     for name in batch.schema.names:
         columns[name] = batch.column(name).cast(records.REQUESTS.field(name).type)
@@ -108,9 +108,9 @@ def _with_text(rows: pa.Table, *times: str) -> pa.Table:
 
 
 def _flat(rows: pa.Table) -> pa.Table:
-    """Lists as text, and no word of a server that a spreadsheet would run."""
+    """Lists as text, and an apostrophe before words of a server that a spreadsheet would run."""
     rows = _with_text(rows, "scheduled_at")
-    for name in TOLD:
+    for name in SERVER_WORDS:
         words = pc.replace_substring_regex(rows[name], FORMULA, r"'\1")
         rows = rows.set_column(rows.schema.get_field_index(name), name, words)
     index = rows.schema.get_field_index("itl_us")

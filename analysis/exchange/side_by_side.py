@@ -1,7 +1,7 @@
-"""Runs, studies and results of other tools beside each other: what differs, capacities, ratios, latencies.
+"""Compare runs, studies and results of other tools: configuration, capacities, ratios, latencies.
 
-A ratio is of two capacities that are claimed. Where the workload or the bounds differ too, it says so: then
-it is not the merit of a layout.
+A ratio needs two claimed capacities. If workload or bounds differ too, a warning says so: the ratio is then
+not the merit of a layout.
 """
 
 import math
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.exchange.compared import Subject, paired_ratio, subjects, unpaired_ratio
+from analysis.exchange.compared import ComparedResult, compared_results, paired_ratio, unpaired_ratio
+from analysis.exchange.foreign import Foreign
 from analysis.exchange.foreign_text import sent_qps
-from analysis.exchange.windows import Measured, measured
+from analysis.exchange.windows import MeasuredWindow, measured
 from analysis.results.runs import Run, RunError
 from analysis.rows import metrics
 from analysis.rows.metrics import Floats
@@ -21,20 +22,20 @@ from conf.differences import differences
 from conf.io.one_line import printable
 
 MOST_KEYS = 12
-"""Keys of a pair that are told; the rest is counted."""
+"""Differing keys that are listed; the rest is counted."""
 PLACE = ("out", "run")
-"""Keys that say where a run lies, not what it is."""
+"""Keys of the place of a run, not of what it is."""
 QUESTION = ("workload.", "slo.")
-"""Keys that make another question of it."""
+"""Keys whose difference makes it another question."""
 NEAR = 0.05
-"""Rates are laid beside each other if the higher is at most so much above the lower (our choice)."""
+"""Largest relative distance of two rates whose windows are compared (our choice)."""
 QUANTILES = (0.5, 0.9, 0.99)
 PAIRED = "the same requests on both"
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityRatio:
-    """Capacity of B over that of A with its 95 % interval, and `how` the two were measured."""
+    """Capacity of B over that of A with its 95 % interval; `how` says how the two were measured."""
 
     value: float
     low: float
@@ -43,18 +44,20 @@ class CapacityRatio:
 
     @property
     def paired(self) -> bool:
-        """True of the two sides of a comparison study."""
+        """True for the two sides of a comparison study."""
         return self.how == PAIRED
 
 
 def compare(a: Run, b: Run) -> CapacityRatio:
-    """The ratio of two capacities: of the same requests for both sides of a comparison study.
+    """The ratio of two capacities, of the same requests if they are the sides of a comparison study.
 
-    Raises RunError where one of the two claims no capacity, and for a run beside itself.
+    Raises RunError if one of the two claims no capacity, and for a run beside itself.
     """
     if a.path.resolve() == b.path.resolve():
         raise RunError(f"no ratio: {a.name} is given twice; compare needs different runs")
-    sides = Subject("A", a.path, a.sweep, a.config, a), Subject("B", b.path, b.sweep, b.config, b)
+    sides = [
+        ComparedResult(name, run.path, run.verdict, run.config, run) for name, run in (("A", a), ("B", b))
+    ]
     found = _found_ratio(*sides)
     if found is None:
         raise RunError(f"no ratio B / A: {_refused(*sides)}")
@@ -62,8 +65,8 @@ def compare(a: Run, b: Run) -> CapacityRatio:
 
 
 def text(paths: Sequence[Path]) -> str:
-    """The comparison for people, everything against the first. Raises RunError for what cannot be read."""
-    sides = subjects(paths)
+    """The comparison as text, each side against the first. Raises RunError for a path that cannot be read."""
+    sides = compared_results(paths)
     lines = [f"COMPARE  {len(sides)} sides, each against A"]
     lines += [f"  {one.letter}  {one.name}: {one.headline}" for one in sides]
     for other in sides[1:]:
@@ -73,8 +76,8 @@ def text(paths: Sequence[Path]) -> str:
     return "\n".join(map(printable, lines))
 
 
-def _pair(a: Subject, b: Subject) -> list[str]:
-    """Configuration, ratio and common rates of two sides; of a tool's load only why there is no ratio."""
+def _pair(a: ComparedResult, b: ComparedResult) -> list[str]:
+    """Configuration, ratio and common rates of two sides; of another tool's load why there is no ratio."""
     differing = differences(a.asked, b.asked) if a.asked and b.asked else {}
     return [
         *_differing(a, b, {key: pair for key, pair in differing.items() if key not in PLACE}),
@@ -83,14 +86,14 @@ def _pair(a: Subject, b: Subject) -> list[str]:
     ]
 
 
-def _differing(a: Subject, b: Subject, found: Mapping[str, Sequence[Any]]) -> list[str]:
+def _differing(a: ComparedResult, b: ComparedResult, found: Mapping[str, Sequence[Any]]) -> list[str]:
     if not (a.asked and b.asked):
         return []
     if not found:
         return [f"  from {a.letter} to {b.letter}: nothing of the configuration differs"]
-    told = [f"    {key}: {_word(ours)} -> {_word(theirs)}" for key, (ours, theirs) in found.items()]
-    more = [f"    and {len(told) - MOST_KEYS} more keys"] if len(told) > MOST_KEYS else []
-    return [f"  from {a.letter} to {b.letter}:", *told[:MOST_KEYS], *more]
+    changed = [f"    {key}: {_word(ours)} -> {_word(theirs)}" for key, (ours, theirs) in found.items()]
+    more = [f"    and {len(changed) - MOST_KEYS} more keys"] if len(changed) > MOST_KEYS else []
+    return [f"  from {a.letter} to {b.letter}:", *changed[:MOST_KEYS], *more]
 
 
 def _word(value: Any) -> str:
@@ -98,7 +101,7 @@ def _word(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _ratio(a: Subject, b: Subject, differing: Mapping[str, Sequence[Any]]) -> list[str]:
+def _ratio(a: ComparedResult, b: ComparedResult, differing: Mapping[str, Sequence[Any]]) -> list[str]:
     found = _found_ratio(a, b)
     if found is None:
         return [f"  no ratio {b.letter} / {a.letter}: {_refused(a, b)}"]
@@ -113,20 +116,18 @@ def _ratio(a: Subject, b: Subject, differing: Mapping[str, Sequence[Any]]) -> li
     return [*(warning if asked else []), ratio]
 
 
-def _found_ratio(a: Subject, b: Subject) -> CapacityRatio | None:
+def _found_ratio(a: ComparedResult, b: ComparedResult) -> CapacityRatio | None:
     if paired := paired_ratio(a, b):
         return CapacityRatio(*paired, PAIRED)
     apart = unpaired_ratio(a, b)
     return CapacityRatio(*apart, "measured apart") if apart else None
 
 
-def _refused(a: Subject, b: Subject) -> str:
-    """Why two sides have no ratio."""
+def _refused(a: ComparedResult, b: ComparedResult) -> str:
     return "; ".join(f"{one.letter} ({one.name}) {one.unclaimed}" for one in (a, b) if one.unclaimed)
 
 
-def _common(a: Subject, b: Subject) -> list[str]:
-    """p90s of both at rates that both offered."""
+def _common(a: ComparedResult, b: ComparedResult) -> list[str]:
     if a.foreign or b.foreign:
         return []
     ours, theirs = _rates(a), _rates(b)
@@ -141,16 +142,16 @@ def _common(a: Subject, b: Subject) -> list[str]:
     return [head, *(_rate_line(a, b, ours[i], theirs[j]) for i, j in pairs), rule]
 
 
-def _rates(one: Subject) -> list[dict[str, Any]]:
+def _rates(one: ComparedResult) -> list[dict[str, Any]]:
     rows = one.run.dwells().to_pylist() if one.run else []
     valid = [row for row in rows if row["kind"] != "ramp" and row["valid"] and row["requests"]]
     return [row for row in valid if row["rate_qps_per_node"]]
 
 
 def nearest(ours: Sequence[float], theirs: Sequence[float]) -> list[tuple[int, int]]:
-    """Places of rates that belong together, by rate: the nearest two first, each once, none beyond `NEAR`.
+    """Indices of rates that belong together: the nearest two first, each once, none beyond `NEAR`.
 
-    So no two of different pairs are nearer to each other than to both of their partners.
+    No two of different pairs are nearer to each other than to both of their partners.
     """
     close = [(abs(math.log(theirs[j] / ours[i])), i, j) for i in range(len(ours)) for j in range(len(theirs))]
     pairs: dict[int, int] = {}
@@ -164,7 +165,9 @@ def _rate(row: Mapping[str, Any]) -> float:
     return float(row["rate_qps_per_node"])
 
 
-def _rate_line(a: Subject, b: Subject, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+def _rate_line(
+    a: ComparedResult, b: ComparedResult, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> str:
     rates = f"{a.letter} {_rate(ours):.3f} | {b.letter} {_rate(theirs):.3f}"
     ttft, tpot = (
         f"{_ms(ours[name])} | {_ms(theirs[name])}".rjust(19) for name in ("ttft_p90_ms", "tpot_p90_ms")
@@ -176,23 +179,23 @@ def _ms(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.1f}"
 
 
-def _loads(sides: Sequence[Subject]) -> list[str]:
-    """Percentiles of every load as tools count: from the send; then what is unknown of each tool's."""
+def _loads(sides: Sequence[ComparedResult]) -> list[str]:
+    """Percentiles of every load from the send, as other tools count; then notes on what is unknown."""
     head = f"  {'':<22} {'requests/s':>10} {'requests':>8}"
     lines = [f"{head}  {'p50 / p90 / p99: TTFT from send ms':<34}  TPOT ms"]
-    lines += [line for one in sides for line in (_foreign(one) if one.foreign else _windows(one))]
-    notes = [f"  {one.letter}: {note}" for one in sides if one.foreign for note in one.foreign.notes]
+    notes = []
+    for one in sides:
+        lines += _foreign(one.letter, one.foreign) if one.foreign else _windows(one)
+        notes += [f"  {one.letter}: {note}" for note in one.foreign.notes] if one.foreign else []
     return [*lines, "  a failed request is infinitely late", *notes]
 
 
-def _foreign(one: Subject) -> list[str]:
-    assert one.foreign is not None
-    found = one.foreign.latencies
-    values = found["ttft_from_send"], found["tpot"]
-    return [_load(one.letter, sent_qps(one.foreign), one.foreign.measured.num_rows, *values)]
+def _foreign(letter: str, load: Foreign) -> list[str]:
+    values = load.latencies["ttft_from_send"], load.latencies["tpot"]
+    return [_load(letter, sent_qps(load), load.measured.num_rows, *values)]
 
 
-def _windows(one: Subject) -> list[str]:
+def _windows(one: ComparedResult) -> list[str]:
     try:
         windows = list(measured(one.run)) if one.run else []
     except RunError:
@@ -200,7 +203,7 @@ def _windows(one: Subject) -> list[str]:
     return [_window(one, window) for window in windows] or [f"  {one.letter}  no valid window of its own"]
 
 
-def _window(one: Subject, window: Measured) -> str:
+def _window(one: ComparedResult, window: MeasuredWindow) -> str:
     values = metrics.ttft_from_send(window.rows), metrics.tpot(window.rows)
     name = f"{one.letter} dwell {window.line['index']}"
     return _load(name, window.line["rate_qps"], window.rows.num_rows, *values)

@@ -1,26 +1,15 @@
-"""Reads what `vllm bench serve --save-result --save-detailed` saves. Read from real files of vLLM 0.32.0.
+"""Read results of `vllm bench serve --save-result --save-detailed` as vLLM 0.32.0 writes them.
 
-Field by field: `start_times` (the send, on a clock of its own), `queue_times` (from its release to the send,
-not in every version), `ttfts`, `itls` and `latencies` in seconds from the send, `errors` (empty if answered).
+Field by field: `start_times` (the send, on a clock of its own), `queue_times` (from release to send, not in
+every version), `ttfts`, `itls` and `latencies` in seconds from the send, `errors` (empty if answered).
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.exchange.foreign import (
-    Asked,
-    Foreign,
-    Row,
-    Trio,
-    assumed_length,
-    failure,
-    ns,
-    percentiles,
-    released,
-    shortage,
-    table,
-)
+from analysis.exchange import foreign
+from analysis.exchange.foreign import Foreign, OfferedLoad, Row, Trio
 from analysis.results.runs import RunError
 
 TOOL = "vllm bench serve"
@@ -28,19 +17,19 @@ SUMMARY = {"backend", "model_id", "num_prompts", "request_rate", "completed"}
 DETAIL = ("ttfts", "itls", "output_lens", "input_lens", "errors")
 OWN = {"ttft_from_send": "ttft", "tpot": "tpot", "itl": "itl", "e2e_from_send": "e2el"}
 NOTES = (
-    "due times are not told: latencies count from the send, which hides a late client",
+    foreign.DUE_UNKNOWN,
     "the tool's version and the time zone of its date are not in the file",
-    "the asked length is not in the file: an answer that ended early counts as answered",
+    foreign.LENGTH_UNKNOWN,
 )
 
 
 def fits(tree: Any) -> bool:
-    """True of the tree of such a file, detailed or not."""
+    """True for the tree of such a file, detailed or not."""
     return isinstance(tree, dict) and tree.keys() >= SUMMARY
 
 
 def read(tree: Mapping[str, Any], path: Path, part: str = "") -> Foreign:
-    """One result. Raises RunError for one that was saved without its requests."""
+    """Read one load. Raises RunError for a result that was saved without its requests."""
     missing = [name for name in DETAIL if name not in tree]
     if missing:
         raise RunError(
@@ -51,8 +40,8 @@ def read(tree: Mapping[str, Any], path: Path, part: str = "") -> Foreign:
     columns = [tree[name] for name in DETAIL]
     if len({len(column) for column in columns}) > 1:
         raise RunError(f"{path} is not whole: its lists of requests differ in length")
-    requests = table(_rows(tree))
-    notes = [*NOTES, *assumed_length(requests), *_released(tree)]
+    requests = foreign.table(_rows(tree))
+    notes = [*NOTES, *foreign.assumed_length(requests), *foreign.released(tree.get("queue_times") or (), 1e3)]
     return Foreign(path, TOOL, "unknown", requests, False, _asked(tree), _own(tree), tuple(notes), part)
 
 
@@ -63,18 +52,18 @@ def _rows(tree: Mapping[str, Any]) -> list[Row]:
     for first_s, gaps_s, output, prompt, error, start_s, whole_s in zip(
         *(tree[name] for name in DETAIL), starts, ends, strict=True
     ):
-        row = _answer(first_s, gaps_s, output, whole_s) if not error else failure(error, None, first_s > 0)
-        row |= {"due_ns": ns(start_s), "prompt_tokens": prompt or None}
-        rows.append(row)
+        failed = foreign.failure(error, None, first_s > 0) if error else {}
+        row = failed or _answer(first_s, gaps_s, output, whole_s)
+        rows.append(row | {"due_ns": foreign.ns(start_s), "prompt_tokens": prompt or None})
     return rows
 
 
 def _answer(first_s: float, gaps_s: list[float], output: int, whole_s: float | None) -> Row:
-    """Times of an answer; older versions leave out `latencies`, which is the sum of the rest."""
-    first = ns(first_s) if first_s > 0 else None
-    last = ns(whole_s if whole_s else first_s + sum(gaps_s))
+    """Times of an answer; older versions leave out `latencies`, the sum of the rest."""
+    first = foreign.ns(first_s) if first_s > 0 else None
+    last = foreign.ns(whole_s if whole_s else first_s + sum(gaps_s))
     return {
-        **shortage(output, first),
+        **foreign.shortage(output, first),
         "output_tokens": output,
         "first_token_offset_ns": first,
         "last_token_offset_ns": None if first is None else last,
@@ -85,13 +74,13 @@ def _answer(first_s: float, gaps_s: list[float], output: int, whole_s: float | N
     }
 
 
-def _asked(tree: Mapping[str, Any]) -> Asked:
-    """Its `inf` stands for all at once."""
+def _asked(tree: Mapping[str, Any]) -> OfferedLoad:
+    """The offered load; a rate of `inf` means all requests at once."""
     rate, held = float(tree["request_rate"]), tree.get("max_concurrency")
     burstiness = float(tree.get("burstiness") or 1.0)
     finite = rate != float("inf")
     arrivals = "Poisson" if burstiness == 1 else f"gamma, burstiness {burstiness:g}"
-    return Asked(
+    return OfferedLoad(
         rate_qps=rate if finite else None,
         arrivals=arrivals if finite else "all at once",
         concurrency=held,
@@ -101,15 +90,8 @@ def _asked(tree: Mapping[str, Any]) -> Asked:
 
 
 def _own(tree: Mapping[str, Any]) -> dict[str, Trio]:
-    shown = {
-        ours: percentiles(tree, (f"median_{theirs}_ms", f"p90_{theirs}_ms", f"p99_{theirs}_ms"))
+    found = {
+        ours: foreign.percentiles(tree, (f"median_{theirs}_ms", f"p90_{theirs}_ms", f"p99_{theirs}_ms"))
         for ours, theirs in OWN.items()
     }
-    return {name: figures for name, figures in shown.items() if any(f is not None for f in figures)}
-
-
-def _released(tree: Mapping[str, Any]) -> list[str]:
-    waits = tree.get("queue_times")
-    if not waits:
-        return []
-    return [released(1e3 * max(waits))]
+    return {name: figures for name, figures in found.items() if any(f is not None for f in figures)}

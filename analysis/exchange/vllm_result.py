@@ -1,7 +1,7 @@
-"""A run as `vllm bench serve --save-detailed --append-result` would have saved it: one line per window.
+"""Write a run in the format of `vllm bench serve --save-detailed --append-result`: one line per window.
 
 Keys and meanings are that tool's: seconds from the send, and summary figures of answered requests only, which
-flatter a service that fails; failures are in `errors`. What was not measured is null.
+flatter a service that fails; failures are in `errors`. Figures that were not measured are null.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from analysis.exchange.foreign import EXPORTED
-from analysis.exchange.windows import Measured, measured
+from analysis.exchange.windows import MeasuredWindow, measured
 from analysis.results.runs import Run
 from analysis.rows import metrics
 from analysis.rows.metrics import Floats
@@ -31,18 +31,17 @@ def lines(run: Run) -> Iterator[str]:
         yield f"{json.dumps(result(run, asked, window), allow_nan=False)}\n"
 
 
-def result(run: Run, asked: Experiment, window: Measured) -> Tree:
+def result(run: Run, asked: Experiment, window: MeasuredWindow) -> Tree:
     """One window with that tool's keys."""
     line, seconds = window.line, window.seconds
     inputs, outputs = window.tokens("prompt_tokens"), window.tokens("output_tokens")
     answered = int(window.ok.sum())
+    started = str(run.manifest.get("started_at", ""))[:19]
+    api = "openai-chat" if asked.workload.prompt == "chat" else "openai"
     summary = {
-        "date": str(run.manifest.get("started_at", ""))[:19]
-        .replace("-", "")
-        .replace(":", "")
-        .replace("T", "-"),
-        "endpoint_type": "openai-chat" if asked.workload.prompt == "chat" else "openai",
-        "backend": "openai-chat" if asked.workload.prompt == "chat" else "openai",
+        "date": started.translate({ord("-"): None, ord(":"): None, ord("T"): "-"}),
+        "endpoint_type": api,
+        "backend": api,
         "label": f"{run.name} dwell {line['index']}",
         "model_id": asked.model.served_name,
         "num_prompts": window.rows.num_rows,
@@ -61,8 +60,8 @@ def result(run: Run, asked: Experiment, window: Measured) -> Tree:
     return summary | dict.fromkeys(UNKNOWN) | _requests(window) | _summary(window)
 
 
-def _requests(window: Measured) -> Tree:
-    """One element per request in each list; what a failed one lacks is that tool's 0 or empty list."""
+def _requests(window: MeasuredWindow) -> Tree:
+    """Lists with one element per request; a failed one has that tool's 0 or empty list."""
     rows, ok = window.rows, window.ok
     lag_s = np.where(window.sent, metrics.send_lag(rows), 0.0) / 1e3
     whole_s = np.where(ok, window.latencies_ms["e2el"], 0.0) / 1e3
@@ -79,7 +78,7 @@ def _requests(window: Measured) -> Tree:
     }
 
 
-def _first_s(window: Measured) -> Floats:
+def _first_s(window: MeasuredWindow) -> Floats:
     """TTFT from the send, also of a failed answer that had begun; 0 without a token."""
     rows = window.rows
     begun_ms = metrics.token_offset_ns(rows, "first") / metrics.NS_PER_MS - metrics.send_lag(rows)
@@ -91,15 +90,14 @@ def _whole(values: Floats) -> list[int]:
 
 
 def _error(row: Tree) -> str:
-    """Empty for an answer; else status and kind, by which our own reader knows them again."""
+    """Empty for an answer; else status and kind, in the words that our own reader knows."""
     if row["status"] == "ok":
         return ""
     kind = f" {row['error_kind']}" if row["error_kind"] else ""
     return f"{EXPORTED} {row['status']}{kind}: {row['error'] or ''}"
 
 
-def _summary(window: Measured) -> Tree:
-    """mean, median, std and percentiles in ms of answered requests; null where there is none."""
+def _summary(window: MeasuredWindow) -> Tree:
     found: Tree = {}
     for name, latency_ms in window.latencies_ms.items():
         known = latency_ms[np.isfinite(latency_ms)]

@@ -1,4 +1,4 @@
-"""The measured windows of a run as other tools' formats hold them: one load each, latencies from the send.
+"""Valid windows of a run in the shape of other tools' formats: one load each, latencies from the send.
 
 Void windows and ramp steps are left out: no other format can mark them, and neither measured a rate.
 """
@@ -18,7 +18,7 @@ from analysis.rows.metrics import Bools, Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredWindow:
     """One window: its line of dwells.parquet, and its requests in order of due time."""
 
     line: dict[str, Any]
@@ -26,12 +26,12 @@ class Measured:
 
     @property
     def seconds(self) -> float:
-        """Its length, by the run's clock."""
+        """Length of the window by the run's clock."""
         return dwell_table.window(self.line).seconds
 
     @property
     def ok(self) -> Bools:
-        """Mask of the whole answers."""
+        """Mask of the complete answers."""
         return metrics.status_in(self.rows, records.OK)
 
     @property
@@ -41,7 +41,7 @@ class Measured:
 
     @property
     def latencies_ms(self) -> dict[str, Floats]:
-        """TTFT, TPOT, ITL and E2E by the names of `vllm bench serve`, which counts from the send."""
+        """TTFT, TPOT, ITL and E2E from the send, by the names of `vllm bench serve`."""
         e2e = metrics.e2e(self.rows)
         from_send = np.where(np.isinf(e2e), e2e, e2e - np.where(self.sent, metrics.send_lag(self.rows), 0.0))
         return {
@@ -53,17 +53,17 @@ class Measured:
 
     @property
     def in_flight(self) -> float:
-        """Mean number of requests in flight by Little's law: rate times the mean time from send to end."""
+        """Mean number of requests in flight, by Little's law: rate times the mean time from send to end."""
         held = metrics.numbers(self.rows, "end_offset_ns") - metrics.numbers(self.rows, "send_offset_ns")
         return float(np.nansum(held)) / 1e9 / self.seconds
 
     def tokens(self, column: str) -> int:
-        """Tokens of the whole answers in a column; 0 where none is told."""
+        """Tokens of the complete answers in a column; 0 if none is reported."""
         return int(np.nansum(metrics.numbers(self.rows, column)[self.ok]))
 
 
-def measured(run: Run) -> Iterator[Measured]:
-    """The valid windows of a run. Raises RunError where there is none, with what there is."""
+def measured(run: Run) -> Iterator[MeasuredWindow]:
+    """The valid windows of a run. Raises RunError if there is none."""
     lines = [line for line in run.dwells().to_pylist() if line["kind"] != "ramp"]
     valid = [line for line in lines if line["valid"] and line["requests"]]
     if not valid:
@@ -71,4 +71,4 @@ def measured(run: Run) -> Iterator[Measured]:
         raise RunError(f"{run.path} has no rate to export: {void}; --format csv has its requests")
     for line in valid:
         window = dwell_table.window(line)
-        yield Measured(line, in_window(run.requests(dwell=window.index), window))
+        yield MeasuredWindow(line, in_window(run.requests(dwell=window.index), window))

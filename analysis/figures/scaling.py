@@ -13,10 +13,10 @@ from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.windows import counted, qps
-from analysis.planning.efficiency import Efficiency, scaling
+from analysis.planning.efficiency import ScalingEfficiency, scaling
 from analysis.results.runs import Run, RunError
 
-EfficiencyOrRuns = Efficiency | Sequence[Run]
+EfficiencyOrRuns = ScalingEfficiency | Sequence[Run]
 """Runs of one service at several node counts, or what `scaling` made of them."""
 
 HEIGHT_IN = 3.4
@@ -78,9 +78,9 @@ def scaling_alt(subject: EfficiencyOrRuns) -> str:
     )
 
 
-def _measured(subject: EfficiencyOrRuns) -> Efficiency:
+def _measured(subject: EfficiencyOrRuns) -> ScalingEfficiency:
     try:
-        found = subject if isinstance(subject, Efficiency) else scaling(subject)
+        found = subject if isinstance(subject, ScalingEfficiency) else scaling(subject)
     except RunError as error:
         raise NoData(str(error)) from error
     if found.assumed:

@@ -1,7 +1,5 @@
 # ---
 # jupyter:
-#   jupytext:
-#     formats: py:percent
 #   kernelspec:
 #     display_name: Python 3
 #     name: python3
@@ -10,7 +8,7 @@
 # %% [markdown]
 # # The capacity of one run, and why to believe it
 #
-# The number first, then what it rests on: the windows, the search's path, and the proof that the load
+# The number first, then its evidence: the windows, the path of the search, and the proof that the load
 # generator kept up. Choose a run with the environment variable `LOADGEN_RUN`; without it a small recorded
 # run is shown.
 
@@ -47,10 +45,10 @@ analysis.percentiles(run, "tpot").to_pandas()
 axes = analysis.plot_search(run)
 
 # %% [markdown]
-# ## Whether the load generator kept up
+# ## Did the load generator keep up?
 #
-# Latency counts from the planned instant, so a late client would look like a slow server. Its own lateness
-# is the send lag; above the gate the window is void.
+# Latency counts from the planned instant, so a late client would look like a slow server. Its lateness is the
+# send lag; above its bound the window is void.
 
 # %%
 axes = analysis.plot_client_lag(run)

@@ -1,7 +1,5 @@
 # ---
 # jupyter:
-#   jupytext:
-#     formats: py:percent
 #   kernelspec:
 #     display_name: Python 3
 #     name: python3
@@ -28,7 +26,7 @@ RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
 RUN_B = os.environ.get("LOADGEN_RUN_B")
 
 # %%
-# Without a second run nothing is compared: what is shown then is of the first alone.
+# Without a second run the tables and figures show the first alone.
 runs = analysis.load_runs(*filter(None, (RUN, RUN_B)))
 analysis.capacity_table(runs).to_pandas().set_index("run").T
 
@@ -70,26 +68,26 @@ if found:
 
 # %% [markdown]
 # On a simulated engine the interval is the sampling noise of the two runs alone. Which layout is better
-# hangs on constants that were never measured on this hardware: `python -m loadgen predict
+# depends on constants that were never measured on this hardware: `python -m loadgen predict
 # matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4]` draws them too, and its interval of the ratio is the honest one
-# before a run on real nodes. What they rest on, and why two TP4 come out ahead: docs/evidence.md.
+# before a run on real nodes. docs/evidence.md says what they rest on and why two TP4 come out ahead.
 
 # %% [markdown]
 # ## Where the two differ
 #
-# Both on the same axes, so that places can be compared.
+# Both runs on the same axes.
 
 
 # %%
 def alike(panels):
-    """Give all panels the axes that hold what each shows."""
+    """Give all panels the same axes."""
     lefts, rights = zip(*(panel.get_xlim() for panel in panels), strict=True)
     lows, highs = zip(*(panel.get_ylim() for panel in panels), strict=True)
     plt.setp(panels, xlim=(min(lefts), max(rights)), ylim=(min(lows), max(highs)))
 
 
 def side_by_side(plot):
-    """One figure of each run, as far as it has the data."""
+    """One figure of each run that has the data."""
     figure, (places,) = plt.subplots(1, len(runs), figsize=(6 * len(runs), 4), squeeze=False)
     drawn = []
     for run, axes in zip(runs, places, strict=True):

@@ -1,7 +1,5 @@
 # ---
 # jupyter:
-#   jupytext:
-#     formats: py:percent
 #   kernelspec:
 #     display_name: Python 3
 #     name: python3
@@ -10,8 +8,8 @@
 # %% [markdown]
 # # The request table in SQL
 #
-# Every planned request is one row of `requests/*.parquet`, whatever became of it, and any reader of Parquet
-# can ask. A failed request has infinite latencies; what does not apply is null. `docs/run_folder.md` has
+# Every planned request is one row of `requests/*.parquet`, also a failed one, for any reader of Parquet.
+# A failed request has infinite latencies; a latency that does not apply is null. `docs/run_folder.md` has
 # every column.
 
 # %% tags=["parameters"]
@@ -57,7 +55,7 @@ db.execute(
 ).df()
 
 # %% [markdown]
-# The same from the definitions of this project, which recompute every latency from the raw offsets:
+# The same by this project's own definitions, which recompute every latency from the raw offsets:
 
 # %%
 analysis.percentiles(run, "ttft").to_pandas()
@@ -84,8 +82,8 @@ db.execute(
 # %% [markdown]
 # ## Gaps between tokens
 #
-# `itl_us` is a list: the gaps between reads that carried output, in microseconds. What a failed answer did
-# not send is not in it; `analysis.percentiles(run, "itl")` counts it as infinite.
+# `itl_us` is a list of the gaps between reads that carried output, in microseconds. It lacks the gaps that a
+# failed answer never sent; `analysis.percentiles(run, "itl")` counts it as infinite.
 
 # %%
 db.execute(
@@ -103,5 +101,5 @@ db.execute(
 # %%
 schema = run.requests(columns=["due_ns", "first_token_offset_ns", "cached_tokens"]).schema
 for field in schema:
-    told = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
-    print(f"{field.name:<24} {told.get('unit', ''):<8} {told.get('doc', '')}")
+    meta = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
+    print(f"{field.name:<24} {meta.get('unit', ''):<8} {meta.get('doc', '')}")

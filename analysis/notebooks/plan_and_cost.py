@@ -1,7 +1,5 @@
 # ---
 # jupyter:
-#   jupytext:
-#     formats: py:percent
 #   kernelspec:
 #     display_name: Python 3
 #     name: python3
@@ -10,7 +8,7 @@
 # %% [markdown]
 # # Plan and cost
 #
-# How many nodes for a demand, which rule asks for them, what a day costs, and what changes the answer most.
+# Nodes for a demand, the rule that asks for them, the cost of a day, and the inputs that matter most.
 # `LOADGEN_RUN` names the run; the demand below is yours to change.
 
 # %% tags=["parameters"]
@@ -40,10 +38,10 @@ print(planning.text(planning.tree(plan)))
 axes = analysis.plot_plan(planning.tree(plan))
 
 # %% [markdown]
-# ## What the certainty costs
+# ## The cost of certainty
 #
 # The same demand planned with the low end of the interval, with the certified rate and with the estimate,
-# which is too high as often as too low. The difference is what a longer measurement can save.
+# which is too high as often as too low. A longer measurement can save the difference.
 
 # %%
 for basis in ("low", "certified", "estimate"):

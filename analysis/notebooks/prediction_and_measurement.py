@@ -1,7 +1,5 @@
 # ---
 # jupyter:
-#   jupytext:
-#     formats: py:percent
 #   kernelspec:
 #     display_name: Python 3
 #     name: python3
@@ -11,8 +9,7 @@
 # # Prediction against measurement
 #
 # `python -m loadgen predict` answers from the engine model alone, with an interval from the uncertainty of
-# its constants. Does the run agree? `LOADGEN_RUN` names it; the prediction is asked of the run's own
-# configuration.
+# its constants. Does the run agree? `LOADGEN_RUN` names it; the prediction uses the run's configuration.
 
 # %% tags=["parameters"]
 import json
@@ -41,14 +38,14 @@ def predicted(*words):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# Ten virtual hours, whatever the run's own budget was; the words of a search do not matter to a prediction.
-forecast = predicted("search=virtual", "cluster.session=fake")
+# Ten virtual hours, whatever the budget of the run; a prediction ignores the search.
+answer = predicted("search=virtual", "cluster.session=fake")
 
 # %% [markdown]
 # ## Capacity
 
 # %%
-for name, capacity in (("measured", run.capacity), ("predicted", forecast["capacity"])):
+for name, capacity in (("measured", run.capacity), ("predicted", answer["capacity"])):
     if capacity is None:
         print(f"{name:>9}: no capacity is claimed")
         continue

@@ -1,7 +1,5 @@
 # ---
 # jupyter:
-#   jupytext:
-#     formats: py:percent
 #   kernelspec:
 #     display_name: Python 3
 #     name: python3
@@ -10,8 +8,8 @@
 # %% [markdown]
 # # Anatomy of a violated bound
 #
-# At some rate p90 TTFT or p90 TPOT goes over its bound. What happened there: who was over, when, on which
-# replica, and what did the engine say meanwhile? `LOADGEN_RUN` names the run.
+# At some rate p90 TTFT or p90 TPOT exceeds its bound. Which requests did so, when, on which replica, and in
+# which state of the engine? `LOADGEN_RUN` names the run.
 
 # %% tags=["parameters"]
 import os
@@ -55,11 +53,11 @@ print(
 )
 
 # %% [markdown]
-# ## Who was over, and what they have in common
+# ## The requests over the bound
 #
 # A request over TPOT shared its steps with other requests' prefills: look at how many arrived while it was
-# answered. One over TTFT waited in the queue: look at what had arrived shortly before it. What arrives is
-# everything that was sent, also after the window and between windows.
+# answered. One over TTFT waited in the queue: look at the arrivals shortly before it. Arrivals are all
+# requests that were sent, also after the window and between windows.
 
 # %%
 rows = in_window(run.requests(dwell=worst["index"]), dwell_table.window(worst))
@@ -68,7 +66,7 @@ within, over = latency_ms <= bounds_ms[limit], latency_ms > bounds_ms[limit]
 
 
 def instant_ns(table, offset):
-    """An instant on the run's clock; nan where it never came."""
+    """An instant on the run's clock; nan if it never came."""
     return metrics.numbers(table, "due_ns") + metrics.numbers(table, offset)
 
 

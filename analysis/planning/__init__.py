@@ -1,13 +1,14 @@
-"""From a capacity to nodes, hours and money; knows what a planner asks, not how a capacity was found."""
+"""Turn a capacity into nodes, hours and money; knows demands, not how a capacity was found."""
 
-from analysis.planning.command import command, is_planning
+from analysis.planning.command import command, of_words
 from analysis.planning.efficiency import scaling
 from analysis.planning.elasticity import sensitivity
-from analysis.planning.evidence import NotPlannable, evidence_of
+from analysis.planning.evidence import NotPlannable
 from analysis.planning.money import cost
 from analysis.planning.plan import Plan, plan
 from analysis.planning.plan_text import text
 from analysis.planning.plan_tree import tree
+from analysis.planning.sources import evidence_of
 from conf.specs.planning import Care, Demand
 
 __all__ = [
@@ -18,7 +19,7 @@ __all__ = [
     "command",
     "cost",
     "evidence_of",
-    "is_planning",
+    "of_words",
     "plan",
     "scaling",
     "sensitivity",

@@ -1,57 +1,64 @@
-"""What a plan stands on: one capacity, the figure of it that is planned with, and what other runs add to it.
+"""The basis of a plan: one capacity, the figure of it that is planned with, and the effects in other runs.
 
-Runs of other node counts give E(n), runs of other lengths what lengths do. Knows no demand but its lengths.
+Runs of other node counts give E(n), runs of other lengths the effect of lengths. Of the demand it knows only
+the lengths.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from analysis.planning.efficiency import Efficiency, alone, lengths_differ, scaling, unlike
-from analysis.planning.elasticity import Moved, Sensitivity, sensitivity
-from analysis.planning.evidence import Evidence, Lengths, Qps, Span
-from analysis.planning.sizing import Service
+from analysis.planning.efficiency import ScalingEfficiency, alone, lengths_differ, scaling, unlike
+from analysis.planning.elasticity import LengthSensitivity, Moved, sensitivity
+from analysis.planning.evidence import Evidence, IntervalEstimate, Qps
+from analysis.planning.request_means import MeanLengths
+from analysis.planning.sizing import FleetCapacity
 from analysis.results.runs import RunError
 from analysis.stats.pooling import NORMAL_95, NORMAL_975
 from conf.specs.planning import Basis, Demand
 
 ENDS = ("low", "certified", "estimate", "high")
-"""A certified figure is a 5 % quantile, the ends of a ratio are of 2.5 %: its half-width counts by 1.645 over
-1.960 there, as of a normal in ln (of Student's t, with heavier tails, rather too much)."""
+"""A certified figure is a 5 % quantile, the ends of a ratio are at 2.5 %: the
+ratio's half-width is scaled by 1.645 / 1.960 (for Student's t, with heavier tails, rather too much)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """`qps` is the capacity per node at the `lengths` that are planned for; `moved` says how it got there.
+class PlanBasis:
+    """`qps` is the capacity per node at the planned `lengths`; `moved` is its ratio to the measured one.
 
-    `basis` is the end of it that `service` is planned with: as asked, or `low` where nothing else is known.
+    `end` names the figure of it that `service` is planned with: as asked, or `low` if only that is known.
     """
 
     evidence: Evidence
     qps: Qps
-    lengths: Lengths | None
-    basis: Basis
-    service: Service
-    sensitivity: Sensitivity | None
+    lengths: MeanLengths | None
+    end: Basis
+    service: FleetCapacity
+    sensitivity: LengthSensitivity | None
     moved: Moved | None
 
     @property
     def best_qps(self) -> float:
-        """The estimate per node, or what is planned with where none is known."""
+        """The estimate per node, or the planned figure if there is none."""
         return self.qps.estimate or self.service.qps_per_node
 
 
-def ground(found: Evidence, others: Sequence[Evidence], demand: Demand, basis: Basis) -> Ground:
-    """Raises RunError for others of another service, lengths nobody measured, or an end that is unknown."""
-    efficiency, sensed = _of_others(found, others)
-    lengths, moved = _moved(found, demand, sensed)
+def plan_basis(found: Evidence, others: Sequence[Evidence], demand: Demand, basis: Basis) -> PlanBasis:
+    """The basis of a plan on `found`, with the node counts and lengths of `others`.
+
+    Raises RunError for others of another service, lengths nobody measured, or an end that is unknown.
+    """
+    efficiency, by_length = _of_others(found, others)
+    lengths, moved = _moved(found, demand, by_length)
     qps = found.qps if moved is None else times(found.qps, moved.ratio)
     basis = "low" if found.open_above else basis
-    service = Service(_planning_qps(found.name, qps, basis), found.nodes, efficiency)
-    return Ground(found, qps, lengths, basis, service, sensed, moved)
+    service = FleetCapacity(_planning_qps(found.name, qps, basis), found.nodes, efficiency)
+    return PlanBasis(found, qps, lengths, basis, service, by_length, moved)
 
 
-def _of_others(found: Evidence, others: Sequence[Evidence]) -> tuple[Efficiency, Sensitivity | None]:
+def _of_others(
+    found: Evidence, others: Sequence[Evidence]
+) -> tuple[ScalingEfficiency, LengthSensitivity | None]:
     for other in others:
         difference = unlike(found, other)
         both = difference == "lengths" and other.nodes != found.nodes
@@ -74,9 +81,9 @@ def _of_others(found: Evidence, others: Sequence[Evidence]) -> tuple[Efficiency,
 
 
 def _moved(
-    found: Evidence, demand: Demand, sensed: Sensitivity | None
-) -> tuple[Lengths | None, Moved | None]:
-    """The lengths that are planned for, and how the capacity there follows from those that were measured."""
+    found: Evidence, demand: Demand, by_length: LengthSensitivity | None
+) -> tuple[MeanLengths | None, Moved | None]:
+    """The planned lengths, and the ratio of the capacity there to the measured one."""
     asked = {name: getattr(demand, name) for name in ("input_tokens", "output_tokens", "prefix_hit")}
     given = {name: value for name, value in asked.items() if value is not None}
     if not given:
@@ -84,8 +91,8 @@ def _moved(
     if found.lengths is None:
         raise RunError(f"{found.name} does not say its lengths; leave demand.{next(iter(given))} out")
     to = replace(found.lengths, **given, source="as asked")
-    if sensed is not None:
-        return to, sensed.moved(to)
+    if by_length is not None:
+        return to, by_length.moved(to)
     if lengths_differ(found, replace(found, lengths=to)):
         raise RunError(
             f"demand.{next(iter(given))}: {found.name} does not say what other lengths do to its capacity; "
@@ -94,10 +101,10 @@ def _moved(
     return found.lengths, None
 
 
-def times(qps: Qps, ratio: Span) -> Qps:
-    """A capacity times a ratio with an interval of its own, the two independent in ln.
+def times(qps: Qps, ratio: IntervalEstimate) -> Qps:
+    """A capacity times a ratio with its own interval, the two independent in ln.
 
-    A bound alone does not say how unsure it is, so that it takes the ratio's whole half-width.
+    A bound without an estimate has no known uncertainty and takes the ratio's whole half-width.
     """
 
     def end(value: float | None, of: float | None, quantile: float = NORMAL_975) -> float | None:

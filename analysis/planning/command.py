@@ -1,43 +1,73 @@
-"""What `python -m analysis plan` does between its words and its tree; prints nothing."""
+"""`python -m analysis plan`: from the words of the command line to the tree of a plan; prints nothing."""
 
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from analysis.planning import evidence
-from analysis.planning.evidence import NotPlannable, Source
-from analysis.planning.plan import Load, plan
+from analysis.planning.evidence import NotPlannable
+from analysis.planning.plan import DemandRates, plan
 from analysis.planning.plan_tree import Tree, refused, tree
+from analysis.planning.sources import Source, expanded, read
 from analysis.results.runs import RunError
+from conf import ConfigError
 from conf.load import load_planning
 
 GROUPS = ("demand", "plan")
+PLAN_HELP = """words (docs/planning.md):
+  demand.peak_qps=QPS            the rate of the whole service; or demand.mean_qps=QPS demand.peak_factor=F,
+                                 or demand.hourly=FILE of 24 mean rates from midnight
+  demand.input_tokens=N          lengths to come, also output_tokens and prefix_hit, where runs vary them
+  plan.basis=low                 the end of the interval that is planned with; or certified, estimate
+  plan.headroom=0.15             share of the capacity left free at the peak
+  plan.spare_nodes=1             nodes that may be lost at the peak
+  plan.node_hour_usd=USD         price of a node; without it there is no cost
+  plan.node_availability=0.995   with plan.target_availability=0.9999: nodes so that enough are up
+  plan.scale_up_minutes=M        how long a node takes until it serves
+
+exit codes: 0 done; 2 wrong usage; 3, 4 or 5 that of a run that allows no plan (4: it is void); 6 only a lower
+bound of the capacity is known"""
 
 
-def is_planning(word: str) -> bool:
-    """True of a word of a plan (demand.*, plan.*); others name runs, or say what is to be predicted."""
+def of_words(words: Sequence[str], predict: Callable[[Sequence[str]], Tree]) -> Tree:
+    """The plan that a command line asks for: folders of runs or words to predict, and words of a plan.
+
+    Raises as `command` does, and ConfigError where both runs and words to predict are given.
+    """
+    asked = [word for word in words if _is_planning(word)]
+    runs = [word for word in words if "=" not in word]
+    machine = [word for word in words if "=" in word and not _is_planning(word)]
+    if runs and machine:
+        raise ConfigError(
+            f"'{machine[0]}' is no word demand.* or plan.*, the only ones of a plan on a run; leave it out, "
+            f"or leave {runs[0]} out to plan on a prediction"
+        )
+    return command(runs, asked, lambda: predict(machine))
+
+
+def _is_planning(word: str) -> bool:
     return word.partition("=")[0].partition(".")[0] in GROUPS
 
 
 def command(
     sources: Sequence[Source | Path | str], words: Sequence[str], predict: Callable[[], Tree] | None = None
 ) -> Tree:
-    """The plan on the first of `sources`; the others say what node counts and lengths do.
+    """The plan on the first of `sources`; the others show the effect of node counts and lengths.
 
-    Without any, `predict` stands in; it may take minutes, so it is asked once the words are found right.
+    Without sources `predict` gives one; it may take minutes, so it is called after the words are checked.
     A source is a folder, a run, or a tree of sweep.json, study.json or a prediction, grids included. `words`
     are demand.* and plan.*. The tree's `exit_code` is 0, or 6 where only a lower bound is known, and without
     a plan (`valid` false) that of the run, 4 of a void one. Raises RunError and ConfigError for wrong usage.
     """
     asked = load_planning(words)
-    Load.of(asked.demand)  # refuses a bad file of hours
+    DemandRates.of(asked.demand)  # refuses a bad file of hours
     _refuse_twice([str(source) for source in sources if isinstance(source, Path | str)])
     if not sources and predict is None:
         raise RunError("plan needs a run folder, or words of what is to be predicted; see --help")
     if not sources and predict:
         sources = [predict()]
     try:
-        found = evidence.expanded([one for source in sources for one in _opened(source)])
+        opened = [read(source) if isinstance(source, Path | str) else [source] for source in sources]
+        found = expanded([one for several in opened for one in several])
         return tree(plan(found[0], asked.demand, asked.plan, found[1:]))
     except NotPlannable as error:
         return refused(error)
@@ -48,7 +78,3 @@ def _refuse_twice(folders: Sequence[str]) -> None:
     for folder, real in zip(folders, resolved, strict=True):
         if resolved.count(real) > 1:
             raise RunError(f"{folder} is given twice; a run counts once")
-
-
-def _opened(source: Source | Path | str) -> Sequence[Source]:
-    return evidence.read(source) if isinstance(source, Path | str) else [source]

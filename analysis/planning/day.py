@@ -1,6 +1,6 @@
-"""A day of 24 rates: nodes hour by hour, and node-hours if the fleet is fixed or follows the hours.
+"""Nodes hour by hour over a day of 24 rates, and node-hours of a fixed and of an autoscaled fleet.
 
-Knows rates, nodes and the minutes a node takes until it serves; knows no capacity and no price.
+Knows rates, nodes and the minutes until a new node serves; knows no capacity and no price.
 """
 
 import csv
@@ -20,8 +20,8 @@ HOURS, MINUTES = 24, 60
 class Day:
     """Rates and nodes of each hour from midnight; the day repeats.
 
-    Autoscaled, the nodes of an hour must serve before it begins, so that they are paid `scale_up_minutes`
-    earlier; None where that time is unknown, and `autoscaled_node_hours` is then a lower bound.
+    Autoscaled nodes of an hour must serve before it begins, so that they are paid `scale_up_minutes` earlier.
+    If that time is unknown (None), `autoscaled_node_hours` is a lower bound.
     """
 
     qps: tuple[float, ...]
@@ -32,7 +32,7 @@ class Day:
 
 
 def day(qps: Sequence[float], nodes: Sequence[int], scale_up_minutes: float | None) -> Day:
-    """Node-hours of both fleets; `nodes` are those that each hour needs."""
+    """Node-hours of both fleets from the `nodes` that each hour needs."""
     by_minute = np.repeat(nodes, MINUTES)
     lead = math.ceil(scale_up_minutes or 0)
     ahead = np.lib.stride_tricks.sliding_window_view(np.concatenate([by_minute, by_minute[:lead]]), lead + 1)
@@ -46,10 +46,9 @@ def day(qps: Sequence[float], nodes: Sequence[int], scale_up_minutes: float | No
 
 
 def read_hourly(path: Path) -> tuple[float, ...]:
-    """24 mean rates in QPS, from midnight: all in one line, or one a line, also as `hour,QPS`.
+    """24 mean rates in QPS from midnight: all in one line, or one per line, also as `hour,QPS`.
 
-    A header is allowed, and the byte order mark that spreadsheets write. Raises ConfigError with one line
-    for anything else.
+    A header and a byte order mark are allowed. Raises ConfigError with one line for anything else.
     """
     key = f"demand.hourly={path}"
     try:

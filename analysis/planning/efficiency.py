@@ -1,8 +1,7 @@
 """E(n), the efficiency of n nodes: capacity per node at n over that at the fewest nodes measured.
 
-Knows capacities by node count; knows no demand. It belongs to one routing policy: pooled behind a balancer
-nodes serve more each than one alone, until the balancer or the skew of its choices costs more than that
-gains.
+Knows capacities by node count; knows no demand. E(n) holds for one routing policy: behind a balancer each
+node serves more than one alone, until the balancer or the skew of its choices costs more than pooling gains.
 """
 
 import math
@@ -12,19 +11,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.planning.evidence import Evidence, Source, evidence_of
+from analysis.planning.evidence import Evidence, IntervalEstimate
+from analysis.planning.sources import Source, evidence_of
 from analysis.results.runs import RunError
-from analysis.stats.pooling import NORMAL_975, Estimate, Interval, pooled
+from analysis.stats.pooling import Estimate, pooled
 
 Floats = NDArray[np.float64]
 
 LEAST_USL_POINTS = 4
-"""Its three parameters leave one degree of freedom then."""
+"""Fewest node counts for a fit of three parameters with one degree of freedom left."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Capacity per node at one node count: QPS, and the sd of its logarithm."""
+class ScalingPoint:
+    """Capacity per node at one node count in QPS, with the sd of its logarithm."""
 
     nodes: int
     qps_per_node: float
@@ -35,13 +35,13 @@ class Measured:
 class Usl:
     """The Universal Scalability Law, 1/c(n) = (1 + contention (n - 1) + coherency n (n - 1)) / c(1).
 
-    Gunther, Guerrilla Capacity Planning (2007), chapter 4: contention is what waits its turn, coherency what
-    grows with the pairs of nodes. `coefficients` are those of 1/c in node-seconds per request and
-    `covariance` theirs.
+    Gunther, Guerrilla Capacity Planning (2007), chapter 4: contention is serialised work, coherency the work
+    that grows with pairs of nodes. `coefficients` and their `covariance` are of 1/c in node-seconds per
+    request.
     """
 
-    coefficients: tuple[float, float, float]
-    covariance: tuple[tuple[float, float, float], ...]
+    coefficients: tuple[float, ...]
+    covariance: tuple[tuple[float, ...], ...]
 
     @property
     def contention(self) -> float:
@@ -52,7 +52,7 @@ class Usl:
         return self.coefficients[2] / self.coefficients[0]
 
     def node_seconds(self, nodes: Floats) -> Floats:
-        """1/c(n), node-seconds per request."""
+        """1/c(n) in node-seconds per request."""
         return np.asarray(_design(nodes) @ np.array(self.coefficients))
 
     def ln_sd(self, nodes: float, base: float) -> float:
@@ -63,20 +63,19 @@ class Usl:
 
 
 @dataclass(frozen=True, slots=True)
-class Efficiency:
-    """E(n) from what was measured, by node count ascending.
+class ScalingEfficiency:
+    """E(n) from the measured points, in order of node count.
 
-    Between points ln E is linear in ln n, or the USL where that was fitted. Beyond the last one E is ASSUMED:
-    the last trend goes on where it falls, and E stays where it rises, so that an assumption never saves a
-    node.
+    Between points ln E is linear in ln n, or follows the USL where one was fitted. Beyond the last point E is
+    ASSUMED: a falling trend goes on and a rising one stops, so that an assumption never saves a node.
     """
 
-    points: tuple[Measured, ...]
+    points: tuple[ScalingPoint, ...]
     usl: Usl | None = None
 
     @property
     def fewest(self) -> int:
-        """E is 1 there."""
+        """Fewest nodes measured; E is 1 there."""
         return self.points[0].nodes
 
     @property
@@ -85,7 +84,7 @@ class Efficiency:
 
     @property
     def assumed(self) -> bool:
-        """True where one node count was measured, so that E = 1 everywhere is all there is."""
+        """True if only one node count was measured, so that E = 1 everywhere is an assumption."""
         return len(self.points) < 2
 
     def at(self, nodes: Floats) -> Floats:
@@ -103,36 +102,35 @@ class Efficiency:
         """Capacity per node at each node count over that at `measured` nodes."""
         return np.asarray(self.at(nodes) / self.at(np.array([measured]))[0])
 
-    def figure(self, nodes: int) -> Interval:
-        """E(nodes) with its 95 % interval by error propagation. Raises ValueError beyond what was
-        measured."""
+    def figure(self, nodes: int) -> IntervalEstimate:
+        """E(nodes) with its 95 % interval by error propagation. Raises ValueError beyond the points."""
         if not self.fewest <= nodes <= self.most:
             raise ValueError(f"E({nodes}) was not measured")
         value = float(self.at(np.array([nodes]))[0])
         sd = self.usl.ln_sd(nodes, self.fewest) if self.usl else self._ln_sd(nodes)
-        return Interval(value, value * math.exp(-NORMAL_975 * sd), value * math.exp(NORMAL_975 * sd))
+        return IntervalEstimate.of_ln(value, sd)
 
-    def seen(self, point: Measured) -> Interval:
-        """E at one of `points` as it was measured, whatever was fitted; 1 by definition at the first."""
+    def seen(self, point: ScalingPoint) -> IntervalEstimate:
+        """E at one of `points` as measured, not as fitted; 1 by definition at the first."""
         first = self.points[0]
         value = point.qps_per_node / first.qps_per_node
         sd = 0.0 if point == first else math.hypot(point.ln_sd, first.ln_sd)
-        return Interval(value, value * math.exp(-NORMAL_975 * sd), value * math.exp(NORMAL_975 * sd))
+        return IntervalEstimate.of_ln(value, sd)
 
     def _ln(self) -> tuple[Floats, Floats]:
         x = np.log([point.nodes for point in self.points])
         return x, np.log([point.qps_per_node / self.points[0].qps_per_node for point in self.points])
 
     def _ln_sd(self, nodes: int) -> float:
-        """The weights that interpolation gives the points, less the one of the point that E counts from."""
+        """Sd of ln E, by the weights that interpolation gives the points, less one for the first."""
         x, _ = self._ln()
         weights = np.array([np.interp(math.log(nodes), x, one) for one in np.eye(len(x))])
         weights[0] -= 1.0
         return float(math.sqrt(sum((w * p.ln_sd) ** 2 for w, p in zip(weights, self.points, strict=True))))
 
 
-def scaling(runs: Sequence[Source]) -> Efficiency:
-    """E(n) from runs of one service at several node counts; several at one count are pooled.
+def scaling(runs: Sequence[Source]) -> ScalingEfficiency:
+    """E(n) from runs of one service at several node counts; runs of one count are pooled.
 
     Raises RunError for runs of different services or lengths, or without both ends of their interval.
     """
@@ -144,17 +142,17 @@ def scaling(runs: Sequence[Source]) -> Efficiency:
             )
     counts = sorted({one.nodes for one in found})
     points = tuple(_measured(n, [one for one in found if one.nodes == n]) for n in counts)
-    return Efficiency(points, _usl(points) if len(points) >= LEAST_USL_POINTS else None)
+    return ScalingEfficiency(points, _usl(points) if len(points) >= LEAST_USL_POINTS else None)
 
 
-def alone(of: Evidence) -> Efficiency:
-    """One node count: E = 1, which is an assumption."""
+def alone(of: Evidence) -> ScalingEfficiency:
+    """E(n) from one node count: E = 1, an assumption."""
     qps = of.qps.estimate or of.qps.low or math.nan
-    return Efficiency((Measured(of.nodes, qps, 0.0),))
+    return ScalingEfficiency((ScalingPoint(of.nodes, qps, 0.0),))
 
 
 def unlike(one: Evidence, other: Evidence) -> str:
-    """In what two capacities differ beside their node counts, as far as both say; empty if in nothing."""
+    """Properties, known of both, in which two capacities differ beside node counts; empty if none."""
     pairs = {key: (value, other.service[key]) for key, value in one.service.items()}
     keys = [key for key, (a, b) in pairs.items() if a is not None and b is not None and a != b]
     return ", ".join(keys) or ("lengths" if lengths_differ(one, other) else "")
@@ -169,7 +167,7 @@ def lengths_differ(one: Evidence, other: Evidence) -> bool:
     return any(abs(math.log(x / y)) > 0.02 for x, y in pairs) or abs(a.prefix_hit - b.prefix_hit) > 0.02
 
 
-def _measured(nodes: int, found: Sequence[Evidence]) -> Measured:
+def _measured(nodes: int, found: Sequence[Evidence]) -> ScalingPoint:
     estimates = []
     for one in found:
         q = one.qps
@@ -179,24 +177,23 @@ def _measured(nodes: int, found: Sequence[Evidence]) -> Measured:
             )
         estimates.append(_estimate(one, q.estimate, q.low, q.high))
     if len(estimates) == 1:
-        return Measured(nodes, estimates[0].qps, estimates[0].sd)
+        return ScalingPoint(nodes, estimates[0].qps, estimates[0].sd)
     qps = pooled(estimates).qps
     together = Estimate.of_interval(qps.value, qps.low, qps.high)
-    return Measured(nodes, together.qps, together.sd)
+    return ScalingPoint(nodes, together.qps, together.sd)
 
 
 def _estimate(one: Evidence, qps: float, low: float, high: float) -> Estimate:
-    """Of a grid of predictions only what a cell does not share with the first counts: it cancels in E."""
+    """An estimate of one run; the error that all cells of a grid of predictions share cancels in E."""
     if one.own_ln_sd is not None:
         return Estimate(qps, one.own_ln_sd)
     return Estimate.of_interval(qps, low, high)
 
 
-def _usl(points: Sequence[Measured]) -> Usl | None:
-    """Weighted least squares of 1/c; a negative contention or coherency is none, and is left out.
+def _usl(points: Sequence[ScalingPoint]) -> Usl | None:
+    """Weighted least squares of 1/c with one or both terms: the best fit without a negative coefficient.
 
-    Of the fits with both or one of them the best one without a negative coefficient is taken. None where
-    more nodes serve more each: the law knows no gain of pooling.
+    None where each node serves more among more nodes, because the law knows no gain of pooling.
     """
     nodes = np.array([float(point.nodes) for point in points])
     y = np.array([1 / point.qps_per_node for point in points])
@@ -209,21 +206,10 @@ def _usl(points: Sequence[Measured]) -> Usl | None:
         chi2 = float(np.sum((design @ fitted - y * weight) ** 2))
         if (fitted >= 0).all() and (best is None or chi2 < best[0]):
             grown = covariance * max(1.0, chi2 / (len(points) - len(kept)))
-            best = chi2, Usl(_spread(fitted, kept), _spread2(grown, kept))
+            full, cells = np.zeros(3), np.zeros((3, 3))
+            full[kept], cells[np.ix_(kept, kept)] = fitted, grown
+            best = chi2, Usl(tuple(full.tolist()), tuple(map(tuple, cells.tolist())))
     return best and best[1]
-
-
-def _spread(values: Floats, kept: Sequence[int]) -> tuple[float, float, float]:
-    """Coefficients with 0 for those left out."""
-    full = np.zeros(3)
-    full[kept] = values
-    return float(full[0]), float(full[1]), float(full[2])
-
-
-def _spread2(values: Floats, kept: Sequence[int]) -> tuple[tuple[float, float, float], ...]:
-    full = np.zeros((3, 3))
-    full[np.ix_(kept, kept)] = values
-    return tuple((float(a), float(b), float(c)) for a, b, c in full)
 
 
 def _design(nodes: Floats) -> Floats:

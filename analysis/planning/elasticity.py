@@ -1,34 +1,36 @@
-"""What lengths and hit rate do to the capacity: elasticities from a designed matrix of runs or predictions.
+"""Elasticities of the capacity by lengths and hit rate, from a designed matrix of runs or predictions.
 
-ln c is fitted by least squares in u = ln(uncached prompt), o = ln(answer) and h = hit rate, each from those
-of the first run, and in their products where the design shows them: without them a grid of hit rates 0 to
-0.95 is fitted within 17 %, with them within 3 % (the engine model). So the first three coefficients are
-elasticities at the first run. What is uncached has to be computed; at the same uncached length a higher hit
-rate means more cache to read.
-Knows lengths and capacities; knows no demand, and says nothing beyond 1.5 times the measured box.
+ln c is fitted by least squares in u = ln(uncached prompt), o = ln(answer) and h = hit rate, relative to the
+first run, and in their products where the design shows them: without products a grid of hit rates 0 to 0.95
+is fitted within 17 %, with them within 3 % (the engine model). The first three coefficients are therefore
+elasticities at the first run. Uncached tokens have to be computed; at the same uncached length a higher hit
+rate means more cache to read. Knows lengths and capacities; knows no demand, and refuses lengths beyond 1.5
+times the measured box.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analysis.planning.efficiency import unlike
-from analysis.planning.evidence import Evidence, Lengths, Source, Span, evidence_of, expanded
+from analysis.planning.evidence import Evidence, IntervalEstimate
+from analysis.planning.request_means import MeanLengths
+from analysis.planning.sources import Source, evidence_of, expanded
 from analysis.results.runs import RunError
 from analysis.stats.pooling import student_t
 
 Floats = NDArray[np.float64]
 
 FARTHEST = 1.5
-"""Factor beyond the measured box at which nothing is said any more."""
+"""Factor beyond the measured box from which on lengths are refused."""
 SAME = 1e-3
-"""Spread of a column below which it was not varied."""
+"""Spread of a column below which it counts as not varied."""
 LEAST_RUNS = 3
 LEAST_FREEDOM = 3
-"""Runs that must remain beyond the parameters before a product is fitted (our choice)."""
+"""Degrees of freedom that must remain before a product is fitted (our choice)."""
 FACTORS = ("uncached prompt tokens", "answer tokens", "hit rate")
 PRODUCTS = ((0, 2), (0, 1), (1, 2))
 INPUTS = {"input_tokens": "tokens", "output_tokens": "tokens", "prefix_hit": "share"}
@@ -36,27 +38,27 @@ INPUTS = {"input_tokens": "tokens", "output_tokens": "tokens", "prefix_hit": "sh
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One effect at the centre: d ln capacity by d ln of a length, or by d hit rate; ends None if unknown."""
+    """One effect at the centre: d ln capacity by d ln of a length, or by d hit rate."""
 
     name: str
-    elasticity: Span
+    elasticity: IntervalEstimate
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A row of a tornado plot: capacity over that at the centre, when one input goes to an end of the box."""
+    """A row of a tornado plot: capacity over that at the centre with one input at either end of the box."""
 
     name: str
     unit: str
     at_low: float
     at_high: float
-    ratio_at_low: Span
-    ratio_at_high: Span
+    ratio_at_low: IntervalEstimate
+    ratio_at_high: IntervalEstimate
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The smallest and largest value that was measured of each input."""
+    """Smallest and largest measured value of each input."""
 
     input_tokens: tuple[float, float]
     output_tokens: tuple[float, float]
@@ -65,21 +67,21 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Capacity at other lengths over that at the centre; `extrapolated` names what lies outside the box.
+    """Capacity at other lengths over that at the centre; `extrapolated` names the inputs outside the box.
 
-    The interval is that of one capacity more, so that how badly the fit fits is part of it.
+    The interval is that of one more capacity, so that it includes the misfit.
     """
 
-    ratio: Span
+    ratio: IntervalEstimate
     extrapolated: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """Coefficients of the columns in `kept` (three factors, then their products), and what they rest on.
+class LengthFit:
+    """Coefficients of the columns in `kept` (three factors, then their products).
 
-    `freedom` are the points beyond those that the fit needs; without any it goes through all of them, and
-    no interval is known. `variance` is that of a point around the fit, of ln capacity.
+    `freedom` counts points beyond the parameters; with 0 the fit goes through all points, and no interval is
+    known. `variance` is that of ln capacity around the fit.
     """
 
     kept: tuple[int, ...]
@@ -88,32 +90,32 @@ class Fit:
     variance: float
     freedom: int
 
-    def step(self, columns: Floats, *, one_more: bool) -> Span:
-        """ln ratio over the centre, with the interval of the fit or of one more point around it."""
+    def step(self, columns: Floats, *, one_more: bool) -> IntervalEstimate:
+        """ln ratio over the centre, with the interval of the fit or of `one_more` point around it."""
         x = columns[list(self.kept)]
         value = float(x @ np.array(self.coefficients))
         if not self.freedom:
-            return Span(value, None, None)
+            return IntervalEstimate(value, None, None)
         unsure = float(x @ np.array(self.inverse) @ x) + one_more
         half = student_t(0.975, self.freedom) * math.sqrt(max(0.0, self.variance * unsure))
-        return Span(value, value - half, value + half)
+        return IntervalEstimate(value, value - half, value + half)
 
 
 @dataclass(frozen=True, slots=True)
-class Sensitivity:
+class LengthSensitivity:
     """The fit over `runs` capacities around `centre`, the lengths of the first of them."""
 
     terms: tuple[Term, ...]
     bars: tuple[Bar, ...]
     box: Box
-    centre: Lengths
+    centre: MeanLengths
     runs: int
-    fit: Fit
+    fit: LengthFit
 
-    def moved(self, to: Lengths) -> Moved:
+    def moved(self, to: MeanLengths) -> Moved:
         """The ratio at `to` over that at the centre.
 
-        Raises RunError for what was not varied, or lies beyond 1.5 times the measured box.
+        Raises RunError for an input that was not varied, or lies beyond 1.5 times the measured box.
         """
         outside = tuple(name for name in INPUTS if _outside(self.box, name, getattr(to, name)))
         columns = _columns([to], self.centre)[0]
@@ -125,10 +127,10 @@ class Sensitivity:
         return Moved(_exp(self.fit.step(columns, one_more=True)), outside)
 
 
-def sensitivity(sources: Sequence[Source]) -> Sensitivity:
+def sensitivity(sources: Sequence[Source]) -> LengthSensitivity:
     """Elasticities from runs, predictions or a grid of them, all of one service; the first is the centre.
 
-    Raises RunError for too few, for different services, or where inputs were only varied together.
+    Raises RunError for too few, for different services, or for inputs that were only varied together.
     """
     found = [evidence_of(source) for source in expanded(sources)]
     for other in found[1:]:
@@ -143,11 +145,12 @@ def sensitivity(sources: Sequence[Source]) -> Sensitivity:
     fit = _fit(_columns(lengths, centre), np.log([_estimate(one) for one in found]))
     unit = np.eye(len(FACTORS) + len(PRODUCTS))
     terms = [Term(FACTORS[i], fit.step(unit[i], one_more=False)) for i in fit.kept if i < len(FACTORS)]
-    box = Box(*(_range([getattr(one, name) for one in lengths]) for name in INPUTS))
-    return Sensitivity(tuple(terms), _bars(box, centre, fit), box, centre, len(found), fit)
+    measured = {name: [getattr(one, name) for one in lengths] for name in INPUTS}
+    box = Box(**{name: (min(values), max(values)) for name, values in measured.items()})
+    return LengthSensitivity(tuple(terms), _bars(box, centre, fit), box, centre, len(found), fit)
 
 
-def _lengths(one: Evidence) -> Lengths:
+def _lengths(one: Evidence) -> MeanLengths:
     if one.lengths is None:
         raise RunError(f"{one.name}: its lengths are unknown; sensitivity needs them")
     return one.lengths
@@ -159,8 +162,8 @@ def _estimate(one: Evidence) -> float:
     return one.qps.estimate
 
 
-def _columns(lengths: Sequence[Lengths], centre: Lengths) -> Floats:
-    """u, o and h from those of the centre, and their products."""
+def _columns(lengths: Sequence[MeanLengths], centre: MeanLengths) -> Floats:
+    """u, o and h relative to the centre, and their products."""
     factors = np.array(
         [
             [
@@ -174,8 +177,8 @@ def _columns(lengths: Sequence[Lengths], centre: Lengths) -> Floats:
     return np.column_stack([factors, *(factors[:, a] * factors[:, b] for a, b in PRODUCTS)])
 
 
-def _fit(columns: Floats, y: Floats) -> Fit:
-    """Least squares; a product is taken where the design shows it and enough runs remain."""
+def _fit(columns: Floats, y: Floats) -> LengthFit:
+    """Least squares; a product is fitted where the design shows it and enough runs remain."""
     kept = [i for i in range(len(FACTORS)) if np.ptp(columns[:, i]) > SAME]
     if len(y) < LEAST_RUNS or not kept:
         raise RunError(
@@ -193,7 +196,7 @@ def _fit(columns: Floats, y: Floats) -> Fit:
     freedom = len(y) - design.shape[1]
     variance = float(np.sum((y - design @ fitted) ** 2)) / freedom if freedom else 0.0
     rows = tuple(tuple(map(float, row)) for row in inverse[1:, 1:])
-    return Fit(tuple(kept), tuple(map(float, fitted[1:])), rows, variance, freedom)
+    return LengthFit(tuple(kept), tuple(map(float, fitted[1:])), rows, variance, freedom)
 
 
 def _independent(columns: Floats, kept: Sequence[int]) -> bool:
@@ -201,34 +204,26 @@ def _independent(columns: Floats, kept: Sequence[int]) -> bool:
     return bool(np.linalg.matrix_rank(design, tol=1e-6) == design.shape[1])
 
 
-def _bars(box: Box, centre: Lengths, fit: Fit) -> tuple[Bar, ...]:
-    """Each input to both ends of the box, the others as in the centre; the widest first."""
+def _bars(box: Box, centre: MeanLengths, fit: LengthFit) -> tuple[Bar, ...]:
+    """Each input at both ends of the box, the others at the centre; the widest first."""
     bars = []
     for name, unit in INPUTS.items():
         low, high = getattr(box, name)
         if high - low > SAME:
-            at = _columns([_with(centre, name, end) for end in (low, high)], centre)
+            at = _columns([replace(centre, **{name: end}) for end in (low, high)], centre)
             bars.append(Bar(name, unit, low, high, *(_exp(fit.step(one, one_more=False)) for one in at)))
     return tuple(sorted(bars, key=lambda b: -abs(math.log(b.ratio_at_high.value / b.ratio_at_low.value))))
 
 
-def _with(centre: Lengths, name: str, value: float) -> Lengths:
-    return Lengths(**({field: getattr(centre, field) for field in INPUTS} | {name: value}), source="")
-
-
-def _exp(ln: Span) -> Span:
+def _exp(ln: IntervalEstimate) -> IntervalEstimate:
     low, high = (None if end is None else math.exp(end) for end in (ln.low, ln.high))
-    return Span(math.exp(ln.value), low, high)
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), max(values)
+    return IntervalEstimate(math.exp(ln.value), low, high)
 
 
 def _outside(box: Box, name: str, value: float) -> bool:
-    """True outside the box. Raises RunError where that is too far to say anything.
+    """True outside the box. Raises RunError for a value too far outside.
 
-    Of a hit rate it is the rest of the prompt that counts: 99 % instead of 95 leave a fifth to compute.
+    A hit rate is judged by the rest of the prompt: 99 % instead of 95 % leaves a fifth to compute.
     """
     low, high = getattr(box, name)
     key, asked = f"demand.{name}", value

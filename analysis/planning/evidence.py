@@ -1,44 +1,22 @@
-"""What a run, a study or a prediction says that a plan can rest on; knows no demand, no price and no rule.
+"""Evidence for a plan from a run, a study or a prediction; knows no demand, no price and no rule.
 
-The interval is the answer's own: of a run the sampling noise of its posterior, of a prediction the
-uncertainty of the engine model's constants. Both stay what they are; `predicted` and `caution` say which.
+The interval is that of the answer: for a run the sampling noise of its posterior, for a prediction the
+uncertainty of the engine model's constants. `predicted` and `caution` say which.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from analysis.results import locations, matrix_table, studies, summary
-from analysis.results.runs import Run, RunError, load_run
-from analysis.rows import metrics, records
+from analysis.planning.request_means import MeanLengths
+from analysis.results.runs import RunError
+from analysis.results.types.shared_figures import AskedExperiment
 from analysis.stats.pooling import NORMAL_975
-from conf import ConfigError
-
-Tree = Mapping[str, Any]
-
-LEAST_SENDS_PER_S = 50.0
-"""Below, the constant 2 to 3 % of a core that every load actor takes hides what a request costs (our choice;
-5.4 ms of CPU per request were seen at 5 sends a second, where 1.45 are measured at 100)."""
-COLUMNS = (
-    *("dwell", "status", "time_scale", "turn_blocked_ns", "last_token_offset_ns", "engine_last_token_ns"),
-    *("requested_input_tokens", "prompt_tokens", "cached_tokens", "output_tokens"),
-)
-REAL_NODES = ("vllm",)
-"""Engines that load a model's weights on a node; how long others take to be ready says nothing of one."""
-PREDICTED = (
-    "predicted, not measured: the interval is what is unknown of the engine model's constants, and Monte "
-    "Carlo noise; what the model lacks is not in it"
-)
 
 
 class NotPlannable(RunError):
-    """No number of nodes can be planned on it; `exit_code` says why, as that of the run does."""
+    """A result that allows no plan; `exit_code` is that of the run."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -47,7 +25,7 @@ class NotPlannable(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Qps:
-    """A capacity in QPS per node; an end is None where it is unknown. The interval is 95 %."""
+    """A capacity in QPS per node with its 95 % interval; an unknown figure is None."""
 
     estimate: float | None
     low: float | None
@@ -56,55 +34,41 @@ class Qps:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A figure with its 95 % interval; an end that is unknown is None."""
+class IntervalEstimate:
+    """A figure with its 95 % interval; an unknown end is None."""
 
     value: float
     low: float | None
     high: float | None
 
-    def times(self, factor: float) -> "Span":
-        """All three times a factor above 0."""
+    @classmethod
+    def of_ln(cls, value: float, sd: float) -> "IntervalEstimate":
+        """A value whose logarithm is normal with this sd."""
+        return cls(value, value * math.exp(-NORMAL_975 * sd), value * math.exp(NORMAL_975 * sd))
+
+    def times(self, factor: float) -> "IntervalEstimate":
+        """Value and ends times a factor above 0."""
         ends = (None if end is None else end * factor for end in (self.low, self.high))
-        return Span(self.value * factor, *ends)
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Means over requests, in tokens; `prefix_hit` is the share of the prompt that was in the prefix cache.
-
-    `source` says whether they were measured, of how many requests, or are those of the workload.
-    """
-
-    input_tokens: float
-    output_tokens: float
-    prefix_hit: float
-    source: str
-
-    @property
-    def uncached_tokens(self) -> float:
-        """Prompt tokens that have to be computed."""
-        return self.input_tokens * (1 - self.prefix_hit)
+        return IntervalEstimate(self.value * factor, *ends)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One capacity and what was seen with it; None is unknown.
+    """One capacity and the measurements beside it; None is unknown.
 
     `open_above`: only a lower bound of the capacity is known. `e2e_s` is the mean life of a request near
-    capacity, `client_cpu_ms` the load generator's CPU per request, `ready_minutes` how long the service took
-    from its deployment until it was warm. Of a cell of a grid of predictions `own_ln_sd` is the sd of ln
-    capacity that it does not share with the first: what is unknown of the constants moves all cells.
-    A tree alone does not tell `engine_settings`.
+    capacity, `client_cpu_ms` the load generator's CPU per request, `ready_minutes` the time from deployment
+    until the service was warm. For a cell of a grid of predictions `own_ln_sd` is the sd of ln capacity that
+    it does not share with the first cell. `engine_settings` are known from a run folder only.
     """
 
     name: str
-    asked: Mapping[str, Any]
+    asked: AskedExperiment
     predicted: bool
     caution: str
     qps: Qps
     open_above: bool
-    lengths: Lengths | None
+    lengths: MeanLengths | None
     e2e_s: float | None = None
     client_cpu_ms: float | None = None
     ready_minutes: float | None = None
@@ -113,236 +77,15 @@ class Evidence:
 
     @property
     def nodes(self) -> int:
-        """Nodes it was measured on."""
-        return int(self.asked["nodes"])
+        """Nodes of the measurement."""
+        return self.asked.nodes
 
     @property
     def service(self) -> dict[str, Any]:
-        """What two capacities must have in common to be those of one service, whatever its size and load."""
-        asked = self.asked
+        """Properties that two capacities of one service have in common, whatever its size and load."""
         same = ("engine", "model", "hardware", "layout", "routing", "data_path", "slo", "arrivals")
         return {
             "predicted": self.predicted,
-            **{name: asked.get(name) for name in same},
+            **{name: getattr(self.asked, name) or None for name in same},
             "engine settings": self.engine_settings,
         }
-
-
-Source = Run | Tree | Evidence
-
-
-def read(path: Path | str) -> list[Evidence]:
-    """What the folder of a run or of a study offers; of a matrix one for each cell that has a capacity.
-
-    Raises RunError for a folder that is none, NotPlannable for one without a capacity.
-    """
-    path = locations.local(path)
-    if not studies.is_study(path):
-        return [of_run(load_run(path))]
-    study = studies.load_study(path)
-    if study["study"] == matrix_table.KIND:
-        good = [cell["exit_code"] == summary.EXIT_OK for cell in study["cells"]]
-        _refuse_first(str(path), good)
-        cells = [path / cell["name"] for cell, is_good in zip(study["cells"], good, strict=True) if is_good]
-        return [found for cell in cells for found in read(cell)]
-    if study["study"] not in ("deployments", "repeats"):
-        names = ", ".join(f"{path}/{name}" for name in study["names"])
-        raise RunError(f"{path} compares or records; plan on one of its parts: {names}")
-    found = of_tree(study, path.name)
-    parts = [of_run(load_run(part)) for part in studies.parts(path) if not studies.is_study(part)]
-    return [_with_rows(found, parts[0])] if parts else [found]
-
-
-def evidence_of(source: Source) -> Evidence:
-    """A run, the tree of sweep.json, study.json or a prediction, or what was read of them before."""
-    if isinstance(source, Evidence):
-        return source
-    return of_run(source) if isinstance(source, Run) else of_tree(source)
-
-
-def of_run(run: Run) -> Evidence:
-    """The conclusion of a run with what its rows add. Raises RunError, NotPlannable."""
-    if run.sweep is None:
-        raise RunError(f"{run.path} did not end; go on with python -m loadgen resume {run.path}")
-    found = of_tree(run.sweep, run.name)
-    rows = _served(run.requests(columns=COLUMNS, phase="window"), run.sweep)
-    return replace(
-        found,
-        lengths=_measured(rows) or found.lengths,
-        e2e_s=float(metrics.e2e(rows).mean()) / 1e3 if rows.num_rows else None,
-        client_cpu_ms=_cpu_ms(run),
-        ready_minutes=_ready_minutes(run),
-        engine_settings=_engine_settings(run),
-    )
-
-
-def of_tree(tree: Tree, name: str = "") -> Evidence:
-    """A conclusion alone: its capacity, and lengths as they were asked. Raises RunError, NotPlannable."""
-    name = name or str(tree.get("run_id") or _foreseen_name(tree))
-    _refuse(tree, name)
-    capacity, predicted = tree["capacity"], tree.get("clock") == "virtual"
-    figures = Qps(
-        **{end: capacity["qps_per_node"].get(end) for end in ("estimate", "low", "high", "certified")}
-    )
-    open_above = bool(capacity.get("open_above")) and not (predicted and figures.low is not None)
-    if open_above:
-        # Of a prediction that ends at the highest rate nothing else is known; of a run the rest is its prior.
-        figures = Qps(None, figures.estimate if predicted else figures.low, None, None)
-    return Evidence(
-        name=name,
-        asked=tree["asked"],
-        predicted=predicted,
-        caution=_predicted(tree) if predicted else summary.engine_label(tree),
-        qps=figures,
-        open_above=open_above,
-        lengths=_foreseen(tree) if predicted else _asked(tree),
-        e2e_s=_little_s(tree["forecast"]) if predicted else None,
-        own_ln_sd=_own_ln_sd(tree) if predicted else None,
-    )
-
-
-def _predicted(tree: Tree) -> str:
-    """A rate at which the bounds are still kept is a lower bound by the constants as they are assumed."""
-    kept = tree["forecast"].get("kept_probability")
-    if kept is None:
-        return PREDICTED
-    return (
-        f"{PREDICTED}; the bounds are kept at that rate in {100 * kept:.0f} % of the draws of the constants"
-    )
-
-
-def _foreseen_name(tree: Tree) -> str:
-    """A cell of a grid by its place in it."""
-    at = ", ".join(f"{key}={value}" for key, value in tree.get("at", {}).items())
-    return f"prediction at {at}" if at else "prediction"
-
-
-def _refuse(tree: Tree, name: str) -> None:
-    """Raise where there is no capacity: nothing can be planned on a void one."""
-    if tree.get("exit_code") is None:
-        raise RunError(f"{name} has not ended; nothing can be planned on it yet")
-    if not tree.get("capacity") and tree.get("probe"):
-        raise RunError(f"{name} judged one rate and has no capacity; plan on a sweep or a prediction")
-    code, valid = int(tree["exit_code"]), bool(tree.get("valid"))
-    if not valid or not tree.get("capacity") or code not in (summary.EXIT_OK, summary.EXIT_OPEN):
-        why = tree.get("reason") or "it has no capacity"
-        raise NotPlannable(f"nothing may be planned on {name}: {why}", code or summary.EXIT_VOID)
-    if tree["capacity"].get("open_below") and tree.get("clock") != "virtual":
-        raise NotPlannable(
-            f"{name} shows only an upper bound of the capacity; measure at lower rates (search.lowest_qps)",
-            summary.EXIT_OPEN,
-        )
-
-
-def _asked(tree: Tree) -> Lengths | None:
-    basis = tree.get("basis")
-    if not basis:
-        return None
-    hit = float(basis.get("prefix_hit") or 0.0)
-    return Lengths(float(basis["input_tokens"]), float(basis["output_tokens"]), hit, "means of the workload")
-
-
-def _foreseen(tree: Tree) -> Lengths | None:
-    found = tree["forecast"]
-    rate = found["rate_qps_per_node"]
-    if not found["steady"] or not rate:
-        return None
-    n_in, n_out = (found[f"{side}_tokens_per_s_per_node"] / rate for side in ("input", "output"))
-    return Lengths(n_in, n_out, found["cached_share_of_input"], "means of the predicted requests")
-
-
-def _little_s(found: Tree) -> float | None:
-    """Mean life of a request, from those in flight (Little's law)."""
-    in_flight = found.get("in_flight_per_node")
-    return None if in_flight is None else float(in_flight / found["rate_qps_per_node"])
-
-
-def _own_ln_sd(tree: Tree) -> float | None:
-    """From the ratio to the first cell of the grid, draw by draw; of the first itself its noise."""
-    ratio = tree.get("ratio")
-    if not ratio:
-        return None
-    noise = (tree["forecast"].get("noise_pct") or 0.0) / 100
-    return max(noise, math.log(ratio["high"] / ratio["low"]) / (2 * NORMAL_975))
-
-
-def _served(rows: pa.Table, sweep: Tree) -> pa.Table:
-    """The complete answers of the windows that the capacity rests on."""
-    used = [row["index"] for row in sweep["dwells"] if row["kind"] == "dwell" and row["valid"]]
-    seen = metrics.status_in(rows, records.OK)
-    among = pc.is_in(rows.column("dwell"), value_set=pa.array(used, pa.int16())).to_numpy()
-    return rows.filter(pa.array(seen & among))
-
-
-def _measured(rows: pa.Table) -> Lengths | None:
-    """Lengths as the server counted them; where it tells no prompt, as they were planned."""
-    prompt, output = metrics.numbers(rows, "prompt_tokens"), metrics.numbers(rows, "output_tokens")
-    if not rows.num_rows or np.isnan(output).all():
-        return None
-    told = not np.isnan(prompt).all()
-    if not told:
-        prompt = metrics.numbers(rows, "requested_input_tokens")
-    hit = metrics.prefix_hit(rows) if told else None
-    source = f"measured, means of {rows.num_rows} answers"
-    return Lengths(float(np.nanmean(prompt)), float(np.nanmean(output)), hit or 0.0, source)
-
-
-def _cpu_ms(run: Run) -> float | None:
-    """CPU time of the load actors per request; None where too few were sent to tell it from their idle
-    cost."""
-    seen = run.clients()
-    scale = run.sweep["asked"].get("time_scale", 1.0) if run.sweep else 1.0
-    span_s = metrics.numbers(seen, "span_s") / scale
-    sends, share = metrics.numbers(seen, "sends"), metrics.numbers(seen, "cpu_share")
-    known = ~np.isnan(share)
-    if not span_s[known].sum() or sends[known].sum() / span_s[known].sum() < LEAST_SENDS_PER_S:
-        return None
-    return float(1e3 * (share * span_s)[known].sum() / sends[known].sum())
-
-
-def _ready_minutes(run: Run) -> float | None:
-    """From the deployment until the service was warm, where it was deployed on real nodes."""
-    ready_s = (run.manifest.get("server") or {}).get("ready_s")
-    real = run.sweep is not None and run.sweep["asked"]["engine"] in REAL_NODES
-    return ready_s / 60 if real and ready_s else None
-
-
-def _engine_settings(run: Run) -> dict[str, Any] | None:
-    """What the engine was asked; None of a run whose experiment this version cannot read."""
-    try:
-        return asdict(run.config.engine)
-    except (ConfigError, RunError):
-        return None
-
-
-def _with_rows(found: Evidence, part: Evidence) -> Evidence:
-    return replace(
-        found,
-        lengths=part.lengths,
-        e2e_s=part.e2e_s,
-        client_cpu_ms=part.client_cpu_ms,
-        ready_minutes=part.ready_minutes,
-        engine_settings=part.engine_settings,
-    )
-
-
-def expanded(sources: Sequence[Source]) -> list[Source]:
-    """Grids of predictions as their cells, refused ones left out. Raises NotPlannable if the first is."""
-    out: list[Source] = []
-    for source in sources:
-        cells = source.get("cells") if isinstance(source, Mapping) else None
-        if cells is not None:
-            _refuse_first("the grid", [bool(cell.get("capacity")) for cell in cells])
-        out += [source] if cells is None else [cell for cell in cells if cell.get("capacity")]
-    return out
-
-
-def _refuse_first(name: str, good: Sequence[bool]) -> None:
-    """A plan stands on the first cell: another must not take its place unsaid."""
-    if not any(good):
-        raise NotPlannable(f"{name}: no cell has a capacity", summary.EXIT_VOID)
-    if not good[0]:
-        raise NotPlannable(
-            f"{name}: its first cell, which a plan stands on, has no capacity; begin with another",
-            summary.EXIT_VOID,
-        )

@@ -1,12 +1,14 @@
-"""What a served request and its tokens cost; the price of a node is the planner's, there is no default.
+"""Cost of requests and tokens from the price of a node, which has no default.
 
-Each figure carries the whole cost: per request, or per prompt, answer or any token. Which one is quoted
-changes the number 41-fold at 5600 tokens in and 140 out, so that all four are given.
+Each figure carries the whole cost: per request, or per prompt, answer or any token. The denominator changes
+the number 41-fold at 5600 tokens in and 140 out, so that all four are given.
 """
 
 from dataclasses import dataclass
 
-from analysis.planning.evidence import Lengths, Qps, Source, Span, evidence_of
+from analysis.planning.evidence import IntervalEstimate, Qps
+from analysis.planning.request_means import MeanLengths
+from analysis.planning.sources import Source, evidence_of
 from analysis.results.runs import RunError
 
 SECONDS_PER_HOUR = 3600.0
@@ -21,14 +23,14 @@ class Cost:
 
     node_hour_usd: float
     use: float
-    per_1k_requests_usd: Span
-    per_1m_input_tokens_usd: Span | None
-    per_1m_output_tokens_usd: Span | None
-    per_1m_total_tokens_usd: Span | None
+    per_1k_requests_usd: IntervalEstimate
+    per_1m_input_tokens_usd: IntervalEstimate | None
+    per_1m_output_tokens_usd: IntervalEstimate | None
+    per_1m_total_tokens_usd: IntervalEstimate | None
 
 
 def cost(source: Source, node_hour_usd: float, use: float = 1.0) -> Cost:
-    """Of one node at `use` times its capacity, with the interval of that capacity.
+    """The cost on one node at `use` times its capacity, with the interval of that capacity.
 
     Raises ValueError for a price or a use that is not positive.
     """
@@ -36,32 +38,27 @@ def cost(source: Source, node_hour_usd: float, use: float = 1.0) -> Cost:
     return cost_of(found.qps, found.lengths, node_hour_usd, use)
 
 
-def cost_of(qps: Qps, lengths: Lengths | None, node_hour_usd: float, use: float = 1.0) -> Cost:
-    """The same from plain figures; by the low end where no estimate is known."""
+def cost_of(qps: Qps, lengths: MeanLengths | None, node_hour_usd: float, use: float = 1.0) -> Cost:
+    """`cost` from plain figures; from the low end if there is no estimate."""
     if node_hour_usd <= 0 or use <= 0:
         raise ValueError(f"node_hour_usd={node_hour_usd:g} and use={use:g} must be positive")
     planned = qps.estimate or qps.low
     if planned is None:
         raise RunError("neither an estimate nor a low end of the capacity is known")
-    per_request = [_per_request(rate, node_hour_usd, use) for rate in (planned, qps.high, qps.low)]
-    value, low, high = per_request
-    assert value is not None
-    return _over(Span(value, low, high), lengths, node_hour_usd, use)
+    value = node_hour_usd / (planned * use * SECONDS_PER_HOUR)
+    low, high = (end and node_hour_usd / (end * use * SECONDS_PER_HOUR) for end in (qps.high, qps.low))
+    return _over(IntervalEstimate(value, low, high), lengths, node_hour_usd, use)
 
 
 def fleet_cost(
-    nodes: Span, served_qps: float, use: float, lengths: Lengths | None, node_hour_usd: float
+    nodes: IntervalEstimate, served_qps: float, use: float, lengths: MeanLengths | None, node_hour_usd: float
 ) -> Cost:
-    """Of a whole fleet that serves `served_qps` on average; `nodes` has the interval of its size."""
+    """The cost on a whole fleet that serves `served_qps` on average; `nodes` has the interval of its size."""
     return _over(nodes.times(node_hour_usd / (served_qps * SECONDS_PER_HOUR)), lengths, node_hour_usd, use)
 
 
-def _per_request(qps: float | None, node_hour_usd: float, use: float) -> float | None:
-    return None if qps is None else node_hour_usd / (qps * use * SECONDS_PER_HOUR)
-
-
-def _over(one: Span, lengths: Lengths | None, node_hour_usd: float, use: float) -> Cost:
-    tokens: list[Span | None] = [None, None, None]
+def _over(one: IntervalEstimate, lengths: MeanLengths | None, node_hour_usd: float, use: float) -> Cost:
+    tokens: list[IntervalEstimate | None] = [None, None, None]
     if lengths is not None:
         n_in, n_out = lengths.input_tokens, lengths.output_tokens
         tokens = [one.times(1e6 / n) for n in (n_in, n_out, n_in + n_out)]

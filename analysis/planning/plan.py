@@ -1,6 +1,6 @@
-"""The plan: nodes for a demand on what was measured or predicted, and what follows from them.
+"""The plan: nodes for a demand on a measured or predicted capacity, and what follows from them.
 
-Joins the rules; each of them, and what a plan stands on, has a file of its own beside this one.
+Joins the rules; each rule, and the basis of a plan, has a file of its own beside this one.
 """
 
 from collections.abc import Sequence
@@ -8,31 +8,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from analysis.planning.at_scale import AtScale, at_scale
-from analysis.planning.basis import ENDS, Ground, ground, times
+from analysis.planning.basis import ENDS, PlanBasis, plan_basis, times
 from analysis.planning.day import Day, day, read_hourly
-from analysis.planning.evidence import Source, Span, evidence_of, expanded
+from analysis.planning.evidence import IntervalEstimate
 from analysis.planning.money import Cost, cost_of, fleet_cost
-from analysis.planning.sizing import Service, Sizing, naive, needed, size
+from analysis.planning.sizing import FleetCapacity, Sizing, naive, needed, size
+from analysis.planning.sources import Source, evidence_of, expanded
 from analysis.planning.spares import Availability, available
 from analysis.results.runs import RunError
 from conf.specs.planning import Care, Demand
 
 CURVE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
-"""Shares of the peak for which the nodes are told beside it."""
+"""Shares of the peak for which nodes are listed beside it."""
 WORST_LOST = 3
+"""Most lost nodes that are listed, beside the spares (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """The demand as rates of the whole service, in QPS; `mean_qps` None where only the peak is known."""
+class DemandRates:
+    """The demand as rates of the whole service in QPS; `mean_qps` is None if only the peak is known."""
 
     peak_qps: float
     mean_qps: float | None
     hourly_qps: tuple[float, ...]
 
     @classmethod
-    def of(cls, demand: Demand) -> "Load":
-        """Reads the file of a demand by the hour. Raises ConfigError for one that is none."""
+    def of(cls, demand: Demand) -> "DemandRates":
+        """Reads the file of a demand by the hour. Raises ConfigError for a wrong file."""
         if demand.hourly:
             rates = read_hourly(Path(demand.hourly))
             return cls(max(rates), sum(rates) / len(rates), rates)
@@ -41,7 +43,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What is still kept within the bounds when so many nodes are lost, and its share of the peak."""
+    """The rate that is kept within the bounds after a loss of nodes, and its share of the peak."""
 
     lost_nodes: int
     kept_qps: float
@@ -49,7 +51,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CurvePoint:
     """Nodes for one demand: as planned, at the upper end of the capacity (None if unknown), and naively."""
 
     demand_qps: float
@@ -59,11 +61,11 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Money:
-    """Cost of the planned fleet at full use of its capacity, and at what it serves.
+class FleetCost:
+    """Cost of the planned fleet at full use of its capacity, and at the rate that it serves.
 
-    It serves `served_qps`, its `load`: the mean where it is known, else the peak. The ends of its
-    cost are those of fleets that were planned on the ends of the capacity.
+    It serves `served_qps`, the mean `load` if it is known, else the peak. The ends of its cost are those of
+    fleets planned on the ends of the capacity.
     """
 
     full_use: Cost
@@ -74,15 +76,15 @@ class Money:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many nodes, and on what `ground`.
+    """Nodes for a demand, and their `basis`.
 
-    `sizing` is by the two rules, `nodes` also by the availability where one was asked; `nodes_at` has them at
-    each figure of the capacity that is known. `naive_nodes` divide by the estimate, `needed_nodes` carry the
-    peak with neither headroom nor spare.
+    `sizing` applies the two rules, `nodes` also the availability if one was asked; `nodes_at` has the nodes
+    at each known figure of the capacity. `naive_nodes` divide by the estimate; `needed_nodes` carry the peak
+    with neither headroom nor spare.
     """
 
-    ground: Ground
-    load: Load
+    basis: PlanBasis
+    load: DemandRates
     care: Care
     sizing: Sizing
     nodes: int
@@ -92,13 +94,13 @@ class Plan:
     availability: Availability | None
     degraded: tuple[Lost, ...]
     day: Day | None
-    money: Money | None
+    money: FleetCost | None
     scale: AtScale
-    curve: tuple[Point, ...]
+    curve: tuple[CurvePoint, ...]
 
     @property
     def binding(self) -> str:
-        """What asks for the most nodes: the normal rule, the degraded one, both, or the availability."""
+        """The rule that asks for the most nodes: normal, degraded, both, or availability."""
         return self.sizing.binding if self.nodes == self.sizing.nodes else "availability"
 
 
@@ -107,19 +109,19 @@ def plan(
 ) -> Plan:
     """Nodes for a demand (or a peak rate in QPS) on one capacity.
 
-    `others` are capacities of the same service: at other node counts they give E(n), at other lengths what
-    lengths do. Raises RunError or ConfigError with one line, NotPlannable where the run allows no plan.
+    `others` are capacities of the same service: at other node counts they give E(n), at other lengths the
+    effect of lengths. Raises RunError or ConfigError with one line, NotPlannable if the run allows no plan.
     """
     care = care or Care()
     demand = Demand(peak_qps=float(demand)) if isinstance(demand, int | float) else demand
-    load = Load.of(demand)
+    load = DemandRates.of(demand)
     rest = [evidence_of(other) for other in expanded(others)]
-    on = ground(evidence_of(source), rest, demand, care.basis)
+    on = plan_basis(evidence_of(source), rest, demand, care.basis)
     need = needed(load.peak_qps, on.service)
     nodes = _fleet(load.peak_qps, on.service, care)
     nodes_at = _nodes_at(load.peak_qps, on, care)
     return Plan(
-        ground=on,
+        basis=on,
         load=load,
         care=care,
         sizing=size(load.peak_qps, on.service, care.headroom, care.spare_nodes),
@@ -142,21 +144,20 @@ def _available(need: int, care: Care) -> Availability | None:
     return available(need, care.node_availability, care.target_availability)
 
 
-def _fleet(rate_qps: float, service: Service, care: Care) -> int:
-    """Nodes by every rule that was asked for."""
+def _fleet(rate_qps: float, service: FleetCapacity, care: Care) -> int:
     found = _available(needed(rate_qps, service), care)
     by_rules = size(rate_qps, service, care.headroom, care.spare_nodes).nodes
     return max(by_rules, found.nodes if found else 0)
 
 
-def _degraded(nodes: int, service: Service, peak_qps: float, spares: int) -> tuple[Lost, ...]:
-    """One, two and three nodes lost, and as many as are spare."""
+def _degraded(nodes: int, service: FleetCapacity, peak_qps: float, spares: int) -> tuple[Lost, ...]:
+    """The service with one, two and three nodes lost, and with as many as are spare."""
     lost = sorted({*range(1, WORST_LOST + 1), spares} - {0})
     kept = [(n, service.kept_qps(nodes - n)) for n in lost if n < nodes]
     return tuple(Lost(n, qps, qps / peak_qps) for n, qps in kept)
 
 
-def _day(load: Load, on: Ground, care: Care) -> Day | None:
+def _day(load: DemandRates, on: PlanBasis, care: Care) -> Day | None:
     if not load.hourly_qps:
         return None
     lead = on.evidence.ready_minutes if care.scale_up_minutes is None else care.scale_up_minutes
@@ -164,31 +165,33 @@ def _day(load: Load, on: Ground, care: Care) -> Day | None:
 
 
 def _money(
-    nodes: int, nodes_at: dict[str, int], load: Load, on: Ground, node_hour_usd: float | None
-) -> Money | None:
+    nodes: int, nodes_at: dict[str, int], load: DemandRates, on: PlanBasis, node_hour_usd: float | None
+) -> FleetCost | None:
     if node_hour_usd is None:
         return None
     served, what = (load.peak_qps, "peak") if load.mean_qps is None else (load.mean_qps, "mean")
     use = served / replace(on.service, qps_per_node=on.best_qps).kept_qps(nodes)
     low, high = nodes_at.get("low"), nodes_at.get("high")
-    fleet = Span(nodes, None if high is None else min(high, nodes), None if low is None else max(low, nodes))
+    fleet = IntervalEstimate(
+        nodes, None if high is None else min(high, nodes), None if low is None else max(low, nodes)
+    )
     efficiency = on.service.kept_qps(nodes) / nodes / on.service.qps_per_node
-    return Money(
-        full_use=cost_of(times(on.qps, Span(efficiency, None, None)), on.lengths, node_hour_usd),
+    return FleetCost(
+        full_use=cost_of(times(on.qps, IntervalEstimate(efficiency, None, None)), on.lengths, node_hour_usd),
         planned=fleet_cost(fleet, served, use, on.lengths, node_hour_usd),
         served_qps=served,
         load=what,
     )
 
 
-def _scale(peak_qps: float, on: Ground) -> AtScale:
-    """How long a request lives was seen at the measured lengths only."""
+def _scale(peak_qps: float, on: PlanBasis) -> AtScale:
+    """The service at its peak; the life of a request is known at the measured lengths only."""
     life_s = on.evidence.e2e_s if on.moved is None else None
     return at_scale(peak_qps, life_s, on.evidence.client_cpu_ms, on.lengths)
 
 
-def _sized(demand_qps: float, service: Service, qps_per_node: float | None, care: Care) -> int | None:
-    """Nodes by every rule at another capacity per node; None where that is unknown, or no nodes will do."""
+def _sized(demand_qps: float, service: FleetCapacity, qps_per_node: float | None, care: Care) -> int | None:
+    """Nodes by all rules at another capacity per node; None if that is unknown, or no nodes suffice."""
     if qps_per_node is None:
         return None
     try:
@@ -197,17 +200,16 @@ def _sized(demand_qps: float, service: Service, qps_per_node: float | None, care
         return None
 
 
-def _nodes_at(demand_qps: float, on: Ground, care: Care) -> dict[str, int]:
+def _nodes_at(demand_qps: float, on: PlanBasis, care: Care) -> dict[str, int]:
     sized = {end: _sized(demand_qps, on.service, getattr(on.qps, end), care) for end in ENDS}
     return {end: nodes for end, nodes in sized.items() if nodes is not None}
 
 
-def _curve(peak_qps: float, on: Ground, care: Care) -> tuple[Point, ...]:
-    """Without the demands that no number of nodes serves."""
+def _curve(peak_qps: float, on: PlanBasis, care: Care) -> tuple[CurvePoint, ...]:
     points = []
     for demand_qps in (share * peak_qps for share in CURVE):
         nodes = _sized(demand_qps, on.service, on.service.qps_per_node, care)
         at_high = _sized(demand_qps, on.service, on.qps.high, care)
         if nodes is not None:
-            points.append(Point(demand_qps, nodes, at_high, naive(demand_qps, on.best_qps)))
+            points.append(CurvePoint(demand_qps, nodes, at_high, naive(demand_qps, on.best_qps)))
     return tuple(points)

@@ -1,4 +1,4 @@
-"""A plan as a screen of text; knows the tree of a plan and computes nothing."""
+"""A plan as text; knows the tree of a plan and computes nothing."""
 
 import math
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ INDENT = "  "
 
 
 def text(tree: Tree) -> str:
-    """The screen of `python -m analysis plan`: the nodes first, then what they rest on and what follows."""
+    """The text of `python -m analysis plan`: nodes first, then their basis and what follows."""
     if not tree["valid"]:
         word = "VOID" if tree["exit_code"] == summary.EXIT_VOID else "NO PLAN"
         return f"{word}  {tree['reason']}"
@@ -42,15 +42,15 @@ def text(tree: Tree) -> str:
 def _headline(tree: Tree) -> str:
     answer, on = tree["answer"], tree["planned_on"]
     nodes, upper = _nodes(answer["nodes"]), answer["nodes_at_high"]
-    said = f"{nodes} ({'unknown' if upper is None else f'{upper:,}'} at the upper bound)"
+    fleet = f"{nodes} ({'unknown' if upper is None else f'{upper:,}'} at the upper bound)"
     if on["open_above"]:
-        said = f"at most {nodes} (the capacity is known from below only)"
+        fleet = f"at most {nodes} (the capacity is known from below only)"
     word = "PREDICTED" if on["predicted"] else "PLAN"
-    return f"{word}  {said} for {_qps(tree['demand']['peak_qps'])} at the peak; {_e(tree)}"
+    return f"{word}  {fleet} for {_qps(tree['demand']['peak_qps'])} at the peak; {_e(tree)}"
 
 
 def _e(tree: Tree) -> str:
-    """The efficiency in the answer line: what was not measured is called assumed there."""
+    """The efficiency in the answer line, called assumed where it was not measured."""
     e, word = tree["efficiency"], "predicted" if tree["planned_on"]["predicted"] else "measured"
     most = _nodes(e["most_measured_nodes"])
     if len(e["measured"]) < 2 and e["assumed"]:
@@ -109,7 +109,7 @@ def _rules(tree: Tree) -> list[str]:
 
 
 def _since(tree: Tree) -> str:
-    """What the efficiency is over where the run was not that of the fewest nodes."""
+    """The divisor of E(n) if the run was not at the fewest nodes."""
     n = tree["planned_on"]["asked"]["nodes"]
     return "" if n == tree["efficiency"]["fewest_measured_nodes"] else f" / E({n})"
 
@@ -155,9 +155,9 @@ def _day(tree: Tree) -> list[str]:
     if day is None:
         return []
     lead, least = day["scale_up_minutes"], ""
-    said = f"each hour's nodes {lead:g} minutes ahead" if lead is not None else ""
+    ahead = f"each hour's nodes {lead:g} minutes ahead" if lead is not None else ""
     if lead is None:
-        said = "the time to scale up is unknown: plan.scale_up_minutes"
+        ahead = "the time to scale up is unknown: plan.scale_up_minutes"
         least = "at least "
     fixed, autoscaled = f"{day['fixed_node_hours']:,.0f}", f"{least}{day['autoscaled_node_hours']:,.1f}"
     usd = ""
@@ -166,7 +166,7 @@ def _day(tree: Tree) -> list[str]:
     return [
         f"nodes by hour, from midnight: {' '.join(map(str, day['nodes']))}",
         "the peak is the busiest hour's mean; what exceeds it within that hour is left to the headroom",
-        f"node-hours a day: {fixed} fixed, {autoscaled} autoscaled ({said}){usd}",
+        f"node-hours a day: {fixed} fixed, {autoscaled} autoscaled ({ahead}){usd}",
     ]
 
 
@@ -231,13 +231,11 @@ def _sensitivity(tree: Tree) -> list[str]:
 
 
 def _price(span: Tree) -> str:
-    """Dollars of three digits, or whole ones."""
     form = "#.3g" if span["value"] < 100 else ",.0f"
     return f"${_span(span, form)}"
 
 
 def _span(span: Tree, form: str) -> str:
-    """A figure with its interval where that is known."""
     value = f"{span['value']:{form}}"
     if span["low"] is None and span["high"] is None:
         return value
@@ -250,12 +248,11 @@ def _nodes(count: int) -> str:
 
 
 def _rate(qps_per_node: float) -> str:
-    """Two decimals, or three digits of a small rate."""
     return f"{qps_per_node:.2f}" if qps_per_node >= 1 else f"{qps_per_node:.3g}"
 
 
 def _share(share: float) -> str:
-    """Per cent, rounded down to two digits of what is missing: 99.9994 is never shown as 100."""
+    """Per cent, rounded down to two digits of the rest: 99.9994 never becomes 100."""
     digits = 0 if share >= 1 else max(0, math.ceil(-math.log10(1 - share)) - 1)
     scale = 10**digits
     return f"{math.floor(100 * share * scale + 1e-6) / scale:.12g} %"
@@ -270,7 +267,6 @@ def _usd(value: float) -> str:
 
 
 def _si(value: float | None, unit: str) -> str:
-    """Three digits with a prefix of 1000s."""
     if value is None:
         return f"unknown {unit}"
     for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -1,17 +1,17 @@
-"""A plan as a tree for JSON (plan.json): every name carries its unit; computes nothing."""
+"""A plan as a tree for JSON (plan.json) with the unit in every name; computes nothing."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from analysis.planning.efficiency import Efficiency
-from analysis.planning.elasticity import Sensitivity
+from analysis.planning.efficiency import ScalingEfficiency
+from analysis.planning.elasticity import LengthSensitivity
 from analysis.planning.evidence import NotPlannable
 from analysis.planning.plan import Plan
 from analysis.results import summary
+from analysis.results.json_border import to_tree
 
 SCHEMA_VERSION = 1
 
@@ -19,8 +19,9 @@ Tree = dict[str, Any]
 
 
 def tree(found: Plan) -> Tree:
-    """Everything a plan says; an unknown figure is None, never 0."""
-    code = summary.EXIT_OPEN if found.ground.evidence.open_above else summary.EXIT_OK
+    """The whole plan; an unknown figure is None, never 0."""
+    basis, up = found.basis, found.availability
+    code = summary.EXIT_OPEN if basis.evidence.open_above else summary.EXIT_OK
     return {
         "schema_version": SCHEMA_VERSION,
         "verb": "plan",
@@ -35,18 +36,18 @@ def tree(found: Plan) -> Tree:
         "rules": asdict(found.sizing),
         "efficiency": _efficiency(found),
         "degraded": [asdict(one) for one in found.degraded],
-        "availability": _availability(found),
+        "availability": up and asdict(up) | {"spare_nodes": up.spare_nodes},
         "day": _day(found),
-        "cost": asdict(found.money) if found.money else None,
+        "cost": found.money and asdict(found.money),
         "at_scale": asdict(found.scale),
         "by_demand": [asdict(point) for point in found.curve],
-        "sensitivity": sensitivity_tree(found.ground.sensitivity) if found.ground.sensitivity else None,
-        "moved": asdict(found.ground.moved) if found.ground.moved else None,
+        "sensitivity": basis.sensitivity and sensitivity_tree(basis.sensitivity),
+        "moved": basis.moved and asdict(basis.moved),
     }
 
 
 def refused(error: NotPlannable) -> Tree:
-    """The tree of a run on which nothing may be planned."""
+    """The tree of a run that allows no plan."""
     return {
         "schema_version": SCHEMA_VERSION,
         "verb": "plan",
@@ -56,7 +57,7 @@ def refused(error: NotPlannable) -> Tree:
     }
 
 
-def sensitivity_tree(found: Sensitivity) -> Tree:
+def sensitivity_tree(found: LengthSensitivity) -> Tree:
     """Elasticities, and the rows of a tornado plot."""
     whole = asdict(found)
     known = found.fit.freedom > 0
@@ -74,42 +75,38 @@ def _answer(found: Plan) -> Tree:
         "binding": found.binding,
         "needed_nodes": found.needed_nodes,
         "naive_nodes": found.naive_nodes,
-        "basis": found.ground.basis,
+        "basis": found.basis.end,
         "planned_qps_per_node": found.sizing.qps_per_node,
         "engines": _engines(found),
     }
 
 
 def _engines(found: Plan) -> int | None:
-    """Engines of the whole fleet; the nodes of an external service do not tell theirs."""
-    asked = found.ground.evidence.asked
-    if asked["engine"] == "external":
+    asked = found.basis.evidence.asked
+    if asked.engine == "external":
         return None
-    return round(found.nodes * int(asked["replicas"]) / int(asked["nodes"]))
+    return round(found.nodes * asked.replicas / asked.nodes)
 
 
 def _evidence(found: Plan) -> Tree:
-    one = found.ground.evidence
+    one = found.basis.evidence
     return {
         "name": one.name,
         "predicted": one.predicted,
         "caution": one.caution,
-        "asked": dict(one.asked),
+        "asked": to_tree(one.asked),
         "qps_per_node": asdict(one.qps),
-        "planned_for_qps_per_node": asdict(found.ground.qps),
+        "planned_for_qps_per_node": asdict(found.basis.qps),
         "open_above": one.open_above,
-        "lengths": asdict(found.ground.lengths) if found.ground.lengths else None,
+        "lengths": asdict(found.basis.lengths) if found.basis.lengths else None,
         "ready_minutes": one.ready_minutes,
     }
 
 
 def _efficiency(found: Plan) -> Tree:
-    e, n = found.ground.service.efficiency, found.nodes
+    e, n = found.basis.service.efficiency, found.nodes
     fewest_up = n - found.care.spare_nodes
-    usl = e.usl and {
-        "contention": e.usl.contention,
-        "coherency": e.usl.coherency,
-    }
+    usl = e.usl and {"contention": e.usl.contention, "coherency": e.usl.coherency}
     return {
         "assumed": fewest_up < e.fewest or n > e.most,
         "at_planned": float(e.at(np.array([n]))[0]),
@@ -120,8 +117,7 @@ def _efficiency(found: Plan) -> Tree:
     }
 
 
-def _points(e: Efficiency) -> list[Tree]:
-    """Capacity and E(n) at each node count measured; at the first E is 1 by definition, alone it has none."""
+def _points(e: ScalingEfficiency) -> list[Tree]:
     rows = []
     for point in e.points:
         row: Tree = {"nodes": point.nodes, "qps_per_node": point.qps_per_node}
@@ -133,18 +129,10 @@ def _points(e: Efficiency) -> list[Tree]:
     return rows
 
 
-def _availability(found: Plan) -> Tree | None:
-    one = found.availability
-    return None if one is None else asdict(one) | {"spare_nodes": one.spare_nodes}
-
-
 def _day(found: Plan) -> Tree | None:
     if found.day is None:
         return None
-    price: Mapping[str, float | None] = {}
-    if (usd := found.care.node_hour_usd) is not None:
-        price = {
-            "fixed_usd": found.day.fixed_node_hours * usd,
-            "autoscaled_usd": found.day.autoscaled_node_hours * usd,
-        }
-    return asdict(found.day) | dict(price)
+    day, usd = asdict(found.day), found.care.node_hour_usd
+    if usd is not None:
+        day |= {f"{fleet}_usd": day[f"{fleet}_node_hours"] * usd for fleet in ("fixed", "autoscaled")}
+    return day

@@ -1,7 +1,7 @@
-"""How many nodes serve a rate: two rules, and the fewest nodes that satisfy both; knows no run and no price.
+"""The fewest nodes that serve a rate by two rules; knows no run and no price.
 
-Normal: D <= n L (1 - h) E(n). Degraded: D <= (n - k) L E(n - k). To add k spares to the nodes of the normal
-rule would count twice: when k nodes fail, the headroom is there to be used.
+Normal: D <= n L (1 - h) E(n). Degraded: D <= (n - k) L E(n - k). Adding k spares to the nodes of the normal
+rule would count twice, because the headroom may be used when k nodes fail.
 """
 
 import math
@@ -10,42 +10,38 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.planning.efficiency import Efficiency
+from analysis.planning.efficiency import ScalingEfficiency
 from analysis.results.runs import RunError
 
 Floats = NDArray[np.float64]
 
 MOST_NODES = 100_000
-"""More are not searched for (our choice: ten times what 30,000 QPS need at 3 QPS per node)."""
+"""Most nodes that are tried (our choice: ten times the need of 30,000 QPS at 3 QPS per node)."""
 ROUNDING = 1e-9
-"""A rate that equals what is served but for floating point is served."""
+"""Relative shortfall of the served rate that counts as floating-point error."""
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
-    """What so many nodes serve: `qps_per_node` as measured on `measured_nodes`, and the efficiency of
-    more."""
+class FleetCapacity:
+    """Rate that n nodes serve, from `qps_per_node` on `measured_nodes` and the efficiency of more."""
 
     qps_per_node: float
     measured_nodes: int
-    efficiency: Efficiency
+    efficiency: ScalingEfficiency
 
     def qps(self, nodes: Floats) -> Floats:
-        """The rate that each number of nodes serves within the bounds; 0 of none."""
+        """The rate in QPS that each number of nodes serves within the bounds; 0 for 0 nodes."""
         n = np.asarray(nodes, dtype=np.float64)
         return np.where(n > 0, n * self.qps_per_node * self.efficiency.relative(n, self.measured_nodes), 0.0)
 
     def kept_qps(self, nodes: int) -> float:
-        """The same of one number of nodes."""
+        """`qps` for one number of nodes."""
         return float(self.qps(np.array([nodes]))[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """The fewest nodes for a rate; `binding` is the rule that asks for more of them, or `both`.
-
-    `normal_nodes` and `degraded_nodes` are the fewest for each rule alone.
-    """
+    """The fewest nodes for a rate by both rules and by each; `binding` names the stricter one, or `both`."""
 
     demand_qps: float
     qps_per_node: float
@@ -55,8 +51,8 @@ class Sizing:
     binding: str
 
 
-def size(demand_qps: float, service: Service, headroom: float, spare_nodes: int) -> Sizing:
-    """The smallest n that satisfies both rules; at least one node is left when the spares have failed.
+def size(demand_qps: float, service: FleetCapacity, headroom: float, spare_nodes: int) -> Sizing:
+    """The smallest n that satisfies both rules, with at least one node left when the spares have failed.
 
     Raises RunError if no number of nodes serves it.
     """
@@ -82,24 +78,23 @@ def size(demand_qps: float, service: Service, headroom: float, spare_nodes: int)
     )
 
 
-def _likely(demand_qps: float, service: Service, headroom: float, spare_nodes: int) -> int:
-    """Nodes among which the answer most likely is: four times those that E(n) = 1 would need."""
+def _likely(demand_qps: float, service: FleetCapacity, headroom: float, spare_nodes: int) -> int:
+    """A first upper limit of the search: four times the nodes that E(n) = 1 needs."""
     needed_nodes = demand_qps / service.qps_per_node / (1 - headroom)
     return int(min(4 * needed_nodes + spare_nodes + 16, MOST_NODES))
 
 
 def naive(demand_qps: float, qps_per_node: float) -> int:
-    """The rate over the capacity, rounded up: no headroom, no spare, no interval. Shown beside, never
-    used."""
+    """Rate over capacity, rounded up, without headroom, spare and interval; shown for comparison only."""
     return max(1, math.ceil(demand_qps / qps_per_node * (1 - ROUNDING)))
 
 
-def needed(demand_qps: float, service: Service) -> int:
-    """The fewest nodes that carry a rate with neither headroom nor spare. Raises RunError if none do."""
+def needed(demand_qps: float, service: FleetCapacity) -> int:
+    """The fewest nodes that carry a rate with neither headroom nor spare. Raises RunError if none."""
     return size(demand_qps, service, 0.0, 0).nodes
 
 
-def _unreachable(demand_qps: float, served: Floats, service: Service) -> str:
+def _unreachable(demand_qps: float, served: Floats, service: FleetCapacity) -> str:
     peak = int(served.argmax())
     if served[peak] < MOST_NODES * service.qps_per_node / 2:
         most = f"one service reaches at most {served[peak]:.4g} QPS (n = {peak})"

@@ -1,9 +1,11 @@
-"""How many nodes must be there so that enough are up: binomial, for failures that are independent only.
+"""The fewest nodes of which enough are up, by the binomial distribution of independent failures.
 
-Knows shares of time; knows no rate. A failure that takes several nodes at once (a rack, a release, a bad
-model file) is in no binomial, so that an availability found here is an upper bound.
+Knows shares of time; knows no rate. A failure of several nodes at once (a rack, a release, a bad model file)
+is not in the binomial, so that an availability found here is an upper bound.
 """
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +13,12 @@ import numpy as np
 from analysis.results.runs import RunError
 
 MOST_NODES = 100_000
+"""Most nodes that are tried (as in `sizing`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """`nodes` hold `needed_nodes` up with probability `reached`, at least `target`."""
+    """`nodes` of which at least `needed_nodes` are up with probability `reached`, at least `target`."""
 
     node_availability: float
     target: float
@@ -42,18 +45,21 @@ def up_probability(needed: int, nodes: int, node_availability: float) -> float:
 def available(needed: int, node_availability: float, target: float) -> Availability:
     """The fewest nodes of which at least `needed` are up with probability `target`.
 
-    Raises RunError where that takes more than 100,000.
+    Raises RunError if that takes more than 100,000.
     """
-    low, high = needed, min(needed + 1, MOST_NODES)
-    while up_probability(needed, high, node_availability) < target:
-        if high == MOST_NODES:
-            raise RunError(f"plan.target_availability={target} needs more than {MOST_NODES} nodes; lower it")
-        low, high = high, min(2 * high, MOST_NODES)
-    while low < high:  # more nodes are never worse
-        middle = (low + high) // 2
-        if up_probability(needed, middle, node_availability) >= target:
-            high = middle
-        else:
-            low = middle + 1
-    reached = up_probability(needed, low, node_availability)
-    return Availability(node_availability, target, needed, low, reached)
+
+    def reached(nodes: int) -> float:
+        return up_probability(needed, nodes, node_availability)
+
+    most = next((n for n in _doubled(needed + 1) if reached(n) >= target), None)
+    if most is None:
+        raise RunError(f"plan.target_availability={target} needs more than {MOST_NODES} nodes; lower it")
+    nodes = bisect_left(range(most), target, lo=needed, key=reached)  # more nodes are never worse
+    return Availability(node_availability, target, needed, nodes, reached(nodes))
+
+
+def _doubled(nodes: int) -> Iterator[int]:
+    while nodes < MOST_NODES:
+        yield nodes
+        nodes *= 2
+    yield MOST_NODES

@@ -1,13 +1,13 @@
 """report.html: one self-contained page on a run, a study, or several runs side by side.
 
-Knows which page a folder gets and where it is written. Jinja and matplotlib are imported when one is made.
+Knows which page a folder gets and where the page is written. Jinja and matplotlib are imported on use.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.report import pages, rendering, study
-from analysis.report.study import Study
+from analysis.report.study import StudyFolder
 from analysis.results import studies
 from analysis.results.locations import REPORT, local
 from analysis.results.runs import Run, RunError, load_run
@@ -16,29 +16,29 @@ from conf.io import durable
 __all__ = ["build_report", "command", "write"]
 
 
-def build_report(runs: Sequence[Run | Study], out: Path | str) -> None:
-    """Write the page of a run, of a study, or of several runs to `out`, whole or not at all.
+def build_report(runs: Sequence[Run | StudyFolder], out: Path | str) -> None:
+    """Write the page of a run, a study, or several runs to `out`, whole or not at all.
 
-    Raises RunError where a file of a run cannot be read, OSError where `out` cannot be written.
+    Raises RunError if a file of a run cannot be read, OSError if `out` cannot be written.
     """
     if not runs:
         raise RunError("a report needs a run")
     first, out = runs[0], Path(out)
     if len(runs) > 1:
-        apart = [part for one in runs for part in (one.parts if isinstance(one, Study) else (one,))]
+        apart = [part for one in runs for part in (one.parts if isinstance(one, StudyFolder) else (one,))]
         page = pages.of_runs(apart)
     else:
-        page = pages.of_study(first, out) if isinstance(first, Study) else pages.of_run(first)
+        page = pages.of_study(first, out) if isinstance(first, StudyFolder) else pages.of_run(first)
     durable.write_text(out, rendering.html(page))
 
 
 def write(path: Path) -> Path:
-    """Write the report of the run or study in the folder `path` into it, in place of an earlier one.
+    """Write the report of the run or study in `path` into that folder, over an earlier one.
 
-    A study's parts get theirs first, for its page leads to them. Raises RunError and OSError.
+    Parts of a study get theirs first, because its page links to them. Raises RunError and OSError.
     """
     found, out = _opened(path), path / REPORT
-    for name in found.begun if isinstance(found, Study) else ():
+    for name in found.begun if isinstance(found, StudyFolder) else ():
         write(path / name)
     build_report([found], out)
     return out
@@ -47,7 +47,7 @@ def write(path: Path) -> Path:
 def command(places: Sequence[Path | str], out: Path | None) -> str:
     """`python -m analysis report`: write the page and return the line to print. Raises RunError.
 
-    A place is the path of a folder, or its URI on a file system that Arrow knows; given twice it counts once.
+    A place is the path of a folder, or its URI on a file system that Arrow knows; a repeated one counts once.
     """
     paths = [local(place) for place in places]
     if out is None and paths != [Path(place) for place in places[:1]]:
@@ -64,5 +64,5 @@ def command(places: Sequence[Path | str], out: Path | None) -> str:
     return f"report {out}"
 
 
-def _opened(path: Path) -> Run | Study:
+def _opened(path: Path) -> Run | StudyFolder:
     return study.load(path) if studies.is_study(path) else load_run(path)

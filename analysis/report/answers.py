@@ -1,73 +1,71 @@
-"""What a verdict rests on, as tables: the load that was asked, p90s against bounds, windows, errors, parts.
+"""Tables behind a verdict: the asked load, p90s against their bounds, windows, errors.
 
-Knows the trees of sweep.json and study.json and the rows of a run; computes nothing but counts.
+Knows the verdicts of runs and studies and the rows of a run; computes nothing but counts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from analysis.figures.errors import MOST_ROWS, errors_table
 from analysis.figures.exhibit import NoData
 from analysis.report.blocks import Facts, Table
 from analysis.report.wording import UNKNOWN, bound, figure, qps, table, value
 from analysis.results.runs import Run
-from conf.specs.bounds import LIMITS, column
-
-Tree = Mapping[str, Any]
+from analysis.results.types.probe_figures import HoldFigures, P90Figures, ProbeFigures
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.shared_figures import QpsFigures, RequestCounts, WindowRow
+from analysis.results.types.study_verdict import StudyVerdict
+from conf.specs.bounds import LIMITS
 
 OF_ONE = ("compare", "matrix")
-"""Studies whose parts differ in what was asked: what stands in study.json is of the first."""
+"""Studies with a configuration per part; study.json has that of the first."""
 
 
-def rests_on(tree: Tree) -> Facts:
-    """What was asked and how much was seen."""
-    asked = tree["asked"]
-    slo = asked["slo"]
-    bounds = ", ".join(bound(limit, slo[column(limit)]) for limit in LIMITS)
-    external = asked["engine"] == "external"
-    rows = [("these are of", f"{tree['names'][0]}, the first part")] if tree.get("study") in OF_ONE else []
-    rows += [("bounds", bounds), ("engine", asked["engine"])]
-    if external:
-        rows.append(("nodes", f"{asked['nodes']}, as was said of the endpoints"))
+def rests_on(verdict: RunVerdict | StudyVerdict) -> Facts:
+    """The configuration, and the amount of evidence."""
+    asked, rows = verdict.asked, []
+    if isinstance(verdict, StudyVerdict) and verdict.study in OF_ONE:
+        rows.append(("these are of", f"{verdict.names[0]}, the first part"))
+    bounds = ", ".join(bound(limit, asked.slo.of(limit)) for limit in LIMITS)
+    rows += [("bounds", bounds), ("engine", asked.engine)]
+    if asked.engine == "external":
+        rows.append(("nodes", f"{asked.nodes}, as was said of the endpoints"))
     else:
-        nodes = f"{asked['nodes']} x {asked['hardware']}, {value(asked.get('replicas'))} replica(s)"
-        routing = f"{asked['layout']}, {asked['routing']} by {value(asked.get('data_path'))}"
-        rows += [("model", asked["model"]), ("nodes", nodes), ("layout, routing", routing)]
+        nodes = f"{asked.nodes} x {asked.hardware}, {value(asked.replicas)} replica(s)"
+        routing = f"{asked.layout}, {asked.routing} by {asked.data_path or UNKNOWN}"
+        rows += [("model", asked.model), ("nodes", nodes), ("layout, routing", routing)]
     rows += [
-        ("workload", f"{asked['workload']}, arrivals {asked.get('arrivals', 'poisson')}"),
-        ("search, seed", f"{asked['search']}, {asked['seed']}"),
-        ("evidence", tree.get("evidence") or "none"),
-        ("requests", _counted(tree.get("requests"))),
+        ("workload", f"{asked.workload}, arrivals {asked.arrivals}"),
+        ("search, seed", f"{asked.search}, {asked.seed}"),
+        ("evidence", verdict.evidence or "none"),
+        ("requests", _counted(verdict.requests)),
     ]
-    if replica := (tree.get("capacity") or {}).get("qps_per_replica") if claims(tree) else None:
-        rows.append(("per replica", f"{qps(replica['estimate'])} QPS, {_interval(replica)}"))
-    if tree.get("prediction"):
-        q, how = tree["prediction"]["qps_per_node"], tree["prediction"]["how"]
-        rows.append(("predicted before", f"{qps(q['estimate'])} QPS per node, {_interval(q)} ({how})"))
+    if verdict.capacity and claims(verdict) and (replica := verdict.capacity.qps_per_replica):
+        rows.append(("per replica", f"{qps(replica.estimate)} QPS, {_interval(replica)}"))
+    if isinstance(verdict, RunVerdict) and verdict.prediction:
+        q, how = verdict.prediction.qps_per_node, verdict.prediction.how
+        rows.append(("predicted before", f"{qps(q.estimate)} QPS per node, {_interval(q)} ({how})"))
     return Facts(tuple(rows))
 
 
-def claims(tree: Tree) -> bool:
-    """True where a capacity is a number: valid, and both ends of its interval seen."""
-    capacity = tree.get("capacity")
-    return bool(tree["valid"] and capacity and not (capacity["open_above"] or capacity["open_below"]))
+def claims(verdict: RunVerdict | StudyVerdict) -> bool:
+    """True if a capacity is a number: valid, with both ends of its interval known."""
+    capacity = verdict.capacity
+    return verdict.valid and capacity is not None and not (capacity.open_above or capacity.open_below)
 
 
-def held(hold: Tree) -> Table:
-    """The certified rate, offered once more: what it showed, and whether that vetoes the answer."""
-    rate = (
-        f"The certified {figure(hold['rate_qps_per_node'])} QPS per node, held for {hold['window_s']:.0f} s"
-    )
-    if not hold["valid"]:
-        return p90s(f"{rate}: void ({hold['void_reason']}), which confirms nothing", hold)
-    most = f"alone it shows at most {qps(hold['capacity_high_qps_per_node'])} QPS per node (97.5 %)"
-    return p90s(f"{rate}: {most} and {'vetoes' if hold['vetoed'] else 'does not veto'} the answer", hold)
+def confirmation_run(hold: HoldFigures) -> Table:
+    """The confirmation run: p90s at the certified rate, and whether they veto the answer."""
+    rate = f"The certified {figure(hold.rate_qps_per_node)} QPS per node, held for {hold.window_s:.0f} s"
+    if not hold.valid:
+        return p90s(f"{rate}: void ({hold.void_reason}), which confirms nothing", hold)
+    most = f"alone it shows at most {qps(hold.capacity_high_qps_per_node)} QPS per node (97.5 %)"
+    return p90s(f"{rate}: {most} and {'vetoes' if hold.vetoed else 'does not veto'} the answer", hold)
 
 
-def p90s(caption: str, measured: Tree) -> Table:
-    """Each p90 with its interval against its bound, of a probe or of the hold of a certified rate."""
-    rows = [_p90(limit, measured[limit]) for limit in LIMITS]
+def p90s(caption: str, measured: ProbeFigures | HoldFigures) -> Table:
+    """Each p90 with its interval against its bound, of a probe or a confirmation run."""
+    rows = [_p90(limit, measured.p90(limit)) for limit in LIMITS]
     states = tuple(
         "ok" if row[-1] == "within" else "failed" if row[-1] == "over" else "unknown" for row in rows
     )
@@ -80,26 +78,22 @@ def p90s(caption: str, measured: Tree) -> Table:
     )
 
 
-def _p90(limit: str, found: Tree) -> tuple[str, ...]:
-    verdict = {True: "within", False: "over", None: "unknown or does not apply"}[found["passed"]]
-    ends = found["interval_ms"]
+def _p90(limit: str, found: P90Figures) -> tuple[str, ...]:
+    verdict = {True: "within", False: "over", None: "unknown or does not apply"}[found.passed]
+    ends = found.interval_ms
     spread = "unknown: needs 100 requests" if not ends else f"{figure(ends[0])} to {figure(ends[1])} ms"
-    measured = UNKNOWN if found["p90_ms"] is None else f"{figure(found['p90_ms'])} ms"
-    return limit.upper(), measured, spread, f"{figure(found['bound_ms'])} ms", verdict
+    measured = UNKNOWN if found.p90_ms is None else f"{figure(found.p90_ms)} ms"
+    return limit.upper(), measured, spread, f"{figure(found.bound_ms)} ms", verdict
 
 
-def windows(lines: Sequence[Tree]) -> Table:
-    """Every window in the order of time, void ones marked."""
+def windows(lines: Sequence[WindowRow]) -> Table:
+    """All windows in order of time, void ones marked."""
     heads = "window", "QPS per node", "requests", "failed", "p90 TTFT ms", "p90 TPOT ms", "p99 send lag ms"
+    columns = "rate_qps_per_node", "requests", "failed", "ttft_p90_ms", "tpot_p90_ms", "lag_p99_ms"
     rows = tuple(
         (
             f"{line['kind']} {line['index']}",
-            figure(line["rate_qps_per_node"]),
-            figure(line["requests"]),
-            figure(line["failed"]),
-            figure(line["ttft_p90_ms"]),
-            figure(line["tpot_p90_ms"]),
-            figure(line["lag_p99_ms"]),
+            *(figure(line[name]) for name in columns),
             "valid" if line["valid"] else f"VOID: {line['void_reason']}",
         )
         for line in lines
@@ -114,22 +108,22 @@ def windows(lines: Sequence[Tree]) -> Table:
 
 
 def errors(run: Run) -> Table | None:
-    """Failures by kind with the first message of each, most frequent first; None without any."""
+    """Failures by kind with the first message of each, most frequent first; None without failures."""
     try:
         found = errors_table(run)
     except NoData:
         return None
-    shown = table("Failed requests by kind (requests/*.parquet)", found, "none")
+    failures = table("Failed requests by kind (requests/*.parquet)", found, "none")
     note = f"The {MOST_ROWS} most frequent kinds at most." if found.num_rows == MOST_ROWS else ""
-    return replace(shown, words=frozenset({found.column_names.index("first_message")}), note=note)
+    return replace(failures, words=frozenset({found.column_names.index("first_message")}), note=note)
 
 
-def _counted(counted: Tree | None) -> str:
+def _counted(counted: RequestCounts | None) -> str:
     if not counted:
         return UNKNOWN
-    states = ", ".join(f"{count:,} {status}" for status, count in sorted(counted["by_status"].items()))
-    return f"{counted['rows']:,} rows of {counted['planned']:,} planned requests ({states or 'none'})"
+    states = ", ".join(f"{count:,} {status}" for status, count in sorted(counted.by_status.items()))
+    return f"{counted.rows:,} rows of {counted.planned:,} planned requests ({states or 'none'})"
 
 
-def _interval(q: Tree) -> str:
-    return f"95 % interval {qps(q['low'])} to {qps(q['high'])}"
+def _interval(q: QpsFigures) -> str:
+    return f"95 % interval {qps(q.low)} to {qps(q.high)}"

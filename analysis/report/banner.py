@@ -1,31 +1,35 @@
-"""The verdict in words: what is claimed with which interval, or that nothing is and what to do about it.
+"""The banner of a page: the claim with its interval, or the reason why nothing is claimed and a remedy.
 
-Knows the trees of sweep.json and study.json; a figure appears here only where the tree claims it.
+Knows the verdicts of runs and studies; shows a figure only where the verdict claims it.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from analysis.capacity import node_effects, paired_ratio
 from analysis.capacity.validity import REMEDIES
 from analysis.report.blocks import Banner
 from analysis.report.wording import bound, figure, qps
 from analysis.results import engine_agreement, integrity, matrix_table, studies, summary
+from analysis.results.json_border import to_tree
 from analysis.results.runs import Run
+from analysis.results.types.probe_figures import ProbeFigures
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.shared_figures import CapacityFigures
+from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import routing_spread
-from conf.specs.bounds import LIMITS, column
+from conf.specs.bounds import LIMITS
 
-Tree = Mapping[str, Any]
+Verdict = RunVerdict | StudyVerdict
 Figures = tuple[tuple[str, str], ...]
-Said = tuple[str, Figures, tuple[str, ...]]
+Claim = tuple[str, Figures, tuple[str, ...]]
 """A headline, its few figures, and the sentences below."""
 
 CAUSES = {
     "client_limited": "The load generator could not keep its schedule.",
     "engine_late": "The simulated engine could not keep its own clock on this machine.",
-    "path_slow": "Time was lost between the client and the engine, which tells its own times.",
+    "path_slow": "Time was lost between the client and the engine, which reports its own times.",
     "replica_lost": "A replica was replaced, or one answered that was not deployed for this run.",
     "actor_lost": "A load actor died.",
     "burst_delivery": "Tokens came merged, so that their pace is not known.",
@@ -33,26 +37,26 @@ CAUSES = {
     "wrong_prefix_hits": "The prefix cache was not hit as intended.",
     "too_few_dwells": "Too few windows were measured.",
 }
-"""What a void reason of `analysis.validity` means."""
+"""Meaning of each void reason of `analysis.capacity.validity`."""
 LONGER = "Search longer: search=standard takes 15 minutes, or raise search.budget_s."
 PROMISE = "with 95 % probability a node keeps both bounds at this rate"
 
 
 def of_run(run: Run) -> Banner:
-    """The banner of a run, also of one that was killed."""
+    """The banner of a run, killed or ended."""
     if found := integrity.altered(run.path):
         return altered(found)
-    return unfinished(run) if run.sweep is None else of_tree(run.sweep)
+    return unfinished(run) if run.verdict is None else of_verdict(run.verdict)
 
 
-def of_study(path: Path, tree: Tree) -> Banner:
+def of_study(path: Path, verdict: StudyVerdict) -> Banner:
     """The banner of a study."""
     found = integrity.altered(path)
-    return altered(found) if found else of_tree(tree)
+    return altered(found) if found else of_verdict(verdict)
 
 
 def altered(found: Sequence[str]) -> Banner:
-    """The banner of what was changed since it was written, whatever it says now."""
+    """The banner of a folder whose files changed since they were written."""
     return Banner(
         "ALTERED",
         "bad",
@@ -61,14 +65,14 @@ def altered(found: Sequence[str]) -> Banner:
     )
 
 
-def of_tree(tree: Tree) -> Banner:
-    """The banner of what a run or study concluded."""
-    valid = bool(tree["valid"])
-    headline, figures, sentences = _claim(tree) if valid else (_nothing(tree), (), ())
-    good = valid and tree["exit_code"] == summary.EXIT_OK
-    cause, remedy = _why(tree)
+def of_verdict(verdict: Verdict) -> Banner:
+    """The banner of the verdict of a run or study."""
+    valid = verdict.valid
+    headline, figures, sentences = _claim(verdict) if valid else (_nothing(verdict), (), ())
+    good = valid and verdict.exit_code == summary.EXIT_OK
+    cause, remedy = _why(verdict)
     return Banner(
-        word=summary.word(tree),
+        word=summary.word(to_tree(verdict)),
         tone="good" if good else "short" if valid else "bad",
         headline=headline,
         figures=figures,
@@ -76,134 +80,127 @@ def of_tree(tree: Tree) -> Banner:
             line for line in (cause, *sentences) if line and line.lower() not in headline.lower()
         ),
         remedy=remedy,
-        label=_sentence(summary.engine_label(tree)),
+        label=_sentence(summary.engine_label(to_tree(verdict))),
     )
 
 
 def unfinished(run: Run) -> Banner:
-    """The banner of a run that was killed: how far it came, and how it goes on."""
+    """The banner of a killed run: its requests on record, and the way to go on."""
     rows = run.requests(columns=["status", "phase"])
     words = zip(rows["status"].to_pylist(), rows["phase"].to_pylist(), strict=True)
     states = Counter("retracted" if phase == "retracted" else status for status, phase in words)
     counted = ", ".join(f"{count:,} {status}" for status, count in sorted(states.items())) or "none"
     swept = run.manifest.get("verb") == "sweep"
     remedy = f"To go on: python -m loadgen resume {studies.whole(run.path)}" if swept else "Run it again."
-    said = "It ended before it could conclude: it has no sweep.json.", f"Requests on record: {counted}."
-    return Banner("UNFINISHED", "bad", "No capacity is claimed", sentences=said, remedy=remedy)
+    sentences = "It ended before it could conclude: it has no sweep.json.", f"Requests on record: {counted}."
+    return Banner("UNFINISHED", "bad", "No capacity is claimed", sentences=sentences, remedy=remedy)
 
 
-def _nothing(tree: Tree) -> str:
-    return "Nothing is concluded" if tree.get("probe") or tree.get("verify") else "No capacity is claimed"
+def _nothing(verdict: Verdict) -> str:
+    one_load = isinstance(verdict, RunVerdict) and (verdict.probe or verdict.verify)
+    return "Nothing is concluded" if one_load else "No capacity is claimed"
 
 
-def _why(tree: Tree) -> tuple[str, str]:
-    """Why nothing, or less than hoped, is claimed; and the remedy."""
-    reason = tree.get("reason") or ""
-    code, _, rest = reason.partition(": ")
+def _why(verdict: Verdict) -> tuple[str, str]:
+    """The reason why nothing, or only a bound, is claimed, and the remedy."""
+    code, _, rest = verdict.reason.partition(": ")
     if code in CAUSES:
         return f"{CAUSES[code]} ({code})", rest or REMEDIES[code]
-    resumes = summary.resumable(tree) and (tree.get("study") or tree.get("verb") == "sweep")
-    capacity = tree.get("capacity") or {}
-    if tree["valid"] and (capacity.get("open_above") or capacity.get("open_below")):
-        return _sentence(reason), LONGER
-    go_on = f"To go on: python -m loadgen resume {tree['folder']}" if resumes and tree.get("folder") else ""
-    return _sentence(reason), go_on or str(tree.get("remedy") or "")
+    capacity, study = verdict.capacity, isinstance(verdict, StudyVerdict)
+    if verdict.valid and capacity and (capacity.open_above or capacity.open_below):
+        return _sentence(verdict.reason), LONGER
+    resumes = (study or verdict.verb == "sweep") and summary.resumable(to_tree(verdict))
+    if resumes and verdict.folder:
+        return _sentence(verdict.reason), f"To go on: python -m loadgen resume {verdict.folder}"
+    return _sentence(verdict.reason), (verdict.remedy or "") if isinstance(verdict, StudyVerdict) else ""
 
 
-def _claim(tree: Tree) -> Said:
-    """What a valid run or study says."""
-    if tree.get("study") == matrix_table.KIND:
-        return matrix_table.headline(tree), (), ()
-    if tree.get("study") == "recipe":
-        return f"Recorded for calibration: {tree['evidence']}", (), ()
-    if tree.get("study") == "compare":
-        return _compared(tree)
-    if tree.get("verify"):
-        found = tree["verify"]
-        return (
-            _sentence(engine_agreement.headline(found)),
-            (),
-            tuple(map(engine_agreement.line, found["comparisons"])),
-        )
-    if tree.get("probe"):
-        return _probed(tree)
-    return _capacity(tree)
+def _claim(verdict: Verdict) -> Claim:
+    """Headline, figures and sentences of a valid run or study."""
+    if isinstance(verdict, StudyVerdict):
+        if verdict.study == matrix_table.KIND:
+            return matrix_table.headline(to_tree(verdict)), (), ()
+        if verdict.study == "recipe":
+            return f"Recorded for calibration: {verdict.evidence}", (), ()
+        return _compared(verdict) if verdict.study == "compare" else _capacity(verdict)
+    if verdict.verify:
+        found = to_tree(verdict.verify)
+        lines = tuple(map(engine_agreement.line, found["comparisons"]))
+        return _sentence(engine_agreement.headline(found)), (), lines
+    return _probed(verdict.probe) if verdict.probe else _capacity(verdict)
 
 
-def _compared(tree: Tree) -> Said:
-    if not tree.get("ratio"):
+def _compared(verdict: StudyVerdict) -> Claim:
+    ratio = verdict.ratio
+    if not ratio:
         return "No ratio was shown", (), ()
-    found = tree["ratio"]
-    interval = f"{found['low']:.3f} to {found['high']:.3f}"
-    figures = ("Capacity of B / capacity of A", f"{found['value']:.3f}"), ("95 % interval", interval)
-    headline = f"B carries {found['value']:.3f} times the load of A: {found['verdict']}"
-    return headline, figures, tuple(map(_sentence, paired_ratio.lines(tree)))
+    interval = f"{ratio.low:.3f} to {ratio.high:.3f}"
+    figures = ("Capacity of B / capacity of A", f"{ratio.value:.3f}"), ("95 % interval", interval)
+    headline = f"B carries {ratio.value:.3f} times the load of A: {ratio.verdict}"
+    return headline, figures, tuple(map(_sentence, paired_ratio.lines(to_tree(verdict))))
 
 
-def _probed(tree: Tree) -> Said:
-    """A probe holds one load: it says whether the bounds were kept there, and is no capacity."""
-    probe = tree["probe"]
-    rate = f"{probe['rate_qps_per_node']:.4g} QPS per node"
-    closed = probe.get("loop") == "closed"
-    load = f"{probe['concurrency']} in flight (a closed loop, not a capacity)" if closed else rate
-    return f"{load}: {summary.probe_verdict(probe)}", _p90s(probe), ()
+def _probed(probe: ProbeFigures) -> Claim:
+    """A probe offers one load: it judges the bounds there and is no capacity."""
+    load = f"{probe.rate_qps_per_node:.4g} QPS per node"
+    if probe.loop == "closed":
+        load = f"{probe.concurrency} in flight (a closed loop, not a capacity)"
+    return f"{load}: {summary.probe_verdict(to_tree(probe))}", _p90s(probe), ()
 
 
-def _p90s(measured: Tree) -> Figures:
+def _p90s(probe: ProbeFigures) -> Figures:
     """Each p90 against its bound."""
     return tuple(
-        (f"p90 {limit.upper()}, bound {figure(found['bound_ms'])} ms", f"{figure(found['p90_ms'])} ms")
+        (f"p90 {limit.upper()}, bound {figure(found.bound_ms)} ms", f"{figure(found.p90_ms)} ms")
         for limit in LIMITS
-        if (found := measured[limit])["p90_ms"] is not None
+        if (found := probe.p90(limit)).p90_ms is not None
     )
 
 
-def _capacity(tree: Tree) -> Said:
-    capacity, asked = tree.get("capacity"), tree["asked"]
+def _capacity(verdict: Verdict) -> Claim:
+    capacity = verdict.capacity
     if not capacity:
-        return _sentence(summary.OPEN_WORDS.get(tree["exit_code"], "no capacity was found")), (), ()
-    q, bounds = capacity["qps_per_node"], _bounds(asked)
-    if capacity["open_above"]:
+        return _sentence(summary.OPEN_WORDS.get(verdict.exit_code or 0, "no capacity was found")), (), ()
+    q, bounds = capacity.qps_per_node, _bounds(verdict)
+    if capacity.open_above:
         why = f"Too little was seen over the bounds ({bounds}): a lower bound, not a capacity."
-        return f"At least {qps(q['low'])} QPS per node", (), (why,)
-    if capacity["open_below"]:
+        return f"At least {qps(q.low)} QPS per node", (), (why,)
+    if capacity.open_below:
         why = f"The bounds ({bounds}) were missed in every window: an upper bound, not a capacity."
-        return f"At most {qps(q['high'])} QPS per node", (), (why,)
+        return f"At most {qps(q.high)} QPS per node", (), (why,)
     figures = (
-        ("95 % interval", f"{qps(q['low'])} to {qps(q['high'])}"),
-        ("Limited by", f"p90 {capacity['binding'].upper()}"),
+        ("95 % interval", f"{qps(q.low)} to {qps(q.high)}"),
+        ("Limited by", f"p90 {capacity.binding.upper()}"),
     )
     answer = (
-        f"One node serves {qps(q['estimate'])} requests per second within {bounds} "
-        f"(95 % interval {qps(q['low'])} to {qps(q['high'])})."
+        f"One node serves {qps(q.estimate)} requests per second within {bounds} "
+        f"(95 % interval {qps(q.low)} to {qps(q.high)})."
     )
-    quote = f"Quote {qps(q['certified'])}, the certified rate: {PROMISE}."
-    headline = f"{qps(q['estimate'])} QPS per node, certified {qps(q['certified'])}"
-    return headline, figures, (answer, quote, *_limits(tree))
+    quote = f"Quote {qps(q.certified)}, the certified rate: {PROMISE}."
+    headline = f"{qps(q.estimate)} QPS per node, certified {qps(q.certified)}"
+    return headline, figures, (answer, quote, *_limits(verdict, capacity))
 
 
-def _limits(tree: Tree) -> list[str]:
-    """What limits the capacity, and what else belongs beside it."""
-    capacity, asked = tree["capacity"], tree["asked"]
-    limit, likely = capacity["binding"], capacity["binding_probability"]
+def _limits(verdict: Verdict, capacity: CapacityFigures) -> list[str]:
+    """The limit of the capacity, effects of nodes and routing, and the clock."""
+    asked = verdict.asked
+    limit, likely = capacity.binding, capacity.binding_probability
     surely = "probability unknown" if likely is None else f"probability {likely:.2f}"
-    said = [f"It is limited by p90 {limit.upper()} ({surely})."]
-    if tree.get("nodes"):
-        said += [_sentence(line) for line in node_effects.lines(tree["nodes"])]
-    elif asked["nodes"] > 1 and asked["routing"] != "per_node":
-        count = asked["nodes"]
-        said.append(f"It is that of a node among {count} behind one balancer, not of a node alone.")
-    said += [_sentence(line) for line in routing_spread.lines(tree)]
-    scale = asked.get("time_scale", 1)
-    return said + ([_sentence(summary.DILATED.format(scale))] if scale != 1 else [])
+    lines = [f"It is limited by p90 {limit.upper()} ({surely})."]
+    if isinstance(verdict, RunVerdict) and verdict.nodes:
+        lines += [_sentence(line) for line in node_effects.lines(to_tree(verdict.nodes))]
+    elif asked.nodes > 1 and asked.routing != "per_node":
+        lines.append(f"It is that of a node among {asked.nodes} behind one balancer, not of a node alone.")
+    lines += [_sentence(line) for line in routing_spread.lines(to_tree(verdict))]
+    scale = asked.time_scale
+    return lines + ([_sentence(summary.DILATED.format(scale))] if scale != 1 else [])
 
 
-def _bounds(asked: Tree) -> str:
-    slo = asked["slo"]
-    return " and ".join(bound(limit, slo[column(limit)]) for limit in LIMITS)
+def _bounds(verdict: Verdict) -> str:
+    return " and ".join(bound(limit, verdict.asked.slo.of(limit)) for limit in LIMITS)
 
 
 def _sentence(line: str) -> str:
-    """A line of the screen without its indent, and with a capital where a plain word begins it."""
+    """A line of `show` without its indent, with a capital if it begins with a plain word."""
     line = line.strip()
     return line[:1].upper() + line[1:] if line.partition(" ")[0].strip(",:").isalpha() else line

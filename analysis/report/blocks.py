@@ -1,6 +1,6 @@
-"""What a page is made of: sections of figures, tables, facts and words, before any HTML.
+"""Parts of a page before any HTML: sections of figures, tables, facts and paragraphs.
 
-Knows shapes only; what stands in them is for the modules that fill them, how they look for the template.
+Knows shapes only; other modules fill them, and the template lays them out.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A cell that leads to another page."""
+    """A cell that links to another page."""
 
     text: str
     href: str
@@ -19,11 +19,10 @@ class Link:
 Cell = str | Link
 
 MOST_ROWS = 200
-"""Rows of a table on the page (our choice); the file that it is from has all of them."""
-
+"""Most rows of a table on the page (our choice); the file behind it has all of them."""
 
 NO_NUMBERS = "", "unknown", "infinite", "none", "not claimed"
-"""What stands in the place of a number."""
+"""Texts in the place of a number."""
 
 
 def _numbers(cells: tuple[Cell, ...]) -> bool:
@@ -33,7 +32,7 @@ def _numbers(cells: tuple[Cell, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells under `heads`. `tones` gives each row its look, which the column `state` shows most.
+    """Rows of cells under `heads`; `tones` colours each row, most of all in the column `state`.
 
     A tone is `ok`, `note`, `failed` or `unknown`; empty is plain. `words` are the columns, from 0, whose text
     may be broken into lines. A `folded` table opens by its caption; one that `stacks` lays the cells of a row
@@ -53,19 +52,19 @@ class Table:
     stacks: bool = False
 
     @property
-    def shown(self) -> tuple[tuple[Cell, ...], ...]:
-        """The rows that are on the page."""
+    def first_rows(self) -> tuple[tuple[Cell, ...], ...]:
+        """The rows on the page."""
         return self.rows[:MOST_ROWS]
 
     @property
     def remark(self) -> str:
-        """The note below the table, and how many rows are not shown."""
+        """The note below the table, with the number of rows that are left out."""
         left_out = f"The first {MOST_ROWS} of {len(self.rows):,} rows." if len(self.rows) > MOST_ROWS else ""
         return f"{left_out} {self.note}".strip()
 
     @property
     def looks(self) -> tuple[str, ...]:
-        """Of each column how it is laid out: `number` at the right, `words` in lines, `state` in colour."""
+        """Layout of each column: `number` at the right, `words` in lines, `state` in colour."""
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.heads)
         return tuple(self._look(place, cells) for place, cells in enumerate(columns))
 
@@ -78,8 +77,8 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """A drawing with the table of what it shows, and the file and columns that both are from."""
+class FigureBlock:
+    """A drawing with the table of its data, and the file and columns of both."""
 
     kind: ClassVar[str] = "figure"
 
@@ -93,7 +92,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What stands in the place of a figure that cannot be drawn: why."""
+    """The reason why a figure cannot be drawn, in its place."""
 
     kind: ClassVar[str] = "missing"
 
@@ -103,7 +102,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Names and what is known of each."""
+    """Pairs of a name and its value."""
 
     kind: ClassVar[str] = "facts"
 
@@ -111,7 +110,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class Paragraph:
     """A paragraph."""
 
     kind: ClassVar[str] = "words"
@@ -121,7 +120,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Lines to read or copy as they are; folded behind its title where `folded`."""
+    """Lines to read or copy as they are; `folded` ones open by their title."""
 
     kind: ClassVar[str] = "code"
 
@@ -132,11 +131,11 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Banner:
-    """What is claimed, or that nothing is: the first thing a reader sees.
+    """The claim, or its absence: the first block that a reader sees.
 
-    `tone` is `good`, `short` (valid, but not what was hoped for) or `bad`. `figures` are the few numbers that
-    matter, each with what it is; `sentences` say the same in words, `remedy` what to do where nothing is
-    claimed, `label` what the engine's figures are good for where it is not a real one.
+    `tone` is `good`, `short` (valid, but a target was missed) or `bad`. `figures` are named key numbers,
+    `sentences` say the same in words, `remedy` helps if nothing is claimed, and `label` says how far the
+    figures of an engine that is not real can be trusted.
     """
 
     kind: ClassVar[str] = "banner"
@@ -150,12 +149,12 @@ class Banner:
     label: str = ""
 
 
-Block = Table | Figure | Missing | Facts | Words | Code | Banner
+Block = Table | FigureBlock | Missing | Facts | Paragraph | Code | Banner
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading, the question it answers, and what answers it; `id` is its anchor."""
+    """A heading with its purpose and blocks; `id` is its anchor."""
 
     id: str
     title: str
@@ -165,7 +164,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A whole report; `banner` is None where runs stand side by side that no study brings together."""
+    """A whole report; `banner` is None for several runs without a study."""
 
     title: str
     heading: str

@@ -1,13 +1,13 @@
-"""Every check of a run as a row that says what it means: may the number be believed?
+"""Checks of a run as table rows, each with its meaning.
 
-Knows the words for each check; its figure and bound are those of `analysis.validity`.
+Knows the words for each check; figures and bounds come from `analysis.capacity.validity`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from analysis.report.blocks import Table
 from analysis.report.wording import UNKNOWN, figure
+from analysis.results.types.shared_figures import WorstCheck
 from analysis.rows import foreign_words
 
 MEANINGS = {
@@ -35,51 +35,51 @@ MEANINGS = {
     "valid_dwells": "windows that were not void",
 }
 STATES = {"ok": "ok", "FAILED": "failed", "note": "note", UNKNOWN: "unknown"}
-"""Words for a check's outcome and the tone of its row. A note does not make a window void."""
+"""Outcomes of a check with the tone of its row. A note does not make a window void."""
 
 
-def table(checks: Sequence[Mapping[str, Any]], valid: bool) -> Table:
-    """The worst figure of each check, in the order of the run: over the windows that count, if any do."""
+def table(checks: Sequence[WorstCheck], valid: bool) -> Table:
+    """The worst figure of each check, over the windows that count if there are any."""
     states = [state(check) for check in checks]
-    rows = [_row(check, said) for check, said in zip(checks, states, strict=True)]
+    rows = [_row(*pair) for pair in zip(checks, states, strict=True)]
     return Table(
         f"Every check with its worst figure over {'the windows that count' if valid else 'all windows'}",
         ("check", "state", "worst figure", "bound", "what it means"),
         tuple(rows),
-        tones=tuple(STATES[said] for said in states),
+        tones=tuple(STATES[one] for one in states),
         state=1,
         words=frozenset({4}),
         note="FAILED makes a window void. A note informs and decides nothing. Unknown: it does not apply, or "
-        "was not told.",
+        "was not reported.",
         stacks=True,
     )
 
 
-def counted(checks: Sequence[Mapping[str, Any]]) -> str:
-    """How many checks there are of each state."""
+def counted(checks: Sequence[WorstCheck]) -> str:
+    """The number of checks in each state, as a sentence."""
     states = [state(check) for check in checks]
     known = [
-        f"{count} {said}{'s' if said == 'note' and count > 1 else ''}"
-        for said in STATES
-        if (count := states.count(said))
+        f"{count} {one}{'s' if one == 'note' and count > 1 else ''}"
+        for one in STATES
+        if (count := states.count(one))
     ]
     failed = "" if "FAILED" in states else "; none failed"
     return f"{len(states)} check{'' if len(states) == 1 else 's'}: {', '.join(known)}{failed}."
 
 
-def state(check: Mapping[str, Any]) -> str:
-    """One of `STATES`."""
-    if check["passed"] is None:
+def state(check: WorstCheck) -> str:
+    """The outcome of a check, one of `STATES`."""
+    if check.passed is None:
         return UNKNOWN
-    if check["passed"]:
+    if check.passed:
         return "ok"
-    return "FAILED" if check["reason"] else "note"
+    return "FAILED" if check.reason else "note"
 
 
-def _row(check: Mapping[str, Any], said: str) -> tuple[str, ...]:
-    unit = f" {check['unit']}" if check["unit"] else ""
+def _row(check: WorstCheck, outcome: str) -> tuple[str, ...]:
+    unit = f" {check.unit}" if check.unit else ""
     # Runs of an earlier version do not say which way a bound holds.
-    sign = {True: "at least ", False: "at most ", None: ""}[check.get("least")]
-    worst = UNKNOWN if check["value"] is None else f"{figure(check['value'])}{unit}"
-    bound = UNKNOWN if check["bound"] is None else f"{sign}{figure(check['bound'])}{unit}"
-    return check["name"], said, worst, bound, MEANINGS.get(check["name"], "a check of another version")
+    sign = {True: "at least ", False: "at most ", None: ""}[check.least]
+    worst = UNKNOWN if check.value is None else f"{figure(check.value)}{unit}"
+    bound = UNKNOWN if check.bound is None else f"{sign}{figure(check.bound)}{unit}"
+    return check.name, outcome, worst, bound, MEANINGS.get(check.name, "a check of another version")

@@ -1,15 +1,13 @@
-"""What each number on the page means: every metric's words and formula, the capacity and its interval.
+"""Definitions on the page: words and formula of every metric, the capacity and its interval.
 
-Knows the definitions of `analysis.metrics`; adds none.
+Knows the definitions of `analysis.rows.metrics`; adds none.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from analysis.report.blocks import Block, Section, Table, Words
+from analysis.report.blocks import Block, Paragraph, Section, Table
 from analysis.report.wording import bound
+from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
 from analysis.rows.metrics import METRICS
-from conf.specs.bounds import LIMITS, column
+from conf.specs.bounds import LIMITS
 
 METHOD = (
     "The interval of a capacity is that of a Bayesian posterior: for each bound a logistic model of the "
@@ -23,10 +21,9 @@ SECTIONING = (
 )
 
 
-def section(asked: Mapping[str, Any], capacity: Mapping[str, Any] | None) -> Section:
-    """Definitions of all that is claimed, from the parts of sweep.json or study.json."""
-    slo = asked["slo"]
-    bounds = " and ".join(bound(limit, slo[column(limit)]) for limit in LIMITS)
+def section(asked: AskedExperiment, capacity: CapacityFigures | None) -> Section:
+    """Definitions of everything that is claimed."""
+    bounds = " and ".join(bound(limit, asked.slo.of(limit)) for limit in LIMITS)
     words = (
         f"The capacity is the highest open-loop rate per node that keeps {bounds}, 90th percentiles over all "
         "requests. A failed request counts as infinitely late."
@@ -35,11 +32,12 @@ def section(asked: Mapping[str, Any], capacity: Mapping[str, Any] | None) -> Sec
     rows = tuple((one.name, one.unit, one.meaning, one.formula) for one in METRICS)
     heads = "metric", "unit", "in words", "formula (columns of requests/*.parquet)"
     metrics = Table("Metrics: one value per request", heads, rows, words=frozenset({2, 3}))
-    blocks: tuple[Block, ...] = (Words(words), Words(interval), Words(SECTIONING), metrics)
+    blocks: tuple[Block, ...] = (Paragraph(words), Paragraph(interval), Paragraph(SECTIONING), metrics)
     return Section("definitions", "Definitions", "What every number here means.", blocks)
 
 
-def _own(capacity: Mapping[str, Any] | None) -> str:
-    """How the interval of a study differs from that of a run."""
-    told = (capacity or {}).get("interval", "")
-    return "" if not told or "posterior" in told else f"Here several runs stand together: {told}."
+def _own(capacity: CapacityFigures | None) -> str:
+    """The note on the interval of a study; empty for a run."""
+    interval = capacity.interval if capacity else ""
+    pooled = interval and "posterior" not in interval
+    return f"Here several runs stand together: {interval}." if pooled else ""

@@ -1,99 +1,95 @@
-"""The figures of a run in the order in which a reader asks for them, each with the question it answers.
+"""Figures of a run in the order of a reader's questions.
 
-Knows which figure belongs to which question; draws nothing itself. What cannot be drawn says why.
+Knows which figure answers which question; draws nothing itself. A figure that cannot be drawn says why.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from analysis import figures
 from analysis.figures.exhibit import Exhibit, NoData
-from analysis.report.blocks import Block, Figure, Missing, Section
+from analysis.report.blocks import Block, FigureBlock, Missing, Section
 from analysis.report.wording import table
-from analysis.results import matrix_table
+from analysis.results import matrix_table, studies
 from analysis.results.runs import Run
 from conf.io.one_line import reason
 
 FIGURES_BYTES = 700_000
-"""Room for figures with their tables: a page stays under 1 MB with what else is on it (our choice)."""
-
+"""Most bytes of figures with their tables, so that a whole page stays under 1 MB (our choice)."""
 LEAST_BYTES = 40_000
-"""With less room than this no further figure is tried (our choice: few are smaller)."""
+"""Room below which no further figure is tried (our choice: few are smaller)."""
 CELL_BYTES = 32
-"""Markup of a cell of a table."""
+"""Bytes of markup per table cell."""
 BROKEN = "it could not be drawn"
 FULL = "left out to keep this page under 1 MB"
 
-QUESTIONS = (
-    (
-        "latency",
+QUESTIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "latency": (
         "The answer in one picture",
         "How both latencies grow with the load, and where the bounds cut.",
+        ("latency",),
     ),
-    (
-        "search",
+    "search": (
         "How it was found",
         "Which rates were offered in which order, and what was believed after each.",
+        ("search",),
     ),
-    ("cdf", "How close to the bounds", "All latencies of a rate, not only their 90th percentile."),
-    (
-        "client",
+    "cdf": ("How close to the bounds", "All latencies of a rate, not only their 90th percentile.", ("cdf",)),
+    "client": (
         "Was the load generator fast enough?",
         "A late generator looks like a slow server. These show whether requests left when they were planned.",
+        ("client_lag", "arrivals"),
     ),
-    (
-        "time",
+    "time": (
         "Was the service steady?",
-        "Requests in flight and what the servers told of themselves, over time.",
+        "Requests in flight and what the servers reported of themselves, over time.",
+        ("timeseries",),
     ),
-    ("balance", "Balance of the replicas", "Whether each replica got its share, and served it alike."),
-    (
-        "pareto",
+    "balance": (
+        "Balance of the replicas",
+        "Whether each replica got its share, and served it alike.",
+        ("replica_balance",),
+    ),
+    "pareto": (
         "Throughput against interactivity",
         "On the axes that InferenceX uses, both of them measured.",
+        ("pareto",),
     ),
-    (
-        "goodput",
+    "goodput": (
         "Goodput",
         "Requests per second within both bounds: a stricter question than two percentiles.",
+        ("goodput",),
     ),
-    ("errors", "Errors", "What failed, and in whose words. A failed request counts as infinitely late."),
-)
-"""Anchor, heading and purpose of each section, in the order of the page."""
-SECTION_OF = {
-    "latency": "latency",
-    "search": "search",
-    "cdf": "cdf",
-    "client_lag": "client",
-    "arrivals": "client",
-    "timeseries": "time",
-    "replica_balance": "balance",
-    "pareto": "pareto",
-    "goodput": "goodput",
-    "errors": "errors",
+    "errors": (
+        "Errors",
+        "What failed, and in whose words. A failed request counts as infinitely late.",
+        ("errors",),
+    ),
 }
+"""Anchor of each section in page order, with its heading, its purpose and its figures."""
 MAIN = ("latency", "search", "client_lag")
-"""Figures of a run that is not alone on its page."""
+"""Figures of a run that shares its page."""
 OF_STUDY = {
     "deployments": (figures.REPEATS,),
     "repeats": (figures.REPEATS,),
     "compare": (figures.COMPARE,),
     matrix_table.KIND: (figures.COMPARE,),
 }
-"""What the parts of each kind of study say together."""
+"""Figures over all parts of each kind of study."""
 
 
 @dataclass(slots=True)
 class Room:
-    """Bytes that figures may still take on a page."""
+    """Bytes left for figures on a page."""
 
     left_bytes: int = FIGURES_BYTES
 
-    def takes(self, figure: Figure) -> bool:
-        """True if it fits, and then it is counted."""
-        cells = [str(cell) for row in figure.table.shown for cell in row]
+    def takes(self, figure: FigureBlock) -> bool:
+        """Count a figure if it fits; True if it does."""
+        cells = [str(cell) for row in figure.table.first_rows for cell in row]
         size_bytes = len(figure.svg.encode()) + sum(len(cell.encode()) + CELL_BYTES for cell in cells)
         fits = size_bytes <= self.left_bytes
         self.left_bytes -= size_bytes if fits else 0
@@ -102,34 +98,32 @@ class Room:
 
 def sections(subject: Any, room: Room) -> list[Section]:
     """All figures of a run, by question."""
-    drawn: dict[str, list[Block]] = {}
-    for exhibit in figures.EXHIBITS:
-        drawn.setdefault(SECTION_OF[exhibit.name], []).append(block(exhibit, subject, room))
-    return [
-        Section(anchor, title, purpose, tuple(drawn[anchor]))
-        for anchor, title, purpose in QUESTIONS
-        if anchor in drawn
-    ]
+    known = {exhibit.name: exhibit for exhibit in figures.EXHIBITS}
+    found = []
+    for anchor, (title, purpose, names) in QUESTIONS.items():
+        blocks = tuple(block(known[name], subject, room) for name in names if name in known)
+        found += [Section(anchor, title, purpose, blocks)] if blocks else []
+    return found
 
 
 def main(subject: Any, room: Room, prefix: str) -> list[Block]:
-    """The few figures of a run that stands beside others; `prefix` keeps its anchors apart from theirs."""
-    chosen: Sequence[Exhibit] = [exhibit for exhibit in figures.EXHIBITS if exhibit.name in MAIN]
+    """The main figures of a run beside others; `prefix` keeps its anchors apart from theirs."""
+    chosen = (exhibit for exhibit in figures.EXHIBITS if exhibit.name in MAIN)
     return [block(exhibit, subject, room, prefix) for exhibit in chosen]
 
 
-def of_study(tree: Any, room: Room) -> list[Block]:
-    """The figure of what the parts of a study say together."""
-    return [block(exhibit, tree, room) for exhibit in OF_STUDY.get(tree["study"], ())]
+def of_study(path: Path, kind: str, room: Room) -> list[Block]:
+    """The figures over all parts of a study."""
+    return [block(exhibit, studies.load_study(path), room) for exhibit in OF_STUDY.get(kind, ())]
 
 
 def of_runs(runs: Sequence[Run], room: Room) -> list[Block]:
-    """The figures of several runs that no study brings together."""
+    """The figures of several runs without a study."""
     return [block(exhibit, runs, room) for exhibit in (figures.COMPARE, figures.SCALING)]
 
 
 def block(exhibit: Exhibit, subject: Any, room: Room, prefix: str = "") -> Block:
-    """The figure with its table, or why there is none."""
+    """The figure with its table, or the reason why there is none."""
     name, full = f"figure-{prefix}{exhibit.name}", Missing(exhibit.title, FULL)
     if room.left_bytes < LEAST_BYTES:
         return full
@@ -137,7 +131,7 @@ def block(exhibit: Exhibit, subject: Any, room: Room, prefix: str = "") -> Block
         alt = exhibit.alt(subject)
         svg = exhibit.svg(subject, name)
         drawn = table(f"What is drawn: {exhibit.title}", exhibit.table(subject))
-        figure = Figure(name, exhibit.title, _labelled(svg, alt), alt, drawn, exhibit.source)
+        figure = FigureBlock(name, exhibit.title, _labelled(svg, alt), alt, drawn, exhibit.source)
     except NoData as why:
         return Missing(exhibit.title, str(why).rstrip("."))
     except Exception as error:  # noqa: BLE001  the verdict must not be lost with a figure
@@ -146,5 +140,4 @@ def block(exhibit: Exhibit, subject: Any, room: Room, prefix: str = "") -> Block
 
 
 def _labelled(svg: str, alt: str) -> str:
-    """The drawing with its words for who cannot see it."""
     return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)

@@ -1,6 +1,6 @@
-"""Where a run came from and how to have it again: versions, machine, engine, seeds, files, the command.
+"""Origin of a run and the way to repeat it: versions, machine, engine, seeds, files, command.
 
-Knows the manifest and the saved configuration; whatever looks like credentials of a URL is left out.
+Knows the manifest and the saved configuration; leaves out anything that looks like credentials of a URL.
 """
 
 import json
@@ -12,21 +12,22 @@ from typing import Any
 from analysis.report.blocks import Block, Code, Facts, Section, Table
 from analysis.report.wording import UNKNOWN, figure, moment, value
 from analysis.results.runs import Run
+from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError
 from conf.io.terminal import shown
 from conf.load import dump
 
 CREDENTIALS = re.compile(r"(?<=://)[^/@\s\"']+@")
 ENTRIES = "loadgen/__main__.py", "loadgen"
-"""How the first word of argv ends where a verb was called as `python -m loadgen`."""
+"""Endings of the first word of argv in a call of `python -m loadgen`."""
 PURPOSE = "Enough to repeat the measurement, and to see that its files are the ones it wrote."
 
 
 def of_run(run: Run) -> Section:
-    """Everything that is needed to trust a run, or to repeat it."""
+    """Everything needed to trust a run or to repeat it."""
     blocks = brief(run)
     if engine := _engine(run.manifest):
-        blocks.append(Code("The engine as it told of itself", engine, folded=True))
+        blocks.append(Code("The engine as it reports itself", engine, folded=True))
     blocks.append(Code("The resolved configuration (config.yaml)", _config(run), folded=True))
     if files := run.manifest.get("files"):
         rows = tuple(sorted(files.items()))
@@ -34,25 +35,25 @@ def of_run(run: Run) -> Section:
     return Section("provenance", "Provenance", PURPOSE, tuple(blocks))
 
 
-def of_study(tree: Mapping[str, Any], parts: Sequence[Run]) -> list[Section]:
-    """The command that repeats a study; nothing where no part has begun."""
+def of_study(study: StudyVerdict, parts: Sequence[Run]) -> list[Section]:
+    """The command that repeats a study; empty if no part has begun."""
     if not parts:
         return []
     lines = _typed(parts[0].manifest)
-    if tree["study"] in ("deployments", "repeats"):
-        lines += _again(f"{tree['folder']}/config.yaml", "sweep", tree["run_id"])
+    if study.study in ("deployments", "repeats"):
+        lines += _again(f"{study.folder}/config.yaml", "sweep", study.run_id)
     purpose = "Each part has its own versions, seeds and files; they stand with it above and in its report."
     code = Code("The command that reproduces it", _shell(lines))
     return [Section("provenance", "Provenance", purpose, (code,))]
 
 
 def brief(run: Run) -> list[Block]:
-    """What identifies a run, and the command that repeats it."""
+    """Facts that identify a run, and the command that repeats it."""
     return [Facts(_facts(run.manifest)), Code("The command that reproduces it", command(run))]
 
 
 def command(run: Run) -> str:
-    """Shell lines: the revision, the words as typed, and the same with every value as it was resolved."""
+    """Shell lines: the revision, the words as typed, and the same run with every value as resolved."""
     lines, verb = _typed(run.manifest), run.manifest.get("verb")
     if verb in ("sweep", "probe"):
         flags = [word for word in run.manifest.get("argv", []) if word == "--require"]
@@ -61,7 +62,7 @@ def command(run: Run) -> str:
 
 
 def _typed(manifest: Mapping[str, Any]) -> list[str]:
-    """The revision and the words of the session that began a run."""
+    """Revision and words of the session that began a run."""
     begun = [*manifest.get("sessions_before", []), manifest][0]
     commit = (begun.get("git") or {}).get("commit")
     typed = [str(word) for word in begun.get("argv", [])]
@@ -72,7 +73,7 @@ def _typed(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _again(config: str, verb: str, name: str, *flags: str) -> list[str]:
-    """The same from the saved configuration, into a folder of another name."""
+    """The same run from the saved configuration, into a folder of another name."""
     words = ["python", "-m", "loadgen", verb, "--config", config, f"run={name}-again", *flags]
     return ["# with every value as it was resolved, whatever the defaults have become", shlex.join(words)]
 
@@ -114,11 +115,11 @@ def _revision(git: Mapping[str, Any]) -> str:
 
 
 def _engine(manifest: Mapping[str, Any]) -> str:
-    """Arguments and models as the servers told them; empty where none did."""
+    """Arguments and models as the servers report them; empty if none does."""
     server = manifest.get("server") or {}
-    told = {name: one.get("told") for name, one in (server.get("replicas") or {}).items()}
-    tree = {"models": server.get("models"), "engine": server.get("engine"), "replicas": told}
-    known = {key: what for key, what in tree.items() if what}
+    replicas = {name: one.get("told") for name, one in (server.get("replicas") or {}).items()}
+    tree = {"models": server.get("models"), "engine": server.get("engine"), "replicas": replicas}
+    known = {key: value for key, value in tree.items() if value}
     return CREDENTIALS.sub("", json.dumps(known, indent=2, sort_keys=True)) if known else ""
 
 

@@ -1,4 +1,4 @@
-"""A page as one self-contained HTML file: no script, no network, the same bytes for the same page.
+"""Render a page as one self-contained HTML file: no script, no network, the same bytes for the same page.
 
 Knows Jinja and the two files beside it; knows no run.
 """
@@ -9,11 +9,11 @@ from typing import Any
 from analysis.report.blocks import Page
 
 MOST_LETTERS = 40_000
-"""Letters of any one text (our choice): whatever a server tells of itself, a page stays small."""
+"""Most letters of any one text, so that no server's words make a page large (our choice)."""
 
 
 def html(page: Page) -> str:
-    """The page as text; whatever a server or a user said is escaped, and cut where it is absurdly long."""
+    """The page as text; words of servers and users are escaped, and cut if absurdly long."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -29,8 +29,8 @@ def html(page: Page) -> str:
     return environment.get_template("page.html.j2").render(page=page, css=css)
 
 
-def _cut(said: Any) -> Any:
-    """What is put on the page; markup, which has `__html__`, is our own and stays whole."""
-    if not isinstance(said, str) or hasattr(said, "__html__") or len(said) <= MOST_LETTERS:
-        return said
-    return f"{said[:MOST_LETTERS]} ... (cut here; the run's files have all of it)"
+def _cut(value: Any) -> Any:
+    """A value for the page; markup, which has `__html__`, is our own and stays whole."""
+    if not isinstance(value, str) or hasattr(value, "__html__") or len(value) <= MOST_LETTERS:
+        return value
+    return f"{value[:MOST_LETTERS]} ... (cut here; the run's files have all of it)"

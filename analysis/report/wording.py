@@ -1,4 +1,4 @@
-"""Values as a reader is to see them: unknown is said, infinite is a word, no figure has idle digits.
+"""Values as text: unknown and infinite are words, and no figure has idle digits.
 
 Knows types of values; knows no run.
 """
@@ -15,57 +15,52 @@ from conf.io.one_line import one_line
 
 UNKNOWN = "unknown"
 MOST_LETTERS = 400
-"""Letters of a text in a table (our choice); the file that it is from has all of them."""
+"""Most letters of a text in a table (our choice); the file behind it has all of them."""
 
 
-def value(what: Any) -> str:
-    """Anything that may stand in a table."""
-    if what is None:
+def value(it: Any) -> str:
+    """Any value of a table as text."""
+    if it is None:
         return UNKNOWN
-    if isinstance(what, bool):
-        return "yes" if what else "no"
-    if isinstance(what, datetime):
-        return moment(what.isoformat())
-    if isinstance(what, int | float | str):
-        return figure(what) if not isinstance(what, str) or what in ("inf", "-inf") else cut(what)
-    if isinstance(what, Mapping):
-        return ", ".join(f"{key} {value(each)}" for key, each in what.items())
-    if isinstance(what, Sequence):
-        return "; ".join(map(value, what)) or "none"
-    return str(what)
+    if isinstance(it, bool):
+        return "yes" if it else "no"
+    if isinstance(it, datetime):
+        return moment(it.isoformat())
+    if isinstance(it, int | float | str):
+        return figure(it) if not isinstance(it, str) or it in ("inf", "-inf") else one_line(it, MOST_LETTERS)
+    if isinstance(it, Mapping):
+        return ", ".join(f"{key} {value(each)}" for key, each in it.items())
+    if isinstance(it, Sequence):
+        return "; ".join(map(value, it)) or "none"
+    return str(it)
 
 
-def cut(text: str, most: int = MOST_LETTERS) -> str:
-    """A text on one line, with so many letters of it."""
-    return one_line(text, most)
-
-
-def figure(what: float | str | None) -> str:
+def figure(number: float | str | None) -> str:
     """A number to four digits, whole above 1000; JSON carries an infinite one as text."""
-    if what is None:
+    if number is None:
         return UNKNOWN
-    number = float(what)
-    if math.isnan(number):
+    exact = float(number)
+    if math.isnan(exact):
         return UNKNOWN
-    if math.isinf(number):
-        return "infinite" if number > 0 else "-infinite"
-    if isinstance(what, int) or abs(number) >= 1000:
-        return f"{number:,.0f}"
-    return f"{number:.4g}"
+    if math.isinf(exact):
+        return "infinite" if exact > 0 else "-infinite"
+    if isinstance(number, int) or abs(exact) >= 1000:
+        return f"{exact:,.0f}"
+    return f"{exact:.4g}"
 
 
-def qps(what: float | None) -> str:
-    """A rate to a hundredth, as the screen has it."""
-    return UNKNOWN if what is None else f"{what:,.2f}"
+def qps(number: float | None) -> str:
+    """A rate to two decimals."""
+    return UNKNOWN if number is None else f"{number:,.2f}"
 
 
 def bound(limit: str, most_ms: float) -> str:
-    """A bound in words that no line break parts."""
+    """A bound as text that no line break splits."""
     return f"p90 {limit.upper()} ≤ {figure(most_ms)} ms".replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def moment(stamp: str | None) -> str:
-    """An ISO time in UTC to the second; as it is where it is none."""
+    """An ISO time in UTC to the second; any other text stays."""
     if not stamp:
         return UNKNOWN
     try:

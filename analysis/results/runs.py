@@ -16,7 +16,9 @@ from pyarrow import fs
 
 from analysis.capacity import dwell_table
 from analysis.results import integrity, locations
+from analysis.results.json_border import from_tree
 from analysis.results.locations import RunError as RunError
+from analysis.results.types.run_verdict import RunVerdict
 from analysis.rows import gathering, records, shards, time_series
 from conf import Experiment, load
 from conf.io.one_line import one_line, plain, reason
@@ -74,6 +76,11 @@ class Run:
         """What was asked. Raises ConfigError if it does not make an experiment."""
         with _readable(self.path):
             return load(base=_plain(self.path / "config.yaml"))
+
+    @property
+    def verdict(self) -> RunVerdict | None:
+        """`sweep` as a typed verdict; None for a run that did not end. Raises RunError for a broken file."""
+        return None if self.sweep is None else from_tree(RunVerdict, self.sweep, self.path / "sweep.json")
 
     @property
     def capacity(self) -> Mapping[str, Any] | None:

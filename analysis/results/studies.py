@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from analysis.results import matrix_table
+from analysis.results.json_border import from_tree
 from analysis.results.locations import STUDY, part_names, read_json
 from analysis.results.runs import RECORDED, RunError
+from analysis.results.types.study_verdict import StudyVerdict
 from analysis.stats.pooling import Estimate, Interval, pooled, repeated, student_t
 from conf.io.one_line import reason
 
@@ -51,6 +53,11 @@ def load_study(path: Path) -> Tree:
         raise RunError(f"{path} is not a readable study: {FILE} lacks its exit code, names or parts")
     part_names(path, tree)
     return tree | ({"folder": str(path)} if "folder" in tree else {})
+
+
+def load_verdict(path: Path) -> StudyVerdict:
+    """study.json as a typed verdict; `exit_code` is None until it ended. Raises RunError for a broken one."""
+    return from_tree(StudyVerdict, load_study(path), path / FILE)
 
 
 def parts(path: Path) -> list[Path]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from analysis.__main__ import concluded
 from analysis.capacity.paired_ratio import Ratio
 from analysis.results import matrix_table, studies, summary
+from analysis.results.show import concluded
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from loadgen import __main__ as root

@@ -1,6 +1,11 @@
 """Sweeps in the form that a plan rests on; knows no run folder."""
 
+import json
 from typing import Any
+
+from tests.support.golden import GOLDEN
+
+GOLDEN_BASIS: dict[str, Any] = json.loads((GOLDEN / "sweep.json").read_text())["basis"]
 
 
 def sweep(low: float, estimate: float, high: float, nodes: int = 1, **more: Any) -> dict[str, Any]:
@@ -11,6 +16,7 @@ def sweep(low: float, estimate: float, high: float, nodes: int = 1, **more: Any)
         "hardware": "MI325X",
         "layout": "dp1_tp8_ep8",
         "routing": "leastconn",
+        "workload": "fixed",
         "arrivals": "poisson",
         "slo": {"ttft_p90_ms": 2000.0, "tpot_p90_ms": 100.0},
         "nodes": nodes,
@@ -20,8 +26,8 @@ def sweep(low: float, estimate: float, high: float, nodes: int = 1, **more: Any)
     return {
         "run_id": f"run{nodes}",
         "asked": asked | more.pop("asked", {}),
-        "basis": {"input_tokens": 5600, "output_tokens": 140, "prefix_hit": 0.0} | more.pop("basis", {}),
-        "capacity": {"qps_per_node": figures, "open_above": False, "open_below": False},
+        "basis": GOLDEN_BASIS | {"input_tokens": 5600, "output_tokens": 140} | more.pop("basis", {}),
+        "capacity": {"qps_per_node": figures, "binding": "tpot"},
         "valid": True,
         "exit_code": 0,
         "reason": "",

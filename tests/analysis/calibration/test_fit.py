@@ -3,7 +3,7 @@
 import json
 import math
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from analysis import __main__ as root
+from analysis.calibration import command
+from analysis.calibration.observed import observe
 from analysis.rows import records
 from analysis.stats.map_fit import Z95, Floats, ParameterPrior, fit
 from conf import Experiment, load
@@ -179,7 +181,7 @@ def test_a_void_run_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFix
         tree = {"exit_code": code, "valid": valid, "asked": {}, "reason": "a load actor was late"}
         (folder / "sweep.json").write_text(json.dumps(tree))
         if taken:
-            assert root.observe(folder, root.partial(root._simulated, [])).path == folder
+            assert observe(folder, partial(command.simulated, [])).path == folder
         else:
             assert root.main(["calibrate", str(folder)]) == 2
             assert "void is no valid measurement (a load actor was late)" in capsys.readouterr().err

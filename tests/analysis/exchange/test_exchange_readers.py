@@ -360,10 +360,7 @@ def test_the_screen_claims_nothing_and_says_what_is_unknown(path: Path) -> None:
     assert ("TTFT from due" in text) == loads[0].due_known
 
 
-@pytest.mark.parametrize(
-    ("bound_ms", "expected"),
-    [(1000, "KEPT"), (10, "MISSED"), (190, "UNDECIDED")],
-)
+@pytest.mark.parametrize(("bound_ms", "expected"), [(1000, "KEPT"), (10, "MISSED"), (190, "UNDECIDED")])
 def test_a_bound_is_judged_by_the_interval(bound_ms: float, expected: str, tmp_path: Path) -> None:
     count = 400
     rng = np.random.default_rng(3)

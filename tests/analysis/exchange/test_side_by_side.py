@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis import Run, RunError, load_run
-from analysis.capacity.paired_ratio import unpaired
+from analysis.capacity.paired_ratio import Ratio, unpaired
 from analysis.exchange import compare, side_by_side
 from conf import Experiment
 from conf.differences import differences
@@ -23,6 +23,7 @@ from conf.load import dump
 DATA = Path(__file__).parents[2] / "data"
 GOLDEN, FOREIGN = DATA / "golden_run", DATA / "foreign"
 RATES = load_run(GOLDEN).dwells()["rate_qps_per_node"].to_pylist()
+RATIO = asdict(Ratio(1.25, 1.2, 1.3, None, None, 6, None, unlike=False))
 OTHER = {"estimate": 9.0, "low": 8.5, "high": 9.5, "certified": 8.6}
 
 
@@ -188,7 +189,7 @@ def studied(path: Path, kind: str, **more: Any) -> Path:
 
 
 def test_the_sides_of_a_comparison_have_its_paired_ratio(tmp_path: Path) -> None:
-    study = studied(tmp_path / "ab", "compare", ratio={"value": 1.25, "low": 1.2, "high": 1.3})
+    study = studied(tmp_path / "ab", "compare", ratio=RATIO)
     paired = "capacity B / A = 1.250 [1.200, 1.300] (95 %, the same requests on both): higher"
     for paths in ([study], [study / "a", study / "b"]):
         assert paired in side_by_side.text(paths)
@@ -198,7 +199,7 @@ def test_the_sides_of_a_comparison_have_its_paired_ratio(tmp_path: Path) -> None
 
 
 def test_a_side_is_known_from_within_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = studied(tmp_path / "ab", "compare", ratio={"value": 1.25, "low": 1.2, "high": 1.3})
+    study = studied(tmp_path / "ab", "compare", ratio=RATIO)
     monkeypatch.chdir(study / "a")
     assert "capacity B / A = 1.250 [1.200, 1.300]" in side_by_side.text([Path(), Path("../b")])
     found = compare(load_run("."), load_run("../b"))
@@ -206,8 +207,7 @@ def test_a_side_is_known_from_within_its_own_folder(tmp_path: Path, monkeypatch:
 
 
 def test_a_void_comparison_has_no_paired_ratio(tmp_path: Path) -> None:
-    ratio = {"value": 1.25, "low": 1.2, "high": 1.3}
-    study = studied(tmp_path / "ab", "compare", ratio=ratio, valid=False)
+    study = studied(tmp_path / "ab", "compare", ratio=RATIO, valid=False)
     assert "measured apart" in side_by_side.text([study])
 
 
@@ -232,7 +232,7 @@ def test_results_of_other_tools_are_laid_beside_ours_without_a_ratio() -> None:
     assert text.count("is another tool's result, which claims no capacity") == 3
     assert "capacity" not in text.replace("claims no capacity", "")
     assert "A dwell 4" in text and "B                            9.89       30  49.0 / inf / inf" in text
-    assert "B: due times are not told" in text and "C: its planned times are told" in text
+    assert "B: due times are not reported" in text and "C: its planned times are reported" in text
 
 
 def test_loads_of_other_tools_alone_can_be_compared() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from analysis import figures
 from analysis.figures import COMPARE, PLAN, REPEATS, SCALING, NoData, several
-from analysis.planning.efficiency import Efficiency, Measured
+from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
 from analysis.stats.pooling import Estimate, pooled
 from tests.support.run_in_memory import RunInMemory, concluded
 
@@ -69,7 +69,9 @@ PLANNED = {
     ],
     "day": DAY,
 }
-MEASURED = Efficiency((Measured(1, 5.0, 0.02), Measured(2, 4.8, 0.02), Measured(4, 4.5, 0.02)))
+MEASURED = ScalingEfficiency(
+    (ScalingPoint(1, 5.0, 0.02), ScalingPoint(2, 4.8, 0.02), ScalingPoint(4, 4.5, 0.02))
+)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ def test_efficiency_is_one_at_the_first_point_by_definition() -> None:
     assert [row["measured_e"] for row in rows] == pytest.approx([1, 0.96, 0.9])
     assert rows[0]["planned_e_low"] is None and rows[2]["planned_e_low"] < 0.9 < rows[2]["planned_e_high"]
     with pytest.raises(NoData, match="assumption"):
-        figures.scaling.scaling_table(Efficiency((Measured(1, 5.0, 0.02),)))
+        figures.scaling.scaling_table(ScalingEfficiency((ScalingPoint(1, 5.0, 0.02),)))
 
 
 def test_a_plan_by_demand_and_by_hour() -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import pytest
 from matplotlib.text import Text
 
 import analysis
+from analysis.capacity.paired_ratio import Ratio
 from analysis.results import studies
 from conf.load import dump
 from tests.support.golden import GOLDEN, unsealed
@@ -60,7 +61,7 @@ def test_the_sides_of_a_comparison_have_its_ratio_in_words_and_figure(
         shutil.copytree(GOLDEN, tmp_path / name)
     sweep = analysis.load_run(GOLDEN).sweep
     parts = [studies.part_row(name, sweep) for name in names]
-    ratio = {"value": 0.9, "low": 0.8, "high": 0.95}
+    ratio = asdict(Ratio(0.9, 0.8, 0.95, None, None, 6, None, unlike=False))
     tree = sweep | {"study": "compare", "names": names, "parts": parts, "ratio": ratio}
     (tmp_path / "study.json").write_text(json.dumps(tree))
     monkeypatch.setenv("LOADGEN_RUN", str(tmp_path / "a"))

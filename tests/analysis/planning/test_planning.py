@@ -13,10 +13,11 @@ from analysis import RunError, planning
 from analysis.planning.at_scale import at_scale
 from analysis.planning.basis import times
 from analysis.planning.day import day, read_hourly
-from analysis.planning.efficiency import Efficiency, Measured
-from analysis.planning.evidence import Lengths, Qps, Span
+from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
+from analysis.planning.evidence import IntervalEstimate, Qps
 from analysis.planning.money import cost_of, fleet_cost
-from analysis.planning.sizing import ROUNDING, Service, naive, needed, size
+from analysis.planning.request_means import MeanLengths
+from analysis.planning.sizing import ROUNDING, FleetCapacity, naive, needed, size
 from analysis.planning.spares import available, up_probability
 from conf import ConfigError
 from conf.load import load_planning
@@ -25,17 +26,17 @@ from tests.support.planned_sweeps import (
     sweep,
 )
 
-LENGTHS = Lengths(5600, 140, 0.0, "asked")
-FLAT = Efficiency((Measured(1, 18.4, 0.02),))
-FALLING = Efficiency((Measured(1, 10.0, 0.02), Measured(4, 9.0, 0.02)))
+LENGTHS = MeanLengths(5600, 140, 0.0, "asked")
+FLAT = ScalingEfficiency((ScalingPoint(1, 18.4, 0.02),))
+FALLING = ScalingEfficiency((ScalingPoint(1, 10.0, 0.02), ScalingPoint(4, 9.0, 0.02)))
 
 rates = st.floats(0.01, 500)
 headrooms = st.floats(0, 0.8)
 spares = st.integers(0, 40)
 
 
-def service(qps_per_node: float, efficiency: Efficiency = FLAT) -> Service:
-    return Service(qps_per_node, 1, efficiency)
+def service(qps_per_node: float, efficiency: ScalingEfficiency = FLAT) -> FleetCapacity:
+    return FleetCapacity(qps_per_node, 1, efficiency)
 
 
 def on_one_line(text: str) -> str:
@@ -65,7 +66,7 @@ def test_the_example_of_the_planning_page() -> None:
 @given(rates, st.floats(2, 60), headrooms, spares, st.sampled_from([FLAT, FALLING]))
 @settings(max_examples=60, deadline=None)
 def test_the_chosen_nodes_satisfy_both_rules_and_one_less_does_not(
-    demand: float, per_node: float, headroom: float, spare: int, efficiency: Efficiency
+    demand: float, per_node: float, headroom: float, spare: int, efficiency: ScalingEfficiency
 ) -> None:
     def fits(n: int, slack: float) -> bool:
         e = efficiency.at(np.array([max(n, 1), max(n - spare, 1)]))
@@ -102,10 +103,10 @@ def test_a_whole_multiple_needs_no_node_more() -> None:
 
 
 def test_what_no_number_of_nodes_serves_is_said() -> None:
-    falls = Efficiency((Measured(1, 10.0, 0.02), Measured(2, 4.0, 0.02)))
+    falls = ScalingEfficiency((ScalingPoint(1, 10.0, 0.02), ScalingPoint(2, 4.0, 0.02)))
     with pytest.raises(RunError, match=r"at most 10 QPS \(n = 1\), if E\(n\).*split 20 QPS"):
         size(20, service(10.0, falls), 0.0, 0)
-    levels_off = Efficiency((Measured(1, 10.0, 0.02), Measured(2, 5.2, 0.02)))
+    levels_off = ScalingEfficiency((ScalingPoint(1, 10.0, 0.02), ScalingPoint(2, 5.2, 0.02)))
     with pytest.raises(RunError, match=r"if E\(n\) goes on falling as it does up to 2 nodes: split"):
         size(20, service(10.0, levels_off), 0.0, 0)
     with pytest.raises(RunError, match="need more than 100000 nodes"):
@@ -113,10 +114,10 @@ def test_what_no_number_of_nodes_serves_is_said() -> None:
 
 
 def test_a_bound_alone_keeps_what_is_unsure_of_the_ratio_it_is_moved_by() -> None:
-    moved = times(Qps(None, 4.0, None, 4.2), Span(1.0, 0.875, 1.2))
+    moved = times(Qps(None, 4.0, None, 4.2), IntervalEstimate(1.0, 0.875, 1.2))
     assert moved.low == pytest.approx(3.5) and (moved.estimate, moved.high) == (None, None)
     assert moved.certified == pytest.approx(4.2 * 0.875 ** (1.645 / 1.96), rel=1e-4)
-    assert times(Qps(None, 4.0, None, None), Span(1.5, None, None)).low == pytest.approx(6.0)
+    assert times(Qps(None, 4.0, None, None), IntervalEstimate(1.5, None, None)).low == pytest.approx(6.0)
 
 
 def test_a_certified_capacity_stays_a_five_percent_quantile_when_it_is_moved() -> None:
@@ -125,7 +126,7 @@ def test_a_certified_capacity_stays_a_five_percent_quantile_when_it_is_moved() -
     ends = [0.025, 0.05, 0.975]
     low, certified, high = 10 * np.exp(0.02 * np.array([-1.959964, -1.644854, 1.959964]))
     wide = np.exp(0.05 * 1.959964)
-    moved = times(Qps(10.0, low, high, certified), Span(0.8, 0.8 / wide, 0.8 * wide))
+    moved = times(Qps(10.0, low, high, certified), IntervalEstimate(0.8, 0.8 / wide, 0.8 * wide))
     assert [moved.low, moved.certified, moved.high] == pytest.approx(np.quantile(qps * ratio, ends), rel=1e-3)
 
 
@@ -187,7 +188,7 @@ def test_cost_is_in_proportion_to_the_price(price: float, factor: float) -> None
 
 
 def test_a_fleet_costs_what_its_nodes_cost() -> None:
-    found = fleet_cost(Span(14, 13, 14), 100.0, 0.4, LENGTHS, 16.0)
+    found = fleet_cost(IntervalEstimate(14, 13, 14), 100.0, 0.4, LENGTHS, 16.0)
     assert found.per_1k_requests_usd.value == pytest.approx(14 * 16 / 360)
     assert found.per_1k_requests_usd.low == pytest.approx(13 * 16 / 360)
 

@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 import pytest
 
 from analysis import RunError, load_run, planning
-from analysis.planning import evidence
-from analysis.planning.efficiency import Efficiency, Measured
-from analysis.planning.evidence import LEAST_SENDS_PER_S, Lengths, NotPlannable
+from analysis.planning import sources
+from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
+from analysis.planning.evidence import NotPlannable
+from analysis.planning.request_means import LEAST_SENDS_PER_S, MeanLengths
 from analysis.rows import metrics, time_series
 from conf import ConfigError
 from conf.io.screen_width import fit
@@ -23,6 +24,8 @@ from tests.support.planned_sweeps import sweep
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 WORDS = ["demand.peak_qps=200"]
+UNKNOWN = {"p90_ms": None, "interval_ms": None, "bound_ms": 1.0, "passed": None}
+PROBE = {"rate_qps_per_node": 1.0, "ttft": UNKNOWN, "tpot": UNKNOWN}
 
 
 def predicted(low: float | None, estimate: float, high: float | None, **more: Any) -> dict[str, Any]:
@@ -34,12 +37,15 @@ def predicted(low: float | None, estimate: float, high: float | None, **more: An
         "output_tokens_per_s_per_node": 140 * estimate,
         "cached_share_of_input": 0.5,
         "in_flight_per_node": 10.0 * estimate,
+        **dict.fromkeys(("ttft_p90_ms", "tpot_p90_ms", "kv_used", "busy", "mfu")),
+        **{"step_terms": {}, "requests": 1000, "simulated_node_s": 100.0},
     }
     tree = sweep(low or 0.0, estimate, high or 0.0) | {"clock": "virtual", "forecast": found}
     del tree["run_id"], tree["basis"]
     tree["asked"] = tree["asked"] | {"engine": "simulated"}
     tree["capacity"] = {
         "qps_per_node": {"estimate": estimate, "low": low, "high": high, "certified": low},
+        "binding": "tpot",
         "open_above": high is None,
         "open_below": low is None,
     }
@@ -55,7 +61,7 @@ def test_a_run_says_its_own_lengths_and_lives() -> None:
     rows = rows.filter(
         pc.and_(pc.is_in(rows["dwell"], pa.array(used, pa.int16())), pc.equal(rows["status"], "ok"))
     )
-    assert found.lengths == Lengths(5600, 140, 0.0, f"measured, means of {rows.num_rows} answers")
+    assert found.lengths == MeanLengths(5600, 140, 0.0, f"measured, means of {rows.num_rows} answers")
     assert found.e2e_s == pytest.approx(float(np.mean(metrics.e2e(rows))) / 1e3)
     assert found.qps.low == run.sweep["capacity"]["qps_per_node"]["low"]
     assert found.client_cpu_ms is None  # at 5 sends a second the actor's own constant hides them
@@ -138,8 +144,11 @@ def test_an_upper_bound_allows_no_plan() -> None:
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
-        (sweep(1, 2, 3, exit_code=None, valid=False), "has not ended"),
-        (sweep(1, 2, 3, capacity=None, probe={"loop": "open"}), "judged one rate"),
+        (sweep(1, 2, 3, exit_code=None, study="repeats", names=[], parts=[]), "has not ended"),
+        (
+            sweep(1, 2, 3, capacity=None, probe={"rate_qps_per_node": 1.0, "ttft": UNKNOWN, "tpot": UNKNOWN}),
+            "judged one rate",
+        ),
     ],
 )
 def test_what_is_no_capacity_at_all_is_wrong_usage(tree: dict[str, Any], said: str) -> None:
@@ -176,7 +185,7 @@ def test_a_prediction_whose_low_end_is_unknown_is_planned_with_its_estimate_if_a
 
 def test_a_prediction_beyond_its_highest_rate_is_a_lower_bound() -> None:
     tree = predicted(None, 20.0, None, exit_code=6)
-    tree["forecast"]["kept_probability"] = 0.75
+    tree["forecast"] |= {"draws": 4, "constants_sampled": [], "kept_probability": 0.75}
     found = planning.command([tree], WORDS)
     assert "kept at that rate in 75 % of the draws" in planning.text(found)
     assert (found["exit_code"], found["answer"]["planned_qps_per_node"]) == (6, 20.0)
@@ -189,28 +198,28 @@ def study(tmp_path: Path, kind: str, code: int = 0) -> Path:
     shutil.copytree(GOLDEN, tmp_path / "part-1")
     figures = {"estimate": 6.0, "low": 5.8, "high": 6.2, "certified": 5.9}
     tree = part | {"run_id": "both", "study": kind, "names": ["part-1"], "exit_code": code}
-    tree["parts"] = tree["cells"] = [{"name": "part-1", "exit_code": code, "qps_per_node": figures}]
-    tree["capacity"] = {"qps_per_node": figures, "open_above": False, "open_below": False}
+    tree["parts"] = tree["cells"] = [{"name": "part-1", "at": {}, "exit_code": code, "qps_per_node": figures}]
+    tree["capacity"] = {"qps_per_node": figures, "binding": "tpot"}
     (tmp_path / "study.json").write_text(json.dumps(tree))
     return tmp_path
 
 
 def test_a_study_is_planned_on_its_pooled_capacity(tmp_path: Path) -> None:
-    (found,) = evidence.read(study(tmp_path, "deployments"))
+    (found,) = sources.read(study(tmp_path, "deployments"))
     assert found.qps.low == 5.8 and found.lengths is not None and found.lengths.source.startswith("measured")
 
 
 def test_a_matrix_is_its_cells(tmp_path: Path) -> None:
-    (found,) = evidence.read(study(tmp_path, "matrix"))
+    (found,) = sources.read(study(tmp_path, "matrix"))
     assert found.name == "part-1" and found.qps.low != 5.8
 
 
 def test_a_comparison_is_none_of_these(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"plan on one of its parts: .*/part-1"):
-        evidence.read(study(tmp_path, "compare"))
+        sources.read(study(tmp_path, "compare"))
     shutil.rmtree(tmp_path / "part-1")
     with pytest.raises(NotPlannable, match="no cell"):
-        evidence.read(study(tmp_path, "matrix", code=4))
+        sources.read(study(tmp_path, "matrix", code=4))
 
 
 def at_nodes(nodes: int, efficiency: float = 1.0) -> dict[str, Any]:
@@ -230,7 +239,9 @@ def test_efficiency_from_several_node_counts() -> None:
 
 
 def test_beyond_what_was_measured_an_assumption_never_saves_a_node() -> None:
-    falls, rises = (Efficiency((Measured(1, 10, 0.02), Measured(4, qps, 0.02))) for qps in (9.0, 11.0))
+    falls, rises = (
+        ScalingEfficiency((ScalingPoint(1, 10, 0.02), ScalingPoint(4, qps, 0.02))) for qps in (9.0, 11.0)
+    )
     assert falls.at(np.array([16])) == pytest.approx([0.81])
     assert rises.at(np.array([16])) == pytest.approx([1.1])
     with pytest.raises(ValueError, match="not measured"):
@@ -288,7 +299,7 @@ def test_a_run_that_adds_nothing_is_refused(tmp_path: Path) -> None:
         planning.plan(at_nodes(1), 30, others=[at_nodes(1, 1.1)])
     centre = at_lengths(5600, 140, noise=1.05)
     others = [centre, at_lengths(6720, 140), at_lengths(5600, 280)]
-    found = planning.plan(at_lengths(5600, 140), 30, others=others).ground.sensitivity
+    found = planning.plan(at_lengths(5600, 140), 30, others=others).basis.sensitivity
     assert found is not None and found.runs == 4 and found.fit.freedom == 1  # a repeat shows the noise
 
 
@@ -302,7 +313,7 @@ def test_engines_of_other_settings_are_not_one_service() -> None:
 
 
 def test_a_grid_is_planned_on_its_first_cell_or_not_at_all() -> None:
-    cells = [predicted(3.3, 5.3, 6.5, capacity=None), predicted(3.3, 5.3, 6.5)]
+    cells = [predicted(3.3, 5.3, 6.5, at={}, capacity=None), predicted(3.3, 5.3, 6.5, at={})]
     refused = planning.command([{"axes": [], "cells": cells, "exit_code": 0}], WORDS)
     assert refused["exit_code"] == 4 and "first cell, which a plan stands on, has no" in refused["reason"]
     assert planning.command([{"axes": [], "cells": cells[::-1], "exit_code": 0}], WORDS)["valid"]
@@ -346,7 +357,7 @@ def test_runs_of_another_service_are_refused() -> None:
     ):
         with pytest.raises(RunError, match="run4 differs from run1 in layout"):
             act([at_nodes(1), other])  # type: ignore[operator]
-    moved = at_nodes(4) | {"basis": {"input_tokens": 800, "output_tokens": 140}}
+    moved = at_nodes(4) | {"basis": at_nodes(4)["basis"] | {"input_tokens": 800}}
     with pytest.raises(RunError, match="in lengths and node count"):
         planning.plan(at_nodes(1), 30, others=[moved])
 
@@ -386,7 +397,7 @@ def test_noise_widens_the_interval_which_then_holds_the_truth() -> None:
     for term, truth in zip(found.terms, (-0.8, -0.3), strict=True):
         low, high = term.elasticity.low, term.elasticity.high
         assert low is not None and high is not None and low < truth < high and high - low > 0.01
-    moved = found.moved(Lengths(6000, 140, 0.0, "")).ratio
+    moved = found.moved(MeanLengths(6000, 140, 0.0, "")).ratio
     assert moved.low is not None and moved.high is not None
     assert moved.low < (6000 / 5600) ** -0.8 < moved.high and moved.high / moved.low > 1.1
 
@@ -416,8 +427,8 @@ def test_a_plan_at_other_lengths() -> None:
     asked = Demand(peak_qps=200, input_tokens=6000, output_tokens=100)
     found = planning.plan(GRID[0], asked, others=GRID[1:])
     ratio = (6000 / 5600) ** -0.8 * (100 / 140) ** -0.3
-    assert found.ground.qps.low == pytest.approx(9.5 * ratio)
-    assert found.ground.moved is not None and found.ground.moved.extrapolated == ()
+    assert found.basis.qps.low == pytest.approx(9.5 * ratio)
+    assert found.basis.moved is not None and found.basis.moved.extrapolated == ()
     assert found.scale.e2e_s is None and found.scale.input_tokens_per_s == 200 * 6000
     beyond = planning.plan(GRID[0], Demand(peak_qps=200, input_tokens=8000), others=GRID[1:])
     assert "EXTRAPOLATED in input_tokens" in planning.text(planning.tree(beyond))
@@ -453,8 +464,8 @@ def test_lengths_that_were_not_varied_are_refused() -> None:
 
 
 def test_cells_of_a_grid_of_predictions_share_what_is_unknown_of_the_constants() -> None:
-    one = predicted(3.3, 5.3, 6.5, ratio={"value": 1.0, "low": 1.0, "high": 1.0})
-    two = predicted(3.5, 5.5, 6.9, ratio={"value": 5.5 / 5.3, "low": 1.02, "high": 1.06})
+    one = predicted(3.3, 5.3, 6.5, at={}, ratio={"value": 1.0, "low": 1.0, "high": 1.0})
+    two = predicted(3.5, 5.5, 6.9, at={}, ratio={"value": 5.5 / 5.3, "low": 1.02, "high": 1.06})
     two["asked"] = two["asked"] | {"nodes": 2}
     found = planning.scaling([one, two]).figure(2)
     assert (found.low, found.high) == pytest.approx((1.018, 1.058), abs=2e-3)

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ import pytest
 
 from analysis import figures, load_run, report
 from analysis.capacity import validity
-from analysis.capacity.check import Check
 from analysis.capacity.window_counts import NS, Window
 from analysis.report import banner, checks, exhibits
 from analysis.report.blocks import Missing
 from analysis.results import matrix_table, studies, summary
+from analysis.results.json_border import from_tree
 from analysis.results.runs import RunError
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.shared_figures import WorstCheck
 from analysis.rows import foreign_words, records
 from conf.specs.experiment import Slo
 from loadgen.run import report_file
@@ -152,7 +154,7 @@ def test_unknown_and_infinite_are_said_in_words(golden: tuple[str, Page]) -> Non
 
 
 def test_every_section_of_one_run_is_there_in_order(golden: tuple[str, Page]) -> None:
-    order = ["verdict", "trust", *(anchor for anchor, *_ in exhibits.QUESTIONS), "provenance", "definitions"]
+    order = ["verdict", "trust", *exhibits.QUESTIONS, "provenance", "definitions"]
     ids = [attributes.get("id") for attributes in golden[1].all("section")]
     assert ids == order
 
@@ -231,7 +233,8 @@ def test_an_open_end_is_a_bound_and_no_capacity(end: str, said: str) -> None:
     assert tree is not None
     q = {"estimate": CLAIMED, "low": 5.0, "high": 7.0, "certified": CLAIMED}
     tree["capacity"] |= {"qps_per_node": q, end: True}
-    found = banner.of_tree(tree | {"passed": False, "exit_code": 6, "reason": "one end is open"})
+    tree |= {"passed": False, "exit_code": 6, "reason": "one end is open"}
+    found = banner.of_verdict(from_tree(RunVerdict, tree, GOLDEN))
     assert found.headline.startswith(said) and found.tone == "short" and not found.figures
     assert str(CLAIMED) not in str(found)
 
@@ -312,14 +315,7 @@ def test_a_p90_that_nobody_knows_is_not_within_its_bound(
 
 
 def test_the_checks_of_a_void_run_are_said_to_be_over_all_its_windows() -> None:
-    check = {
-        "name": "sent",
-        "value": 1,
-        "bound": 0.995,
-        "unit": "",
-        "passed": True,
-        "reason": "client_limited",
-    }
+    check = WorstCheck("sent", True, 1.0, 0.995, "", "client_limited")
     captions = [checks.table([check], valid).caption for valid in (True, False)]
     assert [caption.rpartition("over ")[2] for caption in captions] == [
         "the windows that count",
@@ -398,11 +394,12 @@ def test_every_check_and_figure_is_known_to_the_page() -> None:
     names = {check.name for verdict in verdicts for check in verdict.checks}
     assert names == checks.MEANINGS.keys()
     assert set(banner.CAUSES) == set(validity.REMEDIES)
-    assert {exhibit.name for exhibit in ALL} == exhibits.SECTION_OF.keys()
+    names_by_section = [names for *_, names in exhibits.QUESTIONS.values()]
+    assert [exhibit.name for exhibit in ALL] == [name for names in names_by_section for name in names]
 
 
 def test_a_check_without_a_reason_is_a_note() -> None:
-    known = {"name": "x", "value": 2.0, "bound": 1.0, "unit": "ms", "least": False}
+    known = WorstCheck("x", None, 2.0, 1.0, "ms", "", least=False)
     outcomes = [
         (True, "", "ok"),
         (False, "client_limited", "FAILED"),
@@ -410,10 +407,10 @@ def test_a_check_without_a_reason_is_a_note() -> None:
         (None, "", "unknown"),
     ]
     for passed, reason, said in outcomes:
-        assert checks.state({**known, "passed": passed, "reason": reason}) == said
-    infinite = asdict(Check("send_lag_p99", False, float("inf"), 5.0, "ms", "client_limited"))
+        assert checks.state(replace(known, passed=passed, reason=reason)) == said
+    infinite = WorstCheck("send_lag_p99", False, float("inf"), 5.0, "ms", "client_limited")
     assert checks.table([infinite], valid=True).rows[0][2] == "infinite ms"
-    noted = {**known, "passed": False, "reason": ""}
+    noted = replace(known, passed=False)
     assert checks.counted([noted]) == "1 check: 1 note; none failed."
     assert checks.counted([noted, noted]) == "2 checks: 2 notes; none failed."
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.planning.evidence import of_tree
+from analysis.planning.sources import evidence_of
 from conf import ConfigError, Experiment, load
 from conf.constants import calibration, constants, correlation
 from conf.load import dump
@@ -139,7 +139,7 @@ def test_a_grid_tells_what_differs_between_layouts_from_what_does_not() -> None:
         second = tree["cells"][1]
         assert second["ratio"]["value"] == pytest.approx(1.0, abs=0.01)
         assert second["ratio"]["high"] == pytest.approx(spread, rel=0.03)
-        own = of_tree(second).own_ln_sd
+        own = evidence_of(second).own_ln_sd
         assert own is not None and own == pytest.approx(math.log(spread) / 1.96, abs=0.015)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from analysis.__main__ import concluded
 from analysis.results import studies, summary
 from analysis.results.runs import RunError
+from analysis.results.show import concluded
 from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
 from loadgen.cli import command_line, resume

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.__main__ import concluded
 from analysis.capacity import paired_ratio, window_pairs
 from analysis.capacity.window_counts import LimitCount, WindowCounts
 from analysis.capacity.window_pairs import Latencies, Pair
 from analysis.results import studies, summary
+from analysis.results.show import concluded
 from conf import ConfigError, Experiment, load
 from conf.load import dump
 from conf.specs.experiment import Slo

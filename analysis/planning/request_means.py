@@ -1,0 +1,75 @@
+"""Means over the requests of a run that a plan needs: lengths, and CPU of the load generator.
+
+Knows the rows and windows of a run; knows no capacity.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.results.runs import Run
+from analysis.rows import metrics, records
+
+LEAST_SENDS_PER_S = 50.0
+"""Fewest sends per second from which CPU per request is known: below, the 2 to 3 % of a core that an idle
+load actor takes hide it (our choice; 5.4 ms at 5 sends per second, 1.45 at 100)."""
+COLUMNS = (
+    *("dwell", "status", "time_scale", "turn_blocked_ns", "last_token_offset_ns", "engine_last_token_ns"),
+    *("requested_input_tokens", "prompt_tokens", "cached_tokens", "output_tokens"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanLengths:
+    """Means over requests in tokens; `prefix_hit` is the share of the prompt that was in the prefix cache.
+
+    `source` says whether they were measured, on how many requests, or belong to the workload.
+    """
+
+    input_tokens: float
+    output_tokens: float
+    prefix_hit: float
+    source: str
+
+    @property
+    def uncached_tokens(self) -> float:
+        """Prompt tokens that the engine has to compute."""
+        return self.input_tokens * (1 - self.prefix_hit)
+
+
+def answers(run: Run) -> pa.Table:
+    """The complete answers in the windows that the capacity rests on."""
+    rows, verdict = run.requests(columns=COLUMNS, phase="window"), run.verdict
+    used = [
+        row["index"] for row in (verdict.dwells if verdict else ()) if row["kind"] == "dwell" and row["valid"]
+    ]
+    seen = metrics.status_in(rows, records.OK)
+    among = pc.is_in(rows.column("dwell"), value_set=pa.array(used, pa.int16())).to_numpy()
+    return rows.filter(pa.array(seen & among))
+
+
+def lengths(rows: pa.Table) -> MeanLengths | None:
+    """Mean lengths by the server's count; without its count of prompts, by the planned ones."""
+    prompt, output = metrics.numbers(rows, "prompt_tokens"), metrics.numbers(rows, "output_tokens")
+    if not rows.num_rows or np.isnan(output).all():
+        return None
+    reported = not np.isnan(prompt).all()
+    if not reported:
+        prompt = metrics.numbers(rows, "requested_input_tokens")
+    hit = metrics.prefix_hit(rows) if reported else None
+    source = f"measured, means of {rows.num_rows} answers"
+    return MeanLengths(float(np.nanmean(prompt)), float(np.nanmean(output)), hit or 0.0, source)
+
+
+def client_cpu_ms(run: Run) -> float | None:
+    """CPU time of the load actors per request in ms; None if too few sends hide it in their idle cost."""
+    seen = run.clients()
+    scale = run.verdict.asked.time_scale if run.verdict else 1.0
+    span_s = metrics.numbers(seen, "span_s") / scale
+    sends, share = metrics.numbers(seen, "sends"), metrics.numbers(seen, "cpu_share")
+    known = ~np.isnan(share)
+    if not span_s[known].sum() or sends[known].sum() / span_s[known].sum() < LEAST_SENDS_PER_S:
+        return None
+    return float(1e3 * (share * span_s)[known].sum() / sends[known].sum())

@@ -1,0 +1,248 @@
+"""Read the evidence for a plan from run folders, studies and predictions; knows no demand, price or rule."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from analysis.capacity.dwell_table import CountingBasis
+from analysis.planning import request_means
+from analysis.planning.evidence import Evidence, NotPlannable, Qps
+from analysis.planning.request_means import MeanLengths
+from analysis.results import locations, matrix_table, studies, summary
+from analysis.results.json_border import from_tree, to_tree
+from analysis.results.runs import Run, RunError, load_run
+from analysis.results.types.prediction_verdict import (
+    GridCell,
+    GridRefusal,
+    GridVerdict,
+    PredictionVerdict,
+    RateForecast,
+)
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.shared_figures import CapacityFigures, QpsFigures, RatioFigures
+from analysis.results.types.study_verdict import StudyVerdict
+from analysis.rows import metrics
+from analysis.stats.pooling import NORMAL_975
+from conf import ConfigError
+
+Tree = Mapping[str, Any]
+
+REAL_NODES = ("vllm",)
+"""Engines that load a model's weights on a node, so that their start-up time is that of a node."""
+PREDICTED = (
+    "predicted, not measured: the interval is what is unknown of the engine model's constants, and Monte "
+    "Carlo noise; what the model lacks is not in it"
+)
+
+
+Measured = RunVerdict | StudyVerdict
+Predicted = PredictionVerdict | GridCell
+Source = Run | Measured | Predicted | GridVerdict | Tree | Evidence
+"""A capacity to plan on; a tree is that of sweep.json, study.json, a prediction or a grid of them."""
+
+
+def read(path: Path | str) -> list[Evidence]:
+    """The evidence in the folder of a run or study; for a matrix one for each cell with a capacity.
+
+    Raises RunError for any other folder, NotPlannable for one without a capacity.
+    """
+    path = locations.local(path)
+    if not studies.is_study(path):
+        return [of_run(load_run(path))]
+    study = studies.load_verdict(path)
+    if study.study == matrix_table.KIND:
+        good = {cell.name: cell.exit_code == summary.EXIT_OK for cell in study.cells or ()}
+        _refuse_first(str(path), list(good.values()))
+        return [found for name, is_good in good.items() if is_good for found in read(path / name)]
+    if study.study not in ("deployments", "repeats"):
+        names = ", ".join(f"{path}/{name}" for name in study.names)
+        raise RunError(f"{path} compares or records; plan on one of its parts: {names}")
+    found = of_measured(study, path.name)
+    parts = [of_run(load_run(part)) for part in studies.parts(path) if not studies.is_study(part)]
+    return [_with_rows(found, parts[0])] if parts else [found]
+
+
+def evidence_of(source: Source) -> Evidence:
+    """The evidence of any source but a grid. Raises RunError, NotPlannable."""
+    source = _typed(source)
+    if isinstance(source, Evidence):
+        return source
+    if isinstance(source, Run):
+        return of_run(source)
+    if isinstance(source, GridVerdict):
+        raise RunError("a grid of predictions has many capacities; give one of its cells")
+    return of_measured(source) if isinstance(source, Measured) else of_predicted(source)
+
+
+def _typed(source: Source) -> Run | Measured | Predicted | GridVerdict | Evidence:
+    """The source with a tree as the verdict that it holds. Raises RunError for a broken tree."""
+    if not isinstance(source, Mapping):
+        return source
+    kind: type[Measured | Predicted | GridVerdict] = StudyVerdict if "study" in source else RunVerdict
+    if source.get("clock") == "virtual":
+        kind = GridCell if "at" in source else PredictionVerdict
+    elif "cells" in source and "study" not in source:
+        kind = GridVerdict
+    return from_tree(kind, source, "the verdict")
+
+
+def of_run(run: Run) -> Evidence:
+    """The evidence in the verdict and the rows of a run. Raises RunError, NotPlannable."""
+    verdict = run.verdict
+    if verdict is None:
+        raise RunError(f"{run.path} did not end; go on with python -m loadgen resume {run.path}")
+    found = of_measured(verdict, run.name)
+    rows = request_means.answers(run)
+    return replace(
+        found,
+        lengths=request_means.lengths(rows) or found.lengths,
+        e2e_s=float(metrics.e2e(rows).mean()) / 1e3 if rows.num_rows else None,
+        client_cpu_ms=request_means.client_cpu_ms(run),
+        ready_minutes=_ready_minutes(run, verdict.asked.engine),
+        engine_settings=_engine_settings(run),
+    )
+
+
+def of_measured(verdict: Measured, name: str = "") -> Evidence:
+    """The evidence in a verdict alone, with lengths as they were asked. Raises RunError, NotPlannable."""
+    name = name or verdict.run_id or "the result"
+    capacity = _capacity(verdict, name)
+    if capacity.open_below:
+        raise NotPlannable(
+            f"{name} shows only an upper bound of the capacity; measure at lower rates (search.lowest_qps)",
+            summary.EXIT_OPEN,
+        )
+    q = capacity.qps_per_node
+    return Evidence(
+        name=name,
+        asked=verdict.asked,
+        predicted=False,
+        caution=summary.engine_label(to_tree(verdict)),
+        # Of an open end only the low figure was seen; the rest is the prior.
+        qps=Qps(None, q.low, None, None) if capacity.open_above else _qps(q),
+        open_above=capacity.open_above,
+        lengths=_asked(verdict.basis) if isinstance(verdict, RunVerdict) and verdict.basis else None,
+    )
+
+
+def of_predicted(source: Predicted) -> Evidence:
+    """The evidence in a prediction, or in the cell of a grid. Raises RunError, NotPlannable."""
+    cell = source if isinstance(source, GridCell) else None
+    at = ", ".join(f"{key}={value}" for key, value in cell.at.items()) if cell else ""
+    name = f"prediction at {at}" if at else "prediction"
+    verdict = source.answer if isinstance(source, GridCell) else source
+    if isinstance(verdict, GridRefusal):
+        raise NotPlannable(f"nothing may be planned on {name}: {verdict.reason}", verdict.exit_code)
+    capacity, forecast = _capacity(verdict, name), verdict.forecast
+    if forecast is None:
+        raise RunError(f"{name} has no forecast; predict it again")
+    q = capacity.qps_per_node
+    open_above = capacity.open_above and q.low is None
+    return Evidence(
+        name=name,
+        asked=verdict.asked,
+        predicted=True,
+        caution=_caution(forecast.kept_probability),
+        # A prediction that ends at the highest rate knows nothing else.
+        qps=Qps(None, q.estimate, None, None) if open_above else _qps(q),
+        open_above=open_above,
+        lengths=_predicted_lengths(forecast),
+        e2e_s=_life_s(forecast),
+        own_ln_sd=_own_ln_sd(cell.ratio, forecast) if cell and cell.ratio else None,
+    )
+
+
+def _qps(q: QpsFigures) -> Qps:
+    return Qps(q.estimate, q.low, q.high, q.certified)
+
+
+def _caution(kept: float | None) -> str:
+    """The caution of a prediction, with the probability that a lower bound is kept."""
+    if kept is None:
+        return PREDICTED
+    return (
+        f"{PREDICTED}; the bounds are kept at that rate in {100 * kept:.0f} % of the draws of the constants"
+    )
+
+
+def _capacity(verdict: Measured | PredictionVerdict, name: str) -> CapacityFigures:
+    """The capacity of a verdict. Raises RunError or NotPlannable if it has none."""
+    capacity, code = verdict.capacity, verdict.exit_code
+    if code is None:
+        raise RunError(f"{name} has not ended; nothing can be planned on it yet")
+    if not capacity and not isinstance(verdict, StudyVerdict) and verdict.probe:
+        raise RunError(f"{name} judged one rate and has no capacity; plan on a sweep or a prediction")
+    if not verdict.valid or not capacity or code not in (summary.EXIT_OK, summary.EXIT_OPEN):
+        why = verdict.reason or "it has no capacity"
+        raise NotPlannable(f"nothing may be planned on {name}: {why}", code or summary.EXIT_VOID)
+    return capacity
+
+
+def _asked(basis: CountingBasis) -> MeanLengths:
+    n_in, n_out = float(basis.input_tokens), float(basis.output_tokens)
+    return MeanLengths(n_in, n_out, basis.prefix_hit, "means of the workload")
+
+
+def _predicted_lengths(found: RateForecast) -> MeanLengths | None:
+    rate = found.rate_qps_per_node
+    if not found.steady or not rate:
+        return None
+    n_in, n_out = found.input_tokens_per_s_per_node / rate, found.output_tokens_per_s_per_node / rate
+    return MeanLengths(n_in, n_out, found.cached_share_of_input, "means of the predicted requests")
+
+
+def _life_s(found: RateForecast) -> float | None:
+    """Mean life of a request, from those in flight (Little's law)."""
+    in_flight = found.in_flight_per_node
+    return None if in_flight is None else in_flight / found.rate_qps_per_node
+
+
+def _own_ln_sd(ratio: RatioFigures, found: RateForecast) -> float:
+    """Sd of ln of the ratio to the first cell of the grid, draw by draw; for the first cell its noise."""
+    return max((found.noise_pct or 0.0) / 100, math.log(ratio.high / ratio.low) / (2 * NORMAL_975))
+
+
+def _ready_minutes(run: Run, engine: str) -> float | None:
+    """Minutes from the deployment until the service was warm; None if it was not deployed on real nodes."""
+    ready_s = (run.manifest.get("server") or {}).get("ready_s")
+    return ready_s / 60 if ready_s and engine in REAL_NODES else None
+
+
+def _engine_settings(run: Run) -> dict[str, Any] | None:
+    """Settings of the engine; None for a run whose experiment this version cannot read."""
+    try:
+        return asdict(run.config.engine)
+    except (ConfigError, RunError):
+        return None
+
+
+def _with_rows(found: Evidence, part: Evidence) -> Evidence:
+    """The evidence of a study with what the rows of its first part add."""
+    names = ("lengths", "e2e_s", "client_cpu_ms", "ready_minutes", "engine_settings")
+    return replace(found, **{name: getattr(part, name) for name in names})
+
+
+def expanded(sources: Sequence[Source]) -> list[Source]:
+    """Grids of predictions as their cells, without refused ones. Raises NotPlannable if the first is."""
+    out: list[Source] = []
+    for source in map(_typed, sources):
+        if not isinstance(source, GridVerdict):
+            out.append(source)
+            continue
+        good = [cell.prediction is not None and cell.prediction.capacity is not None for cell in source.cells]
+        _refuse_first("the grid", good)
+        out += [cell for cell, is_good in zip(source.cells, good, strict=True) if is_good]
+    return out
+
+
+def _refuse_first(name: str, good: Sequence[bool]) -> None:
+    """Raise NotPlannable if the first cell, on which a plan rests, has no capacity."""
+    if not any(good):
+        raise NotPlannable(f"{name}: no cell has a capacity", summary.EXIT_VOID)
+    if not good[0]:
+        raise NotPlannable(
+            f"{name}: its first cell, which a plan stands on, has no capacity; begin with another",
+            summary.EXIT_VOID,
+        )

@@ -1,0 +1,213 @@
+"""The answer of the engine model: a capacity, one rate, a replay, the ladder on the virtual clock, a grid."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.results.types.fields import always, inline
+from analysis.results.types.ladder_figures import LadderFigures
+from analysis.results.types.probe_figures import ProbeFigures
+from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures, RatioFigures, WindowRow
+from conf.specs.experiment import Constant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionForecast:
+    """Sessions at the predicted rate, what routing made of them, and the memory they want.
+
+    `reusable_share_of_input` is what a cache that forgets nothing would serve, if every turn met it.
+    """
+
+    replicas_per_session: float | None
+    max_over_mean_share: float | None
+    blocked_share: float | None
+    reusable_share_of_input: float | None
+    sessions_per_node: float
+    sessions_over_kv: float
+    simulated_nodes: int
+    fill_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseForecast:
+    """Monte Carlo noise of a capacity in percent (95 %), and the rough run that was varied."""
+
+    noise_pct: float | None
+    varied_nodes: int
+    varied_node_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityDraws:
+    """Draws of the uncertain constants around a capacity: ln of each draw's capacity over the estimate."""
+
+    draws: int
+    open_draws_below: int
+    open_draws_above: int
+    constants_sampled: tuple[str, ...]
+    ln_ratios: tuple[float, ...]
+
+    @property
+    def open_draws(self) -> int:
+        """Draws whose capacity lies beyond an end of the search."""
+        return self.open_draws_below + self.open_draws_above
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateDraws:
+    """Draws of the uncertain constants at one rate: the share that keeps both bounds, None without draws;
+    in `overloaded_draws` the queue grows without end."""
+
+    draws: int
+    constants_sampled: tuple[str, ...]
+    kept_probability: float | None
+    overloaded_draws: int = always(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateForecast:
+    """One node at one rate, by the engine model. Units are in the names; None is unknown."""
+
+    rate_qps_per_node: float
+    steady: bool
+    ttft_p90_ms: float | None
+    tpot_p90_ms: float | None
+    input_tokens_per_s_per_node: float
+    image_tokens_per_s_per_node: float = always(0.0)
+    output_tokens_per_s_per_node: float
+    cached_share_of_input: float
+    in_flight_per_node: float | None
+    kv_used: float | None
+    busy: float | None
+    mfu: float | None
+    step_terms: Mapping[str, float | None]
+    requests: int
+    simulated_node_s: float
+    sessions: SessionForecast | None = inline()
+    noise: NoiseForecast | None = inline()
+    of_capacity: CapacityDraws | None = inline()
+    of_rate: RateDraws | None = inline()
+
+    @property
+    def kept_probability(self) -> float | None:
+        """The share of draws in which both bounds are kept; None where that was not asked."""
+        return None if self.of_rate is None else self.of_rate.kept_probability
+
+    @property
+    def noise_pct(self) -> float | None:
+        """Monte Carlo noise of the capacity; None where it is unknown."""
+        return None if self.noise is None else self.noise.noise_pct
+
+
+@dataclass(frozen=True, slots=True)
+class FigureWithEnds:
+    """A figure of a replay with its 95 % interval; all None where it does not apply."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayForecast:
+    """A benchmark of so many requests on an empty service; `figures` by name, as `ttft_ms.p90`.
+
+    `other_seeds` are the 95 % ends of each figure under another seed; empty where chance moves nothing.
+    """
+
+    requests: int
+    concurrency: int | None
+    rate_qps_per_node: float | None
+    input_tokens: float
+    output_tokens: float
+    figures: Mapping[str, FigureWithEnds]
+    seeds: int
+    other_seeds: Mapping[str, tuple[float | None, float | None]]
+    draws: int
+    constants_sampled: tuple[str, ...]
+    kept_probability: float | None
+    ln_throughput: tuple[float, ...]
+    ln_throughput_of_seeds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantsBasis:
+    """The uncertain constants as config keys, by what they rest on, and the fit's own words for its data."""
+
+    measured: tuple[str, ...]
+    fitted: tuple[str, ...]
+    sourced: tuple[str, ...]
+    assumed: tuple[str, ...]
+    rests_on: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SensitivityRow:
+    """One constant's part in the answer; `share` is its part of the variance of ln QPS."""
+
+    path: str
+    constant: Constant
+    elasticity: float
+    at_low_qps: float | None
+    at_high_qps: float | None
+    share: float
+    ln_sd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionVerdict:
+    """An answer on the virtual clock, in the form of a run's verdict.
+
+    It has a `forecast` with a `capacity` or a `probe`, a `replay` with a `probe`, or the ladder.
+    """
+
+    schema_version: int = always(1)
+    asked: AskedExperiment
+    clock: str = always("virtual")
+    dwells: tuple[WindowRow, ...] = always(())
+    calibration: str | None = None
+    constants: ConstantsBasis | None = None
+    progressive: LadderFigures | None = None
+    replay: ReplayForecast | None = None
+    forecast: RateForecast | None = None
+    capacity: CapacityFigures | None = None
+    sensitivity: tuple[SensitivityRow, ...] | None = None
+    probe: ProbeFigures | None = None
+    valid: bool = always(True)
+    passed: bool = always(False)
+    exit_code: int
+    reason: str = always("")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridRefusal:
+    """A cell that makes no experiment, and why."""
+
+    exit_code: int
+    reason: str
+    valid: bool = always(False)
+    passed: bool = always(False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridCell:
+    """One cell of a grid of predictions: its value `at` each axis, its answer or refusal, and the ratio to
+    the first cell that has a capacity."""
+
+    at: Mapping[str, Any]
+    answer: PredictionVerdict | GridRefusal = inline()
+    ratio: RatioFigures | None = None
+
+    @property
+    def prediction(self) -> PredictionVerdict | None:
+        """The answer; None of a refused cell."""
+        return self.answer if isinstance(self.answer, PredictionVerdict) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridVerdict:
+    """Predictions for every cell of a grid; `exit_code` is the highest of theirs."""
+
+    axes: tuple[str, ...]
+    cells: tuple[GridCell, ...]
+    exit_code: int

@@ -1,0 +1,125 @@
+"""The verdict of one run folder (sweep.json): of a sweep, a probe, a required rate, or a run that failed."""
+
+from dataclasses import dataclass
+
+from analysis.capacity.dwell_table import CountingBasis
+from analysis.results.types.fields import always
+from analysis.results.types.ladder_figures import LadderFigures
+from analysis.results.types.probe_figures import HoldFigures, ProbeFigures
+from analysis.results.types.shared_figures import (
+    AskedExperiment,
+    CapacityFigures,
+    QpsFigures,
+    RequestCounts,
+    WindowRow,
+    WorstCheck,
+)
+from analysis.stats.pooling import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpread:
+    """Distance of each node's capacity from the nodes' mean, in percent of it, and the sd between nodes."""
+
+    between_sd_pct: Interval
+    effects_pct: tuple[Interval, ...]
+    differing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRecovery:
+    """One loss of the service: its reason, the windows that felt it, and the seconds until it was whole."""
+
+    reason: str
+    windows: tuple[int, ...]
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlacingPrediction:
+    """The prediction that placed the first window of a sweep."""
+
+    qps_per_node: QpsFigures
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineComparison:
+    """One p90 of an emulated vLLM and of the simulated engine in ms, and how far they may be apart.
+
+    A figure is None where too few requests ended.
+    """
+
+    limit: str
+    emulated_ms: float | None
+    simulated_ms: float | None
+    tolerance_ms: float | None
+    rule: str
+
+    @property
+    def difference_ms(self) -> float | None:
+        if self.emulated_ms is None or self.simulated_ms is None:
+            return None
+        return self.emulated_ms - self.simulated_ms
+
+    @property
+    def agrees(self) -> bool:
+        difference_ms = self.difference_ms
+        return (
+            difference_ms is not None
+            and self.tolerance_ms is not None
+            and abs(difference_ms) <= self.tolerance_ms
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCheck:
+    """Both engines on the requests of the run `of`."""
+
+    of: str
+    comparisons: tuple[EngineComparison, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunVerdict:
+    """The verdict of one run. Parts that a verb does not have are None; a void run claims no capacity.
+
+    `clock` is `wall`, empty of a run that ended early. `replays` names the cell whose requests a cell of a
+    matrix got; `report` is the path of report.html once it is written.
+    """
+
+    schema_version: int = always(1)
+    asked: AskedExperiment
+    dwells: tuple[WindowRow, ...] = always(())
+    recoveries: tuple[ServiceRecovery, ...] = ()
+    basis: CountingBasis | None = None
+    clock: str = ""
+    evidence: str = ""
+    checks: tuple[WorstCheck, ...] | None = None
+    progressive: LadderFigures | None = None
+    capacity: CapacityFigures | None = None
+    nodes: NodeSpread | None = None
+    hold: HoldFigures | None = None
+    probe: ProbeFigures | None = None
+    valid: bool
+    passed: bool = always(False)
+    exit_code: int
+    reason: str = always("")
+    replays: str = ""
+    verify: EngineCheck | None = None
+    verb: str = ""
+    run_id: str = ""
+    folder: str = ""
+    prediction: PlacingPrediction | None = None
+    requests: RequestCounts | None = None
+    unreadable: tuple[str, ...] = ()
+    report: str = ""
+
+    @property
+    def key_order(self) -> tuple[str, ...]:
+        """The order in which files of each verb name three keys, in place of `clock`, the first of them."""
+        if self.probe is not None and self.probe.required is not None:
+            return ("clock", "checks", "evidence")
+        if self.probe is not None or self.progressive is not None:
+            return ("checks", "evidence", "clock")
+        return ("clock", "evidence", "checks")

@@ -1,0 +1,136 @@
+"""Parts that verdicts of several kinds share: the question, figures of a capacity, counts, checks, events."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.results.types.fields import always
+from conf.specs.bounds import Limit
+
+WindowRow = Mapping[str, Any]
+"""One line of dwells.parquet (schema `dwell_table.DWELLS`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class P90Bounds:
+    """Bounds on the 90th percentiles in ms."""
+
+    ttft_p90_ms: float
+    tpot_p90_ms: float
+
+    def of(self, limit: Limit) -> float:
+        return self.ttft_p90_ms if limit == "ttft" else self.tpot_p90_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedExperiment:
+    """The experiment behind an answer, in the words of its configuration groups.
+
+    `vllm_version` and `constants` (a fingerprint) are known of an emulated vLLM alone.
+    """
+
+    engine: str
+    vllm_version: str | None = None
+    constants: str | None = None
+    model: str
+    hardware: str
+    cluster: str = always("")
+    layout: str
+    routing: str
+    data_path: str = always("")
+    sessions: int = always(0)
+    conversations: str = always("")
+    workload: str
+    arrivals: str = always("poisson")
+    search: str = always("")
+    nodes: int
+    replicas: int
+    slo: P90Bounds
+    seed: int | None = always(None)
+    time_scale: float = always(1.0)
+    kernels: tuple[str, ...] = always(())
+
+
+@dataclass(frozen=True, slots=True)
+class QpsFigures:
+    """A capacity in QPS with its 95 % interval; `certified` is the 5 % quantile. An unknown end is None."""
+
+    estimate: float
+    low: float | None
+    high: float | None
+    certified: float | None
+
+    def over(self, parts: float) -> "QpsFigures":
+        """The same per one of so many parts."""
+        ends = (None if end is None else end / parts for end in (self.low, self.high, self.certified))
+        return QpsFigures(self.estimate / parts, *ends)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitFigures:
+    """The rate at which one limit alone is just kept, and its evidence (see `posterior.LimitFit`)."""
+
+    qps_per_node: float
+    low: float
+    high: float
+    slope: float = always(0.0)
+    phi: float = always(0.0)
+    over: int = always(0)
+    determined: int = always(0)
+    informative: bool = always(True)
+    slope_unusual: bool = always(False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityFigures:
+    """A capacity as a verdict claims it: of a search, of several runs together, or predicted.
+
+    `open_above`: the low end is a bound and the rest unknown; `open_below` likewise. `at_end` is known of
+    predictions: the bounds are kept at the highest rate that was asked for. `dwells_used` and `limits` are
+    known of searches alone.
+    """
+
+    qps_per_node: QpsFigures
+    qps_per_replica: QpsFigures | None = always(None)
+    interval: str = always("")
+    binding: Limit
+    binding_probability: float | None = always(None)
+    open_above: bool = always(False)
+    open_below: bool = always(False)
+    at_end: bool | None = None
+    dwells_used: tuple[int, ...] | None = None
+    limits: Mapping[Limit, LimitFigures] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """Planned requests, rows, and rows by status."""
+
+    planned: int
+    rows: int
+    by_status: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WorstCheck:
+    """The worst figure of one check over all windows; `passed` is None where it is unknown.
+
+    `least` says that the bound is a least one; None in runs of versions that did not say.
+    """
+
+    name: str
+    passed: bool | None
+    value: float | None
+    bound: float | None
+    unit: str
+    reason: str = always("")
+    least: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RatioFigures:
+    """A ratio with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float

@@ -1,0 +1,111 @@
+"""Verdicts as JSON and back: nothing is lost, older files are read, and broken ones are named."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.results.json_border import from_tree, to_tree
+from analysis.results.locations import RunError
+from analysis.results.read_verdict import verdict_of
+from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.study_verdict import StudyVerdict
+from loadgen.run.folder import finite
+
+DATA = Path(__file__).parents[2] / "data"
+SAVED = sorted((DATA / "verdicts").glob("*.json"))
+GOLDEN = DATA / "golden_run" / "sweep.json"
+STUDIES = {
+    *("comparison", "deployments", "recipe", "repeats", "running_study", "matrix", "ladder_study"),
+}
+PREDICTIONS = {
+    *("prediction", "prediction_open", "prediction_sessions", "predicted_rate", "replay", "ladder_virtual"),
+}
+
+
+@pytest.mark.parametrize("path", [*SAVED, GOLDEN], ids=lambda path: path.stem)
+def test_a_verdict_comes_back_byte_for_byte(path: Path) -> None:
+    """Keys, their order, nulls and absent keys are those of the file."""
+    tree = json.loads(path.read_text())
+    assert json.dumps(finite(to_tree(verdict_of(tree, path)))) == json.dumps(tree)
+
+
+def test_each_tree_is_of_its_kind() -> None:
+    for path in SAVED:
+        found = verdict_of(json.loads(path.read_text()), path)
+        kind: type = GridVerdict if path.stem.startswith("grid") else RunVerdict
+        kind = StudyVerdict if path.stem in STUDIES else kind
+        kind = PredictionVerdict if path.stem in PREDICTIONS else kind
+        assert isinstance(found, kind), path
+
+
+def test_an_older_run_lacks_keys_and_takes_their_defaults() -> None:
+    tree = json.loads(GOLDEN.read_text())
+    for key in ("schema_version", "basis", "requests", "prediction"):
+        del tree[key]
+    for key in ("arrivals", "sessions", "conversations", "time_scale", "kernels", "data_path"):
+        del tree["asked"][key]
+    del tree["capacity"]["limits"]
+    tree["checks"] = [{key: one[key] for key in one if key != "least"} for one in tree["checks"]]
+    found = from_tree(RunVerdict, tree, "old")
+    assert (found.asked.arrivals, found.asked.time_scale) == ("poisson", 1.0)
+    assert found.checks and found.checks[0].least is None and found.requests is None and found.basis is None
+    assert found.capacity and found.capacity.limits is None
+
+
+def test_a_key_of_a_newer_version_is_left_out() -> None:
+    tree = json.loads(GOLDEN.read_text())
+    known = from_tree(RunVerdict, tree, "new")
+    tree["asked"]["colour"], tree["mood"] = "red", 1
+    assert from_tree(RunVerdict, tree, "new") == known
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("valid", "yes", "its valid is yes"),
+        ("exit_code", 1.5, "its exit_code is 1.5"),
+        ("exit_code", True, "its exit_code is True"),
+        ("asked", [1], "its asked is [1]"),
+        ("asked.nodes", None, "its asked.nodes is None"),
+        ("asked.kernels", "aiter", "its asked.kernels is aiter"),
+        ("capacity.binding", "e2e", "its capacity.binding is e2e"),
+        ("capacity.qps_per_node.low", "low", "its capacity.qps_per_node.low is low"),
+        ("capacity.dwells_used", [0, "1"], "its capacity.dwells_used is 1"),
+        ("capacity.limits.ttft", 3, "its capacity.limits.ttft is 3"),
+        ("checks", {"a": 1}, "its checks is {'a': 1}"),
+        ("basis.arrivals.burstiness", -1.0, "its basis.arrivals: "),
+        ("requests.by_status", "none", "its requests.by_status is none"),
+    ],
+)
+def test_a_value_of_another_kind_is_named(path: str, value: Any, said: str) -> None:
+    tree = json.loads(GOLDEN.read_text())
+    *above, name = path.split(".")
+    place = tree
+    for key in above:
+        place = place[key]
+    place[name] = value
+    with pytest.raises(RunError) as refused:
+        from_tree(RunVerdict, tree, "sweep.json")
+    assert str(refused.value).startswith(f"sweep.json is broken: {said}")
+
+
+def test_a_key_that_lacks_is_named() -> None:
+    tree = json.loads(GOLDEN.read_text())
+    del tree["asked"]["engine"], tree["asked"]["slo"]
+    with pytest.raises(RunError, match="^x is broken: its asked lacks engine, slo$"):
+        from_tree(RunVerdict, tree, "x")
+    with pytest.raises(RunError, match=r"^x is broken: it is \[\]$"):
+        from_tree(RunVerdict, [], "x")
+
+
+def test_an_infinite_latency_is_a_word_in_the_file() -> None:
+    tree = json.loads((DATA / "verdicts" / "probe.json").read_text())
+    found = from_tree(RunVerdict, tree, "probe")
+    assert found.probe
+    late = replace(found, probe=replace(found.probe, ttft=replace(found.probe.ttft, p90_ms=float("inf"))))
+    tree = finite(to_tree(late))
+    assert tree["probe"]["ttft"]["p90_ms"] == "inf" and from_tree(RunVerdict, tree, "probe") == late
