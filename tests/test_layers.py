@@ -1,6 +1,7 @@
-"""The import direction of the house, as a table, checked on the source."""
+"""Rules of the house, checked on the source: the import direction as tables, names, sizes, parameters."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,8 @@ FLOORS = {
 """Floors of each room from the ground up: a folder imports itself and lower floors only. Files that stand
 directly in a room are its roof and may import all of it."""
 FORBIDDEN_NAMES = ("utils", "util", "common", "helpers", "helper", "manager", "misc")
+MOST_LINES, MOST_PARAMETERS = 60, 7
+"""Of a function; `self` and `cls` are no parameters."""
 SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 
 
@@ -183,3 +186,23 @@ def test_no_test_imports_another() -> None:
     for path in sorted((ROOT / "tests").rglob("*.py")):
         parts = {part for name in imported(path) if name.startswith("tests.") for part in name.split(".")}
         assert not {part for part in parts if part.startswith("test_")}, f"{path}: move it to tests/support"
+
+
+def test_a_public_class_name_stands_once() -> None:
+    names = Counter(
+        node.name
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert not [name for name, count in names.items() if count > 1]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_functions_are_short_and_take_few_parameters(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            given = node.args
+            names = {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+            assert (node.end_lineno or 0) - node.lineno < MOST_LINES, f"{node.name} is too long"
+            assert len(names - {"self", "cls"}) <= MOST_PARAMETERS, f"{node.name} takes too much"
