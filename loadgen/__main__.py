@@ -39,9 +39,13 @@ from typing import TYPE_CHECKING
 
 from analysis.results import prediction_text, replay_text, summary
 from analysis.results.integrity import AlteredError
+from analysis.results.json_border import to_tree
 from analysis.results.locations import NewerError
+from analysis.results.published_ladder import LadderAnswer
+from analysis.results.read_verdict import Verdict
 from analysis.results.runs import RunError, refuse_out
-from analysis.results.summary import Tree
+from analysis.results.studies import PartVerdict
+from analysis.results.types.prediction_verdict import GridCell, GridVerdict
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from conf.io.one_line import reason
@@ -145,17 +149,18 @@ def predict(arguments: argparse.Namespace) -> int:
     refuse_out(arguments.requests, *export.TABLES, flag="--requests")
     if arguments.dry_run:
         return max(_plan(one, 0) for one in found if isinstance(one, Experiment))
-    tree = engine_model.answered(cells, found, arguments.sensitivity, terminal.note)
+    answered = engine_model.answered(cells, found, arguments.sensitivity, terminal.note)
     if arguments.requests:
-        export.write(arguments.requests, engine_model.requests(cells, found), tree)
+        export.write(arguments.requests, engine_model.requests(cells, found), to_tree(answered))
     if arguments.out:
-        cells_of = tree.get("cells", [{"at": {}, **tree}])
-        export.write(arguments.out, told.rows(cells_of), {"event": "result", **tree})
-    if cells.axes and not arguments.json:
+        of_one = () if isinstance(answered, GridVerdict) else (GridCell(at={}, answer=answered),)
+        rows = told.rows(answered.cells if isinstance(answered, GridVerdict) else of_one)
+        export.write(arguments.out, rows, {"event": "result", **to_tree(answered)})
+    if isinstance(answered, GridVerdict) and not arguments.json:
         kernels = config_check.all_kernels(one for one in found if isinstance(one, Experiment))
-        terminal.tell("\n".join([told.table(tree["axes"], tree["cells"]), *kernels]))
-        return int(tree["exit_code"])
-    return _print(tree, arguments.json)
+        terminal.tell("\n".join([told.table(answered.axes, answered.cells), *kernels]))
+        return answered.exit_code
+    return _print(answered, arguments.json)
 
 
 def compare(arguments: argparse.Namespace) -> int:
@@ -213,15 +218,15 @@ def progressive(arguments: argparse.Namespace) -> int:
             terminal.tell("\n".join(ladder.plan(one, engine_model.level_seconds(one))))
         return summary.EXIT_OK
     if ladder.is_virtual(found[0]):
-        trees = [engine_model.progressive(one, terminal.note) for one in found]
-        return _print_levels(trees, arguments)
+        verdicts = [engine_model.progressive(one, terminal.note) for one in found]
+        return _print_levels(verdicts, arguments)
     from loadgen.cli import verbs
 
-    def climbed(site: "Site", show: Emit) -> Tree:
-        tree = verbs.progressive(found[0], site, show)
-        if "progressive" in tree:  # it was played to its end
-            ladder.write(arguments.out, [tree])
-        return tree
+    def climbed(site: "Site", show: Emit) -> PartVerdict:
+        verdict = verbs.progressive(found[0], site, show)
+        if verdict.progressive:  # it was played to its end
+            ladder.write(arguments.out, [verdict])
+        return verdict
 
     return _answer(arguments, climbed)
 
@@ -234,14 +239,14 @@ def _climbed(words: Sequence[str], arguments: argparse.Namespace) -> Experiment:
     return experiment
 
 
-def _print_levels(trees: Sequence[Tree], arguments: argparse.Namespace) -> int:
+def _print_levels(verdicts: Sequence[LadderAnswer], arguments: argparse.Namespace) -> int:
     """Show the tables of several models and return the highest exit code."""
-    whole = ladder.whole(trees)
-    ladder.write(arguments.out, trees)
+    whole = ladder.whole(verdicts)
+    ladder.write(arguments.out, verdicts)
     if arguments.json:
         terminal.data(json.dumps(finite(whole), default=str))
     else:
-        terminal.tell("\n\n".join(map(summary.text, trees)))
+        terminal.tell("\n\n".join(map(summary.text, verdicts)))
     return int(whole["exit_code"])
 
 
@@ -306,24 +311,25 @@ def _tell_kernels(*measured: Experiment) -> None:
         terminal.note(line)
 
 
-def _answer(arguments: argparse.Namespace, act: "Callable[[Site, Emit], Tree]") -> int:
+def _answer(arguments: argparse.Namespace, act: "Callable[[Site, Emit], PartVerdict]") -> int:
     """Measure, report and print. Ray comes with this import: it costs seconds that `predict` must not pay."""
     from loadgen.cli.deployment import service
     from loadgen.run import report_file
     from loadgen.run.measure import Site
 
     with terminal.own_stdout() as out, progress.choose(arguments.json, out) as show:
-        tree = report_file.written(act(Site(engine_model.start, service), show), show)
-    return _print(tree, arguments.json)
+        verdict = report_file.written(act(Site(engine_model.start, service), show), show)
+    return _print(verdict, arguments.json)
 
 
-def _print(tree: Tree, as_json: bool) -> int:
+def _print(verdict: Verdict | GridVerdict, as_json: bool) -> int:
     """Show a result and return its exit code."""
-    if as_json:
-        terminal.data(json.dumps(finite({"event": "result", **tree}), default=str))
+    if as_json or isinstance(verdict, GridVerdict):
+        terminal.data(json.dumps(finite({"event": "result", **to_tree(verdict)}), default=str))
     else:
-        terminal.tell(summary.text(tree))
-    return int(tree["exit_code"])
+        terminal.tell(summary.text(verdict))
+    assert verdict.exit_code is not None
+    return verdict.exit_code
 
 
 if __name__ == "__main__":

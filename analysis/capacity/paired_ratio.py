@@ -6,9 +6,9 @@ A's window minus that of B's, in which the luck of the common arrivals cancels.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from analysis.capacity.limit_posterior import ALLOWED_OVER, HOT_SHARE
 from analysis.capacity.posterior import LIMITS
 
 Floats = NDArray[np.float64]
-Tree = dict[str, Any]
 Open = Literal["", "above", "below"]
 Bounds = tuple[float, float]
 """The bounds of p90 TTFT and p90 TPOT in ms."""
@@ -48,8 +47,6 @@ the side."""
 PRIOR_SD = 0.55
 """sd of ln(ratio) around where the search for it began: a factor of 3 is within two of them (our choice)."""
 LEAST_REQUESTS, LEAST_PAIRS = 10, 3
-MOST_TOLD = 4
-"""Keys that differ between A and B and stand on the screen."""
 UNLIKE = 0.5
 """A and B are limited by different bounds if their parts over TTFT among all over differ by more."""
 OPEN = 2.0
@@ -195,43 +192,6 @@ def unpaired(a: tuple[float, float, float], b: tuple[float, float, float]) -> tu
     below = math.hypot(math.log(b[0] / b[1]), math.log(a[2] / a[0]))
     above = math.hypot(math.log(b[2] / b[0]), math.log(a[0] / a[1]))
     return math.exp(value), math.exp(value - below), math.exp(value + above)
-
-
-def tree(found: Ratio) -> Tree:
-    """The part of study.json that a comparison adds."""
-    return asdict(found) | {"verdict": found.verdict, "interval": found.interval}
-
-
-def headline(found: Tree) -> str:
-    """The verdict in a line."""
-    return (
-        f"B / A = {found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}] (95 %): {found['verdict']}"
-    )
-
-
-def lines(study: Mapping[str, Any]) -> list[str]:
-    """What the ratio of a study rests on, for the screen."""
-    found = study["ratio"]
-    told = [f"{key} {ours} -> {theirs}" for key, (ours, theirs) in study["differs"].items()]
-    more = f" and {len(told) - MOST_TOLD} more (study.json)" if len(told) > MOST_TOLD else ""
-    known = found["correlation"]
-    correlation = "unknown" if known is None else f"{known:.2f}"
-    shown = [
-        f"  from A to B: {', '.join(told[:MOST_TOLD])}{more}",
-        f"  {found['pairs']} pairs of windows: B got A's arrivals and lengths, scaled in time; correlation"
-        f" {correlation}",
-    ]
-    for limit in LIMITS:
-        if one := found[limit]:
-            shown.append(
-                f"  by p90 {limit.upper()} alone {one['value']:.3f} [{one['low']:.3f}, {one['high']:.3f}],"
-                f" {100 * one['weight']:.0f} % of what was over a bound"
-            )
-    if found["unlike"]:
-        shown.append(
-            "  A and B are limited by different bounds: the ratio is that of the two capacities alone"
-        )
-    return shown
 
 
 def _shares(a: Floats, b: Floats, bound_ms: float) -> Shares:

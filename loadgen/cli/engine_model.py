@@ -1,6 +1,6 @@
-"""What the engine model says of an experiment, to every verb that asks it. A composition root.
+"""The engine model as every verb asks it. A composition root.
 
-Knows how an experiment becomes a simulated service; what a prediction is stands in `loadgen.prediction`.
+Knows how an experiment becomes a simulated service; the rules of a prediction are in `loadgen.predict`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,8 +15,9 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.results import summary
-from analysis.results.published_ladder import Figures
-from analysis.results.summary import Tree
+from analysis.results.types.ladder_figures import LevelFigures
+from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict
+from analysis.results.types.run_verdict import PlacingPrediction
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
@@ -77,8 +78,8 @@ def answered(
     found: Sequence[Experiment | str],
     sensitivity: bool = False,
     say: Callable[[str], None] = quiet,
-) -> Tree:
-    """The tree of a prediction: of the one experiment, or of every cell of a grid (`grid.experiments`)."""
+) -> PredictionVerdict | GridVerdict:
+    """The prediction of the one experiment, or of every cell of a grid (`grid.experiments`)."""
     act = partial(predict, sensitivity=sensitivity, say=say)
     with processes() as spread:
         if cells.axes:
@@ -104,8 +105,8 @@ def processes() -> Iterator[Spread]:
             raise
 
 
-def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree | None]:
-    """What is known before the first request: a guess, and the model's own answer where that may be used."""
+def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, PlacingPrediction | None]:
+    """The knowledge before the first request: a guess, and the model's own answer where that may be used."""
     below = FIRST_BELOW_SESSIONS if experiment.workload.has_sessions else FIRST_BELOW_PREDICTION
     start = Start(roofline_qps=guess_qps(experiment), first_below=below)
     simulated = isinstance(experiment.engine, SimulatedEngine)
@@ -117,17 +118,17 @@ def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree | 
     if not simulated:
         return start, None
     try:
-        tree = predict(replace(experiment, search=replace(experiment.search, budget_s=HOUR_S)), draws=0)
+        found = predict(replace(experiment, search=replace(experiment.search, budget_s=HOUR_S)), draws=0)
     except ValueError as error:  # what the model does not predict can be measured all the same
         emit("prediction", text=f"no prediction, the search begins with a ramp: {error}")
         return start, None
-    if tree["exit_code"] != summary.EXIT_OK:
-        emit("prediction", text=f"no prediction, the search begins with a ramp: {tree['reason']}")
+    if found.exit_code != summary.EXIT_OK or found.capacity is None:
+        emit("prediction", text=f"no prediction, the search begins with a ramp: {found.reason}")
         return start, None
-    figures = tree["capacity"]["qps_per_node"]
+    figures = found.capacity.qps_per_node
     how = f"a virtual hour of the same engine: {PLACES}"
-    emit("prediction", text=f"the engine model predicts {figures['estimate']:.2f} QPS per node ({how})")
-    return replace(start, prediction_qps=figures["estimate"]), {"qps_per_node": figures, "how": how}
+    emit("prediction", text=f"the engine model predicts {figures.estimate:.2f} QPS per node ({how})")
+    return replace(start, prediction_qps=figures.estimate), PlacingPrediction(figures, how)
 
 
 def predict(
@@ -136,15 +137,13 @@ def predict(
     draws: int = DRAWS,
     sensitivity: bool = False,
     say: Callable[[str], None] = quiet,
-) -> Tree:
+) -> PredictionVerdict:
     model = replace(MODEL, say=say)
     if experiment.is_replay:
-        tree = replay.tree(experiment, replayed, spread, draws)
-    elif experiment.rate_qps:
-        tree = answer.at_rate(experiment, model, spread, draws)
-    else:
-        tree = answer.predict(experiment, model, spread, draws, sensitivity)
-    return tree
+        return replay.predict(experiment, replayed, spread, draws)
+    if experiment.rate_qps:
+        return answer.at_rate(experiment, model, spread, draws)
+    return answer.predict(experiment, model, spread, draws, sensitivity)
 
 
 def replayed(experiment: Experiment, arrivals: ArrivalSchedule, seed: int = 0) -> replay.Replayed:
@@ -187,7 +186,7 @@ def closed_s(experiment: Experiment) -> float | None:
     return float(replayed(experiment, replay.planned(experiment)).last_s.max())
 
 
-def progressive(experiment: Experiment, say: Callable[[str], None] = quiet) -> Tree:
+def progressive(experiment: Experiment, say: Callable[[str], None] = quiet) -> PredictionVerdict:
     """The MI325X paper's benchmark on the virtual clock, each run with a seed of its own.
 
     Raises ConfigError for an engine that the fast model does not play.
@@ -203,7 +202,7 @@ def progressive(experiment: Experiment, say: Callable[[str], None] = quiet) -> T
                 f"progressive on the virtual clock does not play this engine ({why}); use "
                 "progressive.clock=wall"
             ) from why
-    return ladder.tree(experiment, runs, "virtual")
+    return ladder.predicted(experiment, runs)
 
 
 def level_seconds(experiment: Experiment) -> list[float] | None:
@@ -219,7 +218,7 @@ def level_seconds(experiment: Experiment) -> list[float] | None:
         return None
 
 
-def _climbed(experiment: Experiment, say: Callable[[str], None] = quiet) -> list[Figures]:
+def _climbed(experiment: Experiment, say: Callable[[str], None] = quiet) -> list[LevelFigures]:
     return ladder.climb(ladder.levels(experiment), partial(played, experiment), say)
 
 

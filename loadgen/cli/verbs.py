@@ -10,7 +10,9 @@ from pathlib import Path
 
 from analysis.results import integrity, studies, summary
 from analysis.results.runs import Run, RunError, load_run
-from analysis.results.summary import Tree
+from analysis.results.studies import PartVerdict
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment
 from loadgen.drive.plan import Past
 from loadgen.run import measure
@@ -30,7 +32,7 @@ from loadgen.studies.matrix_cells import Cells
 from loadgen.studies.shared_service import Kept
 
 
-def sweep(asked: Experiment, site: Site, show: Emit) -> Tree:
+def sweep(asked: Experiment, site: Site, show: Emit) -> PartVerdict:
     """Search for the capacity: in one run, or in a study where several deployments or repeats are asked."""
     if asked.search.parts > 1:
         return study.run(study.of(asked), measure.create(Folder, asked), _fill(site, show), show)
@@ -38,7 +40,7 @@ def sweep(asked: Experiment, site: Site, show: Emit) -> Tree:
     return measure.measure(asked, "sweep", folder, measure.search, site, show)
 
 
-def matrix(cells: Cells, site: Site, show: Emit) -> Tree:
+def matrix(cells: Cells, site: Site, show: Emit) -> StudyVerdict:
     """Search for the capacity of every cell of a grid: a study in which each service is deployed once."""
     folder = measure.create(Folder, cells.first)
     study_asked = matrix_study.begun(cells, folder)
@@ -48,26 +50,26 @@ def matrix(cells: Cells, site: Site, show: Emit) -> Tree:
     return _run_kept(cells, study_asked, folder, site, show)
 
 
-def probe(asked: Experiment, site: Site, show: Emit, required: bool = False) -> Tree:
+def probe(asked: Experiment, site: Site, show: Emit, required: bool = False) -> RunVerdict:
     """Offer one load without a search, and judge it: one window, or as many as pass or fail it."""
     folder = measure.create(RunFolder, asked)
     act = measure.require if required else measure.hold
     return measure.measure(asked, "probe", folder, act, site, show)
 
 
-def compare(a: Experiment, b: Experiment, site: Site, show: Emit) -> Tree:
+def compare(a: Experiment, b: Experiment, site: Site, show: Emit) -> StudyVerdict:
     """Search on A and replay its windows on B: a study of two parts."""
     folder = measure.create(Folder, a)
     return study.run(comparison.begun(folder, a, b), folder, _fill(site, show), show)
 
 
-def record(asked: Experiment, guess_qps: float | None, site: Site, show: Emit) -> Tree:
+def record(asked: Experiment, guess_qps: float | None, site: Site, show: Emit) -> StudyVerdict:
     """Run the probes of the calibration recipe: a study."""
     study_asked = calibration_probes.of(asked, guess_qps)
     return study.run(study_asked, measure.create(Folder, asked), _fill(site, show, "probe"), show)
 
 
-def progressive(asked: Experiment, site: Site, show: Emit) -> Tree:
+def progressive(asked: Experiment, site: Site, show: Emit) -> StudyVerdict:
     """Run the MI325X paper's benchmark: a study, each run of it on a service deployed anew."""
     folder = measure.create(Folder, asked)
     return study.run(
@@ -75,7 +77,7 @@ def progressive(asked: Experiment, site: Site, show: Emit) -> Tree:
     )
 
 
-def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Emit) -> Tree:
+def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Emit) -> PartVerdict:
     """Recover what a killed run or study left, and go on with it.
 
     `asked` makes the experiment of a saved config.yaml. Raises ConfigError with the remedy, or RunError.
@@ -150,22 +152,22 @@ def _study(path: Path, asked: Experiment) -> study.Study:
     return comparison.again(path, asked) if kind == comparison.KIND else study.of(asked)
 
 
-def _run_kept(cells: Cells, asked: study.Study, folder: Folder, site: Site, show: Emit) -> Tree:
+def _run_kept(cells: Cells, asked: study.Study, folder: Folder, site: Site, show: Emit) -> StudyVerdict:
     """Run a matrix with one service for all cells in a row that need the same."""
     with closing(Kept(site.service, list(cells.asked.values()), show)) as kept:
         filled = _fill(replace(site, service=kept.service), show)
 
-        def fill(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> Tree:
-            tree = filled(experiment, folder, act, before)
-            if tree["exit_code"] in (summary.EXIT_TARGET, summary.EXIT_INTERNAL):
+        def fill(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> RunVerdict:
+            verdict = filled(experiment, folder, act, before)
+            if verdict.exit_code in (summary.EXIT_TARGET, summary.EXIT_INTERNAL):
                 kept.close()  # the next cell must not inherit what this one died of
-            return tree
+            return verdict
 
         return study.run(asked, folder, fill, show)
 
 
 def _fill(site: Site, show: Emit, verb: str = "sweep") -> study.Fill:
-    def fill(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> Tree:
+    def fill(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> RunVerdict:
         return measure.measure(experiment, verb, folder, act, site, show, before)
 
     return fill

@@ -9,17 +9,21 @@ images), so that their counts and lengths are our choice.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from analysis.results import published_ladder as judged
 from analysis.results import summary
-from analysis.results.published_ladder import Figures
-from analysis.results.summary import Tree
+from analysis.results.asked import describe
+from analysis.results.json_border import to_tree
+from analysis.results.published_ladder import LadderAnswer
+from analysis.results.types.ladder_figures import LadderFigures, LadderLevel, LevelFigures, PublishedLevel
+from analysis.results.types.prediction_verdict import PredictionVerdict
 from conf import ConfigError, Experiment, kernels
 from conf.specs.experiment import Lengths, Workload
 from conf.specs.images import MOST_IMAGES, Images, tokens_of
@@ -78,11 +82,6 @@ class Level:
     def in_flight(self) -> int:
         """As many as can be in flight at once, whatever the concurrency is called."""
         return min(self.concurrency, self.requests)
-
-    def described(self) -> Tree:
-        """What stands in a line of the table before it is played."""
-        names = ("phase", "shape", "concurrency", "requests", "prompt_tokens", "image_tokens")
-        return {name: getattr(self, name) for name in names}
 
     def schedule(self, number: int, start_ns: int, first_seq: int) -> ArrivalSchedule:
         """The level as a closed loop, segment `number`; of a burst all requests are in the window."""
@@ -235,7 +234,7 @@ def drawn_seed(seed: int, number: int) -> int:
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
-def climb(asked: Sequence[Level], play: Play, say: Say) -> list[Figures]:
+def climb(asked: Sequence[Level], play: Play, say: Say) -> list[LevelFigures]:
     """One run: every level played in order, and told."""
     found = []
     for number, level in enumerate(asked):
@@ -244,7 +243,7 @@ def climb(asked: Sequence[Level], play: Play, say: Say) -> list[Figures]:
     return found
 
 
-def told(level: Level, at: Figures) -> str:
+def told(level: Level, at: LevelFigures) -> str:
     """A level that was played, in a line of progress."""
     shape = f" ({level.shape})" if level.shape else ""
     return (
@@ -253,64 +252,59 @@ def told(level: Level, at: Figures) -> str:
     )
 
 
-def lines(asked: Sequence[Level], runs: Sequence[Sequence[Figures]], subject: Subject | None) -> list[Tree]:
+def lines(
+    asked: Sequence[Level], runs: Sequence[Sequence[LevelFigures]], subject: Subject | None
+) -> list[LadderLevel]:
     """The table of all runs; each level is compared with the one before it in its phase."""
     baseline = next(i for i, level in enumerate(asked) if level.phase == BASELINE)
     baseline_p99_s = float(np.mean([run[baseline].p99_s for run in runs]))
-    out: list[Tree] = []
+    out: list[LadderLevel] = []
     for number, level in enumerate(asked):
-        follows = bool(out) and out[-1]["phase"] == level.phase and level.phase != STRESS
-        before = out[-1]["total_tok_s"] if follows else None
-        line = judged.row(level.described(), [run[number] for run in runs], baseline_p99_s, before)
+        follows = bool(out) and out[-1].phase == level.phase and level.phase != STRESS
+        before = out[-1].total_tok_s if follows else None
+        line = judged.row(level, [run[number] for run in runs], baseline_p99_s, before)
         out.append(_beside(line, level.published, subject) if level.published and subject else line)
     return out
 
 
-def _beside(line: Tree, row: Row, subject: Subject) -> Tree:
-    published = {name: value for name, value in asdict(row).items() if name not in ("burst", "concurrency")}
+def _beside(line: LadderLevel, row: Row, subject: Subject) -> LadderLevel:
     left_out = subject.left_out.get((row.table, row.concurrency), "")
-    return judged.compared(line, {**published, "left_out": left_out})
+    figures = row.total_tok_s, row.output_tok_s, row.p99_s
+    return judged.compared(line, PublishedLevel(row.table, *figures, row.status, left_out))
 
 
-def tree(
+def figures(
     experiment: Experiment,
-    runs: Sequence[Sequence[Figures]],
+    runs: Sequence[Sequence[LevelFigures]],
     clock: str,
     void: Mapping[int, str] | None = None,
-) -> Tree:
-    """What all runs say together, with the exit code; `void` are the levels that say nothing, and why."""
-    it, subject = experiment.progressive, subject_of(experiment)
-    found = lines(levels(experiment), runs, subject)
-    for number, why in (void or {}).items():
-        found[number]["void"] = why
+) -> LadderFigures:
+    """All runs together; `void` are the levels that say nothing, and why."""
+    it, subject, void = experiment.progressive, subject_of(experiment), void or {}
+    played = lines(levels(experiment), runs, subject)
+    found = tuple(replace(line, void=void.get(number, "")) for number, line in enumerate(played))
     fit = judged.rms(found) if it.as_published and not void else None
-    code, reason = _ending(found, void or {})
-    return {
-        "schema_version": summary.SCHEMA_VERSION,
-        "asked": summary.describe(experiment),
-        "clock": clock,
-        "dwells": [],
-        "progressive": {
-            "profile": it.profile,
-            "requests_per_user": it.requests_per_user,
-            "prompts": it.prompts,
-            "lengths": it.lengths,
-            "runs": len(runs),
-            "clock": clock,
-            "as_published": it.as_published,
-            "caution": "; ".join(filter(None, [_caution(experiment), *kernels.words(experiment)])),
-            "how": how(it, len(runs), clock),
-            "levels": found,
-            "figures": [[asdict(level) for level in run] for run in runs],
-            "rms": fit,
-            "fit_rms": subject.fit_rms if subject and fit is not None else None,
-            "source": published_tables.SOURCE,
-        },
-        "valid": not void,
-        "passed": code == summary.EXIT_OK,
-        "exit_code": code,
-        "reason": reason,
-    }
+    return LadderFigures(
+        profile=it.profile,
+        requests_per_user=it.requests_per_user,
+        prompts=it.prompts,
+        lengths=it.lengths,
+        runs=len(runs),
+        clock=clock,
+        as_published=it.as_published,
+        caution="; ".join(filter(None, [_caution(experiment), *kernels.words(experiment)])),
+        how=how(it, len(runs), clock),
+        levels=found,
+        figures=tuple(map(tuple, runs)),
+        rms=fit,
+        fit_rms=subject.fit_rms if subject and fit is not None else None,
+        source=published_tables.SOURCE,
+    )
+
+
+def predicted(experiment: Experiment, runs: Sequence[Sequence[LevelFigures]]) -> PredictionVerdict:
+    """The verdict of runs on the virtual clock."""
+    return PredictionVerdict(asked=describe(experiment), **ending(figures(experiment, runs, "virtual"), {}))
 
 
 def _caution(experiment: Experiment) -> str:
@@ -331,11 +325,18 @@ def _caution(experiment: Experiment) -> str:
     )
 
 
-def _ending(found: Sequence[Tree], void: Mapping[int, str]) -> tuple[int, str]:
+def ending(found: LadderFigures, void: Mapping[int, str]) -> dict[str, Any]:
+    """The fields of a verdict that the ladder decides: the ladder itself, the exit code and its reason."""
+    code, reason = _exit(found.levels, void)
+    passed = code == summary.EXIT_OK
+    return {"progressive": found, "valid": not void, "passed": passed, "exit_code": code, "reason": reason}
+
+
+def _exit(found: Sequence[LadderLevel], void: Mapping[int, str]) -> tuple[int, str]:
     if void:
         first = next(iter(void.values()))
         return summary.EXIT_VOID, f"{len(void)} of {len(found)} levels are void, the first for {first}"
-    failing = sum(line["status"] == "FAILING" for line in found)
+    failing = sum(line.status == "FAILING" for line in found)
     if failing:
         return (
             summary.EXIT_SLO_MISSED,
@@ -354,16 +355,16 @@ def how(it: Progressive, runs: int, clock: str) -> str:
     return f"{counts}, {prompts}, {runs} run(s) on the {clock} clock, {published_tables.SOURCE}"
 
 
-def whole(trees: Sequence[Tree]) -> Tree:
-    """The answers of several models with the highest of their exit codes."""
-    code = max(int(one["exit_code"]) for one in trees)
-    return {"event": "result", "exit_code": code, "models": list(trees)}
+def whole(verdicts: Sequence[LadderAnswer]) -> dict[str, Any]:
+    """The answers of several models as JSON, with the highest of their exit codes."""
+    code = max(one.exit_code or 0 for one in verdicts)
+    return {"event": "result", "exit_code": code, "models": [to_tree(one) for one in verdicts]}
 
 
-def write(out: Path | None, trees: Sequence[Tree]) -> None:
+def write(out: Path | None, verdicts: Sequence[LadderAnswer]) -> None:
     """Write the levels of several models as the suffix of `out`, if any, says."""
     if out is not None:
-        export.write(out, judged.rows(trees), whole(trees))
+        export.write(out, judged.rows(verdicts), whole(verdicts))
 
 
 def plan(experiment: Experiment, seconds: Sequence[float] | None) -> list[str]:

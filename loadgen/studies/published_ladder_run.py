@@ -9,15 +9,17 @@ from functools import partial
 
 from analysis.results import published_ladder as judged
 from analysis.results import summary
-from analysis.results.published_ladder import Figures
-from analysis.results.summary import Tree
+from analysis.results.studies import Parts
+from analysis.results.types.ladder_figures import LadderFigures
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.run import verdicts
 from loadgen.run.lifecycle import Conclude
 from loadgen.studies import published_ladder
-from loadgen.studies.study import Study, Trees, seed_of
+from loadgen.studies.study import Study, seed_of
 
 KIND = "progressive"
 ENDS = (summary.EXIT_OK, summary.EXIT_SLO_MISSED, summary.EXIT_VOID)
@@ -57,28 +59,34 @@ def act(experiment: Experiment, driver: Driver) -> Conclude:
     return lambda: run_concluded(experiment, driver)
 
 
-def run_concluded(experiment: Experiment, driver: Driver) -> Tree:
-    """What one run says, from its rows as they were saved."""
+def run_concluded(experiment: Experiment, driver: Driver) -> RunVerdict:
+    """The verdict of one run, from its rows as they were saved."""
     seen = [
         judged.figures(driver.windows.ledger.rows(number)) for number in range(len(driver.windows.outcomes))
     ]
     void = {
         number: verdict.reason for number, verdict in driver.windows.verdicts.items() if not verdict.valid
     }
-    tree = verdicts.of_levels(experiment, driver)
-    return tree | published_ladder.tree(experiment, [seen], "wall", void) | {"dwells": tree["dwells"]}
+    found = published_ladder.figures(experiment, [seen], "wall", void)
+    verdict = replace(verdicts.of_levels(experiment, driver), clock="wall")
+    return replace(verdict, **published_ladder.ending(found, void))
 
 
-def concluded(asked: Experiment, parts: Trees) -> Tree:
-    """What all runs say together; a level is void where it was in any of them."""
-    found = [part["progressive"] for part in parts.values()]
-    runs = [[Figures(**level) for level in each["figures"][0]] for each in found]
+def concluded(asked: Experiment, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
+    """The verdict of all runs together; a level is void where it was in any of them."""
+    played = [part.progressive for part in parts.values() if part.progressive]
     void: dict[int, str] = {}
-    for each in found:
+    for each in played:
         void = _void(each) | void
-    tree = published_ladder.tree(asked, runs, "wall", void)
-    return tree | {"evidence": f"{len(runs)} runs, each of a service deployed anew", "remedy": ""}
+    found = published_ladder.figures(asked, [each.figures[0] for each in played], "wall", void)
+    return replace(
+        verdict,
+        dwells=(),
+        evidence=f"{len(played)} runs, each of a service deployed anew",
+        remedy="",
+        **published_ladder.ending(found, void),
+    )
 
 
-def _void(found: Tree) -> dict[int, str]:
-    return {number: line["void"] for number, line in enumerate(found["levels"]) if line.get("void")}
+def _void(found: LadderFigures) -> dict[int, str]:
+    return {number: line.void for number, line in enumerate(found.levels) if line.void}
