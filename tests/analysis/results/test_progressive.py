@@ -274,8 +274,8 @@ def test_runs_have_a_t_interval_and_a_variation() -> None:
     found = judged.spread([9.0, 10.0, 11.0, 10.0, 10.0])
     assert found is not None
     half = 2.776445 * math.sqrt(0.5 / 5)  # Student's t with 4 degrees of freedom
-    assert (found["low"], found["high"]) == pytest.approx((10 - half, 10 + half), rel=1e-4)
-    assert found["cov"] == pytest.approx(math.sqrt(0.5) / 10)
+    assert (found.low, found.high) == pytest.approx((10 - half, 10 + half), rel=1e-4)
+    assert found.cov == pytest.approx(math.sqrt(0.5) / 10)
     assert judged.spread([1.0]) is None
     assert judged.spread([1.0, math.inf]) is None
 
@@ -531,8 +531,8 @@ def test_the_suffix_of_a_file_says_how_levels_are_written(
         line["p99_s"] for line in tree["progressive"]["levels"]
     ]
     assert {line["total_tok_s_cov"] for line in lines} == {""}  # one run has no spread, which is not 0
-    monkeypatch.setattr(verbs, "progressive", lambda *_: tree)
-    monkeypatch.setattr(root, "_answer", lambda _, act: act(None, None)["exit_code"])
+    monkeypatch.setattr(verbs, "progressive", lambda *_: from_tree(PredictionVerdict, tree, "a test"))
+    monkeypatch.setattr(root, "_answer", lambda _, act: act(None, None).exit_code)
     assert main([*words, "progressive.clock=wall", "--out", str(tmp_path / "http.csv")]) == 0
     assert (tmp_path / "http.csv").read_text() == (tmp_path / "a.csv").read_text()
     monkeypatch.setattr(
