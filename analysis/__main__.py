@@ -35,7 +35,8 @@ from analysis.planning.command import PLAN_HELP
 from analysis.results import integrity, locations
 from analysis.results import show as shown
 from analysis.results.runs import RunError, refuse_out
-from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Tree
+from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from conf.io.one_line import OneLineParser, reason
@@ -201,7 +202,7 @@ def calibrate(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _predicted(words: Sequence[str]) -> Tree:
+def _predicted(words: Sequence[str]) -> PredictionVerdict | GridVerdict:
     """The answer of the engine model to the words, as of `python -m loadgen predict`."""
     from conf.matrix import matrix
     from loadgen.cli import prediction

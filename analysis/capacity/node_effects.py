@@ -4,10 +4,9 @@ Knows window counts by stream and their posterior; knows no request and no addre
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any
 
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import TAIL, Capacity, posterior
@@ -69,36 +68,3 @@ def including(capacity: Capacity, effects: NodeEffects | None, tail: float = TAI
         high=at(capacity.high, beyond),
         certified=at(capacity.certified, NORMAL_95),
     )
-
-
-def tree(effects: NodeEffects) -> dict[str, Any]:
-    """The effects as they stand in sweep.json, in percent of the mean."""
-    return {
-        "between_sd_pct": _percent(effects.between),
-        "effects_pct": [_percent(effect) for effect in effects.effects],
-        "differing": list(effects.differing),
-    }
-
-
-def lines(found: Mapping[str, Any]) -> list[str]:
-    """Lines for the screen from a `tree`."""
-    count, between = len(found["effects_pct"]), found["between_sd_pct"]
-    head = f"  independent streams per node: each of {count} nodes was sent arrivals of its own, no balancer"
-    spread = "sd between nodes {value:.1f} % [{low:.1f}, {high:.1f}]".format(**between)
-    if not found["differing"]:
-        return [
-            head,
-            f"  no node is shown to differ from the mean by more than {100 * LEAST_EFFECT:.0f} % ({spread})",
-        ]
-    named = [_line(node, found["effects_pct"][node]) for node in found["differing"]]
-    return [head, *named, f"  {spread}: the capacity's interval includes it"]
-
-
-def _line(node: int, effect: Mapping[str, float]) -> str:
-    side, sign = ("below", -1) if effect["value"] < 0 else ("above", 1)
-    low, high = sorted(sign * effect[end] for end in ("low", "high"))
-    return f"  node {node} is {abs(effect['value']):.1f} % {side} the mean [{low:.1f}, {high:.1f}]"
-
-
-def _percent(figure: Interval) -> dict[str, float]:
-    return {"value": 100 * figure.value, "low": 100 * figure.low, "high": 100 * figure.high}

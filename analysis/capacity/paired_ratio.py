@@ -6,9 +6,9 @@ window minus that of B's, in which the luck of the common arrivals cancels.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from analysis.stats.pooling import NORMAL_975
 from conf.specs.bounds import ALLOWED_OVER, LIMITS, Limit
 
 Floats = NDArray[np.float64]
-Tree = dict[str, Any]
 Open = Literal["", "above", "below"]
 
 SLOPE_CENTRE, SLOPE_SD = math.log(18), 0.3
@@ -44,8 +43,6 @@ the side."""
 PRIOR_SD = 0.55
 """sd of ln(ratio) around where the search for it began: a factor of 3 is within two of them (our choice)."""
 LEAST_REQUESTS, LEAST_PAIRS = 10, 3
-MOST_DIFFERENCES = 4
-"""Most differing keys between A and B on the screen."""
 UNLIKE = 0.5
 """A and B are limited by different bounds if their parts over TTFT among all over differ by more."""
 OPEN = 2.0
@@ -145,47 +142,6 @@ def unpaired(a: tuple[float, float, float], b: tuple[float, float, float]) -> tu
     below = math.hypot(math.log(b[0] / b[1]), math.log(a[2] / a[0]))
     above = math.hypot(math.log(b[2] / b[0]), math.log(a[0] / a[1]))
     return math.exp(value), math.exp(value - below), math.exp(value + above)
-
-
-def tree(found: Ratio) -> Tree:
-    """The part of study.json that a comparison adds."""
-    return asdict(found) | {"verdict": found.verdict, "interval": found.interval}
-
-
-def headline(found: Tree) -> str:
-    """The verdict in a line."""
-    return (
-        f"B / A = {found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}] (95 %): {found['verdict']}"
-    )
-
-
-def lines(study: Mapping[str, Any]) -> list[str]:
-    """Lines for the screen on the evidence for the ratio of a study."""
-    found = study["ratio"]
-    differing = [f"{key} {ours} -> {theirs}" for key, (ours, theirs) in study["differs"].items()]
-    more = (
-        f" and {len(differing) - MOST_DIFFERENCES} more (study.json)"
-        if len(differing) > MOST_DIFFERENCES
-        else ""
-    )
-    known = found["correlation"]
-    correlation = "unknown" if known is None else f"{known:.2f}"
-    shown = [
-        f"  from A to B: {', '.join(differing[:MOST_DIFFERENCES])}{more}",
-        f"  {found['pairs']} pairs of windows: B got A's arrivals and lengths, scaled in time; correlation"
-        f" {correlation}",
-    ]
-    for limit in LIMITS:
-        if one := found[limit]:
-            shown.append(
-                f"  by p90 {limit.upper()} alone {one['value']:.3f} [{one['low']:.3f}, {one['high']:.3f}],"
-                f" {100 * one['weight']:.0f} % of what was over a bound"
-            )
-    if found["unlike"]:
-        shown.append(
-            "  A and B are limited by different bounds: the ratio is that of the two capacities alone"
-        )
-    return shown
 
 
 def _overload(one: Pair) -> bool:

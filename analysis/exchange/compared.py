@@ -9,7 +9,6 @@ from analysis.exchange import foreign_text
 from analysis.exchange.foreign import Foreign
 from analysis.exchange.readers import is_foreign, load_foreign
 from analysis.results import matrix_table, studies, summary
-from analysis.results.json_border import to_tree
 from analysis.results.runs import Run, RunError, load_run
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
@@ -48,7 +47,7 @@ class ComparedResult:
             return foreign_text.headline(self.foreign)
         if self.verdict is None:
             return "UNFINISHED  no result yet"
-        return summary.text(to_tree(self.verdict)).splitlines()[0]
+        return summary.text(self.verdict).splitlines()[0]
 
     @property
     def capacity(self) -> Interval | None:
@@ -68,7 +67,7 @@ class ComparedResult:
         if self.verdict is None:
             return "did not end"
         if not self.verdict.valid:
-            word = summary.word(to_tree(self.verdict))
+            word = summary.word(self.verdict)
             return f"is {word}: {self.verdict.reason or 'no capacity is claimed'}"
         found = self.verdict.capacity
         if not found:

@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 
 import analysis
-from analysis.results import summary
+from analysis.results.checks import check_line
 
 EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
 RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
@@ -57,5 +57,5 @@ axes = analysis.plot_client_lag(run)
 axes = analysis.plot_arrivals(run)
 
 # %%
-for check in run.checks:
-    print(summary.check_line(check))
+for check in (run.verdict.checks if run.verdict else None) or ():
+    print(check_line(check))

@@ -28,7 +28,7 @@ exit codes: 0 done; 2 wrong usage; 3, 4 or 5 that of a run that allows no plan (
 bound of the capacity is known"""
 
 
-def of_words(words: Sequence[str], predict: Callable[[Sequence[str]], Tree]) -> Tree:
+def of_words(words: Sequence[str], predict: Callable[[Sequence[str]], Source]) -> Tree:
     """The plan that a command line asks for: folders of runs or words to predict, and words of a plan.
 
     Raises as `command` does, and ConfigError where both runs and words to predict are given.
@@ -49,7 +49,7 @@ def _is_planning(word: str) -> bool:
 
 
 def command(
-    sources: Sequence[Source | Path | str], words: Sequence[str], predict: Callable[[], Tree] | None = None
+    sources: Sequence[Source | Path | str], words: Sequence[str], predict: Callable[[], Source] | None = None
 ) -> Tree:
     """The plan on the first of `sources`; the others show the effect of node counts and lengths.
 

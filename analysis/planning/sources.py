@@ -11,7 +11,7 @@ from analysis.planning import request_means
 from analysis.planning.evidence import Evidence, NotPlannable, Qps
 from analysis.planning.request_means import MeanLengths
 from analysis.results import locations, matrix_table, studies, summary
-from analysis.results.json_border import from_tree, to_tree
+from analysis.results.json_border import from_tree
 from analysis.results.runs import Run, RunError, load_run
 from analysis.results.types.prediction_verdict import (
     GridCell,
@@ -119,7 +119,7 @@ def of_measured(verdict: Measured, name: str = "") -> Evidence:
         name=name,
         asked=verdict.asked,
         predicted=False,
-        caution=summary.engine_label(to_tree(verdict)),
+        caution=summary.engine_label(verdict),
         # Of an open end only the low figure was seen; the rest is the prior.
         qps=Qps(None, q.low, None, None) if capacity.open_above else _qps(q),
         open_above=capacity.open_above,

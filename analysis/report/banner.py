@@ -7,18 +7,25 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.capacity import node_effects, paired_ratio
 from analysis.capacity.validity import REMEDIES
 from analysis.report.blocks import Banner
 from analysis.report.wording import bound, figure, qps
-from analysis.results import engine_agreement, integrity, matrix_table, studies, summary
-from analysis.results.json_border import to_tree
+from analysis.results import (
+    engine_agreement,
+    integrity,
+    matrix_table,
+    nodes_text,
+    probe_text,
+    ratio_text,
+    sessions_text,
+    studies,
+    summary,
+)
 from analysis.results.runs import Run
 from analysis.results.types.probe_figures import ProbeFigures
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures
 from analysis.results.types.study_verdict import StudyVerdict
-from analysis.rows import routing_spread
 from conf.specs.bounds import LIMITS
 
 Verdict = RunVerdict | StudyVerdict
@@ -72,7 +79,7 @@ def of_verdict(verdict: Verdict) -> Banner:
     good = valid and verdict.exit_code == summary.EXIT_OK
     cause, remedy = _why(verdict)
     return Banner(
-        word=summary.word(to_tree(verdict)),
+        word=summary.word(verdict),
         tone="good" if good else "short" if valid else "bad",
         headline=headline,
         figures=figures,
@@ -80,7 +87,7 @@ def of_verdict(verdict: Verdict) -> Banner:
             line for line in (cause, *sentences) if line and line.lower() not in headline.lower()
         ),
         remedy=remedy,
-        label=_sentence(summary.engine_label(to_tree(verdict))),
+        label=_sentence(summary.engine_label(verdict)),
     )
 
 
@@ -109,7 +116,7 @@ def _why(verdict: Verdict) -> tuple[str, str]:
     capacity, study = verdict.capacity, isinstance(verdict, StudyVerdict)
     if verdict.valid and capacity and (capacity.open_above or capacity.open_below):
         return _sentence(verdict.reason), LONGER
-    resumes = (study or verdict.verb == "sweep") and summary.resumable(to_tree(verdict))
+    resumes = (study or verdict.verb == "sweep") and summary.resumable(verdict)
     if resumes and verdict.folder:
         return _sentence(verdict.reason), f"To go on: python -m loadgen resume {verdict.folder}"
     return _sentence(verdict.reason), (verdict.remedy or "") if isinstance(verdict, StudyVerdict) else ""
@@ -119,14 +126,13 @@ def _claim(verdict: Verdict) -> Claim:
     """Headline, figures and sentences of a valid run or study."""
     if isinstance(verdict, StudyVerdict):
         if verdict.study == matrix_table.KIND:
-            return matrix_table.headline(to_tree(verdict)), (), ()
+            return matrix_table.headline(verdict), (), ()
         if verdict.study == "recipe":
             return f"Recorded for calibration: {verdict.evidence}", (), ()
         return _compared(verdict) if verdict.study == "compare" else _capacity(verdict)
     if verdict.verify:
-        found = to_tree(verdict.verify)
-        lines = tuple(map(engine_agreement.line, found["comparisons"]))
-        return _sentence(engine_agreement.headline(found)), (), lines
+        lines = tuple(map(engine_agreement.line, verdict.verify.comparisons))
+        return _sentence(engine_agreement.headline(verdict.verify)), (), lines
     return _probed(verdict.probe) if verdict.probe else _capacity(verdict)
 
 
@@ -137,7 +143,7 @@ def _compared(verdict: StudyVerdict) -> Claim:
     interval = f"{ratio.low:.3f} to {ratio.high:.3f}"
     figures = ("Capacity of B / capacity of A", f"{ratio.value:.3f}"), ("95 % interval", interval)
     headline = f"B carries {ratio.value:.3f} times the load of A: {ratio.verdict}"
-    return headline, figures, tuple(map(_sentence, paired_ratio.lines(to_tree(verdict))))
+    return headline, figures, tuple(map(_sentence, ratio_text.lines(verdict, ratio)))
 
 
 def _probed(probe: ProbeFigures) -> Claim:
@@ -145,7 +151,7 @@ def _probed(probe: ProbeFigures) -> Claim:
     load = f"{probe.rate_qps_per_node:.4g} QPS per node"
     if probe.loop == "closed":
         load = f"{probe.concurrency} in flight (a closed loop, not a capacity)"
-    return f"{load}: {summary.probe_verdict(to_tree(probe))}", _p90s(probe), ()
+    return f"{load}: {probe_text.verdict(probe)}", _p90s(probe), ()
 
 
 def _p90s(probe: ProbeFigures) -> Figures:
@@ -188,10 +194,11 @@ def _limits(verdict: Verdict, capacity: CapacityFigures) -> list[str]:
     surely = "probability unknown" if likely is None else f"probability {likely:.2f}"
     lines = [f"It is limited by p90 {limit.upper()} ({surely})."]
     if isinstance(verdict, RunVerdict) and verdict.nodes:
-        lines += [_sentence(line) for line in node_effects.lines(to_tree(verdict.nodes))]
+        lines += [_sentence(line) for line in nodes_text.lines(verdict.nodes)]
     elif asked.nodes > 1 and asked.routing != "per_node":
         lines.append(f"It is that of a node among {asked.nodes} behind one balancer, not of a node alone.")
-    lines += [_sentence(line) for line in routing_spread.lines(to_tree(verdict))]
+    if isinstance(verdict, RunVerdict):
+        lines += [_sentence(line) for line in sessions_text.lines(asked, verdict.dwells)]
     scale = asked.time_scale
     return lines + ([_sentence(summary.DILATED.format(scale))] if scale != 1 else [])
 

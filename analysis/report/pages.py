@@ -13,8 +13,8 @@ from analysis.report.blocks import Block, Cell, Link, Missing, Page, Paragraph, 
 from analysis.report.exhibits import Room
 from analysis.report.study import StudyFolder
 from analysis.report.wording import moment, table
-from analysis.results import integrity, summary, tables
-from analysis.results.json_border import from_tree
+from analysis.results import integrity, tables
+from analysis.results.asked import describe
 from analysis.results.locations import REPORT
 from analysis.results.runs import Run
 from analysis.results.types.run_verdict import RunVerdict
@@ -122,7 +122,7 @@ def _asked(run: Run) -> AskedExperiment:
     """The asked load; of a killed run from its configuration."""
     if run.verdict:
         return run.verdict.asked
-    return from_tree(AskedExperiment, summary.describe(run.config), run.path)
+    return describe(run.config)
 
 
 def _heading(asked: AskedExperiment, verb: str) -> str:

@@ -1,15 +1,18 @@
 """Grounds of a prediction's constants: measured here, fitted to others' measurements, or assumed.
 
-Knows the sources that stand beside constants, and the tree of a prediction; computes nothing with values.
+Knows the sources that stand beside constants, and predictions; computes nothing with values.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from analysis.results.types.prediction_verdict import (
+    ConstantsBasis,
+    GridCell,
+    PredictionVerdict,
+    SensitivityRow,
+)
 from conf.constants import constants
 from conf.specs.experiment import Experiment, SimulatedEngine
-
-Tree = Mapping[str, Any]
 
 ASSUMED = "assumed"
 """How the source of a constant begins that nobody measured."""
@@ -24,10 +27,9 @@ MEANINGS = {
 """Constants whose unit does not say what they are."""
 
 
-def tree(experiment: Experiment) -> dict[str, Any]:
-    """The uncertain constants by what they rest on, as config keys, and the fit's own words for its data.
-
-    `fitted` are those of the model's joint fit, `sourced` those with a source of their own each.
+def basis(experiment: Experiment) -> ConstantsBasis:
+    """The uncertain constants by what they rest on: `fitted` are those of the model's joint fit, `sourced`
+    those with a source of their own each.
     """
     known = {path: it for path, it in constants(experiment).items() if any(it.ln_sd)}
     fit, engine = experiment.model.posterior, experiment.engine
@@ -39,46 +41,44 @@ def tree(experiment: Experiment) -> dict[str, Any]:
         assumed = it.source.startswith(ASSUMED)
         kind = "measured" if path in calibrated else ASSUMED if assumed else "fitted" if joint else "sourced"
         kinds[kind].append(path)
-    return {**kinds, "rests_on": fit.rests_on if kinds["fitted"] else ""}
+    groups = {kind: tuple(paths) for kind, paths in kinds.items()}
+    return ConstantsBasis(**groups, rests_on=fit.rests_on if kinds["fitted"] else "")
 
 
-def lines(prediction: Tree) -> list[str]:
+def lines(prediction: PredictionVerdict) -> list[str]:
     """Three lines, `measured:`, `fitted:` and `assumed:`; none of an answer saved before they were known."""
-    known = prediction.get("constants")
-    if not known:
+    known, calibration = prediction.constants, prediction.calibration
+    if known is None:
         return []
-    calibration = prediction.get("calibration")
     measured = f"this machine, calibrated by {calibration}" if calibration else "nothing of this machine"
     return [
         f"measured: {measured}",
         f"fitted:   {_fitted(known)}",
-        f"assumed:  {_assumed(known, prediction.get('sensitivity', []))}",
+        f"assumed:  {_assumed(known, prediction.sensitivity or ())}",
     ]
 
 
-def grid_lines(cells: Sequence[Tree]) -> list[str]:
-    """The lines of a grid, once: those of its first answer, and whether other cells differ."""
-    every = [found for cell in cells if (found := lines(cell))]
+def grid_lines(cells: Sequence[GridCell]) -> list[str]:
+    """The lines of a grid, once: those of its first answer, and a note where other cells differ."""
+    every = [found for cell in cells if cell.prediction and (found := lines(cell.prediction))]
     if not every:
         return []
     said = [dict.fromkeys(each) for each in zip(*every, strict=True)]
     return [f"{next(iter(each))}{'' if len(each) == 1 else _others(len(each))}" for each in said]
 
 
-def sensitivity_lines(rows: Sequence[Tree]) -> list[str]:
+def sensitivity_lines(rows: Sequence[SensitivityRow]) -> list[str]:
     """A table of the constants, those that make most of the variance first; none where that was not asked."""
     if not rows:
         return []
     head = f"  {'constant':<40} {'value':>9} {'elasticity':>10} {'QPS at its ends':>16} {'of variance':>11}"
     out = [f"  what to measure first: {READING}", head]
     for row in rows[:SHOWN]:
-        it = row["constant"]
-        ends = (
-            "exact" if row["at_low_qps"] is None else f"{row['at_low_qps']:.2f} to {row['at_high_qps']:.2f}"
-        )
+        it = row.constant
+        ends = "exact" if row.at_low_qps is None else f"{row.at_low_qps:.2f} to {row.at_high_qps:.2f}"
         out.append(
-            f"  {row['path']:<40} {it['value']:>9.4g} {row['elasticity']:>+10.2f} {ends:>16}"
-            f" {100 * row['share']:>9.0f} %  {MEANINGS.get(row['path'], it['unit'])}"
+            f"  {row.path:<40} {it.value:>9.4g} {row.elasticity:>+10.2f} {ends:>16}"
+            f" {100 * row.share:>9.0f} %  {MEANINGS.get(row.path, it.unit)}"
         )
     if len(rows) > SHOWN:
         out.append(f"  and {len(rows) - SHOWN} more, which matter less (--json has all)")
@@ -89,27 +89,26 @@ def _others(kinds: int) -> str:
     return f" (first cell; {kinds} kinds of cells, all in --json)"
 
 
-def _fitted(known: Tree) -> str:
+def _fitted(known: ConstantsBasis) -> str:
     parts = []
-    if known["fitted"]:
-        parts.append(f"{_constants(known['fitted'])} jointly, to {known['rests_on'] or 'data not named'}")
-    if known["sourced"]:
-        parts.append(f"{_constants(known['sourced'])} to others' figures, each by its own source")
+    if known.fitted:
+        parts.append(f"{_constants(known.fitted)} jointly, to {known.rests_on or 'data not named'}")
+    if known.sourced:
+        parts.append(f"{_constants(known.sourced)} to others' figures, each by its own source")
     return "; ".join(parts) or "nothing"
 
 
-def _assumed(known: Tree, sensitivity: Sequence[Tree]) -> str:
+def _assumed(known: ConstantsBasis, sensitivity: Sequence[SensitivityRow]) -> str:
     """The assumed constants that matter most, where that is known; else how many there are."""
-    assumed = known["assumed"]
-    if not assumed:
+    if not known.assumed:
         return "nothing"
-    parts = [row for row in sensitivity if row["path"] in assumed and row["share"] >= LEAST_SHARE][:NAMED]
+    parts = [row for row in sensitivity if row.path in known.assumed and row.share >= LEAST_SHARE][:NAMED]
     if not sensitivity:
-        return f"{_constants(assumed)} (predict --sensitivity says which matter)"
+        return f"{_constants(known.assumed)} (predict --sensitivity says which matter)"
     if not parts:
-        return f"{_constants(assumed)}, none of which matters much"
-    named = ", ".join(f"{row['path'].rpartition('.')[2]} {100 * row['share']:.0f} %" for row in parts)
-    return f"{_constants(assumed)}; most of the variance: {named}"
+        return f"{_constants(known.assumed)}, none of which matters much"
+    named = ", ".join(f"{row.path.rpartition('.')[2]} {100 * row.share:.0f} %" for row in parts)
+    return f"{_constants(known.assumed)}; most of the variance: {named}"
 
 
 def _constants(paths: Sequence[str]) -> str:

@@ -1,12 +1,9 @@
-"""Whether two engines that served the same requests agree: each p90 of one against that of the other.
+"""Agreement of two engines that served the same requests: each p90 of one against that of the other.
 
 Knows latencies and how far they may lie apart; knows neither engine.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
-
+from analysis.results.types.run_verdict import EngineCheck, EngineComparison
 from analysis.stats.quantiles import Floats, quantile
 
 TPOT_SHARE, TPOT_SHARE_CACHED = 0.02, 0.03
@@ -16,67 +13,36 @@ CACHED = 0.95
 TTFT_SHARE, TTFT_MS = 0.10, 30.0
 """Of the p90 TTFT, or so many ms if that is more: a real front end takes up to 20 ms over its serial time."""
 
-Tree = dict[str, Any]
 
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """One p90 of both engines in ms, and how far they may be apart; None where too little ended."""
-
-    limit: str
-    emulated_ms: float | None
-    simulated_ms: float | None
-    tolerance_ms: float | None
-    rule: str
-
-    @property
-    def difference_ms(self) -> float | None:
-        if self.emulated_ms is None or self.simulated_ms is None:
-            return None
-        return self.emulated_ms - self.simulated_ms
-
-    @property
-    def agrees(self) -> bool:
-        difference_ms = self.difference_ms
-        return (
-            difference_ms is not None
-            and self.tolerance_ms is not None
-            and abs(difference_ms) <= self.tolerance_ms
-        )
-
-    def tree(self) -> Tree:
-        return {**asdict(self), "difference_ms": self.difference_ms, "agrees": self.agrees}
-
-
-def ttft(emulated_ms: Floats, simulated_ms: Floats) -> Agreement:
+def ttft(emulated_ms: Floats, simulated_ms: Floats) -> EngineComparison:
     """p90 of the time to the first token."""
     ours, theirs = quantile(emulated_ms, 0.9), quantile(simulated_ms, 0.9)
     most = None if theirs is None else max(TTFT_SHARE * theirs, TTFT_MS)
-    return Agreement("ttft", ours, theirs, most, f"max({TTFT_SHARE:.0%}, {TTFT_MS:g} ms)")
+    return EngineComparison("ttft", ours, theirs, most, f"max({TTFT_SHARE:.0%}, {TTFT_MS:g} ms)")
 
 
-def tpot(emulated_ms: Floats, simulated_ms: Floats, cached_share: float) -> Agreement:
+def tpot(emulated_ms: Floats, simulated_ms: Floats, cached_share: float) -> EngineComparison:
     """p90 of the time per output token after the first."""
     ours, theirs = quantile(emulated_ms, 0.9), quantile(simulated_ms, 0.9)
     share = TPOT_SHARE_CACHED if cached_share >= CACHED else TPOT_SHARE
     most = None if theirs is None else share * theirs
-    return Agreement("tpot", ours, theirs, most, f"{share:.0%}")
+    return EngineComparison("tpot", ours, theirs, most, f"{share:.0%}")
 
 
-def headline(verify: Mapping[str, Any]) -> str:
+def headline(verify: EngineCheck) -> str:
     """The verdict in a few words."""
-    off = [one["limit"].upper() for one in verify["comparisons"] if not one["agrees"]]
+    off = [one.limit.upper() for one in verify.comparisons if not one.agrees]
     return f"p90 {' and '.join(off)} of the simulated engine is off" if off else "the simulated engine agrees"
 
 
-def line(agreement: Mapping[str, Any]) -> str:
-    """One comparison of a `tree` as a line: both figures, their difference, what is allowed, the verdict."""
-    name, difference_ms = f"p90 {agreement['limit'].upper()}", agreement["difference_ms"]
-    if difference_ms is None:
+def line(one: EngineComparison) -> str:
+    """One comparison as a line: both figures, their difference, what is allowed, the verdict."""
+    name, ours, theirs = f"p90 {one.limit.upper()}", one.emulated_ms, one.simulated_ms
+    if ours is None or theirs is None:
         return f"  {name} of vLLM or of the simulated engine is unknown: off"
-    ours, theirs = agreement["emulated_ms"], agreement["simulated_ms"]
-    allowed = f"allowed {agreement['rule']} = {agreement['tolerance_ms']:.1f} ms"
-    verdict = "ok" if agreement["agrees"] else "off"
-    share = f"{difference_ms / theirs:+.1%}" if theirs else "of zero"
+    share = f"{(ours - theirs) / theirs:+.1%}" if theirs else "of zero"
+    allowed = f"allowed {one.rule} = {one.tolerance_ms:.1f} ms"
     figures = f"vLLM {ours:.1f} ms, simulated engine {theirs:.1f} ms"
-    return f"  {name}: {figures}, {difference_ms:+.1f} ms ({share}, {allowed}): {verdict}"
+    return (
+        f"  {name}: {figures}, {ours - theirs:+.1f} ms ({share}, {allowed}): {'ok' if one.agrees else 'off'}"
+    )

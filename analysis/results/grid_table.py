@@ -1,31 +1,32 @@
 """A grid as text: a line for each cell, what it is on the left, its figures on the right.
 
-Knows widths; what the figures mean is for the caller.
+Knows widths; the meaning of the figures is for the caller.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-Cell = Mapping[str, Any]
-"""One cell: its values `at` each axis, and the `reason` where it has no figures."""
+
+@dataclass(frozen=True, slots=True)
+class GridRow:
+    """One cell: its value `at` each axis, and its figures or the reason why it has none."""
+
+    at: Mapping[str, Any]
+    figures: Sequence[str] | None
+    reason: str
 
 
-def lines(
-    axes: Sequence[str],
-    cells: Sequence[Cell],
-    columns: Sequence[tuple[str, int]],
-    figures: Callable[[Cell], Sequence[str] | None],
-) -> list[str]:
+def lines(axes: Sequence[str], rows: Sequence[GridRow], columns: Sequence[tuple[str, int]]) -> list[str]:
     """A heading and a line per cell under `columns` (heading, width); the reason where there is no figure."""
-    widths = [max(len(axis), *(len(str(cell["at"][axis])) for cell in cells)) + 2 for axis in axes]
+    widths = [max(len(axis), *(len(str(row.at[axis])) for row in rows)) + 2 for axis in axes]
     heads = "".join(f"{axis:<{width}}" for axis, width in zip(axes, widths, strict=True))
-    shown = [(heads + "".join(f"{name:>{width}}" for name, width in columns)).rstrip()]
-    for cell in cells:
-        at = "".join(f"{cell['at'][axis]!s:<{width}}" for axis, width in zip(axes, widths, strict=True))
-        found = figures(cell)
-        if found is None:
-            shown.append(f"{at}  {cell['reason']}")
+    out = [(heads + "".join(f"{name:>{width}}" for name, width in columns)).rstrip()]
+    for row in rows:
+        at = "".join(f"{row.at[axis]!s:<{width}}" for axis, width in zip(axes, widths, strict=True))
+        if row.figures is None:
+            out.append(f"{at}  {row.reason}")
             continue
-        pairs = zip(found, columns, strict=True)
-        shown.append((at + "".join(f"{figure:>{width}}" for figure, (_, width) in pairs)).rstrip())
-    return shown
+        pairs = zip(row.figures, columns, strict=True)
+        out.append((at + "".join(f"{figure:>{width}}" for figure, (_, width) in pairs)).rstrip())
+    return out

@@ -1,17 +1,14 @@
-"""What the engine model says, for people: lines of one prediction, a grid as a table or as columns.
+"""Predictions for people: the lines of one, a grid as a table or as columns; computes nothing."""
 
-Knows the tree of a prediction; computes nothing.
-"""
-
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pyarrow as pa
 
-from analysis.results import constants_text, grid_table
+from analysis.results import capacity_text, constants_text, grid_table
+from analysis.results.json_border import to_tree
+from analysis.results.types.prediction_verdict import GridCell, PredictionVerdict, RateDraws, RateForecast
+from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
 from conf.specs.bounds import LIMITS, column
-
-Tree = Mapping[str, Any]
 
 TERMS_SHOWN = 4
 SENSITIVITIES_IN_A_TABLE = 3
@@ -27,6 +24,7 @@ COLUMNS = (
     ("in flight", 10),
     ("over the first", 20),
 )
+ASKED = ("model", "hardware", "layout", "routing", "workload", "nodes", "seed")
 TEXT, COUNT, FIGURE, TRUTH = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 FOUND = {
     "rate_qps_per_node": FIGURE,
@@ -74,238 +72,234 @@ TYPES = {
 """Columns of the Parquet file behind those of the grid's axes."""
 
 
-def headline(tree: Tree) -> str:
-    """The capacity in one line; what lies beyond an end of the search is unknown."""
-    q = tree["capacity"]["qps_per_node"]
-    if tree["capacity"]["at_end"]:
-        end = f"{q['estimate']:.2f} QPS per node"
-        return f"at least {end}: the bounds are kept even there (search.highest_qps){kept(tree)}"
-    certified = "unknown" if q["certified"] is None else f"{q['certified']:.2f}"
-    return f"{q['estimate']:.2f} QPS per node, 95 % interval {interval(q)}, certified {certified}"
+def headline(prediction: PredictionVerdict, capacity: CapacityFigures) -> str:
+    """The capacity in one line; beyond an end of the search it is unknown."""
+    q = capacity.qps_per_node
+    if capacity.at_end:
+        end = f"{q.estimate:.2f} QPS per node"
+        return f"at least {end}: the bounds are kept even there (search.highest_qps){kept(prediction)}"
+    certified = "unknown" if q.certified is None else f"{q.certified:.2f}"
+    return f"{q.estimate:.2f} QPS per node, 95 % interval {capacity_text.interval(q)}, certified {certified}"
 
 
-def kept(tree: Tree) -> str:
-    """In how many draws both bounds are kept at the rate of the answer; empty where that was not asked."""
-    found = tree.get("forecast") or {}
-    if found.get("kept_probability") is None:
+def kept(prediction: PredictionVerdict) -> str:
+    """The share of draws that keep both bounds at the rate of the answer; empty where that was not asked."""
+    found = prediction.forecast
+    if found is None or found.of_rate is None or found.of_rate.kept_probability is None:
         return ""
-    share = f"{100 * found['kept_probability']:.0f} % of {found['draws']} draws"
-    return f"; both are kept in {share} of the constants"
+    return f"; both are kept in {_kept_share(found.of_rate)} of the constants"
 
 
-def interval(q: Mapping[str, float | None]) -> str:
-    """Its ends in brackets."""
-    low, high = ("unknown" if q[end] is None else f"{q[end]:.2f}" for end in ("low", "high"))
-    return "(interval unknown)" if low == high == "unknown" else f"[{low}, {high}]"
-
-
-def lines(tree: Tree) -> list[str]:
-    """What a planner should read below the answer."""
-    found = tree["forecast"]
-    latencies = f"p90 TTFT {_ms(found['ttft_p90_ms'])}, p90 TPOT {_ms(found['tpot_p90_ms'])}"
-    terms = sorted(found["step_terms"].items(), key=lambda term: -term[1])[:TERMS_SHOWN]
+def lines(prediction: PredictionVerdict) -> list[str]:
+    """The lines that a planner should read below the answer; none without a forecast."""
+    found = prediction.forecast
+    if found is None:
+        return []
+    latencies = f"p90 TTFT {_ms(found.ttft_p90_ms)}, p90 TPOT {_ms(found.tpot_p90_ms)}"
+    rounded = _rounded(prediction, found)
     return [
-        f"  at {found['rate_qps_per_node']:.4g} QPS per node{_rounded(tree)}: {latencies}",
-        *_service(tree["asked"], found["rate_qps_per_node"]),
-        f"  per node {found['input_tokens_per_s_per_node']:.0f} input{_images(found)}"
-        f" ({100 * found['cached_share_of_input']:.0f} % cached) and"
-        f" {found['output_tokens_per_s_per_node']:.0f} output tok/s,"
+        f"  at {found.rate_qps_per_node:.4g} QPS per node{rounded}: {latencies}",
+        *_service(prediction.asked, found.rate_qps_per_node),
+        f"  per node {found.input_tokens_per_s_per_node:.0f} input{_images(found)}"
+        f" ({100 * found.cached_share_of_input:.0f} % cached) and"
+        f" {found.output_tokens_per_s_per_node:.0f} output tok/s,"
         f" {_in_flight(found)},"
-        f" KV cache {_percent(found['kv_used'])} in use,"
-        f" MFU {_percent(found['mfu'])}",
-        *(
-            [f"  step time: {', '.join(f'{name} {_percent(share)}' for name, share in terms)}"]
-            if terms
-            else []
-        ),
-        *_sessions(found, tree["asked"]),
+        f" KV cache {_percent(found.kv_used)} in use,"
+        f" MFU {_percent(found.mfu)}",
+        *_step_time(found),
+        *_sessions(found, prediction.asked),
         *_evidence(found),
-        *(f"  {line}" for line in constants_text.lines(tree)),
-        *constants_text.sensitivity_lines(tree.get("sensitivity", [])),
+        *(f"  {line}" for line in constants_text.lines(prediction)),
+        *constants_text.sensitivity_lines(prediction.sensitivity or ()),
     ]
 
 
-def spread(figures: Tree) -> str:
-    """The 95 % interval of a p90; of a prediction also the part of it that is Monte Carlo noise."""
-    low, high = figures["interval_ms"]
-    whole = f"95 % [{plain_ms(low)}, {'open' if high is None else plain_ms(high)}]"
-    if not figures.get("constants_ms") or not figures.get("noise_ms"):
-        return whole
-    return f"{whole} (Monte Carlo noise alone [{', '.join(map(plain_ms, figures['noise_ms']))}])"
-
-
-def plain_ms(value: float | str | None) -> str:
-    """A latency in ms; JSON carries an infinite one as text."""
-    if value is None:
-        return "unknown"
-    return str(value) if isinstance(value, str) or value == float("inf") else f"{value:.1f}"
-
-
-def _rounded(tree: Tree) -> str:
-    """Whether the rate above is this one in fewer digits, which is the one that keeps its bounds."""
-    capacity, rate = tree.get("capacity"), tree["forecast"]["rate_qps_per_node"]
-    same = not capacity or capacity["at_end"] or f"{rate:.2f}" == f"{rate:.4g}"
-    return "" if same else " (above rounded to two decimals)"
-
-
-def _images(found: Tree) -> str:
-    """Image tokens apart from text: a throughput with them compares with none without."""
-    images = found.get("image_tokens_per_s_per_node") or 0.0
+def _step_time(found: RateForecast) -> list[str]:
+    """The largest terms of the step time."""
+    known = [(name, share) for name, share in found.step_terms.items()]
+    terms = sorted(known, key=lambda term: -(term[1] or 0.0))[:TERMS_SHOWN]
     return (
-        f" (of these {images:.0f} image tokens, {found['input_tokens_per_s_per_node'] - images:.0f} text)"
-        if images
-        else ""
+        [f"  step time: {', '.join(f'{name} {_percent(share)}' for name, share in terms)}"] if terms else []
     )
 
 
-def _in_flight(found: Tree) -> str:
-    if found["in_flight_per_node"] is None:
+def _rounded(prediction: PredictionVerdict, found: RateForecast) -> str:
+    """A note where the rate of the headline is this one in fewer digits; this one keeps its bounds."""
+    capacity, rate = prediction.capacity, found.rate_qps_per_node
+    same = not capacity or capacity.at_end or f"{rate:.2f}" == f"{rate:.4g}"
+    return "" if same else " (above rounded to two decimals)"
+
+
+def _images(found: RateForecast) -> str:
+    """Image tokens apart from text: a throughput with them compares with none without."""
+    images = found.image_tokens_per_s_per_node
+    text = found.input_tokens_per_s_per_node - images
+    return f" (of these {images:.0f} image tokens, {text:.0f} text)" if images else ""
+
+
+def _in_flight(found: RateForecast) -> str:
+    if found.in_flight_per_node is None:
         return "requests in flight unknown (overload: the queue grows)"
-    return f"{found['in_flight_per_node']:.1f} requests in flight"
+    return f"{found.in_flight_per_node:.1f} requests in flight"
 
 
-def _service(asked: Tree, rate_qps: float) -> list[str]:
-    """What many nodes take together."""
-    if asked["nodes"] == 1:
+def _service(asked: AskedExperiment, rate_qps: float) -> list[str]:
+    """The rate of many nodes together."""
+    if asked.nodes == 1:
         return []
-    own = asked["routing"] == "per_node"
+    own = asked.routing == "per_node"
     alone = ", each with arrivals of its own: one was simulated for all" if own else ""
-    return [f"  that is {rate_qps * asked['nodes']:.6g} QPS of {asked['nodes']} nodes{alone}"]
+    return [f"  that is {rate_qps * asked.nodes:.6g} QPS of {asked.nodes} nodes{alone}"]
 
 
-def _sessions(found: Tree, asked: Tree) -> list[str]:
+def _sessions(found: RateForecast, asked: AskedExperiment) -> list[str]:
     """What the routing made of sessions, and how much memory they want."""
-    if found.get("sessions_per_node") is None:
+    seen = found.sessions
+    if seen is None:
         return []
-    met = found["replicas_per_session"]
-    most = found["reusable_share_of_input"]
-    blocked = found["blocked_share"]
+    met, most, blocked = seen.replicas_per_session, seen.reusable_share_of_input, seen.blocked_share
     waits = f"; {100 * blocked:.1f} % of the turns came before the answer before had ended" if blocked else ""
-    hit = f"hit rate {100 * found['cached_share_of_input']:.1f} %"
+    hit = f"hit rate {100 * found.cached_share_of_input:.1f} %"
     return [
-        f"  sessions by {asked['routing']}: {hit} of the prompt tokens"
+        f"  sessions by {asked.routing}: {hit} of the prompt tokens"
         f"{'' if most is None else f' (at most {100 * most:.1f} %)'},"
         f" {'unknown' if met is None else f'{met:.2f}'} replicas per session,"
-        f" busiest replica {found['max_over_mean_share']:.2f} of the mean{waits}",
-        f"  {found['sessions_per_node']:.0f} sessions per node at a time want {found['sessions_over_kv']:.2f}"
-        f" of its KV cache; {found['simulated_nodes']} of {asked['nodes']} nodes simulated, after"
-        f" {found['fill_s']:.0f} s that filled their caches",
+        f" busiest replica {seen.max_over_mean_share:.2f} of the mean{waits}",
+        f"  {seen.sessions_per_node:.0f} sessions per node at a time want {seen.sessions_over_kv:.2f}"
+        f" of its KV cache; {seen.simulated_nodes} of {asked.nodes} nodes simulated, after"
+        f" {seen.fill_s:.0f} s that filled their caches",
     ]
 
 
-def _evidence(found: Tree) -> list[str]:
-    hours = found["simulated_node_s"] / 3600
-    out = [f"  evidence: {found['requests']} requests in {hours:.3g} virtual hours of a node{_noise(found)}"]
-    count = len(found.get("constants_sampled", []))
-    if found.get("kept_probability") is not None:
-        share = f"{100 * found['kept_probability']:.0f} % of {found['draws']} draws"
-        out.append(f"  both bounds are kept in {share} of {count} uncertain constants{_overload(found)}")
-    elif found.get("draws"):
-        open_draws = found["open_draws_below"] + found["open_draws_above"]
+def _evidence(found: RateForecast) -> list[str]:
+    hours = found.simulated_node_s / 3600
+    out = [f"  evidence: {found.requests} requests in {hours:.3g} virtual hours of a node{_noise(found)}"]
+    drawn = found.of_capacity or found.of_rate
+    if found.of_rate and found.of_rate.kept_probability is not None:
+        count = len(found.of_rate.constants_sampled)
+        share = _kept_share(found.of_rate)
+        out.append(
+            f"  both bounds are kept in {share} of {count} uncertain constants{_overload(found.of_rate)}"
+        )
+    elif drawn and drawn.draws:
+        open_draws = found.of_capacity.open_draws if found.of_capacity else 0
         beyond = f", {open_draws} of them beyond an end of the search" if open_draws else ""
-        out.append(f"  interval: {found['draws']} draws of {count} uncertain constants{beyond}")
-    elif "constants_sampled" in found and not found["constants_sampled"]:
+        count = len(drawn.constants_sampled)
+        out.append(f"  interval: {drawn.draws} draws of {count} uncertain constants{beyond}")
+    elif drawn and not drawn.constants_sampled:
         out.append(
             "  interval: Monte Carlo noise alone; no constant of this model and hardware has an interval"
         )
     return out
 
 
-def _overload(found: Tree) -> str:
+def _kept_share(drawn: RateDraws) -> str:
+    return f"{100 * (drawn.kept_probability or 0.0):.0f} % of {drawn.draws} draws"
+
+
+def _overload(drawn: RateDraws) -> str:
     """The draws whose p90s have no upper end; empty where there are none."""
-    count = found.get("overloaded_draws")
+    count = drawn.overloaded_draws
     return f"; the queue grows without end in {count} of the draws" if count else ""
 
 
-def _noise(found: Tree) -> str:
-    if "noise_pct" not in found:
+def _noise(found: RateForecast) -> str:
+    if found.noise is None:
         return ""
-    noise = found["noise_pct"]
+    noise = found.noise.noise_pct
     return "; Monte Carlo noise unknown" if noise is None else f"; Monte Carlo noise {noise:.1f} % (95 %)"
 
 
-def table(axes: Sequence[str], cells: Sequence[Tree]) -> str:
+def table(axes: Sequence[str], cells: Sequence[GridCell]) -> str:
     """The grid as text: one line per cell, the reason where there is no number."""
-    heads, *shown = grid_table.lines(axes, cells, COLUMNS, _figures)
+    rows = [grid_table.GridRow(cell.at, _figures(cell), cell.answer.reason) for cell in cells]
+    heads, *shown = grid_table.lines(axes, rows, COLUMNS)
     out = [heads]
     for line, cell in zip(shown, cells, strict=True):
         out.append(line)
-        if first := cell.get("sensitivity", [])[:SENSITIVITIES_IN_A_TABLE]:
-            parts = (f"{row['path']} ({100 * row['share']:.0f} % of variance)" for row in first)
+        known = cell.prediction and cell.prediction.sensitivity
+        if first := (known or ())[:SENSITIVITIES_IN_A_TABLE]:
+            parts = (f"{row.path} ({100 * row.share:.0f} % of variance)" for row in first)
             out.append(f"  measure first: {', '.join(parts)}")
     return "\n".join([*out, *constants_text.grid_lines(cells)])
 
 
-def _figures(cell: Tree) -> list[str] | None:
-    found, ratio = cell.get("forecast"), cell.get("ratio")
-    if not found or not (cell.get("capacity") or cell.get("probe")):
+def _figures(cell: GridCell) -> list[str] | None:
+    one, ratio = cell.prediction, cell.ratio
+    if one is None or one.forecast is None or not (one.capacity or one.probe):
         return None
+    found = one.forecast
     return [
-        *(_capacity(cell["capacity"]) if cell.get("capacity") else _rate(cell)),
-        *(("n/a" if found[name] is None else f"{found[name]:.0f}") for name in map(column, LIMITS)),
-        f"{100 * found['cached_share_of_input']:.1f}",
-        f"{found['input_tokens_per_s_per_node']:.0f}",
-        f"{found['output_tokens_per_s_per_node']:.0f}",
-        "unknown" if found["in_flight_per_node"] is None else f"{found['in_flight_per_node']:.1f}",
-        f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]" if ratio else "",
+        *(_capacity(one.capacity) if one.capacity else _rate(one, found)),
+        *("n/a" if p90_ms is None else f"{p90_ms:.0f}" for p90_ms in (found.ttft_p90_ms, found.tpot_p90_ms)),
+        f"{100 * found.cached_share_of_input:.1f}",
+        f"{found.input_tokens_per_s_per_node:.0f}",
+        f"{found.output_tokens_per_s_per_node:.0f}",
+        "unknown" if found.in_flight_per_node is None else f"{found.in_flight_per_node:.1f}",
+        f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "",
     ]
 
 
-def _capacity(capacity: Tree) -> tuple[str, str, str]:
-    q = capacity["qps_per_node"]
-    if capacity["at_end"]:
-        return f">= {q['estimate']:.2f}", "open", capacity["binding"].upper()
-    ends = ("open" if q[end] is None else f"{q[end]:.2f}" for end in ("low", "high"))
-    return f"{q['estimate']:.2f}", f"[{', '.join(ends)}]", capacity["binding"].upper()
+def _capacity(capacity: CapacityFigures) -> tuple[str, str, str]:
+    q = capacity.qps_per_node
+    if capacity.at_end:
+        return f">= {q.estimate:.2f}", "open", capacity.binding.upper()
+    ends = ("open" if end is None else f"{end:.2f}" for end in (q.low, q.high))
+    return f"{q.estimate:.2f}", f"[{', '.join(ends)}]", capacity.binding.upper()
 
 
-def _rate(cell: Tree) -> tuple[str, str, str]:
+def _rate(one: PredictionVerdict, found: RateForecast) -> tuple[str, str, str]:
     """The rate that was asked, in how many draws its bounds are kept, and which one is missed."""
-    probe, share = cell["probe"], cell["forecast"]["kept_probability"]
-    missed = [limit.upper() for limit in ("ttft", "tpot") if probe[limit]["passed"] is False]
+    assert one.probe
+    share, missed = found.kept_probability, one.probe.missed
     chance = "unknown" if share is None else f"kept in {100 * share:.0f} %"
-    return f"{probe['rate_qps_per_node']:.2f}", chance, "both" if len(missed) > 1 else "".join(missed) or "-"
+    return f"{one.probe.rate_qps_per_node:.2f}", chance, "both" if len(missed) > 1 else "".join(missed) or "-"
 
 
-def rows(cells: Sequence[Tree]) -> pa.Table:
+def rows(cells: Sequence[GridCell]) -> pa.Table:
     """A row per cell: its words as text, then figures; null where there is none. Units are in the names.
 
     The columns and their types do not depend on the answers.
     """
-    asked = dict.fromkeys((f"asked.{key}" for cell in cells for key in cell["at"]), pa.string())
-    schema = pa.schema([*asked.items(), *TYPES.items()])
-    return pa.Table.from_pylist([_row(cell) for cell in cells], schema=schema)
+    axes = dict.fromkeys((f"asked.{key}" for cell in cells for key in cell.at), pa.string())
+    return pa.Table.from_pylist(
+        [_row(cell) for cell in cells], schema=pa.schema([*axes.items(), *TYPES.items()])
+    )
 
 
-def _row(cell: Tree) -> dict[str, Any]:
-    at = {f"asked.{key}": str(value) for key, value in cell["at"].items()}
-    asked = {
-        name: cell.get("asked", {}).get(name)
-        for name in ("model", "hardware", "layout", "routing", "workload", "nodes", "seed")
-    }
-    capacity, found, ratio = cell.get("capacity") or {}, cell.get("forecast") or {}, cell.get("ratio") or {}
-    q = capacity.get("qps_per_node") or {}
-    flat = {name: found.get(name) for name in FOUND}
+def _row(cell: GridCell) -> dict[str, object]:
+    one, ratio = cell.prediction, cell.ratio
+    row: dict[str, object] = {f"asked.{key}": str(value) for key, value in cell.at.items()}
+    row |= {"exit_code": cell.answer.exit_code, "reason": cell.answer.reason}
+    if one is not None:
+        row |= {name: getattr(one.asked, name) for name in ASKED}
+        row |= {f"{limit}_p90_bound_ms": one.asked.slo.of(limit) for limit in LIMITS}
+        row |= (
+            {name: value for name, value in to_tree(one.forecast).items() if name in FOUND}
+            if one.forecast
+            else {}
+        )
+        row |= _capacity_columns(one.capacity) if one.capacity else {}
+    if ratio is not None:
+        row |= {
+            "ratio_to_first": ratio.value,
+            "ratio_to_first_low": ratio.low,
+            "ratio_to_first_high": ratio.high,
+        }
+    return row
+
+
+def _capacity_columns(capacity: CapacityFigures) -> dict[str, object]:
+    q = capacity.qps_per_node
     return {
-        **at,
-        **asked,
-        **{
-            f"{limit}_p90_bound_ms": cell.get("asked", {}).get("slo", {}).get(column(limit))
-            for limit in LIMITS
-        },
-        "qps_per_node": q.get("estimate"),
-        **{f"qps_per_node_{end}": q.get(end) for end in ("low", "high", "certified")},
-        "binding": capacity.get("binding"),
-        "binding_probability": capacity.get("binding_probability"),
-        "open_above": capacity.get("open_above"),
-        "open_below": capacity.get("open_below"),
-        **{
-            f"ratio_to_first{'' if end == 'value' else f'_{end}'}": ratio.get(end)
-            for end in ("value", "low", "high")
-        },
-        **flat,
-        "exit_code": cell["exit_code"],
-        "reason": cell["reason"],
+        "qps_per_node": q.estimate,
+        "qps_per_node_low": q.low,
+        "qps_per_node_high": q.high,
+        "qps_per_node_certified": q.certified,
+        "binding": capacity.binding,
+        "binding_probability": capacity.binding_probability,
+        "open_above": capacity.open_above,
+        "open_below": capacity.open_below,
     }
 
 

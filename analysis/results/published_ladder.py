@@ -4,14 +4,26 @@ Knows request tables and the paper's own rules (arXiv 2603.10031, table 7); know
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from analysis.results.json_border import to_tree
+from analysis.results.types.ladder_figures import (
+    LadderFigures,
+    LadderLevel,
+    LevelErrors,
+    LevelFigures,
+    LevelSpread,
+    PublishedLevel,
+)
+from analysis.results.types.prediction_verdict import PredictionVerdict
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import metrics, records
 from analysis.stats.pooling import repeated
 from analysis.stats.quantiles import Floats, quantile
@@ -26,28 +38,27 @@ DISTINCT, NEARLY = 3, 0.95
 """Lengths that are named one by one, where there are no more; and the share from which one speaks for all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """One level as one run saw it. Tokens per second count answered requests from the first send to the last
-    token; `p99_s` is that of whole answers, a failed one infinitely late.
-
-    `in_flight` is the mean number, by Little's law: answered time over the time that the level took.
-    `prefix_hit` is None where the server tells none.
-    """
-
-    requests: int
-    success: float
-    total_tok_s: float
-    output_tok_s: float
-    image_tok_s: float
-    p99_s: float
-    in_flight: float
-    prefix_hit: float | None
-    seconds: float
-    answers: str
+LadderAnswer = RunVerdict | StudyVerdict | PredictionVerdict
 
 
-def figures(rows: pa.Table) -> Figures:
+class AskedLevel(Protocol):
+    """A level as it is asked for."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def shape(self) -> str: ...
+    @property
+    def concurrency(self) -> int: ...
+    @property
+    def requests(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def image_tokens(self) -> int: ...
+
+
+def figures(rows: pa.Table) -> LevelFigures:
     """The figures of a level from all its requests. Raises ValueError of a level without requests."""
     if not rows.num_rows:
         raise ValueError("a level without requests has no figures")
@@ -60,7 +71,7 @@ def figures(rows: pa.Table) -> Figures:
     images = np.nan_to_num(metrics.numbers(rows, "image_tokens")[ok])
     per_s = 1 / seconds if seconds > 0 else 0.0
     p99_s = quantile(e2e_s, 0.99)
-    return Figures(
+    return LevelFigures(
         requests=rows.num_rows,
         success=float(ok.mean()),
         total_tok_s=float(np.nansum(prompt) + np.nansum(output)) * per_s,
@@ -112,61 +123,67 @@ def status(
 
 
 def plateau(total_tok_s: float, before_tok_s: float | None) -> bool:
-    """Whether a level has less than 1.05 times the throughput of the level before it."""
+    """True of a level with less than 1.05 times the throughput of the level before it."""
     return before_tok_s is not None and total_tok_s < GAIN * before_tok_s
 
 
 def row(
-    level: Mapping[str, Any], runs: Sequence[Figures], baseline_p99_s: float, before: float | None
-) -> dict[str, Any]:
+    level: AskedLevel, runs: Sequence[LevelFigures], baseline_p99_s: float, before: float | None
+) -> LadderLevel:
     """A line of the table: the means of all runs of a level, with their spread."""
-    means = {
-        name: float(np.mean([getattr(run, name) for run in runs]))
-        for name in ("success", "total_tok_s", "output_tok_s", "image_tok_s", "p99_s", "in_flight", "seconds")
-    }
+
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(run, name) for run in runs]))
+
     hits = [run.prefix_hit for run in runs if run.prefix_hit is not None]
-    total, p99_s, success = means["total_tok_s"], means["p99_s"], means["success"]
-    counted = level["requests"] >= PER_USER * level["concurrency"]
-    return {
-        **level,
-        **means,
-        "total_tok_s_spread": spread([run.total_tok_s for run in runs]),
-        "p99_s_spread": spread([run.p99_s for run in runs]),
-        "prefix_hit": float(np.mean(hits)) if hits else None,
-        "answers": runs[0].answers,
-        "status": status(success, p99_s, total, baseline_p99_s, before),
-        "plateau": plateau(total, before),
-        "capacity": counted,
-    }
+    total, p99_s, success = mean("total_tok_s"), mean("p99_s"), mean("success")
+    return LadderLevel(
+        phase=level.phase,
+        shape=level.shape,
+        concurrency=level.concurrency,
+        requests=level.requests,
+        prompt_tokens=level.prompt_tokens,
+        image_tokens=level.image_tokens,
+        success=success,
+        total_tok_s=total,
+        output_tok_s=mean("output_tok_s"),
+        image_tok_s=mean("image_tok_s"),
+        p99_s=p99_s,
+        in_flight=mean("in_flight"),
+        seconds=mean("seconds"),
+        total_tok_s_spread=spread([run.total_tok_s for run in runs]),
+        p99_s_spread=spread([run.p99_s for run in runs]),
+        prefix_hit=float(np.mean(hits)) if hits else None,
+        answers=runs[0].answers,
+        status=status(success, p99_s, total, baseline_p99_s, before),
+        plateau=plateau(total, before),
+        capacity=level.requests >= PER_USER * level.concurrency,
+    )
 
 
-def spread(values: Sequence[float]) -> dict[str, float] | None:
+def spread(values: Sequence[float]) -> LevelSpread | None:
     """95 % t interval of the mean of runs and their coefficient of variation; None where there is none."""
     if len(values) < 2 or not all(math.isfinite(value) and value > 0 for value in values):
         return None
     of = repeated(values)
-    return {"low": of.mean.low, "high": of.mean.high, "cov": of.variation.value}
+    return LevelSpread(of.mean.low, of.mean.high, of.variation.value)
 
 
-def compared(line: Mapping[str, Any], published: Mapping[str, Any]) -> dict[str, Any]:
+def compared(line: LadderLevel, published: PublishedLevel) -> LadderLevel:
     """A line with the published one, and how far ours lies from it (shares of the published figure)."""
-    return {
-        **line,
-        "published": dict(published),
-        "error_total": line["total_tok_s"] / published["total_tok_s"] - 1,
-        "error_p99": line["p99_s"] / published["p99_s"] - 1,
-    }
+    errors = line.total_tok_s / published.total_tok_s - 1, line.p99_s / published.p99_s - 1
+    return replace(line, beside=LevelErrors(published, *errors))
 
 
-def rms(lines: Sequence[Mapping[str, Any]]) -> float | None:
-    """Of ln of ours over published, throughput and p99 of every line that was fitted.
+def rms(lines: Sequence[LadderLevel]) -> float | None:
+    """The rms of ln of ours over published, throughput and p99 of every line that was fitted.
 
     None without one, or where a level has no throughput or no finite p99.
     """
-    used = [line for line in lines if "published" in line and not line["published"]["left_out"]]
-    if any(line["total_tok_s"] <= 0 or not math.isfinite(line["p99_s"]) for line in used):
+    used = [(line, line.beside) for line in lines if line.beside and not line.beside.published.left_out]
+    if any(line.total_tok_s <= 0 or not math.isfinite(line.p99_s) for line, _ in used):
         return None
-    errors = [math.log1p(line[f"error_{name}"]) for line in used for name in ("total", "p99")]
+    errors = [math.log1p(error) for _, it in used for error in (it.error_total, it.error_p99)]
     return math.sqrt(float(np.mean(np.square(errors)))) if errors else None
 
 
@@ -189,146 +206,146 @@ TYPES = {
 """Columns of the Parquet file; units are those of the names, errors are shares of the published figure."""
 
 
-def rows(trees: Sequence[Mapping[str, Any]]) -> pa.Table:
+def rows(verdicts: Sequence[LadderAnswer]) -> pa.Table:
     """All lines of all models as columns."""
-    flat = []
-    for tree in trees:
-        for line in tree["progressive"]["levels"]:
-            spreads = {
-                f"{name}_{part}": value
-                for name in ("total_tok_s", "p99_s")
-                for part, value in (line[f"{name}_spread"] or {}).items()
-            }
-            published = {f"published_{name}": value for name, value in line.get("published", {}).items()}
-            flat.append({"model": tree["asked"]["model"], **line, **spreads, **published})
+    flat = [
+        {"model": one.asked.model, **_flat(line)}
+        for one in verdicts
+        if one.progressive
+        for line in one.progressive.levels
+    ]
     columns = {name: pa.array([line.get(name) for line in flat], kind) for name, kind in TYPES.items()}
     return pa.table(columns)
 
 
-def text(tree: Mapping[str, Any]) -> str:
+def _flat(line: LadderLevel) -> dict[str, Any]:
+    """A line of the table by column."""
+    tree = to_tree(line)
+    for group in ("total_tok_s_spread", "p99_s_spread", "published"):
+        prefix = group.removesuffix("_spread")
+        tree |= {f"{prefix}_{name}": value for name, value in (tree.pop(group, None) or {}).items()}
+    return tree
+
+
+def text(verdict: LadderAnswer, found: LadderFigures) -> str:
     """The table of one model, and what must be read beside it."""
-    found, asked = tree["progressive"], tree["asked"]
-    lines = found["levels"]
-    head = f"{asked['model']} on {asked['replicas']} x {asked['layout']} of {asked['hardware']}"
-    out = [f"{head}, {asked['engine']} engine, {found['clock']} clock", f"  {found['how']}", _heads(found)]
+    asked = verdict.asked
+    head = f"{asked.model} on {asked.replicas} x {asked.layout} of {asked.hardware}"
+    out = [f"{head}, {asked.engine} engine, {found.clock} clock", f"  {found.how}", _heads(found)]
     phase = ""
-    for line in lines:
-        out.append(_line(line, line["phase"] if line["phase"] != phase else ""))
-        phase = line["phase"]
-    out += [f"  {note}" for note in notes(tree)]
-    if tree["reason"]:
-        out.append(f"  {tree['reason']}")
-    if tree.get("folder"):
-        out.append(f"  run folder {tree['folder']}")
+    for line in found.levels:
+        out.append(_line(line, line.phase if line.phase != phase else ""))
+        phase = line.phase
+    out += [f"  {note}" for note in notes(found)]
+    if verdict.reason:
+        out.append(f"  {verdict.reason}")
+    if not isinstance(verdict, PredictionVerdict) and verdict.folder:
+        out.append(f"  run folder {verdict.folder}")
     return "\n".join(out)
 
 
-def _heads(found: Mapping[str, Any]) -> str:
+def _heads(found: LadderFigures) -> str:
     ours = f"  {'phase':<11}{'C':>5}{'N':>6} {'tok/s':>7}{'out':>6}{'p99 s':>8}{'ok %':>6}  {'status':<10}"
     ours += f"{'in flight':>9}{'hits %':>7}  {'answers':<26}"
-    paired = any("published" in line for line in found["levels"])
-    apart = "error" if found["as_published"] else "other counts"
-    theirs = f"| {'paper tok/s':>11}{'p99 s':>8}  {'status':<10}{apart:>17}" if paired else ""
-    return (ours + theirs).rstrip()
+    apart = "error" if found.as_published else "other counts"
+    theirs = f"| {'paper tok/s':>11}{'p99 s':>8}  {'status':<10}{apart:>17}"
+    return (ours + (theirs if any(line.beside for line in found.levels) else "")).rstrip()
 
 
-def _line(line: Mapping[str, Any], phase: str) -> str:
-    hit = "unknown" if line["prefix_hit"] is None else f"{100 * line['prefix_hit']:.0f}"
-    mark = f"{line['status']}{'' if line['capacity'] else ' *'}"
+def _line(line: LadderLevel, phase: str) -> str:
+    hit = "unknown" if line.prefix_hit is None else f"{100 * line.prefix_hit:.0f}"
+    mark = f"{line.status}{'' if line.capacity else ' *'}"
+    answers = f"{line.shape}: {line.answers}" if line.shape else line.answers
     out = (
-        f"  {phase:<11}{line['concurrency']:>5}{line['requests']:>6} {line['total_tok_s']:>7.0f}"
-        f"{line['output_tok_s']:>6.0f}{line['p99_s']:>8.2f}{100 * line['success']:>6.1f}  {mark:<11}"
-        f"{line['in_flight']:>8.1f}{hit:>7}  {_shaped(line):<26}"
+        f"  {phase:<11}{line.concurrency:>5}{line.requests:>6} {line.total_tok_s:>7.0f}"
+        f"{line.output_tok_s:>6.0f}{line.p99_s:>8.2f}{100 * line.success:>6.1f}  {mark:<11}"
+        f"{line.in_flight:>8.1f}{hit:>7}  {answers:<26}"
     )
-    if published := line.get("published"):
-        errors = f"{100 * line['error_total']:+.1f} / {100 * line['error_p99']:+.1f} %"
+    if beside := line.beside:
+        published = beside.published
+        errors = f"{100 * beside.error_total:+.1f} / {100 * beside.error_p99:+.1f} %"
         out += (
-            f"| {published['total_tok_s']:>11.0f}{published['p99_s']:>8.2f}  {published['status'] or '-':<10}"
-            f"{errors:>17}{' x' if published['left_out'] else ''}"
+            f"| {published.total_tok_s:>11.0f}{published.p99_s:>8.2f}  {published.status or '-':<10}"
+            f"{errors:>17}{' x' if published.left_out else ''}"
         )
-    return (out + (f"  VOID: {line['void']}" if line.get("void") else "")).rstrip()
+    return (out + (f"  VOID: {line.void}" if line.void else "")).rstrip()
 
 
-def _shaped(line: Mapping[str, Any]) -> str:
-    shape = f"{line['shape']}: " if line["shape"] else ""
-    return f"{shape}{line['answers']}"
-
-
-def notes(tree: Mapping[str, Any]) -> list[str]:
-    """What the paper could not see, in sentences."""
-    found = tree["progressive"]
-    lines = found["levels"]
-    few = [line for line in lines if not line["capacity"]]
+def notes(found: LadderFigures) -> list[str]:
+    """The paper's blind spots in this table, in sentences."""
+    lines = found.levels
+    few = [line for line in lines if not line.capacity]
     out = []
     if few:
         out.append(
             f"* not a capacity: fewer than {PER_USER} requests for each one in flight, in {len(few)} of "
             f"{len(lines)} levels; progressive.requests_per_user={PER_USER} sends as many"
         )
-    if found["caution"]:
-        out.append(found["caution"])
+    if found.caution:
+        out.append(found.caution)
     out += _short_of(lines) + _spread_notes(found) + _image_notes(lines) + _status_notes(lines)
     out += [
-        f"x not fitted: {line['phase']} {line['concurrency']}, {line['published']['left_out']}"
+        f"x not fitted: {line.phase} {line.concurrency}, {line.beside.published.left_out}"
         for line in lines
-        if line.get("published", {}).get("left_out")
+        if line.beside and line.beside.published.left_out
     ]
-    if found.get("rms") is not None:
+    if found.rms is not None:
         out.append(
-            f"rms of ln error over the published rows that were fitted: {100 * found['rms']:.1f} %; the "
-            f"fit's own training error is {100 * found['fit_rms']:.1f} % (docs/engine_model.md)"
+            f"rms of ln error over the published rows that were fitted: {100 * found.rms:.1f} %; the "
+            f"fit's own training error is {100 * (found.fit_rms or 0.0):.1f} % (docs/engine_model.md)"
         )
     return out
 
 
-def _short_of(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+def _short_of(lines: Sequence[LadderLevel]) -> list[str]:
     """Levels in which far fewer are in flight than the table says."""
-    told = [line for line in lines if line["in_flight"] < 0.5 * line["concurrency"]]
-    if not told:
+    short = [line for line in lines if line.in_flight < 0.5 * line.concurrency]
+    if not short:
         return []
-    worst = min(told, key=lambda line: line["in_flight"] / line["concurrency"])
+    worst = min(short, key=lambda line: line.in_flight / line.concurrency)
     return [
-        f"C is not what was in flight: {worst['in_flight']:.0f} in the mean at C = {worst['concurrency']} "
-        f"({worst['phase']}), less than half of C in {len(told)} of {len(lines)} levels"
+        f"C is not what was in flight: {worst.in_flight:.0f} in the mean at C = {worst.concurrency} "
+        f"({worst.phase}), less than half of C in {len(short)} of {len(lines)} levels"
     ]
 
 
-def _spread_notes(found: Mapping[str, Any]) -> list[str]:
-    runs = found["runs"]
-    covs = [line["total_tok_s_spread"]["cov"] for line in found["levels"] if line["total_tok_s_spread"]]
-    if runs < 2 or not covs:
+def _spread_notes(found: LadderFigures) -> list[str]:
+    runs = found.runs
+    known = [(line, line.total_tok_s_spread) for line in found.levels if line.total_tok_s_spread]
+    if runs < 2 or not known:
         return [f"{runs} run: no interval"] if runs < 2 else []
+    covs = [spread.cov for _, spread in known]
     if max(covs) < 1e-9:
         return [
             f"{runs} runs, all the same: this engine has no noise (engine=simulated_aiter has the paper's)"
         ]
-    widest = max(
-        (line for line in found["levels"] if line["total_tok_s_spread"]),
-        key=lambda line: line["total_tok_s_spread"]["high"] - line["total_tok_s"],
+    widest, half = max(
+        ((line, spread.high - line.total_tok_s) for line, spread in known), key=lambda pair: pair[1]
     )
-    half = widest["total_tok_s_spread"]["high"] - widest["total_tok_s"]
     return [
         f"{runs} runs: CoV of tok/s {100 * min(covs):.2g} to {100 * max(covs):.2g} %; widest 95 % t interval "
-        f"{widest['total_tok_s']:.0f} +- {half:.0f} tok/s (C = {widest['concurrency']}); "
+        f"{widest.total_tok_s:.0f} +- {half:.0f} tok/s (C = {widest.concurrency}); "
         "--json and --out have all"
     ]
 
 
-def _status_notes(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    told = [line for line in lines if line.get("published", {}).get("status")]
-    apart = [line for line in told if line["status"] != line["published"]["status"]]
+def _status_notes(lines: Sequence[LadderLevel]) -> list[str]:
+    known = [
+        (line, line.beside.published.status) for line in lines if line.beside and line.beside.published.status
+    ]
+    apart = [line for line, status in known if line.status != status]
     if not apart:
         return []
-    which = ", ".join(f"{line['phase']} {line['concurrency']}" for line in apart)
-    return [f"the status is not the paper's in {len(apart)} of {len(told)} levels: {which}"]
+    which = ", ".join(f"{line.phase} {line.concurrency}" for line in apart)
+    return [f"the status is not the paper's in {len(apart)} of {len(known)} levels: {which}"]
 
 
-def _image_notes(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    most = max(lines, key=lambda line: line["total_tok_s"])
-    if not most["image_tok_s"]:
+def _image_notes(lines: Sequence[LadderLevel]) -> list[str]:
+    most = max(lines, key=lambda line: line.total_tok_s)
+    if not most.image_tok_s:
         return []
     return [
-        f"of {most['total_tok_s']:.0f} tok/s at most, {most['image_tok_s']:.0f} are image tokens, "
-        f"{most['total_tok_s'] - most['image_tok_s'] - most['output_tok_s']:.0f} text and "
-        f"{most['output_tok_s']:.0f} output: totals do not compare with those of text alone"
+        f"of {most.total_tok_s:.0f} tok/s at most, {most.image_tok_s:.0f} are image tokens, "
+        f"{most.total_tok_s - most.image_tok_s - most.output_tok_s:.0f} text and "
+        f"{most.output_tok_s:.0f} output: totals do not compare with those of text alone"
     ]

@@ -1,6 +1,6 @@
-"""The capacity of a run again, from its Parquet files alone, and whether it is what the run concluded.
+"""The capacity of a run again, from its Parquet files alone, beside the recorded one.
 
-Knows dwells.parquet and the request rows; reads the conclusion only to compare it. Counts are compared
+Knows dwells.parquet and the request rows; reads the verdict only to compare it. Counts are compared
 exactly, figures derived from them within `TOLERANCE`: CPUs with other instructions add in another order.
 """
 
@@ -18,8 +18,9 @@ from analysis.capacity import dwell_table
 from analysis.capacity.node_effects import including, node_effects
 from analysis.capacity.posterior import Capacity, posterior
 from analysis.capacity.window_counts import WindowCounts, count, count_by_stream
+from analysis.results.capacity_figures import capacity_figures
+from analysis.results.json_border import to_tree
 from analysis.results.runs import Run, RunError
-from analysis.results.summary import capacity_tree
 from analysis.rows import metrics
 from conf.specs.bounds import LIMITS
 
@@ -85,7 +86,7 @@ def text(run: Run) -> tuple[str, bool]:
         return "\n".join(
             [*lines, "capacity: recorded, but the files hold no prior to compute it from"]
         ), False
-    fresh = json.loads(json.dumps(capacity_tree(again.capacity, None)))
+    fresh = json.loads(json.dumps(to_tree(capacity_figures(again.capacity, None))))
     other = list(_other_figures(recorded, fresh, same))
     lines += [_figure_line(name, recorded, fresh) for name in recorded["qps_per_node"]]
     agreed = "the same" if any(_other_figures(recorded, fresh, operator.eq)) else "identical"

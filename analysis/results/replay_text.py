@@ -1,16 +1,17 @@
-"""What the engine model says of an experiment of so many requests, for people: lines, a grid, columns.
+"""Replays of so many requests on the engine model, for people: lines, a grid, columns; computes nothing."""
 
-Knows the tree of a replay; computes nothing.
-"""
-
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pyarrow as pa
 
 from analysis.results import constants_text, grid_table
-
-Tree = Mapping[str, Any]
+from analysis.results.types.prediction_verdict import (
+    FigureWithEnds,
+    GridCell,
+    PredictionVerdict,
+    ReplayForecast,
+)
+from analysis.results.types.shared_figures import RatioFigures
 
 LATENCIES = {
     "ttft_ms": "TTFT",
@@ -39,6 +40,7 @@ COLUMNS = (
 )
 NAMES = (*(f"{name}.{place}" for name in LATENCIES for place in PLACES), *RATES, "makespan_s")
 TEXT, COUNT, FIGURE = pa.string(), pa.int64(), pa.float64()
+SENT = ("requests", "concurrency", "rate_qps_per_node", "kept_probability")
 ASKED = ("model", "hardware", "layout", "routing", "workload", "arrivals", "nodes", "seed")
 TYPES = {
     **{name: COUNT if name in ("nodes", "seed") else TEXT for name in ASKED},
@@ -54,122 +56,118 @@ TYPES = {
 """Columns of the file behind those of the grid's axes."""
 
 
-def headline(tree: Tree) -> str:
-    """What was sent, in words."""
-    it = tree["replay"]
-    if it["concurrency"]:
-        return f"{it['requests']} requests, {it['concurrency']} in flight"
-    return f"{it['requests']} requests at {it['rate_qps_per_node']:.4g} QPS per node"
+def headline(it: ReplayForecast) -> str:
+    """The requests that were sent, in words."""
+    if it.concurrency:
+        return f"{it.requests} requests, {it.concurrency} in flight"
+    return f"{it.requests} requests at {it.rate_qps_per_node:.4g} QPS per node"
 
 
-def kept(tree: Tree) -> str:
-    """In how many draws of the constants both bounds are kept; empty where none was drawn."""
-    it = tree["replay"]
-    if it["kept_probability"] is None:
+def kept(it: ReplayForecast) -> str:
+    """The share of draws of the constants that keep both bounds; empty without draws."""
+    if it.kept_probability is None:
         return ""
-    return f"; both are kept in {100 * it['kept_probability']:.0f} % of {it['draws']} draws of the constants"
+    return f"; both are kept in {100 * it.kept_probability:.0f} % of {it.draws} draws of the constants"
 
 
-def lines(tree: Tree) -> list[str]:
-    """The figures with their intervals, and what those rest on."""
-    it, asked = tree["replay"], tree["asked"]
-    figures = it["figures"]
+def lines(prediction: PredictionVerdict) -> list[str]:
+    """The figures with their intervals, and the grounds of these; none without a replay."""
+    it, asked = prediction.replay, prediction.asked
+    if it is None:
+        return []
+    figures = it.figures
     out = [f"  {'ms [95 %]':<22}" + "".join(f"{place:>26}" for place in PLACES)]
     for name, words in LATENCIES.items():
         cells = "".join(f"{_figure(figures[f'{name}.{place}']):>26}" for place in PLACES)
         out.append(f"  {words:<22}{cells}")
     rates = ", ".join(f"{_figure(figures[name])} {words}" for name, words in RATES.items())
-    whole = f" of all {asked['nodes']} nodes" if asked["nodes"] > 1 else ""
+    whole = f" of all {asked.nodes} nodes" if asked.nodes > 1 else ""
     out.append(f"  throughput{whole}: {rates}")
     out.append(f"  makespan {_figure(figures['makespan_s'])} s")
-    if figures["gap_ms.p50"]["value"] is None and figures["tpot_ms.p50"]["value"] is not None:
+    if figures["gap_ms.p50"].value is None and figures["tpot_ms.p50"].value is not None:
         out.append("  gaps between tokens are unknown: this engine is simulated block by block")
-    if asked["replicas"] > 1:
-        out.append(f"  {asked['replicas']} replicas behind one balancer, routing {asked['routing']}")
-    return [*out, *_evidence(it), *(f"  {line}" for line in constants_text.lines(tree))]
+    if asked.replicas > 1:
+        out.append(f"  {asked.replicas} replicas behind one balancer, routing {asked.routing}")
+    return [*out, *_evidence(it), *(f"  {line}" for line in constants_text.lines(prediction))]
 
 
-def _evidence(it: Tree) -> list[str]:
+def _evidence(it: ReplayForecast) -> list[str]:
     """How many requests, how far chance moves them, and what the interval is made of."""
     chance = "chance: arrivals and lengths are given, so that no other seed is part of the intervals"
-    if ends := it["other_seeds"]:
+    if ends := it.other_seeds:
         low, high = ends["ttft_ms.p90"]
         chance = (
             f"chance: with another seed p90 TTFT lies in [{_number(low)}, {_number(high)}] ms (95 %,"
-            f" {it['seeds']} were tried), which is part of the intervals"
+            f" {it.seeds} were tried), which is part of the intervals"
         )
-    drawn = f"{it['draws']} draws of {len(it['constants_sampled'])} uncertain constants"
+    drawn = f"{it.draws} draws of {len(it.constants_sampled)} uncertain constants"
     return [
-        f"  evidence: {it['requests']} requests of {it['input_tokens']:.0f} and {it['output_tokens']:.4g}"
+        f"  evidence: {it.requests} requests of {it.input_tokens:.0f} and {it.output_tokens:.4g}"
         " tokens in the mean, on a service that began empty, all of them counted",
         f"  {chance}",
-        f"  interval: {drawn}" if it["draws"] else "  interval: no constant is uncertain",
+        f"  interval: {drawn}" if it.draws else "  interval: no constant is uncertain",
     ]
 
 
-def table(axes: Sequence[str], cells: Sequence[Tree]) -> str:
+def table(axes: Sequence[str], cells: Sequence[GridCell]) -> str:
     """The grid as text: a line per cell, the reason where there is no number."""
-    return "\n".join([*grid_table.lines(axes, cells, COLUMNS, _cell), *constants_text.grid_lines(cells)])
+    rows = [grid_table.GridRow(cell.at, _cell(cell), cell.answer.reason) for cell in cells]
+    return "\n".join([*grid_table.lines(axes, rows, COLUMNS), *constants_text.grid_lines(cells)])
 
 
-def _cell(cell: Tree) -> list[str] | None:
-    if not cell.get("replay"):
+def _cell(cell: GridCell) -> list[str] | None:
+    one, ratio = cell.prediction, cell.ratio
+    if one is None or one.replay is None or one.probe is None:
         return None
-    figures, probe, ratio = cell["replay"]["figures"], cell["probe"], cell.get("ratio")
-    missed = [limit.upper() for limit in ("ttft", "tpot") if probe[limit]["passed"] is False]
+    figures, missed = one.replay.figures, one.probe.missed
 
     def both(name: str) -> tuple[str, str]:
-        return _number(figures[name]["value"]), _interval(figures[name])
+        return _number(figures[name].value), _interval(figures[name])
 
     return [
-        _number(figures["ttft_ms.p50"]["value"]),
+        _number(figures["ttft_ms.p50"].value),
         *both("ttft_ms.p90"),
         *both("tpot_ms.p90"),
-        _number(figures["gap_ms.p90"]["value"]),
+        _number(figures["gap_ms.p90"].value),
         *both("output_tokens_per_s"),
-        _number(figures["makespan_s"]["value"]),
+        _number(figures["makespan_s"].value),
         "both" if len(missed) > 1 else "".join(missed) or "-",
-        f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]" if ratio else "",
+        f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "",
     ]
 
 
-def rows(cells: Sequence[Tree]) -> pa.Table:
+def rows(cells: Sequence[GridCell]) -> pa.Table:
     """A row per cell: its words as text, then figures; null where there is none. Units are in the names."""
-    axes = dict.fromkeys((f"asked.{key}" for cell in cells for key in cell["at"]), TEXT)
+    axes = dict.fromkeys((f"asked.{key}" for cell in cells for key in cell.at), TEXT)
     return pa.Table.from_pylist(
         [_row(cell) for cell in cells], schema=pa.schema([*axes.items(), *TYPES.items()])
     )
 
 
-def _row(cell: Tree) -> dict[str, Any]:
-    it, asked = cell.get("replay") or {}, cell.get("asked") or {}
-    figures, ratio = it.get("figures") or {}, cell.get("ratio") or {}
-    ends = {"": "value", "_low": "low", "_high": "high"}
-    return {
-        **{f"asked.{key}": str(value) for key, value in cell["at"].items()},
-        **{name: asked.get(name) for name in ASKED},
-        **{
-            name: it.get(name)
-            for name in ("requests", "concurrency", "rate_qps_per_node", "kept_probability")
-        },
-        **{
-            f"{name.replace('.', '_')}{end}": figures[name][key]
-            for name in figures
-            for end, key in ends.items()
-        },
-        **{f"ratio_to_first{end}": ratio.get(key) for end, key in ends.items()},
-        "exit_code": cell["exit_code"],
-        "reason": cell["reason"],
-    }
+def _row(cell: GridCell) -> dict[str, object]:
+    one, ratio = cell.prediction, cell.ratio
+    row: dict[str, object] = {f"asked.{key}": str(value) for key, value in cell.at.items()}
+    row |= {"exit_code": cell.answer.exit_code, "reason": cell.answer.reason}
+    if one is not None:
+        row |= {name: getattr(one.asked, name) for name in ASKED}
+    if one is not None and one.replay is not None:
+        row |= {name: getattr(one.replay, name) for name in SENT}
+        for name, figure in one.replay.figures.items():
+            row |= _ends(name.replace(".", "_"), figure)
+    return row if ratio is None else row | _ends("ratio_to_first", ratio)
 
 
-def _figure(figure: Tree) -> str:
+def _ends(name: str, figure: FigureWithEnds | RatioFigures) -> dict[str, object]:
+    return {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
+
+
+def _figure(figure: FigureWithEnds) -> str:
     """A value with its interval."""
-    return "n/a" if figure["value"] is None else f"{_number(figure['value'])} {_interval(figure)}"
+    return "n/a" if figure.value is None else f"{_number(figure.value)} {_interval(figure)}"
 
 
-def _interval(figure: Tree) -> str:
-    return "" if figure["value"] is None else f"[{_number(figure['low'])}, {_number(figure['high'])}]"
+def _interval(figure: FigureWithEnds) -> str:
+    return "" if figure.value is None else f"[{_number(figure.low)}, {_number(figure.high)}]"
 
 
 def _number(value: float | None) -> str:

@@ -88,8 +88,12 @@ class Run:
 
         A run whose files were altered claims none.
         """
-        tree = self.sweep or {}
-        return tree.get("capacity") if tree.get("valid") and not self.altered else None
+        return (self.sweep or {}).get("capacity") if self.claims else None
+
+    @property
+    def claims(self) -> bool:
+        """True where the run may claim a capacity: it is valid, and its files are the ones it wrote."""
+        return bool((self.sweep or {}).get("valid")) and not self.altered
 
     @property
     def checks(self) -> list[Mapping[str, Any]]:

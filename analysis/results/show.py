@@ -9,9 +9,9 @@ from analysis.results.runs import RunError, load_run
 def concluded(path: Path) -> str:
     """The summary of a run or a study; of a run that did not end, what can be read."""
     if studies.is_study(path):
-        return summary.text(studies.load_study(path))
+        return summary.text(studies.load_verdict(path))
     run = load_run(path)
-    return summary.text(run.sweep, studies.whole(path)) if run.sweep else summary.unfinished(run)
+    return summary.text(run.verdict, studies.whole(path)) if run.verdict else summary.unfinished(run)
 
 
 def recomputed(path: Path) -> tuple[str, bool]:

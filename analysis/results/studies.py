@@ -1,11 +1,12 @@
-"""What several runs say together, and how a study's folder is read and shown.
+"""Studies: a study's folder read and shown, and the verdict of several runs together.
 
-Knows the trees of sweep.json and study.json; the statistics are those of `analysis.pooling`.
+Knows the verdicts of parts; the statistics are those of `analysis.stats.pooling`.
 """
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,22 @@ from analysis.results import matrix_table
 from analysis.results.json_border import from_tree
 from analysis.results.locations import STUDY, part_names, read_json
 from analysis.results.runs import RECORDED, RunError
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.shared_figures import CapacityFigures, QpsFigures, RequestCounts
+from analysis.results.types.study_verdict import DeploymentSpread, PartRow, PercentFigures, StudyVerdict
 from analysis.stats.pooling import Estimate, Interval, pooled, repeated, student_t
 from conf.io.one_line import reason
 
 FILE = STUDY
 OTHER = "config-b.yaml"
-"""What B of a comparison was asked, beside A's config.yaml in the study's folder."""
+"""The configuration of B of a comparison, beside A's config.yaml in the study's folder."""
 FEW_REPEATS = 4
 """With fewer the interval by the t-distribution is more than twice that of many (3.2 at 4)."""
 
-Tree = dict[str, Any]
-Trees = Mapping[str, Mapping[str, Any]]
+PartVerdict = RunVerdict | StudyVerdict
+"""The verdict of a part: a run, or a study of its own."""
+Parts = Mapping[str, PartVerdict]
+"""Verdicts of parts by name, in order."""
 
 
 def is_study(path: Path) -> bool:
@@ -43,8 +48,8 @@ def _is_matrix(path: Path) -> bool:
     return is_study(path) and load_study(path)["study"] == matrix_table.KIND
 
 
-def load_study(path: Path) -> Tree:
-    """The tree of study.json; `state` is `running` until it ended. Raises RunError if it cannot be read."""
+def load_study(path: Path) -> dict[str, Any]:
+    """study.json as stored; `state` is `running` until it ended. Raises RunError if it cannot be read."""
     try:
         tree = read_json(path / FILE)
     except OSError as error:
@@ -73,33 +78,33 @@ def parts(path: Path) -> list[Path]:
     return ended
 
 
-def part_row(name: str, tree: Mapping[str, Any]) -> Tree:
-    """What study.json keeps of one part."""
-    capacity = tree.get("capacity") or {}
-    return {
-        "name": name,
-        "seed": tree.get("asked", {}).get("seed"),
-        "exit_code": tree["exit_code"],
-        "reason": tree["reason"],
-        "qps_per_node": capacity.get("qps_per_node"),
-        "binding": capacity.get("binding"),
-    }
+def part_row(name: str, verdict: PartVerdict) -> PartRow:
+    """One part as study.json names it."""
+    capacity = verdict.capacity
+    return PartRow(
+        name=name,
+        seed=verdict.asked.seed,
+        exit_code=verdict.exit_code,
+        reason=verdict.reason,
+        qps_per_node=capacity.qps_per_node if capacity else None,
+        binding=capacity.binding if capacity else None,
+    )
 
 
-def requests(trees: Sequence[Mapping[str, Any]]) -> Tree:
+def requests(verdicts: Iterable[PartVerdict]) -> RequestCounts:
     """Planned requests, rows, and rows by status, summed over runs."""
-    counted = [tree["requests"] for tree in trees if tree.get("requests")]
+    counted = [one.requests for one in verdicts if one.requests]
     states: Counter[str] = Counter()
     for one in counted:
-        states.update(one["by_status"])
-    planned, rows = (sum(one[key] for one in counted) for key in ("planned", "rows"))
-    return {"planned": planned, "rows": rows, "by_status": dict(sorted(states.items()))}
+        states.update(one.by_status)
+    planned, rows = sum(one.planned for one in counted), sum(one.rows for one in counted)
+    return RequestCounts(planned, rows, dict(sorted(states.items())))
 
 
-def pooled_deployments(parts: Trees, replicas_per_node: float | None) -> Tree:
-    """One capacity from deployments that each measured it, with the spread between them."""
-    figures = [tree["capacity"]["qps_per_node"] for tree in parts.values()]
-    estimates = [Estimate.of_interval(q["estimate"], q["low"], q["high"]) for q in figures]
+def pooled_deployments(study: StudyVerdict, parts: Parts, replicas_per_node: float | None) -> StudyVerdict:
+    """The study with one capacity from deployments that each measured it, and the spread between them."""
+    figures = [capacity.qps_per_node for capacity in _capacities(parts)]
+    estimates = [Estimate.of_interval(q.estimate, q.low or 0.0, q.high or 0.0) for q in figures]
     found = pooled(estimates)
     between, within = found.between.value, math.sqrt(sum(e.sd**2 for e in estimates) / len(estimates))
     interval = "95 % of the mean over deployments (random effects); certified is its 5 % quantile"
@@ -107,92 +112,86 @@ def pooled_deployments(parts: Trees, replicas_per_node: float | None) -> Tree:
         "the deployments differ by more than each one's noise: more of them narrow the interval "
         f"(search.deployments={2 * len(parts)}), more minutes do not"
     )
-    return {
-        "capacity": _capacity(parts, found.qps, found.certified, interval, replicas_per_node),
-        "between": {"sd_pct": _percent(found.between), "within_sd_pct": 100 * within},
-        "effects_pct": {name: _percent(effect) for name, effect in zip(parts, found.effects, strict=True)},
-        "evidence": f"{len(parts)} deployments",
-        "remedy": remedy if between > within else "",
-    }
+    return replace(
+        study,
+        capacity=_capacity(parts, found.qps, found.certified, interval, replicas_per_node),
+        between=DeploymentSpread(_percent(found.between), 100 * within),
+        effects_pct={name: _percent(effect) for name, effect in zip(parts, found.effects, strict=True)},
+        evidence=f"{len(parts)} deployments",
+        remedy=remedy if between > within else "",
+    )
 
 
-def mean_of_repeats(parts: Trees, replicas_per_node: float | None) -> Tree:
-    """Mean, interval by Student's t and coefficient of variation of repeats.
+def mean_of_repeats(study: StudyVerdict, parts: Parts, replicas_per_node: float | None) -> StudyVerdict:
+    """The study with the mean of repeats, its interval by Student's t, and their coefficient of variation.
 
     Each one's own interval is not used: what repeats show is how far the whole procedure repeats itself.
     """
-    found = repeated([tree["capacity"]["qps_per_node"]["estimate"] for tree in parts.values()])
+    found = repeated([capacity.qps_per_node.estimate for capacity in _capacities(parts)])
     count = len(parts)
     interval = "95 % of the mean over repeats, by the t-distribution; certified is its lower 5 % end"
     t = student_t(0.975, count - 1)
     remedy = f"{count} repeats make a wide interval (t = {t:.1f}): search.repeats=5 narrows it"
-    return {
-        "capacity": _capacity(parts, found.mean, found.certified, interval, replicas_per_node),
-        "variation_pct": _percent(found.variation),
-        "evidence": f"{count} repeats",
-        "remedy": remedy if count < FEW_REPEATS else "",
-    }
+    return replace(
+        study,
+        capacity=_capacity(parts, found.mean, found.certified, interval, replicas_per_node),
+        variation_pct=_percent(found.variation),
+        evidence=f"{count} repeats",
+        remedy=remedy if count < FEW_REPEATS else "",
+    )
 
 
-def lines(tree: Mapping[str, Any]) -> list[str]:
+def lines(study: StudyVerdict) -> list[str]:
     """The parts of a study on the screen, under its verdict."""
-    if tree["study"] == matrix_table.KIND:
-        return matrix_table.lines(tree)
+    if study.is_matrix:
+        return matrix_table.lines(study)
     shown = []
-    if between := tree.get("between"):
-        sds = f"sd between them {_pct(between['sd_pct'])}, within {between['within_sd_pct']:.1f} %"
-        shown.append(f"  pooled over {tree['evidence']}: {sds}")
-    if tree.get("variation_pct"):
-        shown.append(f"  mean of {tree['evidence']}: coefficient of variation {_pct(tree['variation_pct'])}")
-    known = {row["name"]: row for row in tree["parts"]}
-    said = _probe if tree["study"] == "recipe" else _part
-    shown += [
-        f"  {name}: {said(known[name]) if name in known else 'no result yet'}" for name in tree["names"]
-    ]
-    return shown + ([f"  {tree['remedy']}"] if tree.get("remedy") else [])
+    if between := study.between:
+        sds = f"sd between them {_pct(between.sd_pct)}, within {between.within_sd_pct:.1f} %"
+        shown.append(f"  pooled over {study.evidence}: {sds}")
+    if study.variation_pct:
+        shown.append(f"  mean of {study.evidence}: coefficient of variation {_pct(study.variation_pct)}")
+    known = {row.name: row for row in study.parts}
+    said = _probe if study.study == "recipe" else _part
+    shown += [f"  {name}: {said(known[name]) if name in known else 'no result yet'}" for name in study.names]
+    return shown + ([f"  {study.remedy}"] if study.remedy else [])
 
 
-def _probe(row: Mapping[str, Any]) -> str:
-    return "recorded" if row["exit_code"] in RECORDED else f"no result (exit {row['exit_code']})"
+def _probe(row: PartRow) -> str:
+    return "recorded" if row.exit_code in RECORDED else f"no result (exit {row.exit_code})"
 
 
-def _part(row: Mapping[str, Any]) -> str:
-    if row["exit_code"] or not row["qps_per_node"]:
-        return f"no result (exit {row['exit_code']})"
-    q = row["qps_per_node"]
-    figures = f"{q['estimate']:.2f} QPS per node, 95 % interval [{q['low']:.2f}, {q['high']:.2f}]"
-    return f"{figures}, limited by p90 {row['binding'].upper()}, seed {row['seed']}"
+def _part(row: PartRow) -> str:
+    q = row.qps_per_node
+    if row.exit_code or not q:
+        return f"no result (exit {row.exit_code})"
+    figures = f"{q.estimate:.2f} QPS per node, 95 % interval [{q.low:.2f}, {q.high:.2f}]"
+    return f"{figures}, limited by p90 {(row.binding or '').upper()}, seed {row.seed}"
+
+
+def _capacities(parts: Parts) -> list[CapacityFigures]:
+    return [part.capacity for part in parts.values() if part.capacity]
 
 
 def _capacity(
-    parts: Trees, qps: Interval, certified: float, interval: str, replicas_per_node: float | None
-) -> Tree:
-    """The same tree as a single run's `capacity`, as far as it makes sense for several."""
-    figures = {"estimate": qps.value, "low": qps.low, "high": qps.high, "certified": certified}
-    found = [tree["capacity"] for tree in parts.values()]
-    likely = [(one["binding"], one["binding_probability"]) for one in found]
+    parts: Parts, qps: Interval, certified: float, interval: str, replicas_per_node: float | None
+) -> CapacityFigures:
+    """The figures of a single run's capacity, as far as they make sense for several."""
+    figures = QpsFigures(qps.value, qps.low, qps.high, certified)
+    likely = [(one.binding, one.binding_probability or 0.0) for one in _capacities(parts)]
     by_ttft = sum(p if limit == "ttft" else 1 - p for limit, p in likely) / len(likely)
-    return {
-        **per_node_and_replica(figures, replicas_per_node),
-        "interval": interval,
-        "binding": "ttft" if by_ttft >= 0.5 else "tpot",
-        "binding_probability": max(by_ttft, 1 - by_ttft),
-        "open_above": False,
-        "open_below": False,
-    }
+    return CapacityFigures(
+        qps_per_node=figures,
+        qps_per_replica=None if replicas_per_node is None else figures.over(replicas_per_node),
+        interval=interval,
+        binding="ttft" if by_ttft >= 0.5 else "tpot",
+        binding_probability=max(by_ttft, 1 - by_ttft),
+    )
 
 
-def per_node_and_replica(figures: Mapping[str, float], replicas_per_node: float | None) -> Tree:
-    """Figures in QPS per node as they are and, where the replicas are known, per replica."""
-    per_replica = None
-    if replicas_per_node is not None:
-        per_replica = {name: value / replicas_per_node for name, value in figures.items()}
-    return {"qps_per_node": dict(figures), "qps_per_replica": per_replica}
+def _percent(figure: Interval) -> PercentFigures:
+    return PercentFigures(100 * figure.value, 100 * figure.low, 100 * figure.high)
 
 
-def _percent(figure: Interval) -> Tree:
-    return {"estimate": 100 * figure.value, "low": 100 * figure.low, "high": 100 * figure.high}
-
-
-def _pct(figure: Mapping[str, float]) -> str:
-    return f"{figure['estimate']:.1f} % [{figure['low']:.1f}, {figure['high']:.1f}]"
+def _pct(figure: PercentFigures) -> str:
+    return f"{figure.estimate:.1f} % [{figure.low:.1f}, {figure.high:.1f}]"

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.results import summary
+from analysis.results.asked import describe
 from analysis.results.runs import Run, RunError
 from analysis.rows import metrics
 from analysis.rows.metrics import METRICS, Metric
@@ -135,29 +136,30 @@ def _line(metric: Metric, q: Sequence[float], by: str, key: object, rows: pa.Tab
 
 
 def _capacity_line(run: Run) -> dict[str, Any]:
-    tree = run.sweep or {"exit_code": None}
-    asked = tree.get("asked") or summary.describe(run.config)
-    counted = tree.get("requests")
+    verdict = run.verdict
+    asked = verdict.asked if verdict else describe(run.config)
+    counted = verdict.requests if verdict else None
     return {
         "run": run.name,
-        **{name: asked[name] for name in (*_WORDS[1:], "nodes")},
-        **{f"bound_{name}": bound for name, bound in asked["slo"].items()},
-        "verdict": summary.word(tree),
+        **{name: getattr(asked, name) for name in (*_WORDS[1:], "nodes")},
+        "bound_ttft_p90_ms": asked.slo.ttft_p90_ms,
+        "bound_tpot_p90_ms": asked.slo.tpot_p90_ms,
+        "verdict": summary.word(verdict),
         **_claimed(run),
-        "requests": counted["rows"] if counted else run.requests(columns=["seq"]).num_rows,
+        "requests": counted.rows if counted else run.requests(columns=["seq"]).num_rows,
     }
 
 
 def _claimed(run: Run) -> dict[str, Any]:
     """The figures of a run's capacity that it stands for; of an open end only the bound on the other side."""
-    capacity = run.capacity
+    capacity = run.verdict.capacity if run.verdict and run.claims else None
     if capacity is None:
         return {}
-    hidden = {"estimate", "high"} if capacity["open_above"] else set()
-    hidden |= {"estimate", "low", "certified"} if capacity["open_below"] else set()
-    figures = {name: q for name, q in capacity["qps_per_node"].items() if name not in hidden}
+    hidden = {"estimate", "high"} if capacity.open_above else set()
+    hidden |= {"estimate", "low", "certified"} if capacity.open_below else set()
+    names = (name for name in ("estimate", "low", "high", "certified") if name not in hidden)
     return {
-        **{f"{name}_qps_per_node": value for name, value in figures.items()},
-        "binding": capacity["binding"],
-        "windows_used": len(capacity["dwells_used"]),
+        **{f"{name}_qps_per_node": getattr(capacity.qps_per_node, name) for name in names},
+        "binding": capacity.binding,
+        "windows_used": len(capacity.dwells_used or ()),
     }

@@ -3,7 +3,6 @@
 Knows request rows; knows no policy. An unknown figure, as without sessions or replica ids, is None.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ import pyarrow.compute as pc
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
 from conf.specs.bounds import QUANTILE, column
-
-FIGURES = ("prefix_hit", "replicas_per_session", "max_over_mean_share")
 
 
 def with_sessions(rows: pa.Table) -> bool:
@@ -71,52 +68,6 @@ def by_replica(rows: pa.Table) -> list[dict[str, Any]]:
         }
         for replica in known
     ]
-
-
-def lines(tree: Mapping[str, Any]) -> list[str]:
-    """Lines on the routing over all valid windows of a run; none without sessions, and none for a study."""
-    asked = tree["asked"]
-    if not (asked.get("sessions") or asked.get("conversations")) or "dwells" not in tree:
-        return []
-    if tree.get("forecast"):  # a prediction says it beside its latencies
-        return []
-    used = [dwell for dwell in tree["dwells"] if dwell["valid"]]
-    hit, met, share = (_mean(used, figure) for figure in FIGURES)
-    who = (
-        f"{asked['sessions']} sessions"
-        if asked.get("sessions")
-        else f"{asked['conversations']} conversations"
-    )
-    sessions = f"{who}, routing {asked['routing']} by {asked['data_path']}"
-    words = (
-        f"hit rate {_figure(hit)}, {_figure(met)} replicas per session, busiest replica "
-        f"{_figure(share)} of the mean"
-    )
-    return [f"  {sessions}: {words}", *_blocked(used)]
-
-
-def _blocked(dwells: list[Mapping[str, Any]]) -> list[str]:
-    longest = max((dwell.get("turn_blocked_max_ms") or 0.0 for dwell in dwells), default=0.0)
-    if not longest:
-        return []
-    share = _mean(dwells, "turns_blocked") or 0.0
-    return [
-        f"  {share:.1%} of the turns were due before the answer before had ended; longest {longest:.0f} ms"
-    ]
-
-
-def _mean(dwells: list[Mapping[str, Any]], figure: str) -> float | None:
-    """Mean over windows, weighted by their requests; None if it is unknown in any of them."""
-    values = [dwell.get(figure) for dwell in dwells]
-    if not values or any(value is None for value in values):
-        return None
-    return float(
-        np.average(np.array(values, dtype=np.float64), weights=[dwell["requests"] for dwell in dwells])
-    )
-
-
-def _figure(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3g}"
 
 
 def _words(rows: pa.Table) -> pa.ChunkedArray:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from analysis.results.summary import Tree
+from analysis.results.types.prediction_verdict import PredictionVerdict
 from conf import ConfigError, Experiment
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from loadgen.fleet.addresses import chosen
@@ -36,11 +36,11 @@ def predict(
     draws: int = DRAWS,
     sensitivity: bool = False,
     say: Callable[[str], None] = quiet,
-) -> Tree:
+) -> PredictionVerdict:
     """The engine model's answer: a replay of requests, one rate, or the capacity."""
     model = replace(MODEL, say=say)
     if experiment.is_replay:
-        return replay.tree(experiment, replayed, parallel_map, draws)
+        return replay.predict(experiment, replayed, parallel_map, draws)
     if experiment.rate_qps:
         return answer.at_rate(experiment, model, parallel_map, draws)
     return answer.predict(experiment, model, parallel_map, draws, sensitivity)

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from analysis.results import summary
-from analysis.results.summary import Tree
+from analysis.results.json_border import to_tree
+from analysis.results.read_verdict import Verdict
+from analysis.results.studies import PartVerdict
+from analysis.results.types.prediction_verdict import GridVerdict
 from conf import Experiment
 from conf.io import terminal
 from conf.specs.experiment import SimulatedEngine
@@ -29,7 +32,9 @@ def plan(
 
 
 def answer(
-    arguments: argparse.Namespace, measured: tuple[Experiment, ...], act: "Callable[[Site, Emit], Tree]"
+    arguments: argparse.Namespace,
+    measured: tuple[Experiment, ...],
+    act: "Callable[[Site, Emit], PartVerdict]",
 ) -> int:
     """Measure, write the report and print the result; first note what is unknown about vLLM's kernels.
 
@@ -44,14 +49,15 @@ def answer(
     for line in config_check.all_kernels(real):
         terminal.note(line)
     with terminal.own_stdout() as out, progress.choose(arguments.json, out) as show:
-        tree = report_file.written(act(Site(prediction.start, service), show), show)
-    return result(tree, arguments.json)
+        verdict = report_file.written(act(Site(prediction.start, service), show), show)
+    return result(verdict, arguments.json)
 
 
-def result(tree: Tree, as_json: bool, text: Callable[[Tree], str] = summary.text) -> int:
-    """Print a result, as JSON or by `text`, and return its exit code."""
-    if as_json:
-        terminal.data(json.dumps(finite({"event": "result", **tree}), default=str))
+def result(verdict: Verdict | GridVerdict, as_json: bool) -> int:
+    """Print a result, a grid always as JSON, and return its exit code."""
+    if as_json or isinstance(verdict, GridVerdict):
+        terminal.data(json.dumps(finite({"event": "result", **to_tree(verdict)}), default=str))
     else:
-        terminal.tell(text(tree))
-    return int(tree["exit_code"])
+        terminal.tell(summary.text(verdict))
+    assert verdict.exit_code is not None
+    return verdict.exit_code

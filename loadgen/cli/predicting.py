@@ -4,7 +4,9 @@ import argparse
 from functools import partial
 
 from analysis.results import prediction_text, replay_text
+from analysis.results.json_border import to_tree
 from analysis.results.runs import refuse_out
+from analysis.results.types.prediction_verdict import GridCell, GridVerdict
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from conf.matrix import matrix
@@ -25,14 +27,14 @@ def predict(arguments: argparse.Namespace) -> int:
     refuse_out(arguments.requests, *export.TABLES, flag="--requests")
     if arguments.dry_run:
         return max(output.plan(one, 0) for one in found if isinstance(one, Experiment))
-    tree = prediction.answered(cells, found, arguments.sensitivity, terminal.note)
+    answered = prediction.answered(cells, found, arguments.sensitivity, terminal.note)
     if arguments.requests:
-        export.write(arguments.requests, prediction.requests(cells, found), tree)
+        export.write(arguments.requests, prediction.requests(cells, found), to_tree(answered))
     if arguments.out:
-        cells_of = tree.get("cells", [{"at": {}, **tree}])
-        export.write(arguments.out, texts.rows(cells_of), {"event": "result", **tree})
-    if not cells.axes:
-        return output.result(tree, arguments.json)
-    kernels = config_check.all_kernels(one for one in found if isinstance(one, Experiment))
-    table = "\n".join([texts.table(tree["axes"], tree["cells"]), *kernels])
-    return output.result(tree, arguments.json, lambda _: table)
+        rows = answered.cells if isinstance(answered, GridVerdict) else (GridCell(at={}, answer=answered),)
+        export.write(arguments.out, texts.rows(rows), {"event": "result", **to_tree(answered)})
+    if isinstance(answered, GridVerdict) and not arguments.json:
+        kernels = config_check.all_kernels(one for one in found if isinstance(one, Experiment))
+        terminal.tell("\n".join([texts.table(answered.axes, answered.cells), *kernels]))
+        return answered.exit_code
+    return output.result(answered, arguments.json)

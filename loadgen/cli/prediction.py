@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.results import summary
-from analysis.results.summary import Tree
+from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict
+from analysis.results.types.run_verdict import PlacingPrediction
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix
 from conf.specs.experiment import SimulatedEngine
@@ -62,7 +63,7 @@ def answered(
     found: Sequence[Experiment | str],
     sensitivity: bool = False,
     say: Callable[[str], None] = quiet,
-) -> Tree:
+) -> PredictionVerdict | GridVerdict:
     """The answer for the one experiment, or for every cell of a grid (`grid.experiments`)."""
     act = partial(engine_model.predict, sensitivity=sensitivity, say=say)
     with processes() as parallel_map:
@@ -89,7 +90,7 @@ def processes() -> Iterator[ParallelMap]:
             raise
 
 
-def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree | None]:
+def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, PlacingPrediction | None]:
     """The start of a search: a guess, and the engine model's answer if the search may use it."""
     below = FIRST_BELOW_SESSIONS if experiment.workload.has_sessions else FIRST_BELOW_PREDICTION
     start = Start(roofline_qps=engine_model.guess_qps(experiment), first_below=below)
@@ -102,17 +103,17 @@ def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Tree | 
         return start, None
     try:
         hour = replace(experiment.search, budget_s=HOUR_S)
-        tree = engine_model.predict(replace(experiment, search=hour), draws=0)
+        found = engine_model.predict(replace(experiment, search=hour), draws=0)
     except ValueError as error:  # what the model does not predict can be measured all the same
         emit("prediction", text=f"no prediction, the search begins with a ramp: {error}")
         return start, None
-    if tree["exit_code"] != summary.EXIT_OK:
-        emit("prediction", text=f"no prediction, the search begins with a ramp: {tree['reason']}")
+    if found.exit_code != summary.EXIT_OK or found.capacity is None:
+        emit("prediction", text=f"no prediction, the search begins with a ramp: {found.reason}")
         return start, None
-    figures = tree["capacity"]["qps_per_node"]
+    figures = found.capacity.qps_per_node
     how = f"a virtual hour of the same engine: {PLACES}"
-    emit("prediction", text=f"the engine model predicts {figures['estimate']:.2f} QPS per node ({how})")
-    return replace(start, prediction_qps=figures["estimate"]), {"qps_per_node": figures, "how": how}
+    emit("prediction", text=f"the engine model predicts {figures.estimate:.2f} QPS per node ({how})")
+    return replace(start, prediction_qps=figures.estimate), PlacingPrediction(figures, how)
 
 
 def requests(cells: Matrix, found: Sequence[Experiment | str]) -> pa.Table:

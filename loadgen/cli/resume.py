@@ -8,7 +8,7 @@ from pathlib import Path
 
 from analysis.results import integrity, studies
 from analysis.results.runs import Run, RunError, load_run
-from analysis.results.summary import Tree
+from analysis.results.studies import PartVerdict
 from conf import ConfigError, Experiment
 from loadgen.cli import verbs
 from loadgen.run import measure
@@ -18,7 +18,7 @@ from loadgen.run.progress import Emit
 from loadgen.studies import calibration_probes, comparison, matrix_study, published_ladder_run, study
 
 
-def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Emit) -> Tree:
+def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Emit) -> PartVerdict:
     """Recover the remains of a killed run or study, and continue it.
 
     `asked` makes the experiment of a saved config.yaml. Raises ConfigError with the remedy, or RunError.

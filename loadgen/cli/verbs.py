@@ -7,7 +7,9 @@ from contextlib import closing
 from dataclasses import replace
 
 from analysis.results import summary
-from analysis.results.summary import Tree
+from analysis.results.studies import PartVerdict
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment
 from loadgen.drive.plan import Past
 from loadgen.run import measure
@@ -27,7 +29,7 @@ from loadgen.studies.matrix_cells import Cells
 from loadgen.studies.shared_service import SharedService
 
 
-def sweep(asked: Experiment, site: Site, show: Emit) -> Tree:
+def sweep(asked: Experiment, site: Site, show: Emit) -> PartVerdict:
     """Search for the capacity: in one run, or in a study of several deployments or repeats."""
     if asked.search.parts > 1:
         return study.run(study.of(asked), measure.create(Folder, asked), part_runner(site, show), show)
@@ -35,7 +37,7 @@ def sweep(asked: Experiment, site: Site, show: Emit) -> Tree:
     return measure.measure(asked, "sweep", folder, measure.search, site, show)
 
 
-def matrix(cells: Cells, site: Site, show: Emit) -> Tree:
+def matrix(cells: Cells, site: Site, show: Emit) -> StudyVerdict:
     """Search for the capacity of every cell of a grid: a study in which each service is deployed once."""
     folder = measure.create(Folder, cells.first)
     study_asked = matrix_study.begun(cells, folder)
@@ -45,26 +47,26 @@ def matrix(cells: Cells, site: Site, show: Emit) -> Tree:
     return run_cells(cells, study_asked, folder, site, show)
 
 
-def probe(asked: Experiment, site: Site, show: Emit, required: bool = False) -> Tree:
+def probe(asked: Experiment, site: Site, show: Emit, required: bool = False) -> RunVerdict:
     """Offer one load without a search, and judge it: one window, or as many as pass or fail it."""
     folder = measure.create(RunFolder, asked)
     act = measure.require if required else measure.hold
     return measure.measure(asked, "probe", folder, act, site, show)
 
 
-def compare(a: Experiment, b: Experiment, site: Site, show: Emit) -> Tree:
+def compare(a: Experiment, b: Experiment, site: Site, show: Emit) -> StudyVerdict:
     """Search on A and replay its windows on B: a study of two parts."""
     folder = measure.create(Folder, a)
     return study.run(comparison.begun(folder, a, b), folder, part_runner(site, show), show)
 
 
-def recipe(asked: Experiment, guess_qps: float | None, site: Site, show: Emit) -> Tree:
+def recipe(asked: Experiment, guess_qps: float | None, site: Site, show: Emit) -> StudyVerdict:
     """Run the probes of the calibration recipe: a study."""
     study_asked = calibration_probes.of(asked, guess_qps)
     return study.run(study_asked, measure.create(Folder, asked), part_runner(site, show, "probe"), show)
 
 
-def progressive(asked: Experiment, site: Site, show: Emit) -> Tree:
+def progressive(asked: Experiment, site: Site, show: Emit) -> StudyVerdict:
     """Run the MI325X paper's benchmark: a study, each run of it on a service deployed anew."""
     folder = measure.create(Folder, asked)
     return study.run(
@@ -72,16 +74,16 @@ def progressive(asked: Experiment, site: Site, show: Emit) -> Tree:
     )
 
 
-def run_cells(cells: Cells, asked: study.StudyPlan, folder: Folder, site: Site, show: Emit) -> Tree:
+def run_cells(cells: Cells, asked: study.StudyPlan, folder: Folder, site: Site, show: Emit) -> StudyVerdict:
     """Run a grid with one service for consecutive cells that need the same deployment."""
     with closing(SharedService(site.service, list(cells.asked.values()), show)) as kept:
         run_one = part_runner(replace(site, service=kept.service), show)
 
-        def run_part(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> Tree:
-            tree = run_one(experiment, folder, act, before)
-            if tree["exit_code"] in (summary.EXIT_TARGET, summary.EXIT_INTERNAL):
+        def run_part(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> RunVerdict:
+            verdict = run_one(experiment, folder, act, before)
+            if verdict.exit_code in (summary.EXIT_TARGET, summary.EXIT_INTERNAL):
                 kept.close()  # the next cell must not inherit what this one died of
-            return tree
+            return verdict
 
         return study.run(asked, folder, run_part, show)
 
@@ -89,7 +91,7 @@ def run_cells(cells: Cells, asked: study.StudyPlan, folder: Folder, site: Site, 
 def part_runner(site: Site, show: Emit, verb: str = "sweep") -> study.RunPart:
     """A function that measures one run of a verb in its folder."""
 
-    def run_part(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> Tree:
+    def run_part(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> RunVerdict:
         return measure.measure(experiment, verb, folder, act, site, show, before)
 
     return run_part

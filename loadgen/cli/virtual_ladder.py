@@ -6,8 +6,8 @@ from functools import partial
 
 import pyarrow as pa
 
-from analysis.results.published_ladder import Figures
-from analysis.results.summary import Tree
+from analysis.results.types.ladder_figures import LevelFigures
+from analysis.results.types.prediction_verdict import PredictionVerdict
 from conf import ConfigError, Experiment
 from loadgen.cli import engine_model
 from loadgen.predict import ladder_rows
@@ -17,7 +17,7 @@ from loadgen.studies import published_verdict
 from serve_apps.engine_model.compiled import fast_engine
 
 
-def progressive(experiment: Experiment, say: Callable[[str], None] = quiet) -> Tree:
+def progressive(experiment: Experiment, say: Callable[[str], None] = quiet) -> PredictionVerdict:
     """The MI325X paper's benchmark on the virtual clock, each run with a seed of its own.
 
     Raises ConfigError for an engine that the fast model does not play.
@@ -33,7 +33,7 @@ def progressive(experiment: Experiment, say: Callable[[str], None] = quiet) -> T
                 f"progressive on the virtual clock cannot play this engine ({why}); use "
                 "progressive.clock=wall"
             ) from why
-    return published_verdict.verdict(experiment, runs, "virtual")
+    return published_verdict.predicted(experiment, runs)
 
 
 def level_seconds(experiment: Experiment) -> list[float] | None:
@@ -46,11 +46,11 @@ def level_seconds(experiment: Experiment) -> list[float] | None:
         return None
 
 
-def _run(experiment: Experiment, say: Callable[[str], None] = quiet) -> list[Figures]:
+def _run(experiment: Experiment, say: Callable[[str], None] = quiet) -> list[LevelFigures]:
     return published_verdict.play_levels(ladder.levels(experiment), partial(played, experiment), say)
 
 
-def played(experiment: Experiment, number: int, level: ladder.LadderLevel) -> pa.Table:
+def played(experiment: Experiment, number: int, level: ladder.LevelPlan) -> pa.Table:
     """The request rows of one level, a closed loop on one empty engine."""
     schedule = level.schedule(number, 0, 0)
     asked = schedule.input_tokens, schedule.output_tokens, schedule.shared_tokens

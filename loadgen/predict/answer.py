@@ -1,4 +1,4 @@
-"""The answer of `predict` for one experiment: the tree that it prints, and its exit code.
+"""The engine model's verdict on a service, at one operating point.
 
 Knows what a planner asks (capacity or one rate, interval, limit, throughput, sensitivity); the engine model
 is handed in.
@@ -6,12 +6,23 @@ is handed in.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from analysis.results import constants_text, summary
-from analysis.results.summary import Tree
-from conf.specs.bounds import LIMITS, Limit, column
+from analysis.results.asked import describe
+from analysis.results.types.prediction_verdict import (
+    CapacityDraws,
+    NoiseForecast,
+    PredictionVerdict,
+    RateForecast,
+    SensitivityRow,
+    SessionForecast,
+)
+from analysis.results.types.probe_figures import ProbeFigures
+from analysis.results.types.shared_figures import CapacityFigures, QpsFigures
+from conf.specs.bounds import LIMITS
 from conf.specs.experiment import Experiment, Search, SimulatedEngine
 from loadgen.predict.capacity import (
     MANY_NODES,
@@ -24,7 +35,7 @@ from loadgen.predict.capacity import (
     quiet,
     simulated_nodes,
 )
-from loadgen.predict.drawn_p90 import P90Draws, SimulatedP90s, intervals, under_draws
+from loadgen.predict.drawn_p90 import P90Draws, SimulatedP90s, figures, under_draws
 from loadgen.predict.operating_point import Effort, OperatingPoint, RateSimulator, Simulate
 from loadgen.predict.sensitivity import sensitivities
 from loadgen.predict.uncertainty import DRAWS, ParallelMap, Uncertainty, uncertainty
@@ -74,53 +85,71 @@ def predict(
     parallel_map: ParallelMap = map,
     draws: int = DRAWS,
     sensitivity: bool = False,
-) -> Tree:
-    """The capacity with its interval, as a tree of the form of sweep.json with `clock` = `virtual`.
+) -> PredictionVerdict:
+    """The capacity with its interval, in the form of a run's verdict with `clock` = `virtual`.
 
     With `draws` = 0 the interval is Monte Carlo noise alone, without the constants' uncertainty.
     """
     guess = experiment.search.expected_qps or model.guess_qps(experiment) or UNGUESSED_QPS
     machine = model.machine(experiment)
     found = predicted_capacity(experiment, model.simulate, guess, model.say, machine.kv_tokens)
-    tree = base(experiment)
     point, side = found.answer.point, found.answer.root.side
-    tree["forecast"] = {
-        **_figures(point, machine),
-        **_sessions(experiment, point, machine),
-        **_basis(found),
-    }
+    at_point = replace(_figures(experiment, point, machine), noise=_noise(found))
     draws = min(draws, SLOW_DRAWS) if point.slow else draws
     if side:
-        tree["forecast"] |= _under_draws(found.simulator, point.rate_qps, draws, parallel_map).tree
+        at_point = replace(
+            at_point, of_rate=_under_draws(found.simulator, point.rate_qps, draws, parallel_map).summed
+        )
+    verdict = base(experiment, forecast=at_point)
     if side < 0:
         low = (
             f"even at {point.rate_qps:g} QPS per node (search.lowest_qps) p90 {point.binding.upper()} is over"
         )
-        return _end(tree, summary.EXIT_SLO_MISSED, f"{low} its bound")
+        return _ended(verdict, summary.EXIT_SLO_MISSED, f"{low} its bound")
     if side > 0:
-        tree["capacity"] = _open_capacity(experiment, point)
         why = f"the bounds are kept even at {point.rate_qps:g} QPS per node (search.highest_qps); raise it"
         if not point.steady:
             why += (
                 "; the queue grew all along there, so that bounds so wide are missed later than was watched"
             )
-        return _end(tree, summary.EXIT_OPEN, why)
+        verdict = replace(verdict, capacity=_open_capacity(experiment, point))
+        return _ended(verdict, summary.EXIT_OPEN, why)
     unsure = uncertainty(found, draws, parallel_map)
-    tree["capacity"] = _capacity(experiment, found.answer, unsure)
-    if draws:
-        tree["forecast"] |= {
-            "draws": len(unsure.ln_ratios),
-            "open_draws_below": unsure.open_below,
-            "open_draws_above": unsure.open_above,
-            "constants_sampled": list(unsure.sampled),
-            "ln_ratios": list(unsure.ln_ratios),
-        }
-    if sensitivity:
-        tree["sensitivity"] = [
-            {**asdict(row), "ln_sd": row.ln_sd} for row in sensitivities(found, parallel_map)
-        ]
-    why = _beyond(experiment.search, tree["capacity"], unsure)
-    return _end(tree, summary.EXIT_OPEN if why else summary.EXIT_OK, why)
+    capacity = _capacity(experiment, found.answer, unsure)
+    verdict = replace(
+        verdict,
+        forecast=replace(at_point, of_capacity=_draws(unsure) if draws else None),
+        capacity=capacity,
+        sensitivity=_sensitivity(found, parallel_map) if sensitivity else None,
+    )
+    why = _beyond(experiment.search, capacity, unsure)
+    return _ended(verdict, summary.EXIT_OPEN if why else summary.EXIT_OK, why)
+
+
+def _draws(unsure: Uncertainty) -> CapacityDraws:
+    return CapacityDraws(
+        draws=len(unsure.ln_ratios),
+        open_draws_below=unsure.open_below,
+        open_draws_above=unsure.open_above,
+        constants_sampled=tuple(unsure.sampled),
+        ln_ratios=tuple(unsure.ln_ratios),
+    )
+
+
+def _sensitivity(found: PredictedCapacity, parallel_map: ParallelMap) -> tuple[SensitivityRow, ...]:
+    """Every constant's part in the answer, as the verdict states it."""
+    return tuple(
+        SensitivityRow(
+            path=row.path,
+            constant=row.constant,
+            elasticity=row.elasticity,
+            at_low_qps=row.at_low_qps,
+            at_high_qps=row.at_high_qps,
+            share=row.share,
+            ln_sd=row.ln_sd,
+        )
+        for row in sensitivities(found, parallel_map)
+    )
 
 
 def _under_draws(
@@ -135,13 +164,13 @@ def _seen(simulator: RateSimulator, rate_qps: float, experiment: Experiment) -> 
     return SimulatedP90s(p90_ms, point.excess(point.binding) <= 0, point.steady)
 
 
-def _beyond(search: Search, capacity: Tree, unsure: Uncertainty) -> str:
-    """The reason why an end of the interval is unknown; empty if both are known."""
+def _beyond(search: Search, capacity: CapacityFigures, unsure: Uncertainty) -> str:
+    """Why an end of the interval is unknown; empty where both are known."""
     out, of = [], f"of {len(unsure.ln_ratios)} draws of the constants"
-    if capacity["open_below"]:
+    if capacity.open_below:
         lowest = f"{search.lowest_qps:g} QPS per node (search.lowest_qps); lower it"
         out.append(f"a bound is missed in {unsure.open_below} {of} even at {lowest}")
-    if capacity["open_above"]:
+    if capacity.open_above:
         highest = f"{search.highest_qps:g} QPS per node (search.highest_qps); raise it"
         out.append(f"the bounds are kept in {unsure.open_above} {of} even at {highest}")
     return "; ".join(out)
@@ -149,8 +178,8 @@ def _beyond(search: Search, capacity: Tree, unsure: Uncertainty) -> str:
 
 def at_rate(
     experiment: Experiment, model: EngineModel, parallel_map: ParallelMap = map, draws: int = DRAWS
-) -> Tree:
-    """The answer at one rate, `rate_qps` per node: each p90 against its bound.
+) -> PredictionVerdict:
+    """The engine model's verdict on one rate, `rate_qps` per node: each p90 against its bound.
 
     The intervals hold the constants' uncertainty and Monte Carlo noise. The tree also says in how many draws
     of the constants both bounds are kept.
@@ -167,138 +196,128 @@ def at_rate(
     budget_s = min(experiment.search.budget_s, SLOW_S if slow else math.inf)
     simulator = RateSimulator(experiment, model.simulate, Effort.of(budget_s, nodes, whole), kv_tokens)
     point = simulator.at(experiment.rate_qps)
-    tree, draws = base(experiment), min(draws, SLOW_DRAWS) if slow else draws
+    draws = min(draws, SLOW_DRAWS) if slow else draws
     known = _under_draws(rough, experiment.rate_qps, draws, parallel_map)
-    tree["forecast"] = _figures(point, machine) | _sessions(experiment, point, machine) | known.tree
     missed = [limit.upper() for limit in LIMITS if point.excess(limit) > 0]
-    tree["probe"] = {
-        "loop": "open",
-        "rate_qps_per_node": experiment.rate_qps,
-        "window_s": simulator.effort.window_s,
-        **{limit: _p90(point, limit, known) for limit in LIMITS},
-    }
+    ttft, tpot = (
+        figures(known, limit, point.p90_ms(limit), point.interval_ms(limit), point.bound_ms(limit))
+        for limit in LIMITS
+    )
+    verdict = base(
+        experiment,
+        forecast=replace(_figures(experiment, point, machine), of_rate=known.summed),
+        probe=ProbeFigures(
+            rate_qps_per_node=experiment.rate_qps, window_s=simulator.effort.window_s, ttft=ttft, tpot=tpot
+        ),
+    )
     if missed:
-        return _end(tree, summary.EXIT_SLO_MISSED, f"p90 {' and '.join(missed)} over the bound")
-    return _end(tree, summary.EXIT_OK, "")
+        return _ended(verdict, summary.EXIT_SLO_MISSED, f"p90 {' and '.join(missed)} over the bound")
+    return _ended(verdict, summary.EXIT_OK, "")
 
 
-def _p90(point: OperatingPoint, limit: Limit, known: P90Draws) -> Tree:
-    p90 = point.p90_ms(limit)
-    return {
-        "p90_ms": p90,
-        **intervals(known, limit, p90, point.interval_ms(limit)),
-        "bound_ms": point.bound_ms(limit),
-        "passed": None if p90 is None else p90 <= point.bound_ms(limit),
-    }
+def base(experiment: Experiment, **parts: Any) -> PredictionVerdict:
+    """The verdict with what was asked and what its constants rest on; `parts` are fields of the answer."""
+    engine = experiment.engine
+    return PredictionVerdict(
+        asked=describe(experiment),
+        calibration=engine.constants if isinstance(engine, SimulatedEngine) else "",
+        constants=constants_text.basis(experiment),
+        exit_code=summary.EXIT_OK,
+        **parts,
+    )
 
 
-def base(experiment: Experiment) -> Tree:
-    """The beginning of every answer: the experiment, and the source of the constants."""
-    return {
-        "schema_version": summary.SCHEMA_VERSION,
-        "asked": summary.describe(experiment),
-        "clock": "virtual",
-        "dwells": [],
-        "calibration": experiment.engine.constants if isinstance(experiment.engine, SimulatedEngine) else "",
-        "constants": constants_text.tree(experiment),
-    }
-
-
-def _figures(point: OperatingPoint, machine: NodePeaks) -> Tree:
-    """Figures of a node at the point's rate; Little's law gives the requests in flight, if `steady`."""
+def _figures(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) -> RateForecast:
+    """One node at the rate of the point; requests in flight by Little's law, which needs `steady`."""
     rate, new = point.served_qps, point.input_tokens - point.cached_tokens
     pairs = new * (point.cached_tokens + new / 2)
     decoded = point.output_tokens * (point.input_tokens + point.output_tokens / 2)
     flop = machine.flop_per_token * (new + point.output_tokens) + machine.flop_per_pair * (pairs + decoded)
-    return {
-        "rate_qps_per_node": point.rate_qps,
-        "steady": point.steady,
-        **{column(limit): point.p90_ms(limit) for limit in LIMITS},
-        "input_tokens_per_s_per_node": rate * point.input_tokens,
-        "image_tokens_per_s_per_node": rate * point.image_tokens,
-        "output_tokens_per_s_per_node": rate * point.output_tokens,
-        "cached_share_of_input": point.cached_tokens / point.input_tokens,
-        "in_flight_per_node": rate * point.e2e_s if point.steady else None,
-        "kv_used": _known(point.work["kv_token_seconds"] / point.load_s / machine.kv_tokens),
-        "busy": _known(point.work["busy_s"] / point.load_s / machine.replicas),
-        "mfu": rate * flop / machine.peak_flop_per_s if machine.peak_flop_per_s else None,
-        "step_terms": machine.shares(point.work),
-        "requests": len(point.ttft_ms),
-        "simulated_node_s": point.load_s,
-    }
+    return RateForecast(
+        rate_qps_per_node=point.rate_qps,
+        steady=point.steady,
+        ttft_p90_ms=point.p90_ms("ttft"),
+        tpot_p90_ms=point.p90_ms("tpot"),
+        input_tokens_per_s_per_node=rate * point.input_tokens,
+        image_tokens_per_s_per_node=rate * point.image_tokens,
+        output_tokens_per_s_per_node=rate * point.output_tokens,
+        cached_share_of_input=point.cached_tokens / point.input_tokens,
+        in_flight_per_node=rate * point.e2e_s if point.steady else None,
+        kv_used=_known(point.work["kv_token_seconds"] / point.load_s / machine.kv_tokens),
+        busy=_known(point.work["busy_s"] / point.load_s / machine.replicas),
+        mfu=rate * flop / machine.peak_flop_per_s if machine.peak_flop_per_s else None,
+        step_terms=machine.shares(point.work),
+        requests=len(point.ttft_ms),
+        simulated_node_s=point.load_s,
+        sessions=_sessions(experiment, point, machine),
+    )
 
 
-def _sessions(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) -> Tree:
-    """Figures of sessions under the routing; empty without sessions.
-
-    `reusable_share_of_input` is the hit share of an unbounded cache that every turn meets.
-    """
-    routed, workload = point.routing_outcome, experiment.workload
-    if routed is None:
-        return {}
+def _sessions(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) -> SessionForecast | None:
+    """Sessions at the point, and what routing made of them; None without sessions."""
+    parallel_map, workload = point.routing_outcome, experiment.workload
+    if parallel_map is None:
+        return None
     nodes = experiment.cluster.nodes
     alive = sessions_alive(workload, point.rate_qps, nodes) or 0.0
-    return {
-        "replicas_per_session": routed.replicas_per_session,
-        "max_over_mean_share": routed.max_over_mean_share,
-        "blocked_share": routed.blocked_share,
-        "reusable_share_of_input": reusable_share(workload),
-        "sessions_per_node": alive,
-        "sessions_over_kv": alive * workload.input_tokens.mean / machine.kv_tokens,
-        "simulated_nodes": routed.replicas // machine.replicas,
-        "fill_s": cache_warmup_s(workload, point.rate_qps, nodes, machine.kv_tokens),
-    }
+    return SessionForecast(
+        replicas_per_session=parallel_map.replicas_per_session,
+        max_over_mean_share=parallel_map.max_over_mean_share,
+        blocked_share=parallel_map.blocked_share,
+        reusable_share_of_input=reusable_share(workload),
+        sessions_per_node=alive,
+        sessions_over_kv=alive * workload.input_tokens.mean / machine.kv_tokens,
+        simulated_nodes=parallel_map.replicas // machine.replicas,
+        fill_s=cache_warmup_s(workload, point.rate_qps, nodes, machine.kv_tokens),
+    )
 
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _basis(found: PredictedCapacity) -> Tree:
-    noise = found.answer.noise
-    return {
-        "noise_pct": None if noise is None else 100 * noise,
-        "varied_nodes": found.simulator.effort.nodes,
-        "varied_node_s": found.simulator.effort.nodes
-        * found.simulator.effort.parts
-        * found.simulator.effort.window_s,
-    }
+def _noise(found: PredictedCapacity) -> NoiseForecast:
+    """The noise of the answer, and the rough run that was varied."""
+    noise, effort = found.answer.noise, found.simulator.effort
+    return NoiseForecast(
+        noise_pct=None if noise is None else 100 * noise,
+        varied_nodes=effort.nodes,
+        varied_node_s=effort.nodes * effort.parts * effort.window_s,
+    )
 
 
-def _capacity(experiment: Experiment, answer: Solution, unsure: Uncertainty) -> Tree:
+def _capacity(experiment: Experiment, answer: Solution, unsure: Uncertainty) -> CapacityFigures:
+    """The figures of a search's capacity, as far as a prediction has them."""
     estimate, noise = answer.root.rate_qps, answer.noise or 0.0
     away = {name: unsure.ends(share, noise) for name, share in SHARES.items()}
     ends = {name: None if ln is None else estimate * math.exp(ln) for name, ln in away.items()}
     binding = answer.point.binding
     same = sum(limit == binding for limit in unsure.bindings)
-    return {
-        **_figures_of(experiment, {"estimate": estimate, **ends}),
-        "binding": binding,
-        "binding_probability": same / len(unsure.bindings) if unsure.bindings else None,
-        "open_above": ends["high"] is None,
-        "open_below": ends["low"] is None,
-        "at_end": False,
-    }
+    per_node = QpsFigures(estimate, **ends)
+    return CapacityFigures(
+        qps_per_node=per_node,
+        qps_per_replica=per_node.over(experiment.layout.replicas_per_node),
+        interval=INTERVAL,
+        binding=binding,
+        binding_probability=same / len(unsure.bindings) if unsure.bindings else None,
+        open_above=ends["high"] is None,
+        open_below=ends["low"] is None,
+        at_end=False,
+    )
 
 
-def _open_capacity(experiment: Experiment, point: OperatingPoint) -> Tree:
-    """The end of the search, where the bounds are still kept: a lower bound without an interval."""
-    return {
-        **_figures_of(experiment, {"estimate": experiment.search.highest_qps, **dict.fromkeys(SHARES)}),
-        "binding": point.binding,
-        "binding_probability": None,
-        "open_above": True,
-        "open_below": False,
-        "at_end": True,
-    }
+def _open_capacity(experiment: Experiment, point: OperatingPoint) -> CapacityFigures:
+    """The end of the search where the bounds are still kept: a lower bound, without an interval."""
+    per_node = QpsFigures(experiment.search.highest_qps, None, None, None)
+    return CapacityFigures(
+        qps_per_node=per_node,
+        qps_per_replica=per_node.over(experiment.layout.replicas_per_node),
+        interval=INTERVAL,
+        binding=point.binding,
+        open_above=True,
+        at_end=True,
+    )
 
 
-def _figures_of(experiment: Experiment, per_node: Mapping[str, float | None]) -> Tree:
-    replicas = experiment.layout.replicas_per_node
-    per_replica = {name: None if value is None else value / replicas for name, value in per_node.items()}
-    return {"qps_per_node": dict(per_node), "qps_per_replica": per_replica, "interval": INTERVAL}
-
-
-def _end(tree: Tree, exit_code: int, reason: str) -> Tree:
-    ok = exit_code == summary.EXIT_OK
-    return tree | {"valid": True, "passed": ok, "exit_code": exit_code, "reason": reason}
+def _ended(verdict: PredictionVerdict, exit_code: int, reason: str) -> PredictionVerdict:
+    return replace(verdict, passed=exit_code == summary.EXIT_OK, exit_code=exit_code, reason=reason)

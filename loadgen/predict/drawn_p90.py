@@ -10,7 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from analysis.results.summary import Tree
+from analysis.results.types.prediction_verdict import RateDraws
+from analysis.results.types.probe_figures import P90Causes, P90Figures
 from conf.constants import replaced
 from conf.specs.bounds import Limit
 from conf.specs.experiment import Experiment
@@ -55,13 +56,14 @@ class P90Draws:
         return sum(not seen.steady for seen in self.draws)
 
     @property
-    def tree(self) -> Tree:
-        return {
-            "draws": len(self.draws),
-            "constants_sampled": list(self.sampled),
-            "kept_probability": self.kept_probability,
-            "overloaded_draws": self.overloaded,
-        }
+    def summed(self) -> RateDraws:
+        """The share of draws that keep both bounds, and the number in which the queue grows."""
+        return RateDraws(
+            draws=len(self.draws),
+            constants_sampled=self.sampled,
+            kept_probability=self.kept_probability,
+            overloaded_draws=self.overloaded,
+        )
 
     def constants_ms(self, limit: Limit, p90_ms: float) -> tuple[float, float | None] | None:
         """95 % interval of a p90 by the draws around `p90_ms`, the p90 of a longer simulation under the
@@ -101,20 +103,22 @@ def _seen(observe: Observe, experiment: Experiment, values: Mapping[str, float])
     return observe(replaced(experiment, values))
 
 
-def intervals(
-    known: P90Draws, limit: Limit, p90_ms: float | None, noise_ms: tuple[float, float] | None
-) -> Tree:
-    """The tree of a p90's uncertainty: `interval_ms` of both causes together, and each cause by itself.
+def figures(
+    known: P90Draws, limit: Limit, p90_ms: float | None, noise_ms: tuple[float, float] | None, bound_ms: float
+) -> P90Figures:
+    """A p90 against its bound, with its 95 % interval and the two causes of that apart.
 
-    `noise_ms` is its 95 % interval by Monte Carlo noise. An open upper end is None.
+    `noise_ms` is the interval by Monte Carlo noise. An open upper end is None.
     """
     found = None if p90_ms is None else known.constants_ms(limit, p90_ms)
     whole = noise_ms if found is None or p90_ms is None else _joined(p90_ms, found, noise_ms)
-    return {
-        "interval_ms": None if whole is None else list(whole),
-        "noise_ms": None if noise_ms is None else list(noise_ms),
-        "constants_ms": None if found is None else list(found),
-    }
+    return P90Figures(
+        p90_ms=p90_ms,
+        interval_ms=whole,
+        causes=P90Causes(noise_ms, found),
+        bound_ms=bound_ms,
+        passed=None if p90_ms is None else p90_ms <= bound_ms,
+    )
 
 
 def _joined(

@@ -4,13 +4,19 @@ Knows cells and their ratios; the engine model is handed in.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from analysis.results import summary
-from analysis.results.summary import Tree
+from analysis.results.types.prediction_verdict import (
+    CapacityDraws,
+    GridCell,
+    GridRefusal,
+    GridVerdict,
+    PredictionVerdict,
+)
+from analysis.results.types.shared_figures import RatioFigures
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix
 from loadgen.predict import replay
@@ -18,10 +24,9 @@ from loadgen.predict.capacity import quiet
 from loadgen.predict.draws import drawn
 from loadgen.predict.uncertainty import MANY_DRAWS, ParallelMap, interval_end, smoothed
 
-Predict = Callable[[Experiment], Tree]
-Answer = tuple[Tree, Experiment]
-"""A cell's answer, and its experiment."""
-ENDS = ("below", "above")
+Predict = Callable[[Experiment], PredictionVerdict]
+Asked = tuple[PredictionVerdict, Experiment]
+"""A cell's answer, and the experiment that was asked for."""
 
 
 def experiments(asked: Callable[[list[str]], Experiment], grid: Matrix) -> list[Experiment | str]:
@@ -38,7 +43,7 @@ def experiments(asked: Callable[[list[str]], Experiment], grid: Matrix) -> list[
 
 
 def are_replays(found: Sequence[Experiment | str]) -> bool:
-    """True if the cells are replays of a number of requests. Raises ConfigError if only some are."""
+    """True if the cells are replays of so many requests. Raises ConfigError where some are and some not."""
     kinds = {one.is_replay for one in found if isinstance(one, Experiment)}
     if len(kinds) > 1:
         raise ConfigError(
@@ -53,26 +58,27 @@ def predicted(
     predict: Predict,
     parallel_map: ParallelMap,
     say: Callable[[str], None] = quiet,
-) -> Tree:
-    """The tree of a grid: every cell with its answer, and its ratio to the first cell that has one."""
+) -> GridVerdict:
+    """The verdict of a grid: every cell with its answer, and its ratio to the first cell that has one."""
     answers = iter(parallel_map(predict, [one for one in found if isinstance(one, Experiment)]))
-    cells: list[Tree] = []
-    for at, one in zip(grid.cells(), found, strict=True):
-        cell = _refused(one) if isinstance(one, str) else next(answers)
-        cells.append({"at": at, **cell})
-        say(f"cell {len(cells)} of {len(found)} is done")
-    every = zip(cells, found, strict=True)
-    pairs = [(cell, one) for cell, one in every if isinstance(one, Experiment) and _answered(cell)]
-    for cell, one in pairs:
-        cell["ratio"] = ratio((cell, one), pairs[0])
-    replays = [cell for cell in cells if cell.get("replay")]
-    for cell in replays:
-        cell["ratio"] = replay.ratio(cell, replays[0])
-    code = max(cell["exit_code"] for cell in cells)
-    return {"axes": list(grid.axes), "cells": cells, "exit_code": code}
+    known: list[PredictionVerdict | GridRefusal] = []
+    for one in found:
+        known.append(_refused(one) if isinstance(one, str) else next(answers))
+        say(f"cell {len(known)} of {len(found)} is done")
+    first: Asked | None = None
+    cells = []
+    for at, answer, one in zip(grid.cells(), known, found, strict=True):
+        over = None
+        if isinstance(answer, PredictionVerdict) and isinstance(one, Experiment) and _compares(answer):
+            first = first or (answer, one)
+            over = replay.ratio(answer, first[0]) if answer.replay else ratio((answer, one), first)
+        cells.append(GridCell(at=at, answer=answer, ratio=over))
+    return GridVerdict(
+        axes=tuple(grid.axes), cells=tuple(cells), exit_code=max(answer.exit_code for answer in known)
+    )
 
 
-def ratio(second: Answer, first: Answer) -> dict[str, float]:
+def ratio(second: Asked, first: Asked) -> RatioFigures:
     """Capacity over that of the first cell, with a 95 % interval.
 
     It is taken draw by draw, since a constant that both cells have errs alike in both, and layout constants
@@ -81,23 +87,37 @@ def ratio(second: Answer, first: Answer) -> dict[str, float]:
     """
     cell, of = second[0], first[0]
     if cell is of:
-        return {"value": 1.0, "low": 1.0, "high": 1.0}
-    q, base = (one["capacity"]["qps_per_node"]["estimate"] for one in (cell, of))
+        return RatioFigures(1.0, 1.0, 1.0)
+    q, base = (_estimate(one) for one in (cell, of))
     value = math.log(q / base)
-    noise = math.hypot(*((one["forecast"]["noise_pct"] or 0.0) / 100 for one in (cell, of)))
+    noise = math.hypot(*(_noise(one) for one in (cell, of)))
     moved = _moved(second, first)
     low, high = (interval_end(moved, share, noise) for share in (0.025, 0.975))
-    return {"value": math.exp(value), "low": math.exp(value + low), "high": math.exp(value + high)}
+    return RatioFigures(math.exp(value), math.exp(value + low), math.exp(value + high))
 
 
-def _moved(second: Answer, first: Answer) -> Sequence[float]:
-    """ln ratio over its estimate, draw by draw; in many more draws if the response is known."""
-    ours, theirs = (np.array(cell["forecast"].get("ln_ratios") or [0.0]) for cell, _ in (second, first))
+def _estimate(one: PredictionVerdict) -> float:
+    assert one.capacity is not None
+    return one.capacity.qps_per_node.estimate
+
+
+def _noise(one: PredictionVerdict) -> float:
+    return ((one.forecast and one.forecast.noise_pct) or 0.0) / 100
+
+
+def _draws(one: PredictionVerdict) -> CapacityDraws | None:
+    return one.forecast.of_capacity if one.forecast else None
+
+
+def _moved(second: Asked, first: Asked) -> Sequence[float]:
+    """ln ratio over its estimate, draw by draw; in many more draws where these show how it answers."""
+    drawn = [_draws(one) for one, _ in (second, first)]
+    ours, theirs = (np.array((one and one.ln_ratios) or [0.0]) for one in drawn)
     if len(ours) != len(theirs):
         pairs: list[float] = np.subtract.outer(ours, theirs).ravel().tolist()
         return pairs
     moved: list[float] = (ours - theirs).tolist()
-    unknown = any(cell["forecast"].get(f"open_draws_{end}") for cell, _ in (second, first) for end in ENDS)
+    unknown = any(one and one.open_draws for one in drawn)
     if unknown or len(moved) < 2 or max(moved) == min(moved):
         return moved
     sets, many = (_of_both(second[1], first[1], count) for count in (len(moved), MANY_DRAWS))
@@ -115,10 +135,12 @@ def _of_both(second: Experiment, first: Experiment, count: int) -> list[dict[str
     ]
 
 
-def _answered(cell: Mapping[str, Any]) -> bool:
-    capacity = cell.get("capacity")
-    return capacity is not None and not capacity["open_above"] and not capacity["open_below"]
+def _compares(one: PredictionVerdict) -> bool:
+    """True of a replay, and of a capacity with two ends."""
+    capacity = one.capacity
+    closed = capacity is not None and not capacity.open_above and not capacity.open_below
+    return closed or one.replay is not None
 
 
-def _refused(why: str) -> Tree:
-    return {"exit_code": summary.EXIT_USAGE, "reason": why, "valid": False, "passed": False}
+def _refused(why: str) -> GridRefusal:
+    return GridRefusal(exit_code=summary.EXIT_USAGE, reason=why)

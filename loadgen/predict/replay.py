@@ -1,4 +1,4 @@
-"""Replay of a number of requests by the engine model: latencies, throughput, their intervals.
+"""Replays of so many requests on the engine model: latencies, throughput, their intervals.
 
 Knows the requests and the figures; the engine model is handed in. The service begins empty and all requests
 count, as in other tools' benchmarks.
@@ -6,20 +6,22 @@ count, as in other tools' benchmarks.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from analysis.results import summary
-from analysis.results.summary import Tree
+from analysis.results.types.prediction_verdict import FigureWithEnds, PredictionVerdict, ReplayForecast
+from analysis.results.types.probe_figures import P90Figures, ProbeFigures
+from analysis.results.types.shared_figures import RatioFigures
 from analysis.rows.metrics import tpot_ms, ttft_ms
 from analysis.stats.quantiles import quantile
 from conf import ConfigError, Experiment
 from conf.constants import replaced
-from conf.specs.bounds import LIMITS, column
 from loadgen.predict.answer import base
 from loadgen.predict.draws import drawn
 from loadgen.predict.uncertainty import DRAWS, ParallelMap, interval_end
@@ -106,7 +108,9 @@ def planned(experiment: Experiment, number: int = 0) -> ArrivalSchedule:
     return traffic.first(count, rate_qps, dwell=number, seed=seed)
 
 
-def tree(experiment: Experiment, play: Play, parallel_map: ParallelMap = map, draws: int = DRAWS) -> Tree:
+def predict(
+    experiment: Experiment, play: Play, parallel_map: ParallelMap = map, draws: int = DRAWS
+) -> PredictionVerdict:
     """The figures with their 95 % intervals, and each p90 against its bound.
 
     An interval holds the constants' uncertainty, on the same arrivals. If chance drew arrivals or lengths,
@@ -119,32 +123,30 @@ def tree(experiment: Experiment, play: Play, parallel_map: ParallelMap = map, dr
     values, others, varied = seen[0], seen[1 : SEEDS + 1], seen[SEEDS + 1 :]
     found = {name: _figure(name, values, varied, others) for name in values}
     probe = _judged(experiment, found)
-    missed = [limit.upper() for limit in LIMITS if probe[limit]["passed"] is False]
+    missed = probe.missed
     schedule = planned(experiment)
     sent = [float(tokens.mean()) for tokens in (schedule.input_tokens, schedule.output_tokens)]
-    return {
-        **base(experiment),
-        "replay": {
-            "requests": asked_requests(experiment),
-            "concurrency": experiment.concurrency,
-            "rate_qps_per_node": experiment.rate_qps,
-            "input_tokens": sent[0],
-            "output_tokens": sent[1],
-            "figures": found,
-            "seeds": SEEDS,
-            "other_seeds": _by_chance(values, others),
-            "draws": len(sets),
-            "constants_sampled": list(sets[0]) if sets else [],
-            "kept_probability": _kept(experiment, varied),
-            "ln_throughput": [_ln_throughput(one) for one in varied],
-            "ln_throughput_of_seeds": [_ln_throughput(one) for one in others],
-        },
-        "probe": probe,
-        "valid": True,
-        "passed": not missed,
-        "exit_code": summary.EXIT_SLO_MISSED if missed else summary.EXIT_OK,
-        "reason": f"p90 {' and '.join(missed)} over the bound" if missed else "",
-    }
+    shown = ReplayForecast(
+        requests=asked_requests(experiment),
+        concurrency=experiment.concurrency,
+        rate_qps_per_node=experiment.rate_qps,
+        input_tokens=sent[0],
+        output_tokens=sent[1],
+        figures=found,
+        seeds=SEEDS,
+        other_seeds=_by_chance(values, others),
+        draws=len(sets),
+        constants_sampled=tuple(sets[0]) if sets else (),
+        kept_probability=_kept(experiment, varied),
+        ln_throughput=tuple(map(_ln_throughput, varied)),
+        ln_throughput_of_seeds=tuple(map(_ln_throughput, others)),
+    )
+    return replace(
+        base(experiment, replay=shown, probe=probe),
+        passed=not missed,
+        exit_code=summary.EXIT_SLO_MISSED if missed else summary.EXIT_OK,
+        reason=f"p90 {' and '.join(missed)} over the bound" if missed else "",
+    )
 
 
 def _figures(
@@ -198,20 +200,18 @@ def rows(schedule: ArrivalSchedule, played: Replayed) -> pa.Table:
     )
 
 
-def ratio(cell: Tree, first: Tree) -> dict[str, float]:
+def ratio(cell: PredictionVerdict, first: PredictionVerdict) -> RatioFigures:
     """Output tok/s over that of the first cell, with a 95 % interval, draw by draw and seed by seed.
 
     A constant or an arrival that both cells have errs alike in both. If the numbers of draws differ, all
     pairs count.
     """
-    ours, theirs = cell["replay"], first["replay"]
-    value, of = (math.log(one["figures"][THROUGHPUT]["value"]) for one in (ours, theirs))
-    moved, chance = (
-        _differences(ours[name], theirs[name]) - (value - of)
-        for name in ("ln_throughput", "ln_throughput_of_seeds")
-    )
-    ends = zip(("low", "high"), _away(moved, chance), strict=True)
-    return {"value": math.exp(value - of), **{end: math.exp(value - of + away) for end, away in ends}}
+    ours, theirs = cell.replay, first.replay
+    assert ours is not None and theirs is not None
+    value, of = (math.log(one.figures[THROUGHPUT].value or math.nan) for one in (ours, theirs))
+    moved = _differences(ours.ln_throughput, theirs.ln_throughput) - (value - of)
+    chance = _differences(ours.ln_throughput_of_seeds, theirs.ln_throughput_of_seeds) - (value - of)
+    return RatioFigures(math.exp(value - of), *(math.exp(value - of + away) for away in _away(moved, chance)))
 
 
 def _differences(ours: Sequence[float], theirs: Sequence[float]) -> Floats:
@@ -224,9 +224,10 @@ def _ln_throughput(figures: Figures) -> float:
     return math.log(figures[THROUGHPUT] or math.nan)
 
 
-def _figure(name: str, values: Figures, varied: Sequence[Figures], others: Sequence[Figures]) -> Tree:
-    low, high = _ends(name, values, varied, others)
-    return {"value": values[name], "low": low, "high": high}
+def _figure(
+    name: str, values: Figures, varied: Sequence[Figures], others: Sequence[Figures]
+) -> FigureWithEnds:
+    return FigureWithEnds(values[name], *_ends(name, values, varied, others))
 
 
 def _ends(
@@ -261,8 +262,8 @@ def _away(moved: Floats, chance: Floats) -> tuple[float, float]:
     return low, high
 
 
-def _by_chance(values: Figures, others: Sequence[Figures]) -> dict[str, Any]:
-    """The 95 % interval of a further seed for every figure; empty if chance moves nothing."""
+def _by_chance(values: Figures, others: Sequence[Figures]) -> dict[str, tuple[float | None, float | None]]:
+    """The ends of every figure under a further seed; empty where chance moves nothing."""
     same = all(
         math.isclose(one[name] or 0.0, value or 0.0, rel_tol=SAME)
         for one in others
@@ -271,24 +272,27 @@ def _by_chance(values: Figures, others: Sequence[Figures]) -> dict[str, Any]:
     return {} if same else {name: _ends(name, values, [], others) for name in values}
 
 
-def _judged(experiment: Experiment, found: Mapping[str, Tree]) -> Tree:
-    nodes = experiment.cluster.nodes
-    out: dict[str, Any] = {
-        "loop": "closed" if experiment.concurrency else "open",
-        "concurrency": experiment.concurrency,
-        "rate_qps_per_node": experiment.rate_qps or (found["requests_per_s"]["value"] or 0.0) / nodes,
-    }
-    for limit in LIMITS:
-        p90 = found[f"{limit}_ms.p90"]
-        bound = getattr(experiment.slo, column(limit))
-        known = p90["value"] is not None
-        out[limit] = {
-            "p90_ms": p90["value"],
-            "interval_ms": (p90["low"], p90["high"]) if known else None,
-            "bound_ms": bound,
-            "passed": p90["value"] <= bound if known else None,
-        }
-    return out
+def _judged(experiment: Experiment, found: Mapping[str, FigureWithEnds]) -> ProbeFigures:
+    """Each p90 against its bound, in the form of a probe."""
+    rate_qps = experiment.rate_qps or (found["requests_per_s"].value or 0.0) / experiment.cluster.nodes
+    slo = experiment.slo
+    return ProbeFigures(
+        loop="closed" if experiment.concurrency else "open",
+        concurrency=experiment.concurrency,
+        rate_qps_per_node=rate_qps,
+        ttft=_p90(found["ttft_ms.p90"], slo.ttft_p90_ms),
+        tpot=_p90(found["tpot_ms.p90"], slo.tpot_p90_ms),
+    )
+
+
+def _p90(figure: FigureWithEnds, bound_ms: float) -> P90Figures:
+    value, low = figure.value, figure.low
+    return P90Figures(
+        p90_ms=value,
+        interval_ms=None if value is None or low is None else (low, figure.high),
+        bound_ms=bound_ms,
+        passed=None if value is None else value <= bound_ms,
+    )
 
 
 def _kept(experiment: Experiment, varied: Sequence[Figures]) -> float | None:

@@ -4,13 +4,14 @@ Knows suffixes and how unknown figures are written; knows no verb and no column.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from analysis.results.summary import Tree
 from analysis.rows import parquet
 from loadgen.run.folder import finite
 
@@ -18,7 +19,7 @@ TABLES = (".parquet", ".csv")
 SUFFIXES = (*TABLES, ".json")
 
 
-def write(out: Path, table: pa.Table, whole: Tree) -> None:
+def write(out: Path, table: pa.Table, whole: Mapping[str, Any]) -> None:
     """Write `table`, or `whole` as JSON, complete or not at all. Raises ValueError for another suffix.
 
     In CSV what is unknown is empty and what is infinite `inf`; in JSON null and "inf".
@@ -32,7 +33,7 @@ def write(out: Path, table: pa.Table, whole: Tree) -> None:
         if out.suffix == ".csv":
             pyarrow.csv.write_csv(_known(table), part, pyarrow.csv.WriteOptions(quoting_style="needed"))
         else:
-            part.write_text(json.dumps(finite(whole), indent=1, default=str), encoding="utf-8")
+            part.write_text(json.dumps(finite(dict(whole)), indent=1, default=str), encoding="utf-8")
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import secrets
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,8 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.capacity import dwell_table
-from analysis.results import summary
-from analysis.results.summary import Tree
+from analysis.results.exit_codes import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TARGET
+from analysis.results.json_border import from_tree, to_tree
+from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
 from conf import Experiment
 from conf.io.secret import Secret
 from conf.load import dump
@@ -32,12 +33,13 @@ from loadgen.fleet.load_actor import FleetPlan
 from loadgen.prompts.tokenizer import FILE as TOKENIZER
 from loadgen.run import verdicts
 from loadgen.run.endpoint import TargetError, api_key
+from loadgen.run.folder import finite
 from loadgen.run.metrics_scraper import Scraper
 from loadgen.run.run_folder import RunFolder, checksums, manifest, sha256_of
 from loadgen.search.start import Start
 
-Conclude = Callable[[], Tree]
-"""Draws a conclusion, the tree of sweep.json, from what the driver knows by then."""
+Conclude = Callable[[], RunVerdict]
+"""Draws the verdict from what the driver knows by then."""
 
 LAST_WORDS = "deploy_failure.txt"
 """The file of a run folder that holds what a service that did not come up, or not again, wrote last."""
@@ -76,9 +78,6 @@ def read_of(workload: Workload) -> dict[str, Path]:
     return files
 
 
-FAILED = {"valid": False, "passed": False, "exit_code": summary.EXIT_INTERNAL}
-
-
 class Run:
     """A run folder being filled. `show` is the progress, `past` what earlier sessions of the run left."""
 
@@ -92,7 +91,7 @@ class Run:
     ) -> None:
         self.experiment = experiment
         self.folder = folder
-        self.prediction: Tree | None = None
+        self.prediction: PlacingPrediction | None = None
         self._show = show
         self._past = past
         self._driver: Driver | None = None
@@ -128,7 +127,7 @@ class Run:
         prepare: Callable[[], Start],
         service: AbstractContextManager[Service],
         act: Callable[[Driver], Conclude],
-    ) -> Tree:
+    ) -> RunVerdict:
         """Load the service and conclude; never raises for what can go wrong with it, nor for Ctrl-C.
 
         `prepare` says, before the service is started, where the search begins; what `act` returns concludes
@@ -143,15 +142,15 @@ class Run:
                 conclude = self._drive(up, start, act)
         except KeyboardInterrupt:
             when = "before the load began" if self._driver is None else "at once; answers in flight were cut"
-            conclude = conclude or self._failed(summary.EXIT_INTERRUPTED, f"interrupted {when}")
+            conclude = conclude or self._failed(EXIT_INTERRUPTED, f"interrupted {when}")
         except (TargetError, FleetError) as error:
             self._keep_last_words(error)
             if conclude is not None:
                 with suppress(OSError):  # it changes nothing of what was measured, but it must be known
                     self.emit("teardown", text=str(error))
-            conclude = conclude or self._failed(summary.EXIT_TARGET, str(error))
+            conclude = conclude or self._failed(EXIT_TARGET, str(error))
         except OSError as error:
-            conclude = conclude or self._failed(summary.EXIT_INTERNAL, str(error))
+            conclude = conclude or self._failed(EXIT_INTERNAL, str(error))
         except Exception as error:  # noqa: BLE001  the boundary of a run: what was received must be saved
             conclude = conclude or self._broken(error)
         return self._saved(conclude)
@@ -167,19 +166,20 @@ class Run:
         with suppress(OSError):
             self.folder.write_text("traceback.txt", traceback.format_exc())
         reason = f"internal error, see traceback.txt: {type(error).__name__}: {error}"
-        return self._failed(summary.EXIT_INTERNAL, reason)
+        return self._failed(EXIT_INTERNAL, reason)
 
-    def _saved(self, conclude: Conclude) -> Tree:
+    def _saved(self, conclude: Conclude) -> RunVerdict:
         """The conclusion, written down; what was measured is worth a moment, so one Ctrl-C is not heard."""
         try:
             with suppress(KeyboardInterrupt):
                 return self._finish(conclude)
             return self._finish(conclude)
         except OSError as error:
-            tree = self._concluded(conclude)
-            why = f"{tree['reason'] or 'measured'}; then the run folder could not be written: {error}"
+            verdict = self._concluded(conclude)
+            why = f"{verdict.reason or 'measured'}; then the run folder could not be written: {error}"
             rescue = f"mend that, then: python -m loadgen resume {self.folder.typed} recovers it"
-            return self._cleaned(tree | {"reason": f"{why}; {rescue}"} | FAILED)
+            verdict = replace(verdict, reason=f"{why}; {rescue}", exit_code=EXIT_INTERNAL)
+            return self._cleaned(replace(verdict, valid=False, passed=False))
         finally:
             self.folder.close()
 
@@ -204,9 +204,9 @@ class Run:
                     f"interrupted: no more sends; waiting up to {real_s:g} s for answers (Ctrl-C cuts them)"
                 )
                 self.emit("interrupted", text=text)
-                return self._failed(summary.EXIT_INTERRUPTED, "every request received so far is saved")
+                return self._failed(EXIT_INTERRUPTED, "every request received so far is saved")
             except TargetLost as error:
-                return self._failed(summary.EXIT_TARGET, str(error))
+                return self._failed(EXIT_TARGET, str(error))
             finally:
                 fleet.finish(drain_s)
 
@@ -312,7 +312,7 @@ class Run:
     def _failed(self, exit_code: int, reason: str) -> Conclude:
         return lambda: verdicts.of_failure(self.experiment, self._driver, exit_code, reason)
 
-    def _concluded(self, conclude: Conclude, rows: pa.Table | None = None) -> Tree:
+    def _concluded(self, conclude: Conclude, rows: pa.Table | None = None) -> RunVerdict:
         """The conclusion from the rows of the folder, so that whoever counts them again finds the same."""
         try:
             if self._driver is not None and rows is not None:
@@ -323,23 +323,22 @@ class Run:
         except Exception as error:  # noqa: BLE001  the boundary of a run, as in `measure`
             return self._broken(error)()
 
-    def _finish(self, conclude: Conclude) -> Tree:
+    def _finish(self, conclude: Conclude) -> RunVerdict:
         """Write every file of the folder, the verdict last."""
         zero_wall_ns = self._fleet.zero_wall_ns if self._fleet else None
         rows = self.folder.collect(zero_wall_ns, self.experiment.time_scale)
-        tree = self._concluded(conclude, rows)
-        tree |= {
-            "verb": self._manifest["verb"],
-            "run_id": self.folder.run_id,
-            "folder": str(self.folder.typed),
-        }
-        if self.prediction:
-            tree["prediction"] = self.prediction
-        tree["requests"] = verdicts.count_requests(rows, RunFolder.planned_in(self.folder.path))
-        if kept := self.folder.unreadable:
-            tree["unreadable"] = kept
-        tree = self._cleaned(tree)
-        if tree["dwells"]:
+        verdict = replace(
+            self._concluded(conclude, rows),
+            verb=self._manifest["verb"],
+            run_id=self.folder.run_id,
+            folder=str(self.folder.typed),
+            prediction=self.prediction,
+            requests=verdicts.count_requests(rows, RunFolder.planned_in(self.folder.path)),
+            unreadable=tuple(self.folder.unreadable),
+        )
+        verdict = self._cleaned(verdict)
+        tree = to_tree(verdict)
+        if verdict.dwells:
             dwell_table.write(tree["dwells"], tree["basis"], self.folder.path / "dwells.parquet")
         self.folder.write_json("sweep.json", tree)
         if self._fleet:
@@ -349,10 +348,12 @@ class Run:
         self._manifest["host"]["load_average_at_end"] = os.getloadavg()
         self._manifest["files"] = checksums(self.folder.path)
         self.folder.write_json("manifest.json", self._manifest)
-        self.folder.event("end", exit_code=tree["exit_code"], reason=tree["reason"])
-        return tree
+        self.folder.event("end", exit_code=verdict.exit_code, reason=verdict.reason)
+        return verdict
 
-    def _cleaned(self, tree: Tree) -> Tree:
-        """A conclusion as it is handed on, to be shown and to be part of a study."""
-        cleaned: Tree = self.folder.cleaned(tree)
-        return cleaned
+    def _cleaned(self, verdict: RunVerdict) -> RunVerdict:
+        """The verdict as it is handed on, to be shown and to be part of a study: without the key in it."""
+        if self.folder.secret is None:
+            return verdict
+        cleaned = from_tree(RunVerdict, finite(self.folder.cleaned(to_tree(verdict))), self.folder.path)
+        return replace(cleaned, dwells=tuple(self.folder.cleaned(list(verdict.dwells))))

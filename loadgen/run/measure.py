@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from analysis.results.runs import Run as RunOnDisk
 from analysis.results.runs import RunError
-from analysis.results.summary import Tree
+from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
 from conf import ConfigError, Experiment
 from conf.io.one_line import reason
 from conf.load import refuse_name
@@ -40,11 +40,11 @@ Act = Callable[[Experiment, Driver], Conclude]
 class Site:
     """Where runs take place.
 
-    `start(experiment, verb, emit)` says what is known before the first request, with the tree of the
-    engine model's prediction if there is one; `service(experiment, emit)` is up and warm within its block.
+    `start(experiment, verb, emit)` is the start of the search, with the engine model's prediction if there is
+    one; `service(experiment, emit)` is up and warm within its block.
     """
 
-    start: Callable[[Experiment, str, Emit], tuple[Start, Tree | None]]
+    start: Callable[[Experiment, str, Emit], tuple[Start, PlacingPrediction | None]]
     service: Callable[[Experiment, Emit], AbstractContextManager[Service]]
 
 
@@ -69,7 +69,7 @@ def measure(
     site: Site,
     show: Emit,
     before: Past | None = None,
-) -> Tree:
+) -> RunVerdict:
     """Fill `folder` and return its conclusion; never raises for what can go wrong with the service.
 
     `show` is told every event; `before` is what earlier sessions of the run left.

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from analysis.results.runs import RECORDED
-from analysis.results.summary import Tree
+from analysis.results.studies import Parts
+from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import Slo, Workload
 from loadgen.drive import fixed_rate
 from loadgen.run import measure
-from loadgen.studies.study import StudyPlan, Trees, seed_of
+from loadgen.studies.study import StudyPlan, seed_of
 
 KIND = "recipe"
 WAVES, LEAST_REQUESTS = 10, 30
@@ -82,7 +83,7 @@ def of(asked: Experiment, guess_qps: float | None = None) -> StudyPlan:
         asked=asked,
         names=tuple(parts),
         part=lambda name, _: probe(asked, parts[name], workloads[parts[name].workload]),
-        verdict=verdict,
+        conclude=conclude,
         act=lambda _: measure.hold,
         anew=True,
         results=RECORDED,
@@ -130,9 +131,9 @@ def _workload(name: str, asked: Experiment) -> Workload:
     return replace(load([f"workload={name}"]).workload, prompt=asks.prompt, tokenizer=asks.tokenizer)
 
 
-def verdict(done: Trees) -> Tree:
-    """The recipe's own fields of study.json."""
-    return {"evidence": f"{len(done)} probes", "remedy": ""}
+def conclude(verdict: StudyVerdict, done: Parts) -> StudyVerdict:
+    """The verdict once every probe is recorded."""
+    return replace(verdict, evidence=f"{len(done)} probes", remedy="")
 
 
 def line(asked: Experiment) -> str:

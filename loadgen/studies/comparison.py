@@ -5,9 +5,10 @@ Knows the parts and how their windows become pairs. `search.replay_policy` choos
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,7 +19,8 @@ from analysis.capacity.window_counts import NS, Window, in_window, latency_so_fa
 from analysis.capacity.window_pairs import Latencies, Pair
 from analysis.results import studies, summary
 from analysis.results.runs import Run, load_run
-from analysis.results.summary import Tree
+from analysis.results.studies import Parts, PartVerdict
+from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment, load
 from conf.differences import differences
 from conf.load import dump
@@ -33,7 +35,7 @@ from loadgen.search.pacing import fitted
 from loadgen.search.policy import next_segment, prior
 from loadgen.search.replay_policy import WindowTemplate, next_pair, without_evidence
 from loadgen.search.segments import Outcome, Segment, Stop
-from loadgen.studies.study import StudyPlan, Trees, seed_of
+from loadgen.studies.study import StudyPlan, seed_of
 
 KIND = "compare"
 Next = Callable[[Driver, "Original"], Segment | Stop]
@@ -97,7 +99,7 @@ def of(a: Experiment, b: Experiment, path: Path) -> StudyPlan:
         asked=a,
         names=("a", "b"),
         part=lambda name, _: replace(asked[name], run=name),
-        verdict=lambda done: verdict(done, path, differences(a, b)),
+        conclude=lambda verdict, done: conclude(verdict, done, path, differences(a, b)),
         act=lambda name: acts[name],
     )
 
@@ -160,41 +162,40 @@ class PairedReplays:
         return f"in {self.whole} whole pairs of windows no request was over a bound, or all were"
 
 
-def verdict(parts: Trees, path: Path, differs: Tree) -> Tree:
-    """The comparison's fields of study.json: the ratio from both folders' rows; too few pairs are an open
-    end.
-    """
+def conclude(
+    verdict: StudyVerdict, parts: Parts, path: Path, differs: Mapping[str, Sequence[Any]]
+) -> StudyVerdict:
+    """The verdict with the ratio, from the rows of both folders; too few pairs are an open end."""
     original = Original.of(load_run(path / "a"))
     pairs = PairedReplays.of(original, load_run(path / "b"))
     found = pairs.ratio
-    tree: Tree = {
-        "differs": differs,
-        "evidence": f"{pairs.whole} of {len(original.templates)} windows of A paired",
-    }
+    evidence = f"{pairs.whole} of {len(original.templates)} windows of A paired"
+    changed = {key: tuple(values) for key, values in differs.items()}
+    verdict = replace(verdict, differs=changed, evidence=evidence)
     if found is None or pairs.lack:
         reason = f"{pairs.lack}; raise search.budget_s"
-        return tree | {"passed": False, "exit_code": summary.EXIT_OPEN, "reason": reason}
+        return replace(verdict, passed=False, exit_code=summary.EXIT_OPEN, reason=reason)
     if found.unlike:
         value, low, high = unpaired(parts["a"], parts["b"])
         found = replace(found, value=value, low=low, high=high)
-    return tree | {"ratio": paired_ratio.tree(found)}
+    return replace(verdict, ratio=found)
 
 
-def unpaired(a: Tree, b: Tree) -> tuple[float, float, float]:
+def unpaired(a: PartVerdict, b: PartVerdict) -> tuple[float, float, float]:
     """Ratio of two capacities as if they were independent, with its 95 % interval."""
     return paired_ratio.unpaired(_figures(a), _figures(b))
 
 
 def played(run: Run) -> list[tuple[Segment, Window, bool]]:
-    """The windows of a run that has ended: segment, window, and true if it is valid."""
-    assert run.sweep is not None
-    segments = {
+    """The dwells of a run that has ended: segment, window, and whether it is valid."""
+    assert run.verdict is not None
+    told = {
         event["index"]: Segment(**event["segment"])
         for event in run.events()
         if event["event"] == "segment_done"
     }
-    lines = [line for line in run.sweep["dwells"] if line["kind"] == "dwell"]
-    return [(segments[line["index"]], window(line), line["valid"]) for line in lines]
+    lines = [line for line in run.verdict.dwells if line["kind"] == "dwell"]
+    return [(told[line["index"]], window(dict(line)), line["valid"]) for line in lines]
 
 
 def latencies(rows: pa.Table, place: Window, slo: Slo, now_ns: int) -> Latencies:
@@ -255,10 +256,12 @@ def _template(segment: Segment, place: Window) -> WindowTemplate:
 
 
 def _centre(run: Run) -> float:
-    assert run.sweep is not None
-    return float(run.sweep["basis"]["prior"]["centre"])
+    basis = run.verdict.basis if run.verdict else None
+    assert basis is not None and basis.prior is not None
+    return basis.prior.centre
 
 
-def _figures(part: Tree) -> tuple[float, float, float]:
-    q = part["capacity"]["qps_per_node"]
-    return q["estimate"], q["low"], q["high"]
+def _figures(part: PartVerdict) -> tuple[float, float, float]:
+    assert part.capacity is not None
+    q = part.capacity.qps_per_node
+    return q.estimate, q.low or 0.0, q.high or 0.0

@@ -15,7 +15,7 @@ import pyarrow as pa
 from analysis.capacity.window_counts import Window, in_window
 from analysis.results import engine_agreement, integrity, studies, summary
 from analysis.results.runs import load_run
-from analysis.results.summary import Tree
+from analysis.results.types.run_verdict import EngineCheck, EngineComparison, RunVerdict
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine
@@ -58,7 +58,7 @@ class EngineReplay:
         if studies.is_study(path):
             raise ConfigError(f"{path} is a study; verify one of its runs: {path}/NAME")
         run = load_run(path)
-        rate_qps = _certified_qps(path, run.sweep)
+        rate_qps = _certified_qps(path, run.verdict)
         integrity.refuse_altered(path)
         asked = load(words, run.path / "config.yaml")
         if not any(word.startswith("out=") for word in words):
@@ -114,15 +114,14 @@ def emulated_engine(asked: Experiment, vllm_version: str) -> EmulatedEngine:
     )
 
 
-def _certified_qps(path: Path, ended: Tree | None) -> float:
-    capacity = (ended or {}).get("capacity")
-    if ended is None or not capacity:
+def _certified_qps(path: Path, ended: RunVerdict | None) -> float:
+    if ended is None or not ended.capacity:
         raise ConfigError(
             f"{path} is not a sweep that found a capacity; verify replays the certified rate of one"
         )
-    if not ended["valid"]:
-        raise ConfigError(f"{path} is void ({ended['reason']}): it certifies no rate; measure again")
-    return float(capacity["qps_per_node"]["certified"])
+    if not ended.valid:
+        raise ConfigError(f"{path} is void ({ended.reason}): it certifies no rate; measure again")
+    return float(ended.capacity.qps_per_node.certified or 0.0)
 
 
 def _refuse(asked: Experiment, engine: SimulatedEngine) -> None:
@@ -146,40 +145,40 @@ def _refuse(asked: Experiment, engine: SimulatedEngine) -> None:
         )
 
 
-def run(replay: EngineReplay, site: Site, show: Emit, simulate: Simulate) -> Tree:
-    """Load the emulated vLLM at the certified rate and compare; the run folder is like that of a probe."""
+def run(replay: EngineReplay, site: Site, show: Emit, simulate: Simulate) -> RunVerdict:
+    """Load the emulated vLLM at the certified rate and compare; a run folder like that of a probe."""
     folder = measure.create(RunFolder, replay.emulated)
 
     def act(experiment: Experiment, driver: Driver) -> Conclude:
         fixed_rate.asked(driver, experiment)
-        return lambda: verdict(replay, driver, simulate)
+        return lambda: concluded(replay, driver, simulate)
 
     return measure.measure(replay.emulated, VERB, folder, act, site, show)
 
 
-def verdict(replay: EngineReplay, driver: Driver, simulate: Simulate) -> Tree:
-    """The probe's verdict with both engines' p90s, and an exit code for their agreement.
+def concluded(replay: EngineReplay, driver: Driver, simulate: Simulate) -> RunVerdict:
+    """The probe's verdict, with both engines' p90s side by side and an exit code that is theirs.
 
     A void probe stays void. The tree says whether the bounds are kept, but this decides nothing here.
     """
-    tree = verdicts.of_probe(replay.emulated, driver)
-    if not tree["valid"]:
-        return tree
+    verdict = verdicts.of_probe(replay.emulated, driver)
+    if not verdict.valid:
+        return verdict
     rows = driver.windows.requests(0)
     window = driver.windows.outcomes[0].dwell
     found = compare(replay, rows.filter(_sent(rows)), window, simulate)
-    tree["verify"] = {"of": replay.of, "comparisons": [one.tree() for one in found]}
+    verdict = replace(verdict, verify=EngineCheck(replay.of, tuple(found)))
     off = [one.limit.upper() for one in found if not one.agrees]
     if off:
         why = f"p90 {' and '.join(off)} of vLLM and of the simulated engine lie too far apart"
-        return tree | {"passed": False, "exit_code": summary.EXIT_SLO_MISSED, "reason": why}
-    return tree | {"passed": True, "exit_code": summary.EXIT_OK, "reason": ""}
+        return replace(verdict, passed=False, exit_code=summary.EXIT_SLO_MISSED, reason=why)
+    return replace(verdict, passed=True, exit_code=summary.EXIT_OK, reason="")
 
 
 def compare(
     replay: EngineReplay, rows: pa.Table, window: Window, simulate: Simulate
-) -> list[engine_agreement.Agreement]:
-    """Serve the requests of `rows` again on the simulated engine, and compare those of the window."""
+) -> list[EngineComparison]:
+    """Serve the requests of `rows` once more, on the simulated engine, and compare those of the window."""
     rows, asked = rows.sort_by("due_ns"), _here(replay.simulated)
     seen = simulate(asked, _arrivals(rows), asked.cluster.nodes, asked.seed)
     due_s = metrics.numbers(rows, "due_ns") / NS

@@ -11,7 +11,9 @@ from pathlib import Path
 from analysis.results import matrix_table, studies, summary
 from analysis.results.matrix_table import PAIRED, REFERENCE, UNPAIRED
 from analysis.results.runs import load_run
-from analysis.results.summary import Tree
+from analysis.results.studies import Parts, PartVerdict
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.study_verdict import CellRatio, MatrixCell, StudyVerdict
 from conf import Experiment, load
 from conf.load import dump
 from loadgen.drive.driver import Driver
@@ -24,7 +26,7 @@ from loadgen.search.segments import Segment, Stop
 from loadgen.studies import comparison
 from loadgen.studies.comparison import Original, PairedReplays, next_replay
 from loadgen.studies.matrix_cells import Cell, Cells, unpaired
-from loadgen.studies.study import StudyPlan, Trees, result, seed_of
+from loadgen.studies.study import StudyPlan, result, seed_of
 
 KIND = matrix_table.KIND
 ENDS = (
@@ -37,8 +39,6 @@ ENDS = (
     summary.EXIT_OPEN,
 )
 """Exit codes of a cell after which the next one begins: all but that of Ctrl-C."""
-REPLAYS = "replays"
-"""Key in a cell's sweep.json: the cell whose requests it got."""
 
 
 def begun(cells: Cells, folder: Folder) -> StudyPlan:
@@ -56,15 +56,15 @@ def begun(cells: Cells, folder: Folder) -> StudyPlan:
 
 
 def again(path: Path) -> tuple[Cells, StudyPlan]:
-    """The cells and the study of an existing folder."""
-    tree = studies.load_study(path)
+    """The cells and the study of a folder as they were asked."""
+    known = studies.load_verdict(path)
     cells = [
-        Cell(row["name"], row["at"], _saved(path, row["name"]))
-        if row["name"] in tree["names"]
-        else Cell(row["name"], row["at"], None, row["reason"])
-        for row in tree["cells"]
+        Cell(row.name, row.at, _saved(path, row.name))
+        if row.name in known.names
+        else Cell(row.name, row.at, None, row.reason)
+        for row in known.cells or ()
     ]
-    found = Cells(tuple(tree["axes"]), tuple(cells))
+    found = Cells(known.axes or (), tuple(cells))
     return found, of(found, path)
 
 
@@ -77,10 +77,10 @@ def of(cells: Cells, path: Path) -> StudyPlan:
         asked=cells.first,
         names=names,
         part=lambda name, _: _saved(path, name),
-        verdict=lambda parts: verdict(cells, parts),
+        conclude=lambda verdict, parts: conclude(verdict, cells, parts),
         act=lambda name: act(path, names, name),
         results=ENDS,
-        shown=lambda parts: {"axes": list(cells.axes), "cells": rows(cells, path, parts)},
+        shown=lambda verdict, parts: replace(verdict, axes=cells.axes, cells=rows(cells, path, parts)),
     )
 
 
@@ -92,21 +92,21 @@ def act(path: Path, names: Sequence[str], name: str) -> Act:
 
     def replayed(experiment: Experiment, driver: Driver) -> Conclude:
         replay = comparison.replay_of(path / first, partial(next_step, experiment.seed))
-        paired_verdict = replay(experiment, driver)
-        return lambda: paired_verdict() | {REPLAYS: first}
+        concluded = replay(experiment, driver)
+        return lambda: replace(concluded(), replays=first)
 
     return replayed
 
 
-def reference(parts: Trees) -> str | None:
+def reference(parts: Parts) -> str | None:
     """The cell that others are compared with: one that was replayed already, else the first with a capacity.
 
     A cell that gets its capacity only when the study is resumed never becomes a reference.
     """
-    for tree in parts.values():
-        if REPLAYS in tree:
-            return str(tree[REPLAYS])
-    return next((name for name, tree in parts.items() if tree["exit_code"] == summary.EXIT_OK), None)
+    for verdict in parts.values():
+        if isinstance(verdict, RunVerdict) and verdict.replays:
+            return verdict.replays
+    return next((name for name, one in parts.items() if one.exit_code == summary.EXIT_OK), None)
 
 
 def next_step(own_seed: int, driver: Driver, original: Original) -> Segment | Stop:
@@ -120,30 +120,32 @@ def next_step(own_seed: int, driver: Driver, original: Original) -> Segment | St
     return focus(driver)
 
 
-def rows(cells: Cells, path: Path, parts: Trees) -> list[Tree]:
+def rows(cells: Cells, path: Path, parts: Parts) -> tuple[MatrixCell, ...]:
     """Every cell with its verdict, and its ratio to the reference."""
     known = {**_ended(path, tuple(cells.asked)), **parts}
     first = reference(known)
     found = {} if first is None else ratios(path, first, known)
-    return [
-        matrix_table.row(cell.name, cell.at, cell.refused, known.get(cell.name))
-        | {"ratio": found.get(cell.name)}
+    return tuple(
+        replace(
+            matrix_table.row(cell.name, cell.at, cell.refused, known.get(cell.name)),
+            ratio=found.get(cell.name),
+        )
         for cell in cells.cells
-    ]
+    )
 
 
-def ratios(path: Path, first: str, known: Trees) -> dict[str, Tree]:
-    """The known capacities over that of the reference, with 95 % intervals.
+def ratios(path: Path, first: str, known: Parts) -> dict[str, CellRatio]:
+    """The capacities that are known over that of the first, with 95 % intervals.
 
     Paired if a cell had the reference's requests, else as of two independent capacities.
     """
-    replayed = [name for name, tree in known.items() if tree.get(REPLAYS) == first]
+    replayed = [name for name, one in known.items() if isinstance(one, RunVerdict) and one.replays == first]
     original = Original.of(load_run(path / first)) if replayed else None
     found = {first: _ratio((1.0, 1.0, 1.0), REFERENCE)}
-    for name, tree in known.items():
-        if tree["exit_code"] != summary.EXIT_OK or name == first:
+    for name, one in known.items():
+        if one.exit_code != summary.EXIT_OK or name == first:
             continue
-        alone = comparison.unpaired(known[first], tree)
+        alone = comparison.unpaired(known[first], one)
         if original is None or name not in replayed:
             why = unpaired(_saved(path, first), _saved(path, name)) or "it had a search of its own"
             found[name] = _ratio(alone, UNPAIRED, why)
@@ -152,8 +154,8 @@ def ratios(path: Path, first: str, known: Trees) -> dict[str, Tree]:
     return found
 
 
-def best(paired: PairedReplays, alone: tuple[float, float, float]) -> Tree:
-    """The ratio of the pairs if they show one, else that of the capacities `alone`."""
+def best(paired: PairedReplays, alone: tuple[float, float, float]) -> CellRatio:
+    """The ratio that the pairs show where they show one, else that of the capacities `alone`."""
     one = paired.ratio
     if one is None or paired.lack:
         return _ratio(alone, UNPAIRED, paired.lack)
@@ -162,29 +164,31 @@ def best(paired: PairedReplays, alone: tuple[float, float, float]) -> Tree:
     return _ratio((one.value, one.low, one.high), PAIRED, pairs=paired.whole)
 
 
-def verdict(cells: Cells, parts: Trees) -> Tree:
-    """The grid's fields of study.json: the highest exit code of the cells, as for a predicted grid."""
+def conclude(verdict: StudyVerdict, cells: Cells, parts: Parts) -> StudyVerdict:
+    """The verdict at the end; as of a grid that is predicted, the exit code is the highest of the cells."""
     codes = [summary.EXIT_USAGE for cell in cells.cells if cell.asked is None]
-    codes += [tree["exit_code"] for tree in parts.values()]
+    codes += [part.exit_code or summary.EXIT_OK for part in parts.values()]
     worst, lacking = max(codes), sum(code != summary.EXIT_OK for code in codes)
     reason = f"{lacking} of {len(codes)} cells have no capacity; the highest exit code of theirs is {worst}"
-    return {
-        "evidence": f"{len(parts)} cells measured, {cells.deployments} deployment(s) needed",
-        "valid": any(tree["valid"] for tree in parts.values()),
-        "passed": not lacking,
-        "exit_code": worst,
-        "reason": reason if lacking else "",
-    }
+    return replace(
+        verdict,
+        evidence=f"{len(parts)} cells measured, {cells.deployments} deployment(s) needed",
+        valid=any(part.valid for part in parts.values()),
+        passed=not lacking,
+        exit_code=worst,
+        reason=reason if lacking else "",
+    )
 
 
-def _ratio(figures: tuple[float, float, float], how: str, why: str = "", pairs: int = 0) -> Tree:
+def _ratio(figures: tuple[float, float, float], how: str, why: str = "", pairs: int = 0) -> CellRatio:
     value, low, high = figures
-    return {"value": value, "low": low, "high": high, "how": how, "why": why, "pairs": pairs}
+    return CellRatio(value, low, high, how, why, pairs)
 
 
-def _ended(path: Path, names: Sequence[str]) -> dict[str, Tree]:
+def _ended(path: Path, names: Sequence[str]) -> dict[str, PartVerdict]:
+    """The verdicts of the cells that have ended for good, in order."""
     known = {name: result(path / name) for name in names}
-    return {name: tree for name, tree in known.items() if tree is not None}
+    return {name: one for name, one in known.items() if one is not None}
 
 
 def _saved(path: Path, name: str) -> Experiment:

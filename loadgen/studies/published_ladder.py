@@ -13,7 +13,6 @@ from functools import partial
 
 import numpy as np
 
-from analysis.results.summary import Tree
 from conf import ConfigError, Experiment
 from conf.specs.experiment import Lengths, Workload
 from conf.specs.images import MOST_IMAGES, Images, tokens_of
@@ -43,7 +42,7 @@ TEXT_SATURATION_LIMIT = 100
 
 
 @dataclass(frozen=True, slots=True)
-class LadderLevel:
+class LevelPlan:
     """A closed loop of requests, up to `concurrency` of them in flight; `shape` names what is unusual about
     them.
 
@@ -68,11 +67,6 @@ class LadderLevel:
     def in_flight(self) -> int:
         """Requests that can be in flight at once; a burst may have fewer than its concurrency."""
         return min(self.concurrency, self.requests)
-
-    def described(self) -> Tree:
-        """The level's columns of the table that are known before it is played."""
-        names = ("phase", "shape", "concurrency", "requests", "prompt_tokens", "image_tokens")
-        return {name: getattr(self, name) for name in names}
 
     def schedule(self, number: int, start_ns: int, first_seq: int) -> ArrivalSchedule:
         """The level as a closed loop, segment `number`; all requests of a burst are in the window."""
@@ -113,22 +107,22 @@ def _shaped(workload: Workload) -> RequestShape:
     return RequestShape(prompt=workload.input_tokens.mean + images, limits=limits, image_tokens=images)
 
 
-def levels(experiment: Experiment) -> list[LadderLevel]:
+def levels(experiment: Experiment) -> list[LevelPlan]:
     """All levels in order."""
     return list(_levels(experiment.progressive, asked_shape(experiment), published_model_of(experiment)))
 
 
-def _levels(it: Progressive, shape: RequestShape, subject: PublishedModel | None) -> Iterator[LadderLevel]:
+def _levels(it: Progressive, shape: RequestShape, subject: PublishedModel | None) -> Iterator[LevelPlan]:
     known = published_tables.played(shape) if isinstance(shape, PublishedModel) else []
     rows = {(row.burst, row.concurrency): row for row in known}
     usual, burst_limit = shape.limits[SCALING], shape.limits[SATURATION]
     short = min(BASELINE_LIMIT, usual)
-    one = LadderLevel(
+    one = LevelPlan(
         "", 1, shape.prompt, _mixed(shape, 1, usual), shape.image_tokens, same=it.prompts == "same"
     )
     level = partial(replace, one)
 
-    def loaded(phase: str, concurrency: int, limit: int) -> LadderLevel:
+    def loaded(phase: str, concurrency: int, limit: int) -> LevelPlan:
         row = rows.get((phase == SATURATION, concurrency))
         count = _counted(it, concurrency, burst=phase == SATURATION)
         answers = published_tables.outputs(shape, row, count) if row else _mixed(shape, count, limit)

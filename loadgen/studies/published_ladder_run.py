@@ -8,8 +8,10 @@ from functools import partial
 
 from analysis.results import published_ladder as judged
 from analysis.results import summary
-from analysis.results.published_ladder import Figures
-from analysis.results.summary import Tree
+from analysis.results.studies import Parts
+from analysis.results.types.ladder_figures import LadderFigures
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
@@ -17,7 +19,7 @@ from loadgen.drive.service_warmup import warm_up
 from loadgen.run import verdicts
 from loadgen.run.lifecycle import Conclude
 from loadgen.studies import published_ladder, published_verdict
-from loadgen.studies.study import StudyPlan, Trees, seed_of
+from loadgen.studies.study import StudyPlan, seed_of
 
 KIND = "progressive"
 ENDS = (summary.EXIT_OK, summary.EXIT_SLO_MISSED, summary.EXIT_VOID)
@@ -32,7 +34,7 @@ def of(asked: Experiment) -> StudyPlan:
         asked=asked,
         names=tuple(f"run-{number}" for number in range(1, asked.progressive.runs + 1)),
         part=lambda name, _: replace(asked, seed=seed_of(asked.seed, name), run=name),
-        verdict=partial(verdict, asked),
+        conclude=partial(verdict, asked),
         act=lambda _: act,
         anew=True,
         results=ENDS,
@@ -58,26 +60,32 @@ def act(experiment: Experiment, driver: Driver) -> Conclude:
     return lambda: run_verdict(experiment, driver)
 
 
-def run_verdict(experiment: Experiment, driver: Driver) -> Tree:
-    """The verdict of one run, from its saved rows."""
+def run_verdict(experiment: Experiment, driver: Driver) -> RunVerdict:
+    """The verdict of one run, from its rows as they were saved."""
     seen = [
         judged.figures(driver.windows.ledger.rows(number)) for number in range(len(driver.windows.outcomes))
     ]
     void = {number: one.reason for number, one in driver.windows.verdicts.items() if not one.valid}
-    tree = verdicts.of_levels(experiment, driver)
-    return tree | published_verdict.verdict(experiment, [seen], "wall", void) | {"dwells": tree["dwells"]}
+    found = published_verdict.figures(experiment, [seen], "wall", void)
+    seen_levels = replace(verdicts.of_levels(experiment, driver), clock="wall")
+    return replace(seen_levels, **published_verdict.ending(found, void))
 
 
-def verdict(asked: Experiment, parts: Trees) -> Tree:
-    """The verdict of all runs; a level is void if it was void in any of them."""
-    found = [part["progressive"] for part in parts.values()]
-    runs = [[Figures(**level) for level in each["figures"][0]] for each in found]
+def verdict(asked: Experiment, begun: StudyVerdict, parts: Parts) -> StudyVerdict:
+    """The verdict of all runs together; a level is void where it was in any of them."""
+    played = [part.progressive for part in parts.values() if part.progressive]
     void: dict[int, str] = {}
-    for each in found:
+    for each in played:
         void = _void(each) | void
-    tree = published_verdict.verdict(asked, runs, "wall", void)
-    return tree | {"evidence": f"{len(runs)} runs, each of a service deployed anew", "remedy": ""}
+    found = published_verdict.figures(asked, [each.figures[0] for each in played], "wall", void)
+    return replace(
+        begun,
+        dwells=(),
+        evidence=f"{len(played)} runs, each of a service deployed anew",
+        remedy="",
+        **published_verdict.ending(found, void),
+    )
 
 
-def _void(found: Tree) -> dict[int, str]:
-    return {number: line["void"] for number, line in enumerate(found["levels"]) if line.get("void")}
+def _void(found: LadderFigures) -> dict[int, str]:
+    return {number: line.void for number, line in enumerate(found.levels) if line.void}

@@ -4,30 +4,34 @@ Knows the figures of levels that were played; the player, the engine model or an
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from analysis.results import published_ladder as judged
 from analysis.results import summary
-from analysis.results.published_ladder import Figures
-from analysis.results.summary import Tree
+from analysis.results.asked import describe
+from analysis.results.json_border import to_tree
+from analysis.results.published_ladder import LadderAnswer
+from analysis.results.types.ladder_figures import LadderFigures, LadderLevel, LevelFigures, PublishedLevel
+from analysis.results.types.prediction_verdict import PredictionVerdict
 from conf import Experiment, kernels
 from conf.specs.published_ladder import Progressive
 from loadgen.run import export
 from loadgen.studies import published_tables
 from loadgen.studies.paper_models import model_of, published_model_of
-from loadgen.studies.published_ladder import BASELINE, STRESS, LadderLevel, is_virtual, levels
+from loadgen.studies.published_ladder import BASELINE, STRESS, LevelPlan, is_virtual, levels
 from loadgen.studies.published_tables import PublishedModel, PublishedRow
 
-Play = Callable[[int, LadderLevel], pa.Table]
+Play = Callable[[int, LevelPlan], pa.Table]
 """Plays a level of a number, and returns the rows of all its requests."""
 Say = Callable[[str], None]
 
 
-def play_levels(asked: Sequence[LadderLevel], play: Play, say: Say) -> list[Figures]:
+def play_levels(asked: Sequence[LevelPlan], play: Play, say: Say) -> list[LevelFigures]:
     """The figures of one run: every level played in order, with a progress line for each."""
     found = []
     for number, level in enumerate(asked):
@@ -36,7 +40,7 @@ def play_levels(asked: Sequence[LadderLevel], play: Play, say: Say) -> list[Figu
     return found
 
 
-def progress_line(level: LadderLevel, at: Figures) -> str:
+def progress_line(level: LevelPlan, at: LevelFigures) -> str:
     """One played level as a progress line."""
     shape = f" ({level.shape})" if level.shape else ""
     return (
@@ -46,65 +50,58 @@ def progress_line(level: LadderLevel, at: Figures) -> str:
 
 
 def table(
-    asked: Sequence[LadderLevel], runs: Sequence[Sequence[Figures]], subject: PublishedModel | None
-) -> list[Tree]:
+    asked: Sequence[LevelPlan], runs: Sequence[Sequence[LevelFigures]], subject: PublishedModel | None
+) -> list[LadderLevel]:
     """The table of all runs; each level is compared with the previous one of its phase."""
     baseline = next(i for i, level in enumerate(asked) if level.phase == BASELINE)
     baseline_p99_s = float(np.mean([run[baseline].p99_s for run in runs]))
-    out: list[Tree] = []
+    out: list[LadderLevel] = []
     for number, level in enumerate(asked):
-        follows = bool(out) and out[-1]["phase"] == level.phase and level.phase != STRESS
-        before = out[-1]["total_tok_s"] if follows else None
-        line = judged.row(level.described(), [run[number] for run in runs], baseline_p99_s, before)
+        follows = bool(out) and out[-1].phase == level.phase and level.phase != STRESS
+        before = out[-1].total_tok_s if follows else None
+        line = judged.row(level, [run[number] for run in runs], baseline_p99_s, before)
         out.append(_beside(line, level.published, subject) if level.published and subject else line)
     return out
 
 
-def _beside(line: Tree, row: PublishedRow, subject: PublishedModel) -> Tree:
-    published = {name: value for name, value in asdict(row).items() if name not in ("burst", "concurrency")}
+def _beside(line: LadderLevel, row: PublishedRow, subject: PublishedModel) -> LadderLevel:
     left_out = subject.left_out.get((row.table, row.concurrency), "")
-    return judged.compared(line, {**published, "left_out": left_out})
+    figures = row.total_tok_s, row.output_tok_s, row.p99_s
+    return judged.compared(line, PublishedLevel(row.table, *figures, row.status, left_out))
 
 
-def verdict(
+def figures(
     experiment: Experiment,
-    runs: Sequence[Sequence[Figures]],
+    runs: Sequence[Sequence[LevelFigures]],
     clock: str,
     void: Mapping[int, str] | None = None,
-) -> Tree:
-    """The verdict of all runs with the exit code; `void` maps void levels to their reasons."""
-    it, subject = experiment.progressive, published_model_of(experiment)
-    found = table(levels(experiment), runs, subject)
-    for number, why in (void or {}).items():
-        found[number]["void"] = why
+) -> LadderFigures:
+    """The figures of all runs; `void` maps void levels to their reasons."""
+    it, subject, void = experiment.progressive, published_model_of(experiment), void or {}
+    played = table(levels(experiment), runs, subject)
+    found = tuple(replace(line, void=void.get(number, "")) for number, line in enumerate(played))
     fit = judged.rms(found) if it.as_published and not void else None
-    code, reason = _ending(found, void or {})
-    return {
-        "schema_version": summary.SCHEMA_VERSION,
-        "asked": summary.describe(experiment),
-        "clock": clock,
-        "dwells": [],
-        "progressive": {
-            "profile": it.profile,
-            "requests_per_user": it.requests_per_user,
-            "prompts": it.prompts,
-            "lengths": it.lengths,
-            "runs": len(runs),
-            "clock": clock,
-            "as_published": it.as_published,
-            "caution": "; ".join(filter(None, [_caution(experiment), *kernels.words(experiment)])),
-            "how": description(it, len(runs), clock),
-            "levels": found,
-            "figures": [[asdict(level) for level in run] for run in runs],
-            "rms": fit,
-            "fit_rms": subject.fit_rms if subject and fit is not None else None,
-            "source": published_tables.SOURCE,
-        },
-        "valid": not void,
-        "passed": code == summary.EXIT_OK,
-        "exit_code": code,
-        "reason": reason,
-    }
+    return LadderFigures(
+        profile=it.profile,
+        requests_per_user=it.requests_per_user,
+        prompts=it.prompts,
+        lengths=it.lengths,
+        runs=len(runs),
+        clock=clock,
+        as_published=it.as_published,
+        caution="; ".join(filter(None, [_caution(experiment), *kernels.words(experiment)])),
+        how=description(it, len(runs), clock),
+        levels=found,
+        figures=tuple(map(tuple, runs)),
+        rms=fit,
+        fit_rms=subject.fit_rms if subject and fit is not None else None,
+        source=published_tables.SOURCE,
+    )
+
+
+def predicted(experiment: Experiment, runs: Sequence[Sequence[LevelFigures]]) -> PredictionVerdict:
+    """The verdict of runs on the virtual clock."""
+    return PredictionVerdict(asked=describe(experiment), **ending(figures(experiment, runs, "virtual"), {}))
 
 
 def _caution(experiment: Experiment) -> str:
@@ -123,11 +120,18 @@ def _caution(experiment: Experiment) -> str:
     )
 
 
-def _ending(found: Sequence[Tree], void: Mapping[int, str]) -> tuple[int, str]:
+def ending(found: LadderFigures, void: Mapping[int, str]) -> dict[str, Any]:
+    """The fields of a verdict that the ladder decides: the ladder itself, the exit code and its reason."""
+    code, reason = _exit(found.levels, void)
+    passed = code == summary.EXIT_OK
+    return {"progressive": found, "valid": not void, "passed": passed, "exit_code": code, "reason": reason}
+
+
+def _exit(found: Sequence[LadderLevel], void: Mapping[int, str]) -> tuple[int, str]:
     if void:
         first = next(iter(void.values()))
         return summary.EXIT_VOID, f"{len(void)} of {len(found)} levels are void, the first for {first}"
-    failing = sum(line["status"] == "FAILING" for line in found)
+    failing = sum(line.status == "FAILING" for line in found)
     if failing:
         return (
             summary.EXIT_SLO_MISSED,
@@ -146,16 +150,16 @@ def description(it: Progressive, runs: int, clock: str) -> str:
     return f"{counts}, {prompts}, {runs} run(s) on the {clock} clock, {published_tables.SOURCE}"
 
 
-def whole(trees: Sequence[Tree]) -> Tree:
-    """The answers of several models with the highest of their exit codes."""
-    code = max(int(one["exit_code"]) for one in trees)
-    return {"event": "result", "exit_code": code, "models": list(trees)}
+def whole(verdicts: Sequence[LadderAnswer]) -> dict[str, Any]:
+    """The answers of several models as JSON, with the highest of their exit codes."""
+    code = max(one.exit_code or 0 for one in verdicts)
+    return {"event": "result", "exit_code": code, "models": [to_tree(one) for one in verdicts]}
 
 
-def write(out: Path | None, trees: Sequence[Tree]) -> None:
+def write(out: Path | None, verdicts: Sequence[LadderAnswer]) -> None:
     """Write the levels of several models to `out`, in the format of its suffix, if it is given."""
     if out is not None:
-        export.write(out, judged.rows(trees), whole(trees))
+        export.write(out, judged.rows(verdicts), whole(verdicts))
 
 
 def plan(experiment: Experiment, seconds: Sequence[float] | None) -> list[str]:

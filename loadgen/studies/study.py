@@ -1,11 +1,11 @@
 """A study: several runs that answer one question, each a run folder of its own in the study's folder.
 
-Knows the order of the parts, their seeds and budgets, and the study's end. A part is measured like any other
-run; `analysis.results.studies` pools the parts.
+Knows the order of the parts, their seeds and budgets, and how the study ends; a part is measured like any
+other run, and what the parts say together is computed in `analysis.stats.pooling`.
 """
 
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from analysis.results import studies, summary
+from analysis.results.asked import describe
 from analysis.results.integrity import own_checksums
+from analysis.results.json_border import to_tree
 from analysis.results.locations import SUMS
 from analysis.results.runs import RunError, load_run
-from analysis.results.summary import Tree
+from analysis.results.studies import Parts, PartVerdict
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.study_verdict import MatrixCell, PartRow, StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.load import dump
 from loadgen.drive.plan import Past
@@ -29,12 +33,16 @@ from loadgen.run.run_folder import RunFolder
 SEEDS = 1_000_000
 """Seeds of later parts are below this: six digits are easily copied."""
 
-Trees = Mapping[str, Tree]
-"""Verdicts of the parts that ended well, by name, in order."""
-Failed = tuple[str, Tree]
-"""The part that ended a study, and its verdict."""
-RunPart = Callable[[Experiment, RunFolder, Act, Past | None], Tree]
-"""Measures one run in its folder; the last argument is what earlier sessions of it left."""
+RunPart = Callable[[Experiment, RunFolder, Act, Past | None], RunVerdict]
+"""Measures one run in its folder; the last is what earlier sessions of it left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The part that ended a study; it has no verdict if it was interrupted between two runs."""
+
+    row: PartRow
+    verdict: PartVerdict | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,8 @@ class StudyPlan:
       part keeps its experiment.
     - `act(name)`: what a part does with its driver. An exit code in `results` ends a part well; any other
       ends the study.
-    - `shown(parts)`: fields that study.json always has; `verdict(parts)`: those that it gets at the end.
+    - `shown(verdict, parts)` adds to the verdict while parts are to come,
+      `conclude(verdict, parts)` at the end.
     - `anew`: no part is continued; one that was cut short is measured again.
     """
 
@@ -54,12 +63,12 @@ class StudyPlan:
     verb: str
     asked: Experiment
     names: tuple[str, ...]
-    part: Callable[[str, Trees], Experiment]
-    verdict: Callable[[Trees], Tree]
+    part: Callable[[str, Parts], Experiment]
+    conclude: Callable[[StudyVerdict, Parts], StudyVerdict]
     act: Callable[[str], Act] = lambda _: measure.search
     anew: bool = False
     results: Collection[int] = (summary.EXIT_OK,)
-    shown: Callable[[Trees], Tree] = lambda _: {}
+    shown: Callable[[StudyVerdict, Parts], StudyVerdict] = lambda verdict, _: verdict
 
 
 def of(asked: Experiment) -> StudyPlan:
@@ -74,12 +83,12 @@ def of(asked: Experiment) -> StudyPlan:
         asked=asked,
         names=tuple(f"{kind.removesuffix('s')}-{number}" for number in range(1, count + 1)),
         part=lambda name, done: part(asked, kind, name, done),
-        verdict=lambda done: together(done, replicas_per_node),
+        conclude=lambda verdict, done: together(verdict, done, replicas_per_node),
     )
 
 
-def part(asked: Experiment, kind: str, name: str, done: Trees) -> Experiment:
-    """The experiment of one of several deployments or repeats.
+def part(asked: Experiment, kind: str, name: str, done: Parts) -> Experiment:
+    """What one of several deployments or repeats asks.
 
     Deployments share the budget; a later one begins where the first found the capacity, which saves the ramp.
     Repeats are whole, ramp included: they show how well the whole procedure repeats itself.
@@ -90,9 +99,10 @@ def part(asked: Experiment, kind: str, name: str, done: Trees) -> Experiment:
         count = asked.search.deployments
         search = replace(asked.search, deployments=1, budget_s=asked.search.budget_s / count)
         if done:
-            first = next(iter(done.values()))
-            found = first["capacity"]["qps_per_node"]["estimate"]
-            search = replace(search, start="prediction", expected_qps=float(f"{found:.4g}"))
+            first = next(iter(done.values())).capacity
+            assert first is not None
+            expected_qps = float(f"{first.qps_per_node.estimate:.4g}")
+            search = replace(search, start="prediction", expected_qps=expected_qps)
     return replace(asked, search=search, seed=seed_of(asked.seed, name), run=name)
 
 
@@ -104,8 +114,8 @@ def seed_of(seed: int, name: str) -> int:
     return int(entropy.generate_state(1)[0]) % SEEDS
 
 
-def run(study: StudyPlan, folder: Folder, run_part: RunPart, show: Emit) -> Tree:
-    """Run the parts that have not ended; returns the tree of study.json, which is then on disk.
+def run(study: StudyPlan, folder: Folder, run_part: RunPart, show: Emit) -> StudyVerdict:
+    """Run the parts that have not ended; returns the verdict, which is on disk by then as study.json.
 
     A part without a result ends the study with its exit code, since fewer parts would answer another
     question. Raises ConfigError if a part's folder is in use or cannot be continued.
@@ -114,43 +124,47 @@ def run(study: StudyPlan, folder: Folder, run_part: RunPart, show: Emit) -> Tree
         (folder.path / SUMS).unlink(missing_ok=True)  # what it summed up is about to change
         folder.write_text("config.yaml", dump(study.asked))
         done, failed = _parts(study, folder, run_part, show)
-        tree = _ended(study, folder, done, failed)
-        folder.write_json(studies.FILE, tree)
+        verdict = _ended(study, folder, done, failed)
+        folder.write_json(studies.FILE, to_tree(verdict))
         folder.write_json(SUMS, {"files": own_checksums(folder.path)})
-        _tell(folder, show, f"end of study: {tree['reason'] or 'every part has its result'}")
-        return tree
+        _tell(folder, show, f"end of study: {verdict.reason or 'every part has its result'}")
+        return verdict
 
 
-def _parts(study: StudyPlan, folder: Folder, run_part: RunPart, show: Emit) -> tuple[Trees, Failed | None]:
-    """The verdicts of the parts in order, until one has no result; that one apart."""
-    done: dict[str, Tree] = {}
+def _parts(study: StudyPlan, folder: Folder, run_part: RunPart, show: Emit) -> tuple[Parts, Failed | None]:
+    """The parts in order until one has no result; that one apart."""
+    done: dict[str, PartVerdict] = {}
     for name in study.names:
         try:
-            folder.write_json(studies.FILE, _tree(study, folder, done))
+            folder.write_json(studies.FILE, to_tree(_running(study, folder, done)))
             _tell(folder, show, f"part {len(done) + 1} of {len(study.names)}: {name}")
-            tree = _part(study, name, done, folder, run_part, show)
+            verdict = _part(study, name, done, folder, run_part, show)
         except KeyboardInterrupt:
-            cut = {"exit_code": summary.EXIT_INTERRUPTED, "reason": "interrupted between two runs"}
-            return done, (name, cut)
-        if tree["exit_code"] not in study.results:
-            return done, (name, tree)
-        done[name] = tree
+            why = "interrupted between two runs"
+            return done, Failed(PartRow(name=name, exit_code=summary.EXIT_INTERRUPTED, reason=why))
+        if verdict.exit_code not in study.results:
+            return done, Failed(studies.part_row(name, verdict), verdict)
+        done[name] = verdict
     return done, None
 
 
-def result(path: Path) -> Tree | None:
-    """The verdict of a run or study that has ended and that `resume` would not change; else None."""
+def result(path: Path) -> PartVerdict | None:
+    """The verdict of a run or study that has ended and that `resume` would not change; None of others."""
+    verdict: PartVerdict | None
     try:
-        tree = studies.load_study(path) if studies.is_study(path) else load_run(path).sweep
+        verdict = studies.load_verdict(path) if studies.is_study(path) else load_run(path).verdict
     except RunError:
         return None
-    return None if tree is None or summary.resumable(tree) else tree
+    return None if verdict is None or summary.resumable(verdict) else verdict
 
 
-def _part(study: StudyPlan, name: str, done: Trees, folder: Folder, run_part: RunPart, show: Emit) -> Tree:
+def _part(
+    study: StudyPlan, name: str, done: Parts, folder: Folder, run_part: RunPart, show: Emit
+) -> PartVerdict:
+    """The verdict of one part: as it stands, resumed, or measured now."""
     path = folder.path / name
     known = result(path)
-    if known is not None and (known["exit_code"] in study.results or not study.anew):
+    if known is not None and (known.exit_code in study.results or not study.anew):
         return known
     if study.anew:
         _set_aside(path)
@@ -181,43 +195,58 @@ def _tell(folder: Folder, show: Emit, text: str) -> None:
     show("study", text=text)
 
 
-def _tree(study: StudyPlan, folder: Folder, parts: Trees) -> Tree:
-    return {
-        "schema_version": summary.SCHEMA_VERSION,
-        "study": study.kind,
-        "state": "running",
-        "verb": study.verb,
-        "run_id": folder.run_id,
-        "folder": str(folder.typed),
-        "asked": summary.describe(study.asked),
-        "names": list(study.names),
-        "parts": [studies.part_row(name, tree) for name, tree in parts.items()],
-        "requests": studies.requests(list(parts.values())),
-        "evidence": f"{len(parts)} of {len(study.names)} parts ended",
-        "clock": "wall",
-        "valid": False,
-        "passed": False,
-        "exit_code": None,
-        "reason": "not ended",
-        **study.shown(parts),
-    }
+def _running(study: StudyPlan, folder: Folder, parts: Parts) -> StudyVerdict:
+    """The verdict while parts are still to come."""
+    verdict = StudyVerdict(
+        study=study.kind,
+        state="running",
+        verb=study.verb,
+        run_id=folder.run_id,
+        folder=str(folder.typed),
+        asked=describe(study.asked),
+        names=study.names,
+        parts=tuple(studies.part_row(name, part) for name, part in parts.items()),
+        requests=studies.requests(parts.values()),
+        evidence=f"{len(parts)} of {len(study.names)} parts ended",
+        clock="wall",
+        valid=False,
+        passed=False,
+        exit_code=None,
+        reason="not ended",
+    )
+    return study.shown(verdict, parts)
 
 
-def _ended(study: StudyPlan, folder: Folder, done: Trees, failed: Failed | None) -> Tree:
+def _ended(study: StudyPlan, folder: Folder, done: Parts, failed: Failed | None) -> StudyVerdict:
+    """The verdict at the end."""
     if failed is None:
-        ended = {"valid": True, "passed": True, "exit_code": summary.EXIT_OK, "reason": ""}
-        return _tree(study, folder, done) | ended | study.verdict(done) | {"state": "ended"}
-    name, tree = failed
-    return _tree(study, folder, {**done, name: tree}) | {
-        "state": "ended",
-        "evidence": f"{sum(map(_valid, done.values()))} of {len(study.names)} parts have a result",
-        "valid": _valid(tree),
-        "exit_code": tree["exit_code"],
-        "reason": f"{name}: {tree['reason']}",
-        **({"hold": tree["hold"]} if tree.get("hold") else {}),
-    }
+        good = replace(
+            _running(study, folder, done), valid=True, passed=True, exit_code=summary.EXIT_OK, reason=""
+        )
+        return replace(study.conclude(good, done), state="ended")
+    row, verdict = failed.row, failed.verdict
+    begun = done if verdict is None else {**done, row.name: verdict}
+    running = _running(study, folder, begun)
+    return replace(
+        running,
+        parts=running.parts if verdict else (*running.parts, row),
+        state="ended",
+        evidence=f"{sum(part.valid for part in done.values())} of {len(study.names)} parts have a result",
+        valid=verdict is not None and verdict.valid,
+        exit_code=row.exit_code,
+        reason=f"{row.name}: {row.reason}",
+        hold=verdict.hold if verdict else None,
+        cells=running.cells if verdict else _with_cut(running.cells, row),
+    )
 
 
-def _valid(tree: Tree) -> bool:
-    """True if the part is valid; a part that was cut between two runs has no such field."""
-    return bool(tree.get("valid"))
+def _with_cut(cells: tuple[MatrixCell, ...] | None, row: PartRow) -> tuple[MatrixCell, ...] | None:
+    """The cells of a matrix with the one that was interrupted before it began; None without cells."""
+    if cells is None:
+        return None
+    return tuple(
+        MatrixCell(name=one.name, at=one.at, exit_code=row.exit_code, reason=row.reason)
+        if one.name == row.name
+        else one
+        for one in cells
+    )

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.results.json_border import to_tree
 from analysis.stats.quantiles import quantile
 from conf import Experiment
 from loadgen.cli import engine_model, prediction
@@ -65,7 +66,7 @@ def capacities(fleets: tuple[int, ...], draws: int, *words: str) -> dict[tuple[s
         for nodes in fleets:
             for policy in POLICIES:
                 began = time.monotonic()
-                tree = engine_model.predict(experiment(policy, nodes, *words), spread, draws)
+                tree = to_tree(engine_model.predict(experiment(policy, nodes, *words), spread, draws))
                 found[policy, nodes] = tree
                 print(_row(policy, nodes, tree, found, time.monotonic() - began), flush=True)
     return found

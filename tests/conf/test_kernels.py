@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from analysis.results import summary
+from analysis.results.json_border import to_tree
 from conf import ConfigError, load
 from conf.constants import calibration, constants, replaced
 from conf.kernels import AITER_SPEED, BACKENDS, words
@@ -22,6 +22,7 @@ from serve_apps.engine_model.cost.kernels import steps
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from tests.benchmarks import backends
 from tests.support.recipe_words import DEEPSEEK, env, resolve
+from tests.support.verdict_trees import text_of
 
 STEP = "engine.kernel_ratio.step"
 QUICK = ("search.budget_s=600",)
@@ -59,12 +60,14 @@ def test_the_published_range_of_aiters_speed_is_drawn_with_the_other_constants()
 
 def test_a_prediction_without_aiter_is_lower_within_the_published_range_and_says_so() -> None:
     asked = [load([engine, "engine.drift_sd=0", *QUICK]) for engine in ("engine=simulated_aiter", OFF)]
-    on, off = (engine_model.predict(one, draws=0) for one in asked)
+    answers = [engine_model.predict(one, draws=0) for one in asked]
+    on, off = map(to_tree, answers)
     estimates = [tree["capacity"]["qps_per_node"]["estimate"] for tree in (on, off)]
     assert 1.0 < estimates[0] / estimates[1] < 1.12
-    assert "kernels without AITER" in summary.text(off) and "published for other models" in summary.text(off)
-    assert "AITER" not in summary.text(on)
-    assert ratio((off, asked[1]), (on, asked[0]))["value"] == pytest.approx(estimates[1] / estimates[0])
+    assert "kernels without AITER" in text_of(off) and "published for other models" in text_of(off)
+    assert "AITER" not in text_of(on)
+    found = ratio((answers[1], asked[1]), (answers[0], asked[0]))
+    assert found.value == pytest.approx(estimates[1] / estimates[0])
 
 
 def test_what_aiter_would_give_a_model_fitted_without_it_is_said_to_be_unknown() -> None:
@@ -185,7 +188,7 @@ def test_an_unknown_backend_is_said_in_a_dry_run_a_prediction_and_a_grid(capsys:
     assert step_s(load([word])) == step_s(load())
     assert main(["sweep", "--dry-run", word]) == 0
     assert f"# {UNKNOWN}\n" in capsys.readouterr().out
-    assert UNKNOWN in summary.text(engine_model.predict(load([word, *QUICK]), draws=0))
+    assert UNKNOWN in text_of(to_tree(engine_model.predict(load([word, *QUICK]), draws=0)))
     main(["predict", "rate_qps=1", "matrix.engine.attention_backend=[ROCM_AITER_FA,ROCM_FANCY]", *QUICK])
     assert capsys.readouterr().out.count(UNKNOWN) == 1
     ladder = published_verdict.plan(

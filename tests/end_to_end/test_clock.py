@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from analysis import load_run
+from analysis.results.json_border import to_tree
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import SimulatedEngine
@@ -346,6 +347,6 @@ def test_the_manifest_says_which_clock_it_was(tmp_path: Path, monkeypatch: pytes
         return lambda: verdicts.of_probe(experiment, driver)
 
     filled = Run(experiment, folder, "probe", lambda *_, **__: None)
-    assert filled.measure(lambda: Start(8.0), service(), act)["exit_code"] == 0
+    assert to_tree(filled.measure(lambda: Start(8.0), service(), act))["exit_code"] == 0
     assert load_run(folder.path).manifest["clock"] == {"time_scale": FAST, "zero_wall_ns": 0}
     assert (plans[0].time_scale, plans[0].block_tokens) == (FAST, 128)

@@ -17,6 +17,7 @@ import pytest
 
 from analysis import load_run
 from analysis.results import recount, summary
+from analysis.results.json_border import to_tree
 from analysis.rows import metrics
 from conf import Experiment
 from loadgen.cli import command_line
@@ -137,12 +138,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         patch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", PATIENCE_S)
         with service(experiment, quiet) as up:
             site = measure.Site(lambda *_: (Start(8.0, 2.0), None), lambda *_: nullcontext(up))
-            cut = measure.measure(experiment, "sweep", folder, interrupted, site, quiet)
-            ended = resume.resume(
-                folder.path,
-                lambda saved: command_line.asked("sweep", [], saved),
-                site,
-                quiet,
+            cut = to_tree(measure.measure(experiment, "sweep", folder, interrupted, site, quiet))
+            ended = to_tree(
+                resume.resume(
+                    folder.path,
+                    lambda saved: command_line.asked("sweep", [], saved),
+                    site,
+                    quiet,
+                )
             )
     yield Ran(experiment, (cut, ended), folder.path)
 

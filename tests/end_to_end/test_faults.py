@@ -23,6 +23,7 @@ import pytest
 
 from analysis import load_run
 from analysis.results import summary
+from analysis.results.json_border import to_tree
 from conf import Experiment, load
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
@@ -123,7 +124,7 @@ def run_against(
         yield Service([url], **service)
 
     run = Run(experiment, RunFolder.create(tmp_path, "run"), "sweep", listener)
-    return run.measure(lambda: Start(80.0), up(), lambda driver: act(experiment, driver))
+    return to_tree(run.measure(lambda: Start(80.0), up(), lambda driver: act(experiment, driver)))
 
 
 def measure(tmp_path: Path, url: str, act: Any, words: Any = None, **service: Any) -> tuple[Any, Path]:

@@ -12,6 +12,9 @@ import pytest
 
 from analysis import __main__ as reading
 from analysis import load_run
+from analysis.results.asked import describe
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.shared_figures import RequestCounts
 from analysis.rows import records
 from loadgen import __main__ as loading
 from loadgen.cli import output, resume
@@ -350,15 +353,16 @@ def test_a_copied_run_gets_its_report_where_it_lies(
     def told(kind: str, **facts: Any) -> None:
         pass
 
-    tree = report_file.written(resume.resume(run, None, None, told), told)  # type: ignore[arg-type]
-    assert tree["folder"] == str(run) and tree["report"] == str(run / "report.html")
+    verdict = report_file.written(resume.resume(run, None, None, told), told)  # type: ignore[arg-type]
+    assert verdict.folder == str(run) and verdict.report == str(run / "report.html")
     assert (run / "report.html").exists() and not (original / "report.html").exists()
     assert f"{run}/config.yaml" in (run / "report.html").read_text()
 
 
 def test_a_failed_start_gets_no_report_of_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tree = {"folder": str(run), "exit_code": 5, "requests": {"planned": 0, "rows": 0, "by_status": {}}}
-    assert report_file.written(tree, lambda kind, **facts: None) == tree
+    asked, none = describe(load_run(run).config), RequestCounts(0, 0, {})
+    failed = RunVerdict(asked=asked, folder=str(run), valid=False, exit_code=5, requests=none)
+    assert report_file.written(failed, lambda kind, **facts: None) == failed
     assert not (run / "report.html").exists()
 
 

@@ -12,7 +12,12 @@ import pytest
 
 from analysis.capacity.paired_ratio import Ratio
 from analysis.results import matrix_table, studies, summary
+from analysis.results.asked import describe
+from analysis.results.json_border import to_tree
 from analysis.results.show import concluded
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.shared_figures import CapacityFigures, QpsFigures
+from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from loadgen import __main__ as root
@@ -111,7 +116,7 @@ def cells(out: Path, *words: str) -> Cells:
 
 
 def resumed(path: Path, deployments: Deployments) -> dict[str, Any]:
-    return resume.resume(path, lambda file: load(base=file), deployments.site, silent)
+    return to_tree(resume.resume(path, lambda file: load(base=file), deployments.site, silent))
 
 
 def by_name(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -139,7 +144,7 @@ def test_each_service_is_deployed_once_and_the_ratio_on_common_requests_is_right
     tmp_path: Path, deployments: Deployments
 ) -> None:
     found = cells(tmp_path, "matrix.slo.tpot_p90_ms=[100,80]", "matrix.engine.max_num_seqs=[1023,1024]")
-    tree = verbs.matrix(found, deployments.site, silent)
+    tree = to_tree(verbs.matrix(found, deployments.site, silent))
     assert (deployments.deployed, deployments.up) == ([1023, 1024], 0)
     assert (tree["exit_code"], tree["valid"], tree["state"]) == (0, True, "ended")
     rows = by_name(tree)
@@ -175,7 +180,7 @@ def test_refused_and_failed_cells_are_rows_and_the_others_go_on(
     def told(_kind: str, /, **facts: Any) -> None:
         said.append(facts.get("text", ""))
 
-    tree = verbs.matrix(cells(tmp_path, *words), deployments.site, told)
+    tree = to_tree(verbs.matrix(cells(tmp_path, *words), deployments.site, told))
     # What failed once is not tried again for the next load on it.
     assert deployments.deployed == [1023, 1024]
     assert [cell["exit_code"] for cell in tree["cells"]] == [5, 5, 2, 2, 0, 0]
@@ -192,7 +197,7 @@ def test_cells_with_an_open_end_are_valid_as_a_single_sweep_is(
     tmp_path: Path, deployments: Deployments
 ) -> None:
     words = ["matrix.engine.max_num_seqs=[1023,1024]", "search.highest_qps=2"]
-    tree = verbs.matrix(cells(tmp_path, *words), deployments.site, silent)
+    tree = to_tree(verbs.matrix(cells(tmp_path, *words), deployments.site, silent))
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (6, True, False)
     assert concluded(tmp_path / "grid").startswith(
         "VALID  0 of 2 cells have a capacity\n  2 of 2 cells have no"
@@ -204,7 +209,7 @@ def test_a_cell_that_gets_its_capacity_late_has_the_requests_of_who_came_first(
     tmp_path: Path, deployments: Deployments
 ) -> None:
     deployments.fails = {1023}
-    verbs.matrix(cells(tmp_path, "matrix.engine.max_num_seqs=[1023,1024]"), deployments.site, silent)
+    to_tree(verbs.matrix(cells(tmp_path, "matrix.engine.max_num_seqs=[1023,1024]"), deployments.site, silent))
     path = tmp_path / "grid"
     assert study.result(path) is None
     assert resume.left(path, lambda file: load(base=file)) == "# 1 of 2 parts have ended; left: cell-1"
@@ -243,14 +248,14 @@ def test_ctrl_c_ends_the_grid_and_resume_goes_on(tmp_path: Path, deployments: De
             raise KeyboardInterrupt
 
     found = cells(tmp_path, "matrix.engine.max_num_seqs=[1023,1024,1025]")
-    tree = verbs.matrix(found, deployments.site, cut)
+    tree = to_tree(verbs.matrix(found, deployments.site, cut))
     assert (tree["exit_code"], tree["valid"], deployments.up) == (130, False, 0)
     path = tmp_path / "grid"
     text = concluded(path)
     assert text.startswith("INTERRUPTED  1 of 3 cells have a capacity")
     assert "no result (exit 130): every request" in text and "not measured yet" in text
     with pytest.raises(ConfigError, match="cell of a matrix: python -m loadgen resume"):
-        resume.resume(path / "cell-2", lambda file: load(base=file), deployments.site, silent)
+        to_tree(resume.resume(path / "cell-2", lambda file: load(base=file), deployments.site, silent))
     deployments.deployed = []
     tree = resumed(path, deployments)
     assert (deployments.deployed, tree["exit_code"]) == ([1024, 1025], 0)
@@ -301,17 +306,14 @@ def test_a_service_that_is_no_longer_whole_is_deployed_anew(deployments: Deploym
 
 
 def test_a_cell_without_an_answer_is_said_and_has_no_ratio() -> None:
-    capacity = {
-        "qps_per_node": {"estimate": 5.0, "low": 4.8, "high": 5.2, "certified": 4.85},
-        "binding": "tpot",
-        "open_above": False,
-        "open_below": False,
-    }
-    whole = {"exit_code": 0, "reason": "", "valid": True, "capacity": capacity}
-    above = {**whole, "exit_code": 6, "capacity": {**capacity, "open_above": True}}
-    trees = [whole, above, {**whole, "exit_code": 4, "valid": False, "reason": "client_limited"}, None]
-    rows = [matrix_table.row(f"cell-{n}", {"layout": n}, "", tree) for n, tree in enumerate(trees)]
-    _, *lines = matrix_table.lines({"axes": ["layout"], "cells": rows})
+    asked = describe(load())
+    capacity = CapacityFigures(qps_per_node=QpsFigures(5.0, 4.8, 5.2, 4.85), binding="tpot")
+    whole = RunVerdict(asked=asked, exit_code=0, valid=True, capacity=capacity)
+    above = replace(whole, exit_code=6, capacity=replace(capacity, open_above=True))
+    every = [whole, above, replace(whole, exit_code=4, valid=False, reason="client_limited"), None]
+    rows = tuple(matrix_table.row(f"cell-{n}", {"layout": n}, "", one) for n, one in enumerate(every))
+    study = StudyVerdict(study="matrix", asked=asked, names=(), parts=(), exit_code=0)
+    _, *lines = matrix_table.lines(replace(study, axes=("layout",), cells=rows))
     assert lines[0].split()[2:6] == ["5.00", "[4.80,", "5.20]", "4.85"]
     assert ">= 4.80" in lines[1] and "open" in lines[1]
     assert lines[2].endswith("no result (exit 4): client_limited") and lines[3].endswith("not measured yet")

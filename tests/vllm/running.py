@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analysis.results.json_border import to_tree
 from analysis.results.runs import Run, load_run
 from conf import Experiment, load
 from loadgen.run import measure
@@ -34,7 +35,7 @@ class Up:
         experiment = load(over(self.words, *over([f"out={self.out}", f"run={verb}"], *words)))
         folder = measure.create(RunFolder, experiment)
         site = Site(start, lambda *_: nullcontext(self.served))
-        tree = measure.measure(experiment, verb, folder, act, site, lambda *_, **__: None)
+        tree = to_tree(measure.measure(experiment, verb, folder, act, site, lambda *_, **__: None))
         return tree, load_run(folder.path)
 
     def counters(self, names: Sequence[str]) -> dict[str, float]:

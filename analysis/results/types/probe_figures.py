@@ -32,7 +32,7 @@ class P90Figures:
     passed: bool | None
 
 
-class _BothP90s:
+class BothP90s:
     """The p90 of each limit, by its name."""
 
     __slots__ = ()
@@ -48,7 +48,7 @@ class _BothP90s:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfilePiece(_BothP90s):
+class ProfilePiece(BothP90s):
     """The part of a load profile between two of its points."""
 
     from_s: float
@@ -70,7 +70,7 @@ class RequiredRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeFigures(_BothP90s):
+class ProbeFigures(BothP90s):
     """One rate, or one closed loop, against the bounds.
 
     `concurrency` is None in an open loop, and 0 where no closed loop could be asked for: of a required or
@@ -90,7 +90,7 @@ class ProbeFigures(_BothP90s):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HoldFigures(_BothP90s):
+class HoldFigures(BothP90s):
     """The confirmation run at the certified rate; it vetoes if even the upper end of its own capacity lies
     below that rate."""
 

@@ -16,6 +16,9 @@ from analysis.results.types.shared_figures import (
     WindowRow,
 )
 
+MATRIX = "matrix"
+"""`study` of a measured grid."""
+
 
 @dataclass(frozen=True, slots=True)
 class PercentFigures:
@@ -112,3 +115,8 @@ class StudyVerdict:
     remedy: str | None = None
     hold: HoldFigures | None = None
     report: str = ""
+
+    @property
+    def is_matrix(self) -> bool:
+        """True of a measured grid."""
+        return self.study == MATRIX

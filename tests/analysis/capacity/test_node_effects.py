@@ -25,7 +25,8 @@ from analysis.capacity.window_counts import (
     count,
     count_by_stream,
 )
-from analysis.results import summary
+from analysis.results import nodes_text
+from analysis.results.json_border import to_tree
 from analysis.rows import gathering, records
 from analysis.stats.pooling import Interval
 from conf import ConfigError, Experiment, load
@@ -47,6 +48,7 @@ from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.mock_server import MockServer
 from tests.support.patience import PATIENCE_S
+from tests.support.verdict_trees import text_of
 from tests.support.virtual_target import VirtualTarget
 
 VARIED = load(["workload=chat_5600_140_varied"]).workload
@@ -232,7 +234,7 @@ def test_equal_nodes_show_no_effect_and_leave_the_interval_alone() -> None:
     assert effects is not None and effects.differing == ()
     assert [effect.value for effect in effects.effects] == pytest.approx([0.0] * 4, abs=0.002)
     assert node_effects.including(capacity, effects) == replace(capacity, dwells=tuple(range(8)))
-    assert "no node is shown to differ" in node_effects.lines(node_effects.tree(effects))[-1]
+    assert "no node is shown to differ" in nodes_text.lines(nodes_text.spread(effects))[-1]
     assert node_effects.node_effects([dwell(i, None, 0.1) for i in range(8)], prior) is None
     assert node_effects.including(capacity, None) is capacity
 
@@ -253,7 +255,7 @@ def test_one_slow_node_is_named_and_widens_the_interval() -> None:
     sd = effects.between.value / 2
     half = math.log(capacity.qps_per_node / capacity.low)
     assert math.log(wide.qps_per_node / wide.low) == pytest.approx(math.hypot(half, 1.96 * sd), rel=1e-3)
-    said = node_effects.lines(node_effects.tree(effects))
+    said = nodes_text.lines(nodes_text.spread(effects))
     assert any(line.startswith("  node 2 is ") and "% below the mean [" in line for line in said)
 
 
@@ -262,7 +264,7 @@ def test_an_effect_is_told_with_its_side_and_its_interval_in_order() -> None:
         (Interval(0.01, -0.01, 0.03), Interval(-0.041, -0.062, -0.02)), Interval(0.03, 0.01, 0.06)
     )
     assert effects.differing == (1,)
-    assert node_effects.lines(node_effects.tree(effects))[1:] == [
+    assert nodes_text.lines(nodes_text.spread(effects))[1:] == [
         "  node 1 is 4.1 % below the mean [2.0, 6.2]",
         "  sd between nodes 3.0 % [1.0, 6.0]: the capacity's interval includes it",
     ]
@@ -271,14 +273,14 @@ def test_an_effect_is_told_with_its_side_and_its_interval_in_order() -> None:
 def test_a_sweep_says_what_it_measured_streams_per_node_or_a_pool() -> None:
     drive, experiment = driver(["search=quick", "search.min_dwells=3", "search.budget_s=210"], 1.0, 1.0)
     found = sweep(drive)
-    tree = verdicts.of_sweep(experiment, drive, found, "virtual")
+    tree = to_tree(verdicts.of_sweep(experiment, drive, found, "virtual"))
     assert found.capacity is not None and 2.9 < found.capacity.qps_per_node < 3.7
     assert tree["capacity"]["dwells_used"] == list(range(len(found.outcomes)))
     assert len(tree["nodes"]["effects_pct"]) == 2
-    said = summary.text(tree)
+    said = text_of(tree)
     assert "independent streams per node: each of 2 nodes" in said and "pooled" not in said
     routed = {**tree, "asked": {**tree["asked"], "routing": "leastconn"}, "nodes": None}
-    pooled = summary.text(routed)
+    pooled = text_of(routed)
     assert "pooled service behind one balancer" in pooled
 
 

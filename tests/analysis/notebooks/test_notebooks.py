@@ -28,6 +28,7 @@ from matplotlib.text import Text
 import analysis
 from analysis.capacity.paired_ratio import Ratio
 from analysis.results import studies
+from analysis.results.json_border import to_tree
 from conf.load import dump
 from tests.support.golden import GOLDEN, unsealed
 
@@ -60,7 +61,7 @@ def test_the_sides_of_a_comparison_have_its_ratio_in_words_and_figure(
     for name in names:
         shutil.copytree(GOLDEN, tmp_path / name)
     sweep = analysis.load_run(GOLDEN).sweep
-    parts = [studies.part_row(name, sweep) for name in names]
+    parts = [to_tree(studies.part_row(name, analysis.load_run(GOLDEN).verdict)) for name in names]
     ratio = asdict(Ratio(0.9, 0.8, 0.95, None, None, 6, None, unlike=False))
     tree = sweep | {"study": "compare", "names": names, "parts": parts, "ratio": ratio}
     (tmp_path / "study.json").write_text(json.dumps(tree))

@@ -21,11 +21,13 @@ from analysis.capacity import validity
 from analysis.capacity.window_counts import NS, Window
 from analysis.report import banner, checks, exhibits
 from analysis.report.blocks import Missing
-from analysis.results import matrix_table, studies, summary
-from analysis.results.json_border import from_tree
+from analysis.results import matrix_table, probe_text, studies
+from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
+from analysis.results.types.probe_figures import P90Figures, ProbeFigures
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import WorstCheck
+from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import foreign_words, records
 from conf.specs.experiment import Slo
 from loadgen.run import report_file
@@ -310,8 +312,8 @@ def test_a_probe_says_how_each_p90_lies_to_its_bound(copy: Path, tmp_path: Path,
 def test_a_p90_that_nobody_knows_is_not_within_its_bound(
     passed: tuple[bool | None, bool | None], said: str
 ) -> None:
-    probe = {limit: {"passed": one} for limit, one in zip(("ttft", "tpot"), passed, strict=True)}
-    assert summary.probe_verdict(probe) == said
+    ttft, tpot = (P90Figures(p90_ms=None, interval_ms=None, bound_ms=1.0, passed=one) for one in passed)
+    assert probe_text.verdict(ProbeFigures(rate_qps_per_node=1.0, ttft=ttft, tpot=tpot)) == said
 
 
 def test_the_checks_of_a_void_run_are_said_to_be_over_all_its_windows() -> None:
@@ -418,42 +420,47 @@ def test_a_check_without_a_reason_is_a_note() -> None:
 def test_a_report_that_fails_changes_no_result(
     copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tree = {"folder": str(copy), "exit_code": 0}
+    known = load_run(GOLDEN).verdict
+    assert known is not None
+    verdict = replace(known, folder=str(copy))
     for error in (OSError("disk full"), ValueError("a bug"), KeyboardInterrupt()):
 
         def fail(path: Path, error: BaseException = error) -> Path:
             raise error
 
         monkeypatch.setattr(report, "write", fail)
-        assert report_file.written(tree, lambda kind, **facts: None) == tree
+        assert report_file.written(verdict, lambda kind, **facts: None) == verdict
         told = capsys.readouterr().err
         assert told.count("\n") == 1 and f"python -m analysis report {copy}" in told
-    assert report_file.written({"exit_code": 1}, lambda kind, **facts: None) == {"exit_code": 1}
+    nowhere = replace(verdict, folder="")
+    assert report_file.written(nowhere, lambda kind, **facts: None) == nowhere
 
 
 def test_a_report_is_written_anew_and_no_file_of_the_run(copy: Path, undrawn: None) -> None:
     before = checksums(copy)
     assert report.command([copy], None) == f"report {copy / 'report.html'}"
     first = (copy / "report.html").read_bytes()
-    tree = report_file.written({"folder": str(copy), "exit_code": 0}, lambda kind, **facts: None)
-    assert tree["report"] == str(copy / "report.html")
+    known = load_run(copy).verdict
+    assert known is not None
+    verdict = report_file.written(replace(known, folder=str(copy)), lambda kind, **facts: None)
+    assert verdict.report == str(copy / "report.html")
     assert (copy / "report.html").read_bytes() == first
     assert checksums(copy) == before and not list(copy.glob("*.tmp"))
 
 
 def studied(path: Path, kind: str, *names: str, **more: Any) -> Path:
     """A study in `path` whose parts are copies of the golden run."""
-    trees = {}
+    verdicts = {}
     for name in names:
         unsealed(Path(shutil.copytree(GOLDEN, path / name)))
-        trees[name] = load_run(path / name).sweep
-    first = trees[names[0]]
+        verdicts[name] = load_run(path / name).verdict
+    first = load_run(path / names[0]).sweep
     assert first is not None
     tree = {
         **{"schema_version": 1, "study": kind, "state": "ended", "verb": "sweep", "run_id": path.name},
         **{"folder": f"runs/{path.name}", "asked": first["asked"], "names": list(names), "clock": "wall"},
-        "parts": [studies.part_row(name, one) for name, one in trees.items() if one],
-        "requests": studies.requests([one for one in trees.values() if one]),
+        "parts": [to_tree(studies.part_row(name, one)) for name, one in verdicts.items() if one],
+        "requests": to_tree(studies.requests(one for one in verdicts.values() if one)),
         **{"evidence": f"{len(names)} parts", "valid": True, "passed": True, "exit_code": 0, "reason": ""},
     }
     (path / "study.json").write_text(json.dumps(tree | more))
@@ -462,9 +469,11 @@ def studied(path: Path, kind: str, *names: str, **more: Any) -> Path:
 
 def test_a_studys_page_has_its_own_answer_and_leads_to_its_parts(tmp_path: Path, undrawn: None) -> None:
     names = [f"deployment-{number}" for number in range(1, 4)]
-    golden_tree = load_run(GOLDEN).sweep
-    assert golden_tree is not None
-    pooled = studies.pooled_deployments(dict.fromkeys(names, golden_tree), 1.0)
+    golden_verdict = load_run(GOLDEN).verdict
+    assert golden_verdict is not None
+    empty = StudyVerdict(study="deployments", asked=golden_verdict.asked, names=(), parts=(), exit_code=0)
+    found = to_tree(studies.pooled_deployments(empty, dict.fromkeys(names, golden_verdict), 1.0))
+    pooled = {key: found[key] for key in ("capacity", "between", "effects_pct", "evidence", "remedy")}
     folder = studied(tmp_path / "study", "deployments", *names, **pooled)
     assert report.command([folder], None) == f"report {folder / 'report.html'}"
     page = Page((folder / "report.html").read_text())
@@ -492,9 +501,9 @@ def test_a_comparison_says_its_ratio_and_what_differs(tmp_path: Path, undrawn: N
 def test_a_matrix_says_why_a_cell_has_no_capacity(tmp_path: Path, undrawn: None) -> None:
     axes = {"workload.prefix_hit": 0.5}
     cells = [
-        matrix_table.row("c1", axes, "", load_run(GOLDEN).sweep),
-        matrix_table.row("c2", axes, "the weights do not fit", None),
-        matrix_table.row("c3", axes, "", None),
+        to_tree(matrix_table.row("c1", axes, "", load_run(GOLDEN).verdict)),
+        to_tree(matrix_table.row("c2", axes, "the weights do not fit", None)),
+        to_tree(matrix_table.row("c3", axes, "", None)),
     ]
     cells[0]["ratio"] = {"value": 1, "low": 1, "high": 1, "how": "reference", "why": "", "pairs": 0}
     more = {

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from analysis import load_run
-from analysis.results import summary
 from tests.support.golden import GOLDEN
+from tests.support.verdict_trees import text_of
 
 
 def answer(**limit: Any) -> str:
@@ -15,7 +15,7 @@ def answer(**limit: Any) -> str:
     tree = copy.deepcopy(load_run(GOLDEN).sweep)
     assert tree is not None
     tree["capacity"]["limits"][tree["capacity"]["binding"]] |= limit
-    return summary.text(tree)
+    return text_of(tree)
 
 
 def test_a_run_of_enough_requests_has_none() -> None:
@@ -37,5 +37,5 @@ def test_a_slope_that_nobody_expects_is_said() -> None:
 def test_users_who_stay_make_an_answer_lean_low() -> None:
     tree = copy.deepcopy(load_run(GOLDEN).sweep)
     assert tree is not None
-    tree["asked"]["conversations"] = {"users": 1500}
-    assert "leans low: users who stay for longer than a search" in summary.text(tree)
+    tree["asked"]["conversations"] = "cache-aware"
+    assert "leans low: users who stay for longer than a search" in text_of(tree)

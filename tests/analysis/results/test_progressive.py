@@ -12,7 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.results import published_ladder as judged
-from analysis.results import summary
+from analysis.results.asked import describe
+from analysis.results.json_border import from_tree, to_tree
+from analysis.results.types.ladder_figures import LevelFigures
+from analysis.results.types.prediction_verdict import PredictionVerdict
+from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import records
 from conf import ConfigError, Experiment
 from loadgen.__main__ import main
@@ -24,12 +28,17 @@ from loadgen.search.start import Start
 from loadgen.studies import published_ladder, published_ladder_run, published_tables, published_verdict
 from loadgen.studies.paper_models import published_model_of
 from loadgen.studies.published_ladder import BASELINE, SATURATED, STRESS, WARM_UP
-from loadgen.studies.published_tables import PUBLISHED_MODELS, PublishedModel, PublishedRow
+from loadgen.studies.published_tables import (
+    PUBLISHED_MODELS,
+    PublishedModel,
+    PublishedRow,
+)
+from tests.support.verdict_trees import text_of
 
 SUBJECT = {subject.name: subject for subject in PUBLISHED_MODELS}
 LLAMA, QWEN, DEEPSEEK, KIMI = SUBJECT
 PHASES_OF_ROWS = (published_tables.SCALING, published_tables.SATURATION)
-FIGURES = judged.Figures(10, 1.0, 100.0, 50.0, 0.0, 2.0, 1.0, 0.9, 10.0, "all 10")
+FIGURES = LevelFigures(10, 1.0, 100.0, 50.0, 0.0, 2.0, 1.0, 0.9, 10.0, "all 10")
 PUBLISHED = published_tables.read()
 
 
@@ -165,7 +174,7 @@ def test_the_workloads_lengths_are_asked_of_every_model_and_nothing_published_st
     alias = of(name, "progressive.lengths=workload", "workload=chat_5600_140", "model.name=another")
     other = published_ladder.levels(alias)
     assert [level.answers.tolist() for level in other] == [level.answers.tolist() for level in levels]
-    found = published_verdict.verdict(asked, [[FIGURES] * len(levels)], "virtual")["progressive"]
+    found = to_tree(published_verdict.figures(asked, [[FIGURES] * len(levels)], "virtual"))
     assert (found["fit_rms"], found["rms"]) == (None, None)
     assert "the lengths are the workload's" in found["caution"]
 
@@ -193,7 +202,7 @@ def test_rows_stand_beside_what_was_published_whatever_it_is_called(name: str, c
     assert [level.prompt_tokens for level in levels] == [
         level.prompt_tokens for level in published_ladder.levels(shipped)
     ]
-    found = published_verdict.verdict(asked, [[FIGURES] * len(levels)], "virtual")["progressive"]
+    found = to_tree(published_verdict.figures(asked, [[FIGURES] * len(levels)], "virtual"))
     assert "nothing stands beside these" in found["caution"]
 
 
@@ -215,6 +224,15 @@ def test_a_schedule_is_a_closed_loop_and_of_a_burst_all_is_window() -> None:
     assert (loop.shared_tokens == loop.input_tokens).all()
     unique = published_ladder.levels(of(QWEN, "progressive.prompts=unique"))[0].schedule(0, 0, 0)
     assert not unique.shared_tokens.any()
+
+
+def concluded(
+    asked: Experiment, runs: list[list[LevelFigures]], void: dict[int, str] | None = None
+) -> dict[str, Any]:
+    """The tree of a ladder that was played."""
+    found = published_verdict.figures(asked, runs, "wall", void)
+    ended = published_ladder.ending(found, void or {})
+    return to_tree(PredictionVerdict(asked=describe(asked), clock="wall", calibration="", **ended))
 
 
 def rows(*of: dict[str, Any]) -> pa.Table:
@@ -259,8 +277,8 @@ def test_runs_have_a_t_interval_and_a_variation() -> None:
     found = judged.spread([9.0, 10.0, 11.0, 10.0, 10.0])
     assert found is not None
     half = 2.776445 * math.sqrt(0.5 / 5)  # Student's t with 4 degrees of freedom
-    assert (found["low"], found["high"]) == pytest.approx((10 - half, 10 + half), rel=1e-4)
-    assert found["cov"] == pytest.approx(math.sqrt(0.5) / 10)
+    assert (found.low, found.high) == pytest.approx((10 - half, 10 + half), rel=1e-4)
+    assert found.cov == pytest.approx(math.sqrt(0.5) / 10)
     assert judged.spread([1.0]) is None
     assert judged.spread([1.0, math.inf]) is None
 
@@ -268,7 +286,7 @@ def test_runs_have_a_t_interval_and_a_variation() -> None:
 @pytest.fixture(scope="module")
 def replayed() -> dict[str, Any]:
     """Every model of the paper, once, at the paper's counts."""
-    return {name: virtual_ladder.progressive(of(name)) for name in SUBJECT}
+    return {name: to_tree(virtual_ladder.progressive(of(name))) for name in SUBJECT}
 
 
 @pytest.mark.parametrize("name", SUBJECT)
@@ -298,7 +316,7 @@ def test_a_level_with_few_requests_is_not_a_capacity(replayed: dict[str, Any]) -
     for tree in replayed.values():
         for line in tree["progressive"]["levels"]:
             assert line["capacity"] == (line["requests"] >= 10 * line["concurrency"])
-        assert "* not a capacity: fewer than 10 requests" in summary.text(tree)
+        assert "* not a capacity: fewer than 10 requests" in text_of(tree)
 
 
 def test_the_plateau_above_450_is_that_of_the_request_count(replayed: dict[str, Any]) -> None:
@@ -308,7 +326,7 @@ def test_the_plateau_above_450_is_that_of_the_request_count(replayed: dict[str, 
 
     published, full = (
         at(replayed[LLAMA]),
-        at(virtual_ladder.progressive(of(LLAMA, "progressive.requests_per_user=10"))),
+        at(to_tree(virtual_ladder.progressive(of(LLAMA, "progressive.requests_per_user=10")))),
     )
     assert published[1000]["total_tok_s"] == pytest.approx(published[500]["total_tok_s"], rel=1e-9)
     assert max(line["in_flight"] for line in published.values()) < 450
@@ -323,20 +341,24 @@ def test_the_plateau_above_450_is_that_of_the_request_count(replayed: dict[str, 
 
 def test_runs_differ_where_the_engine_has_noise() -> None:
     words = ["engine=simulated_aiter", "progressive.runs=3"]
-    tree = virtual_ladder.progressive(ready(*SUBJECT[LLAMA].words, *words))
+    tree = to_tree(virtual_ladder.progressive(ready(*SUBJECT[LLAMA].words, *words)))
     lines = tree["progressive"]["levels"]
     assert all(line["total_tok_s_spread"]["cov"] > 0 for line in lines)
     assert all(
         line["total_tok_s_spread"]["low"] < line["total_tok_s"] < line["total_tok_s_spread"]["high"]
         for line in lines
     )
-    assert "3 runs: CoV of tok/s" in summary.text(tree)
+    assert "3 runs: CoV of tok/s" in text_of(tree)
 
 
 def test_prompts_that_differ_find_nothing_cached() -> None:
-    lines = virtual_ladder.progressive(of(LLAMA, "progressive.prompts=unique"))["progressive"]["levels"]
+    lines = to_tree(virtual_ladder.progressive(of(LLAMA, "progressive.prompts=unique")))["progressive"][
+        "levels"
+    ]
     assert {line["prefix_hit"] for line in lines} == {0.0}
-    assert virtual_ladder.progressive(of(QWEN, "progressive.prompts=unique"))["progressive"]["caution"]
+    assert to_tree(virtual_ladder.progressive(of(QWEN, "progressive.prompts=unique")))["progressive"][
+        "caution"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -378,7 +400,7 @@ def test_the_virtual_clock_is_one_simulated_replica(words: list[str], why: str) 
 def test_an_engine_that_the_fast_model_does_not_play_is_refused_in_a_line(word: str) -> None:
     asked = ready("progressive.runs=1", word)
     with pytest.raises(ConfigError, match="cannot play this engine .*; use progressive.clock=wall"):
-        virtual_ladder.progressive(asked)
+        to_tree(virtual_ladder.progressive(asked))
     assert virtual_ladder.level_seconds(asked) is None
 
 
@@ -391,17 +413,15 @@ def test_over_http_one_model_is_chosen(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:
     asked = of(LLAMA)
     good = FIGURES
-    none = judged.Figures(10, 0.0, 0.0, 0.0, 0.0, math.inf, 0.0, None, 0.0, "none")
+    none = LevelFigures(10, 0.0, 0.0, 0.0, 0.0, math.inf, 0.0, None, 0.0, "none")
     levels = len(published_ladder.levels(asked))
     for run, failing in (([good] * (levels - 1) + [none], 1), ([none] * levels, levels)):
-        tree = published_verdict.verdict(asked, [run], "wall")
+        tree = concluded(asked, [run])
         assert (tree["exit_code"], tree["progressive"]["rms"]) == (3, None)
-        assert f"{failing} levels are FAILING" in summary.text(tree)
-        assert judged.rows([tree]).num_rows == levels
-    assert published_verdict.verdict(asked, [[good] * levels], "wall")["progressive"]["rms"] > 0
-    assert (
-        published_verdict.verdict(asked, [[good] * levels], "wall", {3: "late"})["progressive"]["rms"] is None
-    )
+        assert f"{failing} levels are FAILING" in text_of(tree)
+        assert judged.rows([from_tree(PredictionVerdict, tree, "a test")]).num_rows == levels
+    assert (published_verdict.figures(asked, [[good] * levels], "wall").rms or 0.0) > 0
+    assert published_verdict.figures(asked, [[good] * levels], "wall", {3: "late"}).rms is None
 
 
 def test_other_verbs_refuse_its_keys() -> None:
@@ -448,17 +468,18 @@ def driven(experiment: Experiment) -> tuple[Driver, list[str]]:
 def test_a_run_over_a_target_plays_the_same_levels_and_says_the_same(replayed: dict[str, Any]) -> None:
     experiment = of(LLAMA)
     driver, told = driven(experiment)
-    tree = published_ladder_run.act(experiment, driver)()
+    verdict = published_ladder_run.act(experiment, driver)()
+    tree = to_tree(verdict)
     assert told.count("level") == len(published_ladder.levels(experiment)) == len(tree["dwells"])
     here, virtual = (each["progressive"]["levels"] for each in (tree, replayed[LLAMA]))
     for one, other in zip(here, virtual, strict=True):
         assert one["total_tok_s"] == pytest.approx(other["total_tok_s"], rel=1e-6)
         assert (one["status"], one["requests"]) == (other["status"], other["requests"])
-    together = published_ladder_run.verdict(
-        experiment, {"run-1": tree, "run-2": json.loads(json.dumps(tree))}
-    )
-    assert together["progressive"]["runs"] == 2
-    assert together["progressive"]["levels"][3]["total_tok_s_spread"]["cov"] == 0
+    study = StudyVerdict(study="progressive", asked=verdict.asked, names=(), parts=(), exit_code=0)
+    together = published_ladder_run.verdict(experiment, study, {"run-1": verdict, "run-2": verdict})
+    found = together.progressive
+    assert found and found.runs == 2 and found.levels[3].total_tok_s_spread
+    assert found.levels[3].total_tok_s_spread.cov == 0
 
 
 def test_a_void_level_is_no_result() -> None:
@@ -469,9 +490,9 @@ def test_a_void_level_is_no_result() -> None:
             for n, level in enumerate(published_ladder.levels(experiment))
         ]
     ]
-    tree = published_verdict.verdict(experiment, runs, "wall", {4: "client_limited"})
+    tree = concluded(experiment, runs, {4: "client_limited"})
     assert (tree["valid"], tree["exit_code"]) == (False, 4)
-    assert "VOID: client_limited" in summary.text(tree)
+    assert "VOID: client_limited" in text_of(tree)
 
 
 def test_the_verb_prints_tables_and_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -517,8 +538,8 @@ def test_the_suffix_of_a_file_says_how_levels_are_written(
         line["p99_s"] for line in tree["progressive"]["levels"]
     ]
     assert {line["total_tok_s_cov"] for line in lines} == {""}  # one run has no spread, which is not 0
-    monkeypatch.setattr(verbs, "progressive", lambda *_: tree)
-    monkeypatch.setattr(output, "answer", lambda _, __, act: act(None, None)["exit_code"])
+    monkeypatch.setattr(verbs, "progressive", lambda *_: from_tree(PredictionVerdict, tree, "a test"))
+    monkeypatch.setattr(output, "answer", lambda _, __, act: act(None, None).exit_code)
     assert main([*words, "progressive.clock=wall", "--out", str(tmp_path / "http.csv")]) == 0
     assert (tmp_path / "http.csv").read_text() == (tmp_path / "a.csv").read_text()
     monkeypatch.setattr(

@@ -17,6 +17,7 @@ from analysis.__main__ import main
 from analysis.capacity import dwell_table
 from analysis.capacity.window_counts import in_window
 from analysis.results import recount, summary
+from analysis.results.json_border import to_tree
 from analysis.results.runs import RunError
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
@@ -52,7 +53,7 @@ def searched(experiment: Experiment) -> Callable[[Driver], lifecycle.Conclude]:
 
 def measure(folder: RunFolder, experiment: Experiment, before: Past | None = None) -> dict[str, Any]:
     filled = Run(experiment, folder, "sweep", lambda *_, **__: None, before)
-    return filled.measure(lambda: Start(8.0, 5.2), service(), searched(experiment))
+    return to_tree(filled.measure(lambda: Start(8.0, 5.2), service(), searched(experiment)))
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_a_run_of_shared_prompts_is_recomputed_in_the_work_of_what_is_left(
         fixed_rate.rate(driver, 3.0, 60, 15)
         return lambda: verdicts.of_probe(experiment, driver)
 
-    (line,) = filled.measure(lambda: Start(8.0), service(), act)["dwells"]
+    (line,) = to_tree(filled.measure(lambda: Start(8.0), service(), act))["dwells"]
     assert line["work_qps_per_node"] == pytest.approx(line["requests"] / 60), "alike requests are mean ones"
     lines, identical = recount.text(load_run(folder.path))
     assert identical, lines
@@ -218,7 +219,7 @@ def test_what_a_required_rate_rests_on_is_recomputed(
     monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     experiment = load(["rate_qps=7", "fleet.warmup_requests=4"])
     filled = Run(experiment, folder, "probe", lambda *_, **__: None)
-    tree = filled.measure(lambda: Start(8.0), service(), partial(require, experiment))
+    tree = to_tree(filled.measure(lambda: Start(8.0), service(), partial(require, experiment)))
     assert tree["exit_code"] == summary.EXIT_SLO_MISSED
     lines, identical = recount.text(load_run(folder.path))
     assert identical and repr(tree["probe"]["required"]["capacity"]["qps_per_node"]["high"]) in lines

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from analysis.capacity.window_counts import e2e_so_far
+from analysis.results.json_border import to_tree
 from analysis.rows import records
 from conf import load
 from loadgen.cli import dry_run
@@ -89,7 +90,7 @@ def test_a_probe_above_the_capacity_is_not_judged_while_the_service_fills(
     words = [*EDGES[scenario], f"rate_qps={times * truths()[scenario]}", "duration_s=120"]
     drive, experiment, events = driver(words, target=VirtualTarget(SharedProcessor()))
     fixed_rate.asked(drive, experiment)
-    probe = verdicts.of_probe(experiment, drive)["probe"]["tpot"]
+    probe = to_tree(verdicts.of_probe(experiment, drive))["probe"]["tpot"]
     assert not probe["passed"] and probe["p90_ms"] > 1.03 * experiment.slo.tpot_p90_ms
     assert [facts["text"] for kind, facts in events if kind == "steady"][0].endswith("fill the service")
 

@@ -11,6 +11,7 @@ import pytest
 from analysis import load_run
 from analysis.capacity.window_counts import Window
 from analysis.results import summary
+from analysis.results.json_border import to_tree
 from analysis.rows import records
 from conf import Experiment, load
 from loadgen.drive.driver import Driver
@@ -25,6 +26,7 @@ from loadgen.run.run_folder import RunFolder
 from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import BlockEngine, VirtualService
+from tests.support.verdict_trees import text_of
 from tests.support.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=standard"])
@@ -105,7 +107,7 @@ def test_a_service_that_comes_back_costs_a_window_and_no_budget(dies_s: float) -
         return frozenset({"0"})
 
     drive = driver(target, lambda kind, /, **facts: events.append((kind, facts)), repair=repair)
-    tree = verdicts.of_sweep(EXPERIMENT, drive, sweep(drive), "wall")
+    tree = to_tree(verdicts.of_sweep(EXPERIMENT, drive, sweep(drive), "wall"))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_OK, True)
     assert 2.9 < tree["capacity"]["qps_per_node"]["estimate"] < 3.9
     assert [recovery["waited_s"] >= 400 for recovery in tree["recoveries"]] == [True]
@@ -114,7 +116,7 @@ def test_a_service_that_comes_back_costs_a_window_and_no_budget(dies_s: float) -
     assert void and set(void) == {"replica_lost"} and len(void) <= 2
     told = [kind for kind, _ in events]
     assert told.index("target_lost") < told.index("recovered") and "came back (1 time(s))" in tree["evidence"]
-    assert summary.text(tree | {"folder": None})
+    assert text_of(tree)
 
 
 def test_what_follows_a_recovery_begins_with_a_transition() -> None:
@@ -129,7 +131,7 @@ def test_what_follows_a_recovery_begins_with_a_transition() -> None:
 def test_the_replicas_of_the_new_deployment_are_the_expected_ones() -> None:
     faults = iter(["1 of 1 replicas gone, 1 new"])
     drive = driver(Breaking(EXPERIMENT, 1e9), fault=lambda: next(faults, None), repair=lambda: frozenset("7"))
-    tree = verdicts.of_sweep(EXPERIMENT, drive, sweep(drive), "wall")
+    tree = to_tree(verdicts.of_sweep(EXPERIMENT, drive, sweep(drive), "wall"))
     assert (tree["exit_code"], tree["reason"][:12]) == (summary.EXIT_VOID, "replica_lost")
 
 

@@ -20,6 +20,7 @@ import pytest
 
 from analysis import load_run
 from analysis.results import summary
+from analysis.results.json_border import to_tree
 from conf import Experiment, load
 from loadgen.run.measure import Site, continued, measure, search
 from loadgen.run.run_folder import RunFolder
@@ -173,7 +174,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         patch.setattr(session, "RayCluster", Known)
         patch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", PATIENCE_S)
         patch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", PATIENCE_S)
-        tree = measure(EXPERIMENT, "sweep", folder, search, Site(start, up), saboteur)
+        tree = to_tree(measure(EXPERIMENT, "sweep", folder, search, Site(start, up), saboteur))
     yield Ran(tree, folder.path, saboteur.at)
 
 

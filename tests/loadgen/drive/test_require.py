@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from analysis.results import summary
+from analysis.results.json_border import to_tree
 from conf import load
 from loadgen.__main__ import main
 from loadgen.drive import require
 from loadgen.drive.driver import Driver
 from loadgen.run import verdicts
 from loadgen.traffic.schedule import NS
+from tests.support.verdict_trees import text_of
 from tests.support.virtual_drivers import Altering, Healing, driver
 
 
@@ -22,8 +24,8 @@ def required(words: list[str], **more: Any) -> tuple[dict[str, Any], list[dict[s
     drive, experiment, events = driver(words, **more)
     assert experiment.rate_qps
     found = require.require(drive, experiment.rate_qps, require.seconds(experiment))
-    tree = verdicts.of_required(experiment, drive, found)
-    assert summary.text(tree)
+    tree = to_tree(verdicts.of_required(experiment, drive, found))
+    assert text_of(tree)
     return tree, [facts for kind, facts in events if kind == "look"], drive
 
 
@@ -43,7 +45,7 @@ def test_far_from_the_knee_the_answer_is_clear_early(
     )
     assert drive.windows.outcomes[-1].dwell.window_end_ns / NS < within_s
     assert [look["verdict"] for look in looks] == ["undecided"] * (len(looks) - 1) + [verdict]
-    first, second = summary.text(tree).splitlines()[:2]
+    first, second = text_of(tree).splitlines()[:2]
     assert first == f"VALID  {rate_qps:g} QPS per node: {verdict}"
     assert second == f"  {tree['reason']}" and looks[-1]["text"].endswith(tree["reason"])
 

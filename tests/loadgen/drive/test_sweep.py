@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 import pytest
 
 from analysis.results import summary
+from analysis.results.json_border import to_tree
 from analysis.rows import records
 from conf import Experiment, load
 from loadgen.drive import fixed_rate
@@ -21,6 +22,7 @@ from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.scenarios import truths
 from tests.support.shared_processor import SharedProcessor
+from tests.support.verdict_trees import text_of
 from tests.support.virtual_drivers import (
     LOST,
     Altering,
@@ -35,13 +37,13 @@ from tests.support.virtual_target import VirtualTarget
 
 def test_a_virtual_hour_finds_the_capacity_of_the_default_node() -> None:
     drive, experiment, events = driver(["search=virtual", "search.budget_s=3600"])
-    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "virtual")
+    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "virtual"))
     assert (tree["exit_code"], tree["valid"], tree["capacity"]["binding"]) == (0, True, "tpot")
     q = tree["capacity"]["qps_per_node"]
     # The engine model's own long runs put the knee near 3.35 QPS.
     assert 3.15 < q["low"] < q["certified"] < q["estimate"] < q["high"] < 3.6
     assert [kind for kind, _ in events].count("segment_done") == len(tree["dwells"])
-    assert "QPS per node, 95 % interval" in summary.text(tree | {"folder": None})
+    assert "QPS per node, 95 % interval" in text_of(tree)
 
 
 def test_the_same_seed_gives_the_same_answer_and_another_seed_another() -> None:
@@ -73,13 +75,13 @@ def test_a_prediction_replaces_the_ramp() -> None:
 
 def test_an_unreachable_bound_is_said_not_guessed() -> None:
     drive, experiment, _ = driver(["search=virtual", "search.budget_s=3600", "slo.tpot_p90_ms=5"])
-    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "virtual")
+    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "virtual"))
     assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_SLO_MISSED, False)
 
 
 def test_a_service_above_the_highest_rate_is_a_lower_bound() -> None:
     drive, experiment, _ = driver(["search=standard", "search.highest_qps=2"])
-    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "virtual")
+    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "virtual"))
     assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_OPEN, False)
 
 
@@ -88,7 +90,7 @@ def test_a_held_rate_is_judged_with_intervals() -> None:
     for rate in (3.0, 8.0):
         drive, experiment, _ = driver([f"rate_qps={rate}", "duration_s=120"])
         fixed_rate.rate(drive, rate, 120, 15)
-        tree = verdicts.of_probe(experiment, drive)
+        tree = to_tree(verdicts.of_probe(experiment, drive))
         assert tree["probe"]["tpot"]["interval_ms"] is not None
         codes.append(tree["exit_code"])
     assert codes == [summary.EXIT_OK, summary.EXIT_SLO_MISSED]
@@ -108,10 +110,10 @@ def test_an_invalid_measurement_is_void_never_a_number(spoil: dict[str, Any], re
     target = Altering(experiment, **spoil)
     chosen = plan(experiment, Start(5.1, prediction_qps=3.35), replicas=frozenset({"0"}))
     drive = Driver(target, chosen, lambda *_, **__: None)
-    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
+    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_VOID, False, False)
     assert tree["reason"].startswith(reason)
-    assert "no capacity is claimed" in summary.text(tree)
+    assert "no capacity is claimed" in text_of(tree)
 
 
 class Dying(VirtualTarget):
@@ -145,7 +147,7 @@ def test_void_ramp_steps_are_void_not_a_missed_bound() -> None:
     drive, _, _ = driver(
         ["search=standard"], target=Altering(experiment, engine_steps=100, engine_late_steps=5)
     )
-    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
+    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
     assert tree["reason"].startswith("engine_late") and len(tree["dwells"]) == VOID_STEPS
 
@@ -189,7 +191,7 @@ def test_a_late_client_does_not_void_a_ramp_step_that_it_cannot_decide() -> None
     words = ["search=quick"]
     late = lambda row: sent_late(row, 3 * NS // 100 if row["phase"] == "ramp" else 0)  # noqa: E731
     drive, experiment, _ = driver(words, target=Disturbed(load(words), late))
-    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
+    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
     steps = [outcome for outcome in drive.windows.outcomes if outcome.segment.kind == "ramp"]
     judged = [drive.windows.verdicts[step.segment.index] for step in steps]
     assert {(verdict.valid, verdict.reason) for verdict in judged} == {(False, "client_limited")}
@@ -209,7 +211,7 @@ def test_a_short_disturbance_costs_a_repeat_and_not_the_run(change: Any) -> None
     words = ["search=quick"]
     short = lambda row: change(row) if row["due_ns"] < 3 * NS else {}  # noqa: E731
     drive, experiment, _ = driver(words, target=Disturbed(load(words), short))
-    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
+    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
     first, again = drive.windows.outcomes[:2]
     assert first.void and not again.void and again.segment.rate_qps == first.segment.rate_qps
     assert tree["valid"] and len([row for row in tree["dwells"] if row["kind"] == "dwell"]) >= 3
@@ -225,7 +227,7 @@ def test_a_service_that_dies_in_a_held_window_is_lost_and_not_slow() -> None:
 def test_a_load_actor_lost_in_the_warm_up_is_said_too() -> None:
     words = ["search=standard"]
     drive, experiment, _ = driver(words, target=Healing(load(words), at_s=0.0, times=0))
-    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
+    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
     assert (tree["exit_code"], tree["dwells"]) == (summary.EXIT_VOID, [])
     assert tree["reason"].startswith("actor_lost: lost load actor 1 (killed)")
 
@@ -233,7 +235,7 @@ def test_a_load_actor_lost_in_the_warm_up_is_said_too() -> None:
 def test_a_replaced_load_actor_voids_its_window_and_the_search_goes_on() -> None:
     words = ["search=standard"]
     drive, experiment, events = driver(words, target=Healing(load(words), at_s=300, times=1))
-    tree = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
+    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
     void = [verdict.reason for verdict in drive.windows.verdicts.values() if not verdict.valid]
     assert tree["exit_code"] == summary.EXIT_OK
     # The window it died in; the one before too, if that still waited for answers of its own.
@@ -295,7 +297,7 @@ class Choosy(Altering):
 def test_a_service_that_refuses_half_is_judged_and_not_called_dead() -> None:
     drive, experiment, _ = driver([], target=Choosy(load([])))
     fixed_rate.rate(drive, 3.0, 60, 15)
-    tree = verdicts.of_probe(experiment, drive)
+    tree = to_tree(verdicts.of_probe(experiment, drive))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_SLO_MISSED, True)
 
 
@@ -318,7 +320,7 @@ def test_an_actor_that_dies_with_answers_of_a_finished_window_voids_it() -> None
 
     drive, experiment, _ = driver([], target=Late(virtual(load([]))._service))
     fixed_rate.rate(drive, 5.0, 60, 15)
-    tree = verdicts.of_probe(experiment, drive)
+    tree = to_tree(verdicts.of_probe(experiment, drive))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
     assert tree["reason"].startswith("actor_lost")
 
@@ -326,14 +328,14 @@ def test_an_actor_that_dies_with_answers_of_a_finished_window_voids_it() -> None
 def test_a_probe_of_one_token_answers_has_no_tpot_to_miss() -> None:
     drive, experiment, _ = driver(["workload=smoke", "workload.output_tokens.mean=1"])
     fixed_rate.rate(drive, 2.0, 60, 5)
-    tree = verdicts.of_probe(experiment, drive)
+    tree = to_tree(verdicts.of_probe(experiment, drive))
     assert (tree["exit_code"], tree["probe"]["tpot"]["passed"]) == (summary.EXIT_OK, None)
 
 
 def test_a_probe_without_requests_says_nothing() -> None:
     drive, experiment, _ = driver([])
     fixed_rate.rate(drive, 0.01, 20, 5)
-    tree = verdicts.of_probe(experiment, drive)
+    tree = to_tree(verdicts.of_probe(experiment, drive))
     assert tree["exit_code"] == summary.EXIT_VOID and "say nothing" in tree["reason"]
 
 
@@ -342,7 +344,7 @@ def test_a_probe_counts_what_never_ended_as_infinitely_late() -> None:
     hanging = {"status": "pending", "end_offset_ns": None, "output_tokens": 3}
     drive, _, _ = driver([], target=Altering(experiment, **hanging))
     fixed_rate.rate(drive, 2.0, 60, 5)
-    tree = verdicts.of_probe(experiment, drive)
+    tree = to_tree(verdicts.of_probe(experiment, drive))
     assert tree["exit_code"] == summary.EXIT_SLO_MISSED
     assert tree["probe"]["ttft"]["p90_ms"] == float("inf")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from analysis.capacity.validity import WindowEvidence, judge_window
 from analysis.capacity.window_counts import Window
+from analysis.results import sessions_text
+from analysis.results.asked import describe
 from analysis.rows import metrics, records, routing_spread
 from conf import load
 from conf.specs.experiment import Slo
@@ -198,12 +201,12 @@ def test_how_many_turns_waited_is_told_and_the_longest() -> None:
 
 
 def test_a_summary_says_who_talked_and_how_many_waited() -> None:
-    asked = {"sessions": 0, "conversations": "cache-aware", "routing": "pow2", "data_path": "python_proxy"}
+    asked = replace(describe(load()), conversations="cache-aware", routing="pow2", data_path="python_proxy")
     dwell = {"valid": True, "requests": 10, "prefix_hit": 0.95, "replicas_per_session": 1.0}
     dwell |= {"max_over_mean_share": 1.1, "turns_blocked": 0.2, "turn_blocked_max_ms": 900.0}
     calm = dwell | {"turns_blocked": 0.0, "turn_blocked_max_ms": None}
-    who, waited = routing_spread.lines({"asked": asked, "dwells": [dwell, calm]})
+    who, waited = sessions_text.lines(asked, [dwell, calm])
     assert "cache-aware conversations, routing pow2" in who
     assert "10.0% of the turns were due before the answer before had ended; longest 900 ms" in waited
-    assert len(routing_spread.lines({"asked": asked, "dwells": [calm]})) == 1
-    assert routing_spread.lines({"asked": asked | {"conversations": ""}, "dwells": [calm]}) == []
+    assert len(sessions_text.lines(asked, [calm])) == 1
+    assert sessions_text.lines(replace(asked, conversations=""), [calm]) == []

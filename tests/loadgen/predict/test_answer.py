@@ -11,20 +11,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.results import prediction_text, summary
+from analysis.results.json_border import to_tree
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from conf.specs.experiment import Constant
 from loadgen import __main__ as root
 from loadgen.cli import command_line, engine_model, prediction
-from loadgen.predict import grid, uncertainty
-from loadgen.predict.answer import EngineModel, NodePeaks, at_rate, predict
+from loadgen.predict import answer, grid, uncertainty
+from loadgen.predict.answer import EngineModel, NodePeaks
 from loadgen.predict.capacity import rounded_down
 from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.constants_alone import (
     only_layer,
 )
+from tests.support.verdict_trees import at_rate, cells, predict, text_of
 
 LAYER = "model.step_time.layer_us"
 
@@ -69,7 +71,7 @@ def test_without_uncertain_constants_the_interval_is_noise_and_says_so() -> None
     )
     tree = predict(asked, MODEL)
     q = tree["capacity"]["qps_per_node"]
-    assert q["high"] / q["low"] < 1.01 and "Monte Carlo noise alone" in summary.text(tree)
+    assert q["high"] / q["low"] < 1.01 and "Monte Carlo noise alone" in text_of(tree)
     assert tree["capacity"]["binding_probability"] is None
 
 
@@ -80,7 +82,7 @@ def test_the_sensitivity_says_what_to_measure_first() -> None:
     assert first["elasticity"] == pytest.approx(-1.0, abs=0.05)
     assert (first["at_low_qps"], first["at_high_qps"]) == pytest.approx((6.25, 3.125), rel=0.02)
     assert all(row["elasticity"] == pytest.approx(0, abs=0.02) for row in others)
-    text = summary.text(tree)
+    text = text_of(tree)
     assert text.startswith("PREDICTED  5.0") and "what to measure first" in text
 
 
@@ -90,14 +92,14 @@ def test_open_ends_are_bounds_and_no_numbers() -> None:
     q = above["capacity"]["qps_per_node"]
     assert q == {"estimate": 3.0, "low": None, "high": None, "certified": None}
     assert above["forecast"]["noise_pct"] is None
-    text = summary.text(above)
+    text = text_of(above)
     assert "at least 3.00 QPS per node: the bounds are kept even there (search.highest_qps)" in text
     assert "has an interval" not in text and "per replica 3.00 QPS (interval unknown)" in text
     shared = predict(only_layer("search.highest_qps=4.5"), MODEL, draws=16)
-    assert "both are kept in 6" in summary.text(shared) or "both are kept in 7" in summary.text(shared)
+    assert "both are kept in 6" in text_of(shared) or "both are kept in 7" in text_of(shared)
     below = predict(only_layer("slo.tpot_p90_ms=0.5"), MODEL, draws=0)
     assert below["exit_code"] == summary.EXIT_SLO_MISSED and "capacity" not in below
-    assert "the bounds are not met even at the lowest rate" in summary.text(below)
+    assert "the bounds are not met even at the lowest rate" in text_of(below)
 
 
 def test_a_quantile_among_draws_beyond_an_end_is_unknown() -> None:
@@ -107,7 +109,7 @@ def test_a_quantile_among_draws_beyond_an_end_is_unknown() -> None:
     assert q["high"] == pytest.approx(5.0 / 0.8, rel=0.05)
     assert (below["capacity"]["open_below"], below["capacity"]["open_above"]) == (True, False)
     assert "draws of the constants even at 4 QPS per node (search.lowest_qps)" in below["reason"]
-    assert "95 % interval [unknown, 6." in summary.text(below)
+    assert "95 % interval [unknown, 6." in text_of(below)
     above = predict(only_layer("search.highest_qps=5.5"), MODEL)
     q = above["capacity"]["qps_per_node"]
     assert (q["high"], above["exit_code"]) == (None, summary.EXIT_OPEN) and q["certified"] > q["low"] > 2.9
@@ -128,7 +130,7 @@ def test_an_overload_shows_what_was_served_and_no_steady_state() -> None:
     assert tree["forecast"]["output_tokens_per_s_per_node"] == pytest.approx(3 * 140, rel=0.1)
     assert tree["forecast"]["input_tokens_per_s_per_node"] == pytest.approx(3 * 5600, rel=0.1)
     assert tree["forecast"]["in_flight_per_node"] is None
-    assert "requests in flight unknown (overload" in summary.text(tree)
+    assert "requests in flight unknown (overload" in text_of(tree)
 
 
 def test_slow_engines_are_announced() -> None:
@@ -147,7 +149,7 @@ def test_one_rate_is_judged_against_the_bounds() -> None:
     assert missed["probe"]["tpot"]["p90_ms"] == pytest.approx(110, rel=0.01)
     # The value is above 91 us, where 5.5 QPS would just be kept, in all but the lowest fifth of its draws.
     assert missed["forecast"]["kept_probability"] == pytest.approx(0.2, abs=0.07)
-    headline = summary.text(missed).splitlines()[0]
+    headline = text_of(missed).splitlines()[0]
     assert headline.startswith("PREDICTED  5.5 QPS per node: p90 TPOT over the bound; both are kept in ")
     assert headline.endswith(" % of 8 draws of the constants")
 
@@ -156,20 +158,22 @@ def test_a_grid_of_rates_fills_its_rows_and_columns_keep_their_types() -> None:
     rates = matrix(["matrix.rate_qps=[2,8]"])
     found = grid.experiments(lambda words: only_layer(*words), rates)
     said: list[str] = []
-    tree = grid.predicted(rates, found, lambda one: at_rate(one, MODEL, draws=8), map, said.append)
+    tree = to_tree(
+        grid.predicted(rates, found, lambda one: answer.at_rate(one, MODEL, draws=8), map, said.append)
+    )
     assert said == ["cell 1 of 2 is done", "cell 2 of 2 is done"]
-    _, slow, fast, *below = prediction_text.table(tree["axes"], tree["cells"]).splitlines()
+    _, slow, fast, *below = prediction_text.table(tree["axes"], cells(tree["cells"])).splitlines()
     assert [line.split()[0] for line in below] == ["measured:", "fitted:", "assumed:"]
     assert slow.split()[:8] == ["2", "2.00", "kept", "in", "100", "%", "-", "100"]
     assert fast.split()[1:9] == ["8.00", "kept", "in", "0", "%", "TPOT", "100", "160"]
     assert len(fast.split()) == 13
-    row = prediction_text.rows([{"at": {"rate_qps": 2}, **predict(only_layer(), MODEL, draws=0)}])
-    assert row.schema == prediction_text.rows(tree["cells"]).schema
+    row = prediction_text.rows(cells([{"at": {"rate_qps": 2}, **predict(only_layer(), MODEL, draws=0)}]))
+    assert row.schema == prediction_text.rows(cells(tree["cells"])).schema
 
 
 def test_a_grid_says_what_to_measure_first() -> None:
     tree = predict(only_layer(), MODEL, draws=2, sensitivity=True)
-    table = prediction_text.table(["layout"], [{"at": {"layout": "a"}, **tree}])
+    table = prediction_text.table(["layout"], cells([{"at": {"layout": "a"}, **tree}]))
     assert f"measure first: {LAYER} (100 % of variance)" in table
 
 
@@ -201,22 +205,22 @@ def test_draws_have_the_constants_intervals_and_a_calibrations_correlation() -> 
 
 
 def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path) -> None:
-    cells = matrix(["matrix.slo.tpot_p90_ms=[100,50]", "matrix.layout=[dp1_tp8_ep8,nonsense]"])
+    asked_cells = matrix(["matrix.slo.tpot_p90_ms=[100,50]", "matrix.layout=[dp1_tp8_ep8,nonsense]"])
 
     def asked(words: list[str]) -> Experiment:
         return only_layer(*words)
 
-    found = grid.experiments(asked, cells)
-    tree = grid.predicted(cells, found, lambda one: predict(one, MODEL, draws=8), map)
+    found = grid.experiments(asked, asked_cells)
+    tree = to_tree(grid.predicted(asked_cells, found, lambda one: answer.predict(one, MODEL, draws=8), map))
     first, refused, second, _ = tree["cells"]
     # layer_us is wrong alike in both cells, so that the ratio knows nothing of its error.
     assert second["ratio"]["value"] == pytest.approx(0.5, rel=0.01)
     assert second["ratio"]["high"] / second["ratio"]["low"] < 1.03
     assert "unknown choice 'layout=nonsense'" in refused["reason"] and refused["exit_code"] == 2
     assert tree["exit_code"] == 2
-    table = prediction_text.table(tree["axes"], tree["cells"]).splitlines()
+    table = prediction_text.table(tree["axes"], cells(tree["cells"])).splitlines()
     assert len(table) == 8 and "unknown choice" in table[2]
-    pq.write_table(prediction_text.rows(tree["cells"]), tmp_path / "grid.parquet")
+    pq.write_table(prediction_text.rows(cells(tree["cells"])), tmp_path / "grid.parquet")
     rows = pq.read_table(tmp_path / "grid.parquet").to_pylist()
     assert [row["asked.slo.tpot_p90_ms"] for row in rows] == ["100", "100", "50", "50"]
     assert rows[0]["qps_per_node"] == pytest.approx(first["capacity"]["qps_per_node"]["estimate"])
@@ -282,7 +286,7 @@ def test_block_by_block_is_the_same_service_only_slower() -> None:
     assert (fast.slow, slow.slow) == (False, True)
     assert slow.ttft_ms == pytest.approx(fast.ttft_ms) and slow.tpot_ms == pytest.approx(fast.tpot_ms)
     assert slow.cached_tokens == pytest.approx(fast.cached_tokens, rel=0.01)
-    figures = summary.text(
+    figures = text_of(
         at_rate(replace(simulator.experiment, rate_qps=6.0, engine=booked), engine_model.MODEL, draws=0)
     )
     assert "KV cache unknown in use" in figures
@@ -315,12 +319,12 @@ def test_plain_columns_have_the_latencies_of_the_request_table() -> None:
 )
 def test_the_claimed_rate_was_simulated_and_keeps_its_bounds_as_printed(words: list[str]) -> None:
     asked = prediction.checked([*words, "search.budget_s=1200"], None)
-    tree = engine_model.predict(asked, draws=0)
+    tree = to_tree(engine_model.predict(asked, draws=0))
     claimed, found = tree["capacity"]["qps_per_node"]["estimate"], tree["forecast"]
     assert claimed == found["rate_qps_per_node"] == float(f"{claimed:.4g}")
     for limit in ("ttft", "tpot"):
         assert found[f"{limit}_p90_ms"] <= getattr(asked.slo, f"{limit}_p90_ms")
-    assert f"at {claimed:.4g} QPS per node" in summary.text(tree)
+    assert f"at {claimed:.4g} QPS per node" in text_of(tree)
 
 
 def test_a_rate_is_rounded_down_to_what_is_printed() -> None:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from analysis.planning.sources import evidence_of
+from analysis.results.json_border import to_tree
 from conf import ConfigError, Experiment, load
 from conf.constants import calibration, constants, correlation
 from conf.load import dump
@@ -19,11 +20,11 @@ from conf.matrix import matrix
 from conf.specs.experiment import Constant
 from conf.specs.step_time import Posterior
 from conf.words import groups
-from loadgen.predict import grid
-from loadgen.predict.answer import predict
+from loadgen.predict import answer, grid
 from loadgen.predict.draws import NORMAL, drawn, layout_name
 from loadgen.predict.uncertainty import DRAWS
 from tests.support.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, joint, unsure
+from tests.support.verdict_trees import predict
 
 LINK, HBM = "hardware.efficiency.link", "hardware.efficiency.hbm"
 TP4 = "layout=dp2_tp4_ep4"
@@ -135,7 +136,7 @@ def test_a_grid_tells_what_differs_between_layouts_from_what_does_not() -> None:
     cells = matrix(["matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4]"])
     for path, spread in ((LAYOUT, 1.1 ** math.sqrt(2)), (DEPLOYMENT, 1.0)):
         found: list[Any] = [unsure({path: 1.1}, *words) for words in map(cells.words, cells.cells())]
-        tree = grid.predicted(cells, found, lambda one: predict(one, MODEL), map)
+        tree = to_tree(grid.predicted(cells, found, lambda one: answer.predict(one, MODEL), map))
         second = tree["cells"][1]
         assert second["ratio"]["value"] == pytest.approx(1.0, abs=0.01)
         assert second["ratio"]["high"] == pytest.approx(spread, rel=0.03)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.results import replay_text, summary
+from analysis.results.json_border import to_tree
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from conf.specs.experiment import Arrivals
@@ -20,6 +21,7 @@ from loadgen.predict import grid, replay
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.vllm_bench_arrivals import bench_arrivals_s
 from tests.support.constants_alone import only_layer
+from tests.support.verdict_trees import cells, text_of
 
 QUIET = "workload.arrivals.kind=constant"
 
@@ -69,7 +71,7 @@ def test_arrivals_of_the_tool_stay_and_lengths_are_drawn_anew() -> None:
 
 def test_figures_and_intervals_are_those_of_the_requests_and_the_constants() -> None:
     asked = only_layer("rate_qps=8", "requests=100", "slo.ttft_p90_ms=950", "slo.tpot_p90_ms=1.3")
-    tree = replay.tree(asked, simple)
+    tree = to_tree(replay.predict(asked, simple))
     found = tree["replay"]["figures"]
     assert found["ttft_ms.p90"]["value"] == pytest.approx(np.quantile(np.arange(10, 1001, 10), 0.9))
     assert found["tpot_ms.p50"]["value"] == pytest.approx(1.0)
@@ -94,9 +96,9 @@ def test_figures_and_intervals_are_those_of_the_requests_and_the_constants() -> 
 
 def test_a_bound_missed_ends_with_its_code_and_says_so() -> None:
     asked = arriving("poisson", "slo.ttft_p90_ms=100", concurrency=50, requests=50)
-    tree = replay.tree(asked, simple, draws=4)
+    tree = to_tree(replay.predict(asked, simple, draws=4))
     assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_SLO_MISSED, False)
-    text = summary.text(tree)
+    text = text_of(tree)
     assert text.startswith(
         "PREDICTED  50 requests, 50 in flight: p90 TTFT over the bound; both are kept in 0 %"
     )
@@ -106,45 +108,46 @@ def test_a_bound_missed_ends_with_its_code_and_says_so() -> None:
 
 def test_chance_is_part_of_the_interval_where_it_drew_the_arrivals() -> None:
     words = ("rate_qps=8", "requests=60")
-    tree = replay.tree(arriving("poisson", *words), crowded, draws=0)
+    tree = to_tree(replay.predict(arriving("poisson", *words), crowded, draws=0))
     one = tree["replay"]["figures"]["ttft_ms.p50"]
     assert one["low"] < one["value"] < one["high"]
-    assert tree["replay"]["other_seeds"]["ttft_ms.p50"] == (one["low"], one["high"])
+    assert tree["replay"]["other_seeds"]["ttft_ms.p50"] == [one["low"], one["high"]]
     others = [
-        replay.tree(arriving("poisson", *words, f"seed={seed}"), crowded, draws=0) for seed in range(2, 32)
+        to_tree(replay.predict(arriving("poisson", *words, f"seed={seed}"), crowded, draws=0))
+        for seed in range(2, 32)
     ]
     inside = [one["low"] <= it["replay"]["figures"]["ttft_ms.p50"]["value"] <= one["high"] for it in others]
     assert sum(inside) >= 24
-    given = replay.tree(arriving("vllm_bench", *words), crowded, draws=0)
+    given = to_tree(replay.predict(arriving("vllm_bench", *words), crowded, draws=0))
     figure = given["replay"]["figures"]["ttft_ms.p50"]
     assert figure["low"] == figure["value"] == figure["high"] and not given["replay"]["other_seeds"]
-    assert "chance: with another seed" in summary.text(tree) and "no constant is uncertain" in summary.text(
-        tree
-    )
+    assert "chance: with another seed" in text_of(tree) and "no constant is uncertain" in text_of(tree)
 
 
 def test_what_does_not_apply_is_unknown() -> None:
-    one = replay.tree(
-        only_layer("rate_qps=8", "requests=9", "workload.output_tokens.mean=1"), simple, draws=4
+    one = to_tree(
+        replay.predict(
+            only_layer("rate_qps=8", "requests=9", "workload.output_tokens.mean=1"), simple, draws=4
+        )
     )
     assert one["replay"]["figures"]["tpot_ms.p90"] == {"value": None, "low": None, "high": None}
-    assert one["probe"]["tpot"]["passed"] is None and "does not apply" in summary.text(one)
+    assert one["probe"]["tpot"]["passed"] is None and "does not apply" in text_of(one)
 
 
 def test_gaps_that_nobody_kept_are_unknown_and_said_to_be() -> None:
     def unkept(*asked: Any) -> replay.Replayed:
         return simple(*asked)._replace(gap_s=np.full(9, np.nan))
 
-    tree = replay.tree(only_layer("rate_qps=8", "requests=9"), unkept, draws=4)
+    tree = to_tree(replay.predict(only_layer("rate_qps=8", "requests=9"), unkept, draws=4))
     assert tree["replay"]["figures"]["gap_ms.p90"]["value"] is None
-    assert "gaps between tokens are unknown: this engine is simulated block by block" in summary.text(tree)
+    assert "gaps between tokens are unknown: this engine is simulated block by block" in text_of(tree)
 
 
 def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     asked = matrix(["matrix.rate_qps=[4,8]", "requests=20"])
     found = grid.experiments(lambda words: only_layer(*words), asked)
-    tree = grid.predicted(asked, found, lambda one: replay.tree(one, simple, draws=4), map)
-    heads, slow, fast, *grounds = replay_text.table(tree["axes"], tree["cells"]).splitlines()
+    tree = to_tree(grid.predicted(asked, found, lambda one: replay.predict(one, simple, draws=4), map))
+    heads, slow, fast, *grounds = replay_text.table(tree["axes"], cells(tree["cells"])).splitlines()
     assert [line.split(":")[0] for line in grounds] == ["measured", "fitted", "assumed"]
     assert "TTFT p90 ms" in heads and slow.split()[:3] == ["4", "105", "181"] and fast.split()[0] == "8"
     # The same constants err in both: at twice the rate the throughput is known better than in either.
@@ -152,11 +155,14 @@ def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     assert tree["cells"][0]["ratio"] == {"value": 1.0, "low": 1.0, "high": 1.0}
     assert 1 < ratio["high"] / ratio["low"] < one["high"] / one["low"]
     assert fast.endswith(f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]")
-    rows = replay_text.rows(tree["cells"])
+    rows = replay_text.rows(cells(tree["cells"]))
     assert rows.column("ratio_to_first").to_pylist() == [1.0, ratio["value"]]
     assert rows.column("asked.rate_qps").to_pylist() == ["4", "8"]
     assert rows.column("ttft_ms_p90").to_pylist() == pytest.approx([181.0, 181.0])
-    assert rows.schema == replay_text.rows([{"at": {"rate_qps": 1}, "exit_code": 2, "reason": "no"}]).schema
+    assert (
+        rows.schema
+        == replay_text.rows(cells([{"at": {"rate_qps": 1}, "exit_code": 2, "reason": "no"}])).schema
+    )
     mixed = grid.experiments(
         lambda words: only_layer(*words), matrix(["matrix.requests=[null,9]", "rate_qps=8"])
     )

@@ -7,18 +7,26 @@ from typing import Any
 import pytest
 import yaml
 
-from analysis.results import constants_text, prediction_text, summary
+from analysis.results import constants_text, prediction_text
+from analysis.results.asked import describe
+from analysis.results.json_border import from_tree
+from analysis.results.types.prediction_verdict import PredictionVerdict
 from conf import load
 from conf.constants import calibration, constants
 from conf.specs.experiment import Constant
-from loadgen.predict.answer import predict
 from tests.support.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, joint, unsure
+from tests.support.verdict_trees import cells, predict, text_of
 
 
 def shares(r: float) -> dict[str, float]:
     asked = unsure({LAYER: 1.2, STEP: 1.2}, posterior=joint(r))
     rows = predict(asked, MODEL, draws=2, sensitivity=True)["sensitivity"]
     return {row["path"]: row["share"] for row in rows}
+
+
+def grounds(tree: dict[str, Any]) -> list[str]:
+    """The lines on the constants of a prediction's tree."""
+    return constants_text.lines(from_tree(PredictionVerdict, tree, "a test"))
 
 
 @pytest.mark.parametrize("r", [0.0, -0.9])
@@ -34,7 +42,7 @@ def test_shares_add_up_and_count_what_constants_share_once(r: float) -> None:
 def test_scales_are_constants_in_a_planners_words() -> None:
     tree = predict(unsure({DEPLOYMENT: 1.1, LAYOUT: 1.05}), MODEL, draws=2, sensitivity=True)
     assert [row["path"] for row in tree["sensitivity"][:2]] == [DEPLOYMENT, LAYOUT]
-    text = summary.text(tree)
+    text = text_of(tree)
     assert "constants of one fit moved together" in text
     assert "another team's deployment" in text and "steps of this layout" in text
 
@@ -47,7 +55,7 @@ def test_an_answer_says_what_is_measured_fitted_and_assumed() -> None:
     times = replace(times, layout_scale=guessed, deployment_scale=of_others)
     asked = replace(asked, model=replace(asked.model, step_time=times))
     tree = predict(asked, MODEL, draws=2)
-    measured, fitted, assumed = constants_text.lines(tree)
+    measured, fitted, assumed = grounds(tree)
     assert measured == "measured: nothing of this machine"
     assert fitted.startswith(
         "fitted:   2 constants jointly, to rows of a test; 1 constant to others' figures"
@@ -57,36 +65,38 @@ def test_an_answer_says_what_is_measured_fitted_and_assumed() -> None:
         "fitted": [STEP, LAYER],
         "assumed": [LAYOUT],
     }
-    assert f"  {measured}\n  {fitted}\n  {assumed}\n" in summary.text(tree)
+    assert f"  {measured}\n  {fitted}\n  {assumed}\n" in text_of(tree)
     tree = predict(asked, MODEL, draws=2, sensitivity=True)
-    assert "1 constant; most of the variance: layout_scale " in constants_text.lines(tree)[2]
+    assert "1 constant; most of the variance: layout_scale " in grounds(tree)[2]
 
 
 def test_a_calibration_is_a_measurement_of_this_machine(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(calibration(load(), {LAYER: Constant(92.0, "us", "a fit", 90.0, 94.5)})))
-    tree: dict[str, Any] = {
-        "constants": constants_text.tree(load([f"engine.constants={file}"])),
-        "calibration": str(file),
-    }
-    measured, *_ = constants_text.lines(tree)
+    asked = load([f"engine.constants={file}"])
+    found = PredictionVerdict(
+        asked=describe(asked), constants=constants_text.basis(asked), calibration=str(file), exit_code=0
+    )
+    measured, *_ = constants_text.lines(found)
     assert measured == f"measured: this machine, calibrated by {file}"
 
 
 def test_every_uncertain_constant_is_one_of_the_kinds() -> None:
-    kinds = constants_text.tree(load())
-    told = [path for kind in ("measured", "fitted", "sourced", "assumed") for path in kinds[kind]]
+    kinds = constants_text.basis(load())
+    told = [*kinds.measured, *kinds.fitted, *kinds.sourced, *kinds.assumed]
     assert sorted(told) == sorted(path for path, it in constants(load()).items() if any(it.ln_sd))
 
 
 def test_a_grid_says_it_once_and_old_answers_not_at_all() -> None:
     tree = predict(unsure({LAYER: 1.2}), MODEL, draws=2)
-    cells = [{"at": {"seed": seed}, **tree} for seed in (1, 2)]
-    table = prediction_text.table(["seed"], cells).splitlines()
+    trees = [{"at": {"seed": seed}, **tree} for seed in (1, 2)]
+    table = prediction_text.table(["seed"], cells(trees)).splitlines()
     assert [line.split(":")[0] for line in table[3:]] == ["measured", "fitted", "assumed"]
-    other = {**cells[1], "constants": {**tree["constants"], "assumed": [LAYER]}}
-    assert constants_text.grid_lines([cells[0], other])[2].endswith(
+    other = {**trees[1], "constants": {**tree["constants"], "assumed": [LAYER]}}
+    assert constants_text.grid_lines(cells([trees[0], other]))[2].endswith(
         "(first cell; 2 kinds of cells, all in --json)"
     )
     old = {key: value for key, value in tree.items() if key != "constants"}
-    assert constants_text.lines(old) == [] and "measured:" not in summary.text(old)
+    assert constants_text.lines(
+        from_tree(PredictionVerdict, old, "a test")
+    ) == [] and "measured:" not in text_of(old)

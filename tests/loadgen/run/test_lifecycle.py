@@ -9,6 +9,7 @@ import pytest
 
 from analysis import load_run
 from analysis.results import summary
+from analysis.results.json_border import to_tree
 from conf import load
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
@@ -21,6 +22,7 @@ from loadgen.run.run_folder import RunFolder, without_credentials
 from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
+from tests.support.verdict_trees import text_of
 from tests.support.virtual_fleet import (
     EXPERIMENT,
     VirtualFleet,
@@ -43,11 +45,12 @@ def measure(
     monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     folder = RunFolder.create(tmp_path, "one")
     found = act or searched
-    tree = Run(EXPERIMENT, folder, "sweep", lambda *_, **__: None).measure(prepare, service(**how), found)
+    run = Run(EXPERIMENT, folder, "sweep", lambda *_, **__: None)
+    tree = to_tree(run.measure(prepare, service(**how), found))
     saved = json.loads((folder.path / "sweep.json").read_text())
     assert saved["exit_code"] == tree["exit_code"] and saved["reason"] == tree["reason"]
     assert load_run(folder.path).manifest["files"]["sweep.json"]
-    assert summary.text(tree) and summary.text(saved)
+    assert text_of(tree) and text_of(saved)
     return tree, folder.path
 
 
@@ -121,11 +124,11 @@ def test_no_file_and_no_word_of_a_run_holds_the_key(tmp_path: Path, monkeypatch:
 
     folder = RunFolder.create(tmp_path, "one")
     filling = Run(load(words), folder, "sweep", lambda kind, **facts: shown.append(f"{kind} {facts}"))
-    tree = filling.measure(broken, service(), searched)
+    tree = to_tree(filling.measure(broken, service(), searched))
     files = [path for path in folder.path.rglob("*") if path.is_file()]
     texts = [
         *shown,
-        summary.text(tree),
+        text_of(tree),
         json.dumps(tree),
         *(path.read_bytes().decode(errors="replace") for path in files),
     ]

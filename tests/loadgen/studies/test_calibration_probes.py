@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from analysis.results import studies, summary
+from analysis.results.asked import describe
+from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
 from analysis.results.show import concluded
+from analysis.results.types.run_verdict import RunVerdict
 from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
 from loadgen.cli import command_line, resume
@@ -28,16 +31,16 @@ class Site:
 
     def __call__(
         self, experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None
-    ) -> dict[str, Any]:
+    ) -> RunVerdict:
         assert act is measure.hold and before is None
         self.asked.append(experiment)
         code = self.ends.get(folder.run_id, 0)
         folder.write_json("manifest.json", {"verb": "probe"})
         tree = {"verb": "probe", "exit_code": code, "reason": "void" if code else "", "valid": code == 0}
-        tree["asked"] = {}
+        tree["asked"] = to_tree(describe(experiment))
         folder.write_json("sweep.json", tree)
         folder.close()
-        return tree
+        return from_tree(RunVerdict, tree, folder.path)
 
 
 def silent(_kind: str, /, **_facts: Any) -> None:
@@ -46,12 +49,14 @@ def silent(_kind: str, /, **_facts: Any) -> None:
 
 def begun(out: Path, site: Site) -> dict[str, Any]:
     asked = load([f"out={out}", "run=one", "fleet.actors=4", "workload.prompt=text", "seed=5"])
-    return study.run(calibration_probes.of(asked, guess_qps=5.0), measure.create(Folder, asked), site, silent)
+    return to_tree(
+        study.run(calibration_probes.of(asked, guess_qps=5.0), measure.create(Folder, asked), site, silent)
+    )
 
 
 def resumed(path: Path, site: Site) -> dict[str, Any]:
     asked = command_line.asked(resume.verb(path), [], path / "config.yaml")
-    return study.run(calibration_probes.of(asked), Folder(path), site, silent)
+    return to_tree(study.run(calibration_probes.of(asked), Folder(path), site, silent))
 
 
 def test_every_part_is_a_probe_of_its_own_load(tmp_path: Path) -> None:

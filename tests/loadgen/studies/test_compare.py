@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ from analysis.capacity import paired_ratio, window_pairs
 from analysis.capacity.window_counts import LimitCount, WindowCounts
 from analysis.capacity.window_pairs import Latencies, Pair
 from analysis.results import studies, summary
+from analysis.results.json_border import from_tree, to_tree
+from analysis.results.runs import load_run
 from analysis.results.show import concluded
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.load import dump
 from conf.specs.experiment import Slo
@@ -251,7 +256,7 @@ class Site:
 
     def __call__(
         self, experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None
-    ) -> dict[str, Any]:
+    ) -> RunVerdict:
         folder.write_text("config.yaml", dump(experiment))
         folder.write_json("manifest.json", {"verb": "sweep"})
         factor = self._factor if folder.run_id == "b" else 1.0
@@ -259,17 +264,17 @@ class Site:
         conclude = act(experiment, drive)
         self.plans.append(drive.plan)
         drive.recount_on(folder.collect())
-        tree = conclude()
-        folder.write_json("sweep.json", tree)
+        verdict = conclude()
+        folder.write_json("sweep.json", to_tree(verdict))
         folder.close()
-        return tree
+        return verdict
 
 
 def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_path: Path) -> None:
     a, b = asked([*VARIED, "search.budget_s=500", "seed=2"], tmp_path)
     site = Site(1.08)
     folder = measure.create(Folder, a)
-    tree = study.run(comparison.begun(folder, a, b), folder, site, silent)
+    tree = to_tree(study.run(comparison.begun(folder, a, b), folder, site, silent))
     ratio = tree["ratio"]
     # A service faster in everything by 8 % gains a little more where a bound is in seconds.
     assert (tree["exit_code"], tree["valid"], ratio["verdict"]) == (0, True, "B is better")
@@ -285,15 +290,22 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     assert "(95 %): B is better" in text and "engine.max_num_seqs 1023 -> 1024" in text
     assert "B got A's arrivals and lengths" in text and "  b: " in text
     again = comparison.again(tmp_path / "one", load(base=tmp_path / "one" / "config.yaml"))
-    done = {name: json.loads((tmp_path / "one" / name / "sweep.json").read_text()) for name in "ab"}
-    assert again.verdict(done)["ratio"] == ratio
-    for line in done["b"]["dwells"][:-2]:
+    ended = replace(from_tree(StudyVerdict, tree, "a test"), ratio=None)
+
+    def compared() -> StudyVerdict:
+        done = {name: load_run(tmp_path / "one" / name).verdict for name in "ab"}
+        return again.conclude(ended, {name: one for name, one in done.items() if one})
+
+    assert to_tree(compared())["ratio"] == ratio
+    of_b = tmp_path / "one" / "b" / "sweep.json"
+    stored = json.loads(of_b.read_text())
+    for line in stored["dwells"][:-2]:
         line["valid"] = False
-    (tmp_path / "one" / "b" / "sweep.json").write_text(json.dumps(done["b"]))
-    few = again.verdict(done)
-    assert (few["exit_code"], few["passed"]) == (summary.EXIT_OPEN, False)
-    assert "2 whole pairs of windows are too few: 3 are needed" in few["reason"]
-    assert summary.text({**tree, "ratio": None, **few}).startswith("VALID  no ratio was shown")
+    of_b.write_text(json.dumps(stored))
+    few = compared()
+    assert (few.exit_code, few.passed) == (summary.EXIT_OPEN, False)
+    assert "2 whole pairs of windows are too few: 3 are needed" in few.reason
+    assert summary.text(few).startswith("VALID  no ratio was shown")
 
 
 def test_one_side_alone_is_not_resumed(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from analysis.results import engine_agreement, summary
+from analysis.results.asked import describe
+from analysis.results.json_border import to_tree
 from conf import ConfigError, Experiment, load
 from conf.load import dump
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine
@@ -22,10 +24,12 @@ from loadgen.search.start import Start
 from loadgen.studies import engine_check
 from loadgen.studies.engine_check import EngineReplay
 from serve_apps.engine_model import BlockEngine, VirtualService
+from tests.support.verdict_trees import text_of
 from tests.support.virtual_target import VirtualTarget
 
-CONCLUDED = {"exit_code": 0, "valid": True, "reason": "", "asked": {}}
-ENDED = CONCLUDED | {"capacity": {"qps_per_node": {"certified": 2.5}}}
+CONCLUDED = {"exit_code": 0, "valid": True, "reason": "", "asked": to_tree(describe(load()))}
+QPS = {"estimate": 2.7, "low": 2.4, "high": 3.0, "certified": 2.5}
+ENDED = CONCLUDED | {"capacity": {"qps_per_node": QPS, "binding": "ttft"}}
 Folder = Callable[..., Path]
 
 
@@ -129,7 +133,7 @@ def probed(replay: EngineReplay, served_by: Experiment) -> dict[str, Any]:
     plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=8)
     driver = Driver(target, plan, lambda kind, /, **facts: None)
     fixed_rate.asked(driver, asked)
-    return engine_check.verdict(replay, driver, simulate)
+    return to_tree(engine_check.concluded(replay, driver, simulate))
 
 
 @pytest.mark.parametrize("hit", [0.0, 0.5])
@@ -139,7 +143,7 @@ def test_an_engine_agrees_with_itself_to_the_last_digit(folder: Folder, hit: flo
     assert (tree["exit_code"], tree["reason"]) == (summary.EXIT_OK, "")
     for one in tree["verify"]["comparisons"]:
         assert one["agrees"] and abs(one["difference_ms"]) < 1e-3
-    text = summary.text(tree | {"folder": None})
+    text = text_of(tree)
     assert "vLLM 0.32.0 itself on GPUs that do not exist" in text
     assert tree["asked"]["constants"] in text
     assert "through vLLM: the simulated engine agrees" in text and text.count(": ok") == 2
@@ -152,8 +156,8 @@ def test_an_engine_that_is_slower_by_a_tenth_is_off(folder: Folder) -> None:
     slower = replace(replay.simulated.model, step_time=replace(times, deployment_scale=scale))
     tree = probed(replay, replace(replay.simulated, model=slower))
     assert tree["exit_code"] == summary.EXIT_SLO_MISSED
-    assert "TPOT of vLLM" in tree["reason"] and ": off" in summary.text(tree | {"folder": None})
-    assert summary.text(tree | {"folder": None}).startswith("VALID")
+    assert "TPOT of vLLM" in tree["reason"] and ": off" in text_of(tree)
+    assert text_of(tree).startswith("VALID")
 
 
 def test_a_probe_that_missed_a_bound_agrees_all_the_same(folder: Folder) -> None:
@@ -178,4 +182,4 @@ def test_how_far_two_engines_may_be_apart() -> None:
         and not engine_agreement.ttft(flat * 11.1, flat * 10).agrees
     )
     unknown = engine_agreement.ttft(np.array([]), flat)
-    assert not unknown.agrees and "unknown" in engine_agreement.line(unknown.tree())
+    assert not unknown.agrees and "unknown" in engine_agreement.line(unknown)

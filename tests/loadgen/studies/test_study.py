@@ -1,14 +1,18 @@
 """Several sweeps as one answer: folders, seeds and budgets, and what becomes of a part without a result."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from analysis.results import studies, summary
+from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
 from analysis.results.show import concluded
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.load import dump
 from loadgen.cli import command_line, dry_run, prediction, resume
@@ -21,17 +25,21 @@ from loadgen.search import budget
 from loadgen.search.start import Start
 from loadgen.studies import study
 from serve_apps.engine_model import BlockEngine, VirtualService
+from tests.support.verdict_trees import text_of
 from tests.support.virtual_target import VirtualTarget
 
 FINDS = (5.0, 5.2, 5.1, 5.3)
+UNKNOWN = {"p90_ms": None, "interval_ms": None, "bound_ms": 2000.0, "passed": None}
 VETO = {
     "rate_qps_per_node": 5.0,
     "window_s": 150.0,
+    "requests": 750,
     "valid": True,
+    "void_reason": "",
     "capacity_high_qps_per_node": 4.8,
     "vetoed": True,
-    "ttft": {"passed": None},
-    "tpot": {"passed": None},
+    "ttft": UNKNOWN,
+    "tpot": UNKNOWN,
 }
 
 
@@ -53,7 +61,7 @@ class Site:
 
     def __call__(
         self, experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None
-    ) -> dict[str, Any]:
+    ) -> RunVerdict:
         folder.write_text("config.yaml", dump(experiment))
         folder.write_json("manifest.json", {"verb": "sweep"})
         if folder.run_id in self._ends and self._ends[folder.run_id] < 0:
@@ -65,7 +73,7 @@ class Site:
         tree = {
             "verb": "sweep",
             "folder": str(folder.path),
-            "asked": summary.describe(experiment),
+            "asked": to_tree(summary.describe(experiment)),
             "requests": {"planned": 9, "rows": 9, "by_status": {"ok": 9}},
             "valid": code == 0,
             "exit_code": code,
@@ -75,7 +83,7 @@ class Site:
         tree |= self._more if code else {"capacity": found(FINDS[len(self.asked) - 1])}
         folder.write_json("sweep.json", tree)
         folder.close()
-        return tree
+        return from_tree(RunVerdict, tree, folder.path)
 
 
 def left(path: Path) -> str:
@@ -91,12 +99,12 @@ def asked(out: Path, *words: str) -> Experiment:
 
 
 def ran(experiment: Experiment, site: Any) -> dict[str, Any]:
-    return study.run(study.of(experiment), measure.create(Folder, experiment), site, silent)
+    return to_tree(study.run(study.of(experiment), measure.create(Folder, experiment), site, silent))
 
 
 def resumed(path: Path, site: Any) -> dict[str, Any]:
     experiment = load(base=path / "config.yaml")
-    return study.run(study.of(experiment), Folder(path), site, silent)
+    return to_tree(study.run(study.of(experiment), Folder(path), site, silent))
 
 
 def test_deployments_share_the_budget_with_seeds_of_their_own_and_are_pooled(tmp_path: Path) -> None:
@@ -124,7 +132,7 @@ def test_deployments_share_the_budget_with_seeds_of_their_own_and_are_pooled(tmp
 def test_the_screen_of_a_study_says_verdict_parts_and_spread(tmp_path: Path) -> None:
     tree = ran(asked(tmp_path, "search.deployments=2"), Site())
     first, *lines = concluded(tmp_path / "one").splitlines()
-    assert first == summary.text(tree).splitlines()[0]
+    assert first == text_of(tree).splitlines()[0]
     assert first.startswith("VALID  5.10 QPS per node, 95 % interval [")
     assert any("pooled over 2 deployments: sd between them" in line for line in lines)
     assert any(
@@ -138,7 +146,7 @@ def test_repeats_are_whole_sweeps_with_their_mean_and_variation(tmp_path: Path) 
     assert {(one.search.budget_s, one.search.start) for one in site.asked} == {(900.0, "ramp")}
     assert tree["capacity"]["qps_per_node"]["estimate"] == pytest.approx(5.1)
     assert tree["variation_pct"]["estimate"] == pytest.approx(100 * 0.1 / 5.1)
-    text = summary.text(tree)
+    text = text_of(tree)
     assert "coefficient of variation 2.0 % [1.0, 12.3]" in text and "search.repeats=5 narrows it" in text
 
 
@@ -160,7 +168,7 @@ def test_a_part_without_a_result_ends_the_study_with_its_code(tmp_path: Path, co
     tree = ran(asked(tmp_path, "search.deployments=3", "search.budget_s=1200"), site)
     assert (tree["exit_code"], tree["passed"], len(site.asked)) == (code, False, 2)
     assert tree["reason"] == "deployment-2: client_limited: more actors" and "capacity" not in tree
-    text = summary.text(tree)
+    text = text_of(tree)
     assert f"deployment-2: no result (exit {code})" in text and "deployment-3: no result yet" in text
     assert ("to go on: python -m loadgen resume" in text) == (code in summary.RESUMABLE)
     assert (study.result(tmp_path / "one") is None) == (code in summary.RESUMABLE)
@@ -169,7 +177,7 @@ def test_a_part_without_a_result_ends_the_study_with_its_code(tmp_path: Path, co
 def test_a_vetoed_part_ends_the_study_for_good(tmp_path: Path) -> None:
     site = Site({"deployment-2": 4}, hold=VETO)
     tree = ran(asked(tmp_path, "search.deployments=2"), site)
-    assert tree["exit_code"] == 4 and not summary.resumable(tree)
+    assert tree["exit_code"] == 4 and not summary.resumable(from_tree(StudyVerdict, tree, "a test"))
     path = tmp_path / "one"
     assert study.result(path) is not None and study.result(path / "deployment-2") is not None
     assert "vetoes the answer" in concluded(path) and "to go on" not in concluded(path) + concluded(
@@ -239,9 +247,9 @@ def test_two_virtual_deployments_find_the_capacity(tmp_path: Path) -> None:
             experiment.search, experiment.slo, experiment.workload, 1, experiment.seed, Start(8.0, expected)
         )
         driver = Driver(VirtualTarget(VirtualService([engine])), plan, folder.event)
-        tree = act(experiment, driver)() | {"clock": "virtual"}
+        verdict = replace(act(experiment, driver)(), clock="virtual")
         folder.close()
-        return tree
+        return verdict
 
     tree = ran(asked(tmp_path, "search.budget_s=720", "search.deployments=2"), virtual)
     q = tree["capacity"]["qps_per_node"]
@@ -297,7 +305,7 @@ def test_a_sweep_of_sessions_begins_where_they_are_predicted() -> None:
     said: list[str] = []
     asked = load(["search=quick", "workload=chat_sessions", "routing=client_side", "workload.sessions=20"])
     start, predicted = prediction.start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
-    assert predicted is not None and start.prediction_qps == predicted["qps_per_node"]["estimate"]
+    assert predicted is not None and start.prediction_qps == predicted.qps_per_node.estimate
     assert 20 < start.prediction_qps < 50 and "the engine model predicts" in said[0]
     assert start.first_below == 0.15, "an overload would cost what is cached"
 

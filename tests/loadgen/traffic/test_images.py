@@ -4,7 +4,7 @@ import json
 import struct
 import zlib
 from base64 import b64decode, b64encode
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.results import prediction_text, summary
+from analysis.results import prediction_text
+from analysis.results.asked import describe
+from analysis.results.types.prediction_verdict import PredictionVerdict, RateForecast
 from conf import ConfigError, Experiment, load
 from conf.specs.images import Images, tokens_of
 from loadgen.cli import engine_model
@@ -263,19 +265,14 @@ def test_a_prediction_takes_the_images_time_and_tells_their_tokens_apart() -> No
 
 
 def test_a_forecasts_throughput_tells_images_apart_from_text() -> None:
-    found: dict[str, Any] = dict.fromkeys(prediction_text.FOUND, 1.0)
-    found |= {"input_tokens_per_s_per_node": 1124.0, "step_terms": {}, "draws": 0}
-    shown = [
-        "\n".join(
-            prediction_text.lines(
-                {
-                    "forecast": found | {"image_tokens_per_s_per_node": images},
-                    "asked": summary.describe(load()),
-                }
-            )
-        )
-        for images in (1024.0, 0.0)
-    ]
+    figures = dict.fromkeys((field.name for field in fields(RateForecast)), 1.0)
+    parts = dict.fromkeys(("sessions", "noise", "of_capacity", "of_rate"))
+    found = RateForecast(**(figures | parts | {"input_tokens_per_s_per_node": 1124.0, "step_terms": {}}))  # type: ignore[arg-type]
+    shown = []
+    for images in (1024.0, 0.0):
+        forecast = replace(found, image_tokens_per_s_per_node=images)
+        answer = PredictionVerdict(asked=describe(load()), forecast=forecast, exit_code=0)
+        shown.append("\n".join(prediction_text.lines(answer)))
     assert "1124 input (of these 1024 image tokens, 100 text)" in shown[0]
     assert "image tokens" not in shown[1]
 

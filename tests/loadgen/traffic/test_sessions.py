@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from analysis.capacity import service_checks
+from analysis.results import sessions_text
+from analysis.results.asked import describe
 from analysis.rows import records, routing_spread
 from analysis.rows.records import REQUESTS
 from conf import ConfigError, load
@@ -279,22 +281,19 @@ def test_what_is_not_known_is_not_said() -> None:
 
 
 def test_the_summary_says_it_in_one_line_and_only_with_sessions() -> None:
-    asked = {"sessions": 120, "routing": "consistent_hash", "data_path": "haproxy"}
+    asked = replace(describe(load()), sessions=120, routing="consistent_hash", data_path="haproxy")
     dwell = {"valid": True, "requests": 100, "prefix_hit": 0.9, "replicas_per_session": 1.0}
     dwells = [
         dwell | {"max_over_mean_share": 1.4},
         dwell | {"requests": 300, "prefix_hit": 0.94, "max_over_mean_share": 1.2},
         dwell | {"valid": False, "prefix_hit": None},
     ]
-    assert routing_spread.lines({"asked": asked, "dwells": dwells}) == [
+    assert sessions_text.lines(asked, dwells) == [
         "  120 sessions, routing consistent_hash by haproxy: hit rate 0.93, 1 replicas per session, busiest "
         "replica 1.25 of the mean"
     ]
-    assert routing_spread.lines({"asked": {"routing": "leastconn"}, "dwells": dwells}) == []
-    assert "hit rate unknown" in routing_spread.lines({"asked": asked, "dwells": []})[0]
-    assert routing_spread.lines({"asked": asked, "study": "matrix"}) == [], (
-        "its parts have windows, a study has none"
-    )
+    assert sessions_text.lines(replace(asked, sessions=0), dwells) == []
+    assert "hit rate unknown" in sessions_text.lines(asked, [])[0]
 
 
 def test_with_sessions_the_hits_are_reported_and_not_judged() -> None:

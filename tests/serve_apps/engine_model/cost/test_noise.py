@@ -6,19 +6,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.results import summary
+from analysis.results.json_border import to_tree
 from analysis.stats.quantiles import sectioning
 from conf import Experiment
 from loadgen.cli import engine_model, prediction
 from loadgen.predict.answer import at_rate
 from loadgen.predict.capacity import PredictedCapacity, Solution, predicted_capacity, with_slope
-from loadgen.predict.drawn_p90 import P90Draws, SimulatedP90s, intervals, under_draws
+from loadgen.predict.drawn_p90 import P90Draws, SimulatedP90s, figures, under_draws
 from loadgen.predict.draws import drawn
 from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
 from loadgen.predict.root_finding import RateRoot
 from loadgen.predict.uncertainty import DRAWS
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.known_answer import LAYER, MODEL, simulate, slowness, unsure
+from tests.support.verdict_trees import text_of
 
 HOUR = "search.budget_s=3600"
 
@@ -69,15 +70,15 @@ def test_more_batches_know_their_spread_better() -> None:
 
 
 def test_a_p90_at_a_rate_has_the_interval_of_the_constants() -> None:
-    tree = at_rate(unsure({LAYER: 1.25}, "rate_qps=4"), MODEL)
+    tree = to_tree(at_rate(unsure({LAYER: 1.25}, "rate_qps=4"), MODEL))
     tpot = tree["probe"]["tpot"]
     assert tpot["constants_ms"] == pytest.approx([80 / 1.25, 80 * 1.25], rel=0.05)
     assert tpot["interval_ms"] == pytest.approx(tpot["constants_ms"], rel=0.01)
     assert tpot["noise_ms"] == pytest.approx([80, 80], rel=0.01)
-    text = summary.text(tree)
+    text = text_of(tree)
     assert "p90 TPOT 80.0 ms, 95 % [64.0, " in text or "p90 TPOT 80.0 ms, 95 % [63." in text
     assert "(Monte Carlo noise alone [80.0, 80.0])" in text
-    exact = at_rate(unsure({}, "rate_qps=4"), MODEL)["probe"]["tpot"]
+    exact = to_tree(at_rate(unsure({}, "rate_qps=4"), MODEL))["probe"]["tpot"]
     assert exact["constants_ms"] is None and exact["interval_ms"] == exact["noise_ms"]
 
 
@@ -91,12 +92,12 @@ def queueing(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
 
 def test_an_overload_in_some_draws_is_an_open_upper_end() -> None:
     asked = unsure({LAYER: 2.0}, "rate_qps=5")
-    tree = at_rate(asked, replace(MODEL, simulate=queueing))
+    tree = to_tree(at_rate(asked, replace(MODEL, simulate=queueing)))
     over = sum(one[LAYER] > 100 * 6 / 5 * 1.1 for one in drawn(asked, DRAWS))
     assert tree["forecast"]["overloaded_draws"] == pytest.approx(over, abs=2)
     low, high = tree["probe"]["tpot"]["interval_ms"]
     assert low < 60 and high is None
-    text = summary.text(tree)
+    text = text_of(tree)
     assert ", open] (Monte Carlo noise alone [" in text and "the queue grows without end in" in text
 
 
@@ -104,11 +105,12 @@ def test_draws_of_any_experiment_give_an_interval_around_a_longer_run() -> None:
     known = under_draws(unsure({LAYER: 1.25}), seen_of)
     assert known.base.p90_ms == {"ttft": 100.0, "tpot": 80.0} and len(known.draws) == DRAWS
     assert known.kept_probability == pytest.approx(0.97, abs=0.03) and known.overloaded == 0
-    tree = intervals(known, "tpot", 88.0, (86.0, 90.0))
-    low, high = tree["constants_ms"]
+    found = figures(known, "tpot", 88.0, (86.0, 90.0), 100.0)
+    assert found.causes and found.causes.constants_ms and found.interval_ms
+    low, high = found.causes.constants_ms
     assert (low, high) == pytest.approx((88 / 1.25, 88 * 1.25), rel=0.05)
-    assert tree["interval_ms"][0] < low and tree["interval_ms"][1] > high
-    assert intervals(known, "ttft", None, None)["interval_ms"] is None
+    assert found.interval_ms[0] < low and found.interval_ms[1] > high
+    assert figures(known, "ttft", None, None, 2000.0).interval_ms is None
     lost = P90Draws(
         SimulatedP90s({"ttft": None, "tpot": 80.0}, True),
         (SimulatedP90s({"ttft": None, "tpot": 9e9}, False, False),),

@@ -1,0 +1,53 @@
+"""The question beside an answer: an experiment in the words of its configuration groups."""
+
+from analysis.results.types.shared_figures import AskedExperiment, P90Bounds
+from conf import kernels
+from conf.constants import fingerprint
+from conf.specs.experiment import EmulatedEngine, Experiment
+
+
+def describe(experiment: Experiment) -> AskedExperiment:
+    """The experiment, as far as it belongs beside the answer."""
+    emulated = experiment.engine if isinstance(experiment.engine, EmulatedEngine) else None
+    slo = experiment.slo
+    return AskedExperiment(
+        engine=experiment.engine.kind,
+        vllm_version=emulated.vllm_version if emulated else None,
+        constants=fingerprint(experiment.model, experiment.hardware) if emulated else None,
+        model=experiment.model.name,
+        hardware=experiment.hardware.name,
+        cluster=experiment.cluster.name,
+        layout=experiment.layout.name,
+        routing=experiment.routing.name,
+        data_path=experiment.routing.data_path,
+        sessions=experiment.workload.sessions,
+        conversations=_conversations(experiment),
+        workload=experiment.workload.name,
+        arrivals=_arrivals(experiment),
+        search=experiment.search.name,
+        nodes=experiment.cluster.nodes,
+        replicas=experiment.replicas,
+        slo=P90Bounds(slo.ttft_p90_ms, slo.tpot_p90_ms),
+        seed=experiment.seed,
+        time_scale=experiment.time_scale,
+        kernels=tuple(kernels.words(experiment)),
+    )
+
+
+def _conversations(experiment: Experiment) -> str:
+    """The truncation of chat histories; empty without conversations."""
+    conversations = experiment.workload.conversations
+    return "" if conversations is None else conversations.truncation.replace("_", "-")
+
+
+def _arrivals(experiment: Experiment) -> str:
+    """The arrival process in words."""
+    arrivals, trace = experiment.workload.arrivals, experiment.workload.trace
+    if experiment.concurrency:
+        return f"closed loop, {experiment.concurrency} in flight"
+    if arrivals.kind == "vllm_bench":
+        uneven = "" if arrivals.burstiness == 1 else f", burstiness {arrivals.burstiness:g}"
+        return f"those of vllm bench serve{uneven}"
+    if arrivals.kind == "gamma":
+        return f"gamma, burstiness {arrivals.burstiness:g}"
+    return f"trace {trace}" if arrivals.kind == "trace" else arrivals.kind

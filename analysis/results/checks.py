@@ -1,0 +1,44 @@
+"""Checks of a measurement: the worst figure of each over all windows, and each as a line of the screen."""
+
+import math
+from collections.abc import Sequence
+
+from analysis.capacity.check import Check
+from analysis.capacity.validity import Verdict
+from analysis.results.types.shared_figures import WorstCheck
+
+_RANK = {False: 2, None: 0, True: 1}
+
+
+def worst_checks(verdicts: Sequence[Verdict]) -> tuple[WorstCheck, ...]:
+    """The worst figure of each check over the windows; failed ones are worse than all others."""
+    worst: dict[str, Check] = {}
+    for check in (check for verdict in verdicts for check in verdict.checks):
+        known = worst.setdefault(check.name, check)
+        if (_RANK[check.passed], _distance(check)) > (_RANK[known.passed], _distance(known)):
+            worst[check.name] = check
+    return tuple(
+        WorstCheck(check.name, check.passed, check.value, check.bound, check.unit, check.reason, check.least)
+        for check in worst.values()
+    )
+
+
+def check_line(check: WorstCheck) -> str:
+    """A check with its figure, bound and outcome; one without a reason is a note and decides nothing."""
+    failed = "FAILED" if check.reason else "note"
+    state = {True: "ok", False: failed, None: "unknown"}[check.passed]
+    unit = f" {check.unit}" if check.unit else ""
+    sign = {True: ">=", False: "<=", None: "bound"}[check.least]
+    value, bound = _figure(check.value), _figure(check.bound)
+    return f"check {check.name:<20} {value}{unit} ({sign} {bound}{unit}) {state}"
+
+
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g}"
+
+
+def _distance(check: Check) -> float:
+    """How far a figure went towards its bound: of two the larger is the worse."""
+    if check.value is None or check.bound is None:
+        return -math.inf
+    return float(check.bound - check.value) if check.least else abs(float(check.value))

@@ -1,0 +1,34 @@
+"""The paired ratio of two capacities, as a headline and as lines of the screen."""
+
+from analysis.capacity.paired_ratio import Ratio
+from analysis.results.types.study_verdict import StudyVerdict
+from conf.specs.bounds import LIMITS
+
+MOST_TOLD = 4
+"""Keys that differ between A and B and stand on the screen."""
+
+
+def headline(found: Ratio) -> str:
+    """The verdict in a line."""
+    return f"B / A = {found.value:.3f} [{found.low:.3f}, {found.high:.3f}] (95 %): {found.verdict}"
+
+
+def lines(study: StudyVerdict, found: Ratio) -> list[str]:
+    """The differences from A to B, and the evidence of the ratio."""
+    told = [f"{key} {ours} -> {theirs}" for key, (ours, theirs) in (study.differs or {}).items()]
+    more = f" and {len(told) - MOST_TOLD} more (study.json)" if len(told) > MOST_TOLD else ""
+    correlation = "unknown" if found.correlation is None else f"{found.correlation:.2f}"
+    out = [
+        f"  from A to B: {', '.join(told[:MOST_TOLD])}{more}",
+        f"  {found.pairs} pairs of windows: B got A's arrivals and lengths, scaled in time; correlation"
+        f" {correlation}",
+    ]
+    for limit in LIMITS:
+        if one := getattr(found, limit):
+            out.append(
+                f"  by p90 {limit.upper()} alone {one.value:.3f} [{one.low:.3f}, {one.high:.3f}],"
+                f" {100 * one.weight:.0f} % of what was over a bound"
+            )
+    if found.unlike:
+        out.append("  A and B are limited by different bounds: the ratio is that of the two capacities alone")
+    return out

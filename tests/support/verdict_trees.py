@@ -1,0 +1,32 @@
+"""Verdicts as tests read them: as the tree that goes to JSON, and the screen of such a tree."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analysis.results import summary
+from analysis.results.json_border import from_tree, to_tree
+from analysis.results.read_verdict import verdict_of
+from analysis.results.types.prediction_verdict import GridCell, GridVerdict
+from loadgen.predict import answer
+
+
+def text_of(tree: Mapping[str, Any]) -> str:
+    """The screen of a verdict's tree."""
+    verdict = verdict_of(tree, "a test's tree")
+    assert not isinstance(verdict, GridVerdict)
+    return summary.text(verdict)
+
+
+def predict(*asked: Any, **how: Any) -> dict[str, Any]:
+    """The tree of the engine model's verdict on a capacity."""
+    return to_tree(answer.predict(*asked, **how))
+
+
+def at_rate(*asked: Any, **how: Any) -> dict[str, Any]:
+    """The tree of the engine model's verdict on one rate."""
+    return to_tree(answer.at_rate(*asked, **how))
+
+
+def cells(trees: Sequence[Mapping[str, Any]]) -> list[GridCell]:
+    """The cells of a grid from their trees."""
+    return [from_tree(GridCell, tree, "a test's cell") for tree in trees]
