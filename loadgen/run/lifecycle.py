@@ -78,7 +78,7 @@ def read_of(workload: Workload) -> dict[str, Path]:
     return files
 
 
-class Run:
+class RunLifecycle:
     """A run folder being filled. `show` is the progress, `past` what earlier sessions of the run left."""
 
     def __init__(

@@ -11,8 +11,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from analysis.results.runs import Run as RunOnDisk
-from analysis.results.runs import RunError
+from analysis.results.runs import Run, RunError
 from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
 from conf import ConfigError, Experiment
 from conf.io.one_line import reason
@@ -24,7 +23,7 @@ from loadgen.drive.plan import Past
 from loadgen.drive.sweep import sweep
 from loadgen.run import folder, verdicts
 from loadgen.run.folder import Folder
-from loadgen.run.lifecycle import Conclude, Run, Service, read_of
+from loadgen.run.lifecycle import Conclude, RunLifecycle, Service, read_of
 from loadgen.run.progress import Emit
 from loadgen.run.resume import past
 from loadgen.run.run_folder import RunFolder, sha256_of
@@ -74,7 +73,7 @@ def measure(
 
     `show` is told every event; `before` is what earlier sessions of the run left.
     """
-    run = Run(experiment, folder, verb, show, before)
+    run = RunLifecycle(experiment, folder, verb, show, before)
     for line in trace.cautions(experiment.workload):
         run.emit("trace", text=line)
 
@@ -85,7 +84,7 @@ def measure(
     return run.measure(prepare, site.service(experiment, run.emit), lambda driver: act(experiment, driver))
 
 
-def reopen(run: RunOnDisk) -> tuple[RunFolder, int]:
+def reopen(run: Run) -> tuple[RunFolder, int]:
     """The folder of a run that ended or was killed, with every row recovered, and their number.
 
     Raises ConfigError if somebody else fills it, the disk refuses or a table in it is broken.
@@ -97,7 +96,7 @@ def reopen(run: RunOnDisk) -> tuple[RunFolder, int]:
         raise ConfigError(f"cannot resume: {reason(error)}") from error
 
 
-def continued(run: RunOnDisk) -> Past:
+def continued(run: Run) -> Past:
     """What a sweep goes on from. Raises ConfigError with the remedy if it cannot go on."""
     verb = run.manifest["verb"]
     if verb == "verify":

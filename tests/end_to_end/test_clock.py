@@ -30,7 +30,7 @@ from loadgen.fleet.sse import Exchange, StampedReader
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.run import verdicts
-from loadgen.run.lifecycle import Conclude, Run
+from loadgen.run.lifecycle import Conclude, RunLifecycle
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.segments import Segment
 from loadgen.search.start import Start
@@ -346,7 +346,7 @@ def test_the_manifest_says_which_clock_it_was(tmp_path: Path, monkeypatch: pytes
         fixed_rate.rate(driver, 3.0, 60, 15)
         return lambda: verdicts.of_probe(experiment, driver)
 
-    filled = Run(experiment, folder, "probe", lambda *_, **__: None)
+    filled = RunLifecycle(experiment, folder, "probe", lambda *_, **__: None)
     assert to_tree(filled.measure(lambda: Start(8.0), service(), act))["exit_code"] == 0
     assert load_run(folder.path).manifest["clock"] == {"time_scale": FAST, "zero_wall_ns": 0}
     assert (plans[0].time_scale, plans[0].block_tokens) == (FAST, 128)

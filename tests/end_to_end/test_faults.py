@@ -43,7 +43,7 @@ ray = pytest.importorskip("ray")
 
 from cluster.ray_session.session import open_session  # noqa: E402
 from conf.specs.experiment import Cluster  # noqa: E402
-from loadgen.run.lifecycle import Conclude, Run, Service  # noqa: E402
+from loadgen.run.lifecycle import Conclude, RunLifecycle, Service  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -123,7 +123,7 @@ def run_against(
     def up() -> Iterator[Service]:
         yield Service([url], **service)
 
-    run = Run(experiment, RunFolder.create(tmp_path, "run"), "sweep", listener)
+    run = RunLifecycle(experiment, RunFolder.create(tmp_path, "run"), "sweep", listener)
     return to_tree(run.measure(lambda: Start(80.0), up(), lambda driver: act(experiment, driver)))
 
 

@@ -29,7 +29,7 @@ from loadgen.drive.sweep import sweep
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.run import lifecycle, verdicts
-from loadgen.run.lifecycle import Run
+from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.measure import require
 from loadgen.run.resume import past
 from loadgen.run.run_folder import RunFolder
@@ -52,7 +52,7 @@ def searched(experiment: Experiment) -> Callable[[Driver], lifecycle.Conclude]:
 
 
 def measure(folder: RunFolder, experiment: Experiment, before: Past | None = None) -> dict[str, Any]:
-    filled = Run(experiment, folder, "sweep", lambda *_, **__: None, before)
+    filled = RunLifecycle(experiment, folder, "sweep", lambda *_, **__: None, before)
     return to_tree(filled.measure(lambda: Start(8.0, 5.2), service(), searched(experiment)))
 
 
@@ -104,7 +104,7 @@ def test_a_run_of_shared_prompts_is_recomputed_in_the_work_of_what_is_left(
 ) -> None:
     monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     experiment = load(["rate_qps=3", "fleet.warmup_requests=4", "workload.prefix_hit=.5"])
-    filled = Run(experiment, folder, "probe", lambda *_, **__: None)
+    filled = RunLifecycle(experiment, folder, "probe", lambda *_, **__: None)
 
     def act(driver: Driver) -> lifecycle.Conclude:
         fixed_rate.rate(driver, 3.0, 60, 15)
@@ -218,7 +218,7 @@ def test_what_a_required_rate_rests_on_is_recomputed(
 ) -> None:
     monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     experiment = load(["rate_qps=7", "fleet.warmup_requests=4"])
-    filled = Run(experiment, folder, "probe", lambda *_, **__: None)
+    filled = RunLifecycle(experiment, folder, "probe", lambda *_, **__: None)
     tree = to_tree(filled.measure(lambda: Start(8.0), service(), partial(require, experiment)))
     assert tree["exit_code"] == summary.EXIT_SLO_MISSED
     lines, identical = recount.text(load_run(folder.path))

@@ -17,7 +17,7 @@ from loadgen.drive.sweep import sweep
 from loadgen.run import lifecycle, verdicts
 from loadgen.run.endpoint import TargetError
 from loadgen.run.folder import finite
-from loadgen.run.lifecycle import Run
+from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.run_folder import RunFolder, without_credentials
 from loadgen.search.start import Start
 from loadgen.traffic.schedule import NS
@@ -45,7 +45,7 @@ def measure(
     monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     folder = RunFolder.create(tmp_path, "one")
     found = act or searched
-    run = Run(EXPERIMENT, folder, "sweep", lambda *_, **__: None)
+    run = RunLifecycle(EXPERIMENT, folder, "sweep", lambda *_, **__: None)
     tree = to_tree(run.measure(prepare, service(**how), found))
     saved = json.loads((folder.path / "sweep.json").read_text())
     assert saved["exit_code"] == tree["exit_code"] and saved["reason"] == tree["reason"]
@@ -123,7 +123,9 @@ def test_no_file_and_no_word_of_a_run_holds_the_key(tmp_path: Path, monkeypatch:
         raise ValueError("Invalid header value b'Bearer sk-from/the+wire'")
 
     folder = RunFolder.create(tmp_path, "one")
-    filling = Run(load(words), folder, "sweep", lambda kind, **facts: shown.append(f"{kind} {facts}"))
+    filling = RunLifecycle(
+        load(words), folder, "sweep", lambda kind, **facts: shown.append(f"{kind} {facts}")
+    )
     tree = to_tree(filling.measure(broken, service(), searched))
     files = [path for path in folder.path.rglob("*") if path.is_file()]
     texts = [
