@@ -238,7 +238,7 @@ def _refuse_columns(columns: Sequence[str] | None) -> None:
         if name not in records.REQUESTS.names:
             near = difflib.get_close_matches(name, records.REQUESTS.names, 3)
             hint = f"; did you mean {', '.join(near)}?" if near else ""
-            raise RunError(f"requests have no column '{name}'{hint} (latencies are made by analysis.metrics)")
+            raise RunError(f"requests have no column '{name}'{hint} (latencies are made by analysis.rows.metrics)")
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
 
 def test_help_and_dry_run_start_nothing(tmp_path: Path) -> None:
     helped = subprocess.run(command("sweep", "--help"), cwd=ROOT, capture_output=True, text=True)
-    assert helped.returncode == 0 and "python -m loadgen predict" in helped.stdout
+    assert helped.returncode == 0 and "python -m loadgen sweep" in helped.stdout
     dry = run("sweep", "--dry-run", f"out={tmp_path}")
     assert dry.returncode == 0 and "name: chat_5600_140" in dry.stdout and "345 s of load" in dry.stdout
     assert not list(tmp_path.iterdir())

@@ -48,7 +48,7 @@ def test_a_verb_has_help_with_examples_of_its_own(verb: str, capsys: pytest.Capt
         main([verb, "--help"])
     found = examples(capsys.readouterr().out.partition("examples:")[2])
     assert ended.value.code == 0 and found
-    assert all(line.startswith(f"python -m loadgen {verb} ") for line in found)
+    assert all(f"{line} ".startswith(f"python -m loadgen {verb} ") for line in found)
 
 
 @pytest.mark.parametrize("line", DRY)

@@ -231,7 +231,7 @@ def concluded(
 ) -> dict[str, Any]:
     """The tree of a ladder that was played."""
     found = published_verdict.figures(asked, runs, "wall", void)
-    ended = published_ladder.ending(found, void or {})
+    ended = published_verdict.ending(found, void or {})
     return to_tree(PredictionVerdict(asked=describe(asked), clock="wall", calibration="", **ended))
 
 

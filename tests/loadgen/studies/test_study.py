@@ -271,7 +271,7 @@ def test_one_run_refuses_to_be_several(verb: str) -> None:
         ("search.repeats=0", "must be at least 1"),
         ("search.expected_qps=5", "needs search.start=prediction"),
         ("search.deployments=3", "leaves each 300 s.*raise search.budget_s to 1080 or lower"),
-        ("search.confirm_s=.inf", "confirm_s=inf is beyond reason"),
+        ("search.confirm_s=.inf", "search.confirm_s=inf must be finite"),
         ("search.ramp_factor=.inf", "ramp_factor=inf must be above 1 and finite"),
     ],
 )
