@@ -23,7 +23,7 @@ VLLM_TEST = $(VLLM_BIN)/python -m pytest tests/vllm -m vllm -W ignore
 VLLM_OLDER ?= 0.29.0
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
 
-.PHONY: sweep test test-ray test-rest test-digits browser vllm test-vllm check bench notebook clean lock
+.PHONY: sweep quick quick-loadgen quick-others test test-ray test-rest test-digits browser vllm test-vllm check bench notebook clean lock
 .DEFAULT_GOAL := sweep
 
 $(STAMP): pyproject.toml requirements.lock
@@ -40,6 +40,17 @@ sweep: $(STAMP)  ## maximum QPS of one simulated MI325X node; more words with AR
 test: $(STAMP)  ## everything that needs neither a GPU nor vLLM, in two halves side by side
 	@echo "two runs side by side; each prints when it ends"
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-ray test-rest
+
+quick: $(STAMP)  ## the inner loop: no Ray, no browser, no end-to-end test, nothing slow; two halves side by side
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target quick-loadgen quick-others
+
+QUICK = $(BIN)/python -m pytest -q -m "not ray and not cluster and not slow and not vllm" $(ARGS)
+quick-loadgen: $(STAMP)
+	@$(QUICK) tests/loadgen
+
+quick-others: $(STAMP)
+	@$(QUICK) tests --ignore=tests/loadgen --ignore=tests/end_to_end --ignore=tests/analysis/notebooks \
+	--ignore=tests/analysis/report --ignore=tests/vllm
 
 # Exit code 5 is pytest's for no test of this kind among ARGS.
 test-ray: $(STAMP)

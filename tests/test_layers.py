@@ -135,6 +135,7 @@ def upward(root: Path, path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_go_one_way(path: Path) -> None:
     room = path.relative_to(ROOT).parts[0]
@@ -151,6 +152,7 @@ def test_heavy_imports_stay_where_they_belong(path: Path) -> None:
             assert str(path.relative_to(ROOT)) in homes, f"{path} imports {package}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_folders_import_lower_floors_only(path: Path) -> None:
     assert not upward(ROOT, path)
@@ -182,6 +184,7 @@ def test_no_module_is_a_drawer() -> None:
     assert not [path for path in SOURCES if path.stem in FORBIDDEN_NAMES]
 
 
+@pytest.mark.slow
 def test_no_test_imports_another() -> None:
     for path in sorted((ROOT / "tests").rglob("*.py")):
         parts = {part for name in imported(path) if name.startswith("tests.") for part in name.split(".")}

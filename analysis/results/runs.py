@@ -238,7 +238,8 @@ def _refuse_columns(columns: Sequence[str] | None) -> None:
         if name not in records.REQUESTS.names:
             near = difflib.get_close_matches(name, records.REQUESTS.names, 3)
             hint = f"; did you mean {', '.join(near)}?" if near else ""
-            raise RunError(f"requests have no column '{name}'{hint} (latencies are made by analysis.rows.metrics)")
+            made = "latencies are made by analysis.rows.metrics"
+            raise RunError(f"requests have no column '{name}'{hint} ({made})")
 
 
 @contextmanager

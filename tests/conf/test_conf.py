@@ -85,6 +85,7 @@ BAD_URLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "word", [f"{group}={choice}" for group, names in groups().items() for choice in names]
 )
@@ -220,6 +221,7 @@ LOADS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", LOADS)
 def test_every_kind_of_load_survives_a_round_trip(words: str, tmp_path: Path) -> None:
     experiment = load(words.split(" "))
@@ -259,6 +261,7 @@ def test_a_saved_tree_takes_new_words(tmp_path: Path) -> None:
     assert (experiment.workload.name, experiment.search.name, experiment.seed) == ("smoke", "standard", 8)
 
 
+@pytest.mark.slow
 def test_a_saved_calibration_is_dropped_only_with_its_values(tmp_path: Path) -> None:
     fitted, saved = tmp_path / "fitted.yaml", tmp_path / "config.yaml"
     fitted.write_text("constants: {model.step_time.layer_us: {value: 92, source: fit}}")

@@ -35,6 +35,7 @@ def step_s(asked: Experiment, batch: Batch = BATCH) -> float:
     return steps(asked.engine, asked.model, asked.hardware, asked.layout).duration_s(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", published_tables.PUBLISHED_MODELS, ids=lambda subject: subject.name)
 def test_aiter_off_slows_the_models_down_that_were_fitted_with_it(
     subject: published_tables.PublishedModel,
@@ -81,6 +82,7 @@ def test_what_aiter_would_give_a_model_fitted_without_it_is_said_to_be_unknown()
     assert "whose kernels are unknown" in words(unknown)[0]
 
 
+@pytest.mark.slow
 def test_a_saved_run_keeps_its_kernels_and_another_choice_replaces_them(tmp_path: Any) -> None:
     saved = tmp_path / "config.yaml"
     saved.write_text(dump(load([OFF, f"{STEP}.value=1.07"])))
@@ -147,6 +149,7 @@ def test_a_known_backend_scales_reads_and_prefill_attention_alone(backend: str) 
     assert "a figure of Qwen3-235B on MI300X" in words(asked)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["ROCM_AITER_UNIFIED_ATTN", "TRITON_ATTN"])
 def test_the_fit_meets_the_figures_throughput_within_a_percent(backend: str) -> None:
     """What is checked is the fit itself, on whatever constants conf/ has."""
@@ -159,6 +162,7 @@ def test_the_fit_meets_the_figures_throughput_within_a_percent(backend: str) -> 
         )
 
 
+@pytest.mark.slow
 def test_no_ratio_meets_rocm_attn_at_both_concurrencies_and_its_interval_spans_them() -> None:
     found = backends.fitted("ROCM_ATTN")
     assert found.kv_read[2] / found.kv_read[0] > 1.5
@@ -183,6 +187,7 @@ UNKNOWN = (
 )
 
 
+@pytest.mark.slow
 def test_an_unknown_backend_is_said_in_a_dry_run_a_prediction_and_a_grid(capsys: Any) -> None:
     word = "engine.attention_backend=ROCM_FANCY"
     assert step_s(load([word])) == step_s(load())

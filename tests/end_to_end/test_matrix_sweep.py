@@ -238,8 +238,8 @@ def test_a_cell_that_gets_its_capacity_late_has_the_requests_of_who_came_first(
 )
 def test_pairs_that_cannot_be_believed_give_no_ratio(ratio: Ratio | None, how: str, why: str) -> None:
     found = matrix_study.best(PairedReplays(5, ratio), (1.1, 0.9, 1.3))
-    assert found["how"] == how and why in found["why"] and bool(why) == bool(found["why"])
-    assert (found["low"], found["high"]) == ((0.95, 1.1) if how == "paired" else (0.9, 1.3))
+    assert found.how == how and why in found.why and bool(why) == bool(found.why)
+    assert (found.low, found.high) == ((0.95, 1.1) if how == "paired" else (0.9, 1.3))
 
 
 def test_ctrl_c_ends_the_grid_and_resume_goes_on(tmp_path: Path, deployments: Deployments) -> None:
@@ -289,7 +289,7 @@ def test_a_service_that_is_no_longer_whole_is_deployed_anew(deployments: Deploym
         with kept.service(asked, told):
             pass
     assert (len(deployments.deployed), deployments.up) == (2, 1)
-    assert any("deployed anew: replica a is gone" in line for line in said)
+    assert any("deployed again: replica a is gone" in line for line in said)
     assert room == [(3, 19000)] * 2, "for the largest fleet and the longest requests that may come"
     faults.append(None)
     with kept.service(asked, told) as up:

@@ -99,6 +99,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(path) for path in made]
 
 
+@pytest.mark.slow
 def test_the_constants_of_the_engine_that_was_measured_are_found_again(
     runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,6 +157,7 @@ def test_what_cannot_be_calibrated_is_refused_in_one_line(
     assert says in told and told.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_runs_of_two_machines_are_not_mixed(
     runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,6 +210,7 @@ def test_answers_in_one_piece_are_refused_by_name(tmp_path: Path, capsys: pytest
     assert "buffered: 12 of 12 answers came in one piece" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_far_off_is_said_to_be(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert root.main(["calibrate", runs[1], "model=llama31_405b_fp8", "hardware=mi325x"]) == 0
     text = capsys.readouterr().out

@@ -165,6 +165,7 @@ def test_pooled_endpoints_are_chosen_at_random_so_that_each_sees_poisson_arrival
     assert chosen(7, 1) == 0
 
 
+@pytest.mark.slow
 def test_a_virtual_replica_gets_its_own_stream_whatever_the_others_hold() -> None:
     drive, _ = driver(["search=quick"], 1.0, 1.0, 1.0)
     fixed_rate.rate(drive, 2.0, 60, 15)
@@ -172,6 +173,7 @@ def test_a_virtual_replica_gets_its_own_stream_whatever_the_others_hold() -> Non
     assert {(row["stream"], row["replica_id"]) for row in rows} == {(0, "0"), (1, "1"), (2, "2")}
 
 
+@pytest.mark.slow
 def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
     drive, experiment = driver(["search=quick"], 1.0, 1.5)
     fixed_rate.rate(drive, 5.0, 60, 15)
@@ -270,6 +272,7 @@ def test_an_effect_is_told_with_its_side_and_its_interval_in_order() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_sweep_says_what_it_measured_streams_per_node_or_a_pool() -> None:
     drive, experiment = driver(["search=quick", "search.min_dwells=3", "search.budget_s=210"], 1.0, 1.0)
     found = sweep(drive)
@@ -289,6 +292,7 @@ def found_by(seed: int, nodes_: int, budget_s: float) -> Sweep:
     return sweep(driver(words, *[1.0] * nodes_)[0])
 
 
+@pytest.mark.slow
 def test_four_nodes_know_as_much_in_a_quarter_of_the_time() -> None:
     one, four = found_by(1, 1, 600), found_by(1, 4, 135)
     assert one.capacity is not None and four.capacity is not None

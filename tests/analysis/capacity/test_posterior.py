@@ -333,6 +333,7 @@ def test_a_limit_that_never_applies_does_not_bind():
 counts = st.lists(st.tuples(st.floats(4, 10), st.integers(0, 100), st.integers(0, 100)), max_size=8)
 
 
+@pytest.mark.slow
 @given(counts, st.floats(4, 10))
 def test_the_posterior_is_ordered_finite_and_falls_when_more_are_over(seen, guess):
     def dwells(more):
@@ -427,6 +428,7 @@ def test_a_drift_that_all_requests_share_widens_the_interval_at_any_rate(drift_s
     assert covers >= 10
 
 
+@pytest.mark.slow
 def test_drawn_windows_keep_a_tenth_over_at_their_capacity():
     fluid = Fluid(20.0, drift_sd=0.01, seed=4)
     window = Segment(0, "dwell", fluid.capacity_qps(), 60.0, 100_000.0, False, "")

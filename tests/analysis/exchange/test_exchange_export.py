@@ -133,6 +133,7 @@ def test_a_void_window_is_left_out_where_it_cannot_be_marked(
     assert count == len(load_run(void_path).dwells()) - 1
 
 
+@pytest.mark.slow
 def test_vllm_round_trip_gives_the_same_quantiles(run_path: Path, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     export(run_path, "vllm-bench", out)
@@ -193,6 +194,7 @@ def test_inferencex_rows_hang_together(run_path: Path, capsys: Any) -> None:
     assert any(row["maxqps"]["failed"] for row in found)
 
 
+@pytest.mark.slow
 def test_the_report_and_inferencex_say_the_same_of_a_gpu(run_path: Path, capsys: Any) -> None:
     for path in (GOLDEN, run_path):
         found = json.loads(exported(path, "inferencex", capsys))
@@ -206,6 +208,7 @@ def test_the_report_and_inferencex_say_the_same_of_a_gpu(run_path: Path, capsys:
             assert row["median_intvty"] == pytest.approx(mark["interactivity_median_tok_per_s_user"])
 
 
+@pytest.mark.slow
 def test_per_gpu_figures_of_unknown_gpus_are_null(run_path: Path, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "external"
     shutil.copytree(run_path, path)
@@ -247,6 +250,7 @@ def test_what_is_not_known_of_a_service_is_null(
     assert (found["hw"], found["framework"], found["spec_decoding"]) == (hw, framework, None)
 
 
+@pytest.mark.slow
 def test_concurrency_and_tokens_are_those_of_one_replica_and_its_gpus(run_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "two"
     shutil.copytree(run_path, path)
@@ -262,6 +266,7 @@ def test_concurrency_and_tokens_are_those_of_one_replica_and_its_gpus(run_path: 
     assert (rows[1]["tp"], rows[1]["maxqps"]["gpus"], rows[1]["maxqps"]["replicas"]) == (4, 8, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_file_is_never_replaced_and_no_half_is_left(format: str, run_path: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -324,6 +329,7 @@ def test_what_cannot_be_exported_is_refused(path: Path, format: str, expected: s
         export(path, format)
 
 
+@pytest.mark.slow
 def test_a_study_is_exported_by_its_parts_or_as_rows_of_all(
     run_path: Path, tmp_path: Path, capsys: Any
 ) -> None:

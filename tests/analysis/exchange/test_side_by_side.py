@@ -44,6 +44,7 @@ def tp4(asked: Experiment) -> Experiment:
     return replace(asked, layout=layout, out="elsewhere", run="other")
 
 
+@pytest.mark.slow
 def test_two_runs_have_the_ratio_of_their_independent_capacities(tmp_path: Path) -> None:
     other = made(tmp_path / "tp4", tp4, qps_per_node=OTHER)
     text = side_by_side.text([GOLDEN, other])
@@ -126,6 +127,7 @@ def shorter(asked: Experiment) -> Experiment:
     return replace(asked, workload=replace(asked.workload, name="short", input_tokens=tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "key"), [(faster, "slo.tpot_p90_ms"), (shorter, "workload.input_tokens.mean")]
 )
@@ -136,6 +138,7 @@ def test_two_questions_are_warned_of_by_their_keys(asked: Any, key: str, tmp_pat
     assert text.index(warning) < text.index("capacity B / A")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sweep", "why"),
     [
@@ -188,6 +191,7 @@ def studied(path: Path, kind: str, **more: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_sides_of_a_comparison_have_its_paired_ratio(tmp_path: Path) -> None:
     study = studied(tmp_path / "ab", "compare", ratio=RATIO)
     paired = "capacity B / A = 1.250 [1.200, 1.300] (95 %, the same requests on both): higher"
@@ -198,6 +202,7 @@ def test_the_sides_of_a_comparison_have_its_paired_ratio(tmp_path: Path) -> None
     assert "capacity B / A = 0.800 [0.769, 0.833] (95 %, the same requests on both): lower" in turned
 
 
+@pytest.mark.slow
 def test_a_side_is_known_from_within_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = studied(tmp_path / "ab", "compare", ratio=RATIO)
     monkeypatch.chdir(study / "a")
@@ -206,11 +211,13 @@ def test_a_side_is_known_from_within_its_own_folder(tmp_path: Path, monkeypatch:
     assert found.paired and (found.value, found.low, found.high) == (1.25, 1.2, 1.3)
 
 
+@pytest.mark.slow
 def test_a_void_comparison_has_no_paired_ratio(tmp_path: Path) -> None:
     study = studied(tmp_path / "ab", "compare", ratio=RATIO, valid=False)
     assert "measured apart" in side_by_side.text([study])
 
 
+@pytest.mark.slow
 def test_a_study_that_pools_is_one_side_and_a_matrix_is_its_cells(tmp_path: Path) -> None:
     pooled = studied(tmp_path / "pooled", "deployments", evidence="2 deployments", between=None)
     assert side_by_side.text([GOLDEN, pooled]).startswith("COMPARE  2 sides")
@@ -220,6 +227,7 @@ def test_a_study_that_pools_is_one_side_and_a_matrix_is_its_cells(tmp_path: Path
     assert "B  matrix/a: VALID" in text and "capacity C / A" in text
 
 
+@pytest.mark.slow
 def test_a_study_that_still_runs_is_unfinished(tmp_path: Path) -> None:
     study = studied(tmp_path / "repeats", "repeats", exit_code=None)
     text = side_by_side.text([GOLDEN, study])
@@ -240,6 +248,7 @@ def test_loads_of_other_tools_alone_can_be_compared() -> None:
     assert "no ratio B / A" in text and "dwell" not in text
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="compare needs two or more; give another RUN beside"):
         side_by_side.text([GOLDEN])
@@ -255,6 +264,7 @@ def test_long_lists_of_keys_are_capped() -> None:
     assert keys == {"search.budget_s": [345.0, 900.0], "search.window_s": [30.0, 45.0]}
 
 
+@pytest.mark.slow
 def test_keys_beyond_a_dozen_are_counted(tmp_path: Path) -> None:
     def other(asked: Experiment) -> Experiment:
         names = ("budget_s", "window_s", "settle_s", "highest_qps", "transition_s", "first_transition_s")
@@ -267,6 +277,7 @@ def test_keys_beyond_a_dozen_are_counted(tmp_path: Path) -> None:
     assert "    and 1 more keys" in text and text.count(" -> ") == 12
 
 
+@pytest.mark.slow
 def test_two_runs_in_a_notebook_have_the_ratio_that_is_printed(tmp_path: Path) -> None:
     golden, other = load_run(GOLDEN), load_run(made(tmp_path / "same"))
     found = compare(golden, other)

@@ -77,6 +77,7 @@ def ids(svg: str) -> set[str]:
     return set(re.findall(r' id="([^"]+)"', svg))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", ["golden", "faulty"])
 def test_every_figure_is_small_whole_svg_that_shares_a_page(subject: str, golden: Any) -> None:
     run = golden if subject == "golden" else faulty()
@@ -109,6 +110,7 @@ def test_no_text_is_taken_for_mathematics_or_misses_a_letter(recwarn: pytest.War
     assert "$\\frac$ &lt;b&gt; \u4e2d" in svg and not list(recwarn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", ["golden", "faulty"])
 def test_no_series_is_told_by_its_colour_alone(subject: str, golden: Any) -> None:
     run = golden if subject == "golden" else faulty()
@@ -137,6 +139,7 @@ def face(line: Any) -> bool:
     return line.get_markerfacecolor() == "white"
 
 
+@pytest.mark.slow
 def test_words_and_tables_have_the_figures(golden: Any) -> None:
     for exhibit in EXHIBITS:
         try:
@@ -415,6 +418,7 @@ def test_matplotlib_is_imported_by_the_canvas_when_it_draws() -> None:
         assert not [name for name in found if name.startswith("matplotlib")]
 
 
+@pytest.mark.slow
 def test_strange_runs_are_drawn_or_refused_with_a_reason() -> None:
     whole = [request(0, i / 2, 100.0, 0.0) for i in range(20)]  # answers in one piece: no time per token
     lost = [failed(0, i / 2) for i in range(20)]

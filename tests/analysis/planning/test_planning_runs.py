@@ -69,6 +69,7 @@ def test_a_run_says_its_own_lengths_and_lives() -> None:
     assert not found.predicted and "simulated engine" in found.caution
 
 
+@pytest.mark.slow
 def test_the_command_plans_on_a_folder() -> None:
     tree = planning.command([GOLDEN], [*WORDS, "plan.node_hour_usd=16", "demand.mean_qps=100"])
     text = planning.text(tree)
@@ -79,6 +80,7 @@ def test_the_command_plans_on_a_folder() -> None:
     json.dumps(tree)  # every figure is a plain number
 
 
+@pytest.mark.slow
 def test_a_run_with_rate_enough_says_its_own_cpu(tmp_path: Path) -> None:
     copied = tmp_path / "run"
     shutil.copytree(GOLDEN, copied)

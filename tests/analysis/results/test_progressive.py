@@ -206,6 +206,7 @@ def test_rows_stand_beside_what_was_published_whatever_it_is_called(name: str, c
     assert "nothing stands beside these" in found["caution"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SUBJECT)
 def test_another_model_with_a_papers_name_is_not_the_papers(name: str) -> None:
     paper_name = of(name).model.name
@@ -339,6 +340,7 @@ def test_the_plateau_above_450_is_that_of_the_request_count(replayed: dict[str, 
     assert full[1000]["in_flight"] > 950
 
 
+@pytest.mark.slow
 def test_runs_differ_where_the_engine_has_noise() -> None:
     words = ["engine=simulated_aiter", "progressive.runs=3"]
     tree = to_tree(virtual_ladder.progressive(ready(*SUBJECT[LLAMA].words, *words)))
@@ -465,6 +467,7 @@ def driven(experiment: Experiment) -> tuple[Driver, list[str]]:
     return Driver(Played(experiment), plan, lambda kind, /, **facts: told.append(kind)), told
 
 
+@pytest.mark.slow
 def test_a_run_over_a_target_plays_the_same_levels_and_says_the_same(replayed: dict[str, Any]) -> None:
     experiment = of(LLAMA)
     driver, told = driven(experiment)
@@ -495,6 +498,7 @@ def test_a_void_level_is_no_result() -> None:
     assert "VOID: client_limited" in text_of(tree)
 
 
+@pytest.mark.slow
 def test_the_verb_prints_tables_and_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["progressive", *SUBJECT[LLAMA].words, "progressive.runs=2"]
     parquet, tree = tmp_path / "a.parquet", tmp_path / "a.json"

@@ -71,6 +71,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made.path
 
 
+@pytest.mark.slow
 def test_a_sweep_is_recomputed_to_the_last_digit_on_the_same_cpu(swept: Path, capsys: Any) -> None:
     recorded = load_run(swept).sweep
     assert recorded is not None
@@ -152,6 +153,7 @@ class Late(VirtualFleet):
         self._shard.close()
 
 
+@pytest.mark.slow
 def test_an_answer_that_came_at_the_very_end_counts(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +177,7 @@ class Losing(VirtualFleet):
         return True
 
 
+@pytest.mark.slow
 def test_void_windows_stay_void_in_the_recount(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "LoadFleet", Losing)
     tree = measure(folder, QUICK)
@@ -200,6 +203,7 @@ class Later(VirtualFleet):
         self._now_ns = from_ns
 
 
+@pytest.mark.slow
 def test_a_resumed_sweep_is_recomputed_too(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "LoadFleet", Interrupted)
     assert measure(folder, QUICK)["exit_code"] == 130
@@ -213,6 +217,7 @@ def test_a_resumed_sweep_is_recomputed_too(folder: RunFolder, monkeypatch: pytes
     assert identical and "capacity, limits and dwells used, within 1e-09: identical" in lines
 
 
+@pytest.mark.slow
 def test_what_a_required_rate_rests_on_is_recomputed(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

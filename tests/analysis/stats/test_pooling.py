@@ -59,6 +59,7 @@ def test_one_part_has_no_spread_and_is_refused(known: object) -> None:
         known([5.0] if known is repeated else [Estimate(5.0, 0.02)])  # type: ignore[operator]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("between", "least"), [(0.02, 0.93), (0.05, 0.88), (0.075, 0.82)])
 def test_the_interval_over_two_deployments_is_right_as_often_as_it_says(between: float, least: float) -> None:
     draw, covered, count = np.random.default_rng(1), 0, 60

@@ -120,6 +120,7 @@ def test_answers_without_a_name_are_one_unknown_replica() -> None:
     assert set(warmths) == {""} and warmths[""].requests >= 10
 
 
+@pytest.mark.slow
 def test_a_front_that_never_names_a_replica_has_not_reached_it() -> None:
     with server(lambda _: ("r0", 0.0)) as url:
         with pytest.raises(WarmupError, match="1 of 2 replicas never answered at http"):

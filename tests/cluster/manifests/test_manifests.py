@@ -157,6 +157,7 @@ def test_nvidia_nodes_ask_for_their_own_devices(capsys: pytest.CaptureFixture[st
     assert cluster["authOptions"] == {"mode": "token", "secretName": "token"}
 
 
+@pytest.mark.slow
 def test_a_service_serves_the_recipe_of_its_model(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*KUBERAY, *SERVICE, "layout=dp2_tp4_ep4", "engine.node_resource=mine"]
     service = objects(render(capsys, *words))["RayService"]["spec"]

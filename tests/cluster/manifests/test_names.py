@@ -46,6 +46,7 @@ ASKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.battery("wrong input")
 @pytest.mark.parametrize("payload", PAYLOADS)
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)

@@ -48,6 +48,7 @@ def test_enough_is_no_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
         assert shortage() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "soft", "hard", "remedy"),
     [

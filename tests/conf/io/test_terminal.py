@@ -63,6 +63,7 @@ def test_stdout_is_ours_alone() -> None:
     assert {"from Python", "from a child", "from native code"} <= set(done.stderr.splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_what_ray_prints_is_no_result() -> None:
     done = run(WITH_RAY)

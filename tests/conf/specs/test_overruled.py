@@ -35,6 +35,7 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("word", "instead"), BESIDE)
 def test_a_word_that_conversations_overrule_is_refused_and_their_own_named(
     word: str, instead: str, saved: Path
@@ -68,6 +69,7 @@ def test_without_conversations_the_same_words_rule() -> None:
     assert (workload.input_tokens.mean, workload.prefix_hit) == (50, 0.5)
 
 
+@pytest.mark.slow
 def test_a_saved_experiment_with_its_means_is_read_again(saved: Path) -> None:
     experiment = asked("sweep", [CHATS], None)
     assert experiment.workload.input_tokens.mean > 5000
@@ -76,6 +78,7 @@ def test_a_saved_experiment_with_its_means_is_read_again(saved: Path) -> None:
     assert shorter.workload.input_tokens.mean < experiment.workload.input_tokens.mean
 
 
+@pytest.mark.slow
 def test_readers_of_a_run_have_its_conversations(saved: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(GOLDEN, tmp_path / "run")
     shutil.copy(saved, folder)

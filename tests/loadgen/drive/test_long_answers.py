@@ -83,6 +83,7 @@ def test_a_ramp_step_is_bad_where_its_queue_lasts_longer_than_the_ttft_bound() -
     assert long_queue(step, 80, slo)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scenario", "times"), [("L1000", 1.2), ("L2000", 1.3)])
 def test_a_probe_above_the_capacity_is_not_judged_while_the_service_fills(
     scenario: str, times: float
@@ -95,6 +96,7 @@ def test_a_probe_above_the_capacity_is_not_judged_while_the_service_fills(
     assert [facts["text"] for kind, facts in events if kind == "steady"][0].endswith("fill the service")
 
 
+@pytest.mark.slow
 def test_a_rate_well_above_the_capacity_is_not_passed_by_answers_that_have_just_begun() -> None:
     words = [*EDGES["L4000"], f"rate_qps={1.3 * truths()['L4000']}"]
     drive, experiment, _ = driver(words, target=VirtualTarget(SharedProcessor()))
@@ -103,6 +105,7 @@ def test_a_rate_well_above_the_capacity_is_not_passed_by_answers_that_have_just_
     assert found.analysis.verdict == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["search=standard"], ["search=quick", "search.expected_qps=1.4"]])
 def test_long_answers_are_searched_for_as_long_as_they_need(words: list[str]) -> None:
     truth_qps = truths()["L1000"]

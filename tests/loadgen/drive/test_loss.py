@@ -97,6 +97,7 @@ def driver(target: VirtualTarget, emit: Callable[..., None] = lambda *_, **__: N
     return Driver(target, plan, emit, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dies_s", [60.0, 500.0], ids=["ramp", "dwell"])
 def test_a_service_that_comes_back_costs_a_window_and_no_budget(dies_s: float) -> None:
     events: list[tuple[str, dict[str, Any]]] = []
@@ -119,6 +120,7 @@ def test_a_service_that_comes_back_costs_a_window_and_no_budget(dies_s: float) -
     assert text_of(tree)
 
 
+@pytest.mark.slow
 def test_what_follows_a_recovery_begins_with_a_transition() -> None:
     faults = iter([None, None, None, "1 of 1 replicas gone, 1 new"])
     drive = driver(Breaking(EXPERIMENT, 1e9), fault=lambda: next(faults, None), repair=lambda: frozenset("0"))
@@ -135,6 +137,7 @@ def test_the_replicas_of_the_new_deployment_are_the_expected_ones() -> None:
     assert (tree["exit_code"], tree["reason"][:12]) == (summary.EXIT_VOID, "replica_lost")
 
 
+@pytest.mark.slow
 def test_a_service_that_stays_away_ends_the_sweep() -> None:
     events: list[str] = []
 
@@ -148,6 +151,7 @@ def test_a_service_that_stays_away_ends_the_sweep() -> None:
     assert told[-2:] == ["target_lost", "segment_done"] and drive.windows.outcomes[-1].void
 
 
+@pytest.mark.slow
 def test_what_hangs_since_a_loss_is_no_sign_of_another() -> None:
     target = Hanging(EXPERIMENT, 500.0)
 
@@ -162,6 +166,7 @@ def test_what_hangs_since_a_loss_is_no_sign_of_another() -> None:
     assert not any(outcome.aborted for outcome in dwells if not outcome.void)
 
 
+@pytest.mark.slow
 def test_all_that_a_loss_may_have_spoilt_is_measured_again_by_a_later_session() -> None:
     lasts: list[int] = []
 
@@ -181,6 +186,7 @@ def test_all_that_a_loss_may_have_spoilt_is_measured_again_by_a_later_session() 
     assert lasts[0] < len(drive.windows.outcomes) - 1
 
 
+@pytest.mark.slow
 def test_a_loss_in_the_last_moment_costs_the_last_window() -> None:
     """Nobody looks after the last window but those who wait for its answers."""
     faults: list[str] = []
@@ -200,6 +206,7 @@ def test_a_loss_in_the_last_moment_costs_the_last_window() -> None:
     assert len(drive.loss.recoveries) == 1 and [o.segment.index for o in found.outcomes if o.void]
 
 
+@pytest.mark.slow
 def test_a_service_that_breaks_again_and_again_is_given_up() -> None:
     drive = driver(Breaking(EXPERIMENT, 1e9), repair=lambda: frozenset("0"))
     count = 0
@@ -259,6 +266,7 @@ def test_a_window_is_sound_if_the_service_outlived_it(
     assert outlived(table, WINDOW, replicas, int(lost_s * NS)) is expected
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_void_what_a_loss_spoilt(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "run")
     folder.write_json("manifest.json", {"verb": "sweep"})

@@ -30,6 +30,7 @@ def required(words: list[str], **more: Any) -> tuple[dict[str, Any], list[dict[s
 
 
 # The capacity of the default node is near 3.35 QPS.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate_qps", "verdict", "exit_code", "within_s"),
     [(2.4, "passed", summary.EXIT_OK, 230), (5.2, "failed", summary.EXIT_SLO_MISSED, 110)],
@@ -68,6 +69,7 @@ def test_an_invalid_load_neither_passes_nor_fails() -> None:
     assert len(drive.windows.outcomes) == 2
 
 
+@pytest.mark.slow
 def test_a_lost_load_actor_costs_its_window_only() -> None:
     words = ["rate_qps=2.4"]
     tree, _, drive = required(words, target=Healing(load(words), at_s=100, times=1))

@@ -35,6 +35,7 @@ from tests.support.virtual_drivers import (
 from tests.support.virtual_target import VirtualTarget
 
 
+@pytest.mark.slow
 def test_a_virtual_hour_finds_the_capacity_of_the_default_node() -> None:
     drive, experiment, events = driver(["search=virtual", "search.budget_s=3600"])
     tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "virtual"))
@@ -46,6 +47,7 @@ def test_a_virtual_hour_finds_the_capacity_of_the_default_node() -> None:
     assert "QPS per node, 95 % interval" in text_of(tree)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_answer_and_another_seed_another() -> None:
     answers = []
     for seed in (1, 1, 2):
@@ -56,6 +58,7 @@ def test_the_same_seed_gives_the_same_answer_and_another_seed_another() -> None:
     assert answers[0] == answers[1] != answers[2]
 
 
+@pytest.mark.slow
 def test_four_nodes_serve_four_times_the_load() -> None:
     ones, fours = (
         sweep(driver([f"cluster={name}", "search=standard"])[0]) for name in ("laptop", "laptop_4n")
@@ -65,6 +68,7 @@ def test_four_nodes_serve_four_times_the_load() -> None:
     assert 0.95 < fours.capacity.qps_per_node / ones.capacity.qps_per_node < 1.25
 
 
+@pytest.mark.slow
 def test_a_prediction_replaces_the_ramp() -> None:
     drive, experiment, _ = driver(["search=quick", "seed=2"], Start(5.1, prediction_qps=3.35))
     result = sweep(drive)
@@ -73,6 +77,7 @@ def test_a_prediction_replaces_the_ramp() -> None:
     assert result.capacity is not None and result.capacity.low < 3.35 < result.capacity.high
 
 
+@pytest.mark.slow
 def test_an_unreachable_bound_is_said_not_guessed() -> None:
     drive, experiment, _ = driver(["search=virtual", "search.budget_s=3600", "slo.tpot_p90_ms=5"])
     tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "virtual"))
@@ -85,6 +90,7 @@ def test_a_service_above_the_highest_rate_is_a_lower_bound() -> None:
     assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_OPEN, False)
 
 
+@pytest.mark.slow
 def test_a_held_rate_is_judged_with_intervals() -> None:
     codes = []
     for rate in (3.0, 8.0):
@@ -96,6 +102,7 @@ def test_a_held_rate_is_judged_with_intervals() -> None:
     assert codes == [summary.EXIT_OK, summary.EXIT_SLO_MISSED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
@@ -135,6 +142,7 @@ class Dying(VirtualTarget):
         return Observation(ended, pending)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dies_s", [0.0, 60.0, 300.0, 500.0])
 def test_a_service_that_dies_is_no_low_capacity(dies_s: float) -> None:
     drive, _, _ = driver(["search=standard"], target=Dying(load(["search=standard"]), dies_s))
@@ -142,6 +150,7 @@ def test_a_service_that_dies_is_no_low_capacity(dies_s: float) -> None:
         sweep(drive)
 
 
+@pytest.mark.slow
 def test_void_ramp_steps_are_void_not_a_missed_bound() -> None:
     experiment = load(["search=standard"])
     drive, _, _ = driver(
@@ -152,6 +161,7 @@ def test_void_ramp_steps_are_void_not_a_missed_bound() -> None:
     assert tree["reason"].startswith("engine_late") and len(tree["dwells"]) == VOID_STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", [1 / 3, 3.0, 12.0])
 def test_a_foreign_server_is_found_from_a_wrong_guess(off: float) -> None:
     words = ["search=quick", "workload=smoke", "workload.output_tokens.mean=100", "slo.tpot_p90_ms=40"]
@@ -187,6 +197,7 @@ def sent_late(row: dict[str, Any], by_ns: int) -> dict[str, Any]:
     return {name: offset_ns + by_ns for name, offset_ns in seen.items()}
 
 
+@pytest.mark.slow
 def test_a_late_client_does_not_void_a_ramp_step_that_it_cannot_decide() -> None:
     words = ["search=quick"]
     late = lambda row: sent_late(row, 3 * NS // 100 if row["phase"] == "ramp" else 0)  # noqa: E731
@@ -199,6 +210,7 @@ def test_a_late_client_does_not_void_a_ramp_step_that_it_cannot_decide() -> None
     assert tree["valid"] and all(not row["valid"] for row in tree["dwells"] if row["kind"] == "ramp")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -232,6 +244,7 @@ def test_a_load_actor_lost_in_the_warm_up_is_said_too() -> None:
     assert tree["reason"].startswith("actor_lost: lost load actor 1 (killed)")
 
 
+@pytest.mark.slow
 def test_a_replaced_load_actor_voids_its_window_and_the_search_goes_on() -> None:
     words = ["search=standard"]
     drive, experiment, events = driver(words, target=Healing(load(words), at_s=300, times=1))
@@ -263,6 +276,7 @@ class Hanging(VirtualTarget):
         return Observation(answered, pa.concat_tables([pending, *self._stuck]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("from_s", [0.0, 200.0])
 def test_a_service_that_hangs_is_lost_and_no_low_capacity(from_s: float) -> None:
     words = ["search=standard", "search.settle_s=20"]
@@ -325,6 +339,7 @@ def test_an_actor_that_dies_with_answers_of_a_finished_window_voids_it() -> None
     assert tree["reason"].startswith("actor_lost")
 
 
+@pytest.mark.slow
 def test_a_probe_of_one_token_answers_has_no_tpot_to_miss() -> None:
     drive, experiment, _ = driver(["workload=smoke", "workload.output_tokens.mean=1"])
     fixed_rate.rate(drive, 2.0, 60, 5)
@@ -339,6 +354,7 @@ def test_a_probe_without_requests_says_nothing() -> None:
     assert tree["exit_code"] == summary.EXIT_VOID and "say nothing" in tree["reason"]
 
 
+@pytest.mark.slow
 def test_a_probe_counts_what_never_ended_as_infinitely_late() -> None:
     experiment = load([])
     hanging = {"status": "pending", "end_offset_ns": None, "output_tokens": 3}
@@ -355,6 +371,7 @@ def test_a_lost_deployment_ends_the_sweep_with_its_reason() -> None:
         sweep(drive)
 
 
+@pytest.mark.slow
 def test_every_offered_request_is_seen_and_ends() -> None:
     offered: list[int] = []
     drive, _, _ = driver(

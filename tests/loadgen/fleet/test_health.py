@@ -33,6 +33,7 @@ def test_a_second_counts_what_happened_in_it_and_no_more() -> None:
     assert pa.Table.from_pylist([first, second], schema=CLIENTS).num_rows == 2
 
 
+@pytest.mark.slow
 def test_pauses_of_the_garbage_collector_are_seen_while_watched() -> None:
     sampler = HealthSampler(0, Clock(0, 0))
     with sampler.watch_gc():

@@ -380,6 +380,7 @@ def test_certificates_are_loaded_once_per_client(
     assert len(made) == 2 * contexts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cut after a token", "not HTTP", "hangs", "all in one write"])
 def test_closed_connections_need_no_garbage_collector(name: str) -> None:
     ours = (Connection, EventReader, Exchange, httptools.HttpResponseParser)

@@ -302,6 +302,7 @@ def broken(draw: st.DrawFn) -> bytes:
 ENDS = st.sampled_from([None, ConnectionResetError(104, "reset"), OSError(110, "timed out")])
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None)
 @given(
     st.one_of(broken(), st.binary(max_size=200), st.builds(head().__add__, st.binary(max_size=200))),

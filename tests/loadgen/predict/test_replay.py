@@ -106,6 +106,7 @@ def test_a_bound_missed_ends_with_its_code_and_says_so() -> None:
     assert "over the bound 100 ms" in text and "0.6 to 1.5" not in text
 
 
+@pytest.mark.slow
 def test_chance_is_part_of_the_interval_where_it_drew_the_arrivals() -> None:
     words = ("rate_qps=8", "requests=60")
     tree = to_tree(replay.predict(arriving("poisson", *words), crowded, draws=0))
@@ -170,6 +171,7 @@ def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
         grid.are_replays(mixed)
 
 
+@pytest.mark.slow
 def test_on_the_engine_model_a_burst_is_a_closed_loop_that_nobody_joins() -> None:
     words = ["requests=12", "workload=smoke", "layout=dp2_tp4_ep4"]
     burst = load([*words, "concurrency=12"])
@@ -181,6 +183,7 @@ def test_on_the_engine_model_a_burst_is_a_closed_loop_that_nobody_joins() -> Non
     assert set(seen.sent_s[4:]) <= set(seen.last_s)
 
 
+@pytest.mark.slow
 def test_the_command_answers_and_writes_its_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

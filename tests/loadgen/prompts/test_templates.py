@@ -124,6 +124,7 @@ def test_the_oldest_of_the_first_priority_goes_first() -> None:
         fitted(pieces, 2, 1)
 
 
+@pytest.mark.slow
 def test_a_template_is_cut_where_planned_traffic_is() -> None:
     """The same lengths, once rendered and once planned: one rule."""
     schedule = Traffic(load(["workload=character"]).workload).draw(
@@ -166,6 +167,7 @@ def test_the_anatomy_has_the_means_of_the_workload() -> None:
     assert tokens == {"system": 400, "character": 1200, "persona": 100, "history": 90 * 170, "message": 30}
 
 
+@pytest.mark.slow
 def test_a_dry_run_shows_a_prompt_and_what_both_truncations_leave(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "--dry-run", "workload=character"]) == 0
     out = capsys.readouterr().out

@@ -96,6 +96,7 @@ def said(folder: Path) -> list[Planned]:
     return planned(Traffic(workload).draw(3.0, {"window": (0, 150 * NS)}, dwell=0, first_seq=0, seed=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(folder: Path, kind: str) -> None:
     prompts, turns = prompts_of(folder, kind, *WORDS), said(folder)
@@ -131,6 +132,7 @@ def test_what_requests_of_simple_workloads_share_is_as_planned(folder: Path, wor
             assert common(prompts[i], prompts[j]) == min(ends[i], ends[j])
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**37), st.integers(1, 5 * POOL), st.data())
 def test_any_request_has_the_asked_tokens_in_text_and_in_ids(
@@ -142,6 +144,7 @@ def test_any_request_has_the_asked_tokens_in_text_and_in_ids(
     assert text(ids, folder) == text(plain, folder)
 
 
+@pytest.mark.slow
 def test_a_turn_says_the_same_however_it_is_sent(folder: Path) -> None:
     turn = said(folder)[-1]
     ids, plain, chat = (body(prompts_of(folder, kind, *WORDS), turn) for kind in KINDS)

@@ -442,6 +442,7 @@ with metrics_scraper.Scraper({server.urls!r}, Path({str(path)!r}), time.monotoni
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_killed_driver_leaves_every_sample_it_took(driver: subprocess.Popen[bytes], path: Path) -> None:
     until(path.exists)
     until(lambda: len(good(path, "fine")) >= 2)

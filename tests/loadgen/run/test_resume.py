@@ -143,6 +143,7 @@ def cut(folder: Path, window: Window, **end: Any) -> None:
     records.write(records.table(rows), folder / "requests" / "part-000.parquet")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "row", [{"status": "lost"}, {"status": "truncated", "error_kind": "interrupted"}], ids=["lost", "cut"]
 )
@@ -159,6 +160,7 @@ def test_a_window_whose_answers_ended_with_the_session_is_measured_again(
     assert after.next_seq == before.next_seq
 
 
+@pytest.mark.slow
 def test_what_was_measured_while_the_service_died_is_measured_again(folder: RunFolder) -> None:
     killed_after(folder, 4)
     folder.collect()
@@ -167,6 +169,7 @@ def test_what_was_measured_while_the_service_died_is_measured_again(folder: RunF
     assert past(load_run(folder.path)).segments == before.segments[:3]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_like_any_other_with_one_row_for_every_request(folder: RunFolder) -> None:
     killed_after(folder, 3)
     folder.close()

@@ -270,6 +270,7 @@ class Site:
         return verdict
 
 
+@pytest.mark.slow
 def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_path: Path) -> None:
     a, b = asked([*VARIED, "search.budget_s=500", "seed=2"], tmp_path)
     site = Site(1.08)
@@ -328,6 +329,7 @@ def test_words_for_one_side_win_over_words_for_both() -> None:
     assert comparison_words.differences(a, b)["layout.tensor_parallel"] == [8, 4]
 
 
+@pytest.mark.slow
 def test_saved_configurations_are_compared_under_a_new_name(tmp_path: Path) -> None:
     files = []
     for name, layout in (("A", "dp1_tp8_ep8"), ("B", "dp2_tp4_ep4")):

@@ -94,6 +94,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_run_that_cannot_be_replayed_is_refused(name: str, folder: Folder) -> None:
     words, ended, more, why = REFUSED[name]
@@ -108,6 +109,7 @@ def test_a_study_is_verified_run_by_run(folder: Folder) -> None:
         EngineReplay.asked(run, [], "")
 
 
+@pytest.mark.slow
 def test_the_command_line_asks_for_one_folder(
     capsys: pytest.CaptureFixture[str], folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +138,7 @@ def probed(replay: EngineReplay, served_by: Experiment) -> dict[str, Any]:
     return to_tree(engine_check.concluded(replay, driver, simulate))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hit", [0.0, 0.5])
 def test_an_engine_agrees_with_itself_to_the_last_digit(folder: Folder, hit: float) -> None:
     replay = EngineReplay.asked(folder(f"workload.prefix_hit={hit}"), ["duration_s=60"], "0.32.0")
@@ -149,6 +152,7 @@ def test_an_engine_agrees_with_itself_to_the_last_digit(folder: Folder, hit: flo
     assert "through vLLM: the simulated engine agrees" in text and text.count(": ok") == 2
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_slower_by_a_tenth_is_off(folder: Folder) -> None:
     replay = EngineReplay.asked(folder(), ["duration_s=60"], "0.32.0")
     times = replay.simulated.model.step_time
@@ -160,6 +164,7 @@ def test_an_engine_that_is_slower_by_a_tenth_is_off(folder: Folder) -> None:
     assert text_of(tree).startswith("VALID")
 
 
+@pytest.mark.slow
 def test_a_probe_that_missed_a_bound_agrees_all_the_same(folder: Folder) -> None:
     replay = EngineReplay.asked(folder("slo.tpot_p90_ms=20"), ["duration_s=60"], "0.32.0")
     tree = probed(replay, replay.simulated)

@@ -107,6 +107,7 @@ def resumed(path: Path, site: Any) -> dict[str, Any]:
     return to_tree(study.run(study.of(experiment), Folder(path), site, silent))
 
 
+@pytest.mark.slow
 def test_deployments_share_the_budget_with_seeds_of_their_own_and_are_pooled(tmp_path: Path) -> None:
     site = Site()
     tree = ran(asked(tmp_path, "search.deployments=3", "search.budget_s=1200", "seed=7"), site)
@@ -140,6 +141,7 @@ def test_the_screen_of_a_study_says_verdict_parts_and_spread(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.slow
 def test_repeats_are_whole_sweeps_with_their_mean_and_variation(tmp_path: Path) -> None:
     site = Site()
     tree = ran(asked(tmp_path, "search.repeats=3"), site)
@@ -150,6 +152,7 @@ def test_repeats_are_whole_sweeps_with_their_mean_and_variation(tmp_path: Path) 
     assert "coefficient of variation 2.0 % [1.0, 12.3]" in text and "search.repeats=5 narrows it" in text
 
 
+@pytest.mark.slow
 def test_a_repeat_of_several_deployments_pools_them_first(tmp_path: Path) -> None:
     site = Site()
     tree = ran(asked(tmp_path, "search.repeats=2", "search.deployments=2"), site)
@@ -194,6 +197,7 @@ def test_the_plan_of_a_resumed_study_counts_what_ended_well_only(tmp_path: Path)
         left(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_a_study_cut_short_goes_on_and_answers_as_if_it_never_was(tmp_path: Path) -> None:
     words, at = ["search.deployments=2"], "deployment-2"
     whole = ran(asked(tmp_path / "whole", *words), Site())
@@ -236,6 +240,7 @@ def test_one_process_at_a_time_fills_a_study(tmp_path: Path) -> None:
         measure.create(Folder, experiment)
 
 
+@pytest.mark.slow
 def test_two_virtual_deployments_find_the_capacity(tmp_path: Path) -> None:
     def virtual(experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None) -> Any:
         spec: Any = experiment.engine
@@ -301,6 +306,7 @@ def test_a_sweep_without_a_predicted_capacity_ramps_and_says_so() -> None:
     assert "no prediction, the search begins with a ramp: even at 0.05 QPS per node" in said[0]
 
 
+@pytest.mark.slow
 def test_a_sweep_of_sessions_begins_where_they_are_predicted() -> None:
     said: list[str] = []
     asked = load(["search=quick", "workload=chat_sessions", "routing=client_side", "workload.sessions=20"])

@@ -104,6 +104,7 @@ def test_the_papers_prompts_are_an_image_of_a_megapixel_and_little_more_than_its
         assert 100 < prompt - image < 120
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 5), st.integers(20, 400), st.integers(0, 2**30))
 def test_plan_body_and_server_count_the_same_tokens(count: int, text: int, seq: int) -> None:

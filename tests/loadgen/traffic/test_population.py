@@ -86,6 +86,7 @@ def said(
 # --- what a request looks like --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_request_in_the_mean_is_the_published_one() -> None:
     turns = many()
     assert len(turns) > 200_000
@@ -96,6 +97,7 @@ def test_a_request_in_the_mean_is_the_published_one() -> None:
     assert SPEC is not None and fitted_limit(SPEC, 5600) == pytest.approx(8192, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truncation", ["cache_aware", "naive"])
 def test_means_and_reuse_are_known_without_drawing(truncation: str) -> None:
     assert SPEC is not None
@@ -160,6 +162,7 @@ def test_time_0_meets_as_many_users_as_there_are_in_the_mean_at_any_rate(seed: i
         assert abs(np.searchsorted(marks, rate_qps) - rate_qps * users_per_qps) <= 1
 
 
+@pytest.mark.slow
 def test_what_a_run_is_offered_differs_from_the_asked_rate_about_as_poisson_has_it() -> None:
     """A Poisson number of users at time 0 would make it three times as much."""
     assert SPEC is not None
@@ -177,6 +180,7 @@ def test_sessions_begin_as_a_poisson_process() -> None:
     assert per_second.var() / per_second.mean() == pytest.approx(1.0, abs=0.12)
 
 
+@pytest.mark.slow
 def test_the_first_minute_is_like_the_tenth() -> None:
     """Over many seeds: the rate, what was said before, the turn, and how many sessions go on."""
     spec = replace(QUICK, turns=30.0, think_mean_s=10.0)
@@ -228,6 +232,7 @@ def test_seeds_have_different_users() -> None:
     assert not set(one["due_s"]) & set(other["due_s"])
 
 
+@pytest.mark.slow
 def test_a_low_rate_draws_little_and_a_very_high_one_is_possible() -> None:
     assert SessionPopulation(QUICK, 1).turns(0.01, 0.0, 3600.0).dtype == TURN
     turns = SessionPopulation(QUICK, 1).turns(30_000.0, 0.0, 1.0)
@@ -349,6 +354,7 @@ def test_a_spec_is_checked_where_it_is_made() -> None:
         replace(SPEC, think_mean_s=0.0)
 
 
+@pytest.mark.slow
 def test_compare_refuses_users_who_cannot_be_scaled_and_a_grid_does_not_pair_them() -> None:
     both = [load(["workload=character", f"search={name}"]) for name in ("standard", "standard")]
     assert comparison_words.unlike(*both) == comparison_words.CHATS

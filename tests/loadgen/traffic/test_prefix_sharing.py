@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.results import prediction_text
+from analysis.results import prediction_text, summary
 from analysis.results.json_border import to_tree
+from analysis.results.types.prediction_verdict import GridCell
 from conf import Experiment, load
 from loadgen.cli import command_line, engine_model
 from loadgen.predict import grid
@@ -27,7 +28,6 @@ from tests.support.chats import common
 from tests.support.shared_bodies import (
     bodies,
 )
-from tests.support.verdict_trees import text_of
 
 
 def asked(*words: str) -> Experiment:
@@ -113,21 +113,23 @@ def test_a_turn_is_blocked_while_the_one_before_goes_on() -> None:
     assert not blocked(replace(schedule, character=None), five + 9.0).any()
 
 
+@pytest.mark.slow
 def test_sticky_sessions_serve_more_and_the_answer_says_why() -> None:
     words = ["workload=character", "cluster.nodes=3", "search.budget_s=900"]
     both = [asked(*words, f"routing={each}") for each in ("consistent_hash", "pow2")]
-    found = [to_tree(engine_model.predict(one, draws=0)) for one in both]
-    sticky, spread = (tree["forecast"] for tree in found)
-    assert grid.ratio(*zip(found, both, strict=True))["value"] > 1.5
+    found = [engine_model.predict(one, draws=0) for one in both]
+    sticky, spread = (to_tree(one)["forecast"] for one in found)
+    assert grid.ratio(*zip(found, both, strict=True)).value > 1.5
     assert sticky["cached_share_of_input"] > spread["cached_share_of_input"] + 0.1
     assert (sticky["replicas_per_session"], sticky["simulated_nodes"]) == (1.0, 3)
     assert 2 < spread["replicas_per_session"] <= 3 and spread["max_over_mean_share"] < 1.1
-    text = text_of(found[0])
+    text = summary.text(found[0])
     assert "sessions by consistent_hash: hit rate 9" in text and "(at most 95." in text
     assert "1.00 replicas per session" in text and "3 of 3 nodes simulated, after" in text
-    assert prediction_text.rows([{"at": {}, **found[1]}]).to_pylist()[0]["replicas_per_session"] > 2
+    assert prediction_text.rows([GridCell(at={}, answer=found[1])]).to_pylist()[0]["replicas_per_session"] > 2
 
 
+@pytest.mark.slow
 def test_a_part_of_a_large_fleet_stands_for_it() -> None:
     """Eight of 64 nodes against all of them, at a rate that both keep."""
     for policy, near in (("pow2", 0.04), ("consistent_hash", 0.01)):
@@ -141,6 +143,7 @@ def test_a_part_of_a_large_fleet_stands_for_it() -> None:
         assert few.p90_ms("tpot") == pytest.approx(many.p90_ms("tpot"), rel=0.1)
 
 
+@pytest.mark.slow
 def test_sessions_of_fixed_users_are_predicted_too() -> None:
     one = asked("workload=chat_sessions", "cluster.nodes=4", "routing=consistent_hash", "rate_qps=6")
     tree = to_tree(engine_model.predict(replace(one, search=replace(one.search, budget_s=600.0)), draws=0))

@@ -22,6 +22,7 @@ def read(folder: Path, name: str) -> dict[str, object]:
     return tree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [TINY, BIG, DENSE], ids=lambda model: model.name)
 def test_every_id_is_a_token_of_its_own(model: Model, tmp_path: Path) -> None:
     folder = write_folder(model, tmp_path)
@@ -30,6 +31,7 @@ def test_every_id_is_a_token_of_its_own(model: Model, tmp_path: Path) -> None:
     assert vocabulary[END_OF_TEXT] == read(folder, "config.json")["eos_token_id"] == model.vocab - 1
 
 
+@pytest.mark.slow
 def test_the_config_says_what_the_weights_are(tmp_path: Path) -> None:
     config = read(write_folder(BIG, tmp_path / "big"), "config.json")
     assert config["quantization_config"]["weight_block_size"] == [128, 128]  # type: ignore[index]

@@ -345,6 +345,7 @@ def names(group: str) -> list[str]:
 VERSIONS = ["0.9.2", "0.11.0", "0.11.2", "0.12.0", "0.13.0", "0.14.1", "0.16.0", "0.20.0", "0.29.0", "0.33.0"]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     model=st.sampled_from(names("model")),

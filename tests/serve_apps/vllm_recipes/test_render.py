@@ -160,6 +160,7 @@ def test_help_has_runnable_examples(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["render", *asked]) == 0, asked
 
 
+@pytest.mark.slow
 def test_the_command_needs_neither_ray_nor_vllm() -> None:
     code = (
         "import sys; from serve_apps.__main__ import main; main(['render']); "
@@ -182,6 +183,7 @@ def test_model_takes_one_folder(words: list[str], capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_reader_who_leaves_is_no_error_of_ours() -> None:
     shown = subprocess.Popen(
         [sys.executable, "-m", "serve_apps", "render"], stdout=subprocess.PIPE, stderr=subprocess.PIPE

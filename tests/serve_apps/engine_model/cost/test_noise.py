@@ -41,6 +41,7 @@ def test_the_answer_and_its_noise_do_not_depend_on_where_the_search_began() -> N
         assert noise(other) == pytest.approx(noise(first), rel=0.15)
 
 
+@pytest.mark.slow
 def test_the_noise_that_is_claimed_is_that_of_seeds() -> None:
     answers = [found(seed).answer for seed in range(12)]
     scatter = 1.96 * np.std(np.log([one.root.rate_qps for one in answers]), ddof=1)

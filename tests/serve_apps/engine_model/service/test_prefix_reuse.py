@@ -32,6 +32,7 @@ def fast(
     return serve_prefixes(FastSpec.of(*of), Requests(asked.due_s, asked.asked, asked.prefixes, from_s), by)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [800, 1])
 def test_blocks_hit_what_the_longest_earlier_beginning_has_in_whole_blocks(cut: int) -> None:
     """A cache that forgets nothing, on one replica; tokens compared one by one."""
@@ -49,6 +50,7 @@ def test_blocks_hit_what_the_longest_earlier_beginning_has_in_whole_blocks(cut: 
     ).mean() > 0.98  # a prompt may come before the one it builds on is admitted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [30_000, 4000])
 @pytest.mark.parametrize(
     ("policy", "replicas"),

@@ -182,6 +182,7 @@ def test_misuse_is_refused() -> None:
         served.submit(1, 4.0, 10, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("qps", "tpot_ms", "ttft_s"), [(1.0, 19, 0.20), (3.0, 39, 0.38), (5.0, 89, 0.72)])
 def test_published_latencies_of_the_character_ai_workload(qps: float, tpot_ms: float, ttft_s: float) -> None:
     """Near the event column of the emulated engine's table, whose single arrival set was burstier.
