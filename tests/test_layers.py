@@ -60,7 +60,7 @@ ROOTS = {
     "loadgen/cli/virtual_ladder.py",
 }
 """Composition roots, the only files that join rooms: each command, and in `loadgen/cli` a deployed service, a
-configuration that an engine would refuse, and the engine model."""
+configuration that an engine would refuse, the engine model, and its closed loops."""
 FLOORS = {
     "conf": (("io",), ("specs",)),
     "analysis": (

@@ -38,7 +38,7 @@ def _figure(value: float | None) -> str:
 
 
 def _distance(check: Check) -> float:
-    """How far a figure went towards its bound: of two the larger is the worse."""
+    """Distance of a figure towards its bound; the larger of two is the worse."""
     if check.value is None or check.bound is None:
         return -math.inf
     return float(check.bound - check.value) if check.least else abs(float(check.value))

@@ -1,7 +1,7 @@
-"""Whether the files of a run or study are the ones it wrote, by the sums that stand in its folder.
+"""Compares the files of a run or study with the checksums in its folder.
 
-Knows files and sums, not what is in them. The sums themselves are signed by nobody: who changes manifest.json
-along with another file is not found out.
+Knows files and sums, not their contents. Nobody signs the sums: a change of manifest.json along with another
+file goes unnoticed.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
-"""Where run folders lie: paths, globs, the parts of a study, and any file system that Arrow knows.
+"""Finds run folders: paths, globs, the parts of a study, on any file system that Arrow knows.
 
-Knows folders and by which file one is a run or a study; what a run holds is read by `runs`.
+Knows the file that makes a folder a run or a study; `runs` reads what is in it.
 """
 
 import atexit

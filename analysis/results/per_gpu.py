@@ -59,7 +59,7 @@ def interactivity(tpot_ms: float | None) -> float | None:
 
 
 def unknown(asked: Experiment) -> str:
-    """Why nobody knows how many GPUs served; empty where it is known."""
+    """The reason why the number of GPUs is unknown; empty if it is known."""
     reasons = {
         "external": "how many GPUs stand behind the endpoints is not known",
         "vllm_cpu": "the engine ran on a CPU",

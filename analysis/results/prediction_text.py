@@ -153,7 +153,7 @@ def _service(asked: AskedExperiment, rate_qps: float) -> list[str]:
 
 
 def _sessions(found: RateForecast, asked: AskedExperiment) -> list[str]:
-    """What the routing made of sessions, and how much memory they want."""
+    """Lines on the spread of sessions by the routing, and on their memory."""
     seen = found.sessions
     if seen is None:
         return []

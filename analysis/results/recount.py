@@ -72,9 +72,9 @@ def recount(run: Run) -> Recount:
 
 
 def text(run: Run) -> tuple[str, bool]:
-    """What was recorded beside what the files give, as lines; and whether both agree.
+    """Lines of recorded figures beside those of the files, and True if both agree.
 
-    Raises RunError where the files do not hold what it takes.
+    Raises RunError if the files lack what a recount needs.
     """
     again = recount(run)
     counts = list(_other_counts(run, again))
@@ -114,7 +114,7 @@ def _figure_line(name: str, recorded: Mapping[str, Any], fresh: Mapping[str, Any
 
 
 def _other_counts(run: Run, again: Recount) -> Iterator[str]:
-    """Where dwells.parquet says otherwise."""
+    """Differences from dwells.parquet."""
     for line, dwell in zip(run.dwells().to_pylist(), again.dwells, strict=True):
         fresh = {name: getattr(dwell, name) for name in (*COUNTS, *DERIVED)}
         fresh |= {f"{limit}_over": dwell.over(limit).over for limit in LIMITS}
@@ -127,7 +127,7 @@ def _other_counts(run: Run, again: Recount) -> Iterator[str]:
 def _other_figures(
     recorded: Mapping[str, Any], fresh: Mapping[str, Any], agree: Callable[[Any, Any], bool], path: str = ""
 ) -> Iterator[str]:
-    """Where two trees of a capacity do not `agree`; shares by replica are the same figures again."""
+    """Paths at which two trees of a capacity do not `agree`; figures per replica repeat those per node."""
     for name, value in recorded.items():
         if isinstance(value, Mapping) and name != "qps_per_replica":
             yield from _other_figures(value, fresh[name], agree, f"{path}{name}.")

@@ -92,7 +92,7 @@ def lines(prediction: PredictionVerdict) -> list[str]:
 
 
 def _evidence(it: ReplayForecast) -> list[str]:
-    """How many requests, how far chance moves them, and what the interval is made of."""
+    """Number of requests, scatter by chance, and the parts of the interval."""
     chance = "chance: arrivals and lengths are given, so that no other seed is part of the intervals"
     if ends := it.other_seeds:
         low, high = ends["ttft_ms.p90"]

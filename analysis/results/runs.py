@@ -73,7 +73,7 @@ class Run:
 
     @property
     def config(self) -> Experiment:
-        """What was asked. Raises ConfigError if it does not make an experiment."""
+        """The saved configuration. Raises ConfigError if it does not make an experiment."""
         with _readable(self.path):
             return load(base=_plain(self.path / "config.yaml"))
 

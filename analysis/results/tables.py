@@ -1,6 +1,6 @@
-"""What a planner asks of runs, as Arrow tables with the unit in every column's name.
+"""Answers about runs as Arrow tables, with the unit in every column's name.
 
-Joins rows, metrics, quantiles and conclusions; defines none of them.
+Joins rows, metrics, quantiles and verdicts; defines none of them.
 """
 
 from collections.abc import Iterator, Sequence

@@ -165,7 +165,7 @@ def _seen(simulator: RateSimulator, rate_qps: float, experiment: Experiment) -> 
 
 
 def _beyond(search: Search, capacity: CapacityFigures, unsure: Uncertainty) -> str:
-    """Why an end of the interval is unknown; empty where both are known."""
+    """The reason why an end of the interval is unknown; empty if both are known."""
     out, of = [], f"of {len(unsure.ln_ratios)} draws of the constants"
     if capacity.open_below:
         lowest = f"{search.lowest_qps:g} QPS per node (search.lowest_qps); lower it"

@@ -1,4 +1,4 @@
-"""Whether an endpoint answers as a model server, and the key it wants; knows one URL at a time."""
+"""Asks an endpoint for its models and checks the key; knows one URL at a time."""
 
 import json
 import os

@@ -49,12 +49,12 @@ STREAMS_SPARE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What is loaded: where it listens, the replicas expected in answers, and what it says of itself.
+    """The service under load: its addresses, the replicas expected in answers, and what it reports of itself.
 
-    `replicas` is None where answers do not name theirs. `metrics_urls` maps a replica (or an endpoint) to the
+    `replicas` is None if answers do not name theirs. `metrics_urls` maps a replica (or an endpoint) to the
     address of its metrics. `recover` waits for up to so many seconds until the service is whole again and
-    returns it as it is then, or raises TargetError; None where nothing is known of its return. A proxy in
-    front of it serves `front_streams` requests at once; None where there is none, or nothing is known of it.
+    returns it as it is then, or raises TargetError; None if nothing is known of its return. A proxy in
+    front of it serves `front_streams` requests at once; None if there is none, or nothing is known of it.
     """
 
     urls: list[str]
@@ -211,7 +211,7 @@ class RunLifecycle:
                 fleet.finish(drain_s)
 
     def _fault(self) -> str | None:
-        """Why the service as it stands now is no longer whole, or None."""
+        """The reason why the service is no longer whole, or None."""
         return self._service.fault() if self._service else None
 
     def _repair(self) -> frozenset[str] | None:

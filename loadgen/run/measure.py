@@ -37,7 +37,7 @@ Act = Callable[[Experiment, Driver], Conclude]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where runs take place.
+    """The place where runs are measured.
 
     `start(experiment, verb, emit)` is the start of the search, with the engine model's prediction if there is
     one; `service(experiment, emit)` is up and warm within its block.
@@ -97,7 +97,7 @@ def reopen(run: Run) -> tuple[RunFolder, int]:
 
 
 def continued(run: Run) -> Past:
-    """What a sweep goes on from. Raises ConfigError with the remedy if it cannot go on."""
+    """The state from which a sweep goes on. Raises ConfigError with the remedy if it cannot go on."""
     verb = run.manifest["verb"]
     if verb == "verify":
         raise ConfigError("a verify is not continued; run it again: python -m loadgen verify RUN")

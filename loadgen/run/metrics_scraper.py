@@ -170,7 +170,7 @@ class Scraper:
             return {"replica": name, "error": self._plain(f"{type(error).__name__}: {error}")}
 
     def _plain(self, text: str) -> str:
-        """What a server said, without the key, short and printable: a header may hold what is no text."""
+        """A server's text without the key, short and printable; a header may hold bytes that are no text."""
         text = self._key.redact(text) if self._key else text
         return one_line(text.encode(errors="replace").decode(), WORD_CHARS)
 
@@ -199,7 +199,7 @@ class Scraper:
 
 
 def figures(text: str) -> dict[str, Any]:
-    """What a page tells, by column of `series.SERVER`, or `error`. Raises ValueError if it is garbled."""
+    """Figures of a page by column of `time_series.SERVER`, or `error`. Raises ValueError if it is garbled."""
     samples: dict[str, list[float]] = {}
     for sample in _samples(text):
         samples.setdefault(sample.name.removesuffix("_total"), []).append(sample.value)

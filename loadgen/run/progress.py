@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live table on a terminal, plain lines in a pipe, or JSON lines.
+"""Shows a run while it goes on: a live table on a terminal, plain lines in a pipe, or JSON lines.
 
 Knows the events of a run and how to show them; decides nothing. Progress goes to stderr, results to stdout.
 """

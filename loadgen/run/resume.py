@@ -1,4 +1,4 @@
-"""What an ended or killed session left of a run, as the next session takes it up.
+"""Reads what an ended or killed session left of a run, for the session that continues it.
 
 Knows the run folder's events and tables; decides nothing.
 """

@@ -206,7 +206,7 @@ def _locked(shards: Sequence[Path]) -> Iterator[None]:
 
 
 def manifest(run_id: str, verb: str, seed: int, salt: int) -> dict[str, Any]:
-    """Who ran what, where: versions, revision, argv without credentials, seeds, host and its load."""
+    """Provenance of a run: versions, revision, argv without credentials, seeds, host and its load."""
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": run_id,

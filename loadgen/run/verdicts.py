@@ -206,7 +206,7 @@ def of_required(experiment: Experiment, driver: Driver, required: Required) -> R
 
 
 def _void_reason(judged: Sequence[Verdict], why: str) -> str:
-    """Why nothing is claimed, with the remedy of the last void window."""
+    """The reason why nothing is claimed, with the remedy of the last void window."""
     void = [one for one in judged if not one.valid]
     return f"{void[-1].reason}: {why}. {void[-1].remedy}" if void else why
 
@@ -312,7 +312,7 @@ def _evidence(sweep: Sweep, judged: Sequence[Verdict], clock: str, time_scale: f
 
 
 def _waited(driver: Driver) -> str:
-    """How often the service was lost and came back, and the time of it, which no budget counts."""
+    """Number of losses from which the service came back, and their time, which no budget counts."""
     if not driver.loss.recoveries:
         return ""
     waited_s = sum(recovery["waited_s"] for recovery in driver.loss.recoveries)

@@ -88,7 +88,7 @@ def of(asked: Experiment) -> StudyPlan:
 
 
 def part(asked: Experiment, kind: str, name: str, done: Parts) -> Experiment:
-    """What one of several deployments or repeats asks.
+    """The experiment of one of several deployments or repeats.
 
     Deployments share the budget; a later one begins where the first found the capacity, which saves the ramp.
     Repeats are whole, ramp included: they show how well the whole procedure repeats itself.

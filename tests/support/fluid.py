@@ -1,6 +1,6 @@
 """Windows whose outcomes are drawn and not served: thousands of requests per second cost milliseconds each.
 
-Knows the model of `analysis.root` and draws from it, with a capacity that drifts, which that model does not
+Knows the model of `analysis.capacity.limit_posterior` and draws from it, with a capacity that drifts, which that model does not
 know; knows no engine, no driver and no clock.
 
     fluid = Fluid(root_qps=500, drift_sd=0.01, seed=3)

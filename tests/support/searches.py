@@ -81,7 +81,7 @@ def begun(scenario: str, asked: Experiment, start: Start, seed: int) -> Found:
 
 
 def concluded(found: Sweep | fluid.Answer, asked: Experiment) -> Found:
-    """What a search says at its end, as `loadgen.conclusion` has it, and what it took."""
+    """The end of a search as `loadgen.run.verdicts` states it, and its cost."""
     ramp = [outcome.dwell for outcome in found.outcomes if outcome.segment.kind == "ramp"]
     dwells = [outcome for outcome in found.outcomes if outcome.segment.kind == "dwell"]
     # Up to the first window's transition: what settles after the ramp is its cost too.

@@ -23,7 +23,7 @@ def step_s(answers: int) -> float:
 
 @dataclass(slots=True)
 class Answer:
-    """A request and how far its answer is (`loadgen.virtual_target.Progress`).
+    """A request and how far its answer is (`tests.support.virtual_target`).
 
     It gets its first token in the step after step `joined`.
     """
@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass(slots=True)
 class SharedProcessor:
-    """The server on a virtual clock (`loadgen.virtual_target.Service`); a prompt costs nothing.
+    """The server on a virtual clock (`tests.support.virtual_target`); a prompt costs nothing.
 
     Every answer gets one token a step, so that one of w tokens that joins after step k ends with step k + w,
     whatever happens meanwhile: only joining and ending cost arithmetic, and an hour takes a second.
