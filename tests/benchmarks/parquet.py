@@ -131,7 +131,7 @@ def timed(act: Callable[[], Any]) -> tuple[float, float, Any]:
 
 
 def ours(run: Run) -> np.ndarray:
-    """TTFT and TPOT per dwell from the raw offsets, by `analysis.results.tables` over one reading of the rows."""
+    """TTFT and TPOT per dwell from the raw offsets, by `analysis.results.tables`."""
     taken = {name for metric in METRICS if metric.name in ("ttft", "tpot") for name in metric.columns}
     rows = run.requests(columns=sorted(taken | {"dwell"}), phase="window")
     both = [tables.percentiles_of(rows, metric, PERCENTILES) for metric in ("ttft", "tpot")]

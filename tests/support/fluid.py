@@ -1,13 +1,7 @@
 """Windows whose outcomes are drawn and not served: thousands of requests per second cost milliseconds each.
 
-Knows the model of `analysis.capacity.limit_posterior` and draws from it, with a capacity that drifts, which that model does not
-know; knows no engine, no driver and no clock.
-
-    fluid = Fluid(root_qps=500, drift_sd=0.01, seed=3)
-    found = searched(fluid, spec, Start(prediction_qps=480))
-    error = math.log(found.capacity.qps_per_node / fluid.capacity_qps())
-
-What it leaves out: a queue (a window is never aborted, whatever is over) and requests still in flight.
+Knows the model of `analysis.capacity.limit_posterior` and draws from it, with a capacity that drifts, which
+that model does not know; knows no engine, no driver and no clock.
 """
 
 import math
