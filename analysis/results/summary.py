@@ -33,12 +33,12 @@ from analysis.results.exit_codes import EXIT_VOID as EXIT_VOID
 from analysis.results.exit_codes import RESUMABLE as RESUMABLE
 from analysis.results.exit_codes import resumable as resumable
 from analysis.results.locations import KNOWN
-from analysis.results.read_verdict import Verdict
 from analysis.results.runs import Run
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures, RequestCounts
 from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.types.verdict import Verdict
 
 SCHEMA_VERSION = KNOWN
 

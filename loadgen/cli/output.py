@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from analysis.results import summary
 from analysis.results.json_border import to_tree
-from analysis.results.read_verdict import Verdict
 from analysis.results.studies import PartVerdict
 from analysis.results.types.prediction_verdict import GridVerdict
+from analysis.results.types.verdict import Verdict
 from conf import Experiment
 from conf.io import terminal
 from conf.specs.experiment import SimulatedEngine

@@ -5,9 +5,25 @@ from typing import Any
 
 from analysis.results import summary
 from analysis.results.json_border import from_tree, to_tree
-from analysis.results.read_verdict import verdict_of
-from analysis.results.types.prediction_verdict import GridCell, GridVerdict
+from analysis.results.types.prediction_verdict import GridCell, GridVerdict, PredictionVerdict
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.types.verdict import Verdict
 from loadgen.predict import answer
+
+PREDICTED = ("forecast", "replay", "calibration")
+
+
+def verdict_of(tree: Mapping[str, Any], source: object) -> Verdict | GridVerdict:
+    """The verdict in a tree of `source`, a file or words for the error. Raises RunError for a broken one."""
+    kind: type[Verdict | GridVerdict] = RunVerdict
+    if "study" in tree:
+        kind = StudyVerdict
+    elif "axes" in tree:
+        kind = GridVerdict
+    elif any(key in tree for key in PREDICTED) or (tree.get("clock") == "virtual" and not tree.get("basis")):
+        kind = PredictionVerdict
+    return from_tree(kind, tree, source)
 
 
 def text_of(tree: Mapping[str, Any]) -> str:

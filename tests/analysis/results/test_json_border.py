@@ -9,11 +9,11 @@ import pytest
 
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.locations import RunError
-from analysis.results.read_verdict import verdict_of
 from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from loadgen.run.folder import finite
+from tests.support.verdict_trees import verdict_of
 
 DATA = Path(__file__).parents[2] / "data"
 SAVED = sorted((DATA / "verdicts").glob("*.json"))
