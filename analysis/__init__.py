@@ -6,16 +6,12 @@ matplotlib is imported with the first figure.
 
 from analysis.exchange import compare, export
 from analysis.figures import NoData
-from analysis.figures.arrivals import plot_arrivals
 from analysis.figures.cdf import plot_cdf
 from analysis.figures.client import plot_client_lag
 from analysis.figures.comparison import plot_compare
-from analysis.figures.errors import plot_errors
-from analysis.figures.goodput import plot_goodput
 from analysis.figures.latency import plot_latency_vs_qps
 from analysis.figures.pareto import plot_pareto
 from analysis.figures.purchase import plot_plan
-from analysis.figures.repeats import plot_repeats
 from analysis.figures.replicas import plot_replica_balance
 from analysis.figures.scaling import plot_scaling
 from analysis.figures.search import plot_search
@@ -38,16 +34,12 @@ __all__ = [
     "load_runs",
     "percentiles",
     "plan",
-    "plot_arrivals",
     "plot_cdf",
     "plot_client_lag",
     "plot_compare",
-    "plot_errors",
-    "plot_goodput",
     "plot_latency_vs_qps",
     "plot_pareto",
     "plot_plan",
-    "plot_repeats",
     "plot_replica_balance",
     "plot_scaling",
     "plot_search",

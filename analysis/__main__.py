@@ -18,10 +18,8 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,8 +30,7 @@ from analysis.calibration import command as calibration
 from analysis.calibration.observed import RecordedLoad, Served
 from analysis.exchange import side_by_side
 from analysis.planning.command import PLAN_HELP
-from analysis.results import integrity, locations
-from analysis.results import show as shown
+from analysis.results import integrity, locations, recount, summary
 from analysis.results.runs import RunError, refuse_out
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict
@@ -90,7 +87,7 @@ def _done(verb: str, arguments: argparse.Namespace) -> int:
     for line in altered:
         terminal.tell(f"ALTERED  {line}", sys.stderr if data_only else sys.stdout)
     try:
-        code = VERBS[verb].do(arguments)
+        code = VERBS[verb](arguments)
     except (RunError, ConfigError, pa.ArrowException) as error:
         if not altered:
             raise
@@ -126,17 +123,6 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def grammar(verb: str) -> argparse.ArgumentParser:
-    """The grammar of what follows a verb."""
-    act = VERBS[verb]
-    rest = OneLineParser(prog=f"python -m analysis {verb}", description=act.do.__doc__)
-    if act.epilog:
-        rest.formatter_class, rest.epilog = argparse.RawDescriptionHelpFormatter, act.epilog
-    for name, options in act.arguments:
-        rest.add_argument(name, **options)
-    return rest
-
-
 def _place(word: str) -> Path:
     """A path, or the local copy of what a URI names."""
     try:
@@ -153,11 +139,11 @@ def show(arguments: argparse.Namespace) -> int:
     if arguments.words or exchange.is_foreign(path):
         terminal.tell(exchange.show(path, arguments.words))
     elif arguments.recompute:
-        text, agrees = shown.recomputed(path)
+        text, agrees = recount.recomputed(path)
         terminal.tell(text)
         return EXIT_OK if agrees else EXIT_INTERNAL
     else:
-        terminal.tell(shown.concluded(path))
+        terminal.tell(summary.concluded(path))
     return EXIT_OK
 
 
@@ -216,14 +202,14 @@ def _serve(experiment: Experiment, asked: RecordedLoad) -> Served:
     """The engine model; a closed loop over several replicas is one on each, of its share."""
     # numba takes a second to come, which `show` must not pay.
     from serve_apps.engine_model.compiled.fast_engine import FastSpec, serve_closed
-    from serve_apps.engine_model.service.routed import serve_open
+    from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
 
     spec, replicas = experiment.engine, experiment.replicas
     assert isinstance(spec, SimulatedEngine)
     machine = FastSpec.of(spec, experiment.model, experiment.hardware, experiment.layout)
     tokens = [asked.input_tokens, asked.output_tokens, asked.shared_tokens]
     if not asked.concurrency:
-        times = serve_open(machine, asked.due_s, tokens, experiment.seed, replicas)
+        times = serve_open(machine, Requests(asked.due_s, tokens), Replicas(replicas, seed=experiment.seed))
         return Served(times.sent_s, times.first_token_s, times.last_token_s)
     found = np.zeros((3, len(asked.due_s)))
     for replica in range(min(replicas, asked.concurrency)):
@@ -234,10 +220,36 @@ def _serve(experiment: Experiment, asked: RecordedLoad) -> Served:
     return Served(*found)
 
 
-RUN_HELP = "run folder, study, or result of vllm bench serve, GuideLLM, AIPerf"
-BOUNDS_HELP = "bounds to judge another tool's result by"
-RECOMPUTE_HELP = "compute counts and capacity again from Parquet; exit 1 if other"
-REPORT_HELP = "default: report.html in the folder of a single run"
+def grammar(verb: str) -> argparse.ArgumentParser:
+    """The grammar of what follows a verb."""
+    rest = OneLineParser(prog=f"python -m analysis {verb}", description=VERBS[verb].__doc__)
+    add = rest.add_argument
+    if verb == "show":
+        add("run", type=_place, help="run folder, study, or result of vllm bench serve, GuideLLM, AIPerf")
+        bounds = "bounds to judge another tool's result by"
+        add("words", nargs="*", default=[], metavar="slo.key=value", help=bounds)
+        again = "compute counts and capacity again from Parquet; exit 1 if other"
+        add("--recompute", action="store_true", help=again)
+    elif verb == "report":
+        add("runs", nargs="+", type=Path, metavar="RUN", help="run folders or studies")
+        add("--out", type=Path, metavar="FILE", help="default: report.html in the folder of a single run")
+    elif verb == "compare":
+        add("runs", nargs="+", type=_place, metavar="RUN", help="two or more runs, studies, or results")
+    elif verb == "plan":
+        rest.formatter_class, rest.epilog = argparse.RawDescriptionHelpFormatter, PLAN_HELP
+        add("words", nargs="+", metavar="RUN|key=value", help=SOURCES_HELP)
+        add("--json", action="store_true", help="the plan as one line of JSON")
+        add("--out", type=Path, metavar="FILE.json", help="write the plan as JSON")
+    elif verb == "export":
+        add("run", type=_place, help="run folder; of a study, inferencex takes all parts")
+        add("--format", required=True, choices=exchange.FORMATS, help="the format to write")
+        add("--out", type=Path, metavar="FILE", help="default: standard output")
+    else:
+        add("words", nargs="+", metavar="RUN|key=value", help=PROBES_HELP)
+        add("--out", type=Path, metavar="FILE.yaml", help="write them for engine.constants=FILE")
+    return rest
+
+
 SOURCES_HELP = (
     "runs to plan with (several node counts measure the scaling), demand.* and plan.* words; without a run, "
     "words of loadgen predict"
@@ -246,65 +258,8 @@ PROBES_HELP = (
     "folders of probes or of a recipe; words say what the runs do not, as the engine's "
     "max_num_batched_tokens, and with model=NAME hardware=NAME begin with the published constants"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """A verb: what it does, its arguments, and what stands below its help."""
-
-    do: Callable[[argparse.Namespace], int]
-    arguments: tuple[tuple[str, dict[str, Any]], ...]
-    epilog: str = ""
-
-
-def _argument(name: str, help: str, **options: Any) -> tuple[str, dict[str, Any]]:
-    return name, {"help": help, **options}
-
-
-VERBS = {
-    "show": Verb(
-        show,
-        (
-            _argument("run", RUN_HELP, type=_place),
-            _argument("words", BOUNDS_HELP, nargs="*", default=[], metavar="slo.key=value"),
-            _argument("--recompute", RECOMPUTE_HELP, action="store_true"),
-        ),
-    ),
-    "report": Verb(
-        report,
-        (
-            _argument("runs", "run folders or studies", nargs="+", type=Path, metavar="RUN"),
-            _argument("--out", REPORT_HELP, type=Path, metavar="FILE"),
-        ),
-    ),
-    "compare": Verb(
-        compare,
-        (_argument("runs", "two or more runs, studies, or results", nargs="+", type=_place, metavar="RUN"),),
-    ),
-    "plan": Verb(
-        plan,
-        (
-            _argument("words", SOURCES_HELP, nargs="+", metavar="RUN|key=value"),
-            _argument("--json", "the plan as one line of JSON", action="store_true"),
-            _argument("--out", "write the plan as JSON", type=Path, metavar="FILE.json"),
-        ),
-        PLAN_HELP,
-    ),
-    "export": Verb(
-        export,
-        (
-            _argument("run", "run folder; of a study, inferencex takes all parts", type=_place),
-            _argument("--format", "the format to write", required=True, choices=exchange.FORMATS),
-            _argument("--out", "default: standard output", type=Path, metavar="FILE"),
-        ),
-    ),
-    "calibrate": Verb(
-        calibrate,
-        (
-            _argument("words", PROBES_HELP, nargs="+", metavar="RUN|key=value"),
-            _argument("--out", "write them for engine.constants=FILE", type=Path, metavar="FILE.yaml"),
-        ),
-    ),
+VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
+    act.__name__: act for act in (show, report, compare, plan, export, calibrate)
 }
 
 

@@ -2,7 +2,7 @@
 
 examples:
   python -m cluster preflight                                  this machine as the nodes of cluster=laptop
-  python -m cluster preflight cluster=mi325x_4n engine=vllm --bandwidth      the cluster of RAY_ADDRESS
+  python -m cluster preflight cluster=mi325x_4n engine=vllm                  the cluster of RAY_ADDRESS
   python -m cluster render kuberay cluster=mi325x_4n --image registry/maxqps:1@sha256:... --out k8s
   python -m cluster render kuberay --service engine=vllm engine.model_path=/weights/qwen3 cluster=mi325x_4n \\
       --image registry/maxqps:1@sha256:... --token-secret ray-token
@@ -37,10 +37,9 @@ from cluster.command_line import (
 from cluster.local_verbs import load_cpus
 from cluster.manifests.node_offers import environment, is_amd, nodes_of
 from cluster.manifests.ray_service import KubernetesSite, weights_folder
-from cluster.manifests.rendering import Files, Notes, kuberay, ray_up, systemd
+from cluster.manifests.rendering import Files, heading, kuberay, ray_up, systemd
 from cluster.manifests.static_hosts import hosts_of
-from cluster.ray_session.errors import SessionError
-from cluster.ray_session.placement import PlacementError, place
+from cluster.ray_session.placement import PlacementError, SessionError, place
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
 from conf.io.one_line import reason
@@ -86,12 +85,12 @@ def _render(arguments: argparse.Namespace, target: str) -> int:
     parts = experiment.cluster, experiment.hardware, experiment.engine, experiment.fleet
     nodes = nodes_of(*parts, load_nodes, gpu_cpus)
     env = environment(_serve_environment(experiment))
-    notes = Notes(arguments.typed, experiment.model.served_name, experiment.layout.name)
+    head = heading(arguments.typed, experiment.model.served_name, experiment.layout.name)
     name, venv = arguments.name or "maxqps", arguments.venv or "/opt/maxqps"
     if target == "kuberay":
         site = _site(arguments, name)
         config = _serve_config(experiment, site) if arguments.service else None
-        files = kuberay(site, nodes, experiment.hardware, env, notes, config)
+        files = kuberay(site, nodes, experiment.hardware, env, head, config)
     else:
         if not arguments.hosts:
             raise ConfigError(
@@ -99,9 +98,9 @@ def _render(arguments: argparse.Namespace, target: str) -> int:
             )
         hosts = hosts_of([host for host in arguments.hosts.split(",") if host], nodes)
         if target == "ray-up":
-            files = ray_up(name, hosts, nodes, env, notes, arguments.ssh_user or "ray", venv)
+            files = ray_up(name, hosts, nodes, env, head, arguments.ssh_user or "ray", venv)
         else:
-            files = systemd(hosts, nodes, env, notes, venv, is_amd(experiment.hardware))
+            files = systemd(hosts, nodes, env, head, venv, is_amd(experiment.hardware))
     return _deliver(files, arguments.out)
 
 
@@ -199,7 +198,7 @@ def preflight(arguments: argparse.Namespace) -> int:
     experiment = load(arguments.words)
     if experiment.engine.kind == "external":
         raise ConfigError("engine=external deploys nothing whose nodes could be looked at; leave it out")
-    expected = expected_of(experiment, _recipe_environment(experiment), bandwidth=arguments.bandwidth)
+    expected = expected_of(experiment, _recipe_environment(experiment))
     with terminal.own_stdout(), open_session(experiment.cluster, None, load_cpus(experiment)):
         report = inspect(expected)
     if arguments.json:

@@ -12,7 +12,6 @@ from conf.words import groups
 EXIT_OK, EXIT_INTERNAL, EXIT_USAGE, EXIT_CLUSTER, EXIT_INTERRUPTED = 0, 1, 2, 5, 130
 TARGETS = ("kuberay", "ray-up", "systemd")
 FLAGS = {
-    "bandwidth": ("preflight",),
     "image": ("kuberay",),
     "weights": ("kuberay",),
     "service": ("kuberay",),
@@ -46,7 +45,6 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     top.add_argument("verb", choices=("preflight", "render", "up", "status", "down"), help="what to do")
     top.add_argument("words", nargs="*", metavar="key=value", help=f"render: first {' or '.join(TARGETS)}")
     top.add_argument("--json", action="store_true", help="one JSON document on stdout (not of render)")
-    top.add_argument("--bandwidth", action="store_true", help="preflight: measure GPUs' links too (minutes)")
     _add_render_flags(top.add_argument_group("render"))
     return top
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cluster.command_line import EXIT_CLUSTER, EXIT_OK
-from cluster.ray_session.errors import SessionError
+from cluster.ray_session.placement import SessionError
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
 from conf.specs.experiment import Cluster

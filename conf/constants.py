@@ -19,7 +19,6 @@ from conf.io.check import require
 from conf.specs.experiment import (
     Constant,
     Efficiency,
-    Engine,
     Experiment,
     Hardware,
     Model,
@@ -78,26 +77,22 @@ def replaced(experiment: Experiment, values: Mapping[str, float]) -> Experiment:
     known = constants(experiment)
     for path in values:
         require(path in known, f"'{path}' is no constant of the step time; there are {', '.join(known)}")
-    exact = {
-        path: replace(known[path], value=bounded(known[path], value), low=None, high=None)
-        for path, value in values.items()
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        outer, inner, name = path.split(".")
+        exact = replace(known[path], value=bounded(known[path], value), low=None, high=None)
+        tree.setdefault(outer, {}).setdefault(inner, {})[name] = exact
+    changed: Experiment = _changed(experiment, tree)
+    return changed
+
+
+def _changed(spec: Any, tree: Mapping[str, Any]) -> Any:
+    """The spec with other values; what the tree holds for a field that is a spec itself changes that spec."""
+    fresh = {
+        name: _changed(getattr(spec, name), value) if isinstance(value, dict) else value
+        for name, value in tree.items()
     }
-    model, hardware = experiment.model, experiment.hardware
-    return replace(
-        experiment,
-        engine=_with_kernels(experiment.engine, _within(KERNELS, exact)),
-        model=replace(model, step_time=replace(model.step_time, **_within("model.step_time", exact))),
-        hardware=replace(
-            hardware, efficiency=replace(hardware.efficiency, **_within("hardware.efficiency", exact))
-        ),
-    )
-
-
-def _with_kernels(engine: Engine, exact: Mapping[str, Constant]) -> Engine:
-    if not exact:
-        return engine
-    assert isinstance(engine, SimulatedEngine) and engine.kernel_ratio
-    return replace(engine, kernel_ratio=replace(engine.kernel_ratio, **exact))
+    return replace(spec, **fresh)
 
 
 def bounded(constant: Constant, value: float) -> float:
@@ -108,13 +103,11 @@ def bounded(constant: Constant, value: float) -> float:
 def covariance(experiment: Experiment) -> Covariance | None:
     """Covariance of the uncertain constants in the calibration of `engine.constants`, or None."""
     engine = experiment.engine
-    if not isinstance(engine, SimulatedEngine) or not engine.constants_covariance:
+    if not isinstance(engine, SimulatedEngine):
         return None
     known = constants(experiment)
-    table = engine.constants_covariance
-    kept = [(index, path) for index, path in enumerate(table) if known[path].low is not None]
-    rows = tuple(tuple(table[path][index] for index, _ in kept) for _, path in kept)
-    return Covariance(tuple(path for _, path in kept), rows) if kept else None
+    exact = [path for path in engine.constants_covariance if known[path].low is None]
+    return _covariance(_without(engine.constants_covariance, exact))
 
 
 def correlation(experiment: Experiment) -> Covariance | None:
@@ -125,11 +118,18 @@ def correlation(experiment: Experiment) -> Covariance | None:
     """
     fit = experiment.model.posterior
     here = experiment.hardware.name in fit.hardware
-    kept = [
-        (at, path) for at, path in enumerate(fit.correlations) if here or not path.startswith("hardware.")
-    ]
-    rows = tuple(tuple(fit.correlations[path][at] for at, _ in kept) for _, path in kept)
-    return Covariance(tuple(path for _, path in kept), rows) if kept else None
+    elsewhere = [path for path in fit.correlations if path.startswith("hardware.") and not here]
+    return _covariance(_without(fit.correlations, elsewhere))
+
+
+def _covariance(table: Mapping[str, list[float]]) -> Covariance | None:
+    return Covariance(tuple(table), tuple(map(tuple, table.values()))) if table else None
+
+
+def _without(table: Mapping[str, list[float]], paths: Collection[str]) -> dict[str, list[float]]:
+    """A square table without the rows and columns of these keys."""
+    kept = [(at, path) for at, path in enumerate(table) if path not in paths]
+    return {path: [table[path][at] for at, _ in kept] for _, path in kept}
 
 
 def outside(correlations: Mapping[str, list[float]], covered: Collection[str]) -> dict[str, list[float]]:
@@ -137,10 +137,8 @@ def outside(correlations: Mapping[str, list[float]], covered: Collection[str]) -
 
     A table that is not square is returned unchanged, and refused later.
     """
-    if any(len(row) != len(correlations) for row in correlations.values()):
-        return dict(correlations)
-    kept = [(at, path) for at, path in enumerate(correlations) if path not in covered]
-    return {path: [correlations[path][at] for at, _ in kept] for _, path in kept}
+    square = all(len(row) == len(correlations) for row in correlations.values())
+    return _without(correlations, covered if square else ())
 
 
 def check_correlations(experiment: Experiment) -> None:
@@ -182,7 +180,10 @@ def overlay(tree: Mapping[str, Any], names: Mapping[str, str], units: Mapping[st
         outer, inner, name = path.split(".")
         changes[outer].setdefault(inner, {})[name] = _entry(path, entry, units[path])
     rows = tree.get("covariance") or {}
-    _check_rows(rows, [path for path, entry in dict(entries or {}).items() if entry.get("low") is not None])
+    ranged = {path for path, entry in dict(entries or {}).items() if entry.get("low") is not None}
+    fits = isinstance(rows, dict) and set(rows) <= ranged
+    require(fits, "covariance must be of its constants that have an interval")
+    _checked(rows, "covariance", ROUNDING)
     return {**changes, "engine": {"constants_covariance": rows}}
 
 
@@ -194,15 +195,6 @@ def _entry(path: str, entry: Any, unit: str) -> dict[str, Any]:
     given = entry.get("unit", unit)
     require(given == unit, f"{path} is in '{given}', but this model's is in '{unit}'")
     return {**_NO_INTERVAL, **entry}
-
-
-def _check_rows(rows: Any, paths: list[str]) -> None:
-    """Raise ValueError unless `rows` (path -> list, in the order of its keys) is a valid covariance."""
-    require(
-        isinstance(rows, dict) and set(rows) <= set(paths),
-        "covariance must be of its constants that have an interval",
-    )
-    _checked(rows, "covariance", ROUNDING)
 
 
 def _checked(rows: Mapping[str, Any], name: str, rounding: float) -> NDArray[np.float64]:
@@ -217,8 +209,3 @@ def _checked(rows: Mapping[str, Any], name: str, rounding: float) -> NDArray[np.
     least = min(np.linalg.eigvalsh(cells), default=0.0)
     require(least >= -rounding, f"{name} cannot be: it has the eigenvalue {least:.3g}")
     return cells
-
-
-def _within(group: str, exact: Mapping[str, Constant]) -> dict[str, Any]:
-    """The constants of one spec by field name."""
-    return {path.rpartition(".")[2]: new for path, new in exact.items() if path.startswith(f"{group}.")}

@@ -49,15 +49,17 @@ def of_backend(backend: str) -> KernelRatio | None:
     return KernelRatio(_EXACT, read, attention)
 
 
-def ratio(kernels: str, backend: str, fitted_with: str, latent: bool = False) -> KernelRatio | None:
-    """Step times over those of the fit, which was made `fitted_with` AITER's kernels or Triton's.
+def changes(engine: Any, model: Any) -> dict[str, Any]:
+    """Changes of the engine's tree by the choice of kernels, from the engine and model of an experiment.
 
-    None if the kernels are those of the fit or their speed is unknown (`words` says which). The figure's
-    backends are not for `latent` attention. The gain of a Triton fit from AITER is unknown.
+    The ratio is None if the kernels are those of the fit or their speed is unknown (`words` says which). The
+    figure's backends are not for latent attention. The gain of a Triton fit from AITER is unknown.
     """
-    if kernels == "triton" and fitted_with == "aiter":
-        return KernelRatio(_constant(AITER_SPEED, _AITER), _EXACT, _EXACT)
-    return None if latent else of_backend(backend)
+    if engine.kernels == "triton" and model.fitted_with == "aiter":
+        found: KernelRatio | None = KernelRatio(_constant(AITER_SPEED, _AITER), _EXACT, _EXACT)
+    else:
+        found = None if model.kv_lora_rank > 0 else of_backend(str(engine.attention_backend))
+    return {"kernel_ratio": None if found is None else asdict(found)}
 
 
 def words(experiment: Experiment) -> list[str]:
@@ -98,14 +100,6 @@ def _span(ratio: Constant, source: str) -> str:
     if ratio.low is None or ratio.high is None:
         return f"{ratio.value:.4g}, as given"
     return f"{ratio.value:.4g} [{ratio.low:.4g}, {ratio.high:.4g}]{', ' if source else ''}{source}"
-
-
-def changes(engine: Any, model: Any) -> dict[str, Any]:
-    """Changes of the engine's tree by the choice of kernels, from the engine and model of an experiment."""
-    found = ratio(
-        engine.kernels, str(engine.attention_backend), model.fitted_with, latent=model.kv_lora_rank > 0
-    )
-    return {"kernel_ratio": None if found is None else asdict(found)}
 
 
 def _constant(ends: tuple[float, float, float], source: str) -> Constant:

@@ -16,7 +16,7 @@ import yaml
 from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf import config_files, constant_keys, constants, kernels, named_files
+from conf import constant_keys, constants, kernels, named_files
 from conf.io.bounded_yaml import refuse_large
 from conf.io.nearest import hint, nearest
 from conf.io.one_line import one_line
@@ -24,7 +24,7 @@ from conf.misfit import Fields, fields_of, is_text, misfit, unknown
 from conf.misfit import keys as walked
 from conf.specs import experiment as schema
 from conf.specs import planning
-from conf.specs.overruled import overruled
+from conf.specs.conversation import overruled
 from conf.words import ROOT, ConfigError, group_file, groups, key_and_value, refuse_twice, split_words
 
 ENGINES: dict[str, type[schema.Engine]] = {
@@ -34,6 +34,8 @@ ENGINES: dict[str, type[schema.Engine]] = {
     "vllm_emulated": schema.EmulatedEngine,
     "external": schema.ExternalEngine,
 }
+DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""The one of libyaml where it is there: many times as fast."""
 KERNEL_KEYS = {"engine.kernels", "engine.attention_backend", "model.fitted_with", "model.kv_lora_rank"}
 """Keys that decide which kernels an engine has, and those of the fit."""
 MOST_NAME_BYTES = 200
@@ -46,7 +48,7 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experime
     Raises ConfigError with one line: an unknown key, choice or value, or specs that do not fit.
     """
     choices, values = split_words(words)
-    tree = config_files.read_saved(base) if base else {}
+    tree = named_files.read_saved(base) if base else {}
     calibration = tree.get("engine", {}).get("constants")
     try:
         start = _saved(base, tree, choices, values) if base else copy.deepcopy(_defaults(*choices.items()))
@@ -101,13 +103,13 @@ def load_planning(words: Sequence[str]) -> planning.Planning:
 
 def dump(experiment: schema.Experiment) -> str:
     """The experiment as YAML, which `load(base=...)` reads back as an equal one."""
-    return OmegaConf.to_yaml(OmegaConf.structured(experiment))
+    return yaml.dump(dataclasses.asdict(experiment), Dumper=DUMPER, sort_keys=False, allow_unicode=True)
 
 
 @lru_cache(maxsize=64)
 def _defaults(*choices: tuple[str, str]) -> Any:
     """The typed tree of the defaults with these files of their groups, all of them ours."""
-    tree = config_files.read(ROOT / "config.yaml")
+    tree = dict(_own(ROOT / "config.yaml"))
     return _typed(_chosen(tree, {**tree.pop("defaults"), **dict(choices)}), None)
 
 
@@ -123,7 +125,13 @@ def _saved(base: Path, tree: dict[str, Any], choices: Mapping[str, str], values:
 
 
 def _chosen(tree: dict[str, Any], choices: Mapping[str, str]) -> dict[str, Any]:
-    return tree | {group: config_files.read(group_file(group, name)) for group, name in choices.items()}
+    return tree | {group: _own(group_file(group, name)) for group, name in choices.items()}
+
+
+@lru_cache
+def _own(path: Path) -> dict[str, Any]:
+    """The tree of a file of ours, which nobody changes."""
+    return named_files.read(path)
 
 
 def _key(word: str) -> str:
@@ -174,18 +182,20 @@ def _types(tree: dict[str, Any], base: Path | None) -> Fields:
     return {**specs, "engine": ENGINES[kind]}
 
 
+@lru_cache
+def _empty(engine: type[schema.Engine]) -> Any:
+    """The typed tree of an experiment with this kind of engine, without values."""
+    return OmegaConf.merge(OmegaConf.structured(schema.Experiment), {"engine": OmegaConf.structured(engine)})
+
+
 def _typed(tree: dict[str, Any], base: Path | None) -> Any:
     """The tree with its types checked. Raises ConfigError."""
     root = _types(tree, base)
-    node: Any = OmegaConf.merge(
-        OmegaConf.structured(schema.Experiment), {"engine": OmegaConf.structured(root["engine"])}
-    )
-    for name, value in tree.items():
-        try:
-            node = _merge(node, root, str(name), {name: value})
-        except ConfigError as error:
-            raise ConfigError(f"{base}: {error}" if base else str(error)) from error
-    return node
+    node = copy.deepcopy(_empty(root["engine"]))
+    try:
+        return _merge(node, root, "a group", tree)
+    except ConfigError as error:
+        raise ConfigError(f"{base}: {error}" if base else str(error)) from error
 
 
 def _parsed(root: Fields, keys: Sequence[str], values: Sequence[str]) -> list[tuple[str, Any]]:

@@ -6,9 +6,9 @@ vision towers and extra prediction layers are not modelled.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, combinations
 from typing import Any
 
 from conf.io.check import require, require_mapping
@@ -178,15 +178,16 @@ def _modules(facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 def _hit(kept: list[str], modules: Mapping[str, Mapping[str, int]], layers: int) -> set[str]:
     """The modules that the entries name. Raises ValueError for an entry that names no known module."""
     known = list(chain(*modules.values()))
-    below: dict[str, list[str]] = {}
+    runs: dict[str, list[str]] = {}
     for name in known:
-        for part in _prefixes(name):
-            below.setdefault(part, []).append(name)
+        parts = name.split(".")
+        for begin, end in combinations(range(len(parts) + 1), 2):
+            runs.setdefault(".".join(parts[begin:end]), []).append(name)
     patterns = [entry for entry in kept if entry.startswith("re:")]
     require(len(patterns) <= MOST_PATTERNS, f"more than {MOST_PATTERNS} regular expressions of modules")
     hit: set[str] = set()
     for entry in dict.fromkeys(kept):
-        found = _matched(entry[3:], known) if entry.startswith("re:") else _named(entry, known, below)
+        found = _matched(entry[3:], known) if entry.startswith("re:") else runs.get(_plain(entry), [])
         shown = one_line(entry, 80)
         apart = _APART.search(entry) or _beyond(entry, layers)
         require(
@@ -197,16 +198,9 @@ def _hit(kept: list[str], modules: Mapping[str, Mapping[str, int]], layers: int)
     return hit
 
 
-def _prefixes(name: str) -> Iterator[str]:
-    parts = name.split(".")
-    return (".".join(parts[: end + 1]) for end in range(len(parts)))
-
-
-def _named(entry: str, known: list[str], below: Mapping[str, list[str]]) -> list[str]:
-    """Modules that are the entry or lie below it, or have it among the parts of their names."""
-    root = next(root for root in _ROOTS if entry.startswith(root))
-    plain = entry.removeprefix(root)
-    return below.get(plain) or [name for name in known if f".{plain}." in f".{name}."]
+def _plain(entry: str) -> str:
+    """The entry as names are written here; it names the modules that have it among their names' parts."""
+    return entry.removeprefix(next(root for root in _ROOTS if entry.startswith(root)))
 
 
 def _beyond(entry: str, layers: int) -> bool:

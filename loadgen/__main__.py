@@ -39,13 +39,13 @@ from analysis.results.runs import RunError
 from conf import ConfigError
 from conf.io import terminal
 from conf.io.one_line import reason
-from loadgen.cli import measuring, predicting, published_benchmark
+from loadgen.cli import measuring, prediction, published_benchmark
 from loadgen.cli.command_line import parser, refuse_idle_flags
 
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "sweep": measuring.sweep,
     "probe": measuring.probe,
-    "predict": predicting.predict,
+    "predict": prediction.predict,
     "compare": measuring.compare,
     "progressive": published_benchmark.progressive,
     "recipe": measuring.recipe,

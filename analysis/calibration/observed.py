@@ -106,11 +106,7 @@ def observe(path: Path, asked: Callable[[Path], Experiment]) -> Observed:
     rows, counted = rows.filter(pa.array(answered)), in_window[answered]
     _refuse_whole(path, rows)
     load = _load(rows, experiment.concurrency or 0)
-    served = Served(
-        load.due_s,
-        load.due_s + metrics.ttft(rows) / 1e3,
-        load.due_s + metrics.e2e(rows) / 1e3,
-    )
+    served = Served(load.due_s, load.due_s + metrics.ttft(rows) / 1e3, load.due_s + metrics.e2e(rows) / 1e3)
     closed = bool(load.concurrency)
     named = [name for name in (CLOSED if closed else OPEN) if "TPOT" not in name or _several(load, counted)]
     figures = _figures(served, load, counted), _noise(served, load, counted)
@@ -137,7 +133,6 @@ def _load(rows: pa.Table, concurrency: int) -> RecordedLoad:
 
 
 def _several(load: RecordedLoad, counted: Any) -> bool:
-    """True if all counted answers have a time per output token."""
     return bool((load.output_tokens[counted] > 1).all())
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class Check:
     """One figure against its bound, a `least` one or else a most. `passed` None: unknown or not applicable.
 
-    `reason` names why a window is void if the check fails; empty marks mere information.
+    `reason` names why a window is void if the check fails; empty marks mere information. `least` is None in
+    runs of versions that did not say.
     """
 
     name: str
@@ -16,7 +17,7 @@ class Check:
     bound: float | None
     unit: str
     reason: str = ""
-    least: bool = False
+    least: bool | None = None
 
     @property
     def voids(self) -> bool:
@@ -25,7 +26,7 @@ class Check:
 
 
 def at_most(name: str, value: float | None, bound: float, unit: str, reason: str = "") -> Check:
-    return Check(name, None if value is None else value <= bound, value, bound, unit, reason)
+    return Check(name, None if value is None else value <= bound, value, bound, unit, reason, least=False)
 
 
 def at_least(name: str, value: float | None, bound: float, unit: str, reason: str = "") -> Check:

@@ -18,7 +18,7 @@ from analysis.capacity.posterior import Capacity
 from analysis.capacity.validity import Verdict
 from analysis.capacity.window_counts import Window, WindowCounts
 from analysis.rows import metrics, parquet, routing_spread
-from analysis.rows.documented_columns import Column, schema
+from analysis.rows.parquet import Column, schema
 from analysis.stats.quantiles import quantile
 from conf.specs.bounds import LIMITS
 from conf.specs.experiment import Arrivals, Lengths, Slo, Workload
@@ -142,18 +142,9 @@ class CountingBasis:
         replicas: int | None = None,
     ) -> "CountingBasis":
         """The basis of a run with these settings."""
-        return cls(
-            slo.ttft_p90_ms,
-            slo.tpot_p90_ms,
-            round(workload.prompt_tokens),
-            workload.output_tokens.mean,
-            workload.arrivals,
-            streams,
-            counted_ns,
-            prior,
-            workload.prefix_hit,
-            replicas,
-        )
+        ttft_ms, tpot_ms, arrivals = slo.ttft_p90_ms, slo.tpot_p90_ms, workload.arrivals
+        prompt, answer, hit = round(workload.prompt_tokens), workload.output_tokens.mean, workload.prefix_hit
+        return cls(ttft_ms, tpot_ms, prompt, answer, arrivals, streams, counted_ns, prior, hit, replicas)
 
     @property
     def slo(self) -> Slo:

@@ -1,4 +1,4 @@
-"""Checks of how requests come and leave in a window: Little's law, a growing backlog, a closed loop's rounds.
+"""Checks of how requests come and leave: Little's law, a growing backlog, a closed loop's rounds.
 
 Knows when requests were due and ended; knows no latency and no bound on one.
 """
@@ -11,12 +11,26 @@ import pyarrow as pa
 from analysis.capacity.check import Check, at_least, at_most
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import metrics, records
-from analysis.rows.metrics import Floats
+from analysis.stats.pooling import NORMAL_95
+from analysis.stats.quantiles import Floats
 
 LITTLE_ERROR = 0.05
 UNSTABLE_T = 3.0
 LEAST_ROUNDS, LEAST_STEADY_S = 10.0, 30.0
 """Requests per request in flight, and seconds after the ramp-up, of a closed loop (the method, 5.1 L2)."""
+
+
+def falls_behind(requests: pa.Table, from_ns: float, to_ns: float) -> bool:
+    """True if between two instants none or clearly fewer requests ended than came: one chance in twenty.
+
+    `requests` are all that may have ended between them, however early they came; a failure is an end. Each
+    number is taken as Poisson and both as independent, which a service that keeps up is at most.
+    """
+    due_ns = metrics.numbers(requests, "due_ns")
+    end_ns = due_ns + np.nan_to_num(metrics.numbers(requests, "end_offset_ns"))
+    end_ns[metrics.status_in(requests, records.PENDING)] = np.inf
+    came, ended = (int(((at >= from_ns) & (at < to_ns)).sum()) for at in (due_ns, end_ns))
+    return ended == 0 or came - ended > NORMAL_95 * math.sqrt(came + ended)
 
 
 def little(requests: pa.Table, window: Window, in_flight_mean: float | None) -> Check:
@@ -26,7 +40,7 @@ def little(requests: pa.Table, window: Window, in_flight_mean: float | None) -> 
     exact at the edges, where arrivals times their mean sojourn is not.
     """
     if in_flight_mean is None or in_flight_mean <= 0:
-        return Check("little", None, None, LITTLE_ERROR, "")
+        return at_most("little", None, LITTLE_ERROR, "")
     due, end = _sojourns(requests)
     inside = np.minimum(end, window.window_end_ns) - np.maximum(due, window.window_start_ns)
     mean = float(np.maximum(inside, 0).sum()) / (window.window_end_ns - window.window_start_ns)
@@ -55,7 +69,7 @@ def concurrency(requests: pa.Table, window: Window) -> Check:
     """
     due, end = _sojourns(in_window(requests, window))
     if not len(due) or np.isinf(end).any():
-        return Check("concurrency_error", None, None, LITTLE_ERROR, "")
+        return at_most("concurrency_error", None, LITTLE_ERROR, "")
     in_flight = float(np.sum(end - due)) / NS / window.seconds
     return at_most("concurrency_error", abs(in_flight / window.concurrency - 1), LITTLE_ERROR, "")
 

@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from analysis.capacity.window_counts import BLOCK_S, LOOK_AHEAD, LOOK_BACK, WindowCounts
+from analysis.stats.quantiles import Floats
 from conf.specs.bounds import Limit
-
-Floats = NDArray[np.float64]
 
 KERNEL_E2E: dict[Limit, tuple[tuple[float, float], ...]] = {
     "ttft": ((2.5, 0.0),),

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.capacity.kernel import Floats, Kernel, log_loads
+from analysis.capacity.kernel import Kernel, log_loads
 from analysis.capacity.window_counts import WindowCounts
 from analysis.stats.dispersion import Dispersion, overdispersion
+from analysis.stats.quantiles import Floats
 from conf.specs.bounds import ALLOWED_OVER, Limit
 
 LOGIT_ALLOWED = math.log(ALLOWED_OVER / (1 - ALLOWED_OVER))
@@ -226,7 +227,6 @@ def _belief_in_columns(kernels: int) -> Floats:
 
 
 def _unusual(mass: Floats) -> bool:
-    """True if the slope is more likely than not unusual."""
     of_slopes = mass.sum(axis=0).reshape(-1, len(LOG_SLOPES)).sum(axis=0)
     return float(of_slopes[np.abs(LOG_SLOPES - SLOPE_CENTRE) > UNUSUAL * SLOPE_SD].sum()) > 0.5
 

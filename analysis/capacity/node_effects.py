@@ -44,11 +44,7 @@ def node_effects(windows: Sequence[WindowCounts], prior: Prior) -> NodeEffects |
 
 
 def including(capacity: Capacity, effects: NodeEffects | None, tail: float = TAIL) -> Capacity:
-    """The capacity of all nodes together, with the variance between them where one differs.
-
-    It is added to each end of the interval, beyond which lies `tail`, in ln, as that of a mean over so many
-    nodes.
-    """
+    """The capacity of all nodes together; where one differs, its ends take in the variance between them."""
     if effects is None:
         return capacity
     # Each window was counted once for each node.

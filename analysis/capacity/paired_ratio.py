@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from analysis.capacity.limit_posterior import OVERLOADED_SHARE
 from analysis.capacity.window_pairs import Pair
 from analysis.stats.pooling import NORMAL_975
+from analysis.stats.quantiles import Floats
 from conf.specs.bounds import ALLOWED_OVER, LIMITS, Limit
 
-Floats = NDArray[np.float64]
 Open = Literal["", "above", "below"]
 
 SLOPE_CENTRE, SLOPE_SD = math.log(18), 0.3
@@ -159,11 +158,7 @@ def _over(pairs: Sequence[Pair], side: int) -> list[float]:
 
 
 def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, float, float, Open] | None:
-    """Median and 95 % interval of the ratio for one limit, and the end that is only the prior.
-
-    None where no pair is informative: a pair with nothing, or everything, over around a bound on both sides
-    says nothing.
-    """
+    """Median and 95 % interval of the ratio for one limit, and its open end; None if no pair tells."""
     seen = [(one.log_ratio, getattr(one, limit)) for one in pairs]
     seen = [(at, shares) for at, shares in seen if shares.determined >= LEAST_REQUESTS]
     informative = [(at, it.determined, *it.near) for at, it in seen if 0 < sum(it.near) < 2 * it.determined]

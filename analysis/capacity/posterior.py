@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.capacity.kernel import Floats
 from analysis.capacity.limit_posterior import LimitPosterior, Prior, fit
 from analysis.capacity.window_counts import WindowCounts
+from analysis.stats.quantiles import Floats
 from conf.specs.bounds import LIMITS, Limit
 
 LEAST_REQUESTS = 10
@@ -35,17 +35,18 @@ class LimitFit:
     """The rate at which one limit alone would just be kept, and what that rests on.
 
     `informative`: requests were seen on both sides of the limit; else one end is only the prior.
-    `slope_unusual`: the share hardly follows the load, or jumps with it, and the interval is doubtful.
+    `slope_unusual`: the share hardly follows the load, or jumps with it, and the interval is doubtful. The
+    defaults are for files of versions that did not say.
     """
 
     qps_per_node: float
     low: float
     high: float
-    slope: float
-    phi: float
-    over: int
-    determined: int
-    informative: bool
+    slope: float = 0.0
+    phi: float = 0.0
+    over: int = 0
+    determined: int = 0
+    informative: bool = True
     slope_unusual: bool = False
 
 

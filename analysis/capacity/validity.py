@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from analysis.capacity import client_checks, flow_checks, service_checks
-from analysis.capacity.check import Check
+from analysis.capacity.check import Check, at_least
 from analysis.capacity.client_checks import Health
 from analysis.capacity.service_checks import BLOCK_TOKENS
 from analysis.capacity.window_counts import Window, in_window
@@ -120,10 +120,8 @@ def _loop_checks(requests: pa.Table, window: Window, rows: pa.Table) -> tuple[Ch
 
 def judge_run(windows: Sequence[Verdict], min_dwells: int) -> Verdict:
     """Valid if at least max(2, `min_dwells`) windows are; else void for the first void window's reason."""
-    needed = max(LEAST_VALID_DWELLS, min_dwells)
-    valid = sum(verdict.valid for verdict in windows)
     reason = next((verdict.reason for verdict in windows if not verdict.valid), "too_few_dwells")
-    enough = valid >= needed
-    check = Check("valid_dwells", enough, float(valid), float(needed), "", reason, least=True)
+    valid = float(sum(verdict.valid for verdict in windows))
+    check = at_least("valid_dwells", valid, float(max(LEAST_VALID_DWELLS, min_dwells)), "", reason)
     scale = max((verdict.time_scale for verdict in windows), default=1.0)
-    return Verdict(enough, "" if enough else reason, (check,), scale)
+    return Verdict(not check.voids, reason if check.voids else "", (check,), scale)

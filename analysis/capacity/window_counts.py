@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from analysis.rows import metrics, records
-from analysis.stats.quantiles import quantile
+from analysis.stats.quantiles import Floats, quantile
 from conf.specs.bounds import Bound, Limit
 from conf.specs.experiment import Slo, Workload
 
@@ -31,8 +31,6 @@ LOOK_BACK, LOOK_AHEAD = 132, 80
 """Blocks before and after a window whose load is counted too: requests feel it."""
 LEAST_COVER_NS = NS
 """Time of a block that must be known for it to have a load."""
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,9 @@ Knows latencies request by request and the bounds; knows no ratio of capacities 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from analysis.stats.quantiles import Floats
 from conf.specs.experiment import Slo
-
-Floats = NDArray[np.float64]
 
 BAND = 0.3
 """A share is averaged over bounds within a factor e^+-0.3 of the asked one: the ratio hardly depends on the

@@ -14,7 +14,7 @@ from io import BytesIO
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.parquet as pq
+from pyarrow import dataset
 
 from analysis.results.runs import Run, RunError
 from analysis.rows import latency_columns, records
@@ -60,32 +60,19 @@ def batches(run: Run) -> Iterator[pa.Table]:
 
 
 def _stored(run: Run) -> Iterator[pa.Table]:
+    """Blocks straight from Parquet; a killed run is first put together from its shards."""
     try:
-        yield from _pieces(run)
+        if not run.is_collected:
+            rows = run.requests()
+            yield from (rows.slice(start, BATCH_ROWS) for start in range(0, rows.num_rows, BATCH_ROWS))
+            return
+        files = [str(path) for path in records.files(run.path / "requests")]
+        # With the schema of today a column that an older file lacks is null.
+        stored = dataset.dataset(files, records.REQUESTS, format="parquet")
+        for batch in stored.to_batches(batch_size=BATCH_ROWS, batch_readahead=0, fragment_readahead=0):
+            yield pa.Table.from_batches([batch])
     except (OSError, pa.ArrowException) as error:
         raise RunError(f"{run.path} holds a file that cannot be read: {reason(error)}") from error
-
-
-def _pieces(run: Run) -> Iterator[pa.Table]:
-    """Blocks straight from Parquet; a killed run is first put together from its shards."""
-    if not run.is_collected:
-        rows = run.requests()
-        yield from (rows.slice(start, BATCH_ROWS) for start in range(0, rows.num_rows, BATCH_ROWS))
-        return
-    for path in records.files(run.path / "requests"):
-        with pq.ParquetFile(path) as file:
-            known = [name for name in records.REQUESTS.names if name in file.schema_arrow.names]
-            # One iterator per row group: a single one over all of them keeps what it has read.
-            for group in range(file.num_row_groups):
-                yield from map(_whole, file.iter_batches(BATCH_ROWS, [group], known))
-
-
-def _whole(batch: pa.RecordBatch) -> pa.Table:
-    """A batch in today's schema, with null for the columns that an older one lacks."""
-    columns = records.empty(records.REQUESTS, batch.num_rows)
-    for name in batch.schema.names:
-        columns[name] = batch.column(name).cast(records.REQUESTS.field(name).type)
-    return pa.table(columns, schema=records.REQUESTS)
 
 
 def _marked(rows: pa.Table, void: dict[int, str]) -> pa.Table:

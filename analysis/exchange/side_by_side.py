@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.exchange.compared import ComparedResult, compared_results, paired_ratio, unpaired_ratio
-from analysis.exchange.foreign import Foreign
 from analysis.exchange.foreign_text import sent_qps
-from analysis.exchange.windows import MeasuredWindow, measured
+from analysis.exchange.windows import measured, valid_lines
 from analysis.results.runs import Run, RunError
 from analysis.rows import metrics
 from analysis.rows.metrics import Floats
@@ -143,9 +142,7 @@ def _common(a: ComparedResult, b: ComparedResult) -> list[str]:
 
 
 def _rates(one: ComparedResult) -> list[dict[str, Any]]:
-    rows = one.run.dwells().to_pylist() if one.run else []
-    valid = [row for row in rows if row["kind"] != "ramp" and row["valid"] and row["requests"]]
-    return [row for row in valid if row["rate_qps_per_node"]]
+    return [row for row in valid_lines(one.run) if row["rate_qps_per_node"]] if one.run else []
 
 
 def nearest(ours: Sequence[float], theirs: Sequence[float]) -> list[tuple[int, int]]:
@@ -185,28 +182,22 @@ def _loads(sides: Sequence[ComparedResult]) -> list[str]:
     lines = [f"{head}  {'p50 / p90 / p99: TTFT from send ms':<34}  TPOT ms"]
     notes = []
     for one in sides:
-        lines += _foreign(one.letter, one.foreign) if one.foreign else _windows(one)
+        lines += _lines(one)
         notes += [f"  {one.letter}: {note}" for note in one.foreign.notes] if one.foreign else []
     return [*lines, "  a failed request is infinitely late", *notes]
 
 
-def _foreign(letter: str, load: Foreign) -> list[str]:
-    values = load.latencies["ttft_from_send"], load.latencies["tpot"]
-    return [_load(letter, sent_qps(load), load.measured.num_rows, *values)]
-
-
-def _windows(one: ComparedResult) -> list[str]:
-    try:
-        windows = list(measured(one.run)) if one.run else []
-    except RunError:
-        windows = []
-    return [_window(one, window) for window in windows] or [f"  {one.letter}  no valid window of its own"]
-
-
-def _window(one: ComparedResult, window: MeasuredWindow) -> str:
-    values = metrics.ttft_from_send(window.rows), metrics.tpot(window.rows)
-    name = f"{one.letter} dwell {window.line['index']}"
-    return _load(name, window.line["rate_qps"], window.rows.num_rows, *values)
+def _lines(one: ComparedResult) -> list[str]:
+    """A line for the load of another tool, or for each valid window of a run."""
+    if load := one.foreign:
+        values = load.latencies["ttft_from_send"], load.latencies["tpot"]
+        return [_load(one.letter, sent_qps(load), load.measured.num_rows, *values)]
+    found = []
+    for window in measured(one.run) if one.run and valid_lines(one.run) else ():
+        values = metrics.ttft_from_send(window.rows), metrics.tpot(window.rows)
+        name = f"{one.letter} dwell {window.line['index']}"
+        found.append(_load(name, window.line["rate_qps"], window.rows.num_rows, *values))
+    return found or [f"  {one.letter}  no valid window of its own"]
 
 
 def _load(name: str, rate_qps: float | None, count: int, ttft_ms: Floats, tpot_ms: Floats) -> str:

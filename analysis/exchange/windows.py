@@ -62,12 +62,18 @@ class MeasuredWindow:
         return int(np.nansum(metrics.numbers(self.rows, column)[self.ok]))
 
 
+def valid_lines(run: Run) -> list[dict[str, Any]]:
+    """Lines of dwells.parquet of the valid windows with requests, ramp steps left out."""
+    lines = run.dwells().to_pylist()
+    return [line for line in lines if line["kind"] != "ramp" and line["valid"] and line["requests"]]
+
+
 def measured(run: Run) -> Iterator[MeasuredWindow]:
     """The valid windows of a run. Raises RunError if there is none."""
-    lines = [line for line in run.dwells().to_pylist() if line["kind"] != "ramp"]
-    valid = [line for line in lines if line["valid"] and line["requests"]]
+    valid = valid_lines(run)
     if not valid:
-        void = f"all {len(lines)} of its windows are void" if lines else "no window of it ended"
+        ended = sum(line["kind"] != "ramp" for line in run.dwells().to_pylist())
+        void = f"all {ended} of its windows are void" if ended else "no window of it ended"
         raise RunError(f"{run.path} has no rate to export: {void}; --format csv has its requests")
     for line in valid:
         window = dwell_table.window(line)

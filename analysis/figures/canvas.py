@@ -190,12 +190,6 @@ def log_axis(ax: Axes, which: str) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def thousands(ax: Axes) -> None:
-    """Commas in the numbers of linear axes."""
-    ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.yaxis.set_major_formatter("{x:,.0f}")
-
-
 def note(ax: Axes, x: float, y: float, text: str, lift_pt: float = 0.0, **how: Any) -> None:
     """Small text, `lift_pt` above a place of the data; `how` are keywords of `Axes.annotate`."""
     placed: Look = {"xytext": (0, lift_pt), "textcoords": "offset points", "annotation_clip": False}

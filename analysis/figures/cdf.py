@@ -54,7 +54,7 @@ def cdf_alt(run: Run) -> str:
     ends = valid if len(valid) == 1 else [valid[0], valid[-1]]
     said = []
     for limit in LIMITS:
-        shares = [(_within(_values(window, limit), bounds[limit]), window.rate) for window in ends]
+        shares = [(_within(LATENCIES[limit](window.rows), bounds[limit]), window.rate) for window in ends]
         known = [f"{share(part)} at {qps(rate)} QPS per node" for part, rate in shares if part is not None]
         if known:
             said.append(f"Within the {limit.upper()} bound of {ms(bounds[limit])}: {', '.join(known)}.")
@@ -90,10 +90,6 @@ def _shown(windows: Sequence[WindowRows]) -> list[WindowRows]:
     return [windows[i] for i in kept]
 
 
-def _values(window: WindowRows, limit: Limit) -> Floats:
-    return LATENCIES[limit](window.rows)
-
-
 def _within(values: Floats, bound_ms: float) -> float | None:
     known = values[~np.isnan(values)]
     return float(np.mean(known <= bound_ms)) if len(known) else None
@@ -107,7 +103,7 @@ def _row(window: WindowRows, bounds: dict[Limit, float]) -> dict[str, float | in
         "failed": window.line["failed"],
     }
     for limit in LIMITS:
-        values = _values(window, limit)
+        values = LATENCIES[limit](window.rows)
         row |= {f"{limit}_p{100 * q:g}_ms": quantile(values, q) for q in QUANTILES}
         within = _within(values, bounds[limit])
         row[f"{limit}_within_bound_pct"] = None if within is None else 100 * within
@@ -118,12 +114,11 @@ def _panel(ax: Axes, limit: Limit, windows: Sequence[WindowRows], bound_ms: floa
     """One curve per window; that of one with failures ends below 1."""
     ends = [bound_ms]
     for window, style in zip(windows, canvas.STYLES, strict=False):
-        at, part = steps(_values(window, limit))
+        at, part = steps(LATENCIES[limit](window.rows))
         if not len(at):
             continue
-        name = f"{qps(window.rate)} QPS per node" + (
-            f" ({_failed(window)} failed)" if _failed(window) else ""
-        )
+        failed = window.line["failed"]
+        name = f"{qps(window.rate)} QPS per node{f' ({failed} failed)' if failed else ''}"
         ax.plot(at, part, **style.drawn, markevery=max(1, len(at) // 4), label=name)
         ends += [float(at[0]), float(at[-1])]
     ax.set_xlim(min(ends) / 1.1, max(ends) * 1.15)
@@ -135,10 +130,6 @@ def _panel(ax: Axes, limit: Limit, windows: Sequence[WindowRows], bound_ms: floa
     ax.axhline(QUANTILE, color=canvas.PALE, linewidth=0.8, linestyle=":")
     beside: Look = {"ha": "right", "xytext": (-3, 3), "rotation": 90, "va": "bottom"}
     canvas.note(ax, bound_ms, 0.02, f"bound {ms(bound_ms)}", **beside)
-
-
-def _failed(window: WindowRows) -> int:
-    return int(window.line["failed"])
 
 
 EXHIBIT = Exhibit(

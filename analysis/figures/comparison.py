@@ -1,4 +1,4 @@
-"""Figure of capacities side by side, and of their ratios to the first.
+"""Figure of capacities side by side, of all together, and of their ratios to the first.
 
 Knows capacities and ratios as a study found them; runs without common arrivals are independent estimates.
 """
@@ -11,8 +11,9 @@ import pyarrow as pa
 from analysis.capacity import paired_ratio
 from analysis.figures import canvas, several
 from analysis.figures.canvas import Axes, Look
-from analysis.figures.exhibit import Exhibit, NoData
+from analysis.figures.exhibit import Exhibit
 from analysis.figures.several import CapacityRow, StudyOrRuns
+from analysis.figures.windows import counted, qps
 from analysis.results.matrix_table import PAIRED, UNPAIRED
 
 HEIGHT_IN = 3.6
@@ -22,23 +23,25 @@ def plot_compare(subject: StudyOrRuns, ax: Axes | None = None) -> Axes:
     """Capacities with 95 % intervals (QPS per node), and next to them their ratios to the first with theirs.
 
     A ratio is filled where its interval excludes 1; round where the parts had common arrivals, square where
-    the estimates are independent. `subject` is the tree of a comparison or a matrix, or runs. Raises NoData
-    where no ratio is known.
+    the estimates are independent. `subject` is the tree of a study, or runs; a study that pools has its own
+    capacity below its parts. Raises NoData where none has a capacity.
     """
     ax = ax or canvas.new_axes(HEIGHT_IN)
     found = _with_ratios(subject)
-    left, right = canvas.beside(ax, top=0.08)
-    several.forest(left, found)
-    _draw_ratios(right, found)
-    canvas.legend(left, columns=2)
-    canvas.legend(right, columns=2)
+    left, *right = canvas.beside(ax, 2 if any(part.ratio for part in found) else 1, top=0.08)
+    several.forest(left, found, several.together(subject))
+    for panel in right:
+        _draw_ratios(panel, found)
+        panel.set_ylim(left.get_ylim())
+    for panel in (left, *right):
+        canvas.legend(panel, columns=3)
     return ax
 
 
 def compare_table(subject: StudyOrRuns) -> pa.Table:
-    """One row per part: QPS per node and ratio to the first, with 95 % intervals, and how it was found."""
+    """One row per part and one of all together: QPS per node and ratio to the first, with 95 % intervals."""
     rows = []
-    for part in _with_ratios(subject):
+    for part in (*_with_ratios(subject), *several.together(subject)):
         value, low, high = part.ratio or (None, None, None)
         rows.append(
             {
@@ -46,6 +49,7 @@ def compare_table(subject: StudyOrRuns) -> pa.Table:
                 "qps_per_node": part.estimate,
                 "low_qps_per_node": part.low,
                 "high_qps_per_node": part.high,
+                "certified_qps_per_node": part.certified,
                 "ratio_to_first": value,
                 "ratio_low": low,
                 "ratio_high": high,
@@ -57,14 +61,14 @@ def compare_table(subject: StudyOrRuns) -> pa.Table:
 
 
 def compare_alt(subject: StudyOrRuns) -> str:
-    """Every ratio with its interval and verdict."""
-    first, *others = _with_ratios(subject)
-    said = [
-        f"{first.name} carries {first.words} QPS per node."
-        if first.known
-        else f"{first.name}: {first.words}."
-    ]
-    for part in others:
+    """Range of the capacities, that of all together, and every ratio with its interval and verdict."""
+    found = _with_ratios(subject)
+    estimates = [part.estimate for part in found if part.estimate is not None]
+    said = [f"{counted(len(found), 'part')}, {len(estimates)} with a capacity."]
+    if estimates:
+        said.append(f"They carry {qps(min(estimates))} to {qps(max(estimates))} QPS per node.")
+    said += [f"All together, {one.name}: {one.words}." for one in several.together(subject)]
+    for part in found:
         if part.ratio:
             value, low, high = part.ratio
             interval = f"95 % interval {low:.2f} to {high:.2f}, {part.how}"
@@ -82,23 +86,15 @@ def _with_ratios(subject: StudyOrRuns) -> list[CapacityRow]:
     """The parts, with their ratios to the first: the study's, or those of two closed intervals of runs."""
     found = several.parts(subject)
     if not isinstance(subject, Mapping):
-        found = _unpaired(found)
+        first, *others = found
+        for place, part in enumerate(others, 1):
+            if first.closed and part.closed:
+                apart = paired_ratio.unpaired(first.closed, part.closed)
+                found[place] = replace(part, ratio=apart, how=UNPAIRED)
     elif ratio := subject.get("ratio") if subject.get("valid") else None:
         ends = ratio["value"], ratio["low"], ratio["high"]
-        found = [found[0], replace(found[1], ratio=ends, how=PAIRED), *found[2:]]
-    if not any(part.ratio for part in found):
-        raise NoData("there are no two capacities whose ratio is known")
+        found[1] = replace(found[1], ratio=ends, how=PAIRED)
     return found
-
-
-def _unpaired(found: Sequence[CapacityRow]) -> list[CapacityRow]:
-    first, *others = found
-    with_ratio = [first]
-    for part in others:
-        if first.closed and part.closed:
-            part = replace(part, ratio=paired_ratio.unpaired(first.closed, part.closed), how=UNPAIRED)
-        with_ratio.append(part)
-    return with_ratio
 
 
 def _draw_ratios(ax: Axes, found: Sequence[CapacityRow]) -> None:
@@ -124,17 +120,16 @@ def _draw_ratios(ax: Axes, found: Sequence[CapacityRow]) -> None:
     canvas.note(ax, 1, 0, f"{found[0].name} = 1", **canvas.OVER)
     spare = 0.35 * (max(ends) - min(ends))
     ax.set_xlim(min(ends) - spare, max(ends) + spare)
-    ax.set_ylim(-len(found) + 0.5, 0.8)
     canvas.label_rows(ax, f"capacity over that of {found[0].name}")
 
 
 EXHIBIT = Exhibit(
     "compare",
-    "Capacities and their ratios",
+    "Capacities side by side",
     plot_compare,
     compare_table,
     compare_alt,
-    "study.json: parts or cells, ratio; or sweep.json of each run: capacity",
+    "study.json: parts or cells, capacity, ratio; or sweep.json of each run: capacity",
     HEIGHT_IN,
     several.count,
 )

@@ -36,9 +36,9 @@ def _styled_once(group: re.Match[str]) -> str:
 
 def _rounded(attribute: re.Match[str]) -> str:
     """Coordinates to a tenth of a point, those of markers to a hundredth."""
-    return attribute[1] + re.sub(r"-?\d+\.\d{2,}", _short, attribute[2])
 
+    def short(number: re.Match[str]) -> str:
+        value = float(number[0])
+        return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
-def _short(number: re.Match[str]) -> str:
-    value = float(number[0])
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return attribute[1] + re.sub(r"-?\d+\.\d{2,}", short, attribute[2])

@@ -4,18 +4,30 @@ Knows windows and the posterior as they were written; estimates nothing.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from analysis.figures import canvas
+from analysis.figures import canvas, several
 from analysis.figures.canvas import Axes, Look, Style
 from analysis.figures.exhibit import Exhibit
-from analysis.figures.outcomes import UNKNOWN, VOID, draw_points, name_outcomes, outcome
-from analysis.figures.windows import LATENCIES, LATENCY, WindowRows, bounds_ms, measured, ms, qps
+from analysis.figures.several import CapacityRow
+from analysis.figures.windows import (
+    LATENCIES,
+    LATENCY,
+    UNKNOWN,
+    VOID,
+    WindowRows,
+    bounds_ms,
+    draw_points,
+    measured,
+    ms,
+    name_outcomes,
+    outcome,
+    qps,
+)
 from analysis.results.runs import Run
 from analysis.stats.quantiles import sectioning
 from conf.specs.bounds import LIMITS, QUANTILE, Limit, column
@@ -54,11 +66,16 @@ def plot_latency_vs_qps(run: Run, ax: Axes | None = None) -> Axes:
         _panel(panel, _points(by_rate, limit, bounds), bounds[limit])
         canvas.label(panel, "", f"{limit.upper()} (ms)")
     rates = [window.rate for window in windows]
-    both[0].set_xlim(min(rates) * 0.94, _right(rates, run.capacity))
+    capacity = several.of_run(run)
+    # Beyond the rates, and beyond the band unless that is far off.
+    right = min((capacity.high or 0.0) * 1.03, max(rates) * 1.5)
+    both[0].set_xlim(min(rates) * 0.94, max(max(rates) * 1.06, right))
     for panel in both:
-        _band(panel, run.capacity)
+        _band(panel, capacity)
     both[-1].set_xlabel("offered load (QPS per node)")
-    _legend(ax, both[0], {outcome(window.line, bounds, (limit,)) for window in windows for limit in LIMITS})
+    name_outcomes(both[0], {outcome(one.line, bounds, (limit,)) for one in windows for limit in LIMITS})
+    handles, labels = both[0].get_legend_handles_labels()
+    canvas.legend(ax, columns=3, bbox_to_anchor=(0, 0.87), handles=handles, labels=labels)
     return ax
 
 
@@ -77,6 +94,7 @@ def latency_table(run: Run) -> pa.Table:
             "work_qps_per_node": window.line["work_qps_per_node"],
             "requests": window.line["requests"],
             "failed": window.line["failed"],
+            "goodput_qps_per_node": window.line["goodput_qps_per_node"],
             "outcome": outcome(window.line, bounds),
         }
         for limit in LIMITS:
@@ -97,7 +115,14 @@ def latency_alt(run: Run) -> str:
     said = [_rise(valid, limit, bounds[limit]) for limit in LIMITS]
     void = len(windows) - len(valid)
     said += [f"Void and not counted: {void} of {len(windows)} windows."] if void else []
-    return " ".join([*said, _capacity_words(run.capacity, valid[-1].rate)])
+    capacity = several.of_run(run)
+    if not capacity.known:
+        return " ".join([*said, "No capacity is claimed."])
+    certified = "" if capacity.certified is None else f", certified {qps(capacity.certified)}"
+    said.append(f"The capacity is {capacity.words} QPS per node{certified}.")
+    if (ends := capacity.closed) and ends[2] > valid[-1].rate:
+        said.append("The interval ends beyond the highest rate that was offered: there it is the model's.")
+    return " ".join(said)
 
 
 def _rise(valid: Sequence[WindowRows], limit: Limit, bound: float) -> str:
@@ -110,20 +135,6 @@ def _rise(valid: Sequence[WindowRows], limit: Limit, bound: float) -> str:
     if len(valid) == 1:
         path = f"is {low} at {qps(first.rate)} QPS per node"
     return f"p90 {limit.upper()} {path}; over the bound of {ms(bound)} in {over} of {len(valid)} windows."
-
-
-def _capacity_words(capacity: Mapping[str, Any] | None, highest: float) -> str:
-    if capacity is None:
-        return "No capacity is claimed."
-    q = capacity["qps_per_node"]
-    if capacity["open_above"]:
-        return f"The capacity is at least {qps(q['low'])} QPS per node."
-    if capacity["open_below"]:
-        return f"The capacity is at most {qps(q['high'])} QPS per node."
-    interval = f"95 % interval {qps(q['low'])} to {qps(q['high'])}"
-    said = f"The capacity is {qps(q['estimate'])} QPS per node, {interval}, certified {qps(q['certified'])}."
-    beyond = "The interval ends beyond the highest rate that was offered: there it is the model's."
-    return f"{said} {beyond}" if q["high"] > highest else said
 
 
 def _points(windows: Sequence[WindowRows], limit: Limit, bounds: Mapping[Limit, float]) -> list[_WindowPoint]:
@@ -168,41 +179,20 @@ def _draw_p90s(ax: Axes, points: Sequence[_WindowPoint], edges: tuple[float, flo
             canvas.note(ax, point.rate, edges[1], "infinite", xytext=(-6, 0), ha="right", va="center")
 
 
-def _right(rates: Sequence[float], capacity: Mapping[str, Any] | None) -> float:
-    """The right edge: beyond the rates, and beyond the band unless that is far off."""
-    high = capacity["qps_per_node"]["high"] if capacity and not capacity["open_above"] else 0.0
-    return max(max(rates) * 1.06, min(high * 1.03, max(rates) * 1.5))
-
-
-def _band(ax: Axes, capacity: Mapping[str, Any] | None) -> None:
-    if capacity is None:
+def _band(ax: Axes, capacity: CapacityRow) -> None:
+    if not capacity.known:
         return
-    q, (left, right) = capacity["qps_per_node"], ax.get_xlim()
-    low = left if capacity["open_below"] else q["low"]
-    high = right if capacity["open_above"] else q["high"]
-    ax.axvspan(
-        low, min(high, right), facecolor=canvas.ORANGE, alpha=0.16, linewidth=0, label=_named(capacity)
-    )
-    if not (capacity["open_above"] or capacity["open_below"]):
-        look: Look = {"color": canvas.INK, "linewidth": 1.1, "zorder": canvas.BELOW_DATA - 0.1}
-        ax.axvline(q["estimate"], **look, label=f"estimate {qps(q['estimate'])}")
-        ax.axvline(q["certified"], **look, linestyle="-.", label=f"certified {qps(q['certified'])}")
-
-
-def _named(capacity: Mapping[str, Any]) -> str:
-    q = capacity["qps_per_node"]
-    if capacity["open_above"]:
-        return f"capacity: at least {qps(q['low'])}"
-    if capacity["open_below"]:
-        return f"capacity: at most {qps(q['high'])}"
-    return f"capacity, 95 %: {qps(q['low'])} to {qps(q['high'])}"
-
-
-def _legend(ax: Axes, panel: Axes, outcomes: Collection[str]) -> None:
-    """One legend for both panels: the outcomes there are, the quantiles, the capacity."""
-    name_outcomes(panel, outcomes)
-    handles, labels = panel.get_legend_handles_labels()
-    canvas.legend(ax, columns=3, bbox_to_anchor=(0, 0.87), handles=handles, labels=labels)
+    left, right = ax.get_xlim()
+    low = left if capacity.low is None else capacity.low
+    high = right if capacity.high is None else min(capacity.high, right)
+    shade: Look = {"facecolor": canvas.ORANGE, "alpha": 0.16, "linewidth": 0}
+    ax.axvspan(low, high, **shade, label=f"capacity: {capacity.words}")
+    look: Look = {"color": canvas.INK, "linewidth": 1.1, "zorder": canvas.BELOW_DATA - 0.1}
+    if capacity.estimate is not None:
+        ax.axvline(capacity.estimate, **look)
+    if capacity.certified is not None:
+        certified = f"certified {qps(capacity.certified)}"
+        ax.axvline(capacity.certified, **look, linestyle="-.", label=certified)
 
 
 EXHIBIT = Exhibit(

@@ -9,8 +9,16 @@ from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes
 from analysis.figures.exhibit import Exhibit, NoData
-from analysis.figures.outcomes import draw_points, outcome
-from analysis.figures.windows import LATENCY, bounds_ms, counted, measured, qps, requests
+from analysis.figures.windows import (
+    LATENCY,
+    bounds_ms,
+    counted,
+    draw_points,
+    measured,
+    outcome,
+    qps,
+    requests,
+)
 from analysis.results import per_gpu
 from analysis.results.runs import Run
 from analysis.rows import metrics
@@ -46,7 +54,8 @@ def pareto_table(run: Run) -> pa.Table:
 
     Raises NoData as the figure does.
     """
-    if reason := per_gpu.unknown(run.config):
+    asked = run.config
+    if reason := per_gpu.unknown(asked):
         raise NoData(reason)
     bounds = bounds_ms(run)
     windows = sorted((w for w in measured(run, LATENCY) if not w.void), key=lambda window: window.rate)
@@ -54,7 +63,7 @@ def pareto_table(run: Run) -> pa.Table:
     rows = []
     for window in windows:
         per_user = per_gpu.interactivity(quantile(metrics.tpot(window.rows), 0.5))
-        gpus = per_gpu.gpus(run.config, window.window.nodes)
+        gpus = per_gpu.gpus(asked, window.window.nodes)
         if per_user is None or gpus is None:
             continue
         start, end = window.window.window_start_ns / NS, window.window.window_end_ns / NS

@@ -49,7 +49,9 @@ def plot_replica_balance(run: Run, ax: Axes | None = None) -> Axes:
     shares, latency = canvas.panels(ax, (1, 1), top=0.07, gaps=(0.12,))
     _draw_shares(shares, found)
     _draw_latency(latency, found, bounds_ms(run)["ttft"])
-    _name(latency, found)
+    latency.set_xlabel("replica, in order of its requests")
+    if len(found) <= MOST_NAMED:
+        latency.set_xticks(range(len(found)), [one.name[:10] for one in found])
     return ax
 
 
@@ -114,14 +116,10 @@ def _replicas(run: Run) -> list[_ReplicaLoad]:
 
 
 def _draw_shares(ax: Axes, found: Sequence[_ReplicaLoad]) -> None:
-    """A bar per replica; of many one outline, which is a smaller file."""
     total = sum(replica.requests for replica in found)
     parts = [100 * replica.requests / total for replica in found]
-    look: Look = {"color": canvas.SKY, "label": "share of the requests"}
-    if len(found) > MOST_NAMED:
-        ax.stairs(parts, np.arange(len(found) + 1) - 0.5, fill=True, **look)
-    else:
-        ax.bar(np.arange(len(found)), parts, width=0.6, edgecolor=canvas.BLUE, linewidth=0.6, **look)
+    look: Look = {"color": canvas.SKY, "edgecolor": canvas.BLUE, "label": "share of the requests"}
+    ax.stairs(parts, np.arange(len(found) + 1) - 0.5, fill=True, **look)
     even: Look = {"color": canvas.INK, "linestyle": "--", "linewidth": 1.1}
     ax.axhline(100 / len(found), **even, label=f"even share, {100 / len(found):.3g} %")
     ax.set_ylim(0, 1.12 * max(parts))
@@ -148,18 +146,6 @@ def _draw_latency(ax: Axes, found: Sequence[_ReplicaLoad], bound_ms: float) -> N
     canvas.label(ax, "", "p90 TTFT (ms)")
     ax.grid(False, axis="x")
     canvas.legend(ax)
-
-
-def _name(ax: Axes, found: Sequence[_ReplicaLoad]) -> None:
-    if len(found) > MOST_NAMED:
-        ax.set_xlabel("replica, in order of its requests")
-        return
-    ax.set_xticks(range(len(found)), [_short(replica.name) for replica in found])
-    ax.set_xlabel("replica")
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 10 else f"{name[:8]}.."
 
 
 EXHIBIT = Exhibit(

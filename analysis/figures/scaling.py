@@ -4,7 +4,6 @@ Knows E(n) as `analysis.planning` found it; measures nothing.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,34 +35,30 @@ def plot_scaling(subject: EfficiencyOrRuns, ax: Axes | None = None) -> Axes:
     most, end = found.most, round(BEYOND * found.most)
     ax.set_xlim(found.fewest / 1.1, end * 1.03)
     ax.axhline(1, color=canvas.PALE, linewidth=1, linestyle=":", label="E = 1")
-    inside, beyond = np.geomspace(found.fewest, most, 60), np.geomspace(most, end, 20)
-    between = "Universal Scalability Law" if found.usl else "interpolated"
-    ax.plot(inside, found.at(inside), color=canvas.BLUE, linewidth=1.3, label=between)
+    nodes, beyond = [row["nodes"] for row in rows], np.geomspace(most, end, 20)
+    dot: Look = {"marker": "o", "color": canvas.BLUE, "linewidth": 1.3}
+    ax.plot(nodes, [row["e"] for row in rows], **dot, label="measured, 95 % interval")
     dashed: Look = {"color": canvas.PURPLE, "linewidth": 1.3, "linestyle": "--"}
     ax.plot(beyond, found.at(beyond), **dashed, label="ASSUMED")
-    _draw_points(ax, rows)
+    ends = [[row["nodes"]] * 2 for row in rows[1:]], [[row["e_low"], row["e_high"]] for row in rows[1:]]
+    canvas.segments(ax, *ends, color=canvas.INK, linewidth=1.1)
     canvas.log_axis(ax, "x")
-    ax.set_xticks([*(row["nodes"] for row in rows), end])
+    ax.set_xticks([*nodes, end])
     canvas.label(ax, "nodes n", "E(n)")
     canvas.legend(ax, columns=4)
     return whole
 
 
 def scaling_table(subject: EfficiencyOrRuns) -> pa.Table:
-    """One row per node count: QPS per node, E(n) as measured, and as planned with, with a 95 % interval."""
+    """One row per node count: QPS per node, and E(n) with a 95 % interval; at the fewest it is 1."""
     found = _measured(subject)
     rows = []
     for point in found.points:
-        planned, exact = found.figure(point.nodes), point.nodes == found.fewest
+        e, exact = found.figure(point.nodes), point.nodes == found.fewest
+        low, high = (None, None) if exact else (e.low, e.high)
+        qps_per_node = point.qps_per_node
         rows.append(
-            {
-                "nodes": point.nodes,
-                "qps_per_node": point.qps_per_node,
-                "measured_e": point.qps_per_node / found.points[0].qps_per_node,
-                "planned_e": planned.value,
-                "planned_e_low": None if exact else planned.low,
-                "planned_e_high": None if exact else planned.high,
-            }
+            {"nodes": point.nodes, "qps_per_node": qps_per_node, "e": e.value, "e_low": low, "e_high": high}
         )
     return pa.Table.from_pylist(rows)
 
@@ -72,9 +67,9 @@ def scaling_alt(subject: EfficiencyOrRuns) -> str:
     """E at the most nodes measured, with its interval."""
     first, *_, last = scaling_table(subject).to_pylist()
     return (
-        f"At {last['nodes']} nodes a node serves {qps(last['qps_per_node'])} QPS, {last['measured_e']:.3f} of"
-        f" what it serves at {counted(first['nodes'], 'node')} (E as planned {last['planned_e']:.3f}, 95 %"
-        f" interval {last['planned_e_low']:.3f} to {last['planned_e_high']:.3f})."
+        f"At {last['nodes']} nodes a node serves {qps(last['qps_per_node'])} QPS, {last['e']:.3f} of"
+        f" what it serves at {counted(first['nodes'], 'node')} (95 % interval {last['e_low']:.3f} to"
+        f" {last['e_high']:.3f})."
     )
 
 
@@ -86,18 +81,6 @@ def _measured(subject: EfficiencyOrRuns) -> ScalingEfficiency:
     if found.assumed:
         raise NoData(f"only {counted(found.fewest, 'node')} was measured, so that E(n) = 1 is an assumption")
     return found
-
-
-def _draw_points(ax: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    """Measured points, and whiskers of the planned efficiency."""
-    planned = [row for row in rows if row["planned_e_low"] is not None]
-    ends = (
-        [[row["nodes"]] * 2 for row in planned],
-        [[row["planned_e_low"], row["planned_e_high"]] for row in planned],
-    )
-    canvas.segments(ax, *ends, color=canvas.INK, linewidth=1.1, label="planned with, 95 % interval")
-    dot: Look = {"marker": "o", "color": canvas.BLUE, "linestyle": ""}
-    ax.plot([row["nodes"] for row in rows], [row["measured_e"] for row in rows], **dot, label="measured")
 
 
 EXHIBIT = Exhibit(

@@ -10,13 +10,23 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.capacity.window_counts import NS
-from analysis.figures import canvas
+from analysis.figures import canvas, several
 from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import Exhibit
-from analysis.figures.outcomes import PASS, VOID, WORDS, mark, name_outcomes, outcome
-from analysis.figures.windows import bounds_ms, counted, lines, qps
+from analysis.figures.several import CapacityRow
+from analysis.figures.windows import (
+    PASS,
+    VOID,
+    WORDS,
+    bounds_ms,
+    counted,
+    lines,
+    mark,
+    name_outcomes,
+    outcome,
+    qps,
+)
 from analysis.results.runs import Run
-from conf.specs.bounds import Limit
 
 HEIGHT_IN = 3.6
 KINDS = ("ramp", "dwell", "hold")
@@ -32,8 +42,7 @@ class _Belief:
     median: float
     low: float
     high: float
-    open_above: bool
-    open_below: bool
+    is_open: bool
 
 
 def plot_search(run: Run, ax: Axes | None = None) -> Axes:
@@ -43,19 +52,21 @@ def plot_search(run: Run, ax: Axes | None = None) -> Axes:
     NoData without a window.
     """
     whole, ax = canvas.single(ax, HEIGHT_IN, top=0.2)
-    found, bounds, capacity = lines(run, KINDS), bounds_ms(run), run.capacity
+    found, bounds, answer = lines(run, KINDS), bounds_ms(run), several.of_run(run)
     rates = [line["rate_qps_per_node"] for line in found]
     start, end = _minutes(min(line["start_ns"] for line in found)), _minutes(found[-1]["window_end_ns"])
     canvas.label(ax, "time since the start of the run's clock (min)", "QPS per node")
     last = end + 0.06 * (end - start)
     ax.set_xlim(start, end + 0.12 * (end - start))
-    high = capacity["qps_per_node"]["high"] if capacity else 0.0
+    high = answer.high or 0.0
     ax.set_ylim(0.8 * min(rates), max(1.25 * max(rates), min(1.03 * high, 1.6 * max(rates))))
     _draw_beliefs(ax, list(_beliefs(run).values()), last)
     _draw_windows(ax, found, [outcome(line, bounds) for line in found])
-    if capacity:
-        _draw_answer(ax, capacity, end + 0.09 * (end - start))
-    _name_marks(ax, found, bounds)
+    if answer.known:
+        _draw_answer(ax, answer, end + 0.09 * (end - start))
+    name_outcomes(ax, {outcome(line, bounds) for line in found})
+    for kind in sorted({line["kind"] for line in found} & NAMES.keys()):
+        ax.plot([], [], **mark(PASS, SHAPES[kind]), label=NAMES[kind])
     canvas.legend(ax, columns=2)
     return whole
 
@@ -80,7 +91,7 @@ def search_table(run: Run) -> pa.Table:
                 "posterior_qps_per_node": belief.median if belief else None,
                 "posterior_low_qps_per_node": belief.low if belief else None,
                 "posterior_high_qps_per_node": belief.high if belief else None,
-                "open": bool(belief and (belief.open_above or belief.open_below)),
+                "open": bool(belief and belief.is_open),
                 "reason": line["reason"],
             }
         )
@@ -102,18 +113,9 @@ def search_alt(run: Run) -> str:
             f"The 95 % interval goes from {_ends(first)} after the first counted window to {_ends(last)}"
             " after the last."
         )
-    said.append(_answer(run.capacity) if run.capacity else "No answer is claimed.")
+    answer = several.of_run(run)
+    said.append(f"The answer is {answer.words}." if answer.known else "No answer is claimed.")
     return " ".join(said)
-
-
-def _answer(capacity: Mapping[str, Any]) -> str:
-    """The claim in words; with an open end there is no estimate."""
-    q = capacity["qps_per_node"]
-    if capacity["open_above"]:
-        return f"The answer is a lower bound, {qps(q['low'])}."
-    if capacity["open_below"]:
-        return f"The answer is an upper bound, {qps(q['high'])}."
-    return f"The answer is {qps(q['estimate'])} [{qps(q['low'])}, {qps(q['high'])}]."
 
 
 def _beliefs(run: Run) -> dict[int, _Belief]:
@@ -124,13 +126,13 @@ def _beliefs(run: Run) -> dict[int, _Belief]:
         if event.get("event") == "segment_done" and capacity and capacity["dwells"]:
             figures = (capacity["qps_per_node"], capacity["low"], capacity["high"])
             at_min = _minutes(event["window"]["window_end_ns"])
-            ends = capacity["open_above"], capacity["open_below"]
-            found[int(event["index"])] = _Belief(at_min, *figures, *ends)
+            is_open = capacity["open_above"] or capacity["open_below"]
+            found[int(event["index"])] = _Belief(at_min, *figures, is_open)
     return found
 
 
 def _ends(belief: _Belief) -> str:
-    prior = " (leaning on the prior)" if belief.open_above or belief.open_below else ""
+    prior = " (leaning on the prior)" if belief.is_open else ""
     return f"[{qps(belief.low)}, {qps(belief.high)}]{prior}"
 
 
@@ -143,13 +145,12 @@ def _draw_beliefs(ax: Axes, beliefs: Sequence[_Belief], last_min: float) -> None
     ends = [*(belief.at_min for belief in beliefs[1:]), last_min][: len(beliefs)]
     named: set[str] = set()
     for belief, until in zip(beliefs, ends, strict=True):
-        is_open = belief.open_above or belief.open_below
-        name = "interval leaning on the prior" if is_open else "95 % interval so far"
+        name = "interval leaning on the prior" if belief.is_open else "95 % interval so far"
         band: Look = {
             "facecolor": (canvas.ORANGE, 0.18),
             "edgecolor": canvas.PALE,
             "linewidth": 0,
-            "hatch": "///" if is_open else "",
+            "hatch": "///" if belief.is_open else "",
         }
         span = [belief.at_min, until]
         ax.fill_between(span, belief.low, belief.high, **band, label="" if name in named else name)
@@ -172,24 +173,14 @@ def _draw_windows(ax: Axes, found: Sequence[Mapping[str, Any]], outcomes: Sequen
         ax.plot([sum(spans[i]) / 2 for i in at], [rates[i] for i in at], **mark(ended, SHAPES[kind]))
 
 
-def _draw_answer(ax: Axes, capacity: Mapping[str, Any], at_min: float) -> None:
-    q = capacity["qps_per_node"]
-    low = ax.get_ylim()[0] if capacity["open_below"] else q["low"]
-    high = ax.get_ylim()[1] if capacity["open_above"] else q["high"]
-    is_open = capacity["open_above"] or capacity["open_below"]
-    middle = [] if is_open else [q["estimate"]]
-    text = "answer, 95 % interval" + (" (open)" if is_open else f": {qps(q['low'])} to {qps(q['high'])}")
-    ax.plot([at_min] * 2, [low, high], color=canvas.INK, linewidth=1.8, marker="_", markersize=9, label=text)
-    ax.plot([at_min] * len(middle), middle, color=canvas.INK, marker="D", markersize=6, linestyle="")
-
-
-def _name_marks(ax: Axes, found: Sequence[Mapping[str, Any]], bounds: Mapping[Limit, float]) -> None:
-    """Legend entries of the marks there are."""
-    kinds = {line["kind"] for line in found}
-    name_outcomes(ax, {outcome(line, bounds) for line in found})
-    for kind, words in NAMES.items():
-        if kind in kinds:
-            ax.plot([], [], **mark(PASS, SHAPES[kind]), label=words)
+def _draw_answer(ax: Axes, answer: CapacityRow, at_min: float) -> None:
+    """The answer's interval; an open end runs to the edge."""
+    low, high = ax.get_ylim()
+    ends = low if answer.low is None else answer.low, high if answer.high is None else answer.high
+    bar: Look = {"color": canvas.INK, "linewidth": 1.8, "marker": "_", "markersize": 9}
+    ax.plot([at_min] * 2, ends, **bar, label=f"answer, 95 % interval: {answer.words}")
+    if answer.estimate is not None:
+        ax.plot([at_min], [answer.estimate], color=canvas.INK, marker="D", markersize=6, linestyle="")
 
 
 EXHIBIT = Exhibit(

@@ -63,10 +63,21 @@ def parts(subject: StudyOrRuns) -> list[CapacityRow]:
     if isinstance(subject, Mapping):
         found = [_of_row(row) for row in subject.get("cells") or subject["parts"]]
     else:
-        found = [_of_run(run, name) for run, name in zip(subject, _names(subject), strict=True)]
+        found = [of_run(run, name) for run, name in zip(subject, _names(subject), strict=True)]
     if not any(part.known for part in found):
         raise NoData("no part has a capacity")
     return found
+
+
+def together(subject: StudyOrRuns) -> list[CapacityRow]:
+    """The capacity of a whole study as a row, if both ends of it are known; runs have none."""
+    if not isinstance(subject, Mapping) or not subject.get("valid"):
+        return []
+    capacity = subject.get("capacity")
+    if not capacity or capacity.get("open_above") or capacity.get("open_below"):
+        return []
+    rule = "mean of the repeats" if "variation_pct" in subject else "pooled (random effects)"
+    return [_part(rule, capacity["qps_per_node"], capacity, "")]
 
 
 def count(subject: StudyOrRuns) -> int:
@@ -74,19 +85,21 @@ def count(subject: StudyOrRuns) -> int:
     return len(parts(subject)) + 1
 
 
-def forest(ax: Axes, found: Sequence[CapacityRow], more: Sequence[str] = ()) -> None:
-    """Each part's interval in a row of its own, from the top, then the names of `more` rows, left empty.
+def forest(ax: Axes, found: Sequence[CapacityRow], together: Sequence[CapacityRow] = ()) -> None:
+    """Each part's interval in a row of its own, from the top, then that of all `together`, shaded.
 
     An open end runs to the edge and ends in an arrow.
     """
-    ends = [end for part in found for end in (part.low, part.high) if end is not None]
+    rows = [*found, *together]
+    ends = [end for row in rows for end in (row.low, row.high) if end is not None]
     spare = 0.12 * (max(ends) - min(ends)) or 0.05 * max(ends)
     ax.set_xlim(min(ends) - spare, max(ends) + spare)
-    for place, name in enumerate([*(f"{part.name}: {part.words}" for part in found), *more]):
-        canvas.note(ax, min(ends) - spare, -place, name, xytext=(2, 9), va="center")
-    for place, part in enumerate(found):
-        _draw(ax, part, -place)
-    ax.set_ylim(-(len(found) + len(more)) + 0.5, 0.8)
+    for place, row in enumerate(rows):
+        canvas.note(ax, min(ends) - spare, -place, f"{row.name}: {row.words}", xytext=(2, 9), va="center")
+        _draw(ax, row, -place)
+    for _, low, high in filter(None, (one.closed for one in together)):
+        ax.axvspan(low, high, facecolor=canvas.ORANGE, alpha=0.16, linewidth=0, label="together")
+    ax.set_ylim(-len(rows) + 0.5, 0.8)
     canvas.label_rows(ax, "capacity (QPS per node)")
 
 
@@ -116,7 +129,8 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return ["/".join(run.path.resolve().parts[-2:]) for run in runs]
 
 
-def _of_run(run: Run, name: str) -> CapacityRow:
+def of_run(run: Run, name: str = "capacity") -> CapacityRow:
+    """The capacity of a run, or why it claims none."""
     tree, capacity = run.sweep or {}, run.capacity or {}
     why = tree.get("reason") or ("no capacity is claimed" if tree else "the run did not end")
     return _part(name, capacity.get("qps_per_node"), capacity, why)

@@ -3,7 +3,7 @@
 Knows offsets of requests and the servers' samples of once a second; judges nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,6 @@ MOST_AT = 220
 COLUMNS = ("send_offset_ns", "end_offset_ns", "phase", "status", *LATENCY)
 FLOOR = -0.04
 """A little of the y axis lies below 0, so that a line at 0 is seen."""
-PARTS = 10
-"""Rows of the table where no window was finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +74,14 @@ def plot_timeseries(run: Run, ax: Axes | None = None) -> Axes:
 
 
 def timeseries_table(run: Run) -> pa.Table:
-    """One row per window, or per tenth of a run without one: requests in flight and the servers' state.
+    """One row per window, or one of a run without any: requests in flight and the servers' state.
 
     Means are over the instants that are drawn, null where nothing was reported; p90s are the largest of the
     rolling ones.
     """
     found = _timeline(run)
-    return pa.Table.from_pylist([_row(found, span) for span in found.spans or _tenths(found.at_s)])
+    whole = _Stretch(float(found.at_s[0]), float(found.at_s[-1]), None, False)
+    return pa.Table.from_pylist([_row(found, span) for span in found.spans or [whole]])
 
 
 def timeseries_alt(run: Run) -> str:
@@ -155,11 +154,6 @@ def _spans(run: Run) -> list[_Stretch]:
     ]
 
 
-def _tenths(at_s: Floats) -> list[_Stretch]:
-    edges = np.linspace(at_s[0], at_s[-1], PARTS + 1)
-    return [_Stretch(float(a), float(b), None, False) for a, b in zip(edges[:-1], edges[1:], strict=True)]
-
-
 def _row(found: _Timeline, span: _Stretch) -> dict[str, Any]:
     inside = (found.at_s >= span.start_s) & (found.at_s < span.end_s)
     state = found.server
@@ -175,55 +169,44 @@ def _row(found: _Timeline, span: _Stretch) -> dict[str, Any]:
         "start_s": span.start_s,
         "end_s": span.end_s,
         "void": span.void,
-        **{name: _mean(values[inside]) for name, values in means.items()},
-        **{f"{limit}_rolling_p90_largest_ms": _largest(found.p90_ms[limit][inside]) for limit in LIMITS},
+        **{name: _known(np.mean, values[inside]) for name, values in means.items()},
+        **{
+            f"{name}_rolling_p90_largest_ms": _known(np.max, p90[inside])
+            for name, p90 in found.p90_ms.items()
+        },
     }
 
 
-def _mean(values: Floats) -> float | None:
+def _known(of: Callable[[Floats], Any], values: Floats) -> float | None:
+    """A figure of the values that are known; None without one."""
     known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
-
-
-def _largest(values: Floats) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(known.max()) if len(known) else None
+    return float(of(known)) if len(known) else None
 
 
 def _draw_load(ax: Axes, found: _Timeline) -> None:
     ax.plot(found.at_s, found.in_flight, color=canvas.BLUE, linewidth=1.3, label="in flight")
-    reported = (
-        ("running", found.server.running, canvas.VERMILLION, "--"),
-        ("waiting", found.server.waiting, canvas.BLACK, ":"),
-    )
-    for name, values, colour, line in reported:
-        if not np.isnan(values).all():
-            ax.plot(
-                found.at_s,
-                values,
-                color=colour,
-                linewidth=1.1,
-                linestyle=line,
-                label=name,
-            )
+    _draw_reported(ax, found.at_s, "running", found.server.running, canvas.VERMILLION, "--")
+    _draw_reported(ax, found.at_s, "waiting", found.server.waiting, canvas.BLACK, ":")
     top = 1.08 * ax.get_ylim()[1]
     ax.set_ylim(FLOOR * top, top)
     canvas.label(ax, "", "requests")
 
 
 def _draw_cache(ax: Axes, state: server_state.ServerState) -> None:
-    for name, values, colour, line in (
-        ("KV cache in use", state.kv_pct, canvas.GREEN, "-"),
-        ("prefix hit rate", state.hit_pct, canvas.PURPLE, "--"),
-    ):
-        if not np.isnan(values).all():
-            ax.plot(state.at_s, values, color=colour, linewidth=1.2, linestyle=line, label=name)
+    _draw_reported(ax, state.at_s, "KV cache in use", state.kv_pct, canvas.GREEN, "-")
+    _draw_reported(ax, state.at_s, "prefix hit rate", state.hit_pct, canvas.PURPLE, "--")
     if not ax.get_lines():
         text = "neither KV use nor hit rate was told"
         canvas.note(ax, 0.5, 0.5, text, xycoords="axes fraction", ha="center", va="center")
     top = 1.08 * float(np.nanmax([state.kv_pct, state.hit_pct, np.ones_like(state.at_s)]))
     ax.set_ylim(FLOOR * top, top)
     canvas.label(ax, "", "%")
+
+
+def _draw_reported(ax: Axes, at_s: Floats, name: str, values: Floats, color: str, line: str) -> None:
+    """A line of what the servers reported; nothing where they did not."""
+    if not np.isnan(values).all():
+        ax.plot(at_s, values, color=color, linewidth=1.2, linestyle=line, label=name)
 
 
 def _draw_p90(ax: Axes, found: _Timeline, limit: Limit, bound_ms: float) -> None:

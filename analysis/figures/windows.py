@@ -1,10 +1,11 @@
-"""Shared by the figures of one run: its windows, their requests, its bounds, and figures in words.
+"""Shared by the figures of one run: its windows with their requests and marks, its bounds, figures in words.
 
-Knows rows and columns; computes no statistics and draws nothing.
+A mark is filled where a window passes and hollow where it fails; a void window is neither, and crossed.
+Knows rows and columns; computes no statistics.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ import pyarrow as pa
 
 from analysis.capacity import dwell_table
 from analysis.capacity.window_counts import Window, in_window
+from analysis.figures import canvas
+from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import NoData
 from analysis.results.runs import Run
 from analysis.rows import metrics
@@ -29,6 +32,14 @@ LAG = ("send_offset_ns", "time_scale", "turn_blocked_ns")
 COUNTED = ("dwell", "hold")
 """Kinds of windows that are measurements; a ramp step only looks for where to measure."""
 LATENCIES = {"ttft": metrics.ttft, "tpot": metrics.tpot}
+PASS, FAIL, VOID, UNKNOWN = "pass", "fail", "void", "unknown"
+WORDS = {
+    PASS: "p90s within their bounds",
+    FAIL: "a p90 over its bound",
+    VOID: "void, not counted",
+    UNKNOWN: "latency unknown",
+}
+FILLS = {PASS: canvas.BLUE, FAIL: "white", UNKNOWN: canvas.GRID}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,45 @@ def bounds_ms(run: Run) -> dict[Limit, float]:
     if run.sweep and (asked := run.sweep.get("asked")):
         return {limit: float(asked["slo"][column(limit)]) for limit in LIMITS}
     return {bound.limit: float(bound.ms) for bound in run.config.slo.bounds}
+
+
+def outcome(line: Mapping[str, Any], bounds: Mapping[Limit, float], limits: Sequence[Limit] = LIMITS) -> str:
+    """`void`; `fail` where a p90 of `limits` is over its bound; `unknown` where none is known; or `pass`."""
+    if not line["valid"]:
+        return VOID
+    p90s = {limit: line[column(limit)] for limit in limits}
+    if any(p90 is not None and p90 > bounds[limit] for limit, p90 in p90s.items()):
+        return FAIL
+    return UNKNOWN if all(p90 is None for p90 in p90s.values()) else PASS
+
+
+def mark(ended: str, shape: str = "o") -> Look:
+    """Keywords of `Axes.plot` for the windows that ended so."""
+    if ended == VOID:
+        return {
+            "linestyle": "",
+            "marker": "x",
+            "markersize": 7,
+            "markeredgecolor": canvas.PALE,
+            "markeredgewidth": 1.6,
+        }
+    look: Look = {"linestyle": "", "marker": shape, "markersize": 6.5, "zorder": 3}
+    return {**look, "markerfacecolor": FILLS[ended], "markeredgecolor": canvas.BLUE}
+
+
+def name_outcomes(ax: Axes, outcomes: Collection[str]) -> None:
+    """Legend entries of the outcomes that occur."""
+    for ended, words in WORDS.items():
+        if ended in outcomes:
+            ax.plot([], [], **mark(ended), label=words)
+
+
+def draw_points(ax: Axes, points: Sequence[tuple[float, float, str]], named: bool = True) -> None:
+    """Marks at (x, y) by outcome; `named`, each outcome that occurs has an entry of the legend."""
+    for ended, words in WORDS.items():
+        at = [(x, y) for x, y, one in points if one == ended]
+        if at:
+            ax.plot(*zip(*at, strict=True), **mark(ended), label=words if named else "")
 
 
 def qps(value: float) -> str:

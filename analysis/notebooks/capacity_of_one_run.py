@@ -54,8 +54,5 @@ axes = analysis.plot_search(run)
 axes = analysis.plot_client_lag(run)
 
 # %%
-axes = analysis.plot_arrivals(run)
-
-# %%
 for check in (run.verdict.checks if run.verdict else None) or ():
     print(check_line(check))

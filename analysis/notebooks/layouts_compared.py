@@ -16,8 +16,6 @@
 import os
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-
 import analysis
 from analysis.results import studies
 
@@ -71,37 +69,3 @@ if found:
 # depends on constants that were never measured on this hardware: `python -m loadgen predict
 # matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4]` draws them too, and its interval of the ratio is the honest one
 # before a run on real nodes. docs/evidence.md says what they rest on and why two TP4 come out ahead.
-
-# %% [markdown]
-# ## Where the two differ
-#
-# Both runs on the same axes.
-
-
-# %%
-def alike(panels):
-    """Give all panels the same axes."""
-    lefts, rights = zip(*(panel.get_xlim() for panel in panels), strict=True)
-    lows, highs = zip(*(panel.get_ylim() for panel in panels), strict=True)
-    plt.setp(panels, xlim=(min(lefts), max(rights)), ylim=(min(lows), max(highs)))
-
-
-def side_by_side(plot):
-    """One figure of each run that has the data."""
-    figure, (places,) = plt.subplots(1, len(runs), figsize=(6 * len(runs), 4), squeeze=False)
-    drawn = []
-    for run, axes in zip(runs, places, strict=True):
-        axes.set_title(run.name)
-        try:
-            drawn.append(plot(run, ax=axes))
-        except analysis.NoData as reason:
-            axes.set_axis_off()
-            axes.annotate(str(reason), (0.5, 0.5), xycoords="axes fraction", ha="center")
-    for panels in zip(*(axes.child_axes for axes in drawn), strict=True):
-        alike(panels)
-
-
-side_by_side(analysis.plot_cdf)
-
-# %%
-side_by_side(analysis.plot_pareto)

@@ -56,21 +56,3 @@ for name, capacity in (("measured", run.capacity), ("predicted", answer["capacit
 # The measured interval is the run's sampling noise. The predicted one is wide because nothing in it was
 # measured on the hardware; on a simulated engine both have the same constants, so that the measurement
 # should lie well inside. After `python -m analysis calibrate` it narrows.
-
-# %% [markdown]
-# ## Latencies at the measured rates
-
-# %%
-rows = [row for row in run.dwells().to_pylist() if row["valid"] and row["kind"] != "ramp"]
-rates = ",".join(f"{row['rate_qps_per_node']:.4f}" for row in rows)
-cells = predicted("search=virtual", "cluster.session=fake", f"matrix.rate_qps=[{rates}]")["cells"]
-for row, cell in zip(rows, cells, strict=True):
-    found = cell["forecast"]
-    print(f"{row['rate_qps_per_node']:.3f} QPS per node")
-    for limit in ("ttft", "tpot"):
-        measured, model = row[f"{limit}_p90_ms"], found[f"{limit}_p90_ms"]
-        print(f"  p90 {limit.upper()}: measured {measured:7.1f} ms, predicted {model:7.1f} ms")
-
-# %% [markdown]
-# One window holds some hundred requests: its p90 near the knee scatters by tens of percent around the
-# long-run value that the model gives. That is why the search pools all windows instead of believing one.

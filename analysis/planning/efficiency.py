@@ -18,9 +18,6 @@ from analysis.stats.pooling import Estimate, pooled
 
 Floats = NDArray[np.float64]
 
-LEAST_USL_POINTS = 4
-"""Fewest node counts for a fit of three parameters with one degree of freedom left."""
-
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
@@ -32,46 +29,14 @@ class ScalingPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Usl:
-    """The Universal Scalability Law, 1/c(n) = (1 + contention (n - 1) + coherency n (n - 1)) / c(1).
-
-    Gunther, Guerrilla Capacity Planning (2007), chapter 4: contention is serialised work, coherency the work
-    that grows with pairs of nodes. `coefficients` and their `covariance` are of 1/c in node-seconds per
-    request.
-    """
-
-    coefficients: tuple[float, ...]
-    covariance: tuple[tuple[float, ...], ...]
-
-    @property
-    def contention(self) -> float:
-        return self.coefficients[1] / self.coefficients[0]
-
-    @property
-    def coherency(self) -> float:
-        return self.coefficients[2] / self.coefficients[0]
-
-    def node_seconds(self, nodes: Floats) -> Floats:
-        """1/c(n) in node-seconds per request."""
-        return np.asarray(_design(nodes) @ np.array(self.coefficients))
-
-    def ln_sd(self, nodes: float, base: float) -> float:
-        """Sd of ln E(nodes), by the delta method."""
-        rows = _design(np.array([nodes, base])) / self.node_seconds(np.array([nodes, base]))[:, None]
-        gradient = rows[1] - rows[0]
-        return float(math.sqrt(max(0.0, gradient @ np.array(self.covariance) @ gradient)))
-
-
-@dataclass(frozen=True, slots=True)
 class ScalingEfficiency:
     """E(n) from the measured points, in order of node count.
 
-    Between points ln E is linear in ln n, or follows the USL where one was fitted. Beyond the last point E is
-    ASSUMED: a falling trend goes on and a rising one stops, so that an assumption never saves a node.
+    Between points ln E is linear in ln n. Beyond the last point E is ASSUMED: a falling trend goes on and a
+    rising one stops, so that an assumption never saves a node.
     """
 
     points: tuple[ScalingPoint, ...]
-    usl: Usl | None = None
 
     @property
     def fewest(self) -> int:
@@ -90,9 +55,6 @@ class ScalingEfficiency:
     def at(self, nodes: Floats) -> Floats:
         """E at each node count above 0; 1 below the fewest measured."""
         n = np.maximum(np.asarray(nodes, dtype=np.float64), self.fewest)
-        if self.usl is not None:
-            base = float(self.usl.node_seconds(np.array([float(self.fewest)]))[0])
-            return np.asarray(base / self.usl.node_seconds(n))
         x, y = self._ln()
         inside = np.interp(np.log(n), x, y)
         slope = min(0.0, (y[-1] - y[-2]) / (x[-1] - x[-2])) if len(x) > 1 else 0.0
@@ -106,16 +68,7 @@ class ScalingEfficiency:
         """E(nodes) with its 95 % interval by error propagation. Raises ValueError beyond the points."""
         if not self.fewest <= nodes <= self.most:
             raise ValueError(f"E({nodes}) was not measured")
-        value = float(self.at(np.array([nodes]))[0])
-        sd = self.usl.ln_sd(nodes, self.fewest) if self.usl else self._ln_sd(nodes)
-        return IntervalEstimate.of_ln(value, sd)
-
-    def seen(self, point: ScalingPoint) -> IntervalEstimate:
-        """E at one of `points` as measured, not as fitted; 1 by definition at the first."""
-        first = self.points[0]
-        value = point.qps_per_node / first.qps_per_node
-        sd = 0.0 if point == first else math.hypot(point.ln_sd, first.ln_sd)
-        return IntervalEstimate.of_ln(value, sd)
+        return IntervalEstimate.of_ln(float(self.at(np.array([nodes]))[0]), self._ln_sd(nodes))
 
     def _ln(self) -> tuple[Floats, Floats]:
         x = np.log([point.nodes for point in self.points])
@@ -141,8 +94,7 @@ def scaling(runs: Sequence[Source]) -> ScalingEfficiency:
                 f"{other.name} differs from {found[0].name} in {difference}; scaling compares node counts"
             )
     counts = sorted({one.nodes for one in found})
-    points = tuple(_measured(n, [one for one in found if one.nodes == n]) for n in counts)
-    return ScalingEfficiency(points, _usl(points) if len(points) >= LEAST_USL_POINTS else None)
+    return ScalingEfficiency(tuple(_measured(n, [one for one in found if one.nodes == n]) for n in counts))
 
 
 def alone(of: Evidence) -> ScalingEfficiency:
@@ -188,31 +140,3 @@ def _estimate(one: Evidence, qps: float, low: float, high: float) -> Estimate:
     if one.own_ln_sd is not None:
         return Estimate(qps, one.own_ln_sd)
     return Estimate.of_interval(qps, low, high)
-
-
-def _usl(points: Sequence[ScalingPoint]) -> Usl | None:
-    """Weighted least squares of 1/c with one or both terms: the best fit without a negative coefficient.
-
-    None where each node serves more among more nodes, because the law knows no gain of pooling.
-    """
-    nodes = np.array([float(point.nodes) for point in points])
-    y = np.array([1 / point.qps_per_node for point in points])
-    weight = 1 / np.maximum([point.ln_sd for point in points], 1e-6) / y
-    best: tuple[float, Usl] | None = None
-    for kept in ([0, 1, 2], [0, 1], [0, 2]):
-        design = _design(nodes)[:, kept] * weight[:, None]
-        covariance = np.linalg.inv(design.T @ design)
-        fitted = covariance @ design.T @ (y * weight)
-        chi2 = float(np.sum((design @ fitted - y * weight) ** 2))
-        if (fitted >= 0).all() and (best is None or chi2 < best[0]):
-            grown = covariance * max(1.0, chi2 / (len(points) - len(kept)))
-            full, cells = np.zeros(3), np.zeros((3, 3))
-            full[kept], cells[np.ix_(kept, kept)] = fitted, grown
-            best = chi2, Usl(tuple(full.tolist()), tuple(map(tuple, cells.tolist())))
-    return best and best[1]
-
-
-def _design(nodes: Floats) -> Floats:
-    """Columns 1, n - 1 and n (n - 1)."""
-    n = np.asarray(nodes, dtype=np.float64)
-    return np.column_stack([np.ones_like(n), n - 1, n * (n - 1)])

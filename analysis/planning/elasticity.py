@@ -9,8 +9,9 @@ times the measured box.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,8 @@ LEAST_FREEDOM = 3
 """Degrees of freedom that must remain before a product is fitted (our choice)."""
 FACTORS = ("uncached prompt tokens", "answer tokens", "hit rate")
 PRODUCTS = ((0, 2), (0, 1), (1, 2))
+Box = Mapping[str, tuple[float, float]]
+"""Smallest and largest measured value of each input."""
 INPUTS = {"input_tokens": "tokens", "output_tokens": "tokens", "prefix_hit": "share"}
 
 
@@ -54,15 +57,6 @@ class Bar:
     at_high: float
     ratio_at_low: IntervalEstimate
     ratio_at_high: IntervalEstimate
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """Smallest and largest measured value of each input."""
-
-    input_tokens: tuple[float, float]
-    output_tokens: tuple[float, float]
-    prefix_hit: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +140,7 @@ def sensitivity(sources: Sequence[Source]) -> LengthSensitivity:
     unit = np.eye(len(FACTORS) + len(PRODUCTS))
     terms = [Term(FACTORS[i], fit.step(unit[i], one_more=False)) for i in fit.kept if i < len(FACTORS)]
     measured = {name: [getattr(one, name) for one in lengths] for name in INPUTS}
-    box = Box(**{name: (min(values), max(values)) for name, values in measured.items()})
+    box = {name: (min(values), max(values)) for name, values in measured.items()}
     return LengthSensitivity(tuple(terms), _bars(box, centre, fit), box, centre, len(found), fit)
 
 
@@ -208,9 +202,10 @@ def _bars(box: Box, centre: MeanLengths, fit: LengthFit) -> tuple[Bar, ...]:
     """Each input at both ends of the box, the others at the centre; the widest first."""
     bars = []
     for name, unit in INPUTS.items():
-        low, high = getattr(box, name)
+        ends: tuple[Any, Any] = box[name]
+        low, high = ends
         if high - low > SAME:
-            at = _columns([replace(centre, **{name: end}) for end in (low, high)], centre)
+            at = _columns([replace(centre, **{name: end}) for end in ends], centre)
             bars.append(Bar(name, unit, low, high, *(_exp(fit.step(one, one_more=False)) for one in at)))
     return tuple(sorted(bars, key=lambda b: -abs(math.log(b.ratio_at_high.value / b.ratio_at_low.value))))
 
@@ -225,12 +220,12 @@ def _outside(box: Box, name: str, value: float) -> bool:
 
     A hit rate is judged by the rest of the prompt: 99 % instead of 95 % leaves a fifth to compute.
     """
-    low, high = getattr(box, name)
+    low, high = box[name]
     key, asked = f"demand.{name}", value
     if name == "prefix_hit":
         low, high, value = 1 - high, 1 - low, 1 - value
     if not low / FARTHEST <= value <= high * FARTHEST:
-        ends = getattr(box, name)
+        ends = box[name]
         raise RunError(
             f"{key}={asked:g} is beyond {FARTHEST:g} times what was measured ({ends[0]:g} to {ends[1]:g}); "
             "give runs nearer to it"

@@ -12,9 +12,8 @@ from analysis.planning.basis import ENDS, PlanBasis, plan_basis, times
 from analysis.planning.day import Day, day, read_hourly
 from analysis.planning.evidence import IntervalEstimate
 from analysis.planning.money import Cost, cost_of, fleet_cost
-from analysis.planning.sizing import FleetCapacity, Sizing, naive, needed, size
+from analysis.planning.sizing import Availability, FleetCapacity, Sizing, available, naive, needed, size
 from analysis.planning.sources import Source, evidence_of, expanded
-from analysis.planning.spares import Availability, available
 from analysis.results.runs import RunError
 from conf.specs.planning import Care, Demand
 

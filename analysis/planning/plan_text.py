@@ -123,11 +123,9 @@ def _efficiency(tree: Tree) -> list[str]:
     if len(e["measured"]) < 2:
         return []
     rows = ", ".join(f"E({p['nodes']}) = {_span(p['efficiency'], '.3f')}" for p in e["measured"])
-    how = "between them linear in ln n"
-    if usl := e["usl"]:
-        how = f"USL with contention {usl['contention']:.2g} and coherency {usl['coherency']:.2g}"
     word = "predicted" if tree["planned_on"]["predicted"] else "measured"
-    return [f"{word} {rows}; {how}; the nodes above take these values, not their intervals"]
+    between = "between them linear in ln n"
+    return [f"{word} {rows}; {between}; the nodes above take these values, not their intervals"]
 
 
 def _degraded(tree: Tree) -> list[str]:

@@ -106,14 +106,12 @@ def _evidence(found: Plan) -> Tree:
 def _efficiency(found: Plan) -> Tree:
     e, n = found.basis.service.efficiency, found.nodes
     fewest_up = n - found.care.spare_nodes
-    usl = e.usl and {"contention": e.usl.contention, "coherency": e.usl.coherency}
     return {
         "assumed": fewest_up < e.fewest or n > e.most,
         "at_planned": float(e.at(np.array([n]))[0]),
         "measured": _points(e),
         "fewest_measured_nodes": e.fewest,
         "most_measured_nodes": e.most,
-        "usl": usl,
     }
 
 
@@ -122,9 +120,8 @@ def _points(e: ScalingEfficiency) -> list[Tree]:
     for point in e.points:
         row: Tree = {"nodes": point.nodes, "qps_per_node": point.qps_per_node}
         if not e.assumed:
-            one, exact = e.seen(point), point.nodes == e.fewest
-            row["efficiency"] = {"value": 1.0, "low": None, "high": None} if exact else asdict(one)
-            row["planned_efficiency"] = float(e.at(np.array([point.nodes]))[0])
+            exact = {"value": 1.0, "low": None, "high": None}
+            row["efficiency"] = exact if point.nodes == e.fewest else asdict(e.figure(point.nodes))
         rows.append(row)
     return rows
 

@@ -21,7 +21,7 @@ from analysis.results.types.prediction_verdict import (
     RateForecast,
 )
 from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import CapacityFigures, QpsFigures, RatioFigures
+from analysis.results.types.shared_figures import CapacityFigures, QpsFigures
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import metrics
 from analysis.stats.pooling import NORMAL_975
@@ -61,7 +61,9 @@ def read(path: Path | str) -> list[Evidence]:
         raise RunError(f"{path} compares or records; plan on one of its parts: {names}")
     found = of_measured(study, path.name)
     parts = [of_run(load_run(part)) for part in studies.parts(path) if not studies.is_study(part)]
-    return [_with_rows(found, parts[0])] if parts else [found]
+    # What the rows of its first part add.
+    rows = ("lengths", "e2e_s", "client_cpu_ms", "ready_minutes", "engine_settings")
+    return [replace(found, **{name: getattr(parts[0], name) for name in rows})] if parts else [found]
 
 
 def evidence_of(source: Source) -> Evidence:
@@ -140,31 +142,30 @@ def of_predicted(source: Predicted) -> Evidence:
         raise RunError(f"{name} has no forecast; predict it again")
     q = capacity.qps_per_node
     open_above = capacity.open_above and q.low is None
+    caution, kept = PREDICTED, forecast.kept_probability
+    if kept is not None:
+        caution += f"; the bounds are kept at that rate in {100 * kept:.0f} % of the draws of the constants"
+    in_flight, own_ln_sd = forecast.in_flight_per_node, None
+    if cell and (ratio := cell.ratio):
+        # The ratio to the first cell, draw by draw; of the first cell its noise.
+        apart = math.log(ratio.high / ratio.low) / (2 * NORMAL_975)
+        own_ln_sd = max((forecast.noise_pct or 0.0) / 100, apart)
     return Evidence(
         name=name,
         asked=verdict.asked,
         predicted=True,
-        caution=_caution(forecast.kept_probability),
+        caution=caution,
         # A prediction that ends at the highest rate knows nothing else.
         qps=Qps(None, q.estimate, None, None) if open_above else _qps(q),
         open_above=open_above,
         lengths=_predicted_lengths(forecast),
-        e2e_s=_life_s(forecast),
-        own_ln_sd=_own_ln_sd(cell.ratio, forecast) if cell and cell.ratio else None,
+        e2e_s=None if in_flight is None else in_flight / forecast.rate_qps_per_node,  # Little's law
+        own_ln_sd=own_ln_sd,
     )
 
 
 def _qps(q: QpsFigures) -> Qps:
     return Qps(q.estimate, q.low, q.high, q.certified)
-
-
-def _caution(kept: float | None) -> str:
-    """The caution of a prediction, with the probability that a lower bound is kept."""
-    if kept is None:
-        return PREDICTED
-    return (
-        f"{PREDICTED}; the bounds are kept at that rate in {100 * kept:.0f} % of the draws of the constants"
-    )
 
 
 def _capacity(verdict: Measured | PredictionVerdict, name: str) -> CapacityFigures:
@@ -193,17 +194,6 @@ def _predicted_lengths(found: RateForecast) -> MeanLengths | None:
     return MeanLengths(n_in, n_out, found.cached_share_of_input, "means of the predicted requests")
 
 
-def _life_s(found: RateForecast) -> float | None:
-    """Mean life of a request, from those in flight (Little's law)."""
-    in_flight = found.in_flight_per_node
-    return None if in_flight is None else in_flight / found.rate_qps_per_node
-
-
-def _own_ln_sd(ratio: RatioFigures, found: RateForecast) -> float:
-    """Sd of ln of the ratio to the first cell of the grid, draw by draw; for the first cell its noise."""
-    return max((found.noise_pct or 0.0) / 100, math.log(ratio.high / ratio.low) / (2 * NORMAL_975))
-
-
 def _ready_minutes(run: Run, engine: str) -> float | None:
     """Minutes from the deployment until the service was warm; None if it was not deployed on real nodes."""
     ready_s = (run.manifest.get("server") or {}).get("ready_s")
@@ -216,12 +206,6 @@ def _engine_settings(run: Run) -> dict[str, Any] | None:
         return asdict(run.config.engine)
     except (ConfigError, RunError):
         return None
-
-
-def _with_rows(found: Evidence, part: Evidence) -> Evidence:
-    """The evidence of a study with what the rows of its first part add."""
-    names = ("lengths", "e2e_s", "client_cpu_ms", "ready_minutes", "engine_settings")
-    return replace(found, **{name: getattr(part, name) for name in names})
 
 
 def expanded(sources: Sequence[Source]) -> list[Source]:

@@ -1,12 +1,16 @@
 """report.html: one self-contained page on a run, a study, or several runs side by side.
 
-Knows which page a folder gets and where the page is written. Jinja and matplotlib are imported on use.
+Knows which page a folder gets and where the page is written: without script or network, and the same bytes
+for the same page. Jinja and matplotlib are imported on use.
 """
 
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from analysis.report import pages, rendering, study
+from analysis.report import pages, study
+from analysis.report.blocks import Page
 from analysis.report.study import StudyFolder
 from analysis.results import studies
 from analysis.results.locations import REPORT, local
@@ -14,6 +18,9 @@ from analysis.results.runs import Run, RunError, load_run
 from conf.io import durable
 
 __all__ = ["build_report", "command", "write"]
+
+MOST_LETTERS = 40_000
+"""Most letters of any one text, so that no server's words make a page large (our choice)."""
 
 
 def build_report(runs: Sequence[Run | StudyFolder], out: Path | str) -> None:
@@ -29,7 +36,7 @@ def build_report(runs: Sequence[Run | StudyFolder], out: Path | str) -> None:
         page = pages.of_runs(apart)
     else:
         page = pages.of_study(first, out) if isinstance(first, StudyFolder) else pages.of_run(first)
-    durable.write_text(out, rendering.html(page))
+    durable.write_text(out, html(page))
 
 
 def write(path: Path) -> Path:
@@ -66,3 +73,28 @@ def command(places: Sequence[Path | str], out: Path | None) -> str:
 
 def _opened(path: Path) -> Run | StudyFolder:
     return study.load(path) if studies.is_study(path) else load_run(path)
+
+
+def html(page: Page) -> str:
+    """The page as text; words of servers and users are escaped, and cut if absurdly long."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("analysis.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_cut,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["kind"] = lambda block: type(block).__name__
+    css = resources.files("analysis.report").joinpath("page.css").read_text()
+    return environment.get_template("page.html.j2").render(page=page, css=css)
+
+
+def _cut(value: Any) -> Any:
+    """A value for the page; markup, which has `__html__`, is our own and stays whole."""
+    if not isinstance(value, str) or hasattr(value, "__html__") or len(value) <= MOST_LETTERS:
+        return value
+    return f"{value[:MOST_LETTERS]} ... (cut here; the run's files have all of it)"

@@ -6,19 +6,26 @@ Knows the verdicts of runs and studies and the rows of a run; computes nothing b
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analysis.figures.errors import MOST_ROWS, errors_table
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from analysis.figures.exhibit import NoData
-from analysis.report.blocks import Facts, Table
+from analysis.figures.windows import requests
+from analysis.report.blocks import Facts, Missing, Section, Table
 from analysis.report.wording import UNKNOWN, bound, figure, qps, table, value
 from analysis.results.runs import Run
 from analysis.results.types.probe_figures import HoldFigures, P90Figures, ProbeFigures
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import QpsFigures, RequestCounts, WindowRow
 from analysis.results.types.study_verdict import StudyVerdict
+from analysis.rows import metrics, records
 from conf.specs.bounds import LIMITS
 
 OF_ONE = ("compare", "matrix")
 """Studies with a configuration per part; study.json has that of the first."""
+MOST_ROWS, MESSAGE_CHARACTERS = 30, 400
+"""Our choice; requests/*.parquet has all of them."""
+KINDS = ("status", "error_kind", "http_status")
 
 
 def rests_on(verdict: RunVerdict | StudyVerdict) -> Facts:
@@ -107,15 +114,40 @@ def windows(lines: Sequence[WindowRow]) -> Table:
     )
 
 
-def errors(run: Run) -> Table | None:
-    """Failures by kind with the first message of each, most frequent first; None without failures."""
+def errors(run: Run) -> Section:
+    """Failures by kind with the first message of each, most frequent first, or that there are none."""
+    title = "Failed requests by kind (requests/*.parquet)"
+    block: Table | Missing
     try:
         found = errors_table(run)
-    except NoData:
-        return None
-    failures = table("Failed requests by kind (requests/*.parquet)", found, "none")
-    note = f"The {MOST_ROWS} most frequent kinds at most." if found.num_rows == MOST_ROWS else ""
-    return replace(failures, words=frozenset({found.column_names.index("first_message")}), note=note)
+        note = f"The {MOST_ROWS} most frequent kinds at most." if found.num_rows == MOST_ROWS else ""
+        words = frozenset({found.column_names.index("first_message")})
+        block = replace(table(title, found, "none"), words=words, note=note)
+    except NoData as why:
+        block = Missing(title, str(why))
+    purpose = "What failed, and in whose words. A failed request counts as infinitely late."
+    return Section("errors", "Errors", purpose, (block,))
+
+
+def errors_table(run: Run) -> pa.Table:
+    """Each status, kind and HTTP status of failures with its count, share in % and first message.
+
+    The most frequent first, at most thirty rows. Raises NoData where nothing failed.
+    """
+    rows = requests(run, (*KINDS, "error", "phase"))
+    rows = rows.filter(pa.array(~metrics.word_in(rows, "phase", "retracted")))
+    failed = rows.filter(pa.array(metrics.status_in(rows, *records.FAILURES)))
+    if not failed.num_rows:
+        raise NoData(f"no failures among {rows.num_rows:,} requests")
+    plain = pa.table({name: failed[name].cast(pa.string()) for name in ("status", "error_kind", "error")})
+    plain = plain.append_column("http_status", failed["http_status"])
+    found = plain.group_by(KINDS, use_threads=False).aggregate([("status", "count"), ("error", "first")])
+    shares = pc.multiply(100.0 / rows.num_rows, found["status_count"])
+    words = pc.utf8_slice_codeunits(found["error_first"], 0, MESSAGE_CHARACTERS)
+    columns = {"requests": found["status_count"], "share_pct": shares, "first_message": words}
+    counted = pa.table({**{name: found[name] for name in KINDS}, **columns})
+    order = [("requests", "descending"), *((name, "ascending") for name in KINDS)]
+    return counted.sort_by(order).slice(0, MOST_ROWS)
 
 
 def _counted(counted: RequestCounts | None) -> str:

@@ -11,10 +11,10 @@ from analysis.capacity.validity import REMEDIES
 from analysis.report.blocks import Banner
 from analysis.report.wording import bound, figure, qps
 from analysis.results import (
+    capacity_text,
     engine_agreement,
     integrity,
     matrix_table,
-    nodes_text,
     probe_text,
     ratio_text,
     sessions_text,
@@ -194,7 +194,7 @@ def _limits(verdict: Verdict, capacity: CapacityFigures) -> list[str]:
     surely = "probability unknown" if likely is None else f"probability {likely:.2f}"
     lines = [f"It is limited by p90 {limit.upper()} ({surely})."]
     if isinstance(verdict, RunVerdict) and verdict.nodes:
-        lines += [_sentence(line) for line in nodes_text.lines(verdict.nodes)]
+        lines += [_sentence(line) for line in capacity_text.node_lines(verdict.nodes)]
     elif asked.nodes > 1 and asked.routing != "per_node":
         lines.append(f"It is that of a node among {asked.nodes} behind one balancer, not of a node alone.")
     if isinstance(verdict, RunVerdict):

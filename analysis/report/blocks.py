@@ -5,7 +5,6 @@ Knows shapes only; other modules fill them, and the template lays them out.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,6 @@ class Table:
     may be broken into lines. A `folded` table opens by its caption; one that `stacks` lays the cells of a row
     over each other on a narrow screen.
     """
-
-    kind: ClassVar[str] = "table"
 
     caption: str
     heads: tuple[str, ...]
@@ -80,8 +77,6 @@ class Table:
 class FigureBlock:
     """A drawing with the table of its data, and the file and columns of both."""
 
-    kind: ClassVar[str] = "figure"
-
     id: str
     title: str
     svg: str
@@ -94,8 +89,6 @@ class FigureBlock:
 class Missing:
     """The reason why a figure cannot be drawn, in its place."""
 
-    kind: ClassVar[str] = "missing"
-
     title: str
     why: str
 
@@ -104,8 +97,6 @@ class Missing:
 class Facts:
     """Pairs of a name and its value."""
 
-    kind: ClassVar[str] = "facts"
-
     rows: tuple[tuple[str, str], ...]
 
 
@@ -113,16 +104,12 @@ class Facts:
 class Paragraph:
     """A paragraph."""
 
-    kind: ClassVar[str] = "words"
-
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
     """Lines to read or copy as they are; `folded` ones open by their title."""
-
-    kind: ClassVar[str] = "code"
 
     title: str
     text: str
@@ -137,8 +124,6 @@ class Banner:
     `sentences` say the same in words, `remedy` helps if nothing is claimed, and `label` says how far the
     figures of an engine that is not real can be trusted.
     """
-
-    kind: ClassVar[str] = "banner"
 
     word: str
     tone: str

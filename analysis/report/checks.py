@@ -5,9 +5,9 @@ Knows the words for each check; figures and bounds come from `analysis.capacity.
 
 from collections.abc import Sequence
 
+from analysis.capacity.check import Check
 from analysis.report.blocks import Table
 from analysis.report.wording import UNKNOWN, figure
-from analysis.results.types.shared_figures import WorstCheck
 from analysis.rows import foreign_words
 
 MEANINGS = {
@@ -38,7 +38,7 @@ STATES = {"ok": "ok", "FAILED": "failed", "note": "note", UNKNOWN: "unknown"}
 """Outcomes of a check with the tone of its row. A note does not make a window void."""
 
 
-def table(checks: Sequence[WorstCheck], valid: bool) -> Table:
+def table(checks: Sequence[Check], valid: bool) -> Table:
     """The worst figure of each check, over the windows that count if there are any."""
     states = [state(check) for check in checks]
     rows = [_row(*pair) for pair in zip(checks, states, strict=True)]
@@ -55,7 +55,7 @@ def table(checks: Sequence[WorstCheck], valid: bool) -> Table:
     )
 
 
-def counted(checks: Sequence[WorstCheck]) -> str:
+def counted(checks: Sequence[Check]) -> str:
     """The number of checks in each state, as a sentence."""
     states = [state(check) for check in checks]
     known = [
@@ -67,7 +67,7 @@ def counted(checks: Sequence[WorstCheck]) -> str:
     return f"{len(states)} check{'' if len(states) == 1 else 's'}: {', '.join(known)}{failed}."
 
 
-def state(check: WorstCheck) -> str:
+def state(check: Check) -> str:
     """The outcome of a check, one of `STATES`."""
     if check.passed is None:
         return UNKNOWN
@@ -76,7 +76,7 @@ def state(check: WorstCheck) -> str:
     return "FAILED" if check.reason else "note"
 
 
-def _row(check: WorstCheck, outcome: str) -> tuple[str, ...]:
+def _row(check: Check, outcome: str) -> tuple[str, ...]:
     unit = f" {check.unit}" if check.unit else ""
     # Runs of an earlier version do not say which way a bound holds.
     sign = {True: "at least ", False: "at most ", None: ""}[check.least]

@@ -29,7 +29,7 @@ def section(asked: AskedExperiment, capacity: CapacityFigures | None) -> Section
         "requests. A failed request counts as infinitely late."
     )
     interval = f"{METHOD} {_own(capacity)}".strip()
-    rows = tuple((one.name, one.unit, one.meaning, one.formula) for one in METRICS)
+    rows = tuple((one.name, "ms", one.meaning, one.formula) for one in METRICS)
     heads = "metric", "unit", "in words", "formula (columns of requests/*.parquet)"
     metrics = Table("Metrics: one value per request", heads, rows, words=frozenset({2, 3}))
     blocks: tuple[Block, ...] = (Paragraph(words), Paragraph(interval), Paragraph(SECTIONING), metrics)

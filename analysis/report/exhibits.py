@@ -40,8 +40,8 @@ QUESTIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "cdf": ("How close to the bounds", "All latencies of a rate, not only their 90th percentile.", ("cdf",)),
     "client": (
         "Was the load generator fast enough?",
-        "A late generator looks like a slow server. These show whether requests left when they were planned.",
-        ("client_lag", "arrivals"),
+        "A late generator looks like a slow server: did requests leave when they were planned?",
+        ("client_lag",),
     ),
     "time": (
         "Was the service steady?",
@@ -58,27 +58,12 @@ QUESTIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "On the axes that InferenceX uses, both of them measured.",
         ("pareto",),
     ),
-    "goodput": (
-        "Goodput",
-        "Requests per second within both bounds: a stricter question than two percentiles.",
-        ("goodput",),
-    ),
-    "errors": (
-        "Errors",
-        "What failed, and in whose words. A failed request counts as infinitely late.",
-        ("errors",),
-    ),
 }
 """Anchor of each section in page order, with its heading, its purpose and its figures."""
 MAIN = ("latency", "search", "client_lag")
 """Figures of a run that shares its page."""
-OF_STUDY = {
-    "deployments": (figures.REPEATS,),
-    "repeats": (figures.REPEATS,),
-    "compare": (figures.COMPARE,),
-    matrix_table.KIND: (figures.COMPARE,),
-}
-"""Figures over all parts of each kind of study."""
+POOLED_OR_COMPARED = ("deployments", "repeats", "compare", matrix_table.KIND)
+"""Studies with a figure over all parts."""
 
 
 @dataclass(slots=True)
@@ -113,8 +98,8 @@ def main(subject: Any, room: Room, prefix: str) -> list[Block]:
 
 
 def of_study(path: Path, kind: str, room: Room) -> list[Block]:
-    """The figures over all parts of a study."""
-    return [block(exhibit, studies.load_study(path), room) for exhibit in OF_STUDY.get(kind, ())]
+    """The figure over all parts of a study."""
+    return [block(figures.COMPARE, studies.load_study(path), room)] if kind in POOLED_OR_COMPARED else []
 
 
 def of_runs(runs: Sequence[Run], room: Room) -> list[Block]:
@@ -131,13 +116,10 @@ def block(exhibit: Exhibit, subject: Any, room: Room, prefix: str = "") -> Block
         alt = exhibit.alt(subject)
         svg = exhibit.svg(subject, name)
         drawn = table(f"What is drawn: {exhibit.title}", exhibit.table(subject))
-        figure = FigureBlock(name, exhibit.title, _labelled(svg, alt), alt, drawn, exhibit.source)
+        labelled = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)
+        figure = FigureBlock(name, exhibit.title, labelled, alt, drawn, exhibit.source)
     except NoData as why:
         return Missing(exhibit.title, str(why).rstrip("."))
     except Exception as error:  # noqa: BLE001  the verdict must not be lost with a figure
         return Missing(exhibit.title, f"{BROKEN} ({type(error).__name__}: {reason(error)})")
     return figure if room.takes(figure) else full
-
-
-def _labelled(svg: str, alt: str) -> str:
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)

@@ -5,7 +5,6 @@ Knows the order of sections; other modules fill them.
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from analysis.report import answers, banner, checks, definitions, exhibits, provenance, study
@@ -34,7 +33,7 @@ PURPOSE = "What was asked, how much was seen, and every check with its worst fig
 def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
     verdict, claim, asked = run.verdict, banner.of_run(run), _asked(run)
-    sections = [_trust(verdict), *_with_errors(exhibits.sections(run, Room()), run)]
+    sections = [_trust(verdict), *exhibits.sections(run, Room()), answers.errors(run)]
     capacity = verdict.capacity if verdict else None
     sections += [provenance.of_run(run), definitions.section(asked, capacity)]
     heading = _heading(asked, str(run.manifest.get("verb", "run")))
@@ -109,13 +108,6 @@ def _checks(verdict: RunVerdict | StudyVerdict) -> list[Block]:
     if isinstance(verdict, StudyVerdict):
         return [Paragraph("The checks of each part are in its own report.")]
     return [Missing("Checks", "no window was judged")]
-
-
-def _with_errors(sections: Sequence[Section], run: Run) -> list[Section]:
-    """The sections, with failure messages in the one on errors."""
-    found = answers.errors(run)
-    more = (found,) if found else ()
-    return [replace(one, blocks=(*one.blocks, *more)) if one.id == "errors" else one for one in sections]
 
 
 def _asked(run: Run) -> AskedExperiment:

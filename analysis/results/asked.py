@@ -9,7 +9,7 @@ from conf.specs.experiment import EmulatedEngine, Experiment
 def describe(experiment: Experiment) -> AskedExperiment:
     """The experiment, as far as it belongs beside the answer."""
     emulated = experiment.engine if isinstance(experiment.engine, EmulatedEngine) else None
-    slo = experiment.slo
+    slo, conversations = experiment.slo, experiment.workload.conversations
     return AskedExperiment(
         engine=experiment.engine.kind,
         vllm_version=emulated.vllm_version if emulated else None,
@@ -21,7 +21,7 @@ def describe(experiment: Experiment) -> AskedExperiment:
         routing=experiment.routing.name,
         data_path=experiment.routing.data_path,
         sessions=experiment.workload.sessions,
-        conversations=_conversations(experiment),
+        conversations=conversations.truncation.replace("_", "-") if conversations else "",
         workload=experiment.workload.name,
         arrivals=_arrivals(experiment),
         search=experiment.search.name,
@@ -34,14 +34,7 @@ def describe(experiment: Experiment) -> AskedExperiment:
     )
 
 
-def _conversations(experiment: Experiment) -> str:
-    """The truncation of chat histories; empty without conversations."""
-    conversations = experiment.workload.conversations
-    return "" if conversations is None else conversations.truncation.replace("_", "-")
-
-
 def _arrivals(experiment: Experiment) -> str:
-    """The arrival process in words."""
     arrivals, trace = experiment.workload.arrivals, experiment.workload.trace
     if experiment.concurrency:
         return f"closed loop, {experiment.concurrency} in flight"

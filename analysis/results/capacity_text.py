@@ -1,25 +1,43 @@
-"""A capacity as the screen shows it: its binding limit, reasons for doubt, and what one replica serves."""
+"""A capacity as verdicts state it, and as the screen shows it: its limit, doubts, replicas and nodes."""
 
 import math
 
-from analysis.results import nodes_text
-from analysis.results.types.prediction_verdict import PredictionVerdict
-from analysis.results.types.run_verdict import RunVerdict
+from analysis.capacity.node_effects import LEAST_EFFECT, NodeEffects
+from analysis.capacity.posterior import Capacity
+from analysis.results.types.run_verdict import NodeSpread, RunVerdict
 from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures, QpsFigures
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.types.verdict import Verdict
+from analysis.stats.pooling import Interval
+from conf.specs.bounds import LIMITS
 
 FEW_REQUESTS = 250
 """With fewer requests in all windows an interval of 95 % holds the truth in three of four searches only: of a
 server that answers one in ten seconds (docs/search_accuracy.md, M1)."""
 
 
-def lines(verdict: RunVerdict | StudyVerdict | PredictionVerdict, capacity: CapacityFigures) -> list[str]:
+def figures(capacity: Capacity, replicas_per_node: float | None) -> CapacityFigures:
+    """The figures in QPS per node and, where the replicas are known, per replica."""
+    figures = QpsFigures(capacity.qps_per_node, capacity.low, capacity.high, capacity.certified)
+    return CapacityFigures(
+        qps_per_node=figures,
+        qps_per_replica=None if replicas_per_node is None else figures.over(replicas_per_node),
+        interval="95 % (2.5 to 97.5 % quantile of the posterior); certified is its 5 % quantile",
+        binding=capacity.binding,
+        binding_probability=capacity.binding_probability,
+        open_above=capacity.open_above,
+        open_below=capacity.open_below,
+        dwells_used=tuple(capacity.dwells),
+        limits={limit: getattr(capacity, limit) for limit in LIMITS},
+    )
+
+
+def lines(verdict: Verdict, capacity: CapacityFigures) -> list[str]:
     """The lines below a capacity: limit, doubts, replicas, nodes."""
     asked, limit = verdict.asked, capacity.binding
-    held = "nearest to its bound:" if capacity.at_end else "limited by"
+    held, sure = "nearest to its bound:" if capacity.at_end else "limited by", capacity.binding_probability
     out = [
         f"  {held} p90 {limit.upper()} <= {asked.slo.of(limit):g} ms"
-        f" ({_surely(capacity.binding_probability)});"
+        f" (probability {'unknown' if sure is None else f'{sure:.2f}'});"
         f" bounds: p90 TTFT <= {asked.slo.ttft_p90_ms:g} ms, p90 TPOT <= {asked.slo.tpot_p90_ms:g} ms"
     ]
     out += _doubts(capacity, bool(asked.conversations))
@@ -30,8 +48,25 @@ def lines(verdict: RunVerdict | StudyVerdict | PredictionVerdict, capacity: Capa
             f" routing {asked.routing}"
         )
     if isinstance(verdict, RunVerdict) and verdict.nodes:
-        return out + nodes_text.lines(verdict.nodes)
+        return out + node_lines(verdict.nodes)
     return out + _pooled(asked)
+
+
+def node_spread(effects: NodeEffects) -> NodeSpread:
+    """The effects in percent of the mean."""
+    return NodeSpread(_percent(effects.between), tuple(map(_percent, effects.effects)), effects.differing)
+
+
+def node_lines(found: NodeSpread) -> list[str]:
+    """Streams per node, the nodes that differ, and the sd between nodes."""
+    count, between = len(found.effects_pct), found.between_sd_pct
+    head = f"  independent streams per node: each of {count} nodes was sent arrivals of its own, no balancer"
+    sd = f"sd between nodes {between.value:.1f} % [{between.low:.1f}, {between.high:.1f}]"
+    if not found.differing:
+        least = f"{100 * LEAST_EFFECT:.0f} %"
+        return [head, f"  no node is shown to differ from the mean by more than {least} ({sd})"]
+    named = [_node_line(node, found.effects_pct[node]) for node in found.differing]
+    return [head, *named, f"  {sd}: the capacity's interval includes it"]
 
 
 def interval(q: QpsFigures) -> str:
@@ -41,7 +76,6 @@ def interval(q: QpsFigures) -> str:
 
 
 def _pooled(asked: AskedExperiment) -> list[str]:
-    """A caution where several nodes stand behind one balancer."""
     if asked.nodes == 1 or asked.routing == "per_node":
         return []
     chats = asked.sessions or asked.conversations
@@ -68,5 +102,11 @@ def _doubts(capacity: CapacityFigures, chats: bool) -> list[str]:
     return out
 
 
-def _surely(probability: float | None) -> str:
-    return "probability unknown" if probability is None else f"probability {probability:.2f}"
+def _node_line(node: int, effect: Interval) -> str:
+    side, sign = ("below", -1) if effect.value < 0 else ("above", 1)
+    low, high = sorted(sign * end for end in (effect.low, effect.high))
+    return f"  node {node} is {abs(effect.value):.1f} % {side} the mean [{low:.1f}, {high:.1f}]"
+
+
+def _percent(figure: Interval) -> Interval:
+    return Interval(100 * figure.value, 100 * figure.low, 100 * figure.high)

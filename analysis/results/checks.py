@@ -5,25 +5,21 @@ from collections.abc import Sequence
 
 from analysis.capacity.check import Check
 from analysis.capacity.validity import Verdict
-from analysis.results.types.shared_figures import WorstCheck
 
 _RANK = {False: 2, None: 0, True: 1}
 
 
-def worst_checks(verdicts: Sequence[Verdict]) -> tuple[WorstCheck, ...]:
+def worst_checks(verdicts: Sequence[Verdict]) -> tuple[Check, ...]:
     """The worst figure of each check over the windows; failed ones are worse than all others."""
     worst: dict[str, Check] = {}
     for check in (check for verdict in verdicts for check in verdict.checks):
         known = worst.setdefault(check.name, check)
         if (_RANK[check.passed], _distance(check)) > (_RANK[known.passed], _distance(known)):
             worst[check.name] = check
-    return tuple(
-        WorstCheck(check.name, check.passed, check.value, check.bound, check.unit, check.reason, check.least)
-        for check in worst.values()
-    )
+    return tuple(worst.values())
 
 
-def check_line(check: WorstCheck) -> str:
+def check_line(check: Check) -> str:
     """A check with its figure, bound and outcome; one without a reason is a note and decides nothing."""
     failed = "FAILED" if check.reason else "note"
     state = {True: "ok", False: failed, None: "unknown"}[check.passed]

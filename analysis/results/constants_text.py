@@ -64,7 +64,8 @@ def grid_lines(cells: Sequence[GridCell]) -> list[str]:
     if not every:
         return []
     said = [dict.fromkeys(each) for each in zip(*every, strict=True)]
-    return [f"{next(iter(each))}{'' if len(each) == 1 else _others(len(each))}" for each in said]
+    notes = (f" (first cell; {len(each)} kinds of cells, all in --json)" for each in said)
+    return [f"{next(iter(each))}{note * (len(each) > 1)}" for each, note in zip(said, notes, strict=True)]
 
 
 def sensitivity_lines(rows: Sequence[SensitivityRow]) -> list[str]:
@@ -83,10 +84,6 @@ def sensitivity_lines(rows: Sequence[SensitivityRow]) -> list[str]:
     if len(rows) > SHOWN:
         out.append(f"  and {len(rows) - SHOWN} more, which matter less (--json has all)")
     return out
-
-
-def _others(kinds: int) -> str:
-    return f" (first cell; {kinds} kinds of cells, all in --json)"
 
 
 def _fitted(known: ConstantsBasis) -> str:

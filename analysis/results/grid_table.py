@@ -1,32 +1,68 @@
-"""A grid as text: a line for each cell, what it is on the left, its figures on the right.
+"""A grid, a line or a row for each cell: as text, and as columns of a file; knows widths and no engine."""
 
-Knows widths; the meaning of the figures is for the caller.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 
-@dataclass(frozen=True, slots=True)
-class GridRow:
-    """One cell: its value `at` each axis, and its figures or the reason why it has none."""
+from analysis.results.types.prediction_verdict import FigureWithEnds, GridCell, PredictionVerdict
+from analysis.stats.pooling import Interval
 
-    at: Mapping[str, Any]
-    figures: Sequence[str] | None
-    reason: str
+TextRow = tuple[Mapping[str, Any], Sequence[str] | None, str]
+"""A cell: its value at each axis, its figures (None without any), and the reason why it has none."""
+ASKED = ("model", "hardware", "layout", "routing", "workload", "arrivals", "nodes", "seed")
+TEXT, COUNT, FIGURE, TRUTH = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+RATIO = dict.fromkeys(("ratio_to_first", "ratio_to_first_low", "ratio_to_first_high"), FIGURE)
 
 
-def lines(axes: Sequence[str], rows: Sequence[GridRow], columns: Sequence[tuple[str, int]]) -> list[str]:
+def lines(axes: Sequence[str], rows: Sequence[TextRow], columns: Sequence[tuple[str, int]]) -> list[str]:
     """A heading and a line per cell under `columns` (heading, width); the reason where there is no figure."""
-    widths = [max(len(axis), *(len(str(row.at[axis])) for row in rows)) + 2 for axis in axes]
+    widths = [max(len(axis), *(len(str(at[axis])) for at, _, _ in rows)) + 2 for axis in axes]
     heads = "".join(f"{axis:<{width}}" for axis, width in zip(axes, widths, strict=True))
     out = [(heads + "".join(f"{name:>{width}}" for name, width in columns)).rstrip()]
-    for row in rows:
-        at = "".join(f"{row.at[axis]!s:<{width}}" for axis, width in zip(axes, widths, strict=True))
-        if row.figures is None:
-            out.append(f"{at}  {row.reason}")
+    for values, figures, reason in rows:
+        at = "".join(f"{values[axis]!s:<{width}}" for axis, width in zip(axes, widths, strict=True))
+        if figures is None:
+            out.append(f"{at}  {reason}")
             continue
-        pairs = zip(row.figures, columns, strict=True)
+        pairs = zip(figures, columns, strict=True)
         out.append((at + "".join(f"{figure:>{width}}" for figure, (_, width) in pairs)).rstrip())
     return out
+
+
+def rows(
+    cells: Sequence[GridCell],
+    types: Mapping[str, pa.DataType],
+    found: Callable[[PredictionVerdict], Mapping[str, object]],
+) -> pa.Table:
+    """A row per cell: its words as text, then the columns of `types`; null where there is no figure.
+
+    `found` are an answer's figures; those without a column are left out. Units are in the names.
+    """
+    axes = dict.fromkeys((f"asked.{key}" for cell in cells for key in cell.at), TEXT)
+    schema = pa.schema([*axes.items(), *types.items()])
+    return pa.Table.from_pylist([_row(cell, found) for cell in cells], schema=schema)
+
+
+def _row(cell: GridCell, found: Callable[[PredictionVerdict], Mapping[str, object]]) -> dict[str, object]:
+    one = cell.prediction
+    row: dict[str, object] = {f"asked.{key}": str(value) for key, value in cell.at.items()}
+    row |= {"exit_code": cell.answer.exit_code, "reason": cell.answer.reason}
+    if one is not None:
+        row |= {name: getattr(one.asked, name) for name in ASKED} | dict(found(one))
+    return row | with_ends("ratio_to_first", cell.ratio) if cell.ratio else row
+
+
+def with_ends(name: str, figure: FigureWithEnds | Interval) -> dict[str, object]:
+    """A figure and its interval as columns."""
+    return {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
+
+
+def over(missed: Sequence[str]) -> str:
+    """The limits over their bound, as a cell of text."""
+    return "both" if len(missed) > 1 else "".join(missed) or "-"
+
+
+def ratio(found: Interval | None) -> str:
+    """The ratio to the first cell, as a cell of text."""
+    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]" if found else ""

@@ -28,16 +28,13 @@ class AlteredError(RunError):
     """The files of a run are not the ones it wrote, so that nothing may rest on them."""
 
 
-def checksums(folder: Path) -> dict[str, str]:
-    """sha256 of every file below a run's folder but those that are written later."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not _is_later(path))
+def checksums(folder: Path, which: str = "**/*") -> dict[str, str]:
+    """sha256 of every file below a run's folder but those that are written later.
+
+    `*` are the files of a study itself; its parts have their own sums.
+    """
+    files = sorted(path for path in folder.glob(which) if path.is_file() and not _is_later(path))
     return {str(file.relative_to(folder)): sha256_of(file) for file in files}
-
-
-def own_checksums(study: Path) -> dict[str, str]:
-    """sha256 of the files of a study itself; its parts have their own."""
-    files = sorted(path for path in study.iterdir() if path.is_file() and not _is_later(path))
-    return {file.name: sha256_of(file) for file in files}
 
 
 def sha256_of(path: Path) -> str:

@@ -8,7 +8,7 @@ takes the default of its field, as in files of older versions.
 import math
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -34,11 +34,12 @@ def to_tree(verdict: Any) -> Tree:
     """A dataclass as JSON carries it: keys in the order of its fields, unused optional ones left out."""
     tree: Tree = {}
     marked = type(verdict).__module__.startswith(OURS)
-    for field in _in_order(verdict):
+    for field in fields(verdict):
         value = getattr(verdict, field.name)
+        is_default = type(value) is type(field.default) and value == field.default
         if field.metadata.get("inline"):
             tree |= {} if value is None else to_tree(value)
-        elif not marked or field.metadata.get("always") or not _is_default(field, value):
+        elif not marked or field.metadata.get("always") or not is_default:
             tree[field.name] = _plain(value)
     return tree | {name: getattr(verdict, name) for name in DERIVED.get(type(verdict), ())}
 
@@ -50,21 +51,6 @@ def from_tree(kind: type[Kind], tree: object, source: object) -> Kind:
     """
     found: Kind = _Reader(source).dataclass(kind, tree, "")
     return found
-
-
-def _in_order(verdict: Any) -> list[Field[Any]]:
-    """The fields in the order of their keys: some verdicts put a few of them in another one."""
-    every = list(fields(verdict))
-    order = getattr(verdict, "key_order", ())
-    places = sorted(index for index, field in enumerate(every) if field.name in order)
-    named = {field.name: field for field in every}
-    for place, name in zip(places, order, strict=True):
-        every[place] = named[name]
-    return every
-
-
-def _is_default(field: Field[Any], value: Any) -> bool:
-    return field.default is not MISSING and type(value) is type(field.default) and value == field.default
 
 
 def _plain(value: Any) -> Any:

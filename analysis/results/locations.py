@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
@@ -65,7 +65,9 @@ def folders(place: Path | str) -> list[Path]:
     """
     found = [local(place)]
     if not found[0].exists() and MAGIC.intersection(str(place)):
-        found = [path for path in sorted(_matching(found[0])) if _begun(path)]
+        pattern = found[0]
+        matching = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
+        found = [path for path in sorted(matching) if _begun(path)]
     runs = [run for folder in found for run in _parts(folder)]
     if not runs:
         raise RunError(f"{place} holds no run folder; give one, a study, or a glob of them")
@@ -107,10 +109,6 @@ def part_names(folder: Path, study: Mapping[str, object]) -> list[str]:
         if name in ("", "..") or name != Path(str(name)).name:
             raise RunError(f"{folder} is not a readable study: its part '{name}' is not in its folder")
     return names
-
-
-def _matching(pattern: Path) -> Iterator[Path]:
-    return Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
 
 
 def _begun(folder: Path) -> bool:

@@ -52,7 +52,7 @@ def lines(study: StudyVerdict) -> list[str]:
     cells = study.cells or ()
     shown = grid_table.lines(
         ["cell", *(study.axes or ())],
-        [grid_table.GridRow({"cell": cell.name, **cell.at}, _figures(cell), _why(cell)) for cell in cells],
+        [({"cell": cell.name, **cell.at}, _figures(cell), _why(cell)) for cell in cells],
         COLUMNS,
     )
     return [f"  {line}" for line in [*shown, *_notes(cells)]]
@@ -94,7 +94,6 @@ def _figures(cell: MatrixCell) -> list[str] | None:
 
 
 def _why(cell: MatrixCell) -> str:
-    """The words in place of figures."""
     if cell.exit_code is None:
         return "not measured yet"
     return f"{'refused' if cell.exit_code == 2 else 'no result'} (exit {cell.exit_code}): {cell.reason}"

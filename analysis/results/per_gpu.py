@@ -23,9 +23,8 @@ COLUMNS = (
 class Came:
     """Tokens of whole answers at the time they came, whichever window their requests were due in.
 
-    Of an overloaded service the tokens of the requests due in a window come long after it: over the window's
-    length they would be more than its GPUs can make. A prompt counts when its first token came, output
-    evenly between the first and the last.
+    A prompt counts when its first token came, output evenly between the first and the last. By due time an
+    overloaded service would seem to make more in a window than its GPUs can.
     """
 
     def __init__(self, requests: pa.Table) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from analysis.results import capacity_text, constants_text, grid_table
+from analysis.results.grid_table import COUNT, FIGURE, TEXT, TRUTH
 from analysis.results.json_border import to_tree
 from analysis.results.types.prediction_verdict import GridCell, PredictionVerdict, RateDraws, RateForecast
 from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
@@ -24,38 +25,6 @@ COLUMNS = (
     ("in flight", 10),
     ("over the first", 20),
 )
-ASKED = ("model", "hardware", "layout", "routing", "workload", "nodes", "seed")
-TEXT, COUNT, FIGURE, TRUTH = pa.string(), pa.int64(), pa.float64(), pa.bool_()
-FOUND = {
-    "rate_qps_per_node": FIGURE,
-    "steady": TRUTH,
-    **{column(limit): FIGURE for limit in LIMITS},
-    "input_tokens_per_s_per_node": FIGURE,
-    "image_tokens_per_s_per_node": FIGURE,
-    "output_tokens_per_s_per_node": FIGURE,
-    "cached_share_of_input": FIGURE,
-    "in_flight_per_node": FIGURE,
-    "kv_used": FIGURE,
-    "busy": FIGURE,
-    "replicas_per_session": FIGURE,
-    "max_over_mean_share": FIGURE,
-    "blocked_share": FIGURE,
-    "reusable_share_of_input": FIGURE,
-    "sessions_per_node": FIGURE,
-    "sessions_over_kv": FIGURE,
-    "simulated_nodes": COUNT,
-    "fill_s": FIGURE,
-    "mfu": FIGURE,
-    "requests": COUNT,
-    "simulated_node_s": FIGURE,
-    "noise_pct": FIGURE,
-    "varied_nodes": COUNT,
-    "varied_node_s": FIGURE,
-    "draws": COUNT,
-    "open_draws_below": COUNT,
-    "open_draws_above": COUNT,
-    "kept_probability": FIGURE,
-}
 TYPES = {
     **dict.fromkeys(("model", "hardware", "layout", "routing", "workload"), TEXT),
     **dict.fromkeys(("nodes", "seed"), COUNT),
@@ -64,8 +33,22 @@ TYPES = {
     "binding": TEXT,
     "binding_probability": FIGURE,
     **dict.fromkeys(("open_above", "open_below"), TRUTH),
-    **dict.fromkeys(("ratio_to_first", "ratio_to_first_low", "ratio_to_first_high"), FIGURE),
-    **FOUND,
+    **grid_table.RATIO,
+    "rate_qps_per_node": FIGURE,
+    "steady": TRUTH,
+    **{column(limit): FIGURE for limit in LIMITS},
+    **{f"{kind}_tokens_per_s_per_node": FIGURE for kind in ("input", "image", "output")},
+    **dict.fromkeys(("cached_share_of_input", "in_flight_per_node", "kv_used", "busy"), FIGURE),
+    **dict.fromkeys(("replicas_per_session", "max_over_mean_share", "blocked_share"), FIGURE),
+    **dict.fromkeys(("reusable_share_of_input", "sessions_per_node", "sessions_over_kv"), FIGURE),
+    "simulated_nodes": COUNT,
+    **dict.fromkeys(("fill_s", "mfu"), FIGURE),
+    "requests": COUNT,
+    **dict.fromkeys(("simulated_node_s", "noise_pct"), FIGURE),
+    "varied_nodes": COUNT,
+    "varied_node_s": FIGURE,
+    **dict.fromkeys(("draws", "open_draws_below", "open_draws_above"), COUNT),
+    "kept_probability": FIGURE,
     "exit_code": COUNT,
     "reason": TEXT,
 }
@@ -95,17 +78,21 @@ def lines(prediction: PredictionVerdict) -> list[str]:
     found = prediction.forecast
     if found is None:
         return []
+    text = found.input_tokens_per_s_per_node - (images := found.image_tokens_per_s_per_node)
+    # A throughput with image tokens compares with none without.
+    apart = f" (of these {images:.0f} image tokens, {text:.0f} text)" if images else ""
+    in_flight = "requests in flight unknown (overload: the queue grows)"
+    if found.in_flight_per_node is not None:
+        in_flight = f"{found.in_flight_per_node:.1f} requests in flight"
     latencies = f"p90 TTFT {_ms(found.ttft_p90_ms)}, p90 TPOT {_ms(found.tpot_p90_ms)}"
     rounded = _rounded(prediction, found)
     return [
         f"  at {found.rate_qps_per_node:.4g} QPS per node{rounded}: {latencies}",
         *_service(prediction.asked, found.rate_qps_per_node),
-        f"  per node {found.input_tokens_per_s_per_node:.0f} input{_images(found)}"
+        f"  per node {found.input_tokens_per_s_per_node:.0f} input{apart}"
         f" ({100 * found.cached_share_of_input:.0f} % cached) and"
         f" {found.output_tokens_per_s_per_node:.0f} output tok/s,"
-        f" {_in_flight(found)},"
-        f" KV cache {_percent(found.kv_used)} in use,"
-        f" MFU {_percent(found.mfu)}",
+        f" {in_flight}, KV cache {_percent(found.kv_used)} in use, MFU {_percent(found.mfu)}",
         *_step_time(found),
         *_sessions(found, prediction.asked),
         *_evidence(found),
@@ -115,12 +102,9 @@ def lines(prediction: PredictionVerdict) -> list[str]:
 
 
 def _step_time(found: RateForecast) -> list[str]:
-    """The largest terms of the step time."""
-    known = [(name, share) for name, share in found.step_terms.items()]
-    terms = sorted(known, key=lambda term: -(term[1] or 0.0))[:TERMS_SHOWN]
-    return (
-        [f"  step time: {', '.join(f'{name} {_percent(share)}' for name, share in terms)}"] if terms else []
-    )
+    terms = sorted(found.step_terms.items(), key=lambda term: -(term[1] or 0.0))[:TERMS_SHOWN]
+    named = ", ".join(f"{name} {_percent(share)}" for name, share in terms)
+    return [f"  step time: {named}"] if terms else []
 
 
 def _rounded(prediction: PredictionVerdict, found: RateForecast) -> str:
@@ -130,21 +114,7 @@ def _rounded(prediction: PredictionVerdict, found: RateForecast) -> str:
     return "" if same else " (above rounded to two decimals)"
 
 
-def _images(found: RateForecast) -> str:
-    """Image tokens apart from text: a throughput with them compares with none without."""
-    images = found.image_tokens_per_s_per_node
-    text = found.input_tokens_per_s_per_node - images
-    return f" (of these {images:.0f} image tokens, {text:.0f} text)" if images else ""
-
-
-def _in_flight(found: RateForecast) -> str:
-    if found.in_flight_per_node is None:
-        return "requests in flight unknown (overload: the queue grows)"
-    return f"{found.in_flight_per_node:.1f} requests in flight"
-
-
 def _service(asked: AskedExperiment, rate_qps: float) -> list[str]:
-    """The rate of many nodes together."""
     if asked.nodes == 1:
         return []
     own = asked.routing == "per_node"
@@ -153,7 +123,6 @@ def _service(asked: AskedExperiment, rate_qps: float) -> list[str]:
 
 
 def _sessions(found: RateForecast, asked: AskedExperiment) -> list[str]:
-    """Lines on the spread of sessions by the routing, and on their memory."""
     seen = found.sessions
     if seen is None:
         return []
@@ -172,15 +141,18 @@ def _sessions(found: RateForecast, asked: AskedExperiment) -> list[str]:
 
 
 def _evidence(found: RateForecast) -> list[str]:
-    hours = found.simulated_node_s / 3600
-    out = [f"  evidence: {found.requests} requests in {hours:.3g} virtual hours of a node{_noise(found)}"]
+    hours, noise = found.simulated_node_s / 3600, ""
+    if found.noise:
+        known = found.noise_pct is not None
+        noise = f"; Monte Carlo noise {f'{found.noise_pct:.1f} % (95 %)' if known else 'unknown'}"
+    out = [f"  evidence: {found.requests} requests in {hours:.3g} virtual hours of a node{noise}"]
     drawn = found.of_capacity or found.of_rate
     if found.of_rate and found.of_rate.kept_probability is not None:
         count = len(found.of_rate.constants_sampled)
+        endless = found.of_rate.overloaded_draws
+        more = f"; the queue grows without end in {endless} of the draws" if endless else ""
         share = _kept_share(found.of_rate)
-        out.append(
-            f"  both bounds are kept in {share} of {count} uncertain constants{_overload(found.of_rate)}"
-        )
+        out.append(f"  both bounds are kept in {share} of {count} uncertain constants{more}")
     elif drawn and drawn.draws:
         open_draws = found.of_capacity.open_draws if found.of_capacity else 0
         beyond = f", {open_draws} of them beyond an end of the search" if open_draws else ""
@@ -197,22 +169,9 @@ def _kept_share(drawn: RateDraws) -> str:
     return f"{100 * (drawn.kept_probability or 0.0):.0f} % of {drawn.draws} draws"
 
 
-def _overload(drawn: RateDraws) -> str:
-    """The draws whose p90s have no upper end; empty where there are none."""
-    count = drawn.overloaded_draws
-    return f"; the queue grows without end in {count} of the draws" if count else ""
-
-
-def _noise(found: RateForecast) -> str:
-    if found.noise is None:
-        return ""
-    noise = found.noise.noise_pct
-    return "; Monte Carlo noise unknown" if noise is None else f"; Monte Carlo noise {noise:.1f} % (95 %)"
-
-
 def table(axes: Sequence[str], cells: Sequence[GridCell]) -> str:
     """The grid as text: one line per cell, the reason where there is no number."""
-    rows = [grid_table.GridRow(cell.at, _figures(cell), cell.answer.reason) for cell in cells]
+    rows = [(cell.at, _figures(cell), cell.answer.reason) for cell in cells]
     heads, *shown = grid_table.lines(axes, rows, COLUMNS)
     out = [heads]
     for line, cell in zip(shown, cells, strict=True):
@@ -225,7 +184,7 @@ def table(axes: Sequence[str], cells: Sequence[GridCell]) -> str:
 
 
 def _figures(cell: GridCell) -> list[str] | None:
-    one, ratio = cell.prediction, cell.ratio
+    one = cell.prediction
     if one is None or one.forecast is None or not (one.capacity or one.probe):
         return None
     found = one.forecast
@@ -236,7 +195,7 @@ def _figures(cell: GridCell) -> list[str] | None:
         f"{found.input_tokens_per_s_per_node:.0f}",
         f"{found.output_tokens_per_s_per_node:.0f}",
         "unknown" if found.in_flight_per_node is None else f"{found.in_flight_per_node:.1f}",
-        f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "",
+        grid_table.ratio(cell.ratio),
     ]
 
 
@@ -251,56 +210,24 @@ def _capacity(capacity: CapacityFigures) -> tuple[str, str, str]:
 def _rate(one: PredictionVerdict, found: RateForecast) -> tuple[str, str, str]:
     """The rate that was asked, in how many draws its bounds are kept, and which one is missed."""
     assert one.probe
-    share, missed = found.kept_probability, one.probe.missed
+    share = found.kept_probability
     chance = "unknown" if share is None else f"kept in {100 * share:.0f} %"
-    return f"{one.probe.rate_qps_per_node:.2f}", chance, "both" if len(missed) > 1 else "".join(missed) or "-"
+    return f"{one.probe.rate_qps_per_node:.2f}", chance, grid_table.over(one.probe.missed)
 
 
 def rows(cells: Sequence[GridCell]) -> pa.Table:
-    """A row per cell: its words as text, then figures; null where there is none. Units are in the names.
-
-    The columns and their types do not depend on the answers.
-    """
-    axes = dict.fromkeys((f"asked.{key}" for cell in cells for key in cell.at), pa.string())
-    return pa.Table.from_pylist(
-        [_row(cell) for cell in cells], schema=pa.schema([*axes.items(), *TYPES.items()])
-    )
+    """A row per cell, as `grid_table.rows`; the columns and their types do not depend on the answers."""
+    return grid_table.rows(cells, TYPES, _columns)
 
 
-def _row(cell: GridCell) -> dict[str, object]:
-    one, ratio = cell.prediction, cell.ratio
-    row: dict[str, object] = {f"asked.{key}": str(value) for key, value in cell.at.items()}
-    row |= {"exit_code": cell.answer.exit_code, "reason": cell.answer.reason}
-    if one is not None:
-        row |= {name: getattr(one.asked, name) for name in ASKED}
-        row |= {f"{limit}_p90_bound_ms": one.asked.slo.of(limit) for limit in LIMITS}
-        row |= (
-            {name: value for name, value in to_tree(one.forecast).items() if name in FOUND}
-            if one.forecast
-            else {}
-        )
-        row |= _capacity_columns(one.capacity) if one.capacity else {}
-    if ratio is not None:
-        row |= {
-            "ratio_to_first": ratio.value,
-            "ratio_to_first_low": ratio.low,
-            "ratio_to_first_high": ratio.high,
-        }
-    return row
-
-
-def _capacity_columns(capacity: CapacityFigures) -> dict[str, object]:
-    q = capacity.qps_per_node
-    return {
-        "qps_per_node": q.estimate,
-        "qps_per_node_low": q.low,
-        "qps_per_node_high": q.high,
-        "qps_per_node_certified": q.certified,
-        "binding": capacity.binding,
-        "binding_probability": capacity.binding_probability,
-        "open_above": capacity.open_above,
-        "open_below": capacity.open_below,
-    }
+def _columns(one: PredictionVerdict) -> dict[str, object]:
+    row: dict[str, object] = {f"{limit}_p90_bound_ms": one.asked.slo.of(limit) for limit in LIMITS}
+    row |= to_tree(one.forecast) if one.forecast else {}
+    if one.capacity is None:
+        return row
+    q = one.capacity.qps_per_node
+    ends = {f"qps_per_node_{end}": getattr(q, end) for end in ("low", "high", "certified")}
+    return row | to_tree(one.capacity) | {"qps_per_node": q.estimate, **ends}
 
 
 def _percent(share: float | None) -> str:

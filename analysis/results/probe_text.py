@@ -57,7 +57,6 @@ def plain_ms(value: float | None) -> str:
 
 
 def _p90_lines(measured: BothP90s) -> list[str]:
-    """Each p90 with its interval against its bound."""
     out = []
     for limit in LIMITS:
         p90 = measured.p90(limit)

@@ -6,7 +6,7 @@ Knows request tables and the paper's own rules (arXiv 2603.10031, table 7); know
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +22,7 @@ from analysis.results.types.ladder_figures import (
     PublishedLevel,
 )
 from analysis.results.types.prediction_verdict import PredictionVerdict
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.types.verdict import Verdict
 from analysis.rows import metrics, records
 from analysis.stats.pooling import repeated
 from analysis.stats.quantiles import Floats, quantile
@@ -37,25 +36,9 @@ PER_USER = 10
 DISTINCT, NEARLY = 3, 0.95
 """Lengths that are named one by one, where there are no more; and the share from which one speaks for all."""
 
-
-LadderAnswer = RunVerdict | StudyVerdict | PredictionVerdict
-
-
-class AskedLevel(Protocol):
-    """A level as it is asked for."""
-
-    @property
-    def phase(self) -> str: ...
-    @property
-    def shape(self) -> str: ...
-    @property
-    def concurrency(self) -> int: ...
-    @property
-    def requests(self) -> int: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def image_tokens(self) -> int: ...
+ASKED = ("phase", "shape", "concurrency", "requests", "prompt_tokens", "image_tokens")
+"""What a level is asked for, as attributes of it."""
+MEANS = ("success", "total_tok_s", "output_tok_s", "image_tok_s", "p99_s", "in_flight", "seconds")
 
 
 def figures(rows: pa.Table) -> LevelFigures:
@@ -128,36 +111,23 @@ def plateau(total_tok_s: float, before_tok_s: float | None) -> bool:
 
 
 def row(
-    level: AskedLevel, runs: Sequence[LevelFigures], baseline_p99_s: float, before: float | None
+    level: object, runs: Sequence[LevelFigures], baseline_p99_s: float, before: float | None
 ) -> LadderLevel:
-    """A line of the table: the means of all runs of a level, with their spread."""
-
-    def mean(name: str) -> float:
-        return float(np.mean([getattr(run, name) for run in runs]))
-
+    """A line of the table: a level that was `ASKED` for, and the means of all its runs with their spread."""
+    asked: dict[str, Any] = {name: getattr(level, name) for name in ASKED}
+    means: dict[str, Any] = {name: float(np.mean([getattr(run, name) for run in runs])) for name in MEANS}
     hits = [run.prefix_hit for run in runs if run.prefix_hit is not None]
-    total, p99_s, success = mean("total_tok_s"), mean("p99_s"), mean("success")
+    total = means["total_tok_s"]
     return LadderLevel(
-        phase=level.phase,
-        shape=level.shape,
-        concurrency=level.concurrency,
-        requests=level.requests,
-        prompt_tokens=level.prompt_tokens,
-        image_tokens=level.image_tokens,
-        success=success,
-        total_tok_s=total,
-        output_tok_s=mean("output_tok_s"),
-        image_tok_s=mean("image_tok_s"),
-        p99_s=p99_s,
-        in_flight=mean("in_flight"),
-        seconds=mean("seconds"),
+        **asked,
+        **means,
         total_tok_s_spread=spread([run.total_tok_s for run in runs]),
         p99_s_spread=spread([run.p99_s for run in runs]),
         prefix_hit=float(np.mean(hits)) if hits else None,
         answers=runs[0].answers,
-        status=status(success, p99_s, total, baseline_p99_s, before),
+        status=status(means["success"], means["p99_s"], total, baseline_p99_s, before),
         plateau=plateau(total, before),
-        capacity=level.requests >= PER_USER * level.concurrency,
+        capacity=asked["requests"] >= PER_USER * asked["concurrency"],
     )
 
 
@@ -206,7 +176,7 @@ TYPES = {
 """Columns of the Parquet file; units are those of the names, errors are shares of the published figure."""
 
 
-def rows(verdicts: Sequence[LadderAnswer]) -> pa.Table:
+def rows(verdicts: Sequence[Verdict]) -> pa.Table:
     """All lines of all models as columns."""
     flat = [
         {"model": one.asked.model, **_flat(line)}
@@ -219,7 +189,6 @@ def rows(verdicts: Sequence[LadderAnswer]) -> pa.Table:
 
 
 def _flat(line: LadderLevel) -> dict[str, Any]:
-    """A line of the table by column."""
     tree = to_tree(line)
     for group in ("total_tok_s_spread", "p99_s_spread", "published"):
         prefix = group.removesuffix("_spread")
@@ -227,7 +196,7 @@ def _flat(line: LadderLevel) -> dict[str, Any]:
     return tree
 
 
-def text(verdict: LadderAnswer, found: LadderFigures) -> str:
+def text(verdict: Verdict, found: LadderFigures) -> str:
     """The table of one model, and what must be read beside it."""
     asked = verdict.asked
     head = f"{asked.model} on {asked.replicas} x {asked.layout} of {asked.hardware}"

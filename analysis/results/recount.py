@@ -9,6 +9,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,13 @@ from analysis.capacity import dwell_table
 from analysis.capacity.node_effects import including, node_effects
 from analysis.capacity.posterior import Capacity, posterior
 from analysis.capacity.window_counts import WindowCounts, count, count_by_stream
-from analysis.results.capacity_figures import capacity_figures
+from analysis.results import capacity_text, studies
 from analysis.results.json_border import to_tree
-from analysis.results.runs import Run, RunError
+from analysis.results.runs import Run, RunError, load_run
 from analysis.rows import metrics
 from conf.specs.bounds import LIMITS
 
-COUNTS = ("requests", "completed", "failed", "pending", "waiting_at_start")
-DERIVED = ("log_work",)
+COUNTS = ("requests", "completed", "failed", "pending", "waiting_at_start", "log_work")
 TOLERANCE = 1e-9
 """Largest relative difference of a derived figure that counts as none (our choice).
 
@@ -71,6 +71,14 @@ def recount(run: Run) -> Recount:
     return Recount(tuple(counted), found)
 
 
+def recomputed(path: Path) -> tuple[str, bool]:
+    """The verdict of a run beside what its Parquet files give, and whether the two agree."""
+    if studies.is_study(path):
+        raise RunError(f"{path} is a study: recompute one of its parts, {path}/NAME")
+    lines, agrees = text(load_run(path))
+    return f"{'SAME' if agrees else 'DIFFERENT'}  {path} recomputed from its Parquet files\n{lines}", agrees
+
+
 def text(run: Run) -> tuple[str, bool]:
     """Lines of recorded figures beside those of the files, and True if both agree.
 
@@ -79,16 +87,19 @@ def text(run: Run) -> tuple[str, bool]:
     again = recount(run)
     counts = list(_other_counts(run, again))
     lines = [f"counts of {len(again.dwells)} windows, exactly: {'; '.join(counts) or 'identical'}"]
-    recorded = _recorded(run.sweep or {})
+    tree = run.sweep or {}
+    required = (tree.get("probe") or {}).get("required") or {}
+    recorded = tree.get("capacity") or required.get("capacity")
     if recorded is None:
         return "\n".join([*lines, "capacity: none was recorded"]), not counts
     if again.capacity is None:
-        return "\n".join(
-            [*lines, "capacity: recorded, but the files hold no prior to compute it from"]
-        ), False
-    fresh = json.loads(json.dumps(to_tree(capacity_figures(again.capacity, None))))
+        lines.append("capacity: recorded, but the files hold no prior to compute it from")
+        return "\n".join(lines), False
+    fresh = json.loads(json.dumps(to_tree(capacity_text.figures(again.capacity, None))))
     other = list(_other_figures(recorded, fresh, same))
-    lines += [_figure_line(name, recorded, fresh) for name in recorded["qps_per_node"]]
+    for name, old in recorded["qps_per_node"].items():
+        new = fresh["qps_per_node"][name]
+        lines.append(f"  {name:<9} recorded {old!r}, recomputed {new!r} QPS per node")
     agreed = "the same" if any(_other_figures(recorded, fresh, operator.eq)) else "identical"
     lines.append(f"capacity, limits and dwells used, within {TOLERANCE:g}: {'; '.join(other) or agreed}")
     return "\n".join(lines), not counts and not other
@@ -101,22 +112,9 @@ def same(recorded: Any, recomputed: Any) -> bool:
     return bool(recorded == recomputed)
 
 
-def _recorded(tree: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The posterior of a sweep, or of a required rate."""
-    required = (tree.get("probe") or {}).get("required") or {}
-    found: dict[str, Any] | None = tree.get("capacity") or required.get("capacity")
-    return found
-
-
-def _figure_line(name: str, recorded: Mapping[str, Any], fresh: Mapping[str, Any]) -> str:
-    old, new = recorded["qps_per_node"][name], fresh["qps_per_node"][name]
-    return f"  {name:<9} recorded {old!r}, recomputed {new!r} QPS per node"
-
-
 def _other_counts(run: Run, again: Recount) -> Iterator[str]:
-    """Differences from dwells.parquet."""
     for line, dwell in zip(run.dwells().to_pylist(), again.dwells, strict=True):
-        fresh = {name: getattr(dwell, name) for name in (*COUNTS, *DERIVED)}
+        fresh = {name: getattr(dwell, name) for name in COUNTS}
         fresh |= {f"{limit}_over": dwell.over(limit).over for limit in LIMITS}
         fresh |= {f"{limit}_determined": dwell.over(limit).determined for limit in LIMITS}
         for name, value in fresh.items():

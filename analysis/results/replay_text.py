@@ -5,20 +5,15 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from analysis.results import constants_text, grid_table
+from analysis.results.grid_table import COUNT, FIGURE, TEXT
 from analysis.results.types.prediction_verdict import (
     FigureWithEnds,
     GridCell,
     PredictionVerdict,
     ReplayForecast,
 )
-from analysis.results.types.shared_figures import RatioFigures
 
-LATENCIES = {
-    "ttft_ms": "TTFT",
-    "tpot_ms": "TPOT",
-    "gap_ms": "p99 gap of a request",
-    "e2e_ms": "E2E",
-}
+LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "gap_ms": "p99 gap of a request", "e2e_ms": "E2E"}
 PLACES = ("p50", "p90", "p99")
 RATES = {
     "requests_per_s": "requests/s",
@@ -39,17 +34,13 @@ COLUMNS = (
     ("tok/s over the first", 22),
 )
 NAMES = (*(f"{name}.{place}" for name in LATENCIES for place in PLACES), *RATES, "makespan_s")
-TEXT, COUNT, FIGURE = pa.string(), pa.int64(), pa.float64()
-SENT = ("requests", "concurrency", "rate_qps_per_node", "kept_probability")
-ASKED = ("model", "hardware", "layout", "routing", "workload", "arrivals", "nodes", "seed")
 TYPES = {
-    **{name: COUNT if name in ("nodes", "seed") else TEXT for name in ASKED},
-    "requests": COUNT,
-    "concurrency": COUNT,
+    **{name: COUNT if name in ("nodes", "seed") else TEXT for name in grid_table.ASKED},
+    **dict.fromkeys(("requests", "concurrency"), COUNT),
     "rate_qps_per_node": FIGURE,
     **{f"{name.replace('.', '_')}{end}": FIGURE for name in NAMES for end in ("", "_low", "_high")},
     "kept_probability": FIGURE,
-    **dict.fromkeys(("ratio_to_first", "ratio_to_first_low", "ratio_to_first_high"), FIGURE),
+    **grid_table.RATIO,
     "exit_code": COUNT,
     "reason": TEXT,
 }
@@ -111,15 +102,15 @@ def _evidence(it: ReplayForecast) -> list[str]:
 
 def table(axes: Sequence[str], cells: Sequence[GridCell]) -> str:
     """The grid as text: a line per cell, the reason where there is no number."""
-    rows = [grid_table.GridRow(cell.at, _cell(cell), cell.answer.reason) for cell in cells]
+    rows = [(cell.at, _cell(cell), cell.answer.reason) for cell in cells]
     return "\n".join([*grid_table.lines(axes, rows, COLUMNS), *constants_text.grid_lines(cells)])
 
 
 def _cell(cell: GridCell) -> list[str] | None:
-    one, ratio = cell.prediction, cell.ratio
+    one = cell.prediction
     if one is None or one.replay is None or one.probe is None:
         return None
-    figures, missed = one.replay.figures, one.probe.missed
+    figures = one.replay.figures
 
     def both(name: str) -> tuple[str, str]:
         return _number(figures[name].value), _interval(figures[name])
@@ -131,38 +122,26 @@ def _cell(cell: GridCell) -> list[str] | None:
         _number(figures["gap_ms.p90"].value),
         *both("output_tokens_per_s"),
         _number(figures["makespan_s"].value),
-        "both" if len(missed) > 1 else "".join(missed) or "-",
-        f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "",
+        grid_table.over(one.probe.missed),
+        grid_table.ratio(cell.ratio),
     ]
 
 
 def rows(cells: Sequence[GridCell]) -> pa.Table:
-    """A row per cell: its words as text, then figures; null where there is none. Units are in the names."""
-    axes = dict.fromkeys((f"asked.{key}" for cell in cells for key in cell.at), TEXT)
-    return pa.Table.from_pylist(
-        [_row(cell) for cell in cells], schema=pa.schema([*axes.items(), *TYPES.items()])
-    )
+    """A row per cell, as `grid_table.rows`."""
+    return grid_table.rows(cells, TYPES, _columns)
 
 
-def _row(cell: GridCell) -> dict[str, object]:
-    one, ratio = cell.prediction, cell.ratio
-    row: dict[str, object] = {f"asked.{key}": str(value) for key, value in cell.at.items()}
-    row |= {"exit_code": cell.answer.exit_code, "reason": cell.answer.reason}
-    if one is not None:
-        row |= {name: getattr(one.asked, name) for name in ASKED}
-    if one is not None and one.replay is not None:
-        row |= {name: getattr(one.replay, name) for name in SENT}
-        for name, figure in one.replay.figures.items():
-            row |= _ends(name.replace(".", "_"), figure)
-    return row if ratio is None else row | _ends("ratio_to_first", ratio)
-
-
-def _ends(name: str, figure: FigureWithEnds | RatioFigures) -> dict[str, object]:
-    return {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
+def _columns(one: PredictionVerdict) -> dict[str, object]:
+    if one.replay is None:
+        return {}
+    row: dict[str, object] = {name: getattr(one.replay, name) for name in TYPES if hasattr(one.replay, name)}
+    for name, figure in one.replay.figures.items():
+        row |= grid_table.with_ends(name.replace(".", "_"), figure)
+    return row
 
 
 def _figure(figure: FigureWithEnds) -> str:
-    """A value with its interval."""
     return "n/a" if figure.value is None else f"{_number(figure.value)} {_interval(figure)}"
 
 

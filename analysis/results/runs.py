@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,7 @@ SHAPE: Mapping[str, type] = {
 
 
 def refuse_out(out: Path | None, *suffixes: str, flag: str = "--out") -> None:
-    """Raise RunError for a file of `flag` that would replace another or could not be written.
-
-    So too for a name that promises something else than the one of `suffixes` that is written; without any
-    all names will do.
-    """
+    """Raise RunError for a file of `flag` that exists, cannot be written, or ends in none of `suffixes`."""
     if out is None:
         return
     if out.exists():
@@ -53,7 +50,7 @@ def refuse_out(out: Path | None, *suffixes: str, flag: str = "--out") -> None:
         raise RunError(f"{flag} {out}: cannot be written as such; give it a name in {' or '.join(suffixes)}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Run:
     """A run folder. Tables are read when asked for; `sweep` is None for a run that did not end.
 
@@ -71,9 +68,9 @@ class Run:
         """The folder's own name."""
         return self.path.resolve().name
 
-    @property
+    @cached_property
     def config(self) -> Experiment:
-        """The saved configuration. Raises ConfigError if it does not make an experiment."""
+        """The saved configuration, read once. Raises ConfigError if it does not make an experiment."""
         with _readable(self.path):
             return load(base=_plain(self.path / "config.yaml"))
 
@@ -109,11 +106,8 @@ class Run:
         `columns` are read where given: most bytes are the gaps in `itl_us`.
         """
         _refuse_columns(columns)
-        wanted = [
-            pc.field(name) == value
-            for name, value in (("dwell", dwell), ("phase", phase))
-            if value is not None
-        ]
+        asked_for = {"dwell": dwell, "phase": phase}
+        wanted = [pc.field(name) == value for name, value in asked_for.items() if value is not None]
         where = wanted[0] & wanted[-1] if wanted else None
         with _readable(self.path):
             if self.is_collected:
@@ -233,7 +227,6 @@ def _plain(path: Path) -> Path:
 
 
 def _refuse_columns(columns: Sequence[str] | None) -> None:
-    """Raise RunError for a column that the request table does not have."""
     for name in columns or ():
         if name not in records.REQUESTS.names:
             near = difflib.get_close_matches(name, records.REQUESTS.names, 3)

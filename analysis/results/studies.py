@@ -41,11 +41,8 @@ def whole(path: Path) -> Path:
     """The folder to resume: that of the comparison or matrix for a part, which alone would not go on."""
     above = path.resolve().parent
     typed = path.parent if path.parent.resolve() == above else above
-    return typed if (above / OTHER).exists() or _is_matrix(above) else path
-
-
-def _is_matrix(path: Path) -> bool:
-    return is_study(path) and load_study(path)["study"] == matrix_table.KIND
+    in_matrix = is_study(above) and load_study(above)["study"] == matrix_table.KIND
+    return typed if (above / OTHER).exists() or in_matrix else path
 
 
 def load_study(path: Path) -> dict[str, Any]:

@@ -22,25 +22,27 @@ from analysis.results import (
 )
 from analysis.results.asked import describe as describe
 from analysis.results.checks import check_line
-from analysis.results.exit_codes import EXIT_INTERNAL as EXIT_INTERNAL
-from analysis.results.exit_codes import EXIT_INTERRUPTED as EXIT_INTERRUPTED
-from analysis.results.exit_codes import EXIT_OK as EXIT_OK
-from analysis.results.exit_codes import EXIT_OPEN as EXIT_OPEN
-from analysis.results.exit_codes import EXIT_SLO_MISSED as EXIT_SLO_MISSED
-from analysis.results.exit_codes import EXIT_TARGET as EXIT_TARGET
-from analysis.results.exit_codes import EXIT_USAGE as EXIT_USAGE
-from analysis.results.exit_codes import EXIT_VOID as EXIT_VOID
-from analysis.results.exit_codes import RESUMABLE as RESUMABLE
-from analysis.results.exit_codes import resumable as resumable
 from analysis.results.locations import KNOWN
-from analysis.results.runs import Run
+from analysis.results.runs import Run, load_run
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures, RequestCounts
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.types.study_verdict import MatrixCell, StudyVerdict
 from analysis.results.types.verdict import Verdict
 
 SCHEMA_VERSION = KNOWN
+
+EXIT_OK = 0
+EXIT_INTERNAL = 1
+EXIT_USAGE = 2
+EXIT_SLO_MISSED = 3
+EXIT_VOID = 4
+EXIT_TARGET = 5
+EXIT_OPEN = 6
+EXIT_INTERRUPTED = 130
+
+RESUMABLE = (EXIT_INTERNAL, EXIT_VOID, EXIT_TARGET, EXIT_INTERRUPTED)
+"""Ends of a sweep after which `resume` may still reach a result."""
 
 OPEN_WORDS = {
     EXIT_SLO_MISSED: "the bounds are not met even at the lowest rate",
@@ -91,10 +93,28 @@ def text(verdict: Verdict, resume: Path | None = None) -> str:
     return "\n".join(line for line in lines if line)
 
 
+def resumable(verdict: Verdict | MatrixCell) -> bool:
+    """True of a sweep or a study that `resume` may still bring to a result; a veto is final."""
+    if isinstance(verdict, PredictionVerdict):
+        return False
+    if isinstance(verdict, StudyVerdict) and verdict.is_matrix:
+        return any(map(resumable, verdict.cells or ()))
+    vetoed = verdict.hold is not None and verdict.hold.vetoed
+    return verdict.exit_code in (None, *RESUMABLE) and not vetoed
+
+
 def status_counts(rows: pa.Table) -> Counter[str]:
     """Request rows by status; retracted ones, which the search took back before their due time, apart."""
     states = zip(rows["status"].to_pylist(), rows["phase"].to_pylist(), strict=True)
     return Counter("retracted" if phase == "retracted" else status for status, phase in states)
+
+
+def concluded(path: Path) -> str:
+    """The summary of a run or a study; of a run that did not end, what can be read."""
+    if studies.is_study(path):
+        return text(studies.load_verdict(path))
+    run = load_run(path)
+    return text(run.verdict, studies.whole(path)) if run.verdict else unfinished(run)
 
 
 def unfinished(run: Run) -> str:
@@ -217,7 +237,6 @@ def _evidence_lines(verdict: Verdict) -> list[str]:
 
 
 def _counted(evidence: str, counts: RequestCounts | None) -> str:
-    """The evidence line of a run or study, with its requests by status."""
     if counts is None:
         return f"evidence: {evidence}" if evidence else ""
     states = ", ".join(f"{count} {status}" for status, count in counts.by_status.items())

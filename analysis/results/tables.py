@@ -105,10 +105,10 @@ def capacity_table(runs: Sequence[Run]) -> pa.Table:
 
 
 def _metric(name: str) -> Metric:
-    for metric in METRICS:
-        if metric.name == name:
-            return metric
-    raise RunError(f"no metric '{name}'; one of {', '.join(known.name for known in METRICS)}")
+    known = {metric.name: metric for metric in METRICS}
+    if name not in known:
+        raise RunError(f"no metric '{name}'; one of {', '.join(known)}")
+    return known[name]
 
 
 def _refuse_by(by: str) -> None:
@@ -125,7 +125,7 @@ def _percentile_schema(metric: Metric, q: Sequence[float], by: str) -> pa.Schema
 
 def _column(metric: Metric, share: float) -> str:
     """`ttft_p99_9_ms`: no dot, which SQL would take for a table's."""
-    return f"{metric.name}_p{100 * share:g}_{metric.unit}".replace(".", "_")
+    return f"{metric.name}_p{100 * share:g}_ms".replace(".", "_")
 
 
 def _line(metric: Metric, q: Sequence[float], by: str, key: object, rows: pa.Table) -> dict[str, Any]:
@@ -142,8 +142,7 @@ def _capacity_line(run: Run) -> dict[str, Any]:
     return {
         "run": run.name,
         **{name: getattr(asked, name) for name in (*_WORDS[1:], "nodes")},
-        "bound_ttft_p90_ms": asked.slo.ttft_p90_ms,
-        "bound_tpot_p90_ms": asked.slo.tpot_p90_ms,
+        **{f"bound_{column(limit)}": asked.slo.of(limit) for limit in LIMITS},
         "verdict": summary.word(verdict),
         **_claimed(run),
         "requests": counted.rows if counted else run.requests(columns=["seq"]).num_rows,

@@ -3,7 +3,7 @@
 Knows Arrow's dictionaries; knows no column by its name.
 """
 
-from collections.abc import Iterable
+from itertools import islice
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -49,7 +49,8 @@ def folded(column: pa.ChunkedArray) -> pa.ChunkedArray:
     chunks = [
         chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode() for chunk in column.chunks
     ]
-    known = _first(word for chunk in chunks for word in _texts(chunk.dictionary))
+    every = dict.fromkeys(word for chunk in chunks for word in _texts(chunk.dictionary) if word is not None)
+    known = set(islice(every, MOST))
     return pa.chunked_array([_narrow(chunk, known) for chunk in chunks], KIND)
 
 
@@ -59,14 +60,6 @@ def _texts(words: pa.Array) -> list[str | None]:
     except UnicodeDecodeError as error:
         raise pa.ArrowInvalid(f"a word is no text: {error.reason}") from error
     return texts
-
-
-def _first(words: Iterable[str | None]) -> set[str]:
-    known: set[str] = set()
-    for word in words:
-        if word is not None and len(known) < MOST:
-            known.add(word)
-    return known
 
 
 def _narrow(chunk: pa.DictionaryArray, known: set[str]) -> pa.DictionaryArray:

@@ -15,12 +15,7 @@ from analysis.rows import piecewise, records, shards
 from analysis.rows.shards import Shard
 
 
-def requests(
-    path: Path,
-    columns: Sequence[str] = records.REQUESTS.names,
-    wall_start_ns: int | None = None,
-    time_scale: float = 1.0,
-) -> pa.Table:
+def requests(path: Path, columns: Sequence[str] = records.REQUESTS.names) -> pa.Table:
     """Parquet, shards and saved plans of a run as one row per planned request, by due time.
 
     If a request has several records, the first counts: that of the Parquet (which shards may outlive, because
@@ -30,7 +25,7 @@ def requests(
     read_too = list(dict.fromkeys([*columns, "seq", "due_ns"]))
     found = shards.read(path)
     tables = [records.read(path / "requests", read_too, skip_torn=bool(found))]
-    tables += recorded(path, found, wall_start_ns, time_scale)
+    tables += recorded(path, found)
     whole = records.joined([table.select(read_too) for table in tables])
     schema = records.schema_of(columns)
     return pa.concat_tables([schema.empty_table(), *joined([whole], schema)])
@@ -58,18 +53,14 @@ def recorded(
     """Records of requests in shards and plans, the better record first."""
     kept = [shard.rows for shard in found if shard.schema is records.SHARD]
     reported = [records.without_gaps(shard.rows) for shard in found if shard.schema is records.PROGRESS]
-    plans = [records.lost(plan, wall_start_ns, time_scale) for plan in _plans(path)]
-    return [*kept, *reported, *plans]
+    plans = (pq.read_table(file, schema=records.PLAN) for file in plan_files(path))
+    return [*kept, *reported, *(records.lost(plan, wall_start_ns, time_scale) for plan in plans)]
 
 
 def plan_files(path: Path) -> list[Path]:
     """The saved plans; while there are shards, without those that a power cut tore."""
     found = sorted(path.glob("schedule/*.parquet"))
     return [file for file in found if not records.is_torn(file)] if shards.files(path) else found
-
-
-def _plans(path: Path) -> Iterator[pa.Table]:
-    return (pq.read_table(file, schema=records.PLAN) for file in plan_files(path))
 
 
 def series(path: Path, file: str, schema: pa.Schema, source: str, found: Sequence[Shard]) -> pa.Table:

@@ -22,8 +22,8 @@ def _field(metric: metrics.Metric) -> pa.Field:
         f"{metric.meaning}; infinite: {infinite}; null: not known, or does not apply. "
         "Derived when written, for other readers; the offsets are the truth"
     )
-    metadata = {"unit": metric.unit, "doc": doc, "formula": metric.formula}
-    return pa.field(f"{metric.name}_{metric.unit}", pa.float32(), metadata=metadata)
+    metadata = {"unit": "ms", "doc": doc, "formula": metric.formula}
+    return pa.field(f"{metric.name}_ms", pa.float32(), metadata=metadata)
 
 
 FILE = pa.schema(

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from analysis.rows import records
+from analysis.stats.quantiles import Floats as Floats
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 NS_PER_MS = 1e6
@@ -165,8 +165,7 @@ def tpot_ms(first_s: Floats, last_s: Floats, output_tokens: Floats) -> Floats:
 
 
 def prefix_hit(requests: pa.Table) -> float | None:
-    """Share of the prompt tokens that the prefix cache served, by the server's usage; None if it reports
-    none.
+    """Share of the prompt tokens that the prefix cache served, by the server's usage; None without any.
 
     A version of vLLM leaves the count out where it is 0: once one answer has it, one without it had no hit.
     """
@@ -185,10 +184,9 @@ def prefix_shared(requests: pa.Table, rest_tokens: int = 0) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A latency with its unit, meaning, formula, the columns it needs, and its function."""
+    """A latency in ms: its meaning, formula, the columns it needs, and its function."""
 
     name: str
-    unit: str
     meaning: str
     formula: str
     columns: tuple[str, ...]
@@ -200,7 +198,6 @@ _LAST = ("status", "time_scale", "turn_blocked_ns", "last_token_offset_ns", "eng
 METRICS = (
     Metric(
         "send_lag",
-        "ms",
         "the client's own lateness, in real time: send begun, from due or the end of the turn waited for",
         "(send_offset_ns - turn_blocked_ns) / time_scale / 1e6",
         ("status", "time_scale", "turn_blocked_ns", "send_offset_ns"),
@@ -208,7 +205,6 @@ METRICS = (
     ),
     Metric(
         "ttft",
-        "ms",
         "first read with an output token, from the due time",
         "first_token_offset_ns / 1e6",
         _FIRST,
@@ -216,7 +212,6 @@ METRICS = (
     ),
     Metric(
         "ttft_from_send",
-        "ms",
         "the same from the actual send: blind to a late client, for comparison with other tools",
         "(first_token_offset_ns - send_offset_ns) / 1e6",
         (*_FIRST, "send_offset_ns"),
@@ -224,7 +219,6 @@ METRICS = (
     ),
     Metric(
         "tpot",
-        "ms",
         "mean time per output token after the first, of one request with at least 2; unknown of a burst",
         "(last_token_offset_ns - first_token_offset_ns) / (output_tokens - 1) / 1e6",
         (*_FIRST, *_LAST[3:], "output_tokens", "requested_output_tokens", "reads"),
@@ -232,23 +226,16 @@ METRICS = (
     ),
     Metric(
         "path",
-        "ms",
         "real time to the first token outside an engine that told its own: client, network, Serve",
         "(first_token_offset_ns - engine_first_token_ns) / time_scale / 1e6",
         _FIRST[1:],
         path,
     ),
     Metric(
-        "e2e",
-        "ms",
-        "last read with an output token, from the due time",
-        "last_token_offset_ns / 1e6",
-        _LAST,
-        e2e,
+        "e2e", "last read with an output token, from the due time", "last_token_offset_ns / 1e6", _LAST, e2e
     ),
     Metric(
         "itl",
-        "ms",
         "gaps between reads with output, pooled over all requests; in seconds of the run's clock",
         "itl_us / 1e3",
         ("status", "itl_us", "requested_output_tokens"),

@@ -1,10 +1,10 @@
-"""Writes a table as a Parquet file: encodings by type, row groups that can be skipped, whole or not at all.
+"""Schemas with a unit and a meaning for every column, and tables written as Parquet, whole or not at all.
 
 Knows types and nothing of columns. `tests/benchmarks/parquet.py` measures what it chooses beside what Parquet
 would choose itself.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +14,17 @@ from conf.io import durable
 
 ROW_GROUP = 32_768
 """Rows that are read or skipped together: 18 MB of the gaps of answers of 140 tokens."""
+Column = tuple[str, pa.DataType, str, str]
+"""Name, type, unit (may be empty) and meaning."""
+
+
+def schema(columns: Iterable[Column], metadata: Mapping[str, str] | None = None) -> pa.Schema:
+    """The schema of `columns`, with unit and meaning in each field's metadata."""
+    fields = [
+        pa.field(name, type_, metadata={"unit": unit, "doc": doc} if unit else {"doc": doc})
+        for name, type_, unit, doc in columns
+    ]
+    return pa.schema(fields, metadata=metadata)
 
 
 def write(table: pa.Table, path: Path) -> None:
@@ -24,6 +35,7 @@ def write(table: pa.Table, path: Path) -> None:
 def write_pieces(pieces: Iterable[pa.Table], schema: pa.Schema, path: Path) -> None:
     """Write tables of `schema` as one file, likewise, with no more of them in memory than one."""
     durable.folder(path.parent)
+    words = [one.name for one in schema if pa.types.is_dictionary(one.type) or pa.types.is_string(one.type)]
     with (
         durable.replacing(path) as file,
         pq.ParquetWriter(
@@ -31,17 +43,13 @@ def write_pieces(pieces: Iterable[pa.Table], schema: pa.Schema, path: Path) -> N
             schema,
             compression="zstd",
             compression_level=3,
-            use_dictionary=[field.name for field in schema if _is_word(field.type)],
+            use_dictionary=words,
             column_encoding={_leaf(field): code for field in schema if (code := _encoding(field.type))},
             write_page_index=True,
         ) as writer,
     ):
         for piece in pieces:
             writer.write_table(piece, row_group_size=ROW_GROUP)
-
-
-def _is_word(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_dictionary(kind) or pa.types.is_string(kind))
 
 
 def _encoding(kind: pa.DataType) -> str | None:

@@ -47,7 +47,6 @@ def column(tables: Sequence[pa.Table], name: str) -> Ints:
 
 
 def _elements(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Ints:
-    """Number of list elements in each row."""
     found = np.zeros(sum(len(batch) for batch in batches), np.int64)
     for name in [field.name for field in schema if pa.types.is_list(field.type)]:
         lengths = [pc.fill_null(pc.list_value_length(batch[name]), 0) for batch in batches]

@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analysis.rows import arrow_stream, foreign_words, parquet, piecewise
-from analysis.rows.documented_columns import Column
-from analysis.rows.documented_columns import schema as documented_schema
+from analysis.rows.parquet import Column
 
 SCHEMA_VERSION = 2
 """The version grows with every added column; none is renamed or taken away. A column that a file lacks is
@@ -24,7 +23,6 @@ null."""
 
 OK = "ok"
 FAILURES = ("http_error", "truncated", "timeout", "conn_error", "missed", "lost")
-STATUSES = (OK, *FAILURES)
 PENDING = "pending"
 """Status of a request in flight; it exists in observations during a run, never in Parquet."""
 
@@ -111,7 +109,7 @@ _COLUMNS: tuple[Column, ...] = (
     ),
 )
 
-REQUESTS = documented_schema(_COLUMNS, {"schema_version": str(SCHEMA_VERSION)})
+REQUESTS = parquet.schema(_COLUMNS, {"schema_version": str(SCHEMA_VERSION)})
 """Arrow schema of a request table. Offsets count from `due_ns`, so latency is measured from the plan."""
 
 SHARD = pa.schema(

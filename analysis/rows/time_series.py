@@ -9,18 +9,16 @@ from pathlib import Path
 import pyarrow as pa
 
 from analysis.rows import parquet
-from analysis.rows.documented_columns import Column, schema
+from analysis.rows.parquet import Column, schema
 
 SCHEMA_VERSION = 1
 _VERSION = {"schema_version": str(SCHEMA_VERSION)}
 
-_Columns = tuple[Column, ...]
-
-_WHEN: _Columns = (
+_WHEN: tuple[Column, ...] = (
     ("at", pa.timestamp("us", "UTC"), "", "when the sample was taken, on the wall clock"),
     ("clock_ns", pa.int64(), "ns", "the same since the start of the run's clock, in its seconds"),
 )
-_SERVER_COLUMNS: _Columns = (
+_SERVER_COLUMNS: tuple[Column, ...] = (
     *_WHEN,
     ("replica", pa.string(), "", "x-replica-id of the answer, or else the name its URL was given"),
     ("running", pa.int64(), "requests", "in the engine's batch; of several engines in one answer the sum"),
@@ -34,7 +32,7 @@ _SERVER_COLUMNS: _Columns = (
     ("finished", pa.int64(), "requests", "ended since the engine's start, whatever their finish reason"),
     ("error", pa.string(), "", "why this sample is missing; null when it is not"),
 )
-_CLIENT_COLUMNS: _Columns = (
+_CLIENT_COLUMNS: tuple[Column, ...] = (
     ("client_id", pa.int16(), "", "load actor"),
     *_WHEN,
     ("span_s", pa.float64(), "s", "time the other figures cover, up to `at`, in seconds of the run's clock"),

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from analysis.stats.quantiles import Floats
 
 LEVEL = 0.05
 """Largest share of runs at exactly the capacity that may pass, and that may fail, over all analyses (our

@@ -6,9 +6,8 @@ Knows counts per block in order of time; knows no request, no limit and no load.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from analysis.stats.quantiles import Floats
 
 LAGS, LAG_SHARE, LEAST_LAGS = 24, 0.35, 4
 """Lags of blocks that are summed: two minutes of 5 s blocks, and no more than this share of all blocks."""

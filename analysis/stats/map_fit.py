@@ -12,7 +12,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from analysis.stats.quantiles import Floats as Floats
+
 Flags = NDArray[np.bool_]
 Predict = Callable[[Floats], Floats]
 """ln of the measurements that the ln of the parameters predict."""

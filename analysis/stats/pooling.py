@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from analysis.stats.quantiles import Floats
 
 BETWEEN_SCALE = 0.035
 """Scale of the half-Cauchy prior on the sd between parts (of ln QPS), which is its median.
@@ -127,8 +126,7 @@ def repeated(values: Sequence[float]) -> Repeated:
         mean=_figure(lambda q: mean + student_t(q, df) * error),
         certified=mean + student_t(CERTIFIED, df) * error,
         variation=Interval(
-            sd / mean,
-            *(sd / mean * math.sqrt(df / chi_square(q, df)) for q in (1 - TAIL, TAIL)),
+            sd / mean, *(sd / mean * math.sqrt(df / chi_square(q, df)) for q in (1 - TAIL, TAIL))
         ),
     )
 
@@ -165,6 +163,6 @@ def _mixture(q: float, mass: Floats, mean: Floats, sd: Floats) -> float:
     low, high = float((mean - SPAN_SDS * sd).min()), float((mean + SPAN_SDS * sd).max())
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        below = [math.erf(z) for z in (middle - mean) / (sd * math.sqrt(2))]
+        below = [math.erf(z) for z in ((middle - mean) / (sd * math.sqrt(2))).tolist()]
         low, high = (middle, high) if float(mass @ below) / 2 + 0.5 < q else (low, middle)
     return (low + high) / 2

@@ -39,7 +39,7 @@ def checked(form: str, text: str, what: str) -> str:
 def host(text: str, what: str) -> str:
     """The name of a host (RFC 1123) or its address (IPv4, IPv6 without a zone)."""
     numbers = not re.search("[a-z]", text.rpartition(".")[2], re.IGNORECASE)
-    if _is_address(text) or (_HOST.fullmatch(text) and not numbers):
+    if is_address(text) or (_HOST.fullmatch(text) and not numbers):
         return text
     raise ValueError(f"{what}={text!r} is no host; use a name such as node-1.example, or an IP address")
 
@@ -56,9 +56,10 @@ def authority(text: str) -> str:
     return f"[{text}]" if ":" in text else text
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
+    """True for an IP address without a zone, which may be any text."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
         return False
-    return "%" not in text  # a zone may be any text
+    return "%" not in text

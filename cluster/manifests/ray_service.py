@@ -65,52 +65,47 @@ class KubernetesSite:
             raise ValueError(f"--memory={self.gpu_memory} is no amount of memory; write it as 512Gi")
 
 
-def ray_cluster(
-    site: KubernetesSite, nodes: Sequence[NodeGroup], hardware: Hardware, env: dict[str, str]
+def ray_object(
+    site: KubernetesSite,
+    nodes: Sequence[NodeGroup],
+    hardware: Hardware,
+    env: dict[str, str],
+    config: Tree | None,
 ) -> Tree:
-    """A RayCluster for sweeps, which deploy their services themselves."""
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayCluster",
-        "metadata": {"name": site.name, "namespace": site.namespace},
-        "spec": _cluster_spec(site, nodes, hardware, env),
-    }
+    """A RayCluster for sweeps, which deploy their services themselves.
 
-
-def ray_service(
-    site: KubernetesSite, nodes: Sequence[NodeGroup], hardware: Hardware, env: dict[str, str], config: Tree
-) -> Tree:
-    """A RayService that keeps the application of `config` (Serve's own format) up, for engine=external."""
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayService",
-        "metadata": {"name": site.name, "namespace": site.namespace},
-        "spec": {
-            "serveConfigV2": yaml.safe_dump(config, sort_keys=False),
-            # The default, NewCluster, wants as many GPUs again whenever the manifest changes.
-            "upgradeStrategy": {"type": "None"},
-            "rayClusterConfig": _cluster_spec(site, nodes, hardware, env),
-        },
+    With `config` (Serve's own format) it is a RayService that keeps its application up, for engine=external.
+    """
+    spec = _cluster_spec(site, nodes, hardware, env)
+    if config is None:
+        return _object("ray.io/v1", "RayCluster", site.name, site, spec)
+    service = {
+        "serveConfigV2": yaml.safe_dump(config, sort_keys=False),
+        # The default, NewCluster, wants as many GPUs again whenever the manifest changes.
+        "upgradeStrategy": {"type": "None"},
+        "rayClusterConfig": spec,
     }
+    return _object("ray.io/v1", "RayService", site.name, site, service)
 
 
 def network_policy(site: KubernetesSite) -> Tree:
     """Opens the ports to the cluster's pods and KubeRay's operator alone; people `kubectl port-forward`."""
     own = {"matchLabels": _own(site)}
     operator = {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {"name": f"{site.name}-own-pods-only", "namespace": site.namespace},
-        "spec": {
-            "podSelector": own,
-            "policyTypes": ["Ingress"],
-            "ingress": [
-                {"from": [{"podSelector": own}]},
-                {"from": [{"namespaceSelector": {}, "podSelector": operator}]},
-            ],
-        },
+    spec = {
+        "podSelector": own,
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": [{"podSelector": own}]},
+            {"from": [{"namespaceSelector": {}, "podSelector": operator}]},
+        ],
     }
+    return _object("networking.k8s.io/v1", "NetworkPolicy", f"{site.name}-own-pods-only", site, spec)
+
+
+def _object(api: str, kind: str, name: str, site: KubernetesSite, spec: Tree) -> Tree:
+    metadata = {"name": name, "namespace": site.namespace}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def _cluster_spec(

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -19,18 +18,10 @@ Files = dict[str, str]
 """File name -> its text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Notes:
-    """The command, model and layout of the files, for their comments."""
-
-    typed: Sequence[str]
-    model: str
-    layout: str
-
-    @property
-    def head(self) -> str:
-        asked = f"python -m cluster {shlex.join(self.typed)}"
-        return f"{asked}\nFor {self.model}, layout {self.layout}; render again instead of editing."
+def heading(typed: Sequence[str], model: str, layout: str) -> str:
+    """The first comment of every file: the command, model and layout that it is of."""
+    asked = f"python -m cluster {shlex.join(typed)}"
+    return f"{asked}\nFor {model}, layout {layout}; render again instead of editing."
 
 
 TOPOLOGY = """\
@@ -43,7 +34,7 @@ def kuberay(
     nodes: Sequence[NodeGroup],
     hardware: Hardware,
     env: dict[str, str],
-    notes: Notes,
+    head: str,
     config: dict[str, Any] | None,
 ) -> Files:
     """A RayCluster, or with Serve's `config` a RayService, and its NetworkPolicy.
@@ -51,16 +42,13 @@ def kuberay(
     Raises ValueError for an image whose tag moves.
     """
     _refuse_moving(site.image)
-    if config is None:
-        main, what = ray_service.ray_cluster(site, nodes, hardware, env), RAY_CLUSTER
-    else:
-        main, what = ray_service.ray_service(site, nodes, hardware, env, config), RAY_SERVICE
+    main = ray_service.ray_object(site, nodes, hardware, env, config)
+    what = RAY_CLUSTER if config is None else RAY_SERVICE
     digest = "" if "@sha256:" in site.image else "\nThe image has no digest: add @sha256:..., a tag can move."
     folder, secret = ray_service.weights_folder(site), site.token_secret or site.name
     common = COMMON.format(site=site, version=RAY_VERSION, weights=folder, secret=secret)
-    header = f"{notes.head}\n{what}{digest}\n{common}\n{TOPOLOGY}"
-    kind = "raycluster" if config is None else "rayservice"
-    return {f"{kind}.yaml": dump(header, ray_service.network_policy(site), main)}
+    header = f"{head}\n{what}{digest}\n{common}\n{TOPOLOGY}"
+    return {f"{main['kind'].lower()}.yaml": dump(header, ray_service.network_policy(site), main)}
 
 
 def _refuse_moving(image: str) -> None:
@@ -100,12 +88,12 @@ def ray_up(
     hosts: Hosts,
     nodes: Sequence[NodeGroup],
     env: dict[str, str],
-    notes: Notes,
+    head: str,
     ssh_user: str,
     venv: str,
 ) -> Files:
     """A cluster file for `ray up`."""
-    header = f"{notes.head}\n{RAY_UP.format(venv=venv, version=RAY_VERSION)}\n{OPENED}\n{TOPOLOGY}"
+    header = f"{head}\n{RAY_UP.format(venv=venv, version=RAY_VERSION)}\n{OPENED}\n{TOPOLOGY}"
     return {"ray-up.yaml": dump(header, static.ray_up(name, hosts, nodes, env, ssh_user, venv))}
 
 
@@ -119,19 +107,19 @@ amdsmi in Python Ray sees no AMD GPU, and says nothing. Serve's settings are the
 
 
 def systemd(
-    hosts: Hosts, nodes: Sequence[NodeGroup], env: dict[str, str], notes: Notes, venv: str, amd: bool
+    hosts: Hosts, nodes: Sequence[NodeGroup], env: dict[str, str], head: str, venv: str, amd: bool
 ) -> Files:
     """A unit for each role, and the environment of them all."""
     made = static.units(hosts, nodes, venv, amd)
     places = {"head": [hosts.head], "gpu": list(hosts.gpu), "load": list(hosts.load)}
-    header = _comments(f"{notes.head}\n{OPENED}")
+    header = _comments(f"{head}\n{OPENED}")
     files = {"ray.env": header + _comments(ENVIRONMENT) + static.environment_file(env)}
     for name, unit in made.items():
         role = name.removeprefix("maxqps-").removesuffix(".service")
         where = (
             f"On {', '.join(places[role])}: /etc/systemd/system/{name}, then systemctl enable --now {name}"
         )
-        files[name] = header + _comments(f"{where}\n{UNIT}") + "\n" + static.unit_text(unit)
+        files[name] = header + _comments(f"{where}\n{UNIT}") + "\n" + unit
     return files
 
 

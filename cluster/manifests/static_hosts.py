@@ -1,6 +1,5 @@
 """Static hosts as a Ray cluster: a file for `ray up`, and systemd units; pure, and never a secret."""
 
-import ipaddress
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +13,43 @@ OPEN_FILES = 1_048_576
 """Limit of open files: a stream is a socket on either side, and preflight needs at least 65,536."""
 ETC = "/etc/maxqps"
 TOKEN = f"{ETC}/auth_token"
-Unit = dict[str, list[tuple[str, str]]]
-"""Section -> its settings in order; a name may occur twice."""
+UNIT = f"""\
+[Unit]
+Description=Ray for maxqps, role {{role}}
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+Type=exec
+User=ray
+{{groups}}EnvironmentFile={ETC}/ray.env
+Environment=PATH={{venv}}/bin:/opt/rocm/bin:/usr/local/bin:/usr/bin:/bin
+ExecStartPre=/usr/bin/test -s {TOKEN}
+ExecStart={{start}}
+Restart=on-failure
+RestartSec=10
+TimeoutStopSec=60
+LimitNOFILE={OPEN_FILES}
+LimitMEMLOCK=infinity
+LimitCORE=0
+TasksMax=infinity
+UMask=0077
+NoNewPrivileges=yes
+ProtectSystem=full
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectControlGroups=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+
+[Install]
+WantedBy=multi-user.target
+"""
+"""A unit file. A node that comes back lets a sweep go on; the dwell it was lost in is void all the same.
+
+RCCL and ROCm pin the memory that they transfer from. PrivateDevices would hide GPUs, MemoryDenyWriteExecute
+forbid compiled kernels, PrivateTmp hide /tmp from `ray status`, and ProtectHome hide caches.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +96,10 @@ def ray_up(
     names.checked("user", ssh_user, "--ssh-user")
     names.checked("path", venv, "--venv")
     on_load = [each for each in nodes if each.role == LOAD_ROLE]
-    for address in hosts.load:
-        _refuse_name(address)
+    if named := next((address for address in hosts.load if not names.is_address(address)), ""):
+        raise ValueError(
+            f"--hosts: {named} is a name; give a load host's IP address, as `hostname -I` says it there"
+        )
     start_gpu = _shell(ray_start(nodes[0], "$RAY_HEAD_IP"))
     start = start_gpu
     if on_load:
@@ -83,15 +119,6 @@ def ray_up(
         "head_start_ray_commands": [f"{first} && ray stop", f"{first} && {_shell(head)}"],
         "worker_start_ray_commands": [f"{first} && ray stop", f"{first} && {start}"],
     }
-
-
-def _refuse_name(host: str) -> None:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError as error:
-        raise ValueError(
-            f"--hosts: {host} is a name; give a load host's IP address, as `hostname -I` says it there"
-        ) from error
 
 
 def _first(env: dict[str, str], venv: str) -> str:
@@ -118,67 +145,18 @@ _ESCAPED = str.maketrans({letter: f"\\{letter}" for letter in '"\\$`'})
 """Letters with a meaning in double quotes, for systemd and for a shell."""
 
 
-def units(hosts: Hosts, nodes: Sequence[NodeGroup], venv: str, amd: bool) -> dict[str, Unit]:
+def units(hosts: Hosts, nodes: Sequence[NodeGroup], venv: str, amd: bool) -> dict[str, str]:
     """Unit files by name, one for each role. Raises ValueError for a strange `venv`."""
     names.checked("path", venv, "--venv")
     return {f"maxqps-{each.role}.service": _unit(each, hosts.head, venv, amd) for each in (HEAD_NODE, *nodes)}
 
 
-def _unit(nodes: NodeGroup, head: str, venv: str, amd: bool) -> Unit:
+def _unit(nodes: NodeGroup, head: str, venv: str, amd: bool) -> str:
     words = [f"{venv}/bin/ray", *ray_start(nodes, head)[1:], "--block"]
-    groups = [("SupplementaryGroups", "video render")] if nodes.gpus and amd else []
-    return {
-        "Unit": [
-            ("Description", f"Ray for maxqps, role {nodes.role}"),
-            ("Wants", "network-online.target"),
-            ("After", "network-online.target"),
-        ],
-        "Service": [
-            ("Type", "exec"),
-            ("User", "ray"),
-            *groups,
-            ("EnvironmentFile", f"{ETC}/ray.env"),
-            ("Environment", f"PATH={venv}/bin:/opt/rocm/bin:/usr/local/bin:/usr/bin:/bin"),
-            ("ExecStartPre", f"/usr/bin/test -s {TOKEN}"),
-            ("ExecStart", " ".join(map(_quoted, words))),
-            # A node that comes back lets a sweep go on; the dwell it was lost in is void all the same.
-            ("Restart", "on-failure"),
-            ("RestartSec", "10"),
-            ("TimeoutStopSec", "60"),
-            ("LimitNOFILE", str(OPEN_FILES)),
-            # RCCL and ROCm pin the memory that they transfer from.
-            ("LimitMEMLOCK", "infinity"),
-            ("LimitCORE", "0"),
-            ("TasksMax", "infinity"),
-            *HARDENING,
-        ],
-        "Install": [("WantedBy", "multi-user.target")],
-    }
-
-
-HARDENING = (
-    ("UMask", "0077"),
-    ("NoNewPrivileges", "yes"),
-    ("ProtectSystem", "full"),
-    ("ProtectKernelTunables", "yes"),
-    ("ProtectKernelModules", "yes"),
-    ("ProtectControlGroups", "yes"),
-    ("RestrictSUIDSGID", "yes"),
-    ("LockPersonality", "yes"),
-)
-"""Rights that a node does not need. PrivateDevices would hide GPUs, MemoryDenyWriteExecute forbid compiled
-kernels, PrivateTmp hide /tmp from `ray status`, and ProtectHome hide caches."""
+    groups = "SupplementaryGroups=video render\n" if nodes.gpus and amd else ""
+    return UNIT.format(role=nodes.role, groups=groups, venv=venv, start=" ".join(map(_quoted, words)))
 
 
 def _quoted(word: str) -> str:
     """A word of ExecStart: in single quotes where it has quotes of its own."""
     return f"'{word}'" if '"' in word else word
-
-
-def unit_text(unit: Unit) -> str:
-    """A unit file."""
-    sections = (
-        f"[{name}]\n" + "".join(f"{key}={value}\n" for key, value in settings)
-        for name, settings in unit.items()
-    )
-    return "\n".join(sections)

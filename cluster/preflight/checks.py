@@ -17,14 +17,29 @@ Status = Literal["pass", "warn", "fail", "unknown"]
 Where = Literal["every", "head", "serving", "gpu"]
 
 
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A number with its unit and where it comes from."""
+
+    value: float
+    unit: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.value:g} {self.unit}"
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
     """The nodes that an experiment expects.
 
     `hardware` begins with the GPU's name; `arch` is the gfx name of an AMD GPU and else empty; `hbm_bytes` is
     the memory of a GPU. `env` are the engines' variables on top of the nodes' own. `http_port` 0 leaves
-    Serve's port unchecked. `bandwidth` asks for minutes of measuring. A node has `node_timeout_s` to answer:
-    more than its tools' time-outs together, so that a hung tool does not lose it.
+    Serve's port unchecked. A node has `node_timeout_s` to answer: more than its tools' time-outs together, so
+    that a hung tool does not lose it.
     """
 
     engine: str
@@ -36,7 +51,6 @@ class Expected:
     model_path: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     http_port: int = 0
-    bandwidth: bool = False
     node_timeout_s: float = 240.0
 
     @property
@@ -76,7 +90,6 @@ class InspectedNode:
     host: Host
     clock: NodeClock | None = None
     devices: Mapping[str, int | None] | None = None
-    bandwidth: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def serves(self) -> bool:
@@ -91,28 +104,21 @@ class InspectedNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """Judgement of a figure against the expected one; the remedy is one line, empty if it passes."""
+class Finding:
+    """A figure judged against the expected one; the remedy is one line, empty if it passes.
 
+    Its check and its node, or all nodes, are named where the judge's finding is reported.
+    """
+
+    check: str = field(default="", kw_only=True)
+    node: str = field(default="", kw_only=True)
     status: Status
     figure: str
     expected: str
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A judgement with its check and its node, or all nodes."""
-
-    check: str
-    node: str
-    status: Status
-    figure: str
-    expected: str
-    remedy: str
-
-
-Judge = Callable[[InspectedNode, Expected], Judgement | None]
+Judge = Callable[[InspectedNode, Expected], Finding | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,41 +132,31 @@ class NodeCheck:
     strict: bool = False
 
 
-def judged(figure: str | None, expected: str, good: bool, remedy: str, bad: Status = "fail") -> Judgement:
+def judged(figure: str | None, expected: str, good: bool, remedy: str, bad: Status = "fail") -> Finding:
     """Pass or `bad`; unknown without a figure."""
     if figure is None:
-        return Judgement("unknown", "not reported here", expected, "")
-    return Judgement("pass", figure, expected) if good else Judgement(bad, figure, expected, remedy)
+        return Finding("unknown", "not reported here", expected, "")
+    return Finding("pass", figure, expected) if good else Finding(bad, figure, expected, remedy)
 
 
-def check_node(checks: Sequence[NodeCheck], seen: InspectedNode, expected: Expected) -> list[Finding]:
-    """Findings of all checks that concern a node, in the order of the table."""
-    found = []
-    for check in checks:
-        if not _concerns(check, seen, expected):
-            continue
-        if check.where == "gpu" and not seen.gpus:
-            verdict: Judgement | None = Judgement("unknown", "no GPU here", "", "")
-        else:
-            verdict = check.judge(seen, expected)
-        if verdict is not None:
-            found.append(_finding(check.name, seen.node.name, _soften(verdict, check, expected)))
-    return found
+def check_node(check: NodeCheck, seen: InspectedNode, expected: Expected) -> Finding | None:
+    """The finding of a check on a node; None if it does not concern the node."""
+    if not _concerns(check, seen, expected):
+        return None
+    found: Finding | None = Finding("unknown", "no GPU here", "")
+    if check.where != "gpu" or seen.gpus:
+        found = check.judge(seen, expected)
+    if found is None:
+        return None
+    softer = found.status == "fail" and not (check.strict or expected.needs_gpus)
+    status: Status = "warn" if softer else found.status
+    return replace(found, check=check.name, node=seen.node.name, status=status)
 
 
 def _concerns(check: NodeCheck, seen: InspectedNode, expected: Expected) -> bool:
     if check.amd and not expected.arch.startswith("gfx"):
         return False
     return {"every": True, "head": seen.node.is_head}.get(check.where, seen.serves)
-
-
-def _soften(verdict: Judgement, check: NodeCheck, expected: Expected) -> Judgement:
-    softer = verdict.status == "fail" and not (check.strict or expected.needs_gpus)
-    return replace(verdict, status="warn") if softer else verdict
-
-
-def _finding(check: str, node: str, verdict: Judgement) -> Finding:
-    return Finding(check, node, verdict.status, verdict.figure, verdict.expected, verdict.remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,22 +186,22 @@ def compare(comparison: Comparison, nodes: Sequence[InspectedNode], expected: Ex
     if not values or (comparison.of_model and not expected.model_path):
         return None
     needed = comparison.needed_by is not None and expected.engine.startswith(comparison.needed_by)
-    return _finding(comparison.name, ALL_NODES, _equal(comparison, values, needed))
+    return replace(_equal(comparison, values, needed), check=comparison.name, node=ALL_NODES)
 
 
-def _equal(comparison: Comparison, values: Mapping[str, str | None], needed: bool) -> Judgement:
+def _equal(comparison: Comparison, values: Mapping[str, str | None], needed: bool) -> Finding:
     distinct = sorted(set(values.values()), key=str)
     if distinct == [None]:
         status: Status = "fail" if needed else "unknown"
         remedy = comparison.remedy if needed else comparison.unreported
-        return Judgement(status, "reported by no node", "equal on all nodes", remedy)
+        return Finding(status, "reported by no node", "equal on all nodes", remedy)
     if len(distinct) == 1:
-        return Judgement("pass", str(distinct[0]), "equal on all nodes")
+        return Finding("pass", str(distinct[0]), "equal on all nodes")
     figure = "; ".join(
         f"{'nothing' if value is None else value} on {_names([n for n, v in values.items() if v == value])}"
         for value in distinct
     )
-    return Judgement("fail", figure, "equal on all nodes", comparison.remedy)
+    return Finding("fail", figure, "equal on all nodes", comparison.remedy)
 
 
 def _names(names: Sequence[str], most: int = 3) -> str:

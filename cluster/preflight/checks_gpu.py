@@ -2,32 +2,31 @@
 
 import re
 from collections import Counter
-from functools import partial
 
-from cluster.preflight.checks import Expected, InspectedNode, Judgement, NodeCheck, judged, size
-from cluster.preflight.gpu_probe import ALL_REDUCE, ALL_TO_ALL, P2P_BOTH_WAYS, P2P_ONE_WAY
-from cluster.preflight.thresholds import (
-    ALL_REDUCE_TWO_NODES,
-    ALL_TO_ALL_TOTAL,
+from cluster.preflight.checks import (
     GIB,
-    MEC_FIRMWARE,
-    P2P_BIDIRECTIONAL,
-    P2P_UNIDIRECTIONAL,
-    VRAM_IDLE,
-    VRAM_OFF,
+    Expected,
+    Finding,
+    InspectedNode,
+    NodeCheck,
     Threshold,
+    judged,
+    size,
 )
 
+VRAM_IDLE = Threshold(1, "GiB", "judged: an idle MI300X shows about 0.3 GiB")
+VRAM_OFF = Threshold(1, "%", "our choice: beyond what drivers keep back (MI300X 0.01 %, B200 0.4 %)")
+MEC_FIRMWARE = Threshold(177, "or later", "ROCm 6.4.3 release notes, amdgpu driver updates")
 KIND = re.compile(r"\b(MI\d{3}\w*|[HBA]\d{2,3})\b")
 """The part of a GPU's name that says which one it is: MI325X, H200, B200, A100."""
 
 
-def gpus(seen: InspectedNode, expected: Expected) -> Judgement:
+def gpus(seen: InspectedNode, expected: Expected) -> Finding:
     """Number and kind of the GPUs: by name if it says one, else by architecture."""
     wanted = f"{expected.gpus_per_node} x {expected.gpu_name}"
     found = seen.host.gpus
     if found is None:
-        return Judgement(
+        return Finding(
             "unknown",
             "a driver, but no tool reports GPUs",
             wanted,
@@ -35,8 +34,8 @@ def gpus(seen: InspectedNode, expected: Expected) -> Judgement:
         )
     if not found:
         if not expected.needs_gpus:
-            return Judgement("unknown", "no GPU here", wanted)
-        return Judgement(
+            return Finding("unknown", "no GPU here", wanted)
+        return Finding(
             "fail", "no GPU here", wanted, "pass /dev/kfd and /dev/dri to the container; load the driver"
         )
     kinds = Counter(f"{gpu.name or 'GPU'} {gpu.arch or ''}".strip() for gpu in found)
@@ -54,25 +53,25 @@ def _is_kind(name: str | None, arch: str | None, expected: Expected) -> bool:
     return named[1] == expected.gpu_name if named else arch is not None
 
 
-def ray_gpus(seen: InspectedNode, expected: Expected) -> Judgement:
+def ray_gpus(seen: InspectedNode, expected: Expected) -> Finding:
     """GPUs that Ray counts: without the Python module amdsmi it silently counts no AMD GPUs."""
     registered, visible = seen.node.ray_gpus, seen.host.gpus
     figure = f"{registered:g} in Ray, {'?' if visible is None else len(visible)} visible"
     wanted = f"{expected.gpus_per_node} in Ray and visible"
     if visible is None or (not visible and not expected.needs_gpus):
-        return Judgement("unknown", figure, wanted, "Ray counts pretended GPUs here" if registered else "")
+        return Finding("unknown", figure, wanted, "Ray counts pretended GPUs here" if registered else "")
     good = registered == len(visible) == expected.gpus_per_node
     module = "" if seen.host.amdsmi or not expected.arch else " (Python cannot import amdsmi)"
     return judged(figure, wanted, good, f"start Ray with --num-gpus {expected.gpus_per_node}{module}")
 
 
-def emulation(seen: InspectedNode, expected: Expected) -> Judgement:
+def emulation(seen: InspectedNode, expected: Expected) -> Finding:
     value = seen.host.shown.get("MAXQPS_EMULATED_GPU")
     figure = f"MAXQPS_EMULATED_GPU={value}" if value else "not set"
     return judged(figure, "not set where GPUs are", not value, "unset MAXQPS_EMULATED_GPU on nodes with GPUs")
 
 
-def ecc(seen: InspectedNode, expected: Expected) -> Judgement:
+def ecc(seen: InspectedNode, expected: Expected) -> Finding:
     errors = [gpu.ecc_errors for gpu in seen.gpus]
     bad = [gpu.index for gpu in seen.gpus if gpu.ecc_errors]
     figure = None if None in errors and not bad else f"{sum(e or 0 for e in errors)} uncorrectable"
@@ -81,7 +80,7 @@ def ecc(seen: InspectedNode, expected: Expected) -> Judgement:
     )
 
 
-def vram(seen: InspectedNode, expected: Expected) -> Judgement:
+def vram(seen: InspectedNode, expected: Expected) -> Finding:
     used = [gpu.vram_used_bytes for gpu in seen.gpus]
     most = max((value for value in used if value is not None), default=None)
     figure = None if most is None or None in used else f"at most {size(most)} used"
@@ -91,7 +90,7 @@ def vram(seen: InspectedNode, expected: Expected) -> Judgement:
     )
 
 
-def vram_size(seen: InspectedNode, expected: Expected) -> Judgement:
+def vram_size(seen: InspectedNode, expected: Expected) -> Finding:
     """Memory of every GPU against `hardware.hbm_bytes`, from which KV caches and plans are computed."""
     totals = [gpu.vram_bytes for gpu in seen.gpus]
     known = [total for total in totals if total is not None]
@@ -107,7 +106,7 @@ def vram_size(seen: InspectedNode, expected: Expected) -> Judgement:
     return judged(figure, f"{size(expected.hbm_bytes)} within {VRAM_OFF}", not off, remedy, "warn")
 
 
-def mec(seen: InspectedNode, expected: Expected) -> Judgement:
+def mec(seen: InspectedNode, expected: Expected) -> Finding:
     found = [gpu.mec_firmware for gpu in seen.gpus]
     oldest = min((value for value in found if value is not None), default=MEC_FIRMWARE.value)
     old = oldest < MEC_FIRMWARE.value
@@ -118,7 +117,7 @@ def mec(seen: InspectedNode, expected: Expected) -> Judgement:
     return judged(None if unreported else figure, f"{MEC_FIRMWARE}", worked_around or not old, remedy)
 
 
-def xgmi(seen: InspectedNode, expected: Expected) -> Judgement:
+def xgmi(seen: InspectedNode, expected: Expected) -> Finding:
     peers = len(seen.gpus) - 1
     links = [gpu.links for gpu in seen.gpus]
     figure = None if None in links else f"{sum(map(len, filter(None, links)))} of {len(links) * peers} links"
@@ -127,7 +126,7 @@ def xgmi(seen: InspectedNode, expected: Expected) -> Judgement:
     return judged(figure, "every GPU linked to every other", not short, remedy)
 
 
-def gpu_numa(seen: InspectedNode, expected: Expected) -> Judgement | None:
+def gpu_numa(seen: InspectedNode, expected: Expected) -> Finding | None:
     """GPUs 0-3 in one NUMA node and 4-7 in the other, so that a group of TP4 stays within one."""
     nodes = [gpu.numa_node for gpu in seen.gpus]
     if len(nodes) != 8:
@@ -138,42 +137,21 @@ def gpu_numa(seen: InspectedNode, expected: Expected) -> Judgement | None:
     return judged(figure, "GPUs 0-3 and 4-7 in a NUMA node each", good, remedy, "warn")
 
 
-def visible_to_torch(seen: InspectedNode, expected: Expected) -> Judgement:
+def visible_to_torch(seen: InspectedNode, expected: Expected) -> Finding:
     """Each GPU id that Ray hands out is visible alone, and computes."""
     wanted = "each id that Ray hands out computes"
     if seen.devices is None:
-        return Judgement("unknown", "PyTorch is not here or the GPUs were not free", wanted)
+        return Finding("unknown", "PyTorch is not here or the GPUs were not free", wanted)
     bad = [device for device, count in seen.devices.items() if count != 1]
     figure = f"{len(seen.devices) - len(bad)} of {len(seen.devices)} GPUs"
     remedy = f"PyTorch cannot use GPU {_list(bad)} alone: check HIP_VISIBLE_DEVICES and the driver (dmesg)"
     return judged(figure, wanted, not bad and bool(seen.devices), remedy)
 
 
-def bandwidth(
-    seen: InspectedNode, expected: Expected, *, name: str, least: Threshold, tool: str
-) -> Judgement:
-    value = seen.bandwidth.get(name)
-    wanted = f"at least {least}"
-    if not expected.bandwidth:
-        return Judgement("unknown", "not asked", wanted, "ask with --bandwidth while no GPU is used")
-    if value is None:
-        return Judgement("unknown", f"{tool} is not here or failed", wanted, f"install {tool} on the node")
-    remedy = "compare with the other nodes; look at the links (amd-smi xgmi) and ACS in the BIOS"
-    return judged(f"{value:g} GB/s", wanted, value >= least.value, remedy)
-
-
-def all_reduce(seen: InspectedNode, expected: Expected) -> Judgement:
-    """All-reduce in one node: reported, not judged, as the only published threshold is for two nodes."""
-    found = bandwidth(seen, expected, name=ALL_REDUCE, least=ALL_REDUCE_TWO_NODES, tool="rccl-tests")
-    wanted = f"none published for one node (two nodes: {ALL_REDUCE_TWO_NODES})"
-    return Judgement("unknown", found.figure, wanted, found.remedy if found.status == "unknown" else "")
-
-
 def _list(numbers: list[int] | list[str]) -> str:
     return ", ".join(map(str, numbers))
 
 
-_P2P = partial(bandwidth, tool="TransferBench")
 GPU_CHECKS = (
     NodeCheck("GPUs", "serving", gpus),
     NodeCheck("GPUs in Ray", "serving", ray_gpus),
@@ -185,8 +163,4 @@ GPU_CHECKS = (
     NodeCheck("XGMI links", "gpu", xgmi, amd=True),
     NodeCheck("NUMA node of GPUs", "gpu", gpu_numa),
     NodeCheck("GPUs in PyTorch", "gpu", visible_to_torch),
-    NodeCheck("p2p one way", "gpu", partial(_P2P, name=P2P_ONE_WAY, least=P2P_UNIDIRECTIONAL), amd=True),
-    NodeCheck("p2p both ways", "gpu", partial(_P2P, name=P2P_BOTH_WAYS, least=P2P_BIDIRECTIONAL), amd=True),
-    NodeCheck("all-to-all", "gpu", partial(_P2P, name=ALL_TO_ALL, least=ALL_TO_ALL_TOTAL), amd=True),
-    NodeCheck("all-reduce (RCCL)", "gpu", all_reduce),
 )

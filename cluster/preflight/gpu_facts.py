@@ -1,11 +1,16 @@
-"""Facts of one node's GPUs from `amd-smi`, the kernel's own tree, or `nvidia-smi`; judges nothing.
+"""Facts of one node's GPUs from `amd-smi`, the kernel's own tree, `nvidia-smi` and PyTorch; judges nothing.
 
 Every tool prints text, which a pure function parses. A fact that a tool does not report is None.
 """
 
 import json
+import os
 import re
-from collections.abc import Callable, Mapping
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +18,20 @@ from typing import Any
 Run = Callable[[list[str]], str | None]
 """Runs a command and returns its output; None if there is no such command or it failed."""
 
+TOOL_TIMEOUT_S = 15.0
+IMPORT_TIMEOUT_S = 90.0
+DEVICE_PROBE = "import torch as t; t.ones(1, device='cuda').item(); print(t.cuda.device_count())"
 KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 KFD_XGMI = 11
 """HSA_IOLINKTYPE_XGMI of the Linux kernel's and ROCm's headers (kfd_crat.h, hsakmttypes.h)."""
 MEC_BITS = 0x3FF
 """ROCm's runtime looks at the low ten bits of the firmware's version (HSA_ENGINE_ID.uCode)."""
+AMD_SMI = (
+    ("static", "--asic", "--driver", "--numa"),
+    ("metric", "--mem-usage", "--ecc"),
+    ("firmware",),
+    ("topology",),
+)
 NVIDIA_FIELDS = (
     "index",
     "name",
@@ -26,6 +40,21 @@ NVIDIA_FIELDS = (
     "memory.total",
     "ecc.errors.uncorrected.volatile.total",
 )
+
+
+def run_tool(
+    command: list[str], timeout_s: float = TOOL_TIMEOUT_S, env: Mapping[str, str] | None = None
+) -> str | None:
+    """The output of a command; None if it does not exist, fails or takes longer."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, env=None if env is None else dict(env)
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +80,10 @@ class Gpu:
         return replace(self, **lacking)
 
 
-@dataclass(frozen=True, slots=True)
-class AmdTexts:
-    """Outputs of `amd-smi ... --json`, one per command."""
-
-    static: str | None = None
-    metric: str | None = None
-    firmware: str | None = None
-    topology: str | None = None
-
-
 def read_gpus(root: Path, run: Run) -> tuple[Gpu, ...] | None:
     """The GPUs of this node; empty without a driver, None if there is a driver but no tool reports them."""
     kernel = kfd_gpus(root)
-    reported = amd_gpus(
-        AmdTexts(
-            run(["amd-smi", "static", "--asic", "--driver", "--numa", "--json"]),
-            run(["amd-smi", "metric", "--mem-usage", "--ecc", "--json"]),
-            run(["amd-smi", "firmware", "--json"]),
-            run(["amd-smi", "topology", "--json"]),
-        )
-    )
+    reported = amd_gpus(run)
     if reported:
         # The kernel numbers its GPUs in the same order, unless a container shows only some of them.
         same = len(reported) == len(kernel)
@@ -85,12 +97,11 @@ def read_gpus(root: Path, run: Run) -> tuple[Gpu, ...] | None:
     return None if any(path.exists() for path in driver) else ()
 
 
-def amd_gpus(texts: AmdTexts) -> tuple[Gpu, ...]:
+def amd_gpus(run: Run) -> tuple[Gpu, ...]:
     """The GPUs in `amd-smi`'s JSON; some versions wrap lists and numbers."""
-    metric, firmware, topology = (_by_gpu(text) for text in (texts.metric, texts.firmware, texts.topology))
+    static, *others = (_by_gpu(run(["amd-smi", *words, "--json"])) for words in AMD_SMI)
     return tuple(
-        _amd_gpu(index, static, metric.get(index, {}), firmware.get(index, {}), topology.get(index, {}))
-        for index, static in sorted(_by_gpu(texts.static).items())
+        _amd_gpu(at, found, *(of.get(at, {}) for of in others)) for at, found in sorted(static.items())
     )
 
 
@@ -224,15 +235,22 @@ def _ecc_errors(path: Path) -> int | None:
 def nvidia_gpus(text: str) -> tuple[Gpu, ...]:
     """The GPUs in `nvidia-smi`'s CSV of NVIDIA_FIELDS without header and units (memory in MiB)."""
     rows = [[word.strip() for word in line.split(",")] for line in text.splitlines()]
-    return tuple(_nvidia_gpu(*row) for row in rows if len(row) == len(NVIDIA_FIELDS))
-
-
-def _nvidia_gpu(index: str, name: str, driver: str, used_mib: str, total_mib: str, ecc: str) -> Gpu:
-    return Gpu(
-        int(index),
-        name=name,
-        driver=driver,
-        vram_used_bytes=_bytes(used_mib),
-        ecc_errors=_whole(_number(ecc)),
-        vram_bytes=_bytes(total_mib),
+    return tuple(
+        Gpu(int(at), name, None, driver, _bytes(used), _whole(_number(ecc)), vram_bytes=_bytes(total))
+        for at, name, driver, used, total, ecc in (row for row in rows if len(row) == len(NVIDIA_FIELDS))
     )
+
+
+def visible_devices(ids: Collection[str]) -> dict[str, int | None]:
+    """Number of GPUs that PyTorch sees if only one of `ids` is visible; None if it fails.
+
+    Each id has a process of its own, which also computes, to find an id that the runtime does not accept.
+    """
+    with ThreadPoolExecutor() as threads:
+        return dict(zip(ids, threads.map(_visible_devices, ids), strict=True))
+
+
+def _visible_devices(device: str) -> int | None:
+    env = {**os.environ, "HIP_VISIBLE_DEVICES": device, "CUDA_VISIBLE_DEVICES": device}
+    text = run_tool([sys.executable, "-c", DEVICE_PROBE], IMPORT_TIMEOUT_S, env)
+    return int(text.split()[-1]) if text else None

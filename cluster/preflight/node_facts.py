@@ -12,7 +12,6 @@ import re
 import resource
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import closing
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
-from cluster.preflight.gpu_facts import Gpu, file_text, read_gpus
+from cluster.preflight.gpu_facts import IMPORT_TIMEOUT_S, Gpu, file_text, read_gpus, run_tool
 from conf.io.secret import SECRET_VARIABLE
 
 LOOPBACK = "127.0.0.1"
@@ -42,8 +41,6 @@ COMPARED = (
 )
 ROOMS = ("conf", "analysis", "serve_apps", "cluster", "loadgen")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
-TOOL_TIMEOUT_S = 15.0
-IMPORT_TIMEOUT_S = 90.0
 VLLM_VARIABLES = "import json, vllm.envs as e; print(json.dumps(sorted(e.environment_variables)))"
 
 
@@ -117,21 +114,6 @@ def read_host(asked: NodeRequest, root: Path = Path("/")) -> Host:
         numa_nodes_per_socket=numa_nodes_per_socket(root),
         ntp_offset_s=ntp_offset_s(run_tool(["chronyc", "tracking"])),
     )
-
-
-def run_tool(
-    command: list[str], timeout_s: float = TOOL_TIMEOUT_S, env: Mapping[str, str] | None = None
-) -> str | None:
-    """The output of a command; None if it does not exist, fails or takes longer."""
-    if shutil.which(command[0]) is None:
-        return None
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, env=None if env is None else dict(env)
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def versions(root: Path) -> dict[str, str | None]:

@@ -26,7 +26,7 @@ from cluster.preflight.checks import (
 )
 from cluster.preflight.checks_gpu import GPU_CHECKS
 from cluster.preflight.checks_host import COMPARISONS, HOST_CHECKS, environments
-from cluster.preflight.gpu_probe import measure, visible_devices
+from cluster.preflight.gpu_facts import visible_devices
 from cluster.preflight.node_facts import NodeRequest, read_host
 from cluster.ray_session.node_tasks import gather, on_node
 from cluster.ray_session.session import CLUSTER_HTTP_PORT, HEAD_RESOURCE, serve_runs
@@ -35,12 +35,11 @@ from conf.specs.experiment import EmulatedEngine, Experiment, VllmEngine
 ROUND_TRIPS = 20
 FAILED = 5
 """Exit code of a cluster that is not as expected."""
-BANDWIDTH_TIMEOUT_S = 900.0
 MOST_FIGURES = 3
 COLUMNS = ("check", "nodes", "status", "found", "expected", "remedy")
 
 
-def expected_of(experiment: Experiment, env: Mapping[str, str], *, bandwidth: bool = False) -> Expected:
+def expected_of(experiment: Experiment, env: Mapping[str, str]) -> Expected:
     """The nodes that an experiment expects; `env` is its recipe's environment."""
     engine, cluster = experiment.engine, experiment.cluster
     # An emulated engine reads no weights.
@@ -55,7 +54,6 @@ def expected_of(experiment: Experiment, env: Mapping[str, str], *, bandwidth: bo
         model_path=real.model_path if real else "",
         env=env,
         http_port=CLUSTER_HTTP_PORT if cluster.session == "address" else 0,
-        bandwidth=bandwidth,
     )
 
 
@@ -135,7 +133,7 @@ def _grouped(findings: Sequence[Finding]) -> list[list[Finding]]:
 def inspect(expected: Expected) -> PreflightReport:
     """Inspect all alive nodes of the session that this process has joined, at once.
 
-    Takes at most twice `expected.node_timeout_s`, and minutes more if bandwidth is measured.
+    Takes at most twice `expected.node_timeout_s`.
     """
     nodes = _alive_nodes()
     if serve_runs():  # then Serve listens there
@@ -156,12 +154,9 @@ def inspect(expected: Expected) -> PreflightReport:
 def findings(nodes: Sequence[InspectedNode], expected: Expected) -> list[Finding]:
     """Findings on the nodes that answered: first those across all nodes, then check by check."""
     together = [compare(comparison, nodes, expected) for comparison in COMPARISONS]
-    checks = (*GPU_CHECKS, *HOST_CHECKS)
-    order = {check.name: place for place, check in enumerate(checks)}
-    single = [found for seen in nodes for found in check_node(checks, seen, expected)]
-    single.sort(key=lambda found: order[found.check])  # stable: the nodes keep their order
     together.append(environments(nodes))
-    return [_enough(nodes, expected), *(found for found in together if found is not None), *single]
+    single = [check_node(each, seen, expected) for each in (*GPU_CHECKS, *HOST_CHECKS) for seen in nodes]
+    return [_enough(nodes, expected), *(found for found in (*together, *single) if found is not None)]
 
 
 def _enough(nodes: Sequence[InspectedNode], expected: Expected) -> Finding:
@@ -169,12 +164,13 @@ def _enough(nodes: Sequence[InspectedNode], expected: Expected) -> Finding:
     good = serving >= expected.nodes
     remedy = "" if good else "start the missing nodes with --num-gpus, or lower cluster.nodes"
     status: Status = "pass" if good else "fail"
-    return Finding("serving nodes", ALL_NODES, status, str(serving), f"at least {expected.nodes}", remedy)
+    wanted = f"at least {expected.nodes}"
+    return Finding(status, str(serving), wanted, remedy, check="serving nodes", node=ALL_NODES)
 
 
 def _unheard(node: str, reason: str) -> Finding:
     remedy = "look at `ray status` and at the node itself; the package must be installed there"
-    return Finding("node", node, "fail", reason, "an answer", remedy)
+    return Finding("fail", reason, "an answer", remedy, check="node", node=node)
 
 
 def _alive_nodes() -> dict[str, Node]:
@@ -195,10 +191,9 @@ def _wall_ns() -> int:
     return time.time_ns()
 
 
-def _read_devices(bandwidth: bool) -> tuple[dict[str, int | None], dict[str, float]]:
-    """Visible devices and bandwidths of the GPUs that this task holds alone."""
-    ids = [str(device) for device in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
-    return visible_devices(ids), measure(len(ids)) if bandwidth else {}
+def _read_devices() -> dict[str, int | None]:
+    """Visible devices of the GPUs that this task holds alone."""
+    return visible_devices([str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids()["GPU"]])
 
 
 def _offset(node: str, timeout_s: float) -> NodeClock | None:
@@ -225,14 +220,6 @@ def with_devices(seen: Mapping[str, InspectedNode], expected: Expected) -> dict[
     }
     if not usable:
         return dict(seen)
-    timeout_s = expected.node_timeout_s + (BANDWIDTH_TIMEOUT_S if expected.bandwidth else 0.0)
-    tasks = {
-        key: on_node(key, _read_devices, node.node.ray_gpus).remote(expected.bandwidth)
-        for key, node in usable.items()
-    }
-    reported, _ = gather(tasks, timeout_s)
-    found = {
-        key: replace(seen[key], devices=devices, bandwidth=rates)
-        for key, (devices, rates) in reported.items()
-    }
-    return dict(seen) | found
+    tasks = {key: on_node(key, _read_devices, node.node.ray_gpus).remote() for key, node in usable.items()}
+    reported, _ = gather(tasks, expected.node_timeout_s)
+    return {**seen, **{key: replace(seen[key], devices=devices) for key, devices in reported.items()}}

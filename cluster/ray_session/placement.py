@@ -12,6 +12,10 @@ LOAD_ROLE = "load"
 """Value of the node label `role` of the nodes kept for load actors (`ray start --labels role=load`)."""
 
 
+class SessionError(Exception):
+    """No usable session or cluster; the message is one line with the remedy."""
+
+
 class PlacementError(ValueError):
     """The nodes are too few or too small; the message is one line with the remedy."""
 

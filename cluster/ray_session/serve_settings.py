@@ -1,13 +1,21 @@
-"""Settings of Ray Serve and of a session of our own, as environment variables and ports; starts nothing."""
+"""Settings of Ray Serve and of our own sessions: variables, ports, limits of this process; starts nothing."""
 
+import resource
 import secrets
 import socket
 from contextlib import closing, suppress
 from pathlib import Path
 
-from cluster.ray_session import process_limits
 from conf.specs.experiment import Routing
 
+LEAST_FILES = 1024
+"""Ray's own processes fail silently below some hundred (our choice)."""
+LEAST_SPACE_GIB = 16
+"""Ray's processes map far more than they use, and abort without enough addresses (our choice)."""
+MOST_STREAMS = 26_000
+"""Most concurrent streams of HAProxy, whose files fit into the 65,536 of a real node (our choice)."""
+FILES_OF_A_STREAM, SPARE_FILES = 2.5, 512
+"""HAProxy needs two sockets and half a pipe per stream to start; the rest is for listeners and logs."""
 LOOPBACK = "127.0.0.1"
 HAPROXY_THREADS = 2
 HAPROXY_POLICIES = ("leastconn", "roundrobin")
@@ -50,7 +58,7 @@ def serve_environment(routing: Routing | None) -> dict[str, str]:
         policy = routing.policy if routing.policy in HAPROXY_POLICIES else "roundrobin"
         environment["RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"] = policy
         environment["RAY_SERVE_HAPROXY_NBTHREAD"] = str(HAPROXY_THREADS)
-        environment["RAY_SERVE_HAPROXY_MAXCONN"] = str(process_limits.MOST_STREAMS)
+        environment["RAY_SERVE_HAPROXY_MAXCONN"] = str(MOST_STREAMS)
         environment["RAY_SERVE_HAPROXY_LOG_TARGET"] = NO_LOG
     return environment
 
@@ -62,7 +70,7 @@ def joining_environment(routing: Routing | None) -> dict[str, str]:
     """
     environment = serve_environment(routing)
     if "RAY_SERVE_HAPROXY_MAXCONN" in environment:
-        environment["RAY_SERVE_HAPROXY_MAXCONN"] = str(process_limits.front_streams())
+        environment["RAY_SERVE_HAPROXY_MAXCONN"] = str(front_streams())
     return environment
 
 
@@ -94,3 +102,32 @@ def free_port(kind: int = -1) -> int:
         with closing(socket.socket()) as probe, suppress(OSError):
             probe.bind((LOOPBACK, port))
             return port
+
+
+def shortage() -> str | None:
+    """The limit of this process that is too small for a Ray session, with the remedy; None if none is."""
+    hard_files = _hard(resource.RLIMIT_NOFILE)
+    if hard_files < LEAST_FILES:
+        return (
+            f"a process here may open {hard_files} files, and Ray needs {LEAST_FILES} or more; raise the "
+            "hard limit (`ulimit -Hn`, or nofile in /etc/security/limits.conf), best to 65536"
+        )
+    space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if space != resource.RLIM_INFINITY and space < LEAST_SPACE_GIB * 2**30:
+        return (
+            f"a process here may have {space / 2**30:.1f} GiB of addresses (`ulimit -v`), and Ray reserves "
+            "far more than it uses; start again after `ulimit -v unlimited`"
+        )
+    return None
+
+
+def front_streams() -> int:
+    """Concurrent streams that HAProxy may have here: `MOST_STREAMS`, or as many as it has files for."""
+    room = int((_hard(resource.RLIMIT_NOFILE) - SPARE_FILES) / FILES_OF_A_STREAM)
+    return min(MOST_STREAMS, max(room, 1))
+
+
+def _hard(kind: int) -> int:
+    """The hard limit, to which every process may raise its own; Ray and HAProxy do."""
+    limit = resource.getrlimit(kind)[1]
+    return 2**31 if limit == resource.RLIM_INFINITY else limit

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import ray
@@ -33,17 +33,17 @@ from ray.exceptions import RayError
 from ray.serve._private import build_app as serve_build
 from ray.serve.config import HTTPOptions, ProxyLocation
 
-from cluster.ray_session import process_limits
-from cluster.ray_session.errors import SessionError
-from cluster.ray_session.placement import LOAD_ROLE, REPLICA_CPUS, require_nodes
+from cluster.ray_session.placement import LOAD_ROLE, REPLICA_CPUS, SessionError, require_nodes
 from cluster.ray_session.processes import kill_processes_of
 from cluster.ray_session.serve_settings import (
     FIRST_AGENT_PORT,
     FRONT_PORT,
     LOOPBACK,
     free_port,
+    front_streams,
     joining_environment,
     own_environment,
+    shortage,
 )
 from conf.specs.experiment import Cluster, Routing
 
@@ -104,7 +104,9 @@ def open_session(
             stack.enter_context(in_environment(dict(environment)))
             _start(cluster, routing, load_cpus, stack)
         if routing is not None:
-            stack.enter_context(_haproxy_known(routing.data_path != "python_proxy"))
+            # Serve refuses request routers here by the environment in which it was imported.
+            haproxy = routing.data_path != "python_proxy"
+            stack.enter_context(_setting(serve_build, "RAY_SERVE_ENABLE_HA_PROXY", haproxy))
         with as_session_error("list the nodes of the Ray session", "start it again"):
             nodes = [node for node in ray.nodes() if node["Alive"]]
         url = "" if routing is None else _start_serve(cluster, nodes, stack)
@@ -116,18 +118,18 @@ def _front_streams(routing: Routing | None) -> int | None:
     """Concurrent requests of the front: HAProxy has a bound, Serve's Python proxy has none."""
     if routing is None or routing.data_path == "python_proxy":
         return None
-    return process_limits.front_streams()
+    return front_streams()
 
 
 @contextmanager
-def _haproxy_known(used: bool) -> Iterator[None]:
-    """Tell Serve here if HAProxy is used: it refuses request routers by the environment of its import."""
-    before = serve_build.RAY_SERVE_ENABLE_HA_PROXY
-    serve_build.RAY_SERVE_ENABLE_HA_PROXY = used
+def _setting(module: ModuleType, name: str, value: bool) -> Iterator[None]:
+    """Give a module of Ray's another value of a setting, which it has read from the environment."""
+    before = getattr(module, name)
+    setattr(module, name, value)
     try:
         yield
     finally:
-        serve_build.RAY_SERVE_ENABLE_HA_PROXY = before
+        setattr(module, name, before)
 
 
 @contextmanager
@@ -212,18 +214,16 @@ def in_environment(values: dict[str, str]) -> Iterator[None]:
 @contextmanager
 def loopback_only() -> Iterator[None]:
     """Keep Ray on 127.0.0.1, which it replaces by an outside address if it believes in clusters here."""
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        with in_environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
-            yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+    with (
+        _setting(ray_constants, "ENABLE_RAY_CLUSTER", False),
+        in_environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}),
+    ):
+        yield
 
 
 def _start(cluster: Cluster, routing: Routing | None, load_cpus: float, stack: ExitStack) -> None:
     """Start a session of our own: a head and, in a `fake` one, a Ray node per node of `cluster`."""
-    if reason := process_limits.shortage():
+    if reason := shortage():
         raise SessionError(reason)
     with as_session_error("prepare a folder for Ray", "check the space and rights of the folder of TMPDIR"):
         folder = stack.enter_context(_private_folder())

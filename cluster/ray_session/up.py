@@ -27,7 +27,7 @@ from ray.cluster_utils import Cluster as RayCluster
 from ray.serve.schema import ApplicationStatusOverview
 
 from cluster.ray_session import serve_settings, session
-from cluster.ray_session.errors import SessionError
+from cluster.ray_session.placement import SessionError
 from cluster.ray_session.processes import Process, left_after, process_of, running, send, with_descendants
 from conf.io import durable
 from conf.specs.experiment import Cluster, Routing

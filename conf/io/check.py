@@ -12,10 +12,10 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_positive(group: str, spec: object, *names: str) -> None:
-    """Raise ValueError unless each named field is a finite number above zero."""
+    """Raise ValueError unless each named field is a finite number above zero, or None."""
     for name in names:
         value = getattr(spec, name)
-        require(0 < value < math.inf, f"{group}{name}={value} must be positive and finite")
+        require(value is None or 0 < value < math.inf, f"{group}{name}={value} must be positive and finite")
 
 
 def require_not_negative(group: str, spec: object, *names: str) -> None:

@@ -1,10 +1,12 @@
-"""The bounds of an SLO: one quantile over the requests of each limited latency, and the most it may be.
+"""The spec of the bounds on latencies: one quantile over the requests of each, and the most it may be.
 
 Knows the latencies by name only; how one is measured is known in `analysis.rows.metrics`.
 """
 
 from dataclasses import dataclass
 from typing import Literal
+
+from conf.io.check import require_positive
 
 Limit = Literal["ttft", "tpot"]
 """A latency that has a bound."""
@@ -32,3 +34,23 @@ class Bound:
     @property
     def column(self) -> str:
         return column(self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Bounds on the 90th percentile over requests: TTFT from the due time, TPOT per request."""
+
+    name: str
+    ttft_p90_ms: float
+    tpot_p90_ms: float
+
+    def __post_init__(self) -> None:
+        require_positive("slo.", self, *map(column, LIMITS))
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        return tuple(Bound(limit, getattr(self, column(limit))) for limit in LIMITS)
+
+    def answer_s(self, tokens: float) -> float:
+        """Seconds of an answer of `tokens` tokens that just meets both bounds."""
+        return (self.ttft_p90_ms + tokens * self.tpot_p90_ms) / 1e3

@@ -4,10 +4,9 @@ Every function raises ValueError with one line, and knows no more than the specs
 """
 
 from conf.io.check import require
-from conf.specs.cluster import Cluster
 from conf.specs.engine import Engine, SimulatedEngine
 from conf.specs.images import Images, tokens_of
-from conf.specs.layout import Layout
+from conf.specs.machines import Cluster, Layout
 from conf.specs.model import Model
 from conf.specs.routing import SESSION_POLICIES, Routing
 from conf.specs.target import Endpoints

@@ -1,26 +1,22 @@
 """The experiment, made of the typed specs of its groups; knows no file and no other package.
 
 Specs are frozen: an experiment never changes during a run. Every field that has a unit carries it in its
-name. Each group has its spec in a module of its name; most specs can be imported from here too. Rules about
-two groups are in `combinations`.
+name. Most specs can be imported from here too. Rules about two groups are in `combinations`.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from conf.io.check import require, require_at_least_one, require_positive, require_within
 from conf.specs import combinations
-from conf.specs.cluster import Cluster
+from conf.specs.bounds import Slo
 from conf.specs.engine import EmulatedEngine, Engine, ExternalEngine, SimulatedEngine, VllmEngine
-from conf.specs.fleet import Fleet
-from conf.specs.hardware import Hardware
-from conf.specs.layout import Layout
 from conf.specs.lengths import Lengths
+from conf.specs.machines import Cluster, Fleet, Hardware, Layout
 from conf.specs.model import Model
 from conf.specs.published_ladder import Progressive
-from conf.specs.rate_profile import check_profile
 from conf.specs.routing import Routing
 from conf.specs.search import MOST_QPS, MOST_REQUESTS, MOST_S, Search
-from conf.specs.slo import Slo
 from conf.specs.step_time import Constant, Efficiency, KernelRatio, StepTime
 from conf.specs.target import Endpoints
 from conf.specs.workload import Arrivals, Workload
@@ -93,8 +89,7 @@ class Experiment:
     run: str | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("rate_qps", "duration_s") if getattr(self, name) is not None]
-        require_positive("", self, *given)
+        require_positive("", self, "rate_qps", "duration_s")
         require(0 <= self.seed < MOST_SEED, f"seed={self.seed} must be 0 to {MOST_SEED - 1}")
         require_within("", self, rate_qps=MOST_QPS, duration_s=MOST_S, requests=MOST_REQUESTS)
         require_at_least_one("", self, "requests")
@@ -122,7 +117,7 @@ class Experiment:
             f"{' and '.join(asked)}: conversations are an open loop of one rate at a time; give rate_qps=...",
         )
         if self.profile_qps:
-            check_profile(self.profile_qps, self.duration_s)
+            _check_profile(self.profile_qps, self.duration_s)
             require(
                 self.workload.arrivals.kind != "trace",
                 "profile_qps: a trace has its own rate over time; use rate_qps=... or other arrivals",
@@ -203,3 +198,26 @@ class Experiment:
     def streams(self) -> int:
         """Independent streams of arrivals, one per node; 0 if all nodes share one stream."""
         return self.cluster.nodes if self.routing.policy == "per_node" else 0
+
+
+def _check_profile(points: list[list[float]], duration_s: float | None) -> None:
+    """Raise ValueError unless points [seconds, QPS] ascend from 0 s within `duration_s` and offer load."""
+    pairs = all(len(point) == 2 for point in points)
+    require(pairs, "profile_qps must be a list of pairs [seconds, QPS per node], such as [[0,2],[60,8]]")
+    finite = all(0 <= number < math.inf for point in points for number in point)
+    require(finite, f"profile_qps={points}: seconds and rates must be finite and not negative")
+    most_s, most_qps = (max(column) for column in zip(*points, strict=True))
+    require(most_s <= MOST_S, f"profile_qps: {most_s:g} s is beyond reason; at most {MOST_S:g}")
+    require(
+        most_qps <= MOST_QPS, f"profile_qps: {most_qps:g} QPS per node is beyond reason; at most {MOST_QPS:g}"
+    )
+    seconds = [second for second, _ in points]
+    require(seconds[0] == 0, f"profile_qps begins at {seconds[0]:g} s; its first point must be at 0 s")
+    require(seconds == sorted(seconds), f"profile_qps={points}: the seconds must not go back")
+    require(
+        duration_s is None or seconds[-1] <= duration_s,
+        f"profile_qps ends at {seconds[-1]:g} s but duration_s={duration_s}; raise it or leave it out",
+    )
+    held = [*points, [duration_s or seconds[-1] or 1.0, points[-1][1]]]
+    offered = any(b[0] > a[0] and a[1] + b[1] > 0 for a, b in zip(held, held[1:], strict=False))
+    require(offered, "profile_qps is zero all the time; give one of its points a rate")

@@ -34,8 +34,7 @@ class Demand:
     def __post_init__(self) -> None:
         rates = ("peak_qps", "mean_qps", "peak_factor")
         given = [name for name in rates if getattr(self, name) is not None]
-        lengths = [name for name in ("input_tokens", "output_tokens") if getattr(self, name) is not None]
-        require_positive("demand.", self, *given, *lengths)
+        require_positive("demand.", self, *rates, "input_tokens", "output_tokens")
         for name in ("peak_qps", "mean_qps"):
             rate = getattr(self, name)
             most = f"demand.{name}={rate:g} is beyond {MOST_PLANNED_QPS:g}" if rate else ""
@@ -111,8 +110,7 @@ class Care:
             0 <= self.spare_nodes <= MOST_SPARES,
             f"plan.spare_nodes={self.spare_nodes} must be 0 to {MOST_SPARES}",
         )
-        if self.node_hour_usd is not None:
-            require_positive("plan.", self, "node_hour_usd")
+        require_positive("plan.", self, "node_hour_usd")
         for name in ("node_availability", "target_availability"):
             share = getattr(self, name)
             require(

@@ -60,9 +60,9 @@ class Search:
         require_at_least_one("search.", self, "min_dwells", "deployments", "repeats")
         require_not_negative("search.", self, "confirm_s")
         require_within("search.", self, budget_s=MOST_S, highest_qps=MOST_QPS, confirm_s=MOST_S)
-        if self.expected_qps is not None:
-            require_positive("search.", self, "expected_qps")
-            require(self.start == "prediction", "search.expected_qps needs search.start=prediction")
+        require_positive("search.", self, "expected_qps")
+        needs_prediction = self.expected_qps is not None and self.start != "prediction"
+        require(not needs_prediction, "search.expected_qps needs search.start=prediction")
         share_s, least_s = self.budget_s / self.deployments, self.least_s
         require(
             self.deployments == 1 or share_s >= least_s,

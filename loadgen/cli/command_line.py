@@ -116,7 +116,10 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
     workload = tokenizer.located(conversation_means.resolve(trace.resolve(experiment.workload)))
     experiment = sized(replace(experiment, workload=workload))
     _refuse_idle_words(experiment, verb)
-    if why := idle_words.idle(experiment, verb, given) or _overspent(experiment, verb, given):
+    why = idle_words.idle(experiment, verb, given)
+    if verb in ("sweep", "compare"):
+        why = why or idle_words.overspent(experiment, given)
+    if why:
         raise ConfigError(why)
     if verb == "progressive" and experiment.progressive.lengths == "paper":
         _refuse_own_lengths(words)
@@ -126,10 +129,6 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
     elif kind != "simulated" and verb == "predict":
         raise ConfigError(f"predict needs engine=simulated, not {kind}")
     return experiment
-
-
-def _overspent(experiment: Experiment, verb: str, given: Sequence[str]) -> str:
-    return idle_words.overspent(experiment, given) if verb in ("sweep", "compare") else ""
 
 
 def sized(experiment: Experiment) -> Experiment:

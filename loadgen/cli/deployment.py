@@ -17,8 +17,7 @@ from cluster.deployment.deploy import DeployError, Deployment, ExpectedService, 
 from cluster.deployment.routing_check import check_router
 from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
 from cluster.preflight.preflight import expected_of, inspect
-from cluster.ray_session.errors import SessionError
-from cluster.ray_session.placement import Placement, PlacementError, place
+from cluster.ray_session.placement import Placement, PlacementError, SessionError, place
 from cluster.ray_session.session import Session, open_session
 from conf import Experiment
 from conf.specs.experiment import SimulatedEngine, VllmEngine
@@ -198,10 +197,7 @@ def _served(
 
 
 def _warming_requests(experiment: Experiment) -> tuple[str, Callable[[int], bytes]]:
-    """Path and bodies of requests of the workload's mean length, with prompts that no other run has.
-
-    Their answers have few tokens, because the prompt is what warms a replica.
-    """
+    """Path and bodies of requests of the workload's mean length, own prompts and short answers."""
     workload, model = experiment.workload, experiment.model
     # Of another salt than the run's: no prompt of theirs may be in a cache.
     prompts = Prompts(workload, model.served_name, model.vocab, secrets.randbits(31))

@@ -1,14 +1,18 @@
-"""The plan of a command as text; starts nothing and knows no engine."""
+"""The plan of a command as text, with an example prompt of conversations; knows no engine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from conf import Experiment
 from conf.load import dump
-from loadgen.cli import machine_check, prompt_preview
+from conf.specs.conversation import Conversations
+from loadgen.cli import machine_check
 from loadgen.drive.cache_warmup import LONGEST_S, PIECE_S, pace_s
-from loadgen.drive.service_warmup import WARMUP_QPS
-from loadgen.drive.steady_state import STEADY_E2E
-from loadgen.search.budget import longest_search
+from loadgen.drive.prepared_load import STEADY_E2E, WARMUP_QPS
+from loadgen.prompts.templates import PromptTemplate, RenderedPart, fitted, parts_of
+from loadgen.search.pacing import longest_search
+from loadgen.traffic.conversation_means import means_of
 from loadgen.traffic.prefix_sharing import gap_s
 
 
@@ -22,16 +26,14 @@ def text(
 ) -> str:
     """The resolved configuration and the plan.
 
-    - `load_s`: time under load; 0 on a virtual clock, None if the service decides (a closed loop).
-    - `guess_qps`: guessed QPS of a node, or None.
-    - `services`: services deployed one after the other (default: one for each sweep); `runs`: runs that load
-      them (default: one each).
-    - `kernels`: lines about kernels of unknown speed.
+    `load_s` is the time under load: 0 on a virtual clock, None if the service decides (a closed loop). So
+    many `services` are deployed one after the other (default: one for each sweep), for so many `runs`
+    (default: one each). `kernels` are lines about kernels of unknown speed.
     """
     chats = experiment.workload.conversations
     lines = [
         dump(experiment).rstrip(),
-        *(prompt_preview.lines(chats) if chats else []),
+        *(prompt_lines(chats) if chats else []),
         *(f"# {line}" for line in kernels),
         f"# {experiment.replicas} replica(s) on {experiment.cluster.nodes} node(s)",
     ]
@@ -101,3 +103,76 @@ def _cache_warmup(experiment: Experiment, guess_qps: float | None) -> list[str]:
         f"# cache warm-up comes on top, {when}: {ramp}at most about {LONGEST_S:.0f} s at its rate; "
         "no budget is spent on it"
     ]
+
+
+Kind = dict[str, int]
+"""Tokens by part name."""
+
+
+def prompt_lines(spec: Conversations) -> list[str]:
+    """The parts of an average prompt, and the reusable share under both truncations."""
+    pieces = example(spec)
+    kept, naive = (fitted(pieces, spec.max_prompt_tokens, step) for step in (spec.step_tokens, 1))
+    turn, left_out = round(spec.turns) - 1, sum(piece.left_out for piece in naive)
+    other = replace(spec, truncation="naive" if spec.truncation == "cache_aware" else "cache_aware")
+    asked = means_of(spec)
+    cut = f"in steps of {spec.step_tokens}" if spec.truncation == "cache_aware" else "as little as fits"
+    return [
+        f"# an example prompt: turn {turn} of a session, every part and message of mean length",
+        *(f"#   {line}" for line in _table(kept)),
+        f"#   history is cut {cut}; naive truncation would leave out {left_out} and move every turn",
+        f"# a request in the mean: {asked.input_tokens:.0f} tokens in, {asked.output_tokens:.0f} out",
+        f"# of its prompt tokens {asked.reusable:.1%} begin an earlier one (truncation={spec.truncation}), "
+        f"{means_of(other).reusable:.1%} would with truncation={other.truncation}: no routing and no "
+        "cache can serve more",
+    ]
+
+
+def example(spec: Conversations) -> list[RenderedPart]:
+    """The rendered parts of a prompt in the middle of a session, not yet cut, with made-up words."""
+    template = PromptTemplate(parts_of(spec))
+    own: Kind = {
+        "system": spec.system_tokens,
+        "character": spec.character_tokens.mean,
+        "persona": spec.persona_tokens.mean,
+        "message": spec.message_tokens.mean,
+    }
+    said = [spec.message_tokens.mean, spec.answer_tokens.mean] * (round(spec.turns) - 1)
+    empty = _tokens(template.render(_data(dict.fromkeys(own, 0), [0])))
+    history = [max(0, tokens - empty["history"]) for tokens in said]
+    return template.render(_data({name: max(0, own[name] - empty[name]) for name in own}, history))
+
+
+def _data(words: Kind, history: list[int]) -> Mapping[str, Any]:
+    return {
+        "system": _words(words["system"]),
+        "character": {"name": "Character", "definition": _words(words["character"])},
+        "user": {"name": "User", "persona": _words(words["persona"])},
+        "history": [
+            {"author": ("User", "Character")[i % 2], "text": _words(count)} for i, count in enumerate(history)
+        ],
+        "message": _words(words["message"]),
+    }
+
+
+def _words(count: int) -> str:
+    return " ".join(["word"] * count)
+
+
+def _tokens(pieces: list[RenderedPart]) -> Kind:
+    found: Kind = {}
+    for piece in pieces:
+        found[piece.name] = found.get(piece.name, 0) + len(piece.encoded)
+    return found
+
+
+def _table(pieces: list[RenderedPart]) -> list[str]:
+    before = _tokens(pieces)
+    left = {name: sum(len(p.tokens) for p in pieces if p.name == name) for name in before}
+    parts = {name: sum(piece.name == name for piece in pieces) for name in before}
+    rows = [
+        f"{name:<10} {left[name]:>6} tokens"
+        + (f" of {before[name]}, in {parts[name]} messages" if parts[name] > 1 else "")
+        for name in before
+    ]
+    return [*rows, f"{'prompt':<10} {sum(left.values()):>6} tokens"]

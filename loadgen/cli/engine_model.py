@@ -1,13 +1,15 @@
 """The engine model bound to experiments: a simulated service and its figures. A composition root.
 
-Knows how an experiment becomes a simulated service; `prediction` and `virtual_ladder` ask it.
+Knows how an experiment becomes a simulated service; `prediction` and `published_benchmark` ask it.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from analysis.results import summary
 from analysis.results.types.prediction_verdict import PredictionVerdict
+from analysis.results.types.run_verdict import PlacingPrediction
 from conf import ConfigError, Experiment
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from loadgen.fleet.addresses import chosen
@@ -15,16 +17,20 @@ from loadgen.predict import answer, replay
 from loadgen.predict.capacity import quiet
 from loadgen.predict.operating_point import Simulated
 from loadgen.predict.uncertainty import DRAWS, ParallelMap
+from loadgen.run.progress import Emit
+from loadgen.search.segments import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
 from loadgen.traffic.prefix_sharing import scattered, shared_prefixes
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from serve_apps.engine_model.compiled import fast_engine
-from serve_apps.engine_model.cost.guess import guess_qps as roofline_qps
 from serve_apps.engine_model.service import whole_service
 from serve_apps.engine_model.service.balancer import POLICIES, Balance
-from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.prefix_reuse import Prefixes
 from serve_apps.engine_model.service.replay import replay as served
-from serve_apps.engine_model.service.requests import Replicas, Requests
+from serve_apps.engine_model.service.routed import Replicas, Requests
 
+HOUR_S = 3600.0
+"""Virtual time of the prediction that places the first window."""
+PLACES = "it places the first dwell and centres a wide prior, sd 25 %"
 CPU_GUESS_QPS = 60.0
 """Short requests to the tiny model on two cores: 55 per second were well within the default bounds, 200 were
 not (measured, 2026-11-22). It only says where a ramp begins."""
@@ -47,10 +53,10 @@ def predict(
 
 
 def replayed(experiment: Experiment, arrivals: ArrivalSchedule, seed: int = 0) -> replay.Replayed:
-    """Times of all requests on the experiment's whole service, which begins empty.
+    """Times of all requests on the experiment's whole service, which begins empty; `seed` seeds the engine's
+    noise.
 
-    `arrivals` come at their due times, or as a closed loop behind one balancer if they are one. `seed` seeds
-    the engine's noise. Raises ConfigError for a closed loop on an engine that is simulated block by block.
+    Raises ConfigError for a closed loop on an engine that is simulated block by block.
     """
     asked = arrivals.input_tokens, arrivals.output_tokens, arrivals.shared_tokens
     sent_s, held = arrivals.due_ns / NS, arrivals.concurrency
@@ -107,10 +113,7 @@ def parts(experiment: Experiment) -> tuple[SimulatedEngine, Model, Hardware, Lay
 
 
 def _seeing(experiment: Experiment) -> Model:
-    """The model with the mean time of a request's images in its front end; repeated images are in a cache.
-
-    This is exact for a fixed number of images; with a range every request takes the mean.
-    """
+    """The model with the mean time of a request's images in its front end; repeated images are in a cache."""
     model, images = experiment.model, experiment.workload.images
     if not (images.most and images.unique):
         return model
@@ -130,7 +133,35 @@ def guess_qps(experiment: Experiment) -> float | None:
     """QPS per node by the roofline; None if the hardware is unknown."""
     if experiment.engine.kind == "vllm_cpu":
         return CPU_GUESS_QPS  # the roofline is that of an accelerator
-    return roofline_qps(experiment.workload, experiment.model, experiment.hardware, experiment.layout)
+    return whole_service.guess_qps(
+        experiment.workload, experiment.model, experiment.hardware, experiment.layout
+    )
+
+
+def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, PlacingPrediction | None]:
+    """The start of a search: a guess, and the engine model's answer if the search may use it."""
+    below = FIRST_BELOW_SESSIONS if experiment.workload.has_sessions else FIRST_BELOW_PREDICTION
+    start = Start(roofline_qps=guess_qps(experiment), first_below=below)
+    if verb != "sweep" or experiment.search.start != "prediction":
+        return start, None
+    if expected := experiment.search.expected_qps:
+        emit("prediction", text=f"{expected:g} QPS per node is expected (search.expected_qps): {PLACES}")
+        return replace(start, prediction_qps=expected), None
+    if not isinstance(experiment.engine, SimulatedEngine):
+        return start, None
+    try:
+        hour = replace(experiment.search, budget_s=HOUR_S)
+        found = predict(replace(experiment, search=hour), draws=0)
+    except ValueError as error:  # what the model does not predict can be measured all the same
+        emit("prediction", text=f"no prediction, the search begins with a ramp: {error}")
+        return start, None
+    if found.exit_code != summary.EXIT_OK or found.capacity is None:
+        emit("prediction", text=f"no prediction, the search begins with a ramp: {found.reason}")
+        return start, None
+    figures = found.capacity.qps_per_node
+    how = f"a virtual hour of the same engine: {PLACES}"
+    emit("prediction", text=f"the engine model predicts {figures.estimate:.2f} QPS per node ({how})")
+    return replace(start, prediction_qps=figures.estimate), PlacingPrediction(figures, how)
 
 
 MODEL = answer.EngineModel(simulate, _machine, guess_qps)

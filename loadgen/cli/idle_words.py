@@ -80,10 +80,7 @@ def idle(asked: Experiment, verb: str, words: Sequence[str]) -> str:
 
 
 def overspent(asked: Experiment, words: Sequence[str]) -> str:
-    """The reason why the fewest windows do not fit the budget, with the remedy; empty if they fit.
-
-    Only typed search words are checked: the configuration of an earlier version is resumed as it is.
-    """
+    """The reason why the fewest windows do not fit a typed budget, with the remedy; empty if they fit."""
     search = asked.search
     budget_s = search.budget_s / search.deployments
     if search.least_s <= budget_s or not any(word.startswith("search.") for word in words):

@@ -27,8 +27,7 @@ def refuse(experiment: Experiment) -> None:
 def unwritable(folder: Path) -> str:
     """The reason why no folder can be made inside `folder`, which may not exist yet; empty if one can.
 
-    A folder is made and removed in the first existing parent: access rights say nothing of read-only or full
-    disks.
+    One is made and removed: access rights say nothing of read-only or full disks.
     """
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not there.is_dir():

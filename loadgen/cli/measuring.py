@@ -1,6 +1,6 @@
 """The verbs that put load on a service: check the words, print the plan or measure.
 
-Knows arguments and plans; `verbs` and `resume` measure. They are imported late, because Ray comes with them.
+Knows arguments and plans; `verbs` measures. It is imported late, because Ray comes with it.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from conf.matrix import Matrix, matrix
 from loadgen.cli import config_check, engine_model, machine_check, output
 from loadgen.cli.command_line import asked, resumed, verified
 from loadgen.drive import fixed_rate, require
-from loadgen.search import budget
+from loadgen.search import pacing
 from loadgen.studies import comparison_words, matrix_cells
 
 
@@ -23,7 +23,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
     machine_check.refuse(experiment)
     if arguments.dry_run:
-        return output.plan(experiment, budget.swept_s(experiment))
+        return output.plan(experiment, pacing.swept_s(experiment))
     from loadgen.cli import verbs
 
     return output.answer(arguments, (experiment,), lambda site, show: verbs.sweep(experiment, site, show))
@@ -65,7 +65,7 @@ def compare(arguments: argparse.Namespace) -> int:
     machine_check.refuse(a)
     if arguments.dry_run:
         terminal.tell(comparison_words.text(a, b))
-        return output.plan(a, budget.compared_s(a), services=2)
+        return output.plan(a, pacing.compared_s(a), services=2)
     from loadgen.cli import verbs
 
     return output.answer(arguments, (a, b), lambda site, show: verbs.compare(a, b, site, show))
@@ -94,13 +94,13 @@ def recipe(arguments: argparse.Namespace) -> int:
 def resume(arguments: argparse.Namespace) -> int:
     """Recover what a killed run or study left, and continue it."""
     path = resumed(arguments)
-    from loadgen.cli import resume as resuming
+    from loadgen.cli import verbs
 
-    experiment = partial(config_check.experiment, resuming.verb(path), [])
+    experiment = partial(config_check.experiment, verbs.verb(path), [])
     if arguments.dry_run:
-        terminal.tell(resuming.left(path, experiment))
+        terminal.tell(verbs.left(path, experiment))
         return summary.EXIT_OK
-    return output.answer(arguments, (), lambda site, show: resuming.resume(path, experiment, site, show))
+    return output.answer(arguments, (), lambda site, show: verbs.resume(path, experiment, site, show))
 
 
 def verify(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from analysis.results.types.verdict import Verdict
 from conf import Experiment
 from conf.io import terminal
 from conf.specs.experiment import SimulatedEngine
-from loadgen.cli import config_check, dry_run, engine_model, prediction
+from loadgen.cli import config_check, dry_run, engine_model
 from loadgen.run import progress
 from loadgen.run.folder import finite
 from loadgen.run.progress import Emit
@@ -36,10 +36,7 @@ def answer(
     measured: tuple[Experiment, ...],
     act: "Callable[[Site, Emit], PartVerdict]",
 ) -> int:
-    """Measure, write the report and print the result; first note what is unknown about vLLM's kernels.
-
-    The imports are here because Ray comes with them: they cost seconds that `predict` must not pay.
-    """
+    """Measure, write the report and print the result; Ray is imported late, for `predict` must not pay."""
     from loadgen.cli.deployment import service
     from loadgen.run import report_file
     from loadgen.run.measure import Site
@@ -48,8 +45,8 @@ def answer(
     real = (one for one in measured if not isinstance(one.engine, SimulatedEngine))
     for line in config_check.all_kernels(real):
         terminal.note(line)
-    with terminal.own_stdout() as out, progress.choose(arguments.json, out) as show:
-        verdict = report_file.written(act(Site(prediction.start, service), show), show)
+    with terminal.own_stdout() as out, progress.shown(arguments.json, out) as show:
+        verdict = report_file.written(act(Site(engine_model.start, service), show), show)
     return result(verdict, arguments.json)
 
 

@@ -1,12 +1,12 @@
-"""The engine model's answers to words: of one experiment, of a grid, and for the start of a search.
+"""The verb `predict`: what it refuses, its work spread over processes, its answer printed and written.
 
-Knows what a prediction refuses and how its work is spread over processes.
+Knows arguments and grids; the engine model bound to an experiment is in `engine_model`.
 """
 
+import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from multiprocessing import active_children, cpu_count, get_context
 from pathlib import Path
@@ -14,24 +14,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.results import summary
-from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict
-from analysis.results.types.run_verdict import PlacingPrediction
+from analysis.results import prediction_text, replay_text
+from analysis.results.json_border import to_tree
+from analysis.results.runs import refuse_out
+from analysis.results.types.prediction_verdict import GridCell, GridVerdict, PredictionVerdict
 from conf import ConfigError, Experiment
-from conf.matrix import Matrix
+from conf.io import terminal
+from conf.matrix import Matrix, matrix
 from conf.specs.experiment import SimulatedEngine
-from loadgen.cli import config_check, engine_model
+from loadgen.cli import config_check, engine_model, output
 from loadgen.predict import grid, replay
 from loadgen.predict.capacity import quiet
 from loadgen.predict.uncertainty import ParallelMap
-from loadgen.run.progress import Emit
-from loadgen.search.start import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
+from loadgen.run import export
 
 CHUNKS = 4
 """Chunks of work per process: with several, no process waits long for the last one."""
-HOUR_S = 3600.0
-"""Virtual time of the prediction that places the first window."""
-PLACES = "it places the first dwell and centres a wide prior, sd 25 %"
 
 
 def checked(words: Sequence[str], config: Path | None, sensitivity: bool = False) -> Experiment:
@@ -90,32 +88,6 @@ def processes() -> Iterator[ParallelMap]:
             raise
 
 
-def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, PlacingPrediction | None]:
-    """The start of a search: a guess, and the engine model's answer if the search may use it."""
-    below = FIRST_BELOW_SESSIONS if experiment.workload.has_sessions else FIRST_BELOW_PREDICTION
-    start = Start(roofline_qps=engine_model.guess_qps(experiment), first_below=below)
-    if verb != "sweep" or experiment.search.start != "prediction":
-        return start, None
-    if expected := experiment.search.expected_qps:
-        emit("prediction", text=f"{expected:g} QPS per node is expected (search.expected_qps): {PLACES}")
-        return replace(start, prediction_qps=expected), None
-    if not isinstance(experiment.engine, SimulatedEngine):
-        return start, None
-    try:
-        hour = replace(experiment.search, budget_s=HOUR_S)
-        found = engine_model.predict(replace(experiment, search=hour), draws=0)
-    except ValueError as error:  # what the model does not predict can be measured all the same
-        emit("prediction", text=f"no prediction, the search begins with a ramp: {error}")
-        return start, None
-    if found.exit_code != summary.EXIT_OK or found.capacity is None:
-        emit("prediction", text=f"no prediction, the search begins with a ramp: {found.reason}")
-        return start, None
-    figures = found.capacity.qps_per_node
-    how = f"a virtual hour of the same engine: {PLACES}"
-    emit("prediction", text=f"the engine model predicts {figures.estimate:.2f} QPS per node ({how})")
-    return replace(start, prediction_qps=figures.estimate), PlacingPrediction(figures, how)
-
-
 def requests(cells: Matrix, found: Sequence[Experiment | str]) -> pa.Table:
     """A row per request of every replay of a grid, with the cell's axis values as columns."""
     parts_of = []
@@ -127,3 +99,28 @@ def requests(cells: Matrix, found: Sequence[Experiment | str]) -> pa.Table:
                 table = table.add_column(place, f"asked.{key}", pa.array([str(value)] * len(table)))
             parts_of.append(table)
     return pa.concat_tables(parts_of)
+
+
+def predict(arguments: argparse.Namespace) -> int:
+    """Answer from the engine model alone: direct simulation on a virtual clock, of one point or a grid."""
+    cells = matrix(arguments.words)
+    cell = partial(checked, config=arguments.config, sensitivity=arguments.sensitivity)
+    found = grid.experiments(cell, cells)
+    texts = replay_text if grid.are_replays(found) else prediction_text
+    refuse_out(arguments.out, *export.SUFFIXES)
+    if arguments.requests and texts is prediction_text:
+        raise ConfigError("--requests writes those of a replay; add requests=N, or leave it out")
+    refuse_out(arguments.requests, *export.TABLES, flag="--requests")
+    if arguments.dry_run:
+        return max(output.plan(one, 0) for one in found if isinstance(one, Experiment))
+    answer = answered(cells, found, arguments.sensitivity, terminal.note)
+    if arguments.requests:
+        export.write(arguments.requests, requests(cells, found), to_tree(answer))
+    if arguments.out:
+        rows = answer.cells if isinstance(answer, GridVerdict) else (GridCell(at={}, answer=answer),)
+        export.write(arguments.out, texts.rows(rows), {"event": "result", **to_tree(answer)})
+    if isinstance(answer, GridVerdict) and not arguments.json:
+        kernels = config_check.all_kernels(one for one in found if isinstance(one, Experiment))
+        terminal.tell("\n".join([texts.table(answer.axes, answer.cells), *kernels]))
+        return answer.exit_code
+    return output.result(answer, arguments.json)

@@ -1,22 +1,35 @@
-"""The verb `progressive`: the MI325X paper's benchmark, by the engine model alone or over HTTP."""
+"""The verb `progressive`: the MI325X paper's benchmark. A composition root."""
 
 import argparse
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
 
 from analysis.results import summary
 from analysis.results.runs import refuse_out
+from analysis.results.types.ladder_figures import LevelFigures
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.study_verdict import StudyVerdict
+from analysis.rows import records
 from conf import ConfigError, Experiment
 from conf.io import terminal
-from loadgen.cli import config_check, machine_check, output, virtual_ladder
+from loadgen.cli import config_check, engine_model, machine_check, output
+from loadgen.fleet.rows import plan_table
+from loadgen.predict.capacity import quiet
 from loadgen.run import export
 from loadgen.run.folder import finite
 from loadgen.run.progress import Emit
 from loadgen.studies import published_ladder as ladder
 from loadgen.studies import published_tables, published_verdict
+from loadgen.traffic.lengths import Ints
+from loadgen.traffic.processes import Floats
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from serve_apps.engine_model.compiled import fast_engine
 
 if TYPE_CHECKING:
     from loadgen.run.measure import Site
@@ -37,10 +50,10 @@ def progressive(arguments: argparse.Namespace) -> int:
         machine_check.refuse(found[0])
     if arguments.dry_run:
         for one in found:
-            terminal.tell("\n".join(published_verdict.plan(one, virtual_ladder.level_seconds(one))))
+            terminal.tell("\n".join(published_verdict.plan(one, level_seconds(one))))
         return summary.EXIT_OK
     if virtual:
-        return _print_models([virtual_ladder.progressive(one, terminal.note) for one in found], arguments)
+        return _print_models([predicted_ladder(one, terminal.note) for one in found], arguments)
     from loadgen.cli import verbs
 
     def measured(site: "Site", show: Emit) -> StudyVerdict:
@@ -53,7 +66,6 @@ def progressive(arguments: argparse.Namespace) -> int:
 
 
 def _print_models(verdicts: Sequence[PredictionVerdict], arguments: argparse.Namespace) -> int:
-    """Write and print the tables of several models; return the highest exit code."""
     published_verdict.write(arguments.out, verdicts)
     whole = published_verdict.whole(verdicts)
     if arguments.json:
@@ -69,3 +81,73 @@ def _checked(words: Sequence[str], arguments: argparse.Namespace) -> Experiment:
     ladder.is_virtual(experiment)
     config_check.refuse_misfit(ladder.longest(experiment))
     return experiment
+
+
+def predicted_ladder(experiment: Experiment, say: Callable[[str], None] = quiet) -> PredictionVerdict:
+    """The MI325X paper's benchmark on the virtual clock, each run with a seed of its own.
+
+    Raises ConfigError for an engine that the fast model does not play.
+    """
+    runs = []
+    for number in range(experiment.progressive.runs):
+        say(f"{experiment.model.name}: run {number + 1} of {experiment.progressive.runs}")
+        one = replace(experiment, seed=ladder.drawn_seed(experiment.seed, number))
+        try:
+            runs.append(_run(one, quiet if number else say))
+        except fast_engine.UnsupportedByFastPath as why:
+            raise ConfigError(
+                f"progressive on the virtual clock cannot play this engine ({why}); use "
+                "progressive.clock=wall"
+            ) from why
+    return published_verdict.predicted(experiment, runs)
+
+
+def level_seconds(experiment: Experiment) -> list[float] | None:
+    """Seconds of each level by the engine model; None if the fast model cannot play this service."""
+    if experiment.engine.kind != "simulated" or experiment.replicas != 1:
+        return None
+    try:
+        return [level.seconds for level in _run(experiment)]
+    except fast_engine.UnsupportedByFastPath:
+        return None
+
+
+def _run(experiment: Experiment, say: Callable[[str], None] = quiet) -> list[LevelFigures]:
+    return published_verdict.play_levels(ladder.levels(experiment), partial(played, experiment), say)
+
+
+def played(experiment: Experiment, number: int, level: ladder.LevelPlan) -> pa.Table:
+    """The request rows of one level, a closed loop on one empty engine."""
+    schedule = level.schedule(number, 0, 0)
+    asked = schedule.input_tokens, schedule.output_tokens, schedule.shared_tokens
+    seed = ladder.drawn_seed(experiment.seed, number)
+    seen = fast_engine.serve_closed(
+        fast_engine.FastSpec.of(*engine_model.parts(experiment)), schedule.concurrency, asked, seed
+    )
+    times = seen.sent_s, seen.first_token_s, seen.last_token_s
+    return played_rows(schedule, *times, seen.cached_tokens)
+
+
+def played_rows(
+    schedule: ArrivalSchedule, sent_s: Floats, first_s: Floats, last_s: Floats, cached_tokens: Ints
+) -> pa.Table:
+    """Rows of schema `PROGRESS` for a closed loop that has ended; a request is due when it is sent."""
+    due_ns = np.rint(sent_s * NS).astype(np.int64)
+    first, last = (pa.array(np.rint(at * NS).astype(np.int64) - due_ns) for at in (first_s, last_s))
+    count = len(schedule)
+    prompt = pa.array(schedule.input_tokens, pa.int32())
+    columns: dict[str, Any] = {
+        **{name: plan_table(schedule).column(name) for name in records.PLAN.names},
+        "client_id": pa.array(np.zeros(count, dtype=np.int16)),
+        "due_ns": pa.array(due_ns),
+        "status": pa.repeat(records.OK, count),
+        "replica_id": pa.repeat("0", count),
+        "send_offset_ns": pa.array(np.zeros(count, dtype=np.int64)),
+        "first_token_offset_ns": first,
+        "last_token_offset_ns": last,
+        "end_offset_ns": last,
+        "prompt_tokens": prompt,
+        "cached_tokens": pa.array(cached_tokens, pa.int32()),
+        "output_tokens": pa.array(schedule.output_tokens, pa.int32()),
+    }
+    return pa.table(records.empty(records.PROGRESS, count) | columns, schema=records.PROGRESS)

@@ -42,11 +42,10 @@ class WarmupPiece:
 
 
 def warm_caches(driver: Driver, segment: Segment) -> None:
-    """Load until the hit rate settles, if no cache may know the users of this segment.
+    """Load until the hit rate settles, if new users come with this segment, or after an overload.
 
-    Those are new users, and all users after an overload: running requests took the memory of cached prompts,
-    and with it the hits that the service needs. It costs no budget, and ends early if a load actor is lost or
-    the service reports no hits.
+    Running requests then took the memory of cached prompts. It costs no budget, and ends early if a load
+    actor is lost or the service reports no hits.
     """
     overloaded = segment.settle_before and driver.warmed_qps > 0
     asked, before = segment.rate_qps, 0.0 if overloaded else driver.warmed_qps
@@ -65,7 +64,6 @@ def warm_caches(driver: Driver, segment: Segment) -> None:
 
 
 def _load_pieces(driver: Driver, segment: Segment, before_qps: float, overloaded: bool) -> list[WarmupPiece]:
-    """Offer load piece by piece; returns the pieces at the asked rate."""
     asked, newcomers = segment.rate_qps, _Newcomers(driver, before_qps, segment.rate_qps)
     pieces: list[WarmupPiece] = []
     for number, rate_qps in enumerate(_rates(driver, asked, overloaded), 1):
@@ -103,10 +101,7 @@ class _Newcomers:
             self._reached_qps = reached
 
     def unseen(self) -> float:
-        """Share of all users who have not come back yet, which falls exponentially with their mean gap.
-
-        So much of the hit rate is still to come, which two pieces of a few requests do not show.
-        """
+        """Share of all users who have not come back yet, which falls exponentially with their mean gap."""
         plan = self._driver.plan
         gap = gap_s(plan.workload, self._asked_qps, plan.nodes)
         if gap is None:
@@ -144,9 +139,8 @@ def piece_s(rate_qps: float) -> float:
 
 
 def settled(pieces: Sequence[WarmupPiece]) -> bool:
-    """True if the last two pieces agree in their hits, and answers no longer get faster.
-
-    Cold prompts make a batch of their own, which is still there when the hits are back.
+    """True if the last two pieces agree in their hits, and the cold prompts' batch is gone: answers no longer
+    get faster.
     """
     if len(pieces) < 2:
         return False
@@ -178,10 +172,7 @@ def _nothing_to_gain(driver: Driver) -> bool:
 
 
 def _offer(driver: Driver, index: int, piece: int, rate_qps: float, asked_qps: float) -> pa.Table:
-    """Offer one piece of load; returns the requests that were answered meanwhile, whenever they were due.
-
-    Of those due in the piece a service with a queue has answered none yet, and a calm one the short ones.
-    """
+    """Offer one piece of load; returns the requests that were answered meanwhile, whenever they were due."""
     seconds = piece_s(rate_qps * driver.plan.nodes) if rate_qps == asked_qps else PIECE_S
     start_ns, end_ns = driver.offer_piece(index, piece, rate_qps, seconds)
     rows = driver.windows.requests(index)
@@ -191,7 +182,6 @@ def _offer(driver: Driver, index: int, piece: int, rate_qps: float, asked_qps: f
 
 
 def _report(driver: Driver, pieces: Sequence[WarmupPiece], began_ns: int) -> None:
-    """Report how the warm-up ended."""
     done, hit = settled(pieces), pieces[-1].hit
     how = "caches are warm" if done else "caches may still change, they are measured as they are"
     text = f"{how} after {(driver.feed.free_ns - began_ns) / NS:.0f} s: {hit:.1%} of the prompt tokens hit"

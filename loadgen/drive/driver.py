@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.capacity.window_counts import Window, WindowCounts, count, in_window, waiting
-from loadgen.drive.liveness import DEAD_LEAST, heard_ns, in_flight, silent
 from loadgen.drive.load_feed import LoadFeed
 from loadgen.drive.loss_recovery import POLL_NS, LossRecovery, TargetLost
 from loadgen.drive.plan import LoadPlan, Past
+from loadgen.drive.service_loss import DEAD_LEAST, heard_ns, in_flight, silent
 from loadgen.drive.windows import Windows
 from loadgen.fleet.target import Target
 from loadgen.search.overload import ABORT_EVERY_S, ABORT_FROM_S, RAMP_LOOK_S, plainly_bad, should_abort
@@ -29,9 +29,8 @@ RUN_OUT_PIECE = 1000
 
 
 class Driver:
-    """One run over a target.
+    """One run over a target; `emit(kind, **facts)` gets every decision.
 
-    `emit(kind, **facts)` gets every decision; the other callbacks are those of `LoadFeed` and `LossRecovery`.
     `warmed_qps` is the highest rate per node whose users the caches of the service know.
     """
 
@@ -87,8 +86,11 @@ class Driver:
     def settle(self, segment: Segment) -> None:
         """Let the backlog of the last window be answered where a segment asks for that."""
         if segment.settle_before and self.windows.outcomes:
-            last = self.windows.outcomes[-1].segment
-            self.await_answers(last.index, self.windows.patience_s(), fits=self._sustained(segment))
+            last, workload = self.windows.outcomes[-1].segment, self.plan.workload
+            longest_s = workload.output_tokens.mean * self.plan.slo.tpot_p90_ms / 1e3
+            # That many answers are in flight when each takes as long as the bounds allow.
+            fits = segment.rate_qps * self.plan.nodes * longest_s
+            self.await_answers(last.index, self.windows.patience_s(), fits=fits)
 
     def offer_piece(self, index: int, piece: int, rate_qps: float, seconds: float) -> tuple[int, int]:
         """Offer load ahead of a segment (`LoadFeed.offer_piece`); raises TargetLost if nobody answers."""
@@ -116,10 +118,7 @@ class Driver:
         self.close(segment, window, now_ns)
 
     def watch(self, window: Window, may_abort: bool) -> str | None:
-        """Let the window pass in slices; returns why it should end early, or None when it is over.
-
-        Whatever may not abort for its queue still ends when a load actor or the service is lost.
-        """
+        """Let the window pass in slices; returns why it should end early, or None when it is over."""
         ramp = window.kind == "ramp"
         from_s, every_s = (RAMP_LOOK_S, RAMP_LOOK_S) if ramp else (ABORT_FROM_S, ABORT_EVERY_S)
         at_ns = window.window_start_ns + int(from_s * NS)
@@ -135,7 +134,6 @@ class Driver:
         return None
 
     def _overload(self, window: Window, at_ns: int) -> str | None:
-        """Reason why a window is of no use any longer, or None."""
         slo, rows = self.plan.slo, self.loss.answerable(window.index)
         if window.kind != "ramp":
             return should_abort(window, waiting(rows, at_ns), slo)
@@ -143,11 +141,6 @@ class Driver:
         so_far = count(rows, window, slo, self.plan.workload, at_ns)
         seconds = (at_ns - window.window_start_ns) / NS
         return plainly_bad(so_far, waiting(rows, at_ns), seconds, slo)
-
-    def _sustained(self, segment: Segment) -> float:
-        """Answers in flight when each takes as long as the bounds allow, at the rate of a segment."""
-        tpot_s, workload = self.plan.slo.tpot_p90_ms / 1e3, self.plan.workload
-        return segment.rate_qps * self.plan.nodes * workload.output_tokens.mean * tpot_s
 
     def close(self, segment: Segment, window: Window, now_ns: int) -> None:
         """Add the outcome of a window that is over, and recount those that changed meanwhile."""
@@ -162,11 +155,10 @@ class Driver:
         self.warmed_qps = 0.0
 
     def drain(self, run_out: bool = False) -> None:
-        """Let what is in flight end, so that every window is judged on whole answers.
+        """Let what is in flight end, so that every window is judged on whole answers. Raises TargetLost.
 
         With `run_out` the load goes on until most of them are: in an emptying service the last answers would
-        be faster than at the rate that is judged. Raises TargetLost when the service was lost meanwhile, and
-        took answers of a window with it.
+        be too fast.
         """
         if not self.windows.outcomes:
             return
@@ -178,7 +170,6 @@ class Driver:
         self.windows.recount(self.feed.target.now_ns())
 
     def _run_out(self, last: WindowCounts) -> None:
-        """Go on at the rate of the last window, in the next segment, for as long as its answers take."""
         if last.aborted or not last.weight or last.median_e2e_s is None:
             return
         seconds, index = min(RUN_OUT * last.median_e2e_s, self.windows.patience_s()), last.index + 1
@@ -217,7 +208,6 @@ class Driver:
         self.loss.refuse_dead(index)
 
     def _left(self, index: int, until_done: bool, fits: float | None) -> int:
-        """Requests of the last two segments that wait for their first token, or for their end."""
         rows = self.loss.answerable(index)
         running = in_flight(rows)
         if until_done or (fits is not None and running > fits):

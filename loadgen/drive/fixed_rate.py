@@ -12,10 +12,9 @@ from analysis.capacity.window_counts import Window
 from analysis.rows import metrics
 from conf import Experiment
 from loadgen.drive.driver import Driver
-from loadgen.drive.liveness import in_flight
 from loadgen.drive.loss_recovery import POLL_NS
-from loadgen.drive.prepared_load import load_prepared
-from loadgen.drive.service_warmup import warm_up
+from loadgen.drive.prepared_load import load_prepared, warm_up
+from loadgen.drive.service_loss import in_flight
 from loadgen.search.segments import Segment
 from loadgen.traffic import trace
 from loadgen.traffic.processes import Profile
@@ -93,8 +92,7 @@ def replay(driver: Driver, duration_s: float | None) -> None:
 def closed(driver: Driver, concurrency: int, requests: int) -> None:
     """Keep `concurrency` requests in flight until `requests` have been answered: a closed loop.
 
-    The window begins with the first request that follows another, for what came before ramps up, and ends
-    with the last that is sent: from then on the load falls.
+    The window leaves out the first requests, which ramp up, and what follows the last send.
     """
     warm_up(driver)
     start_ns, seed, first_seq = driver.feed.next_start_ns(), driver.plan.seed, driver.feed.next_seq

@@ -113,9 +113,8 @@ class LoadFeed:
     def offer_piece(
         self, index: int, piece: int, rate_qps: float, seconds: float, last: bool = False
     ) -> tuple[int, int]:
-        """Offer a rate per node for so long ahead of a segment; returns from when to when.
-
-        Unless it is the `last` load of all, arrivals go on for as long as deciding takes.
+        """Offer a rate per node for so long ahead of a segment, `last` without a bridge; returns from when to
+        when.
         """
         start_ns = self.next_start_ns()
         end_ns = start_ns + int(seconds * NS)

@@ -11,9 +11,8 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from analysis.rows import metrics
-from loadgen.drive.liveness import DEAD_LEAST, death, in_flight
 from loadgen.drive.load_feed import LoadFeed
-from loadgen.drive.service_loss import MOST_RECOVERIES, affected_windows
+from loadgen.drive.service_loss import DEAD_LEAST, MOST_RECOVERIES, affected_windows, death, in_flight
 from loadgen.drive.windows import Windows
 from loadgen.traffic.schedule import NS
 
@@ -28,9 +27,8 @@ class TargetLost(RuntimeError):
 class LossRecovery:
     """The service as it stands now: whole since `whole_ns`, its first window is number `first_window`.
 
-    `fault` says why the deployment is no longer whole, or None while it is. `repair` waits until it is whole
-    again and returns the replicas to expect from then on, or raises TargetLost; without it whatever is lost
-    stays lost.
+    `fault` says why the deployment is not whole, or None. `repair` waits until it is and returns the replicas
+    to expect, or raises TargetLost; without it what is lost stays lost.
     """
 
     feed: LoadFeed
@@ -111,15 +109,13 @@ class LossRecovery:
             self.feed.wait_until(now_ns)
 
     def _emit_lost(self, text: str, affected: Iterable[int]) -> None:
-        """Tell whoever resumes which window is the first to be measured again, unless the service comes back.
-
-        This session's last finished window may have been the dead service's whatever it shows.
+        """Tell whoever resumes which window is the first to be measured again: the last one is never
+        believed.
         """
         last = max(len(self.windows.outcomes) - 1, self.first_window)
         self.emit("target_lost", text=text, last=min([last, *affected]))
 
     def _affected(self, lost_ns: int) -> list[int]:
-        """Finished windows that may have felt the loss too."""
         windows, plan = self.windows, self.feed.plan
         outcomes = windows.outcomes[self.first_window :]
         return affected_windows(outcomes, windows.requests, plan.replicas, lost_ns, plan.time_scale)

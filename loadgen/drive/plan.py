@@ -8,8 +8,7 @@ from analysis.capacity.service_checks import BLOCK_TOKENS
 from analysis.capacity.window_counts import Window
 from conf.specs.experiment import Search, Slo, Workload
 from loadgen.drive.window_health import WindowHealth
-from loadgen.search.segments import Segment
-from loadgen.search.start import Start
+from loadgen.search.segments import Segment, Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +41,11 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Finished segments of earlier sessions of a run, with the health of the load actors in them.
+    """Finished segments of earlier sessions of a run: window, judgements `bad` and `void`, health of the load
+    actors.
 
-    Beside a segment's window stand its judgements `bad` and `void`. `rows` are those of the finished
-    segments; `next_seq`, `end_ns` and `next_client` are beyond all that was used. `elapsed_s` is the budget
-    spent until the last segment's end.
+    `rows` are theirs; `next_seq`, `end_ns` and `next_client` are beyond all that was used; `elapsed_s` is the
+    budget spent.
     """
 
     segments: list[tuple[Segment, Window, tuple[bool, bool], WindowHealth]]

@@ -56,7 +56,7 @@ class Ledger:
         """All rows of the segments, each request once."""
         tables = [table for i in segments for table in self._ended.get(i, [])]
         tables += [self._pending[i] for i in segments if i in self._pending]
-        return pa.concat_tables([records.PROGRESS.empty_table(), *tables])
+        return pa.concat_tables([records.PROGRESS.empty_table(), *tables]).combine_chunks()
 
     def planned(self, segment: int, start_ns: int, end_ns: int) -> int | None:
         """Requests of a segment that were due in [start, end); None where the plan is not known."""

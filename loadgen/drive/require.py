@@ -6,13 +6,12 @@ Knows when to load and when to analyse; the rule that decides is in `search.acce
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.capacity.backlog import falls_behind
+from analysis.capacity.flow_checks import falls_behind
 from analysis.capacity.window_counts import NS, WindowCounts, count
 from conf import ConfigError, Experiment
 from conf.specs.experiment import Slo
 from loadgen.drive.driver import Driver
-from loadgen.drive.prepared_load import load_prepared
-from loadgen.drive.service_warmup import warm_up
+from loadgen.drive.prepared_load import load_prepared, warm_up
 from loadgen.search.acceptance import CALM_BOUND, InterimAnalysis, decide, windows_s
 from loadgen.search.pacing import DWELL_LEAST, TRANSITION_E2E, WINDOW_E2E, lasting_s
 from loadgen.search.segments import Outcome, Segment, Stop, dwells_of
@@ -26,10 +25,9 @@ VOID_IN_A_ROW = 2
 
 @dataclass(frozen=True, slots=True)
 class Required:
-    """The last interim analysis, how many there were, and why nothing more could be measured if so.
+    """The last interim analysis, their number, and why nothing more could be measured if so.
 
-    `whole_s` are the seconds of all windows that fit into the longest time: the analyses share a level over
-    them.
+    `whole_s` are the seconds of all windows that fit into the longest time.
     """
 
     analysis: InterimAnalysis
@@ -55,9 +53,8 @@ def seconds(experiment: Experiment) -> float:
 
 
 def require(driver: Driver, rate_qps: float, longest_s: float) -> Required:
-    """Offer a rate per node until an interim analysis decides, or one more window would exceed `longest_s`.
-
-    One that decides is repeated when every answer has ended; if it no longer decides, the load goes on.
+    """Offer a rate per node until an interim analysis decides, also once every answer has ended, or time is
+    over.
     """
     warm_up(driver)
     transition_s, analyses = TRANSITION_S, 0
@@ -87,18 +84,14 @@ def require(driver: Driver, rate_qps: float, longest_s: float) -> Required:
 def analyse(driver: Driver, rate_qps: float, whole_s: float) -> InterimAnalysis:
     """Judge a rate by all windows that are not void, as known now."""
     used = [outcome for outcome in driver.windows.outcomes if not outcome.void]
-    behind = bool(used) and _behind(driver, [outcome.dwell for outcome in used[-BEHIND_WINDOWS:]])
+    behind = False
+    if last := [outcome.dwell for outcome in used[-BEHIND_WINDOWS:]]:
+        rows = driver.windows.ledger.rows(*range(last[-1].index + 1))
+        behind = falls_behind(rows, last[0].window_start_ns, last[-1].window_end_ns)
     return decide(rate_qps, dwells_of(used), _tightened(driver, used), whole_s, behind)
 
 
-def _behind(driver: Driver, windows: Sequence[WindowCounts]) -> bool:
-    """True if answers fell behind the requests from the first window's start to the last one's end."""
-    rows = driver.windows.ledger.rows(*range(windows[-1].index + 1))
-    return falls_behind(rows, windows[0].window_start_ns, windows[-1].window_end_ns)
-
-
 def _tightened(driver: Driver, outcomes: Sequence[Outcome]) -> list[WindowCounts]:
-    """The windows counted at tighter bounds."""
     slo, now_ns = driver.plan.slo, driver.feed.target.now_ns()
     tight = Slo(slo.name, *(CALM_BOUND * bound.ms for bound in slo.bounds))
     windows = [outcome.dwell for outcome in outcomes]

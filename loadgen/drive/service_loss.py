@@ -1,20 +1,63 @@
-"""Decides which windows may have felt the loss of a service, and how those are judged.
+"""Tells a dead service from an overloaded one by its answers, and which windows may have felt its loss.
 
+An overloaded service is slow or refuses some requests; a dead one refuses everything or says nothing.
 Knows request rows and windows; waits for nothing and knows no deployment.
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.capacity.check import Check
+from analysis.capacity.check import at_most
 from analysis.capacity.validity import Verdict
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import metrics, records
-from loadgen.drive.liveness import heard_ns
+from analysis.rows.metrics import Bools
+from conf.io.one_line import one_line
 from loadgen.search.segments import Outcome
+
+DEAD_SHARE, DEAD_LEAST, RECENT_NS = 0.9, 5, 10 * NS
+"""Failed share of the newest requests that shows a dead service, their least number, and their age (our
+choice)."""
+
+
+def death(rows: pa.Table, now_ns: int, least: int = DEAD_LEAST) -> str | None:
+    """Reason why the service counts as dead by the newest of these requests, or None.
+
+    Almost all of them have failed, and no token came since the first of them was due. A request in flight
+    speaks for the service: a hanging one is noticed elsewhere.
+    """
+    due = metrics.numbers(rows, "due_ns")
+    sent = np.flatnonzero(~metrics.status_in(rows, *metrics.UNSENT) & (due <= now_ns))
+    sent = sent[np.argsort(due[sent], kind="stable")]
+    newest = sent[-max(least, int((due[sent] >= now_ns - RECENT_NS).sum())) :]
+    failed = newest[(metrics.status_in(rows, "conn_error", "http_error") | silent(rows))[newest]]
+    if len(failed) < max(least, DEAD_SHARE * len(newest)) or heard_ns(rows) >= due[newest].min():
+        return None
+    last = rows.take(pa.array(failed[-1:])).to_pylist()[0]
+    what = one_line(f"{last['error_kind']} {last['error'] or ''}")
+    return f"{len(failed)} of the newest {len(newest)} requests failed: {what}"
+
+
+def in_flight(rows: pa.Table) -> int:
+    """Requests that were sent and have not ended."""
+    return int(metrics.status_in(rows, records.PENDING).sum())
+
+
+def silent(rows: pa.Table) -> Bools:
+    """Requests that timed out without a token."""
+    return metrics.status_in(rows, "timeout") & np.isnan(metrics.numbers(rows, "first_token_offset_ns"))
+
+
+def heard_ns(rows: pa.Table) -> float:
+    """Time of the last token of any of these requests on the run's clock; -inf without one."""
+    last = metrics.numbers(rows, "due_ns") + metrics.numbers(rows, "last_token_offset_ns")
+    return float(max(last[~np.isnan(last)], default=-math.inf))
+
 
 MOST_RECOVERIES = 5
 """Recoveries in one run. Each costs a window or two and what the service needs to come back; one that breaks
@@ -30,8 +73,8 @@ def outlived(
 ) -> bool:
     """True if the service was whole until the end of `window`, some loss of it being noticed at `noticed_ns`.
 
-    No request that was due in it failed since the loss may have begun or is still without its end, and every
-    replica was heard after the window. Where answers do not name their replica only time can tell.
+    None of its requests failed since or is without its end, and every replica was heard after it; time alone
+    tells where answers do not name theirs.
     """
     end_ns, since_ns = window.window_end_ns, noticed_ns - int(NOTICED_S * NS * time_scale)
     inside = in_window(rows, window)
@@ -67,5 +110,5 @@ def affected_windows(
 
 def invalidated(verdict: Verdict) -> Verdict:
     """The verdict on a window in which the service was lost: void, whatever else it shows."""
-    lost = Check("service_losses", False, 1.0, 0.0, "", REASON)
+    lost = at_most("service_losses", 1.0, 0.0, "", REASON)
     return replace(verdict, valid=False, reason=REASON, checks=(lost, *verdict.checks))

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from analysis.capacity.posterior import Capacity
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.prepared_load import load_prepared
-from loadgen.drive.service_warmup import warm_up
+from loadgen.drive.prepared_load import load_prepared, warm_up
 from loadgen.search.policy import next_segment
 from loadgen.search.segments import Outcome, Segment, Stop
 
@@ -31,9 +30,8 @@ def focus(driver: Driver) -> Segment | Stop:
 
 
 def sweep(driver: Driver, choose: Callable[[Driver], Segment | Stop] = focus) -> Sweep:
-    """Load what `choose` says until the budget or the search ends it; a lost service may come back.
-
-    Raises TargetLost.
+    """Load what `choose` says until the budget or the search ends it. Raises TargetLost for a service that
+    stays away.
     """
     warm_up(driver)
     while True:

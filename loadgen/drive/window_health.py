@@ -45,21 +45,17 @@ def health_of(
         ):
             actors[sample["client_id"]].append(sample)
     health = {f"client-{client_id:02d}": _figures(rows) for client_id, rows in sorted(actors.items())}
-    means = [_mean(rows, "in_flight_mean") for rows in actors.values() if _covers(rows, window)]
+    # Whole seconds that leave out more of the window have another mean.
+    least_s = LEAST_COVERED * window.seconds
+    whole = (rows for rows in actors.values() if sum(row["span_s"] for row in rows) >= least_s)
+    means = [_mean(rows, "in_flight_mean") for rows in whole]
     known = [mean for mean in means if mean is not None]
     return WindowHealth(
         health, sum(known) if len(known) == len(actors) > 0 else None, tuple(lost_actors), replicas
     )
 
 
-def _covers(rows: list[dict[str, Any]], window: Window) -> bool:
-    """False where whole seconds leave out so much of the window that their mean is not its mean."""
-    covered_s: float = sum(row["span_s"] for row in rows)
-    return covered_s >= LEAST_COVERED * window.seconds
-
-
 def _figures(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Means over time, and the longest stall; unknown figures are left out."""
     figures = {name: _mean(rows, name) for name in ("cpu_share", "run_share")}
     figures["stall_ms"] = max(row["stall_ms"] for row in rows)
     return {name: value for name, value in figures.items() if value is not None}

@@ -4,8 +4,10 @@ Knows request rows, the health of the load actors, and the analysis; knows no ta
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,13 +19,17 @@ from analysis.capacity.window_counts import (
     count,
     count_by_stream,
     in_window,
+    latency_so_far,
     waiting,
     without_lag,
 )
+from analysis.rows import metrics
+from analysis.stats.quantiles import quantile
+from conf.specs.bounds import ALLOWED_OVER, LIMITS, QUANTILE
+from conf.specs.experiment import Slo
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.request_ledger import Ledger
 from loadgen.drive.service_loss import invalidated
-from loadgen.drive.window_event import segment_done, word
 from loadgen.drive.window_health import WindowHealth
 from loadgen.search.overload import bad_step, long_queue, plainly_bad
 from loadgen.search.pacing import fitted
@@ -139,8 +145,7 @@ class Windows:
     def _guiding(self, outcome: Outcome, now_ns: int) -> Outcome:
         """A ramp step as the ramp uses it: bad or not, and void only where a late client decides that.
 
-        Its lag can only raise a latency, by no more than itself: what is good with it is good, and what is
-        bad without it is bad.
+        Its lag only raises latencies: what is good with it is good, and what is bad without it is bad.
         """
         dwell, verdict, slo = outcome.dwell, self.verdicts[outcome.dwell.index], self.plan.slo
         waits = waiting(self.requests_in(dwell), now_ns)
@@ -171,3 +176,41 @@ class Windows:
             elapsed_s=elapsed_s,
             capacity=dataclasses.asdict(capacity) if capacity else None,
         )
+
+
+def segment_done(outcome: Outcome, rows: pa.Table, verdict: Verdict, slo: Slo, now_ns: int) -> dict[str, Any]:
+    """The facts of a window, of which `resume` needs segment, window, bad and void again."""
+    dwell = outcome.dwell
+    return {
+        "index": dwell.index,
+        "kind": dwell.kind,
+        "rate_qps_per_node": outcome.segment.rate_qps,
+        "requests": dwell.requests,
+        "failed": dwell.failed,
+        "pending": dwell.pending,
+        **{b.column: quantile(latency_so_far(rows, b, now_ns), QUANTILE) for b in slo.bounds},
+        "over_ttft_pct": _percent(dwell.ttft.share),
+        "over_tpot_pct": _percent(dwell.tpot.share),
+        "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
+        "work_qps_per_node": math.exp(dwell.log_work),
+        "verdict": word(outcome, verdict),
+        "bad": outcome.bad,
+        "void": outcome.void,
+        "segment": dataclasses.asdict(outcome.segment),
+        "window": {f.name: getattr(dwell, f.name) for f in dataclasses.fields(Window)},
+    }
+
+
+def word(outcome: Outcome, verdict: Verdict) -> str:
+    """One word on a window: void with its reason, aborted, or which limits were kept (share over <= 10 %)."""
+    if outcome.void:
+        return f"VOID {verdict.reason}"
+    if not verdict.valid:
+        return f"VOID {verdict.reason}, but {'bad' if outcome.bad else 'good'} all the same"
+    over = [limit for limit in LIMITS if (outcome.dwell.over(limit).share or 0) > ALLOWED_OVER]
+    state = f"over {' and '.join(over)}" if over else "within"
+    return f"{state} (ended early)" if outcome.aborted else state
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share

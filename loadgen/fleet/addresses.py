@@ -22,8 +22,8 @@ Protocol = TypeVar("Protocol", bound=asyncio.Protocol)
 def chosen(seq: int, count: int) -> int:
     """One of `count` URLs for request (or session) `seq`: as good as random, and the same in every run.
 
-    Taken in turn, each URL would see every k-th arrival, a smoother process than the one asked for. The
-    mixing is SplitMix64's (Steele, Lea, Flood, OOPSLA 2014).
+    Every k-th arrival would be a smoother process. The mixing is SplitMix64's (Steele, Lea, Flood, OOPSLA
+    2014).
     """
     mixed = (seq + 1) * 0x9E3779B97F4A7C15 & MASK_64
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK_64
@@ -33,10 +33,9 @@ def chosen(seq: int, count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One URL, taken apart and looked up once.
+    """One URL, taken apart and looked up once; `head` is all of a request before its content length.
 
-    `head` is everything of a request before its content length. `addresses` are tried in their order, the
-    resolver's; where it found none there is the name alone, to be looked up again.
+    `addresses` are tried in order; without any the name alone is looked up again.
     """
 
     head: bytes

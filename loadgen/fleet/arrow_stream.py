@@ -20,10 +20,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class ArrowStream:
-    """An append-only Arrow IPC stream of rows of one schema, held by its writer until it is closed or dies.
-
-    Raises BlockingIOError if another writer holds it.
-    """
+    """An append-only Arrow IPC stream of one schema. Raises BlockingIOError if another writer holds it."""
 
     def __init__(self, path: Path, schema: pa.Schema = records.SHARD) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,9 +44,8 @@ class ArrowStream:
             self._kept.append(batch)
 
     def flush(self) -> None:
-        """Hand the rows kept so far to the operating system.
-
-        Raises OSError if it does not take them; they are kept, and the next flush writes them once.
+        """Hand the rows kept so far to the operating system. Raises OSError if it does not take them; they
+        are kept.
         """
         while self._kept:
             self._write(self._kept[0].serialize())
@@ -87,9 +83,8 @@ def _which(found: os.stat_result) -> tuple[int, int]:
 
 
 def lock(file: IO[Any]) -> None:
-    """Take the lock of an open, writable file until it is closed; without locks everybody gets it.
-
-    Raises BlockingIOError while another process, or another opening of the file in this one, has it.
+    """Take the lock of an open file until it is closed; without locks everybody gets it. Raises
+    BlockingIOError.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

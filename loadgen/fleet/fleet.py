@@ -159,18 +159,14 @@ class LoadFleet:
         return True
 
     def retarget(self, urls: list[str]) -> None:
-        """Send what comes from now on to these URLs; those that replace a lost actor do so too.
-
-        Names are looked up anew: a service that was restored may have its old URLs at another address.
-        """
+        """Send what comes from now on to these URLs, whose names are looked up anew."""
         self._plan = replace(self._plan, urls=urls)
         self._ask("retarget", LOOK_UP_S, urls)
 
     def finish(self, drain_s: float) -> None:
         """Stop sending, drain for at most `drain_s` of the run's clock, and bring all shards into the folder.
 
-        Ctrl-C cuts what is in flight and ends the drain. An actor that cannot hand its shard over is
-        lost, and so are its requests; the others' are not.
+        Ctrl-C cuts what is in flight. An actor that cannot hand its shard over is lost with its requests.
         """
         drain_s /= self._plan.time_scale
         try:
@@ -199,7 +195,6 @@ class LoadFleet:
                 ray.get(ref, timeout=REPLY_TIMEOUT_S)
 
     def _add(self, indices: Iterable[int]) -> None:
-        """Start one actor for each index of the stride, all at once."""
         new = []
         for index in indices:
             new.append(Member(self._next_client, index, self._remote.remote()))
@@ -213,7 +208,6 @@ class LoadFleet:
         self.members += new
 
     def _start(self, new: list[Member]) -> None:
-        """Make actors ready, compare clocks, and start theirs."""
         refs = [m.actor.prepare.remote(m.client_id, self._plan, self._folder) for m in new]
         for member, place in zip(new, ray.get(refs, timeout=READY_TIMEOUT_S), strict=True):
             member.place, member.offset = place, offset_of(partial(_read_clock, member.actor))

@@ -34,15 +34,12 @@ SHORTAGES = {
 
 
 class Client:
-    """Sends requests to `urls` over kept-alive connections, without a limit on those in flight.
+    """Sends requests to `urls` over kept-alive connections, without a limit on those in flight; repeats none.
 
-    A request of stream s goes to the s-th URL, one without a stream to any of them, by `chosen`. One of a
-    session says so in the header x-session-id; with `sticky` its session alone chooses the URL.
-
-    `ended` is called once for every exchange, whatever became of it. `key` goes into the Authorization
-    header, and what a server says is kept without it. No request is ever repeated. Host names are looked up
-    here and by `retarget`. `time_scale` is how many times as fast as the real clock a server's must run; an
-    answer from another one fails.
+    A request of stream s goes to the s-th URL, one without to any, by `chosen`; with `sticky` its session
+    chooses. `ended` is called once for every exchange. `key` goes into the Authorization header and out of
+    what a server says. An answer of a server whose clock is not `time_scale` times as fast as the real one
+    fails.
     """
 
     def __init__(

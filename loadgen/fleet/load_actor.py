@@ -29,9 +29,8 @@ from loadgen.traffic.schedule import ArrivalSchedule
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """The plan that all actors share before the start; `timeout_s` is on the run's clock.
-
-    With `sticky` all requests of a session go to the same one of `urls`.
+    """The plan that all actors share before the start; `timeout_s` is on the run's clock, `sticky` as in
+    `Client`.
     """
 
     urls: list[str]
@@ -154,9 +153,8 @@ def name(client_id: int) -> str:
 
 
 def whose_clock() -> str:
-    """Names the monotonic clock of this process: equal names are one clock, "" is not known.
-
-    All processes of one boot share it, also those in containers without a time namespace of their own.
+    """Names this process's monotonic clock, which all of one boot share: equal names are one clock, "" is
+    unknown.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

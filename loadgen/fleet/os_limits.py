@@ -18,11 +18,10 @@ NO_LIMIT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Files that this process may open and has open, and its ports. `ports` are one source address's, for
-    each (host, port) it calls.
+    """Files that this process may open and has open, and the ports of one source address for each (host,
+    port).
 
-    All processes of a machine share its ports; each has files of its own. A limit that is not set or
-    not known is `NO_LIMIT`.
+    All processes of a machine share its ports. A limit that is not set or known is `NO_LIMIT`.
     """
 
     soft_files: int
@@ -45,11 +44,8 @@ def raise_files() -> None:
 
 
 def streams(found: Limits, endpoints: int, sharing: int = 1) -> int:
-    """Streams that one load actor can hold open to `endpoints` different (host, port), taken at random.
-
-    `sharing` load actors run on its machine.
-    """
-    return min(_by_files(found), _by_ports(found, endpoints, sharing))
+    """Streams that one of `sharing` load actors of a machine can hold open to so many (host, port)."""
+    return min(_by_files(found), found.ports * endpoints // sharing)
 
 
 def shortage(found: Limits, endpoints: int, wanted: int, sharing: int = 1) -> str | None:
@@ -72,10 +68,6 @@ def shortage(found: Limits, endpoints: int, wanted: int, sharing: int = 1) -> st
 
 def _by_files(found: Limits) -> int:
     return max(0, found.soft_files - found.open_files - SPARE_FILES)
-
-
-def _by_ports(found: Limits, endpoints: int, sharing: int) -> int:
-    return found.ports * endpoints // sharing
 
 
 def _count(limit: int) -> int:

@@ -5,7 +5,7 @@ time would cost a tenth of the request itself.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
@@ -86,14 +86,13 @@ class Clock:
 def planned(schedule: ArrivalSchedule) -> list[Planned]:
     """The schedule row by row."""
     names = "seq", "phase", "due_ns", "input_tokens", "output_tokens", "shared_tokens", *OPTIONAL
-    rows = zip(*(_values(schedule, name) for name in names), strict=True)
+    columns = [(name, getattr(schedule, name)) for name in names]
+    known = (
+        itertools.repeat(OPTIONAL[name], len(schedule)) if column is None else column.tolist()
+        for name, column in columns
+    )
+    rows = zip(*known, strict=True)
     return [Planned(seq, schedule.dwell, PHASES[phase], *rest) for seq, phase, *rest in rows]
-
-
-def _values(schedule: ArrivalSchedule, name: str) -> Iterable[Any]:
-    """A column as plain numbers, or the value that stands for it."""
-    column = getattr(schedule, name)
-    return itertools.repeat(OPTIONAL[name], len(schedule)) if column is None else column.tolist()
 
 
 def plan_table(schedule: ArrivalSchedule) -> pa.Table:
@@ -185,10 +184,7 @@ def _status(exchange: Exchange) -> str | None:
 
 
 def _engine_ns(exchange: Exchange, which: str) -> int | None:
-    """The engine's time of the `first` or `last` token, from its having the request; None if it reports none.
-
-    On a clock of its own every token has its time; on the real one the answer's end reports two.
-    """
+    """The engine's time of the `first` or `last` token, since it had the request; None if it reports none."""
     virtual_ns: int | None = getattr(exchange, f"{which}_virtual_ns")
     if virtual_ns is not None and exchange.accepted_virtual_ns is not None:
         return virtual_ns - exchange.accepted_virtual_ns

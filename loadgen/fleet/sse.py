@@ -116,10 +116,7 @@ class Exchange:
 
 
 class ErrorReader:
-    """Keeps the beginning of an answer that brings no events but says why.
-
-    The connection bounds what is fed.
-    """
+    """Keeps the beginning of an answer that brings no events but says why; its length is bounded before."""
 
     __slots__ = ("_body", "_exchange", "_redact")
 
@@ -196,13 +193,7 @@ class EventReader:
             self._message(_typed(json.loads(data.decode()), dict))
         except (ValueError, RecursionError):
             exchange.fail("http_error", "bad_event", self._redact(data.decode(errors="replace")))
-        if exchange.events > before:
-            self._learn(event)
-
-    def _learn(self, event: bytes) -> None:
-        """Remember what stands around the text of a token."""
-        text = _TEXT.search(event)
-        if text is not None:
+        if exchange.events > before and (text := _TEXT.search(event)):
             self._before, self._after = event[: text.start(1)], _shared(event[text.end(1) :])
 
     def _message(self, message: dict[str, Any]) -> None:
@@ -212,7 +203,9 @@ class EventReader:
             exchange.fail("http_error", "in_band", self._redact(json.dumps(message["error"])))
             return
         usage, engine = message.get("usage"), message.get("maxqps")
-        usage = None if usage is None else _usage(_typed(usage, dict))
+        if usage is not None:
+            details = _typed(_typed(usage, dict).get("prompt_tokens_details"), dict)
+            usage = _counts(usage, "prompt_tokens", "completion_tokens") | _counts(details, "cached_tokens")
         engine = None if engine is None else _counts(_typed(engine, dict), *ENGINE_COUNTS)
         choice = _typed(next(iter(_typed(message.get("choices"), list)), None), dict)
         reason = _typed(choice.get("finish_reason"), str)
@@ -237,11 +230,6 @@ class StampedReader(EventReader):
                 self._exchange.stamped(int(digits))
                 event = b"data: {" + rest
         super()._event(event)
-
-
-def _usage(tree: dict[str, Any]) -> dict[str, int]:
-    usage = _counts(tree, "prompt_tokens", "completion_tokens")
-    return usage | _counts(_typed(tree.get("prompt_tokens_details"), dict), "cached_tokens")
 
 
 @lru_cache(maxsize=16)

@@ -25,9 +25,8 @@ class LostActor:
 class Observation:
     """Requests that ended since the last call and those in flight (`records.PROGRESS`).
 
-    `lost_actors` are all so far, in the order of their loss; rows that one left on disk may have been
-    reported before. `health` has one row per load actor and second since the last call (schema
-    `series.CLIENTS`).
+    `health` has a row per load actor and second since then (`series.CLIENTS`), `lost_actors` are all so far
+    in order; rows that one left on disk may have been reported before.
     """
 
     ended: pa.Table

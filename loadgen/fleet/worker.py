@@ -117,10 +117,9 @@ class Worker:
         self._wake.set()
 
     async def observe(self) -> Observation:
-        """Report what ended since the last call, and the present state of what is due and has not ended.
+        """Report what ended since the last call, and what is due and has not ended.
 
-        Raises what ended one of the loops (such as OSError of a full disk): from then on nothing is
-        sent, or nothing written.
+        Raises what ended one of the loops, such as OSError of a full disk.
         """
         self._raise_dead()
         ended, samples = self._log.take()
@@ -160,7 +159,6 @@ class Worker:
         self._empty.set()
 
     def _raise_dead(self) -> None:
-        """Raise the exception of a loop that ended by one."""
         for task in self._tasks:
             error = task.exception() if task.done() and not task.cancelled() else None
             if error is not None:

@@ -17,7 +17,6 @@ from analysis.results.types.prediction_verdict import (
     NoiseForecast,
     PredictionVerdict,
     RateForecast,
-    SensitivityRow,
     SessionForecast,
 )
 from analysis.results.types.probe_figures import ProbeFigures
@@ -37,8 +36,7 @@ from loadgen.predict.capacity import (
 )
 from loadgen.predict.drawn_p90 import P90Draws, SimulatedP90s, figures, under_draws
 from loadgen.predict.operating_point import Effort, OperatingPoint, RateSimulator, Simulate
-from loadgen.predict.sensitivity import sensitivities
-from loadgen.predict.uncertainty import DRAWS, ParallelMap, Uncertainty, uncertainty
+from loadgen.predict.uncertainty import DRAWS, ParallelMap, Uncertainty, sensitivities, uncertainty
 from loadgen.traffic.prefix_sharing import cache_warmup_s, reusable_share, sessions_alive
 
 INTERVAL = "95 %: sampled uncertainty of the constants, and Monte Carlo noise; certified is the 5 % quantile"
@@ -51,11 +49,10 @@ UNGUESSED_QPS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class NodePeaks:
-    """Limits of one node: KV capacity, peak compute, and the work that a token costs.
+    """Limits of a node's `replicas`: KV capacity, peak FLOP/s in the weights' type (None if unknown), FLOP of
+    a token.
 
-    `kv_tokens` is the KV capacity of all `replicas` of a node; `peak_flop_per_s` is that of all their GPUs in
-    the weights' type, None if unknown. The flop counts are those that the model needs, not those executed.
-    `shares` gives the busy time by term from the sums of a run.
+    The FLOP are those that the model needs. `shares` gives the busy time by term from the sums of a run.
     """
 
     replicas: int
@@ -120,7 +117,7 @@ def predict(
         verdict,
         forecast=replace(at_point, of_capacity=_draws(unsure) if draws else None),
         capacity=capacity,
-        sensitivity=_sensitivity(found, parallel_map) if sensitivity else None,
+        sensitivity=sensitivities(found, parallel_map) if sensitivity else None,
     )
     why = _beyond(experiment.search, capacity, unsure)
     return _ended(verdict, summary.EXIT_OPEN if why else summary.EXIT_OK, why)
@@ -133,22 +130,6 @@ def _draws(unsure: Uncertainty) -> CapacityDraws:
         open_draws_above=unsure.open_above,
         constants_sampled=tuple(unsure.sampled),
         ln_ratios=tuple(unsure.ln_ratios),
-    )
-
-
-def _sensitivity(found: PredictedCapacity, parallel_map: ParallelMap) -> tuple[SensitivityRow, ...]:
-    """Every constant's part in the answer, as the verdict states it."""
-    return tuple(
-        SensitivityRow(
-            path=row.path,
-            constant=row.constant,
-            elasticity=row.elasticity,
-            at_low_qps=row.at_low_qps,
-            at_high_qps=row.at_high_qps,
-            share=row.share,
-            ln_sd=row.ln_sd,
-        )
-        for row in sensitivities(found, parallel_map)
     )
 
 
@@ -181,8 +162,8 @@ def at_rate(
 ) -> PredictionVerdict:
     """The engine model's verdict on one rate, `rate_qps` per node: each p90 against its bound.
 
-    The intervals hold the constants' uncertainty and Monte Carlo noise. The tree also says in how many draws
-    of the constants both bounds are kept.
+    The intervals hold the constants' uncertainty and Monte Carlo noise; the verdict counts the draws that
+    keep both bounds.
     """
     assert experiment.rate_qps
     machine, whole = model.machine(experiment), experiment.workload.has_sessions
@@ -254,20 +235,19 @@ def _figures(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) 
 
 
 def _sessions(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) -> SessionForecast | None:
-    """Sessions at the point, and what routing made of them; None without sessions."""
-    parallel_map, workload = point.routing_outcome, experiment.workload
-    if parallel_map is None:
+    seen, workload = point.routing_outcome, experiment.workload
+    if seen is None:
         return None
     nodes = experiment.cluster.nodes
     alive = sessions_alive(workload, point.rate_qps, nodes) or 0.0
     return SessionForecast(
-        replicas_per_session=parallel_map.replicas_per_session,
-        max_over_mean_share=parallel_map.max_over_mean_share,
-        blocked_share=parallel_map.blocked_share,
+        replicas_per_session=seen.replicas_per_session,
+        max_over_mean_share=seen.max_over_mean_share,
+        blocked_share=seen.blocked_share,
         reusable_share_of_input=reusable_share(workload),
         sessions_per_node=alive,
         sessions_over_kv=alive * workload.input_tokens.mean / machine.kv_tokens,
-        simulated_nodes=parallel_map.replicas // machine.replicas,
+        simulated_nodes=seen.replicas // machine.replicas,
         fill_s=cache_warmup_s(workload, point.rate_qps, nodes, machine.kv_tokens),
     )
 
@@ -277,7 +257,6 @@ def _known(value: float) -> float | None:
 
 
 def _noise(found: PredictedCapacity) -> NoiseForecast:
-    """The noise of the answer, and the rough run that was varied."""
     noise, effort = found.answer.noise, found.simulator.effort
     return NoiseForecast(
         noise_pct=None if noise is None else 100 * noise,
@@ -287,7 +266,6 @@ def _noise(found: PredictedCapacity) -> NoiseForecast:
 
 
 def _capacity(experiment: Experiment, answer: Solution, unsure: Uncertainty) -> CapacityFigures:
-    """The figures of a search's capacity, as far as a prediction has them."""
     estimate, noise = answer.root.rate_qps, answer.noise or 0.0
     away = {name: unsure.ends(share, noise) for name, share in SHARES.items()}
     ends = {name: None if ln is None else estimate * math.exp(ln) for name, ln in away.items()}

@@ -66,10 +66,7 @@ def solve(simulator: RateSimulator, start_qps: float, slope: float, tolerance: f
 
 
 def with_slope(simulator: RateSimulator, found: Solution) -> Solution:
-    """The solution with the slope of ln p90 between two rates well apart.
-
-    The last two rates of a search may be nearly equal; the difference of their p90s is then noise.
-    """
+    """The solution with the slope of ln p90 between two rates well apart, where noise does not decide it."""
     if found.root.side:
         return found
     search, limit, rate_qps = simulator.experiment.search, found.point.binding, found.root.rate_qps
@@ -83,8 +80,8 @@ def with_slope(simulator: RateSimulator, found: Solution) -> Solution:
 def at_simulated_rate(simulator: RateSimulator, found: Solution) -> Solution:
     """The solution at a rate that was itself simulated and keeps its bounds, as it will be printed.
 
-    The root lies between simulated rates, where a p90 may be a few per cent off: near the knee it grows that
-    fast. If no rate within some steps below keeps the bounds, the root stays.
+    Between simulated rates a p90 may be a few per cent off. If no rate some steps below keeps the bounds, the
+    root stays.
     """
     root = found.root
     if root.side:
@@ -136,8 +133,8 @@ def predicted_capacity(
 ) -> PredictedCapacity:
     """The capacity from `search.budget_s` node seconds at each rate; rough runs find the place.
 
-    If every node has a stream of its own, one node stands for all: they are independent. `kv_tokens` is the
-    KV capacity of a node, which sessions fill.
+    One node stands for all if each has a stream of its own. `kv_tokens` is a node's KV capacity, which
+    sessions fill.
     """
     nodes = simulated_nodes(experiment)
     if experiment.streams:

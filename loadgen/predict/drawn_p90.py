@@ -69,8 +69,8 @@ class P90Draws:
         """95 % interval of a p90 by the draws around `p90_ms`, the p90 of a longer simulation under the
         values.
 
-        Its upper end is None (open) if too many draws are overloaded. The whole is None without draws or if
-        the latency does not apply.
+        Its upper end is None (open) if too many draws are overloaded. None without draws or if the latency
+        does not apply.
         """
         known = [(seen.p90_ms[limit], seen.steady) for seen in self.draws]
         ms = [(p90, steady) for p90, steady in known if p90]
@@ -106,9 +106,8 @@ def _seen(observe: Observe, experiment: Experiment, values: Mapping[str, float])
 def figures(
     known: P90Draws, limit: Limit, p90_ms: float | None, noise_ms: tuple[float, float] | None, bound_ms: float
 ) -> P90Figures:
-    """A p90 against its bound, with its 95 % interval and the two causes of that apart.
-
-    `noise_ms` is the interval by Monte Carlo noise. An open upper end is None.
+    """A p90 against its bound, with its 95 % interval and its causes apart; `noise_ms` is Monte Carlo noise
+    alone.
     """
     found = None if p90_ms is None else known.constants_ms(limit, p90_ms)
     whole = noise_ms if found is None or p90_ms is None else _joined(p90_ms, found, noise_ms)

@@ -9,7 +9,6 @@ model to all hardware of that fit. Each layout draws its own `layout_scale`, by 
 
 import math
 import zlib
-from collections.abc import Iterable
 from dataclasses import fields
 from functools import cache
 from statistics import NormalDist
@@ -44,9 +43,14 @@ def drawn(experiment: Experiment, count: int) -> list[dict[str, float]]:
     all others by less than .1 (for 40 to 200 draws, or thousands).
     """
     unsure = uncertain(experiment)
-    paths = {**dict.fromkeys(_paths()), **unsure}
+    paths = {
+        **dict.fromkeys(f"{MODEL}{field.name}" for field in fields(StepTime)),
+        **dict.fromkeys(f"{HARDWARE}{field.name}" for field in fields(Efficiency)),
+        **unsure,
+    }
     normal = _together(correlation(experiment), {path: _column(experiment, path, count) for path in paths})
-    ln = {path: _ln_error(it, normal[path]) for path, it in unsure.items()}
+    # A split normal with the constant's two standard deviations.
+    ln = {path: np.where(normal[path] < 0, *it.ln_sd) * normal[path] for path, it in unsure.items()}
     known = covariance(experiment)
     if known:
         together = _root(np.array(known.rows)) @ np.array([normal[path] for path in known.paths])
@@ -66,11 +70,6 @@ def layout_name(layout: Layout) -> str:
     """Name of the layouts that share one draw of `layout_scale`, such as TP8/EP8."""
     gpus = layout.tensor_parallel
     return f"TP{gpus}/EP{gpus}" if layout.expert_parallel else f"TP{gpus}"
-
-
-def _paths() -> Iterable[str]:
-    yield from (f"{MODEL}{field.name}" for field in fields(StepTime))
-    yield from (f"{HARDWARE}{field.name}" for field in fields(Efficiency))
 
 
 def _together(known: Covariance | None, normal: dict[str, Floats]) -> dict[str, Floats]:
@@ -104,12 +103,6 @@ def _root(rows: Floats) -> Floats:
     variances, axes = np.linalg.eigh(rows)
     root: Floats = (axes * np.sqrt(np.maximum(variances, 0.0))) @ axes.T
     return root
-
-
-def _ln_error(constant: Constant, normal: Floats) -> Floats:
-    """A split normal with the constant's two standard deviations."""
-    below, above = constant.ln_sd
-    return np.where(normal < 0, below, above) * normal
 
 
 def _column(experiment: Experiment, path: str, count: int) -> Floats:

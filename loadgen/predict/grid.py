@@ -9,14 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from analysis.results import summary
-from analysis.results.types.prediction_verdict import (
-    CapacityDraws,
-    GridCell,
-    GridRefusal,
-    GridVerdict,
-    PredictionVerdict,
-)
-from analysis.results.types.shared_figures import RatioFigures
+from analysis.results.types.prediction_verdict import GridCell, GridRefusal, GridVerdict, PredictionVerdict
+from analysis.stats.pooling import Interval
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix
 from loadgen.predict import replay
@@ -63,7 +57,10 @@ def predicted(
     answers = iter(parallel_map(predict, [one for one in found if isinstance(one, Experiment)]))
     known: list[PredictionVerdict | GridRefusal] = []
     for one in found:
-        known.append(_refused(one) if isinstance(one, str) else next(answers))
+        if isinstance(one, str):
+            known.append(GridRefusal(exit_code=summary.EXIT_USAGE, reason=one))
+        else:
+            known.append(next(answers))
         say(f"cell {len(known)} of {len(found)} is done")
     first: Asked | None = None
     cells = []
@@ -78,40 +75,27 @@ def predicted(
     )
 
 
-def ratio(second: Asked, first: Asked) -> RatioFigures:
-    """Capacity over that of the first cell, with a 95 % interval.
+def ratio(second: Asked, first: Asked) -> Interval:
+    """Capacity over that of the first cell, with a 95 % interval, draw by draw: a common constant errs alike
+    in both.
 
-    It is taken draw by draw, since a constant that both cells have errs alike in both, and layout constants
-    are drawn for each layout; if the numbers of draws differ, over all pairs. The noise of both is added as
-    if the requests differed, which they do not: the interval is rather too wide.
+    If the numbers of draws differ, over all pairs. The noise is added as if the requests differed: rather too
+    wide.
     """
     cell, of = second[0], first[0]
     if cell is of:
-        return RatioFigures(1.0, 1.0, 1.0)
-    q, base = (_estimate(one) for one in (cell, of))
-    value = math.log(q / base)
-    noise = math.hypot(*(_noise(one) for one in (cell, of)))
+        return Interval(1.0, 1.0, 1.0)
+    assert cell.capacity and of.capacity
+    value = math.log(cell.capacity.qps_per_node.estimate / of.capacity.qps_per_node.estimate)
+    noise = math.hypot(*((one.forecast and one.forecast.noise_pct or 0.0) / 100 for one in (cell, of)))
     moved = _moved(second, first)
     low, high = (interval_end(moved, share, noise) for share in (0.025, 0.975))
-    return RatioFigures(math.exp(value), math.exp(value + low), math.exp(value + high))
-
-
-def _estimate(one: PredictionVerdict) -> float:
-    assert one.capacity is not None
-    return one.capacity.qps_per_node.estimate
-
-
-def _noise(one: PredictionVerdict) -> float:
-    return ((one.forecast and one.forecast.noise_pct) or 0.0) / 100
-
-
-def _draws(one: PredictionVerdict) -> CapacityDraws | None:
-    return one.forecast.of_capacity if one.forecast else None
+    return Interval(math.exp(value), math.exp(value + low), math.exp(value + high))
 
 
 def _moved(second: Asked, first: Asked) -> Sequence[float]:
     """ln ratio over its estimate, draw by draw; in many more draws where these show how it answers."""
-    drawn = [_draws(one) for one, _ in (second, first)]
+    drawn = [one.forecast and one.forecast.of_capacity for one, _ in (second, first)]
     ours, theirs = (np.array((one and one.ln_ratios) or [0.0]) for one in drawn)
     if len(ours) != len(theirs):
         pairs: list[float] = np.subtract.outer(ours, theirs).ravel().tolist()
@@ -140,7 +124,3 @@ def _compares(one: PredictionVerdict) -> bool:
     capacity = one.capacity
     closed = capacity is not None and not capacity.open_above and not capacity.open_below
     return closed or one.replay is not None
-
-
-def _refused(why: str) -> GridRefusal:
-    return GridRefusal(exit_code=summary.EXIT_USAGE, reason=why)

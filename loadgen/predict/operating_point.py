@@ -25,10 +25,8 @@ from loadgen.traffic.traffic import Traffic
 class Simulated(NamedTuple):
     """Times of requests that have all ended, in order of arrival, in seconds of the virtual clock.
 
-    `cached_tokens` of each prompt were in the prefix cache. `work` holds sums over the engines' steps;
-    `busy_s` and `kv_token_seconds` (KV in use times its duration) are read here, and are nan for an engine
-    that is simulated block by block, which is slow. `replica` is the replica of each request, if known.
-    Requests of phase `warmup` fill caches and may have no times (nan).
+    `cached_tokens` of each prompt were in the prefix cache. `work` holds sums over the engines' steps, nan
+    for an engine that is simulated block by block. Requests of phase `warmup` may have no times (nan).
     """
 
     first_s: Floats
@@ -68,10 +66,7 @@ class Effort:
 
     @classmethod
     def of(cls, node_s: float, nodes: int = 1, whole: bool = False) -> "Effort":
-        """About `node_s` node seconds; a large service is one run, since its requests are many.
-
-        `whole` asks for one run too: with sessions every part would have to warm its caches.
-        """
+        """About `node_s` node seconds; in one run if `whole` (for sessions), and for a large service."""
         parts = 1 if whole else int(min(max(node_s / nodes / LONG_PART_S, 1), PARTS))
         return cls(parts, max(LEAST_WINDOW_S, node_s / nodes / parts), nodes)
 
@@ -105,10 +100,7 @@ class OperatingPoint:
         return quantile(self._latency(limit), QUANTILE)
 
     def interval_ms(self, limit: Limit) -> tuple[float, float] | None:
-        """95 % interval of the p90 by Monte Carlo noise alone; None for fewer than 100 requests.
-
-        Ten batches know their own spread only to a quarter; with many requests 40 batches know it better.
-        """
+        """95 % interval of the p90 by Monte Carlo noise alone; None for fewer than 100 requests."""
         latency = self._latency(limit)
         many = len(latency) >= MANY_BATCHES * LEAST_IN_BATCH
         return sectioning(latency, QUANTILE, MANY_BATCHES if many else BATCHES)
@@ -141,8 +133,7 @@ class OperatingPoint:
 class RateSimulator:
     """Runs one experiment's traffic through the engine model at any rate, always the same requests.
 
-    With sessions the caches of `kv_tokens` per node are warmed first. A part of a large fleet stands for all
-    of it: some nodes with their share of the sessions.
+    With sessions the caches of `kv_tokens` per node are warmed first. Some nodes stand for a large fleet.
     """
 
     def __init__(
@@ -202,10 +193,8 @@ class RateSimulator:
         return 0.0, begin_s, warm_s, warm_s + window_s, warm_s + window_s + self._life_s
 
     def _run(self, rate_qps: float, window_s: float, part: int) -> "_Run":
-        """One run, with load around its window.
-
-        The load begins early enough that the service is no longer empty, and ends when no request of the
-        window can be in flight.
+        """One run, whose load begins early enough to fill the service and ends when no request of the window
+        is in flight.
         """
         edges_s = self._edges_s(rate_qps, window_s)
         ns = [round(edge * NS) for edge in edges_s]

@@ -17,18 +17,17 @@ from numpy.typing import NDArray
 from analysis.results import summary
 from analysis.results.types.prediction_verdict import FigureWithEnds, PredictionVerdict, ReplayForecast
 from analysis.results.types.probe_figures import P90Figures, ProbeFigures
-from analysis.results.types.shared_figures import RatioFigures
 from analysis.rows.metrics import tpot_ms, ttft_ms
+from analysis.stats.pooling import Interval
 from analysis.stats.quantiles import quantile
 from conf import ConfigError, Experiment
 from conf.constants import replaced
 from loadgen.predict.answer import base
 from loadgen.predict.draws import drawn
 from loadgen.predict.uncertainty import DRAWS, ParallelMap, interval_end
-from loadgen.traffic.processes import Floats
+from loadgen.traffic.processes import MOST_SEED, Floats
 from loadgen.traffic.schedule import ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from loadgen.traffic.vllm_bench_arrivals import MOST_SEED
 
 SEEDS = 16
 """Other seeds of the same replay, to see how far chance moves the answer (our choice)."""
@@ -48,8 +47,7 @@ Figures = Mapping[str, float | None]
 class Replayed(NamedTuple):
     """Times of every request in order of sending, in seconds from the start of the load.
 
-    `sent_s` is the due time, in a closed loop the end of an earlier request. `gap_s` is the 99 % quantile of
-    the gaps between its tokens, nan if there are none or they are unknown.
+    `gap_s` is the 99 % quantile of the gaps between its tokens, nan if there are none or they are unknown.
     """
 
     sent_s: Floats
@@ -113,15 +111,15 @@ def predict(
 ) -> PredictionVerdict:
     """The figures with their 95 % intervals, and each p90 against its bound.
 
-    An interval holds the constants' uncertainty, on the same arrivals. If chance drew arrivals or lengths,
-    the scatter of other seeds is part of it.
+    An interval holds the constants' uncertainty on the same arrivals, and the scatter of other seeds if
+    chance drew any.
     """
     figures_of = partial(_figures, experiment, play)
     sets = drawn(experiment, draws)
     jobs: list[tuple[Mapping[str, float], int]] = [({}, number) for number in range(SEEDS + 1)]
     seen = list(parallel_map(figures_of, [*jobs, *((values, 0) for values in sets)]))
     values, others, varied = seen[0], seen[1 : SEEDS + 1], seen[SEEDS + 1 :]
-    found = {name: _figure(name, values, varied, others) for name in values}
+    found = {name: FigureWithEnds(values[name], *_ends(name, values, varied, others)) for name in values}
     probe = _judged(experiment, found)
     missed = probe.missed
     schedule = planned(experiment)
@@ -200,18 +198,17 @@ def rows(schedule: ArrivalSchedule, played: Replayed) -> pa.Table:
     )
 
 
-def ratio(cell: PredictionVerdict, first: PredictionVerdict) -> RatioFigures:
+def ratio(cell: PredictionVerdict, first: PredictionVerdict) -> Interval:
     """Output tok/s over that of the first cell, with a 95 % interval, draw by draw and seed by seed.
 
-    A constant or an arrival that both cells have errs alike in both. If the numbers of draws differ, all
-    pairs count.
+    If the numbers of draws differ, all pairs count.
     """
     ours, theirs = cell.replay, first.replay
     assert ours is not None and theirs is not None
     value, of = (math.log(one.figures[THROUGHPUT].value or math.nan) for one in (ours, theirs))
     moved = _differences(ours.ln_throughput, theirs.ln_throughput) - (value - of)
     chance = _differences(ours.ln_throughput_of_seeds, theirs.ln_throughput_of_seeds) - (value - of)
-    return RatioFigures(math.exp(value - of), *(math.exp(value - of + away) for away in _away(moved, chance)))
+    return Interval(math.exp(value - of), *(math.exp(value - of + away) for away in _away(moved, chance)))
 
 
 def _differences(ours: Sequence[float], theirs: Sequence[float]) -> Floats:
@@ -222,12 +219,6 @@ def _differences(ours: Sequence[float], theirs: Sequence[float]) -> Floats:
 
 def _ln_throughput(figures: Figures) -> float:
     return math.log(figures[THROUGHPUT] or math.nan)
-
-
-def _figure(
-    name: str, values: Figures, varied: Sequence[Figures], others: Sequence[Figures]
-) -> FigureWithEnds:
-    return FigureWithEnds(values[name], *_ends(name, values, varied, others))
 
 
 def _ends(
@@ -273,7 +264,6 @@ def _by_chance(values: Figures, others: Sequence[Figures]) -> dict[str, tuple[fl
 
 
 def _judged(experiment: Experiment, found: Mapping[str, FigureWithEnds]) -> ProbeFigures:
-    """Each p90 against its bound, in the form of a probe."""
     rate_qps = experiment.rate_qps or (found["requests_per_s"].value or 0.0) / experiment.cluster.nodes
     slo = experiment.slo
     return ProbeFigures(

@@ -1,18 +1,20 @@
-"""Interval of the engine model's answer from the uncertainty of its constants, by sampling.
+"""Interval of the engine model's answer from the uncertainty of its constants, and each one's share.
 
 Knows draws of the constants and a prediction to vary; knows no engine and no constant.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from conf.constants import replaced
+from analysis.results.types.prediction_verdict import SensitivityRow
+from conf.constants import constants, replaced
 from conf.specs.bounds import Limit
+from conf.specs.experiment import Constant
 from loadgen.predict.capacity import PredictedCapacity, solve
 from loadgen.predict.draws import NORMAL, drawn
 from loadgen.predict.operating_point import RateSimulator
@@ -31,11 +33,11 @@ Z95 = NORMAL.inv_cdf(0.975)
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """ln ratios of answers under drawn constants to that under their values, and the limit that binds in
-    each.
+    """ln ratios of answers under drawn constants (`sampled`) to that under their values, and the binding
+    limits.
 
-    `sampled` are the config keys that were drawn; if empty there are no draws. `open_below` and `open_above`
-    count the draws beyond an end of the search; they stand as that end. The interval comes from `smoothed`.
+    Draws beyond an end of the search, `open_below` or `open_above`, stand as that end. The interval comes
+    from `smoothed`.
     """
 
     sampled: tuple[str, ...]
@@ -109,3 +111,80 @@ def varied(simulator: RateSimulator, base: RateRoot, values: Mapping[str, float]
         simulator.varied(replaced(simulator.experiment, values)), base.rate_qps, base.slope, ROUGH
     )
     return math.log(changed.root.rate_qps), changed.point.binding, changed.root.side
+
+
+NUDGE = math.log(1.1)
+"""Elasticities span 10 % less to 10 % more of a constant: well above the noise of a rough run."""
+
+
+def sensitivities(found: PredictedCapacity, parallel_map: ParallelMap = map) -> tuple[SensitivityRow, ...]:
+    """Every constant's sensitivity, the largest share of the variance first.
+
+    `share` is a constant's part of the variance of ln QPS when all are drawn together, correlated as their
+    fit says: the shares add up to 1; one is below 0 if constants that move with it undo more than it does.
+    """
+    known = {path: it for path, it in constants(found.simulator.experiment).items() if it.value > 0}
+    wanted = [(path, value) for path, it in known.items() for value in _ends(it)]
+    answers = parallel_map(
+        partial(varied, found.simulator, found.quick.root), [{path: value} for path, value in wanted]
+    )
+    ln_qps = {key: ln for key, (ln, _, _) in zip(wanted, answers, strict=True)}
+    rows = _shared(found, [_sensitivity(path, it, ln_qps, found) for path, it in known.items()])
+    return tuple(sorted(rows, key=lambda row: (row.share, row.ln_sd, abs(row.elasticity)), reverse=True))
+
+
+def _ends(constant: Constant) -> Sequence[float]:
+    """The values to simulate: nudged to both sides, and the ends of the interval."""
+    nudged = [constant.value * math.exp(-NUDGE), constant.value * math.exp(NUDGE)]
+    if constant.low is None or constant.high is None:
+        return nudged
+    return [*nudged, constant.low, constant.high]
+
+
+def _sensitivity(
+    path: str, constant: Constant, ln_qps: Mapping[tuple[str, float], float], found: PredictedCapacity
+) -> SensitivityRow:
+    less, more, *ends = (ln_qps[path, value] for value in _ends(constant))
+    elasticity = (more - less) / 2 / NUDGE
+    # The rough run's own error drops out: the answer is moved by what the rough run is.
+    shift = math.log(found.answer.root.rate_qps / found.quick.root.rate_qps)
+    low_qps, high_qps = [math.exp(ln + shift) for ln in ends] or (None, None)
+    return SensitivityRow(
+        path=path,
+        constant=constant,
+        elasticity=elasticity,
+        at_low_qps=low_qps,
+        at_high_qps=high_qps,
+        share=0.0,
+        ln_sd=abs(math.log(high_qps / low_qps)) / 2 / Z95 if low_qps and high_qps else 0.0,
+    )
+
+
+def _shared(found: PredictedCapacity, rows: Sequence[SensitivityRow]) -> list[SensitivityRow]:
+    """The rows with their shares: covariance of an effect with the sum of all, over the sum's variance."""
+    sets = drawn(found.simulator.experiment, MANY_DRAWS)
+    if not sets:
+        return list(rows)
+    ln_qps = math.log(found.answer.root.rate_qps)
+    moved = {row.path: _moved(row, ln_qps, [one[row.path] for one in sets]) for row in rows if row.ln_sd}
+    if not moved:
+        return list(rows)
+    total = np.sum(list(moved.values()), axis=0)
+    total -= total.mean()
+    variance = float(total @ total)
+    return [
+        replace(row, share=float(moved[row.path] @ total) / variance) if row.path in moved else row
+        for row in rows
+    ]
+
+
+def _moved(row: SensitivityRow, ln_qps: float, values: Sequence[float]) -> np.ndarray:
+    ln = np.log(np.array(values) / row.constant.value)
+    ends = (row.constant.low, row.at_low_qps), (row.constant.high, row.at_high_qps)
+    below, above = (
+        (math.log(qps) - ln_qps) / math.log(end / row.constant.value)
+        if end and qps and end != row.constant.value
+        else 0.0
+        for end, qps in ends
+    )
+    return np.where(ln < 0, below, above) * ln

@@ -127,7 +127,6 @@ class Prompts:
         ]
 
     def _with_images(self, seq: int, image_tokens: int) -> tuple[bytes, bytes]:
-        """JSON before and after the text of a message with images."""
         assert self._album is not None, "a workload without images has no image tokens"
         images = [self._album.part(seq, place) for place in range(image_tokens // self._image_tokens)]
         return IMAGES_HEAD, b",".join([IMAGES_CLOSE, *images]) + b"]}]"
@@ -136,7 +135,7 @@ class Prompts:
         """Tokens that all prompts of a session share after the common ones: the session's name, and a slice
         of text.
 
-        Empty if there is no room for the name, or beside it none for the tokens that make the prompt unique.
+        Empty if there is no room for them beside the tokens that make the prompt unique.
         """
         most = min(round(self._session_hit * input_tokens), input_tokens - UNIQUE_TOKENS)
         rest = most - shared_tokens - UNIQUE_TOKENS

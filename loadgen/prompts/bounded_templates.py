@@ -24,22 +24,12 @@ MOST_STEPS = 100_000
 STEPS = "steps left"
 """Key of a rendering's step budget in its context, by a name that no template can use."""
 FILTER_NAMES = (
-    *("abs", "capitalize", "count", "d", "default", "e", "escape", "first", "float", "int", "last", "length"),
-    *("list", "lower", "reverse", "round", "title", "trim", "truncate", "upper", "wordcount"),
+    "abs capitalize count d default e escape first float int last length list lower reverse round title trim "
+    "truncate upper wordcount"
 )
-TEXT_METHODS = frozenset(
-    ("capitalize", "count", "endswith", "find", "isalpha", "isdigit", "islower", "isupper", "lower", "lstrip")
-    + (
-        "removeprefix",
-        "removesuffix",
-        "rstrip",
-        "split",
-        "splitlines",
-        "startswith",
-        "strip",
-        "title",
-        "upper",
-    )
+TEXT_METHODS = (
+    "capitalize count endswith find isalpha isdigit islower isupper lower lstrip removeprefix removesuffix "
+    "rstrip split splitlines startswith strip title upper"
 )
 WRONG = (TypeError, ValueError, LookupError, ArithmeticError, SyntaxError, RecursionError, MemoryError)
 """Errors that a template may raise besides Jinja's own."""
@@ -83,7 +73,7 @@ class _Language(ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.globals = {"range": self.globals["range"]}  # the sandbox's own, of at most 100,000
-        self.filters = {name: FILTERS[name] for name in FILTER_NAMES}
+        self.filters = {name: FILTERS[name] for name in FILTER_NAMES.split()}
         self.filters |= {"join": _joined, "replace": _replaced, "counted": _counted}
 
     def wrap_str_format(self, value: Any) -> None:
@@ -91,7 +81,7 @@ class _Language(ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, str):
-            return attr in TEXT_METHODS
+            return attr in TEXT_METHODS.split()
         return not isinstance(obj, bytes | int | float) and super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator_: str, left: Any, right: Any) -> Any:

@@ -52,8 +52,7 @@ class RenderedPart:
 class PromptTemplate:
     """Parts to be filled with data. Raises ConfigError for a content that is not Jinja2.
 
-    The language (`bounded_templates`) lets a template neither read a file nor change its data, reach beyond
-    it or grow without end. A name that the data lacks is an error, never an empty text.
+    A name that the data lacks is an error, never an empty text.
     """
 
     def __init__(self, parts: Sequence[PromptPart], encode: Encode | None = None) -> None:
@@ -110,10 +109,7 @@ def messages(pieces: Sequence[RenderedPart]) -> list[dict[str, str]]:
 
 
 def by_words(written: str) -> Encoded:
-    """A stand-in for a tokenizer: a word or a mark, with the space before it, is one token.
-
-    Tokenizers of today's models make a third more tokens of English text.
-    """
+    """A stand-in for a tokenizer: a word or a mark, with the space before it, is one token."""
     found = [(match.group(), match.start()) for match in WORD.finditer(written)]
     return [(zlib.crc32(word.encode()) % STAND_IN_IDS, start) for word, start in found]
 

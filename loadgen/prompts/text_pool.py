@@ -96,9 +96,8 @@ def _tokens(pieces: Sequence[tuple[int, int, str]], as_ids: bool) -> list[bytes]
 
 
 def _names(tokenizer: Tokenizer, as_ids: bool) -> list[bytes]:
-    """Tokens that name prompts: whole words, which a server that encodes the text finds again.
-
-    Tokenizers with few words, such as those of tests, name by letters.
+    """Tokens that name prompts: whole words, which a server finds again, or letters where a tokenizer has few
+    words.
     """
     words = tokenizer.words()
     if not as_ids:

@@ -27,9 +27,8 @@ class TokenPool:
         self._twice = written * 2
 
     def slice(self, number: int, tokens: int) -> memoryview:
-        """`tokens` tokens from the opening that `number` selects.
-
-        It is a view: at 25 kB a copy costs as much as reading several tokens.
+        """`tokens` tokens from the opening that `number` selects, as a view: a copy of 25 kB costs as much as
+        reading them.
         """
         first = self._openings[number % len(self._openings)]
         last = first + tokens

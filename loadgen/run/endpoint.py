@@ -15,10 +15,7 @@ MOST_LEVELS = 16
 
 
 class TargetError(RuntimeError):
-    """The service could not be deployed or reached; one line with the reason.
-
-    `last_words` are lines of the processes that failed, for the run folder.
-    """
+    """The service could not be deployed or reached; `last_words` are lines of the processes that failed."""
 
     def __init__(self, message: str, last_words: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -54,7 +51,6 @@ def models_of(url: str, key: Secret | None, within_s: float = READY_TIMEOUT_S) -
 
 
 def _cards(tree: Any) -> list[dict[str, Any]]:
-    """The models of an answer. Raises ValueError if it is another one."""
     cards = tree.get("data") if isinstance(tree, dict) else None
     if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards):
         raise ValueError("no list of models under 'data'")

@@ -31,9 +31,8 @@ class LinkError(OSError):
 
 
 class Folder:
-    """A folder held by one process at a time, with its events.jsonl. Raises BusyError, LinkError, OSError.
-
-    What is written here is written without the `secret`, once there is one.
+    """A folder held by one process, with its events.jsonl, written without the `secret`. Raises BusyError,
+    LinkError.
     """
 
     def __init__(self, path: Path) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.capacity import dwell_table
-from analysis.results.exit_codes import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TARGET
 from analysis.results.json_border import from_tree, to_tree
+from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TARGET
 from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
 from conf import Experiment
 from conf.io.secret import Secret
@@ -36,7 +36,7 @@ from loadgen.run.endpoint import TargetError, api_key
 from loadgen.run.folder import finite
 from loadgen.run.metrics_scraper import Scraper
 from loadgen.run.run_folder import RunFolder, checksums, manifest, sha256_of
-from loadgen.search.start import Start
+from loadgen.search.segments import Start
 
 Conclude = Callable[[], RunVerdict]
 """Draws the verdict from what the driver knows by then."""
@@ -162,7 +162,6 @@ class RunLifecycle:
                 self.folder.write_text(LAST_WORDS, "\n".join([str(error), *error.last_words, ""]))
 
     def _broken(self, error: Exception) -> Conclude:
-        """The conclusion of a run that an error of ours ended."""
         with suppress(OSError):
             self.folder.write_text("traceback.txt", traceback.format_exc())
         reason = f"internal error, see traceback.txt: {type(error).__name__}: {error}"
@@ -189,9 +188,11 @@ class RunLifecycle:
         with self._scraping(service, fleet):
             try:
                 self._refuse_cramped(fleet, service, start)
-                seen = self.folder.plan, self._fault, self.folder.tell
+                saved, told = self.folder.plan, self.folder.tell
                 repair = self._repair if service.recover and self.experiment.cluster.recovery_s else None
-                self._driver = Driver(fleet, self._plan(service, start), self.emit, *seen, repair)
+                self._driver = Driver(
+                    fleet, self._plan(service, start), self.emit, saved, self._fault, told, repair
+                )
                 if self._past is not None:
                     self._driver.restore(self._past)
                 conclude = act(self._driver)
@@ -211,7 +212,6 @@ class RunLifecycle:
                 fleet.finish(drain_s)
 
     def _fault(self) -> str | None:
-        """The reason why the service is no longer whole, or None."""
         return self._service.fault() if self._service else None
 
     def _repair(self) -> frozenset[str] | None:
@@ -324,7 +324,6 @@ class RunLifecycle:
             return self._broken(error)()
 
     def _finish(self, conclude: Conclude) -> RunVerdict:
-        """Write every file of the folder, the verdict last."""
         zero_wall_ns = self._fleet.zero_wall_ns if self._fleet else None
         rows = self.folder.collect(zero_wall_ns, self.experiment.time_scale)
         verdict = replace(

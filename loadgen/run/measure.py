@@ -1,18 +1,21 @@
-"""Fills one run folder: deploys, loads, concludes. What joins the rooms is handed in as a `Site`.
+"""Fills one run folder (deploys, loads, concludes), or goes on with what an earlier session left in it.
 
-Knows the order of these things and which act belongs to a verb; knows no argument and prints nothing.
+Knows which act belongs to a verb. What joins the rooms is handed in as a `Site`.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
+from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.results.runs import Run, RunError
 from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
+from analysis.rows import metrics, records
 from conf import ConfigError, Experiment
 from conf.io.one_line import reason
 from conf.load import refuse_name
@@ -21,14 +24,75 @@ from loadgen.drive import require as requiring
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Past
 from loadgen.drive.sweep import sweep
+from loadgen.drive.window_health import WindowHealth, health_of
 from loadgen.run import folder, verdicts
 from loadgen.run.folder import Folder
 from loadgen.run.lifecycle import Conclude, RunLifecycle, Service, read_of
 from loadgen.run.progress import Emit
-from loadgen.run.resume import past
 from loadgen.run.run_folder import RunFolder, sha256_of
-from loadgen.search.start import Start
+from loadgen.search.segments import Segment, Start
 from loadgen.traffic import trace
+
+
+def past(run: Run) -> Past:
+    """The finished segments with their rows; what was cut short is measured again."""
+    rows = run.requests()
+    beats = run.clients().to_pylist()
+    done = _sound(run.events(), rows)
+    segments = [_segment(event, beats) for event in done]
+    number = metrics.numbers(rows, "dwell")
+    # Windows feel the load around them: before the first the warm-up, after the last what was cut short.
+    around = (number == -1) | ((number == len(segments)) & metrics.status_in(rows, records.OK))
+    kept = around | np.isin(number, [segment.index for segment, *_ in segments])
+    due_ns, end_ns = metrics.numbers(rows, "due_ns"), metrics.numbers(rows, "end_offset_ns")
+    clients = [*metrics.numbers(rows, "client_id"), *(beat["client_id"] for beat in beats), -1]
+    last_ns = [*(due_ns + np.nan_to_num(end_ns)), *(beat["clock_ns"] for beat in beats), 0]
+    return Past(
+        segments=segments,
+        rows=rows.filter(pa.array(kept)),
+        next_seq=int(max(metrics.numbers(rows, "seq"), default=-1)) + 1,
+        end_ns=int(max(last_ns)) + NS,
+        elapsed_s=done[-1]["elapsed_s"] if done else 0.0,
+        next_client=int(np.nanmax(clients)) + 1,
+    )
+
+
+def _sound(events: list[dict[str, Any]], rows: pa.Table) -> list[dict[str, Any]]:
+    """Finished segments up to the last that can be believed; what follows is measured again.
+
+    The end of a session spoils its last windows, whose answers were cut or lost. Where the service came back,
+    `recovered` names what its loss spoilt.
+    """
+    done: list[dict[str, Any]] = []
+    whole = done
+    for event in events:
+        if event["event"] == "segment_done":
+            done = [*done[: event["index"]], event]
+        elif event["event"] == "target_lost":
+            whole, done = done, done[: max(0, event["last"])]
+        elif event["event"] == "recovered":
+            lost = {"void": True, "loss": event["reason"]}
+            done = [one | (lost if one["index"] in event["windows"] else {}) for one in whole]
+    while done and (done[-1]["void"] or _cut(rows, Window(**done[-1]["window"]))):
+        done.pop()
+    return done
+
+
+def _cut(rows: pa.Table, window: Window) -> bool:
+    """True if answers of the window were cut off by the end of the session, or died with it."""
+    inside = in_window(rows, window)
+    ours = metrics.status_in(inside, "lost") | metrics.word_in(inside, "error_kind", "interrupted")
+    return bool(ours.any())
+
+
+def _segment(
+    event: dict[str, Any], beats: list[dict[str, Any]]
+) -> tuple[Segment, Window, tuple[bool, bool], WindowHealth]:
+    window = Window(**event["window"])
+    judged = event["bad"], event["void"]
+    seen = replace(health_of(beats, window, event["lost_actors"]), loss=event.get("loss", ""))
+    return Segment(**event["segment"]), window, judged, seen
+
 
 FolderKind = TypeVar("FolderKind", bound=Folder)
 Act = Callable[[Experiment, Driver], Conclude]
@@ -69,9 +133,8 @@ def measure(
     show: Emit,
     before: Past | None = None,
 ) -> RunVerdict:
-    """Fill `folder` and return its conclusion; never raises for what can go wrong with the service.
-
-    `show` is told every event; `before` is what earlier sessions of the run left.
+    """Fill `folder` and return its conclusion; `show` is told every event. Never raises for the service's
+    faults.
     """
     run = RunLifecycle(experiment, folder, verb, show, before)
     for line in trace.cautions(experiment.workload):
@@ -85,9 +148,8 @@ def measure(
 
 
 def reopen(run: Run) -> tuple[RunFolder, int]:
-    """The folder of a run that ended or was killed, with every row recovered, and their number.
-
-    Raises ConfigError if somebody else fills it, the disk refuses or a table in it is broken.
+    """The folder of a run that ended or was killed, with every row recovered, and their number. Raises
+    ConfigError.
     """
     try:
         folder = RunFolder(run.path)

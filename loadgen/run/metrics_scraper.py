@@ -62,12 +62,11 @@ _WANTED = re.compile(rf"^(?:{_NAMES})(?:_total)?[ \t{{].*$", re.MULTILINE)
 
 
 class Scraper:
-    """Samples `urls` (a replica's name to the address of its metrics) while the block lasts.
+    """Samples `urls` (a replica's name to the address of its metrics) on whole seconds of the run's clock.
 
-    `clock_ns` is the run's clock, on whose whole seconds samples are taken; it runs `time_scale` times as
-    fast as the real one. A sample bears the name that the answer gives in x-replica-id, else the URL's.
-    `key` goes to every URL, so it is only for endpoints that are not ours; `say` gets, in the scraper's
-    thread, a line about what the user should know.
+    The clock runs `time_scale` times as fast as the real one. A sample bears the name that the answer gives
+    in x-replica-id, else the URL's. `key` goes to every URL; `say` gets, in the scraper's thread, lines for
+    the user.
     """
 
     def __init__(
@@ -138,7 +137,9 @@ class Scraper:
                         if self._absent_until_ns.get(name, clock_ns) <= clock_ns
                     ]
                     samples = await asyncio.gather(*(self._ask(session, *it, clock_ns) for it in due))
-                    self._keep([{"at": at_us, "clock_ns": clock_ns, **sample} for sample in samples])
+                    rows = [{"at": at_us, "clock_ns": clock_ns, **sample} for sample in samples]
+                    self._shard.append(pa.RecordBatch.from_pylist(rows, schema=time_series.SERVER))
+                    self._write(self._shard.flush)
         finally:
             self._write(self._shard.close)
 
@@ -156,7 +157,6 @@ class Scraper:
     async def _ask(
         self, session: aiohttp.ClientSession, name: str, url: str, clock_ns: int
     ) -> dict[str, Any]:
-        """One sample, or why there is none."""
         try:
             async with session.get(url, allow_redirects=False) as response:
                 replica = self._plain(response.headers.get(REPLICA_ID, name))
@@ -179,10 +179,6 @@ class Scraper:
         if status < HTTPStatus.INTERNAL_SERVER_ERROR:
             self._absent_until_ns[name] = clock_ns + int(ABSENT_S * NS)
             self._say_once(f"{url} gives no metrics (HTTP {status}): the engine is not observed")
-
-    def _keep(self, rows: list[dict[str, Any]]) -> None:
-        self._shard.append(pa.RecordBatch.from_pylist(rows, schema=time_series.SERVER))
-        self._write(self._shard.flush)
 
     def _write(self, action: Callable[[], None]) -> None:
         """The shard keeps what a full disk does not take for the next time."""

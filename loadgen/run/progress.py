@@ -6,8 +6,10 @@ Knows the events of a run and how to show them; decides nothing. Progress goes t
 import json
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, Protocol, TextIO
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -21,85 +23,48 @@ from loadgen.run.folder import finite
 Emit = Callable[..., None]
 """emit(kind, **facts): one event of a run, for the log and for the screen."""
 
-COLUMNS = (
-    "#",
-    "kind",
-    "QPS/node",
-    "n",
-    "TTFT p90 ms",
-    "TPOT p90 ms",
-    "over TTFT/TPOT %",
-    "lag p99 ms",
-    "verdict",
-)
-
-
+COLUMNS = "#|kind|QPS/node|n|TTFT p90 ms|TPOT p90 ms|over TTFT/TPOT %|lag p99 ms|verdict"
 OTHER_LINES = 10
 """Lines of the terminal that the live table leaves to its frame, its notes and the prompt."""
 
 
-class Progress(Protocol):
-    """Shows events as they come; used as a context manager so that the terminal is always restored."""
+@contextmanager
+def shown(as_json: bool, out: TextIO | None = None) -> Iterator[Emit]:
+    """Shows events as they come: JSON lines on `out` (by default stdout) if asked; else on stderr.
 
-    def __call__(self, kind: str, /, **facts: Any) -> None: ...
-    def __enter__(self) -> "Progress": ...
-    def __exit__(self, *_: object) -> None: ...
-
-
-def choose(as_json: bool, out: TextIO | None = None) -> Progress:
-    """JSON lines on `out` (by default stdout) if asked; else a live table, or plain lines, on stderr."""
+    There it is a live table on a terminal, which is restored at the end of the block, or plain lines.
+    """
     if as_json:
-        return JsonLines(out)
-    return LiveTable() if sys.stderr.isatty() else PlainLines()
+        yield partial(json_line, out)
+    elif sys.stderr.isatty():
+        table = LiveTable()
+        with table.live:
+            yield table
+    else:
+        yield partial(plain_line, time.monotonic())
 
 
-class JsonLines:
-    """Every event as one JSON line of ASCII on `out`, by default stdout, and nothing else there."""
-
-    def __init__(self, out: TextIO | None = None) -> None:
-        self._out = out
-
-    def __enter__(self) -> "JsonLines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def __call__(self, kind: str, /, **facts: Any) -> None:
-        terminal.data(json.dumps(finite({"event": kind, **facts}), default=str), self._out)
+def json_line(out: TextIO | None, kind: str, /, **facts: Any) -> None:
+    """Write an event as one JSON line of ASCII."""
+    terminal.data(json.dumps(finite({"event": kind, **facts}), default=str), out)
 
 
-class PlainLines:
-    """One line per event on stderr, stamped with the seconds since the start."""
-
-    def __enter__(self) -> "PlainLines":
-        self._start = time.monotonic()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def __call__(self, kind: str, /, **facts: Any) -> None:
-        line = sentence(kind, facts)
-        if line:
-            terminal.tell(f"{time.monotonic() - self._start:7.1f}s  {line}", sys.stderr)
+def plain_line(start_s: float, kind: str, /, **facts: Any) -> None:
+    """Write an event as one line on stderr, stamped with the seconds since the start."""
+    if line := sentence(kind, facts):
+        terminal.tell(f"{time.monotonic() - start_s:7.1f}s  {line}", sys.stderr)
 
 
 class LiveTable:
     """A table that grows by one row per segment, with a line of what goes on now."""
 
-    def __enter__(self) -> "LiveTable":
+    def __init__(self) -> None:
         self._start = time.monotonic()
         self._rows: list[tuple[str, ...]] = []
         self._notes: list[str] = []
         self._now = ""
         self._console = Console(stderr=True)
-        self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render)
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.__exit__(None, None, None)
+        self.live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render)
 
     def __call__(self, kind: str, /, **facts: Any) -> None:
         if kind == "segment_done":
@@ -116,7 +81,7 @@ class LiveTable:
         notes = Text("\n".join(self._notes))
         caption = Text(f"{minutes}:{seconds:02d}  {self._now}")
         table = Table(title=notes if self._notes else None, caption=caption, title_justify="left")
-        for column in COLUMNS:
+        for column in COLUMNS.split("|"):
             table.add_column(column, justify="left" if column in ("kind", "verdict") else "right")
         room = max(5, self._console.height - OTHER_LINES)
         for row in self._rows[-room:]:

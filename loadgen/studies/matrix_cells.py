@@ -10,7 +10,7 @@ from typing import Any
 from conf import ConfigError, Experiment
 from conf.matrix import PREFIX, Matrix
 from loadgen.predict import grid
-from loadgen.search import budget
+from loadgen.search import pacing
 from loadgen.studies import comparison_words
 from loadgen.studies.comparison_words import OF_BOTH
 
@@ -59,7 +59,7 @@ class Cells:
     @property
     def load_s(self) -> float:
         """Seconds of load of all sweeps, each as long as its budget."""
-        return sum(budget.swept_s(one) for one in self.asked.values())
+        return sum(pacing.swept_s(one) for one in self.asked.values())
 
 
 def of(words: Matrix, asked: Callable[[list[str]], Experiment]) -> Cells:
@@ -93,18 +93,10 @@ def unpaired(first: Experiment, other: Experiment) -> str:
     return f"{apart} differs, so that it has requests of its own" if apart else ""
 
 
-def lines(found: Cells) -> list[str]:
-    """The plan: each cell with its action, or the reason why it is refused."""
-    return [_total(found), *(_line(cell, found.first) for cell in found.cells)]
-
-
-def refusals(found: Cells) -> list[str]:
-    """Lines to show before anything starts: the size of the grid and the refused cells."""
-    return [_total(found), *(_line(cell, found.first) for cell in found.cells if cell.refused)]
-
-
-def _total(found: Cells) -> str:
-    return f"{len(found.cells)} cells, {found.deployments} deployment(s), each for all cells that need it"
+def lines(found: Cells, refused: bool = False) -> list[str]:
+    """The plan: each cell (or each `refused` one) with its action, or the reason why it is refused."""
+    total = f"{len(found.cells)} cells, {found.deployments} deployment(s), each for all cells that need it"
+    return [total, *(_line(cell, found.first) for cell in found.cells if cell.refused or not refused)]
 
 
 def _line(cell: Cell, first: Experiment) -> str:

@@ -44,8 +44,8 @@ ENDS = (
 def begun(cells: Cells, folder: Folder) -> StudyPlan:
     """The study in its new folder, in which every cell already has its folder and configuration.
 
-    Cells share the first one's arrivals. The noise of a simulated engine and a cell's additional windows are
-    its own.
+    Cells share the first one's arrivals; a simulated engine's noise and a cell's additional windows are its
+    own.
     """
     for name, asked in cells.asked.items():
         seed = asked.seed if asked is cells.first else seed_of(asked.seed, name)
@@ -99,10 +99,7 @@ def act(path: Path, names: Sequence[str], name: str) -> Act:
 
 
 def reference(parts: Parts) -> str | None:
-    """The cell that others are compared with: one that was replayed already, else the first with a capacity.
-
-    A cell that gets its capacity only when the study is resumed never becomes a reference.
-    """
+    """The cell that others are compared with: one that was replayed, else the first with a capacity."""
     for verdict in parts.values():
         if isinstance(verdict, RunVerdict) and verdict.replays:
             return verdict.replays
@@ -135,20 +132,17 @@ def rows(cells: Cells, path: Path, parts: Parts) -> tuple[MatrixCell, ...]:
 
 
 def ratios(path: Path, first: str, known: Parts) -> dict[str, CellRatio]:
-    """The capacities that are known over that of the first, with 95 % intervals.
-
-    Paired if a cell had the reference's requests, else as of two independent capacities.
-    """
+    """The known capacities over that of the first, with 95 % intervals, paired if a cell had its requests."""
     replayed = [name for name, one in known.items() if isinstance(one, RunVerdict) and one.replays == first]
     original = Original.of(load_run(path / first)) if replayed else None
-    found = {first: _ratio((1.0, 1.0, 1.0), REFERENCE)}
+    found = {first: CellRatio(1.0, 1.0, 1.0, REFERENCE)}
     for name, one in known.items():
         if one.exit_code != summary.EXIT_OK or name == first:
             continue
         alone = comparison.unpaired(known[first], one)
         if original is None or name not in replayed:
             why = unpaired(_saved(path, first), _saved(path, name)) or "it had a search of its own"
-            found[name] = _ratio(alone, UNPAIRED, why)
+            found[name] = CellRatio(*alone, UNPAIRED, why)
         else:
             found[name] = best(PairedReplays.of(original, load_run(path / name)), alone)
     return found
@@ -158,10 +152,10 @@ def best(paired: PairedReplays, alone: tuple[float, float, float]) -> CellRatio:
     """The ratio that the pairs show where they show one, else that of the capacities `alone`."""
     one = paired.ratio
     if one is None or paired.lack:
-        return _ratio(alone, UNPAIRED, paired.lack)
+        return CellRatio(*alone, UNPAIRED, paired.lack)
     if one.unlike:
-        return _ratio(alone, UNPAIRED, "another bound limits it, so that common requests do not help")
-    return _ratio((one.value, one.low, one.high), PAIRED, pairs=paired.whole)
+        return CellRatio(*alone, UNPAIRED, "another bound limits it, so that common requests do not help")
+    return CellRatio(one.value, one.low, one.high, PAIRED, pairs=paired.whole)
 
 
 def conclude(verdict: StudyVerdict, cells: Cells, parts: Parts) -> StudyVerdict:
@@ -180,13 +174,7 @@ def conclude(verdict: StudyVerdict, cells: Cells, parts: Parts) -> StudyVerdict:
     )
 
 
-def _ratio(figures: tuple[float, float, float], how: str, why: str = "", pairs: int = 0) -> CellRatio:
-    value, low, high = figures
-    return CellRatio(value, low, high, how, why, pairs)
-
-
 def _ended(path: Path, names: Sequence[str]) -> dict[str, PartVerdict]:
-    """The verdicts of the cells that have ended for good, in order."""
     known = {name: result(path / name) for name in names}
     return {name: one for name, one in known.items() if one is not None}
 

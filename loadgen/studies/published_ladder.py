@@ -18,8 +18,15 @@ from conf.specs.experiment import Lengths, Workload
 from conf.specs.images import MOST_IMAGES, Images, tokens_of
 from conf.specs.published_ladder import Progressive
 from loadgen.studies import published_tables
-from loadgen.studies.paper_models import model_of, published_model_of
-from loadgen.studies.published_tables import SATURATION, SCALING, PublishedModel, PublishedRow, RequestShape
+from loadgen.studies.published_tables import (
+    SATURATION,
+    SCALING,
+    PublishedModel,
+    PublishedRow,
+    RequestShape,
+    model_of,
+    published_model_of,
+)
 from loadgen.traffic.lengths import Ints
 from loadgen.traffic.schedule import PHASES, ArrivalSchedule
 

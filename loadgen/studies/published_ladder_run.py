@@ -6,16 +6,17 @@ Knows how the load generator plays a level; `published_ladder` has the levels, `
 from dataclasses import replace
 from functools import partial
 
+import pyarrow as pa
+
 from analysis.results import published_ladder as judged
 from analysis.results import summary
 from analysis.results.studies import Parts
-from analysis.results.types.ladder_figures import LadderFigures
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
-from loadgen.drive.service_warmup import warm_up
+from loadgen.drive.prepared_load import warm_up
 from loadgen.run import verdicts
 from loadgen.run.lifecycle import Conclude
 from loadgen.studies import published_ladder, published_verdict
@@ -45,17 +46,16 @@ def act(experiment: Experiment, driver: Driver) -> Conclude:
     """One run: every level in order, on a service that only the first phase warms up."""
     driver.replan(warmup_requests=0)
     warm_up(driver)
-    asked = published_ladder.levels(experiment)
-    for number, level in enumerate(asked):
+
+    def play(number: int, level: published_ladder.LevelPlan) -> pa.Table:
         start_ns = driver.feed.next_start_ns()
         schedule = level.schedule(number, start_ns, driver.feed.next_seq)
-        fixed_rate.loop(
-            driver, schedule, start_ns, f"{level.phase}, C = {level.concurrency}", to_the_end=True
-        )
-        driver.emit(
-            "level",
-            text=published_verdict.progress_line(level, judged.figures(driver.windows.ledger.rows(number))),
-        )
+        why = f"{level.phase}, C = {level.concurrency}"
+        fixed_rate.loop(driver, schedule, start_ns, why, to_the_end=True)
+        return driver.windows.ledger.rows(number)
+
+    levels = published_ladder.levels(experiment)
+    published_verdict.play_levels(levels, play, lambda line: driver.emit("level", text=line))
     driver.drain()
     return lambda: run_verdict(experiment, driver)
 
@@ -76,7 +76,7 @@ def verdict(asked: Experiment, begun: StudyVerdict, parts: Parts) -> StudyVerdic
     played = [part.progressive for part in parts.values() if part.progressive]
     void: dict[int, str] = {}
     for each in played:
-        void = _void(each) | void
+        void = {number: line.void for number, line in enumerate(each.levels) if line.void} | void
     found = published_verdict.figures(asked, [each.figures[0] for each in played], "wall", void)
     return replace(
         begun,
@@ -85,7 +85,3 @@ def verdict(asked: Experiment, begun: StudyVerdict, parts: Parts) -> StudyVerdic
         remedy="",
         **published_verdict.ending(found, void),
     )
-
-
-def _void(found: LadderFigures) -> dict[int, str]:
-    return {number: line.void for number, line in enumerate(found.levels) if line.void}

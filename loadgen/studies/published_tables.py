@@ -1,4 +1,4 @@
-"""The MI325X paper's tables, and the requests behind their rows; knows no engine.
+"""The MI325X paper's tables and models, and the requests behind their rows; knows no engine.
 
 The tables (arXiv 2603.10031, 14 to 17, 22 and 23) state a concurrency. The experiment behind them follows
 from Little's law (docs/engine_model.md, section 4): `saturation` rows are one burst of min(C, 450) requests,
@@ -7,11 +7,15 @@ from Little's law (docs/engine_model.md, section 4): `saturation` rows are one b
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from conf import Experiment, load
+from conf.specs.experiment import Hardware, Layout, Model
 from loadgen.traffic.lengths import Ints
 
 TABLES = Path(__file__).with_name("mi325x_tables.csv")
@@ -195,3 +199,41 @@ def played(subject: PublishedModel) -> list[PublishedRow]:
 def fitted_rows(subject: PublishedModel, rows: Sequence[PublishedRow]) -> list[PublishedRow]:
     """The rows that are fitted."""
     return [row for row in rows if (row.table, row.concurrency) not in subject.left_out]
+
+
+Facts = dict[str, Any]
+
+_LABELS = "name served_name source config_json step_time posterior efficiency fitted_with"
+"""Fields that name something or give its speed; the others identify it."""
+_SERVED = ("kv_cache", "max_context_tokens")
+"""Fields that a deployment may choose: it stays that model, but is not what the paper served."""
+
+
+def published_model_of(experiment: Experiment) -> PublishedModel | None:
+    """The paper's model, if model, node, layout and lengths are the paper's; else None."""
+    known = model_of(experiment)
+    if known is None or experiment.progressive.lengths == "workload":
+        return None
+    own, theirs = (_facts(it.model, it.hardware, it.layout) for it in (experiment, _loaded(known.words)))
+    return known if own == theirs else None
+
+
+def model_of(experiment: Experiment) -> PublishedModel | None:
+    """The paper's model, whatever its name and node."""
+    facts = _architecture(experiment.model)
+    known = (it for it in PUBLISHED_MODELS if _architecture(_loaded(it.words).model) == facts)
+    return next(known, None)
+
+
+_loaded = cache(load)
+
+
+def _architecture(model: Model) -> Facts:
+    return {name: value for name, value in _facts(model)[0].items() if name not in _SERVED}
+
+
+def _facts(*specs: Hardware | Layout | Model) -> list[Facts]:
+    labels = _LABELS.split()
+    return [
+        {it.name: getattr(spec, it.name) for it in fields(spec) if it.name not in labels} for spec in specs
+    ]

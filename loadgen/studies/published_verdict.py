@@ -15,16 +15,15 @@ from analysis.results import published_ladder as judged
 from analysis.results import summary
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
-from analysis.results.published_ladder import LadderAnswer
 from analysis.results.types.ladder_figures import LadderFigures, LadderLevel, LevelFigures, PublishedLevel
 from analysis.results.types.prediction_verdict import PredictionVerdict
+from analysis.results.types.verdict import Verdict
 from conf import Experiment, kernels
 from conf.specs.published_ladder import Progressive
 from loadgen.run import export
 from loadgen.studies import published_tables
-from loadgen.studies.paper_models import model_of, published_model_of
 from loadgen.studies.published_ladder import BASELINE, STRESS, LevelPlan, is_virtual, levels
-from loadgen.studies.published_tables import PublishedModel, PublishedRow
+from loadgen.studies.published_tables import PublishedModel, model_of, published_model_of
 
 Play = Callable[[int, LevelPlan], pa.Table]
 """Plays a level of a number, and returns the rows of all its requests."""
@@ -60,14 +59,12 @@ def table(
         follows = bool(out) and out[-1].phase == level.phase and level.phase != STRESS
         before = out[-1].total_tok_s if follows else None
         line = judged.row(level, [run[number] for run in runs], baseline_p99_s, before)
-        out.append(_beside(line, level.published, subject) if level.published and subject else line)
+        if (row := level.published) and subject:
+            left_out = subject.left_out.get((row.table, row.concurrency), "")
+            figures = row.total_tok_s, row.output_tok_s, row.p99_s
+            line = judged.compared(line, PublishedLevel(row.table, *figures, row.status, left_out))
+        out.append(line)
     return out
-
-
-def _beside(line: LadderLevel, row: PublishedRow, subject: PublishedModel) -> LadderLevel:
-    left_out = subject.left_out.get((row.table, row.concurrency), "")
-    figures = row.total_tok_s, row.output_tok_s, row.p99_s
-    return judged.compared(line, PublishedLevel(row.table, *figures, row.status, left_out))
 
 
 def figures(
@@ -150,13 +147,13 @@ def description(it: Progressive, runs: int, clock: str) -> str:
     return f"{counts}, {prompts}, {runs} run(s) on the {clock} clock, {published_tables.SOURCE}"
 
 
-def whole(verdicts: Sequence[LadderAnswer]) -> dict[str, Any]:
+def whole(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """The answers of several models as JSON, with the highest of their exit codes."""
     code = max(one.exit_code or 0 for one in verdicts)
     return {"event": "result", "exit_code": code, "models": [to_tree(one) for one in verdicts]}
 
 
-def write(out: Path | None, verdicts: Sequence[LadderAnswer]) -> None:
+def write(out: Path | None, verdicts: Sequence[Verdict]) -> None:
     """Write the levels of several models to `out`, in the format of its suffix, if it is given."""
     if out is not None:
         export.write(out, judged.rows(verdicts), whole(verdicts))

@@ -34,9 +34,8 @@ class SharedService:
 
     @contextmanager
     def service(self, experiment: Experiment, emit: Emit) -> Iterator[Service]:
-        """The service for one run; a `Site` can use this function as its own.
-
-        Raises TargetError if the deployment fails, and at once if it has failed before.
+        """The service for one run, as a `Site` has it. Raises TargetError if its deployment fails, or has
+        failed before.
         """
         self._emit = emit
         try:
@@ -91,5 +90,4 @@ class SharedService:
         return replace(service, recover=lambda limit_s: self._lend(experiment, recover(limit_s)))
 
     def _tell(self, kind: str, /, **facts: Any) -> None:
-        """Report to the current run: the run that deployed the service may have ended long ago."""
         self._emit(kind, **facts)

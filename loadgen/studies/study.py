@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.results import studies, summary
 from analysis.results.asked import describe
-from analysis.results.integrity import own_checksums
+from analysis.results.integrity import checksums
 from analysis.results.json_border import to_tree
 from analysis.results.locations import SUMS
 from analysis.results.runs import RunError, load_run
@@ -90,8 +90,8 @@ def of(asked: Experiment) -> StudyPlan:
 def part(asked: Experiment, kind: str, name: str, done: Parts) -> Experiment:
     """The experiment of one of several deployments or repeats.
 
-    Deployments share the budget; a later one begins where the first found the capacity, which saves the ramp.
-    Repeats are whole, ramp included: they show how well the whole procedure repeats itself.
+    Deployments share the budget; a later one begins where the first found the capacity. Repeats are whole,
+    ramp included.
     """
     if kind == "repeats":
         search = replace(asked.search, repeats=1)
@@ -117,8 +117,8 @@ def seed_of(seed: int, name: str) -> int:
 def run(study: StudyPlan, folder: Folder, run_part: RunPart, show: Emit) -> StudyVerdict:
     """Run the parts that have not ended; returns the verdict, which is on disk by then as study.json.
 
-    A part without a result ends the study with its exit code, since fewer parts would answer another
-    question. Raises ConfigError if a part's folder is in use or cannot be continued.
+    A part without a result ends the study with its exit code. Raises ConfigError if a folder is in use or
+    cannot be continued.
     """
     with closing(folder):
         (folder.path / SUMS).unlink(missing_ok=True)  # what it summed up is about to change
@@ -126,7 +126,7 @@ def run(study: StudyPlan, folder: Folder, run_part: RunPart, show: Emit) -> Stud
         done, failed = _parts(study, folder, run_part, show)
         verdict = _ended(study, folder, done, failed)
         folder.write_json(studies.FILE, to_tree(verdict))
-        folder.write_json(SUMS, {"files": own_checksums(folder.path)})
+        folder.write_json(SUMS, {"files": checksums(folder.path, "*")})
         _tell(folder, show, f"end of study: {verdict.reason or 'every part has its result'}")
         return verdict
 
@@ -196,7 +196,6 @@ def _tell(folder: Folder, show: Emit, text: str) -> None:
 
 
 def _running(study: StudyPlan, folder: Folder, parts: Parts) -> StudyVerdict:
-    """The verdict while parts are still to come."""
     verdict = StudyVerdict(
         study=study.kind,
         state="running",
@@ -218,7 +217,6 @@ def _running(study: StudyPlan, folder: Folder, parts: Parts) -> StudyVerdict:
 
 
 def _ended(study: StudyPlan, folder: Folder, done: Parts, failed: Failed | None) -> StudyVerdict:
-    """The verdict at the end."""
     if failed is None:
         good = replace(
             _running(study, folder, done), valid=True, passed=True, exit_code=summary.EXIT_OK, reason=""

@@ -1,4 +1,4 @@
-"""The population of chat sessions: an open loop, stationary at any rate, with the same users at every rate.
+"""The population of chat sessions, and schedules of their turns: stationary, with the same users at any rate.
 
 Knows times, rates and marks; `sessions` knows the turns of one session. Sessions begin as a Poisson process
 over time and rate: each has a mark, and at r messages per second the sessions with a mark below r exist. A
@@ -7,12 +7,14 @@ below both rates as they are. Time 0 meets the mean number of sessions, at any r
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
 from conf.specs.conversation import Conversations
 from loadgen.traffic.lengths import Ints
 from loadgen.traffic.processes import Floats
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Bounds, phases_of, span_ns
 from loadgen.traffic.sessions import SESSION, TURN, Rows, SessionProcess
 
 BANDS = 31
@@ -95,8 +97,7 @@ class _Band:
     def _marks(self) -> Floats:
         """Marks of the sessions that time 0 meets: evenly spaced over all bands, from a random first one.
 
-        A Poisson number would be right for one instant of one service. But a surplus of users stays for a
-        session's life, longer than a run, so a whole run would measure another rate.
+        A Poisson number's surplus of users would stay for longer than a run, and another rate be measured.
         """
         per_qps = (1 - 1 / self._talk.spec.turns) * self._talk.gap_s
         first = float(np.random.default_rng([self._seed, 8]).random())
@@ -136,3 +137,63 @@ class _Band:
 
 def _edge(number: int) -> float:
     return 0.0 if number == 0 else 2.0 ** (number - 1)
+
+
+COLUMNS = "input_tokens output_tokens session turn character character_tokens persona_tokens history_cut"
+
+
+class ConversationTraffic:
+    """Draws the turns of one population, which lives through all segments of a run.
+
+    A stretch of time depends on seed, rate and time alone, not on the segment that asks for it.
+    """
+
+    def __init__(self, spec: Conversations) -> None:
+        self._spec = spec
+        self._known: tuple[int, SessionPopulation] | None = None
+        self._planned = np.empty((0, 3), dtype=np.int64)
+
+    def draw(
+        self, rate_qps: float, bounds_ns: Bounds, *, dwell: int, first_seq: int, seed: int
+    ) -> ArrivalSchedule:
+        """The turns of all sessions that are due within the phases."""
+        start_ns, end_ns = span_ns(bounds_ns)
+        rows = self._population(seed).turns(rate_qps, start_ns / NS, end_ns / NS)
+        due_ns = (rows["due_s"] * NS).astype(np.int64).clip(start_ns, end_ns - 1)
+        return self._schedule(rows, due_ns, phases_of(due_ns, bounds_ns), dwell, first_seq)
+
+    def warm_up(self, due_ns: Ints, *, first_seq: int, seed: int) -> ArrivalSchedule:
+        """The last turns before time 0 of as many sessions, sent at `due_ns` as the untimed warm-up."""
+        rows = self._population(seed).before(len(due_ns))
+        return self._schedule(rows, due_ns, np.zeros_like(due_ns), -1, first_seq)
+
+    def _population(self, seed: int) -> SessionPopulation:
+        if self._known is None or self._known[0] != seed:
+            self._known = seed, SessionPopulation(self._spec, seed)
+            self._planned = np.empty((0, 3), dtype=np.int64)
+        return self._known[1]
+
+    def _schedule(self, rows: Rows, due_ns: Ints, phase: Ints, dwell: int, first_seq: int) -> ArrivalSchedule:
+        seq = np.arange(first_seq, first_seq + len(rows), dtype=np.int64)
+        columns: dict[str, Any] = {name: rows[name].astype(np.int64) for name in COLUMNS.split()}
+        shared = np.full(len(rows), self._spec.system_tokens, dtype=np.int64)
+        after = self._after(columns["session"], columns["turn"], seq)
+        return ArrivalSchedule(
+            dwell=dwell, seq=seq, due_ns=due_ns, phase=phase, shared_tokens=shared, after=after, **columns
+        )
+
+    def _after(self, sessions: Ints, turns: Ints, seqs: Ints) -> Ints:
+        """The seq under which each session's previous turn was planned; -1 if none is known.
+
+        If a time is planned again, as after a window that was cut short, only its new turns are known.
+        """
+        rows = np.concatenate([self._planned, np.stack([sessions, turns, seqs], axis=1)])
+        order = np.argsort(rows[:, 0], kind="stable")
+        ours, last = rows[order], np.ones(len(rows), dtype=np.bool_)
+        last[:-1] = ours[1:, 0] != ours[:-1, 0]
+        follows = np.flatnonzero(~last) + 1
+        follows = follows[ours[follows, 1] > ours[follows - 1, 1]]
+        before = np.full(len(rows), -1, dtype=np.int64)
+        before[order[follows]] = ours[follows - 1, 2]
+        self._planned = ours[last]
+        return before[len(before) - len(sessions) :]

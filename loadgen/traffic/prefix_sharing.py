@@ -54,12 +54,11 @@ def shared_prefixes(schedule: ArrivalSchedule, workload: Workload) -> SharedPref
 
 
 def scattered(shared: SharedPrefixes, copies: float, seed: int) -> tuple[SharedPrefixes, Ints]:
-    """The prompts that one part of a fleet gets, one replica in `copies`, if the other parts behave alike.
+    """The prompts that one part of a fleet gets, one replica in `copies`, and the part that each turn belongs
+    to.
 
-    A router that ignores sessions sends a turn to any part, so each turn of a session becomes a turn of one
-    of `copies` sessions at random. Each such session is a session of the fleet as this part sees it, and
-    their number is right. Each gets a character of its own, drawn from those of all, with the tokens that the
-    session's had. The second value is the part that each turn belongs to.
+    A router that ignores sessions sends a turn to any part: each turn becomes one of `copies` sessions at
+    random, with a character drawn from those of all and the tokens of the session's own.
     """
     rng = np.random.default_rng([seed, 11])
     part = (rng.random(len(shared.session)) * copies).astype(np.int64)
@@ -81,7 +80,8 @@ def cache_warmup_s(workload: Workload, rate_qps: float, nodes: int, kv_tokens: f
     gap = gap_s(workload, rate_qps, nodes)
     if gap is None:
         return 0.0
-    return GAPS * gap + TURNOVERS * kv_tokens / (rate_qps * _tokens(workload))
+    tokens = workload.input_tokens.mean + workload.output_tokens.mean
+    return GAPS * gap + TURNOVERS * kv_tokens / (rate_qps * tokens)
 
 
 def gap_s(workload: Workload, rate_qps: float, nodes: int) -> float | None:
@@ -114,7 +114,3 @@ def reusable_share(workload: Workload) -> float | None:
     if chats := workload.conversations:
         return means_of(chats).reusable
     return max(workload.session_hit, workload.prefix_hit) if workload.sessions else None
-
-
-def _tokens(workload: Workload) -> float:
-    return workload.input_tokens.mean + workload.output_tokens.mean

@@ -1,4 +1,4 @@
-"""Arrival processes: a rate over time, and the due times that follow it.
+"""Arrival processes: a rate over time, and the due times that follow it, also those of a trace.
 
 Knows seconds and requests; knows no schedule and no phase. The number of arrivals is random: it is never
 rescaled to rate x time. A new process goes into `_first_gap` and `_gaps`.
@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.capacity.window_counts import NS
 from conf.specs.experiment import Arrivals
 from loadgen.traffic import trace
 from loadgen.traffic.lengths import Ints
+from loadgen.traffic.schedule import NS, Bounds, span_ns
+from loadgen.traffic.trace import Trace
 
 Floats = NDArray[np.float64]
 
@@ -126,3 +127,74 @@ def scaled_ns(
     last = int(rounds) * count + int(np.searchsorted(at, rest))
     rounds_done, lines = np.divmod(np.arange(np.searchsorted(at, begin), last), count)
     return start_ns + (at[lines] + rounds_done * count - begin) * (NS / rate_qps), lines
+
+
+MOST_SEED = 2**32 - 1
+"""Largest seed of numpy's legacy generator, which that tool seeds."""
+
+
+def bench_arrivals_s(
+    requests: int, rate_qps: float, seed: int = 0, burstiness: float = 1.0
+) -> NDArray[np.float64]:
+    """Due times of `requests` requests in seconds from the start of the load, as `vllm bench serve` has them.
+
+    Gaps are gamma distributed with the shape `burstiness` (1 is Poisson); all times are scaled so that the
+    last is due at requests / rate_qps. The generator is that of vLLM 0.32.0 (`benchmarks/serve.py`,
+    `get_request`) without a ramp. Raises ValueError for arguments that the tool could not draw.
+    """
+    if requests < 1 or not 0 < rate_qps < np.inf or not 0 < burstiness < np.inf:
+        raise ValueError(
+            f"arrivals of {requests} requests at {rate_qps:g} QPS with burstiness {burstiness:g}: all must "
+            "be positive and finite"
+        )
+    if not 0 <= seed <= MOST_SEED:
+        raise ValueError(f"seed={seed}: vllm bench serve takes 0 to {MOST_SEED}")
+    gaps_s = np.random.RandomState(seed).gamma(burstiness, 1 / (rate_qps * burstiness), size=requests)
+    due_s = np.cumsum(gaps_s)
+    if due_s[-1] == 0:  # so bursty that every gap is zero in floating point: that tool scales nothing either
+        return due_s
+    return np.asarray(due_s * (requests / rate_qps / due_s[-1]), dtype=np.float64)
+
+
+class OpenArrivals:
+    """The arrival process of one workload; `recorded` are the arrivals of kind `trace`."""
+
+    def __init__(self, arrivals: Arrivals, recorded: Trace | None) -> None:
+        self._arrivals, self._recorded = arrivals, recorded
+
+    def within(
+        self, rate_qps: float | Profile, parts: int, bounds_ns: Bounds, rng: np.random.Generator
+    ) -> tuple[Ints, Ints | None]:
+        """Due times within the phases under one of `parts` equal parts of the rate, and their trace lines."""
+        start_ns, end_ns = span_ns(bounds_ns)
+        if isinstance(rate_qps, Profile):
+            due, lines = self._under(rate_qps, parts, bounds_ns, rng)
+        else:
+            due, lines = self._at(rate_qps / parts, start_ns, end_ns, rng)
+        return np.maximum.accumulate(due.astype(np.int64).clip(start_ns, end_ns - 1)), lines
+
+    def first(self, count: int, rate_qps: float, seed: int, rng: np.random.Generator) -> Ints:
+        """Due times of the first `count` requests of a segment that begins at 0; `vllm_bench` draws them from
+        `seed`.
+        """
+        if self._arrivals.kind == "vllm_bench":
+            due = bench_arrivals_s(count, rate_qps, seed, self._arrivals.burstiness) * NS
+        else:
+            due = first_ns(self._arrivals, rate_qps, count, rng)
+        return due.astype(np.int64)
+
+    def _under(
+        self, profile: Profile, parts: int, bounds_ns: Bounds, rng: np.random.Generator
+    ) -> tuple[Floats, Ints | None]:
+        origin_ns = bounds_ns["window"][0]
+        before, after = (float(profile.expected((at - origin_ns) / NS)) for at in span_ns(bounds_ns))
+        unit, lines = self._at(1.0, 0, (after - before) / parts * NS, rng)
+        return origin_ns + profile.when_s(before + unit * (parts / NS)) * NS, lines
+
+    def _at(
+        self, rate_qps: float, start_ns: int, end_ns: float, rng: np.random.Generator
+    ) -> tuple[Floats, Ints | None]:
+        if self._arrivals.kind != "trace":
+            return renewal_ns(self._arrivals, rate_qps, start_ns, end_ns, rng), None
+        assert self._recorded is not None
+        return scaled_ns(self._recorded, rate_qps, start_ns, end_ns, rng)

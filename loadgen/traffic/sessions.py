@@ -17,18 +17,8 @@ from loadgen.traffic.lengths import Ints, draw_lengths
 from loadgen.traffic.processes import Floats
 from loadgen.traffic.truncation import cut_tokens
 
-SESSION = np.dtype(
-    [
-        ("due_s", "f8"),
-        ("mark", "f8"),
-        ("session", "i8"),
-        ("turn", "i4"),
-        ("character", "i4"),
-        ("character_tokens", "i4"),
-        ("persona_tokens", "i4"),
-        ("said_tokens", "i4"),
-    ]
-)
+_COUNTS = "turn", "character", "character_tokens", "persona_tokens", "said_tokens"
+SESSION = np.dtype([("due_s", "f8"), ("mark", "f8"), ("session", "i8"), *((name, "i4") for name in _COUNTS)])
 """A session that continues: its next turn, that turn's due time, and all message and answer tokens so far."""
 TURN = np.dtype([*SESSION.descr, ("history_cut", "i4"), ("input_tokens", "i4"), ("output_tokens", "i4")])
 """One turn: `said_tokens` includes its own message; the first `history_cut` of them are left out.
@@ -135,8 +125,8 @@ class SessionProcess:
     def _met_gaps(self, count: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
         """Answers and gaps as an instant meets them: each in proportion to its length.
 
-        In a sum that is biased by its size one part is biased, chosen in proportion to the means; a lognormal
-        biased by its size is itself times 1 + cv^2.
+        In such a sum one part is biased, chosen in proportion to the means; a lognormal biased by its size is
+        itself times 1 + cv^2.
         """
         spec, parts = self.spec, np.array(self._gap_parts_s())
         chosen = np.searchsorted(np.cumsum(parts / parts.sum()), rng.random(count))

@@ -57,12 +57,10 @@ class Trace:
 
 
 def read(path: str | Path) -> Trace:
-    """The trace in a file; the first line decides its form.
+    """The trace in a file, sorted by time; the first line decides its form.
 
-    Requests are sorted by time, since logs are often written when an answer ends. Times count from the first
-    request, to the microsecond; without a zone they are UTC. A request recorded without output tokens stays,
-    since it arrived and was prefilled; it asks for one token, the least a server gives. Raises ConfigError
-    with one line that names file and line.
+    Times count from the first request, to the microsecond; without a zone they are UTC. A request without
+    output tokens asks for one, the least a server gives. Raises ConfigError that names file and line.
     """
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
@@ -76,10 +74,8 @@ def read(path: str | Path) -> Trace:
 
 
 def of(workload: Workload) -> Trace | None:
-    """The trace that a workload names, or None.
-
-    Raises ConfigError as `read` does, and for arrivals of kind `trace` if all requests came at once: no rate
-    and no duration would change them.
+    """The trace that a workload names, or None. Raises ConfigError as `read` does, and for arrivals all at
+    once.
     """
     if not workload.trace:
         return None
@@ -106,16 +102,12 @@ def cautions(workload: Workload) -> list[str]:
     trace = of(workload)
     lines = []
     if trace is not None and trace.shares_prefixes:
-        lines.append(f"{workload.trace}: its shared prefixes are not replayed, {_beginning(workload)}")
+        hit = workload.prefix_hit
+        begins = f"begins with workload.prefix_hit={hit:g} of it" if hit else "is unique"
+        lines.append(f"{workload.trace}: its shared prefixes are not replayed, every prompt {begins}")
     if trace is not None and trace.empty_answers:
         lines.append(f"{workload.trace}: {trace.empty_answers} requests without an answer ask for one token")
     return lines
-
-
-def _beginning(workload: Workload) -> str:
-    if not workload.prefix_hit:
-        return "every prompt is unique"
-    return f"every prompt begins with workload.prefix_hit={workload.prefix_hit:g} of it"
 
 
 def _with_mean(lengths: Lengths, tokens: NDArray[np.int64]) -> Lengths:

@@ -4,20 +4,28 @@ Knows which part draws what; arrival processes are in `processes`, lengths in `l
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from conf.specs.experiment import Workload
 from loadgen.traffic import trace
-from loadgen.traffic.conversation_traffic import ConversationTraffic
-from loadgen.traffic.lengths import longest_tokens
-from loadgen.traffic.open_arrivals import OpenArrivals
-from loadgen.traffic.processes import Profile
-from loadgen.traffic.request_columns import ARRIVALS, RequestColumns, generator
+from loadgen.traffic.lengths import Ints, draw_images, draw_lengths, longest_tokens, shared_with_all, turns
+from loadgen.traffic.population import ConversationTraffic
+from loadgen.traffic.processes import OpenArrivals, Profile
 from loadgen.traffic.schedule import PHASES, ArrivalSchedule, Bounds, interleaved, phases_of
 
 PIECE_SEEDS = 1_000_003
 """Seeds of a segment's pieces lie so far apart, beyond those of other runs and repeats."""
+ARRIVALS, INPUTS, OUTPUTS, SESSIONS, IMAGES = 0, 1, 2, 3, 9
+"""Random columns: each has its own generator, so that the k-th length does not depend on the rate.
+
+Changing a number changes the requests of every seed."""
+
+
+def generator(seed: int, dwell: int, column: int, stream: int) -> np.random.Generator:
+    """The randomness of one column of one segment and stream (-1: the pooled one)."""
+    return np.random.default_rng([seed, dwell + 1, column, stream + 1])
 
 
 class Traffic:
@@ -31,7 +39,6 @@ class Traffic:
         self._workload = workload
         self.trace = trace.of(workload)
         self._arrivals = OpenArrivals(workload.arrivals, self.trace)
-        self._columns = RequestColumns(workload, self.trace)
         self._conversations = ConversationTraffic(workload.conversations) if workload.conversations else None
 
     @property
@@ -75,33 +82,26 @@ class Traffic:
             rng = generator(seed, dwell, ARRIVALS, stream)
             due_ns, lines = self._arrivals.within(rate_qps, parts, bounds_ns, rng)
             phase = phases_of(due_ns, bounds_ns)
-            return self._columns.schedule(
-                due_ns, phase, lines, stream, dwell=dwell, first_seq=first_seq, seed=seed
-            )
+            return self._schedule(due_ns, phase, lines, stream, dwell=dwell, first_seq=first_seq, seed=seed)
 
         return interleaved([one(s, streams) for s in range(streams)], first_seq) if streams else one(-1, 1)
 
     def replay(
         self, start_ns: int, duration_ns: int | None, *, dwell: int, first_seq: int, seed: int
     ) -> ArrivalSchedule:
-        """The trace at its own times, whole or its first `duration_ns`, as phase `window`.
-
-        It is one stream whatever the routing: several addresses get its requests at random.
-        """
+        """The trace at its own times, whole or its first `duration_ns`, as phase `window`, in one stream."""
         assert self.trace is not None, "a workload without a trace has nothing to replay"
         due_ns = self.trace.due_ns
         if duration_ns is not None:
             due_ns = due_ns[due_ns < duration_ns]
         phase, lines = np.full(len(due_ns), PHASES.index("window"), dtype=np.int64), np.arange(len(due_ns))
-        return self._columns.schedule(
-            start_ns + due_ns, phase, lines, dwell=dwell, first_seq=first_seq, seed=seed
-        )
+        return self._schedule(start_ns + due_ns, phase, lines, dwell=dwell, first_seq=first_seq, seed=seed)
 
     def first(self, count: int, rate_qps: float, *, dwell: int, seed: int) -> ArrivalSchedule:
         """The first `count` requests of a segment that begins at 0, as phase `window`."""
         due_ns = self._arrivals.first(count, rate_qps, seed, generator(seed, dwell, ARRIVALS, -1))
         phase = np.full(count, PHASES.index("window"), dtype=np.int64)
-        return self._columns.schedule(due_ns, phase, dwell=dwell, first_seq=0, seed=seed)
+        return self._schedule(due_ns, phase, dwell=dwell, first_seq=0, seed=seed)
 
     def evenly(
         self, count: int, start_ns: int, gap_ns: int, *, first_seq: int, seed: int, streams: int = 0
@@ -112,7 +112,7 @@ class Traffic:
         if self._conversations:
             return self._conversations.warm_up(due_ns, first_seq=first_seq, seed=seed)
         phase = np.zeros_like(order)
-        schedule = self._columns.schedule(due_ns, phase, dwell=-1, first_seq=first_seq, seed=seed)
+        schedule = self._schedule(due_ns, phase, dwell=-1, first_seq=first_seq, seed=seed)
         return replace(schedule, stream=order % streams) if streams else schedule
 
     def closed(
@@ -122,5 +122,48 @@ class Traffic:
         filling = np.arange(count) < concurrency
         phase = np.where(filling, PHASES.index("transition"), PHASES.index("window"))
         due_ns = np.full(count, start_ns, dtype=np.int64)
-        schedule = self._columns.schedule(due_ns, phase, dwell=dwell, first_seq=first_seq, seed=seed)
+        schedule = self._schedule(due_ns, phase, dwell=dwell, first_seq=first_seq, seed=seed)
         return replace(schedule, concurrency=concurrency)
+
+    def _schedule(
+        self,
+        due_ns: Ints,
+        phase: Ints,
+        lines: Ints | None = None,
+        stream: int = -1,
+        *,
+        dwell: int,
+        first_seq: int,
+        seed: int,
+    ) -> ArrivalSchedule:
+        """The schedule of requests due at these times; empirical lengths come from the trace's `lines`."""
+
+        def random(column: int) -> np.random.Generator:
+            return generator(seed, dwell, column, stream)
+
+        workload, count = self._workload, len(due_ns)
+        input_rng = random(INPUTS)
+        recorded: tuple[Ints | None, Ints | None] = None, None
+        if self.trace is not None:
+            lines = input_rng.integers(len(self.trace), size=count) if lines is None else lines
+            recorded = self.trace.input_tokens[lines], self.trace.output_tokens[lines]
+        input_tokens = draw_lengths(workload.input_tokens, count, input_rng, recorded[0])
+        image_tokens = draw_images(workload.images, count, random(IMAGES))
+        if image_tokens is not None:
+            input_tokens = input_tokens + image_tokens
+        optional: dict[str, Any] = {"image_tokens": image_tokens}
+        if stream >= 0:
+            optional["stream"] = np.full(count, stream, dtype=np.int64)
+        if workload.sessions:  # the same users in every segment
+            session = random(SESSIONS).integers(workload.sessions, size=count)
+            optional |= {"session": session, "turn": turns(session)}
+        return ArrivalSchedule(
+            dwell=dwell,
+            seq=np.arange(first_seq, first_seq + count, dtype=np.int64),
+            due_ns=due_ns,
+            phase=phase,
+            input_tokens=input_tokens,
+            output_tokens=draw_lengths(workload.output_tokens, count, random(OUTPUTS), recorded[1]),
+            shared_tokens=shared_with_all(input_tokens, workload.prefix_hit),
+            **optional,
+        )

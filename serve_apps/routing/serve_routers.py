@@ -33,31 +33,23 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 def request_router(routing: Routing) -> RequestRouterConfig | None:
     """The engines' `request_router_config`; None for Serve's default, the power of two choices (`pow2`)."""
+    router: str | type
+    settings: dict[str, Any] = {}
     match routing.policy:
         case "round_robin":
-            return RequestRouterConfig(
-                request_router_class="ray.serve.experimental.round_robin_router.RoundRobinRouter"
-            )
+            router = "ray.serve.experimental.round_robin_router.RoundRobinRouter"
         case "consistent_hash":
-            return RequestRouterConfig(
-                request_router_class=ConsistentHashRouter,
-                request_router_kwargs={"num_virtual_nodes": routing.vnodes, "num_fallback_replicas": 0},
-            )
+            router = ConsistentHashRouter
+            settings = {"num_virtual_nodes": routing.vnodes, "num_fallback_replicas": 0}
         case "bounded_hash":
-            return RequestRouterConfig(
-                request_router_class=BoundedHashRouter,
-                request_router_kwargs={
-                    "num_virtual_nodes": routing.vnodes,
-                    "num_fallback_replicas": ALL_REPLICAS,
-                    "load_factor": routing.load_factor,
-                },
-            )
+            router = BoundedHashRouter
+            settings = {"num_virtual_nodes": routing.vnodes, "num_fallback_replicas": ALL_REPLICAS}
+            settings["load_factor"] = routing.load_factor
         case "prefix_affinity":
-            return RequestRouterConfig(
-                request_router_class="ray.serve.llm.request_router.PrefixCacheAffinityRouter"
-            )
+            router = "ray.serve.llm.request_router.PrefixCacheAffinityRouter"
         case _:
             return None
+    return RequestRouterConfig(request_router_class=router, request_router_kwargs=settings)
 
 
 def behind_router(app: Application, routing: Routing) -> Application:

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from conf.constants import fingerprint
 from conf.kernels import of_backend
-from conf.specs.experiment import EmulatedEngine, Hardware, Layout, Model
+from conf.specs.experiment import EmulatedEngine, Hardware, Layout, Model, VllmEngine
 from serve_apps.engine_model.cost.architecture import weight_bytes_per_gpu
-from serve_apps.engine_model.cost.kernels import with_kernels
 from serve_apps.engine_model.cost.step_time import Batch, Roofline, roofline
 from serve_apps.vllm_emulated.platform_plugin import ENVIRONMENT, GPU_BYTES
 from serve_apps.vllm_recipes.recipes import Recipe
@@ -59,7 +58,7 @@ class EmulatedGpu:
                 "use engine=simulated"
             )
         return cls(
-            with_kernels(roofline(model, hardware, layout), of_backend(backend)),
+            roofline(model, hardware, layout, of_backend(backend)),
             layout.tensor_parallel,
             hardware.hbm_bytes,
             weight_bytes_per_gpu(model, layout.tensor_parallel),
@@ -102,8 +101,11 @@ class EmulatedGpu:
         return int(left)
 
 
-def emulated(recipe: Recipe, gpu: EmulatedGpu) -> Recipe:
-    """`recipe` for vLLM on GPUs like `gpu`: the same arguments, and what switches emulation on."""
+def emulated(recipe: Recipe, engine: VllmEngine, model: Model, hardware: Hardware, layout: Layout) -> Recipe:
+    """`recipe`, and for an emulated engine what switches emulation on. Raises as `EmulatedGpu.of`."""
+    if not isinstance(engine, EmulatedEngine):
+        return recipe
+    gpu = EmulatedGpu.of(engine, model, hardware, layout, recipe.attention)
     args = {**recipe.args, "additional_config": {**recipe.args.get("additional_config", {}), **gpu.written()}}
     env = {**recipe.env, **ENVIRONMENT, GPU_BYTES: str(int(gpu.hbm_bytes))}
     return replace(recipe, args=args, env=env)

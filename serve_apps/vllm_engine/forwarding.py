@@ -1,16 +1,20 @@
-"""An ASGI application that hands requests through to an HTTP server, and its answers back part by part.
+"""ASGI applications around a server: every answer names its replica; requests are handed through to it.
 
 Knows HTTP only. The caller cancels the request of a client that has left, which closes the connection to the
 server. An answer that breaks off is broken off. Behind Serve not every leaving client is noticed.
 """
 
+import json
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
 import aiohttp
 
-from serve_apps.routing.asgi import Receive, Scope, Send, lifespan
+from serve_apps.routing.asgi import App, Message, Receive, Scope, Send, lifespan
 
+DESCRIPTION_PATH = "/maxqps/replica"
+REPLICA_ID = b"x-replica-id"
 HOP_HEADERS = {b"host", b"connection", b"transfer-encoding", b"content-length"}
 """Headers of one connection (RFC 9110, section 7.6.1), which the next hop sets for itself."""
 KEEP_ALIVE_S = 2.0
@@ -72,3 +76,30 @@ async def _body(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         if message["type"] == "http.disconnect" or not message.get("more_body", False):
             return b"".join(parts)
+
+
+class StampedApp:
+    """`app` with the header `x-replica-id` on every answer; GET `DESCRIPTION_PATH` answers `described`."""
+
+    def __init__(self, app: App, replica_id: str, described: Mapping[str, Any]) -> None:
+        self._app = app
+        self._header = (REPLICA_ID, replica_id.encode())
+        self._described = json.dumps({"replica_id": replica_id, **described}, default=str).encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def stamped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), self._header]
+            await send(message)
+
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif scope["path"] == DESCRIPTION_PATH:
+            await self._describe(stamped)
+        else:
+            await self._app(scope, receive, stamped)
+
+    async def _describe(self, send: Send) -> None:
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": self._described})

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from conf.specs.experiment import EmulatedEngine, Hardware, Layout, Model, VllmEngine
+from conf.specs.experiment import Hardware, Layout, Model, VllmEngine
 from serve_apps.engine_model.cost.architecture import weight_bytes
-from serve_apps.vllm_emulated.gpu import EmulatedGpu, emulated
+from serve_apps.vllm_emulated.gpu import emulated
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm
 from serve_apps.vllm_recipes import vllm_flags
 from serve_apps.vllm_recipes.model_folder import write_folder
@@ -69,8 +69,7 @@ def prepared(
             "model=tiny_qwen3_moe layout=dp1_tp1 workload=smoke, or give engine.model_path=FOLDER"
         )
     recipe = resolve(engine, model, layout, installed, hardware)
-    if isinstance(engine, EmulatedEngine):
-        recipe = emulated(recipe, EmulatedGpu.of(engine, model, hardware, layout, recipe.attention))
+    recipe = emulated(recipe, engine, model, hardware, layout)
     notes = check_request(recipe, model, request_tokens, prompt_tokens)
     if not installed and not engine.vllm_version:
         newest = vllm_flags.text(vllm_flags.NEWEST)

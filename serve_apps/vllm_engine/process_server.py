@@ -20,9 +20,8 @@ import ray
 from ray import serve
 
 from serve_apps.routing.loopback import LOOPBACK, reserved_port, stay_on_loopback
-from serve_apps.vllm_engine.forwarding import Forwarding
+from serve_apps.vllm_engine.forwarding import Forwarding, StampedApp
 from serve_apps.vllm_engine.node_share import own_caches
-from serve_apps.vllm_engine.stamped_app import StampedApp
 
 POLL_S = 0.5
 STOP_S = 12.0

@@ -6,14 +6,14 @@ which Ray Serve starts the same engines on all nodes.
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import yaml
 
 from conf.io.one_line import one_line
-from conf.specs.experiment import Cluster, EmulatedEngine, Hardware, Layout, Model, VllmEngine
-from serve_apps.vllm_emulated.gpu import EmulatedGpu, emulated
+from conf.specs.experiment import Cluster, Hardware, Layout, Model, VllmEngine
+from serve_apps.vllm_emulated.gpu import emulated
 from serve_apps.vllm_engine.node_share import near, own_caches
 from serve_apps.vllm_recipes.recipes import Recipe, command, llm_config, module_command, resolve
 
@@ -30,19 +30,19 @@ DIRECT_STREAMING = (
 class Process:
     """One replica started by hand: its devices on the node, its environment and its words."""
 
-    devices: tuple[int, ...]
+    gpus: tuple[int, ...]
     port: int
-    environment: dict[str, str]
-    words: tuple[str, ...]
+    env: dict[str, str]
+    command: tuple[str, ...]
 
     @property
     def title(self) -> str:
-        return f"GPUs {', '.join(map(str, self.devices))}" if self.devices else "one CPU device"
+        return f"GPUs {', '.join(map(str, self.gpus))}" if self.gpus else "one CPU device"
 
     def shell(self) -> str:
         """The command for a shell, one flag a line; $HOME is left to it."""
-        assigned = [f"{name}={_quoted(value)}" for name, value in self.environment.items()]
-        return " \\\n  ".join([*assigned, *_lines(self.words)])
+        assigned = [f"{name}={_quoted(value)}" for name, value in self.env.items()]
+        return " \\\n  ".join([*assigned, *_lines(self.command)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +56,9 @@ class Rendering:
 
     def tree(self) -> dict[str, Any]:
         """Plain data with the names of the text."""
-        replicas = [
-            {
-                "gpus": list(process.devices),
-                "port": process.port,
-                "env": process.environment,
-                "command": list(process.words),
-            }
-            for process in self.processes
-        ]
         return {
             "vllm_version": self.version,
-            "replicas_of_a_node": replicas,
+            "replicas_of_a_node": [asdict(process) for process in self.processes],
             "ray_serve": self.application,
             "notes": list(self.notes),
         }
@@ -106,10 +97,7 @@ class RenderingInput:
 
     def recipe(self, engine: VllmEngine) -> Recipe:
         found = resolve(engine, self.model, self.layout, self.version, self.hardware)
-        if isinstance(engine, EmulatedEngine):
-            gpu = EmulatedGpu.of(engine, self.model, self.hardware, self.layout, found.attention)
-            return emulated(found, gpu)
-        return found
+        return emulated(found, engine, self.model, self.hardware, self.layout)
 
 
 def render(asked: RenderingInput) -> Rendering:

@@ -14,7 +14,7 @@ from ray.llm._internal.serve.core.ingress.ingress import OpenAiIngress
 from ray.llm._internal.serve.core.server.llm_server import LLMServer
 
 from serve_apps.routing.loopback import stay_on_loopback
-from serve_apps.vllm_engine.stamped_app import StampedApp
+from serve_apps.vllm_engine.forwarding import StampedApp
 
 
 class LLMServerReplica(LLMServer):  # type: ignore[misc]

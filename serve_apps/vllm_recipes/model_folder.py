@@ -48,7 +48,9 @@ def write_folder(model: Model, folder: Path, weights: bool = False, seed: int = 
     _write(folder / "config.json", config)
     _write(folder / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
     _write(folder / "tokenizer.json", _tokenizer(model.vocab))
-    _write(folder / "tokenizer_config.json", _tokenizer_config(model.max_context_tokens))
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.max_context_tokens}
+    tokenizer |= {"eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT, "clean_up_tokenization_spaces": False}
+    _write(folder / "tokenizer_config.json", tokenizer | {"chat_template": CHAT_TEMPLATE})
     if weights:
         _write_weights(model, folder / "model.safetensors", seed)
     return folder
@@ -113,25 +115,10 @@ def _tokenizer(vocab: int) -> dict[str, Any]:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
         "added_tokens": [end],
-        "normalizer": None,
         "pre_tokenizer": byte_level,
-        "post_processor": None,
         "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": ids | {END_OF_TEXT: vocab - 1},
-            "merges": [],
-        },
+        "model": {"type": "BPE", "vocab": ids | {END_OF_TEXT: vocab - 1}, "merges": []},
     }
 
 
@@ -147,17 +134,6 @@ def _words() -> Iterator[str]:
     for length in range(1, 5):
         for letters in product(string.ascii_lowercase, repeat=length):
             yield "Ġ" + "".join(letters)
-
-
-def _tokenizer_config(context_tokens: int) -> dict[str, Any]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": context_tokens,
-        "eos_token": END_OF_TEXT,
-        "pad_token": END_OF_TEXT,
-        "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
-    }
 
 
 def _write_weights(model: Model, path: Path, seed: int) -> None:

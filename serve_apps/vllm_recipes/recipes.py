@@ -5,18 +5,19 @@ Published settings are in `published`, refusals in `refusals`.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from conf import kernels
 from conf.specs.experiment import Hardware, Layout, Model, VllmEngine
-from serve_apps.vllm_recipes import attention, published, refusals, vllm_flags
-from serve_apps.vllm_recipes.model_rules import DEPRECATED, PAPER, REFINED
-from serve_apps.vllm_recipes.rules import VllmDeployment
+from serve_apps.vllm_recipes import published, refusals, vllm_flags
+from serve_apps.vllm_recipes.rules import PAPER, REFINED, VllmDeployment, backend_of
 from serve_apps.vllm_recipes.vllm_flags import Version, argument_name, text
 
 NO_QUEUE_LIMIT = 1_000_000
 """Requests wait in the engine, where they are counted, never in front of it (Serve's default is 5)."""
+DEPRECATED: Version = (0, 14, 0)
+"""From here on some kinds of checkpoints are served only where that is allowed (vLLM PR #31688)."""
 AITER_HEAD_DIMS = (64, 128, 256)
 """Widths of a head that ROCM_AITER_FA serves: rocm_aiter_fa.py of vLLM 0.32.0."""
 
@@ -48,21 +49,26 @@ def resolve(
     version = vllm_flags.parse(vllm_version or engine.vllm_version or text(vllm_flags.NEWEST))
     amd = hardware is None or "gfx" in hardware.arch
     own_args, own_env = _words(engine)
-    base = _base(VllmDeployment(engine, model, layout, version, own_args, own_env, amd))
+    asked = VllmDeployment(engine, model, layout, version, own_args, own_env, amd)
+    base = _base(asked)
     args = _over(base.args | published.PROFILES[engine.profile], own_args)
     env = {name: str(value) for name, value in _over(base.env, own_env).items()}
-    deployment = VllmDeployment(engine, model, layout, version, args, env, amd)
+    deployment = replace(asked, args=args, env=env)
     try:
         refusals.refuse(deployment)
     except ValueError as error:
         if engine.recipe == "published":
-            raise ValueError(f"{error} ({_published_for(deployment)})") from error
+            then = published.find(model, layout).version
+            today = "today's flags are those of engine.recipe=modern"
+            raise ValueError(f"{error} (this recipe was published for vLLM {then}; {today})") from error
         raise
-    backend = attention.backend_of(deployment)
-    unknown = ""
-    if backend and not kernels.is_known(backend, deployment.mla):
-        unknown = kernels.unknown_backend(backend, deployment.mla)
-    lines = [*_of_version(version), *base.notes, *refusals.notes(deployment), *filter(None, [unknown])]
+    backend = backend_of(deployment)
+    unread = backend and not kernels.is_known(backend, deployment.mla)
+    unknown = kernels.unknown_backend(backend, deployment.mla) if unread else ""
+    lines = [*base.notes, *refusals.notes(deployment), *filter(None, [unknown])]
+    if not vllm_flags.OLDEST <= version <= vllm_flags.NEWEST:
+        known = f"{text(vllm_flags.OLDEST)} to {text(vllm_flags.NEWEST)}"
+        lines.insert(0, f"vLLM {text(version)} is unknown here: the rules were read in {known}")
     return Recipe(args, env, tuple(lines), backend, unknown)
 
 
@@ -88,18 +94,6 @@ def _words(engine: VllmEngine) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _over(recipe: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in {**recipe, **own}.items() if value is not None}
-
-
-def _published_for(deployment: VllmDeployment) -> str:
-    version = published.find(deployment.model, deployment.layout).version
-    return f"this recipe was published for vLLM {version}; today's flags are those of engine.recipe=modern"
-
-
-def _of_version(version: Version) -> list[str]:
-    if vllm_flags.OLDEST <= version <= vllm_flags.NEWEST:
-        return []
-    known = f"{text(vllm_flags.OLDEST)} to {text(vllm_flags.NEWEST)}"
-    return [f"vLLM {text(version)} is unknown here: the rules were read in {known}"]
 
 
 def _base(asked: VllmDeployment) -> Recipe:
@@ -132,9 +126,7 @@ def _modern(asked: VllmDeployment) -> Recipe:
         args["allow_deprecated_quantization"] = True
     if asked.engine.server == "process":
         args["distributed_executor_backend"] = "mp"
-    chosen = _kernels(
-        VllmDeployment(asked.engine, model, layout, asked.version, args, _over(env, asked.env), asked.amd)
-    )
+    chosen = _kernels(replace(asked, args=args, env=_over(env, asked.env)))
     notes = chosen.notes if asked.amd else ("without what is AMD's: this hardware is not",)
     return Recipe(args | chosen.args, env | chosen.env, notes)
 

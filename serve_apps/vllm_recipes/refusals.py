@@ -4,136 +4,107 @@ Rules about servers, devices and sizes are here, those about models in `model_ru
 flags and variables that only some versions know.
 """
 
+from collections.abc import Mapping
 from math import inf
 
 from serve_apps.vllm_recipes import vllm_flags
-from serve_apps.vllm_recipes.model_rules import CUT_OF_THE_MODEL, KERNELS
+from serve_apps.vllm_recipes.model_rules import NOTED_MODELS, REFUSED_MODELS
 from serve_apps.vllm_recipes.rules import RecipeRule, VllmDeployment
 
 OURS = ("model", "model_tag", "served_model_name", "host", "port", "uds")
 DEVICES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
-SERVER = (
-    RecipeRule(
-        "executor",
-        "refuse",
+REFUSED = {
+    **REFUSED_MODELS,
+    "executor": RecipeRule(
         lambda d: (
             d.engine.server == "ray_llm"
             and d.args.get("distributed_executor_backend", d.forced_executor) != d.forced_executor
         ),
-        "distributed_executor_backend={d.args[distributed_executor_backend]} with engine.server=ray_llm",
-        "Ray's LLM library forces the {d.forced_executor} executor here",
-        "set engine.server=process, or leave it out",
+        "distributed_executor_backend={d.args[distributed_executor_backend]} with engine.server=ray_llm: "
+        "Ray's LLM library forces the {d.forced_executor} executor here; set engine.server=process, or "
+        "leave it out",
         "serving.md, rule 10; vllm_models.py of ray 2.60",
     ),
-    RecipeRule(
-        "accelerator-type",
-        "refuse",
+    "accelerator-type": RecipeRule(
         lambda d: d.engine.kind != "vllm" and bool(d.engine.accelerator_type),
-        "engine.accelerator_type={d.engine.accelerator_type} with engine={d.engine.kind}",
-        "it has no accelerator, and Ray would wait for a node that does",
-        "leave it out; engine.node_resource chooses nodes",
+        "engine.accelerator_type={d.engine.accelerator_type} with engine={d.engine.kind}: it has no "
+        "accelerator, and Ray would wait for a node that does; leave it out; engine.node_resource chooses "
+        "nodes",
         "accelerators.py of ray 2.60",
     ),
-    RecipeRule(
-        "ours-to-set",
-        "refuse",
+    "ours-to-set": RecipeRule(
         lambda d: any(d.has(name) for name in OURS),
-        "engine.args.model, served_model_name, host or port",
-        "the deployment sets names, addresses and ports",
-        "leave it out; see engine.model_path and model.served_name",
+        "engine.args.model, served_model_name, host or port: the deployment sets names, addresses and "
+        "ports; leave it out; see engine.model_path and model.served_name",
         "ours; ray.serve.llm 2.60 refuses the names too",
     ),
-    RecipeRule(
-        "plain-numbers",
-        "refuse",
+    "plain-numbers": RecipeRule(
         lambda d: bool(d.texts),
-        "engine.args.{d.texts[0]} is text",
-        "only vLLM's command line reads such a number; Ray's library hands it on as it is",
-        "write the number",
+        "engine.args.{d.texts[0]} is text: only vLLM's command line reads such a number; Ray's library "
+        "hands it on as it is; write the number",
         "vllm_models.py of ray 2.60",
     ),
-    RecipeRule(
-        "metrics-on",
-        "refuse",
+    "metrics-on": RecipeRule(
         lambda d: d.has("disable_log_stats"),
-        "engine.args.disable_log_stats",
-        "the run reads vLLM's own metrics",
-        "leave it out",
+        "engine.args.disable_log_stats: the run reads vLLM's own metrics; leave it out",
         "ours",
     ),
-    RecipeRule(
-        "rocr-alone",
-        "refuse",
+    "rocr-alone": RecipeRule(
         lambda d: "ROCR_VISIBLE_DEVICES" in d.env and "HIP_VISIBLE_DEVICES" not in d.env,
-        "ROCR_VISIBLE_DEVICES without HIP_VISIBLE_DEVICES",
-        "Ray raises RuntimeError",
-        "set engine.env.HIP_VISIBLE_DEVICES instead",
+        "ROCR_VISIBLE_DEVICES without HIP_VISIBLE_DEVICES: Ray raises RuntimeError; set "
+        "engine.env.HIP_VISIBLE_DEVICES instead",
         "serving.md, rule 9",
     ),
-    RecipeRule(
-        "hip-cuda-differ",
-        "refuse",
+    "hip-cuda-differ": RecipeRule(
         lambda d: (
             "HIP_VISIBLE_DEVICES" in d.env
             and d.env.get("CUDA_VISIBLE_DEVICES", d.env["HIP_VISIBLE_DEVICES"])
             != d.env["HIP_VISIBLE_DEVICES"]
         ),
-        "HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES differ",
-        "ROCm reads both",
-        "set only HIP_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES differ: ROCm reads both; set only HIP_VISIBLE_DEVICES",
         "serving.md, rule 9",
     ),
-    RecipeRule(
-        "devices-shared",
-        "refuse",
+    "devices-shared": RecipeRule(
         lambda d: d.layout.replicas_per_node > 1 and any(name in d.env for name in DEVICES),
-        "visible devices for all {d.layout.replicas_per_node} replicas of a node",
-        "they would share the same GPUs",
-        "leave it out: each replica is given its own",
+        "visible devices for all {d.layout.replicas_per_node} replicas of a node: they would share the "
+        "same GPUs; leave it out: each replica is given its own",
         "ours",
     ),
-    RecipeRule(
-        "unknown-variable",
-        "refuse",
+    "unknown-variable": RecipeRule(
         lambda d: d.has("fail_on_environ_validation") and bool(d.unknown_variables),
-        "fail_on_environ_validation with {d.unknown_variables[0]}",
-        "{d.vllm} does not know the variable and would not start",
-        "leave one of the two out",
+        "fail_on_environ_validation with {d.unknown_variables[0]}: {d.vllm} does not know the variable "
+        "and would not start; leave one of the two out",
         "envs.py of 0.29.0 (serving.md, section 2)",
     ),
-    RecipeRule(
-        "step-budget",
-        "refuse",
+    "step-budget": RecipeRule(
         lambda d: d.number("max_num_batched_tokens", inf) < d.number("max_num_seqs", 0),
-        "max_num_batched_tokens is below max_num_seqs={d.args[max_num_seqs]}",
-        "a step needs a token for each sequence",
-        "raise one or lower the other",
+        "max_num_batched_tokens is below max_num_seqs={d.args[max_num_seqs]}: a step needs a token for "
+        "each sequence; raise one or lower the other",
         "config/scheduler.py of 0.29.0 and 0.32.0",
     ),
-    RecipeRule(
-        "context",
-        "refuse",
+    "context": RecipeRule(
         lambda d: d.number("max_model_len", 0) > d.model.max_context_tokens,
-        "max_model_len={d.args[max_model_len]} is beyond {d.model.max_context_tokens} tokens",
-        "{d.model.name} was not made for more",
-        "lower it",
+        "max_model_len={d.args[max_model_len]} is beyond {d.model.max_context_tokens} tokens: "
+        "{d.model.name} was not made for more; lower it",
         "config.json of the checkpoint",
     ),
-)
+}
 
-RULES = (*CUT_OF_THE_MODEL, *KERNELS, *SERVER)
+
+def said(rules: Mapping[str, RecipeRule], deployment: VllmDeployment) -> list[str]:
+    """The lines of the rules that hold for a deployment."""
+    return [rule.said.format(d=deployment) for rule in rules.values() if rule.when(deployment)]
 
 
 def refuse(deployment: VllmDeployment) -> None:
     """Raise ValueError with the first contradiction in one line: what, why and the remedy."""
-    found = [rule.line(deployment) for rule in RULES if rule.verdict == "refuse" and rule.when(deployment)]
-    found += vllm_flags.rejected(deployment.args, deployment.version)
+    found = said(REFUSED, deployment) + vllm_flags.rejected(deployment.args, deployment.version)
     if found:
         raise ValueError(found[0])
 
 
 def notes(deployment: VllmDeployment) -> list[str]:
     """Lines about a deployment that is served all the same."""
-    noted = [rule.line(deployment) for rule in RULES if rule.verdict == "note" and rule.when(deployment)]
-    return vllm_flags.ignored(deployment.args, deployment.env, deployment.version) + noted
+    ignored = vllm_flags.ignored(deployment.args, deployment.env, deployment.version)
+    return ignored + said(NOTED_MODELS, deployment)

@@ -1,8 +1,11 @@
-"""The facts that rules about a real vLLM use, and the form of a rule; `refusals` has all rules."""
+"""The facts that rules about a real vLLM use, and the form of a rule; `refusals` has all rules.
+
+Also the attention backend that vLLM would choose; knows no speed.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from conf.specs.experiment import Layout, Model, VllmEngine
 from serve_apps.vllm_recipes import vllm_flags
@@ -11,6 +14,11 @@ from serve_apps.vllm_recipes.vllm_flags import Version, text
 FP8_BLOCK = 128
 """Width of a block of the FP8 checkpoints of Qwen3 and DeepSeek: config.json, weight_block_size."""
 
+PAPER: Version = (0, 14, 1)
+REFINED: Version = (0, 29, 0)
+"""From here on FP8 blocks are refined and MLA heads padded, by its source; versions between are unchecked."""
+
+UNNAMED = "of vLLM's own choice"
 NUMBERS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "gpu_memory_utilization")
 
 
@@ -122,23 +130,43 @@ class VllmDeployment:
 class RecipeRule:
     """A kind of deployment that is refused, or noted, where `when` holds.
 
-    `what` names it by the values of a deployment `d`; `source` is the evidence. A note may have no `remedy`.
+    `said` is one line, by the values of a deployment `d`: the fact, its reason, and the remedy, which a note
+    may lack. `source` is the evidence.
     """
 
-    name: str
-    verdict: Literal["refuse", "note"]
     when: Callable[[VllmDeployment], bool]
-    what: str
-    reason: str
-    remedy: str
+    said: str
     source: str
-
-    def line(self, deployment: VllmDeployment) -> str:
-        """One line: the fact, its reason and the remedy."""
-        line = f"{self.what}: {self.reason}".format(d=deployment)
-        return f"{line}; {self.remedy}" if self.remedy else line
 
 
 def is_on(value: str) -> bool:
     """True for a switch that vLLM reads as on."""
     return value.strip().lower() in ("1", "true")
+
+
+def backend_of(asked: VllmDeployment) -> str:
+    """vLLM's name of the backend, or `UNNAMED`; empty where no figure tells backends apart.
+
+    That is so for latent attention, GPUs of another maker and a CPU. Up to 0.14.1 the environment chooses
+    (rocm.py of 0.14); from 0.29 on ROCM_ATTN is the default; versions between are unchecked.
+    """
+    early = asked.version <= PAPER
+    named = asked.args.get("attention_backend") or (early and asked.env.get("VLLM_ATTENTION_BACKEND"))
+    if named:
+        return str(named).upper()
+    if asked.mla or not asked.amd or asked.engine.kind == "vllm_cpu":
+        return ""
+    if asked.version >= REFINED:
+        return "ROCM_ATTN"
+    return _by_environment(asked) if early else UNNAMED
+
+
+def _by_environment(asked: VllmDeployment) -> str:
+    def chosen(name: str, otherwise: str) -> bool:
+        return is_on(asked.env.get(name, otherwise))
+
+    if asked.aiter and chosen("VLLM_ROCM_USE_AITER_UNIFIED_ATTENTION", "0"):
+        return "ROCM_AITER_UNIFIED_ATTN"
+    if asked.aiter and chosen("VLLM_ROCM_USE_AITER_MHA", "1"):
+        return "ROCM_AITER_FA"
+    return "ROCM_ATTN" if chosen("VLLM_V1_USE_PREFILL_DECODE_ATTENTION", "0") else "TRITON_ATTN"

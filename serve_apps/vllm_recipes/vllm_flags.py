@@ -138,15 +138,12 @@ def knows(argument: str, version: Version) -> bool:
 
 def rejected(args: Mapping[str, Any], version: Version) -> list[str]:
     """Sentences with a remedy about what keeps a vLLM of this version from starting."""
+    listed = [known for known in ARGUMENTS if known.name in args]
+    listed += [known for (name, value), known in VALUES.items() if args.get(name) == value]
     found = [
         f"engine.args.{known.name}: {known.unknown(version)}; {known.remedy}"
-        for known in ARGUMENTS
-        if known.name in args and not known.known_to(version)
-    ]
-    found += [
-        f"engine.args.{known.name}: {known.unknown(version)}; {known.remedy}"
-        for (name, value), known in VALUES.items()
-        if args.get(name) == value and not known.known_to(version)
+        for known in listed
+        if not known.known_to(version)
     ]
     given = compilation(args)
     return found + [

@@ -11,7 +11,7 @@ from analysis.capacity import paired_ratio
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import sweep
-from loadgen.search.start import Start
+from loadgen.search.segments import Start
 from loadgen.studies import comparison
 from tests.support.scenarios import FASTER, GUESS_QPS, experiment, service, truths
 from tests.support.searches import PREDICTION_SD, Found

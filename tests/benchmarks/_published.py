@@ -27,7 +27,7 @@ from conf.kernels import is_known
 from conf.specs.engine import FITTED_BACKEND
 from conf.specs.experiment import SimulatedEngine
 from loadgen.predict.draws import LAYOUT_SCALE
-from loadgen.traffic.vllm_bench_arrivals import bench_arrivals_s
+from loadgen.traffic.processes import bench_arrivals_s
 from serve_apps.engine_model.compiled.fast_engine import FastEngine, FastSpec, checked, serve_closed
 from serve_apps.engine_model.cost.architecture import weight_bytes_per_gpu
 from serve_apps.engine_model.service.replay import LATE_GAP, late_gap_s

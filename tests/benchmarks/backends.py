@@ -23,7 +23,6 @@ from conf.kernels import BACKENDS
 from conf.specs.engine import FITTED_BACKEND
 from conf.specs.experiment import Constant, KernelRatio, SimulatedEngine
 from serve_apps.engine_model.compiled import fast_engine
-from serve_apps.engine_model.cost.kernels import with_kernels
 from tests.benchmarks._published import ATTENTION, LONG_INPUT, LONG_OUTPUT, VLLM_NAMES, WAVES
 
 WORDS = (
@@ -77,7 +76,7 @@ def machine() -> fast_engine.FastSpec:
 def told(concurrency: int, kv_read: float = 1.0, attention: float = 1.0) -> dict[str, float]:
     """What the engine model says of the bars: tok/s, and ms."""
     one, read, prefill = (Constant(value, "ratio", "tried") for value in (1.0, kv_read, attention))
-    served = replace(machine(), roofline=with_kernels(machine().roofline, KernelRatio(one, read, prefill)))
+    served = replace(machine(), roofline=machine().roofline.with_kernels(KernelRatio(one, read, prefill)))
     count = round(WAVES * concurrency)
     asked = [np.full(count, tokens) for tokens in (LONG_INPUT, LONG_OUTPUT, 0)]
     seen = fast_engine.serve_closed(served, concurrency, asked)

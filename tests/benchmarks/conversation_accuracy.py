@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from conf import Experiment
 from conf.specs.experiment import Workload
-from loadgen.cli import engine_model, prediction
+from loadgen.cli import engine_model
 from loadgen.cli.command_line import asked
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan
@@ -33,7 +33,7 @@ from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import BlockEngine, VirtualService
 from serve_apps.engine_model.scheduler.request import RequestState
-from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.prefix_reuse import Prefixes
 from serve_apps.engine_model.service.virtual_service import SessionPrompt, Stepped
 from tests.benchmarks._brute_force import root
 from tests.benchmarks.search_accuracy import HEADS, row
@@ -106,7 +106,7 @@ def searched(scenario: str, search: str, seed: int) -> Found:
     """A search from a guess that is wrong by `OFF`."""
     one = experiment(scenario, search)
     guessed = replace(one.search, expected_qps=TRUTHS[scenario] * math.exp(OFF * (-1) ** seed))
-    start, _ = prediction.start(replace(one, search=guessed), "sweep", lambda _, /, **__: None)
+    start, _ = engine_model.start(replace(one, search=guessed), "sweep", lambda _, /, **__: None)
     plan = LoadPlan(one.search, one.slo, one.workload, 1, seed, start)
     target = Chats(BlockEngine(*engine_model.parts(one)), one.workload)
     found = sweep(Driver(target, plan, lambda _, /, **__: None))

@@ -13,7 +13,7 @@ from conf import load
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model import BlockEngine, GenerateRequest, VirtualService
 from serve_apps.engine_model.compiled.fast_engine import FastSpec
-from serve_apps.engine_model.service.routed import serve_open
+from serve_apps.engine_model.service.routed import Requests, serve_open
 
 CLOSED_STEPS = 20_000
 VIRTUAL_S = 1800.0
@@ -71,9 +71,9 @@ def at_once(rate_qps: float) -> float:
     machine = FastSpec.of(asked.engine, asked.model, asked.hardware, asked.layout)
     sent_s = np.cumsum(np.random.default_rng(1).exponential(1 / rate_qps, LOOP_REQUESTS))
     columns = [np.full(LOOP_REQUESTS, tokens) for tokens in (5600, 140, 0)]
-    serve_open(machine, sent_s[:10], [column[:10] for column in columns])
+    serve_open(machine, Requests(sent_s[:10], [column[:10] for column in columns]))
     start = time.process_time()
-    steps = serve_open(machine, sent_s, columns).work.steps
+    steps = serve_open(machine, Requests(sent_s, columns)).work.steps
     return steps / (time.process_time() - start)
 
 

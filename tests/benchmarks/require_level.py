@@ -22,8 +22,7 @@ from loadgen.drive import require
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan
 from loadgen.search import acceptance
-from loadgen.search.segments import Segment
-from loadgen.search.start import Start
+from loadgen.search.segments import Segment, Start
 from tests.support.fluid import Fluid
 from tests.support.scenarios import experiment, service, truths
 from tests.support.virtual_target import VirtualTarget

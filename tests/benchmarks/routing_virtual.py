@@ -25,9 +25,8 @@ from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.compiled.fast_engine import FastSpec
 from serve_apps.engine_model.service.balancer import Balance, Loss
-from serve_apps.engine_model.service.prefixes import Prefixes
-from serve_apps.engine_model.service.requests import Replicas, Requests
-from serve_apps.engine_model.service.routed import serve_prefixes
+from serve_apps.engine_model.service.prefix_reuse import Prefixes
+from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
 from serve_apps.routing import hash_ring
 
 POLICIES = ("client_side", "consistent_hash", "bounded_hash", "leastconn", "pow2", "round_robin")
@@ -131,7 +130,7 @@ def loss(policy: str, nodes: int, rate_qps: float) -> Lost:
     due_s = drawn.due_ns / NS
     asked = drawn.input_tokens, drawn.output_tokens, drawn.shared_tokens
     requests = Requests(due_s, asked, Prefixes(*shared), filled_s)
-    seen = serve_prefixes(machine, requests, Replicas(nodes, balance, 1, Loss(0, at_s)))
+    seen = serve_open(machine, requests, Replicas(nodes, balance, 1, Loss(0, at_s)))
     failed = (seen.replica == 0) & (seen.last_token_s > at_s)
     ttft_ms = np.where(failed, np.inf, (seen.first_token_s - due_s) * 1e3)
     hits = [seen.cached_tokens, drawn.input_tokens]

@@ -2,8 +2,9 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
@@ -83,17 +84,6 @@ BAD_URLS = {
     "http://": "must be http(s)://host:port",
     "http://a b": "must be http(s)://host:port",
 }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "word", [f"{group}={choice}" for group, names in groups().items() for choice in names]
-)
-def test_every_choice_loads_and_survives_a_round_trip(word: str, tmp_path: Path) -> None:
-    experiment = load([word, *NEEDS.get(word, [])])
-    saved = tmp_path / "config.yaml"
-    saved.write_text(dump(experiment))
-    assert load(base=saved) == experiment
 
 
 @pytest.mark.parametrize("words", WRONG)
@@ -215,16 +205,25 @@ LOADS = [
     "profile_qps=[[0,2],[20,8],[20,4],[60,0]]",
     "profile_qps=[[0,5]] duration_s=120",
     "concurrency=64 requests=100",
-    "workload=trace workload.trace=a.csv workload.input_tokens.mean=12 workload.output_tokens.mean=3",
-    "workload=trace workload.trace=a.csv workload.arrivals.kind=poisson concurrency=8",
+    "workload=trace workload.input_tokens.mean=12 workload.output_tokens.mean=3",
+    "workload=trace workload.arrivals.kind=poisson concurrency=8",
     "workload.trace=a.csv workload.arrivals.kind=trace rate_qps=4",
 ]
 
 
+TOGETHER = ("workload", "hardware", "search", "fleet", "slo", "cluster")
+"""Groups whose choices get along: one experiment tries the next choice of each."""
+CHOICES = {group: [f"{group}={name}" for name in names] for group, names in groups().items()}
+EVERY_CHOICE = [
+    *zip(*(islice(cycle(CHOICES[group]), len(CHOICES["workload"])) for group in TOGETHER), strict=True),
+    *((word,) for group in CHOICES if group not in TOGETHER for word in CHOICES[group]),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("words", LOADS)
-def test_every_kind_of_load_survives_a_round_trip(words: str, tmp_path: Path) -> None:
-    experiment = load(words.split(" "))
+@pytest.mark.parametrize("words", [*EVERY_CHOICE, *map(str.split, LOADS)], ids=" ".join)
+def test_every_choice_and_kind_of_load_survives_a_round_trip(words: Sequence[str], tmp_path: Path) -> None:
+    experiment = load([*words, *(more for word in words for more in NEEDS.get(word, []))])
     saved = tmp_path / "config.yaml"
     saved.write_text(dump(experiment))
     assert load(base=saved) == experiment

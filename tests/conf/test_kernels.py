@@ -18,7 +18,6 @@ from loadgen.predict.draws import uncertain
 from loadgen.predict.grid import ratio
 from loadgen.studies import engine_check, published_tables, published_verdict
 from serve_apps.engine_model.compiled import fast_engine
-from serve_apps.engine_model.cost.kernels import steps
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from tests.benchmarks import backends
 from tests.support.recipe_words import DEEPSEEK, env, resolve
@@ -32,7 +31,7 @@ OFF, KIMI = "engine=simulated_triton", ("model=kimi_k25_int4", "layout=dp1_tp4")
 
 def step_s(asked: Experiment, batch: Batch = BATCH) -> float:
     assert isinstance(asked.engine, SimulatedEngine)
-    return steps(asked.engine, asked.model, asked.hardware, asked.layout).duration_s(batch)
+    return roofline(asked.model, asked.hardware, asked.layout, asked.engine.kernel_ratio).duration_s(batch)
 
 
 @pytest.mark.slow
@@ -130,7 +129,7 @@ def test_kernels_that_cannot_be_are_refused(given: list[str], message: str) -> N
 def test_a_known_backend_scales_reads_and_prefill_attention_alone(backend: str) -> None:
     asked, plain = load([f"engine.attention_backend={backend}"]), load()
     assert isinstance(asked.engine, SimulatedEngine)
-    cost = steps(asked.engine, asked.model, asked.hardware, asked.layout)
+    cost = roofline(asked.model, asked.hardware, asked.layout, asked.engine.kernel_ratio)
     of = roofline(plain.model, plain.hardware, plain.layout)
     read, attention = (ends[1] for ends in BACKENDS[backend])
     assert cost.context_token_s == pytest.approx(of.context_token_s * read)

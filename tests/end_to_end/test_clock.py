@@ -32,14 +32,14 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.run import verdicts
 from loadgen.run.lifecycle import Conclude, RunLifecycle
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.segments import Segment
-from loadgen.search.start import Start
+from loadgen.search.segments import Segment, Start
 from loadgen.studies import calibration_probes
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.simulated.openai_answers import stamped
 from tests.support import mock_exchanges
+from tests.support.engines import run_step
 from tests.support.mock_server import END, Script, answer, event, head, token, usage
 from tests.support.patience import PATIENCE_S
 from tests.support.simulated_prefix import simulated
@@ -229,7 +229,7 @@ def virtual_s(experiment: Experiment) -> tuple[float, float]:
     times, now_s = [], 0.0
     plain.add(GenerateRequest(0, 600, 20), now_s)
     while (now_s := max(now_s, plain.ready_s())) != math.inf:
-        if step := plain.step(now_s):
+        if step := run_step(plain, now_s):
             now_s = step.end_s
             times += [now_s] * len(step.events)
     return times[0], times[-1]

@@ -25,7 +25,7 @@ from loadgen.drive import cache_warmup
 from loadgen.drive.driver import Driver
 from loadgen.fleet.target import Observation, Target
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.start import Start
+from loadgen.search.segments import Start
 from loadgen.traffic.population import SessionPopulation
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.ray
 
 pytest.importorskip("ray")
 
-from loadgen.cli import resume  # noqa: E402
+from loadgen.cli import verbs  # noqa: E402
 from loadgen.cli.deployment import service  # noqa: E402
 from loadgen.run import measure  # noqa: E402
 from loadgen.run.lifecycle import Conclude  # noqa: E402
@@ -140,7 +140,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
             site = measure.Site(lambda *_: (Start(8.0, 2.0), None), lambda *_: nullcontext(up))
             cut = to_tree(measure.measure(experiment, "sweep", folder, interrupted, site, quiet))
             ended = to_tree(
-                resume.resume(
+                verbs.resume(
                     folder.path,
                     lambda saved: command_line.asked("sweep", [], saved),
                     site,

@@ -31,8 +31,7 @@ from loadgen.drive.sweep import sweep
 from loadgen.fleet.worker import MISSED_AFTER_NS
 from loadgen.run import verdicts
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.segments import Segment, Stop
-from loadgen.search.start import Start
+from loadgen.search.segments import Segment, Start, Stop
 from tests.support.mock_server import MockServer, Script, answer, head, token
 from tests.support.patience import PATIENCE_S, until, void_by_neighbours
 from tests.support.words import over

@@ -17,7 +17,7 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import RequestCounts
 from analysis.rows import records
 from loadgen import __main__ as loading
-from loadgen.cli import output, resume
+from loadgen.cli import output, verbs
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run import report_file
 from loadgen.run.folder import LinkError
@@ -353,7 +353,7 @@ def test_a_copied_run_gets_its_report_where_it_lies(
     def told(kind: str, **facts: Any) -> None:
         pass
 
-    verdict = report_file.written(resume.resume(run, None, None, told), told)  # type: ignore[arg-type]
+    verdict = report_file.written(verbs.resume(run, None, None, told), told)  # type: ignore[arg-type]
     assert verdict.folder == str(run) and verdict.report == str(run / "report.html")
     assert (run / "report.html").exists() and not (original / "report.html").exists()
     assert f"{run}/config.yaml" in (run / "report.html").read_text()

@@ -14,24 +14,25 @@ from analysis.capacity.paired_ratio import Ratio
 from analysis.results import matrix_table, studies, summary
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
-from analysis.results.show import concluded
+from analysis.results.summary import concluded
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures, QpsFigures
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from loadgen import __main__ as root
-from loadgen.cli import command_line, resume, verbs
+from loadgen.cli import command_line, verbs
 from loadgen.run import lifecycle
 from loadgen.run.endpoint import TargetError
 from loadgen.run.lifecycle import Service
 from loadgen.run.measure import Site
-from loadgen.search.start import Start
+from loadgen.search.segments import Start
 from loadgen.studies import matrix_cells, matrix_study, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.studies.matrix_cells import Cells
 from loadgen.studies.shared_service import SharedService
 from serve_apps.engine_model import BlockEngine, VirtualService
+from tests.support.virtual_drivers import silent
 from tests.support.virtual_target import Faster, VirtualTarget
 
 SHARED = [
@@ -49,10 +50,6 @@ FASTER, RATIO = 1.08, 1.109
 To be faster is to have more QPS, and looser bounds: the engine model's capacity at bounds 8 % looser is 3.36
 by the 3.27 at those that are asked (20 virtual hours), which makes 1.08 x 3.361 / 3.274.
 """
-
-
-def silent(_kind: str, /, **_facts: Any) -> None:
-    """Nobody looks on."""
 
 
 class VirtualFleet(VirtualTarget):
@@ -116,7 +113,7 @@ def cells(out: Path, *words: str) -> Cells:
 
 
 def resumed(path: Path, deployments: Deployments) -> dict[str, Any]:
-    return to_tree(resume.resume(path, lambda file: load(base=file), deployments.site, silent))
+    return to_tree(verbs.resume(path, lambda file: load(base=file), deployments.site, silent))
 
 
 def by_name(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -212,7 +209,7 @@ def test_a_cell_that_gets_its_capacity_late_has_the_requests_of_who_came_first(
     to_tree(verbs.matrix(cells(tmp_path, "matrix.engine.max_num_seqs=[1023,1024]"), deployments.site, silent))
     path = tmp_path / "grid"
     assert study.result(path) is None
-    assert resume.left(path, lambda file: load(base=file)) == "# 1 of 2 parts have ended; left: cell-1"
+    assert verbs.left(path, lambda file: load(base=file)) == "# 1 of 2 parts have ended; left: cell-1"
     deployments.fails, deployments.deployed = set(), []
     tree = resumed(path, deployments)
     assert (deployments.deployed, tree["exit_code"]) == ([1023], 0)
@@ -255,7 +252,7 @@ def test_ctrl_c_ends_the_grid_and_resume_goes_on(tmp_path: Path, deployments: De
     assert text.startswith("INTERRUPTED  1 of 3 cells have a capacity")
     assert "no result (exit 130): every request" in text and "not measured yet" in text
     with pytest.raises(ConfigError, match="cell of a matrix: python -m loadgen resume"):
-        to_tree(resume.resume(path / "cell-2", lambda file: load(base=file), deployments.site, silent))
+        to_tree(verbs.resume(path / "cell-2", lambda file: load(base=file), deployments.site, silent))
     deployments.deployed = []
     tree = resumed(path, deployments)
     assert (deployments.deployed, tree["exit_code"]) == ([1024, 1025], 0)

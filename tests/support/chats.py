@@ -8,8 +8,9 @@ import numpy as np
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model import BlockEngine, VirtualService
 from serve_apps.engine_model.service.balancer import Balance
-from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.prefix_reuse import Prefixes
 from serve_apps.engine_model.service.virtual_service import SessionPrompt
+from tests.support.engines import check_integrity
 
 
 class Chats(NamedTuple):
@@ -83,7 +84,7 @@ def by_blocks(
     service.advance(1e9)
     seen = sorted(service.observe())
     for engine in engines:
-        engine.check_integrity()
+        check_integrity(engine.scheduler)
     return {
         "replica": np.array([one.replica for one in seen]),
         "first": np.array([one.first_token_s for one in seen]),

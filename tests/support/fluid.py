@@ -18,8 +18,7 @@ from conf.specs.bounds import ALLOWED_OVER
 from conf.specs.experiment import Search
 from loadgen.search.overload import bad_step
 from loadgen.search.policy import next_segment, prior
-from loadgen.search.segments import Outcome, Segment, Stop, dwells_of
-from loadgen.search.start import Start
+from loadgen.search.segments import Outcome, Segment, Start, Stop, dwells_of
 
 DRAWS = 200_000
 """Of load and drift for a true capacity: they know it to 1e-4 (our choice)."""

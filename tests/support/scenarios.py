@@ -13,7 +13,8 @@ import numpy as np
 
 from conf import Experiment, load
 from serve_apps.engine_model import VirtualService
-from serve_apps.engine_model.compiled.fast_engine import FastEngine, FastSpec
+from serve_apps.engine_model.compiled.fast_engine import FastSpec
+from tests.support.engines import FastReplica
 from tests.support.fluid import Fluid
 from tests.support.shared_processor import SharedProcessor
 from tests.support.toy_services import Failing, OneAtATime
@@ -112,7 +113,8 @@ def service(asked: Experiment, seed: int) -> Service:
     """One fresh node of our engine."""
     spec: Any = asked.engine
     machine = FastSpec.of(spec, asked.model, asked.hardware, asked.layout)
-    return VirtualService([FastEngine(machine, spec.max_model_len, seed)])
+    replica: Any = FastReplica(machine, spec.max_model_len, seed)
+    return VirtualService([replica])
 
 
 def node(scenario: str, seed: int) -> Service:

@@ -16,7 +16,7 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import Sweep, sweep
-from loadgen.search.start import Start
+from loadgen.search.segments import Start
 from loadgen.traffic.schedule import NS
 from tests.support import fluid
 from tests.support.scenarios import (

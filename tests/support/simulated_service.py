@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from conf import load
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.server import RealtimeEngine, SimulatedApp
+from tests.support.engines import run_step, specs
 
-SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
+SPECS = specs()
 
 
 SERVED = ServedModel("org/model", max_model_len=32768, vocab=1000)
@@ -62,7 +62,7 @@ def planned(arrivals: list[tuple[float, int, int]]) -> dict[int, list[float]]:
             plain.add(GenerateRequest(key, input_tokens, output_tokens), at_s)
         if start_s == float("inf"):
             return times
-        if step := plain.step(start_s):
+        if step := run_step(plain, start_s):
             now_s = step.end_s
             for event in step.events:
                 times[event.request_id].append(now_s)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from analysis.rows import records
 from conf import Experiment, load
@@ -21,12 +22,16 @@ def plan(experiment: Experiment, start: Start, **more: Any) -> LoadPlan:
     return LoadPlan(asked.search, asked.slo, asked.workload, asked.cluster.nodes, asked.seed, start, **more)
 
 
-def virtual(experiment: Experiment) -> VirtualTarget:
+def virtual(experiment: Experiment, seed: int = 0) -> VirtualTarget:
     spec: Any = experiment.engine
     parts = experiment.model, experiment.hardware, experiment.layout
     return VirtualTarget(
-        VirtualService([BlockEngine(spec, *parts, seed=i) for i in range(experiment.replicas)])
+        VirtualService([BlockEngine(spec, *parts, seed=seed + i) for i in range(experiment.replicas)])
     )
+
+
+def silent(_kind: str, /, **_facts: Any) -> None:
+    """Nobody looks on."""
 
 
 def driver(
@@ -39,9 +44,13 @@ def driver(
     return Driver(target, plan(experiment, start or Start(8.0)), emit, **more), experiment, events
 
 
-def altered(rows: pa.Table, row: dict[str, Any], from_ns: int = 0) -> pa.Table:
-    """The rows due at or after `from_ns` with other figures."""
-    changed = [old | (row if old["due_ns"] >= from_ns else {}) for old in rows.to_pylist()]
+def altered(rows: pa.Table, row: dict[str, Any], from_ns: int = 0, until_ns: int = 2**62) -> pa.Table:
+    """The rows due from `from_ns` until `until_ns` with other figures."""
+    due_ns = rows["due_ns"].to_numpy()
+    chosen = (due_ns >= from_ns) & (due_ns < until_ns)
+    if not chosen.any():
+        return rows
+    changed = [old | (row if its else {}) for old, its in zip(rows.to_pylist(), chosen, strict=True)]
     return pa.Table.from_pylist(changed, schema=records.PROGRESS)
 
 
@@ -56,6 +65,48 @@ class Altering(VirtualTarget):
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         seen = super().run(schedule, until_ns)
         return Observation(altered(seen.ended, self._spoil), altered(seen.pending, self._spoil))
+
+
+SILENT = dict.fromkeys(("first_token_offset_ns", "last_token_offset_ns"))
+REFUSED = SILENT | {"status": "conn_error", "error_kind": "ConnectionRefusedError"}
+UNENDED = SILENT | {"status": records.PENDING, "end_offset_ns": None, "output_tokens": None}
+
+
+class Breaking(VirtualTarget):
+    """A virtual target that refuses every connection from `dies_s` until it was `mended`."""
+
+    def __init__(self, experiment: Experiment, dies_s: float) -> None:
+        super().__init__(virtual(experiment)._service)
+        self._dies_ns, self._back_ns = int(dies_s * NS), 2**62
+
+    def mended(self, after_s: float) -> None:
+        self._now_ns += int(after_s * NS)
+        self._back_ns = self._now_ns
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = super().run(schedule, until_ns)
+        return Observation(*(self._broken(rows, REFUSED) for rows in (seen.ended, seen.pending)))
+
+    def _broken(self, rows: pa.Table, row: dict[str, Any]) -> pa.Table:
+        return altered(rows, row, self._dies_ns, self._back_ns)
+
+
+class Hanging(Breaking):
+    """A virtual target whose requests of that time never end, as on a machine without power."""
+
+    def __init__(self, experiment: Experiment, dies_s: float) -> None:
+        super().__init__(experiment, dies_s)
+        self._stuck: list[pa.Table] = []
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = VirtualTarget.run(self, schedule, until_ns)
+        ended = self._broken(seen.ended, UNENDED)
+        self._stuck.append(ended.filter(pc.equal(ended["status"], records.PENDING)))
+        pending = pa.concat_tables([self._broken(seen.pending, UNENDED), *self._stuck])
+        return Observation(ended.filter(pc.equal(ended["status"], records.OK)), pending)
+
+    def fault(self) -> str | None:
+        return "1 of 1 replicas gone" if self._dies_ns <= self.now_ns() < self._back_ns else None
 
 
 LOST = LostActor(1, 1, 2, "killed")

@@ -18,7 +18,7 @@ from loadgen.run import measure
 from loadgen.run.lifecycle import Service
 from loadgen.run.measure import Act, Site
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.start import Start
+from loadgen.search.segments import Start
 from tests.support.words import over
 
 

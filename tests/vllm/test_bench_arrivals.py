@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.traffic.vllm_bench_arrivals import bench_arrivals_s
+from loadgen.traffic.processes import bench_arrivals_s
 from tests.support.vllm_bench_times import GIVEN
 
 pytestmark = pytest.mark.vllm

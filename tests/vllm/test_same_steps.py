@@ -18,6 +18,7 @@ from serve_apps.engine_model.cost.step_time import Batch, roofline
 from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.scheduler.scheduler import Scheduler
+from tests.support.engines import check_integrity
 from tests.vllm.real_core import Limits, Log, Work, run_real
 
 pytestmark = pytest.mark.vllm
@@ -52,7 +53,7 @@ class Recorded(Scheduler):
             number = self._in_flight[-1].number
             self.chosen |= {it.request_id: 1 for it in decoding if it._emits_in(number)}
             self.steps.append(self.chosen)
-        self.check_integrity()
+        check_integrity(self)
         return batch
 
     def _compute(self, request: RequestState, new: int, *rest: object) -> None:

@@ -57,7 +57,7 @@ class LevelErrors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LadderLevel:
+class LadderLevel(LevelFigures):
     """One line of the ladder's table: what was asked, the means over all runs, and the paper's status.
 
     `capacity` is False of a level with too few requests to be one; `void` says why a level says nothing.
@@ -66,20 +66,10 @@ class LadderLevel:
     phase: str
     shape: str
     concurrency: int
-    requests: int
     prompt_tokens: int
     image_tokens: int
-    success: float
-    total_tok_s: float
-    output_tok_s: float
-    image_tok_s: float
-    p99_s: float
-    in_flight: float
-    seconds: float
     total_tok_s_spread: LevelSpread | None
     p99_s_spread: LevelSpread | None
-    prefix_hit: float | None
-    answers: str
     status: str
     plateau: bool
     capacity: bool

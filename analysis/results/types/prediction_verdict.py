@@ -7,7 +7,8 @@ from typing import Any
 from analysis.results.types.fields import always, inline
 from analysis.results.types.ladder_figures import LadderFigures
 from analysis.results.types.probe_figures import ProbeFigures
-from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures, RatioFigures, WindowRow
+from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures, WindowRow
+from analysis.stats.pooling import Interval
 from conf.specs.experiment import Constant
 
 
@@ -196,7 +197,7 @@ class GridCell:
 
     at: Mapping[str, Any]
     answer: PredictionVerdict | GridRefusal = inline()
-    ratio: RatioFigures | None = None
+    ratio: Interval | None = None
 
     @property
     def prediction(self) -> PredictionVerdict | None:

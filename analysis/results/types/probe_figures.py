@@ -32,10 +32,13 @@ class P90Figures:
     passed: bool | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BothP90s:
-    """The p90 of each limit, by its name."""
+    """A rate, and the p90 of each limit there."""
 
-    __slots__ = ()
+    rate_qps_per_node: float
+    ttft: P90Figures
+    tpot: P90Figures
 
     def p90(self, limit: Limit) -> P90Figures:
         found: P90Figures = getattr(self, limit)
@@ -54,9 +57,6 @@ class ProfilePiece(BothP90s):
     from_s: float
     to_s: float
     requests: int
-    rate_qps_per_node: float
-    ttft: P90Figures
-    tpot: P90Figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +80,9 @@ class ProbeFigures(BothP90s):
     loop: str = always("open")
     varies: bool | None = None
     concurrency: int | None = 0
-    rate_qps_per_node: float
     offered: str | None = None
     window_s: float | None = None
     pieces: tuple[ProfilePiece, ...] | None = None
-    ttft: P90Figures
-    tpot: P90Figures
     required: RequiredRate | None = None
 
 
@@ -94,12 +91,9 @@ class HoldFigures(BothP90s):
     """The confirmation run at the certified rate; it vetoes if even the upper end of its own capacity lies
     below that rate."""
 
-    rate_qps_per_node: float
     window_s: float
     requests: int
     valid: bool
     void_reason: str
     capacity_high_qps_per_node: float
     vetoed: bool
-    ttft: P90Figures
-    tpot: P90Figures

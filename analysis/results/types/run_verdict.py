@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from analysis.capacity.check import Check
 from analysis.capacity.dwell_table import CountingBasis
 from analysis.results.types.fields import always
 from analysis.results.types.ladder_figures import LadderFigures
@@ -12,7 +13,6 @@ from analysis.results.types.shared_figures import (
     QpsFigures,
     RequestCounts,
     WindowRow,
-    WorstCheck,
 )
 from analysis.stats.pooling import Interval
 
@@ -84,8 +84,8 @@ class EngineCheck:
 class RunVerdict:
     """The verdict of one run. Parts that a verb does not have are None; a void run claims no capacity.
 
-    `clock` is `wall`, empty of a run that ended early. `replays` names the cell whose requests a cell of a
-    matrix got; `report` is the path of report.html once it is written.
+    `checks` are the worst of all windows; `clock` is `wall`, empty of a run that ended early. `replays` names
+    the cell whose requests a cell of a matrix got; `report` is the path of report.html once it is written.
     """
 
     schema_version: int = always(1)
@@ -95,7 +95,7 @@ class RunVerdict:
     basis: CountingBasis | None = None
     clock: str = ""
     evidence: str = ""
-    checks: tuple[WorstCheck, ...] | None = None
+    checks: tuple[Check, ...] | None = None
     progressive: LadderFigures | None = None
     capacity: CapacityFigures | None = None
     nodes: NodeSpread | None = None
@@ -114,12 +114,3 @@ class RunVerdict:
     requests: RequestCounts | None = None
     unreadable: tuple[str, ...] = ()
     report: str = ""
-
-    @property
-    def key_order(self) -> tuple[str, ...]:
-        """The order in which files of each verb name three keys, in place of `clock`, the first of them."""
-        if self.probe is not None and self.probe.required is not None:
-            return ("clock", "checks", "evidence")
-        if self.probe is not None or self.progressive is not None:
-            return ("checks", "evidence", "clock")
-        return ("clock", "evidence", "checks")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.capacity.posterior import LimitFit
 from analysis.results.types.fields import always
 from conf.specs.bounds import Limit
 
@@ -66,21 +67,6 @@ class QpsFigures:
         return QpsFigures(self.estimate / parts, *ends)
 
 
-@dataclass(frozen=True, slots=True)
-class LimitFigures:
-    """The rate at which one limit alone is just kept, and its evidence (see `posterior.LimitFit`)."""
-
-    qps_per_node: float
-    low: float
-    high: float
-    slope: float = always(0.0)
-    phi: float = always(0.0)
-    over: int = always(0)
-    determined: int = always(0)
-    informative: bool = always(True)
-    slope_unusual: bool = always(False)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityFigures:
     """A capacity as a verdict claims it: of a search, of several runs together, or predicted.
@@ -99,7 +85,7 @@ class CapacityFigures:
     open_below: bool = always(False)
     at_end: bool | None = None
     dwells_used: tuple[int, ...] | None = None
-    limits: Mapping[Limit, LimitFigures] | None = None
+    limits: Mapping[Limit, LimitFit] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,28 +95,3 @@ class RequestCounts:
     planned: int
     rows: int
     by_status: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class WorstCheck:
-    """The worst figure of one check over all windows; `passed` is None where it is unknown.
-
-    `least` says that the bound is a least one; None in runs of versions that did not say.
-    """
-
-    name: str
-    passed: bool | None
-    value: float | None
-    bound: float | None
-    unit: str
-    reason: str = always("")
-    least: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RatioFigures:
-    """A ratio with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float

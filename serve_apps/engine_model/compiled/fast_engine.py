@@ -1,4 +1,4 @@
-"""Engines at O(1) per step, compiled: whole runs in one call, or step by step.
+"""Engines at O(1) per step, compiled: whole runs in one call.
 
 Knows how requests become the records of `loop`, and refuses what the loop may not serve.
 """
@@ -14,12 +14,9 @@ from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.compiled import loop
 from serve_apps.engine_model.compiled.loop import EngineArrays, EngineLimits, EngineSeconds
 from serve_apps.engine_model.cost.architecture import kv_blocks
-from serve_apps.engine_model.cost.front_end import all_through_s, burst_through_s
-from serve_apps.engine_model.cost.kernels import steps
 from serve_apps.engine_model.cost.noise import Noise
-from serve_apps.engine_model.cost.step_time import Roofline
+from serve_apps.engine_model.cost.step_time import Roofline, roofline
 from serve_apps.engine_model.scheduler.engine import refuse_impossible
-from serve_apps.engine_model.scheduler.kv_cache import Chain
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -84,30 +81,29 @@ class FastSpec:
             )
         if spec.max_num_queued_reqs is not None or spec.max_num_queued_tokens is not None:
             raise UnsupportedByFastPath("a limited queue refuses requests")
-        blocks = (
-            kv_blocks(spec, model, hardware, layout) if spec.num_gpu_blocks is None else spec.num_gpu_blocks
-        )
-        times = model.step_time
+        blocks = kv_blocks(spec, model, hardware, layout)
+        step, times = roofline(model, hardware, layout, spec.kernel_ratio), model.step_time
         front_end = times.front_end_ms.value * 1e-3, times.front_end_latency_ms.value * 1e-3
-        return cls(spec, blocks, steps(spec, model, hardware, layout), *front_end)
+        return cls(spec, blocks, step, *front_end)
 
-    def arrays(
-        self, engines: int, room: int, longest_output: int, closed: int = 0, counted: bool = False
-    ) -> EngineArrays:
+    def arrays(self, engines: int, room: int, longest_output: int, counted: bool = False) -> EngineArrays:
         """Engines of this kind that have seen nothing and draw no noise, with room for requests of each.
 
-        The other arguments are those of `EngineLimits`; `longest_output` is in tokens.
+        `longest_output` is in tokens; `counted` as `EngineLimits` has it.
         """
         spec = self.spec
         sizes = spec.max_num_batched_tokens, spec.max_num_seqs, spec.block_size, self.blocks
         states = np.zeros(engines, loop.STATE)
         states["part"] = -1
+        # Buckets for all steps in which a request may leave; two more, for steps begun and scheduled ahead.
+        ring = np.zeros((engines, 1 << (longest_output + 2).bit_length()), loop.BUCKET)
+        ring["leaver"] = -1
         return EngineArrays(
-            EngineLimits(*sizes, int(spec.async_scheduling), closed, int(counted)),
+            EngineLimits(*sizes, int(spec.async_scheduling), 0, int(counted)),
             EngineSeconds(self.roofline.costs, self.front_end_s, self.latency_s, 0.0, 1.0, 0),
             states,
             np.zeros((engines, room), loop.REQUEST),
-            _ring(engines, longest_output),
+            ring,
             np.zeros((engines, 0)),
             np.zeros(0, loop.NOISE),
         )
@@ -142,7 +138,6 @@ class FastEngine:
 
     def __init__(self, spec: FastSpec, longest_output: int, seed: int = 0, steps: int = 0) -> None:
         self._spec = spec
-        self._longest_output = longest_output
         self._noise = noise = Noise(spec.spec, seed)
         arrays = spec.arrays(1, 0, longest_output)
         arrays.states["drift"] = noise.drift
@@ -154,27 +149,6 @@ class FastEngine:
         if not noise.silent:
             self._draw()
 
-    def add(
-        self, at_s: float, input_tokens: int, output_tokens: int, shared_tokens: int = 0, chain: Chain = ()
-    ) -> int:
-        """A request that arrives at `at_s`, not before the last one; returns its number, counted from 0.
-
-        Raises ValueError for a request that can never be served, and UnsupportedByFastPath for another prefix
-        than the others'.
-        """
-        if chain:
-            raise UnsupportedByFastPath("prompts that begin alike in several ways")
-        number = int(self._state["added"])
-        asked = [np.array([tokens]) for tokens in (input_tokens, output_tokens, shared_tokens)]
-        shared_tokens = int(checked(self._spec, asked)[2][0])
-        if number and shared_tokens != self._arrays.requests["shared"][0, 0]:
-            raise UnsupportedByFastPath(SEVERAL_LENGTHS)
-        if output_tokens > self._longest_output:
-            raise ValueError(f"{output_tokens} output tokens exceed the {self._longest_output} made room for")
-        self._reserve(number + 1)
-        loop.submit(self._arrays, 0, at_s, input_tokens, output_tokens, shared_tokens)
-        return number
-
     def run(self, until_s: float) -> None:
         """End every step that ends by `until_s`, and begin none there.
 
@@ -185,27 +159,14 @@ class FastEngine:
         if why == loop.OUT_OF_KV:
             raise UnsupportedByFastPath(OVERFLOW)
 
-    @property
-    def open_requests(self) -> int:
-        return int(self._state["open"])
-
-    def seen(self, number: int) -> tuple[float | None, float | None, int, bool]:
-        """First and last token so far (s), how many there are, and whether they are all."""
-        request = self._arrays.requests[0, number]
-        first_s, last_s = float(request["first_s"]), float(request["last_s"])
-        if not first_s:
-            return None, None, 0, False
-        if last_s:
-            return first_s, last_s, int(request["output"]), True
-        # While a decoder is open steps follow each other: the last one ended when the next began.
-        return first_s, float(self._state["now_s"]), int(self._state["ended"] - request["born"]), False
-
     def serve(self, sent_s: Floats, asked: Sequence[Ints]) -> Times:
         """All requests at once, to their end; `asked`: prompt, output and shared tokens."""
-        count = len(sent_s)
         self._fill(asked)
-        self._arrays.requests["sent_s"][0, :count] = sent_s
-        return self._served(all_through_s(sent_s, self._spec.front_end_s))
+        self._arrays.requests["sent_s"] = sent_s
+        work_s = self._spec.front_end_s
+        busy_s = work_s * np.arange(len(sent_s), dtype=np.float64)
+        # `free_again_s` of all requests at once, each with the same work.
+        return self._served(busy_s + np.maximum.accumulate(sent_s - busy_s) + work_s)
 
     def serve_closed(self, concurrency: int, asked: Sequence[Ints]) -> Times:
         """Serve all with `concurrency` requests in flight: each further one is sent when another ends."""
@@ -214,7 +175,8 @@ class FastEngine:
         count = len(asked[0])
         self._fill(asked)
         self._arrays = self._arrays._replace(limits=self._arrays.limits._replace(closed=count))
-        return self._served(burst_through_s(min(concurrency, count), self._spec.front_end_s))
+        burst = np.arange(1, min(concurrency, count) + 1, dtype=np.float64)
+        return self._served(burst * self._spec.front_end_s)
 
     def token_times(self, number: int) -> Floats:
         """Time of each token of a request (s), which must have ended within the `steps` that are kept."""
@@ -226,9 +188,10 @@ class FastEngine:
         return ends
 
     def _fill(self, asked: Sequence[Ints]) -> None:
-        self._reserve(len(asked[0]))
+        requests = np.zeros((1, len(asked[0])), loop.REQUEST)
         for name, values in zip(("prompt", "output", "shared"), asked, strict=True):
-            self._arrays.requests[name][0, : len(values)] = values
+            requests[name] = values
+        self._arrays = self._arrays._replace(requests=requests)
 
     def _served(self, through_s: Floats) -> Times:
         """Serve to the end the requests whose front-end times are given, and those that follow them."""
@@ -238,14 +201,6 @@ class FastEngine:
         self._state["added"] = self._state["open"] = count
         self.run(np.inf)
         return times(requests, np.zeros(len(requests), np.int64), self._arrays.states)
-
-    def _reserve(self, count: int) -> None:
-        """Make room for `count` requests; at least double it where they come one by one."""
-        requests = self._arrays.requests
-        held = requests.shape[1]
-        if count > held:
-            more = np.zeros((1, max(count, 2 * held) - held), loop.REQUEST)
-            self._arrays = self._arrays._replace(requests=np.concatenate([requests, more], axis=1))
 
     def _draw(self) -> None:
         """The next chunk of noise."""
@@ -279,10 +234,3 @@ def times(requests: NDArray[np.void], replica: Ints, states: NDArray[np.void]) -
 def worked(states: NDArray[np.void]) -> Work:
     """Work of all engines, from their records."""
     return Work(*(states[name].sum().item() for name in Work._fields))
-
-
-def _ring(engines: int, longest_output: int) -> NDArray[np.void]:
-    """Buckets for all steps in which a request may leave; two more, for steps begun and scheduled ahead."""
-    ring = np.zeros((engines, 1 << (longest_output + 2).bit_length()), loop.BUCKET)
-    ring["leaver"] = -1
-    return ring

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serve_apps.engine_model.compiled.native import inlined, native
-from serve_apps.engine_model.cost.front_end import free_again_s
 from serve_apps.engine_model.cost.noise import drifted
 from serve_apps.engine_model.cost.step_time import step_terms, total_s
-from serve_apps.engine_model.scheduler.engine import IDLE_POLL_S
+from serve_apps.engine_model.scheduler.engine import IDLE_POLL_S, free_again_s
 
 _COUNTS = (
     # Requests given to the engine and not ended, and all ever given; the next one to admit.

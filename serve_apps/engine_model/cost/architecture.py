@@ -5,7 +5,6 @@ one token of its context; the limit of `index_topk` tokens in DeepSeek V3.2 is l
 """
 
 import math
-from typing import NamedTuple
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 
@@ -14,15 +13,6 @@ _FP8_BLOCK_BYTES = 1 + 4 / (128 * 128)
 """An fp8 weight and its share of the fp32 scale of a 128 x 128 block."""
 _INDEX_BLOCK = 128
 """Values of an indexer's key that share an fp32 scale; fp8 whatever the KV is (vLLM, deepseek_v2.py)."""
-
-
-class Memory(NamedTuple):
-    """Bytes on each GPU of a replica, and the KV blocks that fit in the bytes left for the cache."""
-
-    weight_bytes: float
-    activation_bytes: float
-    kv_bytes: float
-    kv_blocks: int
 
 
 def expert_layers(model: Model) -> int:
@@ -59,7 +49,11 @@ def dense_parameters(model: Model) -> int:
     """Parameters that every token passes, without the router: attention, dense and shared FFN."""
     sparse = expert_layers(model)
     ffn = (model.layers - sparse) * 3 * model.hidden * model.intermediate
-    return model.layers * attention_parameters(model) + ffn + sparse * _shared_parameters(model)
+    return (
+        model.layers * attention_parameters(model)
+        + ffn
+        + sparse * model.shared_experts * expert_parameters(model)
+    )
 
 
 def router_parameters(model: Model) -> int:
@@ -161,11 +155,13 @@ def kv_bytes_per_token(model: Model, tensor_parallel: int) -> int:
     return model.layers * per_layer
 
 
-def memory(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> Memory:
-    """Memory of each GPU, as far as `spec` may use it.
+def kv_blocks(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> int:
+    """The `num_gpu_blocks` of `spec`, or those that fit beside weights and activations on each GPU.
 
-    Raises ValueError when not even one block of KV fits beside weights and activations.
+    Raises ValueError where not even one does.
     """
+    if spec.num_gpu_blocks is not None:
+        return spec.num_gpu_blocks
     usable = spec.gpu_memory_utilization * hardware.hbm_bytes
     weights = weight_bytes_per_gpu(model, layout.tensor_parallel)
     block_bytes = spec.block_size * kv_bytes_per_token(model, layout.tensor_parallel)
@@ -177,12 +173,7 @@ def memory(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layo
             f"block of {usable / 1e9:.1f} GB usable; choose a larger tensor_parallel, smaller weights or "
             "hardware with more memory"
         )
-    return Memory(weights, spec.activation_bytes, left, int(left // block_bytes))
-
-
-def kv_blocks(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> int:
-    """Blocks of `spec.block_size` tokens that fit beside weights and activations; raises as `memory` does."""
-    return memory(spec, model, hardware, layout).kv_blocks
+    return int(left // block_bytes)
 
 
 def _down_parameters(model: Model) -> int:
@@ -204,7 +195,3 @@ def _quantised_bytes(model: Model) -> float:
     """A quantised weight and its share of a scale: fp32 of an fp8 block, bf16 of a group of int4 weights."""
     scale = 2 / model.int4_group if model.int4_group else 0.0
     return {"bf16": _BF16_BYTES, "fp8": _FP8_BLOCK_BYTES}.get(model.weights, 0.5 + scale)
-
-
-def _shared_parameters(model: Model) -> int:
-    return model.shared_experts * expert_parameters(model)

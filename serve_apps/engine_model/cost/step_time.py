@@ -9,9 +9,8 @@ import math
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
-from typing import NamedTuple
 
-from conf.specs.experiment import Hardware, Layout, Model
+from conf.specs.experiment import Hardware, KernelRatio, Layout, Model
 from serve_apps.engine_model.cost import architecture
 
 _ACTIVATION_BYTES = 2
@@ -50,21 +49,6 @@ class Batch:
         self.attention_pairs += new * (context + new / 2)
 
 
-class StepTerms(NamedTuple):
-    """Seconds of a step by what they are spent on; `total_s` is its duration."""
-
-    launch_s: float
-    weight_read_s: float
-    expert_read_s: float
-    decode_gemm_s: float
-    prefill_gemm_s: float
-    prefill_rise_s: float
-    all_reduce_s: float
-    kv_read_s: float
-    attention_s: float
-    host_s: float
-
-
 @dataclass(frozen=True)
 class Roofline:
     """Seconds of one replica per unit of work; `expert_miss` is the chance that a token avoids an expert.
@@ -91,15 +75,12 @@ class Roofline:
     quick_reduce_tokens: float
     expert_skew_s: float = 0.0
 
-    def terms(self, batch: Batch) -> StepTerms:
-        """The additive step time, term by term."""
-        return StepTerms(*self._terms(batch))
-
     def duration_s(self, batch: Batch) -> float:
         """Seconds of the step: the sum of its terms."""
-        return total_s(self._terms(batch))
+        return total_s(self.terms(batch))
 
-    def _terms(self, batch: Batch) -> tuple[float, ...]:
+    def terms(self, batch: Batch) -> tuple[float, ...]:
+        """The additive step time, term by term."""
         return step_terms(
             self.costs,
             batch.decode_tokens,
@@ -113,6 +94,17 @@ class Roofline:
         """The same step, with all its times multiplied."""
         times = {name: value * factor for name, value in asdict(self).items() if name.endswith("_s")}
         return replace(self, **times)
+
+    def with_kernels(self, ratio: KernelRatio | None) -> "Roofline":
+        """The step time with other attention kernels than those of the fit."""
+        if ratio is None:
+            return self
+        changed = replace(
+            self,
+            context_token_s=self.context_token_s * ratio.kv_read.value,
+            attention_pair_s=self.attention_pair_s * ratio.attention.value,
+        )
+        return changed.scaled(ratio.step.value)
 
     @cached_property
     def costs(self) -> tuple[float, ...]:
@@ -128,8 +120,10 @@ def step_terms(
     attention_pairs: float,
     sequences: int,
 ) -> tuple[float, ...]:
-    """The fields of `StepTerms` from `Roofline.costs`; of plain numbers, so that numba can compile it.
+    """Seconds of a step by what they are spent on; of plain numbers, so that numba can compile it.
 
+    They are launch, weight read, expert read, GEMM of decode and of prefill tokens, what the first prefill
+    tokens cost more, all-reduce, KV read, attention and host. `costs` are those of `Roofline`.
     Experts are read as the tokens touch them, on the GPU that reads most. The linear layers of prefill tokens
     go down from decode's marginal cost to prefill's.
     """
@@ -157,8 +151,10 @@ def total_s(terms: tuple[float, ...]) -> float:
     return launch + weights + experts + decode + prefill + rise + reduce + read + pair + host
 
 
-def roofline(model: Model, hardware: Hardware, layout: Layout) -> Roofline:
-    """The step time of `model` on one replica of `layout`.
+def roofline(
+    model: Model, hardware: Hardware, layout: Layout, kernels: KernelRatio | None = None
+) -> Roofline:
+    """The step time of `model` on one replica of `layout`, with other attention `kernels` than the fit's.
 
     Raises ValueError when a figure of the hardware that is needed is unknown, or its GPUs cannot do what
     the layout asks.
@@ -167,6 +163,8 @@ def roofline(model: Model, hardware: Hardware, layout: Layout) -> Roofline:
     constants, reached = model.step_time, hardware.efficiency
     bandwidth = gpus * hardware.hbm_bytes_per_s
     experts = architecture.expert_layers(model) * model.experts * architecture.expert_bytes(model)
+    step_bytes, copied_bytes = architecture.step_bytes(model), architecture.replicated_bytes(model)
+    read_bytes = architecture.per_gpu(step_bytes, copied_bytes, gpus)
     gemm_s = _gemm_token_s(model, hardware, layout)
     decode_s, prefill_s = gemm_s / constants.gemm_decode.value, gemm_s / constants.gemm_prefill.value
     rise_tokens = constants.gemm_rise_tokens.value
@@ -175,7 +173,7 @@ def roofline(model: Model, hardware: Hardware, layout: Layout) -> Roofline:
     quick_bytes, quick_tokens = _quick_reduce(model, hardware, layout)
     found = Roofline(
         launch_s=constants.step_ms.value * 1e-3 + model.layers * constants.layer_us.value * 1e-6,
-        weight_read_s=_step_bytes(model, gpus) / (hardware.hbm_bytes_per_s * reached.hbm.value),
+        weight_read_s=read_bytes / (hardware.hbm_bytes_per_s * reached.hbm.value),
         expert_read_s=expert_read_s,
         expert_miss=_expert_miss(model),
         decode_gemm_token_s=decode_s,
@@ -191,7 +189,8 @@ def roofline(model: Model, hardware: Hardware, layout: Layout) -> Roofline:
         quick_reduce_tokens=quick_tokens,
         expert_skew_s=expert_read_s * _expert_skew(model, layout),
     )
-    return found.scaled(constants.deployment_scale.value * constants.layout_scale.value)
+    scale = constants.deployment_scale.value * constants.layout_scale.value
+    return found.scaled(scale).with_kernels(kernels)
 
 
 def _gemm_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:
@@ -201,15 +200,12 @@ def _gemm_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:
     linear = architecture.linear_flop_per_gpu(model, gpus)
     picked = architecture.expert_layers(model) * model.experts_per_token
     routed = 2 * picked * architecture.expert_parameters(model) / gpus
-    flop = linear - routed + routed * _imbalance(model, layout)
+    # Of the fullest GPU; without expert parallelism each holds a slice of all experts.
+    fullest = model.step_time.expert_imbalance.value if layout.expert_parallel else 1.0
+    flop = linear - routed + routed * fullest
     kept = architecture.bf16_flop_per_gpu(model, gpus) if model.weights == "fp8" else 0.0
     slower = kept / _known(hardware, "bf16_flop_per_s") - kept / peak if kept else 0.0
     return flop / peak + slower
-
-
-def _step_bytes(model: Model, gpus: int) -> float:
-    """Bytes that each GPU reads in every step, whatever its tokens."""
-    return architecture.per_gpu(architecture.step_bytes(model), architecture.replicated_bytes(model), gpus)
 
 
 def _pair_s(model: Model, hardware: Hardware, gpus: int) -> float:
@@ -240,11 +236,6 @@ def _expert_skew(model: Model, layout: Layout) -> float:
     if not (layout.expert_parallel and model.experts and gpus > 1):
         return 0.0
     return NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25)) / math.sqrt(model.experts / gpus)
-
-
-def _imbalance(model: Model, layout: Layout) -> float:
-    """Products of the fullest GPU over the mean; without expert parallelism each holds a slice of all."""
-    return model.step_time.expert_imbalance.value if layout.expert_parallel else 1.0
 
 
 def _quick_reduce(model: Model, hardware: Hardware, layout: Layout) -> tuple[float, float]:

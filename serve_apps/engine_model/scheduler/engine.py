@@ -1,20 +1,16 @@
-"""One engine replica as a state machine: requests in, timed token events out; knows no clock.
+"""One engine replica as a state machine: requests in, timed tokens out; knows no clock.
 
-Time is an argument. `step(now_s)` returns the events to deliver at `end_s`; `begin_step` and `end_step` are
-its two halves, for callers that wait in between.
+Time is an argument. The tokens of a step exist at the end that `begin_step` returns, when `end_step` is due.
 """
 
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.cost.architecture import kv_blocks
-from serve_apps.engine_model.cost.front_end import free_again_s
-from serve_apps.engine_model.cost.kernels import steps
 from serve_apps.engine_model.cost.noise import Noise
-from serve_apps.engine_model.cost.step_time import Batch
+from serve_apps.engine_model.cost.step_time import Batch, roofline
 from serve_apps.engine_model.scheduler.kv_cache import Chain, KvCache
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.scheduler.scheduler import Scheduler
@@ -43,22 +39,6 @@ class GenerateRequest:
     new_image_tokens: int = 0
 
 
-class TokenEvent(NamedTuple):
-    """Output token number `index` (from 0) of a request; `finished` marks the last one."""
-
-    request_id: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed here
-    finished: bool
-
-
-class Step(NamedTuple):
-    """One step of the engine; its `events` are due at `end_s`, and no step begins before."""
-
-    start_s: float
-    end_s: float
-    events: list[TokenEvent]
-
-
 class BlockEngine:
     """vLLM's scheduler over a step-time model, behind a serial front end.
 
@@ -69,15 +49,14 @@ class BlockEngine:
     def __init__(
         self, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout, seed: int = 0
     ) -> None:
-        blocks = spec.num_gpu_blocks
-        blocks = kv_blocks(spec, model, hardware, layout) if blocks is None else blocks
+        blocks = kv_blocks(spec, model, hardware, layout)
         kv = KvCache(blocks, spec.block_size, spec.enable_prefix_caching)
         self.scheduler = Scheduler(
             kv, spec.max_num_batched_tokens, spec.max_num_seqs, spec.long_prefill_token_threshold
         )
         self._spec = spec
         self._asynchronous = spec.async_scheduling
-        self._roofline = steps(spec, model, hardware, layout)
+        self._roofline = roofline(model, hardware, layout, spec.kernel_ratio)
         self._noise = Noise(spec, seed)
         self._front_end_s = model.step_time.front_end_ms.value * 1e-3
         self._latency_s = model.step_time.front_end_latency_ms.value * 1e-3
@@ -118,15 +97,6 @@ class BlockEngine:
                 self._arriving.remove(arrival)
                 return
         self.scheduler.abort(state)
-
-    def step(self, now_s: float) -> Step | None:
-        """Run one step from `now_s`; None if nothing can be scheduled now."""
-        end_s = self.begin_step(now_s)
-        if end_s is None:
-            return None
-        emitting = self.emitting()
-        self.end_step()
-        return Step(now_s, end_s, [TokenEvent(it.request_id, it.emitted - 1, it.finished) for it in emitting])
 
     def begin_step(self, now_s: float) -> float | None:
         """Start a step at `now_s`; returns its end, at which `end_step` is due, or None without work.
@@ -191,10 +161,6 @@ class BlockEngine:
         """Share of the KV blocks in use, 0 to 1."""
         return self.scheduler.kv.usage
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless every KV block is accounted for."""
-        self.scheduler.check_integrity()
-
     def _refuse_beyond_limits(self) -> None:
         """vLLM's check_admission: all open requests count, and the whole prompts still in prefill."""
         most_requests, most_tokens = self._spec.max_num_queued_reqs, self._spec.max_num_queued_tokens
@@ -210,6 +176,14 @@ class BlockEngine:
                     "The engine has reached its prefill token backlog limit. "
                     "Please try again later or on a different instance."
                 )
+
+
+def free_again_s(now_s: float, free_s: float, work_s: float) -> float:
+    """End of the serial front end's work on a request that comes at `now_s`, while it is busy until `free_s`.
+
+    A function of plain numbers, so that numba can compile it for the fast engine.
+    """
+    return max(now_s, free_s) + work_s
 
 
 def refuse_impossible(

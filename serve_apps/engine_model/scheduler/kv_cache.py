@@ -8,7 +8,7 @@ and die together are kept as one run, so that the cost of a prompt grows with it
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 Chain = tuple[Hashable, ...]
@@ -132,8 +132,8 @@ class KvCache:
     def name_all(self, holding: Holding, blocks: int) -> None:
         """The same, with hashes that no other request has beyond the end of the chain."""
         if self.caching:
-            if blocks > len(holding.chain):
-                holding.chain = own_chain(holding.chain, blocks)
+            own = blocks - len(holding.chain)
+            holding.chain = (*holding.chain, *(object() for _ in range(own)))
             self.name(holding, blocks)
 
     def extend(self, holding: Holding, tokens: int) -> None:
@@ -160,17 +160,6 @@ class KvCache:
                 self.free_blocks += len(run)
         holding.runs = []
         holding.blocks = 0
-
-    def check_integrity(self, holdings: Iterable[Holding]) -> None:
-        """Raise AssertionError unless every block is either free or held by one of `holdings`."""
-        idle = sum(map(len, self._idle))
-        if self._blank < 0 or self._blank + idle != self.free_blocks:
-            raise AssertionError(f"{self._blank} blank + {idle} idle blocks are not {self.free_blocks} free")
-        holdings = list(holdings)
-        held = sum(len(run) for run in {run for holding in holdings for run in holding.runs})
-        held += sum(holding.blocks - holding.named for holding in holdings)
-        if held + self.free_blocks != self.blocks:
-            raise AssertionError(f"{held} held + {self.free_blocks} free blocks are not {self.blocks}")
 
     def _agree(self, run: BlockRun, chain: Chain, at: int, end: int) -> int:
         """End of the stretch from `at` that a look-up block by block would take from `run`."""
@@ -230,8 +219,3 @@ class KvCache:
             if not twins:
                 del self._twins[one]
         run.end = end
-
-
-def own_chain(known: Sequence[Hashable], blocks: int) -> Chain:
-    """`known` extended to `blocks` hashes, with ones that no other request has."""
-    return (*known, *(object() for _ in range(blocks - len(known))))

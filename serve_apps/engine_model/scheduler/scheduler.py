@@ -155,12 +155,6 @@ class Scheduler:
         present = dict.fromkeys(chain(self.running, step.left, step.ending))
         return (request for request in present if request._emits_in(step.number))
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless every KV block is accounted for."""
-        for request in self.running:
-            request._held.blocks = self._blocks(request)
-        self.kv.check_integrity(request._held for request in self.running)
-
     def _continue_all(self, batch: Batch, step: _Step) -> bool:
         """Schedule all decoders at once, then the prompt that the last step's budget has cut, if any.
 

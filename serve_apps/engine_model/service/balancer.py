@@ -16,17 +16,8 @@ from serve_apps.engine_model.service import route_loop
 from serve_apps.routing import hash_ring
 
 Ints = NDArray[np.int64]
-POLICIES = (
-    "leastconn",
-    "roundrobin",
-    "round_robin",
-    "pow2",
-    "random",
-    "consistent_hash",
-    "bounded_hash",
-    "client_side",
-)
 BY_SESSION = ("consistent_hash", "bounded_hash", "client_side")
+POLICIES = ("leastconn", "roundrobin", "round_robin", "pow2", "random", *BY_SESSION)
 PAIRS_CHUNK = 4096
 
 
@@ -94,9 +85,9 @@ def choice(
     After a loss the survivors share the requests by the same rule. Raises ValueError where a policy goes by
     sessions and there are none.
     """
-    everyone = list(range(replicas))
+    everyone = tuple(range(replicas))
     before = len(due_s) if loss is None else int(np.searchsorted(due_s, loss.at_s))
-    left = everyone if loss is None else [each for each in everyone if each != loss.replica]
+    left = everyone if loss is None else tuple(each for each in everyone if each != loss.replica)
     lost = (-1, 0.0) if loss is None else tuple(loss)
     rest = balance.load_factor, *lost
     if balance.policy == "bounded_hash":
@@ -114,7 +105,7 @@ def choice(
     )
 
 
-def _fixed(balance: Balance, replicas: Sequence[int], seed: int, at: Ints, session: Ints | None) -> Any:
+def _fixed(balance: Balance, replicas: tuple[int, ...], seed: int, at: Ints, session: Ints | None) -> Any:
     """The replica, or the pair, of the requests numbered `at`, whatever is in flight."""
     count, who = len(replicas), np.array(replicas)
     match balance.policy:
@@ -157,7 +148,8 @@ def _known(session: Ints | None) -> Ints:
     return session
 
 
-def _ring(balance: Balance, replicas: Sequence[int], seed: int) -> tuple[Any, Ints]:
+@lru_cache(maxsize=8)
+def _ring(balance: Balance, replicas: tuple[int, ...], seed: int) -> tuple[Any, Ints]:
     """The ring of replicas whose names carry the seed, as every deployment has names of its own."""
     places, owners = hash_ring.ring([f"{seed}-{each}" for each in replicas], balance.vnodes)
     return places, np.array(replicas, np.int64)[owners]
@@ -172,37 +164,24 @@ class Balancer:
     """The same choices one by one, for a service that is simulated block by block."""
 
     def __init__(self, balance: Balance, replicas: int, seed: int = 0) -> None:
-        self._balance, self._replicas, self._seed = balance, replicas, seed
+        self._balance, self._replicas, self._seed = balance, tuple(range(replicas)), seed
         self._asked = self._turn = 0
-        self._starts: dict[int, int] = {}
-        if balance.policy in ("consistent_hash", "bounded_hash"):
-            self._places, self._owners = _ring(balance, range(replicas), seed)
 
     def choose(self, session: int, in_flight: Sequence[int]) -> int:
         """The replica of the next request; `in_flight` are the open requests of each."""
-        number, count = self._asked, self._replicas
+        balance, everyone, asked = self._balance, self._replicas, np.array([session])
+        number, count = self._asked, len(everyone)
         self._asked += 1
-        match self._balance.policy:
-            case "leastconn":
-                in_turn = [(self._turn + offset) % count for offset in range(count)]
-                found = min(in_turn, key=in_flight.__getitem__)
-                self._turn = found + 1
-                return found
-            case "roundrobin" | "round_robin":
-                return number % count
-            case "pow2" | "random" as policy:
-                one, other = (int(each) for each in pairs(self._seed, count, np.array([number]))[0])
-                return other if policy == "pow2" and in_flight[other] < in_flight[one] else one
-            case "client_side":
-                assert self._balance.home is not None
-                return self._balance.home(session, count)
-        return self._on_ring(session, in_flight)
-
-    def _on_ring(self, session: int, in_flight: Sequence[int]) -> int:
-        if session not in self._starts:
-            self._starts[session] = int(_starts(self._places, np.array([session]))[0])
-        walk = np.roll(self._owners, -self._starts[session])
-        if self._balance.policy == "consistent_hash":
-            return int(walk[0])
-        most = hash_ring.bound(sum(in_flight), self._replicas, self._balance.load_factor)
-        return next(int(each) for each in walk if in_flight[each] < most)
+        if balance.policy == "leastconn":
+            in_turn = [(self._turn + offset) % count for offset in range(count)]
+            found = min(in_turn, key=in_flight.__getitem__)
+            self._turn = found + 1
+            return found
+        if balance.policy == "bounded_hash":
+            places, owners = _ring(balance, everyone, self._seed)
+            walk = np.roll(owners, -_starts(places, asked)[0])
+            most = hash_ring.bound(sum(in_flight), count, balance.load_factor)
+            return next(int(each) for each in walk if in_flight[each] < most)
+        fixed = _fixed(balance, everyone, self._seed, np.array([number]), asked)
+        one, *other = (int(each) for column in fixed for each in column)
+        return other[0] if other and in_flight[other[0]] < in_flight[one] else one

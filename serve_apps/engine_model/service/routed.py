@@ -1,9 +1,10 @@
-"""Requests over many replicas, in one call: routed, found in caches, computed.
+"""Runs of requests over many replicas, in one call: routed, found in caches, computed.
 
 Knows how to call `route_loop.route`; the rules are there, in `balancer` and in `prefix_reuse`.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,48 +23,55 @@ from serve_apps.engine_model.compiled.fast_engine import (
 )
 from serve_apps.engine_model.cost.noise import Noise
 from serve_apps.engine_model.service import prefix_reuse, route_loop
-from serve_apps.engine_model.service.balancer import Balance, Choice, choice
-from serve_apps.engine_model.service.prefixes import Prefixes
-from serve_apps.engine_model.service.requests import Replicas, Requests
+from serve_apps.engine_model.service.balancer import Balance, Choice, Loss, choice
+from serve_apps.engine_model.service.prefix_reuse import Prefixes
 
 
-def serve_open(
-    spec: FastSpec,
-    sent_s: Floats,
-    asked: Sequence[Ints],
-    seed: int = 0,
-    replicas: int = 1,
-    policy: str = "leastconn",
-) -> Times:
-    """Requests at given times, in order, over engines behind one balancer, `leastconn` or `roundrobin`.
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Requests in order of arrival: when each is sent, and its prompt, output and shared tokens (`asked`).
 
-    `asked`: prompt, output and shared tokens of each. All requests are served to their end. Raises
-    UnsupportedByFastPath, or ValueError for a request that can never be served.
+    Where they share more than one prefix, `prefixes` takes the place of the shared tokens. Requests before
+    `from_s` fill the caches and nothing else: they have no times (nan).
     """
-    asked = checked(spec, asked)
-    if replicas == 1:
-        return FastEngine(spec, int(asked[1].max(initial=1)), seed).serve(sent_s, asked)
-    routed = choice(Balance(policy), replicas, seed, sent_s)
-    return _routed(spec, Requests(sent_s, asked), routed, Replicas(replicas, seed=seed))
+
+    sent_s: Floats
+    asked: Sequence[Ints]
+    prefixes: Prefixes | None = None
+    from_s: float = 0.0
 
 
-def serve_prefixes(spec: FastSpec, requests: Requests, replicas: Replicas) -> Times:
-    """Requests that share several prefixes, over replicas with a prefix cache each.
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Replicas of one kind behind a balancer; `seed` draws their noise and the balancer's random choices."""
 
-    `prefix_reuse` counts the tokens that each finds in its replica's cache. A prompt waits while it and its
-    answer do not fit beside those that run, each counted whole, so that none is preempted. Raises as
-    `serve_open`.
+    count: int = 1
+    balance: Balance = Balance()  # noqa: RUF009  # frozen
+    seed: int = 0
+    loss: Loss | None = None
+
+
+def serve_open(spec: FastSpec, requests: Requests, replicas: Replicas = Replicas()) -> Times:  # noqa: B008
+    """All requests to their end, each sent at its time, whatever is in flight.
+
+    Where they share several prefixes, `prefix_reuse` counts the tokens that each finds in its replica's
+    cache, and a prompt waits while it and its answer do not fit beside those that run, each counted whole, so
+    that none is preempted.
+
+    Raises UnsupportedByFastPath, or ValueError for a request that can never be served.
     """
-    prompt, output = requests.asked[:2]
-    asked = checked(spec, [prompt, output, np.zeros_like(prompt)])
-    prefixes = requests.prefixes
-    assert prefixes is not None
-    routed = choice(
-        replicas.balance, replicas.count, replicas.seed, requests.sent_s, prefixes.session, replicas.loss
-    )
+    prompt, output, *shared = requests.asked
+    prefixes, sent_s, session = requests.prefixes, requests.sent_s, None
+    if prefixes is not None:
+        shared, session = [np.zeros_like(prompt)], prefixes.session
+    asked = checked(spec, [prompt, output, *shared])
+    if replicas.count == 1 and prefixes is None:
+        return FastEngine(spec, int(asked[1].max(initial=1)), replicas.seed).serve(sent_s, asked)
+    routed = choice(replicas.balance, replicas.count, replicas.seed, sent_s, session, replicas.loss)
+    if prefixes is not None:
+        routed = routed._replace(from_s=requests.from_s)
     cached = prefixes if spec.spec.enable_prefix_caching else None
-    served = Requests(requests.sent_s, asked, cached, requests.from_s)
-    return _routed(spec, served, routed._replace(from_s=requests.from_s), replicas)
+    return _routed(spec, Requests(sent_s, asked, cached), routed, replicas)
 
 
 def in_enough_room(spec: FastSpec, seed: int, room: int, serve: Callable[[int], int]) -> None:

@@ -5,7 +5,7 @@ Between two arrivals the replicas are independent, so each runs on its own to th
 
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.engine_model.scheduler.kv_cache import Chain
@@ -22,18 +22,6 @@ class RequestProgress(NamedTuple):
     last_token_s: float | None
     tokens: int
     finished: bool
-
-
-class VirtualReplica(Protocol):
-    """An engine that keeps its own time; requests are known by the number that `add` gives them."""
-
-    def add(
-        self, at_s: float, input_tokens: int, output_tokens: int, shared_tokens: int, chain: Chain = ()
-    ) -> int: ...
-    def run(self, until_s: float) -> None: ...
-    def seen(self, number: int) -> tuple[float | None, float | None, int, bool]: ...
-    @property
-    def open_requests(self) -> int: ...
 
 
 class SessionPrompt(NamedTuple):
@@ -63,7 +51,7 @@ class VirtualService:
 
     def __init__(
         self,
-        engines: Sequence[BlockEngine | VirtualReplica],
+        engines: Sequence["BlockEngine | Stepped"],
         policy: str | Balance = "leastconn",
         seed: int = 0,
     ) -> None:

@@ -1,23 +1,24 @@
 """A whole run of requests in one call: by the compiled loop where it may, block by block otherwise.
 
-Also the peaks of a node and the shares of its busy time; knows no rate and no bound.
+Also a guess of a node's QPS, its peaks and the shares of its busy time; knows no rate and no bound.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
+from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine, Workload
 from serve_apps.engine_model.compiled.fast_engine import FastSpec, Times, UnsupportedByFastPath, Work
 from serve_apps.engine_model.cost import architecture
-from serve_apps.engine_model.cost.kernels import steps
+from serve_apps.engine_model.cost.step_time import Batch, roofline
 from serve_apps.engine_model.scheduler.engine import BlockEngine
-from serve_apps.engine_model.service.requests import Replicas, Requests
-from serve_apps.engine_model.service.routed import serve_open, serve_prefixes
+from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
 from serve_apps.engine_model.service.virtual_service import SessionPrompt, VirtualService
 
 LOOK_S = 60.0
 """Virtual seconds between two observations of a service that is served block by block."""
+GUESS_BATCH = 64
+"""Decoding sequences in the guess (the concurrency of the Character.ai post)."""
 
 
 def serve(
@@ -39,14 +40,12 @@ def serve(
             "the engine model does not predict refusals: leave out engine.max_num_queued_reqs and "
             "engine.max_num_queued_tokens, or measure with sweep or probe"
         )
-    parts, seed, count = (spec, model, hardware, layout), replicas.seed, replicas.count
+    parts = spec, model, hardware, layout
     try:
-        fast = FastSpec.of(*parts)
-        if requests.prefixes is not None:
-            return serve_prefixes(fast, requests, replicas)
-        return serve_open(fast, requests.sent_s, requests.asked, seed, count, replicas.balance.policy)
+        return serve_open(FastSpec.of(*parts), requests, replicas)
     except UnsupportedByFastPath:
-        return _block_by_block([BlockEngine(*parts, seed=seed + i) for i in range(count)], requests, replicas)
+        engines = [BlockEngine(*parts, seed=replicas.seed + i) for i in range(replicas.count)]
+        return _block_by_block(engines, requests, replicas)
 
 
 def _block_by_block(engines: Sequence[BlockEngine], requests: Requests, replicas: Replicas) -> Times:
@@ -97,7 +96,7 @@ def shares(
     """
     if not work["busy_s"] > 0:
         return {}
-    cost = steps(spec, model, hardware, layout)
+    cost = roofline(model, hardware, layout, spec.kernel_ratio)
     known: Mapping[str, float] = {
         "launch": cost.launch_s * work["steps"],
         "weight read": cost.weight_read_s * work["steps"],
@@ -121,11 +120,7 @@ def peaks(
 
     The peak is that of the weights' type, None where it is unknown; int4 experts compute in bf16.
     """
-    blocks = (
-        architecture.kv_blocks(spec, model, hardware, layout)
-        if spec.num_gpu_blocks is None
-        else spec.num_gpu_blocks
-    )
+    blocks = architecture.kv_blocks(spec, model, hardware, layout)
     peak = hardware.fp8_flop_per_s if model.weights == "fp8" else hardware.bf16_flop_per_s
     gpus = layout.tensor_parallel * layout.replicas_per_node
     return (
@@ -134,3 +129,22 @@ def peaks(
         float(architecture.linear_flop_per_token(model)),
         architecture.attention_flop_per_pair(model),
     )
+
+
+def guess_qps(workload: Workload, model: Model, hardware: Hardware, layout: Layout) -> float | None:
+    """Requests per second and node by the roofline alone, in prefill and full decode batches only.
+
+    The share of prompts that `workload.prefix_hit` repeats counts as cached. None where a figure of the
+    hardware that is needed is unknown.
+    """
+    mean_in, mean_out = round(workload.prompt_tokens), workload.output_tokens.mean
+    try:
+        step = roofline(model, hardware, layout)
+    except ValueError:
+        return None
+    prefill = Batch()
+    shared = round(workload.prefix_hit * mean_in)
+    prefill.add_chunk(mean_in - shared, shared)
+    decode = Batch(decode_tokens=GUESS_BATCH, context_tokens=GUESS_BATCH * mean_in, sequences=GUESS_BATCH)
+    per_request_s = step.duration_s(prefill) + mean_out * step.duration_s(decode) / GUESS_BATCH
+    return layout.replicas_per_node / per_request_s

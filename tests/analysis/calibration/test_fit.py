@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from conf.constants import constants, covariance, replaced
 from conf.load import dump
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model.compiled.fast_engine import FastSpec, Times, serve_closed
-from serve_apps.engine_model.service.routed import serve_open
+from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
 
 TRUTH = {
     "model.step_time.layer_us": 118.0,
@@ -82,7 +83,7 @@ def served(
     if concurrency:
         return serve_closed(machine, concurrency, asked, seed=7)
     gaps_s = np.random.default_rng(3).exponential(1 / qps, count)
-    return serve_open(machine, np.cumsum(gaps_s), asked, seed=7)
+    return serve_open(machine, Requests(np.cumsum(gaps_s), asked), Replicas(seed=7))
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +91,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The recipe in small: prefill, decoding, decoding over long contexts, and traffic to check."""
     base = tmp_path_factory.mktemp("runs")
     made = [
-        recorded(base / "r1-1", 1, (5600, 1, 0), 12, **TRUTH),
-        recorded(base / "r2-1", 1, (16, 60, 0), 12, **TRUTH),
-        recorded(base / "r2-64", 64, (16, 60, 0), 256, **TRUTH),
+        recorded(base / "r1-1", 1, (5600, 1, 0), 8, **TRUTH),
+        recorded(base / "r2-1", 1, (16, 60, 0), 8, **TRUTH),
+        recorded(base / "r2-64", 64, (16, 60, 0), 192, **TRUTH),
         recorded(base / "r3-64", 64, (5600, 60, 5570), 256, **TRUTH),
         recorded(base / "r4", 0, (5600, 140, 0), 150, 3.0, **TRUTH),
     ]
@@ -161,24 +162,15 @@ def test_what_cannot_be_calibrated_is_refused_in_one_line(
 def test_runs_of_two_machines_are_not_mixed(
     runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = recorded(tmp_path / "other", 1, (16, 60, 0), 12)
+    other = recorded(tmp_path / "other", 1, (16, 60, 0), 8)
     assert root.main(["calibrate", runs[1], str(other)]) == 2
     assert "has another model than" in capsys.readouterr().err
 
 
-def test_a_run_that_failed_says_nothing_of_the_engine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_void_run_is_refused_by_name(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = recorded(tmp_path / "failed", 1, (16, 60, 0), 12)
-    rows = records.read(folder / "requests").to_pylist()
-    rows[5]["status"] = "http_error"
-    records.write(records.table(rows), folder / "requests" / "part-000.parquet")
-    assert root.main(["calibrate", str(folder)]) == 2
-    assert "1 of 12 requests failed" in capsys.readouterr().err
-
-
-def test_a_void_run_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = recorded(tmp_path / "void", 1, (16, 60, 0), 12)
+    folder = Path(shutil.copytree(runs[1], tmp_path / "void"))
     for code, valid, taken in ((4, False, False), (0, False, False), (3, True, True)):
         tree = {"exit_code": code, "valid": valid, "asked": {}, "reason": "a load actor was late"}
         (folder / "sweep.json").write_text(json.dumps(tree))
@@ -189,25 +181,39 @@ def test_a_void_run_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFix
             assert "void is no valid measurement (a load actor was late)" in capsys.readouterr().err
 
 
-def test_sessions_that_share_prompts_are_refused_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = recorded(tmp_path / "chats", 1, (16, 60, 0), 12)
+def one_failed(folder: Path) -> None:
+    rows = records.read(folder / "requests").to_pylist()
+    rows[5]["status"] = "http_error"
+    records.write(records.table(rows), folder / "requests" / "part-000.parquet")
+
+
+def chats(folder: Path) -> None:
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["workload"] |= {"sessions": 9, "session_hit": 0.9}
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    assert root.main(["calibrate", str(folder)]) == 2
-    assert "knows nothing of what its sessions share (workload.session_hit=0.9)" in capsys.readouterr().err
 
 
-def test_answers_in_one_piece_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = recorded(tmp_path / "buffered", 1, (16, 60, 0), 12)
+def buffered(folder: Path) -> None:
     rows = records.read(folder / "requests").to_pylist()
-    for row in rows:
-        row["first_token_offset_ns"] = row["last_token_offset_ns"]
+    rows = [row | {"first_token_offset_ns": row["last_token_offset_ns"]} for row in rows]
     records.write(records.table(rows), folder / "requests" / "part-000.parquet")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (one_failed, "1 of 8 requests failed"),
+        (chats, "knows nothing of what its sessions share (workload.session_hit=0.9)"),
+        (buffered, "r2-1: 8 of 8 answers came in one piece"),
+    ],
+)
+def test_runs_that_say_nothing_of_the_engine_are_refused_by_name(
+    runs: list[str], tmp_path: Path, change: Any, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(runs[1], tmp_path / "r2-1"))
+    change(folder)
     assert root.main(["calibrate", str(folder)]) == 2
-    assert "buffered: 12 of 12 answers came in one piece" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow

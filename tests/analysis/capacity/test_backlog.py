@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.capacity.backlog import falls_behind
+from analysis.capacity.flow_checks import falls_behind
 from analysis.rows import records
 from loadgen.traffic.schedule import NS
 

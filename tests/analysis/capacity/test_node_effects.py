@@ -25,7 +25,7 @@ from analysis.capacity.window_counts import (
     count,
     count_by_stream,
 )
-from analysis.results import nodes_text
+from analysis.results import capacity_text
 from analysis.results.json_border import to_tree
 from analysis.rows import gathering, records
 from analysis.stats.pooling import Interval
@@ -40,8 +40,7 @@ from loadgen.fleet.http_client import Client
 from loadgen.fleet.rows import plan_table
 from loadgen.fleet.sse import Exchange
 from loadgen.run import verdicts
-from loadgen.search.segments import Outcome, Segment, dwells_of
-from loadgen.search.start import Start
+from loadgen.search.segments import Outcome, Segment, Start, dwells_of
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
@@ -88,16 +87,8 @@ def driver(words: list[str], *factors: float) -> tuple[Driver, Experiment]:
         engine = Slowed(spec, experiment.model, experiment.hardware, experiment.layout, seed=node)
         engine.factor = factor
         engines.append(engine)
-    asked = experiment
-    plan = LoadPlan(
-        asked.search,
-        asked.slo,
-        asked.workload,
-        asked.cluster.nodes,
-        asked.seed,
-        Start(5.1, 3.35),
-        streams=asked.streams,
-    )
+    it, start = experiment, Start(5.1, 3.35)
+    plan = LoadPlan(it.search, it.slo, it.workload, it.cluster.nodes, it.seed, start, streams=it.streams)
     return Driver(VirtualTarget(VirtualService(engines)), plan, lambda *_, **__: None), experiment
 
 
@@ -168,7 +159,7 @@ def test_pooled_endpoints_are_chosen_at_random_so_that_each_sees_poisson_arrival
 @pytest.mark.slow
 def test_a_virtual_replica_gets_its_own_stream_whatever_the_others_hold() -> None:
     drive, _ = driver(["search=quick"], 1.0, 1.0, 1.0)
-    fixed_rate.rate(drive, 2.0, 60, 15)
+    fixed_rate.rate(drive, 2.0, 15, 5)
     rows = drive.windows.requests(0).select(["stream", "replica_id"]).to_pylist()
     assert {(row["stream"], row["replica_id"]) for row in rows} == {(0, "0"), (1, "1"), (2, "2")}
 
@@ -176,10 +167,10 @@ def test_a_virtual_replica_gets_its_own_stream_whatever_the_others_hold() -> Non
 @pytest.mark.slow
 def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
     drive, experiment = driver(["search=quick"], 1.0, 1.5)
-    fixed_rate.rate(drive, 5.0, 60, 15)
+    fixed_rate.rate(drive, 3.0, 30, 10)
     (outcome,) = drive.windows.outcomes
     whole, parts = outcome.dwell, outcome.parts
-    assert [(part.stream, part.nodes, part.rate_qps) for part in parts] == [(0, 1, 5.0), (1, 1, 5.0)]
+    assert [(part.stream, part.nodes, part.rate_qps) for part in parts] == [(0, 1, 3.0), (1, 1, 3.0)]
     for figure in ("requests", "completed", "failed", "pending"):
         assert sum(getattr(part, figure) for part in parts) == getattr(whole, figure)
     assert sum(part.tpot.over for part in parts) == whole.tpot.over
@@ -236,7 +227,7 @@ def test_equal_nodes_show_no_effect_and_leave_the_interval_alone() -> None:
     assert effects is not None and effects.differing == ()
     assert [effect.value for effect in effects.effects] == pytest.approx([0.0] * 4, abs=0.002)
     assert node_effects.including(capacity, effects) == replace(capacity, dwells=tuple(range(8)))
-    assert "no node is shown to differ" in nodes_text.lines(nodes_text.spread(effects))[-1]
+    assert "no node is shown to differ" in capacity_text.node_lines(capacity_text.node_spread(effects))[-1]
     assert node_effects.node_effects([dwell(i, None, 0.1) for i in range(8)], prior) is None
     assert node_effects.including(capacity, None) is capacity
 
@@ -257,7 +248,7 @@ def test_one_slow_node_is_named_and_widens_the_interval() -> None:
     sd = effects.between.value / 2
     half = math.log(capacity.qps_per_node / capacity.low)
     assert math.log(wide.qps_per_node / wide.low) == pytest.approx(math.hypot(half, 1.96 * sd), rel=1e-3)
-    said = nodes_text.lines(nodes_text.spread(effects))
+    said = capacity_text.node_lines(capacity_text.node_spread(effects))
     assert any(line.startswith("  node 2 is ") and "% below the mean [" in line for line in said)
 
 
@@ -266,7 +257,7 @@ def test_an_effect_is_told_with_its_side_and_its_interval_in_order() -> None:
         (Interval(0.01, -0.01, 0.03), Interval(-0.041, -0.062, -0.02)), Interval(0.03, 0.01, 0.06)
     )
     assert effects.differing == (1,)
-    assert nodes_text.lines(nodes_text.spread(effects))[1:] == [
+    assert capacity_text.node_lines(capacity_text.node_spread(effects))[1:] == [
         "  node 1 is 4.1 % below the mean [2.0, 6.2]",
         "  sd between nodes 3.0 % [1.0, 6.0]: the capacity's interval includes it",
     ]

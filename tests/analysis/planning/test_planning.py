@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
-from analysis import RunError, planning
+from analysis import NoData, RunError, planning, plot_plan
 from analysis.planning.at_scale import at_scale
 from analysis.planning.basis import times
 from analysis.planning.day import day, read_hourly
@@ -17,14 +18,11 @@ from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
 from analysis.planning.evidence import IntervalEstimate, Qps
 from analysis.planning.money import cost_of, fleet_cost
 from analysis.planning.request_means import MeanLengths
-from analysis.planning.sizing import ROUNDING, FleetCapacity, naive, needed, size
-from analysis.planning.spares import available, up_probability
+from analysis.planning.sizing import ROUNDING, FleetCapacity, available, naive, needed, size, up_probability
 from conf import ConfigError
 from conf.load import load_planning
 from conf.specs.planning import Care, Demand
-from tests.support.planned_sweeps import (
-    sweep,
-)
+from tests.support.planned_sweeps import sweep
 
 LENGTHS = MeanLengths(5600, 140, 0.0, "asked")
 FLAT = ScalingEfficiency((ScalingPoint(1, 18.4, 0.02),))
@@ -288,6 +286,11 @@ def test_a_demand_by_the_hour(tmp_path: Path) -> None:
     assert tree["day"]["scale_up_minutes"] is None
     assert "336 fixed, at least 216.0 autoscaled" in planning.text(tree)
     assert tree["cost"]["load"] == "mean"
+    by_demand, by_hour = plot_plan(tree, Figure().add_subplot()).child_axes
+    assert "fixed fleet, 14 nodes" in by_hour.get_legend_handles_labels()[1]
+    assert [line.get_label() for line in by_demand.get_lines()][2] == "plain division by the estimate"
+    with pytest.raises(NoData, match="the run is void"):
+        plot_plan({"valid": False, "reason": "the run is void"}, Figure().add_subplot())
     led = planning.command([sweep(17.6, 18.4, 19.1)], [*words, "plan.scale_up_minutes=30"])
     assert led["day"]["autoscaled_node_hours"] == 12 * (4 + 14) + 10 * 0.5
 

@@ -231,7 +231,7 @@ def at_nodes(nodes: int, efficiency: float = 1.0) -> dict[str, Any]:
 
 def test_efficiency_from_several_node_counts() -> None:
     found = planning.scaling([at_nodes(4, 0.9), at_nodes(1), at_nodes(2, 0.96)])
-    assert found.fewest == 1 and not found.assumed and found.usl is None
+    assert found.fewest == 1 and not found.assumed
     assert found.at(np.array([1, 2, 4])) == pytest.approx([1, 0.96, 0.9])
     between = 2 ** ((np.log2(0.96) + np.log2(0.9)) / 2)
     assert found.at(np.array([2 * 2**0.5])) == pytest.approx([between])  # ln E is linear in ln n
@@ -248,25 +248,6 @@ def test_beyond_what_was_measured_an_assumption_never_saves_a_node() -> None:
     assert rises.at(np.array([16])) == pytest.approx([1.1])
     with pytest.raises(ValueError, match="not measured"):
         falls.figure(16)
-
-
-def test_four_node_counts_are_fitted_by_the_scalability_law() -> None:
-    def usl(n: float) -> float:
-        return 1 / (1 + 0.03 * (n - 1) + 0.001 * n * (n - 1))
-
-    found = planning.scaling([at_nodes(n, usl(n)) for n in (1, 2, 4, 8)])
-    assert found.usl is not None
-    assert found.usl.contention == pytest.approx(0.03) and found.usl.coherency == pytest.approx(0.001)
-    assert found.at(np.array([8, 30])) == pytest.approx([usl(8), usl(30)])
-    assert found.figure(8).low < usl(8) < found.figure(8).high
-    with pytest.raises(RunError, match=r"if E\(n\) goes on falling as it does up to 8 nodes"):
-        planning.plan(at_nodes(1), 1000, others=[at_nodes(n, usl(n)) for n in (2, 4, 8)])
-
-
-def test_the_scalability_law_knows_no_gain_of_pooling() -> None:
-    found = planning.scaling([at_nodes(1), at_nodes(2, 1.02), at_nodes(4, 1.04), at_nodes(8, 1.05)])
-    assert found.usl is None
-    assert found.at(np.array([8, 100])) == pytest.approx([1.05, 1.05])
 
 
 def test_several_runs_of_one_node_count_are_pooled() -> None:

@@ -18,21 +18,23 @@ import pytest
 
 from analysis import figures, load_run, report
 from analysis.capacity import validity
+from analysis.capacity.check import Check
 from analysis.capacity.window_counts import NS, Window
-from analysis.report import banner, checks, exhibits
+from analysis.figures import NoData
+from analysis.report import answers, banner, checks, exhibits
 from analysis.report.blocks import Missing
 from analysis.results import matrix_table, probe_text, studies
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
 from analysis.results.types.probe_figures import P90Figures, ProbeFigures
 from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import WorstCheck
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import foreign_words, records
 from conf.specs.experiment import Slo
 from loadgen.run import report_file
 from loadgen.run.run_folder import checksums
 from tests.support.golden import GOLDEN, unsealed
+from tests.support.run_in_memory import RunInMemory, failed, request
 
 VOID = {"br", "col", "hr", "img", "input", "link", "meta", "path", "use", "rect", "circle", "line"}
 CLAIMED = 77.77
@@ -141,7 +143,7 @@ def test_who_cannot_see_it_gets_it_too(golden: tuple[str, Page]) -> None:
     assert page.all("html")[0]["lang"] == "en"
     assert len(page.all("h1")) == 1 and len(page.all("main")) == 1 and len(page.all("nav")) == 1
     drawings = page.all("svg")
-    assert len(drawings) >= 8 and exhibits.BROKEN not in page.text
+    assert len(drawings) >= 6 and exhibits.BROKEN not in page.text
     for svg in drawings:
         assert svg["role"] == "img" and len(svg["aria-label"] or "") > 40
     assert len(page.all("figure")) == len(page.all("figcaption")) == len(drawings)
@@ -156,7 +158,7 @@ def test_unknown_and_infinite_are_said_in_words(golden: tuple[str, Page]) -> Non
 
 
 def test_every_section_of_one_run_is_there_in_order(golden: tuple[str, Page]) -> None:
-    order = ["verdict", "trust", *exhibits.QUESTIONS, "provenance", "definitions"]
+    order = ["verdict", "trust", *exhibits.QUESTIONS, "errors", "provenance", "definitions"]
     ids = [attributes.get("id") for attributes in golden[1].all("section")]
     assert ids == order
 
@@ -181,9 +183,7 @@ def test_a_command_reproduces_it(golden: tuple[str, Page]) -> None:
         assert known in text
 
 
-def test_a_messages_markup_arrives_as_text(
-    copy: Path, tmp_path: Path, undrawn: None, monkeypatch: Any
-) -> None:
+def test_a_messages_markup_arrives_as_text(copy: Path, tmp_path: Path, undrawn: None) -> None:
     rows = load_run(copy).requests()
     count = rows.num_rows
     status = pa.array(["http_error" if i % 50 == 0 else "ok" for i in range(count)])
@@ -193,7 +193,6 @@ def test_a_messages_markup_arrives_as_text(
     rows = rows.set_column(place["error"], "error", message)
     records.write(rows, copy / "requests" / "part-000.parquet")
     changed(copy, lambda tree: tree["asked"].update(model=EVIL))
-    monkeypatch.setattr(figures, "EXHIBITS", (next(e for e in ALL if e.name == "errors"),))
     page = built(copy, tmp_path / "out.html")
     assert not page.all("script")
     assert page.text.count("<script>alert(1)</script>") >= 2
@@ -317,7 +316,7 @@ def test_a_p90_that_nobody_knows_is_not_within_its_bound(
 
 
 def test_the_checks_of_a_void_run_are_said_to_be_over_all_its_windows() -> None:
-    check = WorstCheck("sent", True, 1.0, 0.995, "", "client_limited")
+    check = Check("sent", True, 1.0, 0.995, "", "client_limited")
     captions = [checks.table([check], valid).caption for valid in (True, False)]
     assert [caption.rpartition("over ")[2] for caption in captions] == [
         "the windows that count",
@@ -375,14 +374,14 @@ def test_a_server_that_tells_too_much_does_not_make_a_large_page(
     copy: Path, tmp_path: Path, undrawn: None
 ) -> None:
     def told(manifest: dict[str, Any]) -> None:
-        manifest["server"] = {"models": [EVIL] * 100_000}
-        manifest["files"] = {f"file-{number}": "0" * 64 for number in range(5_000)}
+        manifest["server"] = {"models": [EVIL] * 2_000}
+        manifest["files"] = {f"file-{number}": "0" * 64 for number in range(1_000)}
 
     changed(copy, told, "manifest.json")
-    changed(copy, lambda tree: tree.update(dwells=tree["dwells"] * 1_000))
+    changed(copy, lambda tree: tree.update(dwells=tree["dwells"] * 50))
     page = built(copy, tmp_path / "out.html")
     assert (tmp_path / "out.html").stat().st_size < 400_000 and not page.all("script")
-    assert "The first 200 of 5,000 rows." in page.text and "(cut here; the run's files" in page.text
+    assert "The first 200 of 1,000 rows." in page.text and "(cut here; the run's files" in page.text
 
 
 def test_every_check_and_figure_is_known_to_the_page() -> None:
@@ -401,7 +400,7 @@ def test_every_check_and_figure_is_known_to_the_page() -> None:
 
 
 def test_a_check_without_a_reason_is_a_note() -> None:
-    known = WorstCheck("x", None, 2.0, 1.0, "ms", "", least=False)
+    known = Check("x", None, 2.0, 1.0, "ms", "", least=False)
     outcomes = [
         (True, "", "ok"),
         (False, "client_limited", "FAILED"),
@@ -410,7 +409,7 @@ def test_a_check_without_a_reason_is_a_note() -> None:
     ]
     for passed, reason, said in outcomes:
         assert checks.state(replace(known, passed=passed, reason=reason)) == said
-    infinite = WorstCheck("send_lag_p99", False, float("inf"), 5.0, "ms", "client_limited")
+    infinite = Check("send_lag_p99", False, float("inf"), 5.0, "ms", "client_limited")
     assert checks.table([infinite], valid=True).rows[0][2] == "infinite ms"
     noted = replace(known, passed=False)
     assert checks.counted([noted]) == "1 check: 1 note; none failed."
@@ -531,7 +530,7 @@ def test_a_figure_that_breaks_takes_nothing_else_with_it(
     copy: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     (copy / "timeseries.parquet").write_bytes((copy / "timeseries.parquet").read_bytes()[:100])
-    monkeypatch.setattr(figures, "EXHIBITS", tuple(e for e in ALL if e.name in ("timeseries", "goodput")))
+    monkeypatch.setattr(figures, "EXHIBITS", tuple(e for e in ALL if e.name in ("timeseries", "cdf")))
     page = built(copy, tmp_path / "out.html")
     assert exhibits.BROKEN in page.text and "timeseries.parquet" in page.text
     assert len(page.all("svg")) == 1 and "3.31 QPS per node" in page.text
@@ -543,3 +542,22 @@ def test_a_truncated_table_of_requests_is_refused_in_a_line(copy: Path, undrawn:
     with pytest.raises(RunError, match="cannot be read"):
         report.command([copy], None)
     assert not list(copy.glob("report.html*"))
+
+
+def test_errors_are_counted_with_their_first_words() -> None:
+    def many(of: int, count: int) -> RunInMemory:
+        answered = [request(0, i / 2) for i in range(of)]
+        return RunInMemory([*answered, *(failed(0, 9 + i / 8, error_kind=f"kind {i}") for i in range(count))])
+
+    full = [failed(0, 17 + i, error_kind="server_error", http_status=503, error="full") for i in range(5)]
+    late = [failed(0, 29 + i, "missed", error_kind="late") for i in range(2)]
+    retracted = failed(0, 9.9, "missed", phase="retracted", error_kind="retracted")
+    rows = answers.errors_table(RunInMemory([*many(53, 0).rows, *full, *late, retracted])).to_pylist()
+    assert [(row["status"], row["http_status"], row["requests"]) for row in rows] == [
+        ("http_error", 503, 5),
+        ("missed", None, 2),
+    ]
+    assert rows[0]["first_message"] == "full" and rows[0]["share_pct"] == pytest.approx(100 * 5 / 60)
+    assert answers.errors_table(many(0, 40)).num_rows == 30
+    with pytest.raises(NoData, match="no failures among 20 requests"):
+        answers.errors_table(many(20, 0))

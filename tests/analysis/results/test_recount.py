@@ -30,17 +30,16 @@ from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.run import lifecycle, verdicts
 from loadgen.run.lifecycle import RunLifecycle
-from loadgen.run.measure import require
-from loadgen.run.resume import past
+from loadgen.run.measure import past, require
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.start import Start
+from loadgen.search.segments import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.golden import unsealed
 from tests.support.virtual_drivers import altered
 from tests.support.virtual_fleet import VirtualFleet, service
 
 QUICK = load(["search=quick", "search.budget_s=200", "workload=chat_5600_140_varied"])
-RAMPED = load(["search=standard", "search.budget_s=240", "workload=chat_5600_140_varied"])
+RAMPED = load(["search=standard", "search.budget_s=160", "workload=chat_5600_140_varied"])
 
 
 def searched(experiment: Experiment) -> Callable[[Driver], lifecycle.Conclude]:
@@ -54,6 +53,13 @@ def searched(experiment: Experiment) -> Callable[[Driver], lifecycle.Conclude]:
 def measure(folder: RunFolder, experiment: Experiment, before: Past | None = None) -> dict[str, Any]:
     filled = RunLifecycle(experiment, folder, "sweep", lambda *_, **__: None, before)
     return to_tree(filled.measure(lambda: Start(8.0, 5.2), service(), searched(experiment)))
+
+
+def recounted(path: Path) -> str:
+    """What a recount says, which found all as it was recorded."""
+    lines, identical = recount.text(load_run(path))
+    assert identical, lines
+    return lines
 
 
 @pytest.fixture
@@ -113,8 +119,7 @@ def test_a_run_of_shared_prompts_is_recomputed_in_the_work_of_what_is_left(
 
     (line,) = to_tree(filled.measure(lambda: Start(8.0), service(), act))["dwells"]
     assert line["work_qps_per_node"] == pytest.approx(line["requests"] / 60), "alike requests are mean ones"
-    lines, identical = recount.text(load_run(folder.path))
-    assert identical, lines
+    recounted(folder.path)
 
 
 def test_a_folder_without_the_new_columns_is_recomputed(swept: Path, tmp_path: Path) -> None:
@@ -126,8 +131,7 @@ def test_a_folder_without_the_new_columns_is_recomputed(swept: Path, tmp_path: P
     basis = json.loads(dwells.schema.metadata[b"basis"])
     del basis["prefix_hit"]
     dwell_table.write(dwells.to_pylist(), basis, path / "dwells.parquet")
-    lines, identical = recount.text(load_run(path))
-    assert identical, lines
+    recounted(path)
 
 
 class Late(VirtualFleet):
@@ -161,8 +165,7 @@ def test_an_answer_that_came_at_the_very_end_counts(
     tree = measure(folder, load(["search=quick", "search.budget_s=120", "search.settle_s=20"]))
     assert tree["valid"], tree["reason"]
     assert {line["pending"] for line in tree["dwells"]} == {0}
-    lines, identical = recount.text(load_run(folder.path))
-    assert identical, lines
+    recounted(folder.path)
 
 
 class Losing(VirtualFleet):
@@ -182,8 +185,8 @@ def test_void_windows_stay_void_in_the_recount(folder: RunFolder, monkeypatch: p
     monkeypatch.setattr(lifecycle, "LoadFleet", Losing)
     tree = measure(folder, QUICK)
     void = [line["index"] for line in tree["dwells"] if line["void_reason"] == "actor_lost"]
-    lines, identical = recount.text(load_run(folder.path))
-    assert identical and void and not set(void) & set(tree["capacity"]["dwells_used"]), lines
+    assert void and not set(void) & set(tree["capacity"]["dwells_used"])
+    recounted(folder.path)
 
 
 class Interrupted(VirtualFleet):
@@ -207,14 +210,12 @@ class Later(VirtualFleet):
 def test_a_resumed_sweep_is_recomputed_too(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "LoadFleet", Interrupted)
     assert measure(folder, QUICK)["exit_code"] == 130
-    lines, identical = recount.text(load_run(folder.path))
-    assert identical and "none was recorded" in lines
+    assert "none was recorded" in recounted(folder.path)
     monkeypatch.setattr(lifecycle, "LoadFleet", Later)
     before = past(load_run(folder.path))
     tree = measure(RunFolder(folder.path), QUICK, before)
     assert before.segments and tree["capacity"]
-    lines, identical = recount.text(load_run(folder.path))
-    assert identical and "capacity, limits and dwells used, within 1e-09: identical" in lines
+    assert "capacity, limits and dwells used, within 1e-09: identical" in recounted(folder.path)
 
 
 @pytest.mark.slow
@@ -222,12 +223,11 @@ def test_what_a_required_rate_rests_on_is_recomputed(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
-    experiment = load(["rate_qps=7", "fleet.warmup_requests=4"])
+    experiment = load(["rate_qps=6", "fleet.warmup_requests=4"])
     filled = RunLifecycle(experiment, folder, "probe", lambda *_, **__: None)
     tree = to_tree(filled.measure(lambda: Start(8.0), service(), partial(require, experiment)))
     assert tree["exit_code"] == summary.EXIT_SLO_MISSED
-    lines, identical = recount.text(load_run(folder.path))
-    assert identical and repr(tree["probe"]["required"]["capacity"]["qps_per_node"]["high"]) in lines
+    assert repr(tree["probe"]["required"]["capacity"]["qps_per_node"]["high"]) in recounted(folder.path)
 
 
 def test_a_figure_that_does_not_follow_from_the_rows_is_named(

@@ -122,5 +122,5 @@ def test_every_metric_is_defined_in_words_and_computed_by_its_name():
         "send_lag", "ttft", "ttft_from_send", "tpot", "path", "e2e", "itl",
     ]  # fmt: skip
     for metric in metrics.METRICS:
-        assert metric.unit == "ms" and metric.meaning and metric.formula
+        assert metric.meaning and metric.formula
         assert len(getattr(metrics, metric.name)(table([OK]))) >= 1

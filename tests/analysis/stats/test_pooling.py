@@ -60,9 +60,9 @@ def test_one_part_has_no_spread_and_is_refused(known: object) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("between", "least"), [(0.02, 0.93), (0.05, 0.88), (0.075, 0.82)])
+@pytest.mark.parametrize(("between", "least"), [(0.02, 0.93), (0.075, 0.82)])
 def test_the_interval_over_two_deployments_is_right_as_often_as_it_says(between: float, least: float) -> None:
-    draw, covered, count = np.random.default_rng(1), 0, 60
+    draw, covered, count = np.random.default_rng(1), 0, 40
     for _ in range(count):
         truth = draw.normal(0.0, between, 2)
         found = pooled([Estimate(5 * np.exp(at), 0.015) for at in draw.normal(truth, 0.015)])

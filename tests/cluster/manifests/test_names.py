@@ -46,15 +46,38 @@ ASKED = {
 }
 
 
+GOOD = {
+    "path": "/opt/x",
+    "user": "ray",
+    "cluster": "maxqps",
+    "resource": "node",
+    "variable": "A",
+    "label": "a",
+    "object": "a.b",
+    "image": IMAGE,
+}
+
+
 @pytest.mark.slow
 @pytest.mark.battery("wrong input")
-@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("payload", ["$(id)", "\nExecStartPre=/bin/id\x1b[2J"])
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
 def test_what_is_more_than_a_name_is_refused(asked, payload, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["render", *asked(payload)]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
     assert said.err.rstrip("\n").isprintable()
+
+
+@pytest.mark.battery("wrong input")
+@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("form", GOOD)
+def test_no_form_of_a_name_holds_more(form: str, payload: str) -> None:
+    assert names.checked(form, GOOD[form], "--flag") == GOOD[form]
+    with pytest.raises(ValueError, match="^--flag=.* is not allowed there"):
+        names.checked(form, f"{GOOD[form]}{payload}", "--flag")
+    with pytest.raises(ValueError, match="is no host"):
+        names.host(f"10.0.0.1{payload}", "--hosts")
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "::1", "fe80::1", "node-1", "Node1.example.com", "1node"])
@@ -90,8 +113,8 @@ def test_a_resource_is_a_name(name: str, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_typed_word_stays_within_its_comment(tmp_path: Path) -> None:
     words = [*KUBERAY, *SERVICE, "--out", str(tmp_path)]
-    notes = command.Notes(["render", "a\nkind: Evil\x1b[2J\x85b"], "model\nkind: Evil", "layout")
-    text = command.systemd(static_hosts.Hosts("a", ("b",), ()), (), {}, notes, "/opt/x", True)["ray.env"]
+    head = command.heading(["render", "a\nkind: Evil\x1b[2J\x85b"], "model\nkind: Evil", "layout")
+    text = command.systemd(static_hosts.Hosts("a", ("b",), ()), (), {}, head, "/opt/x", True)["ray.env"]
     assert [line for line in text.splitlines() if "Evil" in line and not line.startswith("# ")] == []
     assert "\x1b" not in text
     assert command.main(["render", *words]) == 0

@@ -35,7 +35,8 @@ def session() -> Iterator[None]:
 
 def test_the_report_groups_equal_verdicts_and_counts_them() -> None:
     def found(node: str, status: str, figure: str, remedy: str = "") -> Finding:
-        return Finding("open files", node, status, figure, "at least 65536", remedy)  # type: ignore[arg-type]
+        wanted = "at least 65536"
+        return Finding(status, figure, wanted, remedy, check="open files", node=node)  # type: ignore[arg-type]
 
     nodes = ("a", "b", "c", "d")
     good = tuple(found(node, "pass", "1048576") for node in nodes[:3])
@@ -59,7 +60,9 @@ def statuses(report: PreflightReport, check: str) -> list[str]:
 
 
 def test_checks_that_had_nothing_to_look_at_share_a_line() -> None:
-    bare = tuple(Finding(check, "a", "unknown", "no GPU here", "", "") for check in ("VRAM", "ECC errors"))
+    bare = tuple(
+        Finding("unknown", "no GPU here", "", check=check, node="a") for check in ("VRAM", "ECC errors")
+    )
     assert PreflightReport(("a",), bare).lines()[1:] == [
         "not checked on 1 node, no GPU here: VRAM, ECC errors",
         "preflight of 1 node: 0 pass, 0 warn, 0 fail, 2 unknown",

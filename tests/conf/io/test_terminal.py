@@ -86,7 +86,7 @@ def test_nothing_that_a_terminal_obeys_is_said(
     terminal.tell(f"one{word}\ntwo{word}")
     terminal.note(f"three{word}")
     terminal.error(ValueError(f"four\nfive{word}"))
-    with progress.PlainLines() as show:
+    with progress.shown(as_json=False) as show:
         show("warm", text=f"six{word}")
         show("segment_done", **DONE | {"verdict": f"seven{word}", "kind": f"eight{word}"})
     out, err = capsys.readouterr()
@@ -97,7 +97,8 @@ def test_nothing_that_a_terminal_obeys_is_said(
     monkeypatch.setattr(
         progress, "Console", lambda **_: Console(file=screen, width=200, force_terminal=False)
     )
-    with progress.LiveTable() as live:
+    live = progress.LiveTable()
+    with live.live:
         live("prediction", text=f"nine{word}")
         live("segment_done", **DONE | {"verdict": f"ten{word}"})
         texts = [
@@ -109,7 +110,7 @@ def test_nothing_that_a_terminal_obeys_is_said(
 
 @pytest.mark.parametrize("word", HOSTILE, ids=ascii)
 def test_json_lines_are_ascii_and_mean_what_was_said(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.JsonLines() as show:
+    with progress.shown(as_json=True) as show:
         show("warm", text=f"a{word}")
     out, _ = capsys.readouterr()
     assert out.isascii() and out.removesuffix("\n").isprintable()

@@ -9,6 +9,7 @@ from analysis import load_run
 from analysis.results import summary
 from conf import ConfigError, load
 from conf.load import dump
+from conf.specs.experiment import Experiment
 from loadgen import __main__ as root
 from loadgen.cli import output
 from loadgen.cli.command_line import asked
@@ -27,11 +28,17 @@ BESIDE = [
 ]
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    """The config.yaml of a run of conversations: with the means that they came to."""
-    path = tmp_path / "config.yaml"
-    path.write_text(dump(asked("sweep", [CHATS], None)))
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    """That of a run of conversations, with the means that they came to."""
+    return asked("sweep", [CHATS], None)
+
+
+@pytest.fixture(scope="module")
+def saved(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its config.yaml."""
+    path = tmp_path_factory.mktemp("run") / "config.yaml"
+    path.write_text(dump(experiment))
     return path
 
 
@@ -70,8 +77,7 @@ def test_without_conversations_the_same_words_rule() -> None:
 
 
 @pytest.mark.slow
-def test_a_saved_experiment_with_its_means_is_read_again(saved: Path) -> None:
-    experiment = asked("sweep", [CHATS], None)
+def test_a_saved_experiment_with_its_means_is_read_again(saved: Path, experiment: Experiment) -> None:
     assert experiment.workload.input_tokens.mean > 5000
     assert load(base=saved) == experiment == asked("sweep", [], saved)
     shorter = asked("sweep", ["workload.conversations.max_prompt_tokens=4096"], saved)

@@ -12,15 +12,13 @@ from conf import Experiment, load
 from loadgen.drive import cache_warmup
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import LossRecovery, TargetLost
-from loadgen.drive.plan import LoadPlan
-from loadgen.drive.prepared_load import load_prepared
-from loadgen.drive.service_warmup import UNREPORTED, warm_up
+from loadgen.drive.prepared_load import UNREPORTED, load_prepared, warm_up
 from loadgen.fleet.rows import Planned, planned
 from loadgen.fleet.target import LostActor, Observation
-from loadgen.search.segments import Segment
-from loadgen.search.start import Start
+from loadgen.search.segments import Segment, Start
 from loadgen.traffic.conversation_means import resolve
 from loadgen.traffic.schedule import NS, ArrivalSchedule
+from tests.support.virtual_drivers import plan
 
 CHATS = load(["workload=character", "workload.conversations.characters=100"])
 CHATS = replace(CHATS, workload=resolve(CHATS.workload))
@@ -93,9 +91,7 @@ def driver(target: Cache, experiment: Experiment, texts: list[str]) -> Driver:
     def emit(kind: str, /, **facts: Any) -> None:
         texts.append(facts["text"]) if kind == "fill" else None
 
-    asked, start = experiment, Start(6.0)
-    plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=20)
-    return Driver(target, plan, emit)
+    return Driver(target, plan(experiment, Start(6.0), warmup_requests=20), emit)
 
 
 def dwell(index: int, rate_qps: float, kind: Any = "dwell") -> Segment:

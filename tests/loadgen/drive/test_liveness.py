@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.rows import records
-from loadgen.drive.liveness import death, heard_ns, silent
+from loadgen.drive.service_loss import death, heard_ns, silent
 from loadgen.traffic.schedule import NS
 
 REFUSED = {"status": "conn_error", "error_kind": "ConnectionRefusedError", "error": "line one\nline two"}

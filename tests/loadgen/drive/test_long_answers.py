@@ -18,10 +18,10 @@ from loadgen.cli import dry_run
 from loadgen.drive import fixed_rate, require
 from loadgen.drive.sweep import sweep
 from loadgen.run import verdicts
-from loadgen.search import budget
+from loadgen.search import pacing
 from loadgen.search.overload import long_queue
 from loadgen.search.pacing import RAMP_SHARE, paced
-from loadgen.search.start import Start
+from loadgen.search.segments import Start
 from loadgen.traffic.schedule import NS
 from tests.support.scenarios import EDGES, truths
 from tests.support.search_windows import window_of
@@ -120,8 +120,8 @@ def test_long_answers_are_searched_for_as_long_as_they_need(words: list[str]) ->
 
 def test_a_dry_run_says_how_long_answers_may_last() -> None:
     long = load([*EDGES["L2000"], "search=standard"])
-    assert budget.swept_s(long) > budget.swept_s(load(["search=standard"])) == 900
-    text = dry_run.text(long, budget.swept_s(long), None)
+    assert pacing.swept_s(long) > pacing.swept_s(load(["search=standard"])) == 900
+    text = dry_run.text(long, pacing.swept_s(long), None)
     assert "answers of 2000 tokens may last 122 s within the bounds: windows of 183 s" in text
     assert long.request_timeout_s == 4 * 122 and load([]).request_timeout_s == 120
     assert load(["fleet.request_timeout_s=3"]).request_timeout_s == 3

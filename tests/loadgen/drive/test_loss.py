@@ -13,88 +13,28 @@ from analysis.capacity.window_counts import Window
 from analysis.results import summary
 from analysis.results.json_border import to_tree
 from analysis.rows import records
-from conf import Experiment, load
+from conf import load
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.plan import LoadPlan
 from loadgen.drive.service_loss import MOST_RECOVERIES, outlived
 from loadgen.drive.sweep import sweep
-from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
-from loadgen.run.resume import past
+from loadgen.run.measure import past
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.start import Start
-from loadgen.traffic.schedule import NS, ArrivalSchedule
-from serve_apps.engine_model import BlockEngine, VirtualService
+from loadgen.search.segments import Start
+from loadgen.traffic.schedule import NS
 from tests.support.verdict_trees import text_of
+from tests.support.virtual_drivers import Breaking, Hanging, plan
 from tests.support.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=standard"])
-REFUSED = {"status": "conn_error", "error_kind": "ConnectionRefusedError"}
-UNENDED = {
-    "status": "pending",
-    "end_offset_ns": None,
-    "first_token_offset_ns": None,
-    "last_token_offset_ns": None,
-}
-SILENT = dict.fromkeys(("first_token_offset_ns", "last_token_offset_ns"))
 
 
-class Breaking(VirtualTarget):
-    """A virtual target that refuses every connection from `dies_s` until it was `mended`."""
-
-    def __init__(self, experiment: Experiment, dies_s: float) -> None:
-        spec: Any = experiment.engine
-        engine = BlockEngine(spec, experiment.model, experiment.hardware, experiment.layout)
-        super().__init__(VirtualService([engine]))
-        self._dies_ns, self._back_ns = int(dies_s * NS), 2**62
-
-    def mended(self, after_s: float) -> None:
-        self._now_ns += int(after_s * NS)
-        self._back_ns = self._now_ns
-
-    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
-        return Observation(self._broken(seen.ended), self._broken(seen.pending))
-
-    def _broken(self, rows: pa.Table) -> pa.Table:
-        return pa.Table.from_pylist(
-            [
-                row | (REFUSED | SILENT if self._dies_ns <= row["due_ns"] < self._back_ns else {})
-                for row in rows.to_pylist()
-            ],
-            schema=records.PROGRESS,
-        )
-
-
-class Hanging(Breaking):
-    """A virtual target whose requests of that time never end, as on a machine without power."""
-
-    def __init__(self, experiment: Experiment, dies_s: float) -> None:
-        super().__init__(experiment, dies_s)
-        self._stuck: dict[int, dict[str, Any]] = {}
-
-    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = VirtualTarget.run(self, schedule, until_ns)
-        for row in seen.ended.to_pylist():
-            if self._dies_ns <= row["due_ns"] < self._back_ns:
-                self._stuck[row["seq"]] = row | UNENDED
-        ended = [row for row in seen.ended.to_pylist() if row["seq"] not in self._stuck]
-        pending = [*seen.pending.to_pylist(), *self._stuck.values()]
-        return Observation(
-            *(pa.Table.from_pylist(rows, schema=records.PROGRESS) for rows in (ended, pending))
-        )
-
-    def fault(self) -> str | None:
-        return "1 of 1 replicas gone" if self._dies_ns <= self.now_ns() < self._back_ns else None
+SHORT = dataclasses.replace(EXPERIMENT.search, budget_s=400)
 
 
 def driver(target: VirtualTarget, emit: Callable[..., None] = lambda *_, **__: None, **more: Any) -> Driver:
-    asked = EXPERIMENT
-    plan = LoadPlan(
-        asked.search, asked.slo, asked.workload, 1, asked.seed, Start(5.1), replicas=frozenset({"0"})
-    )
-    return Driver(target, plan, emit, **more)
+    return Driver(target, plan(EXPERIMENT, Start(5.1), replicas=frozenset({"0"})), emit, **more)
 
 
 @pytest.mark.slow
@@ -124,6 +64,7 @@ def test_a_service_that_comes_back_costs_a_window_and_no_budget(dies_s: float) -
 def test_what_follows_a_recovery_begins_with_a_transition() -> None:
     faults = iter([None, None, None, "1 of 1 replicas gone, 1 new"])
     drive = driver(Breaking(EXPERIMENT, 1e9), fault=lambda: next(faults, None), repair=lambda: frozenset("0"))
+    drive.replan(search=SHORT)
     found = sweep(drive)
     lost = [outcome for outcome in found.outcomes if outcome.void]
     assert [outcome.segment.index for outcome in lost] == [3]
@@ -153,13 +94,14 @@ def test_a_service_that_stays_away_ends_the_sweep() -> None:
 
 @pytest.mark.slow
 def test_what_hangs_since_a_loss_is_no_sign_of_another() -> None:
-    target = Hanging(EXPERIMENT, 500.0)
+    target = Hanging(EXPERIMENT, 250.0)
 
     def repair() -> frozenset[str]:
         target.mended(after_s=30)
         return frozenset({"0"})
 
     drive = driver(target, fault=target.fault, repair=repair)
+    drive.replan(search=SHORT)
     found = sweep(drive)
     assert len(drive.loss.recoveries) == 1 and found.stop.kind == "budget"
     dwells = [outcome for outcome in found.outcomes if outcome.segment.kind == "dwell"]
@@ -247,12 +189,7 @@ LATE = [row(99, 5, "a"), row(103, 1, "b")]
         (LATE, {"a", "b"}, 105, True),
         ([row(99, 5, "a"), row(98, 1, "b")], {"a", "b"}, 105, False),  # b may have died before the end
         ([*LATE, row(97, 6, "a", status="truncated")], {"a", "b"}, 105, False),  # it was due in the window
-        (
-            [*LATE, row(97, 1, "a", status="conn_error")],
-            {"a", "b"},
-            105,
-            False,
-        ),  # it may have come back since
+        ([*LATE, row(97, 1, "a", status="conn_error")], {"a", "b"}, 105, False),  # it may have come back
         ([*LATE, row(70, 1, "a", status="truncated")], {"a", "b"}, 105, True),  # a failure of long before
         ([*LATE, row(97, 9, "a", status="pending", end_offset_ns=None)], {"a", "b"}, 105, False),  # it hangs
         ([row(101, 1, None)], None, 105, False),  # nobody knows who is gone, and since when

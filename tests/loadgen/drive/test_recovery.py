@@ -24,7 +24,7 @@ from analysis.results.json_border import to_tree
 from conf import Experiment, load
 from loadgen.run.measure import Site, continued, measure, search
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.start import Start
+from loadgen.search.segments import Start
 from tests.support.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.cluster]

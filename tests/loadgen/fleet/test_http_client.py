@@ -29,11 +29,7 @@ from conf.io.secret import Secret
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.http_connection import Connection
 from loadgen.fleet.sse import EventReader, Exchange
-from tests.support.mock_exchanges import (
-    BODY,
-    exchanges,
-    run,
-)
+from tests.support.mock_exchanges import BODY, exchanges, run
 from tests.support.mock_server import END, MockServer, answer, event, head, token, usage
 from tests.support.patience import PATIENCE_S
 

@@ -23,9 +23,7 @@ from loadgen.predict.answer import EngineModel, NodePeaks
 from loadgen.predict.capacity import rounded_down
 from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.support.constants_alone import (
-    only_layer,
-)
+from tests.support.constants_alone import only_layer
 from tests.support.verdict_trees import at_rate, cells, predict, text_of
 
 LAYER = "model.step_time.layer_us"

@@ -18,8 +18,8 @@ from conf.specs.experiment import Arrivals
 from loadgen.__main__ import main
 from loadgen.cli import engine_model
 from loadgen.predict import grid, replay
+from loadgen.traffic.processes import bench_arrivals_s
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from loadgen.traffic.vllm_bench_arrivals import bench_arrivals_s
 from tests.support.constants_alone import only_layer
 from tests.support.verdict_trees import cells, text_of
 

@@ -9,7 +9,7 @@ import pytest
 from conf import ConfigError, load
 from conf.specs.conversation import PromptPart
 from loadgen.__main__ import main
-from loadgen.cli import prompt_preview
+from loadgen.cli import dry_run
 from loadgen.prompts import templates
 from loadgen.prompts.templates import PromptTemplate, by_words, fitted
 from loadgen.prompts.tokenizer import Tokenizer
@@ -161,8 +161,8 @@ def test_a_tokenizer_s_folder_is_used_where_the_package_is(
 
 def test_the_anatomy_has_the_means_of_the_workload() -> None:
     assert SPEC is not None
-    tokens = {piece.name: 0 for piece in prompt_preview.example(SPEC)}
-    for piece in prompt_preview.example(SPEC):
+    tokens = {piece.name: 0 for piece in dry_run.example(SPEC)}
+    for piece in dry_run.example(SPEC):
         tokens[piece.name] += len(piece.encoded)
     assert tokens == {"system": 400, "character": 1200, "persona": 100, "history": 90 * 170, "message": 30}
 

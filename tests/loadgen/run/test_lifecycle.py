@@ -19,20 +19,21 @@ from loadgen.run.endpoint import TargetError
 from loadgen.run.folder import finite
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.run_folder import RunFolder, without_credentials
-from loadgen.search.start import Start
+from loadgen.search.segments import Start
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from tests.support.verdict_trees import text_of
-from tests.support.virtual_fleet import (
-    EXPERIMENT,
-    VirtualFleet,
-    service,
-)
+from tests.support.virtual_fleet import EXPERIMENT, VirtualFleet, service
 
 
 def searched(driver: Driver) -> Callable[[], Any]:
     found = sweep(driver)
     return lambda: verdicts.of_sweep(EXPERIMENT, driver, found, "wall")
+
+
+def held(driver: Driver) -> Callable[[], Any]:
+    fixed_rate.rate(driver, 3.0, 45, 5)
+    return lambda: verdicts.of_probe(EXPERIMENT, driver)
 
 
 def measure(
@@ -59,7 +60,7 @@ def measure(
 def test_trouble_while_the_service_goes_down_does_not_undo_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaving: BaseException
 ) -> None:
-    tree, _ = measure(tmp_path, monkeypatch, leaving=leaving)
+    tree, _ = measure(tmp_path, monkeypatch, held, leaving=leaving)
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_OK, True)
 
 
@@ -96,7 +97,7 @@ def test_more_streams_than_the_proxy_takes_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front_streams: int, exit_code: int
 ) -> None:
     """What waits in a proxy's queue would be counted as the engine's TTFT."""
-    tree, _ = measure(tmp_path, monkeypatch, front_streams=front_streams)
+    tree, _ = measure(tmp_path, monkeypatch, held, front_streams=front_streams)
     assert tree["exit_code"] == exit_code
     assert exit_code == summary.EXIT_OK or "takes 100 of " in tree["reason"]
 

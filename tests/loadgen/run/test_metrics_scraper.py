@@ -367,13 +367,11 @@ def test_the_key_goes_to_the_endpoints_and_nowhere_else(path: Path) -> None:
     assert not any("secret-key" in line for line in said)
 
 
-def test_a_full_disk_is_said_once_and_costs_no_row_once_there_is_room(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    full = threading.Event()
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """A disk without room as long as this is set."""
+    full, flush = threading.Event(), ArrowStream.flush
     full.set()
-    flush = ArrowStream.flush
 
     def flush_if_there_is_room(shard: ArrowStream) -> None:
         if full.is_set():
@@ -381,6 +379,13 @@ def test_a_full_disk_is_said_once_and_costs_no_row_once_there_is_room(
         flush(shard)
 
     monkeypatch.setattr(ArrowStream, "flush", flush_if_there_is_room)
+    return full
+
+
+def test_a_full_disk_is_said_once_and_costs_no_row_once_there_is_room(
+    path: Path, full: threading.Event
+) -> None:
+    said: list[str] = []
     with Server(fine=says(page())) as server, Scraper(server.urls, path, time.monotonic_ns, say=said.append):
         until(lambda: server.paths["fine"] >= 4)
         assert rows_of(path) == {}
@@ -389,22 +394,13 @@ def test_a_full_disk_is_said_once_and_costs_no_row_once_there_is_room(
     assert said == ["cannot write timeseries.arrow: [Errno 28] No space left on device"]
 
 
-def test_who_is_told_may_fail_on_the_same_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_told_may_fail_on_the_same_full_disk(path: Path, full: threading.Event) -> None:
     told: list[str] = []
-    full = threading.Event()
-    full.set()
-    flush = ArrowStream.flush
-
-    def flush_if_there_is_room(shard: ArrowStream) -> None:
-        if full.is_set():
-            raise OSError(28, "No space left on device")
-        flush(shard)
 
     def fails(line: str) -> None:
         told.append(line)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ArrowStream, "flush", flush_if_there_is_room)
     with (
         Server(fine=says(page()), none=says("", 404)) as server,
         Scraper(server.urls, path, time.monotonic_ns, say=fails),

@@ -24,7 +24,7 @@ DONE: dict[str, Any] = {
 
 
 def test_plain_lines_say_unknown_and_infinite(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.PlainLines() as show:
+    with progress.shown(as_json=False) as show:
         show("segment_done", **DONE)
         show("warm", text="warm-up: 4 requests, 4 ok")
         show("quiet")
@@ -37,7 +37,7 @@ def test_plain_lines_say_unknown_and_infinite(capsys: pytest.CaptureFixture[str]
 
 
 def test_json_lines_are_json_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.JsonLines() as show:
+    with progress.shown(as_json=True) as show:
         show("segment_done", **DONE)
     out, err = capsys.readouterr()
     assert json.loads(out) == {"event": "segment_done", **DONE, "ttft_p90_ms": "inf"}
@@ -47,7 +47,8 @@ def test_json_lines_are_json_on_stdout(capsys: pytest.CaptureFixture[str]) -> No
 def test_the_live_table_keeps_its_newest_rows_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Console(file=io.StringIO(), width=140, height=20, force_terminal=True)
     monkeypatch.setattr(progress, "Console", lambda **_: screen)
-    with progress.LiveTable() as show:
+    show = progress.LiveTable()
+    with show.live:
         show("prediction", text="the engine model predicts 5.20 [/] [red]")
         for index in range(40):
             show("segment_done", **{**DONE, "index": index})
@@ -55,8 +56,3 @@ def test_the_live_table_keeps_its_newest_rows_in_sight(monkeypatch: pytest.Monke
         assert table.row_count == 20 - progress.OTHER_LINES
         assert str(list(table.columns[0].cells)[-1]) == "39"
         assert str(table.title).endswith("5.20 [/] [red]") and str(table.caption).endswith("[/] [red]")
-
-
-def test_the_screen_follows_where_the_output_goes() -> None:
-    assert isinstance(progress.choose(True), progress.JsonLines)
-    assert isinstance(progress.choose(False), progress.PlainLines)

@@ -15,17 +15,17 @@ from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, Window
 from analysis.rows import records
 from conf import load
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import LoadPlan, Past
+from loadgen.drive.plan import Past
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.target import Observation
-from loadgen.run.resume import past
+from loadgen.run.measure import past
 from loadgen.run.run_folder import BusyError, RunFolder
 from loadgen.search.policy import prior
-from loadgen.search.segments import Outcome
-from loadgen.search.start import Start
+from loadgen.search.segments import Outcome, Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import BlockEngine, VirtualService
+from tests.support.virtual_drivers import plan
 from tests.support.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=quick", "search.budget_s=400"])
@@ -65,9 +65,8 @@ def driver(
     replicas: frozenset[str] | None = None,
 ) -> Driver:
     target = Recorded(folder, before.end_ns if before else 0, before.next_client if before else 0)
-    asked = EXPERIMENT
-    plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, asked.seed, Start(5.1, 3.35), 4, replicas)
-    drive = Driver(target, plan, emit, folder.plan)
+    planned = plan(EXPERIMENT, Start(5.1, 3.35), warmup_requests=4, replicas=replicas)
+    drive = Driver(target, planned, emit, folder.plan)
     if before is not None:
         drive.restore(before)
     return drive

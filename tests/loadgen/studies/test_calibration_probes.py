@@ -10,16 +10,17 @@ from analysis.results import studies, summary
 from analysis.results.asked import describe
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
-from analysis.results.show import concluded
+from analysis.results.summary import concluded
 from analysis.results.types.run_verdict import RunVerdict
 from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
-from loadgen.cli import command_line, resume
+from loadgen.cli import command_line, verbs
 from loadgen.drive.plan import Past
 from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
 from loadgen.studies import calibration_probes, study
+from tests.support.virtual_drivers import silent
 
 
 class Site:
@@ -43,10 +44,6 @@ class Site:
         return from_tree(RunVerdict, tree, folder.path)
 
 
-def silent(_kind: str, /, **_facts: Any) -> None:
-    """Nobody looks on."""
-
-
 def begun(out: Path, site: Site) -> dict[str, Any]:
     asked = load([f"out={out}", "run=one", "fleet.actors=4", "workload.prompt=text", "seed=5"])
     return to_tree(
@@ -55,7 +52,7 @@ def begun(out: Path, site: Site) -> dict[str, Any]:
 
 
 def resumed(path: Path, site: Site) -> dict[str, Any]:
-    asked = command_line.asked(resume.verb(path), [], path / "config.yaml")
+    asked = command_line.asked(verbs.verb(path), [], path / "config.yaml")
     return to_tree(study.run(calibration_probes.of(asked), Folder(path), site, silent))
 
 

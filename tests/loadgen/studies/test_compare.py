@@ -15,13 +15,13 @@ from analysis.capacity.window_pairs import Latencies, Pair
 from analysis.results import studies, summary
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import load_run
-from analysis.results.show import concluded
+from analysis.results.summary import concluded
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.load import dump
 from conf.specs.experiment import Slo
-from loadgen.cli import resume
+from loadgen.cli import verbs
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.run import measure
@@ -29,20 +29,15 @@ from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.next_rate import MOST_CLEAN_STEP
 from loadgen.search.replay_policy import RATIO_UP, WindowTemplate, next_pair, without_evidence
-from loadgen.search.segments import Outcome, Segment, Stop
-from loadgen.search.start import Start
+from loadgen.search.segments import Outcome, Segment, Start, Stop
 from loadgen.studies import comparison, comparison_words, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.traffic.schedule import NS, PHASES
-from serve_apps.engine_model import BlockEngine, VirtualService
+from tests.support.virtual_drivers import plan, silent, virtual
 from tests.support.virtual_target import Faster, VirtualTarget
 
 BOUNDS = Slo("any", 2000.0, 100.0)
 REQUESTS = 250
-
-
-def silent(_kind: str, /, **_facts: Any) -> None:
-    """Nobody looks on."""
 
 
 def pairs(delta: float, tried: list[float], seed: int, noise: float = 0.01) -> list[Pair]:
@@ -210,12 +205,9 @@ def test_without_evidence_the_ratio_falls_after_an_early_end_and_climbs_else() -
 
 
 def driver(experiment: Experiment, factor: float = 1.0, *tellers: Any, **more: Any) -> Driver:
-    spec: Any = experiment.engine
-    parts = experiment.model, experiment.hardware, experiment.layout
-    service: Any = Faster(VirtualService([BlockEngine(spec, *parts, seed=experiment.seed)]), factor)
-    asked = experiment
-    plan = LoadPlan(asked.search, asked.slo, asked.workload, asked.cluster.nodes, asked.seed, Start(8.0))
-    return Driver(VirtualTarget(service), plan, *(tellers or (silent,)), **more)
+    service: Any = Faster(virtual(experiment, experiment.seed)._service, factor)
+    planned = plan(experiment, Start(8.0))
+    return Driver(VirtualTarget(service), planned, *(tellers or (silent,)), **more)
 
 
 VARIED = ["workload=chat_5600_140_varied", "engine.step_noise_cv=0.04", "search=standard"]
@@ -313,9 +305,9 @@ def test_one_side_alone_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / studies.OTHER).write_text("")
     (tmp_path / "b").mkdir()
     with pytest.raises(ConfigError, match="one side of a comparison: python -m loadgen resume"):
-        resume.resume(tmp_path / "b", lambda path: load(base=path), None, silent)  # type: ignore[arg-type]
+        verbs.resume(tmp_path / "b", lambda path: load(base=path), None, silent)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="one side of a comparison: python -m loadgen resume"):
-        resume.left(tmp_path / "b", lambda path: load(base=path))
+        verbs.left(tmp_path / "b", lambda path: load(base=path))
     (tmp_path / "b" / "manifest.json").write_text('{"verb": "sweep"}')
     (tmp_path / "b" / "events.jsonl").touch()
     assert concluded(tmp_path / "b").endswith(f"to go on: python -m loadgen resume {tmp_path}")

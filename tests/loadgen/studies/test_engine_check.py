@@ -19,13 +19,11 @@ from loadgen.__main__ import main
 from loadgen.cli.engine_model import simulate
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import LoadPlan
-from loadgen.search.start import Start
+from loadgen.search.segments import Start
 from loadgen.studies import engine_check
 from loadgen.studies.engine_check import EngineReplay
-from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.verdict_trees import text_of
-from tests.support.virtual_target import VirtualTarget
+from tests.support.virtual_drivers import plan, silent, virtual
 
 CONCLUDED = {"exit_code": 0, "valid": True, "reason": "", "asked": to_tree(describe(load()))}
 QPS = {"estimate": 2.7, "low": 2.4, "high": 3.0, "certified": 2.5}
@@ -124,16 +122,11 @@ def test_the_command_line_asks_for_one_folder(
 
 def probed(replay: EngineReplay, served_by: Experiment) -> dict[str, Any]:
     """The conclusion where `served_by` stands for the vLLM that is loaded, whose front end has no latency."""
-    spec: Any = served_by.engine
     times = served_by.model.step_time
     none = replace(times.front_end_latency_ms, value=0.0, low=None, high=None)
     model = replace(served_by.model, step_time=replace(times, front_end_latency_ms=none))
-    parts = model, served_by.hardware, served_by.layout
-    target = VirtualTarget(VirtualService([BlockEngine(spec, *parts)]))
-    asked = replay.emulated
-    start = Start(5.0)
-    plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, asked.seed, start, warmup_requests=8)
-    driver = Driver(target, plan, lambda kind, /, **facts: None)
+    asked, target = replay.emulated, virtual(replace(served_by, model=model))
+    driver = Driver(target, plan(asked, Start(5.0), warmup_requests=8), silent)
     fixed_rate.asked(driver, asked)
     return to_tree(engine_check.concluded(replay, driver, simulate))
 

@@ -10,23 +10,22 @@ import pytest
 from analysis.results import studies, summary
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
-from analysis.results.show import concluded
+from analysis.results.summary import concluded
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.load import dump
-from loadgen.cli import command_line, dry_run, prediction, resume
+from loadgen.cli import command_line, dry_run, engine_model, verbs
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import LoadPlan, Past
+from loadgen.drive.plan import Past
 from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
-from loadgen.search import budget
-from loadgen.search.start import Start
+from loadgen.search import pacing
+from loadgen.search.segments import Start
 from loadgen.studies import study
-from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.verdict_trees import text_of
-from tests.support.virtual_target import VirtualTarget
+from tests.support.virtual_drivers import plan, silent, virtual
 
 FINDS = (5.0, 5.2, 5.1, 5.3)
 UNKNOWN = {"p90_ms": None, "interval_ms": None, "bound_ms": 2000.0, "passed": None}
@@ -87,11 +86,7 @@ class Site:
 
 
 def left(path: Path) -> str:
-    return resume.left(path, lambda file: load(base=file))
-
-
-def silent(_kind: str, /, **_facts: Any) -> None:
-    """Nobody looks on."""
+    return verbs.left(path, lambda file: load(base=file))
 
 
 def asked(out: Path, *words: str) -> Experiment:
@@ -242,21 +237,14 @@ def test_one_process_at_a_time_fills_a_study(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_virtual_deployments_find_the_capacity(tmp_path: Path) -> None:
-    def virtual(experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None) -> Any:
-        spec: Any = experiment.engine
-        engine = BlockEngine(
-            spec, experiment.model, experiment.hardware, experiment.layout, seed=experiment.seed
-        )
-        expected = experiment.search.expected_qps
-        plan = LoadPlan(
-            experiment.search, experiment.slo, experiment.workload, 1, experiment.seed, Start(8.0, expected)
-        )
-        driver = Driver(VirtualTarget(VirtualService([engine])), plan, folder.event)
+    def run_part(experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None) -> Any:
+        begun = plan(experiment, Start(8.0, experiment.search.expected_qps))
+        driver = Driver(virtual(experiment, experiment.seed), begun, folder.event)
         verdict = replace(act(experiment, driver)(), clock="virtual")
         folder.close()
         return verdict
 
-    tree = ran(asked(tmp_path, "search.budget_s=720", "search.deployments=2"), virtual)
+    tree = ran(asked(tmp_path, "search.budget_s=720", "search.deployments=2"), run_part)
     q = tree["capacity"]["qps_per_node"]
     # The engine model's own long runs put the knee near 3.35 QPS.
     assert tree["exit_code"] == 0 and q["low"] < 3.35 < q["high"]
@@ -287,21 +275,21 @@ def test_what_makes_no_study_is_refused(word: str, said: str) -> None:
 
 def test_the_plan_of_a_study_says_its_parts_and_its_time() -> None:
     asked = load(["search=publish", "search.repeats=2"])
-    text = dry_run.text(asked, budget.swept_s(asked), None)
+    text = dry_run.text(asked, pacing.swept_s(asked), None)
     assert "# 4 sweeps of 1050 s, each of a service deployed anew, with its own seed" in text
     assert "# 4200 s of load" in text and "and 4 deployments" in text
 
 
 def test_dwells_that_are_granted_beyond_the_budget_are_part_of_the_plan() -> None:
     short = load(["search=standard", "search.budget_s=10", "search.repeats=2"])
-    assert budget.swept_s(short) == 2 * 6 * (15 + 45)
-    assert budget.compared_s(load(["search=standard", "search.confirm_s=100"])) == 900 + 100 + 900
+    assert pacing.swept_s(short) == 2 * 6 * (15 + 45)
+    assert pacing.compared_s(load(["search=standard", "search.confirm_s=100"])) == 900 + 100 + 900
 
 
 def test_a_sweep_without_a_predicted_capacity_ramps_and_says_so() -> None:
     said: list[str] = []
     asked = load(["search=quick", "slo.tpot_p90_ms=1"])
-    start, predicted = prediction.start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
+    start, predicted = engine_model.start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
     assert (start.prediction_qps, predicted) == (None, None)
     assert "no prediction, the search begins with a ramp: even at 0.05 QPS per node" in said[0]
 
@@ -310,7 +298,7 @@ def test_a_sweep_without_a_predicted_capacity_ramps_and_says_so() -> None:
 def test_a_sweep_of_sessions_begins_where_they_are_predicted() -> None:
     said: list[str] = []
     asked = load(["search=quick", "workload=chat_sessions", "routing=client_side", "workload.sessions=20"])
-    start, predicted = prediction.start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
+    start, predicted = engine_model.start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
     assert predicted is not None and start.prediction_qps == predicted.qps_per_node.estimate
     assert 20 < start.prediction_qps < 50 and "the engine model predicts" in said[0]
     assert start.first_below == 0.15, "an overload would cost what is cached"
@@ -319,6 +307,6 @@ def test_a_sweep_of_sessions_begins_where_they_are_predicted() -> None:
 def test_a_sweep_that_expects_a_capacity_begins_there_and_says_so() -> None:
     said: list[str] = []
     experiment = load(["search=quick", "search.expected_qps=5"])
-    start, predicted = prediction.start(experiment, "sweep", lambda _, **facts: said.append(facts["text"]))
+    start, predicted = engine_model.start(experiment, "sweep", lambda _, **facts: said.append(facts["text"]))
     assert (start.prediction_qps, start.first_below, predicted) == (5.0, 0.05, None)
     assert said[0].startswith("5 QPS per node is expected (search.expected_qps)")

@@ -18,11 +18,8 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.scheduler.kv_cache import Holding, KvCache
-from tests.support.conversation_bodies import (
-    WORDS,
-    body,
-    shared_by_plan,
-)
+from tests.support.chats import common
+from tests.support.conversation_bodies import WORDS, body, shared_by_plan
 
 SMALL = load(WORDS).workload
 KINDS = ("token_ids", "text", "chat")
@@ -39,12 +36,6 @@ def tokens(prompts: Prompts, plan: Planned) -> Sequence[Any]:
     return prompt if isinstance(prompt, list) else prompt.split()
 
 
-def agree(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Tokens that two prompts begin with alike."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
 def said(seconds: float = 200.0, rate_qps: float = 3.0) -> ArrivalSchedule:
     bounds = {"window": (0, int(seconds * NS))}
     return Traffic(SMALL).draw(rate_qps, bounds, dwell=0, first_seq=0, seed=1)
@@ -58,10 +49,10 @@ def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(kind: str)
     assert all(len(each) == turn.input_tokens for each, turn in zip(lists, turns, strict=True))
     assert len({turn.history_cut for turn in turns}) > 2
     seen = set()
-    for i in range(0, len(turns), 3):
+    for i in range(0, len(turns), 9):
         for j in range(i):
             level = shared_by_plan(turns[i], turns[j])
-            assert agree(lists[i], lists[j]) == level
+            assert common(lists[i], lists[j]) == level
             seen.add((turns[i].character == turns[j].character, turns[i].session == turns[j].session))
     assert seen == {(False, False), (True, False), (True, True)}
 
@@ -82,7 +73,7 @@ def test_a_turn_with_the_same_cut_begins_with_the_bytes_of_the_one_before() -> N
 
 def test_another_run_says_nothing_alike() -> None:
     turn = planned(said())[0]
-    assert agree(tokens(prompts_of("token_ids"), turn), tokens(prompts_of("token_ids", salt=4), turn)) == 0
+    assert common(tokens(prompts_of("token_ids"), turn), tokens(prompts_of("token_ids", salt=4), turn)) == 0
 
 
 @settings(max_examples=40, deadline=None)
@@ -95,7 +86,7 @@ def test_any_numbers_make_a_body_of_the_asked_length(
     tree = json.loads(body(prompts_of("token_ids"), turn))
     assert len(tree["prompt"]) == count and tree["max_tokens"] == tree["min_tokens"] == 7
     other = replace(turn, history_cut=cut + 1)
-    assert agree(tree["prompt"], tokens(prompts_of("token_ids"), other)) == 17
+    assert common(tree["prompt"], tokens(prompts_of("token_ids"), other)) == 17
 
 
 @pytest.mark.parametrize("truncation", ["cache_aware", "naive"])

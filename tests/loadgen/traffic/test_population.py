@@ -167,7 +167,7 @@ def test_what_a_run_is_offered_differs_from_the_asked_rate_about_as_poisson_has_
     """A Poisson number of users at time 0 would make it three times as much."""
     assert SPEC is not None
     spec = replace(SPEC, characters=1000)
-    offered = [len(SessionPopulation(spec, seed).turns(16.0, 0.0, 300.0)) for seed in range(60)]
+    offered = [len(SessionPopulation(spec, seed).turns(16.0, 0.0, 300.0)) for seed in range(30)]
     assert np.mean(offered) == pytest.approx(4800, rel=0.01)
     assert np.std(offered) < 1.5 * np.sqrt(4800)
 

@@ -23,11 +23,9 @@ from loadgen.traffic.prefix_sharing import (
 )
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.prefix_reuse import Prefixes
 from tests.support.chats import common
-from tests.support.shared_bodies import (
-    bodies,
-)
+from tests.support.shared_bodies import bodies
 
 
 def asked(*words: str) -> Experiment:

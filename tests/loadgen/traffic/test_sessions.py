@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +32,7 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.lengths import turns
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
+from tests.support.chats import common
 from tests.support.mock_server import MockServer
 from tests.support.patience import PATIENCE_S
 
@@ -129,13 +129,6 @@ def tokens(
     return prompt if isinstance(prompt, list) else prompt.split()
 
 
-def agree(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Tokens that two prompts begin with alike."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(map(len, (one, other)))
-    )
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(["token_ids", "text", "chat"]),
@@ -152,22 +145,22 @@ def test_a_session_shares_what_was_asked_and_nothing_more(
     one, other = tokens(prompts, seq, long, session), tokens(prompts, seq + 1, short, session)
     assert (len(one), len(other)) == (long, short)
     asked = min(round(0.95 * short), short - 8)
-    assert agree(one, other) == (asked if asked > 8 and min(round(0.95 * long), long - 8) > 8 else 0)
+    assert common(one, other) == (asked if asked > 8 and min(round(0.95 * long), long - 8) > 8 else 0)
     stranger = tokens(prompts, seq + 2, long, session + 1)
-    assert long < 17 or agree(one, stranger) == 0
+    assert long < 17 or common(one, stranger) == 0
 
 
 def test_what_all_prompts_share_comes_before_what_a_session_does() -> None:
     prompts = prompts_of("token_ids", 0.9, 0.5)
     one, other, stranger = (tokens(prompts, seq, 1000, user, 500) for seq, user in ((1, 4), (2, 4), (3, 5)))
-    assert agree(one, other) == 900
-    assert agree(one, stranger) == agree(other, stranger) == 500
-    assert agree(one, tokens(prompts, 4, 1000, None, 500)) == 500
+    assert common(one, other) == 900
+    assert common(one, stranger) == common(other, stranger) == 500
+    assert common(one, tokens(prompts, 4, 1000, None, 500)) == 500
 
 
 def test_another_run_has_other_sessions() -> None:
     again = Prompts(CHATS, "m", 151936, salt=4)
-    assert agree(tokens(prompts_of("token_ids"), 1, 500, 3), tokens(again, 2, 500, 3)) == 0
+    assert common(tokens(prompts_of("token_ids"), 1, 500, 3), tokens(again, 2, 500, 3)) == 0
 
 
 def test_a_request_without_a_session_is_as_it_was() -> None:

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from loadgen.traffic.vllm_bench_arrivals import bench_arrivals_s
-from tests.support.vllm_bench_times import (
-    GIVEN,
-)
+from loadgen.traffic.processes import bench_arrivals_s
+from tests.support.vllm_bench_times import GIVEN
 
 
 @pytest.mark.parametrize("asked", GIVEN)

@@ -1,28 +1,16 @@
 """Asynchronous scheduling, the prefix cache and the queue limits of the engine model, as stories."""
 
 import json
-from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf import load
-from conf.specs.experiment import Constant, SimulatedEngine
 from serve_apps.engine_model import BlockEngine, GenerateRequest
 from serve_apps.engine_model.scheduler.engine import IDLE_POLL_S, QueueFull
 from serve_apps.engine_model.scheduler.request import RequestState
+from tests.support.engines import check_integrity, drain, engine, run_step
 from tests.support.simulated_service import Call, Service, run
-
-SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
-
-
-def engine(**changes: Any) -> BlockEngine:
-    none = Constant(0.0, "ms per request", "test")
-    no_front_end = replace(SPECS.model.step_time, front_end_ms=none, front_end_latency_ms=none)
-    model = replace(SPECS.model, step_time=no_front_end)
-    return BlockEngine(SimulatedEngine(**changes), model, SPECS.hardware, SPECS.layout)
 
 
 def emitted(served: BlockEngine, *arrivals: tuple[float, int, int]) -> list[tuple[float, float, list[int]]]:
@@ -34,7 +22,7 @@ def emitted(served: BlockEngine, *arrivals: tuple[float, int, int]) -> list[tupl
             number, (at_s, prompt, output) = coming.pop(0)
             served.add(GenerateRequest(number, prompt, output), at_s)
             ready_s = max(now_s, served.ready_s())
-        step = served.step(ready_s)
+        step = run_step(served, ready_s)
         if step is not None:
             steps.append((step.start_s, step.end_s, [event.request_id for event in step.events]))
             now_s = step.end_s
@@ -59,21 +47,11 @@ def test_a_core_with_nothing_to_compute_sleeps_a_millisecond() -> None:
         assert steps[1][0] == pytest.approx(end_s + wait_s)
 
 
-def drain(served: BlockEngine, now_s: float = 0.0) -> float:
-    """Serve all that is there; returns the end of the last step."""
-    while (start_s := max(now_s, served.ready_s())) < float("inf"):
-        step = served.step(start_s)
-        assert step is not None
-        served.check_integrity()
-        now_s = step.end_s
-    return now_s
-
-
 def served_one_by_one(served: BlockEngine, *requests: GenerateRequest) -> list[RequestState]:
     states, now_s = [], 0.0
     for request in requests:
         states.append(served.add(request, now_s))
-        now_s = drain(served, now_s)
+        now_s = drain(served, now_s)[-1].end_s
     return states
 
 
@@ -177,7 +155,7 @@ def test_a_state_tells_its_tokens_at_any_moment(
         for state in served.emitting():
             times[state.request_id].append(end_s)
         served.end_step()
-        served.check_integrity()
+        check_integrity(served.scheduler)
         now_s = end_s
         for state, seen in zip(states, times, strict=True):
             expected = (len(seen), seen[0] if seen else None, seen[-1] if seen else None)

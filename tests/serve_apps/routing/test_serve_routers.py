@@ -36,7 +36,6 @@ from serve_apps.routing.hash_ring import bound, ring, session_key, starts  # noq
 from serve_apps.routing.serve_routers import (  # noqa: E402
     BoundedHashRouter,
     RouteApp,
-    first_with_room,
     request_router,
 )
 from serve_apps.simulated.app import EngineSpecs, application_name, build_app  # noqa: E402
@@ -135,12 +134,6 @@ def test_the_ring_of_the_engine_model_is_that_of_the_router() -> None:
     assert [names[owner] for owner in owners] == [each.unique_id for each in router._ring_replicas]
     found = owners[starts(places, map(session_key, sessions))]
     assert [names[owner] for owner in found] == [choice(router, f"session-{n}").unique_id for n in sessions]
-
-
-def test_one_replica_always_has_room() -> None:
-    a, b = replicas_of(2)
-    assert first_with_room([a, b], {a: 5, b: 4}, 1.0) == 1
-    assert first_with_room([a], {a: 1000}, 1.0) == 0
 
 
 @pytest.mark.parametrize(("policy", "path"), ROUTED)

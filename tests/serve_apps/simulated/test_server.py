@@ -12,6 +12,7 @@ from serve_apps.engine_model.scheduler.engine import BlockEngine
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import EngineSteps
 from serve_apps.simulated.server import EngineDead, Stream
+from tests.support.engines import check_integrity
 from tests.support.simulated_service import (
     ARRIVALS,
     Call,
@@ -132,7 +133,7 @@ def test_a_client_that_leaves_frees_its_place() -> None:
         await asyncio.wait([tasks[1]])
         left = served.engine.metrics().running
         await asyncio.wait(tasks)
-        served.plain.check_integrity()
+        check_integrity(served.plain.scheduler)
         return running, left, served
 
     running, left, served = run(story())

@@ -2,18 +2,18 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from conf import load
-from conf.specs.experiment import Model
 from serve_apps.engine_model.cost.architecture import total_parameters
 from serve_apps.vllm_recipes.model_folder import END_OF_TEXT, _shapes, write_folder
 
 TINY = load(["model=tiny_qwen3_moe", "layout=dp1_tp1"]).model
 BIG = load([]).model
-DENSE = load(["model=llama31_405b_fp8", "layout=dp1_tp8"]).model
+DENSE = replace(load(["model=llama31_405b_fp8", "layout=dp1_tp8"]).model, vocab=300)
 LATENT = load(["model=deepseek_v32_fp8", "layout=dp1_tp8"]).model
 
 
@@ -22,22 +22,27 @@ def read(folder: Path, name: str) -> dict[str, object]:
     return tree
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", [TINY, BIG, DENSE], ids=lambda model: model.name)
-def test_every_id_is_a_token_of_its_own(model: Model, tmp_path: Path) -> None:
-    folder = write_folder(model, tmp_path)
-    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    assert sorted(vocabulary.values()) == list(range(model.vocab))
-    assert vocabulary[END_OF_TEXT] == read(folder, "config.json")["eos_token_id"] == model.vocab - 1
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder of each model, written once."""
+    return {each.name: write_folder(each, tmp_path_factory.mktemp("m")) for each in (TINY, BIG, DENSE)}
 
 
 @pytest.mark.slow
-def test_the_config_says_what_the_weights_are(tmp_path: Path) -> None:
-    config = read(write_folder(BIG, tmp_path / "big"), "config.json")
+def test_every_id_is_a_token_of_its_own(folders: dict[str, Path]) -> None:
+    for model in (TINY, BIG):
+        folder = folders[model.name]
+        vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+        assert sorted(vocabulary.values()) == list(range(model.vocab))
+        assert vocabulary[END_OF_TEXT] == read(folder, "config.json")["eos_token_id"] == model.vocab - 1
+
+
+@pytest.mark.slow
+def test_the_config_says_what_the_weights_are(folders: dict[str, Path]) -> None:
+    config, tiny, dense = (read(folders[each.name], "config.json") for each in (BIG, TINY, DENSE))
     assert config["quantization_config"]["weight_block_size"] == [128, 128]  # type: ignore[index]
     assert config["num_experts"] == 128 and config["architectures"] == ["Qwen3MoeForCausalLM"]
-    assert "quantization_config" not in read(write_folder(TINY, tmp_path / "tiny"), "config.json")
-    dense = read(write_folder(DENSE, tmp_path / "dense"), "config.json")
+    assert "quantization_config" not in tiny
     assert dense["architectures"] == ["LlamaForCausalLM"] and "num_experts" not in dense
 
 

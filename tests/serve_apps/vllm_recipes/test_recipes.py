@@ -1,15 +1,18 @@
 """What vLLM is told: settings as they were published, the preset of today, and the words over them."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.specs.experiment import VllmEngine
+from conf.specs.experiment import Layout, VllmEngine
 from conf.words import groups
 from serve_apps.vllm_recipes import recipes, vllm_flags
+from serve_apps.vllm_recipes.recipes import Recipe
 from tests.support.recipe_words import (
     CPU,
     DEEPSEEK,
@@ -30,81 +33,50 @@ from tests.support.recipe_words import (
 
 # The published settings, as the blog of 13 Jan 2026 and arXiv 2603.10031 print them.
 
-BLOG_ENV = {
-    "VLLM_USE_V1": "1",
-    "SAFETENSORS_FAST_GPU": "1",
-    "VLLM_ROCM_USE_AITER": "1",
-    "VLLM_ROCM_USE_AITER_MOE": "1",
-    "VLLM_USE_TRITON_FLASH_ATTN": "0",
-}
-BLOG_FLAGS = {
-    "--enable-expert-parallel": None,
-    "--kv-cache-dtype": "fp8",
-    "--quantization": "fp8",
-    "--distributed-executor-backend": "mp",
-    "--trust-remote-code": None,
-    "--disable-log-requests": None,
-    "--enable-prefix-caching": None,
-    "--max-model-len": "32768",
-    "--max-num-batched-tokens": "32768",
-    "--gpu-memory-utilization": "0.9",
-}
-GRAPHS = '{"full_cuda_graph": false, "max_capture_size": 32768}'
-PAPER_FLAGS = {
-    "--gpu-memory-utilization": "0.95",
-    "--max-num-seqs": "2048",
-    "--max-num-batched-tokens": "65536",
-}
-PAPER_ENV = {
-    "NCCL_MIN_NCHANNELS": "112",
-    "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "FP",
-    "VLLM_ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16": "1",
-}
+BLOG_ENV = (
+    "VLLM_USE_V1=1 SAFETENSORS_FAST_GPU=1 VLLM_ROCM_USE_AITER=1 VLLM_ROCM_USE_AITER_MOE=1 "
+    "VLLM_USE_TRITON_FLASH_ATTN=0"
+)
+BLOG_FLAGS = (
+    "--enable-expert-parallel --kv-cache-dtype fp8 --quantization fp8 --distributed-executor-backend mp "
+    "--trust-remote-code --disable-log-requests --enable-prefix-caching --max-model-len 32768 "
+    "--max-num-batched-tokens 32768 --gpu-memory-utilization 0.9"
+)
+GRAPHS = '--compilation-config \'{"full_cuda_graph": false, "max_capture_size": 32768}\''
+PAPER_FLAGS = "--gpu-memory-utilization 0.95 --max-num-seqs 2048 --max-num-batched-tokens 65536"
+PAPER_ENV = (
+    "NCCL_MIN_NCHANNELS=112 VLLM_ROCM_QUICK_REDUCE_QUANTIZATION=FP VLLM_ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=1"
+)
 
 
-def aiter_row(mha: str, mla: str, moe: str) -> dict[str, str]:
-    named = {"_MHA": mha, "_MLA": mla, "_MOE": moe}
-    return {"VLLM_ROCM_USE_AITER": "1"} | {f"VLLM_ROCM_USE_AITER{part}": on for part, on in named.items()}
+def aiter_row(mha: int, mla: int, moe: int) -> str:
+    of = "VLLM_ROCM_USE_AITER"
+    return f"{PAPER_ENV} {of}=1 {of}_MHA={mha} {of}_MLA={mla} {of}_MOE={moe}"
 
 
 PUBLISHED = {
-    (QWEN, TP8): (
-        "0.11.0",
-        {"--tensor-parallel-size": "8", **BLOG_FLAGS, "--compilation-config": GRAPHS},
-        BLOG_ENV,
-    ),
-    (QWEN, TP4): ("0.11.0", {"--tensor-parallel-size": "4", **BLOG_FLAGS}, BLOG_ENV),
+    (QWEN, TP8): ("0.11.0", f"--tensor-parallel-size 8 {BLOG_FLAGS} {GRAPHS}", BLOG_ENV),
+    (QWEN, TP4): ("0.11.0", f"--tensor-parallel-size 4 {BLOG_FLAGS}", BLOG_ENV),
     DEEPSEEK: (
         "0.14.1",
-        {"--tensor-parallel-size": "8", **PAPER_FLAGS, "--block-size": "1", "--quantization": "fp8"},
-        {**PAPER_ENV, **aiter_row("0", "1", "1"), "AITER_ENABLE_VSKIP": "0"},
+        f"--tensor-parallel-size 8 {PAPER_FLAGS} --block-size 1 --quantization fp8",
+        f"{aiter_row(0, 1, 1)} AITER_ENABLE_VSKIP=0",
     ),
     LLAMA: (
         "0.14.1",
-        {
-            "--tensor-parallel-size": "8",
-            **PAPER_FLAGS,
-            "--block-size": "16",
-            "--quantization": "fp8",
-            "--max-model-len": "32768",
-        },
-        {**PAPER_ENV, **aiter_row("1", "0", "0")},
+        f"--tensor-parallel-size 8 {PAPER_FLAGS} --block-size 16 --quantization fp8 --max-model-len 32768",
+        aiter_row(1, 0, 0),
     ),
     VISION: (
         "0.14.1",
-        {
-            "--tensor-parallel-size": "8",
-            **PAPER_FLAGS,
-            "--block-size": "16",
-            "--kv-offloading-backend": "native",
-            "--kv-offloading-size": "64",
-        },
-        {**PAPER_ENV, **aiter_row("1", "0", "1"), "VLLM_USE_TRITON_FLASH_ATTN": "0"},
+        f"--tensor-parallel-size 8 {PAPER_FLAGS} --block-size 16 --kv-offloading-backend native "
+        "--kv-offloading-size 64",
+        f"{aiter_row(1, 0, 1)} VLLM_USE_TRITON_FLASH_ATTN=0",
     ),
     KIMI: (
         "0.14.1",
-        {"--tensor-parallel-size": "4", **PAPER_FLAGS, "--block-size": "1"},
-        {**PAPER_ENV, "VLLM_ROCM_USE_AITER": "0", "VLLM_USE_TRITON_FLASH_ATTN": "0"},
+        f"--tensor-parallel-size 4 {PAPER_FLAGS} --block-size 1",
+        f"{PAPER_ENV} VLLM_ROCM_USE_AITER=0 VLLM_USE_TRITON_FLASH_ATTN=0",
     ),
 }
 
@@ -124,8 +96,8 @@ def test_published_settings_are_those_printed(words: tuple[str, ...]) -> None:
     version, flags, env = PUBLISHED[words]
     recipe = resolve([*words, *HAND], version)
     model, *given = recipes.command(recipe, experiment(words).model)
-    assert paired(given) == flags
-    assert recipe.env == env
+    assert paired(given) == paired(shlex.split(flags))
+    assert recipe.env == dict(pair.split("=") for pair in env.split())
     assert model == experiment(words).model.served_name
     assert version in recipe.notes[0] and "inferred" in recipe.notes[0]
 
@@ -148,17 +120,12 @@ def test_what_was_published_stays_with_its_time(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
 def test_the_modern_preset_of_the_blogs_model(layout: str, tp: str, version: str) -> None:
     recipe = resolve([QWEN, layout, PROCESS], version)
-    assert paired(recipes.flags(recipe)) == {
-        "--tensor-parallel-size": tp,
-        "--enable-expert-parallel": None,
-        "--kv-cache-dtype": "fp8",
-        "--attention-backend": "ROCM_AITER_FA",
-        "--max-model-len": "32768",
-        "--max-num-batched-tokens": "32768",
-        "--gpu-memory-utilization": "0.9",
-        "--distributed-executor-backend": "mp",
-        "--enable-prompt-tokens-details": None,
-    }
+    wanted = (
+        f"--tensor-parallel-size {tp} --enable-expert-parallel --kv-cache-dtype fp8 "
+        "--attention-backend ROCM_AITER_FA --max-model-len 32768 --max-num-batched-tokens 32768 "
+        "--gpu-memory-utilization 0.9 --distributed-executor-backend mp --enable-prompt-tokens-details"
+    )
+    assert paired(recipes.flags(recipe)) == paired(wanted.split())
     assert recipe.env == MODERN_ENV
 
 
@@ -185,11 +152,7 @@ def test_metas_checkpoint_is_allowed_where_that_must_be_said(version: str, allow
     + [(64, "0.14.1", False), (24, "0.32.0", False), ("64", "0.32.0", False)],
 )
 def test_the_sizes_of_blocks_that_are_taken(size: int | str, version: str, taken: bool) -> None:
-    words = [
-        QWEN,
-        TP4,
-        f"engine.args.block_size='{size}'" if isinstance(size, str) else f"engine.args.block_size={size}",
-    ]
+    words = [QWEN, TP4, f"engine.args.block_size={size!r}"]
     if taken:
         assert resolve(words, version).args["block_size"] == size
     else:
@@ -342,6 +305,14 @@ def names(group: str) -> list[str]:
     return groups()[group]
 
 
+def resolved(model: str, layout: str, version: str, **engine: str) -> tuple[Layout, Recipe]:
+    """The layout and what is told; models and layouts are composed once each, not each with each."""
+    asked, cut = experiment([f"model={model}"]), experiment([f"layout={layout}"]).layout
+    assert isinstance(asked.engine, VllmEngine)
+    chosen: Any = replace(asked.engine, **engine)
+    return cut, recipes.resolve(chosen, asked.model, cut, version, asked.hardware)
+
+
 VERSIONS = ["0.9.2", "0.11.0", "0.11.2", "0.12.0", "0.13.0", "0.14.1", "0.16.0", "0.20.0", "0.29.0", "0.33.0"]
 
 
@@ -358,10 +329,8 @@ VERSIONS = ["0.9.2", "0.11.0", "0.11.2", "0.12.0", "0.13.0", "0.14.1", "0.16.0",
 def test_what_is_accepted_has_nothing_that_the_version_rejects(
     model: str, layout: str, recipe: str, profile: str, version: str, server: str
 ) -> None:
-    words = [f"model={model}", f"layout={layout}", f"engine.recipe={recipe}", f"engine.profile={profile}"]
     try:
-        asked = experiment([*words, f"engine.server={server}"])
-        found = resolve([*words, f"engine.server={server}"], version)
+        cut, found = resolved(model, layout, version, recipe=recipe, profile=profile, server=server)
     except ValueError as error:
         assert "\n" not in str(error) and len(str(error)) > 20
         return
@@ -370,19 +339,19 @@ def test_what_is_accepted_has_nothing_that_the_version_rejects(
     given_keys = set(vllm_flags.compilation(found.args))
     rejected = {key.name for key in vllm_flags.COMPILATION_KEYS if vllm_flags.parse(version) >= key.rejected}
     assert not given_keys & rejected
-    assert found.args["tensor_parallel_size"] == asked.layout.tensor_parallel
-    assert bool(found.args.get("enable_expert_parallel")) == asked.layout.expert_parallel
+    assert found.args["tensor_parallel_size"] == cut.tensor_parallel
+    assert bool(found.args.get("enable_expert_parallel")) == cut.expert_parallel
     assert all(isinstance(value, str) for value in found.env.values())
 
 
 @pytest.mark.parametrize("model", [name for name in names("model") if "tiny" not in name])
-@pytest.mark.parametrize("layout", [TP8, TP4, "layout=dp1_tp8", "layout=dp1_tp4"])
+@pytest.mark.parametrize("layout", ["dp1_tp8_ep8", "dp2_tp4_ep4", "dp1_tp8", "dp1_tp4"])
 def test_the_modern_preset_fits_every_model_but_dense_ones_with_experts_apart(
     model: str, layout: str
 ) -> None:
-    words = [f"model={model}", layout]
     if "llama" in model and "ep" in layout:
         with pytest.raises(ValueError, match="is dense"):
-            resolve(words)
+            resolved(model, layout, NEWEST)
     else:
-        assert resolve(words).args["tensor_parallel_size"] == int(layout.split("_tp")[1][0])
+        cut, found = resolved(model, layout, NEWEST)
+        assert found.args["tensor_parallel_size"] == cut.tensor_parallel == int(layout.split("_tp")[1][0])

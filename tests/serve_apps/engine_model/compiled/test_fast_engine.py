@@ -13,13 +13,14 @@ from conf import load
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model import BlockEngine, GenerateRequest, VirtualService
 from serve_apps.engine_model.compiled.fast_engine import (
-    FastEngine,
     FastSpec,
     Times,
     UnsupportedByFastPath,
     serve_closed,
 )
-from serve_apps.engine_model.service.routed import serve_open
+from serve_apps.engine_model.service.balancer import Balance
+from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
+from tests.support.engines import FastReplica
 
 ASKED = load(["engine=simulated"])
 PARTS = ASKED.model, ASKED.hardware, ASKED.layout
@@ -78,7 +79,9 @@ def test_every_token_comes_when_the_block_by_block_engine_says(
     sent_s, columns = traffic(seed, 40, rate_qps, shared)
     expected = by_blocks(asked, sent_s, columns)
     machine = FastSpec.of(asked, *PARTS)
-    assert_allclose(by_loop(serve_open(machine, sent_s, columns, seed=3)), expected, rtol=1e-12)
+    assert_allclose(
+        by_loop(serve_open(machine, Requests(sent_s, columns), Replicas(seed=3))), expected, rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("policy", ["leastconn", "roundrobin"])
@@ -86,7 +89,7 @@ def test_every_token_comes_when_the_block_by_block_engine_says(
 def test_a_router_in_front_of_engines_chooses_as_the_virtual_service_does(policy: str, ahead: bool) -> None:
     asked = spec(async_scheduling=ahead)
     sent_s, columns = traffic(5, 300, 60.0)
-    served = serve_open(FastSpec.of(asked, *PARTS), sent_s, columns, replicas=3, policy=policy)
+    served = serve_open(FastSpec.of(asked, *PARTS), Requests(sent_s, columns), Replicas(3, Balance(policy)))
     assert_allclose(by_loop(served), by_blocks(asked, sent_s, columns, 3, policy), rtol=1e-12)
 
 
@@ -121,7 +124,7 @@ def test_the_kv_in_use_is_that_of_the_blocks_held() -> None:
     asked, count = spec(), 300
     sent_s = np.cumsum(np.random.default_rng(1).exponential(0.05, count))
     columns = np.full(count, 5600), np.full(count, 140), np.full(count, 5320)
-    work = serve_open(FastSpec.of(asked, *PARTS), sent_s, columns).work
+    work = serve_open(FastSpec.of(asked, *PARTS), Requests(sent_s, columns)).work
     engine = BlockEngine(asked, *PARTS)
     service = VirtualService([engine])
     for key, at_s in enumerate(sent_s.tolist()):
@@ -133,23 +136,11 @@ def test_the_kv_in_use_is_that_of_the_blocks_held() -> None:
     assert work.kv_token_seconds == pytest.approx(held, rel=0.1)
 
 
-def test_a_request_that_the_loop_may_not_serve_is_refused_when_it_comes() -> None:
-    engine = FastEngine(FastSpec.of(spec(), *PARTS), longest_output=64)
-    with pytest.raises(ValueError, match="made room"):
-        engine.add(0.0, 100, 65)
-    with pytest.raises(ValueError, match="at least one"):
-        engine.add(0.0, 100, 0)
-    with pytest.raises(UnsupportedByFastPath, match="shorter than the prefix"):
-        engine.add(0.0, 100, 10, 101)
-    engine.add(0.0, 100, 10, 50)
-    with pytest.raises(UnsupportedByFastPath, match="lengths"):
-        engine.add(1.0, 100, 10, 60)
-
-
 def test_step_by_step_a_service_sees_what_one_call_gives() -> None:
     sent_s, columns = traffic(2, 60, 20.0)
     machine = FastSpec.of(spec(step_noise_cv=0.05), *PARTS)
-    service = VirtualService([FastEngine(machine, 64, seed=3)])
+    fast: Any = FastReplica(machine, 64, seed=3)
+    service = VirtualService([fast])
     stepped = VirtualService([BlockEngine(machine.spec, *PARTS, seed=3)])
     rows = list(zip(sent_s.tolist(), *(column.tolist() for column in columns), strict=True))
     for key, (at_s, inputs, outputs, _) in enumerate(rows):
@@ -164,7 +155,7 @@ def test_step_by_step_a_service_sees_what_one_call_gives() -> None:
 
 def test_work_adds_up() -> None:
     sent_s, columns = traffic(4, 50, 10.0)
-    work = serve_open(FastSpec.of(spec(), *PARTS), sent_s, columns).work
+    work = serve_open(FastSpec.of(spec(), *PARTS), Requests(sent_s, columns)).work
     inputs, outputs, _ = columns
     assert (work.prefill_tokens, work.sequences) == (inputs.sum(), outputs.sum())
     assert work.decode_tokens == (outputs - 1).sum()
@@ -188,8 +179,10 @@ def test_requests_beyond_the_loops_rules_are_refused() -> None:
     sent_s, (inputs, outputs, shared) = traffic(4, 50, 1000.0)
     small = FastSpec.of(spec(num_gpu_blocks=200), *PARTS)
     with pytest.raises(UnsupportedByFastPath, match="overflow"):
-        serve_open(small, sent_s, (inputs, outputs, shared))
+        serve_open(small, Requests(sent_s, (inputs, outputs, shared)))
     with pytest.raises(ValueError, match="asks for"):
-        serve_open(small, sent_s, (inputs + 4000, outputs, shared))
+        serve_open(small, Requests(sent_s, (inputs + 4000, outputs, shared)))
+    with pytest.raises(UnsupportedByFastPath, match="shorter than the prefix"):
+        serve_open(FastSpec.of(spec(), *PARTS), Requests(sent_s, (inputs, outputs, shared + 10**4)))
     with pytest.raises(UnsupportedByFastPath, match="lengths"):
-        serve_open(FastSpec.of(spec(), *PARTS), sent_s, (inputs, outputs, inputs // 2))
+        serve_open(FastSpec.of(spec(), *PARTS), Requests(sent_s, (inputs, outputs, inputs // 2)))

@@ -1,34 +1,28 @@
 """Parameters and bytes against published and hand-computed counts."""
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
 
-from conf import load
 from conf.specs.experiment import Experiment, Model, SimulatedEngine
 from serve_apps.engine_model.cost import architecture
 from serve_apps.engine_model.cost.step_time import roofline
+from tests.support.engines import QWEN, specs
 
 NO_INDEXER: dict[str, int] = {"index_heads": 0, "index_head_dim": 0, "index_topk": 0}
-QWEN, LLAMA = "qwen3_235b_a22b_fp8", "llama31_405b_fp8"
+LLAMA = "llama31_405b_fp8"
 DEEPSEEK, KIMI = "deepseek_v32_fp8", "kimi_k25_int4"
 
 
-@cache
-def experiment(model: str = QWEN, layout: str = "dp1_tp8_ep8", hardware: str = "mi325x") -> Experiment:
-    return load([f"hardware={hardware}", f"model={model}", "engine=simulated", f"layout={layout}"])
-
-
 def model(name: str) -> Model:
-    return experiment(name).model
+    return specs(name).model
 
 
-def kv_tokens(specs: Experiment) -> int:
-    assert isinstance(specs.engine, SimulatedEngine)
-    blocks = architecture.kv_blocks(specs.engine, specs.model, specs.hardware, specs.layout)
-    return blocks * specs.engine.block_size
+def kv_tokens(asked: Experiment) -> int:
+    assert isinstance(asked.engine, SimulatedEngine)
+    blocks = architecture.kv_blocks(asked.engine, asked.model, asked.hardware, asked.layout)
+    return blocks * asked.engine.block_size
 
 
 @pytest.mark.parametrize(
@@ -62,12 +56,12 @@ def test_every_gpu_computes_mlas_down_projections_and_the_indexer_whole(
 
 def test_the_step_time_has_what_every_gpu_computes() -> None:
     """Prefill of DeepSeek at 100 % of the peak, experts even: FLOP of one GPU over its FP8 peak."""
-    specs = experiment(DEEPSEEK, layout="dp1_tp8")
-    found = roofline(specs.model, specs.hardware, specs.layout)
-    flop = architecture.linear_flop_per_gpu(specs.model, 8)
-    assert specs.hardware.fp8_flop_per_s is not None
-    share = specs.model.step_time.gemm_decode.value
-    assert found.decode_gemm_token_s == pytest.approx(flop / specs.hardware.fp8_flop_per_s / share)
+    asked = specs(DEEPSEEK, layout="dp1_tp8")
+    found = roofline(asked.model, asked.hardware, asked.layout)
+    flop = architecture.linear_flop_per_gpu(asked.model, 8)
+    assert asked.hardware.fp8_flop_per_s is not None
+    share = asked.model.step_time.gemm_decode.value
+    assert found.decode_gemm_token_s == pytest.approx(flop / asked.hardware.fp8_flop_per_s / share)
 
 
 def test_the_indexer_has_parameters_and_scores_pairs_of_its_own() -> None:
@@ -158,28 +152,26 @@ def test_the_papers_weights_of_llama_are_no_share_of_eight_gpus() -> None:
 
 
 def test_memory_of_a_gpu_is_weights_activations_and_whole_blocks_of_kv() -> None:
-    specs = experiment()
-    assert isinstance(specs.engine, SimulatedEngine)
-    held = architecture.memory(specs.engine, specs.model, specs.hardware, specs.layout)
-    assert held.weight_bytes == architecture.weight_bytes(specs.model) / 8
-    assert held.weight_bytes + held.activation_bytes + held.kv_bytes == pytest.approx(0.9 * 262_128 * 2**20)
-    block_bytes = 16 * 24_064
-    assert held.kv_blocks * block_bytes <= held.kv_bytes < (held.kv_blocks + 1) * block_bytes
+    asked = specs()
+    assert isinstance(asked.engine, SimulatedEngine)
+    other_bytes = architecture.weight_bytes(asked.model) / 8 + asked.engine.activation_bytes
+    left_bytes, token_bytes = 0.9 * 262_128 * 2**20 - other_bytes, 24_064
+    assert left_bytes - 16 * token_bytes < kv_tokens(asked) * token_bytes <= left_bytes
 
 
 def test_kv_tokens_left_beside_the_weights() -> None:
-    assert round(kv_tokens(experiment(layout="dp1_tp8_ep8")) / 1e6, 2) == 8.72
-    assert round(kv_tokens(experiment(layout="dp2_tp4_ep4")) / 1e6, 2) == 7.49
-    assert round(kv_tokens(experiment(layout="dp2_tp4_ep4", hardware="h100")) / 1e3) == 410
+    assert round(kv_tokens(specs(layout="dp1_tp8_ep8")) / 1e6, 2) == 8.72
+    assert round(kv_tokens(specs(layout="dp2_tp4_ep4")) / 1e6, 2) == 7.49
+    assert round(kv_tokens(specs(layout="dp2_tp4_ep4", hardware="h100")) / 1e3) == 410
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["b200", "h100", "h200", "mi300x", "mi325x", "mi355x"])
 def test_memory_is_what_drivers_report_in_whole_mib(name: str) -> None:
-    assert experiment(hardware=name).hardware.hbm_bytes % 2**20 == 0
+    assert specs(hardware=name).hardware.hbm_bytes % 2**20 == 0
 
 
 def test_weights_that_do_not_fit_are_refused_in_one_line_with_a_remedy() -> None:
     with pytest.raises(ValueError, match="larger tensor_parallel") as refusal:
-        kv_tokens(experiment(LLAMA, layout="dp2_tp4_ep4", hardware="h100"))
+        kv_tokens(specs(LLAMA, layout="dp2_tp4_ep4", hardware="h100"))
     assert "\n" not in str(refusal.value)

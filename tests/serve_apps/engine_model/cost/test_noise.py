@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from tests.support.verdict_trees import text_of
 HOUR = "search.budget_s=3600"
 
 
+@cache
 def found(seed: int, start: float = 1.0) -> PredictedCapacity:
     asked = prediction.checked([HOUR, f"seed={seed}"], None)
     return predicted_capacity(asked, engine_model.simulate, 5.3 * start)

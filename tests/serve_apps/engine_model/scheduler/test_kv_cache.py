@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_apps.engine_model.scheduler.kv_cache import Chain, Holding, KvCache, own_chain
+from serve_apps.engine_model.scheduler.kv_cache import Chain, Holding, KvCache
+from tests.support.engines import check_blocks
 
 
 def held(pool: KvCache, blocks: int, chain: Chain = ()) -> Holding:
@@ -35,7 +36,7 @@ def test_a_prefix_is_shared_while_it_is_held_and_after() -> None:
     first = held(pool, 4, (1, 2, 3))
     second = held(pool, 4, (1, 2, 9))
     assert pool.free_blocks == 4, "two of the first's blocks are the second's too"
-    pool.check_integrity([first, second])
+    check_blocks(pool, [first, second])
     pool.free(first, hashed=3)
     pool.free(second, hashed=3)
     assert (pool.free_blocks, pool.usage) == (10, 0)
@@ -72,9 +73,12 @@ def test_without_caching_nothing_is_found() -> None:
 
 
 def test_an_own_chain_is_nobody_elses() -> None:
-    assert own_chain((1, 2), 2) == (1, 2)
-    first, second = own_chain((1, 2), 4), own_chain((1, 2), 4)
-    assert first[:2] == second[:2] and len({*first, *second}) == 6
+    pool = KvCache(blocks=8, block_size=16)
+    first, second = held(pool, 4, (1, 2)), held(pool, 4, (1, 2))
+    for each in (first, second):
+        pool.name_all(each, 4)
+    assert first.chain[:2] == second.chain[:2] and len({*first.chain, *second.chain}) == 6
+    assert found(pool, first.chain) == found(pool, second.chain) == 4
 
 
 class BlockByBlock:
@@ -163,4 +167,4 @@ def test_runs_answer_as_single_blocks_do(story: list[tuple[bool, list[int], int,
             pool.free(holding, named)
             truth.give_back(true_blocks)
         assert pool.free_blocks == len(truth.free)
-        pool.check_integrity(holding for holding, _, _ in present)
+        check_blocks(pool, [holding for holding, _, _ in present])

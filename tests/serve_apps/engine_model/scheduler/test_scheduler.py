@@ -2,28 +2,17 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import load
-from conf.specs.experiment import Constant, SimulatedEngine
-from serve_apps.engine_model import BlockEngine, GenerateRequest, Step
+from serve_apps.engine_model import GenerateRequest
 from serve_apps.engine_model.scheduler.kv_cache import KvCache
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.scheduler.scheduler import Scheduler
-
-SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
-
-
-def engine(seed: int = 0, front_end_ms: float = 0.0, **changes: Any) -> BlockEngine:
-    serial, none = (Constant(ms, "ms per request", "test") for ms in (front_end_ms, 0.0))
-    step_time = replace(SPECS.model.step_time, front_end_ms=serial, front_end_latency_ms=none)
-    model = replace(SPECS.model, step_time=step_time)
-    return BlockEngine(SimulatedEngine(**changes), model, SPECS.hardware, SPECS.layout, seed)
+from tests.support.engines import Step, check_integrity, drain, engine, run_step
 
 
 def scheduler(
@@ -50,18 +39,8 @@ def one_step(rules: Scheduler) -> tuple[int, int, list[int]]:
     assert batch is not None
     emitting = ids(rules.emitting())
     rules.complete(0.0)
-    rules.check_integrity()
+    check_integrity(rules)
     return batch.prefill_tokens, batch.decode_tokens, emitting
-
-
-def drain(served: BlockEngine, now_s: float = 0.0) -> list[Step]:
-    done = []
-    while (now_s := max(now_s, served.ready_s())) < float("inf"):
-        step = served.step(now_s)
-        assert step is not None
-        done.append(step)
-        now_s = step.end_s
-    return done
 
 
 # The rules, one story each.
@@ -165,8 +144,13 @@ def test_abort_in_the_middle_of_a_step_emits_nothing_more() -> None:
 lengths = st.tuples(st.integers(1, 60), st.integers(1, 20))
 
 
-@given(st.lists(lengths, min_size=1, max_size=12), st.integers(1, 40), st.integers(1, 6), st.integers(20, 40))
-def test_any_load_is_served_within_the_limits(
+@given(
+    st.lists(lengths, min_size=1, max_size=12),
+    st.integers(1, 40),
+    st.integers(1, 6),
+    st.integers(20, 40) | st.just(1000),
+)
+def test_any_load_is_served_within_the_limits_and_with_room_for_all_no_step_is_left_unfilled(
     loads: list[tuple[int, int]], budget: int, seqs: int, blocks: int
 ) -> None:
     rules = scheduler(blocks, budget, seqs)
@@ -177,28 +161,15 @@ def test_any_load_is_served_within_the_limits(
         assert batch is not None
         assert 0 < batch.decode_tokens + batch.prefill_tokens <= budget
         assert len(rules.running) <= seqs
+        if blocks == 1000 and batch.decode_tokens + batch.prefill_tokens < budget:
+            assert len(rules.running) == seqs or not rules.waiting
         assert batch.sequences == len(set(ids(rules.emitting())))
-        rules.check_integrity()
+        check_integrity(rules)
         rules.complete(0.0)
     assert rules.kv.free_blocks == blocks
+    assert rules.preemptions == 0 or blocks < 1000
     assert rules.generation_tokens_total == sum(output for _, output in loads)
     assert rules.prompt_tokens_total == sum(prompt for prompt, _ in loads)
-
-
-@given(st.lists(lengths, min_size=2, max_size=12), st.integers(1, 40), st.integers(1, 6))
-def test_with_room_for_all_no_step_is_left_unfilled(
-    loads: list[tuple[int, int]], budget: int, seqs: int
-) -> None:
-    rules = scheduler(1000, budget, seqs)
-    for number, (prompt, output) in enumerate(loads):
-        add(rules, number, prompt, output)
-    while rules.running or rules.waiting:
-        batch = rules.schedule()
-        assert batch is not None
-        if batch.decode_tokens + batch.prefill_tokens < budget and len(rules.running) < seqs:
-            assert not rules.waiting
-        rules.complete(0.0)
-    assert rules.preemptions == 0
 
 
 # The engine.
@@ -232,16 +203,16 @@ def test_every_request_emits_its_tokens_once_in_order(
         elif action == "abort":
             served.abort(first)
             wanted.pop(first, None)
-        elif step := served.step(now_s):
+        elif step := run_step(served, now_s):
             steps.append(step)
             now_s = step.end_s
-        served.check_integrity()
+        check_integrity(served.scheduler)
     steps += drain(served, now_s)
     emitted = defaultdict(list)
     for step in steps:
         assert step.end_s > step.start_s
         for event in step.events:
-            emitted[event.request_id].append((event.index, event.finished))
+            emitted[event.request_id].append((event.number, event.finished))
     for number, count in wanted.items():
         assert emitted[number] == [(index, index == count - 1) for index in range(count)]
     assert (served.running, served.waiting, served.kv_usage) == (0, 0, 0.0)
@@ -252,7 +223,7 @@ def test_first_tokens_come_in_the_order_of_arrival(loads: list[tuple[int, int]])
     served = engine(max_num_batched_tokens=32)
     for number, (prompt, output) in enumerate(loads):
         served.add(GenerateRequest(number, prompt, output), 0.0)
-    firsts = [event.request_id for step in drain(served) for event in step.events if event.index == 0]
+    firsts = [event.request_id for step in drain(served) for event in step.events if event.number == 0]
     assert firsts == list(range(len(loads)))
 
 
@@ -273,8 +244,8 @@ def test_the_front_end_serves_one_request_after_the_other() -> None:
         served.add(GenerateRequest(number, 8, 1), 1.0)
     assert served.waiting == 3
     assert served.ready_s() == pytest.approx(1.010)
-    assert served.step(1.009) is None
-    step = served.step(1.021)
+    assert run_step(served, 1.009) is None
+    step = run_step(served, 1.021)
     assert step is not None and [event.request_id for event in step.events] == [0, 1]
     assert served.ready_s() == pytest.approx(1.030)
     served.abort(2)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf import load
 from conf.constants import replaced
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model import BlockEngine, RequestProgress, VirtualService
 from serve_apps.engine_model.cost.step_time import Batch, roofline
+from tests.support.engines import specs
 from tests.support.round_model import ROUND
 
-SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
+SPECS = specs()
 ASSUMED = {
     "model.step_time.host_per_sequence_us": 10.0,
     "model.step_time.front_end_latency_ms": 0.0,
@@ -192,12 +192,12 @@ def test_published_latencies_of_the_character_ai_workload(qps: float, tpot_ms: f
     assert isinstance(SPECS.engine, SimulatedEngine)
     then = replaced(SPECS, ROUND | ASSUMED)
     served = VirtualService([BlockEngine(SPECS.engine, then.model, then.hardware, then.layout)])
-    arrivals = poisson(served, qps, count=3000)
+    arrivals = poisson(served, qps, count=1500)
     done = finished(served, arrivals[-1] + 300)
     tpots, ttfts = [], []
     for key, seen in done.items():
         assert seen.first_token_s is not None and seen.last_token_s is not None
         ttfts.append(seen.first_token_s - arrivals[key])
         tpots.append((seen.last_token_s - seen.first_token_s) / 139)
-    assert sorted(tpots)[2700] * 1e3 == pytest.approx(tpot_ms, rel=0.15)
-    assert sorted(ttfts)[2700] == pytest.approx(ttft_s, rel=0.2)
+    assert sorted(tpots)[1350] * 1e3 == pytest.approx(tpot_ms, rel=0.15)
+    assert sorted(ttfts)[1350] == pytest.approx(ttft_s, rel=0.2)

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from cluster.preflight import node_facts
-from cluster.ray_session import process_limits
-from cluster.ray_session.process_limits import (
+from cluster.ray_session import serve_settings
+from cluster.ray_session.serve_settings import (
     FILES_OF_A_STREAM,
     LEAST_FILES,
     MOST_STREAMS,
     SPARE_FILES,
     front_streams,
+    own_environment,
+    serve_environment,
     shortage,
 )
-from cluster.ray_session.serve_settings import own_environment, serve_environment
 from conf.specs.experiment import Routing
 
 UNLIMITED = resource.RLIM_INFINITY
@@ -39,7 +40,7 @@ def limited(monkeypatch: pytest.MonkeyPatch, files: int = UNLIMITED, space: int 
         resource.RLIMIT_NOFILE: (min(files, 64) if files > 0 else 64, files),
         resource.RLIMIT_AS: (space, UNLIMITED),
     }
-    monkeypatch.setattr(process_limits.resource, "getrlimit", told.__getitem__)
+    monkeypatch.setattr(serve_settings.resource, "getrlimit", told.__getitem__)
 
 
 def test_enough_is_no_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +53,6 @@ def test_enough_is_no_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kind", "soft", "hard", "remedy"),
     [
-        ("RLIMIT_NOFILE", 64, 64, "ulimit -Hn"),
         ("RLIMIT_NOFILE", 64, LEAST_FILES - 1, "ulimit -Hn"),
         ("RLIMIT_AS", 8 * 2**30, UNLIMITED, "ulimit -v unlimited"),
     ],

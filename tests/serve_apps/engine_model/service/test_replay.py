@@ -1,4 +1,4 @@
-"""A closed loop over several engines: one engine as the loop itself, several as each of them alone."""
+"""A closed loop over several engines: each as alone with what it got."""
 
 import numpy as np
 import pytest
@@ -10,12 +10,10 @@ from serve_apps.engine_model.compiled.fast_engine import (
     FastSpec,
     Ints,
     UnsupportedByFastPath,
-    serve_closed,
 )
 from serve_apps.engine_model.service.balancer import Balance
-from serve_apps.engine_model.service.closed_loop import circle
-from serve_apps.engine_model.service.replay import LATE_GAP, late_gap_s, replay
-from serve_apps.engine_model.service.requests import Replicas, Requests
+from serve_apps.engine_model.service.replay import LATE_GAP, late_gap_s, replay, serve_circle
+from serve_apps.engine_model.service.routed import Replicas, Requests
 from serve_apps.engine_model.service.whole_service import serve
 
 HELD = 7
@@ -32,19 +30,12 @@ def machine(*words: str) -> FastSpec:
     return FastSpec.of(it.engine, it.model, it.hardware, it.layout)
 
 
-@pytest.mark.parametrize("asynchronous", ["true", "false"])
-def test_around_one_engine_it_is_the_engines_own_loop(asynchronous: str) -> None:
-    one = machine(f"engine.async_scheduling={asynchronous}")
-    times, loop = circle(one, HELD, asked(), Replicas()), serve_closed(one, HELD, asked())
-    for ours, theirs in zip(times[:4], loop[:4], strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
-    assert times.work.steps == loop.work.steps
-
-
-@pytest.mark.parametrize("policy", ["leastconn", "roundrobin", "pow2"])
-def test_each_engine_serves_what_it_got_and_as_many_are_in_flight(policy: str) -> None:
-    one, lengths = machine(), asked()
-    times = circle(one, HELD, lengths, Replicas(3, Balance(policy)))
+@pytest.mark.parametrize(
+    ("policy", "asynchronous"), [("leastconn", "true"), ("roundrobin", "false"), ("pow2", "true")]
+)
+def test_each_engine_serves_what_it_got_and_as_many_are_in_flight(policy: str, asynchronous: str) -> None:
+    one, lengths = machine(f"engine.async_scheduling={asynchronous}"), asked()
+    times = serve_circle(one, HELD, lengths, Replicas(3, Balance(policy)))
     assert (np.diff(times.sent_s) >= 0).all() and set(times.replica) == {0, 1, 2}
     in_flight = [
         int(((times.sent_s <= at) & (times.last_token_s > at)).sum()) for at in times.last_token_s[:-HELD]
@@ -74,9 +65,9 @@ def test_a_burst_to_two_engines_is_that_of_requests_due_at_once() -> None:
 
 def test_what_it_does_not_play_is_unfit() -> None:
     with pytest.raises(UnsupportedByFastPath, match="noise of many engines"):
-        circle(machine("engine=simulated_aiter"), HELD, asked(), Replicas(2))
+        serve_circle(machine("engine=simulated_aiter"), HELD, asked(), Replicas(2))
     with pytest.raises(UnsupportedByFastPath, match="KV cache may overflow"):
-        circle(machine("engine.num_gpu_blocks=450"), 40, asked(), Replicas(2))
+        serve_circle(machine("engine.num_gpu_blocks=450"), 40, asked(), Replicas(2))
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 101, 102, 140])
