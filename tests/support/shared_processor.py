@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+from tests.support.mock_server import END, head, token, usage
+
 STEP_S, PER_ANSWER_S = 0.020, 0.0004
 """Seconds of a step, and more of them for each answer in it (our choice: 50 answers double an idle step)."""
 
@@ -43,22 +45,10 @@ class Answer:
 
 
 @dataclass(slots=True)
-class SharedProcessor:
-    """The server on a virtual clock (`tests.support.virtual_target`); a prompt costs nothing.
+class Arrivals:
+    """What a service on a virtual clock was told that will come."""
 
-    Every answer gets one token a step, so that one of w tokens that joins after step k ends with step k + w,
-    whatever happens meanwhile: only joining and ending cost arithmetic, and an hour takes a second.
-    `speed` divides the time of every step.
-    """
-
-    speed: float = 1.0
-    _due: list[tuple[float, int, Answer]] = field(default_factory=list)
-    _running: list[tuple[int, int, Answer]] = field(default_factory=list)
-    _new: list[Answer] = field(default_factory=list)
-    _ended: list[Answer] = field(default_factory=list)
-    _steps: int = 0
-    _now_s: float = 0.0
-    _told_s: float = 0.0
+    _due: list[tuple[float, int, Answer]] = field(default_factory=list, kw_only=True)
 
     def submit(self, key: int, at_s: float, _: int, output_tokens: int, *__: object) -> None:
         """Plan an arrival."""
@@ -68,6 +58,24 @@ class SharedProcessor:
         """Forget what is due later."""
         self._due = [one for one in self._due if one[0] <= after_s]
         heapify(self._due)
+
+
+@dataclass(slots=True)
+class SharedProcessor(Arrivals):
+    """The server on a virtual clock (`tests.support.virtual_target`); a prompt costs nothing.
+
+    Every answer gets one token a step, so that one of w tokens that joins after step k ends with step k + w,
+    whatever happens meanwhile: only joining and ending cost arithmetic, and an hour takes a second.
+    `speed` divides the time of every step.
+    """
+
+    speed: float = 1.0
+    _running: list[tuple[int, int, Answer]] = field(default_factory=list)
+    _new: list[Answer] = field(default_factory=list)
+    _ended: list[Answer] = field(default_factory=list)
+    _steps: int = 0
+    _now_s: float = 0.0
+    _told_s: float = 0.0
 
     def advance(self, until_s: float) -> None:
         """Run every step that ends by `until_s`; who comes during a step joins the next."""
@@ -114,16 +122,6 @@ class SharedProcessor:
         return steps
 
 
-def _event(tree: object) -> bytes:
-    body = b"data: " + (tree if isinstance(tree, bytes) else json.dumps(tree).encode()) + b"\n\n"
-    return b"%x\r\n%s\r\n" % (len(body), body)
-
-
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-TOKEN = _event({"choices": [{"index": 0, "text": " a", "finish_reason": None}], "usage": None})
-LAST = _event({"choices": [{"index": 0, "text": " a", "finish_reason": "length"}], "usage": None})
-
-
 @dataclass(slots=True)
 class Stream:
     """An answer over HTTP."""
@@ -137,10 +135,9 @@ class Stream:
     def token(self) -> None:
         """Write the next token, and the end after the last."""
         self.left -= 1
-        self.writer.write(TOKEN if self.left else LAST)
+        self.writer.write(token(finish=None if self.left else "length"))
         if not self.left:
-            usage = {"prompt_tokens": self.prompt, "completion_tokens": self.wanted}
-            self.writer.write(_event({"choices": [], "usage": usage}) + _event(b"[DONE]") + b"0\r\n\r\n")
+            self.writer.write(usage(self.prompt, self.wanted) + END)
             self.ended.set()
 
 
@@ -181,14 +178,14 @@ class Server:
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                if head.startswith(b"get"):
+                asked = (await reader.readuntil(b"\r\n\r\n")).lower()
+                if asked.startswith(b"get"):
                     text = b'{"object":"list","data":[{"id":"m"}]}'
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
                     continue
-                line = next(each for each in head.split(b"\r\n") if each.startswith(b"content-length"))
+                line = next(each for each in asked.split(b"\r\n") if each.startswith(b"content-length"))
                 body = json.loads(await reader.readexactly(int(line.split(b":")[1])))
-                writer.write(HEAD)
+                writer.write(head())
                 stream = Stream(writer, body["max_tokens"], body["max_tokens"], len(body["prompt"]))
                 self._streams.append(stream)
                 self._came.set()

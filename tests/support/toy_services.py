@@ -5,37 +5,27 @@ Knows arrivals and tokens; knows no search and no bound.
 
 import math
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop
 
 import numpy as np
 import pyarrow as pa
 
 from loadgen.fleet.target import Observation
 from loadgen.traffic.schedule import ArrivalSchedule
-from tests.support.shared_processor import Answer
+from tests.support.shared_processor import Answer, Arrivals
 from tests.support.virtual_target import Service, VirtualTarget
 
 FAILED = "http_error"
 
 
 @dataclass(slots=True)
-class OneAtATime:
+class OneAtATime(Arrivals):
     """Serves each request alone for `service_s`, over which its tokens are spread: an M/D/1 queue."""
 
     service_s: float
-    _due: list[tuple[float, int, Answer]] = field(default_factory=list)
     _begun: list[tuple[float, Answer]] = field(default_factory=list)
     _free_s: float = 0.0
     _told_s: float = 0.0
-
-    def submit(self, key: int, at_s: float, _: int, output_tokens: int, *__: object) -> None:
-        """Plan an arrival."""
-        heappush(self._due, (at_s, key, Answer(key, at_s, output_tokens)))
-
-    def retract(self, after_s: float) -> None:
-        """Forget what is due later."""
-        self._due = [one for one in self._due if one[0] <= after_s]
-        heapify(self._due)
 
     def advance(self, until_s: float) -> None:
         """Let everyone who is due by `until_s` join the queue."""

@@ -5,7 +5,7 @@ import pytest
 
 from analysis.figures.server_state import state
 from analysis.rows import metrics
-from loadgen.drive import fixed_rate
+from loadgen.drive import fixed_rate, prepared_load
 from loadgen.run import measure
 from loadgen.traffic.schedule import NS
 from tests.vllm.running import Up
@@ -21,11 +21,12 @@ COUNTERS = QUERIES, HITS = "prefix_cache_queries_total", "prefix_cache_hits_tota
 def hold_to(share: float, up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     """Probe with prompts of which so much is shared: vLLM finds that in its cache, and no more.
 
-    A probe as a user has it, but for its transition, in which caches would only become fuller. The counters
-    are taken over its window from its own samples, and over all of it from vLLM's pages: there they agree
-    with the usages token by token.
+    A probe as a user has it, but for what goes before its window, in which caches would only become fuller.
+    The counters are taken over its window from its own samples, and over all of it from vLLM's pages: there
+    they agree with the usages token by token.
     """
     monkeypatch.setattr(fixed_rate, "TRANSITION_S", TRANSITION_S)
+    monkeypatch.setattr(prepared_load, "PIECE_S", TRANSITION_S)
     asked = {
         "run": f"hits-{share:g}",
         "workload.prefix_hit": share,

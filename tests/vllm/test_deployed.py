@@ -20,12 +20,7 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.run import measure
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
-from tests.support.vllm_words import (
-    RATE_QPS,
-    SECONDS,
-    TRIES,
-    WORDS,
-)
+from tests.support.vllm_words import RATE_QPS, SECONDS, TRIES, WORDS
 from tests.vllm import prefix_hits
 from tests.vllm.running import Up
 
@@ -48,6 +43,12 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         yield Up(served, WORDS, tmp_path_factory.mktemp("runs"))
 
 
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short transition: what a plain client is held to has none."""
+    monkeypatch.setattr(fixed_rate, "TRANSITION_S", 1.0)
+
+
 def test_what_runs_is_read_back(up: Up) -> None:
     (replica,) = up.served.reported["replicas"].values()
     assert replica["pid"] and replica["load_s"] > 1
@@ -67,10 +68,10 @@ def test_a_short_sweep_ends_with_a_verdict_and_its_reason(up: Up) -> None:
     assert set(rows["status"].to_pylist()) <= {"ok", "missed"}
 
 
-def test_tokens_and_finishes_agree_with_vllms_own_counters(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fixed_rate, "TRANSITION_S", 1.0)
+@pytest.mark.usefixtures("soon")
+def test_tokens_and_finishes_agree_with_vllms_own_counters(up: Up) -> None:
     before = up.counters(COUNTERS)
-    tree, run = up.run("probe", measure.hold, f"rate_qps={RATE_QPS}", "duration_s=15")
+    tree, run = up.run("probe", measure.hold, f"rate_qps={RATE_QPS}", "duration_s=8")
     after = up.counters(COUNTERS)
     rows = run.requests()
     ok = rows.filter(np.array(rows["status"].to_pylist()) == "ok")
@@ -86,6 +87,7 @@ def test_the_intended_hit_rate_is_met(share: float, up: Up, monkeypatch: pytest.
     prefix_hits.hold_to(share, up, monkeypatch)
 
 
+@pytest.mark.usefixtures("soon")
 def test_latencies_agree_with_a_plain_client(up: Up) -> None:
     """The same arrivals by our fleet and by aiohttp: the intervals of each p90 overlap, once in three tries.
 

@@ -25,6 +25,7 @@ from conf.specs.experiment import Cluster, Routing
 from loadgen.run import metrics_scraper
 from tests.conftest import FAKE
 from tests.support.patience import PATIENCE_S, until
+from tests.support.sockets import LOOPBACK, listening
 
 pytestmark = pytest.mark.ray
 
@@ -38,6 +39,7 @@ from cluster.deployment.deploy import DeployError, Deployment, ExpectedService, 
 from cluster.deployment.warmup import one_token  # noqa: E402
 from cluster.ray_session import serve_settings  # noqa: E402
 from cluster.ray_session import session as cluster_session  # noqa: E402
+from cluster.ray_session.processes import with_descendants  # noqa: E402
 from cluster.ray_session.session import Session, SessionError, open_session  # noqa: E402
 from serve_apps.simulated.app import EngineSpecs, application_name, build_app  # noqa: E402
 
@@ -410,44 +412,8 @@ def test_each_node_holds_two_replicas(ray_session: Session, deployment: Deployme
 
 
 def test_nothing_listens_beyond_the_loopback_address(deployment: Deployment) -> None:
-    owned = {inode for pid in descendants(os.getpid()) for inode in socket_inodes(pid)}
-    listening = {inode: address for inode, address in listeners() if inode in owned}
-    assert len(listening) > 10
-    loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-    assert set(listening.values()) <= loopback
-
-
-def listeners() -> Iterator[tuple[str, str]]:
-    """Inode and local address (hexadecimal) of every listening TCP socket."""
-    for table in ("tcp", "tcp6"):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A":
-                yield words[9], words[1].partition(":")[0]
-
-
-def descendants(root: int) -> set[int]:
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    found = {root}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
-
-
-def socket_inodes(pid: int) -> Iterator[str]:
-    for link in Path("/proc", str(pid), "fd").iterdir():
-        try:
-            target = str(link.readlink())
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            yield target[8:-1]
+    found = listening(pid for pid, _ in with_descendants({os.getpid()}))
+    assert len(found) > 10 and set(found) <= LOOPBACK
 
 
 def test_a_lost_replica_is_reported(deployment: Deployment) -> None:

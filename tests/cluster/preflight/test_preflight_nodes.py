@@ -13,7 +13,7 @@ import pytest
 from cluster.preflight.checks import Finding, InspectedNode, Node
 from conf import load
 
-pytestmark = [pytest.mark.ray, pytest.mark.cluster]
+pytestmark = pytest.mark.ray
 
 ray = pytest.importorskip("ray")
 

@@ -27,7 +27,7 @@ from loadgen.run.run_folder import RunFolder
 from loadgen.search.segments import Start
 from tests.support.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.ray, pytest.mark.cluster]
+pytestmark = pytest.mark.ray
 
 ray = pytest.importorskip("ray")
 
@@ -174,6 +174,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         patch.setattr(session, "RayCluster", Known)
         patch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", PATIENCE_S)
         patch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", PATIENCE_S)
+        patch.setattr(
+            "loadgen.drive.prepared_load.PIECE_S", 3.0
+        )  # soon in steady state, also after each fault
         tree = to_tree(measure(EXPERIMENT, "sweep", folder, search, Site(start, up), saboteur))
     yield Ran(tree, folder.path, saboteur.at)
 

@@ -1,7 +1,5 @@
 """The fleet for real: load actors in a Ray cluster against a scripted server, also when one is killed."""
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from conf.io.secret import Secret
 from loadgen.run.run_folder import RunFolder
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from tests.support.mock_server import MockServer, answer
+from tests.support.mock_server import answer, serving
 from tests.support.patience import PATIENCE_S, until
 
 pytestmark = pytest.mark.ray
@@ -31,21 +29,8 @@ SELECTOR = {"label_selector": {"role": "!gpu"}}
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A mock server in a thread of its own."""
-    ready, box = threading.Event(), {}
-
-    async def serve() -> None:
-        async with MockServer(lambda body: answer(body, 0.02)) as server:
-            box["url"], box["stop"], box["loop"] = server.url, asyncio.Event(), asyncio.get_running_loop()
-            ready.set()
-            await box["stop"].wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-    thread.start()
-    assert ready.wait(PATIENCE_S)
-    yield box["url"]
-    box["loop"].call_soon_threadsafe(box["stop"].set)
-    thread.join(PATIENCE_S)
+    with serving(lambda body: answer(body, 0.02)) as server:
+        yield server.url
 
 
 def fleet(url: str, folder: RunFolder, count: int = 2, cpus: float = 0.4) -> LoadFleet:
