@@ -17,6 +17,8 @@ examples:
   python -m loadgen probe workload=trace workload.trace=FILE     replay a trace at its own times
   python -m loadgen probe concurrency=32                a closed loop, to compare with tools that use one
   python -m loadgen compare b.layout=dp2_tp4_ep4        capacity of B over that of A, on the same requests
+  python -m loadgen quality b.engine.defect=.02         same, degraded or undecided: B's answers beside A's
+  python -m loadgen quality a.layout=dp1_tp8_ep8 b.layout=dp2_tp4_ep4 quality.load=2
   python -m loadgen progressive                         the MI325X paper's benchmark, its tables beside ours
   python -m loadgen progressive model=llama31_405b_fp8 layout=dp1_tp8 progressive.requests_per_user=10
   python -m loadgen progressive engine=simulated_aiter progressive.runs=10   with noise between runs
@@ -47,6 +49,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "probe": measuring.probe,
     "predict": prediction.predict,
     "compare": measuring.compare,
+    "quality": measuring.quality,
     "progressive": published_benchmark.progressive,
     "recipe": measuring.recipe,
     "resume": measuring.resume,

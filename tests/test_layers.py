@@ -67,7 +67,7 @@ FLOORS = {
     "analysis": (
         ("stats",),
         ("rows",),
-        ("capacity",),
+        ("capacity", "quality"),
         ("results",),
         ("calibration", "planning", "exchange"),
         ("figures",),
@@ -87,7 +87,7 @@ FLOORS = {
         ("search", "traffic"),
         ("prompts",),
         ("fleet",),
-        ("drive", "predict"),
+        ("drive", "predict", "quality"),
         ("run",),
         ("studies",),
         ("cli",),

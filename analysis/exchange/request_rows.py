@@ -14,7 +14,6 @@ from io import BytesIO
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-from pyarrow import dataset
 
 from analysis.results.runs import Run, RunError
 from analysis.rows import latency_columns, records
@@ -68,6 +67,8 @@ def _stored(run: Run) -> Iterator[pa.Table]:
             return
         files = [str(path) for path in records.files(run.path / "requests")]
         # With the schema of today a column that an older file lacks is null.
+        from pyarrow import dataset  # it brings pandas, for which no other use of `analysis` must wait
+
         stored = dataset.dataset(files, records.REQUESTS, format="parquet")
         for batch in stored.to_batches(batch_size=BATCH_ROWS, batch_readahead=0, fragment_readahead=0):
             yield pa.Table.from_batches([batch])

@@ -7,7 +7,7 @@ from pathlib import Path
 from analysis.planning.evidence import NotPlannable
 from analysis.planning.plan import DemandRates, plan
 from analysis.planning.plan_tree import Tree, refused, tree
-from analysis.planning.sources import Source, expanded, read
+from analysis.planning.sources import Source, expanded, read, refuse_degraded
 from analysis.results.runs import RunError
 from conf import ConfigError
 from conf.load import load_planning
@@ -23,9 +23,10 @@ PLAN_HELP = """words (docs/planning.md):
   plan.node_hour_usd=USD         price of a node; without it there is no cost
   plan.node_availability=0.995   with plan.target_availability=0.9999: nodes so that enough are up
   plan.scale_up_minutes=M        how long a node takes until it serves
+  plan.degraded=true             plan on a run whose answers the quality gate found degraded
 
 exit codes: 0 done; 2 wrong usage; 3, 4 or 5 that of a run that allows no plan (4: it is void); 6 only a lower
-bound of the capacity is known"""
+bound of the capacity is known; 7 answers are degraded"""
 
 
 def of_words(words: Sequence[str], predict: Callable[[Sequence[str]], Source]) -> Tree:
@@ -66,6 +67,9 @@ def command(
     if not sources and predict:
         sources = [predict()]
     try:
+        folders = [source for source in sources if isinstance(source, Path | str)]
+        if not asked.plan.degraded:
+            refuse_degraded(folders)
         opened = [read(source) if isinstance(source, Path | str) else [source] for source in sources]
         found = expanded([one for several in opened for one in several])
         return tree(plan(found[0], asked.demand, asked.plan, found[1:]))

@@ -16,6 +16,7 @@ from analysis.results import (
     integrity,
     matrix_table,
     probe_text,
+    quality_text,
     ratio_text,
     sessions_text,
     studies,
@@ -129,6 +130,8 @@ def _claim(verdict: Verdict) -> Claim:
             return matrix_table.headline(verdict), (), ()
         if verdict.study == "recipe":
             return f"Recorded for calibration: {verdict.evidence}", (), ()
+        if verdict.study == "quality":
+            return _gated(verdict)
         return _compared(verdict) if verdict.study == "compare" else _capacity(verdict)
     if verdict.verify:
         lines = tuple(map(engine_agreement.line, verdict.verify.comparisons))
@@ -143,7 +146,25 @@ def _compared(verdict: StudyVerdict) -> Claim:
     interval = f"{ratio.low:.3f} to {ratio.high:.3f}"
     figures = ("Capacity of B / capacity of A", f"{ratio.value:.3f}"), ("95 % interval", interval)
     headline = f"B carries {ratio.value:.3f} times the load of A: {ratio.verdict}"
-    return headline, figures, tuple(map(_sentence, ratio_text.lines(verdict, ratio)))
+    gate = [f"answers: {verdict.quality.verdict}"] if verdict.quality else []
+    return headline, figures, tuple(map(_sentence, [*gate, *ratio_text.lines(verdict, ratio)]))
+
+
+def _gated(verdict: StudyVerdict) -> Claim:
+    """A gate claims no capacity: its verdict on the answers, with both intervals."""
+    found = verdict.quality
+    if not found:
+        return "No answers were compared", (), ()
+    nats, broken = found.nats, found.broken
+    figures = (
+        ("Mean excess divergence", f"{nats.low:.4f} to {nats.high:.4f} nats, margin {nats.margin:g}"),
+        (
+            "Excess of broken prompts",
+            f"{100 * broken.low:.2f} to {100 * broken.high:.2f} %, margin {100 * broken.margin:g} %",
+        ),
+    )
+    lines = quality_text.lines(verdict, found)
+    return _sentence(quality_text.headline(found)), figures, tuple(map(_sentence, filter(None, lines)))
 
 
 def _probed(probe: ProbeFigures) -> Claim:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.report import answers, banner, checks, definitions, exhibits, provenance, study
+from analysis.report import answers, banner, checks, definitions, exhibits, provenance, quality, study
 from analysis.report.blocks import Block, Cell, Link, Missing, Page, Paragraph, Section
 from analysis.report.exhibits import Room
 from analysis.report.study import StudyFolder
@@ -49,6 +49,7 @@ def of_study(found: StudyFolder, out: Path) -> Page:
     parts += exhibits.of_study(found.path, verdict.study, room)
     sections = [
         Section("parts", "The parts", "What each run found; each has a report of its own.", tuple(parts)),
+        *quality.sections(found, room),
         Section("trust", TRUST, PURPOSE, (*_checks(verdict), answers.rests_on(verdict))),
         *_beside(found.parts, room),
         *provenance.of_study(verdict, found.parts),
@@ -121,6 +122,7 @@ def _heading(asked: AskedExperiment, verb: str) -> str:
     what = {
         "probe": "Probe",
         "compare": "Comparison",
+        "quality": "Quality gate",
         "matrix": "Capacity matrix",
         "recipe": "Calibration probes",
     }

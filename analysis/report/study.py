@@ -46,7 +46,7 @@ def parts(study: StudyVerdict, links: Links) -> Table:
     if study.study == matrix_table.KIND:
         return _cells(study, links)
     known = {row.name: row for row in study.parts}
-    recorded = study.study == "recipe"
+    recorded = study.study in ("recipe", "quality")
     rows = [(links[name], *_part(known.get(name), recorded)) for name in study.names]
     heads = "part", "result", "QPS per node", "95 % interval", "certified", "limited by", "seed"
     failed = tuple("failed" if str(row[1]).startswith("no result (") else "" for row in rows)

@@ -6,7 +6,7 @@ Knows the verdicts of sweeps and the ratios that were found for them; computes n
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.results import grid_table
+from analysis.results import grid_table, quality_text
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import MATRIX, CellRatio, MatrixCell, StudyVerdict
 
@@ -14,6 +14,8 @@ KIND = MATRIX
 REFERENCE, PAIRED, UNPAIRED = "reference", "paired", "unpaired"
 """How a ratio came about: 1 by definition, on common arrivals, or from two independent capacities."""
 COLUMNS = (("QPS/node", 10), ("95 % interval", 17), ("certified", 11), ("limit", 7), ("ratio", 23), ("", 10))
+ANSWERS = ("answers", 9)
+"""A column of a matrix with a quality gate."""
 
 
 def row(
@@ -44,18 +46,28 @@ def row(
 def headline(study: StudyVerdict) -> str:
     """The number of cells that have an answer."""
     cells = study.cells or ()
-    return f"{sum(cell.exit_code == 0 for cell in cells)} of {len(cells)} cells have a capacity"
+    degraded = [cell.name for cell in cells if cell.quality and cell.quality.verdict == "DEGRADED"]
+    worse = f"; answers are degraded in {', '.join(degraded)}" if degraded else ""
+    return f"{sum(cell.exit_code == 0 for cell in cells)} of {len(cells)} cells have a capacity{worse}"
 
 
 def lines(study: StudyVerdict) -> list[str]:
     """The table, and below it the grounds of its ratios."""
     cells = study.cells or ()
+    is_gated = any(cell.quality for cell in cells)
     shown = grid_table.lines(
         ["cell", *(study.axes or ())],
-        [({"cell": cell.name, **cell.at}, _figures(cell), _why(cell)) for cell in cells],
-        COLUMNS,
+        [({"cell": cell.name, **cell.at}, _told(cell, is_gated), _why(cell)) for cell in cells],
+        (*COLUMNS, ANSWERS) if is_gated else COLUMNS,
     )
-    return [f"  {line}" for line in [*shown, *_notes(cells)]]
+    return [f"  {line}" for line in [*shown, *_scores(cells), *_notes(cells)]]
+
+
+def _scores(cells: Sequence[MatrixCell]) -> list[str]:
+    """Right answers of each cell that was asked, beside those of the first cell."""
+    found = [(cell.name, cell.scores) for cell in cells if cell.scores]
+    told = [quality_text.score_lines(one, (cells[0].name, name)) for name, one in found]
+    return list(dict.fromkeys(line.strip() for lines in told for line in lines))
 
 
 def _notes(cells: Sequence[MatrixCell]) -> list[str]:
@@ -68,12 +80,22 @@ def _notes(cells: Sequence[MatrixCell]) -> list[str]:
         first, _ = by_how[REFERENCE][0]
         notes.append(f"ratio: capacity over that of {first}, each with a 95 % interval of its own")
         notes.append("each service was deployed once: how far deployments differ is in no interval")
+    if any(cell.quality for cell in cells):
+        notes.append("answers: the quality gate's verdict on each cell beside the first one")
     if PAIRED in by_how:
         notes.append("paired: got the same arrivals and lengths, scaled in time (common random numbers)")
     reasons: dict[str, list[str]] = {}
     for name, ratio in by_how.get(UNPAIRED, ()):
         reasons.setdefault(ratio.why, []).append(name)
     return notes + [f"unpaired, {', '.join(names)}: {why}" for why, names in reasons.items()]
+
+
+def _told(cell: MatrixCell, is_gated: bool) -> list[str] | None:
+    """The figures of a cell, behind them the gate's verdict on its answers."""
+    figures = _figures(cell)
+    if figures is None or not is_gated:
+        return figures
+    return [*figures, cell.quality.verdict if cell.quality else ""]
 
 
 def _figures(cell: MatrixCell) -> list[str] | None:

@@ -13,13 +13,18 @@ def headline(found: Ratio) -> str:
     return f"B / A = {found.value:.3f} [{found.low:.3f}, {found.high:.3f}] (95 %): {found.verdict}"
 
 
-def lines(study: StudyVerdict, found: Ratio) -> list[str]:
-    """The differences from A to B, and the evidence of the ratio."""
+def differing(study: StudyVerdict) -> str:
+    """The keys in which A and B differ, as a line."""
     told = [f"{key} {ours} -> {theirs}" for key, (ours, theirs) in (study.differs or {}).items()]
     more = f" and {len(told) - MOST_TOLD} more (study.json)" if len(told) > MOST_TOLD else ""
+    return f"  from A to B: {', '.join(told[:MOST_TOLD])}{more}"
+
+
+def lines(study: StudyVerdict, found: Ratio) -> list[str]:
+    """The differences from A to B, and the evidence of the ratio."""
     correlation = "unknown" if found.correlation is None else f"{found.correlation:.2f}"
     out = [
-        f"  from A to B: {', '.join(told[:MOST_TOLD])}{more}",
+        differing(study),
         f"  {found.pairs} pairs of windows: B got A's arrivals and lengths, scaled in time; correlation"
         f" {correlation}",
     ]

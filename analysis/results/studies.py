@@ -149,12 +149,12 @@ def lines(study: StudyVerdict) -> list[str]:
     if study.variation_pct:
         shown.append(f"  mean of {study.evidence}: coefficient of variation {_pct(study.variation_pct)}")
     known = {row.name: row for row in study.parts}
-    said = _probe if study.study == "recipe" else _part
+    said = _recorded if study.study in ("recipe", "quality") else _part
     shown += [f"  {name}: {said(known[name]) if name in known else 'no result yet'}" for name in study.names]
     return shown + ([f"  {study.remedy}"] if study.remedy else [])
 
 
-def _probe(row: PartRow) -> str:
+def _recorded(row: PartRow) -> str:
     return "recorded" if row.exit_code in RECORDED else f"no result (exit {row.exit_code})"
 
 

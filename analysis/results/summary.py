@@ -15,6 +15,7 @@ from analysis.results import (
     prediction_text,
     probe_text,
     published_ladder,
+    quality_text,
     ratio_text,
     replay_text,
     sessions_text,
@@ -39,6 +40,7 @@ EXIT_SLO_MISSED = 3
 EXIT_VOID = 4
 EXIT_TARGET = 5
 EXIT_OPEN = 6
+EXIT_DEGRADED = 7
 EXIT_INTERRUPTED = 130
 
 RESUMABLE = (EXIT_INTERNAL, EXIT_VOID, EXIT_TARGET, EXIT_INTERRUPTED)
@@ -84,6 +86,8 @@ def text(verdict: Verdict, resume: Path | None = None) -> str:
         lines += replay_text.lines(verdict) + prediction_text.lines(verdict)
     if isinstance(verdict, StudyVerdict):
         lines += ratio_text.lines(verdict, verdict.ratio) if verdict.ratio else []
+        lines += quality_text.lines(verdict, verdict.quality) if verdict.quality else []
+        lines += quality_text.score_lines(verdict.scores) if verdict.scores else []
         lines += studies.lines(verdict)
     lines += _evidence_lines(verdict)
     if not isinstance(verdict, PredictionVerdict):
@@ -153,12 +157,19 @@ def word(verdict: Verdict | None) -> str:
     """The one word above everything else; None is a run that did not end."""
     if verdict is None or verdict.exit_code is None:
         return "UNFINISHED"
+    if isinstance(verdict, StudyVerdict) and verdict.quality and not _hides_its_gate(verdict):
+        return verdict.quality.verdict
     if isinstance(verdict, StudyVerdict) and verdict.is_matrix and verdict.valid:
         return "VALID"  # what one cell lacks, others have
     if verdict.exit_code in FAILED_WORDS:
         return FAILED_WORDS[verdict.exit_code]
     good = "PREDICTED" if verdict.clock == "virtual" else "VALID"
     return good if verdict.valid else "VOID"
+
+
+def _hides_its_gate(study: StudyVerdict) -> bool:
+    """True of a comparison whose answers are not degraded: its word is that of the speed."""
+    return study.study != "quality" and study.exit_code != EXIT_DEGRADED
 
 
 def engine_label(verdict: Verdict) -> str:
@@ -174,8 +185,11 @@ def engine_label(verdict: Verdict) -> str:
 
 def _of_study(study: StudyVerdict) -> str:
     """The headline of a comparison or of recorded probes; empty of studies that find one capacity."""
+    if study.study == "quality" and study.quality:
+        return quality_text.headline(study.quality)
     if study.ratio:
-        return ratio_text.headline(study.ratio)
+        answers = f"; answers: {study.quality.verdict}" if study.quality else ""
+        return ratio_text.headline(study.ratio) + answers
     if study.study == "compare":
         return "no ratio was shown"
     if study.study == "recipe":

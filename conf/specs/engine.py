@@ -35,7 +35,9 @@ class SimulatedEngine(Engine):
     the model's fit; `kernel_ratio` then holds their times over the fit's. The engine and its load run
     `time_scale` times as fast as the real clock, and all seconds of budgets, windows and time-outs are the
     engine's. Above 1 that saves time; below 1 a small machine can hold the requests of many nodes, because
-    its own time per request weighs less.
+    its own time per request weighs less. `defect` is the share of positions (0 to 1) whose token and log
+    probabilities are wrong where an answer shows them, as those of a faulty kernel: something to find for a
+    comparison of answers. It changes no latency.
     """
 
     kind: str = "simulated"
@@ -57,6 +59,7 @@ class SimulatedEngine(Engine):
     stall_every_steps: int = 0
     stall_mean_s: float = 1.0
     time_scale: float = 1.0
+    defect: float = 0.0
     constants: str = ""
     constants_covariance: dict[str, list[float]] = field(default_factory=dict)
     kernels: Literal["fitted", "aiter", "triton"] = "fitted"
@@ -70,6 +73,10 @@ class SimulatedEngine(Engine):
         require_not_negative("engine.", self, *amounts)
         require(0 < self.gpu_memory_utilization <= 1, "engine.gpu_memory_utilization must be in (0, 1]")
         require(0 <= self.drift_sd < 1, f"engine.drift_sd={self.drift_sd} must be in [0, 1)")
+        require(
+            0 <= self.defect <= 1,
+            f"engine.defect={self.defect:g} must be a share of positions, from 0 to 1",
+        )
         require(
             self.attention_backend.isidentifier() and self.attention_backend.isupper(),
             f"engine.attention_backend={self.attention_backend} is no name of vLLM's, which are in capitals, "

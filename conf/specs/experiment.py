@@ -15,6 +15,7 @@ from conf.specs.lengths import Lengths
 from conf.specs.machines import Cluster, Fleet, Hardware, Layout
 from conf.specs.model import Model
 from conf.specs.published_ladder import Progressive
+from conf.specs.quality import Quality
 from conf.specs.routing import Routing
 from conf.specs.search import MOST_QPS, MOST_REQUESTS, MOST_S, Search
 from conf.specs.step_time import Constant, Efficiency, KernelRatio, StepTime
@@ -36,6 +37,7 @@ __all__ = [
     "Layout",
     "Lengths",
     "Model",
+    "Quality",
     "Routing",
     "Search",
     "SimulatedEngine",
@@ -79,6 +81,7 @@ class Experiment:
     fleet: Fleet
     target: Endpoints = field(default_factory=Endpoints)
     progressive: Progressive = field(default_factory=Progressive)
+    quality: Quality = field(default_factory=Quality)
     rate_qps: float | None = None
     profile_qps: list[list[float]] = field(default_factory=list)
     concurrency: int | None = None

@@ -16,6 +16,7 @@ from conf.specs.published_ladder import Progressive
 from conf.words import groups
 from loadgen.cli import idle_words
 from loadgen.prompts import tokenizer
+from loadgen.quality import tasks
 from loadgen.run.endpoint import api_key
 from loadgen.traffic import conversation_means, trace
 
@@ -33,7 +34,8 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
         epilog="A bare group name chooses a file, a dotted key sets a value (slo.ttft_p90_ms=1500):\n"
         f"{choices}\n\n"
         "exit codes: 0 valid; 1 internal error; 2 wrong usage; 3 a bound is missed; 4 measurement void;\n"
-        "5 target or deployment failed; 6 budget spent, the interval is open; 130 interrupted\n"
+        "5 target or deployment failed; 6 budget spent, the interval is open;\n"
+        "7 the quality gate found the answers degraded; 130 interrupted\n"
         "predict and sweep of a grid (matrix.KEY=[a,b] for any keys) end with the highest code of its cells",
     )
     top.add_argument("verb", choices=verbs, help="the act; VERB --help has its examples")
@@ -115,6 +117,8 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
     experiment = load(words, config)
     workload = tokenizer.located(conversation_means.resolve(trace.resolve(experiment.workload)))
     experiment = sized(replace(experiment, workload=workload))
+    if tasks.asks(experiment, verb):
+        experiment = replace(experiment, quality=tasks.located(experiment.quality))
     _refuse_idle_words(experiment, verb)
     why = idle_words.idle(experiment, verb, given)
     if verb in ("sweep", "compare"):

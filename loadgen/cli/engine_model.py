@@ -164,5 +164,15 @@ def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Placing
     return replace(start, prediction_qps=figures.estimate), PlacingPrediction(figures, how)
 
 
+def certified_qps(experiment: Experiment) -> float | None:
+    """The certified rate per node of a virtual hour; None if the engine model finds none."""
+    hour = replace(experiment, search=replace(experiment.search, budget_s=HOUR_S))
+    try:
+        found = predict(hour, draws=0)
+    except ValueError:
+        return None
+    return found.capacity.qps_per_node.certified if found.capacity and not found.exit_code else None
+
+
 MODEL = answer.EngineModel(simulate, _machine, guess_qps)
 """The engine model as `loadgen.predict` takes it."""

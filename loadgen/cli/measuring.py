@@ -9,7 +9,7 @@ from functools import partial
 from analysis.results import summary
 from conf.io import terminal
 from conf.matrix import Matrix, matrix
-from loadgen.cli import config_check, engine_model, machine_check, output
+from loadgen.cli import config_check, engine_model, machine_check, output, quality_words
 from loadgen.cli.command_line import asked, resumed, verified
 from loadgen.drive import fixed_rate, require
 from loadgen.search import pacing
@@ -21,6 +21,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     if (words := matrix(arguments.words)).axes:
         return _sweep_cells(arguments, words)
     experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
+    quality_words.refuse_lone_gate(experiment)
     machine_check.refuse(experiment)
     if arguments.dry_run:
         return output.plan(experiment, pacing.swept_s(experiment))
@@ -31,6 +32,7 @@ def sweep(arguments: argparse.Namespace) -> int:
 
 def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
     cells = matrix_cells.of(words, partial(config_check.experiment, arguments.verb, config=arguments.config))
+    quality_words.refuse_gate(*cells.asked.values())
     machine_check.refuse(cells.first)
     if arguments.dry_run:
         lines = [*matrix_cells.lines(cells), "the first one is below"]
@@ -62,6 +64,7 @@ def compare(arguments: argparse.Namespace) -> int:
     a, b = comparison_words.compared(
         arguments.words, arguments.config, partial(config_check.experiment, arguments.verb)
     )
+    quality_words.refuse_gate(a, b)
     machine_check.refuse(a)
     if arguments.dry_run:
         terminal.tell(comparison_words.text(a, b))
@@ -69,6 +72,25 @@ def compare(arguments: argparse.Namespace) -> int:
     from loadgen.cli import verbs
 
     return output.answer(arguments, (a, b), lambda site, show: verbs.compare(a, b, site, show))
+
+
+def quality(arguments: argparse.Namespace) -> int:
+    """Ask two configurations of a model the same questions under load: same, degraded or undecided."""
+    if folders := quality_words.folders(arguments.words):
+        return output.result(quality_words.recorded(*folders), arguments.json)
+    a, b = quality_words.sides(
+        arguments.words,
+        arguments.config,
+        partial(config_check.experiment, arguments.verb),
+        engine_model.certified_qps,
+    )
+    machine_check.refuse(a)
+    if arguments.dry_run:
+        terminal.tell(quality_words.text(a, b))
+        return summary.EXIT_OK
+    from loadgen.cli import verbs
+
+    return output.answer(arguments, (a, b), lambda site, show: verbs.quality(a, b, site, show))
 
 
 def recipe(arguments: argparse.Namespace) -> int:

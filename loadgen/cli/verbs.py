@@ -23,13 +23,26 @@ from loadgen.run.run_folder import RunFolder
 from loadgen.studies import (
     calibration_probes,
     comparison,
+    gate_evidence,
     matrix_cells,
     matrix_study,
     published_ladder_run,
+    quality_study,
     study,
 )
+from loadgen.studies.gate_questions import ServiceInUse
+from loadgen.studies.gated_study import gated
 from loadgen.studies.matrix_cells import Cells
 from loadgen.studies.shared_service import SharedService
+
+PART_VERBS = {
+    calibration_probes.KIND: "probe",
+    published_ladder_run.KIND: published_ladder_run.KIND,
+    gate_evidence.KIND: gate_evidence.KIND,
+}
+"""Verb of a study's parts by its kind; those of others are sweeps."""
+OWN_WORDS = (calibration_probes.KIND, published_ladder_run.KIND, gate_evidence.KIND)
+"""Kinds of studies whose verb has words of its own."""
 
 
 def sweep(asked: Experiment, site: Site, show: Emit) -> PartVerdict:
@@ -59,8 +72,14 @@ def probe(asked: Experiment, site: Site, show: Emit, required: bool = False) -> 
 
 def compare(a: Experiment, b: Experiment, site: Site, show: Emit) -> StudyVerdict:
     """Search on A and replay its windows on B: a study of two parts."""
-    folder = measure.create(Folder, a)
-    return study.run(comparison.begun(folder, a, b), folder, part_runner(site, show), show)
+    folder, in_use = measure.create(Folder, a), ServiceInUse(site.service)
+    return run_study(comparison.begun(folder, a, b), folder, in_use, site, show)
+
+
+def quality(a: Experiment, b: Experiment, site: Site, show: Emit) -> StudyVerdict:
+    """Ask A and B the same questions under load: a study of two parts."""
+    folder, in_use = measure.create(Folder, a), ServiceInUse(site.service)
+    return run_study(quality_study.begun(folder, a, b, in_use), folder, in_use, site, show)
 
 
 def recipe(asked: Experiment, guess_qps: float | None, site: Site, show: Emit) -> StudyVerdict:
@@ -77,10 +96,23 @@ def progressive(asked: Experiment, site: Site, show: Emit) -> StudyVerdict:
     )
 
 
+def run_study(
+    asked: study.StudyPlan, folder: Folder, in_use: ServiceInUse, site: Site, show: Emit
+) -> StudyVerdict:
+    """Run a study, with the quality gate after its sweeps where `quality.gate` asks for it."""
+    if asked.asked.quality.gate:
+        asked = gated(asked, folder.path, in_use)
+    run_part = part_runner(replace(site, service=in_use.service), show, PART_VERBS.get(asked.kind, "sweep"))
+    return study.run(asked, folder, run_part, show)
+
+
 def run_cells(cells: Cells, asked: study.StudyPlan, folder: Folder, site: Site, show: Emit) -> StudyVerdict:
     """Run a grid with one service for consecutive cells that need the same deployment."""
     with closing(SharedService(site.service, list(cells.asked.values()), show)) as kept:
-        run_one = part_runner(replace(site, service=kept.service), show)
+        in_use = ServiceInUse(kept.service)
+        run_one = part_runner(replace(site, service=in_use.service), show)
+        if cells.first.quality.gate:
+            asked = gated(asked, folder.path, in_use)
 
         def run_part(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> RunVerdict:
             verdict = run_one(experiment, folder, act, before)
@@ -118,11 +150,8 @@ def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Em
             raise ConfigError(f"cannot resume: {error}") from error
         if studies.load_study(path)["study"] == matrix_study.KIND:
             return run_cells(*matrix_study.again(path), folder, site, show)
-        again_asked = _study(path, experiment)
-        verb = {calibration_probes.KIND: "probe", published_ladder_run.KIND: published_ladder_run.KIND}.get(
-            again_asked.kind, "sweep"
-        )
-        return study.run(again_asked, folder, part_runner(site, show, verb), show)
+        in_use = ServiceInUse(site.service)
+        return run_study(_study(path, experiment, in_use), folder, in_use, site, show)
     run = _cut_short(path)
     again, rows = measure.reopen(run)
     show("resume", text=f"{path}: {rows} requests on record")
@@ -135,7 +164,7 @@ def verb(path: Path) -> str:
     kind = studies.load_study(path).get("study") if studies.is_study(path) else ""
     if not isinstance(kind, str):
         raise RunError(f"{path} is not a readable study: {studies.FILE} does not say of which kind it is")
-    return kind if kind in (calibration_probes.KIND, published_ladder_run.KIND) else "sweep"
+    return kind if kind in OWN_WORDS else "sweep"
 
 
 def left(path: Path, asked: Callable[[Path], Experiment]) -> str:
@@ -145,7 +174,8 @@ def left(path: Path, asked: Callable[[Path], Experiment]) -> str:
     if study.result(path) is not None:
         return f"# {path} has ended: nothing to resume"
     if studies.is_study(path):
-        names = _study(path, asked(path / "config.yaml")).names
+        asked(path / "config.yaml")
+        names = studies.load_verdict(path).names
         ended = [name for name in names if study.result(path / name) is not None]
         left = ", ".join(name for name in names if name not in ended) or "only the verdict"
         return f"# {len(ended)} of {len(names)} parts have ended; left: {left}"
@@ -164,12 +194,14 @@ def _cut_short(path: Path) -> Run:
     return load_run(path)
 
 
-def _study(path: Path, asked: Experiment) -> study.StudyPlan:
+def _study(path: Path, asked: Experiment, in_use: ServiceInUse) -> study.StudyPlan:
     kind = studies.load_study(path)["study"]
     if kind == calibration_probes.KIND:
         return calibration_probes.of(asked)
     if kind == published_ladder_run.KIND:
         return published_ladder_run.of(asked)
+    if kind == gate_evidence.KIND:
+        return quality_study.again(path, asked, in_use)
     if kind == matrix_study.KIND:
         return matrix_study.again(path)[1]
     return comparison.again(path, asked) if kind == comparison.KIND else study.of(asked)

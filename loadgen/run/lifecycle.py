@@ -24,13 +24,13 @@ from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
 from conf import Experiment
 from conf.io.secret import Secret
 from conf.load import dump
-from conf.specs.experiment import Workload
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.fleet.fleet import FleetError, LoadFleet
 from loadgen.fleet.load_actor import FleetPlan
 from loadgen.prompts.tokenizer import FILE as TOKENIZER
+from loadgen.quality import tasks
 from loadgen.run import verdicts
 from loadgen.run.endpoint import TargetError, api_key
 from loadgen.run.folder import finite
@@ -43,6 +43,8 @@ Conclude = Callable[[], RunVerdict]
 
 LAST_WORDS = "deploy_failure.txt"
 """The file of a run folder that holds what a service that did not come up, or not again, wrote last."""
+QUESTIONS = "questions_sha256"
+"""The manifest's name of the checksum of the questions with exact answers."""
 STREAMS_SPARE = 2.0
 """Requests in flight at the bounds, times this, must fit into the actors' files and ports (our choice)."""
 
@@ -68,13 +70,15 @@ class Service:
     front_streams: int | None = None
 
 
-def read_of(workload: Workload) -> dict[str, Path]:
-    """Files that decide what a workload sends, by the manifest's name of their checksum."""
-    files = {}
+def read_of(experiment: Experiment, verb: str) -> dict[str, Path]:
+    """Files that decide what a run sends, by the manifest's name of their checksum."""
+    files, workload = {}, experiment.workload
     if workload.trace:
         files["trace_sha256"] = Path(workload.trace)
     if workload.tokenizer:
         files["tokenizer_sha256"] = Path(workload.tokenizer) / TOKENIZER
+    if tasks.asks(experiment, verb):
+        files[QUESTIONS] = Path(experiment.quality.questions)
     return files
 
 
@@ -107,7 +111,7 @@ class RunLifecycle:
         self._manifest = manifest(folder.run_id, verb, experiment.seed, self._salt)
         if before:
             self._manifest["sessions_before"] = [*before.pop("sessions_before", []), before]
-        self._manifest |= {key: sha256_of(path) for key, path in read_of(experiment.workload).items()}
+        self._manifest |= {key: sha256_of(path) for key, path in read_of(experiment, verb).items()}
         if before:  # the sums that stand there end before what they sum up is written anew
             folder.write_json("manifest.json", self._manifest)
         folder.write_text("config.yaml", dump(experiment))

@@ -164,6 +164,12 @@ def of_levels(experiment: Experiment, driver: Driver) -> RunVerdict:
     )
 
 
+def of_answers(experiment: Experiment, driver: Driver, evidence: str) -> RunVerdict:
+    """The verdict of one side of the quality gate: answers on record, and no claim about a capacity."""
+    verdict = replace(_base(experiment, driver, fitted=False), clock="wall", evidence=evidence)
+    return _ended(verdict, EXIT_OK, "")
+
+
 def of_required(experiment: Experiment, driver: Driver, required: Required) -> RunVerdict:
     """The verdict on a required rate: passed, failed, or neither shown."""
     assert experiment.rate_qps

@@ -18,8 +18,8 @@ CHATS = "workload.conversations"
 OF_BOTH = ("seed", "run", "out")
 """Keys that a study has only once."""
 USAGE = (
-    "compare takes two config.yaml of runs, or words for one side: "
-    "python -m loadgen compare a.layout=dp1_tp8_ep8 b.layout=dp2_tp4_ep4"
+    "{verb} takes two config.yaml of runs, or words for one side: "
+    "python -m loadgen {verb} a.layout=dp1_tp8_ep8 b.layout=dp2_tp4_ep4"
 )
 
 
@@ -32,17 +32,31 @@ def compared(words: Sequence[str], config: Path | None, asked: Asked) -> tuple[E
 
     Raises ConfigError unless there are two files or a difference, and if B cannot get A's requests.
     """
+    a, b = sides("compare", words, config, asked)
+    _refuse_unlike(a, b)
+    return a, b
+
+
+def sides(
+    verb: str, words: Sequence[str], config: Path | None, asked: Asked
+) -> tuple[Experiment, Experiment]:
+    """A and B of a verb's words, with one seed.
+
+    Raises ConfigError unless there are two files or a difference.
+    """
+    usage = USAGE.format(verb=verb)
     files = [Path(word) for word in words if "=" not in word]
     given = [word for word in words if "=" in word]
     if len(files) not in (0, 2) or (files and config):
-        raise ConfigError(USAGE)
+        raise ConfigError(usage)
     _refuse_one_sided(given)
     bases: Sequence[Path | None] = files or [config, config]
     a, b = (asked(_of(side, given), base) for side, base in zip("ab", bases, strict=True))
     # The name in a file is that of the run it comes from.
     name = a.run if any(word.startswith("run=") for word in given) else None
     a, b = replace(a, run=name), replace(b, run=name, seed=a.seed, out=a.out)
-    _refuse_unlike(a, b)
+    if not differences(a, b):
+        raise ConfigError(f"A and B are the same; {usage}")
     return a, b
 
 
@@ -97,8 +111,6 @@ def _refuse_unlike(a: Experiment, b: Experiment) -> None:
         )
     if a.search.parts > 1:
         raise ConfigError("compare is one pair of sweeps; add search.deployments=1 search.repeats=1")
-    if not differences(a, b):
-        raise ConfigError(f"A and B are the same; {USAGE}")
 
 
 def _of(side: str, words: Sequence[str]) -> list[str]:

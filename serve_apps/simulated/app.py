@@ -89,6 +89,7 @@ class SimulatedReplica:
             int(time.time()),
             block_size,
             model.image_token_px,
+            engine.defect,
         )
 
     async def __serve_build_asgi_app__(self) -> SimulatedApp:

@@ -2,12 +2,13 @@
 
 Shapes, key order, default values and error bodies are those of vLLM's completion and chat servers;
 `openai_request` reads the requests. Every answered token is the word " token", so that an answer sent back as
-a prompt counts the same again. The simulated engine always answers `max_tokens` tokens. It reports the prompt
-tokens that it found in its prefix cache, as vLLM does with --enable-prompt-tokens-details.
+a prompt counts the same again; `revealed_answers` show token ids beside it. The simulated engine always
+answers `max_tokens` tokens. It reports the prompt tokens that it found in its prefix cache, as vLLM does with
+--enable-prompt-tokens-details.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -26,7 +27,8 @@ class ServedModel:
     """The served model, as /v1/models reports it, and bounds of a request; `created_s` is in Unix seconds.
 
     `block_size` is the tokens of a block of the prefix cache; 0 without one. `image_token_px` is the side of
-    the square of an image that is one token; 0 of a model that sees none.
+    the square of an image that is one token; 0 of a model that sees none. `defect` is the share of positions
+    (0 to 1) that are answered wrong.
     """
 
     name: str
@@ -35,6 +37,7 @@ class ServedModel:
     created_s: int = 0
     block_size: int = 0
     image_token_px: int = 0
+    defect: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,23 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
+class Reveal:
+    """The part of its tokens that an answer shows: ids, and with `logprobs` as many alternatives.
+
+    Its text then follows from `prompt`, of token ids or words.
+    """
+
+    prompt: Sequence[Hashable]
+    logprobs: int | None = None
+    token_ids: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ApiRequest:
-    """A request the engine can serve: of a prompt it needs the length, and `hashes` of its full blocks."""
+    """A request the engine can serve: of a prompt it needs the length, and `hashes` of its full blocks.
+
+    It needs the prompt itself only for an answer that shows its tokens (`reveal`).
+    """
 
     chat: bool
     input_tokens: int
@@ -57,6 +75,7 @@ class ApiRequest:
     usage_in_each: bool = False
     hashes: tuple[int, ...] = ()
     images: tuple[Image, ...] = ()
+    reveal: Reveal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,19 +185,21 @@ class OpenAiAnswer:
         if not self.request.include_usage:
             return DONE
         closing = {"choices": [], "usage": self._final_usage(steps), "maxqps": _steps(steps)}
-        return _event(self._head | closing) + DONE
+        return event(self._head | closing) + DONE
 
     def whole(self, steps: EngineSteps) -> bytes:
         """The body of an answer that is not streamed."""
+        kind = "chat.completion" if self.request.chat else "text_completion"
+        choices, usage = [self._choice()], self._final_usage(steps)
+        return _json(
+            self._head | {"object": kind, "choices": choices, "usage": usage, "maxqps": _steps(steps)}
+        )
+
+    def _choice(self) -> dict[str, Any]:
         text = TOKEN_TEXT * self.request.output_tokens
         choice: dict[str, Any] = {"index": 0}
         choice |= {"message": {"role": "assistant", "content": text}} if self.request.chat else {"text": text}
-        choice |= {"logprobs": None, "finish_reason": "length", "stop_reason": None}
-        kind = "chat.completion" if self.request.chat else "text_completion"
-        usage = self._final_usage(steps)
-        return _json(
-            self._head | {"object": kind, "choices": [choice], "usage": usage, "maxqps": _steps(steps)}
-        )
+        return choice | {"logprobs": None, "finish_reason": "length", "stop_reason": None}
 
     def _chunk(self, finish_reason: str | None, usage: dict[str, Any] | None = None) -> bytes:
         choice: dict[str, Any] = {"index": 0}
@@ -186,13 +207,13 @@ class OpenAiAnswer:
         choice |= {"logprobs": None, "finish_reason": finish_reason}
         if finish_reason or not self.request.chat:
             choice["stop_reason"] = None
-        return _event(self._head | {"choices": [choice]} | ({"usage": usage} if usage else {}))
+        return event(self._head | {"choices": [choice]} | ({"usage": usage} if usage else {}))
 
     def _role(self) -> bytes:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
         usage = {"usage": self._usage(0)} if self.request.usage_in_each else {}
-        return _event(self._head | {"choices": [choice]} | usage)
+        return event(self._head | {"choices": [choice]} | usage)
 
     def _token_with_usage(self, count: int) -> bytes:
         last = count == self.request.output_tokens
@@ -274,7 +295,8 @@ def _escape(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _event(chunk: dict[str, Any]) -> bytes:
+def event(chunk: dict[str, Any]) -> bytes:
+    """The SSE event of one chunk."""
     return b"data: " + _json(chunk) + b"\n\n"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from serve_apps.simulated.openai_answers import ApiError, ApiRequest, Image, ServedModel, invalid
+from serve_apps.simulated.openai_answers import ApiError, ApiRequest, Image, Reveal, ServedModel, invalid
 from serve_apps.simulated.openai_images import read
 
 DEFAULT_MAX_TOKENS = 16
@@ -19,8 +19,14 @@ MOST_BODY_BYTES = 70_000_000
 """OpenAI takes 50 MB of images in a request (its guide on images and vision), in base64 67 MB; 262,144 token
 ids, the longest context of our models, are 2 MB."""
 
-NOT_SIMULATED = ("echo", "logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "use_beam_search")
+NOT_SIMULATED = ("echo", "top_logprobs", "prompt_logprobs", "use_beam_search")
 """Parameters that would change the shape of an answer in a way the simulated engine cannot follow."""
+NOT_IN_CHATS = ("logprobs", "return_token_ids")
+
+MAX_LOGPROBS = 20
+"""vLLM's default of --max-logprobs (0.32.0)."""
+MOST_SALT_CHARS, NOT_IN_SALTS = 128, "@/\\\0"
+"""Of a `cache_salt` (0.32.0)."""
 
 
 def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
@@ -48,9 +54,12 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     return _request(fields, served, True, tokens, asked, images)
 
 
-def block_hashes(tokens: Sequence[Hashable], block_size: int) -> tuple[int, ...]:
-    """A hash for each full block of a prompt, of all tokens up to its end: equal ones begin prompts alike."""
-    hashes, chained = [], 0
+def block_hashes(tokens: Sequence[Hashable], block_size: int, salt: str | None = None) -> tuple[int, ...]:
+    """A hash for each full block of a prompt, of all tokens up to its end: equal ones begin prompts alike.
+
+    Prompts with another `salt` share no block.
+    """
+    hashes, chained = [], 0 if salt is None else hash(salt)
     for end in range(block_size, len(tokens) + 1, block_size):
         chained = hash((chained, *tokens[end - block_size : end]))
         hashes.append(chained)
@@ -143,7 +152,7 @@ def _request(
     images: tuple[Image, ...] = (),
 ) -> ApiRequest:
     input_tokens = len(tokens)
-    _refuse_not_simulated(fields)
+    _refuse_not_simulated(fields, (*NOT_SIMULATED, *NOT_IN_CHATS) if chat else NOT_SIMULATED)
     if asked is not None and asked < 1:
         message = f"max_tokens must be at least 1, got {asked}. (parameter=max_tokens, value={asked})"
         raise ApiError(message, param="max_tokens")
@@ -158,14 +167,43 @@ def _request(
         raise invalid("Stream options can only be defined when `stream=True`.", "stream_options")
     usage = bool(options) and _flag(options, "include_usage", default=True)
     in_each = usage and _flag(options, "continuous_usage_stats")
-    hashes = block_hashes(tokens, served.block_size) if served.block_size else ()
-    return ApiRequest(chat, input_tokens, output_tokens, stream, usage, in_each, hashes, images)
+    salt = _salt(fields)
+    hashes = block_hashes(tokens, served.block_size, salt) if served.block_size else ()
+    reveal = None if chat else _reveal(fields, tokens, served)
+    return ApiRequest(chat, input_tokens, output_tokens, stream, usage, in_each, hashes, images, reveal)
 
 
-def _refuse_not_simulated(fields: dict[str, Any]) -> None:
+def _reveal(fields: dict[str, Any], tokens: Sequence[Hashable], served: ServedModel) -> Reveal | None:
+    """The part of its tokens that the answer shows, or None; refuses in the words of vLLM 0.32.0."""
+    if fields.get("logprobs") is None and fields.get("return_token_ids") is None:
+        return None
+    logprobs, token_ids = _integer(fields, "logprobs"), _flag(fields, "return_token_ids")
+    if logprobs is not None:
+        _refuse_logprobs(logprobs, served.vocab)
+        if not _flag(fields, "return_tokens_as_token_ids"):
+            message = "logprobs without return_tokens_as_token_ids is not available from the simulated engine"
+            raise ApiError(message, param="return_tokens_as_token_ids")
+    return Reveal(tokens, logprobs, token_ids) if token_ids or logprobs is not None else None
+
+
+def _refuse_logprobs(asked: int, vocab: int) -> None:
+    """-1 asks for the whole vocabulary."""
+    if asked < -1:
+        message = f"`logprobs` must be a positive value or -1. (parameter=logprobs, value={asked})"
+        raise ApiError(message, param="logprobs")
+    number = vocab if asked == -1 else asked
+    if number > MAX_LOGPROBS:
+        raise ApiError(
+            f"Requested sample logprobs of {number}, which is greater than max allowed: {MAX_LOGPROBS} "
+            f"(parameter=logprobs, value={number})",
+            param="logprobs",
+        )
+
+
+def _refuse_not_simulated(fields: dict[str, Any], names: Sequence[str]) -> None:
     if (choices := _integer(fields, "n")) not in (None, 1):
         raise ApiError(f"n={choices} is not available from the simulated engine", param="n")
-    for name in NOT_SIMULATED:
+    for name in names:
         if fields.get(name):
             raise ApiError(f"{name} is not available from the simulated engine", param=name)
 
@@ -188,6 +226,22 @@ def _require_min_tokens(least: int, output_tokens: int) -> None:
     if least > output_tokens:
         message = f"min_tokens must be less than or equal to max_tokens={output_tokens}, got {least}."
         raise ApiError(message, param="min_tokens")
+
+
+def _salt(fields: dict[str, Any]) -> str | None:
+    """The `cache_salt`; one that is none is refused in the words of vLLM 0.32.0."""
+    value = fields.get("cache_salt")
+    if value is None:
+        return None
+    fault = ""
+    if not isinstance(value, str) or not value:
+        fault = "be a non-empty string if provided."
+    elif len(value) > MOST_SALT_CHARS or any(letter in value for letter in NOT_IN_SALTS):
+        fault = f"be at most {MOST_SALT_CHARS} characters and must not contain '@', '/', '\\\\', or NUL."
+    if fault:
+        message = f"Parameter 'cache_salt' must {fault} (parameter=cache_salt)"
+        raise ApiError(message, param="cache_salt")
+    return str(value)
 
 
 def _integer(fields: dict[str, Any], name: str) -> int | None:

@@ -25,6 +25,7 @@ from serve_apps.simulated.openai_answers import (
     ServedModel,
 )
 from serve_apps.simulated.openai_images import SeenImages
+from serve_apps.simulated.revealed_answers import RevealedAnswer
 
 TIMER_S = 1e-3
 """The event loop's timers count milliseconds: a shorter sleep would spin until it is over."""
@@ -245,15 +246,20 @@ class SimulatedApp:
             raise ApiError(str(error)) from error
         except EngineDead as error:
             raise openai_answers.server_error(str(error)) from error
-        answer = OpenAiAnswer(request, _request_id(scope, stream), int(time.time()), self._served)
+        kind = OpenAiAnswer if request.reveal is None else RevealedAnswer
+        answer = kind(request, _request_id(scope, stream), int(time.time()), self._served)
         try:
             await (self._stream if request.stream else self._whole)(stream, answer, send)
         finally:
             self._engine.close(stream)
 
     async def _whole(self, stream: Stream, answer: OpenAiAnswer, send: Send) -> None:
+        last = answer.request.output_tokens - 1
         try:
-            await stream.more_than(answer.request.output_tokens - 1)
+            if isinstance(answer, RevealedAnswer):
+                while len(stream.emitted_s) <= last:  # with the steps: at its end all would take too long
+                    answer.write(await stream.more_than(len(stream.emitted_s)))
+            await stream.more_than(last)
         except EngineDead as error:
             raise openai_answers.server_error(str(error)) from error
         await self._answer(send, answer.whole(stream.steps))

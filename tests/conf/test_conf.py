@@ -27,6 +27,16 @@ NEEDS = {
 LAYER = "model.step_time.layer_us"
 WRONG = {
     "slo.ttft_p90=2000": "unknown key 'slo.ttft_p90'; did you mean 'slo.ttft_p90_ms=",
+    "quality.margin_nats=0.7": "quality.margin_nats=0.7 must be below 0.693",
+    "quality.margin_broken=0": "quality.margin_broken=0.0 must be positive",
+    "quality.broken_divergence=1": "quality.broken_divergence=1 must be below 0.693",
+    "quality.alpha=0.5": "quality.alpha=0.5 must be at most 0.2",
+    "quality.prompts=20000": "quality.prompts=20000 must be 1 to 10000",
+    "quality.answer_tokens=0": "quality.answer_tokens=0 must be 1 to 256",
+    "quality.question_tokens=0": "quality.question_tokens=0 must be 1 to 16384",
+    "quality.load=busy": "quality.load=busy must be idle, certified or a rate up to 100000 QPS per node",
+    "quality.load=-2": "quality.load=-2 must be idle, certified or a rate",
+    "quality.load=nan": "quality.load=nan must be idle, certified or a rate",
     "sede=3": "unknown key 'sede'; did you mean 'seed=3'?",
     "workload=chat_5600": "unknown choice 'workload=chat_5600'; did you mean 'chat_5600_140'",
     "slo.ttft_p90_ms=soon": "slo.ttft_p90_ms=soon must be a number",

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.capacity.paired_ratio import Ratio
+from analysis.quality.gate_verdict import GateVerdict
+from analysis.quality.paired_scores import PairedScores
 from analysis.results.types.fields import always
 from analysis.results.types.ladder_figures import LadderFigures
 from analysis.results.types.probe_figures import HoldFigures
@@ -75,6 +77,8 @@ class MatrixCell:
     open_above: bool | None = always(None)
     open_below: bool | None = always(None)
     ratio: CellRatio | None = always(None)
+    quality: GateVerdict | None = None
+    scores: PairedScores | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +87,8 @@ class StudyVerdict:
 
     `axes` and `cells` are those of a matrix, `between` and `effects_pct` of deployments, `variation_pct` of
     repeats, `differs` (each key with its value of A and of B) and `ratio` of a comparison, `progressive` of
-    the published ladder. `hold` is that of the part that ended the study.
+    the published ladder, `quality` of the quality gate and `scores` of its questions with exact answers,
+    which change nothing of its verdict. `hold` is that of the part that ended the study.
     """
 
     schema_version: int = always(1)
@@ -114,6 +119,8 @@ class StudyVerdict:
     progressive: LadderFigures | None = None
     remedy: str | None = None
     hold: HoldFigures | None = None
+    quality: GateVerdict | None = None
+    scores: PairedScores | None = None
     report: str = ""
 
     @property

@@ -22,6 +22,7 @@ from analysis.rows.time_series import SERVER
 from cluster.ray_session.placement import place
 from conf import load
 from conf.specs.experiment import Cluster, Routing
+from loadgen.quality import questions
 from loadgen.run import metrics_scraper
 from tests.conftest import FAKE
 from tests.support.patience import PATIENCE_S, until
@@ -42,8 +43,18 @@ from cluster.ray_session import session as cluster_session  # noqa: E402
 from cluster.ray_session.processes import with_descendants  # noqa: E402
 from cluster.ray_session.session import Session, SessionError, open_session  # noqa: E402
 from serve_apps.simulated.app import EngineSpecs, application_name, build_app  # noqa: E402
+from serve_apps.simulated.greedy_text import GreedyText  # noqa: E402
 
-SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp2_tp4_ep4"])
+DEFECT = 0.1
+SPECS = load(
+    [
+        "hardware=mi325x",
+        "model=qwen3_235b_a22b_fp8",
+        "engine=simulated",
+        f"engine.defect={DEFECT}",
+        "layout=dp2_tp4_ep4",
+    ]
+)
 PARTS = SPECS.engine, SPECS.model, SPECS.hardware, SPECS.layout
 MODEL = SPECS.model.served_name
 USAGE = {"include_usage": True}
@@ -278,6 +289,20 @@ def test_chats_and_whole_answers(deployment: Deployment) -> None:
         "",
         *[" token"] * 4,
     ]
+
+
+def test_every_replica_answers_the_same_text_and_its_defect(deployment: Deployment) -> None:
+    question = "/v1/completions", questions.body(MODEL, [1, 2, 3], 40, "a")
+    answers = ask(deployment, *[question] * 16)
+    assert len({answer.replica_id for answer in answers}) > 1
+    for answer in answers:
+        salt = json.loads(answer.body)["id"].removeprefix("cmpl-")
+        wrong, right = (GreedyText([1, 2, 3], SPECS.model.vocab, salt, share) for share in (DEFECT, 0))
+        wrong.write(40)
+        right.write(40)
+        told = questions.parse(answer.body, [1, 2, 3], 40)
+        assert list(told.tokens) == wrong.tokens != right.tokens
+        assert [list(top) for top in told.alternatives] == [list(top)[:20] for top in wrong.tops]
 
 
 def test_the_balancer_uses_every_replica_alike(deployment: Deployment) -> None:

@@ -1,10 +1,12 @@
 """Prompts that begin alike: drawn, sent over HTTP, found again in the simulated engine's prefix cache."""
 
 import asyncio
+import json
 import time
 from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -95,6 +97,23 @@ def test_each_full_block_has_a_hash_of_its_own(tokens: list[Hashable], block_siz
 def test_a_hash_stands_for_all_that_came_before() -> None:
     one, other = block_hashes([1, 2, 3, 4, 5, 6], 2), block_hashes([1, 2, 3, 9, 5, 6], 2)
     assert [a == b for a, b in zip(one, other, strict=True)] == [True, False, False]
+
+
+SALTS: list[dict[str, Any]] = [{}, {"cache_salt": "a"}, {"cache_salt": "a"}, {"cache_salt": "b"}]
+
+
+def test_a_salt_keeps_equal_prompts_apart() -> None:
+    plain, one, again, other = (block_hashes([1, 2, 3, 4], 2, salt) for salt in (None, "a", "a", "b"))
+    assert one == again
+    assert not {*plain, *other} & {*one} and not {*plain} & {*other}
+
+
+def test_the_server_takes_the_salt_of_a_request() -> None:
+    served = ServedModel("m", 32768, 151936, block_size=16)
+    bodies = [json.dumps({"model": "m", "prompt": [7] * 40} | more) for more in SALTS]
+    plain, one, again, other = (parse_completion(body.encode(), served).hashes for body in bodies)
+    assert one == again
+    assert len({plain[0], one[0], other[0]}) == 3
 
 
 @pytest.mark.parametrize("prompt", ["token_ids", "text", "chat"])

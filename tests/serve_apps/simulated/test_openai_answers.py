@@ -92,6 +92,9 @@ def test_a_model_that_utf8_cannot_encode_is_refused_like_any_other() -> None:
     assert json.loads(caught.value.body)["error"]["message"] == "The model `?` does not exist."
 
 
+TOO_MANY = (
+    "Requested sample logprobs of {0}, which is greater than max allowed: 20 (parameter=logprobs, value={0})"
+)
 REFUSALS = [
     (b"{", 400, "Bad Request", None, "JSON decode error"),
     (b"[1]", 400, "Bad Request", None, "must be a JSON object"),
@@ -117,7 +120,24 @@ REFUSALS = [
     ({"prompt": [1], "min_tokens": -1}, 400, "BadRequestError", "min_tokens", "got -1"),
     ({"prompt": [1], "min_tokens": 17}, 400, "BadRequestError", "min_tokens", "max_tokens=16, got 17"),
     ({"prompt": [1], "n": 2}, 400, "BadRequestError", "n", "n=2 is not available"),
-    ({"prompt": [1], "logprobs": 1}, 400, "BadRequestError", "logprobs", "not available"),
+    ({"prompt": [1], "top_logprobs": 1}, 400, "BadRequestError", "top_logprobs", "not available"),
+    ({"prompt": [1], "prompt_logprobs": 1}, 400, "BadRequestError", "prompt_logprobs", "not available"),
+    ({"prompt": [1], "logprobs": "1"}, 400, "Bad Request", "logprobs", "must be an integer"),
+    ({"prompt": [1], "logprobs": 21}, 400, "BadRequestError", "logprobs", TOO_MANY.format(21)),
+    ({"prompt": [1], "logprobs": -1}, 400, "BadRequestError", "logprobs", TOO_MANY.format(1000)),
+    (
+        {"prompt": [1], "logprobs": -2},
+        400,
+        "BadRequestError",
+        "logprobs",
+        "must be a positive value or -1.",
+    ),
+    ({"prompt": [1], "logprobs": 1}, 400, "BadRequestError", "return_tokens_as_token_ids", "not available"),
+    ({"prompt": [1], "return_token_ids": "yes"}, 400, "Bad Request", "return_token_ids", "true or false"),
+    ({"prompt": [1], "cache_salt": ""}, 400, "BadRequestError", "cache_salt", "must be a non-empty string"),
+    ({"prompt": [1], "cache_salt": 5}, 400, "BadRequestError", "cache_salt", "must be a non-empty string"),
+    ({"prompt": [1], "cache_salt": "a/b"}, 400, "BadRequestError", "cache_salt", "must not contain '@', '/'"),
+    ({"prompt": [1], "cache_salt": "a" * 129}, 400, "BadRequestError", "cache_salt", "at most 128"),
     ({"prompt": [1], "stream": "yes"}, 400, "Bad Request", "stream", "true or false"),
     (
         {"prompt": [1], "stream_options": {"include_usage": True}},
@@ -149,6 +169,12 @@ def test_a_bad_chat_is_refused(messages: Any) -> None:
     with pytest.raises(ApiError) as refused:
         chat(messages=messages)
     assert json.loads(refused.value.body)["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize("name", ["logprobs", "top_logprobs", "return_token_ids"])
+def test_a_chat_does_not_show_its_tokens(name: str) -> None:
+    with pytest.raises(ApiError, match=f"{name} is not available from the simulated engine"):
+        chat(messages=[{"role": "user", "content": "a"}], **{name: 1})
 
 
 def test_a_chat_without_room_for_one_token_is_refused() -> None:

@@ -1,0 +1,1 @@
+"""The quality gate's statistics: divergences between two configurations, their intervals, the verdict."""

@@ -1,0 +1,103 @@
+"""The file answers.parquet of one side: what each prompt was answered, with its likely alternatives.
+
+Knows columns and bounds of the file; knows neither divergence nor verdict.
+"""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from analysis.quality.answers import Answer
+from analysis.rows import parquet
+from analysis.rows.parquet import Column, schema
+
+FILE = "answers.parquet"
+MOST_ANSWERS = 100_000
+"""Most answers of a file that are read: a hundred default budgets (our choice)."""
+
+_COLUMNS: tuple[Column, ...] = (
+    ("prompt", pa.int32(), "", "number of the prompt, from 0"),
+    ("digest", pa.int64(), "", "CRC-32 of the prompt's token ids: equal prompts have equal ones"),
+    ("repeat", pa.int8(), "", "0 for the first answer to the prompt, 1 for the second"),
+    ("error", pa.string(), "", "why there is no answer; null where there is one"),
+    ("text", pa.string(), "", "the answer as the server writes it, printable; null where there is none"),
+    ("tokens", pa.list_(pa.int32()), "", "token ids of the answer"),
+    ("alternatives", pa.list_(pa.int32()), "", "number of alternatives at each position"),
+    ("alternative_ids", pa.list_(pa.int32()), "", "their token ids, position after position"),
+    ("log_probabilities", pa.list_(pa.float32()), "nats", "log probability of each"),
+)
+ANSWERS = schema(_COLUMNS, {"schema_version": "1"})
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRecord:
+    """One request of the gate: `answer` is None where it failed, and `error` says why.
+
+    `repeat` is 0 for the first answer to a prompt and 1 for the second.
+    """
+
+    prompt: int
+    digest: int
+    repeat: int
+    answer: Answer | None
+    error: str | None = None
+    text: str | None = None
+
+
+def digest(prompt: Sequence[int]) -> int:
+    """A number that tells prompts apart: CRC-32 of their token ids."""
+    return zlib.crc32(np.asarray(prompt, np.int64).tobytes())
+
+
+def write(answers: Iterable[AnswerRecord], path: Path) -> None:
+    """Write answers in order of prompt and repeat, whole or not at all. Raises OSError."""
+    rows = [_row(one) for one in sorted(answers, key=lambda one: (one.prompt, one.repeat))]
+    parquet.write(pa.Table.from_pylist(rows, schema=ANSWERS), path)
+
+
+def read(path: Path) -> list[AnswerRecord]:
+    """The answers of a file. Raises OSError, ArrowException or ValueError for what is no such file."""
+    file = pq.ParquetFile(path)
+    if file.metadata.num_rows > MOST_ANSWERS:
+        raise ValueError(f"{path} has {file.metadata.num_rows} rows; at most {MOST_ANSWERS} are read")
+    if lacking := [name for name in ANSWERS.names if name not in file.schema_arrow.names]:
+        raise ValueError(f"{path} is no table of answers: it lacks {', '.join(lacking)}")
+    table = file.read(columns=ANSWERS.names).cast(ANSWERS)
+    try:
+        return [_recorded(row) for row in table.to_pylist()]
+    except TypeError as error:  # a null where no writer leaves one
+        raise ValueError(f"{path} is no table of answers: {error}") from error
+
+
+def _row(one: AnswerRecord) -> dict[str, Any]:
+    row = {name: getattr(one, name) for name in ("prompt", "digest", "repeat", "error", "text")}
+    if one.answer is None:
+        return row
+    alternatives = one.answer.alternatives
+    return row | {
+        "tokens": one.answer.tokens,
+        "alternatives": [len(likely) for likely in alternatives],
+        "alternative_ids": [token for likely in alternatives for token in likely],
+        "log_probabilities": [nats for likely in alternatives for nats in likely.values()],
+    }
+
+
+def _recorded(row: dict[str, Any]) -> AnswerRecord:
+    answer = None if row["tokens"] is None else _answer(row)
+    return AnswerRecord(row["prompt"], row["digest"], row["repeat"], answer, row["error"], row["text"])
+
+
+def _answer(row: dict[str, Any]) -> Answer:
+    """The answer of a row. Raises ValueError if its lists do not belong together."""
+    likely = zip(row["alternative_ids"], row["log_probabilities"], strict=True)
+    alternatives = tuple(dict(islice(likely, count)) for count in row["alternatives"])
+    if [len(one) for one in alternatives] != row["alternatives"] or next(likely, None) is not None:
+        raise ValueError(f"the answer to prompt {row['prompt']} has other alternatives than it counts")
+    return Answer(tuple(row["tokens"]), alternatives)

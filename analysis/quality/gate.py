@@ -1,0 +1,207 @@
+"""The verdict of the quality gate: same, degraded or undecided, from prompt after prompt.
+
+Knows the evidence of prompts and two margins; knows no request and no file. The prompt is the unit, never
+the token: tokens of one answer depend on each other. Prompts count in the order of their numbers, whichever
+answer came first, so that none is left out for being slow, and a file tells what the run told.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from analysis.quality.answers import PromptEvidence, Side
+from analysis.quality.confidence_sequence import Bools, MeanEnd, Span, fewest_values, grid
+from analysis.quality.divergence import MOST_NATS
+from analysis.quality.gate_verdict import Called, GateVerdict, MeanInterval, figures
+from conf.specs.quality import Quality
+
+NATS_SPAN: Span = (-MOST_NATS, MOST_NATS)
+SHARE_SPAN: Span = (-1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class GateRule:
+    """The margins within which answers are the same (our choice), and the chance of a wrong verdict.
+
+    `margin_nats` bounds the mean divergence of the candidate beyond that of the repeat, `margin_broken` the
+    share of broken prompts beyond the repeat's, and likewise that of unanswered ones. A prompt is broken if
+    a position diverges by more than `broken_divergence` nats. Each wrong verdict has a chance of at most
+    `alpha`, however often one looks. A gate that is open after so many `prompts` stays undecided.
+    """
+
+    margin_nats: float = 0.01
+    margin_broken: float = 0.01
+    broken_divergence: float = 0.2
+    alpha: float = 0.025
+    prompts: int = 768
+
+    @classmethod
+    def of(cls, asked: Quality) -> "GateRule":
+        """The margins as they are configured."""
+        return cls(
+            margin_nats=asked.margin_nats,
+            margin_broken=asked.margin_broken,
+            broken_divergence=asked.broken_divergence,
+            alpha=asked.alpha,
+            prompts=asked.prompts,
+        )
+
+    @property
+    def fewest_prompts(self) -> int:
+        """Prompts after which the same can be said at the earliest: all answered, none any different."""
+        margins = ((self.margin_nats, NATS_SPAN), (self.margin_broken, SHARE_SPAN))
+        return max(fewest_values(margin, span, self.alpha) for margin, span in margins)
+
+
+class _Ends:
+    """Both ends of one interval: the lower at alpha / 2, the upper at alpha, as `GateEnds` needs them."""
+
+    def __init__(self, span: Span, margin: float, alpha: float, shape: tuple[int, ...]) -> None:
+        means = np.array([margin]) if shape else grid(margin, *span)
+        self.low = MeanEnd("low", span, means, alpha / 2, shape)
+        self.high = MeanEnd("high", span, means, alpha, shape)
+        self._margin = margin
+
+    def feed(self, values: ArrayLike) -> None:
+        self.low.feed(values)
+        self.high.feed(values)
+
+    @property
+    def below(self) -> Bools:
+        """True where the mean is below the margin."""
+        return np.asarray(self.high.end <= self._margin)
+
+    @property
+    def above(self) -> Bools:
+        return np.asarray(self.low.end >= self._margin)
+
+    @property
+    def interval(self) -> MeanInterval:
+        return MeanInterval(float(self.low.end), float(self.high.end), self._margin)
+
+
+class GateEnds:
+    """The ends that a verdict is read from; `shape` follows many gates side by side, at the margins only.
+
+    The same needs every upper end, so that each may have all of `alpha`: where one margin is exceeded, that
+    end alone stands against it. Degraded needs one of two lower ends, so that each has half.
+    """
+
+    def __init__(self, rule: GateRule, shape: tuple[int, ...] = ()) -> None:
+        self.nats = _Ends(NATS_SPAN, rule.margin_nats, rule.alpha, shape)
+        self.broken = _Ends(SHARE_SPAN, rule.margin_broken, rule.alpha, shape)
+        self.unanswered = _Ends(SHARE_SPAN, rule.margin_broken, rule.alpha, shape)
+
+    def feed(self, nats: ArrayLike, broken: ArrayLike) -> None:
+        """Take a prompt that all sides answered: both figures of the candidate less those of the repeat."""
+        self.nats.feed(nats)
+        self.broken.feed(broken)
+
+    @property
+    def same(self) -> Bools:
+        return self.nats.below & self.broken.below & self.unanswered.below
+
+    @property
+    def degraded(self) -> Bools:
+        return self.nats.above | self.broken.above
+
+    @property
+    def void(self) -> Bools:
+        """True where the candidate leaves so many prompts unanswered that nothing is the same, nor worse."""
+        return self.unanswered.above
+
+
+class Gate:
+    """Takes the evidence of prompts in any order and stands open until it is decided.
+
+    The first decision stands: prompts with later numbers do not count, nor does one behind a number that is
+    still missing.
+    """
+
+    def __init__(self, rule: GateRule) -> None:
+        self.rule = rule
+        self._ends = GateEnds(rule)
+        self._waiting: dict[int, PromptEvidence] = {}
+        self._counted: list[PromptEvidence] = []
+        self._called: Called | None = None
+
+    @property
+    def ended(self) -> bool:
+        """True once no further prompt can count: decided, void, or at the end of the budget."""
+        return self._called is not None
+
+    def add(self, found: PromptEvidence) -> None:
+        """Take one prompt. Raises ValueError for a number that was there before, or is none."""
+        if found.prompt < len(self._counted) or found.prompt in self._waiting:
+            raise ValueError(f"prompt {found.prompt} is there twice, or has no number from 0")
+        self._waiting[found.prompt] = found
+        while not self.ended and (following := self._waiting.pop(len(self._counted), None)):
+            self._count(following)
+
+    @property
+    def moment(self) -> "GateMoment":
+        """The intervals of the prompts that count so far."""
+        return GateMoment(len(self._counted), self._ends.nats.interval, self._ends.broken.interval)
+
+    def verdict(self) -> GateVerdict:
+        """The verdict of the prompts that count so far."""
+        ends = self._ends
+        return figures(
+            self._called or "UNDECIDED",
+            [one.interval for one in (ends.nats, ends.broken, ends.unanswered)],
+            self._counted,
+            len(self._waiting),
+            self.rule.broken_divergence,
+        )
+
+    def _count(self, found: PromptEvidence) -> None:
+        self._counted.append(found)
+        self._ends.unanswered.feed(_missing(found, "candidate") - _missing(found, "again"))
+        if found.again and found.candidate:
+            limit = self.rule.broken_divergence
+            self._ends.feed(
+                found.candidate.mean_nats - found.again.mean_nats,
+                float(found.candidate.most_nats > limit) - float(found.again.most_nats > limit),
+            )
+        self._called = self._called_now()
+
+    def _called_now(self) -> Called | None:
+        if self._ends.degraded:
+            return "DEGRADED"
+        if self._ends.same:
+            return "SAME"
+        return "UNDECIDED" if self._ends.void or len(self._counted) >= self.rule.prompts else None
+
+
+@dataclass(frozen=True, slots=True)
+class GateMoment:
+    """The intervals of a gate after so many prompts."""
+
+    prompts: int
+    nats: MeanInterval
+    broken: MeanInterval
+
+
+def moments(found: Iterable[PromptEvidence], rule: GateRule) -> list[GateMoment]:
+    """The intervals after each prompt that counts."""
+    gate, seen = Gate(rule), []
+    for one in sorted(found, key=lambda one: one.prompt):
+        if gate.ended:
+            break
+        gate.add(one)
+        seen.append(gate.moment)
+    return seen
+
+
+def judge(found: Iterable[PromptEvidence], rule: GateRule) -> GateVerdict:
+    """The verdict of all evidence, in any order. Raises ValueError for a prompt that is there twice."""
+    gate = Gate(rule)
+    for one in found:
+        gate.add(one)
+    return gate.verdict()
+
+
+def _missing(found: PromptEvidence, side: Side) -> float:
+    return float(side in found.unanswered)

@@ -1,0 +1,149 @@
+"""The quality gate on a study's page: its intervals, its figures, and the worst prompts side by side.
+
+Knows the files of a gate; the statistics are those of `analysis.quality`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyarrow import ArrowException
+
+from analysis.figures import quality as figures
+from analysis.figures.quality import GateEvidence
+from analysis.quality import answer_file, evidence_table
+from analysis.quality.answer_file import AnswerRecord
+from analysis.quality.gate import GateRule
+from analysis.quality.gate_verdict import GateVerdict, MeanInterval, PairFigures
+from analysis.quality.paired_scores import PairedScores
+from analysis.report import exhibits
+from analysis.report.blocks import Block, Missing, Section, Table
+from analysis.report.exhibits import Room
+from analysis.report.study import StudyFolder
+from analysis.report.wording import UNKNOWN, figure
+from conf import load
+from conf.io.one_line import reason
+
+PURPOSE = "Whether the answers are still those of the first part (A), at the load of the gate."
+NO_SIGN = "Divergence has no sign: it says that answers differ, and A decides what is right."
+
+
+def sections(found: StudyFolder, room: Room) -> list[Section]:
+    """A section for each candidate that was compared with the study's first part."""
+    return [
+        Section(f"quality-{name}", f"Answers of {name} beside {base}", PURPOSE, tuple(blocks))
+        for base, name, verdict, scores in _gates(found)
+        for blocks in [_blocks(found.path, base, name, verdict, scores, room)]
+    ]
+
+
+def _gates(found: StudyFolder) -> Iterator[tuple[str, str, GateVerdict, PairedScores | None]]:
+    """The base, and every candidate with its verdict and scores."""
+    base, *others = found.verdict.names
+    if found.verdict.quality and others:
+        yield base, others[0], found.verdict.quality, found.verdict.scores
+    for cell in found.verdict.cells or ():
+        if cell.quality:
+            yield base, cell.name, cell.quality, cell.scores
+
+
+def _blocks(
+    path: Path, base: str, name: str, verdict: GateVerdict, scores: PairedScores | None, room: Room
+) -> Iterator[Block]:
+    yield _intervals(verdict)
+    yield _pairs(verdict)
+    if scores:
+        yield _scores(scores)
+    try:
+        found = evidence_table.read(path / f"quality-{name}.parquet")
+        rule = GateRule.of(load(base=path / "config.yaml").quality)
+        subject = GateEvidence(found, rule, verdict)
+        for exhibit in figures.EXHIBITS:
+            yield exhibits.block(exhibit, subject, room, f"{name}-")
+        yield _worst(verdict, *(answer_file.read(path / side / answer_file.FILE) for side in (base, name)))
+    except (OSError, ArrowException, ValueError) as error:
+        yield Missing("Evidence of the gate", reason(error))
+
+
+def _intervals(verdict: GateVerdict) -> Table:
+    rows = [
+        ("mean excess divergence, nats per token", verdict.excess_nats, verdict.nats, 1.0),
+        ("excess of broken prompts, %", 100 * verdict.excess_broken, verdict.broken, 100.0),
+        ("excess of unanswered prompts, %", None, verdict.unanswered, 100.0),
+    ]
+    return Table(
+        f"{verdict.verdict} after {verdict.prompts} prompts: B beyond A's own repeat",
+        ("quantity", "estimate", "lower end", "upper end", "margin", "shown"),
+        tuple(_interval(name, estimate, ends, unit) for name, estimate, ends, unit in rows),
+        note=f"The ends hold at every moment (95 %). {NO_SIGN}",
+    )
+
+
+def _interval(name: str, estimate: float | None, ends: MeanInterval, unit: float) -> tuple[str, ...]:
+    shown = "below the margin" if ends.is_below else "above the margin" if ends.is_above else "neither"
+    known = UNKNOWN if estimate is None else figure(estimate)
+    return name, known, *(figure(unit * end) for end in (ends.low, ends.high, ends.margin)), shown
+
+
+def _pairs(verdict: GateVerdict) -> Table:
+    failed = verdict.failed
+    rows = (
+        ("A again", verdict.again, failed.again),
+        ("B", verdict.candidate, failed.candidate),
+    )
+    heads = (
+        "answers",
+        "mean divergence, nats",
+        "broken prompts",
+        "other tokens",
+        "positions at risk",
+        "unanswered",
+    )
+    return Table(
+        "Each beside A's first answers",
+        heads,
+        tuple((name, *_pair(pair), str(missing)) for name, pair, missing in rows),
+        note=f"{verdict.compared} prompts were answered by all; {failed.base} not by A the first time.",
+    )
+
+
+def _pair(pair: PairFigures) -> tuple[str, ...]:
+    return figure(pair.mean_nats), str(pair.broken), str(pair.flips), str(pair.at_risk)
+
+
+def _scores(scores: PairedScores) -> Table:
+    low, high = scores.interval
+    row = (
+        str(scores.questions),
+        figure(scores.base_share),
+        figure(scores.candidate_share),
+        figure(scores.difference),
+        f"{low:.3f} to {high:.3f}",
+        figure(scores.p_value),
+    )
+    heads = "questions", "A right, share", "B right, share", "B less A", "95 % interval", "p (McNemar)"
+    note = "Scores are evidence beside the divergence and do not change the verdict."
+    return Table("Questions with exact answers", heads, (row,), note=note)
+
+
+def _worst(verdict: GateVerdict, a: list[AnswerRecord], b: list[AnswerRecord]) -> Table:
+    """The prompts with the largest divergence at one position, with both answers as text."""
+    ours, theirs = ({one.prompt: one for one in side if one.repeat == 0} for side in (a, b))
+    rows = tuple(
+        (
+            str(one.prompt),
+            figure(one.most_nats),
+            figure(one.excess_nats),
+            *_texts(ours.get(one.prompt), theirs.get(one.prompt)),
+        )
+        for one in verdict.worst
+    )
+    heads = "prompt", "most at one position, nats", "mean excess, nats", "A", "B"
+    return Table("The worst prompts side by side", heads, rows, words=frozenset({3, 4}), stacks=True)
+
+
+def _texts(*both: AnswerRecord | None) -> list[str]:
+    """Both answers as text, or as token ids where their texts do not tell them apart."""
+    texts = [(one.text or "").strip() if one else "" for one in both]
+    if all(texts) and len(set(texts)) > 1:
+        return texts
+    return [" ".join(map(str, one.answer.tokens)) if one and one.answer else UNKNOWN for one in both]

@@ -1,0 +1,72 @@
+"""The verdict of the quality gate as a headline and as lines of the screen."""
+
+from analysis.quality.gate_verdict import GateVerdict, MeanInterval, PairFigures
+from analysis.quality.paired_scores import PairedScores
+from analysis.results import ratio_text
+from analysis.results.types.study_verdict import StudyVerdict
+
+WORST_TOLD = 3
+"""Prompts that stand on the screen; study.json has more."""
+
+
+def headline(found: GateVerdict) -> str:
+    """The answer in a line, with the evidence it rests on."""
+    answers = {
+        "SAME": "B answers as A does, within the margins",
+        "DEGRADED": "B's answers differ from A's by more than a margin",
+        "UNDECIDED": "neither is shown",
+    }
+    return f"{answers[found.verdict]} ({found.compared} prompts compared)"
+
+
+def lines(study: StudyVerdict, found: GateVerdict) -> list[str]:
+    """The differences from A to B, both intervals, and what is told beside them."""
+    out = [
+        ratio_text.differing(study) if study.differs else "",
+        f"  mean excess divergence {found.excess_nats:.4f} nats per token, {_interval(found.nats, '.4f')}",
+        f"  broken prompts beyond A's own repeat {100 * found.excess_broken:.2f} %, {_shares(found.broken)}",
+        f"  first other token: {_flips('A again', found.again)}; {_flips('B', found.candidate)}",
+    ]
+    failed = found.failed
+    if failed.base or failed.again or failed.candidate:
+        out.append(
+            f"  unanswered: {failed.base} by A, {failed.again} by A again, {failed.candidate} by B; "
+            f"{_shares(found.unanswered)}"
+        )
+    if found.verdict != "SAME" and found.worst:
+        worst = ", ".join(f"{one.prompt} ({one.most_nats:.2f} nats)" for one in found.worst[:WORST_TOLD])
+        out.append(f"  prompts with the largest divergence at one position: {worst}")
+    return out
+
+
+def score_lines(found: PairedScores, names: tuple[str, str] = ("A", "B")) -> list[str]:
+    """Both shares of right answers, their difference, and how they stand to the verdict."""
+    a, b = names
+    base, candidate, difference = found.base_share, found.candidate_share, found.difference
+    if base is None or candidate is None or difference is None:
+        return ["  no question with an exact answer was asked of both"]
+    low, high = found.interval
+    out = [
+        f"  questions with exact answers: {a} has {100 * base:.1f} % of {found.questions} right, {b} "
+        f"{100 * candidate:.1f} %; difference {100 * difference:+.1f} points, 95 % interval "
+        f"[{100 * low:.1f}, {100 * high:.1f}], McNemar's exact p {found.p_value:.2g}"
+    ]
+    if found.base_failed or found.candidate_failed:
+        out.append(
+            f"  unanswered, which counts as wrong: {found.base_failed} by {a}, "
+            f"{found.candidate_failed} by {b}"
+        )
+    return [*out, "  these scores stand beside the verdict, which rests on the divergence alone"]
+
+
+def _interval(one: MeanInterval, form: str) -> str:
+    return f"95 % interval [{one.low:{form}}, {one.high:{form}}], margin {one.margin:g}"
+
+
+def _shares(one: MeanInterval) -> str:
+    low, high = 100 * one.low, 100 * one.high
+    return f"95 % interval [{low:.2f}, {high:.2f}] %, margin {100 * one.margin:g} %"
+
+
+def _flips(name: str, pair: PairFigures) -> str:
+    return f"{name} {pair.flips} in {pair.at_risk} positions at risk"

@@ -1,0 +1,120 @@
+"""Answers of two run folders side by side: the gate's evidence, its verdict, and the study's words for it.
+
+Knows folders and margins; asks nothing and starts nothing, so that a command line may import it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from analysis.quality import answer_file, evidence_table, gate, task_answers
+from analysis.quality.answer_file import AnswerRecord
+from analysis.quality.answers import Answer, PromptEvidence, Side, evidence
+from analysis.quality.gate import GateRule
+from analysis.quality.gate_verdict import Called, GateVerdict
+from analysis.quality.paired_scores import PairedScores
+from analysis.results.asked import describe
+from analysis.results.runs import RunError, load_run
+from analysis.results.summary import EXIT_DEGRADED, EXIT_OK, EXIT_OPEN
+from analysis.results.types.study_verdict import StudyVerdict
+from conf import Experiment
+from conf.differences import differences
+from conf.specs.quality import Quality
+
+KIND = "quality"
+EVIDENCE = "quality-{}.parquet"
+"""File of a study's folder with the evidence on the candidate of that name."""
+CODES: dict[Called, int] = {"SAME": EXIT_OK, "DEGRADED": EXIT_DEGRADED, "UNDECIDED": EXIT_OPEN}
+
+
+def of_folders(a: Path, b: Path) -> StudyVerdict:
+    """The verdict on answers on record, by the margins of A's configuration; nothing is written.
+
+    Raises OSError, ArrowException or ValueError as `compared` does, and RunError for a folder of no run.
+    """
+    runs = load_run(a), load_run(b)
+    found = gate.judge(compared(a, b), GateRule.of(runs[0].config.quality))
+    return told(
+        StudyVerdict(
+            study=KIND,
+            verb=KIND,
+            asked=describe(runs[0].config),
+            names=(str(a), str(b)),
+            parts=(),
+            exit_code=None,
+            valid=True,
+            evidence=f"answers on record in {a} and {b}",
+            scores=task_scores(a, b),
+        ),
+        found,
+        runs[0].config,
+        runs[1].config,
+    )
+
+
+def told(verdict: StudyVerdict, found: GateVerdict, a: Experiment, b: Experiment) -> StudyVerdict:
+    return replace(
+        verdict,
+        quality=found,
+        differs={key: tuple(values) for key, values in differences(a, b).items()},
+        passed=found.verdict == "SAME",
+        exit_code=CODES[found.verdict],
+        reason="" if found.verdict == "SAME" else "; ".join(found.why),
+    )
+
+
+def judged(path: Path, base: str, candidate: str, asked: Quality) -> GateVerdict:
+    """The verdict on two parts of the study in `path`, its evidence written there.
+
+    Raises as `compared` does.
+    """
+    found = compared(path / base, path / candidate)
+    evidence_table.write(found, path / EVIDENCE.format(candidate))
+    return gate.judge(found, GateRule.of(asked))
+
+
+def compared(base: Path, candidate: Path) -> list[PromptEvidence]:
+    """The evidence in two folders with answers.
+
+    Raises OSError, ArrowException or ValueError for folders without comparable answers.
+    """
+    return evidence_of(*(answer_file.read(path / answer_file.FILE) for path in (base, candidate)))
+
+
+def evidence_of(a: Sequence[AnswerRecord], b: Sequence[AnswerRecord]) -> list[PromptEvidence]:
+    """The evidence of every prompt that B was asked. Raises ValueError if A was asked others."""
+    ours = by_prompt(a)
+    return [evidence_on(one, ours) for one in b if one.repeat == 0]
+
+
+def evidence_on(of_b: AnswerRecord, of_a: Mapping[tuple[int, int], AnswerRecord]) -> PromptEvidence:
+    base, again = (of_a.get((of_b.prompt, repeat)) for repeat in (0, 1))
+    if base is None or again is None or base.digest != of_b.digest:
+        raise ValueError(f"A was not asked prompt {of_b.prompt} of B")
+    known: dict[Side, Answer | None] = {"base": base.answer, "again": again.answer, "candidate": of_b.answer}
+    return evidence(of_b.prompt, {side: answer for side, answer in known.items() if answer})
+
+
+def by_prompt(answers: Sequence[AnswerRecord]) -> dict[tuple[int, int], AnswerRecord]:
+    return {(one.prompt, one.repeat): one for one in answers}
+
+
+def certified_qps(path: Path) -> float | None:
+    """The certified rate per node of a valid sweep's run folder; None without one."""
+    try:
+        verdict = load_run(path).verdict
+    except RunError:
+        return None
+    capacity = verdict.capacity if verdict is not None and verdict.valid else None
+    return capacity.qps_per_node.certified if capacity else None
+
+
+def task_scores(base: Path, candidate: Path) -> PairedScores | None:
+    """The scores of two run folders; None unless both were asked questions with exact answers.
+
+    Raises OSError, ArrowException or ValueError for answers that cannot be compared.
+    """
+    files = [path / task_answers.FILE for path in (base, candidate)]
+    if not all(file.exists() for file in files):
+        return None
+    return task_answers.scored(*(task_answers.read(file) for file in files))

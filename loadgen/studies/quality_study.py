@@ -1,0 +1,155 @@
+"""The quality gate: A answers every prompt twice under load, then B until the verdict is clear.
+
+Knows the order of the sides, alone as a study of its own or after the sweeps of another one.
+`analysis.quality` holds the statistics.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from analysis.quality import answer_file
+from analysis.quality.answer_file import AnswerRecord
+from analysis.quality.gate import Gate, GateRule
+from analysis.results import studies
+from analysis.results.types.study_verdict import StudyVerdict
+from conf import Experiment, load
+from conf.load import dump
+from conf.specs.quality import CERTIFIED
+from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import TargetLost
+from loadgen.drive.prepared_load import warm_up
+from loadgen.quality import pace
+from loadgen.run import verdicts
+from loadgen.run.endpoint import TargetError
+from loadgen.run.folder import Folder
+from loadgen.run.lifecycle import Conclude, Service
+from loadgen.run.measure import Act
+from loadgen.studies import gate_questions, task_questions
+from loadgen.studies.gate_evidence import (
+    KIND,
+    by_prompt,
+    certified_qps,
+    evidence_on,
+    judged,
+    task_scores,
+    told,
+)
+from loadgen.studies.gate_questions import ServiceInUse
+from loadgen.studies.study import StudyPlan
+
+SIDES = ("a", "b")
+
+
+@dataclass(frozen=True, slots=True)
+class GateSide:
+    """One side of a gate: its run folder, and that of the base, which is its own for the base.
+
+    `seed` decides the prompts of all sides.
+    """
+
+    path: Path
+    base: Path
+    seed: int
+    in_use: ServiceInUse
+
+    def ask(self, asked: Experiment, driver: Driver) -> str:
+        """Ask the questions of this side; returns the evidence in words."""
+        assert self.in_use.up is not None
+        up, asked = self.in_use.up, replace(asked, seed=self.seed)
+        said = self._ask_tokens(asked, driver, up)
+        return said + task_questions.ask(asked, driver, up, self.path)
+
+    def _ask_tokens(self, asked: Experiment, driver: Driver, up: Service) -> str:
+        if self.path == self.base:
+            return gate_questions.ask(
+                asked, driver, up, self.path, gate_questions.twice(asked), lambda _: False
+            )
+        ours, begun = (
+            by_prompt(answer_file.read(self.base / answer_file.FILE)),
+            Gate(GateRule.of(asked.quality)),
+        )
+
+        def enough(one: AnswerRecord) -> bool:
+            if not begun.ended:
+                begun.add(evidence_on(one, ours))
+            return begun.ended
+
+        questions, first = gate_questions.once(asked), ours.get((0, 0))
+        return gate_questions.ask(asked, driver, up, self.path, questions, enough, first)
+
+    def alone(self, experiment: Experiment, driver: Driver) -> Conclude:
+        """The act of a run that only asks: its deployment has warmed it up, and nothing is timed."""
+        driver.replan(warmup_requests=0)
+        warm_up(driver)
+        said = self.ask(experiment, driver)
+        return lambda: verdicts.of_answers(experiment, driver, said)
+
+    def after(self, act: Act) -> Act:
+        """An act that is followed by the questions, beside the rate that the base certified.
+
+        What keeps them from being asked is told and changes nothing of what the act found.
+        """
+
+        def both(experiment: Experiment, driver: Driver) -> Conclude:
+            conclude = act(experiment, driver)
+            try:
+                said = self._ask_after(experiment, driver)
+            except (TargetError, TargetLost) as error:
+                said = f"answers are not compared: {error}"
+            driver.emit("quality", text=said)
+            return conclude
+
+        return both
+
+    def _ask_after(self, experiment: Experiment, driver: Driver) -> str:
+        asked = self._at_rate(experiment, driver)
+        if asked is None:
+            return "answers are not compared: the base has no certified rate"
+        if self.path != self.base and not (self.base / answer_file.FILE).exists():
+            return "answers are not compared: the base has none"
+        return self.ask(asked, driver)
+
+    def _at_rate(self, experiment: Experiment, driver: Driver) -> Experiment | None:
+        """The experiment with the rate of the load beside the questions as a number; None without one."""
+        if experiment.quality.load != CERTIFIED:
+            return experiment
+        own = self.path == self.base
+        capacity = driver.windows.capacity() if own else None
+        rate_qps = capacity.certified if capacity else None if own else certified_qps(self.base)
+        load = replace(experiment.quality, load=f"{rate_qps:.4g}") if rate_qps else None
+        return replace(experiment, quality=load) if load else None
+
+
+def begun(folder: Folder, a: Experiment, b: Experiment, in_use: ServiceInUse) -> StudyPlan:
+    """The study in its new folder, which stores B's configuration too."""
+    folder.write_text(studies.OTHER, dump(b))
+    return of(a, b, folder.path, in_use)
+
+
+def again(path: Path, a: Experiment, in_use: ServiceInUse) -> StudyPlan:
+    """The study of an existing folder."""
+    return of(a, load(base=path / studies.OTHER), path, in_use)
+
+
+def of(a: Experiment, b: Experiment, path: Path, in_use: ServiceInUse) -> StudyPlan:
+    """The study of both sides in the folder `path`; a side that was cut short is asked again."""
+    asked = {"a": a, "b": b}
+    task_questions.refuse_changed(a.quality, (path / name for name in SIDES))
+    return StudyPlan(
+        kind=KIND,
+        verb=KIND,
+        asked=a,
+        names=SIDES,
+        part=lambda name, _: replace(asked[name], run=name),
+        conclude=lambda verdict, _: conclude(verdict, path, a, b),
+        act=lambda name: GateSide(path / name, path / "a", a.seed, in_use).alone,
+        anew=True,
+    )
+
+
+def conclude(verdict: StudyVerdict, path: Path, a: Experiment, b: Experiment) -> StudyVerdict:
+    """The verdict from the answers of both folders, its evidence written beside them."""
+    found = judged(path, "a", "b", a.quality)
+    evidence = f"{found.prompts} prompts; questions {pace.of(a).words}"
+    scores = task_scores(path / "a", path / "b")
+    return told(replace(verdict, evidence=evidence, scores=scores), found, a, b)

@@ -1,0 +1,91 @@
+"""The file of answers: what is written is read again, and what is no such file is refused in one line."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from analysis.quality import answer_file
+from analysis.quality.answer_file import ANSWERS, AnswerRecord
+from analysis.quality.answers import Answer
+
+NATS = st.floats(-50, 0, width=32)
+POSITION = st.dictionaries(st.integers(0, 2**31 - 1), NATS, min_size=1, max_size=21)
+ANSWER = st.lists(st.tuples(st.integers(0, 2**31 - 1), POSITION), min_size=1, max_size=5).map(
+    lambda places: Answer(tuple(token for token, _ in places), tuple(likely for _, likely in places))
+)
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(st.none(), ANSWER), max_size=6))
+def test_answers_are_read_as_they_were_written(tmp_path: Path, answers: list[Answer | None]) -> None:
+    written = [
+        AnswerRecord(
+            number // 2, 7 * number, number % 2, answer, None if answer else "no whole answer", "a text"
+        )
+        for number, answer in enumerate(answers)
+    ]
+    path = tmp_path / answer_file.FILE
+    answer_file.write(reversed(written), path)
+    assert answer_file.read(path) == written
+
+
+def test_prompts_with_other_tokens_have_other_digests() -> None:
+    assert answer_file.digest([1, 2, 3]) == answer_file.digest((1, 2, 3))
+    assert len({answer_file.digest(tokens) for tokens in ([1, 2, 3], [1, 3, 2], [1, 2], [])}) == 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"alternatives": [[1, 1]]}, "alternatives at 2"),
+        ({"alternatives": [[1]]}, "than it counts"),
+        ({"alternatives": [[3]]}, "than it counts"),
+        ({"alternative_ids": [[5, 5]]}, "than it counts"),
+        ({"log_probabilities": [[-1.0]]}, "shorter"),
+        ({"log_probabilities": [[math.nan, -1.0]]}, "no log probability"),
+        ({"alternative_ids": [None]}, "no table of answers"),
+        ({"prompt": None}, "lacks prompt"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path: Path, changed: dict[str, object], why: str) -> None:
+    good = {
+        "prompt": [0],
+        "digest": [1],
+        "repeat": [0],
+        "error": [None],
+        "text": ["yes"],
+        "tokens": [[5]],
+        "alternatives": [[2]],
+        "alternative_ids": [[5, 6]],
+        "log_probabilities": [[-0.5, -2.0]],
+    }
+    columns = {name: values for name, values in (good | changed).items() if values is not None}
+    table = pa.table({name: pa.array(columns[name], ANSWERS.field(name).type) for name in columns})
+    path = tmp_path / answer_file.FILE
+    pq.write_table(table, path)
+    with pytest.raises(ValueError, match=why):
+        answer_file.read(path)
+
+
+def test_a_longer_file_than_any_gate_writes_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / answer_file.FILE
+    answer_file.write([AnswerRecord(n, 1, 0, None, "timeout") for n in range(5)], path)
+    monkeypatch.setattr(answer_file, "MOST_ANSWERS", 4)
+    with pytest.raises(ValueError, match="5 rows; at most 4"):
+        answer_file.read(path)
+
+
+def test_log_probabilities_are_kept_in_single_precision(tmp_path: Path) -> None:
+    path = tmp_path / answer_file.FILE
+    answer_file.write([AnswerRecord(0, 1, 0, Answer((5,), ({5: -0.1},)))], path)
+    (found,) = answer_file.read(path)
+    assert found.answer is not None
+    assert found.answer.alternatives[0][5] == float(np.float32(-0.1))

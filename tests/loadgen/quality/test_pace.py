@@ -1,0 +1,37 @@
+"""The load beside the questions: both together are the work of the rate that was asked."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf import load
+from loadgen.quality import pace
+
+
+@given(st.floats(0.01, 500), st.integers(1, 4), st.integers(1, 2000))
+def test_questions_and_load_together_are_the_tokens_of_the_rate(
+    rate_qps: float, nodes: int, tokens: int
+) -> None:
+    asked = load(
+        [f"quality.load={rate_qps}", f"cluster.nodes={nodes}", "cluster.session=fake"]
+        + [f"quality.prompt_tokens={tokens}", "quality.answer_tokens=32"]
+    )
+    found = pace.of(asked)
+    assert found.per_s is not None and 0 < found.per_s <= pace.MOST_PER_S
+    request = asked.workload.input_tokens.mean + asked.workload.output_tokens.mean
+    offered = nodes * found.load_qps * request + found.per_s * (tokens + 32)
+    assert offered == pytest.approx(nodes * asked.quality.rate_qps * request)
+    assert found.load_qps >= (1 - pace.QUESTION_SHARE) * asked.quality.rate_qps * (1 - 1e-9)
+
+
+def test_an_idle_service_has_a_few_questions_in_flight_and_no_other_load() -> None:
+    asked = load(["quality.load=idle"])
+    assert pace.of(asked) == pace.Pace(0.0, None, pace.IDLE_IN_FLIGHT)
+    assert pace.longest_s(asked, pace.of(asked)) is None
+
+
+def test_the_longest_time_is_that_of_three_answers_to_every_prompt() -> None:
+    asked = load(["quality.load=2", "quality.prompts=600"])
+    found = pace.of(asked)
+    assert found.per_s
+    assert pace.longest_s(asked, found) == pytest.approx(1800 / found.per_s)

@@ -1,0 +1,205 @@
+"""Questions of the gate: what is asked, and that no answer of a server gets past the bounds."""
+
+import copy
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.quality.questions import GateAnswer, UnusableAnswer, body, most_bytes, parse
+from tests.support.gate_answers import PROMPT, good, position
+
+
+def changed(path: str, value: Any) -> bytes:
+    """The good answer with another value in one place; `...` takes the place out."""
+    tree: Any = good()
+    *above, last = [int(part) if part.isdigit() else part for part in path.split("/")]
+    at = tree
+    for part in above:
+        at = at[part]
+    if value is ...:
+        del at[last]
+    else:
+        at[last] = value
+    return json.dumps(tree).encode()
+
+
+def test_a_question_asks_for_what_is_compared() -> None:
+    assert json.loads(body("org/model", (5, 6), 32, "a-1")) == {
+        "model": "org/model",
+        "prompt": [5, 6],
+        "max_tokens": 32,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 20,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "cache_salt": "a-1",
+    }
+
+
+@pytest.mark.parametrize(("prompt", "output_tokens"), [([], 1), ([1, -1], 1), ([1], 0)])
+def test_no_question_without_tokens(prompt: list[int], output_tokens: int) -> None:
+    with pytest.raises(ValueError, match="at least one token to answer"):
+        body("m", prompt, output_tokens, "a")
+
+
+@pytest.mark.parametrize("salt", ["", "a" * 129, "a@b", "a/b", "a\\b", "a\0b"])
+def test_no_question_with_a_salt_that_vllm_refuses(salt: str) -> None:
+    with pytest.raises(ValueError, match="1 to 128 characters"):
+        body("m", [1], 1, salt)
+
+
+def test_a_good_answer_is_read() -> None:
+    found = parse(json.dumps(good()).encode(), PROMPT, 3)
+    assert found.tokens == (7, 40, 7)
+    assert found.alternatives[1][40] == -1.0
+    assert [len(one) for one in found.alternatives] == [20] * 3
+
+
+def test_its_token_may_be_one_more_and_a_rounded_zero_is_none() -> None:
+    tree = good((7,))
+    tree["choices"][0]["token_ids"] = [900]
+    others = dict.fromkeys(position(7), -9) | {"token_id:7": 1e-7}
+    tree["choices"][0]["logprobs"]["top_logprobs"] = [{"token_id:900": -20.5} | others]
+    (found,) = parse(json.dumps(tree).encode(), PROMPT, 1).alternatives
+    assert len(found) == 21
+    assert found[7] == 0.0
+
+
+TOP = "choices/0/logprobs/top_logprobs"
+FIRST = f"{TOP}/0/token_id:7"
+FEW = dict(list(position(7).items())[:19])
+MANY = {f"token_id:{place}": -9.0 for place in range(22)}
+UNUSABLE = [
+    (b"", "no JSON object; the gate needs vLLM's"),
+    (b"\xff", "no JSON object"),
+    (b"[" * 100_000, "no JSON object"),
+    (b'{"a": ' + b"1" * 10_000 + b"}", "no JSON object"),
+    (b"[1]", "no JSON object"),
+    (b"{}", "not one choice"),
+    (changed("choices", []), "not one choice"),
+    (changed("choices", [1]), "not one choice"),
+    (changed("choices", good()["choices"] * 2), "not one choice"),
+    (changed("metrics", {"speculative_decoding": {"num_spec_steps": 1}}), "speculatively.*; switch that off"),
+    (changed("choices/0/logprobs", None), "answered no log probabilities; the gate needs .* logprobs=20"),
+    (changed("choices/0/logprobs", ...), "answered no log probabilities"),
+    (changed("choices/0/logprobs", []), "no alternatives"),
+    (changed(TOP, None), "no alternatives"),
+    (changed(TOP, {}), "no alternatives"),
+    (changed(TOP, []), "3 tokens but alternatives of 0"),
+    (changed(f"{TOP}/0", None), "a position without alternatives"),
+    (changed(f"{TOP}/0", FEW), "fewer than 20 alternatives of a token, 19; start it with --max-logprobs 20"),
+    (changed(f"{TOP}/0", MANY), "22 alternatives of a token instead of 20"),
+    (changed(FIRST, None), "that is no number"),
+    (changed(FIRST, True), "that is no number"),
+    (changed(FIRST, "-1"), "that is no number"),
+    (changed(FIRST, math.nan), "must be finite and not above 0"),
+    (changed(FIRST, -math.inf), "must be finite and not above 0"),
+    (changed(FIRST, -9999.0), "must be finite and not above 0; start vLLM with --logprobs-mode raw_logprobs"),
+    (changed(FIRST, 17.5), "must be finite and not above 0"),
+    (changed(FIRST, -(10**400)), "must be finite and not above 0"),
+    (changed(f"{TOP}/0", dict.fromkeys(position(7), -0.1)), "add up to more than 1"),
+    (changed(f"{TOP}/0", position(8)), "not among its own alternatives"),
+    (changed(f"{TOP}/0", {f"{place}": -9.0 for place in range(20)}), "must know return_tokens_as_token_ids"),
+    (changed(f"{TOP}/0", position(2**31)), "must know return_tokens_as_token_ids"),
+    (changed("choices/0/prompt_token_ids", ...), "does not tell what it read .* know return_token_ids"),
+    (changed("choices/0/prompt_token_ids", "12"), "prompt_token_ids are no list of token ids"),
+    (changed("choices/0/prompt_token_ids", [1, True]), "prompt_token_ids are no list of token ids"),
+    (changed("choices/0/prompt_token_ids", [2]), "another prompt than it was sent, 1 tokens for 2; it must"),
+    (changed("choices/0/prompt_token_ids", [0, 1, 2]), "another prompt than it was sent, 3 tokens for 2"),
+    (changed("choices/0/token_ids", ...), "no token ids; it must know return_token_ids"),
+    (changed("choices/0/token_ids", "7"), "no list of token ids"),
+    (changed("choices/0/token_ids", [7, 40, True]), "no list of token ids"),
+    (changed("choices/0/token_ids", [7, 40, -1]), "no list of token ids"),
+    (changed("choices/0/token_ids", [7, 40]), "2 tokens instead of 3; it must know ignore_eos"),
+    (b'{"error": 5}', "refused the question: without a reason"),
+    (b'{"error": null}', "not one choice"),
+    (b'{"object": "error", "message": "no"}', "refused the question: no; the gate needs vLLM's"),
+    (
+        b'{"error": {"message": "Requested sample logprobs of 20, which is greater than max allowed: 5"}}',
+        "max allowed: 5; start vLLM with --max-logprobs 20",
+    ),
+]
+
+
+@pytest.mark.parametrize(("answer", "message"), UNUSABLE)
+def test_an_unusable_answer_is_named_in_one_line(answer: bytes, message: str) -> None:
+    with pytest.raises(UnusableAnswer, match=message) as refused:
+        parse(answer, PROMPT, 3)
+    assert str(refused.value).isprintable()
+
+
+def test_what_a_server_says_is_shown_on_one_short_line_without_secrets() -> None:
+    said = "the key abc123 is\x1b[31m wrong\n" * 1000
+    answer = json.dumps({"error": {"message": said}}).encode()
+    with pytest.raises(UnusableAnswer) as refused:
+        parse(answer, PROMPT, 3, lambda text: text.replace("abc123", "***"))
+    text = str(refused.value)
+    assert text.isprintable()
+    assert "abc123" not in text
+    assert len(text) < 400
+
+
+def test_an_answer_that_is_worth_reading_is_not_cut_off() -> None:
+    tree = good(tuple(range(2_000_000_000, 2_000_000_032)))
+    shown = tree["choices"][0]["logprobs"]
+    shown["top_logprobs"] = [dict.fromkeys(top, -12.345678901234567) for top in shown["top_logprobs"]]
+    tree["choices"][0]["prompt_token_ids"] = [2_000_000_000] * 5000
+    assert len(json.dumps(tree, indent=1)) < most_bytes(5000, 32)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(tree: Any) -> list[tuple[Any, Any]]:
+    """Every container and key below a tree."""
+    keys = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
+    return [place for key in keys for place in ((tree, key), *places(tree[key]))]
+
+
+def read(answer: bytes, output_tokens: int) -> GateAnswer | None:
+    """What was read, with every promise kept; None for an answer that was refused in one line."""
+    try:
+        found = parse(answer, PROMPT, output_tokens)
+    except UnusableAnswer as error:
+        assert str(error).isprintable() and str(error)
+        return None
+    assert len(found.tokens) == len(found.alternatives) == output_tokens
+    for token, top in zip(found.tokens, found.alternatives, strict=True):
+        assert type(token) is int and token in top
+        assert 20 <= len(top) <= 21
+        assert all(type(one) is int and type(value) is float for one, value in top.items())
+        assert all(-9999 < value <= 0 for value in top.values())
+        assert sum(map(math.exp, top.values())) <= 1.02
+    return found
+
+
+@given(data=st.data(), times=st.integers(1, 3))
+@settings(deadline=None)
+def test_whatever_stands_in_any_place_is_read_well_or_refused(data: st.DataObject, times: int) -> None:
+    tree = copy.deepcopy(good())
+    for _ in range(times):
+        where, key = data.draw(st.sampled_from(places(tree)))
+        if data.draw(st.booleans()):
+            del where[key]
+        else:
+            where[key] = data.draw(JSON)
+    read(json.dumps(tree).encode(), 3)
+
+
+@given(cut=st.integers(0, 4000), junk=st.binary(max_size=8), output_tokens=st.integers(1, 4))
+@settings(deadline=None)
+def test_an_answer_cut_off_or_garbled_is_refused(cut: int, junk: bytes, output_tokens: int) -> None:
+    answer = json.dumps(good()).encode()
+    at = cut % len(answer)
+    read(answer[:at] + junk + answer[at + len(junk) :], output_tokens)
+    assert read(answer[:at], 3) is None
+    assert (read(answer, output_tokens) is None) == (output_tokens != 3)

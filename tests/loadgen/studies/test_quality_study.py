@@ -1,0 +1,266 @@
+"""The quality gate as a study: both sides asked over real HTTP, its verdict, and answers that fail."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import report
+from analysis.__main__ import main as analysis_main
+from analysis.quality import evidence_table, gate
+from analysis.results import studies, summary
+from analysis.results.json_border import to_tree
+from analysis.results.runs import load_run
+from analysis.results.summary import concluded
+from analysis.results.types.study_verdict import StudyVerdict
+from conf import ConfigError, Experiment, load
+from loadgen import __main__ as root
+from loadgen.cli import quality_words, verbs
+from loadgen.fleet.target import Observation
+from loadgen.run import lifecycle
+from loadgen.run.lifecycle import Service
+from loadgen.run.measure import Site
+from loadgen.search.segments import Start
+from loadgen.studies import gate_evidence
+from loadgen.traffic.schedule import ArrivalSchedule
+from tests.support.answering_server import AnsweringServer, answering
+from tests.support.virtual_fleet import VirtualFleet
+
+pytestmark = pytest.mark.slow
+
+WIDE = ["quality.load=idle", "quality.margin_nats=.2", "quality.margin_broken=.2", "quality.prompts=60"]
+"""Margins that few prompts decide."""
+SWEPT = [
+    *("search=standard", "search.budget_s=450", "search.min_dwells=4", "workload=chat_5600_140_varied"),
+    *("fleet.warmup_requests=4", "quality.gate=true", "quality.load=certified"),
+]
+"""A short sweep that ends with a capacity, then the gate."""
+VOCAB = load([]).model.vocab
+TOKENS = 32
+FLAT = {
+    "token_ids": [0] * TOKENS,
+    "logprobs": {"top_logprobs": [{f"token_id:{token}": -5.7 for token in range(20)}] * TOKENS},
+}
+"""An answer of random weights."""
+HOSTILE = {"text": "<script>alert(1)</script>"}
+
+
+class Sides:
+    """Two servers, the one up that an experiment asks for by engine.max_num_seqs."""
+
+    def __init__(self, a: AnsweringServer, b: AnsweringServer) -> None:
+        self.servers = {1023: a, 1024: b}
+        self.deployed: list[int] = []
+
+    @contextmanager
+    def service(self, asked: Experiment, _emit: Any) -> Iterator[Service]:
+        seats: int = asked.engine.max_num_seqs  # type: ignore[attr-defined]
+        self.deployed.append(seats)
+        with answering(self.servers[seats]) as server:
+            yield Service([server.url])
+
+    @property
+    def site(self) -> Site:
+        return Site(lambda *_: (Start(4.0), None), self.service)
+
+
+def silent(_kind: str, /, **_facts: Any) -> None:
+    """Nobody looks on."""
+
+
+class PatientFleet(VirtualFleet):
+    """A virtual fleet beside real questions, which need the processor meanwhile."""
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        time.sleep(0.005)
+        return super().run(schedule, until_ns)
+
+
+@pytest.fixture(autouse=True)
+def virtual_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "LoadFleet", PatientFleet)
+
+
+def experiments(out: Path, *words: str) -> tuple[Experiment, Experiment]:
+    keys = {word.partition("=")[0] for word in words}
+    usual = [word for word in (*WIDE, "run=gate") if word.partition("=")[0] not in keys]
+    given = [*usual, f"out={out}", *words]
+    a, b = (load([*given, f"engine.max_num_seqs={seats}"]) for seats in (1023, 1024))
+    return a, b
+
+
+def asked(out: Path, sides: Sides, *words: str) -> StudyVerdict:
+    return verbs.quality(*experiments(out, *words), sides.site, silent)
+
+
+def test_the_same_engine_is_the_same_and_a_broken_one_degraded_as_the_evidence_says_again(
+    tmp_path: Path,
+) -> None:
+    good = asked(tmp_path / "good", Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB)))
+    assert (good.exit_code, good.valid, good.passed) == (summary.EXIT_OK, True, True)
+    sides = Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB, defect=0.3))
+    bad = asked(tmp_path / "bad", sides)
+    assert (bad.exit_code, bad.valid, bad.passed) == (summary.EXIT_DEGRADED, True, False)
+    assert bad.quality and bad.quality.prompts < 60
+    # A was asked everything twice, after a trial, and B the same.
+    prompts = [[tuple(one["prompt"]) for one in server.asked] for server in sides.servers.values()]
+    assert len(prompts[0]) == 121 and len(set(prompts[0])) == 60
+    assert set(prompts[1]) <= set(prompts[0])
+    for out, found in ((tmp_path / "good", good), (tmp_path / "bad", bad)):
+        path = out / "gate"
+        rule = gate.GateRule.of(experiments(out)[0].quality)
+        evidence = evidence_table.read(path / gate_evidence.EVIDENCE.format("b"))
+        assert gate.judge(evidence, rule) == found.quality == studies.load_verdict(path).quality
+    told = concluded(tmp_path / "bad" / "gate")
+    assert told.splitlines()[0].startswith("DEGRADED  ")
+    assert "from A to B: engine.max_num_seqs 1023 -> 1024" in told and "margin 0.2" in told
+    assert concluded(tmp_path / "good" / "gate").startswith("SAME  ")
+
+
+def test_a_degraded_side_is_shown_on_the_page_and_no_plan_stands_on_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked(
+        tmp_path,
+        Sides(
+            AnsweringServer(VOCAB, fields=HOSTILE), AnsweringServer(VOCAB, defect=0.3, fields={"text": "b"})
+        ),
+    )
+    page = report.write(tmp_path / "gate").read_text()
+    for shown in (
+        "DEGRADED",
+        "Answers of b beside a",
+        "above the margin",
+        "figure-b-quality_gate",
+        "figure-b-quality_positions",
+        "The worst prompts side by side",
+        "&lt;script&gt;",
+    ):
+        assert shown in page
+    assert "<script>" not in page
+    words = ["plan", str(tmp_path / "gate" / "b"), "demand.peak_qps=10"]
+    assert analysis_main(words) == summary.EXIT_DEGRADED
+    assert "plan.degraded=true" in capsys.readouterr().out
+    assert analysis_main([*words, "plan.degraded=true"]) != summary.EXIT_DEGRADED
+    assert analysis_main(["plan", str(tmp_path / "gate" / "a"), *words[2:]]) != summary.EXIT_DEGRADED
+
+
+def test_recorded_answers_are_judged_as_they_were_and_those_to_other_prompts_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = asked(tmp_path, Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB, defect=0.3)))
+    asked(tmp_path, Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB)), "seed=7", "run=other")
+    sides = [str(tmp_path / "gate" / name) for name in "ab"]
+    assert root.main(["quality", *sides, "--json"]) == summary.EXIT_DEGRADED
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["quality"] == to_tree(found)["quality"]
+    assert root.main(["quality", sides[0], sides[0]]) == summary.EXIT_OK
+    assert capsys.readouterr().out.startswith("SAME  ")
+    for words, why in (
+        ([sides[0], str(tmp_path / "other" / "b")], "was not asked prompt"),
+        ([sides[1], sides[0]], "was not asked prompt"),
+        ([sides[0], str(tmp_path)], "is not a run folder"),
+        ([sides[0]], "takes two folders"),
+    ):
+        assert root.main(["quality", *words]) == summary.EXIT_USAGE
+        assert why in capsys.readouterr().err
+
+
+def test_answers_that_fail_are_counted_and_too_many_leave_the_gate_undecided(tmp_path: Path) -> None:
+    few = Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB, fails=frozenset({5})))
+    found = asked(tmp_path / "few", few)
+    assert found.quality and (found.quality.verdict, found.quality.failed.candidate) == ("SAME", 1)
+    none = Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB, fails=frozenset(range(1, 99))))
+    found = asked(tmp_path / "none", none)
+    assert (found.exit_code, found.passed) == (summary.EXIT_OPEN, False)
+    assert found.quality and found.quality.verdict == "UNDECIDED"
+    assert "unanswered" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"logprobs": None}, "no log probabilities"),
+        ({"token_ids": None}, "no token ids"),
+        ({"logprobs": {"top_logprobs": [{"token_id:1": -0.1}]}}, "alternatives of 1"),
+        (FLAT, "hold only 7% of the probability"),
+    ],
+)
+def test_a_service_whose_answers_cannot_be_compared_is_refused_before_it_is_loaded(
+    tmp_path: Path, fields: dict[str, Any], why: str
+) -> None:
+    sides = Sides(AnsweringServer(VOCAB, fields=fields), AnsweringServer(VOCAB))
+    found = asked(tmp_path, sides, "quality.load=1")
+    assert (found.exit_code, found.valid) == (summary.EXIT_TARGET, False)
+    assert why in found.reason and "\n" not in found.reason
+    assert len(sides.servers[1023].asked) == 1 and sides.deployed == [1023]
+    assert found.requests is not None and found.requests.rows == 0
+
+
+def test_a_side_that_writes_the_same_tokens_as_another_text_has_another_tokenizer(tmp_path: Path) -> None:
+    ours, theirs = (AnsweringServer(VOCAB, fields={"text": text}) for text in ("a word", "another one"))
+    found = asked(tmp_path, Sides(ours, theirs))
+    assert (found.exit_code, found.valid) == (summary.EXIT_TARGET, False)
+    assert "other tokenizers" in found.reason
+    assert len(theirs.asked) == 1
+
+
+def test_a_service_that_drafts_tokens_is_refused_before_anything_starts() -> None:
+    words = ["b.engine.args.speculative_config={num_speculative_tokens: 2}", "workload.tokenizer=model"]
+    words += ["engine=vllm", "cluster=mi325x_1n", "quality.load=2"]
+    with pytest.raises(ConfigError, match=r"engine\.args\.speculative_config: .* no drafted tokens"):
+        quality_words.sides(words, None, lambda side, base: load(side, base), lambda _: None)
+
+
+def test_a_gate_that_was_cut_short_goes_on_with_the_side_that_is_missing(tmp_path: Path) -> None:
+    class Gone(Sides):
+        def service(self, asked: Experiment, emit: Any) -> Any:
+            if asked.engine.max_num_seqs == 1024:  # type: ignore[attr-defined]
+                raise KeyboardInterrupt
+            return super().service(asked, emit)
+
+    assert asked(tmp_path, Gone(AnsweringServer(VOCAB), AnsweringServer(VOCAB))).exit_code == (
+        summary.EXIT_INTERRUPTED
+    )
+    path, sides = tmp_path / "gate", Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB))
+    assert verbs.left(path, lambda file: load(base=file)).endswith("1 of 2 parts have ended; left: b")
+    found = verbs.resume(path, lambda file: load(base=file), sides.site, silent)
+    assert (found.exit_code, sides.deployed) == (summary.EXIT_OK, [1024])
+
+
+def test_a_gate_that_cannot_ask_loses_nothing_of_the_sweeps_and_leaves_the_answers_open(
+    tmp_path: Path,
+) -> None:
+    mute = AnsweringServer(VOCAB, fields={"logprobs": None})
+    found = verbs.compare(*experiments(tmp_path, *SWEPT), Sides(AnsweringServer(VOCAB), mute).site, silent)
+    assert (found.exit_code, found.valid, found.passed) == (summary.EXIT_OPEN, True, False)
+    assert found.ratio is not None and found.quality is None
+    assert "the answers of b were not compared" in found.reason
+    assert "no log probabilities" in (tmp_path / "gate" / "b" / "events.jsonl").read_text()
+    assert concluded(tmp_path / "gate").startswith("VALID  B / A = ")
+
+
+def test_a_gate_after_the_sweeps_of_a_comparison_asks_at_the_rate_that_a_certified(tmp_path: Path) -> None:
+    sides = Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB, defect=0.3))
+    found = verbs.compare(*experiments(tmp_path, *SWEPT), sides.site, silent)
+    assert (found.exit_code, found.valid, found.passed) == (summary.EXIT_DEGRADED, True, False)
+    assert found.ratio is not None and found.quality is not None and found.quality.verdict == "DEGRADED"
+    told = concluded(tmp_path / "gate").splitlines()
+    assert told[0].startswith("DEGRADED  B / A = ") and told[0].endswith("answers: DEGRADED")
+    events = [json.loads(line) for line in (tmp_path / "gate" / "a" / "events.jsonl").open()]
+    said = next(
+        event["text"] for event in events if event["event"] == "quality" and "answers," in event["text"]
+    )
+    beside = float(said.partition("beside ")[2].partition(" QPS")[0])
+    verdict = load_run(tmp_path / "gate" / "a").verdict
+    assert verdict is not None and verdict.capacity is not None
+    certified = verdict.capacity.qps_per_node.certified
+    assert certified is not None and 0.5 * certified - 0.01 <= beside < certified
+    # Questions are asked after the last window, so that no window has a request of their load.
+    rows = load_run(tmp_path / "gate" / "a").requests()
+    windows = [line["index"] for line in verdict.dwells]
+    assert max(rows["dwell"].to_pylist()) == max(windows) + 1
