@@ -97,7 +97,7 @@ class PairedScores:
         return max(-1.0, middle - _root(*below, phi)), min(1.0, middle + _root(*above, phi))
 
     def _correlation(self, one: int, two: int) -> float:
-        """Of the answers, with Newcombe's correction for continuity; 0 where a side is all right or wrong."""
+        """Newcombe's correlation, corrected for continuity; 0 where a side is all right or wrong."""
         total = self.questions
         spread = one * (total - one) * two * (total - two)
         if not spread:

@@ -84,6 +84,8 @@ def idle(asked: Experiment, verb: str, words: Sequence[str]) -> str:
         return f"{gated} belongs to quality.gate=true; add that, or leave it out"
     if gated and verb not in ("sweep", "compare", "quality"):
         return f"{gated} belongs to quality, and to compare and sweep with quality.gate=true; leave it out"
+    if "engine.defect" in keys and verb != "quality" and not asked.quality.gate:
+        return "engine.defect belongs to quality, and to quality.gate=true: only compared answers show it"
     begins, home = NOT_OF.get("replay" if verb == "predict" and asked.is_replay else verb, ((), ""))
     key = next((key for key in keys if key.startswith(begins)), "") if begins else ""
     return f"{key} belongs to {home}; leave it out" if key else ""

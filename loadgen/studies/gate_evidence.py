@@ -53,6 +53,7 @@ def of_folders(a: Path, b: Path) -> StudyVerdict:
 
 
 def told(verdict: StudyVerdict, found: GateVerdict, a: Experiment, b: Experiment) -> StudyVerdict:
+    """The study's verdict with that of the gate, its exit code and its reason."""
     return replace(
         verdict,
         quality=found,

@@ -264,3 +264,20 @@ def test_a_gate_after_the_sweeps_of_a_comparison_asks_at_the_rate_that_a_certifi
     rows = load_run(tmp_path / "gate" / "a").requests()
     windows = [line["index"] for line in verdict.dwells]
     assert max(rows["dwell"].to_pylist()) == max(windows) + 1
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["sweep", "engine.defect=.1"], "engine.defect belongs to quality"),
+        (["predict", "engine.defect=.1"], "engine.defect belongs to quality"),
+        (["sweep", "quality.gate=true"], "quality.gate compares the answers of two configurations"),
+        (["probe", "rate_qps=1", "quality.prompts=500"], "quality.prompts belongs to quality"),
+        (["quality", "b.engine.defect=.1", "quality.prompts=64"], "raise it to 432"),
+    ],
+)
+def test_words_without_effect_on_a_gate_are_refused(
+    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert root.main([*words, "--dry-run"]) == summary.EXIT_USAGE
+    assert why in capsys.readouterr().err
