@@ -4,10 +4,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from conf.constants import KERNELS
+from conf.constants import KERNELS, TRANSFER
 from conf.words import ConfigError
 
-GROUPS = ("model.step_time", "hardware.efficiency", KERNELS)
+GROUPS = ("model.step_time", "hardware.efficiency", KERNELS, TRANSFER)
 
 
 def units(node: Any) -> dict[str, str]:

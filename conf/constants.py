@@ -29,6 +29,8 @@ from conf.specs.experiment import (
 _SPECS: dict[str, type] = {"model.step_time": StepTime, "hardware.efficiency": Efficiency}
 KERNELS = "engine.kernel_ratio"
 """Constants of an engine's kernels, which no calibration holds: it is of a model on a hardware."""
+TRANSFER = "layout.transfer"
+"""Constants of a split layout's transfers, which no calibration holds either."""
 _MADE_FOR = ("model", "hardware")
 _NO_INTERVAL = {"low": None, "high": None}
 ROUNDING = 1e-12
@@ -48,7 +50,8 @@ class Covariance:
 def constants(experiment: Experiment) -> dict[str, Constant]:
     """Every constant of the step time by its config key, such as `model.step_time.layer_us`.
 
-    Constants of an engine's kernels are included if it has other kernels than the fit.
+    Constants of an engine's kernels are included if it has other kernels than the fit, and those of a
+    transfer if the layout is split.
     """
     found: dict[str, Constant] = {}
     for group in _SPECS:
@@ -58,6 +61,9 @@ def constants(experiment: Experiment) -> dict[str, Constant]:
     engine = experiment.engine
     if isinstance(engine, SimulatedEngine) and (ratio := engine.kernel_ratio):
         found |= {f"{KERNELS}.{field.name}": getattr(ratio, field.name) for field in fields(ratio)}
+    if experiment.layout.prefill:
+        transfer = experiment.layout.transfer
+        found |= {f"{TRANSFER}.{field.name}": getattr(transfer, field.name) for field in fields(transfer)}
     return found
 
 

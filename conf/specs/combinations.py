@@ -6,7 +6,8 @@ Every function raises ValueError with one line, and knows no more than the specs
 from conf.io.check import require
 from conf.specs.engine import Engine, SimulatedEngine
 from conf.specs.images import Images, tokens_of
-from conf.specs.machines import Cluster, Layout
+from conf.specs.layout import Layout
+from conf.specs.machines import Cluster
 from conf.specs.model import Model
 from conf.specs.routing import SESSION_POLICIES, Routing
 from conf.specs.target import Endpoints
@@ -28,18 +29,17 @@ def check_nodes(cluster: Cluster, engine: Engine, target: Endpoints) -> None:
 
 def check_layout(layout: Layout, cluster: Cluster, model: Model, engine: Engine) -> None:
     """Refuse a layout that does not fit its node, its model or its engine."""
-    needed = layout.tensor_parallel * layout.replicas_per_node
     require(
-        needed <= cluster.gpus_per_node,
-        f"layout {layout.name} needs {needed} GPUs per node "
-        f"({layout.replicas_per_node} x TP{layout.tensor_parallel}) but cluster "
+        layout.gpus_per_node <= cluster.gpus_per_node,
+        f"layout {layout.name} needs {layout.gpus_per_node} GPUs per node ({layout.shape}) but cluster "
         f"{cluster.name} has {cluster.gpus_per_node}; choose a smaller layout",
     )
-    require(
-        model.heads % layout.tensor_parallel == 0,
-        f"layout {layout.name}: TP{layout.tensor_parallel} does not divide the "
-        f"{model.heads} attention heads of {model.name}",
-    )
+    for side in filter(None, (layout.prefill_side, layout.decode_side)):
+        require(
+            model.heads % side.tensor_parallel == 0,
+            f"layout {side.name}: TP{side.tensor_parallel} does not divide the {model.heads} attention heads "
+            f"of {model.name}",
+        )
     require(
         layout.quick_reduce == "none" or engine.kind in ("simulated", "vllm_emulated"),
         f"layout.quick_reduce={layout.quick_reduce} is of the simulated engine; for a real one set "

@@ -11,8 +11,9 @@ from conf.io.check import require, require_at_least_one, require_positive, requi
 from conf.specs import combinations
 from conf.specs.bounds import Slo
 from conf.specs.engine import EmulatedEngine, Engine, ExternalEngine, SimulatedEngine, VllmEngine
+from conf.specs.layout import Layout, PrefillEngines, TransferTime
 from conf.specs.lengths import Lengths
-from conf.specs.machines import Cluster, Fleet, Hardware, Layout
+from conf.specs.machines import Cluster, Fleet, Hardware
 from conf.specs.model import Model
 from conf.specs.published_ladder import Progressive
 from conf.specs.quality import Quality
@@ -37,12 +38,14 @@ __all__ = [
     "Layout",
     "Lengths",
     "Model",
+    "PrefillEngines",
     "Quality",
     "Routing",
     "Search",
     "SimulatedEngine",
     "Slo",
     "StepTime",
+    "TransferTime",
     "VllmEngine",
     "Workload",
 ]
@@ -174,8 +177,13 @@ class Experiment:
 
     @property
     def replicas(self) -> int:
-        """Independent engines behind the whole service."""
+        """Independent replicas that answer, over all nodes."""
         return self.cluster.nodes * self.layout.replicas_per_node
+
+    @property
+    def prefill_replicas(self) -> int:
+        """Engines that only compute prompts, over all nodes; 0 unless the layout is split."""
+        return self.cluster.nodes * self.layout.prefill.per_node if self.layout.prefill else 0
 
     @property
     def time_scale(self) -> float:

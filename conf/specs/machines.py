@@ -1,4 +1,4 @@
-"""Specs of the machines: nodes, their accelerator, the replicas that share it, and the load generators."""
+"""Specs of the machines: nodes, their accelerator, and the load generators."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -58,24 +58,6 @@ class Hardware:
     def __post_init__(self) -> None:
         unknowable = ("bf16_flop_per_s", "fp8_flop_per_s", "fp4_flop_per_s", "link_bytes_per_s")
         require_positive("hardware.", self, "hbm_bytes", "hbm_bytes_per_s", "links", *unknowable)
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Independent replicas on the GPUs of a node (never vLLM's data parallelism).
-
-    `quick_reduce` is the codec of large all-reduces between the GPUs of a replica (ROCm only); a real vLLM
-    takes it from VLLM_ROCM_QUICK_REDUCE_QUANTIZATION.
-    """
-
-    name: str
-    tensor_parallel: int
-    replicas_per_node: int
-    expert_parallel: bool
-    quick_reduce: Literal["none", "int8", "int6", "int4"] = "none"
-
-    def __post_init__(self) -> None:
-        require_at_least_one("layout.", self, "tensor_parallel", "replicas_per_node")
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ WRONG = {
     "rate_qps=-1": "rate_qps=-1.0 must be positive",
     "rate_qps=nan": "rate_qps=nan must be positive",
     "slo.tpot_p90_ms=inf": "slo.tpot_p90_ms=inf must be positive and finite",
-    "layout.replicas_per_node=2": "needs 16 GPUs per node (2 x TP8) but cluster laptop has 8",
+    "layout.replicas_per_node=2": "needs 16 GPUs per node (2 x TP8/EP8) but cluster laptop has 8",
     "layout.tensor_parallel=7": "TP7 does not divide the 64 attention heads",
     "cluster.session=cloud": "cluster.session=cloud must be one of local, fake, address",
     "engine=external": "engine=external needs target.urls",

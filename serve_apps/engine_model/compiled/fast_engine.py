@@ -4,7 +4,7 @@ Knows how requests become the records of `loop`, and refuses what the loop may n
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +71,7 @@ class FastSpec:
     @classmethod
     def of(cls, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> "FastSpec":
         """Raises UnsupportedByFastPath, or ValueError where the weights do not fit or a figure is unknown."""
+        spec = replace(spec, **layout.step_limits)
         if spec.max_num_seqs > spec.max_num_batched_tokens:
             raise UnsupportedByFastPath(
                 "more sequences than tokens per step: not every decoder gets its token"

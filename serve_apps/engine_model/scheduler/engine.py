@@ -5,7 +5,7 @@ Time is an argument. The tokens of a step exist at the end that `begin_step` ret
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.cost.architecture import kv_blocks
@@ -49,6 +49,7 @@ class BlockEngine:
     def __init__(
         self, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout, seed: int = 0
     ) -> None:
+        spec = replace(spec, **layout.step_limits)
         blocks = kv_blocks(spec, model, hardware, layout)
         kv = KvCache(blocks, spec.block_size, spec.enable_prefix_caching)
         self.scheduler = Scheduler(

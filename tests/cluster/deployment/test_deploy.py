@@ -242,7 +242,7 @@ class Dies:
     def __init__(self, by_signal: bool) -> None:
         sys.stderr.write("its last words\n")
         if by_signal:
-            signal.raise_signal(signal.SIGILL)  # to this thread, as a wrong instruction is: it goes no further
+            signal.raise_signal(signal.SIGILL)  # to this thread, which goes no further
         raise OSError("[Errno 98] Address already in use")
 
     async def __call__(self) -> None:

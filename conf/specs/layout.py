@@ -1,0 +1,141 @@
+"""The spec of a layout: the engines of a node, what each has of its GPUs, and who computes prompts.
+
+Knows sizes and names; knows no model, no memory and no flag of vLLM.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from conf.io.check import require, require_at_least_one
+from conf.specs.step_time import Constant
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillEngines:
+    """Engines of a node that only compute prompts; the KV goes to the layout's own, which only decode.
+
+    Their limits of a step are the engine's own where they are null.
+    """
+
+    per_node: int = 1
+    tensor_parallel: int = 4
+    expert_parallel: bool = True
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+
+    def __post_init__(self) -> None:
+        limits = "max_num_batched_tokens", "max_num_seqs"
+        require_at_least_one("layout.prefill.", self, "per_node", "tensor_parallel", *limits)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferTime:
+    """Constants of a transfer of KV between two engines.
+
+    Each GPU of the narrower side moves its part at `gpu_bytes_per_s`, one prompt after the other for each
+    engine that receives; `latency_ms` is added to each prompt's and delays no other.
+    """
+
+    gpu_bytes_per_s: Constant = Constant(
+        5e10,
+        "bytes per second",
+        "assumed: the line rate of a 400 Gb/s adapter per GPU; from 0.4 of it to one xGMI link of the MI325X",
+        low=2e10,
+        high=6.4e10,
+    )
+    latency_ms: Constant = Constant(
+        5.0, "ms per prompt", "assumed: handshake, notice and a poll of each side", low=1.0, high=25.0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Independent replicas on the GPUs of a node.
+
+    A replica is `data_parallel` ranks of attention, each on `tensor_parallel` GPUs with requests and KV of
+    its own; they step together and, with `expert_parallel`, share the experts of all. 1 is usual.
+    `quick_reduce` is the codec of large all-reduces between the GPUs of a replica (ROCm only); a real vLLM
+    takes it from VLLM_ROCM_QUICK_REDUCE_QUANTIZATION. The limits of a step are those of one rank, and the
+    engine's own where they are null.
+
+    With `prefill` the node is split: those engines compute prompts, and the replicas above decode.
+    `connector` is vLLM's way for the KV between them. With `transfer_mode` read a decode engine pulls a
+    prompt when it is computed; with write the prefill engine pushes layer by layer while it computes.
+    """
+
+    name: str
+    tensor_parallel: int
+    replicas_per_node: int
+    expert_parallel: bool
+    quick_reduce: Literal["none", "int8", "int6", "int4"] = "none"
+    data_parallel: int = 1
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    prefill: PrefillEngines | None = None
+    connector: Literal["moriio", "nixl"] = "moriio"
+    transfer_mode: Literal["read", "write"] = "read"
+    transfer: TransferTime = field(default_factory=TransferTime)
+
+    def __post_init__(self) -> None:
+        sizes = "tensor_parallel", "replicas_per_node", "data_parallel"
+        require_at_least_one("layout.", self, *sizes, "max_num_batched_tokens", "max_num_seqs")
+        require(
+            self.prefill is None or self.data_parallel == 1,
+            f"layout {self.name}: data_parallel={self.data_parallel} with prefill engines is not supported; "
+            "leave one of them out",
+        )
+        require(
+            self.connector == "moriio" or self.transfer_mode == "read",
+            f"layout {self.name}: connector={self.connector} only reads; use layout.connector=moriio or "
+            "layout.transfer_mode=read",
+        )
+
+    @property
+    def gpus_per_replica(self) -> int:
+        return self.tensor_parallel * self.data_parallel
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs that a node must have, those of prefill engines included."""
+        prefill = self.prefill.per_node * self.prefill.tensor_parallel if self.prefill else 0
+        return self.replicas_per_node * self.gpus_per_replica + prefill
+
+    @property
+    def shape(self) -> str:
+        """The engines of a node in words: `2 x TP4/EP4`, or `1 x TP4/EP4 prefill + 1 x TP4/EP4 decode`."""
+        own = f"{self.replicas_per_node} x {self._cut}"
+        side = self.prefill_side
+        return own if side is None else f"{side.shape} prefill + {own} decode"
+
+    @property
+    def prefill_side(self) -> "Layout | None":
+        """The prefill engines as a layout of their own; None where every engine does both."""
+        side = self.prefill
+        if side is None:
+            return None
+        return replace(
+            self.decode_side,
+            name=f"{self.name} prefill",
+            tensor_parallel=side.tensor_parallel,
+            replicas_per_node=side.per_node,
+            expert_parallel=side.expert_parallel,
+            max_num_batched_tokens=side.max_num_batched_tokens,
+            max_num_seqs=side.max_num_seqs,
+        )
+
+    @property
+    def decode_side(self) -> "Layout":
+        """The engines that answer as a layout of their own: all of them in a layout that is not split."""
+        return self if self.prefill is None else replace(self, prefill=None)
+
+    @property
+    def step_limits(self) -> dict[str, Any]:
+        """The limits of a step that the layout sets, by the engine's names of them."""
+        limits = {"max_num_batched_tokens": self.max_num_batched_tokens, "max_num_seqs": self.max_num_seqs}
+        return {name: value for name, value in limits.items() if value is not None}
+
+    @property
+    def _cut(self) -> str:
+        ranks = f"DP{self.data_parallel}/" if self.data_parallel > 1 else ""
+        experts = f"/EP{self.gpus_per_replica}" if self.expert_parallel else ""
+        return f"{ranks}TP{self.tensor_parallel}{experts}"
