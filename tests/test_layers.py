@@ -75,8 +75,8 @@ FLOORS = {
         ("notebooks",),
     ),
     "serve_apps": (
-        ("routing", "vllm_recipes", "engine_model/cost"),
-        ("engine_model/scheduler",),
+        ("routing", "engine_model/cost"),
+        ("vllm_recipes", "engine_model/scheduler"),
         ("engine_model/compiled",),
         ("engine_model/service",),
         ("simulated", "vllm_emulated"),

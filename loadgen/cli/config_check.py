@@ -16,6 +16,7 @@ from loadgen.cli.command_line import asked
 from loadgen.prompts import text_pool
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import BlockEngine
+from serve_apps.engine_model.cost.feasible import refuse_experts, refuse_small
 from serve_apps.vllm_emulated.platform_plugin import has_gpu, refuse_gpu_node
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm as installed_vllm
 from serve_apps.vllm_engine.prepared import prepared
@@ -55,8 +56,11 @@ def refuse_misfit(experiment: Experiment) -> None:
         _refuse_vllm(spec, experiment)
     if not isinstance(spec, SimulatedEngine):
         return
+    parts = spec, experiment.model, experiment.hardware, experiment.layout
     try:
-        engine = BlockEngine(spec, experiment.model, experiment.hardware, experiment.layout)
+        refuse_experts(experiment.model, experiment.layout)
+        refuse_small(*parts, "engine.max_model_len")
+        engine = BlockEngine(*parts)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     context = experiment.model.max_context_tokens

@@ -24,18 +24,6 @@ REFUSED_MODELS = {
         "as many as the others; choose a smaller layout",
         "serving.md, rule 2",
     ),
-    "ep-dense": RecipeRule(
-        lambda d: d.layout.expert_parallel and not d.model.experts,
-        "layout {d.layout.name} has expert parallelism but {d.model.name} is dense: it has no experts to "
-        "share out; use a layout without, such as layout=dp1_tp8",
-        "serving.md, rule 4",
-    ),
-    "ep-experts": RecipeRule(
-        lambda d: d.layout.expert_parallel and d.model.experts % d.tp != 0,
-        "{d.model.experts} experts of {d.model.name} on {d.tp} GPUs: each GPU needs as many as the "
-        "others; choose a layout whose tensor_parallel divides them",
-        "serving.md, rule 4",
-    ),
     "layout-tp": RecipeRule(
         lambda d: d.args.get("tensor_parallel_size", 1) != d.tp,
         "engine.args.tensor_parallel_size is not the {d.tp} of layout {d.layout.name}: GPUs are counted "

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from conf import kernels
-from conf.specs.experiment import Hardware, Layout, Model, VllmEngine
+from conf.specs.experiment import EmulatedEngine, Hardware, Layout, Model, SimulatedEngine, VllmEngine
+from serve_apps.engine_model.cost.feasible import refuse_experts, refuse_small
 from serve_apps.vllm_recipes import published, refusals, vllm_flags
 from serve_apps.vllm_recipes.rules import PAPER, REFINED, VllmDeployment, backend_of
 from serve_apps.vllm_recipes.vllm_flags import Version, argument_name, text
@@ -18,6 +19,8 @@ NO_QUEUE_LIMIT = 1_000_000
 """Requests wait in the engine, where they are counted, never in front of it (Serve's default is 5)."""
 DEPRECATED: Version = (0, 14, 0)
 """From here on some kinds of checkpoints are served only where that is allowed (vLLM PR #31688)."""
+VLLM_BLOCK, VLLM_MEMORY = 16, 0.9
+"""Tokens of a KV block and share of the memory where no argument says: vLLM's defaults on ROCm."""
 AITER_HEAD_DIMS = (64, 128, 256)
 """Widths of a head that ROCM_AITER_FA serves: rocm_aiter_fa.py of vLLM 0.32.0."""
 
@@ -49,6 +52,7 @@ def resolve(
     version = vllm_flags.parse(vllm_version or engine.vllm_version or text(vllm_flags.NEWEST))
     amd = hardware is None or "gfx" in hardware.arch
     own_args, own_env = _words(engine)
+    refuse_experts(model, layout)
     asked = VllmDeployment(engine, model, layout, version, own_args, own_env, amd)
     base = _base(asked)
     args = _over(base.args | published.PROFILES[engine.profile], own_args)
@@ -62,6 +66,8 @@ def resolve(
             today = "today's flags are those of engine.recipe=modern"
             raise ValueError(f"{error} (this recipe was published for vLLM {then}; {today})") from error
         raise
+    if hardware is not None:
+        _refuse_small(deployment, hardware)
     backend = backend_of(deployment)
     unread = backend and not kernels.is_known(backend, deployment.mla)
     unknown = kernels.unknown_backend(backend, deployment.mla) if unread else ""
@@ -70,6 +76,29 @@ def resolve(
         known = f"{text(vllm_flags.OLDEST)} to {text(vllm_flags.NEWEST)}"
         lines.insert(0, f"vLLM {text(version)} is unknown here: the rules were read in {known}")
     return Recipe(args, env, tuple(lines), backend, unknown)
+
+
+def _refuse_small(deployment: VllmDeployment, hardware: Hardware) -> None:
+    """Raise ValueError for memory that vLLM would refuse when it starts, as far as it is known here.
+
+    Weights that are quantised on the way or lie in the host's memory have another size, and a CPU has none of
+    the hardware's.
+    """
+    model, given = deployment.model, deployment.args
+    other_bytes = ("quantization", "cpu_offload_gb", "num_gpu_blocks_override", "kv_cache_memory_bytes")
+    own = {deployment.checkpoint, None}
+    if deployment.engine.kind == "vllm_cpu" or any(given.get(name) not in own for name in other_bytes):
+        return
+    dtype = str(given.get("kv_cache_dtype", "auto"))
+    spec = SimulatedEngine(
+        max_model_len=int(deployment.number("max_model_len", 1)),
+        block_size=int(deployment.number("block_size", VLLM_BLOCK)),
+        gpu_memory_utilization=deployment.number("gpu_memory_utilization", VLLM_MEMORY),
+    )
+    if isinstance(deployment.engine, EmulatedEngine):
+        spec = replace(spec, activation_bytes=deployment.engine.activation_bytes)
+    stored = replace(model, kv_cache="fp8" if dtype.startswith("fp8") else "bf16")
+    refuse_small(spec, stored, hardware, deployment.layout, "engine.args.max_model_len")
 
 
 def _words(engine: VllmEngine) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -186,6 +186,11 @@ SWEPT = {
     "probe rate_qps=4 out=/proc/runs": "out=/proc/runs: cannot write to /proc",
     "compare b.layout=dp2_tp4_ep4 out=/proc/runs": "out=/proc/runs: cannot write to /proc",
     "verify .": ". is not a run folder",
+    "sweep layout=dp1_tp1": "may have 32768, and vLLM would not start; choose a larger layout, or lower",
+    "predict layout=dp1_tp1": "may have 32768, and vLLM would not start; choose a larger layout, or lower",
+    "sweep model=llama31_405b_fp8": "expert parallelism but Llama-3.1-405B-Instruct-FP8 is dense",
+    "sweep engine=vllm cluster=mi325x_1n layout=dp1_tp1": "lower engine.args.max_model_len",
+    "sweep engine=vllm cluster=mi325x_1n engine.args.blok_size=3": "did you mean 'block_size'?",
     # verbs and flags
     "swep": "unknown verb 'swep'; did you mean 'sweep'?",
     "sweep --dryrun": "unknown flag '--dryrun'; did you mean '--dry-run'?",
@@ -233,6 +238,9 @@ OTHERS = {
     "serve_apps render layot=dp1_tp8": "did you mean 'layout'?",
     "serve_apps render vllm_versio=0.30.0": "did you mean 'engine.vllm_version'?",
     "serve_apps render --jsn": "unknown flag '--jsn'; did you mean '--json'?",
+    "serve_apps render layout=dp1_tp1": "may have 32768, and vLLM would not start",
+    "serve_apps render engine.args.blok_size=3": "engine.args.blok_size is no argument of vLLM",
+    "serve_apps render model=llama31_405b_fp8": "is dense: it has no experts to share out",
     "serve_apps model": "model takes one folder",
 }
 

@@ -18,7 +18,7 @@ from conf import load
 from conf.specs.experiment import Experiment, VllmEngine
 from conf.words import groups
 from serve_apps.vllm_engine.rendering import RenderingInput, render
-from serve_apps.vllm_recipes import recipes, vllm_flags
+from serve_apps.vllm_recipes import argument_names, recipes, vllm_flags
 from serve_apps.vllm_recipes.published import PROFILES, PUBLISHED
 from serve_apps.vllm_recipes.recipes import Recipe
 
@@ -226,3 +226,7 @@ def test_arguments_are_fields_of_vllms_own(version: str) -> None:
     for model in MODELS:
         for layout in ("dp1_tp8", "dp1_tp4"):
             assert set(resolved(specs(f"model={model}", f"layout={layout}"), version).args) <= known
+
+
+def test_every_argument_of_the_parser_is_known(parse: Parse, version: str) -> None:
+    assert set(vars(parse([]))) - {"help"} <= argument_names.NAMES

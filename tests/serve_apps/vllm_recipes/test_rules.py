@@ -46,8 +46,6 @@ OFFLOAD = ("engine.args.kv_offloading_backend=native", "engine.args.kv_offloadin
 CASES = {
     "cpu-one-device": Case("layout=dp1_tp1", [*CPU, TP4], [*CPU, "layout=dp1_tp1"]),
     "heads": Case("TP8 does not divide the 60", [QWEN], [QWEN], changed={"heads": 60}),
-    "ep-dense": Case("is dense", [LLAMA[0], TP8], LLAMA),
-    "ep-experts": Case("126 experts", [QWEN, TP8], [QWEN, TP8], changed={"experts": 126}),
     "layout-tp": Case("is not the 8", ["engine.args.tensor_parallel_size=4"], [TP4]),
     "layout-ep": Case(
         "layout.expert_parallel",

@@ -1,0 +1,60 @@
+"""What a layout can hold: experts and memory, of both sides of a split node."""
+
+import pytest
+
+from conf import load
+from conf.specs.experiment import SimulatedEngine
+from serve_apps.engine_model.cost.feasible import refuse_experts, refuse_small, sides
+
+
+def judged(*words: str) -> str:
+    """The refusal of an experiment, or an empty line."""
+    asked = load(list(words))
+    assert isinstance(asked.engine, SimulatedEngine)
+    try:
+        refuse_experts(asked.model, asked.layout)
+        refuse_small(asked.engine, asked.model, asked.hardware, asked.layout, "engine.max_model_len")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_split_layout_has_two_sides() -> None:
+    prefill, decode = sides(load(["layout=3p1d_tp2_ep2"]).layout)
+    assert (prefill.replicas_per_node, prefill.prefill) == (3, None)
+    assert (decode.replicas_per_node, decode.prefill) == (1, None)
+    assert len(sides(load([]).layout)) == 1
+
+
+@pytest.mark.parametrize("layout", ["dp1_tp8_ep8", "dp2_tp4_ep4", "dp4_tp2_ep2", "1p1d_tp4_ep4", "2p1d"])
+def test_shapes_of_a_node_hold_the_default_model(layout: str) -> None:
+    assert judged(f"layout={layout}") == ""
+
+
+def test_one_gpu_holds_the_weights_but_not_one_longest_request() -> None:
+    said = judged("layout=dp1_tp1")
+    assert "may have 32768" in said and "lower engine.max_model_len" in said and "\n" not in said
+    assert judged("layout=dp1_tp1", "engine.max_model_len=16384") == ""
+
+
+def test_given_blocks_are_believed() -> None:
+    assert judged("layout=dp1_tp1", "engine.num_gpu_blocks=600") == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("model=llama31_405b_fp8", "layout=dp1_tp8_ep8"), "layout dp1_tp8_ep8 has expert parallelism but"),
+        (("model.experts=126", "layout=dp1_tp8_ep8"), "126 experts"),
+        (
+            ("model.experts=126", "layout=1p1d_tp4_ep4", "layout.expert_parallel=false"),
+            "1p1d_tp4_ep4 prefill",
+        ),
+        (
+            ("layout=1p1d_tp4_ep4", "layout.prefill.tensor_parallel=1"),
+            "layout 1p1d_tp4_ep4 prefill: MI325X has",
+        ),
+    ],
+)
+def test_either_side_is_refused(words: tuple[str, ...], said: str) -> None:
+    assert said in judged(*words)
