@@ -47,11 +47,17 @@ def check_layout(layout: Layout, cluster: Cluster, model: Model, engine: Engine)
     )
 
 
-def check_prefix_cache(workload: Workload, engine: Engine) -> None:
+def check_prefix_cache(workload: Workload, engine: Engine, layout: Layout) -> None:
     """Refuse shared beginnings of prompts for an engine without a prefix cache."""
     cold = isinstance(engine, SimulatedEngine) and not engine.enable_prefix_caching
+    deployed = engine.kind != "external"
     for name in ("prefix_hit", "session_hit"):
         hit = getattr(workload, name)
+        require(
+            not (deployed and hit and layout.prefill and layout.connector == "moriio"),
+            f"workload.{name}={hit} is never hit on layout {layout.name}: MoRI-IO needs the prefix cache off; "
+            "use layout.connector=nixl or set it to 0",
+        )
         require(
             not (cold and hit),
             f"workload.{name}={hit} is never hit while engine.enable_prefix_caching=false; set one of "
