@@ -55,7 +55,7 @@ def check_prefix_cache(workload: Workload, engine: Engine, layout: Layout) -> No
         hit = getattr(workload, name)
         require(
             not (deployed and hit and layout.prefill and layout.connector == "moriio"),
-            f"workload.{name}={hit} is never hit on layout {layout.name}: MoRI-IO needs the prefix cache off; "
+            f"workload.{name}={hit} is never hit on layout {layout.name}: MoRI-IO needs the cache off; "
             "use layout.connector=nixl or set it to 0",
         )
         require(

@@ -191,7 +191,7 @@ SWEPT = {
     "sweep model=llama31_405b_fp8": "expert parallelism but Llama-3.1-405B-Instruct-FP8 is dense",
     "sweep engine=vllm cluster=mi325x_1n layout=dp1_tp1": "lower engine.args.max_model_len",
     "sweep engine=vllm cluster=mi325x_1n engine.args.blok_size=3": "did you mean 'block_size'?",
-    "sweep layout=1p1d_tp4_ep4 workload.prefix_hit=.5": "MoRI-IO needs the prefix cache off; use layout.connector",
+    "sweep layout=1p1d_tp4_ep4 workload.prefix_hit=.5": "MoRI-IO needs the cache off; use layout.connector",
     # verbs and flags
     "swep": "unknown verb 'swep'; did you mean 'sweep'?",
     "sweep --dryrun": "unknown flag '--dryrun'; did you mean '--dry-run'?",
