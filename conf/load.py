@@ -38,6 +38,8 @@ DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """The one of libyaml where it is there: many times as fast."""
 KERNEL_KEYS = {"engine.kernels", "engine.attention_backend", "model.fitted_with", "model.kv_lora_rank"}
 """Keys that decide which kernels an engine has, and those of the fit."""
+FIXED = dataclasses.asdict(schema.Lengths(1))
+"""Every field of a fixed length but its mean."""
 MOST_NAME_BYTES = 200
 """Most bytes of a run's name: file systems take 255, and names of parts and unfinished files are longer."""
 
@@ -252,6 +254,7 @@ def _parse(root: Fields, key: str, word: str) -> Any:
         said = OmegaConf.from_dotlist([word])
         if is_text(root, key) and not isinstance(OmegaConf.select(said, key), str | Container | None):
             OmegaConf.update(said, key, word.partition("=")[2])
+        _fix_lengths(root, key, said)
         return said
     except (yaml.YAMLError, ValueError) as error:
         # The error as a whole would show the value, which may hold a secret.
@@ -259,6 +262,14 @@ def _parse(root: Fields, key: str, word: str) -> Any:
         raise ConfigError(
             f"{key}: the value is not YAML ({reason}); put text with brackets or colons in quotes"
         ) from error
+
+
+def _fix_lengths(root: Fields, key: str, said: Any) -> None:
+    """A number for a distribution of lengths is a fixed length, whatever the distribution was before."""
+    value = OmegaConf.select(said, key)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if whole and dict(walked(root)).get(key) is schema.Lengths:
+        OmegaConf.update(said, key, {**FIXED, "mean": value})
 
 
 def _merge(node: Any, kind: Any, key: str, values: Any) -> Any:

@@ -57,7 +57,8 @@ WRONG = {
     "slo.ttft_p90_ms=[1": "slo.ttft_p90_ms: the value is not YAML",
     "seed=!!python/object:x 3": "seed: the value is not YAML",
     "run=\0": "run: the value is not YAML",
-    "workload.input_tokens=5": "set one of them, such as workload.input_tokens.mean=5",
+    "workload.input_tokens=0": "mean=0 tokens must be at least 1",
+    "workload.input_tokens=many": "set one of them, such as workload.input_tokens.mean=...",
     "target.urls.0=a": "target.urls has no keys of its own; set it whole: target.urls=[http://HOST:PORT,...]",
     "target.urls[0]=a": "set the whole list, target.urls=[...]",
     "cluster.nodes=4": "cluster.nodes=4; use cluster=laptop_4n or cluster.session=fake",
@@ -327,3 +328,10 @@ def test_secrets_are_refused_where_they_would_be_saved(name: str) -> None:
 @pytest.mark.parametrize("word", ["env.TOKENIZERS_PARALLELISM=0", "args.long_prefill_token_threshold=1"])
 def test_what_only_sounds_like_a_secret_is_not_refused(word: str) -> None:
     assert load(["engine=vllm", f"engine.{word}"]).engine.kind == "vllm"
+
+
+@pytest.mark.parametrize("before", [[], ["workload=chat_5600_140_varied"]])
+def test_a_number_for_lengths_is_a_fixed_length(before: list[str]) -> None:
+    workload = load([*before, "workload.input_tokens=800"]).workload
+    assert workload.input_tokens == Lengths(800)
+    assert workload.output_tokens == load(before).workload.output_tokens

@@ -72,7 +72,7 @@ SWEPT = {
     "sweep slo.ttft_p90_ms=[1,2]": "slo.ttft_p90_ms must be a number",
     "sweep slo.ttft_p90_ms.x=3": "slo.ttft_p90_ms has no keys of its own; set it whole",
     "sweep engine=external target.urls=http://127.0.0.1:1": "must be a list: target.urls=[http://HOST:PORT,...]",
-    "sweep workload.input_tokens=800": "set one of them, such as workload.input_tokens.mean=800",
+    "sweep workload.input_tokens=many": "set one of them, such as workload.input_tokens.mean=...",
     "sweep workload.arrivals=gamma": "set one of them, such as workload.arrivals.kind=gamma",
     "sweep target=http://127.0.0.1:1": "target is a group of keys",
     "sweep cluster.nodes=1.5": "cluster.nodes=1.5 must be a whole number",
